@@ -1,0 +1,181 @@
+"""Prices: Gaussian DP for Gaussian events, exact sums for pure ε, and their combination.
+
+Sources: Dong, Roth and Su, "Gaussian Differential Privacy" (2022), cor. 2.13 (δ(ε)) and
+cor. 3.3 (μ² adds up, adaptively too); Balle and Wang (2018), thm 8, for the same δ(ε). The
+discreteness of the noise costs (1 + e^ε)·Σ coordinates·TV, TV <= 1/(16σ²); the proof is in
+`docs/privacy.md`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+
+from fl_core.errors import PrivacyError
+from fl_core.privacy.events import (
+    ClaimedEvent,
+    Event,
+    GaussianEvent,
+    LaplaceEvent,
+    Status,
+    Unit,
+    UnprotectedEvent,
+)
+
+FINEST_SIGMA_BITS = 20  # coarser Gaussian noise is not priced as Gaussian DP
+ROUND_UP = 1.0 + 1e-9  # covers the float64 rounding of the printed ε
+LARGEST_EPSILON = 700.0
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """(ε, δ) for one unit. Where `status` is not `proven`, ε and δ are not a guarantee."""
+
+    epsilon: float
+    delta: float
+    unit: Unit
+    status: Status
+
+    @property
+    def proven(self) -> bool:
+        """Whether the numbers may be printed as a guarantee."""
+        return self.status == "proven"
+
+    def __str__(self) -> str:
+        if not self.proven:
+            return "no proven guarantee"
+        return f"ε = {self.epsilon:.4g}, δ = {self.delta:.3g} per {self.unit}"
+
+
+def discreteness_tv(event: GaussianEvent) -> float:
+    """Bound on the total variation between the noise and a rounded Gaussian, all coordinates.
+
+    Raises `PrivacyError` below σ = 2**20 steps.
+    """
+    if event.finest_sigma_squared < 1 << (2 * FINEST_SIGMA_BITS):
+        raise PrivacyError(
+            f"{event.what}: noise of {event.sigma_steps:.3g} steps is too coarse to price",
+            fix=f"use a finer grid (at least 2^{FINEST_SIGMA_BITS} steps)",
+        )
+    return event.coordinates / (16.0 * event.finest_sigma_squared)
+
+
+def gaussian_delta(epsilon: float, mu: float) -> float:
+    """δ(ε) of μ-GDP: Φ(-ε/μ + μ/2) - e^ε·Φ(-ε/μ - μ/2), rounded up where e^ε overflows."""
+    if mu == 0:
+        return 0.0
+    first = _phi(-epsilon / mu + mu / 2)
+    if epsilon > LARGEST_EPSILON:
+        return first
+    second = math.exp(epsilon) * _phi(-epsilon / mu - mu / 2)
+    return max(0.0, first - second) + 1e-12 * first
+
+
+def total_mu(events: Iterable[GaussianEvent]) -> float:
+    """μ of the composition: the root of the sum of squares."""
+    return math.sqrt(math.fsum(event.mu**2 for event in events))
+
+
+def mu_for(epsilon: float, delta: float) -> float:
+    """The largest μ (to 1e-12, rounded down) whose Gaussian-DP curve passes (ε, δ)."""
+    _check(epsilon, delta)
+    low, high = 0.0, 1.0
+    while gaussian_delta(epsilon, high) <= delta:
+        low, high = high, 2 * high
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        if gaussian_delta(epsilon, middle) <= delta:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def epsilon(events: Iterable[Event], delta: float) -> Guarantee:
+    """(ε, δ) of releasing all `events` on the same data, one unit for all of them.
+
+    Pure ε adds to the Gaussian part's (ε, δ) by basic composition. No events cost ε = 0. A
+    claimed or unprotected event leaves no proven guarantee: ε is infinite or, if all others
+    are claimed, the claimed sum. Raises `PrivacyError` for mixed units.
+    """
+    listed = tuple(events)
+    units = {event.unit for event in listed}
+    if len(units) > 1:
+        raise PrivacyError("events of different units have no common ε; price each unit alone")
+    unit: Unit = units.pop() if units else "record"
+    pure = sum((e.epsilon for e in listed if isinstance(e, LaplaceEvent)), Fraction(0))
+    claimed = math.fsum(e.claimed_epsilon for e in listed if isinstance(e, ClaimedEvent))
+    gaussians = [e for e in listed if isinstance(e, GaussianEvent)]
+    cost = _gaussian_epsilon(gaussians, delta) + claimed
+    total = math.nextafter(float(pure) + cost, math.inf) if pure or cost else 0.0
+    status: Status = weakest(event.status for event in listed)
+    if any(isinstance(event, UnprotectedEvent) for event in listed):
+        total = math.inf
+    return Guarantee(total, delta if gaussians else 0.0, unit, status)
+
+
+def pure_epsilon(events: Iterable[Event]) -> Fraction:
+    """The exact sum of pure ε; raises `PrivacyError` if an event is not Laplace."""
+    total = Fraction(0)
+    for event in events:
+        if not isinstance(event, LaplaceEvent):
+            raise PrivacyError(f"'{event.what}' has no pure ε")
+        total += event.epsilon
+    return total
+
+
+def weakest(statuses: Iterable[Status]) -> Status:
+    """`none` before `claimed` before `proven`."""
+    found = set(statuses)
+    if "none" in found:
+        return "none"
+    return "claimed" if "claimed" in found else "proven"
+
+
+def _gaussian_epsilon(events: list[GaussianEvent], delta: float) -> float:
+    """The least ε found with δ(ε; μ) + (1 + e^ε)·TV <= δ.
+
+    The left side falls, then rises. Any ε that satisfies it is valid; the search steps up to
+    the first one on a 5 % grid and bisects below it. Raises `PrivacyError` if there is none.
+    """
+    if not events:
+        return 0.0
+    if not 0 < delta < 1:
+        raise PrivacyError(f"privacy.delta: must be in (0, 1), got {delta}")
+    mu, tv = total_mu(events), math.fsum(discreteness_tv(event) for event in events)
+
+    def holds(candidate: float) -> bool:
+        if candidate > LARGEST_EPSILON:
+            return tv == 0 and gaussian_delta(candidate, mu) <= delta
+        return gaussian_delta(candidate, mu) + (1 + math.exp(candidate)) * tv <= delta
+
+    if holds(0.0):
+        return 0.0
+    low, high = 0.0, 2.0**-10
+    while not holds(high):
+        low, high = high, high * 1.05
+        if high > LARGEST_EPSILON:
+            raise PrivacyError(
+                f"no finite ε at δ = {delta}: too much is released, or the grid is too coarse",
+                fix="raise delta or add noise",
+            )
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        if holds(middle):
+            high = middle
+        else:
+            low = middle
+    return high * ROUND_UP
+
+
+def _phi(x: float) -> float:
+    return 0.5 * math.erfc(-x / math.sqrt(2))
+
+
+def _check(epsilon_: float, delta: float) -> None:
+    if not 0 < epsilon_ <= LARGEST_EPSILON:
+        raise PrivacyError(f"privacy.epsilon: must be in (0, {LARGEST_EPSILON:g}], got {epsilon_}")
+    if not 0 < delta < 1:
+        raise PrivacyError(f"privacy.delta: must be in (0, 1), got {delta}")
