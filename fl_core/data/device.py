@@ -1,0 +1,94 @@
+"""A device's own records: its source, its shard of it, and its two halves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_core.algorithms.base import Records
+from fl_core.data.digits import TEST_RECORDS
+from fl_core.data.partition import partition
+from fl_core.data.sources import Origin, load_records
+from fl_core.data.split import split_once
+from fl_core.errors import DataError
+
+
+class PartitionSettings(Protocol):
+    """How a public data set is shared out."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def classes_per_device(self) -> int: ...
+
+
+class ShardSettings(Protocol):
+    """Which share of a public data set this device plays."""
+
+    @property
+    def devices(self) -> int: ...
+    @property
+    def index(self) -> int: ...
+    @property
+    def partition(self) -> PartitionSettings: ...
+    @property
+    def seed(self) -> int: ...
+
+
+class DataSettings(Protocol):
+    """The `data` block of a device's site file."""
+
+    @property
+    def source(self) -> str: ...
+    @property
+    def path(self) -> Path | None: ...
+    @property
+    def labels_path(self) -> Path | None: ...
+    @property
+    def shard(self) -> ShardSettings | None: ...
+
+
+def own_records(data: DataSettings, *, test_records: int = TEST_RECORDS) -> Records:
+    """All records of this device, its shard where one is set. Raises DataError, UsageError."""
+    origin = Origin(
+        path=data.path,
+        labels_path=data.labels_path,
+        label_column=getattr(data, "label_column", None),
+        test_records=test_records,
+    )
+    records = load_records(data.source, origin)
+    shard = data.shard
+    if shard is None:
+        return records
+    if not 0 <= shard.index < shard.devices:
+        raise DataError(
+            f"must be in 0..{shard.devices - 1}, got {shard.index}",
+            where="data.shard.index",
+            fix="number the devices from 0",
+        )
+    rule = shard.partition
+    shares = partition(
+        records.y, shard.devices, rule.kind, rule.classes_per_device or 1, shard.seed
+    )
+    return take(records, shares[shard.index])
+
+
+def device_records(
+    data: DataSettings,
+    split_key: bytes,
+    *,
+    evaluation_share: float,
+    test_records: int = TEST_RECORDS,
+) -> tuple[Records, Records]:
+    """(training, evaluation) records of this device; disjoint and the same at every start."""
+    records = own_records(data, test_records=test_records)
+    training, evaluation = split_once(records.x, evaluation_share, split_key)
+    return take(records, training), take(records, evaluation)
+
+
+def take(records: Records, indices: NDArray[np.int64]) -> Records:
+    """The records at `indices`, copied."""
+    return Records(records.x[indices], records.y[indices])

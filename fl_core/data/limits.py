@@ -1,0 +1,73 @@
+"""Sizes and shapes that every data source checks before it takes memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_core.algorithms.base import Records
+from fl_core.errors import DataError
+
+MAX_BYTES = 2 << 30  # of one array in memory, as float32
+
+
+def require_file(path: Path | None, key: str) -> Path:
+    """The path, if it names a file that exists; else DataError naming the configuration key."""
+    if path is None:
+        raise DataError("no file is named", where=key, fix=f"set {key} to the file's path")
+    if not path.is_file():
+        raise DataError("no such file", where=str(path), fix=f"check {key}")
+    return path
+
+
+def require_room(shape: Sequence[int], item_bytes: int, max_bytes: int, where: str) -> None:
+    """DataError if an array of `shape` would take more than `max_bytes`, before it is read."""
+    wanted = math.prod(shape) * max(item_bytes, 4)  # records are held as float32
+    if wanted > max_bytes:
+        raise DataError(
+            f"holds {wanted} bytes of numbers, the limit is {max_bytes}",
+            where=where,
+            fix="use a smaller file for this device",
+        )
+
+
+def as_records(x: NDArray[Any], y: NDArray[Any], where: str) -> Records:
+    """Records from any numeric `x` (n, ...) and whole-number `y` (n,); DataError otherwise."""
+    if x.dtype.kind not in "buif" or y.dtype.kind not in "buif":
+        raise DataError(
+            f"x has type {x.dtype} and y {y.dtype}", where=where, fix="store plain numbers"
+        )
+    if x.ndim < 2:
+        raise DataError(
+            f"x has shape {x.shape}, wanted (records, ...)",
+            where=where,
+            fix="store one row for each record",
+        )
+    if y.ndim != 1 or len(x) != len(y):
+        raise DataError(
+            f"x has shape {x.shape} and y {y.shape}",
+            where=where,
+            fix="store one label for each record",
+        )
+    return Records(np.ascontiguousarray(x, dtype=np.float32), whole_labels(y, where))
+
+
+def whole_labels(y: NDArray[Any], where: str) -> NDArray[np.int64]:
+    """Labels (n,) as int64. A missing label (NaN) becomes -1, which is outside every class."""
+    if y.dtype.kind in "bui":
+        return y.astype(np.int64)
+    present = np.isfinite(y)
+    values = np.where(present, y, -1.0)
+    wrong = np.flatnonzero((values != np.trunc(values)) | (np.abs(values) > 2**53))
+    if len(wrong):
+        raise DataError(
+            f"label {values[wrong[0]]} of record {wrong[0] + 1} is not a whole number",
+            where=where,
+            fix="number the classes 0, 1, 2, …",
+        )
+    return np.asarray(values, dtype=np.int64)

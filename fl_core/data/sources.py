@@ -1,0 +1,99 @@
+"""The table of data sources: the name in the table is `data.source` of a device's site file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+
+from fl_core.algorithms.base import Records
+from fl_core.data.csvfile import read_csv
+from fl_core.data.digits import TEST_RECORDS, load_digits_split
+from fl_core.data.idx import read_idx
+from fl_core.data.limits import MAX_BYTES, as_records, require_room
+from fl_core.data.npz import read_npz
+from fl_core.errors import DataError
+from fl_core.registry import Table
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the records are. `function` is `module:function`, for the source `python` alone."""
+
+    path: Path | None = None
+    labels_path: Path | None = None
+    label_column: str | None = None
+    function: str | None = None
+    test_records: int = TEST_RECORDS  # digits that the cloud holds back for testing
+    max_bytes: int = MAX_BYTES
+
+
+Source = Callable[[Origin], Records]
+
+
+def load_records(source: str, origin: Origin | None = None) -> Records:
+    """Records of a source named as in the YAML: a name of SOURCES, or `python: module:function`.
+
+    Raises DataError (file, place, fix) for bad data, UsageError for an unknown name.
+    """
+    chosen = origin or Origin()
+    name, colon, function = source.partition(":")
+    if colon and name.strip() == "python":
+        chosen = Origin(**{**chosen.__dict__, "function": function.strip()})
+        name = "python"
+    return SOURCES[name if name == "python" else source](chosen)
+
+
+def _digits(origin: Origin) -> Records:
+    return load_digits_split(origin.test_records)[0]
+
+
+def _npz(origin: Origin) -> Records:
+    return read_npz(origin.path, origin.max_bytes)
+
+
+def _csv(origin: Origin) -> Records:
+    return read_csv(origin.path, origin.label_column, origin.max_bytes)
+
+
+def _idx(origin: Origin) -> Records:
+    return read_idx(origin.path, origin.labels_path, origin.max_bytes)
+
+
+def _python(origin: Origin) -> Records:
+    """The owner's own function: `module:function`, called without arguments, gives (x, y)."""
+    where = f"data.source python: {origin.function or ''}"
+    module_name, _, function_name = (origin.function or "").partition(":")
+    if not module_name or not function_name:
+        raise DataError("names no function", where=where, fix="write python: module:function")
+    try:
+        function = getattr(import_module(module_name), function_name)
+    except (ImportError, AttributeError) as error:
+        raise DataError(str(error), where=where, fix="install the module, check both names") from (
+            error
+        )
+    try:
+        found = function()
+    except Exception as error:  # the owner's code may raise anything
+        raise DataError(
+            f"raised {type(error).__name__}: {error}", where=where, fix="correct the function"
+        ) from error
+    if isinstance(found, Records):
+        found = (found.x, found.y)
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise DataError("did not return (x, y)", where=where, fix="return two arrays")
+    try:
+        x, y = np.asarray(found[0]), np.asarray(found[1])
+    except ValueError as error:
+        raise DataError(str(error), where=where, fix="return two arrays of numbers") from error
+    require_room(x.shape, 4, origin.max_bytes, where)
+    return as_records(x, y, where)
+
+
+SOURCES: Table[Source] = Table(
+    "data source",
+    {"digits": _digits, "npz": _npz, "csv": _csv, "idx": _idx, "python": _python},
+)

@@ -1,0 +1,108 @@
+"""One ONNX Runtime session for a graph whose weights are inputs; torch is never needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_core.errors import DataError
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession as OrtSession
+
+BATCH_RECORDS = 256
+MAX_GRAPH_BYTES = 64 << 20
+
+
+class OnnxModel:
+    """A graph with the data input `x` and the output `probabilities` (n, classes).
+
+    Every other input is a weight. Runs on the CPU with one thread, so that a device stays
+    responsive. Raises DataError if the bytes are no such graph.
+    """
+
+    def __init__(self, graph: bytes, max_bytes: int = MAX_GRAPH_BYTES) -> None:
+        if len(graph) > max_bytes:
+            raise DataError(f"has {len(graph)} bytes, the limit is {max_bytes}", where="ONNX graph")
+        # A tensor stored outside the graph is marked by the key "location"; loading it would let
+        # the graph's author choose a file of this machine to read.
+        if b"location" in graph:
+            raise DataError(
+                "refers to a file outside itself", where="ONNX graph", fix="embed all tensors"
+            )
+        self._session = _open(graph)
+        inputs = {item.name: item for item in self._session.get_inputs()}
+        outputs = {item.name for item in self._session.get_outputs()}
+        if "x" not in inputs or "probabilities" not in outputs:
+            raise DataError(
+                f"has inputs {sorted(inputs)} and outputs {sorted(outputs)}",
+                where="ONNX graph",
+                fix="name the data input 'x' and the output 'probabilities'",
+            )
+        self.input_shape: tuple[int | None, ...] = tuple(
+            axis if isinstance(axis, int) else None for axis in inputs.pop("x").shape[1:]
+        )
+        self.weight_names = frozenset(inputs)
+
+    def fits(self, x: NDArray[Any]) -> bool:
+        """True if `x` (n, ...) has the shape of record that the graph takes."""
+        wanted = self.input_shape
+        return len(x.shape) == len(wanted) + 1 and all(
+            axis is None or axis == have for axis, have in zip(wanted, x.shape[1:], strict=True)
+        )
+
+    def probabilities(
+        self, x: NDArray[np.float32], weights: Mapping[str, NDArray[Any]]
+    ) -> NDArray[np.float64]:
+        """The graph's output (n, classes) for records x (n, ...), n may be 0; never checked.
+
+        Raises DataError if weights are missing or x or a weight has the wrong shape.
+        """
+        missing = self.weight_names - set(weights)
+        if missing:
+            raise DataError(f"needs the weights {sorted(missing)}", where="ONNX graph")
+        feed = {name: np.asarray(weights[name], np.float32) for name in self.weight_names}
+        if not self.fits(x):
+            raise DataError(
+                f"takes records of shape {self.input_shape}, got {tuple(x.shape[1:])}",
+                where="ONNX graph",
+                fix="check data.input_shape of the job",
+            )
+        parts = [
+            self._run({**feed, "x": np.ascontiguousarray(x[start : start + BATCH_RECORDS])})
+            for start in range(0, max(len(x), 1), BATCH_RECORDS)
+        ]
+        return np.concatenate(parts).astype(np.float64)
+
+    def _run(self, feed: dict[str, NDArray[Any]]) -> NDArray[Any]:
+        try:
+            found = np.asarray(self._session.run(["probabilities"], feed)[0])
+        except Exception as error:  # ONNX Runtime's own exceptions have no common root
+            raise DataError(
+                f"cannot be run: {type(error).__name__}: {error}", where="ONNX graph"
+            ) from error
+        if found.ndim != 2 or len(found) != len(feed["x"]):
+            raise DataError(f"gave an output of shape {found.shape}", where="ONNX graph")
+        return found
+
+
+def _open(graph: bytes) -> OrtSession:
+    try:
+        import onnxruntime as ort
+    except ImportError as error:
+        raise DataError(
+            "ONNX Runtime is not installed", where="ONNX graph", fix="pip install edgeveil[infer]"
+        ) from error
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4  # errors come back as exceptions
+    options.enable_cpu_mem_arena = False  # an arena keeps its peak for good
+    try:
+        return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime's own exceptions have no common root
+        raise DataError(
+            f"cannot be loaded: {type(error).__name__}", where="ONNX graph", fix="send it again"
+        ) from error
