@@ -1,1 +1,35 @@
+"""Keys, signatures, sealing, streams, stanzas and commitments; no cipher of our own."""
 
+from fl_core.crypto.commitment import COMMITMENT_BYTES, commit, commits_to
+from fl_core.crypto.errors import CryptoError
+from fl_core.crypto.keys import ContentKey, OpeningKey, SealingKey, SigningKey, VerifyKey
+from fl_core.crypto.sealing import SEAL_OVERHEAD_BYTES, open_sealed, seal
+from fl_core.crypto.signing import SIGNATURE_BYTES, sign, verify
+from fl_core.crypto.stanzas import STANZA_BYTES, open_stanzas, seal_stanzas, stanza_area_bytes
+from fl_core.crypto.stream import CHUNK_BYTES, open_stream, seal_stream, stream_bytes
+
+__all__ = [
+    "CHUNK_BYTES",
+    "COMMITMENT_BYTES",
+    "SEAL_OVERHEAD_BYTES",
+    "SIGNATURE_BYTES",
+    "STANZA_BYTES",
+    "ContentKey",
+    "CryptoError",
+    "OpeningKey",
+    "SealingKey",
+    "SigningKey",
+    "VerifyKey",
+    "commit",
+    "commits_to",
+    "open_sealed",
+    "open_stanzas",
+    "open_stream",
+    "seal",
+    "seal_stanzas",
+    "seal_stream",
+    "sign",
+    "stanza_area_bytes",
+    "stream_bytes",
+    "verify",
+]

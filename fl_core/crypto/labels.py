@@ -1,0 +1,60 @@
+"""Versioned labels: every use of a key is bound to one of them, so no two uses can be mixed up.
+
+A label is ASCII without NUL. A change in what is signed, sealed or derived takes a new version.
+"""
+
+from __future__ import annotations
+
+from fl_core.crypto.errors import CryptoError
+
+VERSION = "v1"
+
+# Signatures of the cloud and of the proxy.
+MANIFEST = b"edgeveil/v1/manifest"
+COMMIT_RECORD = b"edgeveil/v1/commit-record"
+RELEASE = b"edgeveil/v1/release"
+ENROLMENT = b"edgeveil/v1/enrolment"
+RECEIPT = b"edgeveil/v1/receipt"
+BATCH = b"edgeveil/v1/batch"
+
+# Sealing contexts (HPKE `info`) and the chunked stream.
+CONTENT_KEY = b"edgeveil/v1/content-key"
+SEGMENT = b"edgeveil/v1/segment"
+MODEL_STREAM = b"edgeveil/v1/model-stream"
+RELEASE_STREAM = b"edgeveil/v1/release-stream"
+
+# Derivations inside this package.
+STREAM_KEY = b"edgeveil/v1/stream-key"
+COMMITMENT = b"edgeveil/v1/commitment"
+
+ALL = (
+    MANIFEST,
+    COMMIT_RECORD,
+    RELEASE,
+    ENROLMENT,
+    RECEIPT,
+    BATCH,
+    CONTENT_KEY,
+    SEGMENT,
+    MODEL_STREAM,
+    RELEASE_STREAM,
+    STREAM_KEY,
+    COMMITMENT,
+)
+
+
+def context(label: bytes, *parts: bytes) -> bytes:
+    """`label`, NUL, then each part behind its 4-byte big-endian length: one reading only.
+
+    Raises CryptoError when the label is empty or holds a NUL.
+    """
+    return separated(label) + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+
+
+def separated(label: bytes) -> bytes:
+    """The label and its NUL. Raises CryptoError when the label is empty or holds a NUL."""
+    if not label or b"\0" in label:
+        raise CryptoError(
+            "a label must be non-empty and free of NUL", fix="use fl_core.crypto.labels"
+        )
+    return label + b"\0"
