@@ -59,13 +59,14 @@ def read_key(path: Path, tag: str, *, secret: bool) -> bytes:
             where=str(path),
             fix="check the path in the site file, or provision the site first",
         ) from error
+    raw = _parse(text, tag, str(path))
     if secret and mode & _OTHERS:
         raise CryptoError(
             "every user of this machine may read this secret key",
             where=str(path),
             fix=f"chmod 600 {path}",
         )
-    return _parse(text, tag, str(path))
+    return raw
 
 
 def _parse(text: bytes, tag: str, where: str) -> bytes:
