@@ -1,0 +1,364 @@
+"""The cloud's machine: one job at a time, one exchange after the other, each committed once."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from enum import Enum
+
+from fl_core.crypto.keys import VerifyKey
+from fl_core.errors import ProtocolError
+from fl_core.protocol import effects as fx
+from fl_core.protocol.cloud_tasks import (
+    Absorb,
+    Absorbed,
+    Broadcast,
+    Cancel,
+    CloudSettings,
+    Failed,
+    JobStatus,
+    RosterKept,
+    SealJob,
+    SealRelease,
+    SealRound,
+    Start,
+    TooFew,
+)
+from fl_core.protocol.codec import decode_body, decode_header
+from fl_core.protocol.envelope import BODY_LABEL, HEADER_LABEL, Signer, check
+from fl_core.protocol.messages import (
+    Ack,
+    Batch,
+    Close,
+    Commit,
+    Exchanged,
+    Manifest,
+    Need,
+    Note,
+    Offer,
+    Part,
+    Roster,
+    Shortfall,
+    Signed,
+)
+from fl_core.protocol.transfer import Fetch, answer_need, first_data, sends
+from fl_core.protocol.transitions import StateTable
+
+
+class State(Enum):
+    """Where the cloud stands in the job it runs."""
+
+    IDLE = "idle"
+    SEALING_JOB = "sealing_job"
+    ANNOUNCING = "announcing"
+    SEALING = "sealing"
+    BROADCASTING = "broadcasting"
+    WAITING = "waiting"
+    ABSORBING = "absorbing"
+    SEALING_RELEASE = "sealing_release"
+    RELEASING = "releasing"
+
+
+_S = State
+_RUNNING = [state for state in State if state is not _S.IDLE]
+TABLE = StateTable(
+    _S.IDLE,
+    {
+        (_S.IDLE, "start"): _S.SEALING_JOB,
+        (_S.SEALING_JOB, "sealed"): _S.ANNOUNCING,
+        (_S.ANNOUNCING, "held"): _S.SEALING,
+        (_S.SEALING, "sealed"): _S.BROADCASTING,
+        (_S.BROADCASTING, "held"): _S.WAITING,
+        (_S.BROADCASTING, "batch"): _S.ABSORBING,
+        (_S.WAITING, "batch"): _S.ABSORBING,
+        (_S.ABSORBING, "committed"): _S.SEALING,
+        (_S.ABSORBING, "committed_last"): _S.SEALING_RELEASE,
+        (_S.SEALING_RELEASE, "sealed"): _S.RELEASING,
+        (_S.RELEASING, "held"): _S.IDLE,
+    }
+    | {(s, "repeat"): _S.SEALING for s in (_S.BROADCASTING, _S.WAITING, _S.ABSORBING)}
+    | {(s, "end"): _S.IDLE for s in _RUNNING},
+)
+
+
+@dataclass
+class _Job:
+    start: Start
+    round: int
+    attempt: int
+    retries_left: int
+
+
+class CloudMachine:
+    """One cloud behind one proxy."""
+
+    def __init__(
+        self, signer: Signer, proxy_key: VerifyKey, settings: CloudSettings | None = None
+    ) -> None:
+        self.signer, self.proxy_key = signer, proxy_key
+        self.settings = settings or CloudSettings()
+        self.state = TABLE.start
+        self.job: _Job | None = None
+        self._out: tuple[Signed, Manifest, bytes] | None = None
+        self._batch: Fetch | None = None
+        self._roster: Fetch | None = None
+        self._closing: tuple[Note, int] | None = None
+
+    def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
+        """Take an event; hostile or stale input ends as one `Refuse`."""
+        try:
+            return self._handle(event)
+        except ProtocolError as error:
+            return [fx.Refuse(error.reason)]
+
+    def _handle(self, event: fx.Event) -> list[fx.Effect]:
+        match event:
+            case fx.Command(what=Start() as start):
+                return self._start(start)
+            case fx.Command(what=Cancel(job_id=job_id)):
+                running = self.job is not None and self.job.start.job_id == job_id
+                return self._end("cancelled", "cancelled by the operator") if running else []
+            case fx.Connected():
+                return self._resend() if self._out else []
+            case fx.Received(message=Offer() as offer):
+                return self._offer(offer)
+            case fx.Received(message=Part() as part):
+                return self._part(part)
+            case fx.Received(message=Need() as need):
+                return self._need(need)
+            case fx.Received(message=Note(body=signed)):
+                return self._note(signed)
+            case fx.Timer(name=name):
+                return self._timer(name)
+            case fx.Done(task=task, result=result):
+                return self._done(task, result)
+        return []
+
+    # --- a job's course ---
+
+    def _start(self, start: Start) -> list[fx.Effect]:
+        self.state = TABLE.step(self.state, "start")
+        self.job = _Job(start, start.round, start.attempt, start.retries)
+        return [fx.Report("job_started", {"rounds": start.rounds}), fx.Work(SealJob(start.job_id))]
+
+    def _seal(self, job: _Job) -> fx.Effect:
+        return fx.Work(SealRound(job.start.job_id, job.round, job.attempt))
+
+    def _done(self, task: object, result: object) -> list[fx.Effect]:
+        job = self.job
+        if job is None or not self._current(task, job):
+            return []
+        match result:
+            case Failed(reason=reason):
+                return self._end("failed", reason)
+            case Broadcast(manifest=manifest, data=data):
+                self.state = TABLE.step(self.state, "sealed")
+                self._out = (self.signer.header(manifest), manifest, data)
+                watch_s = manifest.deadline_s + manifest.grace_s + self.settings.proxy_margin_s
+                what = {
+                    "round": manifest.at.round,
+                    "kind": manifest.kind,
+                    "selected": manifest.selected,
+                    "attempt": manifest.at.attempt,
+                }
+                return [
+                    fx.Report("broadcast", what),
+                    *self._resend(),
+                    fx.SetTimer("watchdog", watch_s),
+                ]
+            case Absorbed(commit=commit, data=data):
+                return self._committed(job, commit, data)
+            case TooFew(reason=reason):
+                return self._acknowledge_batch() + self._repeat(job, reason)
+        return []
+
+    @staticmethod
+    def _current(task: object, job: _Job) -> bool:
+        match task:
+            case SealJob(job_id=job_id) | SealRelease(job_id=job_id):
+                return job_id == job.start.job_id
+            case SealRound():
+                return task == SealRound(job.start.job_id, job.round, job.attempt)
+            case Absorb(batch=batch):
+                return batch.at == Exchanged(job.start.job_id, job.round, job.attempt)
+        return False
+
+    def _resend(self) -> list[fx.Effect]:
+        if self._out is None:
+            return []
+        signed, manifest, data = self._out
+        packets = sends(fx.Proxy(), signed, manifest.blob, data, self.settings.packet_bytes)
+        return [*packets, fx.SetTimer("resend", self.settings.resend_s)]
+
+    def _held(self, job: _Job) -> list[fx.Effect]:
+        """The proxy holds the broadcast."""
+        released = self.state is State.RELEASING
+        self.state = TABLE.step(self.state, "held")
+        self._out = None
+        if released:
+            return self._finish(job, "completed", "")
+        out: list[fx.Effect] = [fx.CancelTimer("resend")]
+        return [*out, self._seal(job)] if self.state is State.SEALING else out
+
+    def _committed(self, job: _Job, commit: Commit, data: bytes) -> list[fx.Effect]:
+        last = job.round >= job.start.rounds
+        self.state = TABLE.step(self.state, "committed_last" if last else "committed")
+        out = self._acknowledge_batch()
+        signed = self.signer.header(commit)
+        out += sends(fx.Proxy(), signed, commit.blob, data, self.settings.packet_bytes)
+        self._out = None
+        job.retries_left, job.attempt = job.start.retries, 0
+        if last:
+            return [*out, fx.Work(SealRelease(job.start.job_id))]
+        job.round += 1
+        return [*out, self._seal(job)]
+
+    def _repeat(self, job: _Job, reason: str) -> list[fx.Effect]:
+        if job.retries_left <= 0:
+            return self._end("failed", reason)
+        self.state = TABLE.step(self.state, "repeat")
+        job.retries_left -= 1
+        job.attempt += 1
+        self._out, self._batch = None, None
+        what = {"round": job.round, "attempt": job.attempt, "why": reason}
+        return [fx.Report("round_repeated", what), self._seal(job)]
+
+    def _end(self, status: str, reason: str) -> list[fx.Effect]:
+        if self.job is None:
+            return []
+        self.state = TABLE.step(self.state, "end")
+        return self._finish(self.job, status, reason)
+
+    def _finish(self, job: _Job, status: str, reason: str) -> list[fx.Effect]:
+        self.job = self._out = self._batch = None
+        note = self.signer.note(Close(job.start.job_id, status))  # type: ignore[arg-type]
+        self._closing = (note, self.settings.close_tries)
+        return [
+            fx.CancelTimer("watchdog"),
+            fx.CancelTimer("resend"),
+            fx.Store(JobStatus(job.start.job_id, status, reason)),
+            *self._send_close(),
+            fx.Report("job_" + status, {"job_id": job.start.job_id.hex(), "reason": reason}),
+        ]
+
+    def _send_close(self) -> list[fx.Effect]:
+        if self._closing is None or self._closing[1] == 0:
+            self._closing = None
+            return []
+        note, tries = self._closing
+        self._closing = (note, tries - 1)
+        return [fx.Send(fx.Proxy(), note), fx.SetTimer("close", self.settings.resend_s)]
+
+    # --- messages ---
+
+    def _offer(self, offer: Offer) -> list[fx.Effect]:
+        check(offer.header, "proxy", self.proxy_key, HEADER_LABEL)
+        header = decode_header(offer.header)
+        if isinstance(header, Roster):
+            self._roster = Fetch(offer, header, self.settings.blob_bytes)
+            return self._take(self._roster, offer)
+        if not isinstance(header, Batch):
+            raise ProtocolError("unexpected_header")
+        job = self.job
+        at = Exchanged(job.start.job_id, job.round, job.attempt) if job else None
+        if header.at != at:
+            return [fx.Send(fx.Proxy(), self._ack(header.blob.digest, "closed"))]
+        if not TABLE.allows(self.state, "batch"):
+            return []  # being absorbed: the acknowledgement follows the commit
+        if self._batch is None or self._batch.header != header:
+            self._batch = Fetch(offer, header, self.settings.blob_bytes)
+        return self._take(self._batch, offer)
+
+    def _take(self, fetch: Fetch, offer: Offer) -> list[fx.Effect]:
+        complete = False
+        for part in first_data(offer, fetch.header.blob):
+            complete = fetch.add(part)
+        if complete:
+            return self._complete(fetch)
+        return [fx.SetTimer("repair", self.settings.repair_s)]
+
+    def _part(self, part: Part) -> list[fx.Effect]:
+        for fetch in (self._batch, self._roster):
+            if fetch is not None and fetch.header.blob.digest == part.blob:
+                if fetch.assembly.complete:
+                    return []
+                if fetch.add(part):
+                    return self._complete(fetch)
+                need = fetch.next_need(timer=False)
+                return [fx.Send(fx.Proxy(), need)] if need else []
+        return []
+
+    def _complete(self, fetch: Fetch) -> list[fx.Effect]:
+        header, data = fetch.header, fetch.assembly.finish()
+        if isinstance(header, Roster):
+            self._roster = None
+            return [
+                fx.Store(RosterKept(header.epoch, data)),
+                fx.Send(fx.Proxy(), self._ack(header.blob.digest, "held")),
+                fx.Report("roster", {"enrolled": len(data) // 32}),
+            ]
+        if not isinstance(header, Batch):
+            return []
+        self.state = TABLE.step(self.state, "batch")
+        report = fx.Report("batch", {"round": header.at.round, "uploads": header.uploads})
+        cancel = [fx.CancelTimer("resend"), fx.CancelTimer("watchdog")]
+        return [report, *cancel, fx.Work(Absorb(header, data))]
+
+    def _acknowledge_batch(self) -> list[fx.Effect]:
+        fetch, self._batch = self._batch, None
+        if fetch is None:
+            return []
+        return [fx.Send(fx.Proxy(), self._ack(fetch.header.blob.digest, "held"))]
+
+    def _need(self, need: Need) -> list[fx.Effect]:
+        if self._out is None or self._out[1].blob.digest != need.blob:
+            raise ProtocolError("unknown_blob")
+        _, manifest, data = self._out
+        return list(answer_need(fx.Proxy(), need, manifest.blob, data))
+
+    def _note(self, signed: Signed) -> list[fx.Effect]:
+        check(signed, "proxy", self.proxy_key, BODY_LABEL)
+        body, job = decode_body(signed), self.job
+        if isinstance(body, Shortfall):
+            if job is None or body.at != Exchanged(job.start.job_id, job.round, job.attempt):
+                return []
+            if not TABLE.allows(self.state, "batch"):
+                return []
+            why = f"{body.uploads} uploads, {body.declined} declined, below the minimum"
+            return self._repeat(job, why)
+        if not isinstance(body, Ack):
+            raise ProtocolError("unexpected_body")
+        if self._closing and hashlib.sha256(self._closing[0].body.payload).digest() == body.blob:
+            self._closing = None
+            return [fx.CancelTimer("close")]
+        if job is None or self._out is None or self._out[1].blob.digest != body.blob:
+            return []
+        if body.status == "held":
+            return self._held(job) if TABLE.allows(self.state, "held") else []
+        return self._end("failed", f"the proxy refused the broadcast: {body.reason}")
+
+    # --- timers ---
+
+    def _timer(self, name: str) -> list[fx.Effect]:
+        job = self.job
+        if name == "resend":
+            return self._resend()
+        if name == "close":
+            return self._send_close()
+        if name == "repair":
+            return self._repair()
+        if name == "watchdog" and job is not None:
+            if self.state in (State.BROADCASTING, State.WAITING):
+                return self._repeat(job, "the proxy did not answer in time")
+            if self.state in (State.ANNOUNCING, State.RELEASING):
+                return self._end("failed", "the proxy did not answer in time")
+        return []
+
+    def _repair(self) -> list[fx.Effect]:
+        fetches = [f for f in (self._batch, self._roster) if f and not f.assembly.complete]
+        needs = [need for f in fetches if (need := f.next_need(timer=True))]
+        out: list[fx.Effect] = [fx.Send(fx.Proxy(), need) for need in needs]
+        return [*out, fx.SetTimer("repair", self.settings.repair_s)] if fetches else []
+
+    def _ack(self, digest: bytes, status: str) -> Note:
+        return self.signer.note(Ack(digest, status))  # type: ignore[arg-type]

@@ -1,0 +1,118 @@
+"""What the cloud's machine asks of its host, and what comes back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fl_core.protocol.messages import Batch, Commit, Manifest
+
+
+@dataclass(frozen=True)
+class Start:
+    """Run this job from `round` (1 for a new one), `attempt` being the first one not yet used."""
+
+    job_id: bytes
+    round: int
+    attempt: int
+    rounds: int
+    retries: int
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """End this job now."""
+
+    job_id: bytes
+
+
+@dataclass(frozen=True)
+class SealJob:
+    """Seal the job and its graph to all enrolled keys; outcome `Broadcast` or `Failed`."""
+
+    job_id: bytes
+
+
+@dataclass(frozen=True)
+class SealRound:
+    """Select, make the round's key, seal the model; outcome `Broadcast` or `Failed`."""
+
+    job_id: bytes
+    round: int
+    attempt: int
+
+
+@dataclass(frozen=True)
+class SealRelease:
+    """Seal the final model to all enrolled keys; outcome `Broadcast` or `Failed`."""
+
+    job_id: bytes
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """A manifest without signature and its blob."""
+
+    manifest: Manifest
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Absorb:
+    """Open, validate, aggregate, evaluate, commit; outcome `Absorbed` or `Failed`.
+
+    The host commits in one transaction and does nothing the second time.
+    """
+
+    batch: Batch
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Absorbed:
+    """The round is committed; the record names the accepted ciphertexts by hash."""
+
+    commit: Commit
+    data: bytes
+
+
+@dataclass(frozen=True)
+class TooFew:
+    """Too few valid segments were in the batch: the round is repeated."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The host could not do it; `reason` is for the operator."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class RosterKept:
+    """The enrolled public keys, 32 bytes each."""
+
+    epoch: int
+    keys: bytes
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """A job came to an end."""
+
+    job_id: bytes
+    status: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class CloudSettings:
+    """Bounds and waits of the cloud."""
+
+    packet_bytes: int = 65536
+    blob_bytes: int = 256 << 20
+    resend_s: float = 3.0
+    repair_s: float = 1.0
+    proxy_margin_s: float = 30.0  # beyond a round's own deadline, before the proxy counts as lost
+    close_tries: int = 10

@@ -1,0 +1,45 @@
+"""Signed headers and bodies: who says what, checked before it is believed."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from fl_core.crypto.keys import SigningKey, VerifyKey
+from fl_core.crypto.signing import sign, verify
+from fl_core.errors import ProtocolError
+from fl_core.protocol.codec import encode_inner
+from fl_core.protocol.messages import Body, Header, Note, Offer, Signed
+
+HEADER_LABEL = b"edgeveil/v1/header"
+BODY_LABEL = b"edgeveil/v1/body"
+
+T = TypeVar("T", bound=Header | Body)
+
+
+class Signer:
+    """One party's name and signing key."""
+
+    def __init__(self, name: str, key: SigningKey) -> None:
+        self.name, self._key = name, key
+
+    def header(self, header: Header) -> Signed:
+        """The signed header of an offer."""
+        payload = encode_inner(header)
+        return Signed(self.name, payload, sign(self._key, HEADER_LABEL, payload))
+
+    def offer(self, header: Header, data: bytes = b"") -> Offer:
+        """An offer of the blob that the header names."""
+        return Offer(self.header(header), data)
+
+    def note(self, body: Body) -> Note:
+        """A signed statement."""
+        payload = encode_inner(body)
+        return Note(Signed(self.name, payload, sign(self._key, BODY_LABEL, payload)))
+
+
+def check(signed: Signed, signer: str, key: VerifyKey | None, label: bytes) -> None:
+    """Raise ProtocolError `unknown_signer` or `forged` unless `signer` signed this."""
+    if key is None or signed.signer != signer:
+        raise ProtocolError("unknown_signer")
+    if not verify(key, label, signed.payload, signed.signature):
+        raise ProtocolError("forged")

@@ -1,0 +1,106 @@
+"""What the proxy keeps, what it may look up, and its bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from fl_core.crypto.keys import VerifyKey
+from fl_core.protocol.collection import Held
+from fl_core.protocol.messages import Batch, Commit, Exchanged, Manifest, Note, Signed
+
+
+class Registry(Protocol):
+    """The identities that this proxy's operator admitted."""
+
+    def verify_key(self, device: str) -> VerifyKey | None:
+        """The identity key of an admitted device, or None."""
+        ...
+
+    def roster(self) -> tuple[int, bytes]:
+        """Epoch and the sealing keys of all admitted devices, sorted, 32 bytes each."""
+        ...
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A broadcast that late devices may still ask for."""
+
+    signed: Signed
+    header: Manifest | Commit
+    data: bytes
+
+
+@dataclass(frozen=True)
+class UploadKept:
+    """A complete upload, durable before it is acknowledged."""
+
+    at: Exchanged
+    device: str
+    held: Held
+
+
+@dataclass(frozen=True)
+class BatchKept:
+    """A shuffled batch; the uploads it came from are forgotten in the same transaction."""
+
+    at: Exchanged
+    signed: Signed
+    batch: Batch
+    data: bytes
+
+
+@dataclass(frozen=True)
+class BatchDelivered:
+    """The cloud holds the batch."""
+
+    at: Exchanged
+
+
+@dataclass(frozen=True)
+class RoundDropped:
+    """Everything of this round but its manifest may go."""
+
+    at: Exchanged
+
+
+@dataclass(frozen=True)
+class JobEnded:
+    """Everything of this job but its release may go; `note` tells devices that come later."""
+
+    job_id: bytes
+    note: Note
+
+
+@dataclass
+class ProxyMemory:
+    """What survives a restart; the host loads it, the machine changes it with `Store` effects."""
+
+    kept: dict[bytes, Kept] = field(default_factory=dict)  # by blob digest, oldest first
+    uploads: list[UploadKept] = field(default_factory=list)
+    batches: dict[tuple[bytes, int, int], BatchKept] = field(default_factory=dict)
+    delivered: set[tuple[bytes, int, int]] = field(default_factory=set)
+    ended: dict[bytes, Note] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ProxySettings:
+    """Bounds and waits of one proxy."""
+
+    packet_bytes: int = 65536
+    blob_bytes: int = 256 << 20
+    push_bytes: int = 1 << 20  # larger blobs are pulled, with bounded credit
+    spool_bytes: int = 1 << 30
+    min_batch_floor: int = 3
+    repair_s: float = 1.0
+    resend_s: float = 3.0
+    ended_kept: int = 16
+
+
+Shuffle = Callable[[list[bytes]], None]
+
+
+def key_of(at: Exchanged) -> tuple[bytes, int, int]:
+    """A round as a dictionary key."""
+    return (at.job_id, at.round, at.attempt)

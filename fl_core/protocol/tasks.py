@@ -1,0 +1,123 @@
+"""What a device's machine asks of its host, what comes back, and what the device keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fl_core.protocol.messages import Exchanged, Manifest, Signed, Upload
+from fl_core.protocol.package import JobPackage, Package, ReleasePackage
+
+# --- work for the host, and its outcomes ---------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Open:
+    """Try the device's key on the stanzas; outcome `Opened` or `Failed`."""
+
+    manifest: Manifest
+    blob: bytes
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The package, or None where no stanza was for this device."""
+
+    package: Package | None
+
+
+@dataclass(frozen=True)
+class Learn:
+    """Keep a job and its graph; outcome `Learned` or `Failed`."""
+
+    manifest: Manifest
+    package: JobPackage
+
+
+@dataclass(frozen=True)
+class Learned:
+    """The job is known from now on, also after a restart."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Consent, infer, train, price, seal; outcome `Sealed` or `Declined`."""
+
+    manifest: Manifest
+    package: Package
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """The priced, sealed segments, in the order of `groups`."""
+
+    groups: tuple[int, ...]
+    sizes: tuple[int, ...]
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Declined:
+    """Nothing will be sent; `why` is for the owner's console only."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Install:
+    """Swap in the final model; outcome `Learned` or `Failed`."""
+
+    manifest: Manifest
+    package: ReleasePackage
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The host could not do it; `reason` is a slug."""
+
+    reason: str
+
+
+# --- what the device keeps ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The newest manifest of a job, so that an older or a second one is refused."""
+
+    at: Exchanged
+    manifest_digest: bytes
+
+
+@dataclass(frozen=True)
+class OutboxPut:
+    """A sealed upload to be sent until the round closes."""
+
+    at: Exchanged
+    header: Signed
+    upload: Upload
+    sizes: tuple[int, ...]  # of the sealed segments, in order
+    data: bytes
+
+
+@dataclass(frozen=True)
+class OutboxDrop:
+    """The round is closed: the upload is not needed any more."""
+
+
+@dataclass(frozen=True)
+class JobClosed:
+    """Keep only that this job has ended."""
+
+    job_id: bytes
+    status: str
+
+
+@dataclass
+class Memory:
+    """What survives a restart; the host loads it and applies the `Store` items to it."""
+
+    seen: dict[bytes, Seen] = field(default_factory=dict)
+    jobs: set[bytes] = field(default_factory=set)
+    closed: set[bytes] = field(default_factory=set)
+    release_sequence: int = -1
+    outbox: OutboxPut | None = None

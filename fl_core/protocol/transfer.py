@@ -1,0 +1,84 @@
+"""Sending and fetching one blob over messages: shared by all three roles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fl_core.errors import ProtocolError
+from fl_core.protocol.blob import Assembly, part, parts
+from fl_core.protocol.effects import Address, Send
+from fl_core.protocol.messages import Blob, Header, Need, Offer, Part, Signed
+
+FRAME_OVERHEAD_BYTES = 512  # version, tags, digests and lengths around a part or an offer's data
+
+
+def part_bytes(packet_bytes: int) -> int:
+    """The largest part whose frame fits a packet."""
+    return packet_bytes - FRAME_OVERHEAD_BYTES
+
+
+def sends(
+    to: Address, signed: Signed, blob: Blob, data: bytes, packet_bytes: int, *, push: bool = True
+) -> list[Send]:
+    """An offer with the blob inline if it fits one packet, else the offer and (if `push`) parts."""
+    if len(signed.payload) + len(data) + FRAME_OVERHEAD_BYTES <= packet_bytes:
+        return [Send(to, Offer(signed, data))]
+    pieces = parts(blob, data) if push else ()
+    return [Send(to, Offer(signed)), *(Send(to, piece) for piece in pieces)]
+
+
+def answer_need(to: Address, need: Need, blob: Blob, data: bytes) -> list[Send]:
+    """The parts asked for; raises ProtocolError `bad_index` for one that does not exist."""
+    return [Send(to, part(blob, data, index)) for index in need.indices]
+
+
+class Fetch:
+    """One blob under way towards us, and when to ask for what is missing.
+
+    Parts are pushed where the blob is small. Where no part came since the last look, the
+    missing ones are asked for, a bounded number at a time; the next request follows as soon as
+    those have come.
+    """
+
+    def __init__(self, offer: Offer, header: Header, limit_bytes: int) -> None:
+        self.offer, self.header = offer, header
+        self.assembly = Assembly(header.blob, limit_bytes)
+        self._asked: set[int] = set()
+        self._heard = False
+        self.idle_looks = 0
+
+    def add(self, message: Part) -> bool:
+        """Take a part; True when the blob is complete."""
+        done = self.assembly.add(message)
+        self._heard, self.idle_looks = True, 0
+        self._asked.discard(message.index)
+        return done
+
+    def next_need(self, *, timer: bool) -> Need | None:
+        """What to ask for now: after the last asked part came, or when a timer saw nothing new."""
+        if self.assembly.complete or (not timer and not self._pulling_done):
+            return None
+        if timer and self._heard:
+            self._heard = False
+            return None
+        if timer:
+            self.idle_looks += 1
+        need = self.assembly.missing()
+        self._asked = set(need.indices)
+        self._pull = True
+        return need
+
+    _pull = False
+
+    @property
+    def _pulling_done(self) -> bool:
+        return self._pull and not self._asked
+
+
+def first_data(offer: Offer, blob: Blob) -> Iterable[Part]:
+    """The inline blob of an offer as parts, so that one path serves both."""
+    if not offer.data:
+        return ()
+    if len(offer.data) != blob.size_bytes:
+        raise ProtocolError("bad_part")
+    return parts(blob, offer.data)
