@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_core.data.limits import flat_rows
 from fl_core.errors import ProtocolError
 from fl_core.evaluation.onnx_session import MAX_GRAPH_BYTES, OnnxModel
 
@@ -41,16 +42,23 @@ class InferenceSession:
         and without any left the answer is uniform, so an upload's form never depends on data.
         Raises DataError only for a graph or weights that cannot be run on any record.
         """
-        kept = np.zeros((0, self.classes))
-        if len(x) and self._model.fits(x):
-            finite = np.isfinite(x.reshape(len(x), -1)).all(axis=1)
-            found = self._model.probabilities(x[finite], weights)
-            if found.shape[1] == self.classes:
-                sound = np.isfinite(found).all(axis=1) & (found >= 0).all(axis=1)
-                sums = found.sum(axis=1)
-                sound &= np.abs(sums - 1.0) < 1e-3
-                kept = found[sound] / sums[sound, None]
+        valid = np.isfinite(flat_rows(x)).all(axis=1) & self._model.fits(x)
+        # One record of zeros always stands first, so that a graph that cannot run fails on an
+        # empty data set too.
+        blank = np.zeros((1, *(axis or 1 for axis in self._model.input_shape)), np.float32)
+        batch = np.concatenate([blank, x[valid]]) if valid.any() else blank
+        found = self._model.probabilities(batch, weights)[1:]
+        kept = _distributions(found, self.classes)
         if not len(kept):
             return np.full(self.classes, 1.0 / self.classes)
         mean = kept.mean(axis=0)
         return np.asarray(mean / mean.sum(), dtype=np.float64)
+
+
+def _distributions(found: NDArray[np.float64], classes: int) -> NDArray[np.float64]:
+    """The rows of `found` that are distributions over `classes`, each with sum 1."""
+    if found.shape[1] != classes:
+        return np.zeros((0, classes))
+    sums = found.sum(axis=1)
+    sound = np.isfinite(found).all(axis=1) & (found >= 0).all(axis=1) & (np.abs(sums - 1) < 1e-3)
+    return np.asarray(found[sound] / sums[sound, None])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fl_core.algorithms.base import Records
+from fl_core.data.limits import flat_rows
 
 
 @dataclass(frozen=True)
@@ -82,12 +83,11 @@ def check_records(
 
 
 def _finite(records: Records) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    rows = records.x.reshape(len(records), -1)
-    return np.asarray(np.isfinite(rows).all(axis=1))
+    return np.asarray(np.isfinite(flat_rows(records.x)).all(axis=1))
 
 
 def _beyond(
     records: Records, bounds: tuple[float, float]
 ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    rows = records.x.reshape(len(records), -1)
+    rows = flat_rows(records.x)
     return np.asarray(((rows < bounds[0]) | (rows > bounds[1])).any(axis=1))

@@ -57,6 +57,11 @@ def as_records(x: NDArray[Any], y: NDArray[Any], where: str) -> Records:
     return Records(np.ascontiguousarray(x, dtype=np.float32), whole_labels(y, where))
 
 
+def flat_rows(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """x (n, ...) as (n, values in a record); also for n = 0."""
+    return x.reshape(len(x), math.prod(x.shape[1:]))
+
+
 def whole_labels(y: NDArray[Any], where: str) -> NDArray[np.int64]:
     """Labels (n,) as int64. A missing label (NaN) becomes -1, which is outside every class."""
     if y.dtype.kind in "bui":

@@ -56,7 +56,7 @@ def cluster_scores(
             fix="pass vectors of shape (uploads, classes) and want at least one",
         )
     values = vectors.astype(np.float64)
-    chosen = np.isfinite(values).all(axis=1)
+    chosen = np.asarray(np.isfinite(values).all(axis=1))
     chosen[cluster_client_num:] = False
     labels = np.full(len(values), -1, dtype=np.int64)
     labels[chosen] = np.argmax(values[chosen], axis=1)

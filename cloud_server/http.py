@@ -1,0 +1,189 @@
+"""The cloud's local HTTP control: submit, list, watch and cancel jobs, fetch the models.
+
+Bound to 127.0.0.1 by default. Everything but `/healthz` wants `Authorization: Bearer <token>`
+with the token of a file that only the cloud's owner can read. Answers are JSON; an error is
+`{"what": …, "fix": …}`, a refused job `{"problems": [...]}`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from aiohttp import web
+
+from cloud_server.store import Store
+from cloud_server.store_records import JobEntry, StoreError, UnknownJob
+from fl_core.errors import ConfigError, EdgeVeilError
+
+MAX_BODY_BYTES = 1 << 20
+MAX_WAIT_S = 30.0
+_POLL_S = 0.1
+_PAGE = 1000
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class JobControl(Protocol):
+    """What the job runner offers. The methods are quick; they run on the event loop."""
+
+    def submit(self, job_yaml: str) -> str:
+        """Validate and queue; returns the job's id. ConfigError holds every problem."""
+        ...
+
+    def cancel(self, job: str) -> None:
+        """Cancel a job that waits or runs. UnknownJob, or StoreError if it has ended."""
+        ...
+
+    def status(self) -> Mapping[str, Any]:
+        """What the process does now, JSON-able; without secrets and device names."""
+        ...
+
+
+def make_app(store: Store, control: JobControl, token: str) -> web.Application:
+    """The application; pass it to `fl_core.transport.http.serve`."""
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors, _guard(token)])
+    routes = _Routes(store, control)
+    app.on_shutdown.append(routes.close)
+    app.add_routes(
+        [
+            web.get("/healthz", routes.healthz),
+            web.get("/status", routes.status),
+            web.post("/jobs", routes.submit),
+            web.get("/jobs", routes.jobs),
+            web.get("/jobs/{id}", routes.job),
+            web.get("/jobs/{id}/events", routes.events),
+            web.post("/jobs/{id}/cancel", routes.cancel),
+            web.get("/jobs/{id}/model.onnx", routes.model),
+            web.get("/jobs/{id}/model.safetensors", routes.model),
+        ]
+    )
+    return app
+
+
+class _Routes:
+    def __init__(self, store: Store, control: JobControl) -> None:
+        self._store, self._control = store, control
+        self._closing = asyncio.Event()
+
+    async def close(self, _app: web.Application) -> None:
+        self._closing.set()
+
+    async def healthz(self, _request: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+    async def status(self, _request: web.Request) -> web.Response:
+        return web.json_response(dict(self._control.status()))
+
+    async def submit(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        try:
+            text = body.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ConfigError([f"job:1 : not UTF-8 text at byte {error.start}"]) from error
+        return web.json_response({"id": self._control.submit(text)}, status=201)
+
+    async def jobs(self, _request: web.Request) -> web.Response:
+        return web.json_response({"jobs": [_summary(entry) for entry in self._store.jobs()]})
+
+    async def job(self, request: web.Request) -> web.Response:
+        entry = self._store.job(request.match_info["id"])
+        rounds = [asdict(record) for record in self._store.exchanges(entry.id)]
+        return web.json_response({**_summary(entry), "exchanges": rounds})
+
+    async def events(self, request: web.Request) -> web.Response:
+        job = self._store.job(request.match_info["id"]).id
+        after = int(_number(request, "after", 0.0, 2.0**53))
+        wait_s = _number(request, "wait_s", 0.0, MAX_WAIT_S)
+        deadline = asyncio.get_running_loop().time() + wait_s
+        found = self._store.events_after(after, job, _PAGE)
+        while not found and asyncio.get_running_loop().time() < deadline:
+            if self._closing.is_set():
+                break
+            await asyncio.sleep(_POLL_S)
+            found = self._store.events_after(after, job, _PAGE)
+        return web.json_response({"events": [asdict(event) for event in found]})
+
+    async def cancel(self, request: web.Request) -> web.Response:
+        job = request.match_info["id"]
+        self._control.cancel(job)
+        return web.json_response(_summary(self._store.job(job)))
+
+    async def model(self, request: web.Request) -> web.Response:
+        entry = self._store.job(request.match_info["id"])
+        release = self._store.release(entry.id)
+        if release is None:
+            raise UnknownModel(entry)
+        onnx = request.path.endswith(".onnx")
+        name = f"{entry.id}.{'onnx' if onnx else 'safetensors'}"
+        return web.Response(
+            body=release.onnx if onnx else release.safetensors,
+            content_type="application/octet-stream",
+            headers={"Content-Disposition": f'attachment; filename="{name}"'},
+        )
+
+
+class UnknownModel(UnknownJob):
+    """The job has no final model (yet)."""
+
+    def __init__(self, entry: JobEntry) -> None:
+        StoreError.__init__(
+            self,
+            f"job '{entry.id}' has no model: it is {entry.status}",
+            fix="" if entry.ended else "wait until it is completed",
+        )
+
+
+def _summary(entry: JobEntry) -> dict[str, Any]:
+    """A job for JSON. Its digest as hex; its text is what the owner submitted."""
+    shown = {**entry.__dict__, "digest": entry.digest.hex()}
+    del shown["canonical"]
+    return shown
+
+
+def _number(request: web.Request, name: str, low: float, high: float) -> float:
+    text = request.query.get(name, "0")
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not low <= value <= high:
+        raise ConfigError([f"{name}: must be a number in {low:g}..{high:g}, got {text[:40]!r}"])
+    return value
+
+
+def _guard(token: str) -> Any:
+    wanted = f"Bearer {token}".encode()
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        # Asked before anything else, so that a stranger cannot learn which jobs exist.
+        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        if request.path != "/healthz" and not hmac.compare_digest(given, wanted):
+            return _refusal(401, "the token is missing or wrong", "pass the file http.token")
+        return await handler(request)
+
+    return guard
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except ConfigError as error:
+        return web.json_response({"problems": error.problems}, status=422)
+    except UnknownJob as error:
+        return _refusal(404, error.what, error.fix)
+    except EdgeVeilError as error:
+        return _refusal(409, error.what, error.fix)
+    except web.HTTPRequestEntityTooLarge:
+        return _refusal(413, f"more than {MAX_BODY_BYTES} bytes", "send the job's YAML alone")
+    except web.HTTPException as error:
+        return _refusal(error.status, error.reason, "see the list of addresses in docs")
+
+
+def _refusal(status: int, what: str, fix: str) -> web.Response:
+    return web.json_response({"what": what, "fix": fix}, status=status)

@@ -1,0 +1,102 @@
+"""Rows of the store's tables as records, and the one transaction that commits a round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import sqlalchemy as sa
+
+from cloud_server import store_schema as tables
+from cloud_server.store_records import ExchangeRecord, JobEntry, StoreError, UnknownJob
+
+HASH_BYTES = 32
+Row = sa.RowMapping
+
+
+def find_row(db: sa.Connection, job: str) -> Row:
+    """A job's row; UnknownJob if there is none."""
+    row = db.execute(sa.select(tables.jobs).where(tables.jobs.c.id == job)).mappings().first()
+    if row is None:
+        raise UnknownJob(job)
+    return row
+
+
+def job_of(row: Row) -> JobEntry:
+    """A job from its row."""
+    return JobEntry(
+        id=row["id"],
+        name=row["name"],
+        canonical=bytes(row["canonical"]),
+        digest=bytes(row["digest"]),
+        status=row["status"],
+        reason=row["reason"],
+        submitted_at=row["submitted_at"],
+        started_at=row["started_at"],
+        ended_at=row["ended_at"],
+    )
+
+
+def exchange_of(row: Row) -> ExchangeRecord:
+    """A committed exchange from its row."""
+    return ExchangeRecord(**{name: row[name] for name in ExchangeRecord.__dataclass_fields__})
+
+
+def last_index(db: sa.Connection, job: str) -> int:
+    """Index of a job's newest committed exchange; 0 before the first."""
+    table = tables.exchanges
+    return int(db.scalar(sa.select(sa.func.max(table.c.index)).where(table.c.job == job)) or 0)
+
+
+def absorbed_in(db: sa.Connection, job: str, digest: bytes) -> int | None:
+    """The exchange that absorbed a batch; None if none did."""
+    table = tables.batches
+    query = sa.select(table.c.index).where(table.c.job == job).where(table.c.digest == digest)
+    return db.scalar(query)
+
+
+def round_key(db: sa.Connection, job: str, exchange: int, attempt: int) -> bytes | None:
+    """A round's secret key; None after its commit."""
+    table = tables.round_keys
+    query = sa.select(table.c.secret).where(
+        table.c.job == job, table.c.exchange == exchange, table.c.attempt == attempt
+    )
+    found = db.scalar(query)
+    return None if found is None else bytes(found)
+
+
+def write_commit(
+    db: sa.Connection,
+    job: str,
+    record: ExchangeRecord,
+    state: bytes,
+    accepted: Sequence[bytes],
+    batch_digest: bytes | None,
+    now_s: Callable[[], float],
+) -> bool:
+    """The rows of `Store.commit_exchange`, whose docstring has the law; False if they exist."""
+    entry = job_of(find_row(db, job))
+    last = last_index(db, job)
+    if record.index <= last:
+        return False
+    if entry.status != "running" or record.index != last + 1:
+        raise StoreError(
+            f"exchange {record.index} of job '{job}' cannot be committed: "
+            f"the job is {entry.status} and its last exchange is {last}"
+        )
+    if batch_digest is not None:
+        absorbed = absorbed_in(db, job, batch_digest)
+        if absorbed is not None:
+            raise StoreError(f"this batch was absorbed by exchange {absorbed} of job '{job}'")
+        db.execute(tables.batches.insert().values(job=job, digest=batch_digest, index=record.index))
+    values = {**record.__dict__, "bytes": dict(record.bytes)}
+    values |= {
+        "scores": None if record.scores is None else dict(record.scores),
+        "committed_at": now_s(),
+        "accepted": b"".join(sorted(accepted)),
+    }
+    db.execute(tables.exchanges.insert().values(job=job, **values))
+    db.execute(tables.states.delete().where(tables.states.c.job == job))
+    db.execute(tables.states.insert().values(job=job, index=record.index, tensors=state))
+    keys = tables.round_keys
+    db.execute(keys.delete().where(keys.c.job == job, keys.c.exchange <= record.index))
+    return True
