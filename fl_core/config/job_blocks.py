@@ -1,0 +1,108 @@
+"""The blocks of a job file: what is learned, from whom, and how it is protected."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from fl_core.aggregation import AGGREGATIONS
+from fl_core.config.base import Block, Seconds, named_in
+
+
+class JobData(Block):
+    """What the devices' records look like. All of it is public."""
+
+    source: str = Field(min_length=1, max_length=64, examples=["digits"])
+    """Name that a device's own `data.name` must equal for the job to concern it."""
+    classes: int = Field(ge=2, le=10000, examples=[10])
+    """Number of classes; labels are 0 to classes − 1, other labels are dropped on the device."""
+    input_shape: tuple[Annotated[int, Field(ge=1, le=1 << 20)], ...] = Field(
+        min_length=1, max_length=4, examples=[[64]]
+    )
+    """Shape of one record, without the batch axis."""
+    nominal_records: int = Field(ge=1, le=10**9, examples=[64])
+    """Public divisor of a device's sums: about its records, the same for all, never a count."""
+    evaluation_share: float = Field(default=0.1, ge=0, lt=1)
+    """Share of a device's records that it keeps apart for evaluation, split once."""
+
+
+class Privacy(Block):
+    """The training guarantee per record, for the whole job and all its rounds together."""
+
+    epsilon: float = Field(gt=0, examples=[8])
+    """ε of the whole training. No default: a guarantee is chosen, not inherited."""
+    delta: float = Field(default=1e-5, gt=0, lt=1, examples=[1e-5])
+    """δ of the whole training; must stay below 1 / data.nominal_records."""
+    max_participations: int | None = Field(default=None, ge=1)
+    """Training rounds one device may answer; the noise is made for it. null: all rounds."""
+    accept_unproven: bool = False
+    """Accept parts without a proven guarantee; reports then print none."""
+
+
+class Selection(Block):
+    """Which devices take part in a round."""
+
+    devices: Annotated[int, Field(ge=1, le=10**6)] | Literal["all"] = "all"
+    """Devices wanted in each round, drawn uniformly; `all`: every enrolled one."""
+    over_select: float = Field(default=1.0, ge=1, le=3)
+    """Factor by which more devices are selected than wanted, against those that stay away."""
+    min_devices: int = Field(default=1, ge=1, le=10**6)
+    """Enrolled devices the cloud waits for before the first round."""
+
+
+class Round(Block):
+    """When a round closes."""
+
+    deadline_s: Seconds = 30.0
+    """Seconds from the broadcast after which the round closes with what has come."""
+    quorum: float = Field(default=0.8, gt=0, le=1)
+    """Share of the wanted devices whose uploads close the round early."""
+    grace_s: float = Field(default=2.0, ge=0, le=3600)
+    """Seconds that the round stays open for late uploads once the quorum is there."""
+    min_batch: int = Field(default=5, ge=1, le=10**6)
+    """Fewest uploads the proxy ever hands over in one shuffled batch."""
+    retries: int = Field(default=2, ge=0, le=100)
+    """Further attempts at a round that closed with too few uploads."""
+
+
+class Aggregation(Block):
+    """How the uploads of a round become one."""
+
+    name: Annotated[
+        str,
+        AfterValidator(named_in("aggregation", AGGREGATIONS)),
+        Field(json_schema_extra={"enum": list(AGGREGATIONS)}),
+    ] = "fedavg"
+    """`fedavg`: the mean of the devices' segments."""
+
+
+class LaplaceEval(Block):
+    """The Laplace mechanism on inference uploads."""
+
+    laplace_eval_eps: float = Field(gt=0, examples=[20])
+    """ε per evaluation round, for one device's whole upload; it adds up over the rounds."""
+
+
+class Encrypt(Block):
+    """How inference uploads are protected."""
+
+    privacy_eval_type: Literal["LAPLACE", "NOT_ENCRYPT"] = "LAPLACE"
+    """`LAPLACE`: noise on the device. `NOT_ENCRYPT`: none, so no guarantee."""
+    laplace_eval: LaplaceEval | None = None
+    """The budget of `LAPLACE`; needed where devices are evaluated."""
+    laplace_eval_sensitivity: Literal[2, 1] = 2
+    """L1 distance that the noise covers: 2 is the true one; with 1 the printed guarantee is 2ε."""
+
+
+class Unsupervised(Block):
+    """Evaluation without labels: the cloud clusters the devices' softmax uploads."""
+
+    every_rounds: int = Field(default=5, ge=0, le=10**6)
+    """Evaluate in every so-manyth training round; 0: never."""
+    cluster_client_num: int = Field(default=1000, ge=1, le=10**6)
+    """Most uploads that are clustered in one round."""
+    eval_type: Literal[
+        "SILHOUETTE_SCORE", "CALINSKI_HARABASZ_SCORE", "DAVIES_BOULDIN_SCORE", "NOT_EVAL"
+    ] = "SILHOUETTE_SCORE"
+    """The clustering score; `NOT_EVAL`: devices upload no inferences at all."""

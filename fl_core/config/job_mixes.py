@@ -1,0 +1,128 @@
+"""Values of a job that are fine alone and impossible together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from fl_core.config.base import Mix
+from fl_core.config.schema_walk import number
+
+if TYPE_CHECKING:
+    from fl_core.config.job import Job
+    from fl_core.config.local_run import LocalRun
+
+RECORD_VALUES = 1 << 24
+
+
+def job_mixes(job: Job) -> Iterator[Mix]:
+    """All impossible mixes of a job whose single values are valid."""
+    yield from _privacy(job)
+    yield from _evaluation(job)
+    yield from _fleet(job)
+    if job.local_run is not None:
+        yield from _local(job, job.local_run)
+    if math.prod(job.data.input_shape) > RECORD_VALUES:
+        yield Mix(
+            ("data.input_shape",),
+            f"one record would hold more than {RECORD_VALUES} values; make it smaller",
+        )
+
+
+def _privacy(job: Job) -> Iterator[Mix]:
+    bound = 1 / job.data.nominal_records
+    if job.privacy.delta >= bound:
+        yield Mix(
+            ("privacy.delta", "data.nominal_records"),
+            f"{number(job.privacy.delta)} is not below 1 / data.nominal_records = "
+            f"{number(bound)}, so publishing one whole record would satisfy it and it protects "
+            f"nobody; set for example {number(bound / 1000)}",
+        )
+    limit = job.privacy.max_participations
+    if limit is not None and limit > job.rounds:
+        yield Mix(
+            ("privacy.max_participations", "train.rounds"),
+            f"{limit} is more than the {job.rounds} rounds of the job, so noise would be added "
+            f"for rounds that never come; set at most {job.rounds}, or leave it out",
+        )
+
+
+def _evaluation(job: Job) -> Iterator[Mix]:
+    every = job.infer_every
+    if not every:
+        return
+    if every > job.rounds:
+        yield Mix(
+            ("unsupervised.every_rounds", "train.rounds", "unsupervised.eval_type"),
+            f"{every} is more than the {job.rounds} rounds of the job, so devices would never be "
+            f"evaluated; set at most {job.rounds}, or 0 for never",
+        )
+    if job.data.evaluation_share == 0:
+        yield Mix(
+            ("data.evaluation_share", "unsupervised.every_rounds", "unsupervised.eval_type"),
+            "devices are to be evaluated but keep no records apart for it; set for example 0.1, "
+            "or unsupervised.every_rounds to 0",
+        )
+    if job.encrypt.privacy_eval_type == "LAPLACE" and job.encrypt.laplace_eval is None:
+        yield Mix(
+            ("encrypt.laplace_eval", "encrypt.privacy_eval_type", "unsupervised"),
+            "LAPLACE needs laplace_eval.laplace_eval_eps, the ε of one evaluation round; "
+            "add for example `laplace_eval: {laplace_eval_eps: 20}`",
+        )
+    if job.encrypt.privacy_eval_type == "NOT_ENCRYPT" and not job.privacy.accept_unproven:
+        yield Mix(
+            ("encrypt.privacy_eval_type", "privacy.accept_unproven", "unsupervised"),
+            "NOT_ENCRYPT uploads inferences without noise, so no guarantee holds; use LAPLACE, "
+            "or set privacy.accept_unproven to true",
+        )
+
+
+def _fleet(job: Job) -> Iterator[Mix]:
+    wanted = job.selection.devices
+    if wanted == "all":
+        return
+    selected = math.ceil(wanted * job.selection.over_select)
+    if job.round.min_batch > selected:
+        yield Mix(
+            ("round.min_batch", "selection.devices", "selection.over_select"),
+            f"a batch needs {job.round.min_batch} uploads (round.min_batch) but only {selected} "
+            "devices are selected, so no round could ever close; raise selection.devices or "
+            "lower round.min_batch",
+        )
+
+
+def _local(job: Job, run: LocalRun) -> Iterator[Mix]:
+    wanted = job.selection.devices
+    if wanted != "all" and wanted > run.devices:
+        yield Mix(
+            ("selection.devices", "local_run.devices"),
+            f"{wanted} devices are wanted in each round but local_run plays {run.devices}; "
+            "raise local_run.devices or lower selection.devices",
+        )
+    if job.selection.min_devices > run.devices:
+        yield Mix(
+            ("selection.min_devices", "local_run.devices"),
+            f"the cloud waits for {job.selection.min_devices} devices but local_run plays "
+            f"{run.devices}, so it would wait for ever; lower selection.min_devices",
+        )
+    trainers = run.devices - run.infer_only
+    if trainers < 0:
+        yield Mix(
+            ("local_run.infer_only", "local_run.devices"),
+            f"{run.infer_only} is more than the {run.devices} devices of the run; lower it",
+        )
+    elif job.round.min_batch > trainers:
+        yield Mix(
+            ("round.min_batch", "local_run.devices", "local_run.infer_only"),
+            f"a batch needs {job.round.min_batch} uploads (round.min_batch) but local_run plays "
+            f"{trainers} training devices, so no round could ever close; raise local_run.devices "
+            "or lower round.min_batch",
+        )
+    split = run.partition
+    if split.kind == "n_class" and split.classes_per_device > job.data.classes:
+        yield Mix(
+            ("local_run.partition.classes_per_device", "data.classes"),
+            f"{split.classes_per_device} is more than the {job.data.classes} classes of the data; "
+            f"set at most {job.data.classes}",
+        )

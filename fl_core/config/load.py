@@ -1,0 +1,200 @@
+"""Files -> models. Every problem of a file at once, as `file:line key.path: what, why, fix`."""
+
+from __future__ import annotations
+
+import copy
+import json
+import stat
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from fl_core.config import yaml_tree
+from fl_core.config.base import MIX
+from fl_core.config.explain import Explainer
+from fl_core.config.job import Job
+from fl_core.config.schema_walk import Schema, SchemaWalk
+from fl_core.config.site import BrokerSite, CloudSite, EdgeSite, ProxySite
+from fl_core.config.yaml_tree import Problem, Tree, path_text, read_tree
+from fl_core.errors import ConfigError
+from fl_core.registry import nearest
+
+Site = CloudSite | ProxySite | EdgeSite | BrokerSite
+SITES: dict[str, type[CloudSite | ProxySite | EdgeSite | BrokerSite]] = {
+    "cloud": CloudSite,
+    "proxy": ProxySite,
+    "edge": EdgeSite,
+    "broker": BrokerSite,
+}
+KINDS = ("job", *SITES)
+M = TypeVar("M", bound=BaseModel)
+
+
+def load_job(path: Path) -> Job:
+    """Read a job file. Raises ConfigError with all problems."""
+    return parse_job(_read(path), str(path))
+
+
+def load_site(path: Path) -> Site:
+    """Read a site file; its one top-level key says for which process.
+
+    Relative paths in it count from the file's folder. Whether key files exist is checked by
+    the process when it starts, not here. Raises ConfigError with all problems.
+    """
+    tree = _parsed(_read(path), str(path))
+    kind = kind_of(tree.value)
+    if kind == "job":
+        known = ", ".join(SITES)
+        text = f"not a site file, its top-level key must be one of: {known}"
+        if isinstance(tree.value, dict) and "job" in tree.value:
+            text += "; this is a job file"
+        raise _error(str(path), [Problem((), tree.line(()), text)])
+    _only_key(tree, kind, str(path))
+    return _checked(SITES[kind], tree, str(path), prefix=(kind,), folder=path.absolute().parent)
+
+
+def load(path: Path) -> tuple[str, Job | Site]:
+    """Read a file of either kind; returns `job`, `cloud`, `proxy`, `edge` or `broker` with it."""
+    kind = kind_of(_parsed(_read(path), str(path)).value)
+    return kind, load_job(path) if kind == "job" else load_site(path)
+
+
+def parse_job(text: str | bytes, where: str = "(posted)") -> Job:
+    """Read a job from YAML text, `where` standing for the file's name in problems."""
+    raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    tree = _parsed(raw, where)
+    kind = kind_of(tree.value)
+    if kind != "job":
+        text = f"this is the site file of a {kind}, not a job; pass it to `edgeveil {kind}`"
+        raise _error(where, [Problem((), tree.line(()), text)])
+    return _checked(Job, tree, where)
+
+
+def kind_of(value: Any) -> str:
+    """The kind of a file by its top-level keys: a site's own name, else `job`."""
+    keys = value if isinstance(value, dict) else {}
+    found = [key for key in SITES if key in keys]
+    return found[0] if found and "job" not in keys else "job"
+
+
+def json_schema(kind: str) -> Schema:
+    """JSON Schema (2020-12) of one kind of file, for editors. Raises ConfigError."""
+    if kind not in KINDS:
+        raise ConfigError([f"unknown kind '{kind}', {nearest(kind, list(KINDS))}"])
+    if kind == "job":
+        return Job.model_json_schema()
+    inner = SITES[kind].model_json_schema()
+    definitions = inner.pop("$defs", {})
+    return {
+        "title": f"EdgeVeil {kind} site",
+        "type": "object",
+        "properties": {kind: inner},
+        "required": [kind],
+        "additionalProperties": False,
+        "$defs": definitions,
+    }
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise _error(str(path), [Problem((), 1, "not a plain file; name a YAML file")])
+        with path.open("rb") as file:
+            return file.read(yaml_tree.TEXT_BYTES + 1)
+    except FileNotFoundError:
+        text = "no such file; check the path"
+    except (OSError, ValueError) as error:
+        text = f"cannot be read, {getattr(error, 'strerror', None) or error}; check its rights"
+    raise _error(str(path), [Problem((), 1, text)])
+
+
+def _parsed(raw: bytes, where: str) -> Tree:
+    tree = read_tree(raw)
+    if not tree.lines:
+        raise _error(where, tree.problems)
+    if not isinstance(tree.value, dict):
+        text = "must be a block of keys such as `job: quickstart`; see the files in configs/"
+        raise _error(where, [Problem((), tree.line(()), text)])
+    return tree
+
+
+def _only_key(tree: Tree, kind: str, where: str) -> None:
+    tree.problems += [
+        Problem((key,), tree.line((key,)), f"unknown key, a file with '{kind}' holds nothing else")
+        for key in tree.value
+        if key != kind
+    ]
+    if not isinstance(tree.value[kind], dict):
+        text = "must be a block of keys; indent the keys below it"
+        raise _error(where, [*tree.problems, Problem((kind,), tree.line((kind,)), text)])
+
+
+def _checked(
+    model: type[M],
+    tree: Tree,
+    where: str,
+    *,
+    prefix: yaml_tree.Path = (),
+    folder: Path | None = None,
+) -> M:
+    explain = Explainer(tree, SchemaWalk(model.model_json_schema()), prefix)
+    context = {"folder": folder}
+    try:
+        loaded = model.model_validate_json(json.dumps(explain.value), strict=True, context=context)
+    except ValidationError as error:
+        problems = _merged(tree.problems, explain.problems(error)) + explain.mixes(error)
+        problems += _mixes_behind(model, explain, error, context)
+        raise _error(where, problems) from None
+    if tree.problems:
+        raise _error(where, tree.problems)
+    return loaded
+
+
+def _merged(first: list[Problem], then: list[Problem]) -> list[Problem]:
+    """A value that YAML misread fails again as a wrong type: say it once."""
+    said = {problem.path for problem in first}
+    return first + [problem for problem in then if problem.path not in said]
+
+
+def _mixes_behind(
+    model: type[BaseModel], explain: Explainer, error: ValidationError, context: dict[str, Any]
+) -> list[Problem]:
+    """Mixes among the sound keys, which a faulty key elsewhere would otherwise hide."""
+    places = [explain.place(detail) for detail in error.errors() if detail["type"] != MIX]
+    if not places:
+        return []
+    value = copy.deepcopy(explain.value)
+    for path, schema in places:
+        _mend(value, path, schema)
+    try:
+        model.model_validate_json(json.dumps(value), strict=True, context=context)
+    except ValidationError as second:
+        return explain.mixes(second, [path for path, _ in places])
+    return []
+
+
+def _mend(value: Any, path: yaml_tree.Path, schema: Schema) -> None:
+    """Put the default or an example where a faulty value stands, or take the key out."""
+    for step in path[:-1]:
+        if isinstance(step, int) or not isinstance(value, dict):
+            return
+        value = value.get(step)
+    if not path or not isinstance(value, dict):
+        return
+    stand_in = schema.get("examples", [schema.get("default")])[0]
+    if stand_in is None:
+        value.pop(path[-1], None)
+    else:
+        value[str(path[-1])] = stand_in
+
+
+def _error(where: str, problems: list[Problem]) -> ConfigError:
+    ordered = sorted(problems, key=lambda problem: problem.line)
+    lines = (f"{where}:{p.line} {path_text(p.path)}: {' '.join(p.text.split())}" for p in ordered)
+    return ConfigError(list(dict.fromkeys(map(_printable, lines))))
+
+
+def _printable(line: str) -> str:
+    """What a file holds may not steer a terminal, and every line must be writable."""
+    return "".join(letter if letter.isprintable() else "?" for letter in line)

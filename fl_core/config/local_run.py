@@ -1,0 +1,33 @@
+"""The `local_run` block: a whole fleet on one machine. Never part of the job that devices see."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from fl_core.config.base import Block
+from fl_core.config.policy import Partition, Policy
+
+
+class LocalRun(Block):
+    """How `edgeveil run` plays the job on this machine; a submitted job leaves it out."""
+
+    devices: int = Field(default=20, ge=1, le=10000)
+    """Devices to play, each with its own keys, connection and records."""
+    workers: int = Field(default=2, ge=1, le=256)
+    """Processes that host the devices."""
+    seed: int = Field(default=7, ge=0, lt=1 << 63)
+    """Seed of the dealing of records. Noise and keys are never seeded."""
+    infer_only: int = Field(default=0, ge=0, le=10000)
+    """How many of the devices have the role `infer` and take part in evaluation alone."""
+    partition: Partition = Partition()
+    """How the records are dealt to the devices."""
+    test_records: int = Field(default=360, ge=1, le=10**9)
+    """Records that no device gets and the cloud tests the model on."""
+    broker: Literal["auto", "amqtt", "mosquitto"] = "auto"
+    """Broker to start; `auto`: mosquitto where it is installed, else amqtt."""
+    protocol: Literal[5, 4] = 5
+    """MQTT version: 5, or 4 for 3.1.1."""
+    policy: Policy = Policy()
+    """The owners' policy, the same for all devices of the run."""

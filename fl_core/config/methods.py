@@ -1,0 +1,14 @@
+"""The blocks that algorithms own: a new method or feature map changes nothing here."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from fl_core.algorithms import METHODS, MethodParameters
+from fl_core.features import FeatureParameters as _FeatureParameters
+
+TrainParameters = Annotated[MethodParameters, Field(discriminator="method")]
+FeatureParameters = Annotated[_FeatureParameters, Field(discriminator="name")]
+METHOD_NAMES: tuple[str, ...] = tuple(METHODS.names())

@@ -1,0 +1,47 @@
+"""What a device's owner allows, and how records are dealt to devices."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from fl_core.config.base import Block, named_in
+from fl_core.config.methods import METHOD_NAMES
+
+
+class Policy(Block):
+    """The owner's limits. No job can override them; a job beyond them is refused unread."""
+
+    max_epsilon_per_job: float = Field(default=10.0, ge=0)
+    """Largest training ε of one job."""
+    lifetime_epsilon: float = Field(default=50.0, ge=0)
+    """Largest training ε of all jobs together on this data set."""
+    lifetime_delta: float = Field(default=1e-4, ge=0, lt=1, examples=[1e-4])
+    """Largest δ of all jobs together on this data set."""
+    max_inference_epsilon: float = Field(default=100.0, ge=0)
+    """Largest ε of all inference uploads together on this data set."""
+    accept_unproven: bool = False
+    """Take part in jobs whose guarantee is claimed and not proven."""
+    accept_unprotected: bool = False
+    """Upload inferences without noise when a job asks for it."""
+    allowed_methods: tuple[
+        Annotated[
+            str,
+            AfterValidator(named_in("method", METHOD_NAMES)),
+            Field(json_schema_extra={"enum": list(METHOD_NAMES)}),
+        ],
+        ...,
+    ] = METHOD_NAMES
+    """Training methods that may read the data."""
+    min_devices: int = Field(default=5, ge=1)
+    """Fewest devices a round must select; hiding among fewer is refused."""
+
+
+class Partition(Block):
+    """How the records of one data set are dealt to simulated devices."""
+
+    kind: Literal["iid", "n_class"] = "iid"
+    """`iid`: at random. `n_class`: each device holds records of about so many classes."""
+    classes_per_device: int = Field(default=2, ge=1, le=10000)
+    """Classes of one device; read by `n_class` alone."""

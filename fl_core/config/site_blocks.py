@@ -1,0 +1,170 @@
+"""Blocks that the site files of several processes share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field
+
+from fl_core.config.base import Block, Mix, PortNumber, SitePath, named_in
+from fl_core.config.policy import Partition
+from fl_core.data.digits import TEST_RECORDS
+from fl_core.data.sources import SOURCES
+
+_PYTHON = re.compile(r"python:\s*[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+
+
+def _broker_url(url: str) -> str:
+    if "@" in url:  # never repeat it: it holds a password
+        raise ValueError("holds credentials; move them to username and password_file")
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise ValueError(f"'{url[:100]}' has no usable port; write mqtt://host:1883") from None
+    if parts.scheme not in ("mqtt", "mqtts") or not parts.hostname or port == 0:
+        raise ValueError(
+            f"must be mqtt://host:port or mqtts://host:port, got '{url[:100]}'; "
+            "write for example mqtt://127.0.0.1:1883"
+        )
+    if parts.path.strip("/") or parts.query or parts.fragment:
+        raise ValueError(f"must end after the port, got '{url[:100]}'; drop the rest")
+    return url
+
+
+def _source(name: str) -> str:
+    if name.startswith("python:"):
+        if not _PYTHON.fullmatch(name):
+            raise ValueError("must be `python: module:function`, both names of Python")
+        return name
+    if name == "python":
+        raise ValueError("names no function; write `python: module:function`")
+    return named_in("data source", SOURCES)(name)
+
+
+PacketBytes = Annotated[int, Field(ge=4096, le=268_435_455)]
+ByteLimit = Annotated[int, Field(ge=65536, le=1 << 50)]
+
+
+class BrokerLink(Block):
+    """How to reach an MQTT broker."""
+
+    url: Annotated[str, AfterValidator(_broker_url)] = Field(
+        max_length=300, examples=["mqtt://127.0.0.1:1883"]
+    )
+    """`mqtt://host:port`, or `mqtts://host:port` for TLS."""
+    protocol: Literal[5, 4] = 5
+    """MQTT version: 5, or 4 for 3.1.1; brokers without 5 are spoken to in 4 anyway."""
+    username: str | None = Field(default=None, min_length=1, max_length=128)
+    """User name at the broker."""
+    password_file: SitePath | None = None
+    """File whose first line is the password; read when the process starts."""
+    ca_file: SitePath | None = None
+    """PEM file of the authorities that may vouch for the broker; none: the system's."""
+    cert_file: SitePath | None = None
+    """PEM file of this client's own certificate."""
+    key_file: SitePath | None = None
+    """PEM file of that certificate's private key."""
+    keepalive_s: int = Field(default=60, ge=5, le=65535)
+    """Seconds of silence after which the link is checked."""
+
+
+class Http(Block):
+    """Where the status and control pages listen."""
+
+    host: str = Field(default="127.0.0.1", min_length=1, max_length=255)
+    """Address; the default is reachable from this machine alone."""
+    port: PortNumber = 8701
+    """TCP port."""
+
+
+class ProxyHttp(Http):
+    """Where the proxy's status page listens."""
+
+    port: PortNumber = 8702
+    """TCP port."""
+
+
+class Log(Block):
+    """What a process writes to its console."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least grave level that is written."""
+    format: Literal["text", "json"] = "text"
+    """`text` to read, `json` for one object a line."""
+
+
+class DataSource(Block):
+    """Where records come from."""
+
+    name: str = Field(min_length=1, max_length=64, examples=["digits"])
+    """The data set's lasting name: the ledger is kept under it, jobs name it as `data.source`."""
+    source: Annotated[str, AfterValidator(_source)] = Field(max_length=300, examples=["digits"])
+    """`digits` (ships inside scikit-learn), `npz`, `csv`, `idx`, or `python: module:function`."""
+    path: SitePath | None = None
+    """The data file; for `idx` the images."""
+    labels_path: SitePath | None = None
+    """The labels of `idx`."""
+    label_column: str | None = Field(default=None, min_length=1, max_length=128)
+    """The label's column in `csv`; none: the last one."""
+    test_records: int = Field(default=TEST_RECORDS, ge=0, le=10**9)
+    """`digits` alone: records kept from devices for the cloud's test; the same at all parties."""
+
+
+class Shard(Block):
+    """Deals one data set to several devices of a demonstration, and takes one share."""
+
+    devices: int = Field(ge=1, le=10**6, examples=[20])
+    """Shares to make."""
+    index: int = Field(ge=0, examples=[0])
+    """The share of this device, from 0."""
+    partition: Partition = Partition()
+    """How records are dealt."""
+    seed: int = Field(default=7, ge=0, lt=1 << 63)
+    """Seed of the dealing; the same on all devices of the demonstration."""
+
+
+class DeviceData(DataSource):
+    """A device's own records, which never leave it."""
+
+    shard: Shard | None = None
+    """Take one share of the data set; null: all of it."""
+
+
+def broker_mixes(link: BrokerLink, at: str) -> Iterator[Mix]:
+    """Impossible mixes of one broker block that stands at key `at`."""
+    files = {"ca_file": link.ca_file, "cert_file": link.cert_file, "key_file": link.key_file}
+    for key, path in files.items():
+        if path is not None and link.url.startswith("mqtt://"):
+            text = "is read for TLS alone but the URL says mqtt://; write mqtts://, or drop it"
+            yield Mix((f"{at}.{key}", f"{at}.url"), text)
+    if (link.cert_file is None) != (link.key_file is None):
+        given, other = ("key_file", "cert_file") if link.key_file else ("cert_file", "key_file")
+        text = f"a certificate and its private key come together; add {other}"
+        yield Mix((f"{at}.{given}", f"{at}.{other}"), text)
+    if link.password_file is not None and link.username is None:
+        text = "a password needs a user name; add username"
+        yield Mix((f"{at}.password_file", f"{at}.username"), text)
+
+
+def data_mixes(data: DataSource, at: str) -> Iterator[Mix]:
+    """Impossible mixes of one data block that stands at key `at`."""
+    source = f"{at}.source"
+    if data.source in ("npz", "csv", "idx") and data.path is None:
+        yield Mix((source, f"{at}.path"), f"{data.source} is read from a file; add path")
+    if data.source == "idx" and data.labels_path is None:
+        text = "idx keeps labels in a file of their own; add labels_path"
+        yield Mix((source, f"{at}.labels_path"), text)
+    if data.labels_path is not None and data.source != "idx":
+        text = f"is read for idx alone, and the source is {data.source}; drop it"
+        yield Mix((f"{at}.labels_path", source), text)
+    if data.label_column is not None and data.source != "csv":
+        text = f"is read for csv alone, and the source is {data.source}; drop it"
+        yield Mix((f"{at}.label_column", source), text)
+    shard = data.shard if isinstance(data, DeviceData) else None
+    if shard is not None and shard.index >= shard.devices:
+        text = f"must be below shard.devices = {shard.devices}, got {shard.index}; count from 0"
+        yield Mix((f"{at}.shard.index", f"{at}.shard.devices"), text)

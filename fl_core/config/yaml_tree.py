@@ -1,0 +1,209 @@
+"""YAML text -> plain values, with the line of every key. Builds nothing but plain values.
+
+The node tree is read, never constructed, so no tag can name code; anchors, deep nesting and
+floods of values are refused before they cost memory.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+Path = tuple[str | int, ...]
+TEXT_BYTES = 1 << 20
+DEPTH = 32
+NODES = 20_000
+NUMBER_CHARACTERS = 64
+_TAG = "tag:yaml.org,2002:"
+_TEXT_TAGS = {_TAG + "str", _TAG + "timestamp", _TAG + "value", _TAG + "merge"}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One fault: the key's path, its line from 1, and what, why and fix as one text."""
+
+    path: Path
+    line: int
+    text: str
+
+
+@dataclass
+class Tree:
+    """Plain values and where each stands. `value` is None where the text has no document."""
+
+    value: Any = None
+    lines: dict[Path, int] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def line(self, path: Path) -> int:
+        """The line of the key, or of the nearest block around it that the text has."""
+        while path and path not in self.lines:
+            path = path[:-1]
+        return self.lines.get(path, 1)
+
+
+class _Refused(yaml.MarkedYAMLError):
+    pass
+
+
+class _Loader(yaml.SafeLoader):
+    depth = 0
+    nodes = 0
+
+    def compose_node(self, parent: Node | None, index: Any) -> Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        self.nodes += 1
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            raise _Refused(
+                problem="anchors and aliases (& and *) are not read; write the value out",
+                problem_mark=event.start_mark,
+            )
+        if self.depth >= DEPTH or self.nodes > NODES:
+            limit = f"{DEPTH} levels" if self.depth >= DEPTH else f"{NODES} values"
+            raise _Refused(
+                problem=f"more than {limit}, which no configuration needs; shorten the file",
+                problem_mark=event.start_mark,
+            )
+        self.depth += 1
+        try:
+            node: Node | None = super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
+        return node
+
+
+def read_tree(raw: bytes) -> Tree:
+    """Parse YAML text (UTF-8, at most 1 MiB). Never raises: faults are in `Tree.problems`."""
+    tree = Tree()
+    if len(raw) > TEXT_BYTES:
+        fix = f"must be at most {TEXT_BYTES} bytes, got {len(raw)}; is this a configuration file?"
+        return _broken(tree, 1, fix)
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        return _broken(tree, line, "must be UTF-8 text, got other bytes; save it as UTF-8")
+    try:
+        node = _compose(text)
+    except _Refused as error:
+        return _broken(tree, _line_of(error), str(error.problem))
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        return _broken(tree, line, "not YAML: a control character; remove it")
+    except yaml.MarkedYAMLError as error:
+        said = " ".join(part for part in (error.context, error.problem) if part)
+        return _broken(tree, _line_of(error), f"not YAML: {said}; mend the syntax here")
+    if node is None:
+        return _broken(tree, 1, "the file is empty; start from one of the files in configs/")
+    tree.lines[()] = _line(node)
+    tree.value = _plain(node, (), tree)
+    return tree
+
+
+def _compose(text: str) -> Node | None:
+    loader = _Loader(text)
+    try:
+        node: Node | None = loader.get_single_node()
+        return node
+    finally:
+        loader.dispose()
+
+
+def _broken(tree: Tree, line: int, text: str) -> Tree:
+    tree.problems.append(Problem((), line, text))
+    return tree
+
+
+def _line_of(error: yaml.MarkedYAMLError) -> int:
+    mark = error.problem_mark or error.context_mark
+    return mark.line + 1 if mark else 1
+
+
+def _line(node: Node) -> int:
+    return int(node.start_mark.line) + 1
+
+
+def _plain(node: Node, path: Path, tree: Tree) -> Any:
+    if isinstance(node, MappingNode):
+        return _mapping(node, path, tree)
+    if isinstance(node, SequenceNode):
+        items = []
+        for index, item in enumerate(node.value):
+            tree.lines[(*path, index)] = _line(item)
+            items.append(_plain(item, (*path, index), tree))
+        return items
+    if isinstance(node, ScalarNode):
+        try:
+            return _scalar(node)
+        except ValueError as error:
+            tree.problems.append(Problem(path, _line(node), str(error)))
+    return None
+
+
+def _mapping(node: MappingNode, path: Path, tree: Tree) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key, value in node.value:
+        if not isinstance(key, ScalarNode):
+            what = "a key must be plain text, got a list or block; is a quote or a space missing?"
+            tree.problems.append(Problem(path, _line(key), what))
+            continue
+        name = str(key.value).encode("utf-8", "replace").decode()
+        here = (*path, name)
+        if name in values:
+            first = tree.lines[here]
+            text = f"given twice, first in line {first}, so one would be lost; remove one"
+            tree.problems.append(Problem(here, _line(key), text))
+            continue
+        tree.lines[here] = _line(key)
+        values[name] = _plain(value, here, tree)
+    return values
+
+
+def _scalar(node: ScalarNode) -> Any:
+    tag, text = node.tag, str(node.value)
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise ValueError("holds half a character (a surrogate); write the whole one")
+    if tag in _TEXT_TAGS:
+        return text
+    if tag == _TAG + "null":
+        return None
+    if tag == _TAG + "bool":
+        switches: dict[str, bool] = yaml.SafeLoader.bool_values
+        if text.lower() not in switches:
+            raise ValueError("must be true or false; write one of them")
+        return switches[text.lower()]
+    if tag in (_TAG + "int", _TAG + "float"):
+        return _number(text)
+    raise ValueError("tags (!) are not read; write a plain value")
+
+
+def _number(text: str) -> int | float:
+    """YAML 1.1 reads 1:30 as 90 and 010 as 8; nobody who writes them here means that."""
+    plain = text.replace("_", "")
+    if len(plain) > NUMBER_CHARACTERS:
+        raise ValueError(f"a number of more than {NUMBER_CHARACTERS} characters; shorten it")
+    if ":" in plain:
+        raise ValueError(f"'{text}' is a base-60 number in YAML; write a plain one, or quote text")
+    if re.fullmatch(r"[-+]?0[0-9]+", plain):
+        raise ValueError(f"'{text}' is an octal number in YAML; drop the leading zero")
+    try:
+        if re.fullmatch(r"[-+]?(0x[0-9a-fA-F]+|0b[01]+|[0-9]+)", plain):
+            return int(plain, 0)
+        value = float(plain)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(f"must be a finite number, got {text}; write a number")
+    return value
+
+
+def path_text(path: Path) -> str:
+    """`features[0].shift`; `(file)` for the file as a whole. Always one short word."""
+    words = (step if isinstance(step, int) else re.sub(r"[^\w-]", "?", step)[:64] for step in path)
+    text = "".join(f"[{word}]" if isinstance(word, int) else f".{word}" for word in words)
+    return text.lstrip(".") or "(file)"
