@@ -207,7 +207,7 @@ class CloudMachine:
         signed = self.signer.header(commit)
         out += sends(fx.Proxy(), signed, commit.blob, data, self.settings.packet_bytes)
         self._out = None
-        job.retries_left, job.attempt = job.start.retries, 0
+        job.retries_left, job.attempt = job.start.retries, 1
         if last:
             return [*out, fx.Work(SealRelease(job.start.job_id))]
         job.round += 1

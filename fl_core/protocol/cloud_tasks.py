@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fl_core.protocol.effects import Failed as Failed
 from fl_core.protocol.messages import Batch, Commit, Manifest
 
 
@@ -78,13 +79,6 @@ class Absorbed:
 @dataclass(frozen=True)
 class TooFew:
     """Too few valid segments were in the batch: the round is repeated."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class Failed:
-    """The host could not do it; `reason` is for the operator."""
 
     reason: str
 

@@ -70,10 +70,17 @@ class Timer:
 
 @dataclass(frozen=True)
 class Done:
-    """The host finished a `Work`; `result` is its outcome, or the error's reason slug."""
+    """The host finished a `Work`; `result` is its outcome, or `Failed`."""
 
     task: object
     result: object
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The result of a `Work` that could not be done; `reason` is a slug or a short sentence."""
+
+    reason: str
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from fl_core.protocol.effects import Failed as Failed
 from fl_core.protocol.messages import Exchanged, Manifest, Signed, Upload
 from fl_core.protocol.package import JobPackage, Package, ReleasePackage
 
@@ -68,13 +69,6 @@ class Install:
 
     manifest: Manifest
     package: ReleasePackage
-
-
-@dataclass(frozen=True)
-class Failed:
-    """The host could not do it; `reason` is a slug."""
-
-    reason: str
 
 
 # --- what the device keeps ------------------------------------------------------------------

@@ -1,0 +1,131 @@
+"""A whole fleet in one process and in virtual time: the same machines, hosts and frames.
+
+Deterministic: events run in the order of their time, then of their creation. `faults` decides
+what becomes of each frame: the list of delays at which it arrives (empty: lost, two: repeated).
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fl_core.errors import ProtocolError
+from fl_core.protocol import effects as fx
+from fl_core.protocol.codec import decode, encode
+from fl_core.transport.runtime import Host, perform
+
+Faults = Callable[[fx.Address, fx.Address, bytes], list[float]]
+LATENCY_S = 0.001
+
+
+def no_faults(_sender: fx.Address, _to: fx.Address, _frame: bytes) -> list[float]:
+    """Every frame arrives once, in order."""
+    return [LATENCY_S]
+
+
+@dataclass
+class Node:
+    """One machine and its host, at an address."""
+
+    address: fx.Address
+    machine: fx.Machine
+    host: Host
+    up: bool = True
+    refused: Counter[str] = field(default_factory=Counter)
+    timers: dict[str, int] = field(default_factory=dict)  # name -> number of the live timer
+
+
+class MemoryNet:
+    """Plays nodes against each other. `work_s(task)` is the virtual time that a task takes."""
+
+    def __init__(
+        self,
+        faults: Faults = no_faults,
+        work_s: Callable[[object], float] = lambda _task: 0.01,
+        packet_bytes: int = 65536,
+    ) -> None:
+        self.now_s = 0.0
+        self.nodes: dict[fx.Address, Node] = {}
+        self.faults, self.work_s, self.packet_bytes = faults, work_s, packet_bytes
+        self.wire: list[tuple[fx.Address, fx.Address, bytes]] | None = None  # set to record
+        self._queue: list[tuple[float, int, Node, fx.Event, int]] = []
+        self._order = itertools.count()
+        self._log = logging.getLogger("edgeveil.memory")
+
+    def add(self, address: fx.Address, machine: fx.Machine, host: Host) -> Node:
+        """Place a machine; it hears of its links with `connect`."""
+        node = self.nodes[address] = Node(address, machine, host)
+        return node
+
+    def connect(self, node: Node) -> None:
+        """The node's links come up."""
+        peers: list[fx.Address] = [fx.Proxy()]
+        if isinstance(node.address, fx.Proxy):
+            peers = [fx.Cloud(), fx.AllDevices()]
+        for peer in peers:
+            self.post(node, fx.Connected(peer))
+
+    def post(self, node: Node, event: fx.Event, delay_s: float = 0.0, timer: int = 0) -> None:
+        """Let an event happen to a node."""
+        heapq.heappush(self._queue, (self.now_s + delay_s, next(self._order), node, event, timer))
+
+    def run(self, until: Callable[[], bool], limit_s: float = 3600.0) -> bool:
+        """Run until the condition holds; False when nothing is left or `limit_s` passed."""
+        while not until():
+            if not self._queue or self._queue[0][0] > limit_s:
+                return until()
+            self.now_s, _, node, event, timer = heapq.heappop(self._queue)
+            if isinstance(event, fx.Timer):
+                if node.timers.get(event.name) != timer:
+                    continue
+                del node.timers[event.name]
+            if node.up:
+                self._step(node, event)
+        return True
+
+    def _step(self, node: Node, event: fx.Event) -> None:
+        for effect in node.machine.handle(event, self.now_s):
+            self._execute(node, effect)
+
+    def _execute(self, node: Node, effect: fx.Effect) -> None:
+        match effect:
+            case fx.Send(to=to, message=message):
+                self._send(node.address, to, encode(message))
+            case fx.SetTimer(name=name, delay_s=delay_s):
+                number = next(self._order)
+                node.timers[name] = number
+                self.post(node, fx.Timer(name), delay_s, number)
+            case fx.CancelTimer(name=name):
+                node.timers.pop(name, None)
+            case fx.Store(item=item):
+                node.host.store(item)
+            case fx.Work(task=task):
+                result = perform(node.host, task, self._log)
+                self.post(node, fx.Done(task, result), self.work_s(task))
+            case fx.Refuse(reason=reason):
+                node.refused[reason] += 1
+            case fx.Report() as report:
+                node.host.report(report)
+
+    def _send(self, sender: fx.Address, to: fx.Address, frame: bytes) -> None:
+        if isinstance(to, fx.AllDevices):
+            targets = [node for node in self.nodes.values() if isinstance(node.address, fx.Device)]
+        else:
+            targets = [self.nodes[to]] if to in self.nodes else []
+        for node in targets:
+            if self.wire is not None:
+                self.wire.append((sender, node.address, frame))
+            for delay_s in self.faults(sender, node.address, frame):
+                self._deliver(node, sender, frame, delay_s)
+
+    def _deliver(self, node: Node, sender: fx.Address, frame: bytes, delay_s: float) -> None:
+        try:
+            message = decode(frame, self.packet_bytes)
+        except ProtocolError as error:
+            node.refused[error.reason] += 1
+            return
+        self.post(node, fx.Received(sender, message), delay_s)

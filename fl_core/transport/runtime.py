@@ -1,0 +1,177 @@
+"""Runs one machine: events in, effects out, in order, on an asyncio loop.
+
+The machine is fed by one task, so it never sees two events at once. `Work` runs in the given
+executor and comes back as `Done`. A publication that fails because the link is down is dropped:
+every message that matters is sent again by the machine's own timers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from typing import Protocol
+
+from fl_core.errors import EdgeVeilError, ProtocolError
+from fl_core.protocol import effects as fx
+from fl_core.protocol.codec import decode, encode
+from fl_core.transport.link import LinkDown
+
+LOG_EVERY_S = 60.0
+INBOX_EVENTS = 4096
+
+Publish = Callable[[fx.Address, bytes], Awaitable[None]]
+
+
+class Host(Protocol):
+    """What a process does for its machine."""
+
+    def store(self, item: object) -> None:
+        """Make it durable before returning."""
+        ...
+
+    def perform(self, task: object) -> object:
+        """Do the work (called in the executor) and return its outcome."""
+        ...
+
+    def report(self, report: fx.Report) -> None:
+        """Tell a person; quick."""
+        ...
+
+
+class Refusals:
+    """Counts refusals by reason and logs each reason at most once a minute."""
+
+    def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self.counts: Counter[str] = Counter()
+        self._log, self._clock = log, clock
+        self._said: dict[str, float] = {}
+
+    def add(self, reason: str) -> None:
+        """One more refusal for this reason."""
+        self.counts[reason] += 1
+        now = self._clock()
+        if now - self._said.get(reason, -LOG_EVERY_S) >= LOG_EVERY_S:
+            self._said[reason] = now
+            self._log.warning("refused", extra={"reason": reason, "total": self.counts[reason]})
+
+
+class Runtime:
+    """One machine with its host and its way out."""
+
+    def __init__(
+        self,
+        machine: fx.Machine,
+        host: Host,
+        publish: Publish,
+        executor: Executor | None,
+        log: logging.Logger,
+        packet_bytes: int,
+    ) -> None:
+        self.machine, self.host, self._publish = machine, host, publish
+        self._executor, self._log, self._packet_bytes = executor, log, packet_bytes
+        self.refusals = Refusals(log)
+        self._events: asyncio.Queue[fx.Event] = asyncio.Queue()
+        self._room = asyncio.Semaphore(INBOX_EVENTS)
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._working: set[asyncio.Task[None]] = set()
+
+    async def receive(self, sender: fx.Address | None, frame: bytes) -> None:
+        """A frame from the link; waits while the machine is far behind."""
+        if sender is None:
+            self.refusals.add("foreign_topic")
+            return
+        try:
+            message = decode(frame, self._packet_bytes)
+        except ProtocolError as error:
+            self.refusals.add(error.reason)
+            return
+        await self._room.acquire()
+        self._events.put_nowait(fx.Received(sender, message))
+
+    def post(self, event: fx.Event) -> None:
+        """Queue an event of the process itself."""
+        self._events.put_nowait(event)
+
+    async def run(self) -> None:
+        """Feed the machine until cancelled."""
+        try:
+            while True:
+                event = await self._events.get()
+                if isinstance(event, fx.Received):
+                    self._room.release()
+                await self.step(event)
+        finally:
+            for timer in self._timers.values():
+                timer.cancel()
+            for task in self._working:
+                task.cancel()
+
+    async def step(self, event: fx.Event) -> None:
+        """One event and all its effects."""
+        for effect in self.machine.handle(event, time.monotonic()):
+            await self._execute(effect)
+
+    async def _execute(self, effect: fx.Effect) -> None:
+        match effect:
+            case fx.Send(to=to, message=message):
+                await self._send(to, encode(message))
+            case fx.SetTimer(name=name, delay_s=delay_s):
+                self._cancel(name)
+                loop = asyncio.get_running_loop()
+                self._timers[name] = loop.call_later(delay_s, self._fire, name)
+            case fx.CancelTimer(name=name):
+                self._cancel(name)
+            case fx.Store(item=item):
+                self.host.store(item)
+            case fx.Work(task=task):
+                job = asyncio.create_task(self._perform(task))
+                self._working.add(job)
+                job.add_done_callback(self._working.discard)
+            case fx.Refuse(reason=reason):
+                self.refusals.add(reason)
+            case fx.Report() as report:
+                self.host.report(report)
+
+    async def _send(self, to: fx.Address, frame: bytes) -> None:
+        try:
+            await self._publish(to, frame)
+        except LinkDown:
+            self.refusals.add("link_down")
+        except ProtocolError as error:
+            self.refusals.add(error.reason)
+
+    def _fire(self, name: str) -> None:
+        self._timers.pop(name, None)
+        self.post(fx.Timer(name))
+
+    def _cancel(self, name: str) -> None:
+        timer = self._timers.pop(name, None)
+        if timer:
+            timer.cancel()
+
+    async def _perform(self, task: object) -> None:
+        loop = asyncio.get_running_loop()
+        result = await loop.run_in_executor(self._executor, perform, self.host, task, self._log)
+        self.post(fx.Done(task, result))
+
+
+def perform(host: Host, task: object, log: logging.Logger) -> object:
+    """The host's outcome, or `Failed` with the reason: work never takes a process down."""
+    try:
+        return host.perform(task)
+    except ProtocolError as error:
+        return fx.Failed(error.reason)
+    except EdgeVeilError as error:
+        return fx.Failed(str(error))
+    except Exception as error:
+        # The text of an unexpected error could quote data, so only its type and place are told.
+        place = error.__traceback__
+        while place and place.tb_next:
+            place = place.tb_next
+        where = f"{place.tb_frame.f_code.co_name}:{place.tb_lineno}" if place else "?"
+        log.error("work failed", extra={"error": type(error).__name__, "place": where})
+        return fx.Failed(f"internal error ({type(error).__name__} in {where})")
