@@ -1,1 +1,14 @@
+"""Training methods: one idea per file, one table of names."""
 
+from __future__ import annotations
+
+from fl_core.algorithms.fm import FmCloud, FmDevice
+from fl_core.algorithms.fm_parameters import FmParameters
+from fl_core.algorithms.setting import Method, Setting
+from fl_core.registry import Table
+
+__all__ = ["METHODS", "Method", "MethodParameters", "Setting"]
+
+METHODS: Table[Method] = Table("method", {"fm": Method(FmParameters, FmDevice, FmCloud)})
+
+MethodParameters = FmParameters

@@ -105,7 +105,8 @@ def _laplace_candidates(t: Fraction, count: int, random_bytes: RandomBytes) -> I
     bits = np.frombuffer(random_bytes(-(-count // 8)), dtype=np.uint8)
     negative = np.unpackbits(bits, count=count).astype(bool)
     signed = np.where(negative, -magnitude, magnitude)
-    return signed[~(negative & (magnitude == 0))]
+    kept: Int64 = signed[~(negative & (magnitude == 0))]
+    return kept
 
 
 def _geometric(t: Fraction, count: int, random_bytes: RandomBytes) -> Int64:

@@ -1,0 +1,15 @@
+"""Re-expanded functional mechanism for a softmax head (`fm`).
+
+Around each broadcast W the cross-entropy is a second-order polynomial of ΔW whose coefficients
+are sums over records (Zhang et al. 2012, functional mechanism). The linear ones are perturbed
+every round; the quadratic ones, bounded by Böhning (1992), once; and devices minimise their own
+perturbed polynomial, which is post-processing. Proofs: `docs/privacy.md`.
+"""
+
+from __future__ import annotations
+
+from fl_core.algorithms.fm_cloud import FmCloud
+from fl_core.algorithms.fm_device import FmDevice
+from fl_core.algorithms.fm_parameters import FmParameters, Shares
+
+__all__ = ["FmCloud", "FmDevice", "FmParameters", "Shares"]

@@ -1,0 +1,129 @@
+"""Parameters of the re-expanded functional mechanism, and how its budget is shared."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from fl_core.algorithms.base import TRAIN, Exchange
+from fl_core.algorithms.setting import Setting
+from fl_core.errors import PrivacyError
+from fl_core.privacy.accountant import epsilon, mu_for
+from fl_core.privacy.events import GaussianEvent
+from fl_core.privacy.mechanisms import gaussian_event
+
+CENTRE, QUADRATIC, HEAD = "centre", "quadratic", "head.weight"
+SUM_BITS = 24  # sums stand on the grid 2**-24: products of two records' values on 2**-12
+STEP = 2.0**-SUM_BITS
+RESERVE = 1e-3  # part of δ kept for the discreteness of the noise
+
+
+class Shares(BaseModel):
+    """Shares of μ² for the two preparatory sums; the training rounds get the rest."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    centre: float = Field(default=0.02, gt=0, lt=1)
+    quadratic: float = Field(default=0.2, gt=0, lt=1)
+
+    @model_validator(mode="after")
+    def _leave_a_rest(self) -> Self:
+        if self.centre + self.quadratic >= 1:
+            raise ValueError("centre and quadratic must leave a share for the training rounds")
+        return self
+
+    @property
+    def linear(self) -> float:
+        """The share of all training rounds together."""
+        return 1.0 - self.centre - self.quadratic
+
+
+class FmParameters(BaseModel):
+    """`clip` bounds a record's linear coefficients (L2), `radius` its centred features (public).
+
+    `ridge` multiplies the noise level; `curvature` bounds the softmax Hessian (½: Böhning 1992).
+    The model is the average of the iterates after the first `average_from` of the rounds.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    method: Literal["fm"] = "fm"
+    rounds: int = Field(default=15, ge=1, le=10_000)
+    clip: float = Field(default=0.6, gt=0, le=2.0)
+    radius: float = Field(default=0.7, gt=0, le=2.0)
+    ridge: float = Field(default=0.3, gt=0, le=1e3)
+    curvature: float = Field(default=0.5, gt=0, le=1.0)
+    shares: Shares = Shares()
+    local_steps: int = Field(default=20, ge=1, le=1000)
+    average_from: float = Field(default=0.7, ge=0, lt=1)
+    max_weight: float = Field(default=1024.0, gt=0, le=65536.0)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The event of each phase: what a device pays for one answer."""
+
+    centre: GaussianEvent
+    quadratic: GaussianEvent
+    linear: GaussianEvent
+    participations: int
+
+    def job_events(self) -> tuple[GaussianEvent, ...]:
+        """All events of one device's part in the whole job."""
+        return (self.centre, self.quadratic, *[self.linear] * self.participations)
+
+    def event(self, exchange: Exchange) -> GaussianEvent:
+        """The event of one exchange."""
+        if exchange.phase == TRAIN:
+            return self.linear
+        return self.centre if exchange.phase == CENTRE else self.quadratic
+
+
+def budget(parameters: FmParameters, setting: Setting) -> Budget:
+    """Noise such that a device's whole part in the job is (ε, δ)-DP per record.
+
+    μ² is shared out (Gaussian DP composes by Σμ²); the result is priced again by the accountant.
+    Raises `PrivacyError` if the noise grid is too coarse to meet (ε, δ).
+    """
+    mu = mu_for(setting.epsilon, setting.delta * (1 - RESERVE))
+    times, d = min(setting.max_participations, parameters.rounds), setting.dimension
+    shares, unit = parameters.shares, 1 << SUM_BITS
+
+    def event(what: str, bound: float, share: float, size: int, symmetric: bool) -> GaussianEvent:
+        layout: Literal["symmetric", "vector"] = "symmetric" if symmetric else "vector"
+        steps, level = int(bound * unit), mu * math.sqrt(share)
+        return gaussian_event(what, steps, level, size, grid_bits=SUM_BITS, layout=layout)
+
+    result = Budget(
+        centre=event("sum of features", 1.0, shares.centre, d, False),
+        quadratic=event(
+            "sum of quadratic coefficients", 1.0, shares.quadratic, d * (d + 1) // 2, True
+        ),
+        linear=event(
+            "sum of linear coefficients",
+            parameters.clip,
+            shares.linear / times,
+            d * setting.classes,
+            False,
+        ),
+        participations=times,
+    )
+    price = epsilon(result.job_events(), setting.delta)
+    if price.epsilon > setting.epsilon:
+        raise PrivacyError(
+            f"the noise grid is too coarse for epsilon = {setting.epsilon}: {price.epsilon:.6g}",
+            fix="lower epsilon or raise delta",
+        )
+    return result
+
+
+def symmetric(triangle: NDArray[np.floating], d: int) -> NDArray[np.float64]:
+    """The symmetric (d, d) matrix of a flat upper triangle."""
+    matrix = np.zeros((d, d))
+    matrix[np.triu_indices(d)] = triangle
+    return matrix + np.triu(matrix, 1).T

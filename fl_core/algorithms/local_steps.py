@@ -1,0 +1,46 @@
+"""Torch steps on a quadratic, with coefficients fixed by its public curvature."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def minimise_quadratic(
+    linear: NDArray[np.float64],
+    curvature: NDArray[np.floating],
+    spectrum: tuple[float, float],
+    steps: int,
+) -> NDArray[np.float32]:
+    """Approximate minimiser ΔW (d, c) of ⟨linear, ΔW⟩ + ½⟨ΔW, curvature·ΔW⟩ from ΔW = 0.
+
+    Chebyshev semi-iteration (Saad 2003, alg. 12.1) for eigenvalues in `spectrum` = (low, high),
+    0 < low <= high. Its coefficients depend on the spectrum alone, so ΔW is linear in `linear`
+    and the mean over devices is the step on the mean polynomial. Runs on CUDA, else MPS, else
+    the CPU, in float64 except on MPS. Needs torch.
+    """
+    import torch
+
+    device = _best_device()
+    dtype = torch.float32 if device == "mps" else torch.float64
+    a = torch.as_tensor(np.ascontiguousarray(curvature)).to(dtype).to(device)
+    residual = -torch.as_tensor(np.ascontiguousarray(linear)).to(dtype).to(device)
+    middle = (spectrum[1] + spectrum[0]) / 2
+    half = max((spectrum[1] - spectrum[0]) / 2, 1e-9 * middle)
+    rate = half / middle
+    step, total = residual / middle, torch.zeros_like(residual)
+    for _ in range(steps):
+        total = total + step
+        residual = residual - a @ step
+        previous, rate = rate, 1 / (2 * middle / half - rate)
+        step = rate * previous * step + (2 * rate / half) * residual
+    result: NDArray[np.float32] = total.cpu().numpy().astype(np.float32)
+    return result
+
+
+def _best_device() -> str:
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"

@@ -1,0 +1,40 @@
+"""The noise-free reference of a demo: the same two halves, on public data, without noise.
+
+For tools only. It writes to no ledger and prices nothing: what it shows is not private.
+"""
+
+from __future__ import annotations
+
+from fl_core.algorithms.base import TRAIN, Records, Tensors
+from fl_core.algorithms.fm import FmCloud, FmDevice
+from fl_core.algorithms.fm_parameters import FmParameters
+from fl_core.algorithms.setting import Setting
+from fl_core.models.softmax_head import probabilities
+
+
+def noise_free_reference(
+    parameters: FmParameters, setting: Setting, train: Records, test: Records
+) -> list[float]:
+    """Test accuracy after each training round without noise; `train` pools all devices' records.
+
+    The mean over `setting.devices` devices of exact sums is the pooled sum over that number, and
+    local steps are linear in the sums, so no device needs to be played alone. The ridge stays
+    as the noise would have set it.
+    """
+    device, cloud = FmDevice(parameters, setting), FmCloud(parameters, setting)
+    state = cloud.initial_state()
+    accuracies: list[float] = []
+    for exchange in cloud.plan():
+        tensors = cloud.package(state, exchange)
+        mean = device.sums(exchange, tensors, train) / setting.devices
+        segments = device.finish(exchange, tensors, mean)
+        state = cloud.absorb(state, exchange, segments, setting.devices)
+        if exchange.phase == TRAIN:
+            accuracies.append(accuracy(cloud.model(state), setting, test))
+    return accuracies
+
+
+def accuracy(weights: Tensors, setting: Setting, test: Records) -> float:
+    """Fraction of `test` records whose most probable class is their label."""
+    predicted = probabilities(setting.features, test.x, weights).argmax(axis=1)
+    return float((predicted == test.y).mean())

@@ -1,0 +1,57 @@
+"""What a job tells a method beside the method's own parameters; all of it is public."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fl_core.algorithms.base import CloudMethod, DeviceMethod
+from fl_core.errors import PrivacyError
+from fl_core.features import FeatureMap
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The public facts that both halves of a method are built from.
+
+    `epsilon` and `delta` bound the whole training of one device's data set, for a device that
+    takes part in at most `max_participations` training rounds. `input_shape` is a record's,
+    `nominal_records` the public divisor per device, `devices` the number expected per round.
+    Training rounds whose number is a multiple of `infer_every` ask for softmax uploads; 0: none.
+    """
+
+    epsilon: float
+    delta: float
+    max_participations: int
+    classes: int
+    input_shape: tuple[int, ...]
+    features: FeatureMap
+    nominal_records: int
+    devices: int
+    infer_every: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("max_participations", 1),
+            ("classes", 2),
+            ("nominal_records", 1),
+            ("devices", 1),
+            ("infer_every", 0),
+        ):
+            if getattr(self, name) < least:
+                raise PrivacyError(f"{name}: must be at least {least}, got {getattr(self, name)}")
+
+    @property
+    def dimension(self) -> int:
+        """d, the number of features."""
+        return self.features.output_dim(self.input_shape)
+
+
+@dataclass(frozen=True)
+class Method:
+    """One entry of the table of methods: its parameters (a pydantic model) and its halves."""
+
+    parameters: type[Any]
+    device: Callable[[Any, Setting], DeviceMethod]
+    cloud: Callable[[Any, Setting], CloudMethod]
