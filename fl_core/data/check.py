@@ -41,8 +41,8 @@ class DataReport:
             found.append(f"{self.labels_outside} labels are outside the classes: dropped")
         if self.out_of_range:
             found.append(
-                f"{self.out_of_range} records leave the declared range: they are clipped, "
-                "check input_scale"
+                f"{self.out_of_range} records hold values beyond the job's input_scale: "
+                "check that the units are the same"
             )
         if not self.usable:
             found.append("no record is usable: this device would send noise alone")

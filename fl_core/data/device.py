@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_core.algorithms.base import Records
-from fl_core.data.digits import TEST_RECORDS
+from fl_core.data.digits import load_digits_split
 from fl_core.data.partition import partition
 from fl_core.data.sources import Origin, load_records
 from fl_core.data.split import split_once
@@ -38,8 +38,8 @@ class ShardSettings(Protocol):
     def seed(self) -> int: ...
 
 
-class DataSettings(Protocol):
-    """The `data` block of a device's site file."""
+class SourceSettings(Protocol):
+    """Where records come from, as a site file says it."""
 
     @property
     def source(self) -> str: ...
@@ -48,18 +48,28 @@ class DataSettings(Protocol):
     @property
     def labels_path(self) -> Path | None: ...
     @property
+    def label_column(self) -> str | None: ...
+    @property
+    def test_records(self) -> int: ...
+
+
+class DataSettings(SourceSettings, Protocol):
+    """The `data` block of a device's site file."""
+
+    @property
     def shard(self) -> ShardSettings | None: ...
 
 
-def own_records(data: DataSettings, *, test_records: int = TEST_RECORDS) -> Records:
+def held_records(data: SourceSettings) -> Records:
+    """The records that a cloud tests models on: of `digits` the half no device gets."""
+    if data.source == "digits":
+        return load_digits_split(data.test_records)[1]
+    return load_records(data.source, _origin(data))
+
+
+def own_records(data: DataSettings) -> Records:
     """All records of this device, its shard where one is set. Raises DataError, UsageError."""
-    origin = Origin(
-        path=data.path,
-        labels_path=data.labels_path,
-        label_column=getattr(data, "label_column", None),
-        test_records=test_records,
-    )
-    records = load_records(data.source, origin)
+    records = load_records(data.source, _origin(data))
     shard = data.shard
     if shard is None:
         return records
@@ -70,21 +80,15 @@ def own_records(data: DataSettings, *, test_records: int = TEST_RECORDS) -> Reco
             fix="number the devices from 0",
         )
     rule = shard.partition
-    shares = partition(
-        records.y, shard.devices, rule.kind, rule.classes_per_device or 1, shard.seed
-    )
+    shares = partition(records.y, shard.devices, rule.kind, rule.classes_per_device, shard.seed)
     return take(records, shares[shard.index])
 
 
 def device_records(
-    data: DataSettings,
-    split_key: bytes,
-    *,
-    evaluation_share: float,
-    test_records: int = TEST_RECORDS,
+    data: DataSettings, split_key: bytes, *, evaluation_share: float
 ) -> tuple[Records, Records]:
     """(training, evaluation) records of this device; disjoint and the same at every start."""
-    records = own_records(data, test_records=test_records)
+    records = own_records(data)
     training, evaluation = split_once(records.x, evaluation_share, split_key)
     return take(records, training), take(records, evaluation)
 
@@ -92,3 +96,12 @@ def device_records(
 def take(records: Records, indices: NDArray[np.int64]) -> Records:
     """The records at `indices`, copied."""
     return Records(records.x[indices], records.y[indices])
+
+
+def _origin(data: SourceSettings) -> Origin:
+    return Origin(
+        path=data.path,
+        labels_path=data.labels_path,
+        label_column=data.label_column,
+        test_records=data.test_records,
+    )

@@ -1,0 +1,126 @@
+"""Scores against hand-worked cases, and an answer for every degenerate one."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from fl_core.errors import DataError, UsageError
+from fl_core.evaluation import EVALUATIONS, cluster_scores, project_2d
+
+# Two clusters of two points on a line, at 0 and 1, 10 and 11: the entry that is larger says
+# which. Distances within are √2, between about 10√2.
+POINTS = np.array([[12, 0], [11, 1], [1, 11], [0, 12]], float)
+
+
+def test_the_cluster_is_the_largest_entry():
+    assert cluster_scores(POINTS, "NOT_EVAL", 4).labels == (0, 0, 1, 1)
+
+
+def test_silhouette_by_hand():
+    # Along the line: a = 1; b = 10.5 or 11.5 to the other cluster's two points, by symmetry.
+    outer, inner = 1 - 1 / 11.5, 1 - 1 / 10.5
+    got = cluster_scores(POINTS, "SILHOUETTE_SCORE", 4)
+    assert got.score == pytest.approx((outer + inner) / 2)
+    assert (got.reason, got.used, got.wanted) == ("", 4, 4)
+
+
+def test_calinski_harabasz_by_hand():
+    # Between: 4 · 5.5² · 2, within: 4 · 0.5² · 2, degrees of freedom 1 and 2.
+    got = cluster_scores(POINTS, "CALINSKI_HARABASZ_SCORE", 4)
+    assert got.score == pytest.approx((4 * 5.5**2 / 1) / (4 * 0.5**2 / 2))
+
+
+def test_davies_bouldin_by_hand():
+    assert cluster_scores(POINTS, "DAVIES_BOULDIN_SCORE", 4).score == pytest.approx(1 / 11)
+
+
+def test_only_the_first_uploads_count():
+    more = np.concatenate([POINTS, [[5.0, 5.1]]])
+    got = cluster_scores(more, "SILHOUETTE_SCORE", 4)
+    assert got.score == cluster_scores(POINTS, "SILHOUETTE_SCORE", 4).score
+    assert got.labels == (0, 0, 1, 1, -1)
+
+
+def test_fewer_uploads_than_wanted_are_said():
+    got = cluster_scores(POINTS, "SILHOUETTE_SCORE", 1000)
+    assert got.score is not None
+    assert "4 of 1000" in got.reason
+
+
+@pytest.mark.parametrize(
+    ("vectors", "reason"),
+    [
+        (np.zeros((0, 2)), "at least 3"),
+        (POINTS[[0, 3]], "at least 3"),
+        (np.array([[2, 1], [3, 1], [4, 0]]), "one cluster"),
+        (np.eye(3), "single upload"),
+    ],
+)
+@pytest.mark.parametrize("kind", [name for name in EVALUATIONS if name != "NOT_EVAL"])
+def test_degenerate_uploads_have_no_score_and_say_why(kind, vectors, reason):
+    got = cluster_scores(vectors, kind, 1000)
+    assert got.score is None
+    assert reason in got.reason
+
+
+def test_no_inner_spread_is_not_a_poor_score():
+    same = np.array([[1.0, 0], [1, 0], [0, 1], [0, 1]])
+    got = cluster_scores(same, "CALINSKI_HARABASZ_SCORE", 4)
+    assert got.score is None
+    assert "infinite" in got.reason
+    assert cluster_scores(same, "SILHOUETTE_SCORE", 4).score == 1.0
+
+
+def test_vectors_that_are_not_finite_are_left_out():
+    spoilt = np.concatenate([[[np.nan, 1.0]], POINTS, [[np.inf, 0]]])
+    got = cluster_scores(spoilt, "SILHOUETTE_SCORE", 6)
+    assert got.labels == (-1, 0, 0, 1, 1, -1)
+    assert got.score == cluster_scores(POINTS, "SILHOUETTE_SCORE", 4).score
+    assert "4 of 6" in got.reason
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    arrays.arrays(np.float64, st.tuples(st.integers(0, 8), st.integers(1, 4))),
+    st.sampled_from(EVALUATIONS.names()),
+)
+def test_total(vectors, kind):
+    got = cluster_scores(vectors, kind, 5)
+    assert got.score is None or np.isfinite(got.score)
+    assert got.score is not None or got.reason
+    assert len(got.labels) == len(vectors)
+
+
+def test_refusals():
+    with pytest.raises(UsageError, match="did you mean 'SILHOUETTE_SCORE'"):
+        cluster_scores(POINTS, "SILHOUETTE", 4)
+    with pytest.raises(DataError):
+        cluster_scores(POINTS[0], "NOT_EVAL", 4)
+    with pytest.raises(DataError):
+        cluster_scores(POINTS, "NOT_EVAL", 0)
+
+
+def test_projection_keeps_distances_of_a_plane_and_its_sign():
+    random = np.random.default_rng(3)
+    flat = random.normal(size=(12, 2)) * [5, 1]
+    turn = np.linalg.qr(random.normal(size=(4, 4)))[0][:, :2]
+    lifted = flat @ turn.T + 7
+    got = project_2d(lifted)
+    wanted = np.linalg.norm(flat[:, None] - flat[None], axis=2)
+    assert np.allclose(np.linalg.norm(got[:, None] - got[None], axis=2), wanted)
+    assert np.ptp(got[:, 0]) > np.ptp(got[:, 1])
+    assert np.allclose(project_2d(lifted[::-1])[::-1], got)
+
+
+def test_projection_of_odd_inputs():
+    assert project_2d(np.zeros((0, 3))).shape == (0, 2)
+    assert project_2d(np.array([[1.0, 2.0, 3.0]])).tolist() == [[0, 0]]
+    assert project_2d(np.array([[1.0], [3.0]])).tolist() == [[-1, 0], [1, 0]]
+    got = project_2d(np.array([[1.0, 0], [np.nan, 0], [-1, 0]]))
+    assert np.isnan(got[1]).all()
+    assert np.isfinite(got[[0, 2]]).all()
+    assert np.isfinite(project_2d(np.array([[1e300, 0], [-1e300, 1]]))).all()
+    with pytest.raises(DataError):
+        project_2d(np.zeros(3))

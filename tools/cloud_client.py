@@ -1,0 +1,123 @@
+"""A small client of the cloud's HTTP control, for the commands of `edgeveil job`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from cloud_server.http_token import read_token
+from fl_core.errors import ConfigError, UsageError
+
+TIMEOUT_S = 10.0
+POLL_S = 20.0
+
+
+class CloudClient:
+    """Requests to one cloud. Each method raises UsageError or ConfigError with the fix."""
+
+    def __init__(self, url: str, token_file: Path) -> None:
+        parts = urlsplit(url)
+        try:
+            port = parts.port
+        except ValueError:
+            port = -1
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+            raise UsageError("is no address of a cloud", where=url, fix="use http://127.0.0.1:8701")
+        self.url = url.rstrip("/")
+        self._tls, self._host, self._port = parts.scheme == "https", parts.hostname, port
+        self._prefix = parts.path.rstrip("/")
+        if not token_file.is_file():
+            raise UsageError(
+                "no such token file",
+                where=str(token_file),
+                fix="name the file http.token in the cloud's state_dir; its first start makes it",
+            )
+        self._token = read_token(token_file)
+
+    def submit(self, job_yaml: bytes) -> str:
+        """Queue a job; returns its id. ConfigError holds all problems that the cloud found."""
+        return str(self._json("POST", "/jobs", job_yaml)["id"])
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """All jobs, oldest first."""
+        return list(self._json("GET", "/jobs")["jobs"])
+
+    def job(self, job: str) -> dict[str, Any]:
+        """One job with its committed exchanges."""
+        return self._json("GET", f"/jobs/{quote(job, safe='')}")
+
+    def cancel(self, job: str) -> dict[str, Any]:
+        """Cancel a job that has not ended; returns it."""
+        return self._json("POST", f"/jobs/{quote(job, safe='')}/cancel")
+
+    def events(self, job: str, after: int = 0, wait_s: float = 0.0) -> list[dict[str, Any]]:
+        """Events after number `after`; waits up to `wait_s` for the first."""
+        path = f"/jobs/{quote(job, safe='')}/events?after={after}&wait_s={wait_s:g}"
+        return list(self._json("GET", path, timeout_s=TIMEOUT_S + wait_s)["events"])
+
+    def follow(self, job: str, poll_s: float = POLL_S) -> Iterator[dict[str, Any]]:
+        """All events of a job from its beginning until it has ended."""
+        after = 0
+        while True:
+            # Asked before the events: what came up to the end is then among them.
+            ended = self.job(job)["ended_at"] is not None
+            found = self.events(job, after, 0.0 if ended else poll_s)
+            yield from found
+            if found:
+                after = int(found[-1]["seq"])
+            elif ended:
+                return
+
+    def model(self, job: str, kind: str = "onnx") -> bytes:
+        """The final model's file, `onnx` or `safetensors`."""
+        return self._request("GET", f"/jobs/{quote(job, safe='')}/model.{kind}", None, 60.0)
+
+    def _json(
+        self, method: str, path: str, body: bytes | None = None, *, timeout_s: float = TIMEOUT_S
+    ) -> dict[str, Any]:
+        found = _mapping(self._request(method, path, body, timeout_s))
+        if found is None:
+            raise UsageError(
+                "answers something else than a cloud", where=self.url, fix="check the address"
+            )
+        return found
+
+    def _request(self, method: str, path: str, body: bytes | None, timeout_s: float) -> bytes:
+        kind = HTTPSConnection if self._tls else HTTPConnection
+        connection = kind(self._host, self._port, timeout=timeout_s)
+        try:
+            headers = {"Authorization": f"Bearer {self._token}"}
+            connection.request(method, self._prefix + path, body, headers)
+            answer = connection.getresponse()
+            content = answer.read()
+        except (OSError, HTTPException) as error:
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise UsageError(
+                f"the cloud does not answer ({reason})",
+                where=self.url,
+                fix="start it with edgeveil cloud --config configs/cloud.yaml, or pass --cloud URL",
+            ) from error
+        finally:
+            connection.close()
+        if answer.status >= 400:
+            raise self._refused(answer.status, content)
+        return content
+
+    def _refused(self, status: int, content: bytes) -> ConfigError | UsageError:
+        found = _mapping(content) or {}
+        if isinstance(found.get("problems"), list):
+            return ConfigError([str(problem) for problem in found["problems"]])
+        what = str(found.get("what", f"answers HTTP status {status}"))
+        return UsageError(what, where=self.url, fix=str(found.get("fix", "")))
+
+
+def _mapping(content: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None

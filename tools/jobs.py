@@ -1,0 +1,102 @@
+"""`edgeveil job submit | list | watch | cancel`: thin commands over the cloud's HTTP control."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from fl_core.errors import JobFailed, UsageError
+from tools.cloud_client import CloudClient
+
+
+def submit(path: Path, cloud_url: str, token_file: Path) -> int:
+    """Queue the job file `path` and print its id. ConfigError lists every problem of the file."""
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"cannot be read ({error.strerror})", where=str(path), fix="name a job file"
+        ) from error
+    print(CloudClient(cloud_url, token_file).submit(text))
+    return 0
+
+
+def list_jobs(cloud_url: str, token_file: Path, *, as_json: bool = False) -> int:
+    """Print all jobs, oldest first; as one JSON line each if `as_json`."""
+    jobs = CloudClient(cloud_url, token_file).jobs()
+    if as_json:
+        for job in jobs:
+            print(json.dumps(job))
+        return 0
+    table = Table(box=None, pad_edge=False)
+    for column in ("id", "status", "submitted", "reason"):
+        table.add_column(column, overflow="fold")
+    for job in jobs:
+        when = datetime.fromtimestamp(job["submitted_at"]).isoformat(" ", "seconds")
+        table.add_row(job["id"], job["status"], when, job["reason"])
+    Console().print(table if jobs else "no jobs yet", markup=False)
+    return 0
+
+
+def watch(job: str, cloud_url: str, token_file: Path, *, as_json: bool = False) -> int:
+    """Follow a job until it has ended: a live table of its rounds, or its events as JSON lines.
+
+    Returns 0 for a completed job; JobFailed for one that failed or was cancelled.
+    """
+    client = CloudClient(cloud_url, token_file)
+    if as_json:
+        for event in client.follow(job):
+            print(json.dumps(event), flush=True)
+    else:
+        with Live(_rounds(client.job(job)), auto_refresh=False) as live:
+            for _event in client.follow(job):
+                live.update(_rounds(client.job(job)), refresh=True)
+            live.update(_rounds(client.job(job)), refresh=True)
+    return _outcome(client.job(job))
+
+
+def cancel(job: str, cloud_url: str, token_file: Path) -> int:
+    """Cancel a job that waits or runs."""
+    entry = CloudClient(cloud_url, token_file).cancel(job)
+    print(f"{entry['id']}: {entry['status']}")
+    return 0
+
+
+def _outcome(job: Mapping[str, Any]) -> int:
+    if job["status"] == "completed":
+        return 0
+    raise JobFailed(job["reason"] or job["status"], where=job["id"])
+
+
+def _rounds(job: Mapping[str, Any]) -> Table:
+    title = f"{job['id']}: {job['status']}" + (f" ({job['reason']})" if job["reason"] else "")
+    table = Table(title=title, box=None, pad_edge=False, title_justify="left")
+    for column in ("round", "answered", "accuracy", "score", "seconds", "bytes"):
+        table.add_column(column, justify="right")
+    for row in _cells(job["exchanges"]):
+        table.add_row(*row)
+    return table
+
+
+def _cells(exchanges: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, ...]]:
+    for record in exchanges:
+        scores = record["scores"] or {}
+        yield (
+            str(record["number"]) if record["number"] else record["phase"],
+            str(record["uploads"]),
+            _figure(record["accuracy"]),
+            _figure(scores.get("score")),
+            f"{record['seconds']:.1f}",
+            f"{sum(record['bytes'].values()):,}",
+        )
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
