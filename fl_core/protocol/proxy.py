@@ -346,7 +346,7 @@ class ProxyMachine:
             return self._refuse_upload(device, digest, "refused", error.reason)
         fetch = self._from_devices.get(device)
         if fetch is None or fetch.header.blob.digest != digest:
-            fetch = self._from_devices[device] = Fetch(offer, header, self.settings.blob_bytes)
+            fetch = self._from_devices[device] = Fetch(offer, header, self.settings.upload_bytes)
         complete = False
         for part in first_data(offer, header.blob):
             complete = fetch.add(part)

@@ -91,6 +91,7 @@ class ProxySettings:
     packet_bytes: int = 65536
     blob_bytes: int = 256 << 20
     push_bytes: int = 1 << 20  # larger blobs are pulled, with bounded credit
+    upload_bytes: int = 64 << 20
     spool_bytes: int = 1 << 30
     min_batch_floor: int = 3
     repair_s: float = 1.0

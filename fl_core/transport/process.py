@@ -1,0 +1,62 @@
+"""The life of a process: keys at start, tasks until the first ends or a signal, a clean stop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+
+from fl_core.crypto.keys import SigningKey, VerifyKey
+from fl_core.errors import UsageError
+
+EXIT_S = 3.0
+
+
+def own_signing_key(state_dir: Path, role: str) -> SigningKey:
+    """`<role>.key` in the state folder, made at the first start with its public half beside it."""
+    state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = state_dir / f"{role}.key"
+    if not path.exists():
+        key = SigningKey.generate()
+        key.save(path)
+        key.public().save(path.with_suffix(".pub"))
+    return SigningKey.load(path)
+
+
+def peer_key(path: Path, whose: str) -> VerifyKey:
+    """The pinned public key of another party. Raises UsageError if there is none."""
+    if not path.is_file():
+        raise UsageError(
+            f"the public key of {whose} is not there",
+            where=str(path),
+            fix=f"copy {whose}'s .pub file to this place",
+        )
+    return VerifyKey.load(path)
+
+
+def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[object, object, int]]) -> int:
+    """Run `main(stop)`; SIGINT and SIGTERM set `stop`, a second one ends at once."""
+
+    async def body() -> int:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        return await main(stop)
+
+    return asyncio.run(body())
+
+
+async def first_of(stop: asyncio.Event, *work: Awaitable[object]) -> None:
+    """Wait for the stop or for the first task to end; its error, if any, is raised."""
+    waiting = asyncio.ensure_future(stop.wait())
+    tasks = [asyncio.ensure_future(item) for item in work]
+    done, _ = await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
+    for task in (waiting, *tasks):
+        if task not in done:
+            task.cancel()
+    await asyncio.wait([waiting, *tasks], timeout=EXIT_S)
+    for task in done:
+        if task is not waiting:
+            task.result()

@@ -1,0 +1,40 @@
+"""What the proxy's process does for its machine: keep, and show how things stand."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from fl_core.protocol import effects as fx
+from proxy.spool import Spool
+
+LOG = logging.getLogger("edgeveil.proxy")
+
+
+class ProxyHost:
+    """Stores what the machine says and gathers its reports for the status page."""
+
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
+        self.online = 0
+        self.round: dict[str, Any] = {}
+
+    def store(self, item: object) -> None:
+        """Durable before the next effect."""
+        self._spool.store(item)
+
+    def perform(self, task: object) -> object:
+        """The proxy's machine asks for no work."""
+        return fx.Failed("no_work_here")
+
+    def report(self, report: fx.Report) -> None:
+        """Counts only; a device's id is never among them."""
+        data: Mapping[str, Any] = report.data
+        if report.what == "devices_online":
+            self.online = int(data["count"])
+        elif report.what == "round_open":
+            self.round = {"index": data["round"], "phase": data["phase"], "uploads": 0}
+        elif report.what == "answered":
+            self.round = {**self.round, **data, "index": data["round"]}
+        LOG.debug(report.what, extra=dict(data))

@@ -1,0 +1,136 @@
+"""The proxy process: two links, one machine, one spool, one status page."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+
+from aiohttp import web
+
+from fl_core import logs
+from fl_core.config import ProxySite
+from fl_core.protocol import effects as fx
+from fl_core.protocol.envelope import Signer
+from fl_core.protocol.proxy import ProxyMachine
+from fl_core.protocol.proxy_tasks import ProxySettings
+from fl_core.transport.http import serve
+from fl_core.transport.process import first_of, own_signing_key, peer_key, run_until_stopped
+from fl_core.transport.runtime import Runtime
+from fl_core.transport.sessions import Session, link_settings
+from fl_core.transport.topics import CLOUD_OUT, DEVICES_UP, proxy_topic
+from proxy.host import LOG, ProxyHost
+from proxy.registry import Registry
+from proxy.spool import Spool
+
+ROSTER_CHECK_S = 1.0
+
+
+def run(site: ProxySite) -> int:
+    """Run until SIGINT or SIGTERM; 0 after a clean stop. Raises EdgeVeilError at start."""
+    logs.setup(site.log.level, site.log.format)
+    return run_until_stopped(lambda stop: _Proxy(site).run(stop))
+
+
+class _Proxy:
+    def __init__(self, site: ProxySite) -> None:
+        self.site = site
+        key = own_signing_key(site.state_dir, "proxy")
+        self.registry = Registry(site.state_dir / "registry.sqlite")
+        self.spool = Spool(site.state_dir / "spool.sqlite")
+        self.host = ProxyHost(self.spool)
+        limits = site.limits
+        self.machine = ProxyMachine(
+            Signer("proxy", key),
+            peer_key(site.cloud_key_file, "the cloud"),
+            self.registry,
+            secrets.SystemRandom().shuffle,
+            self.spool.load(),
+            ProxySettings(
+                packet_bytes=limits.packet_bytes,
+                blob_bytes=limits.blob_bytes,
+                upload_bytes=limits.upload_bytes,
+                spool_bytes=limits.spool_bytes,
+                min_batch_floor=site.min_batch_floor,
+            ),
+        )
+        packet_bytes = limits.packet_bytes
+        self.edge = Session(
+            link_settings(site.edge_broker, "proxy", packet_bytes),
+            [DEVICES_UP],
+            fx.AllDevices(),
+            proxy_topic,
+        )
+        self.cloud = Session(
+            link_settings(site.cloud_broker, "proxy", packet_bytes),
+            [CLOUD_OUT],
+            fx.Cloud(),
+            proxy_topic,
+        )
+        self.runtime = Runtime(self.machine, self.host, self._publish, None, LOG, packet_bytes)
+
+    async def _publish(self, to: fx.Address, frame: bytes) -> None:
+        session = self.cloud if isinstance(to, fx.Cloud) else self.edge
+        await session.publish(to, frame)
+
+    async def run(self, stop: asyncio.Event) -> int:
+        site = self.site
+        await self.edge.attach(self.runtime, _said("edge broker"))
+        await self.cloud.attach(self.runtime, _said("cloud broker"))
+        app = web.Application()
+        app.add_routes([web.get("/healthz", self._healthz), web.get("/status", self._status)])
+        http = await serve(app, site.http.host, site.http.port)
+        try:
+            await self.edge.link.connect_or_raise()
+            await self.cloud.link.connect_or_raise()
+            self.runtime.post(fx.Command("started"))
+            LOG.info("running", extra={"http": http.url, "enrolled": len(self.registry.devices())})
+            await first_of(
+                stop,
+                self.edge.link.run_forever(),
+                self.cloud.link.run_forever(),
+                self.runtime.run(),
+                self._watch_registry(),
+            )
+        finally:
+            await http.stop()
+            await self.edge.link.close()
+            await self.cloud.link.close()
+            self.spool.close()
+        LOG.info("stopped")
+        return 0
+
+    async def _watch_registry(self) -> None:
+        """Tell the cloud when the operator admitted or revoked a device."""
+        while True:
+            await asyncio.sleep(ROSTER_CHECK_S)
+            if self.registry.changed():
+                self.runtime.post(fx.Command("roster_changed"))
+
+    async def _healthz(self, _request: web.Request) -> web.Response:
+        up = self.edge.link.connected and self.cloud.link.connected
+        return web.json_response({"status": "ok" if up else "degraded"}, status=200 if up else 503)
+
+    async def _status(self, _request: web.Request) -> web.Response:
+        return web.json_response(
+            {
+                "enrolled": len(self.registry.devices()),
+                "online": self.host.online,
+                "round": self.host.round,
+                "bytes": {
+                    "devices_in": self.edge.bytes["in"],
+                    "devices_out": self.edge.bytes["out"],
+                    "cloud_in": self.cloud.bytes["in"],
+                    "cloud_out": self.cloud.bytes["out"],
+                },
+                "refused": dict(self.runtime.refusals.counts),
+            }
+        )
+
+
+def _said(which: str) -> Callable[[bool, str], None]:
+    def on_state(connected: bool, reason: str) -> None:
+        what = f"{which} {'connected' if connected else 'lost'}"
+        LOG.log(20 if connected else 30, what, extra={"reason": reason})
+
+    return on_state

@@ -1,0 +1,154 @@
+"""What the proxy must not lose: broadcasts, uploads and batches, in one SQLite file.
+
+Ciphertext only. An upload is on disk before it is acknowledged, and forgotten in the same
+transaction that stores the batch it went into.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from fl_core.errors import EdgeVeilError
+from fl_core.protocol.codec import decode_header
+from fl_core.protocol.collection import Held
+from fl_core.protocol.messages import Batch, Commit, Exchanged, Manifest, Note, Signed
+from fl_core.protocol.proxy_tasks import (
+    BatchDelivered,
+    BatchKept,
+    JobEnded,
+    Kept,
+    ProxyMemory,
+    RoundDropped,
+    UploadKept,
+    key_of,
+)
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS kept (number INTEGER PRIMARY KEY AUTOINCREMENT,
+  digest BLOB UNIQUE, job BLOB, kind TEXT, signed BLOB, data BLOB);
+CREATE TABLE IF NOT EXISTS uploads (job BLOB, round INTEGER, attempt INTEGER, device TEXT,
+  groups BLOB, digest BLOB, data BLOB, PRIMARY KEY (job, round, attempt, device));
+CREATE TABLE IF NOT EXISTS batches (job BLOB, round INTEGER, attempt INTEGER, signed BLOB,
+  data BLOB, delivered INTEGER DEFAULT 0, PRIMARY KEY (job, round, attempt));
+CREATE TABLE IF NOT EXISTS ended (number INTEGER PRIMARY KEY AUTOINCREMENT,
+  job BLOB UNIQUE, note BLOB);
+"""
+
+_encode = msgspec.msgpack.encode
+
+
+class Spool:
+    """The proxy's durable memory. One process owns the file."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            self._db.execute("PRAGMA secure_delete=ON")
+            self._db.executescript(_SCHEMA)
+        except sqlite3.Error as error:
+            raise EdgeVeilError(
+                f"the spool cannot be used: {error}",
+                where=str(path),
+                fix="check the disk and the file's rights",
+            ) from None
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    def store(self, item: object) -> None:
+        """Apply one of the machine's items, durably and at once."""
+        with self._transaction() as db:
+            match item:
+                case Kept():
+                    self._keep(db, item)
+                case UploadKept(at=at, device=device, held=held):
+                    db.execute(
+                        "INSERT OR IGNORE INTO uploads VALUES (?, ?, ?, ?, ?, ?, ?)",
+                        (*key_of(at), device, _encode(held.groups), held.digest, held.data),
+                    )
+                case BatchKept(at=at, signed=signed, data=data):
+                    db.execute(
+                        "INSERT OR IGNORE INTO batches VALUES (?, ?, ?, ?, ?, 0)",
+                        (*key_of(at), _encode(signed), data),
+                    )
+                    _run(db, "UPDATE uploads SET data = x''", at)
+                case BatchDelivered(at=at):
+                    _run(db, "UPDATE batches SET delivered = 1, data = x''", at)
+                case RoundDropped(at=at):
+                    _run(db, "DELETE FROM uploads", at)
+                    _run(db, "UPDATE batches SET delivered = 1, data = x''", at)
+                case JobEnded(job_id=job_id, note=note):
+                    self._end(db, job_id, note)
+
+    def _keep(self, db: sqlite3.Connection, kept: Kept) -> None:
+        """Store a broadcast; of a job only the newest round stays, of releases the newest."""
+        header = kept.header
+        kind = "commit" if isinstance(header, Commit) else header.kind
+        if kind == "round":
+            old = "DELETE FROM {} WHERE job = ?"
+            for table in ("uploads", "batches"):
+                db.execute(old.format(table), (header.at.job_id,))
+            db.execute(
+                "DELETE FROM kept WHERE job = ? AND kind IN ('round', 'commit')",
+                (header.at.job_id,),
+            )
+        if kind == "release":
+            db.execute("DELETE FROM kept WHERE kind = 'release'")
+        db.execute(
+            "INSERT OR REPLACE INTO kept (digest, job, kind, signed, data) VALUES (?, ?, ?, ?, ?)",
+            (header.blob.digest, header.at.job_id, kind, _encode(kept.signed), kept.data),
+        )
+
+    def _end(self, db: sqlite3.Connection, job_id: bytes, note: Note) -> None:
+        for table in ("uploads", "batches"):
+            db.execute(f"DELETE FROM {table} WHERE job = ?", (job_id,))  # noqa: S608 - constants
+        db.execute("DELETE FROM kept WHERE job = ? AND kind != 'release'", (job_id,))
+        db.execute("INSERT OR REPLACE INTO ended (job, note) VALUES (?, ?)", (job_id, _encode(note)))
+
+    def load(self) -> ProxyMemory:
+        """The memory as it was when the last process ended."""
+        memory = ProxyMemory()
+        for signed_bytes, data in self._db.execute("SELECT signed, data FROM kept ORDER BY number"):
+            signed = msgspec.msgpack.decode(signed_bytes, type=Signed)
+            header = decode_header(signed)
+            if isinstance(header, Manifest | Commit):
+                memory.kept[header.blob.digest] = Kept(signed, header, data)
+        rows = self._db.execute("SELECT job, round, attempt, device, groups, digest, data FROM uploads")
+        for job, number, attempt, device, groups, digest, data in rows:
+            held = Held(msgspec.msgpack.decode(groups, type=tuple[int, ...]), digest, data)
+            memory.uploads.append(UploadKept(Exchanged(job, number, attempt), device, held))
+        rows = self._db.execute("SELECT job, round, attempt, signed, data, delivered FROM batches")
+        for job, number, attempt, signed_bytes, data, delivered in rows:
+            key = (job, number, attempt)
+            if delivered:
+                memory.delivered.add(key)
+                continue
+            signed = msgspec.msgpack.decode(signed_bytes, type=Signed)
+            header = decode_header(signed)
+            if isinstance(header, Batch):
+                memory.batches[key] = BatchKept(Exchanged(*key), signed, header, data)
+        for job, note in self._db.execute("SELECT job, note FROM ended ORDER BY number"):
+            memory.ended[job] = msgspec.msgpack.decode(note, type=Note)
+        return memory
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield self._db
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+
+def _run(db: sqlite3.Connection, statement: str, at: Exchanged) -> None:
+    db.execute(statement + " WHERE job = ? AND round = ? AND attempt = ?", key_of(at))
