@@ -25,7 +25,7 @@ def open_engine(url: str) -> sa.Engine:
         raise StoreError(
             f"the driver '{error.name}' for this database is not installed",
             where="store_url",
-            fix=f"pip install {error.name}",
+            fix=f"pip install '{error.name}[binary]'" if error.name == "psycopg" else "install it",
         ) from error
     except (sa.exc.SQLAlchemyError, OSError) as error:
         # The text of a driver may repeat the URL with its password: only its class is shown.

@@ -1,0 +1,261 @@
+"""Laws that every backend of the cloud's store keeps.
+
+SQLite in a file and in memory always; a PostgreSQL server as well where the variable
+EDGEVEIL_TEST_POSTGRES_URL names an empty database for tests.
+"""
+
+import os
+import threading
+from itertools import count
+
+import pytest
+import sqlalchemy as sa
+
+from cloud_server.store import Store
+from cloud_server.store_records import TRANSITIONS, ExchangeRecord, StoreError, UnknownJob
+from cloud_server.store_schema import metadata
+
+POSTGRES = os.environ.get("EDGEVEIL_TEST_POSTGRES_URL", "")
+KEY = bytes(range(32))
+DIGEST = bytes(32)
+
+
+@pytest.fixture(params=["file", "memory", *(["postgres"] if POSTGRES else [])])
+def store(request, tmp_path):
+    url = {"file": f"sqlite:///{tmp_path}/cloud.db", "memory": "sqlite://"}.get(request.param)
+    clock = count(1000)
+    opened = Store(url or POSTGRES, now_s=lambda: float(next(clock)))
+    yield opened
+    opened.close()
+    if url is None:
+        engine = sa.create_engine(POSTGRES.replace("postgresql://", "postgresql+psycopg://"))
+        metadata.drop_all(engine)
+        engine.dispose()
+
+
+def submitted(store, name="quickstart"):
+    return store.submit_job(name, b'{"job":"quickstart"}', DIGEST).id
+
+
+def running(store):
+    job = submitted(store)
+    store.set_status(job, "running")
+    return job
+
+
+def exchange(index, **other):
+    return ExchangeRecord(index, "train", index, attempt=1, uploads=20, **other)
+
+
+def test_a_submitted_job_is_read_back_whole(store):
+    job = store.submit_job("digits", b"canonical", bytes(range(32)))
+    assert job.id.startswith("digits-")
+    assert (job.status, job.reason, job.canonical) == ("queued", "", b"canonical")
+    assert job.digest == bytes(range(32))
+    assert store.job(job.id) == job
+    assert store.jobs() == (job,)
+    assert (job.started_at, job.ended_at, job.ended) == (None, None, False)
+
+
+def test_the_same_job_twice_is_two_jobs(store):
+    assert submitted(store) != submitted(store)
+    assert len(store.jobs()) == 2
+
+
+def test_the_queue_has_an_end(store):
+    for _ in range(2):
+        store.submit_job("a", b"", DIGEST, queue_limit=2)
+    with pytest.raises(StoreError, match="2 jobs are waiting"):
+        store.submit_job("a", b"", DIGEST, queue_limit=2)
+    assert len(store.jobs()) == 2
+
+
+def test_jobs_are_worked_on_in_order_and_a_running_one_is_resumed_first(store):
+    assert store.next_job() is None
+    first, second, third = (submitted(store) for _ in range(3))
+    assert store.next_job().id == first
+    store.set_status(second, "running")
+    assert store.next_job().id == second
+    store.set_status(second, "completed")
+    store.cancel(first)
+    assert store.next_job().id == third
+
+
+def test_an_unknown_job_is_named(store):
+    for ask in (store.job, store.cancel, lambda job: store.put_release(job, b"", b"")):
+        with pytest.raises(UnknownJob, match="no-such"):
+            ask("no-such")
+    with pytest.raises(UnknownJob):
+        store.commit_exchange("no-such", exchange(1), b"")
+
+
+@pytest.mark.parametrize("target", list(TRANSITIONS))
+@pytest.mark.parametrize("path", [[], ["running"], ["running", "completed"], ["failed"]])
+def test_a_job_moves_as_the_table_says_and_an_illegal_move_changes_nothing(store, path, target):
+    job = submitted(store)
+    for status in path:
+        store.set_status(job, status, "on the way")
+    before, seq = store.job(job), len(store.events_after(0))
+    if target in TRANSITIONS[before.status]:
+        after = store.set_status(job, target, "why")
+        assert (after.status, after.reason) == (target, "why")
+        assert after.ended == (after.ended_at is not None)
+    else:
+        with pytest.raises(StoreError, match=f"is {before.status}"):
+            store.set_status(job, target)
+        assert store.job(job) == before
+        assert len(store.events_after(0)) == seq
+
+
+def test_the_start_of_a_job_is_kept_when_it_resumes(store):
+    job = running(store)
+    started = store.job(job).started_at
+    assert started is not None
+    assert store.set_status(job, "running").started_at == started
+
+
+def test_a_commit_is_read_back_and_only_the_newest_state_is_kept(store):
+    job = running(store)
+    assert store.last_commit(job) is None
+    record = exchange(1, accuracy=0.5, scores={"score": None, "labels": [1]}, bytes={"up": 7})
+    hashes = [bytes([k]) * 32 for k in (3, 1, 2)]
+    assert store.commit_exchange(job, record, b"state one", [], hashes)
+    last = store.last_commit(job)
+    assert (last.index, last.state, last.accepted) == (1, b"state one", tuple(sorted(hashes)))
+    assert last.record.scores == {"score": None, "labels": [1]}
+    assert last.record.committed_at is not None
+    assert store.commit_exchange(job, exchange(2), b"state two")
+    assert store.last_commit(job).state == b"state two"
+    assert [one.index for one in store.exchanges(job)] == [1, 2]
+    assert store.exchanges(job)[0] == last.record
+    assert (store.exchanges(job)[0].bytes, store.exchanges(job)[1].scores) == ({"up": 7}, None)
+
+
+def test_committing_again_changes_nothing(store):
+    job = running(store)
+    assert store.commit_exchange(job, exchange(1), b"one", [("round", {})], [], b"b" * 32)
+    events = store.events_after(0)
+    assert not store.commit_exchange(job, exchange(1), b"other", [("round", {})], [], b"b" * 32)
+    assert store.last_commit(job).state == b"one"
+    assert store.events_after(0) == events
+
+
+def test_commits_come_in_order_and_only_to_a_running_job(store):
+    job = running(store)
+    with pytest.raises(StoreError, match="its last exchange is 0"):
+        store.commit_exchange(job, exchange(2), b"")
+    waiting = submitted(store)
+    with pytest.raises(StoreError, match="queued"):
+        store.commit_exchange(waiting, exchange(1), b"")
+    store.cancel(job)
+    with pytest.raises(StoreError, match="cancelled"):
+        store.commit_exchange(job, exchange(1), b"")
+
+
+def test_a_batch_is_absorbed_once_and_the_refusal_undoes_everything(store):
+    job, batch = running(store), b"b" * 32
+    assert not store.batch_absorbed(job, batch)
+    store.commit_exchange(job, exchange(1), b"one", batch_digest=batch)
+    assert store.batch_absorbed(job, batch)
+    store.put_round_key(job, 2, 1, KEY)
+    with pytest.raises(StoreError, match="absorbed by exchange 1"):
+        store.commit_exchange(job, exchange(2), b"two", [("round", {})], batch_digest=batch)
+    assert store.last_commit(job).state == b"one"
+    assert store.round_key(job, 2, 1) == KEY
+    assert [event.type for event in store.events_after(0)].count("round") == 0
+    other = submitted(store)
+    assert not store.batch_absorbed(other, batch)
+
+
+def test_a_failure_in_the_middle_of_a_commit_undoes_all_of_it(store):
+    job = running(store)
+    store.put_round_key(job, 1, 1, KEY)
+    with pytest.raises((TypeError, StoreError)):  # an event that is not JSON
+        store.commit_exchange(job, exchange(1), b"one", [("round", {"x": object()})])
+    assert store.last_commit(job) is None
+    assert store.round_key(job, 1, 1) == KEY
+
+
+def test_an_accepted_hash_has_32_bytes(store):
+    with pytest.raises(StoreError, match="32"):
+        store.commit_exchange(running(store), exchange(1), b"", [], [b"short"])
+
+
+def test_round_keys_live_until_their_commit(store):
+    job = running(store)
+    store.put_round_key(job, 1, 1, KEY)
+    store.put_round_key(job, 1, 2, KEY[::-1])
+    store.put_round_key(job, 2, 1, KEY)
+    store.put_round_key(job, 1, 1, KEY)  # the same again, after a crash
+    with pytest.raises(StoreError, match="another round key"):
+        store.put_round_key(job, 1, 1, KEY[::-1])
+    assert store.round_key(job, 1, 2) == KEY[::-1]
+    store.commit_exchange(job, exchange(1), b"")
+    assert (store.round_key(job, 1, 1), store.round_key(job, 1, 2)) == (None, None)
+    assert store.round_key(job, 2, 1) == KEY
+    store.set_status(job, "failed")
+    assert store.round_key(job, 2, 1) is None
+
+
+def test_events_are_numbered_and_read_on_from_a_number(store):
+    job, other = submitted(store), submitted(store)
+    start = store.events_after(0)[-1].seq
+    made = [store.append_event(job, "note", {"k": k}) for k in range(3)]
+    store.append_event(None, "started", {})
+    store.append_event(other, "note", {})
+    assert store.events_after(start, job) == tuple(made)
+    assert store.events_after(made[0].seq, job) == tuple(made[1:])
+    assert [event.job for event in store.events_after(start)] == [job] * 3 + [None, other]
+    assert store.events_after(start, job, limit=2) == tuple(made[:2])
+    assert store.events_after(10**6) == ()
+
+
+def test_a_jobs_life_is_in_its_events(store):
+    job = running(store)
+    store.commit_exchange(job, exchange(1), b"", [("round_committed", {"round": 1})])
+    store.set_status(job, "completed")
+    types = [event.type for event in store.events_after(0, job)]
+    assert types == ["job_submitted", "job_running", "round_committed", "job_completed"]
+
+
+def test_enrolled_keys_are_a_set_in_the_order_of_their_bytes(store):
+    keys = [bytes([k]) * 32 for k in (9, 1, 200)]
+    assert all(store.put_enrolled(key) for key in keys)
+    assert not store.put_enrolled(keys[0])
+    assert store.enrolled() == tuple(sorted(keys))
+    assert store.remove_enrolled(keys[0])
+    assert not store.remove_enrolled(keys[0])
+    assert store.enrolled() == tuple(sorted(keys[1:]))
+
+
+def test_a_release_is_kept_and_replaced(store):
+    job = submitted(store)
+    assert store.release(job) is None
+    store.put_release(job, b"onnx", b"tensors")
+    store.put_release(job, b"onnx 2", b"tensors 2")
+    release = store.release(job)
+    assert (release.onnx, release.safetensors) == (b"onnx 2", b"tensors 2")
+
+
+def test_threads_share_a_store(store):
+    job, failures = running(store), []
+
+    def work(name):
+        try:
+            for k in range(20):
+                store.append_event(job, name, {"k": k})
+                store.events_after(0, job)
+                if name == "a":
+                    store.commit_exchange(job, exchange(k + 1), b"state")
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in "abc"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    notes = [event for event in store.events_after(0, job) if event.type in "abc"]
+    assert len(notes) == 60
+    assert store.last_commit(job).index == 20
