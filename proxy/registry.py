@@ -1,0 +1,240 @@
+"""The identities that the proxy's operator admitted, in SQLite; read from memory.
+
+Admitting and revoking happens beside a running proxy, in a process of its own. The proxy asks
+`changed()` from time to time, which costs one pragma as long as nothing has.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from fl_core.crypto.keys import SealingKey, VerifyKey
+from fl_core.enrolment import Enrolment, EnrolmentError
+from fl_core.errors import EdgeVeilError
+
+REGISTRY_FILE = "registry.sqlite"
+NOTE_CHARACTERS = 200
+_VERSION = 1
+_BUSY_S = 5.0
+
+_SCHEMA = (
+    """CREATE TABLE device (
+        id TEXT PRIMARY KEY,
+        identity BLOB NOT NULL UNIQUE,
+        sealing BLOB NOT NULL UNIQUE,
+        note TEXT NOT NULL,
+        admitted_s REAL NOT NULL,
+        revoked_s REAL
+    ) STRICT""",
+    "CREATE TABLE roster (epoch INTEGER NOT NULL) STRICT",
+    "INSERT INTO roster VALUES (0)",
+    f"PRAGMA user_version = {_VERSION}",
+)
+
+
+class RegistryError(EdgeVeilError):
+    """The registry cannot be opened or changed."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One identity. `note` is the operator's own; times are seconds since 1970."""
+
+    device_id: str
+    identity: VerifyKey
+    sealing: SealingKey
+    note: str
+    admitted_s: float
+    revoked_s: float | None
+
+    @property
+    def active(self) -> bool:
+        """Whether the device may take part."""
+        return self.revoked_s is None
+
+
+class Registry:
+    """Opens `path`, made with mode 0600 at first use. At most `limit` devices are active.
+
+    Not for use by several threads at once. Every method may raise RegistryError.
+    """
+
+    def __init__(
+        self, path: Path, *, limit: int = 100_000, now_s: Callable[[], float] = time.time
+    ) -> None:
+        self._path, self._limit, self._now_s = path, limit, now_s
+        with self._guard():
+            try:
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+            except OSError as error:
+                raise RegistryError(
+                    f"cannot be opened ({error.strerror})", where=str(path), fix="check state_dir"
+                ) from error
+            # Autocommit mode: transactions begin and end in `_change` alone.
+            self._db = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
+            self._prepare()
+        self._seen_version = self._seen_epoch = self._epoch = -1
+        self._entries: dict[str, Entry] = {}
+        self.changed()
+
+    def close(self) -> None:
+        """Release the file."""
+        self._db.close()
+
+    # --- what the protocol asks ---
+
+    def verify_key(self, device_id: str) -> VerifyKey | None:
+        """The identity key of an active device, or None."""
+        entry = self._entries.get(device_id)
+        return entry.identity if entry and entry.active else None
+
+    def roster(self) -> tuple[int, bytes]:
+        """Epoch (grows with every change) and all active sealing keys, sorted, 32 bytes each."""
+        keys = [entry.sealing.to_bytes() for entry in self._entries.values() if entry.active]
+        return self._epoch, b"".join(sorted(keys))
+
+    def changed(self) -> bool:
+        """Look for changes of any process; True when there are some since the last call."""
+        with self._guard():
+            version = int(self._db.execute("PRAGMA data_version").fetchone()[0])
+            if version != self._seen_version:
+                self._load()
+                self._seen_version = version
+        news = self._epoch != self._seen_epoch
+        self._seen_epoch = self._epoch
+        return news
+
+    # --- what the operator does ---
+
+    def devices(self) -> tuple[Entry, ...]:
+        """All identities ever admitted, oldest first, revoked ones too."""
+        with self._guard():
+            self._load()
+        return tuple(sorted(self._entries.values(), key=lambda e: (e.admitted_s, e.device_id)))
+
+    def admit(self, enrolment: Enrolment, note: str = "") -> bool:
+        """Admit a device, or a revoked one again; False when it is active already.
+
+        Raises EnrolmentError: bad signature, unusable key, another sealing key than before, a
+        sealing key of another device, a note over 200 characters, no room.
+        """
+        enrolment.verify()
+        if len(note) > NOTE_CHARACTERS:
+            raise EnrolmentError(f"the note is over {NOTE_CHARACTERS} characters", fix="shorten it")
+        device, sealing = enrolment.device_id, enrolment.sealing.to_bytes()
+        with self._change():
+            rows = self._db.execute(
+                "SELECT id, sealing, revoked_s IS NULL FROM device WHERE id = ? OR sealing = ?",
+                (device, sealing),
+            ).fetchall()
+            for known, known_sealing, active in rows:
+                _same(device, sealing, known, known_sealing)
+                if active:
+                    return False
+            self._room()
+            if rows:
+                self._db.execute("UPDATE device SET revoked_s = NULL WHERE id = ?", (device,))
+            else:
+                self._db.execute(
+                    "INSERT INTO device VALUES (?, ?, ?, ?, ?, NULL)",
+                    (device, enrolment.identity.to_bytes(), sealing, note, self._now_s()),
+                )
+            self._db.execute("UPDATE roster SET epoch = epoch + 1")
+        return True
+
+    def revoke(self, device_id: str) -> bool:
+        """Take a device out from now on; False when it was out. EnrolmentError if unknown."""
+        with self._change():
+            row = self._db.execute(
+                "SELECT revoked_s IS NULL FROM device WHERE id = ?", (device_id,)
+            ).fetchone()
+            if row is None:
+                raise EnrolmentError(
+                    f"there is no device '{device_id[:64]}'", fix="see edgeveil proxy devices"
+                )
+            if not row[0]:
+                return False
+            self._db.execute(
+                "UPDATE device SET revoked_s = ? WHERE id = ?", (self._now_s(), device_id)
+            )
+            self._db.execute("UPDATE roster SET epoch = epoch + 1")
+        return True
+
+    # --- inside ---
+
+    def _prepare(self) -> None:
+        with self._transaction():
+            version = int(self._db.execute("PRAGMA user_version").fetchone()[0])
+            if version == 0:
+                for statement in _SCHEMA:
+                    self._db.execute(statement)
+            elif version != _VERSION:
+                raise RegistryError(
+                    f"has version {version}, this program knows {_VERSION}",
+                    where=str(self._path),
+                    fix="use the version of edgeveil that wrote it",
+                )
+
+    def _load(self) -> None:
+        with self._transaction():
+            self._epoch = int(self._db.execute("SELECT epoch FROM roster").fetchone()[0])
+            rows = self._db.execute("SELECT * FROM device").fetchall()
+        entries = (Entry(i, VerifyKey(v), SealingKey(s), n, a, r) for i, v, s, n, a, r in rows)
+        self._entries = {entry.device_id: entry for entry in entries}
+
+    def _room(self) -> None:
+        query = "SELECT count(*) FROM device WHERE revoked_s IS NULL"
+        if int(self._db.execute(query).fetchone()[0]) >= self._limit:
+            raise EnrolmentError(
+                f"{self._limit} devices are admitted already",
+                where="limits.devices",
+                fix="raise it in the proxy's site file",
+            )
+
+    @contextmanager
+    def _change(self) -> Iterator[None]:
+        with self._guard():
+            with self._transaction():
+                yield
+            self._load()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise RegistryError(
+                f"the registry of devices failed ({error})",
+                where=str(self._path),
+                fix="check the file and its disk; restore it from a backup if it is damaged",
+            ) from error
+
+
+def _same(device: str, sealing: bytes, known: str, known_sealing: bytes) -> None:
+    if known != device:
+        raise EnrolmentError(
+            f"device {known} has this sealing key already",
+            fix="enrol the device again with keys that it made itself",
+        )
+    if known_sealing != sealing:
+        raise EnrolmentError(
+            f"device {device} is known with another sealing key",
+            fix="restore the device's keys, or enrol it anew with a new state_dir",
+        )
