@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationInfo,
+    WithJsonSchema,
+)
 from pydantic_core import PydanticCustomError
 
 from fl_core.registry import nearest
@@ -47,23 +54,23 @@ def refuse(mixes: Iterable[Mix]) -> None:
         raise PydanticCustomError(MIX, "{text}", {"text": text, "mixes": found})
 
 
-def _not_empty(value: object) -> object:
+def _site_path(value: object, info: ValidationInfo) -> Path:
+    if not isinstance(value, (str, Path)):
+        raise ValueError("must be a path, got something else; write it as text")
     if value == "":
         raise ValueError("must be a path, got empty text; leave the key out instead")
-    return value
-
-
-def _in_folder(path: Path, info: ValidationInfo) -> Path:
     folder = (info.context or {}).get("folder")
     if folder is None:
-        return path
+        return Path(value)
     try:
-        return (Path(folder) / path.expanduser()).resolve()
+        return (Path(folder) / Path(value).expanduser()).resolve()
     except (OSError, RuntimeError) as error:
         raise ValueError(f"not a usable path ({error}); write an absolute one") from None
 
 
-SitePath = Annotated[Path, BeforeValidator(_not_empty), AfterValidator(_in_folder)]
+SitePath = Annotated[
+    Path, PlainValidator(_site_path), WithJsonSchema({"type": "string", "format": "path"})
+]
 """A path; a relative one counts from the folder of the file that holds it."""
 
 

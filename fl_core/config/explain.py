@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 from pydantic import ValidationError
@@ -109,9 +110,10 @@ class Explainer:
             if "number" in wanted and _SCIENTIFIC.fullmatch(given):
                 plain = number(float(given.replace("_", "")))
                 return f"must be {wanted}, got text, for so YAML 1.1 reads {given}; write {plain}"
-            choices = [c for v in self.walk.variants(schema) for c in v.get("enum", [])]
+            options = [c for v in self.walk.variants(schema) for c in v.get("enum", [])]
+            choices = [choice for choice in options if isinstance(choice, str)]
             if choices:
-                return f"must be {wanted}, got {shown(given)}; {nearest(given[:64], choices)}"
+                return f"must be {wanted}, got {shown(given)}; {_likely(given[:64], choices)}"
         if isinstance(given, bool) and "text" in wanted:
             return f"must be {wanted}, got the switch {shown(given)}; put it in quotes"
         return f"must be {wanted}, got {shown(given)}{_example(schema)}"
@@ -125,11 +127,18 @@ class Explainer:
             else:
                 schema = self.walk.property(schema, step) or {}
         known = self.walk.keys(schema)
+        if get_close_matches(name, known, cutoff=0.75):
+            return f"unknown key, {nearest(name, known)}"
         elsewhere = [place for place in self.walk.paths() if place.rsplit(".", 1)[-1] == name]
         if elsewhere:
             full = ".".join([*map(str, self.prefix), elsewhere[0]])
             return f"unknown key here, did you mean '{full}'?"
         return f"unknown key, {nearest(name, known)}"
+
+
+def _likely(name: str, known: list[str]) -> str:
+    same = [other for other in known if other.casefold() == name.casefold()]
+    return f"did you mean '{same[0]}'?" if same else nearest(name, known)
 
 
 def _touch(one: Path, other: Path) -> bool:

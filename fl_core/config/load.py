@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import stat
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -135,20 +136,26 @@ def _checked(
     tree: Tree,
     where: str,
     *,
-    prefix: yaml_tree.Path = (),
+    prefix: tuple[str, ...] = (),
     folder: Path | None = None,
 ) -> M:
-    explain = Explainer(tree, SchemaWalk(model.model_json_schema()), prefix)
+    value = tree.value[prefix[0]] if prefix else tree.value
     context = {"folder": folder}
     try:
-        loaded = model.model_validate_json(json.dumps(explain.value), strict=True, context=context)
+        loaded = model.model_validate_json(json.dumps(value), strict=True, context=context)
     except ValidationError as error:
+        explain = Explainer(tree, _walk(model), prefix)
         problems = _merged(tree.problems, explain.problems(error)) + explain.mixes(error)
         problems += _mixes_behind(model, explain, error, context)
         raise _error(where, problems) from None
     if tree.problems:
         raise _error(where, tree.problems)
     return loaded
+
+
+@cache
+def _walk(model: type[BaseModel]) -> SchemaWalk:
+    return SchemaWalk(model.model_json_schema())
 
 
 def _merged(first: list[Problem], then: list[Problem]) -> list[Problem]:

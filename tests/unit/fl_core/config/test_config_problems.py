@@ -1,0 +1,193 @@
+"""What a user reads when a file cannot be used: every problem, its line, what and the fix."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fl_core.config import load_job, load_site, parse_job
+from fl_core.errors import ConfigError
+
+JOB = Path("configs/jobs/quickstart.yaml").read_text()
+FORM = re.compile(r"^\S+:[1-9]\d* [^\s:]+: \S.*$")
+
+
+def problems(text: str | bytes) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        parse_job(text, "j.yaml")
+    assert caught.value.problems
+    for line in caught.value.problems:
+        assert FORM.match(line), line
+    return caught.value.problems
+
+
+def only(text: str | bytes) -> str:
+    found = problems(text)
+    assert len(found) == 1, found
+    return found[0]
+
+
+def changed(old: str, new: str) -> tuple[str, int]:
+    """The quickstart with one text replaced, and the line where that stands."""
+    assert JOB.count(old) == 1, old
+    return JOB.replace(old, new), JOB[: JOB.index(old)].count("\n") + 1
+
+
+def line_of(text: str, key: str) -> int:
+    """The line of a dotted key: its last name, from the line of its first on."""
+    block, leaf = key.split(".")[0], key.split(".")[-1]
+    lines = text.splitlines()
+    start = next(n for n, line in enumerate(lines) if line.startswith(f"{block}:"))
+    return next(n for n in range(start, len(lines)) if re.search(rf"\b{leaf}:", lines[n])) + 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key", "what"),
+    [
+        ("delta: 1.0e-5 ", "delta: 1.5 ", "privacy.delta", "must be in (0, 1), got 1.5"),
+        ("delta: 1.0e-5 ", "delta: 1.5 ", "privacy.delta", "set for example 1.0e-5"),
+        ("delta: 1.0e-5 ", "delta: 1e-5 ", "privacy.delta", "write 1.0e-5"),
+        ("epsilon: 8\n", "epsilon: 0\n", "privacy.epsilon", "must be more than 0, got 0"),
+        ("epsilon: 8\n", "epsilon: .nan\n", "privacy.epsilon", "must be a finite number"),
+        ("epsilon: 8\n", "epsilon: 1.0e+999\n", "privacy.epsilon", "must be a finite number"),
+        ("epsilon: 8\n", "epsilon: yes\n", "privacy.epsilon", "must be a number more than 0"),
+        ("rounds: 15\n", "rounds: 15.5\n", "train.rounds", "must be a whole number"),
+        ("rounds: 15\n", "rounds: '15'\n", "train.rounds", "got '15'"),
+        ("rounds: 15\n", "round: 15\n", "train.round", "did you mean 'rounds'?"),
+        ("method: fm\n", "method: mf\n", "train.method", "did you mean 'fm'?"),
+        ("  method: fm\n", "  \n", "train.method", "is missing"),
+        ("job: quickstart\n", "job: on\n", "job", "put it in quotes"),
+        ("job: quickstart\n", "job: A b\n", "job", "of the form [a-z0-9_-]{1,64}"),
+        ("classes: 10\n", "clases: 10\n", "data.clases", "did you mean 'classes'?"),
+        ("shift: -0.3}", "shfit: -0.3}", "features[0].shfit", "did you mean 'shift'?"),
+        ("devices: all ", "devices: some ", "selection.devices", "'all', got 'some'"),
+        ("over_select: 1.0 ", "over_select: 4 ", "selection.over_select", "must be in [1, 3]"),
+        ("deadline_s: 30\n", "deadline_s: 1:30\n", "round.deadline_s", "base-60"),
+        ("deadline_s: 30\n", "deadline_s: 030\n", "round.deadline_s", "octal"),
+        ("{name: fedavg}", "{name: fedavgg}", "aggregation.name", "did you mean 'fedavg'?"),
+        ("LAPLACE   ", "laplace   ", "encrypt.privacy_eval_type", "did you mean 'LAPLACE'?"),
+        ("[fm]", "[fm, nn]", "local_run.policy.allowed_methods[1]", "unknown method 'nn'"),
+        ("protocol: 5 ", "protocol: 3 ", "local_run.protocol", "must be 5 or 4, got 3"),
+        ("retries: 2\n", "retries: !!python/name:os.x 2\n", "round.retries", "tags (!)"),
+        ("retries: 2\n", "retries: 2\n  quorum: 1\n", "round.quorum", "given twice"),
+        ("workers: 2\n", "epsilon: 2\n", "local_run.epsilon", "did you mean 'privacy.epsilon'?"),
+    ],
+)
+def test_one_fault_is_named_with_its_line(old, new, key, what):
+    text, line = changed(old, new)
+    found = problems(text)
+    at = next(entry for entry in found if f" {key}: " in entry)
+    assert what in at
+    expected = line + new.count("\n") - 1 if "twice" in what else line
+    if "is missing" not in what:
+        assert at.startswith(f"j.yaml:{expected} "), at
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "keys", "what"),
+    [
+        ("min_batch: 5 ", "min_batch: 21 ", ["round.min_batch"], "20 training devices"),
+        ("devices: all ", "devices: 3 ", ["round.min_batch"], "only 3 devices are selected"),
+        ("devices: all ", "devices: 30 ", ["selection.devices"], "30 devices are wanted"),
+        ("infer_only: 0 ", "infer_only: 16 ", ["round.min_batch"], "4 training devices"),
+        ("infer_only: 0 ", "infer_only: 21 ", ["local_run.infer_only"], "20 devices of the run"),
+        ("min_devices: 20 ", "min_devices: 21 ", ["selection.min_devices"], "for ever"),
+        ("type: LAPLACE ", "type: NOT_ENCRYPT ", ["encrypt.privacy_eval_type"], "accept_unproven"),
+        ("laplace_eval: {laplace_eval_eps: 20}", "", ["encrypt.privacy_eval_type"], "add for ex"),
+        ("every_rounds: 5 ", "every_rounds: 16 ", ["unsupervised.every_rounds"], "at most 15"),
+        ("share: 0.1 ", "share: 0 ", ["data.evaluation_share"], "no records apart"),
+        ("ations: null ", "ations: 16 ", ["privacy.max_participations"], "at most 15"),
+        ("delta: 1.0e-5 ", "delta: 0.02 ", ["privacy.delta"], "protects nobody"),
+        ("per_device: 2}", "per_device: 11}", ["local_run.partition.classes_per_device"], "10"),
+        ("[64]", "[1000000, 1000000]", ["data.input_shape"], "make it smaller"),
+    ],
+)
+def test_an_impossible_mix_is_refused_with_its_reason(old, new, keys, what):
+    text, _ = changed(old, new)
+    found = only(text)
+    assert what in found
+    key = found.split(" ")[1].rstrip(":")
+    assert key in keys
+    assert found.startswith(f"j.yaml:{line_of(text, key)} ")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("laplace_eval_sensitivity: 2 ", "laplace_eval_sensitivity: 1 "),
+        ("epsilon: 8\n", "epsilon: 1000000\n"),
+        ("devices: all ", "devices: 5 "),
+        ("quorum: 0.8 ", "quorum: 0.1 "),
+        ("delta: 1.0e-5 ", "delta: 0.01 "),
+        ("ations: null ", "ations: 15 "),
+        ("every_rounds: 5 ", "every_rounds: 0 "),
+    ],
+)
+def test_what_is_unusual_but_possible_is_taken(old, new):
+    parse_job(changed(old, new)[0])
+
+
+def test_a_job_without_noise_is_possible_when_it_says_so():
+    text = JOB.replace("type: LAPLACE ", "type: NOT_ENCRYPT ")
+    parse_job(text.replace("accept_unproven: false    #", "accept_unproven: true #"))
+
+
+def test_all_problems_come_at_once_in_the_order_of_lines():
+    text = (
+        JOB.replace("epsilon: 8\n", "epsilon: -8\n")
+        .replace("rounds: 15\n", "rounds: many\n")
+        .replace("workers: 2\n", "wrkers: 2\n")
+        .replace("infer_only: 0 ", "infer_only: 21 ")
+    )
+    found = problems(text)
+    keys = [line.split(" ")[1].rstrip(":") for line in found]
+    assert keys == ["train.rounds", "privacy.epsilon", "local_run.wrkers", "local_run.infer_only"]
+
+
+def test_a_mix_is_not_claimed_on_top_of_a_faulty_value():
+    assert only(JOB.replace("min_batch: 5 ", "min_batch: -5 ")).startswith("j.yaml:")
+    assert "round.min_batch" in only(JOB.replace("min_batch: 5 ", "min_batch: .inf "))
+
+
+@pytest.mark.parametrize(
+    ("raw", "line", "what"),
+    [
+        (b"", 1, "the file is empty"),
+        (b"# only a comment\n", 1, "the file is empty"),
+        (b"null\n", 1, "must be a block of keys"),
+        (b"\n- 1\n", 2, "must be a block of keys"),
+        (b"job: a\ndata: {classes: 3\n", 3, "not YAML"),
+        (b"job: a\n\tdata: 1\n", 2, "not YAML"),
+        (b"job: a\n---\njob: b\n", 2, "not YAML"),
+        (b"job: a\ndata: \xff\n", 2, "UTF-8"),
+        (b"job: a\ndata: \x07\n", 2, "control character"),
+        (b"a: &x 1\nb: *x\n", 1, "anchors"),
+        (b"[" * 100, 1, "32 levels"),
+        (b"a: [" + b"1," * 30_000 + b"]\n", 1, "20000 values"),
+        (b"#" * (1 << 20) + b"\n", 1, "at most 1048576 bytes"),
+    ],
+)
+def test_a_file_that_is_no_configuration(raw, line, what):
+    found = only(raw)
+    assert found.startswith(f"j.yaml:{line} (file): ")
+    assert what in found
+
+
+def test_a_terminal_is_not_steered_by_what_a_file_holds():
+    found = problems(JOB.replace("job: quickstart\n", 'job: "\\e[2J"\n"\\e[31mx": 1\n'))
+    assert all(line.isprintable() for line in found)
+
+
+def test_files_that_cannot_be_read_are_problems_too(tmp_path):
+    for path, what in ((tmp_path / "no.yaml", "no such file"), (tmp_path, "not a plain file")):
+        for load in (load_job, load_site):
+            with pytest.raises(ConfigError) as caught:
+                load(path)
+            assert caught.value.problems[0].startswith(f"{path}:1 (file): {what}")
+
+
+def test_a_job_is_not_a_site_nor_the_other_way_round():
+    with pytest.raises(ConfigError, match="this is a job file"):
+        load_site(Path("configs/jobs/quickstart.yaml"))
+    with pytest.raises(ConfigError, match="site file of a proxy"):
+        load_job(Path("configs/proxy.yaml"))
