@@ -83,7 +83,7 @@ class _Routes:
         try:
             text = body.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise ConfigError([f"job:1 : not UTF-8 text at byte {error.start}"]) from error
+            raise ConfigError([f"(posted):1 : not UTF-8 text at byte {error.start}"]) from error
         return web.json_response({"id": self._control.submit(text)}, status=201)
 
     async def jobs(self, _request: web.Request) -> web.Response:

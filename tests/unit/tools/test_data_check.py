@@ -1,0 +1,70 @@
+"""`edgeveil data check`: the owner's console tells what learning would drop."""
+
+import numpy as np
+import pytest
+
+from fl_core.errors import DataError, UsageError
+from tools.data_check import data_check
+
+SITE = """
+edge:
+  name: box
+  broker: {{url: mqtt://127.0.0.1:1883}}
+  state_dir: state
+  cloud_key_file: cloud.pub
+  proxy_key_file: proxy.pub
+  data: {{name: digits, source: npz, path: own.npz}}
+"""
+
+JOB = """
+job: check
+data: {source: digits, classes: 3, input_shape: [4], nominal_records: 10}
+features: [{name: identity, input_scale: 16}]
+train: {method: fm}
+privacy: {epsilon: 8, delta: 1.0e-5}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "edge.yaml").write_text(SITE.format())
+    (tmp_path / "job.yaml").write_text(JOB)
+    return tmp_path
+
+
+def test_good_records(folder, capsys):
+    np.savez(folder / "own.npz", x=np.ones((6, 4)), y=[0, 1, 2, 0, 1, 2])
+    assert data_check(folder / "edge.yaml", folder / "job.yaml") == 0
+    shown = capsys.readouterr().out
+    assert "6 records of shape (4,), 6 usable" in shown
+    assert "0: 2, 1: 2, 2: 2" in shown
+    assert not (folder / "state").exists()  # a check makes nothing
+
+
+def test_records_that_learning_drops_are_counted(folder, capsys):
+    x = np.ones((4, 4))
+    x[0, 0], x[1, 0] = np.nan, 99
+    np.savez(folder / "own.npz", x=x, y=[0, 1, 7, 2])
+    assert data_check(folder / "edge.yaml", folder / "job.yaml") == DataError.exit_code
+    shown = capsys.readouterr().out
+    assert "2 usable" in shown
+    for text in ("1 records hold NaN", "1 labels are outside", "input_scale"):
+        assert text in shown
+
+
+def test_a_job_of_another_data_set_and_shape_is_said(folder, capsys):
+    job = folder / "job.yaml"
+    job.write_text(JOB.replace("source: digits", "source: meters").replace("[4]", "[8, 8]"))
+    np.savez(folder / "own.npz", x=np.ones((4, 4)), y=[0, 1, 2, 2])
+    assert data_check(folder / "edge.yaml", job) == DataError.exit_code
+    shown = capsys.readouterr().out
+    assert "'meters'" in shown
+    assert "(8, 8)" in shown
+
+
+def test_a_missing_file_and_another_site_are_refused(folder):
+    with pytest.raises(DataError, match="no such file"):
+        data_check(folder / "edge.yaml")
+    (folder / "broker.yaml").write_text("broker: {}\n")
+    with pytest.raises(UsageError, match="no edge site"):
+        data_check(folder / "broker.yaml")

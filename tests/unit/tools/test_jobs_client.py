@@ -1,0 +1,139 @@
+"""`edgeveil job …` against a served control, and what it says when there is none."""
+
+import asyncio
+import json
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cloud_server.http import make_app
+from cloud_server.http_token import load_or_make_token
+from cloud_server.store import Store
+from cloud_server.store_records import ExchangeRecord
+from fl_core.config import parse_job
+from fl_core.errors import ConfigError, JobFailed, UsageError
+from fl_core.transport.http import serve
+from tools import jobs
+from tools.cloud_client import CloudClient
+
+QUICKSTART = Path(__file__).parents[3] / "configs" / "jobs" / "quickstart.yaml"
+
+
+class Control:
+    def __init__(self, store):
+        self.store = store
+
+    def submit(self, job_yaml):
+        job = parse_job(job_yaml, "submitted.yaml")
+        return self.store.submit_job(job.job, job.canonical(), job.digest()).id
+
+    def cancel(self, job):
+        self.store.cancel(job)
+
+    def status(self):
+        return {}
+
+
+@contextmanager
+def cloud(tmp_path):
+    """(url, token file, store) of a control served by a thread."""
+    store, ready, found = Store(), threading.Event(), {}
+    token = load_or_make_token(tmp_path)
+
+    async def run():
+        server = await serve(make_app(store, Control(store), token), "127.0.0.1", 0)
+        found.update(url=server.url, loop=asyncio.get_running_loop(), end=asyncio.Event())
+        ready.set()
+        await found["end"].wait()
+        await server.stop()
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),))
+    thread.start()
+    assert ready.wait(20)
+    try:
+        yield found["url"], tmp_path / "http.token", store
+    finally:
+        found["loop"].call_soon_threadsafe(found["end"].set)
+        thread.join()
+        store.close()
+
+
+def finish(store, job, status="completed"):
+    store.set_status(job, "running")
+    scores = {"score": 0.25}
+    record = ExchangeRecord(1, "train", 1, 1, 20, 0.875, scores, 1.5, {"up": 1200})
+    store.commit_exchange(job, ExchangeRecord(1, "centre", 0, 1, 19), b"")
+    store.commit_exchange(job, ExchangeRecord(**{**record.__dict__, "index": 2}), b"")
+    store.set_status(job, status, "" if status == "completed" else "too few uploads in round 1")
+
+
+def test_submit_list_watch_and_cancel(tmp_path, capsys):
+    with cloud(tmp_path) as (url, token, store):
+        assert jobs.list_jobs(url, token) == 0
+        assert "no jobs yet" in capsys.readouterr().out
+        assert jobs.submit(QUICKSTART, url, token) == 0
+        job = capsys.readouterr().out.strip()
+        assert store.job(job).status == "queued"
+        finish(store, job)
+        assert jobs.watch(job, url, token) == 0
+        shown = capsys.readouterr().out
+        for figure in ("completed", "centre", "0.875", "0.250", "1,200", "19", "20"):
+            assert figure in shown
+        assert jobs.submit(QUICKSTART, url, token) == 0
+        second = capsys.readouterr().out.strip()
+        assert jobs.cancel(second, url, token) == 0
+        assert store.job(second).status == "cancelled"
+        assert jobs.list_jobs(url, token, as_json=True) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [json.loads(line)["id"] for line in lines[1:]] == [job, second]
+
+
+def test_watch_follows_a_job_that_is_still_running(tmp_path, capsys):
+    with cloud(tmp_path) as (url, token, store):
+        job = CloudClient(url, token).submit(QUICKSTART.read_bytes())
+        later = threading.Timer(0.3, finish, (store, job))
+        later.start()
+        assert jobs.watch(job, url, token, as_json=True) == 0
+        later.join()
+        types = [json.loads(line)["type"] for line in capsys.readouterr().out.splitlines()]
+        assert types == ["job_submitted", "job_running", "job_completed"]
+
+
+def test_watch_of_a_failed_job_fails_with_its_reason(tmp_path):
+    with cloud(tmp_path) as (url, token, store):
+        job = CloudClient(url, token).submit(QUICKSTART.read_bytes())
+        finish(store, job, "failed")
+        with pytest.raises(JobFailed, match="too few uploads"):
+            jobs.watch(job, url, token)
+
+
+def test_the_clouds_problems_and_refusals_are_shown(tmp_path):
+    with cloud(tmp_path) as (url, token, store):
+        bad = tmp_path / "bad.yaml"
+        bad.write_text("job: quickstart\nprivcy: {}\n")
+        with pytest.raises(ConfigError) as caught:
+            jobs.submit(bad, url, token)
+        assert any("privcy" in problem for problem in caught.value.problems)
+        with pytest.raises(UsageError, match="no job 'none'"):
+            jobs.cancel("none", url, token)
+        with pytest.raises(UsageError, match="cannot be read"):
+            jobs.submit(tmp_path / "absent.yaml", url, token)
+        token.write_text("x" * 43)
+        with pytest.raises(UsageError, match="token is missing or wrong"):
+            jobs.list_jobs(url, token)
+        assert store.jobs() == ()
+
+
+def test_no_cloud_no_token_and_no_address_are_told_apart(tmp_path):
+    load_or_make_token(tmp_path)
+    token = tmp_path / "http.token"
+    with pytest.raises(UsageError, match="Connection refused") as caught:
+        jobs.list_jobs("http://127.0.0.1:1", token)
+    assert "edgeveil cloud" in caught.value.fix
+    with pytest.raises(UsageError, match="no such token file"):
+        jobs.list_jobs("http://127.0.0.1:1", tmp_path / "absent")
+    for url in ("127.0.0.1:8701", "ftp://h", "http://h:x", "http://"):
+        with pytest.raises(UsageError, match="no address of a cloud"):
+            jobs.list_jobs(url, token)
