@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_core.crypto import ContentKey, CryptoError, commit, open_stream, seal_stream, stream_bytes
+from fl_core.crypto import stream as stream_module
 from fl_core.crypto.commitment import commits_to
 from fl_core.crypto.stream import HEADER_BYTES, TAG_BYTES
 
@@ -96,3 +97,13 @@ def test_a_commitment_binds_key_and_context():
     assert not commits_to(made, ContentKey.generate(), CONTEXT)
     assert not commits_to(made, KEY, CONTEXT + b"!")
     assert not commits_to(made[:-1], KEY, CONTEXT)
+
+
+def test_an_empty_last_chunk_behind_full_ones_is_refused_even_from_the_key_owner():
+    head = seal_stream(KEY, CONTEXT, b"", CHUNK)[:HEADER_BYTES]
+    aead = stream_module._aead(KEY, head[:32], CHUNK)
+    full = aead.encrypt(stream_module._nonce(0, last=False), bytes(CHUNK), CONTEXT)
+    empty = aead.encrypt(stream_module._nonce(1, last=True), b"", CONTEXT)
+    ending = aead.encrypt(stream_module._nonce(1, last=True), b"x", CONTEXT)
+    assert open_stream(KEY, CONTEXT, head + full + ending) == bytes(CHUNK) + b"x"
+    assert refused(head + full + empty)

@@ -1,0 +1,275 @@
+"""Starts a broker as a child process: mosquitto where it is installed, else amqtt."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from fl_core.config.site import BrokerSite
+from fl_core.errors import BrokerError
+from tools.broker_plan import BrokerPlan, Engine, ListenerTls, mosquitto_lines, write_private
+from tools.broker_rules import acl_text, read_users, rules_for, users_text
+
+START_TIMEOUT_S = 10.0
+_STOP_TIMEOUT_S = 5.0
+
+
+def choose_engine(engine: Engine = "auto") -> Literal["amqtt", "mosquitto"]:
+    """The engine to use. Raises BrokerError when the one asked for is not installed."""
+    if engine == "amqtt" or (engine == "auto" and not shutil.which("mosquitto")):
+        try:
+            metadata.version("amqtt")
+        except metadata.PackageNotFoundError:
+            fix = "install mosquitto, or 'edgeveil[tools]'"
+            raise BrokerError("no broker is installed", fix=fix) from None
+        return "amqtt"
+    if not shutil.which("mosquitto"):
+        fix = "install it (apt install mosquitto), or set the engine to amqtt"
+        raise BrokerError("mosquitto is not on the PATH", fix=fix)
+    return "mosquitto"
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A TCP port that nobody uses at this moment."""
+    with socket.create_server((host, 0)) as server:
+        return int(server.getsockname()[1])
+
+
+class BrokerProcess:
+    """One broker. Its files go to `directory`; `users` (name to password) or `users_file` log in.
+
+    Neither given: everyone on this machine may connect.
+    """
+
+    def __init__(
+        self,
+        plan: BrokerPlan,
+        directory: Path,
+        *,
+        users: Mapping[str, str] | None = None,
+        users_file: Path | None = None,
+    ) -> None:
+        self.engine = choose_engine(plan.engine)
+        self.port = plan.port or free_port(plan.host)
+        self._plan, self._directory = plan, directory.absolute()
+        self._users, self._users_file = users, users_file
+        self._child: subprocess.Popen[bytes] | None = None
+
+    @property
+    def name(self) -> str:
+        """Engine and version: `mosquitto 2.0.11`, `amqtt 0.12.1`."""
+        if self.engine == "amqtt":
+            return f"amqtt {metadata.version('amqtt')}"
+        shown = subprocess.run(["mosquitto", "-h"], capture_output=True, text=True, check=False)
+        return f"mosquitto {(shown.stdout.split() or ['?', '?', '?'])[2]}"
+
+    @property
+    def url(self) -> str:
+        """Address for clients."""
+        host = f"[{self._plan.host}]" if ":" in self._plan.host else self._plan.host
+        return f"{'mqtts' if self._plan.tls else 'mqtt'}://{host}:{self.port}"
+
+    @property
+    def protocols(self) -> tuple[int, ...]:
+        """MQTT versions spoken: 5, and 4 for 3.1.1."""
+        return (5, 4) if self.engine == "mosquitto" else (4,)
+
+    @property
+    def pid(self) -> int | None:
+        """Process id while it runs."""
+        return self._child.pid if self._child is not None else None
+
+    def start(self) -> None:
+        """Start and wait until it accepts connections.
+
+        Raises BrokerError: port taken, unusable TLS or users file, no start within 10 s.
+        """
+        self._check_port()
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self.refresh_users()
+        command = self._mosquitto() if self.engine == "mosquitto" else self._amqtt()
+        with self._log.open("wb") as log:
+            self._child = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C reaches the starter, which stops it last
+            )
+        atexit.register(self.stop)
+        self._wait_until_open()
+
+    def stop(self) -> None:
+        """Terminate, and kill if that takes too long. Does nothing when it is not running."""
+        child, self._child = self._child, None
+        if child is None:
+            return
+        atexit.unregister(self.stop)
+        if child.stdin is not None:
+            child.stdin.close()
+        child.terminate()
+        try:
+            child.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+    def running(self) -> bool:
+        """Whether the process lives."""
+        return self._child is not None and self._child.poll() is None
+
+    def refresh_users(self) -> int:
+        """Read the list of users again, also while running; how many there are."""
+        if self._users is None and self._users_file is None:
+            return 0
+        if self._users_file is not None:
+            listed = read_users(self._users_file)
+            text = "".join(f"{name}:{hashed}\n" for name, hashed in listed.items())
+        else:
+            text = users_text(self._users or {})
+        write_private(self._directory / "users", text)
+        if self.engine == "mosquitto" and self._child is not None and self.running():
+            self._child.send_signal(signal.SIGHUP)
+        return text.count("\n")
+
+    @property
+    def _log(self) -> Path:
+        return self._directory / "broker.log"
+
+    @property
+    def _authenticated(self) -> bool:
+        return self._users is not None or self._users_file is not None
+
+    def _check_port(self) -> None:
+        family = socket.AF_INET6 if ":" in self._plan.host else socket.AF_INET
+        try:
+            socket.create_server((self._plan.host, self.port), family=family).close()
+        except OSError as error:
+            raise BrokerError(
+                f"cannot listen on port {self.port}: {error.strerror}",
+                where=f"{self._plan.host}:{self.port}",
+                fix="stop the process that uses it, or set another port",
+            ) from None
+
+    def _wait_until_open(self) -> None:
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline_s:
+            if not self.running():
+                break
+            try:
+                socket.create_connection((self._plan.host, self.port), timeout=1.0).close()
+            except OSError:
+                time.sleep(0.02)
+            else:
+                return
+        said = self._log.read_text("utf-8", "replace").strip().splitlines()
+        self.stop()
+        raise BrokerError(
+            f"{self.engine} did not start: {said[-1] if said else 'no answer'}",
+            where=f"{self._plan.host}:{self.port}",
+            fix=f"see {self._log}",
+        )
+
+    def _mosquitto(self) -> list[str]:
+        plan, lines = self._plan, []
+        rules = rules_for(plan.acl, wiretap=plan.wiretap)
+        if rules is not None:
+            write_private(self._directory / "acl", acl_text(rules))
+            lines.append(f"acl_file {self._directory / 'acl'}")
+        if self._authenticated:
+            lines.append(f"password_file {self._directory / 'users'}")
+        lines += mosquitto_lines(plan, self.port, open_to_all=not self._authenticated)
+        write_private(self._directory / "mosquitto.conf", "\n".join(lines) + "\n")
+        return ["mosquitto", "-c", str(self._directory / "mosquitto.conf")]
+
+    def _amqtt(self) -> list[str]:
+        plan, tls = self._plan, self._plan.tls
+        if tls is not None and tls.ca_file is not None:
+            raise BrokerError(
+                "amqtt cannot demand client certificates", fix="use mosquitto, or leave ca_file out"
+            )
+        rules = rules_for(plan.acl, wiretap=plan.wiretap)
+        settings = {
+            "host": plan.host,
+            "port": self.port,
+            "users_file": str(self._directory / "users") if self._authenticated else "",
+            "rules": None if rules is None else [[r.user or "", r.access, r.topic] for r in rules],
+            "cert_file": str(tls.cert_file) if tls else "",
+            "key_file": str(tls.key_file) if tls else "",
+            "packet_bytes": plan.packet_bytes,
+            "max_connections": plan.max_connections,
+        }
+        write_private(self._directory / "amqtt.json", json.dumps(settings))
+        return [sys.executable, "-m", "tools.broker_amqtt", str(self._directory / "amqtt.json")]
+
+
+def run_broker(site: BrokerSite) -> int:
+    """Run the broker of a site file until Ctrl-C or SIGTERM; the exit code.
+
+    A changed `users_file` takes effect within two seconds. Raises BrokerError.
+    """
+    tls = None
+    if site.tls is not None:
+        tls = ListenerTls(site.tls.cert_file, site.tls.key_file, site.tls.ca_file)
+    plan = BrokerPlan(
+        engine=site.engine,
+        host=site.host,
+        port=site.port,
+        acl=site.acl,
+        tls=tls,
+        packet_bytes=site.limits.packet_bytes,
+        max_queued_bytes=site.limits.max_queued_bytes,
+        max_connections=site.limits.max_connections,
+    )
+    return _run_until_signal(plan, site.users_file)
+
+
+def _run_until_signal(plan: BrokerPlan, users_file: Path | None) -> int:
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    with tempfile.TemporaryDirectory(prefix="edgeveil-broker-") as directory:
+        broker = BrokerProcess(plan, Path(directory), users_file=users_file)
+        broker.start()
+        sys.stdout.write(f"{broker.name} listens on {broker.url}\n")
+        sys.stdout.flush()
+        changed_ns = _changed_ns(users_file)
+        try:
+            while broker.running() and not stop.wait(1.0):
+                if _changed_ns(users_file) != changed_ns:
+                    changed_ns = _changed_ns(users_file)
+                    _refresh(broker)
+        finally:
+            died = not broker.running()
+            broker.stop()
+    if died and not stop.is_set():
+        raise BrokerError(
+            f"{broker.engine} ended by itself", where=broker.url, fix="start it again"
+        )
+    return 0
+
+
+def _refresh(broker: BrokerProcess) -> None:
+    try:
+        broker.refresh_users()
+    except BrokerError as error:  # half edited: the users that were known go on
+        sys.stderr.write(f"{error}\n")
+
+
+def _changed_ns(path: Path | None) -> int:
+    try:
+        return path.stat().st_mtime_ns if path is not None else 0
+    except OSError:
+        return 0
