@@ -10,6 +10,7 @@ from fl_core.errors import ProtocolError
 from fl_core.protocol.messages import Blob, Need, Part
 
 NEED_LIMIT = 16  # parts one request may ask for: the receiver's credit
+SMALLEST_PART_BYTES = 256  # a held part costs about that much beside its bytes
 
 
 def describe(data: bytes, part_bytes: int) -> Blob:
@@ -34,12 +35,15 @@ class Assembly:
     """Collects one blob's parts, in any order, each at most once.
 
     Memory grows with what arrives, never with what a header claims; a claim above
-    `limit_bytes` is refused with ProtocolError `oversized_blob`.
+    `limit_bytes` is refused with ProtocolError `oversized_blob`, one cut into crumbs with
+    `tiny_parts`.
     """
 
     def __init__(self, blob: Blob, limit_bytes: int) -> None:
         if blob.size_bytes > limit_bytes:
             raise ProtocolError("oversized_blob")
+        if blob.parts > 1 and blob.part_bytes < SMALLEST_PART_BYTES:
+            raise ProtocolError("tiny_parts")
         self.blob = blob
         self._pieces: dict[int, bytes] = {}
         self._lowest_missing = 0

@@ -16,8 +16,8 @@ from msgspec import Meta
 JobId = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Key = Annotated[bytes, Meta(min_length=32, max_length=32)]
-DeviceId = Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
-Name = Annotated[str, Meta(pattern="^[a-z0-9_.-]{1,64}$")]
+DeviceId = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
+Name = Annotated[str, Meta(pattern=r"^[a-z0-9_.-]{1,64}\Z")]
 Count = Annotated[int, Meta(ge=0, le=2**31)]
 Bytes = Annotated[int, Meta(ge=0, le=2**40)]
 Seconds = Annotated[float, Meta(ge=0, le=10 * 86400)]
@@ -39,7 +39,7 @@ class Blob(msgspec.Struct, frozen=True, array_like=True):
 class Signed(msgspec.Struct, frozen=True, array_like=True):
     """An encoded header or body with its Ed25519 signature. `signer` is a device id, or a role."""
 
-    signer: Annotated[str, Meta(pattern="^(cloud|proxy|[0-9a-f]{16})$")]
+    signer: Annotated[str, Meta(pattern=r"^(cloud|proxy|[0-9a-f]{16})\Z")]
     payload: Annotated[bytes, Meta(max_length=1 << 20)]
     signature: Annotated[bytes, Meta(min_length=64, max_length=64)]
 

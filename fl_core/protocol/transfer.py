@@ -76,8 +76,11 @@ class Fetch:
 
 
 def first_data(offer: Offer, blob: Blob) -> Iterable[Part]:
-    """The inline blob of an offer as parts, so that one path serves both."""
-    if not offer.data:
+    """The inline blob of an offer as parts, so that one path serves both.
+
+    An empty blob is always inside its offer.
+    """
+    if not offer.data and blob.size_bytes:
         return ()
     if len(offer.data) != blob.size_bytes:
         raise ProtocolError("bad_part")
