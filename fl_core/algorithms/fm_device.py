@@ -55,7 +55,7 @@ class FmDevice:
         return Answer(self.finish(exchange, tensors, noised), (event,))
 
     def sums(self, exchange: Exchange, tensors: Tensors, records: Records) -> Int64:
-        """The exact sum over records, before any noise, in steps of 2**-24. Never leaves."""
+        """The exact sum over records, before any noise, in steps of 2**-28. Never leaves."""
         p, s = self.parameters, self.setting
         phi, labels = kept(records, s.features, s.classes)
         if exchange.phase == CENTRE:

@@ -13,14 +13,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from fl_core.algorithms.base import TRAIN, Exchange
 from fl_core.algorithms.setting import Setting
 from fl_core.errors import PrivacyError
-from fl_core.privacy.accountant import epsilon, mu_for
+from fl_core.privacy.accountant import discreteness_tv, epsilon, mu_for
 from fl_core.privacy.events import GaussianEvent
-from fl_core.privacy.mechanisms import gaussian_event
+from fl_core.privacy.mechanisms import Layout, gaussian_event
 
 CENTRE, QUADRATIC, HEAD = "centre", "quadratic", "head.weight"
-SUM_BITS = 24  # sums stand on the grid 2**-24: products of two records' values on 2**-12
+SUM_BITS = 28  # sums stand on the grid 2**-28, fine enough for noise of 2**20 steps and more
 STEP = 2.0**-SUM_BITS
-RESERVE = 1e-3  # part of δ kept for the discreteness of the noise
 
 
 class Shares(BaseModel):
@@ -87,39 +86,44 @@ class Budget:
 def budget(parameters: FmParameters, setting: Setting) -> Budget:
     """Noise such that a device's whole part in the job is (ε, δ)-DP per record.
 
-    μ² is shared out (Gaussian DP composes by Σμ²); the result is priced again by the accountant.
-    Raises `PrivacyError` if the noise grid is too coarse to meet (ε, δ).
+    Part of δ is set aside for the discreteness of the noise, which in turn depends on the noise:
+    a few rounds settle it, and the accountant then prices the result. Raises `PrivacyError` if
+    the grid is too coarse for (ε, δ).
     """
-    mu = mu_for(setting.epsilon, setting.delta * (1 - RESERVE))
-    times, d = min(setting.max_participations, parameters.rounds), setting.dimension
-    shares, unit = parameters.shares, 1 << SUM_BITS
+    reserve = 0.0
+    for _ in range(8):
+        if reserve < setting.delta:
+            result = _share_out(
+                parameters, setting, mu_for(setting.epsilon, setting.delta - reserve)
+            )
+            if epsilon(result.job_events(), setting.delta).epsilon <= setting.epsilon:
+                return result
+            tv = math.fsum(discreteness_tv(event) for event in result.job_events())
+            reserve = 1.1 * (1 + math.exp(setting.epsilon)) * tv + 1e-6 * setting.delta
+    raise PrivacyError(
+        f"the noise grid is too coarse for epsilon = {setting.epsilon}, delta = {setting.delta}",
+        where="privacy.epsilon",
+        fix="lower epsilon or raise delta",
+    )
 
-    def event(what: str, bound: float, share: float, size: int, symmetric: bool) -> GaussianEvent:
-        layout: Literal["symmetric", "vector"] = "symmetric" if symmetric else "vector"
-        steps, level = int(bound * unit), mu * math.sqrt(share)
+
+def _share_out(parameters: FmParameters, setting: Setting, mu: float) -> Budget:
+    """The three events at their shares of μ² (Gaussian DP composes by Σμ²)."""
+    times, d = min(setting.max_participations, parameters.rounds), setting.dimension
+    shares = parameters.shares
+
+    def event(what: str, bound: float, share: float, size: int, layout: Layout) -> GaussianEvent:
+        steps, level = int(bound * 2.0**SUM_BITS), mu * math.sqrt(share)
         return gaussian_event(what, steps, level, size, grid_bits=SUM_BITS, layout=layout)
 
-    result = Budget(
-        centre=event("sum of features", 1.0, shares.centre, d, False),
-        quadratic=event(
-            "sum of quadratic coefficients", 1.0, shares.quadratic, d * (d + 1) // 2, True
-        ),
-        linear=event(
-            "sum of linear coefficients",
-            parameters.clip,
-            shares.linear / times,
-            d * setting.classes,
-            False,
-        ),
+    size = d * (d + 1) // 2
+    each = shares.linear / times
+    return Budget(
+        centre=event("sum of features", 1.0, shares.centre, d, "vector"),
+        quadratic=event("sum of quadratic terms", 1.0, shares.quadratic, size, "symmetric"),
+        linear=event("sum of linear terms", parameters.clip, each, d * setting.classes, "vector"),
         participations=times,
     )
-    price = epsilon(result.job_events(), setting.delta)
-    if price.epsilon > setting.epsilon:
-        raise PrivacyError(
-            f"the noise grid is too coarse for epsilon = {setting.epsilon}: {price.epsilon:.6g}",
-            fix="lower epsilon or raise delta",
-        )
-    return result
 
 
 def symmetric(triangle: NDArray[np.floating], d: int) -> NDArray[np.float64]:

@@ -1,6 +1,6 @@
 """A record's share of each released sum: bounded, on the grid, and exact.
 
-Each function maps records to the integer sum over them, on the grid 2**-24. One record changes
+Each function maps records to the integer sum over them, on the grid 2**-28. One record changes
 it by at most the stated L2 norm, whatever the record holds and whatever the others are.
 """
 
@@ -24,6 +24,9 @@ from fl_core.privacy.grid import (
     squared_norms,
 )
 
+PRODUCT_BITS = 2 * GRID_BITS
+SHIFT = SUM_BITS - PRODUCT_BITS  # from the grid of products to that of the noise
+
 
 def kept(records: Records, features: FeatureMap, classes: int) -> tuple[Float64, Int64]:
     """Features (n, d) and labels (n,) of the valid records; the others are dropped."""
@@ -45,7 +48,7 @@ def centre_sum(phi: Float64) -> Int64:
 
 def quadratic_sum(z: Int64) -> Int64:
     """Upper triangle, row by row, of Σzzᵀ (d(d+1)/2,); Frobenius norm per record at most 1."""
-    return exact_matmul(z.T, z)[np.triu_indices(z.shape[1])]
+    return exact_matmul(z.T, z)[np.triu_indices(z.shape[1])] << SHIFT
 
 
 def linear_sum(z: Int64, labels: Int64, weight_steps: Int64, clip: float) -> Int64:
@@ -54,16 +57,16 @@ def linear_sum(z: Int64, labels: Int64, weight_steps: Int64, clip: float) -> Int
     p = softmax(Wᵀz). W (d, c) stands on the grid 2**-12, so the logits are exact integers on
     2**-24 and do not depend on the batch.
     """
-    logits = exact_matmul(z, weight_steps).astype(np.float64) * 2.0 ** -(2 * GRID_BITS)
+    logits = exact_matmul(z, weight_steps).astype(np.float64) * 2.0**-PRODUCT_BITS
     residual = _softmax(logits)
     residual[np.arange(len(labels)), labels] -= 1.0
     z_squared = squared_norms(z)
     norm = np.sqrt(z_squared.astype(np.float64)) * 2.0**-GRID_BITS
     steps = quantise(clip_rows(residual, clip / np.maximum(norm, 1e-9)), 2.0)
     # The outer product's norm is the product of the norms: check it in integers.
-    limit = int(clip * 2.0**SUM_BITS) ** 2
+    limit = int(clip * 2.0**PRODUCT_BITS) ** 2
     within = z_squared * squared_norms(steps) <= limit
-    return exact_matmul(z.T, np.where(within[:, None], steps, 0))
+    return exact_matmul(z.T, np.where(within[:, None], steps, 0)) << SHIFT
 
 
 def _softmax(logits: Float64) -> Float64:

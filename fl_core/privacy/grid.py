@@ -46,13 +46,13 @@ def row_norms(rows: Float64) -> Float64:
 
 
 def clip_rows(rows: Float64, bounds: Float64 | float) -> Float64:
-    """`rows` (n, d) scaled down where their norm exceeds `bounds`; rows not finite become 0."""
+    """`rows` (n, d) scaled down where their norm exceeds `bounds` > 0; rows not finite become 0."""
     valid: NDArray[np.bool_] = np.asarray(np.isfinite(rows).all(axis=1))
     finite = np.where(valid[:, None], rows, 0.0)
     with np.errstate(over="ignore"):
         norms = row_norms(finite)
     limit = np.broadcast_to(np.asarray(bounds, dtype=np.float64), norms.shape) * SHRINK
-    factor = np.where(norms > limit, limit / np.where(norms > 0, norms, 1.0), 1.0)
+    factor = limit / np.maximum(norms, limit)
     return finite * factor[:, None]
 
 

@@ -1,0 +1,132 @@
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mpmath import mp
+from scipy.stats import chi2, chi2_contingency
+
+from fl_core.errors import PrivacyError
+from fl_core.privacy import sampler
+from fl_core.privacy.exact import LazyUniform, exp_bracket
+from fl_core.privacy.sampler import SeededRandom, discrete_gaussian, discrete_laplace
+
+
+def exact_probabilities(weight, cells):
+    """P(x) for |x| <= cells, all else in one last cell; the weights are summed far out."""
+    total = math.fsum(weight(k) for k in range(-4000, 4001))
+    inner = [weight(k) / total for k in range(-cells, cells + 1)]
+    return np.array([*inner, 1 - math.fsum(inner)])
+
+
+def p_value(sample, probabilities, cells):
+    inside = sample[np.abs(sample) <= cells]
+    counts = np.bincount(inside + cells, minlength=2 * cells + 1)
+    observed = np.append(counts, len(sample) - len(inside))
+    expected = probabilities * len(sample)
+    used = expected > 5
+    statistic = ((observed - expected)[used] ** 2 / expected[used]).sum()
+    return chi2.sf(statistic, used.sum() - 1)
+
+
+@pytest.mark.parametrize("variance", [Fraction(1, 10), Fraction(1), Fraction(7, 3), Fraction(400)])
+def test_the_discrete_gaussian_has_its_exact_probabilities(variance):
+    cells = int(3 * math.sqrt(variance)) + 1
+    probabilities = exact_probabilities(lambda k: math.exp(-k * k / (2 * variance)), cells)
+    sample = discrete_gaussian(variance, (300_000,), SeededRandom(1))
+    assert p_value(sample, probabilities, cells) > 1e-4
+
+
+@pytest.mark.parametrize("scale", [Fraction(1, 3), Fraction(1), Fraction(13, 2), Fraction(40)])
+def test_the_discrete_laplace_has_its_exact_probabilities(scale):
+    cells = int(4 * scale) + 1
+    probabilities = exact_probabilities(lambda k: math.exp(-abs(k) / scale), cells)
+    sample = discrete_laplace(scale, (300_000,), SeededRandom(2))
+    assert p_value(sample, probabilities, cells) > 1e-4
+
+
+def test_the_check_itself_notices_a_wrong_variance():
+    probabilities = exact_probabilities(lambda k: math.exp(-k * k / 8), 7)
+    sample = discrete_gaussian(Fraction(42, 10), (300_000,), SeededRandom(1))
+    assert p_value(sample, probabilities, 7) < 1e-6
+
+
+@pytest.mark.parametrize("sigma", [1, 50, 2**26, 2**40])
+def test_every_decision_by_exact_arithmetic_gives_the_same_draws(sigma, monkeypatch):
+    fast = discrete_gaussian(sigma**2, (300,), SeededRandom(3))
+    monkeypatch.setattr(sampler, "LOG_MARGIN", math.inf)
+    monkeypatch.setattr(sampler, "ACCEPT_MARGIN", 2.0)
+    exact_calls = 0
+    compare = LazyUniform.less_than_exp
+
+    def counted(self, gamma):
+        nonlocal exact_calls
+        exact_calls += 1
+        return compare(self, gamma)
+
+    monkeypatch.setattr(LazyUniform, "less_than_exp", counted)
+    slow = discrete_gaussian(sigma**2, (300,), SeededRandom(3))
+    assert exact_calls > 900
+    np.testing.assert_array_equal(fast, slow)
+
+
+@given(
+    st.fractions(min_value=0, max_value=60, max_denominator=10**12),
+    st.sampled_from([64, 128, 192]),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_bracket_holds_exp_between_neighbouring_integers(gamma, bits):
+    low, high = exp_bracket(gamma, bits)
+    mp.prec = 400
+    value = mp.exp(-mp.mpf(gamma.numerator) / gamma.denominator) * mp.mpf(2) ** bits
+    assert low <= value <= high
+    assert high - low <= 2
+
+
+def test_bits_that_do_not_decide_are_extended():
+    gamma = Fraction(1, 2)
+    mp.prec = 300
+    digits = int(mp.exp(-mp.mpf("0.5")) * mp.mpf(2) ** 128)
+    leading, following = digits >> 64, digits & (2**64 - 1)
+
+    def then(value):
+        return lambda count: value.to_bytes(count, "little")
+
+    assert LazyUniform(leading, 64, then(following - 5)).less_than_exp(gamma)
+    assert not LazyUniform(leading, 64, then(following + 5)).less_than_exp(gamma)
+
+
+def test_a_uniform_of_64_zero_bits_is_continued_not_clipped():
+    words = iter([0, 1 << 63])
+    draw = LazyUniform(next(words), 64, lambda n: next(words).to_bytes(n, "little"))
+    assert draw.geometric(Fraction(10)) == math.floor(10 * 65 * math.log(2))
+
+
+def test_agrees_with_opendp():
+    dp = pytest.importorskip("opendp.prelude")
+    dp.enable_features("contrib")
+    theirs = dp.m.make_gaussian(
+        dp.vector_domain(dp.atom_domain(T=int)), dp.l2_distance(T=float), scale=3.0
+    )([0] * 20_000)
+    ours = discrete_gaussian(9, (20_000,), SeededRandom(4))
+    table = [np.bincount(np.clip(np.asarray(s) + 9, 0, 18), minlength=19) for s in (theirs, ours)]
+    assert chi2_contingency(table).pvalue > 1e-6
+
+
+def test_shapes_and_a_seed_repeat():
+    a = discrete_gaussian(100, (3, 5), SeededRandom(7))
+    assert a.shape == (3, 5)
+    assert a.dtype == np.int64
+    np.testing.assert_array_equal(a, discrete_gaussian(100, (3, 5), SeededRandom(7)))
+    assert discrete_laplace(5, (0, 4)).shape == (0, 4)
+    assert not np.array_equal(discrete_gaussian(2**40, (8,)), discrete_gaussian(2**40, (8,)))
+
+
+@pytest.mark.parametrize("bad", [0, -1, 2**81])
+def test_meaningless_scales_are_refused(bad):
+    with pytest.raises(PrivacyError):
+        discrete_gaussian(bad, (1,))
+    with pytest.raises(PrivacyError):
+        discrete_laplace(bad, (1,))
