@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from fl_core.errors import JobFailed, UsageError
@@ -40,7 +41,7 @@ def list_jobs(cloud_url: str, token_file: Path, *, as_json: bool = False) -> int
         table.add_column(column, overflow="fold")
     for job in jobs:
         when = datetime.fromtimestamp(job["submitted_at"]).isoformat(" ", "seconds")
-        table.add_row(job["id"], job["status"], when, job["reason"])
+        table.add_row(job["id"], job["status"], when, escape(job["reason"]))
     Console().print(table if jobs else "no jobs yet", markup=False)
     return 0
 
@@ -77,7 +78,7 @@ def _outcome(job: Mapping[str, Any]) -> int:
 
 def _rounds(job: Mapping[str, Any]) -> Table:
     title = f"{job['id']}: {job['status']}" + (f" ({job['reason']})" if job["reason"] else "")
-    table = Table(title=title, box=None, pad_edge=False, title_justify="left")
+    table = Table(title=escape(title), box=None, pad_edge=False, title_justify="left")
     for column in ("round", "answered", "accuracy", "score", "seconds", "bytes"):
         table.add_column(column, justify="right")
     for row in _cells(job["exchanges"]):
