@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -147,9 +148,15 @@ def _touch(one: Path, other: Path) -> bool:
 
 
 def _example(schema: Schema) -> str:
+    """The fix: an example where the schema has one, else what the key is for."""
     for value in [*schema.get("examples", []), schema.get("default")]:
         if isinstance(value, (bool, int, float)):
             return f"; set for example {shown(value)}"
         if isinstance(value, str) and value:
             return f"; set for example {value}"
-    return f"; {schema['description'].splitlines()[0]}" if schema.get("description") else ""
+        if isinstance(value, (list, dict)) and value:
+            return f"; set for example {json.dumps(value)}"
+    if schema.get("required"):
+        return f"; give it the keys it needs: {', '.join(schema['required'])}"
+    purpose = str(schema.get("description", "")).splitlines()
+    return f"; give it a value ({purpose[0].rstrip('.')})" if purpose else "; give it another value"

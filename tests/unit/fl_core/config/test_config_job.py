@@ -83,6 +83,11 @@ def test_anything_but_canonical_bytes_is_a_bad_job(spoil):
     assert caught.value.reason == "bad_job"
 
 
+def test_an_oversized_job_is_not_even_parsed():
+    with pytest.raises(ProtocolError, match="more than 65536 bytes"):
+        Job.from_canonical(b"{" * 65537)
+
+
 def test_impossible_mixes_are_refused_on_the_wire_too():
     raw = small("selection: {devices: 9}\n").canonical()
     with pytest.raises(ProtocolError):

@@ -149,6 +149,16 @@ def test_a_mix_is_not_claimed_on_top_of_a_faulty_value():
     assert "round.min_batch" in only(JOB.replace("min_batch: 5 ", "min_batch: .inf "))
 
 
+def test_a_mix_does_not_rest_on_what_stands_in_for_a_faulty_value():
+    text = JOB.replace("min_devices: 20 ", "min_devices: 25 ")
+    assert "wait for ever" in only(text)
+    assert "local_run.devices: must be" in only(text.replace("devices: 20\n", "devices: x\n"))
+
+
+def test_a_list_is_not_blamed_for_its_items():
+    assert "features[0].name: " in only(JOB.replace("name: identity", "name: identiti"))
+
+
 @pytest.mark.parametrize(
     ("raw", "line", "what"),
     [
