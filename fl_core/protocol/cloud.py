@@ -197,7 +197,7 @@ class CloudMachine:
         self._out = None
         if released:
             return self._finish(job, "completed", "")
-        out: list[fx.Effect] = [fx.CancelTimer("resend")]
+        out: list[fx.Effect] = [fx.CancelTimer("resend"), fx.Report("held", {"round": job.round})]
         return [*out, self._seal(job)] if self.state is State.SEALING else out
 
     def _committed(self, job: _Job, commit: Commit, data: bytes) -> list[fx.Effect]:

@@ -11,7 +11,7 @@ from fl_core.config import BrokerLink
 from fl_core.errors import UsageError
 from fl_core.protocol import effects as fx
 from fl_core.transport.link import Link, LinkSettings, Will
-from fl_core.transport.mqtt import MqttLink
+from fl_core.transport.mqtt_link import MqttLink
 from fl_core.transport.runtime import Runtime
 from fl_core.transport.topics import sender_of
 
@@ -52,7 +52,9 @@ def _password(path: Path | None) -> str | None:
         ) from None
     if not lines or not lines[0]:
         raise UsageError(
-            "the password file is empty", where=str(path), fix="write the password on its first line"
+            "the password file is empty",
+            where=str(path),
+            fix="write the password on its first line",
         )
     return lines[0]
 

@@ -1,0 +1,81 @@
+"""The job queue's driver: what HTTP asks for, and which job the machine runs next."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+from cloud_server.host import CloudHost, wire_id
+from cloud_server.store import Store
+from cloud_server.store_records import JobEntry
+from fl_core.config import parse_job
+from fl_core.protocol import effects as fx
+from fl_core.protocol.cloud import CloudMachine, State
+from fl_core.protocol.cloud_tasks import Cancel, Start
+from fl_core.transport.runtime import Runtime
+
+LOOK_S = 0.5
+
+
+class Control:
+    """Submits, cancels and starts jobs; one runs at a time, in the order they came."""
+
+    def __init__(
+        self, store: Store, host: CloudHost, machine: CloudMachine, runtime: Runtime, queue: int
+    ) -> None:
+        self._store, self._host, self._machine = store, host, machine
+        self._runtime, self._queue = runtime, queue
+        self._poke = asyncio.Event()
+
+    def submit(self, job_yaml: str) -> str:
+        """Validate and queue; the job's id. Raises ConfigError with every problem."""
+        job = parse_job(job_yaml)
+        entry = self._store.submit_job(
+            job.job, job.canonical(), job.digest(), queue_limit=self._queue
+        )
+        self._poke.set()
+        return entry.id
+
+    def cancel(self, job: str) -> None:
+        """Cancel a waiting or running job. Raises UnknownJob, or StoreError if it has ended."""
+        if self._store.job(job).status == "running":
+            self._runtime.post(fx.Command(Cancel(wire_id(job))))
+        else:
+            self._store.cancel(job)
+
+    def status(self) -> Mapping[str, Any]:
+        """What the cloud does now; counts only."""
+        job = self._machine.job
+        return {
+            "state": self._machine.state.value,
+            "job": self._host.entry(job.start.job_id).id if job else None,
+            "round": job.round if job else None,
+            "enrolled": len(self._store.enrolled()),
+            "queued": sum(entry.status == "queued" for entry in self._store.jobs()),
+            "refused": dict(self._runtime.refusals.counts),
+        }
+
+    async def run(self) -> None:
+        """Start the next job whenever none runs, until cancelled."""
+        while True:
+            if self._machine.state is State.IDLE:
+                entry = self._store.next_job()
+                if entry is not None:
+                    self._store.set_status(entry.id, "running")
+                    await self._runtime.step(fx.Command(self._start(entry)))
+            self._poke.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._poke.wait(), LOOK_S)
+
+    def _start(self, entry: JobEntry) -> Start:
+        """From the last committed exchange on, with an attempt number not used before."""
+        plan = self._host.plan(entry)
+        last = self._store.last_commit(entry.id)
+        index = (last.index if last else 0) + 1
+        attempt = 1
+        while self._store.round_key(entry.id, index, attempt) is not None:
+            attempt += 1
+        retries = plan.job.round.retries
+        return Start(wire_id(entry.id), index, attempt, len(plan.exchanges), retries)

@@ -1,0 +1,319 @@
+"""What the cloud's process does for its machine: seal, absorb, commit, release, record."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from cloud_server.rounds import RoundSecret, aggregate, open_batch, seal_round, select
+from cloud_server.store import Store
+from cloud_server.store_records import ExchangeRecord, JobEntry
+from fl_core.algorithms.base import Array, Exchange, Records
+from fl_core.config import Job
+from fl_core.crypto.keys import SealingKey
+from fl_core.errors import JobFailed
+from fl_core.evaluation.accuracy import accuracy_onnx
+from fl_core.evaluation.clustering import ClusterScores, cluster_scores
+from fl_core.evaluation.onnx_session import OnnxModel
+from fl_core.models.softmax_head import bake, build_graph
+from fl_core.plan import SOFTMAX, JobPlan
+from fl_core.privacy.accountant import Guarantee
+from fl_core.protocol import effects as fx
+from fl_core.protocol.blob import describe
+from fl_core.protocol.cloud_tasks import (
+    Absorb,
+    Absorbed,
+    Broadcast,
+    JobStatus,
+    RosterKept,
+    SealJob,
+    SealRelease,
+    SealRound,
+    TooFew,
+)
+from fl_core.protocol.messages import Batch, Commit, Exchanged
+from fl_core.protocol.package import (
+    JobPackage,
+    Package,
+    ReleasePackage,
+    encode_package,
+    pack_tensors,
+    unpack_tensors,
+)
+from fl_core.protocol.sealed import Terms, seal_broadcast
+
+LOG = logging.getLogger("edgeveil.cloud")
+
+
+def wire_id(job: str) -> bytes:
+    """A job's 16 bytes on the wire."""
+    return hashlib.sha256(b"edgeveil/v1/job-id\0" + job.encode()).digest()[:16]
+
+
+class CloudHost:
+    """The cloud's work; everything it decides is in the store before the machine goes on."""
+
+    def __init__(
+        self,
+        store: Store,
+        test: Records | None,
+        part_bytes: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store, self._test, self._part_bytes, self._clock = store, test, part_bytes, clock
+        self._cohort: tuple[bytes, ...] = ()
+        self._recipients: dict[Exchanged, int] = {}
+        self._times: dict[str, float] = {}
+        self._sent_bytes = 0
+
+    # --- the machine's host ---
+
+    def store(self, item: object) -> None:
+        """Durable before the next effect."""
+        match item:
+            case RosterKept(keys=keys):
+                new = {keys[i : i + 32] for i in range(0, len(keys), 32)}
+                old = set(self._store.enrolled())
+                for key in new - old:
+                    self._store.put_enrolled(key)
+                for key in old - new:
+                    self._store.remove_enrolled(key)
+            case JobStatus(job_id=job_id, status=status, reason=reason):
+                entry = self.entry(job_id)
+                if not entry.ended:
+                    self._store.set_status(entry.id, status, reason)  # type: ignore[arg-type]
+                data = {"reason": reason, **self._summary(entry)}
+                self._store.append_event(entry.id, f"job_{status}", data)
+
+    def report(self, report: fx.Report) -> None:
+        """Into the log, and into the job's events where a person follows the job."""
+        data: Mapping[str, Any] = report.data
+        self._times[report.what] = self._clock()
+        LOG.info(report.what, extra=dict(data))
+        running = [entry for entry in self._store.jobs() if entry.status == "running"]
+        if running and report.what in ("job_started", "batch", "round_repeated"):
+            self._store.append_event(running[0].id, report.what, dict(data))
+
+    def perform(self, task: object) -> object:
+        """Do one task of the running job."""
+        match task:
+            case SealJob(job_id=job_id):
+                return self._seal_job(self.entry(job_id))
+            case SealRound():
+                return self._seal_round(task)
+            case Absorb(batch=batch, data=data):
+                return self._absorb(batch, data)
+            case SealRelease(job_id=job_id):
+                return self._seal_release(self.entry(job_id))
+        return fx.Failed("unknown task")
+
+    # --- jobs ---
+
+    def entry(self, job_id: bytes) -> JobEntry:
+        """The stored job of a wire id; raises JobFailed."""
+        for entry in self._store.jobs():
+            if wire_id(entry.id) == job_id:
+                return entry
+        raise JobFailed("the job is not in the store")
+
+    def plan(self, entry: JobEntry) -> JobPlan:
+        """The plan of a stored job."""
+        return _plan(entry.canonical)
+
+    def state(self, entry: JobEntry) -> dict[str, Array]:
+        """The method's state after the last commit."""
+        last = self._store.last_commit(entry.id)
+        return unpack_tensors(last.state) if last else self.plan(entry).cloud.initial_state()
+
+    def _announce(self, entry: JobEntry, kind: str, selected: int, at: str) -> int:
+        """Record a broadcast; its number in the store is the manifest's sequence."""
+        data = {"kind": kind, "selected": selected, "round": at}
+        return self._store.append_event(entry.id, "broadcast", data).seq
+
+    def _to_all(self, entry: JobEntry, kind: str, package: Package) -> Broadcast:
+        """Seal for every enrolled device."""
+        keys = [SealingKey(raw) for raw in self._store.enrolled()]
+        if not keys:
+            raise JobFailed(
+                "no device is enrolled",
+                fix="admit devices at the proxy: edgeveil proxy admit",
+            )
+        sequence = self._announce(entry, kind, len(keys), kind)
+        terms = Terms(
+            kind=kind,  # type: ignore[arg-type]
+            at=Exchanged(wire_id(entry.id), 0, sequence % 2**31),
+            sequence=sequence,
+            job_digest=entry.digest,
+            phase=kind,
+        )
+        manifest, data, _ = seal_broadcast(terms, encode_package(package), keys, self._part_bytes)
+        return Broadcast(manifest, data)
+
+    def _seal_job(self, entry: JobEntry) -> Broadcast:
+        plan = self.plan(entry)
+        self._cohort = self._store.enrolled()
+        return self._to_all(entry, "job", JobPackage(entry.canonical, _graph(entry.canonical)))
+
+    def _seal_round(self, task: SealRound) -> Broadcast:
+        started = self._clock()
+        entry = self.entry(task.job_id)
+        plan, at = self.plan(entry), Exchanged(task.job_id, task.round, task.attempt)
+        exchange = plan.exchange(task.round)
+        recipients = select(plan, self._cohort)
+        sequence = self._announce(entry, "round", len(recipients), exchange.label)
+        manifest, data, secret = seal_round(
+            plan, exchange, self.state(entry), recipients, at, sequence, self._part_bytes
+        )
+        self._store.put_round_key(entry.id, task.round, task.attempt, secret.to_bytes())
+        self._recipients = {at: len(recipients)}
+        self._times = {"seal": started, "sealed": self._clock()}
+        self._sent_bytes = len(data)
+        return Broadcast(manifest, data)
+
+    def _seal_release(self, entry: JobEntry) -> Broadcast:
+        weights = self.plan(entry).cloud.model(self.state(entry))
+        onnx = bake(_graph(entry.canonical), weights)
+        self._store.put_release(entry.id, onnx, pack_tensors(weights))
+        return self._to_all(entry, "release", ReleasePackage(entry.name, onnx))
+
+    # --- the end of a round ---
+
+    def _absorb(self, batch: Batch, data: bytes) -> Absorbed | TooFew:
+        started = self._clock()
+        entry = self.entry(batch.at.job_id)
+        plan, exchange = self.plan(entry), self.plan(entry).exchange(batch.at.round)
+        raw = self._store.round_key(entry.id, batch.at.round, batch.at.attempt)
+        if raw is None:
+            raise JobFailed("the round's key is gone", where=exchange.label)
+        selected = self._recipients.get(batch.at, len(self._store.enrolled()))
+        opened = open_batch(plan, exchange, RoundSecret.from_bytes(raw), batch, data, selected)
+        try:
+            state, uploads = aggregate(plan, exchange, self.state(entry), opened)
+        except JobFailed as error:
+            return TooFew(str(error))
+        scores = self._clusters(plan, exchange, opened.arrays.get(SOFTMAX, []))
+        accuracy = self._accuracy(entry, plan, exchange, state)
+        timeline = self._timeline(started)
+        record = ExchangeRecord(
+            index=exchange.index,
+            phase=exchange.phase,
+            number=exchange.number,
+            attempt=batch.at.attempt,
+            uploads=uploads,
+            accuracy=accuracy,
+            scores=scores.to_dict() if scores else None,
+            seconds=sum(timeline.values()),
+            bytes={"cloud_out": self._sent_bytes, "cloud_in": len(data)},
+        )
+        event = {
+            "exchange": exchange.index,
+            **{k: getattr(record, k) for k in ("phase", "number", "attempt", "uploads")},
+            **{k: getattr(record, k) for k in ("accuracy", "seconds")},
+            "bytes": dict(record.bytes),
+            "declined": batch.declined,
+            "accepted": len(opened.accepted),
+            "refused": dict(opened.refused),
+            "clusters": _shown(scores, opened.arrays.get(SOFTMAX, [])),
+            "timeline": timeline,
+            "epsilon": self._epsilon(plan, exchange.index),
+        }
+        self._store.commit_exchange(
+            entry.id,
+            record,
+            pack_tensors(state),
+            [("exchange_committed", event)],
+            opened.accepted,
+            batch.blob.digest,
+        )
+        hashes = b"".join(sorted(opened.accepted))
+        blob = describe(hashes, self._part_bytes)
+        return Absorbed(Commit(batch.at, len(opened.accepted), blob), hashes)
+
+    def _clusters(
+        self, plan: JobPlan, exchange: Exchange, vectors: list[Array]
+    ) -> ClusterScores | None:
+        if not exchange.infer:
+            return None
+        wanted = plan.job.unsupervised
+        stack = np.stack(vectors) if vectors else np.zeros((0, plan.job.data.classes))
+        return cluster_scores(stack, wanted.eval_type, wanted.cluster_client_num)
+
+    def _accuracy(
+        self, entry: JobEntry, plan: JobPlan, exchange: Exchange, state: Mapping[str, Array]
+    ) -> float | None:
+        if self._test is None or exchange.number == 0:
+            return None
+        weights = plan.cloud.model(state)
+        return accuracy_onnx(_model(entry.canonical), weights, self._test.x, self._test.y)
+
+    def _timeline(self, absorb_started: float) -> dict[str, float]:
+        """Seconds of this round's phases, from what the machine reported."""
+        marks = self._times
+        seal, sealed = marks.get("seal", absorb_started), marks.get("sealed", absorb_started)
+        held = marks.get("held", sealed)
+        batch = marks.get("batch", absorb_started)
+        return {
+            "seal_s": round(sealed - seal, 6),
+            "broadcast_s": round(max(0.0, held - sealed), 6),
+            "wait_s": round(max(0.0, batch - held), 6),
+            "absorb_s": round(self._clock() - batch, 6),
+        }
+
+    @staticmethod
+    def _epsilon(plan: JobPlan, until: int) -> dict[str, float]:
+        quote = plan.quote(until)
+        return {"training": quote.training.epsilon, "inference": quote.inference.epsilon}
+
+    def _summary(self, entry: JobEntry) -> dict[str, Any]:
+        """What the job's end says: both guarantees together, and the last accuracy."""
+        plan = self.plan(entry)
+        last = self._store.last_commit(entry.id)
+        quote = plan.quote(last.index if last else 0)
+        once = plan.softmax_epsilon
+        event = plan.softmax_event() if once is not None else None
+        per_round = (
+            float(event.epsilon) if event is not None and hasattr(event, "epsilon") else None
+        )
+        inference = {**_plain(quote.inference), "epsilon_per_round": per_round}
+        return {
+            "privacy": {"training": _plain(quote.training), "inference": inference},
+            "final": {"accuracy": last.record.accuracy if last else None},
+        }
+
+
+def _plain(guarantee: Guarantee) -> dict[str, Any]:
+    return {
+        "epsilon": guarantee.epsilon,
+        "delta": guarantee.delta,
+        "unit": guarantee.unit,
+        "status": guarantee.status,
+    }
+
+
+def _shown(scores: ClusterScores | None, vectors: list[Array]) -> dict[str, Any] | None:
+    """Scores with the noised vectors they were made from, as far as they were used."""
+    if scores is None:
+        return None
+    return {**scores.to_dict(), "vectors": [np.round(v, 6).tolist() for v in vectors]}
+
+
+@lru_cache(maxsize=8)
+def _plan(canonical: bytes) -> JobPlan:
+    return JobPlan(Job.from_canonical(canonical))
+
+
+@lru_cache(maxsize=8)
+def _graph(canonical: bytes) -> bytes:
+    plan = _plan(canonical)
+    return build_graph(plan.features, plan.job.data.input_shape, plan.job.data.classes)
+
+
+@lru_cache(maxsize=8)
+def _model(canonical: bytes) -> OnnxModel:
+    return OnnxModel(_graph(canonical))

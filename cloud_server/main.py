@@ -1,0 +1,76 @@
+"""The cloud process: one link, one machine, one store, one HTTP control."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+from cloud_server.control import Control
+from cloud_server.host import LOG, CloudHost
+from cloud_server.http import make_app
+from cloud_server.http_token import load_or_make_token
+from cloud_server.store import Store
+from fl_core import logs
+from fl_core.algorithms.base import Records
+from fl_core.config import CloudSite
+from fl_core.data.device import held_records
+from fl_core.protocol import effects as fx
+from fl_core.protocol.cloud import CloudMachine
+from fl_core.protocol.cloud_tasks import CloudSettings
+from fl_core.protocol.envelope import Signer
+from fl_core.protocol.transfer import part_bytes
+from fl_core.transport.http import serve
+from fl_core.transport.process import first_of, own_signing_key, peer_key, run_until_stopped
+from fl_core.transport.runtime import Runtime
+from fl_core.transport.sessions import Session, link_settings
+from fl_core.transport.topics import CLOUD_IN, CLOUD_OUT
+
+
+def run(site: CloudSite) -> int:
+    """Run until SIGINT or SIGTERM; 0 after a clean stop. Raises EdgeVeilError at start."""
+    logs.setup(site.log.level, site.log.format)
+    return run_until_stopped(lambda stop: _run(site, stop))
+
+
+def _test_records(site: CloudSite) -> Records | None:
+    return held_records(site.test_data) if site.test_data else None
+
+
+async def _run(site: CloudSite, stop: asyncio.Event) -> int:
+    signer = Signer("cloud", own_signing_key(site.state_dir, "cloud"))
+    url = site.store_url or f"sqlite:///{site.state_dir / 'cloud.sqlite'}"
+    store = Store(url)
+    packet_bytes = site.limits.packet_bytes
+    host = CloudHost(store, _test_records(site), part_bytes(packet_bytes))
+    machine = CloudMachine(
+        signer,
+        peer_key(site.proxy_key_file, "the proxy"),
+        CloudSettings(packet_bytes=packet_bytes, blob_bytes=site.limits.blob_bytes),
+    )
+    session = Session(
+        link_settings(site.broker, "cloud", packet_bytes),
+        [CLOUD_IN],
+        fx.Proxy(),
+        lambda _to: CLOUD_OUT,
+    )
+
+    def on_state(connected: bool, reason: str) -> None:
+        what = "broker connected" if connected else "broker lost"
+        LOG.log(20 if connected else 30, what, extra={"reason": reason})
+
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="edgeveil-work") as executor:
+        runtime = Runtime(machine, host, session.publish, executor, LOG, packet_bytes)
+        control = Control(store, host, machine, runtime, site.limits.jobs_queued)
+        await session.attach(runtime, on_state)
+        app = make_app(store, control, load_or_make_token(site.state_dir))
+        http = await serve(app, site.http.host, site.http.port)
+        try:
+            await session.link.connect_or_raise()
+            LOG.info("running", extra={"http": http.url, "enrolled": len(store.enrolled())})
+            await first_of(stop, session.link.run_forever(), runtime.run(), control.run())
+        finally:
+            await http.stop()
+            await session.link.close()
+            store.close()
+    LOG.info("stopped")
+    return 0

@@ -1,0 +1,86 @@
+"""One round's answer: infer, train, price, and only then seal.
+
+The noised tensors and their events are committed to the ledger in one transaction; sealing takes
+the receipt. A repeated attempt finds the tensors in the ledger and seals those again.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edge_client.inference import InferenceSession
+from fl_core.algorithms.base import Answer, Array, Exchange, Records, Tensors
+from fl_core.errors import PrivacyError, ProtocolError
+from fl_core.plan import SOFTMAX, JobPlan
+from fl_core.privacy.ledger import Ledger, Receipt
+from fl_core.privacy.mechanisms import softmax_laplace
+from fl_core.privacy.sampler import RandomBytes
+from fl_core.protocol.messages import Manifest
+from fl_core.protocol.package import RoundPackage, pack_tensors, unpack_tensors
+from fl_core.protocol.sealed import seal_segment
+from fl_core.protocol.tasks import Sealed
+
+
+def check_package(plan: JobPlan, manifest: Manifest, package: RoundPackage) -> Exchange:
+    """The exchange asked for; raises ProtocolError unless it is what the job says."""
+    exchange = plan.exchange(manifest.at.round)
+    said = (package.phase, package.number, package.infer)
+    if said != (exchange.phase, exchange.number, exchange.infer) or manifest.phase != package.phase:
+        raise ProtocolError("wrong_phase")
+    if manifest.groups != plan.groups(exchange):
+        raise ProtocolError("wrong_groups")
+    return exchange
+
+
+def training_answer(
+    plan: JobPlan, exchange: Exchange, package: RoundPackage, training: Records, noise: RandomBytes
+) -> Answer:
+    """The method's noised segments and their events."""
+    tensors = unpack_tensors(package.tensors)
+    return plan.device.answer(exchange, tensors, training, noise)
+
+
+def softmax_answer(
+    plan: JobPlan, session: InferenceSession, weights: Tensors, x: Array, noise: RandomBytes
+) -> Answer:
+    """The noised mean softmax over this device's evaluation records, and its event."""
+    mean = session.mean_softmax(x.astype(np.float32, copy=False), dict(weights))
+    noised, event = softmax_laplace(
+        mean,
+        plan.softmax_epsilon,
+        sensitivity=plan.job.encrypt.laplace_eval_sensitivity,
+        random_bytes=noise,
+    )
+    return Answer({SOFTMAX: noised}, (event,))
+
+
+def release(ledger: Ledger, manifest: Manifest, parts: list[Answer]) -> tuple[Receipt, bytes]:
+    """Commit the events and the tensors; what may be sealed is what the ledger holds."""
+    segments = {name: array for part in parts for name, array in part.segments.items()}
+    events = [event for part in parts for event in part.events]
+    job_id, index = manifest.at.job_id.hex(), manifest.at.round
+    ledger.commit(job_id, index, events, pack_tensors(segments))
+    held = ledger.recall(job_id, index)
+    if held is None:
+        raise PrivacyError("the ledger lost a release")
+    return held
+
+
+def seal_release(
+    receipt: Receipt, payload: bytes, plan: JobPlan, manifest: Manifest, membership: bytes
+) -> Sealed:
+    """Each segment sealed to the round's cloud key; PrivacyError without the ledger's receipt."""
+    if not receipt.covers(payload):
+        raise PrivacyError("the ledger's receipt is for other tensors")
+    segments = unpack_tensors(payload)
+    specs = plan.segments(plan.exchange(manifest.at.round))
+    groups, sealed = [], []
+    for index, (spec, group) in enumerate(zip(specs, manifest.groups, strict=True)):
+        if spec.name not in segments:
+            continue
+        array = np.ascontiguousarray(segments[spec.name], dtype=np.dtype(spec.dtype))
+        if array.shape != spec.shape:
+            raise ProtocolError("wrong_shape")
+        groups.append(index)
+        sealed.append(seal_segment(manifest, group, membership, array.tobytes()))
+    return Sealed(tuple(groups), tuple(map(len, sealed)), b"".join(sealed))

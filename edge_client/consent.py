@@ -1,0 +1,45 @@
+"""The owner's word: a job is judged by policy and budget, never by records."""
+
+from __future__ import annotations
+
+from fl_core.config import EdgeSite, Policy
+from fl_core.errors import PrivacyError
+from fl_core.plan import JobPlan
+from fl_core.privacy.ledger import Ledger
+from fl_core.privacy.policy import Limits
+from fl_core.protocol.messages import Manifest
+
+
+def limits_of(policy: Policy) -> Limits:
+    """The ledger's limits from the owner's policy."""
+    return Limits(
+        max_epsilon_per_job=policy.max_epsilon_per_job,
+        lifetime_epsilon=policy.lifetime_epsilon,
+        lifetime_delta=policy.lifetime_delta,
+        max_inference_epsilon=policy.max_inference_epsilon,
+        accept_unproven=policy.accept_unproven,
+        accept_unprotected=policy.accept_unprotected,
+    )
+
+
+def consent(site: EdgeSite, plan: JobPlan, manifest: Manifest, ledger: Ledger) -> None:
+    """Reserve the whole job's price, or raise PrivacyError with the owner's reason.
+
+    Reads no record, so a refusal says nothing about data.
+    """
+    policy, job = site.policy, plan.job
+    if job.data.source != site.data.name:
+        raise PrivacyError(
+            f"the job is for data '{job.data.source}', this device holds '{site.data.name}'"
+        )
+    if site.role == "train" and job.train.method not in policy.allowed_methods:
+        raise PrivacyError(
+            f"method '{job.train.method}' is not allowed", where="policy.allowed_methods"
+        )
+    if manifest.selected < policy.min_devices:
+        raise PrivacyError(
+            f"{manifest.selected} devices are selected, the owner asks for {policy.min_devices}",
+            where="policy.min_devices",
+        )
+    request = plan.request(manifest.at.job_id.hex(), trains=site.role == "train")
+    ledger.open_job(request, limits_of(policy))

@@ -1,0 +1,189 @@
+"""What a device's process does for its machine: open, consent, work, keep."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+
+from edge_client.answer import (
+    check_package,
+    release,
+    seal_release,
+    softmax_answer,
+    training_answer,
+)
+from edge_client.conditions import why_not_now
+from edge_client.consent import consent
+from edge_client.identity import Identity
+from edge_client.inference import InferenceSession
+from edge_client.releases import ReleaseStore
+from edge_client.store import DeviceStore
+from fl_core.algorithms.base import Answer, Records
+from fl_core.config import EdgeSite, Job
+from fl_core.data.device import device_records
+from fl_core.errors import DataError, PrivacyError, ProtocolError
+from fl_core.plan import JobPlan
+from fl_core.privacy.ledger import Ledger, Receipt
+from fl_core.privacy.sampler import RandomBytes, os_random
+from fl_core.protocol import effects as fx
+from fl_core.protocol.messages import Manifest
+from fl_core.protocol.package import JobPackage, RoundPackage, decode_package, unpack_tensors
+from fl_core.protocol.sealed import open_broadcast
+from fl_core.protocol.tasks import (
+    Declined,
+    Install,
+    JobClosed,
+    Learn,
+    Learned,
+    Open,
+    Opened,
+    Sealed,
+    Work,
+)
+
+LOG = logging.getLogger("edgeveil.edge")
+Load = Callable[[EdgeSite, bytes, float], tuple[Records, Records]]
+
+
+def load_own(site: EdgeSite, split_key: bytes, share: float) -> tuple[Records, Records]:
+    """(training, evaluation) records of this device."""
+    return device_records(site.data, split_key, evaluation_share=share)
+
+
+class DeviceHost:
+    """One device's work. Its name never leaves this object but for the console."""
+
+    def __init__(
+        self,
+        site: EdgeSite,
+        identity: Identity,
+        store: DeviceStore,
+        ledger: Ledger,
+        noise: RandomBytes = os_random,
+        load: Load = load_own,
+        say: Callable[[str], None] = lambda _line: None,
+    ) -> None:
+        self.site, self.identity = site, identity
+        self._store, self._ledger, self._noise, self._load = store, ledger, noise, load
+        self._say = say
+        self._releases = ReleaseStore(site.state_dir / "releases")
+        self._membership: dict[bytes, bytes] = {}
+        self._plans: dict[bytes, JobPlan] = {}
+        self._session: InferenceSession | None = None
+        self._records: tuple[float, Records, Records] | None = None
+
+    # --- the machine's host ---
+
+    def store(self, item: object) -> None:
+        """Durable before the next effect."""
+        self._store.store(item)
+        if isinstance(item, JobClosed):
+            self._ledger.close_job(item.job_id.hex())
+            self._plans.pop(item.job_id, None)
+
+    def report(self, report: fx.Report) -> None:
+        """A line on the owner's console, without the name in the log."""
+        data = dict(report.data)
+        level = logging.WARNING if report.what in ("declined", "upload_refused") else logging.DEBUG
+        LOG.log(level, report.what, extra=data)
+        if report.what == "declined":
+            self._say(f"round {data['round']} declined: {data['why']}")
+
+    def perform(self, task: object) -> object:
+        """Do one task; `Failed` and `Declined` are outcomes, not errors."""
+        match task:
+            case Open(manifest=manifest, blob=blob):
+                return self._open(manifest, blob)
+            case Learn(manifest=manifest, package=package):
+                return self._learn(manifest, package)
+            case Work(manifest=manifest, package=RoundPackage() as package):
+                return self._work(manifest, package)
+            case Install(manifest=manifest, package=package):
+                meta = {"job_id": manifest.at.job_id.hex(), "sequence": manifest.sequence}
+                self._releases.install(package.job_name, package.onnx, meta)
+                self._store.put_fact("release_sequence", str(manifest.sequence))
+                return Learned()
+        return fx.Failed("malformed_package")
+
+    # --- tasks ---
+
+    def _open(self, manifest: Manifest, blob: bytes) -> Opened:
+        opened = open_broadcast(self.identity.opening, manifest, blob)
+        if opened is None:
+            return Opened(None)
+        package, membership = opened
+        self._membership = {manifest.blob.digest: membership}
+        return Opened(decode_package(package))
+
+    def _learn(self, manifest: Manifest, package: JobPackage) -> Learned:
+        if hashlib.sha256(package.job).digest() != manifest.job_digest:
+            raise ProtocolError("wrong_job")
+        Job.from_canonical(package.job)
+        self._store.put_job(manifest.at.job_id, package.job, package.graph)
+        return Learned()
+
+    def _plan(self, manifest: Manifest) -> tuple[JobPlan, bytes]:
+        known = self._store.job(manifest.at.job_id)
+        if known is None:
+            raise ProtocolError("unknown_job")
+        canonical, graph = known
+        if hashlib.sha256(canonical).digest() != manifest.job_digest:
+            raise ProtocolError("wrong_job")
+        plan = self._plans.get(manifest.at.job_id)
+        if plan is None:
+            plan = self._plans[manifest.at.job_id] = JobPlan(Job.from_canonical(canonical))
+        return plan, graph
+
+    def _work(self, manifest: Manifest, package: RoundPackage) -> Sealed | Declined:
+        plan, graph = self._plan(manifest)
+        exchange = check_package(plan, manifest, package)
+        trains = self.site.role == "train"
+        if not trains and not exchange.infer:
+            return Declined("this round asks for no inference, and the role is infer")
+        why = why_not_now(self.site.conditions)
+        if why:
+            return Declined(why)
+        try:
+            consent(self.site, plan, manifest, self._ledger)
+            earlier = self._ledger.recall(manifest.at.job_id.hex(), manifest.at.round)
+            if earlier is None:
+                earlier = self._release(manifest, package, plan, graph)
+        except (PrivacyError, DataError) as error:
+            return Declined(str(error))
+        membership = self._membership[manifest.blob.digest]
+        return seal_release(*earlier, plan, manifest, membership)
+
+    def _release(
+        self, manifest: Manifest, package: RoundPackage, plan: JobPlan, graph: bytes
+    ) -> tuple[Receipt, bytes]:
+        exchange = plan.exchange(manifest.at.round)
+        training, evaluation = self._own_records(plan.job.data.evaluation_share)
+        parts: list[Answer] = []
+        if exchange.infer:
+            session = self._inference(graph, plan.job.data.classes)
+            weights = unpack_tensors(package.model)
+            parts.append(softmax_answer(plan, session, weights, evaluation.x, self._noise))
+        if self.site.role == "train":
+            parts.append(training_answer(plan, exchange, package, training, self._noise))
+        return release(self._ledger, manifest, parts)
+
+    def _inference(self, graph: bytes, classes: int) -> InferenceSession:
+        digest = hashlib.sha256(graph).digest()
+        if self._session is None or self._session.digest != digest:
+            self._session = InferenceSession(graph, digest, classes=classes)
+        return self._session
+
+    def _own_records(self, share: float) -> tuple[Records, Records]:
+        """This device's halves, loaded once; a second job may not move the line between them."""
+        fixed = self._store.fact("evaluation_share")
+        if fixed is not None and float(fixed) != share:
+            raise PrivacyError(
+                f"the records were split at {float(fixed):g}, the job asks for {share:g}",
+                where="data.evaluation_share",
+            )
+        if self._records is None:
+            training, evaluation = self._load(self.site, self.identity.split_key, share)
+            self._store.put_fact("evaluation_share", repr(share))
+            self._records = (share, training, evaluation)
+        return self._records[1], self._records[2]

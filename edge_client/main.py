@@ -1,0 +1,103 @@
+"""The edge process: one or several devices, each with its own keys, link, store and ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from edge_client.host import LOG, DeviceHost
+from edge_client.identity import Identity
+from edge_client.store import DeviceStore
+from fl_core import logs
+from fl_core.config import EdgeSite
+from fl_core.privacy.ledger import Ledger
+from fl_core.protocol import effects as fx
+from fl_core.protocol.codec import encode
+from fl_core.protocol.device import DeviceMachine, Settings
+from fl_core.protocol.envelope import Signer
+from fl_core.protocol.messages import Bye
+from fl_core.transport.link import Will
+from fl_core.transport.process import EXIT_S, first_of, peer_key, run_until_stopped
+from fl_core.transport.runtime import Runtime
+from fl_core.transport.sessions import Session, link_settings
+from fl_core.transport.topics import ALL_DOWN, device_down, device_up
+
+
+def run(sites: Sequence[EdgeSite]) -> int:
+    """Run the devices until SIGINT or SIGTERM; 0 after a clean stop. Raises EdgeVeilError."""
+    logs.setup(sites[0].log.level, sites[0].log.format)
+    return run_until_stopped(lambda stop: _run(sites, stop))
+
+
+async def _run(sites: Sequence[EdgeSite], stop: asyncio.Event) -> int:
+    # One worker: the devices of a process share its cores, and torch uses them well alone.
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="edgeveil-work") as executor:
+        devices = [Device(site, executor) for site in sites]
+        LOG.info("running", extra={"devices": len(devices)})
+        try:
+            await first_of(stop, *(device.run() for device in devices))
+        finally:
+            await asyncio.gather(*(device.stop() for device in devices))
+    LOG.info("stopped")
+    return 0
+
+
+class Device:
+    """One device on its link."""
+
+    def __init__(self, site: EdgeSite, executor: ThreadPoolExecutor) -> None:
+        identity = Identity.load_or_create(site.state_dir)
+        self.site, self.id = site, identity.device_id
+        self.store = DeviceStore(site.state_dir / "device.sqlite")
+        self.ledger = Ledger(site.state_dir / "ledger.sqlite", site.data.name)
+        signer = Signer(self.id, identity.signing)
+        host = DeviceHost(site, identity, self.store, self.ledger, say=self._say)
+        limits = site.limits
+        machine = DeviceMachine(
+            signer,
+            peer_key(site.cloud_key_file, "the cloud"),
+            peer_key(site.proxy_key_file, "the proxy"),
+            self.store.load(),
+            Settings(packet_bytes=limits.packet_bytes, blob_bytes=limits.blob_bytes),
+        )
+        # Signed beforehand, so that the broker can say it for us when the link breaks.
+        will = Will(device_up(self.id), encode(signer.note(Bye(self.id))))
+        self.session = Session(
+            link_settings(site.broker, self.id, limits.packet_bytes, will),
+            [ALL_DOWN, device_down(self.id)],
+            fx.Proxy(),
+            lambda _to: device_up(self.id),
+        )
+        self.runtime = Runtime(
+            machine, host, self.session.publish, executor, LOG, limits.packet_bytes
+        )
+
+    def _say(self, line: str) -> None:
+        """A line for the owner, on this box's console alone."""
+        print(f"{self.site.name}: {line}", flush=True)
+
+    async def run(self) -> None:
+        """Until cancelled; a lost broker is tried again, with jitter."""
+        await self.session.attach(self.runtime, _state_line())
+        await asyncio.gather(self.session.link.run_forever(), self.runtime.run())
+
+    async def stop(self) -> None:
+        """Say good-bye where there is a link, and close the files."""
+        if self.session.link.connected:
+            try:
+                await asyncio.wait_for(self.runtime.step(fx.Command("stop")), EXIT_S)
+            except TimeoutError:
+                LOG.warning("no good-bye: the link is slow")
+        await self.session.link.close()
+        self.store.close()
+        self.ledger.close()
+
+
+def _state_line() -> Callable[[bool, str], None]:
+    def on_state(connected: bool, reason: str) -> None:
+        level = logging.INFO if connected else logging.WARNING
+        LOG.log(level, "connected" if connected else "not connected", extra={"reason": reason})
+
+    return on_state

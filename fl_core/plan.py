@@ -1,0 +1,113 @@
+"""A job's plan: its exchanges, their segments and their prices, the same for every party.
+
+Built from the job alone, so that a device can price the whole job before it reads a record, and
+check that a manifest asks for what the job said.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from fl_core.algorithms import METHODS, Setting
+from fl_core.algorithms.base import CloudMethod, DeviceMethod, Exchange, SegmentSpec
+from fl_core.config import Job
+from fl_core.errors import ProtocolError
+from fl_core.features import FeatureMap, build_features
+from fl_core.privacy.events import Event
+from fl_core.privacy.mechanisms import softmax_event
+from fl_core.privacy.policy import JobRequest, Quote, price
+from fl_core.protocol.messages import Group
+from fl_core.protocol.sealed import padded
+
+SOFTMAX = "softmax"
+
+
+class JobPlan:
+    """What a job will do, exchange by exchange."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.features: FeatureMap = build_features(job.features[0])
+        asked = job.selection.devices
+        self.setting = Setting(
+            epsilon=job.privacy.epsilon,
+            delta=job.privacy.delta,
+            max_participations=job.max_participations,
+            classes=job.data.classes,
+            input_shape=job.data.input_shape,
+            features=self.features,
+            nominal_records=job.data.nominal_records,
+            devices=asked if isinstance(asked, int) else 1,
+            infer_every=job.infer_every,
+        )
+
+    @cached_property
+    def cloud(self) -> CloudMethod:
+        """The method's cloud half."""
+        return METHODS[self.job.train.method].cloud(self.job.train, self.setting)
+
+    @cached_property
+    def device(self) -> DeviceMethod:
+        """The method's device half."""
+        return METHODS[self.job.train.method].device(self.job.train, self.setting)
+
+    @cached_property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """All exchanges, the preparatory ones first."""
+        return self.cloud.plan()
+
+    def exchange(self, index: int) -> Exchange:
+        """The exchange of a wire round; raises ProtocolError `unknown_round`."""
+        if not 1 <= index <= len(self.exchanges):
+            raise ProtocolError("unknown_round")
+        return self.exchanges[index - 1]
+
+    def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
+        """What may be uploaded, the softmax mean last."""
+        specs = self.cloud.segments(exchange)
+        if exchange.infer:
+            specs += (SegmentSpec(SOFTMAX, (self.job.data.classes,), "float64"),)
+        return specs
+
+    def groups(self, exchange: Exchange) -> tuple[Group, ...]:
+        """The same as the manifest states it: names and public sizes."""
+        return tuple(Group(s.name, padded(s.byte_count)) for s in self.segments(exchange))
+
+    # --- prices ---
+
+    @property
+    def softmax_epsilon(self) -> float | None:
+        """ε asked for one softmax upload; None where it is sent without noise."""
+        encrypt = self.job.encrypt
+        if encrypt.privacy_eval_type == "NOT_ENCRYPT" or encrypt.laplace_eval is None:
+            return None
+        return encrypt.laplace_eval.laplace_eval_eps
+
+    def softmax_event(self) -> Event:
+        """The price of one softmax upload."""
+        return softmax_event(
+            self.job.data.classes,
+            self.softmax_epsilon,
+            sensitivity=self.job.encrypt.laplace_eval_sensitivity,
+        )
+
+    def events(self, *, trains: bool = True, until: int | None = None) -> tuple[Event, ...]:
+        """Everything one device is asked for at most, up to exchange `until` (None: the job)."""
+        result: list[Event] = []
+        trained = 0
+        for exchange in self.exchanges[:until]:
+            counted = exchange.number > 0
+            if trains and not (counted and trained >= self.job.max_participations):
+                result += self.device.price(exchange)
+                trained += counted
+            if exchange.infer:
+                result.append(self.softmax_event())
+        return tuple(result)
+
+    def request(self, job_id: str, *, trains: bool = True) -> JobRequest:
+        """What the ledger reserves."""
+        return JobRequest(job_id, self.job.privacy.delta, self.events(trains=trains))
+
+    def quote(self, until: int | None = None) -> Quote:
+        """The two guarantees after exchange `until` (None: the whole job)."""
+        return price(self.events(until=until), self.job.privacy.delta)
