@@ -7,6 +7,7 @@ the result; the machine decides what is fresh, what is answered, and when to sen
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -23,6 +24,7 @@ from fl_core.protocol.messages import (
     Commit,
     Decline,
     Exchanged,
+    Header,
     Hello,
     Manifest,
     Need,
@@ -33,7 +35,7 @@ from fl_core.protocol.messages import (
     Upload,
     Want,
 )
-from fl_core.protocol.package import JobPackage, Package, ReleasePackage
+from fl_core.protocol.package import JobPackage, Package, ReleasePackage, RoundPackage
 from fl_core.protocol.tasks import (
     Declined,
     Failed,
@@ -50,7 +52,14 @@ from fl_core.protocol.tasks import (
     Seen,
     Work,
 )
-from fl_core.protocol.transfer import Fetch, answer_need, first_data, part_bytes, sends
+from fl_core.protocol.transfer import (
+    Fetch,
+    answer_need,
+    check_fetchable,
+    first_data,
+    part_bytes,
+    sends,
+)
 from fl_core.protocol.transitions import StateTable
 
 
@@ -111,6 +120,7 @@ class DeviceMachine:
         self.state = TABLE.start
         self.manifest: Manifest | None = None
         self._fetches: dict[bytes, Fetch] = {}
+        self._newest_release = memory.release_sequence  # heard of, perhaps not yet installed
         self._waiting: Offer | None = None  # a round whose job is still being fetched
         self._resends = 0
 
@@ -158,15 +168,15 @@ class DeviceMachine:
         header = decode_header(offer.header)
         if not isinstance(header, Manifest | Commit):
             raise ProtocolError("unexpected_header")
+        if isinstance(header, Commit) and not self._is_mine(header.at):
+            return []
+        check_fetchable(offer, header.blob, self.settings.blob_bytes)
         if isinstance(header, Commit):
-            return self._fetch(offer, header) if self._is_mine(header.at) else []
+            return self._fetch(offer, header)
         if header.stanza_bytes > header.blob.size_bytes:
             raise ProtocolError("malformed")
         if header.kind == "release":
-            if header.sequence < self.memory.release_sequence:
-                raise ProtocolError("replayed_release")
-            new = header.sequence > self.memory.release_sequence
-            return self._fetch(offer, header) if new else []
+            return self._release(offer, header)
         if header.at.job_id in self.memory.closed:
             raise ProtocolError("closed_job")
         if header.kind == "job":
@@ -176,6 +186,15 @@ class DeviceMachine:
             self._waiting = offer
             return [fx.Send(fx.Proxy(), self.signer.note(Want(header.at.job_id)))]
         return self._round(offer, header)
+
+    def _release(self, offer: Offer, header: Manifest) -> list[fx.Effect]:
+        if header.sequence < self._newest_release:
+            raise ProtocolError("replayed_release")
+        if header.sequence == self.memory.release_sequence:
+            return []
+        self._newest_release = header.sequence
+        self._forget_fetches(lambda old: _kind(old) == "release" and old != header)
+        return self._fetch(offer, header)
 
     def _round(self, offer: Offer, manifest: Manifest) -> list[fx.Effect]:
         digest = hashlib.sha256(offer.header.payload).digest()
@@ -195,7 +214,8 @@ class DeviceMachine:
         out: list[fx.Effect] = [] if mark == seen else [fx.Store(mark)]
         self.state = TABLE.step(self.state, "manifest")
         self.memory.seen[manifest.at.job_id] = mark
-        self.manifest, self._fetches, self._resends = manifest, self._fetches_not_rounds(), 0
+        self.manifest, self._resends = manifest, 0
+        self._forget_fetches(lambda old: _kind(old) in ("round", "commit"))
         if self.memory.outbox:
             self.memory.outbox = None
             out.append(fx.Store(OutboxDrop()))
@@ -215,12 +235,9 @@ class DeviceMachine:
             return self._take(self._fetches[manifest.blob.digest], offer)
         return []
 
-    def _fetches_not_rounds(self) -> dict[bytes, Fetch]:
-        return {
-            digest: fetch
-            for digest, fetch in self._fetches.items()
-            if not (isinstance(fetch.header, Manifest) and fetch.header.kind == "round")
-        }
+    def _forget_fetches(self, over: Callable[[Header], bool]) -> None:
+        """Stop fetching what is over: a fetch that cannot end must not take a place for good."""
+        self._fetches = {d: f for d, f in self._fetches.items() if not over(f.header)}
 
     def _is_mine(self, at: Exchanged) -> bool:
         return self.memory.outbox is not None and self.memory.outbox.at == at
@@ -280,7 +297,8 @@ class DeviceMachine:
             case Work(manifest=manifest), Declined(why=why):
                 return self._declined(manifest, why)
             case Install(manifest=manifest), Learned():
-                self.memory.release_sequence = manifest.sequence
+                newest = max(manifest.sequence, self.memory.release_sequence)
+                self.memory.release_sequence = newest
                 return [fx.Report("model_installed", {"job_id": manifest.at.job_id.hex()})]
             case _, Failed(reason=reason):
                 return [fx.Refuse(reason)]
@@ -292,28 +310,30 @@ class DeviceMachine:
         if manifest.kind == "job" and isinstance(package, JobPackage):
             return [fx.Work(Learn(manifest, package))]
         if manifest.kind == "release" and isinstance(package, ReleasePackage):
+            if manifest.sequence < self._newest_release:
+                return []
             return [fx.Work(Install(manifest, package))]
-        if manifest.kind != "round":
-            raise ProtocolError("malformed_package")
-        if manifest is not self.manifest:
+        if manifest.kind != "round" or not isinstance(package, RoundPackage):
+            return [*self._leave(manifest), fx.Refuse("malformed_package")]
+        if manifest != self.manifest:
             return []
         self.state = TABLE.step(self.state, "opened")
         return [fx.Work(Work(manifest, package))]
 
     def _leave(self, manifest: Manifest) -> list[fx.Effect]:
-        if manifest is self.manifest:
+        if manifest == self.manifest:
             self.state = TABLE.step(self.state, "not_for_me")
         return []
 
     def _declined(self, manifest: Manifest, why: str) -> list[fx.Effect]:
         report = fx.Report("declined", {"round": manifest.at.round, "why": why})
-        if manifest is not self.manifest:
+        if manifest != self.manifest:
             return [report]
         self.state = TABLE.step(self.state, "declined")
         return [report, fx.Send(fx.Proxy(), self.signer.note(Decline(manifest.at)))]
 
     def _sealed(self, manifest: Manifest, sealed: Sealed) -> list[fx.Effect]:
-        if manifest is not self.manifest:
+        if manifest != self.manifest:
             return []  # a newer round came while this one was computed
         blob = describe(sealed.data, part_bytes(self.settings.packet_bytes))
         upload = Upload(manifest.at, sealed.groups, blob)
@@ -389,12 +409,16 @@ class DeviceMachine:
         self.memory.jobs.discard(close.job_id)
         self.memory.seen.pop(close.job_id, None)
         out: list[fx.Effect] = [fx.Store(JobClosed(close.job_id, close.status))]
-        if self.manifest is not None and self.manifest.at.job_id == close.job_id:
-            self.state = TABLE.step(self.state, "closed")
-            self.manifest = None
-        if self.memory.outbox and self.memory.outbox.at.job_id == close.job_id:
+        self._forget_fetches(lambda old: _kind(old) != "release" and _job_of(old) == close.job_id)
+        upload = self.memory.outbox
+        here = upload is not None and upload.at.job_id == close.job_id
+        if here:
             self.memory.outbox = None
             out.append(fx.Store(OutboxDrop()))
+        # After a restart the upload may be all that is left of the round.
+        if here or (self.manifest is not None and self.manifest.at.job_id == close.job_id):
+            self.state = TABLE.step(self.state, "closed")
+            self.manifest = None
         report = fx.Report("job_closed", {"job_id": close.job_id.hex(), "status": close.status})
         return [*out, fx.CancelTimer("resend"), fx.CancelTimer("deadline"), report]
 
@@ -418,3 +442,11 @@ class DeviceMachine:
             wait_s = min(self.settings.repair_s * 2 ** min(looks, 6), self.settings.waits_cap_s)
             return [*out, fx.SetTimer("repair", wait_s)]
         return []
+
+
+def _kind(header: Header) -> str:
+    return header.kind if isinstance(header, Manifest) else "commit"
+
+
+def _job_of(header: Header) -> bytes | None:
+    return header.at.job_id if isinstance(header, Manifest | Commit) else None

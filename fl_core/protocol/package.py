@@ -52,7 +52,7 @@ def decode_package(plaintext: bytes) -> Package:
     """The package; raises ProtocolError `malformed_package`."""
     try:
         return _decoder.decode(plaintext)
-    except (msgspec.DecodeError, RecursionError, OverflowError):
+    except (msgspec.DecodeError, RecursionError, OverflowError, UnicodeDecodeError):
         raise ProtocolError("malformed_package") from None
 
 

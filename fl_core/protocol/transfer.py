@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fl_core.errors import ProtocolError
-from fl_core.protocol.blob import Assembly, part, parts
+from fl_core.protocol.blob import Assembly, part, parts, whole
 from fl_core.protocol.effects import Address, Send
 from fl_core.protocol.messages import Blob, Header, Need, Offer, Part, Signed
 
@@ -73,6 +73,13 @@ class Fetch:
     @property
     def _pulling_done(self) -> bool:
         return self._pull and not self._asked
+
+
+def check_fetchable(offer: Offer, blob: Blob, limit_bytes: int) -> None:
+    """Raise `oversized_blob`, `tiny_parts` or `bad_digest` before anything is changed."""
+    Assembly(blob, limit_bytes)
+    if offer.data:
+        whole(blob, offer.data)
 
 
 def first_data(offer: Offer, blob: Blob) -> Iterable[Part]:
