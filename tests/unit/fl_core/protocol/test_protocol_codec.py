@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,6 +28,7 @@ from fl_core.protocol.package import (
     RoundPackage,
     decode_package,
     encode_package,
+    pack_tensors,
     unpack_tensors,
 )
 
@@ -221,6 +223,30 @@ def test_random_packages_and_tensors_are_read_or_refused(data):
             read(data)
         except ProtocolError as error:
             assert error.reason in {"malformed_package", "malformed_tensors"}
+
+
+TENSORS = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.array([1], dtype=np.int64)}
+
+
+def test_tensors_survive():
+    back = unpack_tensors(pack_tensors(TENSORS))
+    assert back.keys() == TENSORS.keys()
+    for name, array in TENSORS.items():
+        assert back[name].dtype == array.dtype
+        np.testing.assert_array_equal(back[name], array)
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_damaged_tensors_are_read_or_refused(data):
+    file = bytearray(pack_tensors(TENSORS))
+    position = data.draw(st.integers(0, len(file) - 1))
+    file[position] = data.draw(st.integers(0, 255))
+    for damaged in (bytes(file), bytes(file[:position])):
+        try:
+            unpack_tensors(damaged)
+        except ProtocolError as error:
+            assert error.reason == "malformed_tensors"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,280 @@
+"""A device: consent, upload, and until it was counted."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+import pytest
+from device_bench import (
+    ME,
+    MODEL,
+    PACKAGE,
+    SEALED,
+    SEGMENTS,
+    device,
+    done,
+    fire,
+    receive,
+    snapshot,
+    upload,
+    work_on,
+)
+from protocol_kit import (
+    CLOUD,
+    JOB,
+    PROXY,
+    Signer,
+    at,
+    bodies,
+    commit_of,
+    headers,
+    manifest,
+    messages,
+    of,
+    offer,
+    refused,
+    reports,
+    signing_key,
+    stored,
+    tasks,
+    timers,
+)
+
+from fl_core.protocol import effects as fx
+from fl_core.protocol.codec import encode
+from fl_core.protocol.device import State
+from fl_core.protocol.messages import Ack, Bye, Close, Decline, Need, Offer, Part, Want
+from fl_core.protocol.tasks import (
+    Declined,
+    Memory,
+    OutboxDrop,
+    OutboxPut,
+    Sealed,
+    Work,
+)
+
+DIGEST = hashlib.sha256(SEALED.data).digest()
+
+
+def ack(status, digest=DIGEST, signer=PROXY, reason=""):
+    return signer.note(Ack(digest, status, reason))
+
+
+def test_declining_says_so_and_not_why():
+    machine, header = device(), manifest(MODEL)
+    work_on(machine, header)
+    out = done(machine, Work(header, PACKAGE), Declined("over budget by 3"))
+    assert bodies(out, Decline) == [Decline(header.at)]
+    assert all(b"budget" not in encode(send.message) for send in of(out, fx.Send))
+    assert reports(out)["declined"]["why"] == "over budget by 3"
+    assert machine.state is State.IDLE
+
+
+def test_an_upload_is_durable_before_it_is_sent():
+    machine = device()
+    out = upload(machine)
+    kinds = [type(effect) for effect in out]
+    assert kinds.index(fx.Store) < kinds.index(fx.Send)
+    (item,) = stored(out)
+    (header,) = headers(out)
+    assert isinstance(item, OutboxPut) and item.upload == header
+    assert header.groups == (0, 1, 2) and header.blob.digest == DIGEST
+    assert machine.state is State.UPLOADING
+
+
+def test_work_of_a_round_that_is_over_is_not_sent():
+    machine, old = device(), manifest(MODEL, at(1))
+    work_on(machine, old)
+    work_on(machine, manifest(MODEL, at(2)))
+    assert done(machine, Work(old, PACKAGE), SEALED) == []
+    assert messages(done(machine, Work(old, PACKAGE), Declined("x")), Offer) == []
+    assert machine.state is State.WORKING
+
+
+def test_an_upload_is_sent_again_ever_more_rarely_until_acknowledged():
+    machine = device(resend_s=5.0, waits_cap_s=30.0)
+    assert timers(upload(machine))["resend"] == 5.0
+    waits = []
+    for _ in range(4):
+        out = fire(machine, "resend")
+        assert [h.blob.digest for h in headers(out)] == [DIGEST]
+        waits.append(timers(out)["resend"])
+    assert waits == [10.0, 20.0, 30.0, 30.0]
+    out = receive(machine, ack("held"))
+    assert of(out, fx.CancelTimer) == [fx.CancelTimer("resend")]
+    assert machine.state is State.ANSWERED
+    assert fire(machine, "resend") == []
+
+
+def test_a_large_upload_goes_in_parts_and_parts_are_sent_again():
+    machine, header = device(), manifest(MODEL)
+    work_on(machine, header)
+    data = bytes(5000)
+    out = done(machine, Work(header, PACKAGE), Sealed((0,), (5000,), data))
+    sent = messages(out, Part)
+    assert b"".join(piece.data for piece in sent) == data
+    digest = sent[0].blob
+    assert messages(receive(machine, Need(digest, (2, 0))), Part) == [sent[2], sent[0]]
+    assert refused(receive(machine, Need(digest, (5,)))) == ["bad_index"]
+    assert receive(machine, Need(b"x" * 32, (0,))) == []
+
+
+def test_the_upload_is_kept_after_the_acknowledgement():
+    machine = device()
+    upload(machine)
+    receive(machine, ack("held"))
+    assert machine.memory.outbox is not None
+
+
+@pytest.mark.parametrize("status", ["refused", "closed", "duplicate"])
+def test_a_refused_upload_is_dropped_and_reported(status):
+    machine = device()
+    upload(machine)
+    out = receive(machine, ack(status, reason="closed_round"))
+    assert stored(out) == [OutboxDrop()]
+    assert reports(out)["upload_refused"] == {"round": 1, "why": "closed_round"}
+    assert machine.state is State.IDLE and machine.memory.outbox is None
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (ack("refused", signer=Signer("proxy", signing_key(9))), "forged"),
+        (ack("refused", signer=ME.signer), "unknown_signer"),
+        (ack("refused", signer=CLOUD), "unexpected_body"),
+        (PROXY.note(Close(JOB, "failed")), "unexpected_body"),
+        (PROXY.note(Want(JOB)), "unexpected_body"),
+    ],
+)
+def test_nobody_else_can_end_an_upload(message, reason):
+    machine = device()
+    upload(machine)
+    before = snapshot(machine)
+    assert refused(receive(machine, message)) == [reason]
+    assert snapshot(machine) == before
+
+
+def test_an_acknowledgement_of_something_else_is_ignored():
+    machine = device()
+    upload(machine)
+    assert receive(machine, ack("refused", digest=b"x" * 32)) == []
+    assert machine.state is State.UPLOADING
+
+
+# --- commit -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("accepted", [3, 2, 0])
+def test_a_commit_says_how_many_segments_were_counted(accepted):
+    machine = device()
+    upload(machine)
+    receive(machine, ack("held"))
+    record, data = commit_of(at(), [*SEGMENTS[:accepted], b"another device's"])
+    out = receive(machine, offer(record, data))
+    assert reports(out)["counted"] == {"round": 1, "segments": 3, "counted": accepted}
+    assert stored(out) == [OutboxDrop()] and machine.memory.outbox is None
+    assert machine.state is State.IDLE
+
+
+def test_an_empty_commit_ends_the_upload():
+    machine = device()
+    upload(machine)
+    record, data = commit_of(at(), [])
+    assert reports(receive(machine, offer(record, data)))["counted"]["counted"] == 0
+
+
+def test_a_commit_of_another_round_is_not_fetched():
+    machine = device()
+    upload(machine)
+    record, data = commit_of(at(1, 1), SEGMENTS)
+    assert receive(machine, offer(record, data)) == []
+    assert machine.memory.outbox is not None
+
+
+def test_a_forged_commit_is_refused():
+    machine = device()
+    upload(machine)
+    record, data = commit_of(at(), SEGMENTS)
+    assert refused(receive(machine, offer(record, data, PROXY))) == ["unknown_signer"]
+
+
+# --- the end of a round, a job, a process ----------------------------------------------------
+
+
+def test_after_the_deadline_the_upload_is_given_up():
+    machine = device()
+    upload(machine)
+    assert stored(fire(machine, "deadline")) == [OutboxDrop()]
+    assert machine.state is State.IDLE
+    assert fire(machine, "resend") == []
+
+
+def test_the_deadline_leaves_an_acknowledged_upload_alone():
+    machine = device()
+    upload(machine)
+    receive(machine, ack("held"))
+    assert fire(machine, "deadline") == [] and machine.memory.outbox is not None
+
+
+def test_a_newer_round_drops_the_old_upload():
+    machine = device()
+    upload(machine)
+    out = receive(machine, offer(manifest(MODEL, at(2)), MODEL))
+    assert OutboxDrop() in stored(out) and machine.memory.outbox is None
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_closed_job_drops_the_upload(restarted):
+    machine = device()
+    upload(machine)
+    if restarted:
+        machine = device(machine.memory)
+        machine.handle(fx.Connected(fx.Proxy()), 0.0)
+    out = receive(machine, CLOUD.note(Close(JOB, "cancelled")))
+    assert OutboxDrop() in stored(out)
+    assert machine.memory.outbox is None and machine.state is State.IDLE
+
+
+def test_a_foreign_job_s_end_changes_nothing_here():
+    machine = device()
+    upload(machine)
+    receive(machine, CLOUD.note(Close(b"K" * 16, "failed")))
+    assert machine.state is State.UPLOADING and machine.memory.outbox is not None
+
+
+def test_a_restart_sends_the_same_upload_and_does_no_second_work():
+    first = device()
+    sent = headers(upload(first))
+    machine = device(first.memory)
+    out = machine.handle(fx.Connected(fx.Proxy()), 0.0)
+    assert headers(out) == sent and machine.state is State.UPLOADING
+    assert tasks(receive(machine, offer(manifest(MODEL), MODEL))) == []
+    receive(machine, ack("held"))
+    record, data = commit_of(at(), SEGMENTS)
+    assert reports(receive(machine, offer(record, data)))["counted"]["counted"] == 3
+
+
+def test_a_restart_before_the_upload_takes_the_round_up_again():
+    first, header = device(), manifest(MODEL)
+    work_on(first, header)
+    assert len(tasks(receive(device(first.memory), offer(header, MODEL)))) == 1
+
+
+def test_a_restart_still_refuses_a_fork():
+    first, header = device(), manifest(MODEL)
+    upload(first, header)
+    fork = msgspec.structs.replace(header, commitment=b"z" * 32)
+    out = receive(device(first.memory), offer(fork, MODEL))
+    assert refused(out) == ["forked_manifest"]
+
+
+def test_stopping_says_goodbye():
+    out = device(Memory()).handle(fx.Command("stop"), 0.0)
+    assert bodies(out, Bye) == [Bye(ME.id)]
+
+
+def test_late_timers_and_unknown_events_do_nothing():
+    machine = device()
+    for event in (fx.Timer("resend"), fx.Timer("repair"), fx.Timer("?"), fx.Done("?", "?")):
+        assert machine.handle(event, 0.0) == []
