@@ -21,6 +21,7 @@ from fl_core.algorithms.fm_parameters import (
 from fl_core.algorithms.fm_sums import bounded, centre_sum, kept, linear_sum, quadratic_sum
 from fl_core.algorithms.local_steps import minimise_quadratic
 from fl_core.algorithms.setting import Setting
+from fl_core.errors import ProtocolError
 from fl_core.privacy.events import Event
 from fl_core.privacy.grid import Int64
 from fl_core.privacy.mechanisms import gaussian
@@ -49,7 +50,11 @@ class FmDevice:
         records: Records,
         random_bytes: RandomBytes = os_random,
     ) -> Answer:
-        """Noised sums (preparatory phases, int64 steps) or ΔW (training, float32)."""
+        """Noised sums (preparatory phases, int64 steps) or ΔW (training, float32).
+
+        Raises `ProtocolError` for a package of wrong form, before any record is read.
+        """
+        check_package(exchange, tensors, self.setting)
         total = self.sums(exchange, tensors, records)
         noised, event = gaussian(total, self.budget.event(exchange), random_bytes)
         return Answer(self.finish(exchange, tensors, noised), (event,))
@@ -77,3 +82,30 @@ class FmDevice:
         return {
             HEAD: minimise_quadratic(linear, curvature, (low, high), self.parameters.local_steps)
         }
+
+
+def check_package(exchange: Exchange, tensors: Tensors, setting: Setting) -> None:
+    """Raise `ProtocolError` unless the broadcast tensors have their public form.
+
+    Past it an answer's form cannot depend on records: nothing later raises.
+    """
+    d, c = setting.dimension, setting.classes
+    needed: dict[str, tuple[tuple[int, ...], str]] = {}
+    if exchange.phase != CENTRE:
+        needed["centre"] = ((d,), "float32")
+    if exchange.phase == TRAIN:
+        needed["iterate"] = ((d, c), "int32")
+        needed["curvature"] = ((d * (d + 1) // 2,), "float32")
+        needed["spectrum"] = ((2,), "float64")
+        # For the device's own inference with the current model.
+        needed["radius"], needed["weight"] = ((1,), "float32"), ((d, c), "float32")
+    for name, form in needed.items():
+        tensor = tensors.get(name)
+        if tensor is None or (tensor.shape, str(tensor.dtype)) != form:
+            raise ProtocolError("bad_package", f"tensor '{name}' is not of form {form}")
+        if not np.isfinite(tensor.astype(np.float64)).all():
+            raise ProtocolError("bad_package", f"tensor '{name}' is not finite")
+    if exchange.phase == TRAIN:
+        low, high = tensors["spectrum"].astype(np.float64)
+        if not 0 < low <= high:
+            raise ProtocolError("bad_package", "the spectrum must satisfy 0 < low <= high")

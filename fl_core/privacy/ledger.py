@@ -119,6 +119,15 @@ class Ledger:
             )
             return quote
 
+    def admit(self, job_id: str, events: Sequence[Event]) -> None:
+        """Raise `PrivacyError` unless the open job still has room for these events.
+
+        For the moment before data is read; `commit` checks again.
+        """
+        if self._state(job_id) is not True:
+            raise PrivacyError(f"job {job_id} is not open for '{self.dataset}'")
+        self._jobs()[job_id].admit(self._events(job_id), events)
+
     def commit(
         self, job_id: str, exchange: int, events: Sequence[Event], payload: bytes
     ) -> Receipt:
@@ -131,9 +140,7 @@ class Ledger:
         with self._transaction():
             earlier = self._row(job_id, exchange)
             if earlier is None:
-                if self._state(job_id) is not True:
-                    raise PrivacyError(f"job {job_id} is not open for '{self.dataset}'")
-                self._jobs()[job_id].admit(self._events(job_id), events)
+                self.admit(job_id, events)
                 self._db.execute(
                     "INSERT INTO releases (dataset, job, exchange, events, payload,"
                     " payload_sha256) VALUES (?, ?, ?, ?, ?, ?)",

@@ -61,6 +61,8 @@ def test_the_release_past_the_reserved_participations_is_refused(ledger):
     ledger.commit("j1", 1, [LINEAR], b"a")
     ledger.commit("j1", 2, [LINEAR], b"b")
     with pytest.raises(PrivacyError, match="reserved 2 times"):
+        ledger.admit("j1", [LINEAR])
+    with pytest.raises(PrivacyError, match="reserved 2 times"):
         ledger.commit("j1", 3, [LINEAR], b"c")
     assert ledger.recall("j1", 3) is None
 

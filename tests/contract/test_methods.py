@@ -1,0 +1,156 @@
+"""Laws that every training method of the table keeps."""
+
+import numpy as np
+import pytest
+
+from fl_core.algorithms import METHODS, Setting
+from fl_core.algorithms.base import TRAIN, Records
+from fl_core.errors import ProtocolError, UsageError
+from fl_core.features import IdentityParameters, build_features
+from fl_core.models.softmax_head import WEIGHTS
+from fl_core.privacy.events import event_from_dict, to_dict
+from fl_core.privacy.sampler import SeededRandom
+
+ROUNDS = 3
+SETTING = Setting(
+    epsilon=4.0,
+    delta=1e-5,
+    max_participations=ROUNDS,
+    classes=3,
+    input_shape=(2, 3),
+    features=build_features(IdentityParameters()),
+    nominal_records=20,
+    devices=4,
+    infer_every=2,
+)
+
+
+def some_records(n=23):
+    rng = np.random.default_rng(n)
+    return Records(rng.normal(size=(n, 2, 3)).astype(np.float32), rng.integers(0, 3, n))
+
+
+EMPTY = Records(np.zeros((0, 2, 3), np.float32), np.zeros(0, np.int64))
+
+
+class Unreadable:
+    """Records that must not be touched."""
+
+    def __getattr__(self, name):
+        raise AssertionError(f"read records.{name}")
+
+
+@pytest.fixture(params=list(METHODS))
+def halves(request):
+    method = METHODS[request.param]
+    parameters = method.parameters(rounds=ROUNDS)
+    return method.device(parameters, SETTING), method.cloud(parameters, SETTING)
+
+
+def play(halves, records, seed=0):
+    """Yields (exchange, package, answer, state after it) over a whole job of one device."""
+    device, cloud = halves
+    random, state = SeededRandom(seed), cloud.initial_state()
+    for exchange in cloud.plan():
+        package = cloud.package(state, exchange)
+        answer = device.answer(exchange, package, records, random)
+        mean = {name: value.astype(np.float64) for name, value in answer.segments.items()}
+        state = cloud.absorb(state, exchange, mean, 1)
+        yield exchange, package, answer, state
+
+
+def test_the_plan_counts_exchanges_and_rounds_and_asks_for_inference_as_set(halves):
+    plan = halves[1].plan()
+    assert [e.index for e in plan] == list(range(1, len(plan) + 1))
+    assert [e.number for e in plan if e.phase == TRAIN] == list(range(1, ROUNDS + 1))
+    assert all(e.number == 0 for e in plan if e.phase != TRAIN)
+    assert [e.number for e in plan if e.infer] == [2]
+
+
+@pytest.mark.parametrize("records", [some_records(), EMPTY], ids=["records", "empty"])
+def test_segments_have_their_public_shape_whatever_the_records(halves, records):
+    for exchange, _, answer, _ in play(halves, records):
+        specs = halves[1].segments(exchange)
+        assert set(answer.segments) == {spec.name for spec in specs}
+        for spec in specs:
+            found = answer.segments[spec.name]
+            assert (found.shape, str(found.dtype)) == (spec.shape, spec.dtype)
+            assert found.nbytes == spec.byte_count
+            assert np.isfinite(found).all()
+
+
+def test_an_empty_data_set_sends_noise_not_silence(halves):
+    for _, _, answer, _ in play(halves, EMPTY):
+        assert all(np.any(value) for value in answer.segments.values())
+
+
+def test_the_price_is_known_before_and_equals_what_the_answer_says(halves):
+    for exchange, _, answer, _ in play(halves, some_records()):
+        assert halves[0].price(exchange) == answer.events
+        assert len(answer.events) > 0
+        assert all(event_from_dict(to_dict(event)) == event for event in answer.events)
+
+
+def test_no_record_is_read_before_the_answer(halves):
+    device, cloud = halves
+    for exchange in cloud.plan():
+        device.price(exchange)
+    package = cloud.package(cloud.initial_state(), cloud.plan()[0])
+    with pytest.raises(AssertionError, match="read records"):
+        device.answer(cloud.plan()[0], package, Unreadable(), SeededRandom(0))
+
+
+def test_a_package_that_does_not_fit_is_refused_before_a_record_is_read(halves):
+    device, cloud = halves
+    for exchange in cloud.plan():
+        package = cloud.package(cloud.initial_state(), exchange)
+        for name, value in package.items():
+            for bad in (
+                None,
+                value[:-1],
+                value.astype(np.complex64),
+                np.full_like(value, -1)[None],
+            ):
+                broken = {k: v for k, v in package.items() if k != name}
+                if bad is not None:
+                    broken[name] = bad
+                with pytest.raises(ProtocolError):
+                    device.answer(exchange, broken, Unreadable(), SeededRandom(0))
+
+
+def test_the_order_of_records_changes_no_bit(halves):
+    records = some_records()
+    backwards = Records(records.x[::-1].copy(), records.y[::-1].copy())
+    for a, b in zip(play(halves, records), play(halves, backwards), strict=True):
+        for name, value in a[2].segments.items():
+            np.testing.assert_array_equal(value, b[2].segments[name])
+
+
+def test_noise_is_fresh_by_its_bytes_alone(halves):
+    one, two = (list(play(halves, some_records(), seed)) for seed in (1, 2))
+    for a, b in zip(one, two, strict=True):
+        for name, value in a[2].segments.items():
+            assert not np.array_equal(value, b[2].segments[name])
+
+
+def test_the_state_keeps_its_names_shapes_and_types(halves):
+    cloud = halves[1]
+    first = cloud.initial_state()
+    before = {name: value.copy() for name, value in first.items()}
+    for _, _, _, state in play(halves, some_records()):
+        assert {n: (v.shape, v.dtype) for n, v in state.items()} == {
+            n: (v.shape, v.dtype) for n, v in first.items()
+        }
+    assert all(np.array_equal(first[name], before[name]) for name in before)
+
+
+def test_the_model_feeds_the_graph(halves):
+    for _, _, _, state in play(halves, some_records()):
+        model = halves[1].model(state)
+        assert set(model) == set(WEIGHTS)
+        assert {value.dtype for value in model.values()} == {np.dtype(np.float32)}
+
+
+def test_an_unknown_method_is_answered_with_the_nearest_name():
+    with pytest.raises(UsageError, match="did you mean 'fm'"):
+        METHODS["fmm"]
