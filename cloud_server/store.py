@@ -65,8 +65,6 @@ class Store:
         with self._lock:
             self._engine.dispose()
 
-    # -- jobs -------------------------------------------------------------------------------
-
     def submit_job(
         self, name: str, canonical: bytes, digest: bytes, *, queue_limit: int = 100
     ) -> JobEntry:
@@ -146,8 +144,6 @@ class Store:
         """Cancel a queued or running job; StoreError if it has ended."""
         return self.set_status(job, "cancelled", reason)
 
-    # -- exchanges --------------------------------------------------------------------------
-
     def commit_exchange(
         self,
         job: str,
@@ -204,8 +200,6 @@ class Store:
         with self._begin() as db:
             return absorbed_in(db, job, batch_digest) is not None
 
-    # -- events -----------------------------------------------------------------------------
-
     def append_event(self, job: str | None, kind: str, data: Mapping[str, Any]) -> StoredEvent:
         """Store one event; `data` is JSON-able and holds no secret and no device's name."""
         with self._begin() as db:
@@ -221,8 +215,6 @@ class Store:
             query = query.where(table.c.job == job)
         with self._begin() as db:
             return tuple(StoredEvent(**row) for row in db.execute(query).mappings())
-
-    # -- keys and releases ------------------------------------------------------------------
 
     def put_round_key(self, job: str, exchange: int, attempt: int, secret: bytes) -> None:
         """Keep a round's secret HPKE key until its commit; StoreError if another one is kept."""
@@ -279,8 +271,6 @@ class Store:
         if row is None:
             return None
         return StoredRelease(job, bytes(row["onnx"]), bytes(row["safetensors"]))
-
-    # -- inside -----------------------------------------------------------------------------
 
     @contextmanager
     def _begin(self) -> Iterator[sa.Connection]:

@@ -39,5 +39,5 @@ def how_many(devices: int | str, enrolled: int, over_select: float = 1.0) -> int
         raise UsageError(
             f"must be a number from 1 or 'all', got {devices!r}", where="selection.devices"
         )
-    # Through the decimal text: 20 x 1.1 is 22, not the 23 that float rounding up would give.
+    # Through the decimal text: 50 x 1.1 is 55, not the 56 that float rounding up would give.
     return min(enrolled, math.ceil(devices * Fraction(str(over_select))))

@@ -101,6 +101,16 @@ def test_watch_follows_a_job_that_is_still_running(tmp_path, capsys):
         assert types == ["job_submitted", "job_running", "job_completed"]
 
 
+def test_a_long_life_is_followed_to_its_end(tmp_path):
+    with cloud(tmp_path) as (url, token, store):
+        job = CloudClient(url, token).submit(QUICKSTART.read_bytes())
+        for k in range(1005):  # more than one answer holds
+            store.append_event(job, "note", {"k": k})
+        store.cancel(job)
+        types = [event["type"] for event in CloudClient(url, token).follow(job)]
+        assert types == ["job_submitted", *["note"] * 1005, "job_cancelled"]
+
+
 def test_watch_of_a_failed_job_fails_with_its_reason(tmp_path):
     with cloud(tmp_path) as (url, token, store):
         job = CloudClient(url, token).submit(QUICKSTART.read_bytes())
