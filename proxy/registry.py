@@ -113,11 +113,10 @@ class Registry:
 
     # --- what the operator does ---
 
-    def devices(self) -> tuple[Entry, ...]:
-        """All identities ever admitted, oldest first, revoked ones too."""
-        with self._guard():
-            self._load()
-        return tuple(sorted(self._entries.values(), key=lambda e: (e.admitted_s, e.device_id)))
+    def devices(self, *, revoked: bool = False) -> tuple[Entry, ...]:
+        """Active identities, oldest first; with `revoked` those that were taken out as well."""
+        entries = sorted(self._entries.values(), key=lambda e: (e.admitted_s, e.device_id))
+        return tuple(entry for entry in entries if entry.active or revoked)
 
     def admit(self, enrolment: Enrolment, note: str = "") -> bool:
         """Admit a device, or a revoked one again; False when it is active already.
@@ -183,7 +182,7 @@ class Registry:
                 )
 
     def _load(self) -> None:
-        with self._transaction():
+        with self._transaction("BEGIN"):  # one moment for both reads
             self._epoch = int(self._db.execute("SELECT epoch FROM roster").fetchone()[0])
             rows = self._db.execute("SELECT * FROM device").fetchall()
         entries = (Entry(i, VerifyKey(v), SealingKey(s), n, a, r) for i, v, s, n, a, r in rows)
@@ -206,8 +205,8 @@ class Registry:
             self._load()
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
+    def _transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
+        self._db.execute(begin)
         try:
             yield
         except BaseException:

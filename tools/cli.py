@@ -1,0 +1,106 @@
+"""The command `edgeveil`: reads the command line, runs one command, says errors as text.
+
+Exit codes: 0 done, 1 unexpected, 2 configuration or usage, 3 broker, 4 data, 5 privacy,
+6 the job failed, 7 protocol, 130 interrupted. Set EDGEVEIL_DEBUG=1 to see where an unexpected
+error came from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+from fl_core.errors import ConfigError, EdgeVeilError, UsageError
+from tools import cli_jobs, cli_processes, cli_sites, lifeline
+
+INTERRUPTED = 130
+_OWN = ("edge_client", "cloud_server", "proxy", "fl_core", "tools")
+_ABOUT = "Private federated learning for edge boxes, over MQTT."
+_EXAMPLES = """\
+first steps:
+  edgeveil run configs/jobs/quickstart.yaml --out out/quickstart
+  edgeveil provision my-site --devices 3
+
+`edgeveil COMMAND --help` explains a command with examples.
+"""
+
+Handler = Callable[[argparse.Namespace], int]
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line. Each command sets `handler` and, where it needs one, `extra`."""
+    top = argparse.ArgumentParser(
+        prog="edgeveil",
+        description=_ABOUT,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.set_defaults(extra="tools")
+    commands = top.add_subparsers(title="commands", metavar="COMMAND")
+    for part in (cli_jobs, cli_processes, cli_sites):
+        part.add(commands)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code and never raises for what a user may do."""
+    top = parser()
+    try:
+        args = top.parse_args(argv)
+    except SystemExit as stop:  # argparse has printed why
+        return int(stop.code or 0)
+    if not hasattr(args, "handler"):
+        top.print_help()
+        return UsageError.exit_code
+    lifeline.watch()
+    try:
+        with _installed(args.extra):
+            code = int(args.handler(args))
+        sys.stdout.flush()
+    except ConfigError as error:  # its lines begin with the place, as compilers' do
+        print(error, file=sys.stderr)
+        code = error.exit_code
+    except EdgeVeilError as error:
+        code = _say(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has gone, as `head` does
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        code = 0
+    except OSError as error:
+        text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        code = _say(text, EdgeVeilError.exit_code)
+    except Exception as error:
+        if os.environ.get("EDGEVEIL_DEBUG"):
+            raise
+        what = f"unexpected {type(error).__name__}: {error}"
+        code = _say(f"{what}. Set EDGEVEIL_DEBUG=1 to see where", EdgeVeilError.exit_code)
+    return code
+
+
+def _say(text: str, code: int) -> int:
+    print(f"edgeveil: {text}", file=sys.stderr)
+    return code
+
+
+@contextlib.contextmanager
+def _installed(extra: str) -> Iterator[None]:
+    """Say which extra is missing where a library of it is."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        library = (error.name or "").partition(".")[0]
+        if not library or library in _OWN:
+            raise
+        raise UsageError(
+            f"this command needs {library}, which is not installed",
+            fix=f"pip install 'edgeveil[{extra}]'",
+        ) from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

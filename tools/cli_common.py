@@ -1,0 +1,46 @@
+"""Small shared pieces of the command line."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fl_core.errors import UsageError
+
+if TYPE_CHECKING:
+    from fl_core.config import Site
+
+Subparsers = Any  # argparse keeps the type of its sub-commands private
+S = TypeVar("S", bound="Site")
+
+
+def command(
+    commands: Subparsers, name: str, help_text: str, *, about: str = "", examples: str = ""
+) -> argparse.ArgumentParser:
+    """Add one command; `examples` stand below its options in `--help`."""
+    lines = "\n".join(f"  {line}" for line in examples.strip().splitlines())
+    made: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=help_text,
+        description=about or f"{help_text[0].upper()}{help_text[1:]}.",
+        epilog=f"examples:\n{lines}" if lines else None,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    return made
+
+
+def load_as(kind: type[S], path: Path) -> S:
+    """The site file `path`, which must be of this kind. ConfigError or UsageError otherwise."""
+    from fl_core.config import load_site
+
+    site = load_site(path)
+    if isinstance(site, kind):
+        return site
+    wanted = kind.__name__.removesuffix("Site").lower()
+    found = type(site).__name__.removesuffix("Site").lower()
+    raise UsageError(
+        f"is the site file of a {found}, wanted one of a {wanted}",
+        where=str(path),
+        fix=f"pass it to `edgeveil {found}`",
+    )

@@ -1,0 +1,143 @@
+"""What a small site consists of: which ports, which devices, whose data, and its site files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fl_core.config import Partition, Policy
+
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Ports:
+    """TCP ports on `host`."""
+
+    edge: int = 1883
+    cloud: int = 1884
+    cloud_http: int = 8701
+    proxy_http: int = 8702
+
+
+@dataclass(frozen=True)
+class SitePlan:
+    """A site of two brokers, a cloud, a proxy and `devices` devices below `folder`.
+
+    The last `infer_only` devices only evaluate. Device k of n (from 1) takes share k − 1 of
+    the data set `data_name`, read from `data_source`.
+    """
+
+    folder: Path
+    devices: int = 3
+    infer_only: int = 0
+    host: str = "127.0.0.1"
+    ports: Ports = field(default_factory=Ports)
+    tls: bool = False
+    engine: str = "auto"
+    protocol: int = 5
+    data_name: str = "digits"
+    data_source: str = "digits"
+    test_records: int = 360
+    partition: Partition = field(default_factory=Partition)
+    seed: int = 7
+    policy: Policy = field(default_factory=Policy)
+    min_batch_floor: int = 3
+    log_format: str = "text"
+
+    @property
+    def url(self) -> str:
+        """The cloud's HTTP control."""
+        return f"http://{self.host}:{self.ports.cloud_http}"
+
+    def edge_file(self, number: int) -> Path:
+        """Site file of device `number`, from 1."""
+        return self.folder / f"edge-{number}.yaml"
+
+    def edge_state(self, number: int) -> Path:
+        """State folder of device `number`, from 1."""
+        return self.folder / "state" / f"edge-{number}"
+
+    def broker(self, side: str) -> Settings:
+        """The site file of the broker of one side, `edge` or `cloud`."""
+        settings: Settings = {
+            "engine": self.engine,
+            "host": self.host,
+            "port": getattr(self.ports, side),
+            "users_file": f"passwords/{side}-broker.users",
+            "acl": side,
+        }
+        if self.tls:
+            settings["tls"] = {
+                "cert_file": f"tls/broker-{side}.crt",
+                "key_file": f"tls/broker-{side}.key",
+            }
+        return {"broker": settings}
+
+    def cloud(self) -> Settings:
+        """The cloud's site file."""
+        test = {"name": self.data_name, "source": self.data_source}
+        return {
+            "cloud": {
+                "broker": self._link("cloud", "cloud", "cloud"),
+                "state_dir": "state/cloud",
+                "proxy_key_file": "keys/proxy.pub",
+                "http": {"host": self.host, "port": self.ports.cloud_http},
+                "test_data": {**test, "test_records": self.test_records},
+                "log": self._log(),
+            }
+        }
+
+    def proxy(self) -> Settings:
+        """The proxy's site file."""
+        return {
+            "proxy": {
+                "edge_broker": self._link("edge", "proxy", "proxy-edge"),
+                "cloud_broker": self._link("cloud", "proxy", "proxy-cloud"),
+                "state_dir": "state/proxy",
+                "cloud_key_file": "keys/cloud.pub",
+                "http": {"host": self.host, "port": self.ports.proxy_http},
+                "min_batch_floor": self.min_batch_floor,
+                "log": self._log(),
+            }
+        }
+
+    def edge(self, number: int, device_id: str) -> Settings:
+        """The site file of device `number`, from 1, whose user name at the broker is its id."""
+        return {
+            "edge": {
+                "name": f"box-{number}",
+                "role": "infer" if number > self.devices - self.infer_only else "train",
+                "broker": self._link("edge", device_id, f"edge-{number}"),
+                "state_dir": f"state/edge-{number}",
+                "cloud_key_file": "keys/cloud.pub",
+                "proxy_key_file": "keys/proxy.pub",
+                "data": {
+                    "name": self.data_name,
+                    "source": self.data_source,
+                    "test_records": self.test_records,
+                    "shard": {
+                        "devices": self.devices,
+                        "index": number - 1,
+                        "partition": self.partition.model_dump(mode="json"),
+                        "seed": self.seed,
+                    },
+                },
+                "policy": self.policy.model_dump(mode="json"),
+                "log": self._log(),
+            }
+        }
+
+    def _link(self, side: str, username: str, password: str) -> Settings:
+        scheme = "mqtts" if self.tls else "mqtt"
+        link: Settings = {
+            "url": f"{scheme}://{self.host}:{getattr(self.ports, side)}",
+            "protocol": self.protocol,
+            "username": username,
+            "password_file": f"passwords/{password}",
+        }
+        return {**link, "ca_file": "tls/ca.crt"} if self.tls else link
+
+    def _log(self) -> Settings:
+        return {"level": "info", "format": self.log_format}
