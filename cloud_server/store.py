@@ -115,10 +115,17 @@ class Store:
         with self._begin() as db:
             return job_of(find_row(db, job))
 
-    def set_status(self, job: str, status: Status, reason: str = "") -> JobEntry:
+    def set_status(
+        self,
+        job: str,
+        status: Status,
+        reason: str = "",
+        data: Mapping[str, Any] | None = None,
+    ) -> JobEntry:
         """Move a job on, as TRANSITIONS allows; StoreError otherwise, and nothing changes.
 
-        The end of a job also deletes its round keys.
+        Writes the event `job_<status>` with `data` and the reason. The end of a job also deletes
+        its round keys.
         """
         with self._begin() as db:
             before = job_of(find_row(db, job))
@@ -134,7 +141,8 @@ class Store:
                 values["ended_at"] = self._now_s()
                 db.execute(tables.round_keys.delete().where(tables.round_keys.c.job == job))
             db.execute(tables.jobs.update().where(tables.jobs.c.id == job).values(values))
-            self._event(db, job, f"job_{status}", {"reason": reason} if reason else {})
+            said = {"reason": reason} if reason else {}
+            self._event(db, job, f"job_{status}", {**said, **(data or {})})
             after = job_of(find_row(db, job))
         if after.ended:
             self._forget()
