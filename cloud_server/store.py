@@ -116,11 +116,7 @@ class Store:
             return job_of(find_row(db, job))
 
     def set_status(
-        self,
-        job: str,
-        status: Status,
-        reason: str = "",
-        data: Mapping[str, Any] | None = None,
+        self, job: str, status: Status, reason: str = "", data: Mapping[str, Any] | None = None
     ) -> JobEntry:
         """Move a job on, as TRANSITIONS allows; StoreError otherwise, and nothing changes.
 
@@ -169,8 +165,6 @@ class Store:
         before it. Raises StoreError for a job that does not run, an exchange that is not the
         next one, or a batch that another exchange has absorbed.
         """
-        if any(len(digest) != HASH_BYTES for digest in accepted):
-            raise StoreError(f"an accepted hash does not have {HASH_BYTES} bytes")
         with self._begin() as db:
             done = write_commit(db, job, record, state, accepted, batch_digest, self._now_s)
             if not done:

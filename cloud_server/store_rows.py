@@ -74,6 +74,8 @@ def write_commit(
     now_s: Callable[[], float],
 ) -> bool:
     """The rows of `Store.commit_exchange`, whose docstring has the law; False if they exist."""
+    if any(len(digest) != HASH_BYTES for digest in accepted):
+        raise StoreError(f"an accepted hash does not have {HASH_BYTES} bytes")
     entry = job_of(find_row(db, job))
     last = last_index(db, job)
     if record.index <= last:

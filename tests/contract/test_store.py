@@ -213,9 +213,11 @@ def test_events_are_numbered_and_read_on_from_a_number(store):
 def test_a_jobs_life_is_in_its_events(store):
     job = running(store)
     store.commit_exchange(job, exchange(1), b"", [("round_committed", {"round": 1})])
-    store.set_status(job, "completed")
-    types = [event.type for event in store.events_after(0, job)]
+    store.set_status(job, "completed", "done", {"rounds": 1})
+    events = store.events_after(0, job)
+    types = [event.type for event in events]
     assert types == ["job_submitted", "job_running", "round_committed", "job_completed"]
+    assert events[-1].data == {"rounds": 1, "reason": "done"}
 
 
 def test_enrolled_keys_are_a_set_in_the_order_of_their_bytes(store):
