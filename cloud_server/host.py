@@ -87,9 +87,8 @@ class CloudHost:
             case JobStatus(job_id=job_id, status=status, reason=reason):
                 entry = self.entry(job_id)
                 if not entry.ended:
-                    self._store.set_status(entry.id, status, reason)  # type: ignore[arg-type]
-                data = {"reason": reason, **self._summary(entry)}
-                self._store.append_event(entry.id, f"job_{status}", data)
+                    data = self._summary(entry)
+                    self._store.set_status(entry.id, status, reason, data)  # type: ignore[arg-type]
 
     def report(self, report: fx.Report) -> None:
         """Into the log, and into the job's events where a person follows the job."""
@@ -156,7 +155,6 @@ class CloudHost:
         return Broadcast(manifest, data)
 
     def _seal_job(self, entry: JobEntry) -> Broadcast:
-        plan = self.plan(entry)
         self._cohort = self._store.enrolled()
         return self._to_all(entry, "job", JobPackage(entry.canonical, _graph(entry.canonical)))
 
@@ -241,7 +239,8 @@ class CloudHost:
         if not exchange.infer:
             return None
         wanted = plan.job.unsupervised
-        stack = np.stack(vectors) if vectors else np.zeros((0, plan.job.data.classes))
+        rows = [vector.astype(np.float64) for vector in vectors]
+        stack = np.stack(rows) if rows else np.zeros((0, plan.job.data.classes))
         return cluster_scores(stack, wanted.eval_type, wanted.cluster_client_num)
 
     def _accuracy(
@@ -300,7 +299,7 @@ def _shown(scores: ClusterScores | None, vectors: list[Array]) -> dict[str, Any]
     """Scores with the noised vectors they were made from, as far as they were used."""
     if scores is None:
         return None
-    return {**scores.to_dict(), "vectors": [np.round(v, 6).tolist() for v in vectors]}
+    return {**scores.to_dict(), "vectors": [np.round(v.astype(np.float64), 6).tolist() for v in vectors]}
 
 
 @lru_cache(maxsize=8)

@@ -1,0 +1,144 @@
+"""One fleet, real hosts, virtual time: what the design promises of a whole job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fl_core.config import Policy
+from fl_core.protocol import effects as fx
+from fl_core.protocol.codec import decode
+from fl_core.protocol.messages import Note
+from tests.sim.fleet import PACKET_BYTES, Fleet, small_job
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def committed(fleet: Fleet, job: str) -> list[dict]:
+    events = fleet.store.events_after(0, job)
+    return [dict(event.data) for event in events if event.type == "exchange_committed"]
+
+
+def test_job_completes_and_every_device_gets_the_model(folder: Path) -> None:
+    fleet = Fleet(folder, 6)
+    job = fleet.submit(small_job())
+    assert fleet.finish(job) == "completed"
+    rounds = committed(fleet, job)
+    assert [r["uploads"] for r in rounds] == [6] * 5
+    assert rounds[-1]["accuracy"] > 0.7
+    assert not any(node.refused for node in fleet.net.nodes.values())
+    fleet.net.run(lambda: False, fleet.net.now_s + 5)
+    onnx = fleet.store.release(job).onnx
+    for box in fleet.boxes:
+        installed = list((box.site.state_dir / "releases").rglob("model.onnx"))
+        assert [path.read_bytes() for path in installed] == [onnx]
+
+
+def test_what_was_printed_is_what_the_ledgers_spent(folder: Path) -> None:
+    fleet = Fleet(folder, 6)
+    job = fleet.submit(small_job())
+    fleet.finish(job)
+    end = fleet.store.events_after(0, job)[-1]
+    assert end.type == "job_completed"
+    for box in fleet.boxes:
+        for purpose, key in (("train", "training"), ("infer", "inference")):
+            spent = box.ledger.spent(purpose=purpose)
+            printed = end.data["privacy"][key]
+            assert (spent.epsilon, spent.delta) == (printed["epsilon"], printed["delta"])
+            assert spent.proven
+            assert printed["status"] == "proven"
+
+
+def test_fewer_selected_and_only_those_open(folder: Path) -> None:
+    fleet = Fleet(folder, 8)
+    job = fleet.submit(small_job(selection={"devices": 5}))
+    assert fleet.finish(job) == "completed"
+    assert [r["uploads"] for r in committed(fleet, job)] == [5] * 5
+    released = [box.ledger.spent().epsilon for box in fleet.boxes]
+    assert min(released) < max(released)
+
+
+def test_inference_only_devices_take_part_in_evaluation_alone(folder: Path) -> None:
+    fleet = Fleet(folder, 6, infer_only=2)
+    job = fleet.submit(small_job())
+    assert fleet.finish(job) == "completed"
+    rounds = committed(fleet, job)
+    assert {r["uploads"] for r in rounds} == {4}
+    evaluated = [r for r in rounds if r["clusters"]]
+    assert [len(r["clusters"]["vectors"]) for r in evaluated] == [6]
+    assert fleet.boxes[0].ledger.spent().epsilon == 0
+    assert fleet.boxes[0].ledger.spent(purpose="infer").epsilon > 0
+
+
+def test_owner_refuses_and_the_round_goes_on(folder: Path, capsys: pytest.CaptureFixture) -> None:
+    fleet = Fleet(folder, 6)
+    fleet.boxes[2].site.__dict__["policy"] = Policy(max_epsilon_per_job=1.0)
+    said: list[str] = []
+    fleet.boxes[2].host._say = said.append
+    fleet.boxes[2].host._load = None  # reading data would fail
+    job = fleet.submit(small_job())
+    assert fleet.finish(job) == "completed"
+    assert {r["uploads"] for r in committed(fleet, job)} == {5}
+    assert "max_epsilon_per_job" in said[0]
+    assert fleet.boxes[2].ledger.spent().epsilon == 0
+
+
+def test_device_killed_in_the_middle_of_a_round(folder: Path) -> None:
+    fleet = Fleet(folder, 6)
+    job = fleet.submit(small_job(round={"deadline_s": 20.0, "min_batch": 3, "quorum": 0.8}))
+    fleet.net.run(lambda: len(committed(fleet, job)) == 2)
+    fleet.boxes[0].node.up = False
+    assert fleet.finish(job) == "completed"
+    assert [r["uploads"] for r in committed(fleet, job)] == [6, 6, 5, 5, 5]
+
+
+def test_below_the_floor_nothing_is_handed_over_and_the_job_says_why(folder: Path) -> None:
+    fleet = Fleet(folder, 5, floor=4)
+    job = fleet.submit(small_job(round={"deadline_s": 5.0, "min_batch": 3, "retries": 1}))
+    for box in fleet.boxes[:2]:
+        box.node.up = False
+    assert fleet.finish(job) == "failed"
+    assert "3 uploads" in fleet.store.job(job).reason
+    repeats = [e for e in fleet.store.events_after(0, job) if e.type == "round_repeated"]
+    assert len(repeats) == 1
+    assert committed(fleet, job) == []
+
+
+def test_repeated_attempt_sends_the_same_tensors_and_spends_once(folder: Path) -> None:
+    lost = {"on": True}
+
+    def faults(sender: fx.Address, to: fx.Address, frame: bytes) -> list[float]:
+        # The proxy hears three of the five devices, until the first attempt has failed.
+        quiet = lost["on"] and sender in {fx.Device(b.id) for b in fleet.boxes[:2]}
+        hello = quiet and isinstance(decode(frame, PACKET_BYTES), Note)
+        return [0.001] if hello or not quiet else []
+
+    fleet = Fleet(folder, 5, floor=4, faults=faults)
+    job = fleet.submit(small_job(round={"deadline_s": 5.0, "min_batch": 3, "retries": 2}))
+    fleet.net.run(
+        lambda: any(e.type == "round_repeated" for e in fleet.store.events_after(0, job))
+    )
+    lost["on"] = False
+    assert fleet.finish(job) == "completed"
+    rounds = committed(fleet, job)
+    assert rounds[0]["attempt"] == 2
+    assert {round(box.ledger.spent().epsilon, 6) for box in fleet.boxes} == {8.0}
+
+
+def test_nothing_private_is_on_the_wire(folder: Path) -> None:
+    fleet = Fleet(folder, 6)
+    fleet.net.wire = []
+    job = fleet.submit(small_job())
+    fleet.finish(job)
+    weights = fleet.store.release(job).safetensors
+    needle = weights[-64:]  # of the final weights
+    for sender, to, frame in fleet.net.wire:
+        assert b"secret-name" not in frame
+        assert needle not in frame
+        if isinstance(sender, fx.Cloud) or isinstance(to, fx.Cloud):
+            assert not any(box.id.encode() in frame for box in fleet.boxes)
+        assert len(frame) <= PACKET_BYTES
