@@ -1,0 +1,58 @@
+# EdgeVeil. Two commands are enough: `make run` and `make test`. `make help` lists all.
+VENV   ?= .venv
+PYTHON ?= python3
+OUT    ?= out/quickstart
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+export PATH := $(PATH):/usr/sbin:/usr/local/sbin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test check bench docs mosquitto clean
+
+help:            ## list all targets
+	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1|/' | column -t -s '|'
+
+setup: $(VENV)/.all  ## make .venv and install everything
+	@echo "Installed. Try: $(BIN)/edgeveil --help"
+
+run: $(VENV)/.tools  ## run the quickstart job: brokers, cloud, proxy, 20 devices
+	$(BIN)/edgeveil run configs/jobs/quickstart.yaml --out $(OUT)
+
+test: mosquitto setup run  ## the quickstart, then every test
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.all  ## ruff, mypy --strict, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.all  ## time the sampler, the codec and one simulated job
+	$(BIN)/python -m tools.bench
+
+docs: $(VENV)/.all  ## redraw the state diagrams and the schemas' page
+	$(BIN)/python -m tools.protocol_diagrams --write
+
+mosquitto:
+	@command -v mosquitto >/dev/null 2>&1 || { \
+	  if [ "$$(id -u)" = 0 ]; then sudo=; else sudo="sudo -n"; fi; \
+	  if command -v apt-get >/dev/null 2>&1; then \
+	    { $$sudo apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -y -qq mosquitto; } >/dev/null 2>&1; \
+	  fi; \
+	  command -v mosquitto >/dev/null 2>&1 || { \
+	    echo "make test needs the mosquitto broker, which is not there and could not be installed: run 'apt-get install mosquitto' as root" >&2; exit 1; }; }
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "EdgeVeil needs Python 3.11 or newer; set PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.tools: pyproject.toml .ci/constraints.txt | $(BIN)/python
+	$(PIP) install -q -c .ci/constraints.txt -e '.[tools]'
+	@touch $@
+
+$(VENV)/.all: pyproject.toml .ci/constraints.txt | $(BIN)/python
+	$(PIP) install -q -c .ci/constraints.txt -e '.[all]'
+	@touch $@ $(VENV)/.tools
+
+clean:           ## remove .venv, results and caches
+	rm -rf $(VENV) out .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
