@@ -91,13 +91,20 @@ class RulesPlugin(BaseTopicPlugin):  # type: ignore[misc]
 class BoundedReader(StreamReaderAdapter):  # type: ignore[misc]
     """Ends the connection when a packet's part is longer than allowed."""
 
-    def __init__(self, reader: asyncio.StreamReader, packet_bytes: int, first: bytes) -> None:
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        transport: asyncio.WriteTransport,
+        packet_bytes: int,
+        first: bytes,
+    ) -> None:
         super().__init__(reader)
-        self._packet_bytes, self._first = packet_bytes, first
+        self._transport, self._packet_bytes, self._first = transport, packet_bytes, first
 
     async def read(self, n: int = -1) -> bytes:
         """Exactly `n` bytes."""
         if n > self._packet_bytes:
+            self._transport.abort()
             raise asyncio.IncompleteReadError(b"", n)
         if not self._first:
             return bytes(await super().read(n))
@@ -125,7 +132,7 @@ class BoundedBroker(Broker):  # type: ignore[misc]
                 await writer.drain()
             writer.close()
             return
-        bounded = BoundedReader(reader, self.packet_bytes, first)
+        bounded = BoundedReader(reader, writer.transport, self.packet_bytes, first)
         await self.external_connected(bounded, StreamWriterAdapter(writer), listener_name)
 
 

@@ -55,7 +55,8 @@ def hung_up(address: BrokerAddress) -> BrokerError:
     return BrokerError(
         "the broker closed the connection without an answer",
         where=str(address),
-        fix=f"{_other_scheme(address)}; a broker may also demand a client certificate",
+        fix=f"{_other_scheme(address)}; a broker may also demand a client certificate, "
+        "or another MQTT version",
     )
 
 
@@ -86,8 +87,11 @@ def _explain(error: BaseException, address: BrokerAddress) -> tuple[str, str]:
         return "the host name cannot be resolved", "check the name in the broker's url"
     if isinstance(error, ConnectionRefusedError):
         return "nothing listens on this port", "start the broker, or check the port"
+    if isinstance(error, ConnectionError):
+        return "the broker hung up during the handshake", _other_scheme(address)
     if isinstance(error, TimeoutError):
-        return "the host does not answer", "check address, network and firewall"
+        hint = f"; {_other_scheme(address)}" if address.tls else ""
+        return "the host does not answer", "check address, network and firewall" + hint
     if isinstance(error, OSError):
         return f"unreachable: {error.strerror or error}", "check address, network and firewall"
     return f"the connection failed: {type(error).__name__}", "look at the broker's log"

@@ -61,6 +61,7 @@ class Session:
         self._subacks: dict[int, asyncio.Future[list[ReasonCode]]] = {}
         self._unacknowledged: dict[int, int] = {}
         self._refused_reasons: set[int] = set()
+        self._finishing = False
         self._dialled = False  # until then the callbacks run in the dialling thread
         self._client = self._make_client()
         self.watch = SocketLoop(self._client, self.end, _misc_s(settings.keepalive_s))
@@ -128,8 +129,10 @@ class Session:
 
     def finish(self) -> None:
         """Say goodbye (no last will) and close."""
+        self._finishing = True
         with suppress(Exception):
             self._client.disconnect()
+            self._client.loop_write()
         self.end("closed")
 
     def end(self, reason: str) -> None:
@@ -252,7 +255,7 @@ class Session:
     def _on_disconnect(
         self, _client: paho.Client, _data: object, flags: Any, code: ReasonCode, _properties: Any
     ) -> None:
-        if self._dialled:
+        if self._dialled and not self._finishing:
             from_broker = flags.is_disconnect_packet_from_server
             self.end(f"broker says: {code}" if from_broker else "connection lost")
 

@@ -91,8 +91,14 @@ class MqttLink:
         fresh = [topic for topic in topics if topic not in self._topics]
         self._topics.update(dict.fromkeys(fresh))
         if fresh and self._session is not None and self.connected:
-            with suppress(LinkDown):  # the reconnection subscribes
+            try:
                 await self._session.subscribe(fresh)
+            except LinkDown:
+                return  # the reconnection subscribes
+            except BrokerError:
+                for topic in fresh:  # or every reconnection would fail on it
+                    del self._topics[topic]
+                raise
 
     async def publish(self, topic: str, payload: bytes, qos: int = 1) -> None:
         """Hand one message over; waits while too much is unacknowledged.
@@ -169,7 +175,7 @@ class MqttLink:
 
     async def _log_in(self, timeout_s: float) -> Session:
         """A session in the newest protocol version that the broker answers to."""
-        loop, fault = asyncio.get_running_loop(), None
+        loop, fault, refused = asyncio.get_running_loop(), None, False
         deadline_s = loop.time() + timeout_s
         for protocol in self._protocols:
             self._newest = session = Session(self._settings, protocol, self._receive)
@@ -183,7 +189,8 @@ class MqttLink:
                 await session.open(dial_s, dial_s if last else dial_s / 2)
             except NotSpoken as outcome:
                 session.end("not spoken")
-                fault = outcome.fault
+                fault = fault if refused else outcome.fault  # a clear answer tells more
+                refused = refused or outcome.certain
                 if outcome.certain and not last:
                     self._protocols = (MQTT_3_1_1,)
                 continue

@@ -1,0 +1,39 @@
+"""Real brokers for these tests: both engines, none skipped."""
+
+import pytest
+from broker_harness import PASSWORDS, issue
+
+from tools.broker_plan import BrokerPlan
+from tools.brokers import BrokerProcess
+
+
+@pytest.fixture(params=["mosquitto", "amqtt"])
+def engine(request):
+    return request.param
+
+
+@pytest.fixture(params=[5, 4], ids=["mqtt5", "mqtt311"])
+def protocol(request):
+    return request.param
+
+
+@pytest.fixture
+def broker(engine, tmp_path):
+    """An edge-side broker with its access list and four users."""
+    process = BrokerProcess(
+        BrokerPlan(engine=engine, acl="edge"), tmp_path / "broker", users=PASSWORDS
+    )
+    process.start()
+    yield process
+    process.stop()
+
+
+@pytest.fixture
+def pki(tmp_path):
+    """Files of a CA, another CA, certificates for 127.0.0.1 and for elsewhere, and a client's."""
+    authority = issue(tmp_path, "ca")
+    issue(tmp_path, "stranger")
+    issue(tmp_path, "here", issuer=authority, hosts=["127.0.0.1", "localhost"])
+    issue(tmp_path, "elsewhere", issuer=authority, hosts=["broker.example"])
+    issue(tmp_path, "ada", issuer=authority)
+    return tmp_path

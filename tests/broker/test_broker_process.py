@@ -1,0 +1,220 @@
+"""Starting and stopping brokers: names, ports, users, the cloud side's access list, the CLI way."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from broker_harness import PASSWORDS, linked, make_link
+
+from fl_core.errors import BrokerError
+from tools import brokers
+from tools.broker_plan import BrokerPlan
+from tools.brokers import BrokerProcess, choose_engine, free_port
+
+OUT, IN = "edgeveil/v1/cloud/out", "edgeveil/v1/cloud/in"
+
+
+def test_name_protocols_and_a_clean_end(broker):
+    assert broker.name.startswith(f"{broker.engine} ")
+    assert broker.name.split()[1][0].isdigit()
+    assert broker.protocols == ((5, 4) if broker.engine == "mosquitto" else (4,))
+    pid = broker.pid
+    broker.stop()
+    broker.stop()
+    assert not broker.running()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", broker.port), timeout=1).close()
+
+
+def test_a_taken_port_is_named_with_the_fix(engine, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        process = BrokerProcess(BrokerPlan(engine=engine, port=port), tmp_path)
+        with pytest.raises(BrokerError, match=f"port {port}") as caught:
+            process.start()
+    assert caught.value.where == f"127.0.0.1:{port}"
+    assert "another port" in caught.value.fix
+    assert not process.running()
+
+
+def test_no_secret_is_readable_by_others_or_written_plain(broker, tmp_path):
+    files = list((tmp_path / "broker").iterdir())
+    secret = [path for path in files if path.name in ("users", "acl", "mosquitto.conf")]
+    assert secret
+    assert all(path.stat().st_mode & 0o077 == 0 for path in secret)
+    everything = b"".join(path.read_bytes() for path in files)
+    assert not any(word.encode() in everything for word in PASSWORDS.values())
+
+
+def test_auto_takes_mosquitto_where_it_is_and_amqtt_where_not(monkeypatch):
+    assert choose_engine("auto") == "mosquitto"
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert choose_engine("auto") == "amqtt"
+    with pytest.raises(BrokerError, match="not on the PATH") as caught:
+        choose_engine("mosquitto")
+    assert "apt install mosquitto" in caught.value.fix
+
+
+def test_the_cloud_side_has_two_voices_and_no_third(engine, tmp_path):
+    plan = BrokerPlan(engine=engine, acl="cloud")
+    process = BrokerProcess(plan, tmp_path / "b", users=PASSWORDS)
+    process.start()
+
+    async def play():
+        async with (
+            linked(process, "cloud", [IN]) as (cloud, cloud_ear),
+            linked(process, "proxy", [OUT]) as (proxy, proxy_ear),
+            linked(process, "ada") as (ada, ada_ear),
+        ):
+            with contextlib.suppress(BrokerError):
+                await ada.subscribe(["#"])
+            await ada.publish(IN, b"forged")
+            await ada.publish(OUT, b"forged")
+            await cloud.publish(IN, b"echo")
+            await cloud.publish(OUT, b"round")
+            await proxy.publish(IN, b"batch")
+            assert await proxy_ear.message() == (OUT, b"round")
+            assert await cloud_ear.message() == (IN, b"batch")
+            assert proxy_ear.messages.empty()
+            assert cloud_ear.messages.empty()
+            assert ada_ear.messages.empty()
+
+    try:
+        asyncio.run(asyncio.wait_for(play(), 60))
+    finally:
+        process.stop()
+
+
+@pytest.mark.parametrize("wiretap", [True, False])
+def test_a_wiretap_hears_everything_but_only_when_asked_for(engine, tmp_path, wiretap):
+    plan = BrokerPlan(engine=engine, acl="edge", wiretap=wiretap)
+    process = BrokerProcess(plan, tmp_path / "b", users=PASSWORDS | {"wiretap": "w"})
+    process.start()
+
+    async def play():
+        async with (
+            linked(process, "wiretap", password="w") as (tap, ear),
+            linked(process, "proxy", ["edgeveil/v1/d/+/up"]) as (_, proxy_ear),
+            linked(process, "ada") as (ada, _),
+        ):
+            with contextlib.suppress(BrokerError):
+                await tap.subscribe(["#"])
+            await ada.publish("edgeveil/v1/d/ada/up", b"x")
+            await proxy_ear.message()
+            if wiretap:
+                assert await ear.message() == ("edgeveil/v1/d/ada/up", b"x")
+            else:
+                await asyncio.sleep(0.1)
+                assert ear.messages.empty()
+            await tap.publish("edgeveil/v1/d/ada/down", b"a tap is silent")
+
+    try:
+        asyncio.run(asyncio.wait_for(play(), 60))
+    finally:
+        process.stop()
+
+
+@pytest.mark.parametrize("size", [70_000, 2_000_000])
+def test_the_broker_itself_ends_a_client_that_exceeds_the_packet_size(broker, size):
+    async def play():
+        async with linked(broker, "proxy", ["edgeveil/v1/d/+/up"]) as (_, ear):
+            link = make_link(broker, "ada", protocol=4, packet_bytes=1 << 22)
+            await link.connect_or_raise()
+            await link.publish("edgeveil/v1/d/ada/up", bytes(size))
+            await asyncio.wait_for(asyncio.shield(link._session.lost), 30)
+            await link.close()
+            assert ear.messages.empty()
+
+    asyncio.run(play())
+
+
+def broker_site(tmp_path, engine, port):
+    (tmp_path / "users").write_text("ada:ada-word\n")
+    (tmp_path / "broker.yaml").write_text(
+        f"broker: {{engine: {engine}, port: {port}, users_file: users, acl: edge}}\n"
+    )
+    code = (
+        "import sys; from pathlib import Path; from fl_core.config import load_site;"
+        "from tools.brokers import run_broker; sys.exit(run_broker(load_site(Path(sys.argv[1]))))"
+    )
+    return [sys.executable, "-c", code, str(tmp_path / "broker.yaml")]
+
+
+def test_a_site_broker_takes_new_users_and_ends_on_ctrl_c(engine, tmp_path):
+    port = free_port()
+    child = subprocess.Popen(
+        broker_site(tmp_path, engine, port), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        said = child.stdout.readline().decode()
+        assert engine in said
+        assert f"127.0.0.1:{port}" in said
+        url = type("Broker", (), {"url": f"mqtt://127.0.0.1:{port}"})
+
+        async def play():
+            async with linked(url, "ada"):
+                pass
+            with pytest.raises(BrokerError, match="wrong user name"):
+                await make_link(url, "bob").connect_or_raise()
+            (tmp_path / "users").write_text("ada:ada-word\nbob:bob-word\n")
+            for _ in range(100):
+                link = make_link(url, "bob")
+                with contextlib.suppress(BrokerError):
+                    await link.connect_or_raise()
+                    break
+                await asyncio.sleep(0.1)
+            assert link.connected
+            await link.close()
+
+        asyncio.run(play())
+        child.send_signal(signal.SIGINT)
+        assert child.wait(30) == 0
+        assert child.stderr.read() == b""
+    finally:
+        child.kill()
+        child.communicate()
+    socket.create_server(("127.0.0.1", port)).close()  # the port is free again
+
+
+def test_a_broker_does_not_outlive_a_killed_starter(tmp_path):
+    """Of amqtt: it reads the end of its standard input."""
+    code = (
+        "import time; from pathlib import Path; from tools.brokers import *;"
+        "from tools.broker_plan import *;"
+        f"b = BrokerProcess(BrokerPlan(engine='amqtt'), Path({str(tmp_path)!r})); b.start();"
+        "print(b.pid, flush=True); time.sleep(600)"
+    )
+    starter = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    pid = int(starter.stdout.readline())
+    starter.kill()
+    starter.communicate()
+
+    async def gone():
+        while True:
+            try:
+                os.kill(pid, 0)
+            except ProcessLookupError:
+                return
+            if "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text():
+                return  # dead, and waiting for somebody to notice
+            await asyncio.sleep(0.05)
+
+    asyncio.run(asyncio.wait_for(gone(), 30))
+
+
+def test_a_broker_that_cannot_start_says_why(engine, tmp_path, monkeypatch):
+    monkeypatch.setattr(brokers, "START_TIMEOUT_S", 30.0)
+    (tmp_path / "x.crt").write_text("no certificate")
+    tls = brokers.ListenerTls(tmp_path / "x.crt", tmp_path / "x.crt")
+    process = BrokerProcess(BrokerPlan(engine=engine, tls=tls), tmp_path / "b")
+    with pytest.raises(BrokerError, match=f"{engine} did not start: ."):
+        process.start()
+    assert not process.running()

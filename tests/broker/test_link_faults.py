@@ -1,0 +1,157 @@
+"""Each way of not getting through is told by its name, with the place and the next step."""
+
+import asyncio
+import re
+import socket
+
+import pytest
+from broker_harness import PASSWORDS, UP, linked, listener_tls, make_link
+
+from fl_core.errors import BrokerError
+from fl_core.transport.link import LinkSettings
+from fl_core.transport.mqtt_link import MqttLink
+from tools.broker_plan import BrokerPlan
+from tools.brokers import BrokerProcess, free_port
+
+HANG_S = 30  # only ends a test that hangs
+
+
+def fault(url, *, timeout_s=10.0, **changes):
+    """The BrokerError of connecting to `url`."""
+
+    async def play():
+        link = MqttLink(LinkSettings(url=url, client_id="x", **changes))
+        try:
+            await asyncio.wait_for(link.connect_or_raise(timeout_s), HANG_S)
+        finally:
+            await link.close()
+
+    with pytest.raises(BrokerError) as caught:
+        asyncio.run(play())
+    assert caught.value.fix
+    return caught.value
+
+
+@pytest.fixture
+def tls_broker(engine, pki):
+    """Starts brokers with TLS and stops them all."""
+    started = []
+
+    def start(name="here", **changes):
+        plan = BrokerPlan(engine=engine, acl="edge", tls=listener_tls(pki, name, **changes))
+        started.append(BrokerProcess(plan, pki / f"broker-{name}", users=PASSWORDS))
+        started[-1].start()
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.stop()
+
+
+ADA = {"username": "ada", "password": PASSWORDS["ada"]}
+
+
+@pytest.mark.parametrize("changes", [{"password": "no"}, {"username": "eve"}, {"username": None}])
+def test_wrong_credentials(broker, protocol, changes):
+    told = fault(broker.url, **(ADA | {"protocol": protocol} | changes))
+    assert "wrong user name or password" in told.what
+    assert told.where == f"127.0.0.1:{broker.port}"
+    assert "password_file" in told.fix
+    assert "no" not in re.findall(r"\w+", str(told)) or changes.get("password") != "no"
+
+
+def test_a_port_that_nobody_listens_on():
+    port = free_port()
+    told = fault(f"mqtt://127.0.0.1:{port}")
+    assert "nothing listens on this port" in told.what
+    assert told.where == f"127.0.0.1:{port}"
+
+
+def test_a_host_name_that_does_not_exist():
+    assert "cannot be resolved" in fault("mqtt://no-such-host.invalid:1883").what
+
+
+def test_a_host_that_is_not_there():
+    told = fault("mqtt://192.0.2.1:1883")  # reserved for documentation
+    assert told.where == "192.0.2.1:1883"
+    assert told.what
+
+
+def test_a_port_that_accepts_and_stays_silent():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        told = fault(f"mqtt://127.0.0.1:{silent.getsockname()[1]}", timeout_s=2.0)
+    assert "no answer to MQTT" in told.what
+
+
+def test_tls_with_the_right_ca_carries_many_large_packets(tls_broker, pki, protocol):
+    broker = tls_broker()
+
+    async def play():
+        changes = {"ca_file": str(pki / "ca.crt"), "protocol": protocol}
+        async with (
+            linked(broker, "proxy", [UP.format("+")], inbox_bytes=200_000, **changes) as (_, ear),
+            linked(broker, "ada", **changes) as (ada, _),
+        ):
+            payloads = [bytes([number]) * 60000 for number in range(40)]
+            for payload in payloads:
+                await ada.publish(UP.format("ada"), payload)
+            assert [(await ear.message())[1] for _ in payloads] == payloads
+
+    asyncio.run(asyncio.wait_for(play(), HANG_S))
+
+
+def test_a_wrong_ca(tls_broker, pki):
+    told = fault(tls_broker().url, ca_file=str(pki / "stranger.crt"), **ADA)
+    assert "not signed by the trusted CA" in told.what
+    assert "ca_file" in told.fix
+
+
+def test_the_system_roots_do_not_vouch_for_a_private_ca(tls_broker):
+    assert "not signed by the trusted CA" in fault(tls_broker().url, **ADA).what
+
+
+def test_a_certificate_for_another_name(tls_broker, pki):
+    told = fault(tls_broker("elsewhere").url, ca_file=str(pki / "ca.crt"), **ADA)
+    assert "certificate is not for '127.0.0.1'" in told.what
+
+
+def test_tls_to_a_plain_port(broker, pki):
+    told = fault(broker.url.replace("mqtt:", "mqtts:"), ca_file=str(pki / "ca.crt"), **ADA)
+    assert "mqtt://" in told.fix
+
+
+def test_plain_to_a_tls_port(tls_broker):
+    told = fault(tls_broker().url.replace("mqtts:", "mqtt:"), **ADA)
+    assert "mqtts://" in told.fix
+
+
+@pytest.mark.parametrize("name", ["ca_file", "cert_file"])
+def test_a_tls_file_that_is_missing(name):
+    told = fault("mqtts://127.0.0.1:1", **{name: "/nowhere/x.pem"})
+    assert told.where == "/nowhere/x.pem"
+
+
+def test_a_ca_file_that_is_no_certificate(tmp_path):
+    (tmp_path / "ca.crt").write_text("hello")
+    told = fault("mqtts://127.0.0.1:1", ca_file=str(tmp_path / "ca.crt"))
+    assert "no CA certificate" in told.what
+
+
+def test_mosquitto_can_demand_a_client_certificate_and_amqtt_says_that_it_cannot(
+    engine, tls_broker, pki
+):
+    if engine == "amqtt":
+        with pytest.raises(BrokerError, match="cannot demand client certificates"):
+            tls_broker(ca=True)
+        return
+    broker, ca_file = tls_broker(ca=True), str(pki / "ca.crt")
+    assert "client certificate" in fault(broker.url, ca_file=ca_file, **ADA).fix
+
+    async def play():
+        files = {"cert_file": str(pki / "ada.crt"), "key_file": str(pki / "ada.key")}
+        link = make_link(broker, "ada", ca_file=ca_file, **files)
+        await link.connect_or_raise()
+        assert link.connected
+        await link.close()
+
+    asyncio.run(play())

@@ -1,0 +1,168 @@
+"""Brokers that misbehave or limit: a few bytes of MQTT spoken by hand from the other side."""
+
+import asyncio
+import os
+
+import pytest
+from broker_harness import WAIT_S, Ear
+
+from fl_core.errors import BrokerError, ProtocolError
+from fl_core.transport.link import LinkSettings
+from fl_core.transport.mqtt_link import MqttLink
+
+ACCEPTED_4 = bytes([0x20, 2, 0, 0])
+ACCEPTED_5 = bytes([0x20, 3, 0, 0, 0])
+
+
+async def with_peer(answer, play, **changes):
+    """Run `play(link, ear)` against a server that answers each CONNECT by `answer(version)`.
+
+    `answer` gives the bytes to send; None hangs up.
+    """
+    versions = []
+
+    async def serve(reader, writer):
+        head = await reader.read(4096)
+        versions.append(head[head.index(b"MQTT") + 4])
+        said = answer(versions[-1])
+        if said is not None:
+            writer.write(said)
+            await writer.drain()
+            await reader.read()  # until the link goes
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    ear = Ear()
+    url = f"mqtt://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    link = MqttLink(
+        LinkSettings(url, "x", **changes), on_message=ear.on_message, on_state=ear.on_state
+    )
+    try:
+        await asyncio.wait_for(play(link, ear), 60)
+    finally:
+        await link.close()
+        server.close()
+    return versions
+
+
+async def connects(link, ear):
+    await link.connect_or_raise()
+    assert link.protocol == 4
+    assert "does not speak MQTT 5" in (await ear.state())[1]
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [None, bytes([0x20, 3, 0, 0x84, 0]), bytes([0x20, 2, 0, 1])],
+    ids=["hangs up", "refuses in MQTT 5", "refuses in 3.1.1"],
+)
+def test_a_broker_without_mqtt_5_is_spoken_to_in_3_1_1(refusal):
+    def answer(version):
+        return refusal if version == 5 else ACCEPTED_4
+
+    assert asyncio.run(with_peer(answer, connects)) == [5, 4]
+
+
+def test_a_broker_that_leaves_mqtt_5_unanswered_is_spoken_to_in_3_1_1():
+    async def play(link, ear):
+        await link.connect_or_raise(2.0)
+        assert link.protocol == 4
+
+    answers = {5: b"", 4: ACCEPTED_4}
+    assert asyncio.run(with_peer(answers.get, play)) == [5, 4]
+
+
+def test_a_broker_that_speaks_neither_is_told():
+    async def play(link, ear):
+        with pytest.raises(BrokerError, match="neither MQTT 5 nor"):
+            await link.connect_or_raise()
+
+    answers = {5: bytes([0x20, 3, 0, 0x84, 0]), 4: bytes([0x20, 2, 0, 1])}
+    assert asyncio.run(with_peer(answers.get, play)) == [5, 4]
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (133, "client id"),
+        (136, "not available"),
+        (137, "busy"),
+        (138, "banned"),
+        (149, "reason 149"),
+    ],
+)
+def test_refusals_are_named(code, said):
+    async def play(link, ear):
+        with pytest.raises(BrokerError, match=said):
+            await link.connect_or_raise()
+
+    assert asyncio.run(with_peer(lambda _: bytes([0x20, 3, 0, code, 0]), play)) == [5]
+
+
+def test_the_brokers_limits_are_kept():
+    """Receive Maximum 2 and Maximum Packet Size 100, as MQTT 5 announces them."""
+    limits = bytes([0x21, 0, 2]) + bytes([0x27, 0, 0, 0, 100])
+    connack = bytes([0x20, 3 + len(limits), 0, 0, len(limits)]) + limits
+
+    async def play(link, ear):
+        await link.connect_or_raise()
+        assert link.max_payload_bytes("t") == 100 - 11
+        with pytest.raises(ProtocolError, match="exceeds 100"):
+            await link.publish("t", bytes(90))
+        for _ in range(2):
+            await asyncio.wait_for(link.publish("t", b"x"), WAIT_S)
+        third = asyncio.create_task(link.publish("t", b"x"))
+        await asyncio.sleep(0.1)
+        assert not third.done()
+        third.cancel()
+
+    asyncio.run(with_peer(lambda _: connack, play))
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        bytes([0x30, 1, 0]),  # PUBLISH without a topic
+        bytes([0x32, 4, 0, 9, 65, 65]),  # topic longer than the packet
+        bytes([0x30, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF]),  # a length of five bytes
+        bytes([0x90, 2, 0, 1]),  # SUBACK for nothing, without codes
+        bytes([0x40, 1, 0]),  # PUBACK cut short
+        bytes([0xF0, 0]),
+        bytes([0x00, 0]),
+    ],
+)
+def test_junk_ends_the_connection_never_the_process(junk):
+    async def play(link, ear):
+        await link.connect_or_raise()
+        assert (await ear.state())[0]
+        forever = asyncio.create_task(link.run_forever())
+        connected, _ = await ear.state()
+        assert not connected
+        assert not forever.done()
+        await link.close()
+        await asyncio.wait_for(forever, WAIT_S)
+
+    asyncio.run(with_peer(lambda version: ACCEPTED_5 + junk, play))
+
+
+def test_a_topic_that_is_no_text_is_passed_over():
+    odd = bytes([0x30, 4, 0, 2, 0xFF, 0xFE])
+    good = bytes([0x30, 5, 0, 1]) + b"tok"
+
+    async def play(link, ear):
+        await link.connect_or_raise()
+        assert await ear.message() == ("t", b"ok")
+
+    asyncio.run(with_peer(lambda _: ACCEPTED_4 + odd + good, play, protocol=4))
+
+
+def test_random_bytes_never_raise():
+    async def play(link, ear):
+        for _ in range(20):
+            try:
+                await link.connect_or_raise(2.0)
+            except BrokerError:
+                continue
+            await asyncio.sleep(0.01)
+
+    asyncio.run(with_peer(lambda _: ACCEPTED_4 + os.urandom(200), play, protocol=4))

@@ -1,0 +1,175 @@
+"""What a link carries: round trips, large packets, bounds, order, both protocol versions."""
+
+import asyncio
+import os
+import socket
+
+import pytest
+from broker_harness import ALL, DOWN, UP, WAIT_S, linked, make_link
+
+from fl_core.errors import ProtocolError
+from fl_core.transport.link import LinkDown
+
+
+def test_round_trip_in_both_directions(broker, protocol):
+    async def play():
+        async with (
+            linked(broker, "proxy", [UP.format("+")], protocol=protocol) as (proxy, proxy_ear),
+            linked(broker, "ada", [DOWN.format("ada"), ALL], protocol=protocol) as (ada, ada_ear),
+        ):
+            await ada.publish(UP.format("ada"), b"up")
+            assert await proxy_ear.message() == (UP.format("ada"), b"up")
+            await proxy.publish(DOWN.format("ada"), b"down")
+            await proxy.publish(ALL, b"all", qos=0)
+            heard = {await ada_ear.message(), await ada_ear.message()}
+            assert heard == {(DOWN.format("ada"), b"down"), (ALL, b"all")}
+            return ada.protocol, (await ada_ear.state())[1]
+
+    spoken, said = asyncio.run(play())
+    assert spoken == (protocol if broker.engine == "mosquitto" else 4)
+    assert ("does not speak MQTT 5" in said) == (broker.engine == "amqtt" and protocol == 5)
+    assert spoken in broker.protocols
+
+
+def test_many_whole_packets_of_64_kib_arrive_unaltered_and_in_order(broker):
+    async def play():
+        async with (
+            linked(broker, "proxy", [UP.format("+")]) as (_, ear),
+            linked(broker, "ada") as (ada, _),
+        ):
+            topic = UP.format("ada")
+            payloads = [os.urandom(ada.max_payload_bytes(topic)) for _ in range(60)]
+            assert len(payloads[0]) > 65000
+            for payload in payloads:
+                await ada.publish(topic, payload)
+            assert [(await ear.message())[1] for _ in payloads] == payloads
+
+    asyncio.run(play())
+
+
+def test_an_oversized_packet_is_refused_and_the_link_lives(broker):
+    async def play():
+        async with (
+            linked(broker, "proxy", [UP.format("+")]) as (_, ear),
+            linked(broker, "ada") as (ada, _),
+        ):
+            topic = UP.format("ada")
+            with pytest.raises(ProtocolError) as caught:
+                await ada.publish(topic, bytes(ada.max_payload_bytes(topic) + 1))
+            assert caught.value.reason == "oversized_packet"
+            await ada.publish(topic, b"after")
+            assert (await ear.message())[1] == b"after"
+            assert ada.connected
+
+    asyncio.run(play())
+
+
+def test_an_empty_payload_and_an_unusual_order_of_calls(broker):
+    async def play():
+        async with (
+            linked(broker, "proxy") as (proxy, ear),
+            linked(broker, "ada") as (ada, _),
+        ):
+            await proxy.subscribe([UP.format("+")])  # while connected
+            await ada.publish(UP.format("ada"), b"")
+            assert await ear.message() == (UP.format("ada"), b"")
+
+    asyncio.run(play())
+
+
+def test_nothing_is_published_before_connecting_or_after_closing(broker):
+    async def play():
+        link = make_link(broker, "ada")
+        with pytest.raises(LinkDown):
+            await link.publish(UP.format("ada"), b"x")
+        await link.connect_or_raise()
+        await link.close()
+        assert not link.connected
+        with pytest.raises(LinkDown):
+            await link.publish(UP.format("ada"), b"x")
+        with pytest.raises(LinkDown):
+            await link.connect_or_raise()
+
+    asyncio.run(play())
+
+
+def test_a_slow_handler_holds_the_broker_back_and_loses_nothing(broker):
+    """The inbox takes 1 MiB; 8 MiB wait in the socket and at the broker until it is read."""
+
+    async def play():
+        gate, heard = asyncio.Event(), []
+
+        async def handler(topic, payload):
+            await gate.wait()
+            heard.append(payload)
+
+        async with (
+            linked(broker, "proxy", [UP.format("+")], inbox_bytes=1 << 20) as (proxy, _),
+            linked(broker, "ada") as (ada, _),
+        ):
+            proxy.on_message = handler
+            for number in range(128):
+                await ada.publish(UP.format("ada"), bytes([number]) * 65000)
+            while not proxy._inbox.paused:
+                await asyncio.sleep(0.01)
+            held = proxy.counters.received_bytes
+            assert held < 2 << 20
+            await asyncio.sleep(0.3)
+            assert proxy.counters.received_bytes == held
+            gate.set()
+            while len(heard) < 128:
+                await asyncio.sleep(0.01)
+            assert [payload[0] for payload in heard] == list(range(128))
+
+    asyncio.run(asyncio.wait_for(play(), 60))
+
+
+def test_a_failing_handler_neither_ends_the_link_nor_shows_a_traceback(broker, caplog):
+    async def play():
+        heard = []
+
+        def handler(topic, payload):
+            heard.append(payload)
+            if payload == b"bad":
+                raise RuntimeError("secret sample 17")
+
+        async with (
+            linked(broker, "proxy", [UP.format("+")]) as (proxy, _),
+            linked(broker, "ada") as (ada, _),
+        ):
+            proxy.on_message = handler
+            for payload in (b"bad", b"bad", b"good"):
+                await ada.publish(UP.format("ada"), payload)
+            while heard != [b"bad", b"bad", b"good"]:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
+            assert proxy.counters.handler_errors == 2
+            assert proxy.connected
+
+    asyncio.run(asyncio.wait_for(play(), WAIT_S))
+    assert caplog.text.count("RuntimeError") == 1
+    assert "secret sample" not in caplog.text
+
+
+def test_two_hundred_links_share_one_loop(broker):
+    async def play():
+        async with linked(broker, "proxy", [UP.format("+")]) as (_, ear):
+            links = [make_link(broker, "ada", client_id=f"ada-{n}") for n in range(200)]
+            await asyncio.gather(*(link.connect_or_raise(30) for link in links))
+            await asyncio.gather(
+                *(link.publish(UP.format("ada"), str(n).encode()) for n, link in enumerate(links))
+            )
+            heard = {int((await ear.message())[1]) for _ in links}
+            assert heard == set(range(200))
+            await asyncio.gather(*(link.close() for link in links))
+
+    asyncio.run(asyncio.wait_for(play(), 60))
+
+
+def test_small_messages_are_not_held_back_by_the_kernel(broker):
+    async def play():
+        async with linked(broker, "ada") as (ada, _):
+            sock = ada._session._client.socket()
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+    asyncio.run(play())
