@@ -148,7 +148,7 @@ def _gaussian_epsilon(events: list[GaussianEvent], delta: float) -> float:
 
     def holds(candidate: float) -> bool:
         if candidate > LARGEST_EPSILON:
-            return tv == 0 and gaussian_delta(candidate, mu) <= delta
+            return False
         return gaussian_delta(candidate, mu) + (1 + math.exp(candidate)) * tv <= delta
 
     if holds(0.0):

@@ -144,6 +144,13 @@ def test_two_one_hot_vectors_reach_the_sensitivity():
     assert gap == softmax_event(3, 1.0).sensitivity_steps
 
 
+def test_a_vector_that_is_no_distribution_is_made_one():
+    half = 1 << (SOFTMAX_BITS - 1)
+    assert _probability_steps(np.array([1.0, 1.0])).tolist() == [half, half]
+    assert _probability_steps(np.array([np.nan, -1.0, 0.5])).tolist() == [0, 0, half]
+    assert _probability_steps(np.array([np.inf, 0.0])).tolist() == [2 * half, 0]
+
+
 def test_softmax_noise_prices_what_is_proven_not_what_was_assumed():
     assert softmax_event(10, 3.0).epsilon == 3
     assert softmax_event(10, 3.0, sensitivity=1).epsilon == 6
