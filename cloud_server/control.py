@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-from cloud_server.host import CloudHost, wire_id
+from cloud_server.host import LOG, CloudHost, wire_id
 from cloud_server.store import Store
 from cloud_server.store_records import JobEntry
 from fl_core.config import parse_job
@@ -28,6 +28,7 @@ class Control:
         self._store, self._host, self._machine = store, host, machine
         self._runtime, self._queue = runtime, queue
         self._poke = asyncio.Event()
+        self._waiting: tuple[str, int] | None = None
 
     def submit(self, job_yaml: str) -> str:
         """Validate and queue; the job's id. Raises ConfigError with every problem."""
@@ -62,12 +63,26 @@ class Control:
         while True:
             if self._machine.state is State.IDLE:
                 entry = self._store.next_job()
-                if entry is not None:
+                if entry is not None and self._enough_devices(entry):
                     self._store.set_status(entry.id, "running")
                     await self._runtime.step(fx.Command(self._start(entry)))
             self._poke.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._poke.wait(), LOOK_S)
+
+    def _enough_devices(self, entry: JobEntry) -> bool:
+        """Whether the job can select as many as it asks for; said once while it cannot."""
+        job = self._host.plan(entry).job
+        wanted = max(job.selection.min_devices, job.round.min_batch)
+        if isinstance(job.selection.devices, int):
+            wanted = max(wanted, job.selection.devices)
+        enrolled = len(self._store.enrolled())
+        if enrolled < wanted and self._waiting != (entry.id, enrolled):
+            self._waiting = (entry.id, enrolled)
+            data = {"enrolled": enrolled, "wanted": wanted}
+            self._store.append_event(entry.id, "job_waiting", data)
+            LOG.warning("the job waits for devices to be admitted", extra=data)
+        return enrolled >= wanted
 
     def _start(self, entry: JobEntry) -> Start:
         """From the last committed exchange on, with an attempt number not used before."""
