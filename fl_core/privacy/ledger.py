@@ -233,15 +233,21 @@ class Ledger:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """All or nothing, and durable when it returns."""
+        """All or nothing, and durable when it returns; a full disk is a `PrivacyError`."""
         with self._lock:
-            self._db.execute("BEGIN IMMEDIATE")
             try:
+                self._db.execute("BEGIN IMMEDIATE")
                 yield
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")
+                self._db.execute("COMMIT")
+            except sqlite3.Error as error:
+                raise PrivacyError(
+                    f"the privacy ledger cannot be written: {error}",
+                    where=self._path,
+                    fix="nothing was released; free disk space or end the other process",
+                ) from error
+            finally:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
 
 
 def _dump(events: Sequence[Event]) -> str:

@@ -199,3 +199,15 @@ def test_a_damaged_file_stops_everything(path):
     path.write_bytes(b"not a database, but long enough to look like one" * 40)
     with pytest.raises(PrivacyError, match="cannot be used"):
         Ledger(path, "digits")
+
+
+def test_a_file_that_cannot_be_written_releases_nothing(path, ledger):
+    ledger.open_job(request(), WIDE)
+    ledger._db.execute("PRAGMA busy_timeout=0")
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(PrivacyError, match="cannot be written"):
+        ledger.commit("j1", 1, [LINEAR], b"a")
+    other.execute("ROLLBACK")
+    assert ledger.recall("j1", 1) is None
+    assert ledger.commit("j1", 1, [LINEAR], b"b").covers(b"b")
