@@ -47,7 +47,14 @@ from fl_core.protocol.proxy_tasks import (
     UploadKept,
     key_of,
 )
-from fl_core.protocol.transfer import Fetch, answer_need, first_data, part_bytes, sends
+from fl_core.protocol.transfer import (
+    Fetch,
+    answer_need,
+    check_fetchable,
+    first_data,
+    part_bytes,
+    sends,
+)
 
 RoundKey = tuple[bytes, int, int]
 
@@ -115,11 +122,12 @@ class ProxyMachine:
     # --- start and links ---
 
     def _resume(self) -> list[fx.Effect]:
-        """Timers of rounds that were open when the process ended."""
+        """Timers of rounds that were open when the process ended, and what was due then."""
         out: list[fx.Effect] = []
         for key, collection in self.rounds.items():
             if collection.open:
                 out.append(self._set("deadline", key, collection.manifest.deadline_s))
+                out += self._advance(collection)
         return out
 
     def _cloud_connected(self) -> list[fx.Effect]:
@@ -133,13 +141,14 @@ class ProxyMachine:
         blob = describe(keys, part_bytes(self.settings.packet_bytes))
         header = Roster(epoch, blob)
         self._roster = (self.signer.header(header), header, keys)
-        return self._resend_roster()
+        return self._offer_roster(push=True)
 
-    def _resend_roster(self) -> list[fx.Effect]:
+    def _offer_roster(self, *, push: bool) -> list[fx.Effect]:
         if self._roster is None:
             return []
         signed, header, keys = self._roster
-        packets = sends(fx.Cloud(), signed, header.blob, keys, self.settings.packet_bytes)
+        limit = self.settings.packet_bytes
+        packets = sends(fx.Cloud(), signed, header.blob, keys, limit, push=push)
         return [*packets, fx.SetTimer("roster", self.settings.resend_s)]
 
     # --- from the cloud ---
@@ -151,7 +160,7 @@ class ProxyMachine:
             case Part() as part:
                 return self._broadcast_part(part)
             case Need() as need:
-                return self._batch_need(need)
+                return self._cloud_need(need)
             case Note(body=signed) as note:
                 check(signed, "cloud", self.cloud_key, BODY_LABEL)
                 body = decode_body(signed)
@@ -172,10 +181,12 @@ class ProxyMachine:
                 if kept.signed.payload == offer.header.payload:
                     return [fx.Send(fx.Cloud(), self._ack(digest, "held"))]
                 return self._refuse_broadcast(digest, "forked_manifest")
-        if isinstance(header, Manifest) and header.kind == "round":
+        if isinstance(header, Manifest):
             reason = self._why_not(header)
             if reason:
                 return self._refuse_broadcast(digest, reason)
+        check_fetchable(offer, header.blob, self.settings.blob_bytes)
+        self._forget_fetches(header)
         if digest not in self._from_cloud:
             self._from_cloud[digest] = Fetch(offer, header, self.settings.blob_bytes)
         fetch = self._from_cloud[digest]
@@ -187,15 +198,28 @@ class ProxyMachine:
         return [fx.SetTimer("repair", self.settings.repair_s)]
 
     def _why_not(self, manifest: Manifest) -> str:
-        """The reason to refuse a round's manifest, or an empty string."""
+        """The reason to refuse a manifest, or an empty string."""
+        if manifest.kind == "release":
+            kept = [k.header for k in self.memory.kept.values() if _kind(k.header) == "release"]
+            newest_release = max((h.sequence for h in kept if isinstance(h, Manifest)), default=-1)
+            return "replayed_release" if manifest.sequence < newest_release else ""
+        if manifest.at.job_id in self.memory.ended:
+            return "closed_job"
+        if manifest.kind == "job":
+            return ""
         newest = max((k[1:] for k in self.rounds if k[0] == manifest.at.job_id), default=(-1, -1))
         if (manifest.at.round, manifest.at.attempt) < newest:
             return "replayed_round"
-        if manifest.at.job_id in self.memory.ended:
-            return "closed_job"
         if manifest.selected < max(manifest.min_batch, self.settings.min_batch_floor):
             return "selected_below_floor"
         return ""
+
+    def _forget_fetches(self, header: Manifest | Commit) -> None:
+        """The cloud has moved on: what it no longer offers cannot be completed."""
+        for digest, fetch in list(self._from_cloud.items()):
+            old = fetch.header
+            if isinstance(old, Manifest | Commit) and _overtakes(header, old):
+                del self._from_cloud[digest]
 
     def _refuse_broadcast(self, digest: bytes, reason: str) -> list[fx.Effect]:
         return [
@@ -260,6 +284,11 @@ class ProxyMachine:
             for key in [k for k in self.rounds if k[0] == close.job_id]:
                 out += self._drop_round(Exchanged(*key))
                 del self.rounds[key]
+                self.memory.delivered.discard(key)
+            for digest, fetch in list(self._from_cloud.items()):
+                old = fetch.header
+                if isinstance(old, Manifest | Commit) and old.at.job_id == close.job_id:
+                    del self._from_cloud[digest]
             for digest, kept in list(self.memory.kept.items()):
                 release = isinstance(kept.header, Manifest) and kept.header.kind == "release"
                 if kept.header.at.job_id == close.job_id and not release:
@@ -340,22 +369,23 @@ class ProxyMachine:
             return self._refuse_upload(device, digest, "closed", "closed_round")
         try:
             collection.check_form(header)
-            if self._spooled() + header.blob.size_bytes > self.settings.spool_bytes:
+            if self._spooled(device) + header.blob.size_bytes > self.settings.spool_bytes:
                 raise ProtocolError("spool_full")
         except ProtocolError as error:
             return self._refuse_upload(device, digest, "refused", error.reason)
         fetch = self._from_devices.get(device)
-        if fetch is None or fetch.header.blob.digest != digest:
+        if fetch is None or fetch.header != header:
             fetch = self._from_devices[device] = Fetch(offer, header, self.settings.upload_bytes)
         complete = False
         for part in first_data(offer, header.blob):
             complete = fetch.add(part)
         return self._hold(device, fetch) if complete else []
 
-    def _spooled(self) -> int:
+    def _spooled(self, besides: str) -> int:
+        """Bytes held, and bytes promised to uploads under way but for the device's own."""
         held = sum(len(h.data) for c in self.rounds.values() for h in c.uploads.values())
-        coming = sum(f.assembly.held_bytes for f in self._from_devices.values())
-        return held + coming
+        coming = self._from_devices.items()
+        return held + sum(f.header.blob.size_bytes for d, f in coming if d != besides)
 
     def _refuse_upload(
         self, device: str, digest: bytes, status: str, reason: str
@@ -377,7 +407,7 @@ class ProxyMachine:
             return []
         digest = header.blob.digest
         collection = self.rounds.get(key_of(header.at))
-        if collection is None or not collection.open:
+        if collection is None or not collection.open or device in collection.declined:
             return self._refuse_upload(device, digest, "closed", "closed_round")
         held = Held(header.groups, digest, data)
         collection.uploads[device] = held
@@ -424,13 +454,13 @@ class ProxyMachine:
         collection.forget_ciphertext()
         return [fx.Store(kept), *self._hand_over(key)]
 
-    def _hand_over(self, key: RoundKey) -> list[fx.Effect]:
+    def _hand_over(self, key: RoundKey, *, push: bool = True) -> list[fx.Effect]:
+        """Offer the batch; the cloud asks for parts that did not come with the first offer."""
         kept = self.memory.batches.get(key)
         if kept is None:
             return []
-        packets = sends(
-            fx.Cloud(), kept.signed, kept.batch.blob, kept.data, self.settings.packet_bytes
-        )
+        limit = self.settings.packet_bytes
+        packets = sends(fx.Cloud(), kept.signed, kept.batch.blob, kept.data, limit, push=push)
         return [*packets, self._set("handover", key, self.settings.resend_s)]
 
     def _short(self, key: RoundKey) -> list[fx.Effect]:
@@ -441,7 +471,9 @@ class ProxyMachine:
             self._set("short", key, self.settings.resend_s),
         ]
 
-    def _batch_need(self, need: Need) -> list[fx.Effect]:
+    def _cloud_need(self, need: Need) -> list[fx.Effect]:
+        if self._roster and self._roster[1].blob.digest == need.blob:
+            return list(answer_need(fx.Cloud(), need, self._roster[1].blob, self._roster[2]))
         for kept in self.memory.batches.values():
             if kept.batch.blob.digest == need.blob:
                 return list(answer_need(fx.Cloud(), need, kept.batch.blob, kept.data))
@@ -463,8 +495,12 @@ class ProxyMachine:
     def _drop_round(self, at: Exchanged) -> list[fx.Effect]:
         key = key_of(at)
         self.memory.batches.pop(key, None)
+        for device, fetch in list(self._from_devices.items()):
+            if isinstance(fetch.header, Upload) and fetch.header.at == at:
+                del self._from_devices[device]
         collection = self.rounds.get(key)
         if collection:
+            self.memory.delivered.add(key)  # so that it stays closed after a restart
             collection.forget_ciphertext()
             collection.step("dropped")
         timers = [self._cancel(what, key) for what in ("deadline", "grace", "handover", "short")]
@@ -474,7 +510,7 @@ class ProxyMachine:
 
     def _timer(self, name: str) -> list[fx.Effect]:
         if name == "roster":
-            return self._resend_roster()
+            return self._offer_roster(push=False)
         if name == "repair":
             return self._repair()
         what, _, rest = name.partition(":")
@@ -483,7 +519,7 @@ class ProxyMachine:
             return []
         collection = self.rounds[key]
         if what == "handover" and collection.state is State.HANDING_OVER:
-            return self._hand_over(key)
+            return self._hand_over(key, push=False)
         if what == "short" and collection.state is State.SHORT:
             return self._short(key)
         if what == "deadline" and collection.open:
@@ -522,6 +558,13 @@ def _kind(header: Manifest | Commit) -> str:
 def _slot(header: Manifest | Commit) -> tuple[object, ...]:
     """The place of which there is only one: a second, different header there is a fork."""
     return (_kind(header), *key_of(header.at))
+
+
+def _overtakes(new: Manifest | Commit, old: Manifest | Commit) -> bool:
+    """`new` is a later broadcast of the kind for which the cloud keeps only one."""
+    if isinstance(new, Commit) or new.kind == "job":
+        return False
+    return new != old and _supersedes(new, old, same_job=new.at.job_id == old.at.job_id)
 
 
 def _supersedes(new: Manifest | Commit, old: Manifest | Commit, *, same_job: bool) -> bool:

@@ -60,7 +60,7 @@ class BatchDelivered:
 
 @dataclass(frozen=True)
 class RoundDropped:
-    """Everything of this round but its manifest may go."""
+    """Everything of this round but its manifest may go; it opens no more, after a restart too."""
 
     at: Exchanged
 
