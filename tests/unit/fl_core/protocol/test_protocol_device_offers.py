@@ -40,7 +40,6 @@ from protocol_kit import (
 )
 
 from fl_core.protocol import effects as fx
-from fl_core.protocol.blob import describe
 from fl_core.protocol.device import State
 from fl_core.protocol.messages import Blob, Close, Exchanged, Hello, Need, Want
 from fl_core.protocol.package import JobPackage, ReleasePackage
@@ -244,15 +243,11 @@ def test_fetches_that_never_end_do_not_stop_later_rounds():
     """Each round's commit is announced and its parts are lost: the next round clears them."""
     machine = device()
     for number in range(1, 12):
-        upload(machine, manifest(b"model %d" % number, at(number), blob=_blob(number)))
-        record, _ = commit_of(at(number), [b"%d" % i for i in range(100)])
+        upload(machine, manifest(MODEL, at(number)))
+        record, _ = commit_of(at(number), [b"%d %d" % (number, i) for i in range(100)])
         receive(machine, offer(record))
     out = receive(machine, offer(manifest(MODEL, at(12)), MODEL))
     assert refused(out) == [] and len(tasks(out)) == 1
-
-
-def _blob(number):
-    return describe(b"model %d" % number, PART_BYTES)
 
 
 # --- releases -----------------------------------------------------------------------------
