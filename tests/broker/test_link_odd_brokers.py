@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import ssl
 
 import pytest
 from broker_harness import WAIT_S, Ear
@@ -14,10 +15,10 @@ ACCEPTED_4 = bytes([0x20, 2, 0, 0])
 ACCEPTED_5 = bytes([0x20, 3, 0, 0, 0])
 
 
-async def with_peer(answer, play, **changes):
+async def with_peer(answer, play, *, tls=None, **changes):
     """Run `play(link, ear)` against a server that answers each CONNECT by `answer(version)`.
 
-    `answer` gives the bytes to send; None hangs up.
+    `answer` gives the bytes to send; None hangs up. `tls` is the server's context.
     """
     versions = []
 
@@ -31,9 +32,10 @@ async def with_peer(answer, play, **changes):
             await reader.read()  # until the link goes
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
     ear = Ear()
-    url = f"mqtt://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    scheme = "mqtt" if tls is None else "mqtts"
+    url = f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     link = MqttLink(
         LinkSettings(url, "x", **changes), on_message=ear.on_message, on_state=ear.on_state
     )
@@ -166,3 +168,19 @@ def test_random_bytes_never_raise():
             await asyncio.sleep(0.01)
 
     asyncio.run(with_peer(lambda _: ACCEPTED_4 + os.urandom(200), play, protocol=4))
+
+
+@pytest.mark.parametrize("inbox_bytes", [1 << 24, 10_000])
+def test_many_packets_in_one_tls_record_are_all_read(pki, inbox_bytes):
+    """The rest of a decrypted record waits inside TLS, where no socket event tells of it."""
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(pki / "here.crt", pki / "here.key")
+    packets = b"".join(bytes([0x30, 5, 0, 1]) + b"t" + n.to_bytes(2, "big") for n in range(1000))
+
+    async def play(link, ear):
+        await link.connect_or_raise()
+        heard = [(await ear.message())[1] for _ in range(1000)]
+        assert heard == [n.to_bytes(2, "big") for n in range(1000)]
+
+    settings = {"protocol": 4, "ca_file": str(pki / "ca.crt"), "inbox_bytes": inbox_bytes}
+    asyncio.run(with_peer(lambda _: ACCEPTED_4 + packets, play, tls=tls, **settings))
