@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from enum import Enum
 
-from fl_core.crypto.keys import VerifyKey
+from fl_core.crypto.keys import KEY_BYTES, VerifyKey
 from fl_core.errors import ProtocolError
 from fl_core.protocol import effects as fx
 from fl_core.protocol.cloud_tasks import (
@@ -41,7 +41,7 @@ from fl_core.protocol.messages import (
     Shortfall,
     Signed,
 )
-from fl_core.protocol.transfer import Fetch, answer_need, first_data, sends
+from fl_core.protocol.transfer import Fetch, answer_need, check_fetchable, first_data, sends
 from fl_core.protocol.transitions import StateTable
 
 
@@ -119,7 +119,7 @@ class CloudMachine:
                 running = self.job is not None and self.job.start.job_id == job_id
                 return self._end("cancelled", "cancelled by the operator") if running else []
             case fx.Connected():
-                return self._resend() if self._out else []
+                return self._send_out(push=False)
             case fx.Received(message=Offer() as offer):
                 return self._offer(offer)
             case fx.Received(message=Part() as part):
@@ -163,7 +163,7 @@ class CloudMachine:
                 }
                 return [
                     fx.Report("broadcast", what),
-                    *self._resend(),
+                    *self._send_out(push=True),
                     fx.SetTimer("watchdog", watch_s),
                 ]
             case Absorbed(commit=commit, data=data):
@@ -183,11 +183,13 @@ class CloudMachine:
                 return batch.at == Exchanged(job.start.job_id, job.round, job.attempt)
         return False
 
-    def _resend(self) -> list[fx.Effect]:
+    def _send_out(self, *, push: bool) -> list[fx.Effect]:
+        """Offer the broadcast; the proxy asks for parts that did not come with the first offer."""
         if self._out is None:
             return []
         signed, manifest, data = self._out
-        packets = sends(fx.Proxy(), signed, manifest.blob, data, self.settings.packet_bytes)
+        limit = self.settings.packet_bytes
+        packets = sends(fx.Proxy(), signed, manifest.blob, data, limit, push=push)
         return [*packets, fx.SetTimer("resend", self.settings.resend_s)]
 
     def _held(self, job: _Job) -> list[fx.Effect]:
@@ -254,11 +256,15 @@ class CloudMachine:
     def _offer(self, offer: Offer) -> list[fx.Effect]:
         check(offer.header, "proxy", self.proxy_key, HEADER_LABEL)
         header = decode_header(offer.header)
-        if isinstance(header, Roster):
-            self._roster = Fetch(offer, header, self.settings.blob_bytes)
-            return self._take(self._roster, offer)
-        if not isinstance(header, Batch):
+        if not isinstance(header, Roster | Batch):
             raise ProtocolError("unexpected_header")
+        check_fetchable(offer, header.blob, self.settings.blob_bytes)
+        if isinstance(header, Roster):
+            if header.blob.size_bytes % KEY_BYTES:
+                raise ProtocolError("malformed")
+            if self._roster is None or self._roster.header != header:
+                self._roster = Fetch(offer, header, self.settings.blob_bytes)
+            return self._take(self._roster, offer)
         job = self.job
         at = Exchanged(job.start.job_id, job.round, job.attempt) if job else None
         if header.at != at:
@@ -295,7 +301,7 @@ class CloudMachine:
             return [
                 fx.Store(RosterKept(header.epoch, data)),
                 fx.Send(fx.Proxy(), self._ack(header.blob.digest, "held")),
-                fx.Report("roster", {"enrolled": len(data) // 32}),
+                fx.Report("roster", {"enrolled": len(data) // KEY_BYTES}),
             ]
         if not isinstance(header, Batch):
             return []
@@ -342,7 +348,7 @@ class CloudMachine:
     def _timer(self, name: str) -> list[fx.Effect]:
         job = self.job
         if name == "resend":
-            return self._resend()
+            return self._send_out(push=False)
         if name == "close":
             return self._send_close()
         if name == "repair":
