@@ -77,7 +77,7 @@ class FakeRegistry:
         return self.epoch, b"".join(sorted(key.to_bytes() for key in self.members.values()))
 
 
-def at(round_: int = 1, attempt: int = 0, job: bytes = JOB) -> Exchanged:
+def at(round_: int = 1, attempt: int = 1, job: bytes = JOB) -> Exchanged:
     return Exchanged(job, round_, attempt)
 
 

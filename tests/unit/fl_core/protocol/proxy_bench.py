@@ -47,7 +47,7 @@ def says(machine: ProxyMachine, who: Member, message: Message) -> list[fx.Effect
     return machine.handle(fx.Received(fx.Device(who.id), message), 0.0)
 
 
-def fire(machine: ProxyMachine, what: str, number: int = 1, attempt: int = 0) -> list[fx.Effect]:
+def fire(machine: ProxyMachine, what: str, number: int = 1, attempt: int = 1) -> list[fx.Effect]:
     name = f"{what}:{at().job_id.hex()}:{number}:{attempt}"
     return machine.handle(fx.Timer(name), 0.0)
 

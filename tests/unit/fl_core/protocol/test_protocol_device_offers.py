@@ -105,10 +105,10 @@ def test_parts_of_no_known_blob_are_of_no_interest():
     assert receive(device(), parts_of(header, LONG)[0]) == []
 
 
-@pytest.mark.parametrize("older", [at(4, 9), at(5, 1)])
+@pytest.mark.parametrize("older", [at(4, 10), at(5, 2)])
 def test_an_older_round_or_attempt_is_refused(older):
     machine = device()
-    receive(machine, offer(manifest(MODEL, at(5, 2)), MODEL))
+    receive(machine, offer(manifest(MODEL, at(5, 3)), MODEL))
     before = snapshot(machine)
     assert refused(receive(machine, offer(manifest(MODEL, older), MODEL))) == ["replayed_round"]
     assert snapshot(machine) == before

@@ -187,7 +187,7 @@ def test_an_empty_commit_ends_the_upload():
 def test_a_commit_of_another_round_is_not_fetched():
     machine = device()
     upload(machine)
-    record, data = commit_of(at(1, 1), SEGMENTS)
+    record, data = commit_of(at(1, 2), SEGMENTS)
     assert receive(machine, offer(record, data)) == []
     assert machine.memory.outbox is not None
 

@@ -43,7 +43,7 @@ def opened(shuffle=None, memory=None, floor=3, **changes):
 
 
 def state(machine):
-    return machine.rounds[JOB, 1, 0].state
+    return machine.rounds[JOB, 1, 1].state
 
 
 def decline(machine, number):
@@ -87,7 +87,7 @@ def test_at_quorum_the_others_get_a_grace():
     for number in range(3):
         upload(machine, number)
     out = upload(machine, 3)
-    assert timers(out) == {f"grace:{JOB.hex()}:1:0": 7.0} and state(machine) is State.GRACE
+    assert timers(out) == {f"grace:{JOB.hex()}:1:1": 7.0} and state(machine) is State.GRACE
     header, _ = batch_of(fire(machine, "grace"))
     assert header.uploads == 4
 
@@ -143,7 +143,7 @@ def test_a_shortfall_is_told_until_the_round_is_repeated():
     fire(machine, "deadline")
     for _ in range(3):
         assert bodies(fire(machine, "short"), Shortfall) == [Shortfall(at(), 0, 0)]
-    open_round(machine, manifest(MODEL, at(1, 1)))
+    open_round(machine, manifest(MODEL, at(1, 2)))
     assert fire(machine, "short") == []
 
 
@@ -205,7 +205,7 @@ def test_the_batch_says_nothing_of_who_in_what_order_or_when():
         machine = opened(shuffle=list.sort)
         for number in order:
             upload(machine, number)
-        name = f"deadline:{JOB.hex()}:1:0"
+        name = f"deadline:{JOB.hex()}:1:1"
         out = machine.handle(fx.Timer(name), now_s)
         frames.append(b"".join(encode(message) for message in to_cloud(out)))
     assert frames[0] == frames[1]
@@ -236,7 +236,7 @@ def test_a_batch_is_durable_before_it_is_sent():
 def test_a_batch_is_offered_until_the_cloud_holds_it():
     machine, header, out = handed_over()
     for _ in range(3):
-        assert timers(out) == {f"handover:{JOB.hex()}:1:0": 3.0}
+        assert timers(out) == {f"handover:{JOB.hex()}:1:1": 3.0}
         out = fire(machine, "handover")
         assert headers(out) == [header]
     out = cloud_says(machine, CLOUD.note(Ack(header.blob.digest, "held")))
@@ -299,7 +299,7 @@ def test_uploads_survive_a_restart_and_the_deadline_runs_again():
     machine = opened(deadline_s=9.0)
     done = [upload(machine, number) for number in range(3)]
     again = proxy(durable(machine, *done), min_batch_floor=3, push_bytes=1)
-    assert timers(again.handle(fx.Command("started"), 0.0))[f"deadline:{JOB.hex()}:1:0"] == 9.0
+    assert timers(again.handle(fx.Command("started"), 0.0))[f"deadline:{JOB.hex()}:1:1"] == 9.0
     assert bodies(upload(again, 0), Ack)[0].status == "held"
     header, _ = batch_of(fire(again, "deadline"))
     assert header.uploads == 3

@@ -112,15 +112,15 @@ def test_a_second_manifest_for_an_attempt_is_refused():
 @pytest.mark.parametrize(
     ("header", "reason"),
     [
-        (manifest(MODEL, at(1, 1)), "replayed_round"),
-        (manifest(MODEL, at(1, 2), selected=2), "selected_below_floor"),
-        (manifest(MODEL, at(1, 2), selected=4, min_batch=5), "selected_below_floor"),
+        (manifest(MODEL, at(1, 2)), "replayed_round"),
+        (manifest(MODEL, at(1, 3), selected=2), "selected_below_floor"),
+        (manifest(MODEL, at(1, 3), selected=4, min_batch=5), "selected_below_floor"),
         (manifest(MODEL, Exchanged(b"E" * 16, 1, 0)), "closed_job"),
     ],
 )
 def test_a_round_that_may_not_open_is_refused(header, reason):
     machine = proxy(min_batch_floor=3)
-    open_round(machine, manifest(MODEL, at(1, 2)))
+    open_round(machine, manifest(MODEL, at(1, 3)))
     cloud_says(machine, CLOUD.note(Close(b"E" * 16, "completed")))
     if reason != "replayed_round":
         machine = proxy(machine.memory, min_batch_floor=3)  # it must survive a restart
@@ -132,7 +132,7 @@ def test_a_round_that_may_not_open_is_refused(header, reason):
 
 
 def _later(where):
-    return Exchanged(where.job_id, where.round + 1, 0)
+    return Exchanged(where.job_id, where.round + 1, 1)
 
 
 def test_an_older_release_cannot_replace_a_newer_one():
@@ -182,16 +182,16 @@ def test_a_broadcast_that_cannot_be_fetched_changes_nothing(header, data, reason
 def test_a_new_attempt_ends_the_earlier_ones():
     machine = proxy()
     open_round(machine)
-    out = open_round(machine, manifest(MODEL, at(1, 1)))
-    assert RoundDropped(at(1, 0)) in stored(out)
-    assert list(machine.rounds) == [(JOB, 1, 1)]
-    assert [kept.header.at for kept in machine.memory.kept.values()] == [at(1, 1)]
+    out = open_round(machine, manifest(MODEL, at(1, 2)))
+    assert RoundDropped(at(1, 1)) in stored(out)
+    assert list(machine.rounds) == [(JOB, 1, 2)]
+    assert [kept.header.at for kept in machine.memory.kept.values()] == [at(1, 2)]
 
 
 def test_a_fetch_that_was_overtaken_is_given_up():
     machine = proxy()
     cloud_says(machine, offer(manifest(LONG)))
-    open_round(machine, manifest(MODEL, at(1, 1)))
+    open_round(machine, manifest(MODEL, at(1, 2)))
     assert machine.handle(fx.Timer("repair"), 0.0) == []
 
 
@@ -304,7 +304,7 @@ def test_a_close_drops_the_job_tells_the_devices_and_is_acknowledged():
 
 def test_a_close_leaves_the_release():
     machine = proxy()
-    release = manifest(b"final", at(0, 1), kind="release")
+    release = manifest(b"final", at(0, 2), kind="release")
     cloud_says(machine, offer(release, b"final"))
     cloud_says(machine, CLOUD.note(Close(JOB, "completed")))
     assert headers(hello(machine)) == [release]

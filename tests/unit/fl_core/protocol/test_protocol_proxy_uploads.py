@@ -44,7 +44,7 @@ def opened(**settings):
 
 
 def collection(machine):
-    return machine.rounds[JOB, 1, 0]
+    return machine.rounds[JOB, 1, 1]
 
 
 def test_an_upload_is_durable_before_it_is_acknowledged():
@@ -103,7 +103,7 @@ def test_part_of_the_groups_is_an_upload_too():
     assert acks(upload(opened(), 0, groups=(0, 2))) == [("held", "")]
 
 
-@pytest.mark.parametrize("where", [at(2), at(1, 1), at(job=b"K" * 16)])
+@pytest.mark.parametrize("where", [at(2), at(1, 2), at(job=b"K" * 16)])
 def test_an_upload_for_a_round_that_is_not_open_is_refused(where):
     out = upload(opened(), 0, where=where)
     assert refused(out) == ["closed_round"] and acks(out) == [("closed", "closed_round")]
