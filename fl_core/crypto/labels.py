@@ -20,6 +20,7 @@ BATCH = b"edgeveil/v1/batch"
 # Sealing contexts (HPKE `info`) and the chunked stream.
 CONTENT_KEY = b"edgeveil/v1/content-key"
 SEGMENT = b"edgeveil/v1/segment"
+MEMBERSHIP = b"edgeveil/v1/membership"
 MODEL_STREAM = b"edgeveil/v1/model-stream"
 RELEASE_STREAM = b"edgeveil/v1/release-stream"
 
@@ -36,6 +37,7 @@ ALL = (
     BATCH,
     CONTENT_KEY,
     SEGMENT,
+    MEMBERSHIP,
     MODEL_STREAM,
     RELEASE_STREAM,
     STREAM_KEY,
