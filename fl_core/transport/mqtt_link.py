@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from fl_core.errors import BrokerError
+from fl_core.transport import faults
 from fl_core.transport.flow import Inbox
 from fl_core.transport.link import (
     LinkDown,
@@ -114,8 +115,13 @@ class MqttLink:
     async def connect_or_raise(self, timeout_s: float = _ATTEMPT_S) -> None:
         """Connect once. Raises BrokerError that says what failed, where, and the fix."""
         async with self._connecting:
-            if not self.connected:
-                await self._connect(timeout_s)
+            if self.connected:
+                return
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._connect(timeout_s)
+            except TimeoutError:
+                raise faults.silence(self._address, timeout_s) from None
 
     async def run_forever(self) -> None:
         """Keep the link up until `close`, waiting longer and at random after each failure."""

@@ -184,3 +184,13 @@ def test_many_packets_in_one_tls_record_are_all_read(pki, inbox_bytes):
 
     settings = {"protocol": 4, "ca_file": str(pki / "ca.crt"), "inbox_bytes": inbox_bytes}
     asyncio.run(with_peer(lambda _: ACCEPTED_4 + packets, play, tls=tls, **settings))
+
+
+def test_a_broker_that_never_answers_a_subscription_is_told():
+    async def play(link, ear):
+        await link.subscribe(["t"])
+        with pytest.raises(BrokerError, match="no answer to MQTT"):
+            await link.connect_or_raise(1.0)
+        assert not link.connected
+
+    asyncio.run(with_peer(lambda _: ACCEPTED_5, play))
