@@ -21,9 +21,11 @@ class Lifeline:
     def __init__(self) -> None:
         self.child_fd, self._own_fd = os.pipe()
         self.environment = {VARIABLE: str(self.child_fd)}
+        self.closed = False
 
     def close(self) -> None:
         """Let go: children that still run end."""
+        self.closed = True
         for fd in (self.child_fd, self._own_fd):
             os.close(fd)
 

@@ -1,0 +1,158 @@
+"""What a person sees while a local run works: a live display, or plain lines in a file or pipe."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import IO, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from tools.run_children import Children
+
+MIB = 1 << 20
+_REFRESH_PER_S = 8
+
+
+@dataclass
+class View:
+    """How the run stands. ε are what was spent so far, one training and one inference."""
+
+    exchanges: int
+    rounds: int
+    devices: int
+    doing: str = "starting"
+    committed: int = 0
+    round: int = 0
+    online: int = 0
+    uploads: int = 0
+    declined: int = 0
+    selected: int | None = None
+    accuracy: float | None = None
+    reference: float | None = None
+    training_epsilon: float | None = None
+    inference_epsilon: float | None = None
+    memory_bytes: int = 0
+
+
+class Progress:
+    """Shows a View: live on a terminal, else one line whenever something is committed."""
+
+    def __init__(
+        self, view: View, stream: IO[str], now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.view = view
+        self.console = Console(file=stream, highlight=False)
+        self._now_s, self._started_s = now_s, now_s()
+        self._live: Live | None = None
+        self._said = ""
+
+    def __enter__(self) -> Self:
+        if self.console.is_terminal:
+            self._live = Live(
+                get_renderable=self._picture,
+                console=self.console,
+                refresh_per_second=_REFRESH_PER_S,
+                transient=True,
+            )
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        live, self._live = self._live, None
+        if live is not None:
+            live.stop()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the beginning."""
+        return self._now_s() - self._started_s
+
+    def note(self, line: str) -> None:
+        """A line that stays."""
+        self.console.print(escape(line), soft_wrap=True)
+
+    def doing(self, what: str) -> None:
+        """What goes on now; a line of its own where nothing is live."""
+        self.view.doing = what
+        if self._live is None and what != self._said:
+            self._said = what
+            self.note(f"{self.elapsed_s:6.1f} s  {what}")
+
+    def committed(self) -> None:
+        """The view has a newly committed exchange."""
+        view = self.view
+        if self._live is None:
+            figures = [f"{view.uploads} answered"]
+            if view.declined:
+                figures.append(f"{view.declined} declined")
+            if view.accuracy is not None:
+                figures.append(f"accuracy {view.accuracy:.3f}")
+            figures.append(f"ε training {_figure(view.training_epsilon)}")
+            figures.append(f"inference {_figure(view.inference_epsilon)}")
+            self.note(f"{self.elapsed_s:6.1f} s  {view.doing}: {', '.join(figures)}")
+            self._said = view.doing
+
+    def _picture(self) -> RenderableType:
+        view = self.view
+        head = Table.grid(padding=(0, 1))
+        bar = ProgressBar(total=max(1, view.exchanges), completed=view.committed, width=40)
+        head.add_row(bar, Text(f"round {view.round} of {view.rounds}", style="bold"), view.doing)
+        facts = Table.grid(padding=(0, 3))
+        facts.add_row(*self._cells())
+        return Group(head, facts)
+
+    def _cells(self) -> list[Text]:
+        view = self.view
+        asked = view.devices if view.selected is None else view.selected
+        answered = f"{view.uploads}/{asked} answered"
+        if view.declined:
+            answered += f", {view.declined} declined"
+        accuracy = f"accuracy {_figure(view.accuracy)}"
+        if view.reference is not None:
+            accuracy += f" (without noise {view.reference:.3f})"
+        training, inference = _figure(view.training_epsilon), _figure(view.inference_epsilon)
+        cells = [
+            f"{view.online}/{view.devices} online",
+            answered,
+            accuracy,
+            f"ε training {training}, inference {inference}",
+            f"{view.memory_bytes // MIB} MiB",
+            f"{self.elapsed_s:.0f} s",
+        ]
+        return [Text(cell) for cell in cells]
+
+
+class MemoryPeak:
+    """The largest memory seen; looks at most once per `every_s`."""
+
+    def __init__(self, children: Children, every_s: float = 1.0) -> None:
+        self._children, self._every_s, self._next_s = children, every_s, 0.0
+        self.peak_bytes = 0
+
+    def look(self) -> int:
+        """The memory now, or as of the last look."""
+        now = time.monotonic()
+        if now >= self._next_s:
+            self._next_s = now + self._every_s
+            self.last_bytes = self._children.memory_bytes()
+            self.peak_bytes = max(self.peak_bytes, self.last_bytes)
+        return self.last_bytes
+
+    last_bytes = 0
+
+
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"

@@ -1,0 +1,90 @@
+"""`report.html`: one run on one page that needs nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from tools import report_plots as plots
+from tools.result import guarantee_text, write_whole
+
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+def write_report(
+    result: Mapping[str, Any], events: Sequence[Mapping[str, Any]], path: Path
+) -> None:
+    """Write the page from the content of `result.json` and `events.jsonl`."""
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["figure"] = _figure
+    environment.filters["size"] = plots.byte_text
+    page = environment.get_template("report.html").render(**_content(result, events))
+    write_whole(path, page.encode("utf-8"))
+
+
+def _content(result: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    rows = [*result["phases"], *result["rounds"]]
+    committed = [e["data"] for e in events if e["type"] == "exchange_committed"]
+    timeline = [
+        {**row, "timeline": data.get("timeline", {})}
+        for row, data in zip(rows, committed, strict=False)
+    ]
+    evaluations = [
+        {**data["clusters"], "round": data["number"]} for data in committed if data.get("clusters")
+    ]
+    pictures = {
+        "accuracy": plots.accuracy_plot(result["rounds"], result["reference"]["rounds"]),
+        "epsilon": plots.epsilon_plot(rows),
+        "clusters": plots.cluster_plot(evaluations),
+        "bytes": plots.bytes_plot(_hops(result)),
+        "timeline": plots.timeline_plot(timeline),
+    }
+    return {
+        "result": result,
+        "rows": rows,
+        "pictures": {name: Markup(svg) for name, svg in pictures.items()},  # noqa: S704 - our own
+        "training": _guarantee(result["privacy"], "training"),
+        "inference": _guarantee(result["privacy"], "inference"),
+        "evaluations": len(evaluations),
+        "panels": min(plots.PANELS, len(evaluations)),
+    }
+
+
+def _hops(result: Mapping[str, Any]) -> dict[str, int]:
+    """By hop as the proxy counted; else the cloud's own two, of the committed exchanges."""
+    if any(result["bytes"].values()):
+        return dict(result["bytes"])
+    rows = [*result["phases"], *result["rounds"]]
+    return {
+        "cloud_to_proxy": sum(row["bytes"].get("cloud_out", 0) for row in rows),
+        "proxy_to_cloud": sum(row["bytes"].get("cloud_in", 0) for row in rows),
+    }
+
+
+def _guarantee(privacy: Mapping[str, Any], which: str) -> dict[str, Any]:
+    part = privacy[which]
+    proven = part["status"] == "proven" and part["epsilon"] is not None
+    return {
+        "proven": proven,
+        "figure": f"ε = {part['epsilon']:.4g}" if proven else "no proven guarantee",
+        "text": guarantee_text(privacy, which),
+        "epsilon": part["epsilon"],
+        "delta": part["delta"],
+        "unit": part["unit"],
+        "status": part["status"],
+        "per_round": part.get("epsilon_per_round"),
+    }
+
+
+def _figure(value: float | None, digits: int = 3) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"

@@ -1,0 +1,201 @@
+"""What a run leaves behind for scripts: `result.json`.
+
+    job                   the job's name
+    status, reason        `completed` or `failed`, and why (`interrupted`: by Ctrl-C)
+    rounds                one entry per committed training round:
+        round             its number, from 1
+        accuracy          of the global model on the cloud's test records, or null
+        uploads, declined answers that were counted, devices that refused
+        cluster_scores    null, or {eval_type, score, reason, used, wanted, labels}
+        seconds           from sealing the broadcast to the commit
+        bytes             {cloud_out, cloud_in}: payload that left and reached the cloud
+        epsilon           {training, inference}: spent up to and with this round
+        attempt           from 1
+    phases                the same for the exchanges before round 1, `phase` instead of `round`
+    final.accuracy        after the last committed round, or null
+    reference             noise-free on the same records: {accuracy, rounds: [accuracy …]}
+    privacy.training      {epsilon, delta, unit, status} of what was spent; status is `proven`,
+    privacy.inference     `claimed` or `none`; inference also has epsilon_per_round. An ε that is
+                          infinite or not asked for is null. Neither alone is "the" ε.
+    bytes                 by hop: {cloud_to_proxy, proxy_to_devices, devices_to_proxy,
+                          proxy_to_cloud}; what the proxy publishes for all counts once
+    broker, protocol      engine with version; MQTT version asked for
+    devices               how many took part, `infer_only` of them without training
+    seconds               of the whole command, starting and stopping included
+    memory_peak_bytes     of all processes together, or null
+    versions              {edgeveil, python, …}
+
+Numbers are JSON numbers; NaN and infinity never occur.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from fl_core.privacy.policy import Quote
+
+Status = Literal["completed", "failed"]
+HOPS = ("cloud_to_proxy", "proxy_to_devices", "devices_to_proxy", "proxy_to_cloud")
+LIBRARIES = ("numpy", "torch", "onnxruntime", "cryptography", "paho-mqtt")
+_ENDS = ("job_completed", "job_failed", "job_cancelled")
+_SCORES = ("eval_type", "score", "reason", "used", "wanted", "labels")
+
+
+@dataclass
+class Record:
+    """A job's course, taken from its events one by one."""
+
+    events: list[dict[str, Any]] = field(default_factory=list)
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+    phases: list[dict[str, Any]] = field(default_factory=list)
+    ended: str = ""
+    reason: str = ""
+    privacy: dict[str, Any] | None = None
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Take the next event; events of unknown types are kept and change nothing."""
+        self.events.append(event)
+        kind, data = event["type"], event["data"]
+        if kind == "exchange_committed":
+            row = _row(data)
+            (self.rounds if data["phase"] == "train" else self.phases).append(row)
+        elif kind in _ENDS:
+            self.ended = kind.removeprefix("job_")
+            self.reason = data.get("reason") or self.reason
+            self.privacy = data.get("privacy") or self.privacy
+
+    @property
+    def committed(self) -> int:
+        """Exchanges committed so far, preparatory ones included."""
+        return len(self.rounds) + len(self.phases)
+
+    @property
+    def accuracy(self) -> float | None:
+        """After the last committed round."""
+        return self.rounds[-1]["accuracy"] if self.rounds else None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the run itself knows, beside the job's events."""
+
+    job: str
+    status: Status
+    reason: str
+    broker: str
+    protocol: int
+    devices: int
+    infer_only: int
+    seconds: float
+    memory_peak_bytes: int | None
+    reference: Sequence[float]
+    bytes: Mapping[str, int]
+    privacy: Mapping[str, Any]
+
+
+def build(record: Record, facts: Facts) -> dict[str, Any]:
+    """The content of `result.json`."""
+    reference = [float(value) for value in facts.reference]
+    found = {
+        "job": facts.job,
+        "status": facts.status,
+        "reason": facts.reason,
+        "rounds": record.rounds,
+        "phases": record.phases,
+        "final": {"accuracy": record.accuracy},
+        "reference": {"accuracy": reference[-1] if reference else None, "rounds": reference},
+        "privacy": record.privacy or dict(facts.privacy),
+        "bytes": dict(facts.bytes),
+        "broker": facts.broker,
+        "protocol": facts.protocol,
+        "devices": facts.devices,
+        "infer_only": facts.infer_only,
+        "seconds": round(facts.seconds, 3),
+        "memory_peak_bytes": facts.memory_peak_bytes,
+        "versions": versions(),
+    }
+    plain: dict[str, Any] = finite(found)
+    return plain
+
+
+def privacy_of(quote: Quote, epsilon_per_round: float | None) -> dict[str, Any]:
+    """Both guarantees as `result.json` holds them."""
+    parts: dict[str, dict[str, Any]] = {
+        name: {"epsilon": g.epsilon, "delta": g.delta, "unit": g.unit, "status": g.status}
+        for name, g in (("training", quote.training), ("inference", quote.inference))
+    }
+    parts["inference"]["epsilon_per_round"] = epsilon_per_round
+    return parts
+
+
+def guarantee_text(privacy: Mapping[str, Any], which: str) -> str:
+    """One guarantee in words: `(ε = 8, δ = 1e-05) per record, whole job, proven`."""
+    part = privacy[which]
+    if part["status"] != "proven" or part["epsilon"] is None:
+        return "no proven guarantee"
+    if not part["epsilon"]:
+        return "nothing was released"
+    unit, delta = part["unit"], part["delta"]
+    total = f"ε = {part['epsilon']:.4g}" + (f", δ = {delta:.3g}" if delta else "")
+    if which == "inference" and part.get("epsilon_per_round"):
+        return f"ε = {part['epsilon_per_round']:.4g} per round, {total} per {unit} in total, proven"
+    return f"({total}) per {unit}, whole job, proven"
+
+
+def versions() -> dict[str, str]:
+    """Versions that decide what came out."""
+    found = {"python": platform.python_version()}
+    for name in ("edgeveil", *LIBRARIES):
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write whole or not at all."""
+    write_whole(path, json.dumps(content, indent=2, allow_nan=False).encode() + b"\n")
+
+
+def write_whole(path: Path, raw: bytes) -> None:
+    """Replace a file in one step, so that a reader never sees a part of it."""
+    scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        scratch.write_bytes(raw)
+        os.replace(scratch, path)  # noqa: PTH105 - says what it does
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def finite(value: Any) -> Any:
+    """The same with null for NaN and infinity, which JSON lacks."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _row(data: Mapping[str, Any]) -> dict[str, Any]:
+    clusters = data.get("clusters")
+    name = {"round": data["number"]} if data["phase"] == "train" else {"phase": data["phase"]}
+    return {
+        **name,
+        "accuracy": data.get("accuracy"),
+        "uploads": data["uploads"],
+        "declined": data.get("declined", 0),
+        "cluster_scores": {key: clusters.get(key) for key in _SCORES} if clusters else None,
+        "seconds": data.get("seconds", 0.0),
+        "bytes": dict(data.get("bytes", {})),
+        "epsilon": dict(data.get("epsilon", {})),
+        "attempt": data.get("attempt", 1),
+    }

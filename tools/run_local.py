@@ -1,0 +1,149 @@
+"""`edgeveil run JOB --out DIR`: a whole fleet on this machine, from keys to report.
+
+Two brokers, a cloud, a proxy and workers that host the devices, each a process of its own, talk
+over MQTT exactly as on separate machines. DIR gets `result.json`, `events.jsonl`, `model.onnx`,
+`model.safetensors`, `report.html` and `logs/`; files of an earlier run are replaced, others stay.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from fl_core.errors import EdgeVeilError, JobFailed, UsageError
+from tools.progress import Progress
+from tools.report import write_report
+from tools.result import guarantee_text, write_json, write_whole
+from tools.run_fleet import Fleet
+from tools.run_job import Overrides, check_data, local_job
+
+FILES = ("result.json", "events.jsonl", "model.onnx", "model.safetensors", "report.html")
+INTERRUPTED = 130
+
+
+def run_local(
+    path: Path, out: Path, overrides: Overrides, *, as_json: bool = False, keep: bool = False
+) -> int:
+    """Run the job file `path`; 0 when it completed, 130 after Ctrl-C.
+
+    Raises ConfigError, UsageError or DataError before anything has started; JobFailed when the
+    job failed, its `result.json` written.
+    """
+    job, run = local_job(path, overrides)
+    check_data(job, run)
+    prepare(out)
+    site = Path(tempfile.mkdtemp(prefix="edgeveil-run-"))  # mode 0700
+    fleet = Fleet(job, run, site, out, sys.stderr if as_json else sys.stdout)
+    failure: EdgeVeilError | None = None
+    interrupted = False
+    with _sigterm_as_interrupt():
+        try:
+            with fleet.progress:
+                fleet.run()
+        except KeyboardInterrupt:
+            interrupted = True
+        except EdgeVeilError as error:
+            failure = error
+        finally:
+            with _undisturbed():
+                fleet.stop()
+                if keep:
+                    fleet.progress.note(f"The site is kept in {site}")
+                else:
+                    shutil.rmtree(site, ignore_errors=True)
+    reason = "interrupted" if interrupted else str(failure or "")
+    result = fleet.result(reason)
+    write_json(out / "result.json", result)
+    if interrupted:
+        fleet.progress.note(f"Interrupted; what there is so far is in {out}")
+        return INTERRUPTED
+    write_report(result, fleet.record.events, out / "report.html")
+    if as_json:
+        print(json.dumps(result, allow_nan=False))
+    if failure is not None:
+        raise failure if isinstance(failure, JobFailed) else JobFailed(str(failure))
+    show(fleet.progress, result, out)
+    return 0
+
+
+def prepare(out: Path) -> None:
+    """Make DIR and its `logs`, and take away what an earlier run left. Raises UsageError."""
+    try:
+        (out / "logs").mkdir(parents=True, exist_ok=True)
+        for name in FILES:
+            (out / name).unlink(missing_ok=True)
+        for log in (out / "logs").glob("*.log"):
+            log.unlink()
+        write_whole(out / "events.jsonl", b"")
+    except OSError as error:
+        raise UsageError(
+            f"cannot be written ({error.strerror})",
+            where=str(error.filename or out),
+            fix="name a folder that you may write to with --out",
+        ) from error
+
+
+def show(progress: Progress, result: dict[str, Any], out: Path) -> None:
+    """The run in a short table."""
+    table = Table.grid(padding=(0, 2))
+    for name, value in summary(result):
+        table.add_row(name, value)
+    progress.console.print()
+    progress.console.print(table)
+    progress.console.print()
+    progress.note(f"Files: {out}/ with {', '.join(FILES)}")
+    progress.note(f"Look at {out / 'report.html'}")
+
+
+def summary(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """The lines of that table. Training and inference guarantee always stand together."""
+    rounds = result["rounds"]
+    uploads = sum(row["uploads"] for row in rounds + result["phases"])
+    hops = result["bytes"]
+    return [
+        ("final accuracy", _share(result["final"]["accuracy"])),
+        ("without noise", _share(result["reference"]["accuracy"])),
+        ("training guarantee", guarantee_text(result["privacy"], "training")),
+        ("inference guarantee", guarantee_text(result["privacy"], "inference")),
+        ("rounds", f"{len(rounds)}, after {len(result['phases'])} preparatory exchanges"),
+        ("uploads", f"{uploads} from {result['devices']} devices"),
+        ("bytes", f"{sum(hops.values()):,}" if hops else "unknown"),
+        ("memory, peak", f"{(result['memory_peak_bytes'] or 0) / (1 << 20):,.0f} MiB"),
+        ("seconds", f"{result['seconds']:.1f}"),
+    ]
+
+
+def _share(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3f}"
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A second Ctrl-C must not leave children behind; stopping takes a few seconds at most."""
+    before = [(n, signal.signal(n, signal.SIG_IGN)) for n in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)

@@ -1,0 +1,81 @@
+"""The noise-free reference of a local run, trained beside it in the tool's own process."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import replace
+
+import numpy as np
+
+from fl_core.algorithms.base import Records
+from fl_core.algorithms.fm_parameters import FmParameters
+from fl_core.algorithms.reference import noise_free_reference
+from fl_core.config import Job, LocalRun
+from fl_core.data.device import take
+from fl_core.data.partition import partition
+from fl_core.data.sources import Origin, load_records
+from fl_core.data.split import SPLIT_KEY_FILE, load_split_key, split_once
+from fl_core.errors import EdgeVeilError
+from fl_core.plan import JobPlan
+from tools.run_job import held
+from tools.site_plan import SitePlan
+
+LOG = logging.getLogger("edgeveil.run")
+RIDGE_SHARE = 1 / 30  # the ridge stands against noise; without any, little of it is needed
+
+
+class Reference:
+    """Trains in a thread. `rounds`: accuracy after each round, empty while not finished.
+
+    It reads the same public records that the devices were dealt, through no ledger; nothing of
+    it reaches a device or the cloud.
+    """
+
+    def __init__(self, job: Job, run: LocalRun, plan: SitePlan) -> None:
+        self.rounds: list[float] = []
+        self._job, self._run, self._plan = job, run, plan
+        self._thread = threading.Thread(target=self._train, daemon=True, name="reference")
+
+    def start(self) -> None:
+        """Begin training."""
+        self._thread.start()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until it is trained, at most so long."""
+        self._thread.join(timeout_s)
+
+    def at(self, number: int) -> float | None:
+        """Accuracy after training round `number`, from 1; None where unknown."""
+        return self.rounds[number - 1] if 0 < number <= len(self.rounds) else None
+
+    def _train(self) -> None:
+        try:
+            self.rounds = train(self._job, self._run, self._plan)
+        except EdgeVeilError as error:
+            LOG.warning("no reference: %s", error)
+        except Exception as error:  # the run goes on without its yardstick
+            LOG.warning("no reference: %s: %s", type(error).__name__, error)
+
+
+def train(job: Job, run: LocalRun, plan: SitePlan) -> list[float]:
+    """Test accuracy after each round without noise; empty for a method without a reference."""
+    if not isinstance(job.train, FmParameters):
+        return []
+    trainers = run.devices - run.infer_only
+    setting = replace(JobPlan(job).setting, devices=trainers)
+    parameters = job.train.model_copy(update={"ridge": job.train.ridge * RIDGE_SHARE})
+    return noise_free_reference(parameters, setting, pooled(job, run, plan), held(job, run))
+
+
+def pooled(job: Job, run: LocalRun, plan: SitePlan) -> Records:
+    """The training halves of all training devices, as those devices split them."""
+    records = load_records(job.data.source, Origin(test_records=run.test_records))
+    rule = run.partition
+    shares = partition(records.y, run.devices, rule.kind, rule.classes_per_device, run.seed)
+    parts = []
+    for number, share in enumerate(shares[: run.devices - run.infer_only], start=1):
+        own = take(records, share)
+        key = load_split_key(plan.edge_state(number) / SPLIT_KEY_FILE)
+        parts.append(take(own, split_once(own.x, job.data.evaluation_share, key)[0]))
+    return Records(np.concatenate([p.x for p in parts]), np.concatenate([p.y for p in parts]))
