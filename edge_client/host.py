@@ -85,8 +85,10 @@ class DeviceHost:
     def report(self, report: fx.Report) -> None:
         """A line on the owner's console, without the name in the log."""
         data = dict(report.data)
-        level = logging.WARNING if report.what in ("declined", "upload_refused") else logging.DEBUG
+        level = logging.WARNING if report.what in ("declined", "upload_refused", "unheard") else logging.DEBUG
         LOG.log(level, report.what, extra=data)
+        if report.what == "unheard":
+            self._say("the proxy does not answer; has its operator admitted this device?")
         if report.what == "declined":
             self._say(f"round {data['round']} declined: {data['why']}")
 

@@ -97,7 +97,7 @@ class Device:
 
 def _state_line() -> Callable[[bool, str], None]:
     def on_state(connected: bool, reason: str) -> None:
-        level = logging.INFO if connected else logging.WARNING
+        level = logging.INFO if connected or reason.endswith("closed") else logging.WARNING
         LOG.log(level, "connected" if connected else "not connected", extra={"reason": reason})
 
     return on_state

@@ -26,6 +26,7 @@ from fl_core.protocol.messages import (
     Exchanged,
     Header,
     Hello,
+    Here,
     Manifest,
     Need,
     Note,
@@ -122,7 +123,8 @@ class DeviceMachine:
         self._fetches: dict[bytes, Fetch] = {}
         self._newest_release = memory.release_sequence  # heard of, perhaps not yet installed
         self._waiting: Offer | None = None  # a round whose job is still being fetched
-        self._resends = 0
+        self._resends = self._hellos = 0
+        self._greeting = b""
 
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
         """Take an event; hostile or stale input ends as one `Refuse`."""
@@ -154,12 +156,28 @@ class DeviceMachine:
     # --- the link ---
 
     def _connected(self) -> list[fx.Effect]:
-        out: list[fx.Effect] = [fx.Send(fx.Proxy(), self.signer.note(Hello(self.signer.name)))]
+        self._hellos = 0
+        out = self._hello()
         if self.memory.outbox and self.state is State.IDLE:
             self.state = TABLE.step(self.state, "restored")
         if self.state is State.UPLOADING:
             out += self._send_upload()
         return out
+
+    def _hello(self) -> list[fx.Effect]:
+        """Say hello, and again, ever more slowly, until the proxy has heard it."""
+        note = self.signer.note(Hello(self.signer.name))
+        self._greeting = hashlib.sha256(note.body.payload).digest()
+        wait_s = min(self.settings.repair_s * 2 ** min(self._hellos, 10), self.settings.waits_cap_s)
+        self._hellos += 1
+        out: list[fx.Effect] = [fx.Send(fx.Proxy(), note), fx.SetTimer("hello", wait_s)]
+        return [*out, fx.Report("unheard", {"tries": 3})] if self._hellos == 4 else out
+
+    def _asked_for_hello(self, here: Here) -> list[fx.Effect]:
+        """Come at a moment of one's own in the spread, so that a fleet does not come at once."""
+        self._hellos = 0
+        moment = int(self.signer.name[:8], 16) / 2**32
+        return [fx.SetTimer("hello", here.spread_s * moment)]
 
     # --- offers: what is fresh ---
 
@@ -369,8 +387,13 @@ class DeviceMachine:
             raise ProtocolError("unexpected_body")
         check(signed, "proxy", self.proxy_key, BODY_LABEL)
         body = decode_body(signed)
+        if isinstance(body, Here):
+            return self._asked_for_hello(body)
         if not isinstance(body, Ack):
             raise ProtocolError("unexpected_body")
+        if body.blob == self._greeting:
+            self._greeting = b""
+            return [fx.CancelTimer("hello")]
         return self._acknowledged(body)
 
     def _acknowledged(self, ack: Ack) -> list[fx.Effect]:
@@ -425,6 +448,8 @@ class DeviceMachine:
     # --- timers ---
 
     def _timer(self, name: str) -> list[fx.Effect]:
+        if name == "hello":
+            return self._hello()
         if name == "resend" and self.state is State.UPLOADING:
             self._resends += 1
             return self._send_upload()

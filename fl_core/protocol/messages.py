@@ -177,9 +177,15 @@ class Ack(msgspec.Struct, frozen=True, array_like=True, tag="ack"):
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """A device is there; the proxy answers with the offers that are open."""
+    """A device is there; said again until the proxy acknowledges it and sends what is open."""
 
     device: DeviceId
+
+
+class Here(msgspec.Struct, frozen=True, array_like=True, tag="here"):
+    """The proxy has (again) come: every device says hello, spread over `spread_s`."""
+
+    spread_s: Seconds
 
 
 class Want(msgspec.Struct, frozen=True, array_like=True, tag="want"):
@@ -215,4 +221,4 @@ class Bye(msgspec.Struct, frozen=True, array_like=True, tag="bye"):
     device: DeviceId
 
 
-Body = Ack | Hello | Want | Decline | Shortfall | Close | Bye
+Body = Ack | Hello | Here | Want | Decline | Shortfall | Close | Bye

@@ -23,6 +23,7 @@ from fl_core.protocol.messages import (
     Decline,
     Exchanged,
     Hello,
+    Here,
     Manifest,
     Need,
     Note,
@@ -107,6 +108,9 @@ class ProxyMachine:
         match event:
             case fx.Connected(peer=fx.Cloud()):
                 return self._cloud_connected()
+            case fx.Connected(peer=fx.AllDevices()):
+                here = self.signer.note(Here(self.settings.hello_spread_s))
+                return [fx.Send(fx.AllDevices(), here)]
             case fx.Command(what="started"):
                 return self._resume()
             case fx.Command(what="roster_changed"):
@@ -315,14 +319,16 @@ class ProxyMachine:
                 return list(answer_need(fx.Device(device), need, kept.header.blob, kept.data))
             case Note(body=signed):
                 check(signed, device, self.registry.verify_key(device), BODY_LABEL)
-                return self._device_note(device, decode_body(signed))
+                return self._device_note(device, decode_body(signed), signed)
         raise ProtocolError("unexpected_body")
 
-    def _device_note(self, device: str, body: object) -> list[fx.Effect]:
+    def _device_note(self, device: str, body: object, signed: Signed) -> list[fx.Effect]:
         match body:
             case Hello(device=said) if said == device:
                 self.online.add(device)
-                return [*self._open_offers(device), self._presence()]
+                ack = self._ack(hashlib.sha256(signed.payload).digest(), "held")
+                greeting = fx.Send(fx.Device(device), ack)
+                return [greeting, *self._open_offers(device), self._presence()]
             case Bye(device=said) if said == device:
                 self.online.discard(device)
                 return [self._presence()]

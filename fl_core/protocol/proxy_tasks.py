@@ -97,6 +97,7 @@ class ProxySettings:
     repair_s: float = 1.0
     resend_s: float = 3.0
     ended_kept: int = 16
+    hello_spread_s: float = 0.5  # over which devices come when the proxy (re)starts
 
 
 Shuffle = Callable[[list[bytes]], None]

@@ -142,3 +142,17 @@ def test_nothing_private_is_on_the_wire(folder: Path) -> None:
         if isinstance(sender, fx.Cloud) or isinstance(to, fx.Cloud):
             assert not any(box.id.encode() in frame for box in fleet.boxes)
         assert len(frame) <= PACKET_BYTES
+
+
+def test_hellos_that_came_too_early_are_said_again(folder: Path) -> None:
+    def faults(_sender: fx.Address, to: fx.Address, _frame: bytes) -> list[float]:
+        early = isinstance(to, fx.Proxy) and fleet.net.now_s < 3
+        return [] if early else [0.001]
+
+    fleet = Fleet(folder, 4, faults=faults)
+    assert fleet.net.run(lambda: len(fleet.proxy.online) == 4, 10)
+    before = fleet.net.now_s
+    assert before > 3
+    fleet.proxy.online.clear()
+    fleet.net.post(fleet.proxy_node, fx.Connected(fx.AllDevices()))  # the proxy came back
+    assert fleet.net.run(lambda: len(fleet.proxy.online) == 4, before + 1)

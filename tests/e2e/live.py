@@ -1,0 +1,143 @@
+"""A provisioned site with real brokers and every process started for real."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from fl_core.config import Policy
+from tools.broker_plan import BrokerPlan
+from tools.brokers import BrokerProcess, free_port
+from tools.cloud_client import CloudClient
+from tools.provision import provision
+from tools.site_plan import Ports, SitePlan
+
+WAIT_S = 60.0
+BLOCK_TORCH = "import sys\nfor name in ('torch', 'sklearn', 'onnx'):\n    sys.modules[name] = None\n"
+
+
+def wait_for(condition: Callable[[], object], what: str, limit_s: float = WAIT_S) -> None:
+    """Poll until it holds; the failure names what never came."""
+    end = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError(f"{what} did not happen within {limit_s:g} s")
+        time.sleep(0.05)
+
+
+class LiveSite:
+    """Two brokers, a cloud, a proxy and devices, as processes of their own."""
+
+    def __init__(
+        self,
+        folder: Path,
+        devices: int = 5,
+        engine: str = "mosquitto",
+        *,
+        infer_only: int = 0,
+        policy: Policy | None = None,
+        protocol: int = 5,
+    ) -> None:
+        ports = Ports(free_port(), free_port(), free_port(), free_port())
+        self.plan = SitePlan(
+            folder / "site",
+            devices=devices,
+            infer_only=infer_only,
+            ports=ports,
+            engine=engine,
+            protocol=protocol,
+            policy=policy or Policy(max_inference_epsilon=500),
+        )
+        self.site = provision(self.plan)
+        self.logs = folder / "logs"
+        self.logs.mkdir()
+        self.brokers: dict[str, BrokerProcess] = {}
+        for side, port in (("edge", ports.edge), ("cloud", ports.cloud)):
+            broker = BrokerPlan(engine=engine, port=port, acl=side, wiretap=True)
+            users = {**self.site.passwords[side], "wiretap": "tap-word"}
+            self.brokers[side] = BrokerProcess(broker, folder / side, users=users)
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> LiveSite:
+        for broker in self.brokers.values():
+            broker.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+        for broker in self.brokers.values():
+            broker.stop()
+
+    def start(self, name: str, *configs: Path, blocked: Path | None = None) -> subprocess.Popen:
+        """`edgeveil cloud|proxy|edge --config …`; its output goes to a log of that name."""
+        command = [sys.executable, "-m", "tools.cli", name.split("-")[0], "--config"]
+        env = dict(os.environ)
+        if blocked:
+            (blocked / "sitecustomize.py").write_text(BLOCK_TORCH)
+            env["PYTHONPATH"] = str(blocked)
+        with (self.logs / name).open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [*command, *map(str, configs)], stdout=log, stderr=log, env=env
+            )
+        return self.processes[name]
+
+    def start_all(self) -> None:
+        """Everything, the devices in one process, and wait until they are there."""
+        self.start("cloud", self.site.cloud)
+        self.start("proxy", self.site.proxy)
+        self.start("edge", *self.site.edges)
+        self.wait_ready()
+
+    def wait_ready(self) -> None:
+        """The cloud's control answers and every device has said hello."""
+        wait_for(self.site.token_file.exists, "the cloud's start")
+        wait_for(lambda: self.proxy_status().get("online") == self.plan.devices, "all hellos")
+
+    def proxy_status(self) -> dict:
+        """The proxy's status page; empty while it does not answer."""
+        import json
+        from urllib.error import URLError
+        from urllib.request import urlopen
+
+        try:
+            with urlopen(f"http://127.0.0.1:{self.plan.ports.proxy_http}/status") as answer:
+                return json.loads(answer.read())
+        except (URLError, ConnectionError):
+            return {}
+
+    @property
+    def client(self) -> CloudClient:
+        """The cloud's HTTP control."""
+        return CloudClient(self.plan.url, self.site.token_file)
+
+    def submit(self, rounds: int = 3, **changes: str) -> str:
+        """Queue the site's own job, shortened; `changes` replace text in its YAML."""
+        text = (self.plan.folder / "job.yaml").read_text()
+        text = text.replace("rounds: 15", f"rounds: {rounds}")
+        text = text.replace("every_rounds: 5", "every_rounds: 2")
+        for old, new in changes.items():
+            text = text.replace(old.replace("__", ": "), new)
+        return self.client.submit(text.encode())
+
+    def finish(self, job: str) -> dict:
+        """Wait for the job's end; the job with its exchanges."""
+        wait_for(lambda: self.client.job(job)["ended_at"], "the job's end")
+        return self.client.job(job)
+
+    def log(self, name: str) -> str:
+        """What a process wrote so far."""
+        return (self.logs / name).read_text(errors="replace")
+
+    def stop(self, name: str, number: signal.Signals = signal.SIGINT) -> int:
+        """Signal a process and wait for its exit code."""
+        process = self.processes.pop(name)
+        process.send_signal(number)
+        return process.wait(15)

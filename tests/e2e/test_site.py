@@ -1,0 +1,160 @@
+"""Real processes over real brokers."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load
+
+from edge_client.predict import predict
+from fl_core.transport.link import LinkSettings
+from fl_core.transport.mqtt_link import MqttLink
+from tests.e2e.live import LiveSite, wait_for
+
+
+@pytest.mark.parametrize(("engine", "protocol"), [("mosquitto", 5), ("mosquitto", 4), ("amqtt", 4)])
+def test_jobs_one_after_the_other_and_clean_stops(
+    tmp_path: Path, engine: str, protocol: int
+) -> None:
+    with LiveSite(tmp_path, engine=engine, protocol=protocol) as live:
+        live.start_all()
+        for _ in range(2):
+            job = live.finish(live.submit())
+            assert job["status"] == "completed", job["reason"]
+            assert [e["uploads"] for e in job["exchanges"]] == [5] * 5
+            assert job["exchanges"][-1]["accuracy"] > 0.6
+        release = tmp_path / "site" / "state" / "edge-1"
+        wait_for(lambda: len(list(release.rglob("model.onnx"))) == 2, "the releases")
+        records = tmp_path / "records.npz"
+        np.savez(records, x=np.zeros((2, 64), np.float32))
+        assert predict(release, records) == 0
+        for name in ("edge", "proxy", "cloud"):
+            assert live.stop(name) == 0
+            assert "Traceback" not in live.log(name)
+
+
+def test_wiretap_on_both_brokers_finds_nothing_it_must_not(tmp_path: Path) -> None:
+    with LiveSite(tmp_path) as live:
+        heard: dict[str, list[tuple[str, bytes]]] = {"edge": [], "cloud": []}
+
+        async def listen() -> dict:
+            links = []
+            for side, broker in live.brokers.items():
+                settings = LinkSettings(
+                    broker.url, "tap", username="wiretap", password="tap-word", inbox_bytes=1 << 30
+                )
+                link = MqttLink(settings)
+                link.on_message = lambda t, p, side=side: heard[side].append((t, p))
+                link.on_state = lambda _up, _why: None
+                await link.subscribe(["#"])
+                await link.connect_or_raise()
+                links.append(link)
+            ears = [asyncio.ensure_future(link.run_forever()) for link in links]
+            job = await asyncio.to_thread(lambda: (live.start_all(), live.finish(live.submit()))[1])
+            await asyncio.sleep(0.5)
+            for link in links:
+                await link.close()
+            await asyncio.gather(*ears)
+            return job
+
+        job = asyncio.run(listen())
+        assert job["status"] == "completed"
+        weights = load(live.client.model(job["id"], "safetensors"))
+        secrets = [array.tobytes()[:32] for array in weights.values() if array.size > 8]
+        secrets += [b"box-1", b"box-5", b'"epsilon"', b"head.weight_", b"safetensors"]
+        for side, frames in heard.items():
+            assert len(frames) > 30, side
+            for topic, payload in frames:
+                assert not any(secret in payload for secret in secrets), (side, topic)
+                assert len(payload) <= 65536
+                if side == "cloud":
+                    ids = [i.encode() for i in live.site.device_ids]
+                    assert not any(i in payload or i.decode() in topic for i in ids)
+
+
+def test_killed_device_leaves_the_round_to_finish(tmp_path: Path) -> None:
+    with LiveSite(tmp_path, devices=6) as live:
+        live.start("cloud", live.site.cloud)
+        live.start("proxy", live.site.proxy)
+        live.start("edge-others", *live.site.edges[1:])
+        live.start("edge-victim", live.site.edges[0])
+        live.wait_ready()
+        job = live.submit(rounds=8)
+        wait_for(lambda: len(live.client.job(job)["exchanges"]) >= 3, "three exchanges")
+        live.stop("edge-victim", signal.SIGKILL)
+        done = live.finish(job)
+        assert done["status"] == "completed", done["reason"]
+        uploads = [e["uploads"] for e in done["exchanges"]]
+        assert uploads[0] == 6
+        assert uploads[-1] == 5
+        wait_for(lambda: live.proxy_status()["online"] == 5, "the last will")
+
+
+def test_inference_only_device_without_torch(tmp_path: Path) -> None:
+    blocked = tmp_path / "blocked"
+    blocked.mkdir()
+    with LiveSite(tmp_path, devices=6, infer_only=1) as live:
+        live.start("cloud", live.site.cloud)
+        live.start("proxy", live.site.proxy)
+        live.start("edge-train", *live.site.edges[:-1])
+        live.start("edge-infer", live.site.edges[-1], blocked=blocked)
+        live.wait_ready()
+        job = live.finish(live.submit())
+        assert job["status"] == "completed", job["reason"]
+        assert [e["uploads"] for e in job["exchanges"]] == [5] * 5
+        scored = [e["scores"]["used"] for e in job["exchanges"] if e["scores"]]
+        assert scored == [6]
+        assert "Traceback" not in live.log("edge-infer")
+
+
+def test_policy_refusal_is_told_on_the_console_and_the_job_goes_on(tmp_path: Path) -> None:
+    with LiveSite(tmp_path, devices=6) as live:
+        strict = live.site.edges[0]
+        text = strict.read_text().replace("max_epsilon_per_job: 10.0", "max_epsilon_per_job: 2.0")
+        strict.write_text(text)
+        live.start_all()
+        job = live.finish(live.submit())
+        assert job["status"] == "completed", job["reason"]
+        assert {e["uploads"] for e in job["exchanges"]} == {5}
+        assert "box-1: round 1 declined: policy.max_epsilon_per_job" in live.log("edge")
+
+
+def test_job_cancelled_and_the_next_one_runs(tmp_path: Path) -> None:
+    with LiveSite(tmp_path) as live:
+        live.start_all()
+        job = live.submit(rounds=200)
+        wait_for(lambda: len(live.client.job(job)["exchanges"]) >= 4, "some exchanges")
+        live.client.cancel(job)
+        assert live.finish(job)["status"] == "cancelled"
+        assert live.finish(live.submit())["status"] == "completed"
+
+
+def test_cloud_and_proxy_killed_and_started_again(tmp_path: Path) -> None:
+    with LiveSite(tmp_path) as live:
+        live.start_all()
+        job = live.submit(rounds=20)
+        wait_for(lambda: len(live.client.job(job)["exchanges"]) >= 4, "some exchanges")
+        live.stop("cloud", signal.SIGKILL)
+        live.stop("proxy", signal.SIGKILL)
+        live.start("proxy", live.site.proxy)
+        live.start("cloud", live.site.cloud)
+        wait_for(live.proxy_status, "the return of the proxy")
+        done = live.finish(job)
+        assert done["status"] == "completed", done["reason"]
+        assert [e["index"] for e in done["exchanges"]] == list(range(1, 23))
+
+
+def test_unreachable_broker_and_wrong_password_are_named(tmp_path: Path) -> None:
+    with LiveSite(tmp_path) as live:
+        live.brokers["cloud"].stop()
+        assert live.start("cloud", live.site.cloud).wait(15) == 3
+        assert f"127.0.0.1:{live.plan.ports.cloud}" in live.log("cloud")
+        (tmp_path / "site" / "passwords" / "proxy-edge").write_text("wrong\n")
+        assert live.start("proxy", live.site.proxy).wait(15) == 3
+        assert "password" in live.log("proxy")
+        for name in ("cloud", "proxy"):
+            assert "Traceback" not in live.log(name)
