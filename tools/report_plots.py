@@ -19,15 +19,21 @@ from fl_core.evaluation.projection import project_2d
 
 # Stand-ins that become the page's own colours, so that one picture suits light and dark.
 _INK, _FAINT = "#010203", "#040506"
-_PAGE = {_INK: "var(--ink)", _FAINT: "var(--line)"}
-# Okabe and Ito's colours, told apart with every common colour vision; the grey stands for a ninth.
+# Okabe and Ito's colours, told apart with every common colour vision.
 BLUE, ORANGE, GREEN, RED, SKY, PURPLE = (
     "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7",
 )  # fmt: skip
+_PAGE = {
+    _INK: "var(--ink)",
+    _FAINT: "var(--line)",
+    BLUE.lower(): "var(--blue)",
+    ORANGE.lower(): "var(--orange)",
+    RED.lower(): "var(--red)",
+}
 CLUSTERS = (BLUE, ORANGE, GREEN, RED, SKY, PURPLE, "#B8A500", "#8A8A8A", "#5B4FA2", "#8C5A2B")
 STEPS = (
-    ("seal_s", "seal", BLUE),
-    ("broadcast_s", "broadcast", SKY),
+    ("seal_s", "seal", PURPLE),
+    ("broadcast_s", "broadcast", BLUE),
     ("wait_s", "wait for devices", ORANGE),
     ("absorb_s", "open, aggregate, test", GREEN),
 )
@@ -83,7 +89,8 @@ def accuracy_plot(rounds: Sequence[Mapping[str, Any]], reference: Sequence[float
         _at_end(axes, points[-1], "private", BLUE, above=above)
         axes.set_ylim(max(0.0, math.floor(lowest * 20 - 0.5) / 20), 1.0)
         axes.set_xlim(points[0][0] - 0.4, points[-1][0] + 0.4 + 0.16 * len(points))
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=16))
+        step = max(1, math.ceil(points[-1][0] / 20))
+        axes.set_xticks([number for number, _ in points if number % step == 0])
         axes.set_xlabel("training round")
         axes.set_title("accuracy on the cloud's test records")
         axes.grid(axis="y")
@@ -103,17 +110,19 @@ def epsilon_plot(rows: Sequence[Mapping[str, Any]]) -> str:
         ):
             spent = [row["epsilon"].get(key) for row in rows]
             values = np.array([np.nan if v is None else v for v in spent], np.float64)
-            axes.step(places, values, where="post", color=colour)
-            axes.fill_between(places, values, step="post", color=colour, alpha=0.15, linewidth=0)
+            edges = np.append(places, len(rows)) - 0.5
+            drawn = np.append(values, values[-1])  # an exchange's ε stands over its own place
+            axes.step(edges, drawn, where="post", color=colour)
+            axes.fill_between(edges, drawn, step="post", color=colour, alpha=0.15, linewidth=0)
             axes.set_title(f"{key}: ε spent per {unit}")
             axes.set_ylim(0, max(1e-9, 1.22 * float(np.nanmax([*values, 0.0]))) or 1)
             axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
             axes.grid(axis="y")
             if np.isfinite(values[-1]):
-                end = (float(places[-1]), float(values[-1]))
+                end = (len(rows) - 0.5, float(values[-1]))
                 _at_end(axes, end, f"{values[-1]:.4g}", colour, above=True)
         _exchange_ticks(panels[1], rows)
-        panels[1].set_xlim(-0.4, len(rows) - 0.6 + 0.05 * len(rows))
+        panels[1].set_xlim(-0.5, len(rows) - 0.5 + 0.02 * len(rows))
     return done[0]
 
 
@@ -155,8 +164,7 @@ def bytes_plot(hops: Mapping[str, int]) -> str:
     with _figure(7.4, 1.9, "bytes") as (figure, done):
         axes = figure.add_subplot()
         values = [hops.get(key, 0) for key, _ in HOPS]
-        colours = [BLUE, SKY, ORANGE, GREEN]
-        axes.barh([name for _, name in HOPS], values, color=colours, height=0.62)
+        axes.barh([name for _, name in HOPS], values, color=BLUE, height=0.62)
         axes.invert_yaxis()
         axes.set_xlim(0, 1.16 * max(values))
         axes.set_xticks([])
@@ -237,7 +245,7 @@ def _exchange_ticks(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
     for label in axes.get_xticklabels():
         if not label.get_text().isdecimal():
             label.set_rotation(35)
-            label.set_ha("right")
+            label.set_horizontalalignment("right")
             label.set_rotation_mode("anchor")
     axes.set_xlabel("training round, after the preparatory exchanges")
 
@@ -248,7 +256,7 @@ def _scatter(axes: Axes, points: Any, labels: Any) -> None:
         mask = labels == label
         colour = _FAINT if label < 0 else CLUSTERS[int(label) % len(CLUSTERS)]
         size = 120 if numbered else 14
-        axes.scatter(*points[mask].T, s=size, color=colour, alpha=0.85, linewidths=0)
+        axes.scatter(points[mask, 0], points[mask, 1], size, color=colour, alpha=0.85, linewidths=0)
         if numbered and label >= 0:
             for x, y in points[mask]:
                 axes.annotate(
@@ -269,5 +277,5 @@ def _limits(points: Any) -> list[tuple[float, float]]:
 def _panel_title(evaluation: Mapping[str, Any]) -> str:
     score = evaluation.get("score")
     kind = str(evaluation.get("eval_type", "")).removesuffix("_SCORE").replace("_", "-").lower()
-    shown = "no score" if score is None else f"{kind} {score:.2f}"
+    shown = "no score" if score is None else f"{kind} {score:.2f}".replace("-0", "−0")
     return f"round {evaluation['round']} · {shown}"

@@ -148,7 +148,9 @@ def guarantee_text(privacy: Mapping[str, Any], which: str) -> str:
     unit, delta = part["unit"], part["delta"]
     total = f"ε = {part['epsilon']:.4g}" + (f", δ = {delta:.3g}" if delta else "")
     if which == "inference" and part.get("epsilon_per_round"):
-        return f"ε = {part['epsilon_per_round']:.4g} per round, {total} per {unit} in total, proven"
+        return (
+            f"ε = {part['epsilon_per_round']:.4g} per round, {total} in total, per {unit}, proven"
+        )
     return f"({total}) per {unit}, whole job, proven"
 
 
