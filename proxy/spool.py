@@ -102,6 +102,8 @@ class Spool:
             )
         if kind == "release":
             db.execute("DELETE FROM kept WHERE kind = 'release'")
+        if kind == "job":
+            db.execute("DELETE FROM kept WHERE job = ? AND kind = 'job'", (header.at.job_id,))
         db.execute(
             "INSERT OR REPLACE INTO kept (digest, job, kind, signed, data) VALUES (?, ?, ?, ?, ?)",
             (header.blob.digest, header.at.job_id, kind, _encode(kept.signed), kept.data),
@@ -111,7 +113,9 @@ class Spool:
         for table in ("uploads", "batches"):
             db.execute(f"DELETE FROM {table} WHERE job = ?", (job_id,))  # noqa: S608 - constants
         db.execute("DELETE FROM kept WHERE job = ? AND kind != 'release'", (job_id,))
-        db.execute("INSERT OR REPLACE INTO ended (job, note) VALUES (?, ?)", (job_id, _encode(note)))
+        db.execute(
+            "INSERT OR REPLACE INTO ended (job, note) VALUES (?, ?)", (job_id, _encode(note))
+        )
 
     def load(self) -> ProxyMemory:
         """The memory as it was when the last process ended."""
@@ -121,7 +125,9 @@ class Spool:
             header = decode_header(signed)
             if isinstance(header, Manifest | Commit):
                 memory.kept[header.blob.digest] = Kept(signed, header, data)
-        rows = self._db.execute("SELECT job, round, attempt, device, groups, digest, data FROM uploads")
+        rows = self._db.execute(
+            "SELECT job, round, attempt, device, groups, digest, data FROM uploads"
+        )
         for job, number, attempt, device, groups, digest, data in rows:
             held = Held(msgspec.msgpack.decode(groups, type=tuple[int, ...]), digest, data)
             memory.uploads.append(UploadKept(Exchanged(job, number, attempt), device, held))

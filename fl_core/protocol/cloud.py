@@ -14,6 +14,7 @@ from fl_core.protocol.cloud_tasks import (
     Absorbed,
     Broadcast,
     Cancel,
+    Ended,
     CloudSettings,
     Failed,
     JobStatus,
@@ -32,6 +33,7 @@ from fl_core.protocol.messages import (
     Close,
     Commit,
     Exchanged,
+    Here,
     Manifest,
     Need,
     Note,
@@ -67,6 +69,7 @@ TABLE = StateTable(
         (_S.IDLE, "start"): _S.SEALING_JOB,
         (_S.SEALING_JOB, "sealed"): _S.ANNOUNCING,
         (_S.ANNOUNCING, "held"): _S.SEALING,
+        (_S.ANNOUNCING, "held_all_committed"): _S.SEALING_RELEASE,
         (_S.SEALING, "sealed"): _S.BROADCASTING,
         (_S.BROADCASTING, "held"): _S.WAITING,
         (_S.BROADCASTING, "batch"): _S.ABSORBING,
@@ -118,8 +121,11 @@ class CloudMachine:
             case fx.Command(what=Cancel(job_id=job_id)):
                 running = self.job is not None and self.job.start.job_id == job_id
                 return self._end("cancelled", "cancelled by the operator") if running else []
+            case fx.Command(what=Ended(job_id=job_id, status=status)):
+                return self._tell_end(job_id, status)
             case fx.Connected():
-                return self._send_out(push=False)
+                here = fx.Send(fx.Proxy(), self.signer.note(Here(0.0)))
+                return [here, *self._send_out(push=False)]
             case fx.Received(message=Offer() as offer):
                 return self._offer(offer)
             case fx.Received(message=Part() as part):
@@ -195,11 +201,15 @@ class CloudMachine:
     def _held(self, job: _Job) -> list[fx.Effect]:
         """The proxy holds the broadcast."""
         released = self.state is State.RELEASING
-        self.state = TABLE.step(self.state, "held")
+        # A job may be taken up again after its last commit and before its release.
+        trained = self.state is State.ANNOUNCING and job.round > job.start.rounds
+        self.state = TABLE.step(self.state, "held_all_committed" if trained else "held")
         self._out = None
         if released:
             return self._finish(job, "completed", "")
         out: list[fx.Effect] = [fx.CancelTimer("resend"), fx.Report("held", {"round": job.round})]
+        if trained:
+            return [*out, fx.Work(SealRelease(job.start.job_id))]
         return [*out, self._seal(job)] if self.state is State.SEALING else out
 
     def _committed(self, job: _Job, commit: Commit, data: bytes) -> list[fx.Effect]:
@@ -233,15 +243,18 @@ class CloudMachine:
 
     def _finish(self, job: _Job, status: str, reason: str) -> list[fx.Effect]:
         self.job = self._out = self._batch = None
-        note = self.signer.note(Close(job.start.job_id, status))  # type: ignore[arg-type]
-        self._closing = (note, self.settings.close_tries)
         return [
             fx.CancelTimer("watchdog"),
             fx.CancelTimer("resend"),
             fx.Store(JobStatus(job.start.job_id, status, reason)),
-            *self._send_close(),
+            *self._tell_end(job.start.job_id, status),
             fx.Report("job_" + status, {"job_id": job.start.job_id.hex(), "reason": reason}),
         ]
+
+    def _tell_end(self, job_id: bytes, status: str) -> list[fx.Effect]:
+        note = self.signer.note(Close(job_id, status))  # type: ignore[arg-type]
+        self._closing = (note, self.settings.close_tries)
+        return self._send_close()
 
     def _send_close(self) -> list[fx.Effect]:
         if self._closing is None or self._closing[1] == 0:

@@ -10,7 +10,10 @@ from fl_core.protocol.messages import Batch, Commit, Manifest
 
 @dataclass(frozen=True)
 class Start:
-    """Run this job from `round` (1 for a new one), `attempt` being the first one not yet used."""
+    """Run this job from `round` (1 for a new one), `attempt` being the first one not yet used.
+
+    `round` is `rounds + 1` where every round is committed and only the release is missing.
+    """
 
     job_id: bytes
     round: int
@@ -24,6 +27,14 @@ class Cancel:
     """End this job now."""
 
     job_id: bytes
+
+
+@dataclass(frozen=True)
+class Ended:
+    """This job ended before the process did: say so again, as nobody may have heard it."""
+
+    job_id: bytes
+    status: str
 
 
 @dataclass(frozen=True)

@@ -183,7 +183,11 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
 
 
 class Here(msgspec.Struct, frozen=True, array_like=True, tag="here"):
-    """The proxy has (again) come: every device says hello, spread over `spread_s`."""
+    """The signer has (again) come.
+
+    The proxy's asks every device for a hello, spread over `spread_s`; the cloud's asks the proxy
+    for the roster.
+    """
 
     spread_s: Seconds
 

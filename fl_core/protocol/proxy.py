@@ -172,6 +172,8 @@ class ProxyMachine:
                     return self._cloud_ack(body)
                 if isinstance(body, Close):
                     return self._close(body, note)
+                if isinstance(body, Here):
+                    return self._send_roster()
         raise ProtocolError("unexpected_body")
 
     def _broadcast_offer(self, offer: Offer) -> list[fx.Effect]:
@@ -574,7 +576,9 @@ def _overtakes(new: Manifest | Commit, old: Manifest | Commit) -> bool:
 
 
 def _supersedes(new: Manifest | Commit, old: Manifest | Commit, *, same_job: bool) -> bool:
-    """Only the newest release stays; of a job, its newest round and that round's commit."""
+    """Only the newest release stays; of a job, its announcement, newest round and its commit."""
     if _kind(new) == "release":
         return _kind(old) == "release"
+    if _kind(new) == "job":
+        return same_job and _kind(old) == "job"
     return same_job and _kind(new) == "round" and _kind(old) in ("round", "commit")

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fl_core.config import Policy
+from fl_core.errors import UsageError
 from tools.broker_plan import BrokerPlan
 from tools.brokers import BrokerProcess, free_port
 from tools.cloud_client import CloudClient
@@ -18,7 +19,7 @@ from tools.provision import provision
 from tools.site_plan import Ports, SitePlan
 
 WAIT_S = 60.0
-BLOCK_TORCH = "import sys\nfor name in ('torch', 'sklearn', 'onnx'):\n    sys.modules[name] = None\n"
+BLOCK_TORCH = "import sys\nfor name in ('torch', 'onnx', 'sqlalchemy', 'aiohttp'):\n    sys.modules[name] = None\n"
 
 
 def wait_for(condition: Callable[[], object], what: str, limit_s: float = WAIT_S) -> None:
@@ -98,8 +99,16 @@ class LiveSite:
 
     def wait_ready(self) -> None:
         """The cloud's control answers and every device has said hello."""
-        wait_for(self.site.token_file.exists, "the cloud's start")
+        wait_for(self.answers, "the cloud's start")
         wait_for(lambda: self.proxy_status().get("online") == self.plan.devices, "all hellos")
+
+    def answers(self) -> bool:
+        """Whether the cloud's control takes requests."""
+        try:
+            self.client.jobs()
+        except UsageError:
+            return False
+        return True
 
     def proxy_status(self) -> dict:
         """The proxy's status page; empty while it does not answer."""
@@ -118,14 +127,11 @@ class LiveSite:
         """The cloud's HTTP control."""
         return CloudClient(self.plan.url, self.site.token_file)
 
-    def submit(self, rounds: int = 3, **changes: str) -> str:
-        """Queue the site's own job, shortened; `changes` replace text in its YAML."""
+    def submit(self, rounds: int = 3, every: int = 2) -> str:
+        """Queue the site's own job with so many rounds, evaluating `every` so many (0: never)."""
         text = (self.plan.folder / "job.yaml").read_text()
         text = text.replace("rounds: 15", f"rounds: {rounds}")
-        text = text.replace("every_rounds: 5", "every_rounds: 2")
-        for old, new in changes.items():
-            text = text.replace(old.replace("__", ": "), new)
-        return self.client.submit(text.encode())
+        return self.client.submit(text.replace("every_rounds: 5", f"every_rounds: {every}").encode())
 
     def finish(self, job: str) -> dict:
         """Wait for the job's end; the job with its exchanges."""

@@ -126,7 +126,7 @@ def test_policy_refusal_is_told_on_the_console_and_the_job_goes_on(tmp_path: Pat
 def test_job_cancelled_and_the_next_one_runs(tmp_path: Path) -> None:
     with LiveSite(tmp_path) as live:
         live.start_all()
-        job = live.submit(rounds=200)
+        job = live.submit(rounds=200, every=0)
         wait_for(lambda: len(live.client.job(job)["exchanges"]) >= 4, "some exchanges")
         live.client.cancel(job)
         assert live.finish(job)["status"] == "cancelled"
@@ -136,13 +136,13 @@ def test_job_cancelled_and_the_next_one_runs(tmp_path: Path) -> None:
 def test_cloud_and_proxy_killed_and_started_again(tmp_path: Path) -> None:
     with LiveSite(tmp_path) as live:
         live.start_all()
-        job = live.submit(rounds=20)
+        job = live.submit(rounds=20, every=10)
         wait_for(lambda: len(live.client.job(job)["exchanges"]) >= 4, "some exchanges")
         live.stop("cloud", signal.SIGKILL)
         live.stop("proxy", signal.SIGKILL)
         live.start("proxy", live.site.proxy)
         live.start("cloud", live.site.cloud)
-        wait_for(live.proxy_status, "the return of the proxy")
+        live.wait_ready()
         done = live.finish(job)
         assert done["status"] == "completed", done["reason"]
         assert [e["index"] for e in done["exchanges"]] == list(range(1, 23))
