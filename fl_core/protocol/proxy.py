@@ -187,10 +187,9 @@ class ProxyMachine:
                 if kept.signed.payload == offer.header.payload:
                     return [fx.Send(fx.Cloud(), self._ack(digest, "held"))]
                 return self._refuse_broadcast(digest, "forked_manifest")
-        if isinstance(header, Manifest):
-            reason = self._why_not(header)
-            if reason:
-                return self._refuse_broadcast(digest, reason)
+        reason = self._why_not(header)
+        if reason:
+            return self._refuse_broadcast(digest, reason)
         check_fetchable(offer, header.blob, self.settings.blob_bytes)
         self._forget_fetches(header)
         if digest not in self._from_cloud:
@@ -203,20 +202,21 @@ class ProxyMachine:
             return self._broadcast(fetch)
         return [fx.SetTimer("repair", self.settings.repair_s)]
 
-    def _why_not(self, manifest: Manifest) -> str:
-        """The reason to refuse a manifest, or an empty string."""
-        if manifest.kind == "release":
-            kept = [k.header for k in self.memory.kept.values() if _kind(k.header) == "release"]
-            newest_release = max((h.sequence for h in kept if isinstance(h, Manifest)), default=-1)
-            return "replayed_release" if manifest.sequence < newest_release else ""
-        if manifest.at.job_id in self.memory.ended:
+    def _why_not(self, header: Manifest | Commit) -> str:
+        """The reason to refuse a broadcast, or an empty string."""
+        kind = _kind(header)
+        if kind != "release" and header.at.job_id in self.memory.ended:
             return "closed_job"
-        if manifest.kind == "job":
+        if isinstance(header, Commit) or kind == "job":
             return ""
-        newest = max((k[1:] for k in self.rounds if k[0] == manifest.at.job_id), default=(-1, -1))
-        if (manifest.at.round, manifest.at.attempt) < newest:
+        if kind == "release":
+            kept = [k.header for k in self.memory.kept.values() if _kind(k.header) == "release"]
+            sequences = [h.sequence for h in kept if isinstance(h, Manifest)]
+            return "replayed_release" if header.sequence < max(sequences, default=-1) else ""
+        newest = max((k[1:] for k in self.rounds if k[0] == header.at.job_id), default=(-1, -1))
+        if (header.at.round, header.at.attempt) < newest:
             return "replayed_round"
-        if manifest.selected < max(manifest.min_batch, self.settings.min_batch_floor):
+        if header.selected < max(header.min_batch, self.settings.min_batch_floor):
             return "selected_below_floor"
         return ""
 
