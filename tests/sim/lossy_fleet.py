@@ -22,6 +22,7 @@ from fl_core.protocol.cloud_tasks import (
     Absorbed,
     Broadcast,
     CloudSettings,
+    Ended,
     JobStatus,
     RosterKept,
     SealJob,
@@ -60,7 +61,7 @@ from fl_core.protocol.sealed import (
 )
 from fl_core.protocol.tasks import Declined, Install, Learn, Learned, Open, Opened, Sealed, Work
 from fl_core.protocol.transfer import part_bytes
-from fl_core.transport.memory import LATENCY_S, MemoryNet, Node
+from fl_core.transport.memory import LATENCY_S, MemoryNet, Node, no_faults
 from proxy.spool import Spool
 
 PACKET_BYTES = 1536  # small, so that models, uploads and batches travel in parts
@@ -334,13 +335,15 @@ class LossyFleet:
         return self.cloud.status
 
     def settle(self) -> None:
-        """All devices connect again, and everything that is on its way arrives."""
+        """The losses stop, all connect again, and everything that is on its way arrives."""
+        self.net.faults = no_faults
         for node in self.net.nodes.values():
             self.net.connect(node)
         self._until(lambda: False, self.net.now_s + 300.0)
 
     def _go_on(self) -> None:
-        self.net.post(self.net.nodes[fx.Cloud()], fx.Command(self.cloud.resume()))
+        what = Ended(JOB, self.cloud.status) if self.cloud.status else self.cloud.resume()
+        self.net.post(self.net.nodes[fx.Cloud()], fx.Command(what))
 
     def _until(self, reached: Callable[[], bool], limit_s: float) -> None:
         while True:
@@ -359,9 +362,9 @@ class LossyFleet:
         heapq.heapify(self.net._queue)
         self.net.connect(node)
         self.net.post(node, fx.Command("started"))
-        if host is self.cloud and len(self.cloud.keys) == len(self.devices):
-            if not self.cloud.status:
-                self._go_on()
+        known = len(self.cloud.keys) == len(self.devices)
+        if host is self.cloud and known:
+            self._go_on()
 
     @staticmethod
     def _lost_with(node: Node, place: Node, event: fx.Event) -> bool:
@@ -371,7 +374,7 @@ class LossyFleet:
     # --- what an observer of the wire saw ---
 
     def acknowledged(self) -> set[tuple[str, bytes]]:
-        """(device, digest of the upload) of every upload that the proxy said it holds."""
+        """(device, digest) of everything of a device's that the proxy said it holds."""
         found = set()
         for sender, to, frame in self.net.wire or []:
             if isinstance(sender, fx.Proxy) and isinstance(to, fx.Device):

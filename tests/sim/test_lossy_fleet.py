@@ -6,6 +6,8 @@ process ends. When the tape is over nothing is lost any more, so the job has to 
 
 from __future__ import annotations
 
+from random import Random
+
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -37,7 +39,7 @@ def check_safety(fleet: LossyFleet) -> None:
     number_of = {device.id: device.number for device in fleet.devices}
     sealing_of = {d.number: d.opening.public().to_bytes() for d in fleet.devices}
     sent = uploads_sent(fleet)
-    held = {(number_of[who], sent[who, digest]) for who, digest in fleet.acknowledged()}
+    held = {(number_of[key[0]], sent[key]) for key in fleet.acknowledged() & sent.keys()}
     for round_, (attempt, groups) in cloud.committed.items():
         for members in groups:
             assert len(members) == len(set(members)), "an upload was counted twice"
@@ -99,8 +101,6 @@ def test_loss_crashes_and_declines_together(tape, points, declines):
 @given(st.integers(0, 2**32), st.integers(1, 4))
 def test_long_and_heavy_loss(seed, weight):
     """A link that is bad for hundreds of frames in a row, whatever the tape's length."""
-    from random import Random
-
     chance = Random(seed)
     tape = bytes(chance.choice((0,) * weight + (150, 190, 255)) for _ in range(3000))
     play(LossyFleet(tape, rounds=1))

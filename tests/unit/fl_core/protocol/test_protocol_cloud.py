@@ -52,6 +52,7 @@ from fl_core.protocol.cloud_tasks import (
     Absorbed,
     Broadcast,
     Cancel,
+    Ended,
     Failed,
     JobStatus,
     RosterKept,
@@ -239,6 +240,13 @@ def test_a_resumed_job_begins_where_it_stood():
     assert tasks(absorb(machine, at(2, 4))) == [SealRelease(JOB)]
 
 
+def test_a_job_resumed_after_its_last_commit_goes_on_to_the_release():
+    machine = cloud()
+    start(machine, Start(JOB, 3, 1, rounds=2, retries=1))
+    assert tasks(broadcast(machine, SealJob(JOB))) == [SealRelease(JOB)]
+    assert stored(broadcast(machine, SealRelease(JOB))) == [JobStatus(JOB, "completed")]
+
+
 def test_the_watchdog_waits_for_the_round_s_own_deadline():
     machine = cloud(proxy_margin_s=30.0)
     start(machine)
@@ -334,6 +342,14 @@ def test_the_close_is_repeated_until_acknowledged():
     digest = hashlib.sha256(note.body.payload).digest()
     receive(machine, PROXY.note(Ack(digest, "held")))
     assert fire(machine, "close") == []
+
+
+def test_an_end_can_be_told_again_after_a_restart():
+    machine = cloud()
+    out = machine.handle(fx.Command(Ended(JOB, "failed")), 0.0)
+    assert bodies(out, Close) == [Close(JOB, "failed")] and stored(out) == []
+    assert bodies(fire(machine, "close"), Close) == [Close(JOB, "failed")]
+    assert machine.state is State.IDLE
 
 
 def test_the_close_is_given_up_in_the_end():

@@ -310,6 +310,15 @@ def test_a_close_leaves_the_release():
     assert headers(hello(machine)) == [release]
 
 
+def test_a_commit_that_comes_after_the_close_is_not_kept():
+    machine = proxy()
+    open_round(machine)
+    cloud_says(machine, CLOUD.note(Close(JOB, "completed")))
+    record, data = commit_of(at(), [b"a"])
+    assert refused(cloud_says(machine, offer(record, data))) == ["closed_job"]
+    assert machine.memory.kept == {}
+
+
 def test_only_so_many_ended_jobs_are_remembered():
     machine = proxy(ended_kept=2)
     for number in range(4):
