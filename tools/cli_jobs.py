@@ -99,7 +99,8 @@ def _add_job(commands: Subparsers) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from tools.run_local import Overrides, run_local
+    from tools.run_job import Overrides
+    from tools.run_local import run_local
 
     overrides = Overrides(
         broker=args.broker,

@@ -108,31 +108,23 @@ class Progress:
     def _picture(self) -> RenderableType:
         view = self.view
         head = Table.grid(padding=(0, 1))
-        bar = ProgressBar(total=max(1, view.exchanges), completed=view.committed, width=40)
+        bar = ProgressBar(total=max(1, view.exchanges), completed=view.committed, width=28)
         head.add_row(bar, Text(f"round {view.round} of {view.rounds}", style="bold"), view.doing)
-        facts = Table.grid(padding=(0, 3))
-        facts.add_row(*self._cells())
-        return Group(head, facts)
+        return Group(head, *(Text(" · ".join(line), no_wrap=True) for line in self._lines()))
 
-    def _cells(self) -> list[Text]:
+    def _lines(self) -> tuple[list[str], list[str]]:
+        """How it goes, and what came of it; each fits 80 columns."""
         view = self.view
         asked = view.devices if view.selected is None else view.selected
-        answered = f"{view.uploads}/{asked} answered"
+        going = [f"{view.online}/{view.devices} online", f"{view.uploads}/{asked} answered"]
         if view.declined:
-            answered += f", {view.declined} declined"
+            going.append(f"{view.declined} declined")
+        going += [f"{view.memory_bytes // MIB} MiB", f"{self.elapsed_s:.0f} s"]
         accuracy = f"accuracy {_figure(view.accuracy)}"
         if view.reference is not None:
             accuracy += f" (without noise {view.reference:.3f})"
         training, inference = _figure(view.training_epsilon), _figure(view.inference_epsilon)
-        cells = [
-            f"{view.online}/{view.devices} online",
-            answered,
-            accuracy,
-            f"ε training {training}, inference {inference}",
-            f"{view.memory_bytes // MIB} MiB",
-            f"{self.elapsed_s:.0f} s",
-        ]
-        return [Text(cell) for cell in cells]
+        return going, [accuracy, f"ε training {training}, inference {inference}"]
 
 
 class MemoryPeak:

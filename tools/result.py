@@ -58,6 +58,7 @@ class Record:
     events: list[dict[str, Any]] = field(default_factory=list)
     rounds: list[dict[str, Any]] = field(default_factory=list)
     phases: list[dict[str, Any]] = field(default_factory=list)
+    asked: int = 0  # exchanges that devices were asked to answer, committed or not
     ended: str = ""
     reason: str = ""
     privacy: dict[str, Any] | None = None
@@ -69,6 +70,8 @@ class Record:
         if kind == "exchange_committed":
             row = _row(data)
             (self.rounds if data["phase"] == "train" else self.phases).append(row)
+        elif kind == "broadcast" and data.get("kind") == "round":
+            self.asked = self.committed + 1
         elif kind in _ENDS:
             self.ended = kind.removeprefix("job_")
             self.reason = data.get("reason") or self.reason
@@ -87,7 +90,11 @@ class Record:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the run itself knows, beside the job's events."""
+    """What the run itself knows, beside the job's events.
+
+    `privacy` prices all exchanges that devices were asked for: of a job that did not complete,
+    the last ones may have been answered though nothing of it was committed.
+    """
 
     job: str
     status: Status
@@ -114,7 +121,7 @@ def build(record: Record, facts: Facts) -> dict[str, Any]:
         "phases": record.phases,
         "final": {"accuracy": record.accuracy},
         "reference": {"accuracy": reference[-1] if reference else None, "rounds": reference},
-        "privacy": record.privacy or dict(facts.privacy),
+        "privacy": (facts.status == "completed" and record.privacy) or dict(facts.privacy),
         "bytes": dict(facts.bytes),
         "broker": facts.broker,
         "protocol": facts.protocol,
@@ -135,6 +142,8 @@ def privacy_of(quote: Quote, epsilon_per_round: float | None) -> dict[str, Any]:
         for name, g in (("training", quote.training), ("inference", quote.inference))
     }
     parts["inference"]["epsilon_per_round"] = epsilon_per_round
+    if not quote.inference.epsilon:
+        parts["inference"]["unit"] = "device"  # nothing was priced, so nothing named it
     return parts
 
 

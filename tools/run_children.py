@@ -71,8 +71,8 @@ class Children:
             if code is not None:
                 how = f"exit code {code}" if code >= 0 else f"signal {-code}"
                 raise JobFailed(
-                    f"the {child.name} process ended ({how}); its last lines:\n{tail(child.log)}",
-                    fix=f"\nThe whole log is {child.log}",
+                    f"the {child.name} process ended ({how})",
+                    fix=f"Its log {child.log} ends:\n{tail(child.log)}",
                 )
 
     def memory_bytes(self) -> int:

@@ -73,7 +73,11 @@ class Fleet:
         job = client.submit(submitted(self.job))
         self._follow(client, job)
         if self.record.ended != "completed":
-            raise JobFailed(self.record.reason or f"the job was {self.record.ended}", where=job)
+            raise JobFailed(
+                self.record.reason or f"the job was {self.record.ended}",
+                where=job,
+                fix=f"What each process said is in {self._logs}",
+            )
         for kind in ("onnx", "safetensors"):
             write_whole(self.out / f"model.{kind}", client.model(job, kind))
         self._look()
@@ -84,6 +88,8 @@ class Fleet:
         """End all processes; the brokers last. Keeps their logs."""
         self._stop.set()
         self._children.stop()
+        if self._reference:
+            self._reference.stop()
         for side, broker in self._brokers.items():
             broker.stop()
             with suppress(OSError):
@@ -94,8 +100,7 @@ class Fleet:
         """The content of `result.json`; `reason` is empty when the job completed."""
         event = self.plan.softmax_event() if self.plan.softmax_epsilon is not None else None
         once = getattr(event, "epsilon", None)
-        last = self.record.committed
-        quote = self.plan.quote(last) if last else self.plan.quote(0)
+        quote = self.plan.quote(self.record.asked if reason else None)
         return build(
             self.record,
             Facts(
@@ -184,9 +189,9 @@ class Fleet:
             time.sleep(_LOOK_S)
         raise JobFailed(
             f"after {timeout_s:.0f} s {self.progress.view.online} of {wanted} devices are online"
-            f" and {known} are known to the cloud; the proxy's last lines:\n"
+            f" and {known} are known to the cloud",
+            fix=f"See the logs in {self._logs}; the proxy's ends:\n"
             f"{tail(self._logs / 'proxy.log')}",
-            fix=f"\nSee the logs in {self._logs}",
         )
 
     # --- the job ---

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -37,10 +38,13 @@ def local_job(path: Path, overrides: Overrides) -> tuple[Job, LocalRun]:
         # The run itself waits for its devices; fewer than asked for could never come.
         selection = plain["selection"]
         selection["min_devices"] = min(selection["min_devices"], devices)
-    checked = parse_job(_yaml(plain), f"{path} with {_options(changes)}" if changes else str(path))
-    if checked.local_run is None:
-        raise ConfigError([f"{path}: local_run is missing"])
-    return checked, checked.local_run
+    where = f"{path} with {_options(changes)}" if changes else str(path)
+    try:
+        checked = parse_job(_yaml(plain), where)
+    except ConfigError as error:  # the lines are those of the changed text, which nobody has
+        begin = re.compile(rf"{re.escape(where)}:\d+ ")
+        raise ConfigError([begin.sub(f"{where}: ", line, 1) for line in error.problems]) from None
+    return checked, checked.local_run or LocalRun()
 
 
 def submitted(job: Job) -> bytes:

@@ -19,7 +19,8 @@ from typing import Any
 
 from rich.table import Table
 
-from fl_core.errors import EdgeVeilError, JobFailed, UsageError
+from fl_core.errors import BrokerError, EdgeVeilError, JobFailed, UsageError
+from tools.brokers import choose_engine
 from tools.progress import Progress
 from tools.report import write_report
 from tools.result import guarantee_text, write_json, write_whole
@@ -35,11 +36,12 @@ def run_local(
 ) -> int:
     """Run the job file `path`; 0 when it completed, 130 after Ctrl-C.
 
-    Raises ConfigError, UsageError or DataError before anything has started; JobFailed when the
-    job failed, its `result.json` written.
+    Raises ConfigError, UsageError, DataError or BrokerError before anything has started;
+    JobFailed (or BrokerError) when the job failed, its `result.json` written.
     """
     job, run = local_job(path, overrides)
     check_data(job, run)
+    choose_engine(run.broker)
     prepare(out)
     site = Path(tempfile.mkdtemp(prefix="edgeveil-run-"))  # mode 0700
     fleet = Fleet(job, run, site, out, sys.stderr if as_json else sys.stdout)
@@ -70,7 +72,8 @@ def run_local(
     if as_json:
         print(json.dumps(result, allow_nan=False))
     if failure is not None:
-        raise failure if isinstance(failure, JobFailed) else JobFailed(str(failure))
+        known = isinstance(failure, JobFailed | BrokerError)
+        raise failure if known else JobFailed(str(failure))
     show(fleet.progress, result, out)
     return 0
 

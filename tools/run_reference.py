@@ -7,6 +7,7 @@ import threading
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fl_core.algorithms.base import Records
 from fl_core.algorithms.fm_parameters import FmParameters
@@ -17,6 +18,7 @@ from fl_core.data.partition import partition
 from fl_core.data.sources import Origin, load_records
 from fl_core.data.split import SPLIT_KEY_FILE, load_split_key, split_once
 from fl_core.errors import EdgeVeilError
+from fl_core.features import FeatureMap
 from fl_core.plan import JobPlan
 from tools.run_job import held
 from tools.site_plan import SitePlan
@@ -35,6 +37,7 @@ class Reference:
     def __init__(self, job: Job, run: LocalRun, plan: SitePlan) -> None:
         self.rounds: list[float] = []
         self._job, self._run, self._plan = job, run, plan
+        self._stop = threading.Event()
         self._thread = threading.Thread(target=self._train, daemon=True, name="reference")
 
     def start(self) -> None:
@@ -45,25 +48,60 @@ class Reference:
         """Wait until it is trained, at most so long."""
         self._thread.join(timeout_s)
 
+    def stop(self) -> None:
+        """Give up after the exchange at hand, and wait for that.
+
+        A process that ended while the thread is inside a numerical library would abort.
+        """
+        self._stop.set()
+        self._thread.join()
+
     def at(self, number: int) -> float | None:
         """Accuracy after training round `number`, from 1; None where unknown."""
         return self.rounds[number - 1] if 0 < number <= len(self.rounds) else None
 
     def _train(self) -> None:
         try:
-            self.rounds = train(self._job, self._run, self._plan)
+            self.rounds = train(self._job, self._run, self._plan, self._stop)
+        except _Stopped:
+            pass
         except EdgeVeilError as error:
             LOG.warning("no reference: %s", error)
         except Exception as error:  # the run goes on without its yardstick
             LOG.warning("no reference: %s: %s", type(error).__name__, error)
 
 
-def train(job: Job, run: LocalRun, plan: SitePlan) -> list[float]:
+class _Stopped(Exception):  # noqa: N818 - no error
+    """The reference is not wanted any more."""
+
+
+class _Stoppable:
+    """A feature map that ends the training that uses it once `stop` is set."""
+
+    def __init__(self, inner: FeatureMap, stop: threading.Event) -> None:
+        self._inner, self._stop = inner, stop
+        self.name, self.output_dim, self.onnx_nodes = (
+            inner.name,
+            inner.output_dim,
+            inner.onnx_nodes,
+        )
+
+    def __call__(self, x: NDArray[np.float32]) -> NDArray[np.float64]:
+        if self._stop.is_set():
+            raise _Stopped
+        return self._inner(x)
+
+
+def train(job: Job, run: LocalRun, plan: SitePlan, stop: threading.Event) -> list[float]:
     """Test accuracy after each round without noise; empty for a method without a reference."""
     if not isinstance(job.train, FmParameters):
         return []
-    trainers = run.devices - run.infer_only
-    setting = replace(JobPlan(job).setting, devices=trainers)
+    setting = JobPlan(job).setting
+    setting = replace(
+        setting,
+        devices=run.devices - run.infer_only,
+        features=_Stoppable(setting.features, stop),
+    )
     parameters = job.train.model_copy(update={"ridge": job.train.ridge * RIDGE_SHARE})
     return noise_free_reference(parameters, setting, pooled(job, run, plan), held(job, run))
 
