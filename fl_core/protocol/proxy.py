@@ -375,15 +375,16 @@ class ProxyMachine:
             return self._refuse_upload(device, digest, "duplicate", "duplicate_upload")
         if collection is None or not collection.open or device in collection.declined:
             return self._refuse_upload(device, digest, "closed", "closed_round")
+        fetch = self._from_devices.get(device)
         try:
             collection.check_form(header)
             if self._spooled(device) + header.blob.size_bytes > self.settings.spool_bytes:
                 raise ProtocolError("spool_full")
+            if fetch is None or fetch.header != header:
+                fetch = Fetch(offer, header, self.settings.upload_bytes)
         except ProtocolError as error:
             return self._refuse_upload(device, digest, "refused", error.reason)
-        fetch = self._from_devices.get(device)
-        if fetch is None or fetch.header != header:
-            fetch = self._from_devices[device] = Fetch(offer, header, self.settings.upload_bytes)
+        self._from_devices[device] = fetch
         complete = False
         for part in first_data(offer, header.blob):
             complete = fetch.add(part)
