@@ -157,7 +157,12 @@ def test_an_upload_in_crumbs_is_refused():
     machine = opened()
     blob = Blob(b"x" * 32, SEALED_BYTES[0], 1)
     out = says(machine, FLEET[0], offer(Upload(at(), (0,), blob), b"", FLEET[0].signer))
-    assert refused(out) == ["tiny_parts"]
+    assert refused(out) == ["tiny_parts"] and acks(out) == [("refused", "tiny_parts")]
+
+
+def test_an_upload_above_the_proxy_s_limit_is_refused_for_good():
+    out = upload(opened(upload_bytes=sum(SEALED_BYTES) - 1), 0)
+    assert acks(out) == [("refused", "oversized_blob")]
 
 
 # --- decline ------------------------------------------------------------------------------
