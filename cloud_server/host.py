@@ -299,7 +299,10 @@ def _shown(scores: ClusterScores | None, vectors: list[Array]) -> dict[str, Any]
     """Scores with the noised vectors they were made from, as far as they were used."""
     if scores is None:
         return None
-    return {**scores.to_dict(), "vectors": [np.round(v.astype(np.float64), 6).tolist() for v in vectors]}
+    return {
+        **scores.to_dict(),
+        "vectors": [np.round(v.astype(np.float64), 6).tolist() for v in vectors],
+    }
 
 
 @lru_cache(maxsize=8)

@@ -33,11 +33,16 @@ def check_package(plan: JobPlan, manifest: Manifest, package: RoundPackage) -> E
 
 
 def training_answer(
-    plan: JobPlan, exchange: Exchange, package: RoundPackage, training: Records, noise: RandomBytes
+    plan: JobPlan,
+    exchange: Exchange,
+    package: RoundPackage,
+    training: Records,
+    noise: RandomBytes,
+    processor: str,
 ) -> Answer:
     """The method's noised segments and their events."""
     tensors = unpack_tensors(package.tensors)
-    return plan.device.answer(exchange, tensors, training, noise)
+    return plan.device.answer(exchange, tensors, training, noise, processor)
 
 
 def softmax_answer(

@@ -22,12 +22,12 @@ from edge_client.store import DeviceStore
 from fl_core.algorithms.base import Answer, Records
 from fl_core.config import EdgeSite, Job
 from fl_core.data.device import device_records
-from fl_core.errors import DataError, PrivacyError, ProtocolError
+from fl_core.errors import DataError, PrivacyError, ProtocolError, UsageError
 from fl_core.plan import JobPlan
 from fl_core.privacy.ledger import Ledger, Receipt
 from fl_core.privacy.sampler import RandomBytes, os_random
 from fl_core.protocol import effects as fx
-from fl_core.protocol.messages import Manifest
+from fl_core.protocol.messages import SEAL_OVERHEAD_BYTES, Manifest
 from fl_core.protocol.package import JobPackage, RoundPackage, decode_package, unpack_tensors
 from fl_core.protocol.sealed import open_broadcast
 from fl_core.protocol.tasks import (
@@ -85,7 +85,11 @@ class DeviceHost:
     def report(self, report: fx.Report) -> None:
         """A line on the owner's console, without the name in the log."""
         data = dict(report.data)
-        level = logging.WARNING if report.what in ("declined", "upload_refused", "unheard") else logging.DEBUG
+        level = (
+            logging.WARNING
+            if report.what in ("declined", "upload_refused", "unheard")
+            else logging.DEBUG
+        )
         LOG.log(level, report.what, extra=data)
         if report.what == "unheard":
             self._say("the proxy does not answer; has its operator admitted this device?")
@@ -143,7 +147,7 @@ class DeviceHost:
         trains = self.site.role == "train"
         if not trains and not exchange.infer:
             return Declined("this round asks for no inference, and the role is infer")
-        why = why_not_now(self.site.conditions)
+        why = why_not_now(self.site.conditions) or self._too_large(manifest)
         if why:
             return Declined(why)
         try:
@@ -151,10 +155,16 @@ class DeviceHost:
             earlier = self._ledger.recall(manifest.at.job_id.hex(), manifest.at.round)
             if earlier is None:
                 earlier = self._release(manifest, package, plan, graph)
-        except (PrivacyError, DataError) as error:
+        except (PrivacyError, DataError, UsageError) as error:
             return Declined(str(error))
         membership = self._membership[manifest.blob.digest]
         return seal_release(*earlier, plan, manifest, membership)
+
+    def _too_large(self, manifest: Manifest) -> str:
+        """The reason to decline an upload that the outbox may not hold, or an empty string."""
+        asked = sum(group.padded_bytes + SEAL_OVERHEAD_BYTES for group in manifest.groups)
+        limit = self.site.limits.outbox_bytes
+        return f"an upload of {asked} bytes passes limits.outbox_bytes {limit}" * (asked > limit)
 
     def _release(
         self, manifest: Manifest, package: RoundPackage, plan: JobPlan, graph: bytes
@@ -167,7 +177,8 @@ class DeviceHost:
             weights = unpack_tensors(package.model)
             parts.append(softmax_answer(plan, session, weights, evaluation.x, self._noise))
         if self.site.role == "train":
-            parts.append(training_answer(plan, exchange, package, training, self._noise))
+            processor = self.site.device
+            parts.append(training_answer(plan, exchange, package, training, self._noise, processor))
         return release(self._ledger, manifest, parts)
 
     def _inference(self, graph: bytes, classes: int) -> InferenceSession:

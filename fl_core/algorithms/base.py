@@ -84,9 +84,17 @@ class DeviceMethod(Protocol):
         ...
 
     def answer(
-        self, exchange: Exchange, tensors: Tensors, records: Records, random_bytes: RandomBytes
+        self,
+        exchange: Exchange,
+        tensors: Tensors,
+        records: Records,
+        random_bytes: RandomBytes,
+        processor: str = "auto",
     ) -> Answer:
-        """Noised segments for this exchange; the events equal `price(exchange)`."""
+        """Noised segments for this exchange; the events equal `price(exchange)`.
+
+        `processor` is `cuda`, `mps`, `cpu`, or `auto` for the best one there is.
+        """
         ...
 
 

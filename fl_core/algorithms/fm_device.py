@@ -49,6 +49,7 @@ class FmDevice:
         tensors: Tensors,
         records: Records,
         random_bytes: RandomBytes = os_random,
+        processor: str = "auto",
     ) -> Answer:
         """Noised sums (preparatory phases, int64 steps) or ΔW (training, float32).
 
@@ -57,7 +58,7 @@ class FmDevice:
         check_package(exchange, tensors, self.setting)
         total = self.sums(exchange, tensors, records)
         noised, event = gaussian(total, self.budget.event(exchange), random_bytes)
-        return Answer(self.finish(exchange, tensors, noised), (event,))
+        return Answer(self.finish(exchange, tensors, noised, processor), (event,))
 
     def sums(self, exchange: Exchange, tensors: Tensors, records: Records) -> Int64:
         """The exact sum over records, before any noise, in steps of 2**-28. Never leaves."""
@@ -71,7 +72,11 @@ class FmDevice:
         return linear_sum(z, labels, tensors["iterate"].astype(np.int64), p.clip)
 
     def finish(
-        self, exchange: Exchange, tensors: Tensors, noised: NDArray[np.generic]
+        self,
+        exchange: Exchange,
+        tensors: Tensors,
+        noised: NDArray[np.generic],
+        processor: str = "auto",
     ) -> Mapping[str, Array]:
         """The segment to upload, by post-processing the noised sum: in training, local steps."""
         if exchange.phase != TRAIN:
@@ -79,9 +84,8 @@ class FmDevice:
         linear = noised.astype(np.float64) * (STEP / self.setting.nominal_records)
         low, high = (float(v) for v in tensors["spectrum"])
         curvature = symmetric(tensors["curvature"].astype(np.float64), self.setting.dimension)
-        return {
-            HEAD: minimise_quadratic(linear, curvature, (low, high), self.parameters.local_steps)
-        }
+        steps = self.parameters.local_steps
+        return {HEAD: minimise_quadratic(linear, curvature, (low, high), steps, processor)}
 
 
 def check_package(exchange: Exchange, tensors: Tensors, setting: Setting) -> None:

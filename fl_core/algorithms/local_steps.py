@@ -5,23 +5,27 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_core.errors import UsageError
+
 
 def minimise_quadratic(
     linear: NDArray[np.float64],
     curvature: NDArray[np.floating],
     spectrum: tuple[float, float],
     steps: int,
+    processor: str = "auto",
 ) -> NDArray[np.float32]:
     """Approximate minimiser ΔW (d, c) of ⟨linear, ΔW⟩ + ½⟨ΔW, curvature·ΔW⟩ from ΔW = 0.
 
     Chebyshev semi-iteration (Saad 2003, alg. 12.1) for eigenvalues in `spectrum` = (low, high),
     0 < low <= high. Its coefficients depend on the spectrum alone, so ΔW is linear in `linear`
-    and the mean over devices is the step on the mean polynomial. Runs on CUDA, else MPS, else
-    the CPU, in float64 except on MPS. Needs torch.
+    and the mean over devices is the step on the mean polynomial. Runs on `processor` (`cuda`, `mps`,
+    `cpu`; `auto`: the first of them that is there), in float64 except on MPS. Needs torch;
+    UsageError for a processor that is not there.
     """
     import torch
 
-    device = _best_device()
+    device = _chosen(processor)
     dtype = torch.float32 if device == "mps" else torch.float64
     a = torch.as_tensor(np.ascontiguousarray(curvature)).to(dtype).to(device)
     residual = -torch.as_tensor(np.ascontiguousarray(linear)).to(dtype).to(device)
@@ -38,9 +42,14 @@ def minimise_quadratic(
     return result
 
 
-def _best_device() -> str:
+def _chosen(processor: str) -> str:
     import torch
 
-    if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if processor == "auto":
+        return next((name for name, found in there.items() if found), "cpu")
+    if not there.get(processor, True):
+        raise UsageError(
+            f"torch finds no {processor} here", where="edge.device", fix="set device: auto"
+        )
+    return processor

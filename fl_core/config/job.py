@@ -34,9 +34,9 @@ class Job(Block):
     data: JobData
     """What the devices' records look like."""
     features: tuple[FeatureParameters, ...] = Field(
-        min_length=1, max_length=16, examples=[[{"name": "identity"}]]
+        min_length=1, max_length=1, examples=[[{"name": "identity"}]]
     )
-    """Public feature maps, their outputs joined in this order."""
+    """The public feature map; a list, so that maps can be joined once there are more."""
     train: TrainParameters = Field(examples=[{"method": "fm"}])
     """The training method and its parameters."""
     privacy: Privacy
