@@ -202,9 +202,12 @@ class CloudMachine:
         """The proxy holds the broadcast."""
         released = self.state is State.RELEASING
         # A job may be taken up again after its last commit and before its release.
-        trained = self.state is State.ANNOUNCING and job.round > job.start.rounds
+        announced = self.state is State.ANNOUNCING
+        trained = announced and job.round > job.start.rounds
         self.state = TABLE.step(self.state, "held_all_committed" if trained else "held")
         self._out = None
+        if announced:
+            job.retries_left = job.start.retries
         if released:
             return self._finish(job, "completed", "")
         out: list[fx.Effect] = [fx.CancelTimer("resend"), fx.Report("held", {"round": job.round})]
@@ -370,8 +373,16 @@ class CloudMachine:
             if self.state in (State.BROADCASTING, State.WAITING):
                 return self._repeat(job, "the proxy did not answer in time")
             if self.state in (State.ANNOUNCING, State.RELEASING):
-                return self._end("failed", "the proxy did not answer in time")
+                return self._wait_again(job)
         return []
+
+    def _wait_again(self, job: _Job) -> list[fx.Effect]:
+        """An announcement or release is offered on; each further wait takes one of the retries."""
+        if job.retries_left <= 0:
+            return self._end("failed", "the proxy did not answer in time")
+        job.retries_left -= 1
+        again = fx.SetTimer("watchdog", self.settings.proxy_margin_s)
+        return [*self._send_out(push=False), again]
 
     def _repair(self) -> list[fx.Effect]:
         fetches = [f for f in (self._batch, self._roster) if f and not f.assembly.complete]

@@ -360,9 +360,19 @@ def test_the_close_is_given_up_in_the_end():
 
 
 @pytest.mark.parametrize("state", [State.ANNOUNCING, State.RELEASING], ids=lambda s: s.value)
-def test_a_silent_proxy_fails_what_has_no_attempts(state):
-    out = fire(_at_state(state), "watchdog")
-    assert stored(out)[0].status == "failed"
+def test_a_silent_proxy_is_waited_for_as_often_as_there_are_retries(state):
+    machine = _at_state(state)
+    out = fire(machine, "watchdog")
+    assert len(headers(out)) == 1 and "watchdog" in timers(out) and machine.state is state
+    assert stored(fire(machine, "watchdog"))[0].status == "failed"
+
+
+def test_waiting_for_the_announcement_costs_the_first_round_no_retry():
+    machine = _at_state(State.ANNOUNCING)
+    fire(machine, "watchdog")
+    broadcast_job(machine)
+    broadcast(machine, SealRound(JOB, 1, 1))
+    assert tasks(shortfall(machine)) == [SealRound(JOB, 1, 2)]
 
 
 # --- what must not disturb ------------------------------------------------------------------
