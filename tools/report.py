@@ -33,7 +33,7 @@ def write_report(
 
 
 def _content(result: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    rows = [*result["phases"], *result["rounds"]]
+    rows = _proven(result)
     committed = [e["data"] for e in events if e["type"] == "exchange_committed"]
     timeline = [
         {**row, "timeline": data.get("timeline", {})}
@@ -58,6 +58,15 @@ def _content(result: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> 
         "evaluations": len(evaluations),
         "panels": min(plots.PANELS, len(evaluations)),
     }
+
+
+def _proven(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """All exchanges, without the ε that no proof stands behind."""
+    proven = {key for key, part in result["privacy"].items() if part["status"] == "proven"}
+    return [
+        {**row, "epsilon": {key: row["epsilon"].get(key) for key in proven}}
+        for row in (*result["phases"], *result["rounds"])
+    ]
 
 
 def _hops(result: Mapping[str, Any]) -> dict[str, int]:

@@ -118,7 +118,10 @@ def epsilon_plot(rows: Sequence[Mapping[str, Any]]) -> str:
             axes.set_ylim(0, max(1e-9, 1.22 * float(np.nanmax([*values, 0.0]))) or 1)
             axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
             axes.grid(axis="y")
-            if np.isfinite(values[-1]):
+            if np.isnan(values).all():
+                middle = {"transform": axes.transAxes, "ha": "center", "va": "center"}
+                axes.text(0.5, 0.5, "no proven guarantee", **middle)
+            elif np.isfinite(values[-1]):
                 end = (len(rows) - 0.5, float(values[-1]))
                 _at_end(axes, end, f"{values[-1]:.4g}", colour, above=True)
         _exchange_ticks(panels[1], rows)

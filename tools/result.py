@@ -9,7 +9,8 @@
         cluster_scores    null, or {eval_type, score, reason, used, wanted, labels}
         seconds           from sealing the broadcast to the commit
         bytes             {cloud_out, cloud_in}: payload that left and reached the cloud
-        epsilon           {training, inference}: spent up to and with this round
+        epsilon           {training, inference}: spent up to and with this round; a guarantee
+                          only where the status below is `proven`
         attempt           from 1
     phases                the same for the exchanges before round 1, `phase` instead of `round`
     final.accuracy        after the last committed round, or null

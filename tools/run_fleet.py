@@ -46,6 +46,7 @@ class Fleet:
     def __init__(self, job: Job, run: LocalRun, folder: Path, out: Path, stream: IO[str]) -> None:
         self.job, self.settings, self.out = job, run, out
         self.plan = JobPlan(job)
+        self._whole = self.plan.quote()
         self.record = Record()
         view = View(len(self.plan.exchanges), job.rounds, run.devices)
         self.progress = Progress(view, stream)
@@ -243,9 +244,9 @@ class Fleet:
             view.uploads, view.declined = data["uploads"], data.get("declined", 0)
             view.accuracy = self.record.accuracy
             view.reference = self._reference.at(view.round) if self._reference else None
-            spent = data.get("epsilon", {})
-            view.training_epsilon = spent.get("training")
-            view.inference_epsilon = spent.get("inference")
+            spent, quote = data.get("epsilon", {}), self._whole
+            view.training_epsilon = spent.get("training") if quote.training.proven else None
+            view.inference_epsilon = spent.get("inference") if quote.inference.proven else None
             self.progress.committed()
         elif event["type"] == "round_repeated":
             self.progress.doing(f"{view.doing} again: {data.get('why', '')}")
