@@ -75,6 +75,10 @@ def _add_job(commands: Subparsers) -> None:
     parts = job.add_subparsers(title="sub-commands", metavar="SUB-COMMAND", required=True)
     submit = command(parts, "submit", "queue a job; prints its id")
     submit.add_argument("file", type=Path, metavar="JOB", help="job file")
+    submit.add_argument("--watch", action="store_true", help="follow it until it has ended")
+    submit.add_argument(
+        "--wait-s", type=float, default=0.0, metavar="S", help="wait so long for the cloud's start"
+    )
     listed = command(parts, "list", "list all jobs")
     watch = command(parts, "watch", "follow a job until it has ended")
     cancel = command(parts, "cancel", "cancel a job that waits or runs")
@@ -127,7 +131,7 @@ def _cloud(args: argparse.Namespace) -> tuple[str, Path]:
 def _submit(args: argparse.Namespace) -> int:
     from tools import jobs
 
-    return jobs.submit(args.file, *_cloud(args))
+    return jobs.submit(args.file, *_cloud(args), wait_s=args.wait_s, follow=args.watch)
 
 
 def _list(args: argparse.Namespace) -> int:

@@ -63,7 +63,7 @@ def _add_provision(commands: Subparsers) -> None:
     made.add_argument(
         "--infer-only", type=int, default=0, metavar="K", help="so many of them only evaluate"
     )
-    for name, port in (("edge", 1883), ("cloud", 1884)):
+    for name, port in (("edge", 21883), ("cloud", 21884)):
         made.add_argument(
             f"--{name}-port",
             type=_port,

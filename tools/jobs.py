@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -17,16 +18,35 @@ from fl_core.errors import JobFailed, UsageError
 from tools.cloud_client import CloudClient
 
 
-def submit(path: Path, cloud_url: str, token_file: Path) -> int:
-    """Queue the job file `path` and print its id. ConfigError lists every problem of the file."""
+def submit(
+    path: Path, cloud_url: str, token_file: Path, *, wait_s: float = 0.0, follow: bool = False
+) -> int:
+    """Queue the job file `path`, print its id, and follow it to its end if `follow`.
+
+    Waits up to `wait_s` for the cloud to answer. ConfigError lists every problem of the file.
+    """
     try:
         text = path.read_bytes()
     except OSError as error:
         raise UsageError(
             f"cannot be read ({error.strerror})", where=str(path), fix="name a job file"
         ) from error
-    print(CloudClient(cloud_url, token_file).submit(text))
-    return 0
+    job = _once_it_answers(cloud_url, token_file, wait_s).submit(text)
+    print(job, flush=True)
+    return watch(job, cloud_url, token_file) if follow else 0
+
+
+def _once_it_answers(cloud_url: str, token_file: Path, wait_s: float) -> CloudClient:
+    end = time.monotonic() + wait_s
+    while True:
+        try:
+            client = CloudClient(cloud_url, token_file)
+            client.jobs()
+            return client
+        except UsageError:
+            if time.monotonic() >= end:
+                raise
+            time.sleep(0.2)
 
 
 def list_jobs(cloud_url: str, token_file: Path, *, as_json: bool = False) -> int:

@@ -13,10 +13,10 @@ Settings = dict[str, Any]
 
 @dataclass(frozen=True)
 class Ports:
-    """TCP ports on `host`."""
+    """TCP ports on `host`, away from 1883 where a system's own broker listens."""
 
-    edge: int = 1883
-    cloud: int = 1884
+    edge: int = 21883
+    cloud: int = 21884
     cloud_http: int = 8701
     proxy_http: int = 8702
 

@@ -19,9 +19,9 @@ def minimise_quadratic(
 
     Chebyshev semi-iteration (Saad 2003, alg. 12.1) for eigenvalues in `spectrum` = (low, high),
     0 < low <= high. Its coefficients depend on the spectrum alone, so ΔW is linear in `linear`
-    and the mean over devices is the step on the mean polynomial. Runs on `processor` (`cuda`, `mps`,
-    `cpu`; `auto`: the first of them that is there), in float64 except on MPS. Needs torch;
-    UsageError for a processor that is not there.
+    and the mean over devices is the step on the mean polynomial. Runs on `processor` (`cuda`,
+    `mps`, `cpu`; `auto`: the first of them that is there), in float64 except on MPS. Needs
+    torch; raises UsageError for a processor that is not there.
     """
     import torch
 

@@ -19,7 +19,10 @@ from tools.provision import provision
 from tools.site_plan import Ports, SitePlan
 
 WAIT_S = 60.0
-BLOCK_TORCH = "import sys\nfor name in ('torch', 'onnx', 'sqlalchemy', 'aiohttp'):\n    sys.modules[name] = None\n"
+BLOCK_TORCH = """import sys
+for name in ("torch", "onnx", "sqlalchemy", "aiohttp"):
+    sys.modules[name] = None
+"""
 
 
 def wait_for(condition: Callable[[], object], what: str, limit_s: float = WAIT_S) -> None:
@@ -131,7 +134,8 @@ class LiveSite:
         """Queue the site's own job with so many rounds, evaluating `every` so many (0: never)."""
         text = (self.plan.folder / "job.yaml").read_text()
         text = text.replace("rounds: 15", f"rounds: {rounds}")
-        return self.client.submit(text.replace("every_rounds: 5", f"every_rounds: {every}").encode())
+        text = text.replace("every_rounds: 5", f"every_rounds: {every}")
+        return self.client.submit(text.encode())
 
     def finish(self, job: str) -> dict:
         """Wait for the job's end; the job with its exchanges."""

@@ -171,7 +171,7 @@ def test_schema_is_json(kind, capsys):
     [
         ["--devices", "0"],
         ["--devices", "2", "--infer-only", "2"],
-        ["--edge-port", "1884"],
+        ["--edge-port", "21884"],
         ["--edge-port", "99999"],
         ["--host", "0.0.0.0", "--devices", "x"],
     ],
