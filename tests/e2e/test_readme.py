@@ -20,9 +20,7 @@ def test_by_hand_section_runs_two_jobs(tmp_path: Path) -> None:
     for port in PORTS:
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
-                pytest.fail(
-                    f"port {port} is in use: stop what listens there"
-                )
+                pytest.fail(f"port {port} is in use: stop what listens there")
     script = re.search(r"```sh by-hand\n(.*?)```", README.read_text("utf-8"), re.S)[1]
     environment = dict(os.environ, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     run = subprocess.Popen(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from pathlib import Path
 
@@ -11,8 +12,14 @@ import pytest
 from safetensors.numpy import load
 
 from edge_client.predict import predict
+from fl_core.crypto.keys import SigningKey
+from fl_core.protocol.blob import describe
+from fl_core.protocol.codec import encode
+from fl_core.protocol.envelope import Signer
+from fl_core.protocol.messages import Decline, Exchanged, Hello, Part, Upload
 from fl_core.transport.link import LinkSettings
 from fl_core.transport.mqtt_link import MqttLink
+from fl_core.transport.topics import device_up
 from tests.e2e.live import LiveSite, wait_for
 
 
@@ -158,3 +165,48 @@ def test_unreachable_broker_and_wrong_password_are_named(tmp_path: Path) -> None
         assert "password" in live.log("proxy")
         for name in ("cloud", "proxy"):
             assert "Traceback" not in live.log(name)
+
+
+def test_hostile_messages_are_counted_and_change_nothing(tmp_path: Path) -> None:
+    with LiveSite(tmp_path) as live:
+        live.start_all()
+        job = live.submit(rounds=12, every=0)
+
+        async def attack() -> None:
+            rogue = live.site.device_ids[0]  # a stolen password, but not the device's key
+            settings = LinkSettings(
+                live.brokers["edge"].url,
+                "rogue",
+                username=rogue,
+                password=live.site.passwords["edge"][rogue],
+            )
+            link = MqttLink(settings)
+            await link.connect_or_raise()
+            forged = Signer(rogue, SigningKey.generate())
+            at = Exchanged(bytes(16), 1, 1)
+            frames = [
+                b"",
+                b"\x01",
+                b"\x02garbage",
+                b"\x01\xdd\xff\xff\xff\xff",
+                os.urandom(3000),
+                encode(forged.note(Hello(rogue))),
+                encode(forged.note(Decline(at))),
+                encode(forged.offer(Upload(at, (0,), describe(b"x", 10)), b"x")),
+                encode(Part(bytes(32), 0, 0, b"y" * 1000)),
+            ]
+            for frame in frames * 20:
+                await link.publish(device_up(rogue), frame)
+            await asyncio.sleep(1)
+            await link.close()
+
+        asyncio.run(attack())
+        done = live.finish(job)
+        assert done["status"] == "completed", done["reason"]
+        assert {e["uploads"] for e in done["exchanges"]} == {5}
+        refused = live.proxy_status()["refused"]
+        assert {"malformed", "unknown_version", "forged", "unknown_blob"} <= set(refused)
+        assert refused["forged"] >= 60
+        log = live.log("proxy")
+        assert log.count("reason=forged") == 1  # once a minute
+        assert "Traceback" not in log
