@@ -27,7 +27,7 @@ check: $(VENV)/.all  ## ruff, mypy --strict, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(VENV)/.all  ## time the sampler, the codec and one simulated job
+bench: $(VENV)/.all  ## time noise, codec and encryption
 	$(BIN)/python -m tools.bench
 
 docs: $(VENV)/.all  ## redraw the state diagrams and the schemas' page
