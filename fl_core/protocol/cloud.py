@@ -105,6 +105,7 @@ class CloudMachine:
         self._out: tuple[Signed, Manifest, bytes] | None = None
         self._batch: Fetch | None = None
         self._roster: Fetch | None = None
+        self._roster_epoch = -1  # an old roster would bring revoked devices back
         self._closing: tuple[Note, int] | None = None
 
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
@@ -278,6 +279,8 @@ class CloudMachine:
         if isinstance(header, Roster):
             if header.blob.size_bytes % KEY_BYTES:
                 raise ProtocolError("malformed")
+            if header.epoch < self._roster_epoch:
+                raise ProtocolError("replayed_roster")
             if self._roster is None or self._roster.header != header:
                 self._roster = Fetch(offer, header, self.settings.blob_bytes)
             return self._take(self._roster, offer)
@@ -313,7 +316,7 @@ class CloudMachine:
     def _complete(self, fetch: Fetch) -> list[fx.Effect]:
         header, data = fetch.header, fetch.assembly.finish()
         if isinstance(header, Roster):
-            self._roster = None
+            self._roster, self._roster_epoch = None, header.epoch
             return [
                 fx.Store(RosterKept(header.epoch, data)),
                 fx.Send(fx.Proxy(), self._ack(header.blob.digest, "held")),

@@ -434,6 +434,15 @@ def test_a_roster_of_any_size_is_kept(keys):
     assert stored(out) == [RosterKept(1, keys)]
 
 
+def test_an_older_roster_cannot_bring_a_revoked_device_back():
+    machine, old, new = cloud(), bytes(96), bytes(64)
+    receive(machine, offer(Roster(8, describe(new, PART_BYTES)), new, PROXY))
+    out = receive(machine, offer(Roster(7, describe(old, PART_BYTES)), old, PROXY))
+    assert refused(out) == ["replayed_roster"] and stored(out) == []
+    again = receive(machine, offer(Roster(8, describe(new, PART_BYTES)), new, PROXY))
+    assert stored(again) == [RosterKept(8, new)]
+
+
 def test_a_roster_that_is_no_list_of_keys_is_refused():
     header = Roster(1, describe(b"k" * 33, PART_BYTES))
     out = receive(cloud(), offer(header, b"k" * 33, PROXY))
