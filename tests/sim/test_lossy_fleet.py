@@ -79,6 +79,19 @@ def test_without_any_loss_all_answers_of_the_first_attempt_count():
     assert not any(node.refused for node in fleet.net.nodes.values())
 
 
+def test_uploads_of_an_unselected_device_take_a_place_but_are_never_counted():
+    fleet = LossyFleet(selected=3, rounds=1)
+    fleet.until(lambda: any(device.opened for device in fleet.devices))
+    (attempt,) = fleet.cloud.selected
+    sealing = {d.opening.public().to_bytes(): d for d in fleet.devices}
+    outsider = next(d for key, d in sealing.items() if key not in fleet.cloud.selected[attempt])
+    fleet.force_upload(outsider, membership=bytes(32))
+    assert fleet.finish() == "completed"
+    _, groups = fleet.cloud.committed[1]
+    assert all(outsider.number not in members for members in groups)
+    assert fleet.cloud.foreign == len(groups)
+
+
 @SIMULATED
 @given(tapes)
 def test_loss_repetition_delay_and_reordering(tape):
