@@ -47,7 +47,7 @@ def run_local(
     fleet = Fleet(job, run, site, out, sys.stderr if as_json else sys.stdout)
     failure: EdgeVeilError | None = None
     interrupted = False
-    with _sigterm_as_interrupt():
+    with _signals(_interrupt):
         try:
             with fleet.progress:
                 fleet.run()
@@ -56,7 +56,8 @@ def run_local(
         except EdgeVeilError as error:
             failure = error
         finally:
-            with _undisturbed():
+            # A second Ctrl-C must not leave children behind; stopping takes a few seconds at most.
+            with _signals(signal.SIG_IGN):
                 fleet.stop()
                 if keep:
                     fleet.progress.note(f"The site is kept in {site}")
@@ -130,23 +131,15 @@ def _share(value: float | None) -> str:
 
 
 @contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
+def _signals(handler: Any) -> Iterator[None]:
+    """SIGINT and SIGTERM go to `handler` meanwhile, as in all processes of a site."""
+    before = [(n, signal.signal(n, handler)) for n in (signal.SIGINT, signal.SIGTERM)]
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, earlier in before:
+            signal.signal(number, earlier)
 
 
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """A second Ctrl-C must not leave children behind; stopping takes a few seconds at most."""
-    before = [(n, signal.signal(n, signal.SIG_IGN)) for n in (signal.SIGINT, signal.SIGTERM)]
-    try:
-        yield
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
