@@ -270,16 +270,19 @@ class CloudHost:
         return {"training": quote.training.epsilon, "inference": quote.inference.epsilon}
 
     def _summary(self, entry: JobEntry) -> dict[str, Any]:
-        """What the job's end says: both guarantees together, and the last accuracy."""
+        """What the job's end says: both guarantees together, and the last accuracy.
+
+        Devices may have released for the exchange after the last commit, so it is priced too.
+        """
         plan = self.plan(entry)
         last = self._store.last_commit(entry.id)
-        quote = plan.quote(last.index if last else 0)
+        quote = plan.quote(last.index + 1 if last else 1)
         once = plan.softmax_epsilon
         event = plan.softmax_event() if once is not None else None
         per_round = (
             float(event.epsilon) if event is not None and hasattr(event, "epsilon") else None
         )
-        inference = {**_plain(quote.inference), "epsilon_per_round": per_round}
+        inference = {**_plain(quote.inference), "unit": "device", "epsilon_per_round": per_round}
         return {
             "privacy": {"training": _plain(quote.training), "inference": inference},
             "final": {"accuracy": last.record.accuracy if last else None},

@@ -20,7 +20,7 @@ from fl_core.transport.runtime import Runtime
 from fl_core.transport.sessions import Session, link_settings
 from fl_core.transport.topics import CLOUD_OUT, DEVICES_UP, proxy_topic
 from proxy.host import LOG, ProxyHost
-from proxy.registry import Registry
+from proxy.registry import REGISTRY_FILE, Registry
 from proxy.spool import Spool
 
 ROSTER_CHECK_S = 1.0
@@ -36,7 +36,7 @@ class _Proxy:
     def __init__(self, site: ProxySite) -> None:
         self.site = site
         key = own_signing_key(site.state_dir, "proxy")
-        self.registry = Registry(site.state_dir / "registry.sqlite")
+        self.registry = Registry(site.state_dir / REGISTRY_FILE, limit=site.limits.devices)
         self.spool = Spool(site.state_dir / "spool.sqlite")
         self.host = ProxyHost(self.spool)
         limits = site.limits

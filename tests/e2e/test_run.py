@@ -1,0 +1,120 @@
+"""`edgeveil run` as a user starts it."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import psutil
+import pytest
+from safetensors.numpy import load_file
+
+from fl_core.data.digits import load_digits_split
+from tests.e2e.live import wait_for
+
+QUICKSTART = Path(__file__).parents[2] / "configs" / "jobs" / "quickstart.yaml"
+
+
+def edgeveil(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "tools.cli", *map(str, arguments)]
+
+
+def shorter(folder: Path, **changes: str) -> Path:
+    """The quickstart with fewer rounds and devices, and other changes to its text."""
+    text = QUICKSTART.read_text("utf-8")
+    edits = {
+        "rounds: 15": "rounds: 4",
+        "every_rounds: 5": "every_rounds: 2",
+        "min_devices: 20": "min_devices: 6",
+        "  devices: 20\n": "  devices: 8\n",
+        **changes,
+    }
+    for old, new in edits.items():
+        assert old in text, old
+        text = text.replace(old, new)
+    path = folder / "job.yaml"
+    path.write_text(text, "utf-8")
+    return path
+
+
+@pytest.mark.parametrize("engine", ["mosquitto", "amqtt"])
+def test_run_leaves_result_model_and_report(tmp_path: Path, engine: str) -> None:
+    out = tmp_path / "out"
+    job = shorter(tmp_path, **{"infer_only: 0": "infer_only: 1", "devices: all": "devices: 7"})
+    command = edgeveil("run", job, "--out", out, "--broker", engine)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[0].startswith(f"Brokers: {engine}")
+    result = json.loads((out / "result.json").read_text())
+    assert (result["job"], result["status"]) == ("quickstart", "completed")
+    assert result["devices"] == 8
+    assert engine in result["broker"]
+    rounds = result["rounds"]
+    assert [r["round"] for r in rounds] == [1, 2, 3, 4]
+    for one in rounds:
+        assert 6 <= one["uploads"] <= 7
+        assert one["seconds"] > 0
+        assert one["bytes"]
+    scored = [bool(r["cluster_scores"]) for r in rounds]
+    assert scored == [False, True, False, True]
+    training, inference = result["privacy"]["training"], result["privacy"]["inference"]
+    assert 7.9 < training["epsilon"] <= 8
+    assert (training["delta"], training["unit"], training["status"]) == (1e-5, "record", "proven")
+    assert inference["epsilon"] == pytest.approx(2 * inference["epsilon_per_round"])
+    assert (inference["unit"], inference["status"]) == ("device", "proven")
+    assert result["reference"]["accuracy"] > 0.8
+    _model_is_the_one_scored(out, result["final"]["accuracy"])
+    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    assert events[-1]["type"] == "job_completed"
+    assert sum(event["type"] == "exchange_committed" for event in events) == 6
+    page = (out / "report.html").read_text()
+    assert not re.search(r"(src|href)=[\"']?(https?:)?//", page)
+    assert page.count("<svg") + page.count("data:image") >= 5
+
+
+def _model_is_the_one_scored(out: Path, accuracy: float) -> None:
+    test = load_digits_split()[1]
+    session = onnxruntime.InferenceSession(out / "model.onnx")
+    labels = session.run(["label"], {"x": test.x})[0]
+    assert np.mean(labels == test.y) == pytest.approx(accuracy)
+    assert load_file(out / "model.safetensors")["weight"].shape == (64, 10)
+
+
+def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    job = shorter(tmp_path, **{"rounds: 4": "rounds: 400", "every_rounds: 2": "every_rounds: 0"})
+    with (tmp_path / "log").open("w") as log:
+        run = subprocess.Popen(
+            edgeveil("run", job, "--out", out), stdout=log, stderr=log, start_new_session=True
+        )
+    text = (tmp_path / "log").read_text
+    wait_for(lambda: "round 2:" in text(), "the second round")
+    children = psutil.Process(run.pid).children(recursive=True)
+    assert len(children) >= 6
+    run.send_signal(signal.SIGINT)
+    assert run.wait(20) == 130
+    _, alive = psutil.wait_procs(children, timeout=5)
+    assert alive == []
+    assert "Traceback" not in text()
+    assert json.loads((out / "result.json").read_text())["status"] == "failed"
+
+
+def test_problems_are_all_told_before_anything_starts(tmp_path: Path) -> None:
+    job = shorter(tmp_path, **{"epsilon: 8": "epsilon: 0", "quorum: 0.8": "qorum: 0.8"})
+    out = tmp_path / "out"
+    done = subprocess.run(
+        edgeveil("run", job, "--out", out),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "did you mean 'quorum'?" in done.stderr
+    assert re.search(r"job\.yaml:\d+ privacy\.epsilon: ", done.stderr)
+    assert not out.exists()
