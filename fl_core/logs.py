@@ -31,7 +31,9 @@ class _Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")
         rest = " ".join(f"{key}={value}" for key, value in _fields(record).items())
-        return f"{time} {record.levelname.lower():7} {record.name}: {record.getMessage()} {rest}"
+        line = f"{time} {record.levelname.lower():7} {record.name}: {record.getMessage()} {rest}"
+        # A value from the wire must not begin a line of its own or steer the terminal.
+        return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
 
 
 def setup(level: str, form: str) -> None:
