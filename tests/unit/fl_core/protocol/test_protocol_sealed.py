@@ -1,14 +1,17 @@
-"""Broadcasts and segments open for those they are for, in the round they are for, and whole."""
+"""The broadcast's envelope and the segments: whom they open for, and what they are bound to."""
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import replace
+from typing import Any
+
 import msgspec
 import pytest
-from protocol_kit import PART_BYTES, at
 
 from fl_core.crypto.keys import OpeningKey
 from fl_core.errors import ProtocolError
-from fl_core.protocol.messages import Exchanged, Group
+from fl_core.protocol.messages import SEAL_OVERHEAD_BYTES, Exchanged, Group, Manifest
 from fl_core.protocol.sealed import (
     Terms,
     open_broadcast,
@@ -18,127 +21,184 @@ from fl_core.protocol.sealed import (
     seal_segment,
 )
 
-SELECTED, OTHER, CLOUD_ROUND = (OpeningKey.generate() for _ in range(3))
-GROUPS = (Group("layer0", 128), Group("layer1", 64))
+SELECTED = [OpeningKey.generate() for _ in range(3)]
+CLOUD = OpeningKey.generate()
+GROUP = Group("head.weight", 128)
+PACKAGE = b"the global model" * 50
 TERMS = Terms(
     kind="round",
-    at=at(3, 2),
+    at=Exchanged(b"J" * 16, 4, 2),
     sequence=9,
     job_digest=b"d" * 32,
     phase="train",
-    groups=GROUPS,
-    cloud_key=CLOUD_ROUND.public().to_bytes(),
+    min_batch=2,
+    groups=(GROUP,),
+    cloud_key=CLOUD.public().to_bytes(),
 )
-PACKAGE = b"the model " * 50
-MANIFEST, DATA, MEMBERSHIP = seal_broadcast(TERMS, PACKAGE, [SELECTED.public()], PART_BYTES)
-change = msgspec.structs.replace
+MANIFEST, BLOB, TAG = seal_broadcast(TERMS, PACKAGE, [key.public() for key in SELECTED], 1024)
 
 
-def test_a_selected_device_opens_and_shares_the_membership_tag():
-    assert open_broadcast(SELECTED, MANIFEST, DATA) == (PACKAGE, MEMBERSHIP)
+def reason(manifest: Manifest, blob: bytes) -> str:
+    with pytest.raises(ProtocolError) as caught:
+        open_broadcast(SELECTED[0], manifest, blob)
+    return caught.value.reason
 
 
-def test_nobody_else_opens():
-    assert open_broadcast(OTHER, MANIFEST, DATA) is None
+def changed(**fields: Any) -> Manifest:
+    return msgspec.structs.replace(MANIFEST, **fields)
 
 
-def test_the_package_is_not_in_the_blob():
-    assert b"the model" not in DATA and MANIFEST.package_bytes == len(PACKAGE)
-    assert MANIFEST.stanza_bytes == 16 * 80
+def test_every_selected_key_opens_the_same_and_nobody_else_anything() -> None:
+    assert [open_broadcast(key, MANIFEST, BLOB) for key in SELECTED] == [(PACKAGE, TAG)] * 3
+    assert open_broadcast(OpeningKey.generate(), MANIFEST, BLOB) is None
+    assert open_broadcast(CLOUD, MANIFEST, BLOB) is None
+    assert PACKAGE[:16] not in BLOB
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"at": at(3, 3)},
-        {"at": at(4, 2)},
-        {"at": Exchanged(b"K" * 16, 3, 2)},
-        {"kind": "release"},
-        {"sequence": 10},
-        {"job_digest": b"e" * 32},
-        {"phase": "centre"},
-        {"cloud_key": OTHER.public().to_bytes()},
-        {"package_digest": b"z" * 32},
-    ],
-    ids=lambda c: next(iter(c)),
-)
-def test_a_blob_opens_under_no_other_manifest(changes):
-    assert open_broadcast(SELECTED, change(MANIFEST, **changes), DATA) is None
+def test_the_manifest_tells_the_terms_and_the_measures() -> None:
+    assert (MANIFEST.at, MANIFEST.groups, MANIFEST.selected) == (TERMS.at, TERMS.groups, 3)
+    assert MANIFEST.package_digest == hashlib.sha256(PACKAGE).digest()
+    assert MANIFEST.package_bytes == len(PACKAGE)
+    assert MANIFEST.blob.digest == hashlib.sha256(BLOB).digest()
+    assert MANIFEST.stanza_bytes == 16 * 80  # the smallest bucket, dummies included
 
 
-def test_another_commitment_is_seen():
-    with pytest.raises(ProtocolError, match="wrong_commitment"):
-        open_broadcast(SELECTED, change(MANIFEST, commitment=b"z" * 32), DATA)
+def test_two_broadcasts_of_one_package_share_no_secret() -> None:
+    again, blob, tag = seal_broadcast(TERMS, PACKAGE, [key.public() for key in SELECTED], 1024)
+    assert (again.commitment, blob, tag) != (MANIFEST.commitment, BLOB, TAG)
+    assert again.commitment != MANIFEST.commitment
+    assert tag != TAG
+    assert reason(changed(commitment=again.commitment), BLOB) == "wrong_commitment"
 
 
-@pytest.mark.parametrize("position", [16 * 80, 16 * 80 + 40, -1])
-def test_a_changed_stream_is_seen(position):
-    broken = bytearray(DATA)
-    broken[position] ^= 1
-    with pytest.raises(ProtocolError, match="broken_stream"):
-        open_broadcast(SELECTED, MANIFEST, bytes(broken))
+BOUND: list[dict[str, Any]] = [
+    {"kind": "release"},
+    {"at": Exchanged(b"K" * 16, 4, 2)},
+    {"at": Exchanged(b"J" * 16, 5, 2)},
+    {"at": Exchanged(b"J" * 16, 4, 3)},
+    {"sequence": 10},
+    {"job_digest": b"e" * 32},
+    {"phase": "centre"},
+    {"cloud_key": bytes(32)},
+    {"package_digest": b"p" * 32},
+]
 
 
-@pytest.mark.parametrize("broken", [DATA[:-1], DATA + b"\0", DATA[: 16 * 80]])
-def test_a_cut_or_extended_stream_is_seen(broken):
-    with pytest.raises(ProtocolError, match="broken_stream"):
-        open_broadcast(SELECTED, MANIFEST, broken)
+@pytest.mark.parametrize("fields", BOUND, ids=lambda f: next(iter(f)))
+def test_the_blob_opens_under_its_own_manifest_alone(fields: dict[str, Any]) -> None:
+    assert open_broadcast(SELECTED[0], changed(**fields), BLOB) is None
 
 
-# --- segments -----------------------------------------------------------------------------
+def test_a_selected_device_that_knows_the_key_cannot_fork_the_commitment() -> None:
+    assert reason(changed(commitment=bytes(32)), BLOB) == "wrong_commitment"
+
+
+def test_no_byte_of_the_blob_can_be_altered_unseen() -> None:
+    stream = MANIFEST.stanza_bytes
+    for place in (*range(0, stream, 40), *range(stream, len(BLOB), 7), len(BLOB) - 1):
+        blob = bytearray(BLOB)
+        blob[place] ^= 1
+        if place < stream:  # of the stanzas one at most is this device's
+            opened = open_broadcast(SELECTED[0], MANIFEST, bytes(blob))
+            assert opened in (None, (PACKAGE, TAG))
+        else:
+            assert reason(MANIFEST, bytes(blob)) == "broken_stream"
+    every_stanza = bytearray(BLOB)
+    every_stanza[40:stream:80] = bytes(b ^ 1 for b in BLOB[40:stream:80])
+    assert open_broadcast(SELECTED[0], MANIFEST, bytes(every_stanza)) is None
+
+
+@pytest.mark.parametrize("blob", [BLOB[:-1], BLOB + b"\0", BLOB[: MANIFEST.stanza_bytes]])
+def test_a_cut_or_longer_stream_is_refused(blob: bytes) -> None:
+    assert reason(MANIFEST, blob) == "broken_stream"
+
+
+@pytest.mark.parametrize("stanza_bytes", [0, 79, 1 << 40])
+def test_a_false_measure_of_the_stanzas_opens_nothing(stanza_bytes: int) -> None:
+    assert open_broadcast(SELECTED[0], changed(stanza_bytes=stanza_bytes), BLOB) is None
+
+
+def test_parts_of_two_broadcasts_do_not_fit_together() -> None:
+    other, blob, _ = seal_broadcast(
+        replace(TERMS, sequence=10), PACKAGE, [key.public() for key in SELECTED], 1024
+    )
+    cut = MANIFEST.stanza_bytes
+    assert reason(MANIFEST, BLOB[:cut] + blob[cut:]) == "broken_stream"
+    assert open_broadcast(SELECTED[0], MANIFEST, blob[:cut] + BLOB[cut:]) is None
+    assert open_broadcast(SELECTED[0], other, BLOB) is None
+
+
+# --- segments ------------------------------------------------------------------------------
 
 TENSOR = bytes(range(100))
+SEALED = seal_segment(MANIFEST, GROUP, TAG, TENSOR)
 
 
-def sealed(group=GROUPS[0], membership=MEMBERSHIP, manifest=MANIFEST):
-    return seal_segment(manifest, group, membership, TENSOR[: group.padded_bytes])
+def opened(**other: Any) -> bytes | None:
+    values: dict[str, Any] = {
+        "key": CLOUD,
+        "at": MANIFEST.at,
+        "job_digest": MANIFEST.job_digest,
+        "group": GROUP,
+        "membership": TAG,
+        "sealed": SEALED,
+    }
+    return open_segment(**(values | other))
 
 
-def opened(ciphertext, where=MANIFEST.at, digest=TERMS.job_digest, group=GROUPS[0], key=None):
-    return open_segment(key or CLOUD_ROUND, where, digest, group, MEMBERSHIP, ciphertext)
+def test_a_segment_has_its_public_size_and_its_own_key_each_time() -> None:
+    assert opened() == TENSOR + bytes(28)
+    assert len(SEALED) == GROUP.padded_bytes + SEAL_OVERHEAD_BYTES
+    assert seal_segment(MANIFEST, GROUP, TAG, TENSOR)[:32] != SEALED[:32]
 
 
-def test_a_segment_opens_padded_to_its_public_size():
-    assert opened(sealed()) == TENSOR + bytes(28)
-    assert len(sealed()) == 128 + 48
+@pytest.mark.parametrize(("count", "public"), [(0, 0), (1, 64), (64, 64), (65, 128), (4000, 4032)])
+def test_public_sizes_are_multiples_of_64_bytes(count: int, public: int) -> None:
+    assert padded(count) == public
 
 
-def test_two_segments_of_one_tensor_are_different():
-    assert sealed() != sealed()
+ELSEWHERE: list[dict[str, Any]] = [
+    {"key": SELECTED[0]},
+    {"at": Exchanged(b"K" * 16, 4, 2)},
+    {"at": Exchanged(b"J" * 16, 3, 2)},
+    {"at": Exchanged(b"J" * 16, 4, 1)},
+    {"job_digest": b"e" * 32},
+    {"group": Group("softmax", 128)},
+    {"membership": bytes(32)},
+    {"sealed": SEALED[:-1]},
+    {"sealed": SEALED + b"\0"},
+    {"sealed": b""},
+]
 
 
-@pytest.mark.parametrize(
-    "expected",
-    [
-        {"where": at(3, 3)},
-        {"where": at(4, 2)},
-        {"digest": b"e" * 32},
-        {"group": Group("layer1", 128)},
-        {"group": Group("layer0", 64)},
-        {"key": OTHER},
-    ],
-    ids=lambda e: repr(e)[:40],
-)
-def test_a_segment_opens_only_for_its_own_round_job_and_group(expected):
-    assert opened(sealed(), **expected) is None
+@pytest.mark.parametrize("other", ELSEWHERE, ids=lambda o: next(iter(o)))
+def test_a_segment_counts_in_its_own_place_alone(other: dict[str, Any]) -> None:
+    assert opened(**other) is None
 
 
-@pytest.mark.parametrize("guess", [b"", bytes(32), MEMBERSHIP[:-1] + b"?"])
-def test_who_did_not_open_the_round_cannot_make_a_segment(guess):
-    assert opened(sealed(membership=guess)) is None
+def test_no_byte_of_a_segment_can_be_altered_unseen() -> None:
+    for place in range(len(SEALED)):
+        sealed = bytearray(SEALED)
+        sealed[place] ^= 0x10
+        assert opened(sealed=bytes(sealed)) is None
 
 
-def test_a_changed_segment_does_not_open():
-    ciphertext = bytearray(sealed())
-    ciphertext[60] ^= 1
-    assert opened(bytes(ciphertext)) is None
+def test_a_segment_of_another_size_than_public_is_none() -> None:
+    longer = seal_segment(MANIFEST, Group(GROUP.name, 192), TAG, TENSOR)
+    shorter = seal_segment(MANIFEST, Group(GROUP.name, 100), TAG, TENSOR)
+    assert opened(sealed=longer) is None
+    assert opened(sealed=shorter) is None
 
 
-def test_a_tensor_above_the_public_size_is_refused():
-    with pytest.raises(ProtocolError, match="wrong_size"):
-        seal_segment(MANIFEST, GROUPS[1], MEMBERSHIP, bytes(65))
+def test_a_tensor_above_its_public_size_is_not_cut() -> None:
+    with pytest.raises(ProtocolError) as caught:
+        seal_segment(MANIFEST, GROUP, TAG, bytes(129))
+    assert caught.value.reason == "wrong_size"
+    assert opened(sealed=seal_segment(MANIFEST, GROUP, TAG, b"x" * 128)) == b"x" * 128
 
 
-@pytest.mark.parametrize(("size", "public"), [(0, 0), (1, 64), (64, 64), (65, 128)])
-def test_public_sizes_are_multiples_of_64(size, public):
-    assert padded(size) == public
+def test_the_segment_is_bound_to_the_membership_of_this_very_broadcast() -> None:
+    """A device that was not selected knows the manifest but not the tag."""
+    _, _, other = seal_broadcast(TERMS, PACKAGE, [key.public() for key in SELECTED], 1024)
+    assert opened(sealed=seal_segment(MANIFEST, GROUP, other, TENSOR)) is None
+    assert opened(sealed=seal_segment(MANIFEST, GROUP, MANIFEST.commitment, TENSOR)) is None

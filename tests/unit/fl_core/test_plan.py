@@ -1,0 +1,135 @@
+"""A job's plan: exchanges, public sizes and the whole price, from the job alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from fl_core.config import Job
+from fl_core.errors import ProtocolError
+from fl_core.plan import SOFTMAX, JobPlan
+from fl_core.protocol.messages import Group
+
+ROUNDS = 6
+
+
+def job(**changes: Any) -> Job:
+    plain: dict[str, Any] = {
+        "job": "planned",
+        "data": {"source": "s", "classes": 3, "input_shape": (5,), "nominal_records": 40},
+        "features": ({"name": "identity"},),
+        "train": {"method": "fm", "rounds": ROUNDS},
+        "privacy": {"epsilon": 4.0, "delta": 1e-4},
+        "encrypt": {"privacy_eval_type": "LAPLACE", "laplace_eval": {"laplace_eval_eps": 10.0}},
+        "unsupervised": {"every_rounds": 2},
+    }
+    return Job.model_validate({**plain, **changes})
+
+
+def test_the_preparatory_exchanges_come_first_and_indices_count_on() -> None:
+    plan = JobPlan(job())
+    assert [e.index for e in plan.exchanges] == list(range(1, ROUNDS + 3))
+    assert [e.phase for e in plan.exchanges[:3]] == ["centre", "quadratic", "train"]
+    assert [e.number for e in plan.exchanges] == [0, 0, *range(1, ROUNDS + 1)]
+    assert [e.number for e in plan.exchanges if e.infer] == [2, 4, 6]
+    assert (plan.exchanges[0].label, plan.exchanges[-1].label) == ("centre", "round 6")
+
+
+def test_two_parties_make_the_same_plan_of_one_job() -> None:
+    here, there = JobPlan(job()), JobPlan(Job.from_canonical(job().canonical()))
+    assert here.exchanges == there.exchanges
+    assert here.events() == there.events()
+    assert [here.groups(e) for e in here.exchanges] == [there.groups(e) for e in there.exchanges]
+
+
+@pytest.mark.parametrize("index", [0, -1, ROUNDS + 3, 2**31])
+def test_a_round_outside_the_plan_is_unknown(index: int) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        JobPlan(job()).exchange(index)
+    assert caught.value.reason == "unknown_round"
+
+
+def test_groups_state_public_sizes_and_the_softmax_comes_last() -> None:
+    plan = JobPlan(job())
+    assert plan.groups(plan.exchange(1)) == (Group("centre", 64),)  # 5 × 8 bytes
+    assert plan.groups(plan.exchange(2)) == (Group("quadratic", 128),)  # 15 × 8 bytes
+    assert plan.groups(plan.exchange(3)) == (Group("head.weight", 64),)  # 15 × 4 bytes
+    assert plan.groups(plan.exchange(4)) == (Group("head.weight", 64), Group(SOFTMAX, 64))
+    assert plan.segments(plan.exchange(4))[-1].shape == (3,)
+
+
+def test_the_whole_price_is_what_the_job_says() -> None:
+    plan = JobPlan(job())
+    quote = plan.quote()
+    assert 3.9 < quote.training.epsilon <= 4.0
+    assert quote.training.delta <= 1e-4
+    assert (quote.training.status, quote.training.unit) == ("proven", "record")
+    assert quote.inference.epsilon == pytest.approx(30, rel=1e-9)
+    assert quote.inference.unit == "device"
+    by_purpose = Counter(event.purpose for event in plan.events())
+    assert by_purpose == {"train": ROUNDS + 2, "infer": 3}
+
+
+def test_what_was_spent_grows_with_the_exchanges_from_nothing_to_the_whole() -> None:
+    plan = JobPlan(job())
+    spent = [plan.quote(until) for until in range(ROUNDS + 3)]
+    training = [quote.training.epsilon for quote in spent]
+    assert training[0] == 0
+    assert training == sorted(set(training))
+    assert spent[-1] == plan.quote()
+    assert [round(q.inference.epsilon) for q in spent] == [0, 0, 0, 0, 10, 10, 20, 20, 30]
+
+
+def test_an_inference_only_device_is_asked_for_inferences_alone() -> None:
+    plan = JobPlan(job())
+    events = plan.events(trains=False)
+    assert [event.purpose for event in events] == ["infer"] * 3
+    assert plan.request("x", trains=False).events == events
+    assert plan.request("x").events == plan.events()
+    assert plan.request("x").delta == 1e-4
+
+
+def test_a_device_that_may_answer_twice_pays_for_two_rounds_and_the_phases() -> None:
+    few = JobPlan(job(privacy={"epsilon": 4.0, "delta": 1e-4, "max_participations": 2}))
+    training = [event for event in few.events() if event.purpose == "train"]
+    assert len(training) == 4
+    assert 3.9 < few.quote().training.epsilon <= 4.0
+    # The same ε for fewer answers buys less noise in each.
+    assert few.quote(3).training.epsilon > JobPlan(job()).quote(3).training.epsilon
+
+
+def test_an_answer_costs_what_the_plan_says() -> None:
+    plan = JobPlan(job())
+    expected = [event for e in plan.exchanges for event in plan.device.price(e)]
+    assert [event for event in plan.events() if event.purpose == "train"] == expected
+
+
+def test_an_upload_without_noise_has_no_guarantee() -> None:
+    open_job = job(
+        encrypt={"privacy_eval_type": "NOT_ENCRYPT"},
+        privacy={"epsilon": 4.0, "delta": 1e-4, "accept_unproven": True},
+    )
+    plan = JobPlan(open_job)
+    assert plan.softmax_epsilon is None
+    assert plan.softmax_event().status == "none"
+    assert plan.quote().inference.status == "none"
+    assert plan.quote().training.status == "proven"
+
+
+def test_half_the_sensitivity_is_priced_twice() -> None:
+    encrypt = {
+        "privacy_eval_type": "LAPLACE",
+        "laplace_eval": {"laplace_eval_eps": 10.0},
+        "laplace_eval_sensitivity": 1,
+    }
+    quote = JobPlan(job(encrypt=encrypt)).quote()
+    assert quote.inference.epsilon == pytest.approx(60, rel=1e-9)
+    assert quote.inference.status == "proven"
+
+
+def test_a_job_without_evaluation_asks_for_no_inference() -> None:
+    plan = JobPlan(job(unsupervised={"every_rounds": 2, "eval_type": "NOT_EVAL"}))
+    assert not any(e.infer for e in plan.exchanges)
+    assert plan.quote().inference.epsilon == 0
