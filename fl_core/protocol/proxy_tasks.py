@@ -8,7 +8,8 @@ from typing import Protocol
 
 from fl_core.crypto.keys import VerifyKey
 from fl_core.protocol.collection import Held
-from fl_core.protocol.messages import Batch, Commit, Exchanged, Manifest, Note, Signed
+from fl_core.protocol.envelope import Signer
+from fl_core.protocol.messages import Ack, Batch, Commit, Exchanged, Manifest, Note, Signed
 
 
 class Registry(Protocol):
@@ -101,8 +102,25 @@ class ProxySettings:
 
 
 Shuffle = Callable[[list[bytes]], None]
+RoundKey = tuple[bytes, int, int]
 
 
 def key_of(at: Exchanged) -> tuple[bytes, int, int]:
     """A round as a dictionary key."""
     return (at.job_id, at.round, at.attempt)
+
+
+@dataclass
+class ProxyParts:
+    """What both sides of the proxy's machine share."""
+
+    signer: Signer
+    cloud_key: VerifyKey
+    registry: Registry
+    shuffle: Shuffle
+    memory: ProxyMemory
+    settings: ProxySettings
+
+    def ack(self, digest: bytes, status: str, reason: str = "") -> Note:
+        """A signed acknowledgement; `status` is one of `Ack`'s."""
+        return self.signer.note(Ack(digest, status, reason))  # type: ignore[arg-type]

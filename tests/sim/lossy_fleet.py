@@ -352,7 +352,7 @@ class LossyFleet:
         proxy = self.net.nodes[fx.Proxy()]
         machine = proxy.machine
         assert isinstance(machine, ProxyMachine)
-        (collection,) = machine.rounds.values()
+        (collection,) = machine.rounds.by_key.values()
         tensor = device.number.to_bytes(8, "big")
         data = b"".join(seal_segment(collection.manifest, g, membership, tensor) for g in GROUPS)
         blob = describe(data, part_bytes(PACKET_BYTES))

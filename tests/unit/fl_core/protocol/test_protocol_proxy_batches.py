@@ -43,7 +43,7 @@ def opened(shuffle=None, memory=None, floor=3, **changes):
 
 
 def state(machine):
-    return machine.rounds[JOB, 1, 1].state
+    return machine.rounds.by_key[JOB, 1, 1].state
 
 
 def decline(machine, number):

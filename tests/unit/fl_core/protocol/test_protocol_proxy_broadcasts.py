@@ -145,6 +145,18 @@ def test_an_older_release_cannot_replace_a_newer_one():
     assert [kept.header for kept in machine.memory.kept.values()] == [new]
 
 
+def test_an_older_announcement_cannot_replace_a_newer_one():
+    """A new one is sealed to the devices that are enrolled now."""
+    machine = proxy()
+    new = manifest(b"new", at(0, 2), kind="job", sequence=9)
+    cloud_says(machine, offer(new, b"new"))
+    out = cloud_says(machine, offer(manifest(b"old", at(0, 1), kind="job", sequence=8), b"old"))
+    assert refused(out) == ["replayed_job"]
+    newest = manifest(b"newest", at(0, 3), kind="job", sequence=10)
+    cloud_says(machine, offer(newest, b"newest"))
+    assert [kept.header for kept in machine.memory.kept.values()] == [newest]
+
+
 @pytest.mark.parametrize(
     ("signer", "reason"),
     [(Signer("cloud", signing_key(9)), "forged"), (PROXY, "unknown_signer")],
@@ -153,7 +165,7 @@ def test_only_the_cloud_s_key_broadcasts(signer, reason):
     machine = proxy()
     out = cloud_says(machine, offer(manifest(MODEL), MODEL, signer))
     assert refused(out) == [reason] and out == of(out, fx.Refuse)
-    assert machine.memory.kept == {} and machine.rounds == {}
+    assert machine.memory.kept == {} and machine.rounds.by_key == {}
 
 
 def test_a_device_cannot_broadcast_even_with_the_cloud_s_own_manifest():
@@ -161,7 +173,7 @@ def test_a_device_cannot_broadcast_even_with_the_cloud_s_own_manifest():
     assert refused(says(machine, ME, offer(manifest(MODEL), MODEL))) == ["unknown_signer"]
     forged = offer(manifest(MODEL), MODEL, ME.signer)
     assert refused(says(machine, ME, forged)) == ["unexpected_header"]
-    assert machine.rounds == {}
+    assert machine.rounds.by_key == {}
 
 
 @pytest.mark.parametrize(
@@ -176,7 +188,7 @@ def test_a_device_cannot_broadcast_even_with_the_cloud_s_own_manifest():
 def test_a_broadcast_that_cannot_be_fetched_changes_nothing(header, data, reason):
     machine = proxy()
     assert refused(cloud_says(machine, offer(header, data))) == [reason]
-    assert machine.memory.kept == {} and machine._from_cloud == {}
+    assert machine.memory.kept == {} and machine.broadcasts.arriving == {}
 
 
 def test_a_new_attempt_ends_the_earlier_ones():
@@ -184,7 +196,7 @@ def test_a_new_attempt_ends_the_earlier_ones():
     open_round(machine)
     out = open_round(machine, manifest(MODEL, at(1, 2)))
     assert RoundDropped(at(1, 1)) in stored(out)
-    assert list(machine.rounds) == [(JOB, 1, 2)]
+    assert list(machine.rounds.by_key) == [(JOB, 1, 2)]
     assert [kept.header.at for kept in machine.memory.kept.values()] == [at(1, 2)]
 
 
@@ -272,7 +284,7 @@ def test_a_device_speaks_for_itself_alone(note, reason):
     machine = proxy()
     open_round(machine)
     assert refused(says(machine, ME, note)) == [reason]
-    assert machine.online == set() and len(machine.rounds) == 1
+    assert machine.online == set() and len(machine.rounds.by_key) == 1
 
 
 def test_a_device_that_was_not_admitted_is_unknown():
@@ -297,7 +309,7 @@ def test_a_close_drops_the_job_tells_the_devices_and_is_acknowledged():
     note = CLOUD.note(Close(JOB, "completed"))
     out = cloud_says(machine, note)
     assert JobEnded(JOB, note) in stored(out) and RoundDropped(at()) in stored(out)
-    assert to_devices(out) == [note] and machine.rounds == {} and machine.memory.kept == {}
+    assert to_devices(out) == [note] and machine.rounds.by_key == {} and machine.memory.kept == {}
     again = cloud_says(machine, note)
     assert acks(again) == acks(out) == [("held", "")] and to_devices(again) == []
 

@@ -44,7 +44,7 @@ def opened(**settings):
 
 
 def collection(machine):
-    return machine.rounds[JOB, 1, 1]
+    return machine.rounds.by_key[JOB, 1, 1]
 
 
 def test_an_upload_is_durable_before_it_is_acknowledged():
@@ -96,7 +96,7 @@ def test_another_than_the_public_size_is_refused(extra):
     blob = Blob(b"x" * 32, SEALED_BYTES[0] + extra, PART_BYTES)
     out = says(machine, FLEET[0], offer(Upload(at(), (0,), blob), b"", FLEET[0].signer))
     assert refused(out) == ["wrong_size"] and acks(out) == [("refused", "wrong_size")]
-    assert machine._from_devices == {}
+    assert machine.rounds.arriving == {}
 
 
 def test_part_of_the_groups_is_an_upload_too():
