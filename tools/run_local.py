@@ -69,7 +69,8 @@ def run_local(
     if interrupted:
         fleet.progress.note(f"Interrupted; what there is so far is in {out}")
         return INTERRUPTED
-    write_report(result, fleet.record.events, out / "report.html")
+    with fleet.progress.console.status("drawing the report"):
+        write_report(result, fleet.record.events, out / "report.html")
     if as_json:
         print(json.dumps(result, allow_nan=False))
     if failure is not None:
