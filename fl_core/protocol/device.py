@@ -7,15 +7,14 @@ the result; the machine decides what is fresh, what is answered, and when to sen
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 
 from fl_core.crypto.keys import VerifyKey
 from fl_core.errors import ProtocolError
 from fl_core.protocol import effects as fx
-from fl_core.protocol.blob import describe
 from fl_core.protocol.codec import decode_body, decode_header
+from fl_core.protocol.device_fetches import Complete, Fetches
+from fl_core.protocol.device_outbox import Outbox
 from fl_core.protocol.envelope import BODY_LABEL, HEADER_LABEL, Signer, check
 from fl_core.protocol.messages import (
     Ack,
@@ -33,7 +32,6 @@ from fl_core.protocol.messages import (
     Offer,
     Part,
     Signed,
-    Upload,
     Want,
 )
 from fl_core.protocol.package import JobPackage, Package, ReleasePackage, RoundPackage
@@ -47,21 +45,15 @@ from fl_core.protocol.tasks import (
     Memory,
     Open,
     Opened,
-    OutboxDrop,
-    OutboxPut,
     Sealed,
     Seen,
+    Settings,
     Work,
 )
-from fl_core.protocol.transfer import (
-    Fetch,
-    answer_need,
-    check_fetchable,
-    first_data,
-    part_bytes,
-    sends,
-)
+from fl_core.protocol.transfer import check_fetchable
 from fl_core.protocol.transitions import StateTable
+
+__all__ = ["TABLE", "DeviceMachine", "Settings", "State"]
 
 
 class State(Enum):
@@ -94,17 +86,6 @@ TABLE = StateTable(
 )
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Bounds and waits of one device."""
-
-    packet_bytes: int = 65536
-    blob_bytes: int = 256 << 20
-    repair_s: float = 1.0
-    resend_s: float = 5.0
-    waits_cap_s: float = 30.0
-
-
 class DeviceMachine:
     """One device. `memory` is changed only together with the `Store` effects that say so."""
 
@@ -120,10 +101,11 @@ class DeviceMachine:
         self.memory, self.settings = memory, settings or Settings()
         self.state = TABLE.start
         self.manifest: Manifest | None = None
-        self._fetches: dict[bytes, Fetch] = {}
+        self.fetches = Fetches(self.settings)
+        self.outbox = Outbox(signer, memory, self.settings)
         self._newest_release = memory.release_sequence  # heard of, perhaps not yet installed
         self._waiting: Offer | None = None  # a round whose job is still being fetched
-        self._resends = self._hellos = 0
+        self._hellos = 0
         self._greeting = b""
 
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
@@ -142,7 +124,7 @@ class DeviceMachine:
             case fx.Received(message=Part() as part):
                 return self._part(part)
             case fx.Received(message=Need() as need):
-                return self._need(need)
+                return self.outbox.need(need)
             case fx.Received(message=Note(body=signed)):
                 return self._note(signed)
             case fx.Timer(name=name):
@@ -158,10 +140,10 @@ class DeviceMachine:
     def _connected(self) -> list[fx.Effect]:
         self._hellos = 0
         out = self._hello()
-        if self.memory.outbox and self.state is State.IDLE:
+        if self.outbox.item and self.state is State.IDLE:
             self.state = TABLE.step(self.state, "restored")
         if self.state is State.UPLOADING:
-            out += self._send_upload()
+            out += self.outbox.send()
         return out
 
     def _hello(self) -> list[fx.Effect]:
@@ -186,7 +168,7 @@ class DeviceMachine:
         header = decode_header(offer.header)
         if not isinstance(header, Manifest | Commit):
             raise ProtocolError("unexpected_header")
-        if isinstance(header, Commit) and not self._is_mine(header.at):
+        if isinstance(header, Commit) and not self.outbox.is_for(header.at):
             return []
         check_fetchable(offer, header.blob, self.settings.blob_bytes)
         if isinstance(header, Commit):
@@ -211,7 +193,7 @@ class DeviceMachine:
         if header.sequence == self.memory.release_sequence:
             return []
         self._newest_release = header.sequence
-        self._forget_fetches(lambda old: _kind(old) == "release" and old != header)
+        self.fetches.forget(lambda old: _kind(old) == "release" and old != header)
         return self._fetch(offer, header)
 
     def _round(self, offer: Offer, manifest: Manifest) -> list[fx.Effect]:
@@ -232,71 +214,41 @@ class DeviceMachine:
         out: list[fx.Effect] = [] if mark == seen else [fx.Store(mark)]
         self.state = TABLE.step(self.state, "manifest")
         self.memory.seen[manifest.at.job_id] = mark
-        self.manifest, self._resends = manifest, 0
-        self._forget_fetches(lambda old: _kind(old) in ("round", "commit"))
-        if self.memory.outbox:
-            self.memory.outbox = None
-            out.append(fx.Store(OutboxDrop()))
-        out.append(fx.CancelTimer("resend"))
+        self.manifest = manifest
+        self.fetches.forget(lambda old: _kind(old) in ("round", "commit"))
+        out += [*self.outbox.drop(), fx.CancelTimer("resend")]
         out.append(fx.SetTimer("deadline", manifest.deadline_s + manifest.grace_s))
         return out + self._fetch(offer, manifest)
 
     def _busy_with(self, at: Exchanged) -> bool:
-        outbox = self.memory.outbox
-        return (self.manifest is not None and self.manifest.at == at) or (
-            outbox is not None and outbox.at == at
-        )
+        here = self.manifest is not None and self.manifest.at == at
+        return here or self.outbox.is_for(at)
 
     def _fetch_inline(self, offer: Offer, manifest: Manifest) -> list[fx.Effect]:
         """A repeated offer may carry the blob that the first one lacked."""
-        if self.state is State.FETCHING and manifest.blob.digest in self._fetches:
-            return self._take(self._fetches[manifest.blob.digest], offer)
+        if self.state is State.FETCHING and manifest.blob.digest in self.fetches.under_way:
+            return self._complete(self.fetches.offer(offer, manifest))
         return []
-
-    def _forget_fetches(self, over: Callable[[Header], bool]) -> None:
-        """Stop fetching what is over: a fetch that cannot end must not take a place for good."""
-        self._fetches = {d: f for d, f in self._fetches.items() if not over(f.header)}
-
-    def _is_mine(self, at: Exchanged) -> bool:
-        return self.memory.outbox is not None and self.memory.outbox.at == at
 
     # --- fetching ---
 
     def _fetch(self, offer: Offer, header: Manifest | Commit) -> list[fx.Effect]:
-        digest = header.blob.digest
-        if digest not in self._fetches:
-            if len(self._fetches) >= 8:
-                raise ProtocolError("too_many_fetches")
-            self._fetches[digest] = Fetch(offer, header, self.settings.blob_bytes)
-        out: list[fx.Effect] = [fx.SetTimer("repair", self.settings.repair_s)]
-        return out + self._take(self._fetches[digest], offer)
-
-    def _take(self, fetch: Fetch, offer: Offer) -> list[fx.Effect]:
-        complete = False
-        for part in first_data(offer, fetch.header.blob):
-            complete = fetch.add(part)
-        return self._complete(fetch) if complete else []
+        complete = self.fetches.offer(offer, header)
+        return [fx.SetTimer("repair", self.settings.repair_s), *self._complete(complete)]
 
     def _part(self, part: Part) -> list[fx.Effect]:
-        fetch = self._fetches.get(part.blob)
-        if fetch is None:
-            return []  # parts are broadcast: most are of no interest here
-        if fetch.add(part):
-            return self._complete(fetch)
-        need = fetch.next_need(timer=False)
-        return [fx.Send(fx.Proxy(), need)] if need else []
+        taken = self.fetches.part(part)
+        return taken if isinstance(taken, list) else self._complete(taken)
 
-    def _complete(self, fetch: Fetch) -> list[fx.Effect]:
-        data = fetch.assembly.finish()
-        del self._fetches[fetch.header.blob.digest]
-        header = fetch.header
-        if isinstance(header, Commit):
-            return self._committed(header, data)
-        if not isinstance(header, Manifest):
-            return []
-        if header.kind == "round":
-            self.state = TABLE.step(self.state, "complete")
-        return [fx.Work(Open(header, data))]
+    def _complete(self, complete: Complete | None) -> list[fx.Effect]:
+        match complete:
+            case (Commit() as commit, data):
+                return self._committed(commit, data)
+            case (Manifest() as manifest, data):
+                if manifest.kind == "round":
+                    self.state = TABLE.step(self.state, "complete")
+                return [fx.Work(Open(manifest, data))]
+        return []
 
     # --- outcomes of the host's work ---
 
@@ -353,30 +305,10 @@ class DeviceMachine:
     def _sealed(self, manifest: Manifest, sealed: Sealed) -> list[fx.Effect]:
         if manifest != self.manifest:
             return []  # a newer round came while this one was computed
-        blob = describe(sealed.data, part_bytes(self.settings.packet_bytes))
-        upload = Upload(manifest.at, sealed.groups, blob)
-        item = OutboxPut(manifest.at, self.signer.header(upload), upload, sealed.sizes, sealed.data)
         self.state = TABLE.step(self.state, "sealed")
-        self.memory.outbox = item
-        return [fx.Store(item), *self._send_upload()]
+        return self.outbox.put(manifest.at, sealed)
 
-    # --- upload ---
-
-    def _send_upload(self) -> list[fx.Effect]:
-        item = self.memory.outbox
-        if item is None:
-            return []
-        wait_s = min(self.settings.resend_s * 2**self._resends, self.settings.waits_cap_s)
-        packets = sends(
-            fx.Proxy(), item.header, item.upload.blob, item.data, self.settings.packet_bytes
-        )
-        return [*packets, fx.SetTimer("resend", wait_s)]
-
-    def _need(self, need: Need) -> list[fx.Effect]:
-        item = self.memory.outbox
-        if item is None or item.upload.blob.digest != need.blob:
-            return []
-        return list(answer_need(fx.Proxy(), need, item.upload.blob, item.data))
+    # --- notes ---
 
     def _note(self, signed: Signed) -> list[fx.Effect]:
         if signed.signer == "cloud":
@@ -397,33 +329,25 @@ class DeviceMachine:
         return self._acknowledged(body)
 
     def _acknowledged(self, ack: Ack) -> list[fx.Effect]:
-        item = self.memory.outbox
+        item = self.outbox.item
         if item is None or item.upload.blob.digest != ack.blob or self.state is not State.UPLOADING:
             return []
         if ack.status == "held":
             self.state = TABLE.step(self.state, "held")
             return [fx.CancelTimer("resend")]
         self.state = TABLE.step(self.state, "refused")
-        self.memory.outbox = None
-        return [
-            fx.CancelTimer("resend"),
-            fx.Store(OutboxDrop()),
-            fx.Report("upload_refused", {"round": item.at.round, "why": ack.reason or ack.status}),
-        ]
+        what = {"round": item.at.round, "why": ack.reason or ack.status}
+        report = fx.Report("upload_refused", what)
+        return [fx.CancelTimer("resend"), *self.outbox.drop(), report]
 
     def _committed(self, commit: Commit, data: bytes) -> list[fx.Effect]:
-        item = self.memory.outbox
+        item = self.outbox.item
         if item is None or item.at != commit.at:
             return []
-        hashes = {data[i : i + 32] for i in range(0, len(data), 32)}
-        offset, counted = 0, 0
-        for size in item.sizes:
-            counted += hashlib.sha256(item.data[offset : offset + size]).digest() in hashes
-            offset += size
+        counted = self.outbox.counted(data)
         self.state = TABLE.step(self.state, "closed")
-        self.memory.outbox = None
         what = {"round": commit.at.round, "segments": len(item.sizes), "counted": counted}
-        return [fx.CancelTimer("resend"), fx.Store(OutboxDrop()), fx.Report("counted", what)]
+        return [fx.CancelTimer("resend"), *self.outbox.drop(), fx.Report("counted", what)]
 
     def _close(self, close: Close) -> list[fx.Effect]:
         if close.job_id in self.memory.closed:
@@ -432,12 +356,10 @@ class DeviceMachine:
         self.memory.jobs.discard(close.job_id)
         self.memory.seen.pop(close.job_id, None)
         out: list[fx.Effect] = [fx.Store(JobClosed(close.job_id, close.status))]
-        self._forget_fetches(lambda old: _kind(old) != "release" and _job_of(old) == close.job_id)
-        upload = self.memory.outbox
+        self.fetches.forget(lambda old: _kind(old) != "release" and _job_of(old) == close.job_id)
+        upload = self.outbox.item
         here = upload is not None and upload.at.job_id == close.job_id
-        if here:
-            self.memory.outbox = None
-            out.append(fx.Store(OutboxDrop()))
+        out += self.outbox.drop() if here else []
         # After a restart the upload may be all that is left of the round.
         if here or (self.manifest is not None and self.manifest.at.job_id == close.job_id):
             self.state = TABLE.step(self.state, "closed")
@@ -450,22 +372,13 @@ class DeviceMachine:
     def _timer(self, name: str) -> list[fx.Effect]:
         if name == "hello":
             return self._hello()
+        if name == "repair":
+            return self.fetches.repair()
         if name == "resend" and self.state is State.UPLOADING:
-            self._resends += 1
-            return self._send_upload()
+            return self.outbox.send_again()
         if name == "deadline" and self.state is State.UPLOADING:
             self.state = TABLE.step(self.state, "expired")
-            self.memory.outbox = None
-            return [fx.CancelTimer("resend"), fx.Store(OutboxDrop())]
-        if name == "repair" and self._fetches:
-            out: list[fx.Effect] = []
-            for fetch in list(self._fetches.values()):
-                need = fetch.next_need(timer=True)
-                if need:
-                    out.append(fx.Send(fx.Proxy(), need))
-            looks = max(fetch.idle_looks for fetch in self._fetches.values())
-            wait_s = min(self.settings.repair_s * 2 ** min(looks, 6), self.settings.waits_cap_s)
-            return [*out, fx.SetTimer("repair", wait_s)]
+            return [fx.CancelTimer("resend"), *self.outbox.drop()]
         return []
 
 

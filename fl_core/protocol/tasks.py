@@ -115,3 +115,14 @@ class Memory:
     closed: set[bytes] = field(default_factory=set)
     release_sequence: int = -1
     outbox: OutboxPut | None = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Bounds and waits of one device."""
+
+    packet_bytes: int = 65536
+    blob_bytes: int = 256 << 20
+    repair_s: float = 1.0
+    resend_s: float = 5.0
+    waits_cap_s: float = 30.0

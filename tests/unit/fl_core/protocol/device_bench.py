@@ -65,4 +65,4 @@ def upload(machine: DeviceMachine, header: Manifest | None = None) -> list[fx.Ef
 def snapshot(machine: DeviceMachine) -> object:
     """Everything that a refused message must leave alone."""
     memory = copy.deepcopy(machine.memory)
-    return machine.state, machine.manifest, memory, list(machine._fetches)
+    return machine.state, machine.manifest, memory, list(machine.fetches.under_way)

@@ -107,6 +107,14 @@ def test_an_upload_is_sent_again_ever_more_rarely_until_acknowledged():
     assert fire(machine, "resend") == []
 
 
+def test_a_proxy_that_is_away_for_days_is_waited_for():
+    machine = device(waits_cap_s=30.0)
+    upload(machine)
+    for _ in range(2000):
+        out = fire(machine, "resend")
+    assert timers(out) == {"resend": 30.0}
+
+
 def test_a_large_upload_goes_in_parts_and_parts_are_sent_again():
     machine, header = device(), manifest(MODEL)
     work_on(machine, header)
