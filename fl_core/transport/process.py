@@ -11,6 +11,7 @@ from fl_core.crypto.keys import SigningKey, VerifyKey
 from fl_core.errors import UsageError
 
 EXIT_S = 3.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def own_signing_key(state_dir: Path, role: str) -> SigningKey:
@@ -18,10 +19,11 @@ def own_signing_key(state_dir: Path, role: str) -> SigningKey:
     state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = state_dir / f"{role}.key"
     if not path.exists():
-        key = SigningKey.generate()
-        key.save(path)
+        SigningKey.generate().save(path)
+    key = SigningKey.load(path)
+    if not path.with_suffix(".pub").exists():
         key.public().save(path.with_suffix(".pub"))
-    return SigningKey.load(path)
+    return key
 
 
 def peer_key(path: Path, whose: str) -> VerifyKey:
@@ -41,8 +43,16 @@ def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[object, object, 
     async def body() -> int:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop.set)
+
+        def asked() -> None:
+            # From now on the system's own action: work that holds the loop cannot delay it.
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+                signal.signal(number, signal.SIG_DFL)
+            stop.set()
+
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, asked)
         return await main(stop)
 
     return asyncio.run(body())

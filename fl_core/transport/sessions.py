@@ -50,6 +50,12 @@ def _password(path: Path | None) -> str | None:
             where=str(path),
             fix="write the password on its first line, readable by this user only",
         ) from None
+    except UnicodeDecodeError:
+        raise UsageError(
+            "the password file is not UTF-8 text",
+            where=str(path),
+            fix="write the password on its first line, in UTF-8",
+        ) from None
     if not lines or not lines[0]:
         raise UsageError(
             "the password file is empty",

@@ -15,6 +15,7 @@ DEVICES_UP = f"{ROOT}/d/+/up"
 CLOUD_OUT = f"{ROOT}/cloud/out"
 CLOUD_IN = f"{ROOT}/cloud/in"
 _UP = re.compile(rf"{ROOT}/d/([0-9a-f]{{16}})/up")
+_BY_PROXY = re.compile(rf"{ALL_DOWN}|{CLOUD_IN}|{ROOT}/d/[0-9a-f]{{16}}/down")
 
 
 def device_up(device: str) -> str:
@@ -34,7 +35,7 @@ def sender_of(topic: str) -> Address | None:
     match = _UP.fullmatch(topic)
     if match:
         return Device(match[1])
-    return Proxy() if topic.startswith(ROOT) and topic.endswith(("/down", "/in")) else None
+    return Proxy() if _BY_PROXY.fullmatch(topic) else None
 
 
 def proxy_topic(to: Address) -> str:
