@@ -1,0 +1,316 @@
+"""The runtime: effects in order, work that fails, refusals, timers and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from fl_core.errors import DataError, ProtocolError
+from fl_core.protocol import effects as fx
+from fl_core.protocol.codec import decode, encode
+from fl_core.protocol.messages import Need
+from fl_core.transport.link import LinkDown
+from fl_core.transport.runtime import INBOX_EVENTS, Refusals, Runtime
+
+LOG = logging.getLogger("edgeveil.test")
+LIMIT = 256
+NEED = Need(b"b" * 32, (1, 2))
+SEND = fx.Send(fx.Proxy(), NEED)
+
+
+class Script:
+    """A machine that answers each event as told and notes what it saw."""
+
+    def __init__(self, answer: Callable[[fx.Event], list[fx.Effect]]) -> None:
+        self.seen: list[fx.Event] = []
+        self._answer = answer
+
+    def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
+        self.seen.append(event)
+        return self._answer(event)
+
+
+class Diary:
+    """A host and a link that write down what happened, in order."""
+
+    def __init__(self, work: Callable[[Any], object] = lambda task: task) -> None:
+        self.lines: list[object] = []
+        self._work = work
+        self.down: Exception | None = None
+
+    def store(self, item: object) -> None:
+        self.lines.append(("store", item))
+
+    def perform(self, task: object) -> object:
+        return self._work(task)
+
+    def report(self, report: fx.Report) -> None:
+        self.lines.append(("report", report.what))
+
+    async def publish(self, to: fx.Address, frame: bytes) -> None:
+        await asyncio.sleep(0)  # as a real link, which lets others run
+        if self.down is not None:
+            raise self.down
+        self.lines.append(("sent", to, decode(frame, LIMIT)))
+
+
+def played(
+    script: Script,
+    diary: Diary,
+    scene: Callable[[Runtime], Coroutine[Any, Any, None]],
+) -> Runtime:
+    """Run the scene against a fed runtime, then end it as a process does."""
+
+    async def body() -> Runtime:
+        with ThreadPoolExecutor(1) as executor:
+            runtime = Runtime(script, diary, diary.publish, executor, LOG, LIMIT)
+            feeding = asyncio.create_task(runtime.run())
+            try:
+                async with asyncio.timeout(20):
+                    await scene(runtime)
+            finally:
+                feeding.cancel()
+                await asyncio.wait([feeding])
+            return runtime
+
+    return asyncio.run(body())
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+def started(effects: list[fx.Effect]) -> Callable[[fx.Event], list[fx.Effect]]:
+    return lambda event: effects if event == fx.Command("start") else []
+
+
+def test_effects_run_in_order_and_what_is_stored_is_stored_before_it_is_sent() -> None:
+    effects: list[fx.Effect] = [fx.Store("a"), SEND, fx.Report("r"), fx.Store("b"), SEND]
+    script, diary = Script(started(effects)), Diary()
+
+    async def scene(runtime: Runtime) -> None:
+        runtime.post(fx.Command("start"))
+        runtime.post(fx.Command("next"))
+        await until(lambda: len(script.seen) == 2)
+
+    played(script, diary, scene)
+    sent = ("sent", fx.Proxy(), NEED)
+    assert diary.lines == [("store", "a"), sent, ("report", "r"), ("store", "b"), sent]
+
+
+def test_nothing_is_sent_when_storing_fails() -> None:
+    script, diary = Script(started([fx.Store("a"), SEND])), Diary()
+
+    def full(item: object) -> None:
+        raise OSError("disk full")
+
+    diary.store = full  # type: ignore[method-assign]
+
+    async def body() -> None:
+        runtime = Runtime(script, diary, diary.publish, None, LOG, LIMIT)
+        runtime.post(fx.Command("start"))
+        with pytest.raises(OSError, match="disk full"):
+            await asyncio.wait_for(runtime.run(), 20)
+
+    asyncio.run(body())
+    assert diary.lines == []
+
+
+def test_one_event_is_finished_before_the_next_begins() -> None:
+    script = Script(lambda event: [fx.Store(event), SEND, fx.Store(event)])
+    diary = Diary()
+
+    async def scene(runtime: Runtime) -> None:
+        for name in "abc":
+            runtime.post(fx.Command(name))
+        await until(lambda: len(diary.lines) == 9)
+
+    played(script, diary, scene)
+    stored = [line[1].what for line in diary.lines if line[0] == "store"]  # type: ignore[index]
+    assert stored == ["a", "a", "b", "b", "c", "c"]
+
+
+def test_work_comes_back_as_done_with_its_task() -> None:
+    script, diary = Script(started([fx.Work("task")])), Diary(lambda task: task.upper())
+
+    async def scene(runtime: Runtime) -> None:
+        runtime.post(fx.Command("start"))
+        await until(lambda: len(script.seen) == 2)
+
+    played(script, diary, scene)
+    assert script.seen[1] == fx.Done("task", "TASK")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ProtocolError("wrong_shape", "of a long text"), "wrong_shape"),
+        (DataError("cannot be read", where="a.csv", fix="mend it"), "a.csv: cannot be read"),
+    ],
+)
+def test_known_errors_of_work_are_told_by_reason(error: Exception, reason: str) -> None:
+    outcome, log = fail_with(error)
+    assert outcome.reason.startswith(reason)
+    assert log == []
+
+
+def test_an_unexpected_error_tells_type_and_place_but_no_data() -> None:
+    outcome, log = fail_with(ValueError("record 17 is [0.25, 0.75]"))
+    assert "ValueError" in outcome.reason
+    assert "broken" in outcome.reason  # the function
+    (record,) = log
+    assert "0.25" not in outcome.reason + str(record.__dict__)
+    assert record.exc_info is None
+    assert (record.error, record.levelname) == ("ValueError", "ERROR")  # type: ignore[attr-defined]
+
+
+def fail_with(error: Exception) -> tuple[fx.Failed, list[logging.LogRecord]]:
+    """What the machine hears when work raises `error`, and what was logged."""
+
+    def broken(task: object) -> object:
+        raise error
+
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    LOG.addHandler(handler)
+    script = Script(started([fx.Work("task")]))
+
+    async def scene(runtime: Runtime) -> None:
+        runtime.post(fx.Command("start"))
+        await until(lambda: len(script.seen) == 2)
+        runtime.post(fx.Command("alive"))
+        await until(lambda: len(script.seen) == 3)
+
+    try:
+        played(script, Diary(broken), scene)
+    finally:
+        LOG.removeHandler(handler)
+    done = script.seen[1]
+    assert isinstance(done, fx.Done)
+    assert isinstance(done.result, fx.Failed)
+    return done.result, records
+
+
+FRAMES = {
+    "unknown_version": [b"", b"\x02" + encode(NEED)[1:], b"\x00"],
+    "malformed": [encode(NEED)[:-1], encode(NEED) + b"\0", b"\x01", b"\x01\xc1", b"\x01\x93\xa4"],
+    "oversized": [encode(NEED) + bytes(LIMIT)],
+    "foreign_topic": [],
+}
+
+
+def test_bad_frames_are_counted_by_reason_and_never_raise() -> None:
+    script, diary = Script(lambda event: []), Diary()
+
+    async def scene(runtime: Runtime) -> None:
+        for frames in FRAMES.values():
+            for frame in frames:
+                await runtime.receive(fx.Cloud(), frame)
+        await runtime.receive(None, encode(NEED))
+        await runtime.receive(fx.Cloud(), encode(NEED))
+        await until(lambda: script.seen)
+
+    runtime = played(script, diary, scene)
+    assert script.seen == [fx.Received(fx.Cloud(), NEED)]
+    wanted = {reason: len(frames) for reason, frames in FRAMES.items()} | {"foreign_topic": 1}
+    assert runtime.refusals.counts == wanted
+
+
+def test_a_machines_refusals_and_a_lost_link_are_counted_and_the_rest_goes_on() -> None:
+    effects = [fx.Refuse("forged"), SEND, fx.Store("after")]
+    script, diary = Script(started(effects)), Diary()
+
+    async def scene(runtime: Runtime) -> None:
+        for down in (LinkDown("gone"), ProtocolError("oversized_packet")):
+            diary.down = down
+            runtime.post(fx.Command("start"))
+            await until(lambda: diary.lines)  # what comes after the failed publication
+            diary.lines.clear()
+
+    runtime = played(script, diary, scene)
+    assert runtime.refusals.counts == {"forged": 2, "link_down": 1, "oversized_packet": 1}
+
+
+def test_a_timer_of_the_same_name_is_replaced_and_a_cancelled_one_is_silent() -> None:
+    plan: dict[object, list[fx.Effect]] = {
+        "start": [fx.SetTimer("a", 0.05), fx.SetTimer("b", 0.05), fx.SetTimer("c", 0.01)],
+        "again": [fx.SetTimer("a", 0.3), fx.CancelTimer("b"), fx.CancelTimer("unknown")],
+    }
+    script = Script(lambda e: plan.get(getattr(e, "what", None), []))
+
+    def fired() -> list[str]:
+        return [event.name for event in script.seen if isinstance(event, fx.Timer)]
+
+    async def scene(runtime: Runtime) -> None:
+        runtime.post(fx.Command("start"))
+        runtime.post(fx.Command("again"))
+        await until(lambda: "a" in fired())
+        runtime.post(fx.Command("start"))  # a timer that has run out may be set again
+        await until(lambda: fired().count("a") == 2)
+
+    played(script, Diary(), scene)
+    assert fired()[:2] == ["c", "a"]
+    assert sorted(fired()) == ["a", "a", "b", "c", "c"]
+
+
+def test_nothing_happens_after_the_end() -> None:
+    effects: list[fx.Effect] = [fx.SetTimer("t", 0.05), fx.Work("slow")]
+    script, ended = Script(started(effects)), threading.Event()
+
+    async def body() -> None:
+        with ThreadPoolExecutor(1) as executor:
+            diary = Diary(lambda task: ended.wait(20))
+            runtime = Runtime(script, diary, diary.publish, executor, LOG, LIMIT)
+            feeding = asyncio.create_task(runtime.run())
+            runtime.post(fx.Command("start"))
+            await until(lambda: script.seen)
+            feeding.cancel()
+            await asyncio.wait([feeding])
+            ended.set()
+            await asyncio.sleep(0.15)
+            assert runtime._events.empty()
+
+    asyncio.run(body())
+    assert script.seen == [fx.Command("start")]
+
+
+def test_a_machine_that_is_far_behind_makes_the_link_wait() -> None:
+    script, diary = Script(lambda event: []), Diary()
+
+    async def body() -> None:
+        runtime = Runtime(script, diary, diary.publish, None, LOG, LIMIT)
+        frame = encode(NEED)
+        for _ in range(INBOX_EVENTS):
+            await runtime.receive(fx.Cloud(), frame)
+        late = asyncio.create_task(runtime.receive(fx.Cloud(), frame))
+        await asyncio.sleep(0.02)
+        assert not late.done()
+        runtime.post(fx.Command("own"))  # the process itself never waits
+        feeding = asyncio.create_task(runtime.run())
+        await asyncio.wait_for(late, 20)
+        await until(lambda: len(script.seen) == INBOX_EVENTS + 2)
+        feeding.cancel()
+
+    asyncio.run(body())
+
+
+def test_a_reason_is_logged_once_a_minute_and_always_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = [0.0]
+    refusals = Refusals(LOG, lambda: now[0])
+    with caplog.at_level(logging.WARNING, LOG.name):
+        for now[0] in (0.0, 1.0, 59.9, 60.0, 61.0):
+            refusals.add("forged")
+        refusals.add("malformed")
+    said = [(r.reason, r.total) for r in caplog.records]  # type: ignore[attr-defined]
+    assert said == [("forged", 1), ("forged", 4), ("malformed", 1)]
+    assert refusals.counts == {"forged": 5, "malformed": 1}
