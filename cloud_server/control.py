@@ -13,7 +13,7 @@ from cloud_server.store_records import JobEntry
 from fl_core.config import parse_job
 from fl_core.protocol import effects as fx
 from fl_core.protocol.cloud import CloudMachine, State
-from fl_core.protocol.cloud_tasks import Cancel, Start
+from fl_core.protocol.cloud_tasks import Cancel, Ended, Start
 from fl_core.transport.runtime import Runtime
 
 LOOK_S = 0.5
@@ -60,12 +60,15 @@ class Control:
 
     async def run(self) -> None:
         """Start the next job whenever none runs, until cancelled."""
+        ended = [entry for entry in self._store.jobs() if entry.ended]
+        if ended:  # the process may have died before anybody heard of it
+            self._runtime.post(fx.Command(Ended(wire_id(ended[-1].id), ended[-1].status)))
         while True:
             if self._machine.state is State.IDLE:
                 entry = self._store.next_job()
                 if entry is not None and self._enough_devices(entry):
                     self._store.set_status(entry.id, "running")
-                    await self._runtime.step(fx.Command(self._start(entry)))
+                    self._runtime.post(fx.Command(self._start(entry)))
             self._poke.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._poke.wait(), LOOK_S)

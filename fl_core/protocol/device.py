@@ -270,6 +270,8 @@ class DeviceMachine:
                 newest = max(manifest.sequence, self.memory.release_sequence)
                 self.memory.release_sequence = newest
                 return [fx.Report("model_installed", {"job_id": manifest.at.job_id.hex()})]
+            case Work(manifest=manifest), Failed(reason=reason):
+                return self._declined(manifest, reason)
             case _, Failed(reason=reason):
                 return [fx.Refuse(reason)]
         return []

@@ -98,7 +98,7 @@ def test_one_fault_is_named_with_its_line(old, new, key, what):
         ("share: 0.1 ", "share: 0 ", ["data.evaluation_share"], "no records apart"),
         ("ations: null ", "ations: 16 ", ["privacy.max_participations"], "at most 15"),
         ("delta: 1.0e-5 ", "delta: 0.02 ", ["privacy.delta"], "protects nobody"),
-        ("per_device: 2}", "per_device: 11}", ["local_run.partition.classes_per_device"], "10"),
+        ("per_device: 1}", "per_device: 11}", ["local_run.partition.classes_per_device"], "10"),
         ("[64]", "[1000000, 1000000]", ["data.input_shape"], "make it smaller"),
     ],
 )
