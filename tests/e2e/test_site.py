@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from safetensors.numpy import load
 from edge_client.predict import predict
 from fl_core.crypto.keys import SigningKey
 from fl_core.protocol.blob import describe
-from fl_core.protocol.codec import encode
+from fl_core.protocol.codec import decode, encode
 from fl_core.protocol.envelope import Signer
 from fl_core.protocol.messages import Decline, Exchanged, Hello, Part, Upload
 from fl_core.transport.link import LinkSettings
@@ -73,14 +74,21 @@ def test_wiretap_on_both_brokers_finds_nothing_it_must_not(tmp_path: Path) -> No
         weights = load(live.client.model(job["id"], "safetensors"))
         secrets = [array.tobytes()[:32] for array in weights.values() if array.size > 8]
         secrets += [b"box-1", b"box-5", b'"epsilon"', b"head.weight_", b"safetensors"]
+        packed = 0
         for side, frames in heard.items():
             assert len(frames) > 30, side
             for topic, payload in frames:
                 assert not any(secret in payload for secret in secrets), (side, topic)
                 assert len(payload) <= 65536
+                # Whatever is large is ciphertext, hashes or keys: nothing that could be packed.
+                data = getattr(decode(payload, 65536), "data", b"")
+                if len(data) >= 512:
+                    packed += 1
+                    assert len(zlib.compress(data, 9)) > 0.98 * len(data), (side, topic)
                 if side == "cloud":
                     ids = [i.encode() for i in live.site.device_ids]
                     assert not any(i in payload or i.decode() in topic for i in ids)
+        assert packed > 40
 
 
 def test_killed_device_leaves_the_round_to_finish(tmp_path: Path) -> None:
