@@ -13,9 +13,9 @@ POWER = Path("/sys/class/power_supply")
 def why_not_now(conditions: Conditions, power: Path = POWER) -> str:
     """The reason to decline this round, or an empty string. Never depends on records."""
     if conditions.max_load is not None:
-        load = os.getloadavg()[0]
+        load = os.getloadavg()[0] / (os.cpu_count() or 1)
         if load > conditions.max_load:
-            return f"load {load:.2f} is above conditions.max_load {conditions.max_load:g}"
+            return f"load {load:.2f} per core is above conditions.max_load {conditions.max_load:g}"
     if conditions.require_power and not on_power(power):
         return "the box runs on battery and conditions.require_power is set"
     return ""

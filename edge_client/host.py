@@ -119,7 +119,8 @@ class DeviceHost:
         if opened is None:
             return Opened(None)
         package, membership = opened
-        self._membership = {manifest.blob.digest: membership}
+        if manifest.kind == "round":  # a release may be opened while a round waits for its work
+            self._membership = {manifest.blob.digest: membership}
         return Opened(decode_package(package))
 
     def _learn(self, manifest: Manifest, package: JobPackage) -> Learned:
@@ -170,13 +171,18 @@ class DeviceHost:
         self, manifest: Manifest, package: RoundPackage, plan: JobPlan, graph: bytes
     ) -> tuple[Receipt, bytes]:
         exchange = plan.exchange(manifest.at.round)
+        trains = self.site.role == "train"
+        asked = plan.device.price(exchange) if trains else ()
+        if exchange.infer:
+            asked += (plan.softmax_event(),)
+        self._ledger.admit(manifest.at.job_id.hex(), asked)
         training, evaluation = self._own_records(plan.job.data.evaluation_share)
         parts: list[Answer] = []
         if exchange.infer:
             session = self._inference(graph, plan.job.data.classes)
             weights = unpack_tensors(package.model)
             parts.append(softmax_answer(plan, session, weights, evaluation.x, self._noise))
-        if self.site.role == "train":
+        if trains:
             processor = self.site.device
             parts.append(training_answer(plan, exchange, package, training, self._noise, processor))
         return release(self._ledger, manifest, parts)

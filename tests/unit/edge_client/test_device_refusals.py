@@ -1,0 +1,87 @@
+"""What a device declines: before it reads a record, with the reason for its owner."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from edge_kit import CENTRE, FIRST, JOB_ID, QUADRATIC, Device, Loader, Round, job
+
+from fl_core.errors import DataError, ProtocolError
+from fl_core.plan import JobPlan
+from fl_core.protocol.package import RoundPackage
+from fl_core.protocol.tasks import Declined, JobClosed, Work
+
+PLAN = JobPlan(job())
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Device:
+    return Device(tmp_path).knows(PLAN)
+
+
+def why(device: Device, sealed: Round) -> str:
+    answer = device.answer(sealed)
+    assert isinstance(answer, Declined), answer
+    return answer.why
+
+
+def test_records_split_once_are_not_split_elsewhere(device: Device) -> None:
+    sealed = Round(PLAN, CENTRE, device.keys())
+    sealed.tensors(device.answer(sealed))
+    data = {**PLAN.job.data.model_dump(), "evaluation_share": 0.3}
+    other, second = JobPlan(job(job="other", data=data)), b"K" * 16
+    for box in (device, device.restarted()):
+        reads = box.load.reads
+        sealed = Round(other, CENTRE, box.knows(other, second).keys(), job_id=second)
+        assert why(box, sealed).startswith("data.evaluation_share: ")
+        assert box.load.reads == reads
+    assert device.ledger.spent(JOB_ID.hex()) == PLAN.quote(1).training
+
+
+def test_unreadable_data_decline_the_round_until_they_are_mended(tmp_path: Path) -> None:
+    load = Loader(DataError("no such file", where="digits.csv"))
+    device = Device(tmp_path, load).knows(PLAN)
+    assert "digits.csv" in why(device, Round(PLAN, CENTRE, device.keys()))
+    assert device.ledger.spent().epsilon == 0
+    load.error = None
+    sealed = Round(PLAN, QUADRATIC, device.keys())
+    assert list(sealed.tensors(device.answer(sealed))) == ["quadratic"]
+
+
+def test_a_busy_box_and_a_small_outbox_sit_the_round_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unread = Loader(AssertionError("read"))
+    busy = Device(tmp_path / "a", unread, conditions={"max_load": 1e-9}).knows(PLAN)
+    monkeypatch.setattr(os, "getloadavg", lambda: (1.0, 1.0, 1.0))
+    assert "conditions.max_load" in why(busy, Round(PLAN, CENTRE, busy.keys()))
+    wide = JobPlan(job(data={**PLAN.job.data.model_dump(), "input_shape": (130,)}))
+    small = Device(tmp_path / "b", unread, limits={"outbox_bytes": 65536}).knows(wide)
+    assert "limits.outbox_bytes 65536" in why(small, Round(wide, QUADRATIC, small.keys()))
+    assert small.ledger.spent().epsilon == busy.ledger.spent().epsilon == 0
+
+
+def test_participations_that_are_used_up_are_refused_before_a_record_is_read(
+    tmp_path: Path,
+) -> None:
+    plan = JobPlan(job(privacy={"epsilon": 4.0, "delta": 1e-5, "max_participations": 1}))
+    device = Device(tmp_path).knows(plan)
+    first = Round(plan, FIRST, device.keys())
+    first.tensors(device.answer(first))
+    again = device.restarted(load=Loader(AssertionError("the data were read")))
+    assert "max_participations" in why(again, Round(plan, FIRST + 1, again.keys()))
+
+
+def test_a_closed_job_answers_no_more(device: Device) -> None:
+    sealed = Round(PLAN, CENTRE, device.keys())
+    sealed.tensors(device.answer(sealed))
+    spent = device.ledger.spent()
+    device.host.store(JobClosed(JOB_ID, "cancelled"))
+    assert device.restarted().store.load().closed == {JOB_ID}
+    with pytest.raises(ProtocolError, match="unknown_job"):
+        device.host.perform(Work(sealed.manifest, RoundPackage("centre", 0, False, b"", b"")))
+    device.knows(PLAN)  # a cloud that announces it again
+    assert "closed" in why(device, Round(PLAN, QUADRATIC, device.keys()))
+    assert device.ledger.spent() == spent

@@ -1,0 +1,127 @@
+"""The device's store: what it holds after the process was killed at any point."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from edge_client.store import DeviceStore
+from fl_core.crypto.keys import SigningKey
+from fl_core.errors import EdgeVeilError
+from fl_core.protocol.blob import describe
+from fl_core.protocol.envelope import HEADER_LABEL, Signer, check
+from fl_core.protocol.messages import Exchanged, Upload
+from fl_core.protocol.tasks import JobClosed, Memory, OutboxDrop, OutboxPut, Seen
+
+JOB, OTHER = b"J" * 16, b"K" * 16
+KEY = SigningKey.generate()
+SIGNER = Signer(KEY.public().fingerprint(), KEY)
+
+
+def outbox(round_: int = 3, data: bytes = b"sealed" * 40) -> OutboxPut:
+    at = Exchanged(JOB, round_, 1)
+    upload = Upload(at, (0, 2), describe(data, 1024))
+    return OutboxPut(at, SIGNER.header(upload), upload, (100, 140), data)
+
+
+def reopened(path: Path) -> Memory:
+    """The memory that a new process would find while the old one never closed its file."""
+    store = DeviceStore(path)
+    try:
+        return store.load()
+    finally:
+        store.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "device.sqlite"
+
+
+def test_a_new_store_remembers_nothing(path: Path) -> None:
+    assert reopened(path) == Memory()
+
+
+def test_each_item_is_there_after_a_kill(path: Path) -> None:
+    store = DeviceStore(path)
+    seen = Seen(Exchanged(JOB, 3, 2), b"m" * 32)
+    store.store(seen)
+    assert reopened(path).seen == {JOB: seen}
+    store.put_job(JOB, b"canonical", b"graph")
+    assert reopened(path).jobs == {JOB}
+    store.put_fact("release_sequence", "0")
+    assert reopened(path).release_sequence == 0
+    item = outbox()
+    store.store(item)
+    memory = reopened(path)
+    assert memory.outbox == item
+    check(memory.outbox.header, SIGNER.name, KEY.public(), HEADER_LABEL)  # still as it was signed
+    store.close()
+
+
+def test_the_newest_manifest_of_each_job_is_kept(path: Path) -> None:
+    store = DeviceStore(path)
+    for number in (1, 2):
+        store.store(Seen(Exchanged(JOB, number, 1), bytes(32)))
+    other = Seen(Exchanged(OTHER, 9, 1), b"o" * 32)
+    store.store(other)
+    memory = reopened(path)
+    assert memory.seen == {JOB: Seen(Exchanged(JOB, 2, 1), bytes(32)), OTHER: other}
+    store.close()
+
+
+def test_the_outbox_holds_one_upload(path: Path) -> None:
+    store = DeviceStore(path)
+    store.store(outbox(3))
+    store.store(outbox(4, b"newer" * 9))
+    assert reopened(path).outbox == outbox(4, b"newer" * 9)
+    store.store(OutboxDrop())
+    assert reopened(path).outbox is None
+    store.close()
+
+
+def test_a_closed_job_is_forgotten_but_for_its_end(path: Path) -> None:
+    store = DeviceStore(path)
+    for job in (JOB, OTHER):
+        store.put_job(job, b"canonical", b"graph")
+        store.store(Seen(Exchanged(job, 1, 1), bytes(32)))
+    store.store(JobClosed(JOB, "completed"))
+    memory = reopened(path)
+    assert (memory.closed, memory.jobs, set(memory.seen)) == ({JOB}, {OTHER}, {OTHER})
+    assert store.job(JOB) is None
+    assert store.job(OTHER) == (b"canonical", b"graph")
+    store.close()
+
+
+def test_facts_and_jobs_are_found_again_and_replaced(path: Path) -> None:
+    store = DeviceStore(path)
+    assert (store.fact("evaluation_share"), store.job(JOB)) == (None, None)
+    store.put_fact("evaluation_share", "0.1")
+    store.put_fact("evaluation_share", "0.2")
+    store.put_job(JOB, b"a", b"b")
+    store.put_job(JOB, b"c", b"d")
+    store.close()
+    again = DeviceStore(path)
+    assert (again.fact("evaluation_share"), again.job(JOB)) == ("0.2", (b"c", b"d"))
+    again.close()
+
+
+def test_a_write_that_fails_leaves_all_as_it_was_and_the_store_usable(path: Path) -> None:
+    store = DeviceStore(path)
+    store.put_job(JOB, b"a", b"b")
+    with pytest.raises(sqlite3.Error):
+        store.store(JobClosed(JOB, object()))  # type: ignore[arg-type]
+    assert store.job(JOB) == (b"a", b"b")
+    store.store(JobClosed(JOB, "failed"))
+    assert reopened(path).closed == {JOB}
+    store.close()
+
+
+def test_a_damaged_file_is_named_with_the_fix(path: Path) -> None:
+    path.write_bytes(b"no database, whatever its name says" * 40)
+    with pytest.raises(EdgeVeilError, match="cannot be used") as caught:
+        DeviceStore(path)
+    assert caught.value.where == str(path)
+    assert caught.value.fix
