@@ -87,6 +87,9 @@ class Spool:
                     _run(db, "UPDATE batches SET delivered = 1, data = x''", at)
                 case JobEnded(job_id=job_id, note=note):
                     self._end(db, job_id, note)
+        if not isinstance(item, UploadKept):
+            # The write-ahead log still holds the pages from before: who sent which ciphertext.
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def _keep(self, db: sqlite3.Connection, kept: Kept) -> None:
         """Store a broadcast; of a job only the newest round stays, of releases the newest."""

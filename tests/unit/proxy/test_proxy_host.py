@@ -1,0 +1,51 @@
+"""What the proxy shows: counts, and never which device."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from fl_core.protocol import effects as fx
+from fl_core.protocol.messages import Exchanged
+from fl_core.protocol.proxy_tasks import BatchDelivered, RoundDropped
+from proxy.host import ProxyHost
+from proxy.spool import Spool
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> ProxyHost:
+    return ProxyHost(Spool(tmp_path / "spool.sqlite"))
+
+
+def test_the_round_is_shown_as_it_fills(host: ProxyHost) -> None:
+    assert (host.online, host.round) == (0, {})
+    host.report(fx.Report("devices_online", {"count": 7}))
+    host.report(fx.Report("round_open", {"round": 4, "phase": "train"}))
+    assert host.round == {"index": 4, "phase": "train", "uploads": 0}
+    counts = {"round": 4, "uploads": 2, "declined": 1, "selected": 5}
+    host.report(fx.Report("answered", counts))
+    assert host.round == {"index": 4, "phase": "train", **counts}
+    host.report(fx.Report("round_open", {"round": 5, "phase": "train"}))
+    assert host.round == {"index": 5, "phase": "train", "uploads": 0}
+    assert host.online == 7
+
+
+def test_every_report_of_the_machine_can_be_logged(
+    host: ProxyHost, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG, "edgeveil.proxy"):
+        host.report(fx.Report("devices_online", {"count": 7}))
+        host.report(fx.Report("something_new", {"round": 1}))
+    assert [r.getMessage() for r in caplog.records] == ["devices_online", "something_new"]
+
+
+def test_it_stores_at_once_and_does_no_work(tmp_path: Path) -> None:
+    path = tmp_path / "spool.sqlite"
+    host = ProxyHost(Spool(path))
+    assert host.perform("anything") == fx.Failed("no_work_here")
+    at = Exchanged(b"J" * 16, 1, 1)
+    host.store(RoundDropped(at))
+    host.store(BatchDelivered(at))
+    assert Spool(path).load().batches == {}
