@@ -11,6 +11,7 @@ from cloud_server.host import LOG, CloudHost, wire_id
 from cloud_server.store import Store
 from cloud_server.store_records import JobEntry
 from fl_core.config import parse_job
+from fl_core.errors import EdgeVeilError
 from fl_core.protocol import effects as fx
 from fl_core.protocol.cloud import CloudMachine, State
 from fl_core.protocol.cloud_tasks import Cancel, Ended, Start
@@ -29,6 +30,7 @@ class Control:
         self._runtime, self._queue = runtime, queue
         self._poke = asyncio.Event()
         self._waiting: tuple[str, int] | None = None
+        self._given = ""  # the job that the machine was given last
 
     def submit(self, job_yaml: str) -> str:
         """Validate and queue; the job's id. Raises ConfigError with every problem."""
@@ -41,10 +43,14 @@ class Control:
 
     def cancel(self, job: str) -> None:
         """Cancel a waiting or running job. Raises UnknownJob, or StoreError if it has ended."""
-        if self._store.job(job).status == "running":
+        # A job that ran before a restart may wait for devices now, unknown to the machine.
+        was = self._store.job(job).status
+        if was == "running" and job == self._given:
             self._runtime.post(fx.Command(Cancel(wire_id(job))))
-        else:
-            self._store.cancel(job)
+            return
+        self._store.cancel(job)
+        if was == "running":
+            self._runtime.post(fx.Command(Ended(wire_id(job), "cancelled")))
 
     def status(self) -> Mapping[str, Any]:
         """What the cloud does now; counts only."""
@@ -65,13 +71,26 @@ class Control:
             self._runtime.post(fx.Command(Ended(wire_id(ended[-1].id), ended[-1].status)))
         while True:
             if self._machine.state is State.IDLE:
-                entry = self._store.next_job()
-                if entry is not None and self._enough_devices(entry):
+                entry = self._readable(self._store.next_job())
+                new = entry is not None and entry.id != self._given
+                if entry is not None and new and self._enough_devices(entry):
+                    self._given = entry.id
                     self._store.set_status(entry.id, "running")
                     self._runtime.post(fx.Command(self._start(entry)))
             self._poke.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._poke.wait(), LOOK_S)
+
+    def _readable(self, entry: JobEntry | None) -> JobEntry | None:
+        """The job, unless this version cannot plan it: then it has failed, and not the cloud."""
+        try:
+            if entry is not None:
+                self._host.plan(entry)
+        except EdgeVeilError as error:
+            LOG.error("the stored job cannot be read", extra={"job": entry and entry.id})
+            self._store.set_status(entry.id, "failed", f"the stored job cannot be read: {error}")
+            return None
+        return entry
 
     def _enough_devices(self, entry: JobEntry) -> bool:
         """Whether the job can select as many as it asks for; said once while it cannot."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -186,6 +187,10 @@ class CloudHost:
         started = self._clock()
         entry = self.entry(batch.at.job_id)
         plan, exchange = self.plan(entry), self.plan(entry).exchange(batch.at.round)
+        last = self._store.last_commit(entry.id)
+        again = self._store.batch_absorbed(entry.id, batch.blob.digest)
+        if again and last is not None and last.index == exchange.index:
+            return self._absorbed(batch.at, last.accepted)
         raw = self._store.round_key(entry.id, batch.at.round, batch.at.attempt)
         if raw is None:
             raise JobFailed("the round's key is gone", where=exchange.label)
@@ -229,9 +234,11 @@ class CloudHost:
             opened.accepted,
             batch.blob.digest,
         )
-        hashes = b"".join(sorted(opened.accepted))
-        blob = describe(hashes, self._part_bytes)
-        return Absorbed(Commit(batch.at, len(opened.accepted), blob), hashes)
+        return self._absorbed(batch.at, opened.accepted)
+
+    def _absorbed(self, at: Exchanged, accepted: Sequence[bytes]) -> Absorbed:
+        hashes = b"".join(sorted(accepted))
+        return Absorbed(Commit(at, len(accepted), describe(hashes, self._part_bytes)), hashes)
 
     def _clusters(
         self, plan: JobPlan, exchange: Exchange, vectors: list[Array]
@@ -265,18 +272,21 @@ class CloudHost:
         }
 
     @staticmethod
-    def _epsilon(plan: JobPlan, until: int) -> dict[str, float]:
+    def _epsilon(plan: JobPlan, until: int) -> dict[str, float | None]:
         quote = plan.quote(until)
-        return {"training": quote.training.epsilon, "inference": quote.inference.epsilon}
+        return {"training": _json(quote.training), "inference": _json(quote.inference)}
 
     def _summary(self, entry: JobEntry) -> dict[str, Any]:
         """What the job's end says: both guarantees together, and the last accuracy.
 
-        Devices may have released for the exchange after the last commit, so it is priced too.
+        Devices may have released for the exchange after the last commit, so it is priced too if
+        it was sealed: its key is there until the job has ended.
         """
         plan = self.plan(entry)
         last = self._store.last_commit(entry.id)
-        quote = plan.quote(last.index + 1 if last else 1)
+        asked = last.index if last else 0
+        asked += self._store.round_key(entry.id, asked + 1, 1) is not None
+        quote = plan.quote(asked)
         once = plan.softmax_epsilon
         event = plan.softmax_event() if once is not None else None
         per_round = (
@@ -289,9 +299,14 @@ class CloudHost:
         }
 
 
+def _json(guarantee: Guarantee) -> float | None:
+    """ε, or None where there is no bound: JSON knows no infinity."""
+    return guarantee.epsilon if math.isfinite(guarantee.epsilon) else None
+
+
 def _plain(guarantee: Guarantee) -> dict[str, Any]:
     return {
-        "epsilon": guarantee.epsilon,
+        "epsilon": _json(guarantee),
         "delta": guarantee.delta,
         "unit": guarantee.unit,
         "status": guarantee.status,
@@ -304,7 +319,7 @@ def _shown(scores: ClusterScores | None, vectors: list[Array]) -> dict[str, Any]
         return None
     return {
         **scores.to_dict(),
-        "vectors": [np.round(v.astype(np.float64), 6).tolist() for v in vectors],
+        "vectors": [[round(x, 6) for x in v.astype(np.float64).tolist()] for v in vectors],
     }
 
 

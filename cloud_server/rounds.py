@@ -161,7 +161,8 @@ def _of_usual_size(
         norms = [float(np.linalg.norm(array.astype(np.float64).ravel())) for _, array in found]
     limit = NORM_FACTOR * float(np.median(norms))
     kept = [item for item, norm in zip(found, norms, strict=True) if norm <= limit]
-    refused["norm"] += len(found) - len(kept)
+    if len(kept) < len(found):
+        refused["norm"] += len(found) - len(kept)
     return kept
 
 

@@ -1,0 +1,336 @@
+"""The queue's driver: one job after the other, resumed where it stood, cancelled in any state."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from round_kit import job, public_keys
+
+from cloud_server import control as controls
+from cloud_server.control import Control
+from cloud_server.host import CloudHost, wire_id
+from cloud_server.store import Store
+from cloud_server.store_records import ExchangeRecord, StoreError, UnknownJob
+from fl_core.config import Job
+from fl_core.crypto.keys import SigningKey
+from fl_core.errors import ConfigError
+from fl_core.protocol import effects as fx
+from fl_core.protocol.cloud import CloudMachine, State
+from fl_core.protocol.codec import decode, decode_body
+from fl_core.protocol.envelope import Signer
+from fl_core.protocol.messages import Close, Note
+from fl_core.protocol.package import pack_tensors
+from fl_core.transport.runtime import Runtime
+
+YAML = """
+job: queued
+data: {source: bench, classes: 3, input_shape: [4], nominal_records: 30}
+features: [{name: identity}]
+train: {method: fm, rounds: 2}
+privacy: {epsilon: 4.0}
+round: {min_batch: 3}
+"""
+
+
+class Cloud:
+    """A cloud without a broker: what it would publish is kept."""
+
+    def __init__(self, store: Store, devices: int = 4, queue: int = 10) -> None:
+        self.store = store
+        self.sent: list[object] = []
+        for key in public_keys(devices):
+            store.put_enrolled(key)
+        self.host = CloudHost(store, None, 4096)
+        key, proxy = SigningKey.generate(), SigningKey.generate()
+        self.machine = CloudMachine(Signer("cloud", key), proxy.public())
+        log = logging.getLogger("edgeveil.test")
+        self.runtime = Runtime(self.machine, self.host, self._publish, None, log, 65536)
+        self.control = Control(store, self.host, self.machine, self.runtime, queue)
+
+    async def _publish(self, to: fx.Address, frame: bytes) -> None:
+        self.sent.append(decode(frame, 65536))
+
+    def closed(self) -> list[Close]:
+        notes = [m for m in self.sent if isinstance(m, Note)]
+        bodies = [decode_body(note.body) for note in notes]
+        return [body for body in bodies if isinstance(body, Close)]
+
+    def submit(self, wanted: Job | None = None) -> str:
+        wanted = wanted or job()
+        return self.store.submit_job(wanted.job, wanted.canonical(), wanted.digest()).id
+
+    def play(self, scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        async def body() -> None:
+            tasks = [asyncio.create_task(t) for t in (self.control.run(), self.runtime.run())]
+            try:
+                async with asyncio.timeout(20):
+                    await scene()
+                    assert not any(task.done() for task in tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+
+        asyncio.run(body())
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        while not condition():
+            await asyncio.sleep(0.005)
+
+    def runs(self, entry: str) -> bool:
+        return self.machine.job is not None and self.control.status()["job"] == entry
+
+    def status(self, entry: str) -> str:
+        return self.store.job(entry).status
+
+    def types(self, entry: str) -> list[str]:
+        return [event.type for event in self.store.events_after(0, entry)]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controls, "LOOK_S", 0.01)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(f"sqlite:///{tmp_path / 'cloud.sqlite'}")
+
+
+def commit(cloud: Cloud, entry: str, index: int) -> None:
+    plan = cloud.host.plan(cloud.store.job(entry))
+    exchange = plan.exchange(index)
+    record = ExchangeRecord(index, exchange.phase, exchange.number, 1, 3)
+    cloud.store.commit_exchange(entry, record, pack_tensors(plan.cloud.initial_state()))
+
+
+# --- submitting -------------------------------------------------------------------------------
+
+
+def test_a_yaml_job_is_queued_and_a_bad_one_tells_every_problem(store: Store) -> None:
+    cloud = Cloud(store, queue=2)
+    entry = cloud.store.job(cloud.control.submit(YAML))
+    assert (entry.name, entry.status) == ("queued", "queued")
+    assert Job.from_canonical(entry.canonical).rounds == 2
+    with pytest.raises(ConfigError) as caught:
+        cloud.control.submit(YAML.replace("epsilon: 4.0", "epsilom: 4.0").replace("3,", "one,"))
+    assert len(caught.value.problems) >= 2
+    cloud.control.submit(YAML)
+    with pytest.raises(StoreError, match="waiting already"):
+        cloud.control.submit(YAML)
+    assert len(cloud.store.jobs()) == 2
+
+
+def test_the_status_counts_and_names_the_running_job(store: Store) -> None:
+    cloud = Cloud(store)
+    first, _ = cloud.submit(), cloud.submit()
+    assert cloud.control.status() == {
+        "state": "idle",
+        "job": None,
+        "round": None,
+        "enrolled": 4,
+        "queued": 2,
+        "refused": {},
+    }
+
+    async def scene() -> None:
+        await cloud.until(lambda: cloud.machine.state is State.ANNOUNCING)
+        said = cloud.control.status()
+        assert (said["job"], said["round"], said["queued"]) == (first, 1, 1)
+        assert said["state"] == "announcing"
+
+    cloud.play(scene)
+
+
+# --- one after the other ----------------------------------------------------------------------
+
+
+def test_jobs_run_in_the_order_they_came(store: Store) -> None:
+    cloud = Cloud(store)
+    first, second = cloud.submit(), cloud.submit()
+
+    async def scene() -> None:
+        await cloud.until(lambda: cloud.runs(first))
+        assert cloud.status(second) == "queued"
+        cloud.control.cancel(first)
+        await cloud.until(lambda: cloud.runs(second))
+        assert cloud.status(first) == "cancelled"
+        cloud.control.cancel(second)
+        await cloud.until(lambda: cloud.status(second) == "cancelled")
+        third = cloud.control.submit(YAML)
+        await cloud.until(lambda: cloud.runs(third))
+
+    cloud.play(scene)
+    assert [close.job_id for close in cloud.closed()][:2] == [wire_id(first), wire_id(second)]
+    assert {close.status for close in cloud.closed()} == {"cancelled"}
+
+
+def test_a_job_is_started_once_however_often_the_queue_is_looked_at(store: Store) -> None:
+    cloud = Cloud(store)
+    first = cloud.submit()
+
+    async def scene() -> None:
+        for _ in range(5):
+            cloud.control.submit(YAML)
+            await asyncio.sleep(0)
+        await cloud.until(lambda: cloud.machine.state is State.ANNOUNCING)
+        await asyncio.sleep(0.05)
+
+    cloud.play(scene)
+    assert cloud.types(first).count("job_running") == 1
+    assert cloud.runtime.refusals.counts == {}
+
+
+def test_a_queued_job_is_cancelled_without_touching_the_running_one(store: Store) -> None:
+    cloud = Cloud(store)
+    first, second = cloud.submit(), cloud.submit()
+
+    async def scene() -> None:
+        await cloud.until(lambda: cloud.runs(first))
+        cloud.control.cancel(second)
+        assert cloud.status(second) == "cancelled"
+        await asyncio.sleep(0.05)
+        assert cloud.runs(first)
+
+    cloud.play(scene)
+    assert cloud.closed() == []
+
+
+def test_what_is_over_or_unknown_cannot_be_cancelled(store: Store) -> None:
+    cloud = Cloud(store)
+    entry = cloud.submit()
+    cloud.control.cancel(entry)
+    with pytest.raises(StoreError):
+        cloud.control.cancel(entry)
+    with pytest.raises(UnknownJob):
+        cloud.control.cancel("none")
+
+
+# --- waiting for devices ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"selection": {"devices": 5}},
+        {"selection": {"min_devices": 5}},
+        {"round": {"min_batch": 5}},
+    ],
+)
+def test_a_job_waits_until_enough_devices_are_there_and_says_so_once(
+    store: Store, changes: dict[str, Any]
+) -> None:
+    cloud = Cloud(store)
+    entry = cloud.submit(job(**changes))
+
+    async def scene() -> None:
+        await cloud.until(lambda: "job_waiting" in cloud.types(entry))
+        await asyncio.sleep(0.05)
+        assert cloud.types(entry).count("job_waiting") == 1
+        assert cloud.status(entry) == "queued"
+        store.put_enrolled(public_keys(1)[0])
+        await cloud.until(lambda: cloud.runs(entry))
+
+    cloud.play(scene)
+    waiting = [e for e in store.events_after(0, entry) if e.type == "job_waiting"]
+    assert [dict(event.data) for event in waiting] == [{"enrolled": 4, "wanted": 5}]
+
+
+def test_a_running_job_that_waits_after_a_restart_can_be_cancelled(store: Store) -> None:
+    cloud = Cloud(store)
+    entry = cloud.submit(job(selection={"devices": 5}))
+    store.set_status(entry, "running")
+
+    async def scene() -> None:
+        await cloud.until(lambda: "job_waiting" in cloud.types(entry))
+        cloud.control.cancel(entry)
+        assert cloud.status(entry) == "cancelled"
+        await cloud.until(cloud.closed)
+
+    cloud.play(scene)
+    assert cloud.closed()[0] == Close(wire_id(entry), "cancelled")
+
+
+# --- resuming ---------------------------------------------------------------------------------
+
+
+def test_a_job_goes_on_behind_its_last_commit_with_an_attempt_not_used_before(
+    store: Store,
+) -> None:
+    cloud = Cloud(store)
+    entry, waiting = cloud.submit(), cloud.submit()
+    store.set_status(entry, "running")
+    commit(cloud, entry, 1)
+    for attempt in (1, 2):
+        store.put_round_key(entry, 2, attempt, bytes([attempt]) * 64)
+    again = Cloud(store, devices=0)
+
+    async def scene() -> None:
+        await again.until(lambda: again.runs(entry))
+
+    again.play(scene)
+    assert again.machine.job is not None
+    start = again.machine.job.start
+    assert (start.round, start.attempt, start.rounds) == (2, 3, 4)
+    assert again.status(waiting) == "queued"
+
+
+def test_a_job_whose_rounds_are_all_committed_lacks_only_its_release(store: Store) -> None:
+    cloud = Cloud(store)
+    entry = cloud.submit()
+    store.set_status(entry, "running")
+    for index in (1, 2, 3, 4):
+        commit(cloud, entry, index)
+    start = cloud.control._start(store.job(entry))
+    assert (start.round, start.attempt, start.rounds) == (5, 1, 4)
+
+
+def test_the_end_of_the_last_job_is_told_again(store: Store) -> None:
+    first = Cloud(store)
+    entries = [first.submit(), first.submit()]
+    for entry, status in zip(entries, ("failed", "cancelled"), strict=True):
+        store.set_status(entry, status)  # type: ignore[arg-type]
+    again = Cloud(store)
+
+    async def scene() -> None:
+        await again.until(again.closed)
+
+    again.play(scene)
+    assert again.closed()[0] == Close(wire_id(entries[1]), "cancelled")
+
+
+def test_a_stored_job_that_cannot_be_read_fails_alone(store: Store) -> None:
+    cloud = Cloud(store)
+    strange = store.submit_job("old", b'{"of": "another version"}', bytes(32)).id
+    good = cloud.submit()
+
+    async def scene() -> None:
+        await cloud.until(lambda: cloud.runs(good))
+
+    cloud.play(scene)
+    assert cloud.status(strange) == "failed"
+    assert "cannot be read" in store.job(strange).reason
+
+
+def test_work_that_cannot_be_done_ends_the_job_with_its_reason(store: Store) -> None:
+    cloud = Cloud(store)
+    entry = cloud.submit()
+    perform = cloud.host.perform
+
+    def lose(task: object) -> object:
+        for key in store.enrolled():
+            store.remove_enrolled(key)
+        return perform(task)
+
+    cloud.host.perform = lose  # type: ignore[method-assign]
+
+    async def scene() -> None:
+        await cloud.until(lambda: cloud.status(entry) == "failed")
+
+    cloud.play(scene)
+    assert "no device is enrolled" in store.job(entry).reason

@@ -1,0 +1,314 @@
+"""The cloud's work: what is sealed and kept, what a batch changes, and that it changes it once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from round_kit import job, public_keys
+
+from cloud_server.host import CloudHost, wire_id
+from cloud_server.rounds import RoundSecret
+from cloud_server.store import Store
+from fl_core.algorithms.base import Records
+from fl_core.config import Job
+from fl_core.errors import JobFailed
+from fl_core.protocol import effects as fx
+from fl_core.protocol.blob import describe
+from fl_core.protocol.cloud_tasks import (
+    Absorb,
+    Absorbed,
+    Broadcast,
+    JobStatus,
+    RosterKept,
+    SealJob,
+    SealRelease,
+    SealRound,
+    TooFew,
+)
+from fl_core.protocol.messages import Batch, Exchanged
+from fl_core.protocol.sealed import seal_segment
+
+OPEN = {
+    "encrypt": {"privacy_eval_type": "NOT_ENCRYPT"},
+    "privacy": {"epsilon": 4.0, "delta": 1e-5, "accept_unproven": True},
+}
+
+
+class Desk:
+    """A cloud's host with one running job."""
+
+    def __init__(self, store: Store, wanted: Job | None = None, devices: int = 4) -> None:
+        self.store = store
+        rng = np.random.default_rng(5)
+        test = Records(rng.uniform(0, 1, (20, 4)).astype(np.float32), rng.integers(0, 3, 20))
+        self.host = CloudHost(store, test, 4096, clock=lambda: 0.0)
+        if not store.enrolled():
+            self.host.store(RosterKept(1, b"".join(public_keys(devices))))
+        self.id = self.run(wanted or job())
+
+    def run(self, wanted: Job) -> str:
+        entry = self.store.submit_job(wanted.job, wanted.canonical(), wanted.digest())
+        self.store.set_status(entry.id, "running")
+        return entry.id
+
+    @property
+    def wire(self) -> bytes:
+        return wire_id(self.id)
+
+    def sealed(self, index: int = 1, attempt: int = 1) -> Broadcast:
+        """The announcement and one round's broadcast."""
+        assert isinstance(self.host.perform(SealJob(self.wire)), Broadcast)
+        broadcast = self.host.perform(SealRound(self.wire, index, attempt))
+        assert isinstance(broadcast, Broadcast)
+        return broadcast
+
+    def secret(self, at: Exchanged) -> RoundSecret:
+        raw = self.store.round_key(self.id, at.round, at.attempt)
+        assert raw is not None
+        return RoundSecret.from_bytes(raw)
+
+    def answers(self, broadcast: Broadcast, count: int = 3, value: float = 1.0) -> Absorb:
+        """A batch of `count` uploads for a round."""
+        manifest = broadcast.manifest
+        membership = self.secret(manifest.at).membership
+        plan = self.host.plan(self.store.job(self.id))
+        specs = plan.segments(plan.exchange(manifest.at.round))
+        groups = [
+            [
+                seal_segment(
+                    manifest, group, membership, np.full(s.shape, value + n, s.dtype).tobytes()
+                )
+                for n in range(count)
+            ]
+            for s, group in zip(specs, manifest.groups, strict=True)
+        ]
+        data = b"".join(b"".join(group) for group in groups)
+        counts = tuple(map(len, groups))
+        return Absorb(Batch(manifest.at, count, 1, counts, describe(data, 4096)), data)
+
+    def commit(self, index: int) -> Absorbed:
+        absorbed = self.host.perform(self.answers(self.sealed(index)))
+        assert isinstance(absorbed, Absorbed)
+        return absorbed
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        found = self.store.events_after(0, self.id)
+        return [dict(event.data) for event in found if event.type == kind]
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk(Store())
+
+
+# --- the roster and the jobs ------------------------------------------------------------------
+
+
+def test_the_roster_is_what_the_proxy_said_last(desk: Desk) -> None:
+    first = desk.store.enrolled()
+    keys = [*first[:3], *public_keys(1)]
+    desk.host.store(RosterKept(2, b"".join(keys)))
+    assert desk.store.enrolled() == tuple(sorted(keys))
+    desk.host.store(RosterKept(3, b""))
+    assert desk.store.enrolled() == ()
+    with pytest.raises(JobFailed, match="no device is enrolled"):
+        desk.host.perform(SealJob(desk.wire))
+
+
+def test_an_unknown_job_or_task_is_an_answer(desk: Desk) -> None:
+    with pytest.raises(JobFailed, match="not in the store"):
+        desk.host.perform(SealJob(bytes(16)))
+    assert desk.host.perform("anything") == fx.Failed("unknown task")
+
+
+def test_wire_ids_tell_neither_the_name_nor_each_other(desk: Desk) -> None:
+    assert len(desk.wire) == 16
+    assert wire_id(desk.id + "x") != desk.wire
+
+
+# --- sealing ----------------------------------------------------------------------------------
+
+
+def test_sequences_grow_over_jobs_and_kinds(desk: Desk) -> None:
+    sequences = []
+    for _ in range(2):
+        sealed = desk.host.perform(SealJob(desk.wire))
+        assert isinstance(sealed, Broadcast)
+        sequences += [sealed.manifest.sequence, desk.sealed().manifest.sequence]
+        desk.id = desk.run(job(job="next"))
+    assert sequences == sorted(set(sequences))
+
+
+def test_the_rounds_key_is_kept_before_the_broadcast_and_is_its_own(desk: Desk) -> None:
+    first, second = desk.sealed(1, 1).manifest, desk.sealed(1, 2).manifest
+    for manifest in (first, second):
+        assert desk.secret(manifest.at).opening.public().to_bytes() == manifest.cloud_key
+    assert first.cloud_key != second.cloud_key
+
+
+def test_a_round_selects_among_the_devices_that_know_the_job(desk: Desk) -> None:
+    desk.host.perform(SealJob(desk.wire))
+    desk.host.store(RosterKept(2, b"".join([*desk.store.enrolled(), *public_keys(9)])))
+    broadcast = desk.host.perform(SealRound(desk.wire, 1, 1))
+    assert isinstance(broadcast, Broadcast)
+    assert broadcast.manifest.selected == 4
+
+
+# --- absorbing --------------------------------------------------------------------------------
+
+
+def test_a_batch_is_committed_with_its_record_and_its_key_is_deleted(desk: Desk) -> None:
+    broadcast = desk.sealed()
+    desk.sealed(1, 2)
+    task = desk.answers(broadcast)
+    absorbed = desk.host.perform(task)
+    assert isinstance(absorbed, Absorbed)
+    assert absorbed.commit.accepted == 3
+    assert len(absorbed.data) == 3 * 32
+    assert absorbed.commit.blob == describe(absorbed.data, 4096)
+    assert [desk.store.round_key(desk.id, 1, attempt) for attempt in (1, 2)] == [None, None]
+    last = desk.store.last_commit(desk.id)
+    assert last is not None
+    assert (last.index, b"".join(last.accepted)) == (1, absorbed.data)
+    (event,) = desk.events("exchange_committed")
+    assert (event["phase"], event["uploads"], event["declined"]) == ("centre", 3, 1)
+    assert (event["refused"], event["clusters"], event["accuracy"]) == ({}, None, None)
+
+
+def test_the_same_batch_a_second_time_changes_nothing_and_answers_the_same(desk: Desk) -> None:
+    task = desk.answers(desk.sealed())
+    first = desk.host.perform(task)
+    before = (desk.store.last_commit(desk.id), desk.store.events_after(0))
+    assert desk.host.perform(task) == first
+    again = Desk.__new__(Desk)  # a new process on the same store
+    again.store, again.host, again.id = desk.store, CloudHost(desk.store, None, 4096), desk.id
+    assert again.host.perform(task) == first
+    assert (desk.store.last_commit(desk.id), desk.store.events_after(0)) == before
+
+
+def test_another_batch_for_a_committed_round_is_refused(desk: Desk) -> None:
+    broadcast = desk.sealed()
+    task, other = desk.answers(broadcast), desk.answers(broadcast, value=7.0)
+    desk.host.perform(task)
+    before = desk.store.last_commit(desk.id)
+    with pytest.raises(JobFailed, match="key is gone"):
+        desk.host.perform(other)
+    assert desk.store.last_commit(desk.id) == before
+
+
+def test_too_few_valid_uploads_change_nothing_and_the_key_stays(desk: Desk) -> None:
+    broadcast = desk.sealed()
+    outcome = desk.host.perform(desk.answers(broadcast, count=2))
+    assert isinstance(outcome, TooFew)
+    assert "2 valid uploads" in outcome.reason
+    assert desk.store.last_commit(desk.id) is None
+    assert isinstance(desk.host.perform(desk.answers(broadcast)), Absorbed)
+
+
+def test_more_uploads_than_selected_are_void(desk: Desk) -> None:
+    outcome = desk.host.perform(desk.answers(desk.sealed(), count=5))
+    assert isinstance(outcome, TooFew)
+
+
+def test_a_training_round_is_tested_and_its_inferences_are_clustered(desk: Desk) -> None:
+    for index in (1, 2, 3):
+        desk.commit(index)
+    event = desk.events("exchange_committed")[-1]
+    assert 0 <= event["accuracy"] <= 1
+    assert event["clusters"]["used"] == 3
+    assert event["clusters"]["vectors"] == [[n] * 3 for n in (1.0, 2.0, 3.0)]
+    plan = desk.host.plan(desk.store.job(desk.id))
+    assert event["epsilon"]["training"] == plan.quote(3).training.epsilon
+    assert event["epsilon"]["inference"] == plan.quote(3).inference.epsilon
+
+
+def test_absurd_inferences_of_a_small_round_leave_readable_events() -> None:
+    desk = Desk(Store(), job(round={"min_batch": 1}))
+    for index in (1, 2):
+        desk.commit(index)
+    broadcast = desk.sealed(3)
+    absorbed = desk.host.perform(desk.answers(broadcast, count=1, value=3e38))
+    assert isinstance(absorbed, Absorbed)
+    strict = [json.dumps(event.data, allow_nan=False) for event in desk.store.events_after(0)]
+    assert strict
+
+
+# --- the end ----------------------------------------------------------------------------------
+
+
+def test_the_end_prints_what_the_committed_rounds_cost(desk: Desk) -> None:
+    for index in (1, 2, 3):
+        desk.commit(index)
+    desk.host.store(JobStatus(desk.wire, "cancelled", "by hand"))
+    (end,) = desk.events("job_cancelled")
+    quote = desk.host.plan(desk.store.job(desk.id)).quote(3)
+    assert end["privacy"]["training"]["epsilon"] == quote.training.epsilon
+    assert end["privacy"]["inference"]["epsilon"] == quote.inference.epsilon
+    assert end["privacy"]["inference"]["epsilon_per_round"] == pytest.approx(5)
+    assert end["final"]["accuracy"] == desk.events("exchange_committed")[-1]["accuracy"]
+
+
+def test_a_round_that_was_broadcast_and_never_committed_is_counted(desk: Desk) -> None:
+    desk.commit(1)
+    desk.sealed(2)
+    desk.host.store(JobStatus(desk.wire, "failed", "too few"))
+    (end,) = desk.events("job_failed")
+    plan = desk.host.plan(desk.store.job(desk.id))
+    assert end["privacy"]["training"]["epsilon"] == plan.quote(2).training.epsilon
+    assert desk.store.round_key(desk.id, 2, 1) is None
+
+
+def test_a_job_that_never_broadcast_a_round_cost_nothing(desk: Desk) -> None:
+    desk.host.perform(SealJob(desk.wire))
+    desk.host.store(JobStatus(desk.wire, "failed", "nobody there"))
+    (end,) = desk.events("job_failed")
+    assert end["privacy"]["training"]["epsilon"] == 0
+    assert end["final"] == {"accuracy": None}
+
+
+def test_a_job_ends_once(desk: Desk) -> None:
+    desk.host.store(JobStatus(desk.wire, "failed", "first"))
+    desk.host.store(JobStatus(desk.wire, "completed"))
+    entry = desk.store.job(desk.id)
+    assert (entry.status, entry.reason) == ("failed", "first")
+
+
+def test_no_guarantee_is_no_number() -> None:
+    desk = Desk(Store(), job(**OPEN))
+    for index in (1, 2, 3):
+        desk.commit(index)
+    desk.host.store(JobStatus(desk.wire, "completed"))
+    (end,) = desk.events("job_completed")
+    inference = end["privacy"]["inference"]
+    assert (inference["epsilon"], inference["status"]) == (None, "none")
+    assert desk.events("exchange_committed")[-1]["epsilon"]["inference"] is None
+    for event in desk.store.events_after(0):
+        json.dumps(event.data, allow_nan=False)  # as a database server and a browser want it
+
+
+def test_the_release_is_the_model_of_the_last_commit(desk: Desk) -> None:
+    for index in (1, 2, 3, 4):
+        desk.commit(index)
+    sealed = desk.host.perform(SealRelease(desk.wire))
+    assert isinstance(sealed, Broadcast)
+    release = desk.store.release(desk.id)
+    assert release is not None
+    assert sealed.manifest.kind == "release"
+    assert sealed.manifest.selected == 4
+    assert release.onnx[:64] not in sealed.data
+    assert desk.host.perform(SealRelease(desk.wire)).manifest.sequence > sealed.manifest.sequence  # type: ignore[attr-defined]
+
+
+def test_reports_become_events_of_the_running_job_alone(tmp_path: Path) -> None:
+    desk = Desk(Store(f"sqlite:///{tmp_path / 'cloud.sqlite'}"))
+    desk.host.report(fx.Report("batch", {"round": 1, "uploads": 3}))
+    desk.host.report(fx.Report("held", {"round": 1}))
+    assert desk.events("batch") == [{"round": 1, "uploads": 3}]
+    assert desk.events("held") == []
+    desk.host.store(JobStatus(desk.wire, "failed"))
+    desk.host.report(fx.Report("batch", {"round": 2, "uploads": 3}))
+    assert len(desk.events("batch")) == 1
