@@ -71,9 +71,8 @@ class Control:
             self._runtime.post(fx.Command(Ended(wire_id(ended[-1].id), ended[-1].status)))
         while True:
             if self._machine.state is State.IDLE:
-                entry = self._readable(self._store.next_job())
-                new = entry is not None and entry.id != self._given
-                if entry is not None and new and self._enough_devices(entry):
+                entry = self._store.next_job()
+                if entry is not None and self._ready(entry):
                     self._given = entry.id
                     self._store.set_status(entry.id, "running")
                     self._runtime.post(fx.Command(self._start(entry)))
@@ -81,16 +80,15 @@ class Control:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._poke.wait(), LOOK_S)
 
-    def _readable(self, entry: JobEntry | None) -> JobEntry | None:
-        """The job, unless this version cannot plan it: then it has failed, and not the cloud."""
+    def _ready(self, entry: JobEntry) -> bool:
+        """Whether to start it now. A job that this version cannot plan fails, and not the cloud."""
         try:
-            if entry is not None:
-                self._host.plan(entry)
+            self._host.plan(entry)
         except EdgeVeilError as error:
-            LOG.error("the stored job cannot be read", extra={"job": entry and entry.id})
+            LOG.error("a stored job cannot be read", extra={"job": entry.id})
             self._store.set_status(entry.id, "failed", f"the stored job cannot be read: {error}")
-            return None
-        return entry
+            return False
+        return entry.id != self._given and self._enough_devices(entry)
 
     def _enough_devices(self, entry: JobEntry) -> bool:
         """Whether the job can select as many as it asks for; said once while it cannot."""
