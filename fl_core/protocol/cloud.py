@@ -106,7 +106,8 @@ class CloudMachine:
         self._batch: Fetch | None = None
         self._roster: Fetch | None = None
         self._roster_epoch = -1  # an old roster would bring revoked devices back
-        self._closing: tuple[Note, int] | None = None
+        self._closing: dict[bytes, Note] = {}  # ends that the proxy has not confirmed, by job
+        self._close_wait_s = self.settings.resend_s
 
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
         """Take an event; hostile or stale input ends as one `Refuse`."""
@@ -126,7 +127,7 @@ class CloudMachine:
                 return self._tell_end(job_id, status)
             case fx.Connected():
                 here = fx.Send(fx.Proxy(), self.signer.note(Here(0.0)))
-                return [here, *self._send_out(push=False)]
+                return [here, *self._send_out(push=False), *self._send_closes()]
             case fx.Received(message=Offer() as offer):
                 return self._offer(offer)
             case fx.Received(message=Part() as part):
@@ -156,6 +157,9 @@ class CloudMachine:
         if job is None or not self._current(task, job):
             return []
         match result:
+            case Failed(reason=reason) if isinstance(task, Absorb):
+                self._batch = None  # the proxy still has it, and drops it with the next attempt
+                return self._repeat(job, reason)
             case Failed(reason=reason):
                 return self._end("failed", reason)
             case Broadcast(manifest=manifest, data=data):
@@ -195,8 +199,9 @@ class CloudMachine:
         if self._out is None:
             return []
         signed, manifest, data = self._out
-        limit = self.settings.packet_bytes
-        packets = sends(fx.Proxy(), signed, manifest.blob, data, limit, push=push)
+        limit, blob = self.settings, manifest.blob
+        push = push and blob.size_bytes <= limit.push_bytes
+        packets = sends(fx.Proxy(), signed, blob, data, limit.packet_bytes, push=push)
         return [*packets, fx.SetTimer("resend", self.settings.resend_s)]
 
     def _held(self, job: _Job) -> list[fx.Effect]:
@@ -256,17 +261,18 @@ class CloudMachine:
         ]
 
     def _tell_end(self, job_id: bytes, status: str) -> list[fx.Effect]:
-        note = self.signer.note(Close(job_id, status))  # type: ignore[arg-type]
-        self._closing = (note, self.settings.close_tries)
-        return self._send_close()
+        self._closing[job_id] = self.signer.note(Close(job_id, status))  # type: ignore[arg-type]
+        self._close_wait_s = self.settings.resend_s
+        return self._send_closes()
 
-    def _send_close(self) -> list[fx.Effect]:
-        if self._closing is None or self._closing[1] == 0:
-            self._closing = None
+    def _send_closes(self) -> list[fx.Effect]:
+        """Say which jobs have ended until the proxy confirms it: owners' budgets wait for it."""
+        if not self._closing:
             return []
-        note, tries = self._closing
-        self._closing = (note, tries - 1)
-        return [fx.Send(fx.Proxy(), note), fx.SetTimer("close", self.settings.resend_s)]
+        wait_s = self._close_wait_s
+        self._close_wait_s = min(2 * wait_s, self.settings.close_cap_s)
+        notes = [fx.Send(fx.Proxy(), note) for note in self._closing.values()]
+        return [*notes, fx.SetTimer("close", wait_s)]
 
     # --- messages ---
 
@@ -353,9 +359,10 @@ class CloudMachine:
             return self._repeat(job, why)
         if not isinstance(body, Ack):
             raise ProtocolError("unexpected_body")
-        if self._closing and hashlib.sha256(self._closing[0].body.payload).digest() == body.blob:
-            self._closing = None
-            return [fx.CancelTimer("close")]
+        for job_id, note in self._closing.items():
+            if hashlib.sha256(note.body.payload).digest() == body.blob:
+                del self._closing[job_id]
+                return [] if self._closing else [fx.CancelTimer("close")]
         if job is None or self._out is None or self._out[1].blob.digest != body.blob:
             return []
         if body.status == "held":
@@ -369,7 +376,7 @@ class CloudMachine:
         if name == "resend":
             return self._send_out(push=False)
         if name == "close":
-            return self._send_close()
+            return self._send_closes()
         if name == "repair":
             return self._repair()
         if name == "watchdog" and job is not None:

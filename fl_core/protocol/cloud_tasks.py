@@ -120,4 +120,5 @@ class CloudSettings:
     resend_s: float = 3.0
     repair_s: float = 1.0
     proxy_margin_s: float = 30.0  # beyond a round's own deadline, before the proxy counts as lost
-    close_tries: int = 10
+    close_cap_s: float = 60.0  # between two announcements of a job's end
+    push_bytes: int = 16 << 20  # larger broadcasts are pulled, with bounded credit

@@ -98,7 +98,10 @@ class Collection:
         self.uploads = {d: Held(h.groups, h.digest, b"") for d, h in self.uploads.items()}
 
     def shuffled(self, shuffle: Shuffle) -> tuple[tuple[int, ...], bytes]:
-        """Segments of each group, permuted independently of the others: (counts, blob)."""
+        """Segments of each group, permuted independently of the others: (counts, blob).
+
+        A group with fewer segments than the floor is left out: its few senders would stand alone.
+        """
         groups: list[list[bytes]] = [[] for _ in self.manifest.groups]
         for held in self.uploads.values():
             offset = 0
@@ -106,6 +109,7 @@ class Collection:
                 size = self.manifest.groups[g].padded_bytes + SEAL_OVERHEAD_BYTES
                 groups[g].append(held.data[offset : offset + size])
                 offset += size
+        groups = [segments if len(segments) >= self.floor else [] for segments in groups]
         for segments in groups:
             shuffle(segments)
         return tuple(map(len, groups)), b"".join(b"".join(segments) for segments in groups)

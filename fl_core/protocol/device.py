@@ -82,6 +82,7 @@ TABLE = StateTable(
         (_S.UPLOADING, "held"): _S.ANSWERED,
         (_S.UPLOADING, "refused"): _S.IDLE,
         (_S.UPLOADING, "expired"): _S.IDLE,
+        (_S.FETCHING, "expired"): _S.IDLE,
     },
 )
 
@@ -378,8 +379,9 @@ class DeviceMachine:
             return self.fetches.repair()
         if name == "resend" and self.state is State.UPLOADING:
             return self.outbox.send_again()
-        if name == "deadline" and self.state is State.UPLOADING:
+        if name == "deadline" and TABLE.allows(self.state, "expired"):
             self.state = TABLE.step(self.state, "expired")
+            self.fetches.forget(lambda header: _kind(header) == "round")
             return [fx.CancelTimer("resend"), *self.outbox.drop()]
         return []
 

@@ -65,11 +65,11 @@ class ProxyMachine:
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
         """Take an event; hostile or stale input ends as one `Refuse`."""
         try:
-            return self._handle(event)
+            return self._handle(event, now_s)
         except ProtocolError as error:
             return [fx.Refuse(error.reason)]
 
-    def _handle(self, event: fx.Event) -> list[fx.Effect]:
+    def _handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
         match event:
             case fx.Connected(peer=fx.Cloud()):
                 return self._send_roster() + self.rounds.hand_over_all()
@@ -83,7 +83,7 @@ class ProxyMachine:
             case fx.Received(sender=fx.Cloud(), message=message):
                 return self._cloud_message(message)
             case fx.Received(sender=fx.Device(id=device), message=message):
-                return self._device_message(device, message)
+                return self._device_message(device, message, now_s)
             case fx.Timer(name=name):
                 return self._timer(name)
         return []
@@ -144,14 +144,14 @@ class ProxyMachine:
 
     # --- from devices ---
 
-    def _device_message(self, device: str, message: object) -> list[fx.Effect]:
+    def _device_message(self, device: str, message: object, now_s: float) -> list[fx.Effect]:
         match message:
             case Offer() as offer:
                 return self.rounds.offer(device, offer)
             case Part() as part:
                 return self.rounds.part(device, part)
             case Need() as need:
-                return self.broadcasts.need(device, need)
+                return self.broadcasts.need(device, need, now_s)
             case Note(body=signed):
                 check(signed, device, self.registry.verify_key(device), BODY_LABEL)
                 return self._device_note(device, decode_body(signed), signed)

@@ -6,6 +6,7 @@ import hashlib
 
 from fl_core.errors import ProtocolError
 from fl_core.protocol import effects as fx
+from fl_core.protocol.blob import NEED_LIMIT
 from fl_core.protocol.codec import decode_header
 from fl_core.protocol.envelope import HEADER_LABEL, check
 from fl_core.protocol.messages import Close, Commit, Manifest, Need, Note, Offer, Part
@@ -22,6 +23,8 @@ class Broadcasts:
     def __init__(self, parts: ProxyParts, rounds: Rounds) -> None:
         self._parts, self._rounds = parts, rounds
         self.arriving: dict[bytes, Fetch] = {}  # by blob digest
+        # Per device: the blob, until when, and the parts it was last sent.
+        self._served: dict[str, tuple[bytes, float, frozenset[int]]] = {}
 
     # --- from the cloud ---
 
@@ -150,12 +153,23 @@ class Broadcasts:
         push = isinstance(to, fx.AllDevices) and blob.size_bytes <= limit.push_bytes
         return list(sends(to, kept.signed, blob, kept.data, limit.packet_bytes, push=push))
 
-    def need(self, device: str, need: Need) -> list[fx.Effect]:
-        """A device asks for parts of a broadcast."""
+    def need(self, device: str, need: Need, now_s: float) -> list[fx.Effect]:
+        """An admitted device asks for parts; what is still on its way is not sent again."""
+        if self._parts.registry.verify_key(device) is None:
+            raise ProtocolError("unknown_signer")
         kept = self._parts.memory.kept.get(need.blob)
         if kept is None:
             raise ProtocolError("unknown_blob")
-        return list(answer_need(fx.Device(device), need, kept.header.blob, kept.data))
+        blob, until_s, sent = self._served.get(device, (b"", 0.0, frozenset[int]()))
+        if blob != need.blob or now_s >= until_s:
+            sent = frozenset()
+        fresh = frozenset(sorted(set(need.indices) - sent)[:NEED_LIMIT])
+        if not fresh:
+            return []
+        repeat_s = self._parts.settings.need_repeat_s
+        self._served[device] = (need.blob, now_s + repeat_s, fresh)
+        asked = Need(need.blob, tuple(fresh))
+        return list(answer_need(fx.Device(device), asked, kept.header.blob, kept.data))
 
     def want(self, device: str, job_id: bytes) -> list[fx.Effect]:
         """A device asks for a job."""

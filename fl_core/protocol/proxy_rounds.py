@@ -229,8 +229,9 @@ class Rounds:
         kept = self._parts.memory.batches.get(key)
         if kept is None:
             return []
-        limit = self._parts.settings.packet_bytes
-        packets = sends(fx.Cloud(), kept.signed, kept.batch.blob, kept.data, limit, push=push)
+        limit, blob = self._parts.settings, kept.batch.blob
+        push = push and blob.size_bytes <= limit.push_bytes
+        packets = sends(fx.Cloud(), kept.signed, blob, kept.data, limit.packet_bytes, push=push)
         return [*packets, self._set("handover", key, self._parts.settings.resend_s)]
 
     def _short(self, key: RoundKey) -> list[fx.Effect]:

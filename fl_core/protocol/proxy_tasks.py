@@ -91,7 +91,8 @@ class ProxySettings:
 
     packet_bytes: int = 65536
     blob_bytes: int = 256 << 20
-    push_bytes: int = 1 << 20  # larger blobs are pulled, with bounded credit
+    push_bytes: int = 16 << 20  # larger blobs are pulled, with bounded credit
+    need_repeat_s: float = 10.0  # a part sent to a device is not sent to it again so soon
     upload_bytes: int = 64 << 20
     spool_bytes: int = 1 << 30
     min_batch_floor: int = 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fl_core.errors import ProtocolError
-from fl_core.protocol.blob import Assembly, part, parts, whole
+from fl_core.protocol.blob import NEED_LIMIT, Assembly, part, parts, whole
 from fl_core.protocol.effects import Address, Send
 from fl_core.protocol.messages import Blob, Header, Need, Offer, Part, Signed
 
@@ -28,8 +28,11 @@ def sends(
 
 
 def answer_need(to: Address, need: Need, blob: Blob, data: bytes) -> list[Send]:
-    """The parts asked for; raises ProtocolError `bad_index` for one that does not exist."""
-    return [Send(to, part(blob, data, index)) for index in need.indices]
+    """The parts asked for, each once and no more than the credit.
+
+    Raises ProtocolError `bad_index` for one that does not exist.
+    """
+    return [Send(to, part(blob, data, index)) for index in sorted(set(need.indices))[:NEED_LIMIT]]
 
 
 class Fetch:

@@ -28,6 +28,7 @@ from protocol_kit import (
     commit_of,
     headers,
     manifest,
+    messages,
     of,
     offer,
     parts_of,
@@ -55,7 +56,7 @@ from fl_core.protocol.cloud_tasks import (
     SealRound,
     Start,
 )
-from fl_core.protocol.messages import Ack, Close, Roster, Shortfall
+from fl_core.protocol.messages import Ack, Close, Note, Roster, Shortfall
 
 
 def shortfall(machine, where=None):
@@ -158,11 +159,25 @@ def test_an_end_can_be_told_again_after_a_restart():
     assert machine.state is State.IDLE
 
 
-def test_the_close_is_given_up_in_the_end():
-    machine = waiting(cloud(close_tries=3))
+def test_ends_are_told_ever_more_slowly_until_each_is_confirmed():
+    machine = waiting(cloud(close_cap_s=10.0))
     machine.handle(fx.Command(Cancel(JOB)), 0.0)
-    sent = [len(bodies(fire(machine, "close"), Close)) for _ in range(4)]
-    assert sent == [1, 1, 0, 0]
+    out = machine.handle(fx.Command(Ended(b"o" * 16, "completed")), 0.0)
+    assert {body.job_id for body in bodies(out, Close)} == {JOB, b"o" * 16}
+    waits = [timers(fire(machine, "close"))["close"] for _ in range(3)]
+    assert waits == [6.0, 10.0, 10.0]
+    back = machine.handle(fx.Connected(fx.Proxy()), 0.0)
+    assert len(bodies(back, Close)) == 2
+    for note in [m for m in messages(back, Note) if b"close" in m.body.payload]:
+        receive(machine, PROXY.note(Ack(hashlib.sha256(note.body.payload).digest(), "held")))
+    assert fire(machine, "close") == []
+
+
+def test_a_batch_that_could_not_be_absorbed_costs_a_retry_and_not_the_job():
+    machine = waiting()
+    task = tasks(hand_over(machine))[0]
+    out = done(machine, task, Failed("the store is locked"))
+    assert tasks(out) == [SealRound(JOB, 1, 2)]
 
 
 @pytest.mark.parametrize("state", [State.ANNOUNCING, State.RELEASING], ids=lambda s: s.value)

@@ -34,10 +34,9 @@ from fl_core.protocol.messages import Ack, Batch, Close, Decline, Need, Part, Sh
 from fl_core.protocol.proxy_tasks import BatchDelivered, BatchKept, ProxyMemory, UploadKept
 
 
-def opened(shuffle=None, memory=None, floor=3, **changes):
-    machine = proxy(
-        memory, **({"shuffle": shuffle} if shuffle else {}), min_batch_floor=floor, push_bytes=1
-    )
+def opened(shuffle=None, memory=None, floor=3, push_bytes=1 << 20, **changes):
+    given = {"shuffle": shuffle} if shuffle else {}
+    machine = proxy(memory, **given, min_batch_floor=floor, push_bytes=push_bytes)
     open_round(machine, manifest(MODEL, **({"selected": 5, "quorum": 4} | changes)))
     return machine
 
@@ -171,15 +170,27 @@ def sent(number, group):
 
 
 def test_the_batch_holds_every_segment_once_and_nothing_else():
-    machine = opened()
+    machine = opened(selected=6, quorum=6)
     upload(machine, 0, groups=(0, 1))
-    upload(machine, 1, groups=(2,))
-    upload(machine, 2)
+    upload(machine, 1, groups=(0, 2))
+    for number in (2, 3):
+        upload(machine, number)
     header, data = batch_of(fire(machine, "deadline"))
-    assert header.counts == (2, 2, 2)
-    expected = [{0: (0, 2), 1: (0, 2), 2: (1, 2)}[g] for g in range(3)]
+    assert header.counts == (4, 3, 3)
+    expected = [{0: (0, 1, 2, 3), 1: (0, 2, 3), 2: (1, 2, 3)}[g] for g in range(3)]
     for group, found in enumerate(pieces(header, data)):
         assert sorted(found) == sorted(sent(number, group) for number in expected[group])
+
+
+def test_a_group_below_the_floor_is_not_handed_over():
+    machine = opened(selected=6, quorum=6)
+    upload(machine, 0)
+    for number in (1, 2, 3):
+        upload(machine, number, groups=(1,))
+    header, data = batch_of(fire(machine, "deadline"))
+    assert header.uploads == 4
+    assert header.counts == (0, 4, 0)
+    assert len(data) == 4 * SEALED_BYTES[1]
 
 
 def test_every_group_is_shuffled_on_its_own():
@@ -254,14 +265,16 @@ def test_parts_of_a_batch_are_sent_again():
     assert refused(cloud_says(machine, Need(b"x" * 32, (0,)))) == ["unknown_blob"]
 
 
-def test_a_large_batch_is_pushed_once_and_then_only_offered():
-    machine = opened(selected=6, quorum=6)
+@pytest.mark.parametrize("push", [True, False])
+def test_a_batch_is_pushed_once_if_small_enough_and_then_only_offered(push):
+    machine = opened(selected=6, quorum=6, push_bytes=1 << 20 if push else 1)
     for number in range(5):
         upload(machine, number)
     out = upload(machine, 5)
     header, data = batch_of(out)
-    assert len(messages(out, Part)) == header.blob.parts > 1
-    assert len(data) == header.blob.size_bytes
+    assert header.blob.parts > 1
+    assert len(messages(out, Part)) == (header.blob.parts if push else 0)
+    assert len(data) == (header.blob.size_bytes if push else 0)
     again = fire(machine, "handover")
     assert headers(again) == [header] and messages(again, Part) == []
 
@@ -298,7 +311,7 @@ def durable(machine, *more):
 def test_uploads_survive_a_restart_and_the_deadline_runs_again():
     machine = opened(deadline_s=9.0)
     done = [upload(machine, number) for number in range(3)]
-    again = proxy(durable(machine, *done), min_batch_floor=3, push_bytes=1)
+    again = proxy(durable(machine, *done), min_batch_floor=3, push_bytes=1 << 20)
     assert timers(again.handle(fx.Command("started"), 0.0))[f"deadline:{JOB.hex()}:1:1"] == 9.0
     assert bodies(upload(again, 0), Ack)[0].status == "held"
     header, _ = batch_of(fire(again, "deadline"))
@@ -311,7 +324,7 @@ def test_a_round_that_was_complete_is_handed_over_after_a_restart():
     done = [upload(machine, number) for number in range(3)]
     memory = durable(machine, *done)
     memory.batches.clear()
-    again = proxy(memory, min_batch_floor=3, push_bytes=1)
+    again = proxy(memory, min_batch_floor=3, push_bytes=1 << 20)
     header, _ = batch_of(again.handle(fx.Command("started"), 0.0))
     assert header.uploads == 3
 

@@ -81,8 +81,21 @@ def test_what_is_above_the_push_limit_is_only_offered():
     for piece in parts_of(header, LONG):
         out = cloud_says(machine, piece)
     assert to_devices(out) == [offer(header)]
-    (answer,) = messages(says(machine, ME, Need(header.blob.digest, (3,))), Part)
-    assert answer == parts_of(header, LONG)[3]
+    need = Need(header.blob.digest, (3, 3, 1))
+    pieces = parts_of(header, LONG)
+    assert messages(says(machine, ME, need), Part) == [pieces[1], pieces[3]]
+    # A device that asks again while the answer is still on its way gets nothing twice.
+    assert says(machine, ME, need) == []
+    assert messages(says(machine, ME, Need(header.blob.digest, (1, 2))), Part) == [pieces[2]]
+    later = fx.Received(fx.Device(ME.signer.name), need)
+    assert len(messages(machine.handle(later, machine.settings.need_repeat_s + 1), Part)) == 2
+
+
+def test_a_need_of_a_stranger_is_not_served():
+    machine, header = proxy(), manifest(MODEL)
+    cloud_says(machine, offer(header, MODEL))
+    stranger = fx.Received(fx.Device("f" * 16), Need(header.blob.digest, (0,)))
+    assert refused(machine.handle(stranger, 0.0)) == ["unknown_signer"]
 
 
 def test_missing_parts_are_asked_of_the_cloud():
