@@ -193,8 +193,9 @@ def test_a_manifest_states_the_jobs_terms_and_a_fresh_key() -> None:
 def test_the_rounds_secret_survives_the_store_and_hides_itself() -> None:
     raw = ROUND.secret.to_bytes()
     again = RoundSecret.from_bytes(raw)
-    assert len(raw) == 64
+    assert len(raw) == 64 + 32 * len(ROUND.secret.recipients)
     assert again.to_bytes() == raw
+    assert again.recipients == ROUND.secret.recipients
     assert again.membership == ROUND.secret.membership
     shown = repr(ROUND.secret)
     assert ROUND.secret.membership.hex() not in shown

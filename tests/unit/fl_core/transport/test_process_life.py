@@ -134,13 +134,15 @@ def test_a_signal_is_a_clean_stop(number: signal.Signals) -> None:
 
 STUBBORN = """
     import asyncio, time
+    from concurrent.futures import ThreadPoolExecutor
     from fl_core.transport.process import run_until_stopped
 
     async def main(stop):
         print("ready", flush=True)
         await stop.wait()
-        print("stopping", flush=True)
-        time.sleep(60)  # work that holds even the event loop
+        with ThreadPoolExecutor(1) as executor:  # work that holds even the event loop
+            executor.submit(time.sleep, 60)
+            print("stopping", flush=True)
         return 0
 
     run_until_stopped(main)
