@@ -18,6 +18,7 @@ from fl_core.protocol.cloud_tasks import Cancel, Ended, Start
 from fl_core.transport.runtime import Runtime
 
 LOOK_S = 0.5
+TELL_AGAIN = 16  # as many ends as a proxy keeps
 
 
 class Control:
@@ -66,9 +67,9 @@ class Control:
 
     async def run(self) -> None:
         """Start the next job whenever none runs, until cancelled."""
-        ended = [entry for entry in self._store.jobs() if entry.ended]
-        if ended:  # the process may have died before anybody heard of it
-            self._runtime.post(fx.Command(Ended(wire_id(ended[-1].id), ended[-1].status)))
+        for old in [entry for entry in self._store.jobs() if entry.ended][-TELL_AGAIN:]:
+            # The process may have died before anybody heard of it.
+            self._runtime.post(fx.Command(Ended(wire_id(old.id), old.status)))
         while True:
             if self._machine.state is State.IDLE:
                 entry = self._store.next_job()

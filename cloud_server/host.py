@@ -38,7 +38,7 @@ from fl_core.protocol.cloud_tasks import (
     SealRound,
     TooFew,
 )
-from fl_core.protocol.messages import Batch, Commit, Exchanged
+from fl_core.protocol.messages import SEAL_OVERHEAD_BYTES, Batch, Commit, Exchanged
 from fl_core.protocol.package import (
     JobPackage,
     Package,
@@ -65,11 +65,12 @@ class CloudHost:
         store: Store,
         test: Records | None,
         part_bytes: int,
+        blob_bytes: int = 256 << 20,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._test, self._part_bytes, self._clock = store, test, part_bytes, clock
+        self._blob_bytes = blob_bytes
         self._cohort: tuple[bytes, ...] = ()
-        self._recipients: dict[Exchanged, int] = {}
         self._times: dict[str, float] = {}
         self._sent_bytes = 0
 
@@ -132,9 +133,14 @@ class CloudHost:
         return unpack_tensors(last.state) if last else self.plan(entry).cloud.initial_state()
 
     def _announce(self, entry: JobEntry, kind: str, selected: int, at: str) -> int:
-        """Record a broadcast; its number in the store is the manifest's sequence."""
+        """Record a broadcast; the manifest's sequence.
+
+        It grows with the store's own numbers, and with the clock, so that it goes on growing when
+        a cloud starts over with a new store.
+        """
         data = {"kind": kind, "selected": selected, "round": at}
-        return self._store.append_event(entry.id, "broadcast", data).seq
+        stored = self._store.append_event(entry.id, "broadcast", data)
+        return max(stored.seq, int(stored.time * 1000))
 
     def _to_all(self, entry: JobEntry, kind: str, package: Package) -> Broadcast:
         """Seal for every enrolled device."""
@@ -164,16 +170,38 @@ class CloudHost:
         entry = self.entry(task.job_id)
         plan, at = self.plan(entry), Exchanged(task.job_id, task.round, task.attempt)
         exchange = plan.exchange(task.round)
-        recipients = select(plan, self._cohort)
+        recipients = self._asked(entry, plan, task)
+        self._check_size(plan, exchange, len(recipients))
         sequence = self._announce(entry, "round", len(recipients), exchange.label)
         manifest, data, secret = seal_round(
             plan, exchange, self.state(entry), recipients, at, sequence, self._part_bytes
         )
         self._store.put_round_key(entry.id, task.round, task.attempt, secret.to_bytes())
-        self._recipients = {at: len(recipients)}
         self._times = {"seal": started, "sealed": self._clock()}
         self._sent_bytes = len(data)
         return Broadcast(manifest, data)
+
+    def _asked(self, entry: JobEntry, plan: JobPlan, task: SealRound) -> list[bytes]:
+        """Whom this attempt asks: as the first one did, else newly drawn; never a revoked key."""
+        enrolled = set(self._store.enrolled())
+        first = self._store.round_key(entry.id, task.round, 1)
+        if first is None:
+            return select(plan, [key for key in self._cohort if key in enrolled])
+        again = [key for key in RoundSecret.from_bytes(first).recipients if key in enrolled]
+        if len(again) < plan.job.round.min_batch:
+            raise JobFailed(f"{len(again)} of the devices selected are still enrolled")
+        return again
+
+    def _check_size(self, plan: JobPlan, exchange: Exchange, selected: int) -> None:
+        """Raise JobFailed before anybody spends budget on a batch that could not be taken."""
+        sizes = [g.padded_bytes + SEAL_OVERHEAD_BYTES for g in plan.groups(exchange)]
+        if selected * sum(sizes) > self._blob_bytes:
+            raise JobFailed(
+                f"{selected} uploads of {sum(sizes)} bytes pass the cloud's limit of"
+                f" {self._blob_bytes} bytes a batch",
+                where=exchange.label,
+                fix="raise limits.blob_bytes at cloud and proxy, or select fewer devices",
+            )
 
     def _seal_release(self, entry: JobEntry) -> Broadcast:
         weights = self.plan(entry).cloud.model(self.state(entry))
@@ -194,8 +222,8 @@ class CloudHost:
         raw = self._store.round_key(entry.id, batch.at.round, batch.at.attempt)
         if raw is None:
             raise JobFailed("the round's key is gone", where=exchange.label)
-        selected = self._recipients.get(batch.at, len(self._store.enrolled()))
-        opened = open_batch(plan, exchange, RoundSecret.from_bytes(raw), batch, data, selected)
+        secret = RoundSecret.from_bytes(raw)
+        opened = open_batch(plan, exchange, secret, batch, data, len(secret.recipients))
         try:
             state, uploads = aggregate(plan, exchange, self.state(entry), opened)
         except JobFailed as error:

@@ -41,7 +41,7 @@ async def _run(site: CloudSite, stop: asyncio.Event) -> int:
     url = site.store_url or f"sqlite:///{site.state_dir / 'cloud.sqlite'}"
     store = Store(url)
     packet_bytes = site.limits.packet_bytes
-    host = CloudHost(store, _test_records(site), part_bytes(packet_bytes))
+    host = CloudHost(store, _test_records(site), part_bytes(packet_bytes), site.limits.blob_bytes)
     machine = CloudMachine(
         signer,
         peer_key(site.proxy_key_file, "the proxy"),

@@ -25,23 +25,30 @@ NORM_FACTOR = 100.0  # a segment this many times the group's median norm is not 
 
 @dataclass(frozen=True)
 class RoundSecret:
-    """What opens one round's segments; deleted when the round commits (forward secrecy)."""
+    """What opens one round's segments; deleted when the round commits (forward secrecy).
+
+    `recipients` are the public keys that were asked: every attempt at a round asks the same ones,
+    since a device sends the same tensors again, and the tensors that come back from differing
+    selections would tell who sent which.
+    """
 
     opening: OpeningKey
     membership: bytes = field(repr=False)
+    recipients: tuple[bytes, ...] = field(default=(), repr=False)
 
     def to_bytes(self) -> bytes:
-        """64 bytes: key, then membership tag."""
-        return self.opening.to_bytes() + self.membership
+        """Key (32), membership tag (32), recipients (32 each)."""
+        return self.opening.to_bytes() + self.membership + b"".join(self.recipients)
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> RoundSecret:
         """From the store."""
-        return cls(OpeningKey(raw[:32]), raw[32:])
+        keys = tuple(raw[i : i + 32] for i in range(64, len(raw), 32))
+        return cls(OpeningKey(raw[:32]), raw[32:64], keys)
 
 
 def select(plan: JobPlan, enrolled: Sequence[bytes]) -> list[bytes]:
-    """The public keys of this round. Raises JobFailed where too few are enrolled."""
+    """The public keys of a new round. Raises JobFailed where too few are enrolled."""
     asked, floor = plan.job.selection, plan.job.round.min_batch
     count = how_many(asked.devices, len(enrolled), asked.over_select)
     least = max(asked.min_devices, floor)
@@ -88,7 +95,7 @@ def seal_round(
     )
     keys = [SealingKey(raw) for raw in recipients]
     manifest, data, membership = seal_broadcast(terms, encode_package(package), keys, part_bytes)
-    return manifest, data, RoundSecret(opening, membership)
+    return manifest, data, RoundSecret(opening, membership, tuple(recipients))
 
 
 @dataclass

@@ -77,10 +77,10 @@ class DeviceHost:
 
     def store(self, item: object) -> None:
         """Durable before the next effect."""
-        self._store.store(item)
-        if isinstance(item, JobClosed):
+        if isinstance(item, JobClosed):  # the ledger first: a reservation must not outlive its job
             self._ledger.close_job(item.job_id.hex())
             self._plans.pop(item.job_id, None)
+        self._store.store(item)
 
     def report(self, report: fx.Report) -> None:
         """A line on the owner's console, without the name in the log."""

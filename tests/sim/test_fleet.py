@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cloud_server.rounds import RoundSecret
 from fl_core.config import Policy
 from fl_core.protocol import effects as fx
 from fl_core.protocol.codec import decode
@@ -119,9 +120,7 @@ def test_repeated_attempt_sends_the_same_tensors_and_spends_once(folder: Path) -
 
     fleet = Fleet(folder, 5, floor=4, faults=faults)
     job = fleet.submit(small_job(round={"deadline_s": 5.0, "min_batch": 3, "retries": 2}))
-    fleet.net.run(
-        lambda: any(e.type == "round_repeated" for e in fleet.store.events_after(0, job))
-    )
+    fleet.net.run(lambda: any(e.type == "round_repeated" for e in fleet.store.events_after(0, job)))
     lost["on"] = False
     assert fleet.finish(job) == "completed"
     rounds = committed(fleet, job)
@@ -156,3 +155,39 @@ def test_hellos_that_came_too_early_are_said_again(folder: Path) -> None:
     fleet.proxy.online.clear()
     fleet.net.post(fleet.proxy_node, fx.Connected(fx.AllDevices()))  # the proxy came back
     assert fleet.net.run(lambda: len(fleet.proxy.online) == 4, before + 1)
+
+
+def test_every_attempt_asks_the_same_devices(folder: Path) -> None:
+    # Tensors that are sent again must not be told apart by who was asked.
+    fleet = Fleet(folder, 9, floor=3)
+    job = fleet.submit(
+        small_job(selection={"devices": 4}, round={"deadline_s": 5.0, "min_batch": 3})
+    )
+    asked: list[set[str]] = []
+    for attempt in (1, 2, 3):
+        fleet.net.run(lambda n=attempt: fleet.store.round_key(job, 1, n) is not None)
+        secret = RoundSecret.from_bytes(fleet.store.round_key(job, 1, attempt))
+        asked.append(set(secret.recipients))
+        for box in fleet.boxes:
+            box.node.up = attempt == 2  # nobody answers the first attempt
+    assert len(asked[0]) == 4
+    assert asked == [asked[0]] * 3
+
+
+def test_revoked_device_is_not_asked_again(folder: Path) -> None:
+    fleet = Fleet(folder, 6)
+    job = fleet.submit(small_job())
+    fleet.net.run(lambda: len(committed(fleet, job)) == 2)
+    fleet.registry.revoke(fleet.boxes[0].id)
+    fleet.net.post(fleet.proxy_node, fx.Command("roster_changed"))
+    assert fleet.finish(job) == "completed"
+    assert [r["uploads"] for r in committed(fleet, job)][-1] == 5
+
+
+def test_batch_that_the_cloud_could_not_take_is_not_asked_for(folder: Path) -> None:
+    fleet = Fleet(folder, 6)
+    fleet.cloud_host._blob_bytes = 60_000  # the quadratic of six devices has about 100,000
+    job = fleet.submit(small_job())
+    assert fleet.finish(job) == "failed"
+    assert "limits.blob_bytes" in fleet.store.job(job).reason
+    assert len(committed(fleet, job)) == 1
