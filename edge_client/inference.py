@@ -12,15 +12,16 @@ from numpy.typing import NDArray
 
 from fl_core.data.limits import flat_rows
 from fl_core.errors import ProtocolError
-from fl_core.evaluation.onnx_session import MAX_GRAPH_BYTES, OnnxModel
+from fl_core.evaluation.graph_check import check_graph
+from fl_core.evaluation.onnx_session import BATCH_RECORDS, MAX_GRAPH_BYTES, OnnxModel
 
 
 class InferenceSession:
     """One session for one job's graph; each round only brings new weights.
 
     `digest` is the graph's SHA-256 as the signed job states it. Raises
-    ProtocolError("graph_size" | "graph_digest") if the bytes are not that graph, DataError if
-    ONNX Runtime cannot use it.
+    ProtocolError("graph_size" | "graph_digest") if the bytes are not that graph, DataError if it
+    is more than plain layers (`check_graph`) or ONNX Runtime cannot use it.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class InferenceSession:
             raise ProtocolError("graph_size", f"the graph has {len(graph)} bytes")
         if not compare_digest(sha256(graph).digest(), digest):
             raise ProtocolError("graph_digest", "the graph is not the one the job names")
+        check_graph(graph)
         self.digest, self.classes = digest, classes
         self._model = OnnxModel(graph, max_bytes)
 
@@ -39,18 +41,35 @@ class InferenceSession:
         """Mean probabilities (classes,) over records x (n, ...); non-negative, with sum 1.
 
         Total in the records: one that holds NaN or whose output is no distribution is dropped,
-        and without any left the answer is uniform, so an upload's form never depends on data.
-        Raises DataError only for a graph or weights that cannot be run on any record.
+        and without any left, or if the graph fails on them, the answer is uniform. So whether
+        there is an answer, and its form, never depends on data. Raises DataError only for a
+        graph or weights that fail on a batch of zeros, whatever the records are.
         """
+        blank = np.zeros(
+            (BATCH_RECORDS, *(axis or 1 for axis in self._model.input_shape)), np.float32
+        )
+        self._model.probabilities(blank, weights)
+        uniform = np.full(self.classes, 1.0 / self.classes)
+        try:
+            mean = self._mean(x, weights)
+        except Exception:  # whatever it was, the records made it: telling would tell about them
+            return uniform
+        return uniform if mean is None else mean
+
+    def _mean(
+        self, x: NDArray[np.float32], weights: Mapping[str, NDArray[Any]]
+    ) -> NDArray[np.float64] | None:
+        """The mean of the sound outputs, None without any. May raise anything."""
         valid = np.isfinite(flat_rows(x)).all(axis=1) & self._model.fits(x)
-        # One record of zeros always stands first, so that a graph that cannot run fails on an
-        # empty data set too.
-        blank = np.zeros((1, *(axis or 1 for axis in self._model.input_shape)), np.float32)
-        batch = np.concatenate([blank, x[valid]]) if valid.any() else blank
-        found = self._model.probabilities(batch, weights)[1:]
-        kept = _distributions(found, self.classes)
+        records = x[valid]
+        if not len(records):
+            return None
+        # Whole batches only, so that a run takes no more memory for many records than for few.
+        padding = np.zeros((-len(records) % BATCH_RECORDS, *records.shape[1:]), np.float32)
+        found = self._model.probabilities(np.concatenate([records, padding]), weights)
+        kept = _distributions(found[: len(records)], self.classes)
         if not len(kept):
-            return np.full(self.classes, 1.0 / self.classes)
+            return None
         mean = kept.mean(axis=0)
         return np.asarray(mean / mean.sum(), dtype=np.float64)
 

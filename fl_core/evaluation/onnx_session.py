@@ -13,7 +13,7 @@ from fl_core.errors import DataError
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession as OrtSession
 
-BATCH_RECORDS = 256
+BATCH_RECORDS = 64
 MAX_GRAPH_BYTES = 64 << 20
 
 

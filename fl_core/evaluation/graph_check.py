@@ -1,0 +1,111 @@
+"""Which ONNX graphs a device runs on its records: plain layers, nothing steered by values.
+
+A graph comes from the cloud. An operator that loops, indexes or shapes by a record's values could
+make the run fail, last or grow by what a record holds, and so tell about it outside the noised
+answer. Allowed is what computes the same way for every record: operators of `OPERATORS` alone,
+no subgraphs, one output each, integers and shapes from the graph's own constants only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fl_core.errors import DataError
+from fl_core.evaluation.onnx_wire import Field, fields, message, messages, number, text
+
+OPERATORS = frozenset(
+    """
+    Abs Add AveragePool BatchNormalization Cast Clip Concat Constant Conv Div Elu Erf Exp Flatten
+    Gather Gelu Gemm GlobalAveragePool GlobalMaxPool HardSigmoid HardSwish Identity
+    InstanceNormalization LayerNormalization LeakyRelu Log LogSoftmax MatMul Max MaxPool Mean Min
+    Mul Neg PRelu Pad Pow Reciprocal ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape Selu
+    Sigmoid Slice Softmax Softplus Sqrt Squeeze Sub Sum Tanh Transpose Unsqueeze
+    """.split()  # noqa: SIM905
+)
+# Inputs that say where or how large, by position: they must be constants of the graph.
+_CONSTANT_INPUTS = {
+    "Gather": (1,),
+    "Pad": (1, 3),
+    "ReduceMax": (1,),
+    "ReduceMean": (1,),
+    "ReduceMin": (1,),
+    "ReduceSum": (1,),
+    "Reshape": (1,),
+    "Slice": (1, 2, 3, 4),
+    "Squeeze": (1,),
+    "Unsqueeze": (1,),
+}
+_FLOATS = frozenset({1, 10, 11, 16})  # TensorProto: float, float16, double, bfloat16
+_STANDARD = frozenset({"", "ai.onnx"})
+
+# Field numbers of onnx.proto, in the order of the messages.
+_GRAPH, _TRAINING, _FUNCTIONS = 7, 20, 25
+_NODE, _INITIALIZER, _INPUT, _SPARSE_INITIALIZER = 1, 5, 11, 15
+_NODE_INPUT, _NODE_OUTPUT, _OP_TYPE, _ATTRIBUTE, _DOMAIN = 1, 2, 4, 5, 7
+_VALUE_NAME, _TENSOR_NAME = 1, 8
+_ATTRIBUTE_NAME, _ATTRIBUTE_INT = 1, 3
+_SUBGRAPHS = frozenset({6, 11, 21, 22, 23})  # graphs, outer references, sparse tensors
+
+
+def check_graph(graph: bytes) -> None:
+    """Raise DataError unless `graph` is an ONNX model of plain layers; see the module's text.
+
+    Needs neither the `onnx` package nor ONNX Runtime. What passes may still be no sound model:
+    ONNX Runtime says that when it loads it.
+    """
+    model = fields(memoryview(graph))
+    if any(field.number in (_TRAINING, _FUNCTIONS) for field in model):
+        raise _refused("holds functions or training steps of its own")
+    parts = fields(message(model, _GRAPH, "graph"))
+    if any(field.number == _SPARSE_INITIALIZER for field in parts):
+        raise _refused("holds sparse tensors")
+    constants = {text(fields(t), _TENSOR_NAME) for t in messages(parts, _INITIALIZER)}
+    given = {text(fields(v), _VALUE_NAME) for v in messages(parts, _INPUT)}
+    nodes = [_Node(node) for node in messages(parts, _NODE)]
+    made = {node.output for node in nodes if node.operator != "Constant"}
+    constants |= {node.output for node in nodes if node.operator == "Constant"}
+    # A name that is also fed or computed is no constant, whatever the graph says beside it.
+    constants -= given | made
+    for node in nodes:
+        node.check(constants)
+
+
+class _Node:
+    """One operator of the graph."""
+
+    def __init__(self, raw: memoryview) -> None:
+        parts = fields(raw)
+        self.operator = text(parts, _OP_TYPE)
+        self.domain = text(parts, _DOMAIN)
+        self.inputs = [_name(raw) for raw in messages(parts, _NODE_INPUT)]
+        self.outputs = [_name(raw) for raw in messages(parts, _NODE_OUTPUT)]
+        self.output = self.outputs[0] if self.outputs else ""
+        self.attributes = [fields(raw) for raw in messages(parts, _ATTRIBUTE)]
+
+    def check(self, constants: Iterable[str]) -> None:
+        """Raise DataError unless this operator works the same way on every record."""
+        name = self.operator[:32]
+        if self.domain not in _STANDARD or self.operator not in OPERATORS:
+            raise _refused(f"uses the operator {name!r}, which a device does not run")
+        if len(self.outputs) != 1:  # the further ones are indices or random masks
+            raise _refused(f"asks {name!r} for {len(self.outputs)} outputs instead of 1")
+        if any(field.number in _SUBGRAPHS for attribute in self.attributes for field in attribute):
+            raise _refused(f"has a graph or a sparse tensor inside {name!r}")
+        if self.operator == "Cast" and not self._casts_to_float():
+            raise _refused("turns values into whole numbers")
+        for place in _CONSTANT_INPUTS.get(self.operator, ()):
+            steering = self.inputs[place] if place < len(self.inputs) else ""
+            if steering and steering not in constants:
+                raise _refused(f"steers {name!r} by a value that is no constant of the graph")
+
+    def _casts_to_float(self) -> bool:
+        wanted: list[list[Field]] = [a for a in self.attributes if text(a, _ATTRIBUTE_NAME) == "to"]
+        return len(wanted) == 1 and number(wanted[0], _ATTRIBUTE_INT) in _FLOATS
+
+
+def _name(raw: memoryview) -> str:
+    return bytes(raw).decode("utf-8", "surrogateescape")
+
+
+def _refused(what: str) -> DataError:
+    return DataError(what, where="ONNX graph", fix="use plain layers with constant shapes")

@@ -1,0 +1,231 @@
+"""Graphs a device runs: plain layers pass, whatever a record's values could steer does not."""
+
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+from fl_core.errors import DataError
+from fl_core.evaluation.graph_check import OPERATORS, check_graph
+from fl_core.features.identity import Identity, IdentityParameters
+from fl_core.models.softmax_head import build_graph
+
+node = helper.make_node
+SHIPPED = build_graph(Identity(IdentityParameters(input_scale=16, shift=-0.3)), (4,), 3)
+INTS = {"ints": [0], "axes": [1], "shape": [-1, 3], "pads": [0, 0, 0, 0]}
+
+
+def model(*nodes, inputs=("x",), functions=(), **graph):
+    """A graph with constants named as in INTS; `probabilities` is its output."""
+    tensors = [
+        helper.make_tensor(name, TensorProto.INT64, [len(values)], values)
+        for name, values in INTS.items()
+    ]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 3]) for name in inputs]
+    output = helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["N", 3])
+    body = helper.make_graph(list(nodes), "g", values, [output], tensors, **graph)
+    opset = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    return helper.make_model(body, opset_imports=opset, functions=functions)
+
+
+def refused(*nodes, **parts):
+    with pytest.raises(DataError, match="ONNX graph") as caught:
+        check_graph(model(*nodes, **parts).SerializeToString())
+    return str(caught.value)
+
+
+def branch(name):
+    value = helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 3])
+    return helper.make_graph([node("Identity", ["x"], [name])], name, [], [value])
+
+
+def test_the_graph_that_the_cloud_ships_passes():
+    check_graph(SHIPPED)
+
+
+def test_plain_layers_with_constant_shapes_pass():
+    check_graph(
+        model(
+            node("Constant", [], ["flat"], value_ints=[-1, 3]),
+            node("Reshape", ["x", "shape"], ["a"]),
+            node("Reshape", ["a", "flat"], ["b"]),
+            node("Gather", ["b", "ints"], ["c"], axis=0),
+            node("Slice", ["c", "ints", "axes", "axes"], ["d"]),
+            node("Pad", ["d", "pads"], ["e"]),
+            node("Cast", ["e"], ["f"], to=TensorProto.DOUBLE),
+            node("ReduceSum", ["f", "axes"], ["g"]),
+            node("Softmax", ["g"], ["probabilities"], domain="ai.onnx"),
+        ).SerializeToString()
+    )
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [
+        "If",
+        "Loop",
+        "Scan",
+        "NonZero",
+        "Compress",
+        "TopK",
+        "Expand",
+        "Tile",
+        "ConstantOfShape",
+        "Range",
+        "GatherND",
+        "OneHot",
+        "ScatterElements",
+        "RandomUniformLike",
+        "ArgMax",
+        "LSTM",
+    ],
+)
+def test_operators_that_values_can_steer_are_refused(operator):
+    assert operator not in OPERATORS
+    assert f"'{operator}'" in refused(node(operator, ["x"], ["probabilities"]))
+
+
+def test_operators_of_another_domain_are_refused():
+    said = refused(node("Softmax", ["x"], ["probabilities"], domain="own"))
+    assert "does not run" in said
+
+
+@pytest.mark.parametrize("to", [TensorProto.INT64, TensorProto.UINT8, TensorProto.BOOL, 99])
+def test_values_never_become_whole_numbers(to):
+    assert "whole numbers" in refused(node("Cast", ["x"], ["probabilities"], to=to))
+
+
+def test_a_cast_must_say_its_type_once():
+    twice = node("Cast", ["x"], ["probabilities"], to=TensorProto.FLOAT)
+    twice.attribute.append(helper.make_attribute("to", TensorProto.INT64))
+    assert "whole numbers" in refused(twice)
+    assert "whole numbers" in refused(node("Cast", ["x"], ["probabilities"]))
+
+
+@pytest.mark.parametrize(
+    "steered",
+    [
+        node("Gather", ["x", "x"], ["probabilities"]),
+        node("Reshape", ["x", "x"], ["probabilities"]),
+        node("Pad", ["x", "pads", "", "x"], ["probabilities"]),
+        node("Slice", ["x", "ints", "x"], ["probabilities"]),
+        node("Slice", ["x", "ints", "axes", "axes", "x"], ["probabilities"]),
+        node("ReduceSum", ["x", "x"], ["probabilities"]),
+        node("Squeeze", ["x", "x"], ["probabilities"]),
+        node("Unsqueeze", ["x", "nowhere"], ["probabilities"]),
+    ],
+    ids=lambda one: one.op_type,
+)
+def test_places_and_shapes_come_from_constants(steered):
+    assert "no constant" in refused(steered)
+
+
+def test_a_constant_that_is_fed_or_computed_beside_is_none():
+    gather = node("Gather", ["x", "ints"], ["probabilities"])
+    assert "no constant" in refused(gather, inputs=("x", "ints"))
+    assert "no constant" in refused(node("Abs", ["x"], ["ints"]), gather)
+
+
+def test_further_outputs_are_refused():
+    pool = node("MaxPool", ["x"], ["probabilities", "indices"], kernel_shape=[1])
+    assert "2 outputs" in refused(pool)
+    assert "0 outputs" in refused(node("Abs", ["x"], []))
+
+
+def test_graphs_inside_operators_are_refused():
+    inside = node("Identity", ["x"], ["probabilities"], body=branch("probabilities"))
+    several = node("Identity", ["x"], ["probabilities"], bodies=[branch("probabilities")])
+    assert "inside 'Identity'" in refused(inside)
+    assert "inside 'Identity'" in refused(several)
+
+
+def test_functions_of_the_model_are_refused():
+    own = helper.make_function(
+        "own", "F", ["a"], ["b"], [node("Abs", ["a"], ["b"])], [helper.make_opsetid("", 17)]
+    )
+    assert "functions" in refused(node("Abs", ["x"], ["probabilities"]), functions=[own])
+
+
+def test_sparse_tensors_are_refused():
+    values = helper.make_tensor("s", TensorProto.FLOAT, [1], [1.0])
+    places = helper.make_tensor("i", TensorProto.INT64, [1], [0])
+    sparse = helper.make_sparse_tensor(values, places, [3])
+    said = refused(node("Abs", ["x"], ["probabilities"]), sparse_initializer=[sparse])
+    assert "sparse" in said
+
+
+OP = b"\x22\x03Abs"  # field 4, the operator's name
+
+
+def wrapped(body):
+    """A model of one graph of one node with these bytes."""
+    one = b"\x0a" + bytes([len(body)]) + body
+    return b"\x3a" + bytes([len(one)]) + one
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"\x00",
+        b"\x3a",
+        b"\x3a\x05",
+        wrapped(OP + b"\x12\x01p") * 2,  # two graphs: protobuf would merge them
+        wrapped(OP + OP + b"\x12\x01p"),
+        wrapped(b"\x22\x04LoopX" + b"\x12\x01p"),
+        wrapped(OP + b"\x08\x01" + b"\x12\x01p"),  # an input's name as a number
+        wrapped(OP + b"\x12\x01p\x2b\x2c"),  # a group
+        wrapped(OP + b"\x12\x01p\xb2\x80\x80\x80\x80\x00\x03Abs"),  # an over-long tag
+        wrapped(OP + b"\x12\x01p\xb2\x80\x80\x80\x10\x03Abs"),  # a tag past 32 bits
+        wrapped(OP + b"\x12\x01p" + b"\x08" + b"\xff" * 10),
+    ],
+    ids=range(12),
+)
+def test_bytes_that_two_readers_could_take_differently_are_refused(raw):
+    check_graph(wrapped(OP + b"\x12\x01p"))
+    with pytest.raises(DataError, match="ONNX graph"):
+        check_graph(raw)
+
+
+def test_a_message_of_crumbs_is_refused():
+    with pytest.raises(DataError, match="more than"):
+        check_graph(b"\x08\x01" * 200_000)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    edits=st.lists(
+        st.tuples(st.integers(0, len(SHIPPED)), st.integers(0, 6), st.binary(max_size=12)),
+        max_size=3,
+    )
+)
+def test_what_passes_is_what_onnx_reads(edits):
+    raw = SHIPPED
+    for at, cut, more in edits:
+        raw = raw[:at] + more + raw[at + cut :]
+    try:
+        check_graph(raw)
+    except DataError:
+        return
+    try:
+        theirs = onnx.load_model_from_string(raw)
+    except Exception:  # no model for onnx either, for instance names that are no UTF-8
+        return
+    assert {one.op_type for one in theirs.graph.node} <= OPERATORS
+    assert {one.domain for one in theirs.graph.node} <= {"", "ai.onnx"}
+    assert not theirs.functions
+    assert not any(
+        attribute.HasField("g") or attribute.graphs
+        for one in theirs.graph.node
+        for attribute in one.attribute
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=200))
+def test_any_bytes_pass_or_are_refused(raw):
+    try:
+        check_graph(wrapped(raw[:100]) + raw[100:])
+    except DataError as error:
+        assert error.where == "ONNX graph"
