@@ -13,11 +13,13 @@ from rich.markup import escape
 
 from fl_core.config import EdgeSite, Job, load_job, load_site
 from fl_core.data.check import DataReport, check_records
+from fl_core.data.csvfile import csv_faults
 from fl_core.data.device import device_records
 from fl_core.data.split import SPLIT_KEY_FILE, load_split_key
 from fl_core.errors import DataError, UsageError
 
 DEFAULT_SHARE = 0.1
+LINES_SHOWN = 10
 
 
 def data_check(edge_site: Path, job_file: Path | None = None) -> int:
@@ -43,7 +45,7 @@ def data_check(edge_site: Path, job_file: Path | None = None) -> int:
         input_shape=None if job is None else job.data.input_shape,
         input_range=_range(job),
     )
-    problems = report.problems
+    problems = report.problems + _places(site)
     if job is not None and job.data.source != site.data.name:
         problems.append(
             f"the job learns from '{job.data.source}', this device's data set is called "
@@ -51,6 +53,15 @@ def data_check(edge_site: Path, job_file: Path | None = None) -> int:
         )
     _print(report, problems, exact_split=started)
     return DataError.exit_code if problems else 0
+
+
+def _places(site: EdgeSite) -> list[str]:
+    """Where the lines stand that are dropped for their form, the first few of them."""
+    if site.data.source != "csv":
+        return []
+    faults = csv_faults(site.data.path, site.data.label_column)
+    more = len(faults) - LINES_SHOWN
+    return faults[:LINES_SHOWN] + [f"… and {more} more lines"] * (more > 0)
 
 
 def _range(job: Job | None) -> tuple[float, float] | None:

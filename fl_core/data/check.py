@@ -21,7 +21,7 @@ class DataReport:
     shape: tuple[int, ...]
     shape_wanted: tuple[int, ...] | None
     not_finite: int  # records with NaN or an infinity
-    labels_outside: int  # labels that are none of 0..classes-1
+    labels_outside: int  # labels that are none of 0..classes-1; -1 stands for no whole number
     out_of_range: int  # records with a value outside the declared range
     usable: int  # records that learning will count
     histogram: Mapping[int, int]  # usable records by class
@@ -38,7 +38,10 @@ class DataReport:
         if self.not_finite:
             found.append(f"{self.not_finite} records hold NaN or an infinity: they are dropped")
         if self.labels_outside:
-            found.append(f"{self.labels_outside} labels are outside the classes: dropped")
+            found.append(
+                f"{self.labels_outside} labels are outside the classes, missing or no whole "
+                "number: dropped"
+            )
         if self.out_of_range:
             found.append(
                 f"{self.out_of_range} records hold values beyond the job's input_scale: "

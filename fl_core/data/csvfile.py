@@ -1,18 +1,26 @@
-"""CSV files of numbers: one record a line, the label in the last or a named column."""
+"""CSV files of numbers: one record a line, the label in the last or a named column.
+
+The first line states the form of the file; no later line can make it unreadable, since whether a
+device takes part may not depend on a record. A line out of form becomes a record that learning
+drops, and `csv_faults` tells the owner where it stands.
+"""
 
 from __future__ import annotations
 
 import csv
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fl_core.algorithms.base import Records
-from fl_core.data.limits import MAX_BYTES, as_records, require_file
+from fl_core.data.limits import MAX_BYTES, as_records, require_file, whole_labels
 from fl_core.errors import DataError
 from fl_core.registry import nearest
+
+Tell = Callable[[int, str], object]  # line number from 1, what is wrong there
 
 
 def read_csv(
@@ -20,9 +28,9 @@ def read_csv(
 ) -> Records:
     """Records with x (n, columns-1); the label is the last column or the one named.
 
-    A header is recognised by a cell of its first line that is no number. An empty cell is a
-    missing value (NaN), an empty label is -1: such records are dropped when learning. Raises
-    DataError with file, line and column.
+    A header is recognised by a cell of its first line that is no number. A cell that is empty or
+    no number is NaN, such a label -1, and a line of another width all of that: these records are
+    dropped when learning. Raises DataError for a file that is no such table as a whole.
     """
     file = require_file(path, "data.path")
     header, table = read_matrix(file, max_bytes)
@@ -30,10 +38,33 @@ def read_csv(
     return as_records(np.delete(table, column, axis=1), table[:, column], where=str(file))
 
 
+def csv_faults(path: Path | None, label_column: str | None = None) -> list[str]:
+    """`file:line: what is wrong` of each line that learning drops for its form.
+
+    For the owner's console alone; never shows what a cell holds. Raises DataError as `read_csv`.
+    """
+    file = require_file(path, "data.path")
+    found: dict[int, str] = {}
+    numbers: list[int] = []
+    header, table = read_matrix(file, tell=found.setdefault, lines=numbers)
+    labels = table[:, _label_index(header, table.shape[1], label_column, file)]
+    for line, label, whole in zip(numbers, labels, whole_labels(labels), strict=True):
+        if label != whole:
+            found.setdefault(line, "the label is missing or no whole number")
+    return [f"{file}:{line}: {what}" for line, what in sorted(found.items())]
+
+
 def read_matrix(
-    file: Path, max_bytes: int = MAX_BYTES
+    file: Path,
+    max_bytes: int = MAX_BYTES,
+    tell: Tell = lambda _line, _what: None,
+    lines: list[int] | None = None,
 ) -> tuple[list[str] | None, NDArray[np.float64]]:
-    """(header or None, table (n, columns) float64) of a CSV file. Raises DataError."""
+    """(header or None, table (n, columns) float64) of a CSV file; n is 0 under a mere header.
+
+    What is no number is NaN, and `tell` hears its line; `lines` gets each record's line. Raises
+    DataError for a file without a first line that can be read, or of more than `max_bytes`.
+    """
     # A cell takes at least two bytes of text and eight in memory.
     if 4 * file.stat().st_size > max_bytes:
         raise DataError(
@@ -43,41 +74,56 @@ def read_matrix(
         )
     header: list[str] | None = None
     width, values = 0, array("d")
-    try:
-        with file.open(newline="", encoding="utf-8-sig") as stream:
-            reader = csv.reader(stream, strict=True)
-            for row in reader:
-                if not row or row == [""]:
+    with file.open(encoding="utf-8-sig", errors="replace") as stream:
+        for number, line in enumerate(stream, start=1):
+            if not line.strip():
+                continue
+            if not width:
+                first = _first_row(line, f"{file}:{number}")
+                width = len(first)
+                if any(_number(cell) is None for cell in first):
+                    header = [cell.strip() for cell in first]
                     continue
-                if not width:
-                    width = len(row)
-                    if any(_number(cell) is None for cell in row):
-                        header = [cell.strip() for cell in row]
-                        continue
-                _append(values, row, width, f"{file}:{reader.line_num}")
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(
-            f"is not readable CSV: {error}", where=str(file), fix="save it as UTF-8 CSV"
-        ) from error
-    if not values:
+            row, fault = _row(line, width)
+            values.extend(row)
+            if fault:
+                tell(number, fault)
+            if lines is not None:
+                lines.append(number)
+    if not width:
         raise DataError("holds no record", where=str(file), fix="add one line for each record")
     return header, np.frombuffer(values, dtype=np.float64).reshape(-1, width)
 
 
-def _append(values: array[float], row: list[str], width: int, where: str) -> None:
-    if len(row) != width:
-        raise DataError(
-            f"{len(row)} columns, the first line has {width}", where=where, fix="correct the line"
-        )
-    for column, cell in enumerate(row, start=1):
-        number = _number(cell)
-        if number is None:
-            raise DataError(
-                f"column {column} holds text where a number belongs",  # the text may be private
-                where=where,
-                fix="write a number, or leave it empty for a missing value",
-            )
-        values.append(number)
+def _first_row(line: str, where: str) -> list[str]:
+    """The cells of the line that says the form. Raises DataError."""
+    fault = "a byte that is no UTF-8" if "\ufffd" in line else ""
+    try:
+        row = next(csv.reader([line], strict=True))
+    except csv.Error as error:
+        row, fault = [], str(error)
+    if fault:
+        raise DataError(f"is not readable CSV: {fault}", where=where, fix="save it as UTF-8 CSV")
+    return row
+
+
+def _row(line: str, width: int) -> tuple[list[float], str]:
+    """The numbers of one record's line, and what is wrong with it. Raises nothing.
+
+    Each line is read alone, so that an open quote cannot swallow the records after it.
+    """
+    missing = float("nan")
+    try:
+        cells = next(csv.reader([line]))
+    except csv.Error:
+        return [missing] * width, "is not readable CSV"
+    if len(cells) != width:
+        return [missing] * width, f"{len(cells)} columns, the first line has {width}"
+    row = [_number(cell) for cell in cells]
+    if None in row:  # the text may be private: it is not shown
+        fault = f"column {row.index(None) + 1} holds text where a number belongs"
+        return [missing if cell is None else cell for cell in row], fault
+    return [cell for cell in row if cell is not None], ""
 
 
 def _number(cell: str) -> float | None:

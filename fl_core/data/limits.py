@@ -37,7 +37,11 @@ def require_room(shape: Sequence[int], item_bytes: int, max_bytes: int, where: s
 
 
 def as_records(x: NDArray[Any], y: NDArray[Any], where: str) -> Records:
-    """Records from any numeric `x` (n, ...) and whole-number `y` (n,); DataError otherwise."""
+    """Records from any numeric `x` (n, ...) and labels `y` (n,).
+
+    Raises DataError for types and shapes, which belong to the source as a whole; never for a
+    value, since whether a device takes part may not depend on a record.
+    """
     if x.dtype.kind not in "buif" or y.dtype.kind not in "buif":
         raise DataError(
             f"x has type {x.dtype} and y {y.dtype}", where=where, fix="store plain numbers"
@@ -54,7 +58,9 @@ def as_records(x: NDArray[Any], y: NDArray[Any], where: str) -> Records:
             where=where,
             fix="store one label for each record",
         )
-    return Records(np.ascontiguousarray(x, dtype=np.float32), whole_labels(y, where))
+    with np.errstate(over="ignore", invalid="ignore"):  # what is too large becomes infinite
+        values = np.ascontiguousarray(x, dtype=np.float32)
+    return Records(values, whole_labels(y))
 
 
 def flat_rows(x: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -62,17 +68,12 @@ def flat_rows(x: NDArray[np.float32]) -> NDArray[np.float32]:
     return x.reshape(len(x), math.prod(x.shape[1:]))
 
 
-def whole_labels(y: NDArray[Any], where: str) -> NDArray[np.int64]:
-    """Labels (n,) as int64. A missing label (NaN) becomes -1, which is outside every class."""
-    if y.dtype.kind in "bui":
+def whole_labels(y: NDArray[Any]) -> NDArray[np.int64]:
+    """Labels (n,) as int64. What is no whole number, or huge, becomes -1: outside every class."""
+    if y.dtype.kind == "u":
+        return np.where(y > 2**53, -1, y.astype(np.int64))
+    if y.dtype.kind in "bi":
         return y.astype(np.int64)
-    present = np.isfinite(y)
-    values = np.where(present, y, -1.0)
-    wrong = np.flatnonzero((values != np.trunc(values)) | (np.abs(values) > 2**53))
-    if len(wrong):
-        raise DataError(
-            f"label {values[wrong[0]]} of record {wrong[0] + 1} is not a whole number",
-            where=where,
-            fix="number the classes 0, 1, 2, …",
-        )
-    return np.asarray(values, dtype=np.int64)
+    wide = y.astype(np.float64)
+    whole = np.isfinite(wide) & (wide == np.trunc(wide)) & (np.abs(wide) <= 2**53)
+    return np.asarray(np.where(whole, wide, -1), dtype=np.int64)
