@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 _MESSAGE_BYTES = 256  # what a message holds beside its payload, roughly
+_OVERFULL = 4
 
 
 class Window:
-    """Room for unacknowledged messages. First come, first served; one message always fits."""
+    """Room for unacknowledged messages. First come, first served; one message always fits.
 
-    def __init__(self, messages: int, size_bytes: int) -> None:
+    `on_wait(True)` is called when the first begins to wait for room, `on_wait(False)` when
+    nobody waits any more.
+    """
+
+    def __init__(
+        self, messages: int, size_bytes: int, on_wait: Callable[[bool], None] = lambda _waits: None
+    ) -> None:
+        self._on_wait = on_wait
         self._free_messages, self._free_bytes = messages, size_bytes
         self._messages, self._bytes = messages, size_bytes
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
@@ -35,11 +44,15 @@ class Window:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         entry = (size, turn)
         self._waiting.append(entry)
+        if len(self._waiting) == 1:
+            self._on_wait(True)
         try:
             await turn
         except asyncio.CancelledError:
             if entry in self._waiting:
                 self._waiting.remove(entry)
+                if not self._waiting:
+                    self._on_wait(False)
                 self._serve()
             elif not turn.cancelled() and turn.exception() is None:
                 self.release(size)  # cancelled after its turn had come
@@ -63,6 +76,8 @@ class Window:
             _, turn = self._waiting.popleft()
             if not turn.done():
                 turn.set_exception(error)
+            if not self._waiting:
+                self._on_wait(False)
         self._idle.set()
 
     def _fits(self, size: int) -> bool:
@@ -80,10 +95,15 @@ class Window:
             if not turn.done():
                 self._take(size)
                 turn.set_result(None)
+            if not self._waiting:
+                self._on_wait(False)
 
 
 class Inbox:
-    """Received messages in order. `pause()` is called when full, `resume()` when half empty."""
+    """Received messages in order. `pause()` is called when full, `resume()` when half empty.
+
+    Messages are taken when full too (see `Intake`); `overfull` is where that must end.
+    """
 
     def __init__(
         self, size_bytes: int, pause: Callable[[], None], resume: Callable[[], None]
@@ -113,3 +133,64 @@ class Inbox:
     def paused(self) -> bool:
         """Whether no more should be read from the socket."""
         return self._paused
+
+    @property
+    def overfull(self) -> bool:
+        """Whether it holds more than four times its limit."""
+        return self._held > _OVERFULL * self._limit
+
+
+class Intake:
+    """Whether a socket is read, and when the broker hears that a message was taken.
+
+    Held back, the socket is not read, unless an answer is awaited: that comes by the same socket,
+    and whoever waits for it may be the one to make room. Messages that this brings in are
+    acknowledged only when the holding back ends, so that a broker which keeps to its limit of
+    unacknowledged messages sends no more of them.
+    """
+
+    def __init__(
+        self,
+        pause: Callable[[], None],
+        resume: Callable[[], None],
+        acknowledge: Callable[[int], None],
+    ) -> None:
+        self._pause, self._resume, self._acknowledge = pause, resume, acknowledge
+        self._held_back, self._awaited = False, 0
+        self._taken: deque[int] = deque()
+
+    def hold_back(self, wanted: bool) -> None:
+        """Begin or end the holding back."""
+        self._held_back = wanted
+        self._decide()
+        self._tell()
+
+    def await_answer(self, awaited: bool) -> None:
+        """One more answer is awaited, or one less."""
+        self._awaited += 1 if awaited else -1
+        self._decide()
+
+    @contextmanager
+    def awaiting(self) -> Iterator[None]:
+        """An answer is awaited inside the block."""
+        self.await_answer(True)
+        try:
+            yield
+        finally:
+            self.await_answer(False)
+
+    def took(self, number: int) -> None:
+        """The message of this number was taken."""
+        self._taken.append(number)
+        if not self._held_back:
+            self._tell()
+
+    def _decide(self) -> None:
+        if self._held_back and not self._awaited:
+            self._pause()
+        else:
+            self._resume()
+
+    def _tell(self) -> None:
+        while self._taken and not self._held_back:
+            self._acknowledge(self._taken.popleft())

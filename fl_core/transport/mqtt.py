@@ -23,7 +23,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from fl_core.errors import BrokerError, ProtocolError
 from fl_core.transport import faults
-from fl_core.transport.flow import Window
+from fl_core.transport.flow import Intake, Window
 from fl_core.transport.link import LinkDown, LinkSettings, overhead_bytes
 from fl_core.transport.socket_loop import SocketLoop
 from fl_core.transport.tls import client_context
@@ -32,6 +32,7 @@ _LOG = logging.getLogger(__name__)
 _DIALLERS = ThreadPoolExecutor(max_workers=16, thread_name_prefix="edgeveil-dial")
 _MISC_S = 5.0
 _SUBACK_S = 10.0
+_RECEIVE_MESSAGES = 256  # how many the broker may send before we acknowledge (MQTT 5)
 
 MQTT_5, MQTT_3_1_1 = 5, 4
 
@@ -55,7 +56,6 @@ class Session:
         self.lost: asyncio.Future[str] = loop.create_future()
         self._loop, self._settings, self._address = loop, settings, settings.address
         self._on_packet = on_packet
-        self._window = Window(settings.window_messages, settings.window_bytes)
         self._packet_bytes = settings.packet_bytes
         self._answer: asyncio.Future[tuple[int, Properties]] = loop.create_future()
         self._subacks: dict[int, asyncio.Future[list[ReasonCode]]] = {}
@@ -65,13 +65,16 @@ class Session:
         self._dialled = False  # until then the callbacks run in the dialling thread
         self._client = self._make_client()
         self.watch = SocketLoop(self._client, self.end, _misc_s(settings.keepalive_s))
+        self.intake = Intake(self.watch.pause, self.watch.resume, self._acknowledge)
+        self._window = self._make_window(settings.window_messages)
 
     async def open(self, dial_s: float, answer_s: float) -> None:
         """Dial and log in. Raises BrokerError, or NotSpoken when another version may do better."""
         await self._dial_in_thread(dial_s)
         self._attach()
         try:
-            code, properties = await asyncio.wait_for(asyncio.shield(self._answer), answer_s)
+            with self.intake.awaiting():
+                code, properties = await asyncio.wait_for(asyncio.shield(self._answer), answer_s)
         except TimeoutError:
             raise NotSpoken(faults.silence(self._address, answer_s), certain=False) from None
         except LinkDown:
@@ -95,7 +98,8 @@ class Session:
         answer: asyncio.Future[list[ReasonCode]] = self._loop.create_future()
         self._subacks[mid] = answer
         try:
-            codes = await asyncio.wait_for(answer, _SUBACK_S)
+            with self.intake.awaiting():
+                codes = await asyncio.wait_for(answer, _SUBACK_S)
         except TimeoutError:
             raise faults.silence(self._address, _SUBACK_S) from None
         finally:
@@ -125,7 +129,8 @@ class Session:
 
     async def idle(self) -> None:
         """Wait until nothing is unacknowledged, or the link is lost."""
-        await self._window.idle()
+        with self.intake.awaiting():
+            await self._window.idle()
 
     def finish(self) -> None:
         """Say goodbye (no last will) and close."""
@@ -140,8 +145,7 @@ class Session:
         if self.lost.done():
             return
         self.lost.set_result(reason)
-        sock = self.watch.detach()
-        if sock is not None:
+        if (sock := self.watch.detach()) is not None:
             sock.close()
         down = self._down()
         self._window.fail(down)
@@ -164,6 +168,7 @@ class Session:
             CallbackAPIVersion.VERSION2,
             client_id=settings.client_id,
             clean_session=clean,
+            manual_ack=True,  # by the intake
             protocol=MQTTProtocolVersion(self.protocol),
             reconnect_on_failure=False,
         )
@@ -203,6 +208,7 @@ class Session:
         if self.protocol == MQTT_5:
             properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
             properties.MaximumPacketSize = self._settings.packet_bytes
+            properties.ReceiveMaximum = _RECEIVE_MESSAGES
             options = {"clean_start": True, "properties": properties}
         self._client.connect(
             self._address.host, self._address.port, self._settings.keepalive_s, **options
@@ -210,8 +216,7 @@ class Session:
 
     def _abandon(self) -> None:
         """Close what a dialling thread opened after nobody waited for it any more."""
-        opened = self._client.socket()
-        if opened is not None:
+        if (opened := self._client.socket()) is not None:
             opened.close()
 
     def _attach(self) -> None:
@@ -228,7 +233,14 @@ class Session:
         self._packet_bytes = min(self._packet_bytes, announced)
         in_flight = getattr(properties, "ReceiveMaximum", self._settings.window_messages)
         if in_flight < self._settings.window_messages:
-            self._window = Window(in_flight, self._settings.window_bytes)
+            self._window = self._make_window(in_flight)
+
+    def _make_window(self, messages: int) -> Window:
+        return Window(messages, self._settings.window_bytes, self.intake.await_answer)
+
+    def _acknowledge(self, mid: int) -> None:
+        if not self.lost.done():
+            self._client.ack(mid, 1)
 
     # paho's callbacks: they note and return; the socket ones may run in the dialling thread.
 
@@ -261,18 +273,16 @@ class Session:
 
     def _on_message(self, _client: paho.Client, _data: object, message: Any) -> None:
         self.watch.note_packet()
-        try:
-            topic = message.topic
-        except UnicodeDecodeError:
-            return
-        self._on_packet(topic, message.payload)
+        with suppress(UnicodeDecodeError):
+            self._on_packet(message.topic, message.payload)
+        if message.qos:
+            self.intake.took(message.mid)
 
     def _on_publish(
         self, _client: paho.Client, _data: object, mid: int, code: ReasonCode, _properties: Any
     ) -> None:
         self.watch.note_packet()
-        size = self._unacknowledged.pop(mid, None)
-        if size is not None:
+        if (size := self._unacknowledged.pop(mid, None)) is not None:
             self._window.release(size)
         if code.is_failure and code.value not in self._refused_reasons:
             self._refused_reasons.add(code.value)

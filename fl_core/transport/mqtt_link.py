@@ -42,6 +42,7 @@ class LinkCounters:
     received_bytes: int = 0
     connections: int = 0
     handler_errors: int = 0
+    overflows: int = 0  # sessions ended because more came in than was handled
 
 
 class MqttLink:
@@ -185,8 +186,7 @@ class MqttLink:
         deadline_s = loop.time() + timeout_s
         for protocol in self._protocols:
             self._newest = session = Session(self._settings, protocol, self._receive)
-            if self._inbox.paused:
-                session.watch.pause()
+            session.intake.hold_back(self._inbox.paused)
             left_s = deadline_s - loop.time()
             last = protocol == self._protocols[-1]
             dial_s = min(_DIAL_S, left_s) if last else min(_DIAL_S, left_s / 2)
@@ -230,6 +230,9 @@ class MqttLink:
         self.counters.received_messages += 1
         self.counters.received_bytes += len(payload)
         self._inbox.put(topic, payload)
+        if self._inbox.overfull and self._newest is not None and not self._newest.lost.done():
+            self.counters.overflows += 1
+            self._newest.end("inbox overflow: more comes in than is handled")
 
     async def _dispatch(self) -> None:
         handled = 0
@@ -252,8 +255,8 @@ class MqttLink:
 
     def _pause(self) -> None:
         if self._newest is not None:
-            self._newest.watch.pause()
+            self._newest.intake.hold_back(True)
 
     def _resume(self) -> None:
         if self._newest is not None:
-            self._newest.watch.resume()
+            self._newest.intake.hold_back(False)

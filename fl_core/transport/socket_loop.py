@@ -85,7 +85,9 @@ class SocketLoop:
             self._loop.remove_reader(self._sock)
 
     def resume(self) -> None:
-        """Read again."""
+        """Read again, if paused."""
+        if not self._paused:
+            return
         self._paused = False
         if self._sock is not None:
             self._loop.add_reader(self._sock, self._readable)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_core.errors import UsageError
-from fl_core.transport.flow import Inbox, Window
+from fl_core.transport.flow import Inbox, Intake, Window
 from fl_core.transport.link import BrokerAddress, LinkDown, LinkSettings
 
 
@@ -104,6 +104,62 @@ def test_empty_messages_fill_an_inbox_too():
         assert calls == ["pause"]
 
     asyncio.run(play())
+
+
+def test_an_inbox_knows_when_it_holds_four_times_its_limit():
+    inbox = Inbox(1000, lambda: None, lambda: None)
+    while not inbox.overfull:
+        inbox.put("t", bytes(244))
+    assert inbox._held == 4500
+
+
+def test_a_window_tells_once_that_somebody_waits_and_that_nobody_does():
+    async def play():
+        calls = []
+        window = Window(1, 10, calls.append)
+        await window.acquire(1)
+        assert calls == []
+        waiting = [asyncio.create_task(window.acquire(1)) for _ in range(3)]
+        await settle()
+        assert calls == [True]
+        waiting[1].cancel()
+        window.release(1)
+        await settle()
+        assert calls == [True]
+        window.release(1)
+        assert calls == [True, False]
+        waiting = [asyncio.create_task(window.acquire(1)) for _ in range(2)]
+        await settle()
+        window.fail(LinkDown("gone"))
+        await asyncio.gather(*waiting, return_exceptions=True)
+        assert calls == [True, False] * 2
+        last = asyncio.create_task(window.acquire(1))
+        await settle()
+        last.cancel()
+        await asyncio.gather(last, return_exceptions=True)
+        assert calls == [True, False] * 3
+
+    asyncio.run(play())
+
+
+def test_an_intake_that_is_held_back_reads_for_answers_and_acknowledges_later():
+    reading, told = [True], []
+    intake = Intake(lambda: reading.append(False), lambda: reading.append(True), told.append)
+    intake.took(1)
+    intake.hold_back(True)
+    assert (reading[-1], told) == (False, [1])
+    with intake.awaiting():
+        assert reading[-1]
+        with intake.awaiting():
+            intake.took(2)
+        assert reading[-1]
+        intake.took(3)
+    assert (reading[-1], told) == (False, [1])
+    intake.hold_back(False)
+    assert (reading[-1], told) == (True, [1, 2, 3])
+    with intake.awaiting():
+        pass
+    assert reading[-1]
 
 
 @pytest.mark.parametrize(
