@@ -18,10 +18,12 @@ from typing import Protocol
 from fl_core.errors import EdgeVeilError, ProtocolError
 from fl_core.protocol import effects as fx
 from fl_core.protocol.codec import decode, encode
+from fl_core.transport.flow import Window
 from fl_core.transport.link import LinkDown
 
 LOG_EVERY_S = 60.0
 INBOX_EVENTS = 4096
+INBOX_BYTES = 16 * 1024 * 1024
 
 Publish = Callable[[fx.Address, bytes], Awaitable[None]]
 
@@ -74,13 +76,13 @@ class Runtime:
         self.machine, self.host, self._publish = machine, host, publish
         self._executor, self._log, self._packet_bytes = executor, log, packet_bytes
         self.refusals = Refusals(log)
-        self._events: asyncio.Queue[fx.Event] = asyncio.Queue()
-        self._room = asyncio.Semaphore(INBOX_EVENTS)
+        self._events: asyncio.Queue[tuple[fx.Event, int]] = asyncio.Queue()
+        self._room = Window(INBOX_EVENTS, INBOX_BYTES)
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._working: set[asyncio.Task[None]] = set()
 
     async def receive(self, sender: fx.Address | None, frame: bytes) -> None:
-        """A frame from the link; waits while the machine is far behind."""
+        """A frame from the link; waits while the machine is far behind, in events or in bytes."""
         if sender is None:
             self.refusals.add("foreign_topic")
             return
@@ -89,20 +91,20 @@ class Runtime:
         except ProtocolError as error:
             self.refusals.add(error.reason)
             return
-        await self._room.acquire()
-        self._events.put_nowait(fx.Received(sender, message))
+        await self._room.acquire(len(frame))
+        self._events.put_nowait((fx.Received(sender, message), len(frame)))
 
     def post(self, event: fx.Event) -> None:
         """Queue an event of the process itself."""
-        self._events.put_nowait(event)
+        self._events.put_nowait((event, 0))
 
     async def run(self) -> None:
         """Feed the machine until cancelled."""
         try:
             while True:
-                event = await self._events.get()
+                event, frame_bytes = await self._events.get()
                 if isinstance(event, fx.Received):
-                    self._room.release()
+                    self._room.release(frame_bytes)
                 await self.step(event)
         finally:
             for timer in self._timers.values():

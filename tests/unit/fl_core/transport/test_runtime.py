@@ -307,6 +307,24 @@ def test_a_machine_that_is_far_behind_makes_the_link_wait() -> None:
     asyncio.run(body())
 
 
+def test_few_large_frames_make_the_link_wait_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = encode(NEED)
+    monkeypatch.setattr("fl_core.transport.runtime.INBOX_BYTES", 3 * len(frame))
+    script, diary = Script(lambda event: []), Diary()
+
+    async def body() -> None:
+        runtime = Runtime(script, diary, diary.publish, None, LOG, LIMIT)
+        arriving = [asyncio.create_task(runtime.receive(fx.Cloud(), frame)) for _ in range(10)]
+        await asyncio.sleep(0.02)
+        assert [task.done() for task in arriving] == [True] * 3 + [False] * 7
+        feeding = asyncio.create_task(runtime.run())
+        await asyncio.wait_for(asyncio.gather(*arriving), 20)
+        await until(lambda: len(script.seen) == 10)
+        feeding.cancel()
+
+    asyncio.run(body())
+
+
 def test_a_reason_is_logged_once_a_minute_and_always_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
