@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -15,6 +14,7 @@ import numpy as np
 from cloud_server.rounds import RoundSecret, aggregate, open_batch, seal_round, select
 from cloud_server.store import Store
 from cloud_server.store_records import ExchangeRecord, JobEntry
+from cloud_server.summary import exchange_event, job_summary, round_timeline, shown_clusters
 from fl_core.algorithms.base import Array, Exchange, Records
 from fl_core.config import Job
 from fl_core.crypto.keys import SealingKey
@@ -24,7 +24,6 @@ from fl_core.evaluation.clustering import ClusterScores, cluster_scores
 from fl_core.evaluation.onnx_session import OnnxModel
 from fl_core.models.softmax_head import bake, build_graph
 from fl_core.plan import SOFTMAX, JobPlan
-from fl_core.privacy.accountant import Guarantee
 from fl_core.protocol import effects as fx
 from fl_core.protocol.blob import describe
 from fl_core.protocol.cloud_tasks import (
@@ -80,16 +79,11 @@ class CloudHost:
         """Durable before the next effect."""
         match item:
             case RosterKept(keys=keys):
-                new = {keys[i : i + 32] for i in range(0, len(keys), 32)}
-                old = set(self._store.enrolled())
-                for key in new - old:
-                    self._store.put_enrolled(key)
-                for key in old - new:
-                    self._store.remove_enrolled(key)
+                self._store.set_enrolled({keys[i : i + 32] for i in range(0, len(keys), 32)})
             case JobStatus(job_id=job_id, status=status, reason=reason):
                 entry = self.entry(job_id)
                 if not entry.ended:
-                    data = self._summary(entry)
+                    data = job_summary(self._store, self.plan(entry), entry.id)
                     self._store.set_status(entry.id, status, reason, data)  # type: ignore[arg-type]
 
     def report(self, report: fx.Report) -> None:
@@ -230,7 +224,7 @@ class CloudHost:
             return TooFew(str(error))
         scores = self._clusters(plan, exchange, opened.arrays.get(SOFTMAX, []))
         accuracy = self._accuracy(entry, plan, exchange, state)
-        timeline = self._timeline(started)
+        timeline = round_timeline(self._times, started, self._clock())
         record = ExchangeRecord(
             index=exchange.index,
             phase=exchange.phase,
@@ -242,17 +236,13 @@ class CloudHost:
             seconds=sum(timeline.values()),
             bytes={"cloud_out": self._sent_bytes, "cloud_in": len(data)},
         )
+        vectors = opened.arrays.get(SOFTMAX, [])
         event = {
-            "exchange": exchange.index,
-            **{k: getattr(record, k) for k in ("phase", "number", "attempt", "uploads")},
-            **{k: getattr(record, k) for k in ("accuracy", "seconds")},
-            "bytes": dict(record.bytes),
+            **exchange_event(record, plan, timeline),
             "declined": batch.declined,
             "accepted": len(opened.accepted),
             "refused": dict(opened.refused),
-            "clusters": _shown(scores, opened.arrays.get(SOFTMAX, [])),
-            "timeline": timeline,
-            "epsilon": self._epsilon(plan, exchange.index),
+            "clusters": shown_clusters(scores, vectors),
         }
         self._store.commit_exchange(
             entry.id,
@@ -285,70 +275,6 @@ class CloudHost:
             return None
         weights = plan.cloud.model(state)
         return accuracy_onnx(_model(entry.canonical), weights, self._test.x, self._test.y)
-
-    def _timeline(self, absorb_started: float) -> dict[str, float]:
-        """Seconds of this round's phases, from what the machine reported."""
-        marks = self._times
-        seal, sealed = marks.get("seal", absorb_started), marks.get("sealed", absorb_started)
-        held = marks.get("held", sealed)
-        batch = marks.get("batch", absorb_started)
-        return {
-            "seal_s": round(sealed - seal, 6),
-            "broadcast_s": round(max(0.0, held - sealed), 6),
-            "wait_s": round(max(0.0, batch - held), 6),
-            "absorb_s": round(self._clock() - batch, 6),
-        }
-
-    @staticmethod
-    def _epsilon(plan: JobPlan, until: int) -> dict[str, float | None]:
-        quote = plan.quote(until)
-        return {"training": _json(quote.training), "inference": _json(quote.inference)}
-
-    def _summary(self, entry: JobEntry) -> dict[str, Any]:
-        """What the job's end says: both guarantees together, and the last accuracy.
-
-        Devices may have released for the exchange after the last commit, so it is priced too if
-        it was sealed: its key is there until the job has ended.
-        """
-        plan = self.plan(entry)
-        last = self._store.last_commit(entry.id)
-        asked = last.index if last else 0
-        asked += self._store.round_key(entry.id, asked + 1, 1) is not None
-        quote = plan.quote(asked)
-        once = plan.softmax_epsilon
-        event = plan.softmax_event() if once is not None else None
-        per_round = (
-            float(event.epsilon) if event is not None and hasattr(event, "epsilon") else None
-        )
-        inference = {**_plain(quote.inference), "unit": "device", "epsilon_per_round": per_round}
-        return {
-            "privacy": {"training": _plain(quote.training), "inference": inference},
-            "final": {"accuracy": last.record.accuracy if last else None},
-        }
-
-
-def _json(guarantee: Guarantee) -> float | None:
-    """ε, or None where there is no bound: JSON knows no infinity."""
-    return guarantee.epsilon if math.isfinite(guarantee.epsilon) else None
-
-
-def _plain(guarantee: Guarantee) -> dict[str, Any]:
-    return {
-        "epsilon": _json(guarantee),
-        "delta": guarantee.delta,
-        "unit": guarantee.unit,
-        "status": guarantee.status,
-    }
-
-
-def _shown(scores: ClusterScores | None, vectors: list[Array]) -> dict[str, Any] | None:
-    """Scores with the noised vectors they were made from, as far as they were used."""
-    if scores is None:
-        return None
-    return {
-        **scores.to_dict(),
-        "vectors": [[round(x, 6) for x in v.astype(np.float64).tolist()] for v in vectors],
-    }
 
 
 @lru_cache(maxsize=8)

@@ -138,6 +138,9 @@ def open_batch(
             if plain is None:
                 result.refused["not_for_this_round"] += 1
                 continue
+            if any(plain[spec.byte_count :]):
+                result.refused["bad_padding"] += 1
+                continue
             array = _decoded(spec, plain)
             if not np.isfinite(array).all():
                 result.refused["not_finite"] += 1

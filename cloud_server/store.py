@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -236,20 +236,17 @@ class Store:
         with self._begin() as db:
             return round_key(db, job, exchange, attempt)
 
-    def put_enrolled(self, public_key: bytes) -> bool:
-        """Enrol a device's public key; False if it was enrolled before."""
+    def set_enrolled(self, keys: Collection[bytes]) -> None:
+        """Make exactly these public keys the enrolled ones, in one transaction."""
         table = tables.enrolled_keys
+        new, now = set(keys), self._now_s()
         with self._begin() as db:
-            known = db.scalar(sa.select(table.c.added_at).where(table.c.public_key == public_key))
-            if known is None:
-                db.execute(table.insert().values(public_key=public_key, added_at=self._now_s()))
-            return known is None
-
-    def remove_enrolled(self, public_key: bytes) -> bool:
-        """Remove a device's public key; False if it was not enrolled."""
-        table = tables.enrolled_keys
-        with self._begin() as db:
-            return db.execute(table.delete().where(table.c.public_key == public_key)).rowcount > 0
+            old = {bytes(key) for key in db.scalars(sa.select(table.c.public_key))}
+            for key in old - new:
+                db.execute(table.delete().where(table.c.public_key == key))
+            added = [{"public_key": key, "added_at": now} for key in sorted(new - old)]
+            if added:
+                db.execute(table.insert(), added)
 
     def enrolled(self) -> tuple[bytes, ...]:
         """All enrolled public keys, in the order of their bytes, which says nothing."""

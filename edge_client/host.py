@@ -152,6 +152,7 @@ class DeviceHost:
         if why:
             return Declined(why)
         try:
+            self._check_share(plan.job.data.evaluation_share)
             consent(self.site, plan, manifest, self._ledger)
             earlier = self._ledger.recall(manifest.at.job_id.hex(), manifest.at.round)
             if earlier is None:
@@ -193,14 +194,17 @@ class DeviceHost:
             self._session = InferenceSession(graph, digest, classes=classes)
         return self._session
 
-    def _own_records(self, share: float) -> tuple[Records, Records]:
-        """This device's halves, loaded once; a second job may not move the line between them."""
+    def _check_share(self, share: float) -> None:
+        """A second job may not move the line between training and evaluation records."""
         fixed = self._store.fact("evaluation_share")
         if fixed is not None and float(fixed) != share:
             raise PrivacyError(
                 f"the records were split at {float(fixed):g}, the job asks for {share:g}",
                 where="data.evaluation_share",
             )
+
+    def _own_records(self, share: float) -> tuple[Records, Records]:
+        """This device's halves, loaded once."""
         if self._records is None:
             training, evaluation = self._load(self.site, self.identity.split_key, share)
             self._store.put_fact("evaluation_share", repr(share))

@@ -222,12 +222,12 @@ def test_a_jobs_life_is_in_its_events(store):
 
 def test_enrolled_keys_are_a_set_in_the_order_of_their_bytes(store):
     keys = [bytes([k]) * 32 for k in (9, 1, 200)]
-    assert all(store.put_enrolled(key) for key in keys)
-    assert not store.put_enrolled(keys[0])
+    store.set_enrolled(keys)
     assert store.enrolled() == tuple(sorted(keys))
-    assert store.remove_enrolled(keys[0])
-    assert not store.remove_enrolled(keys[0])
-    assert store.enrolled() == tuple(sorted(keys[1:]))
+    store.set_enrolled([keys[1], b"n" * 32])
+    assert store.enrolled() == (keys[1], b"n" * 32)
+    store.set_enrolled([])
+    assert store.enrolled() == ()
 
 
 def test_a_release_is_kept_and_replaced(store):

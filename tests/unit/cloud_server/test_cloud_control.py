@@ -43,8 +43,7 @@ class Cloud:
     def __init__(self, store: Store, devices: int = 4, queue: int = 10) -> None:
         self.store = store
         self.sent: list[object] = []
-        for key in public_keys(devices):
-            store.put_enrolled(key)
+        store.set_enrolled({*store.enrolled(), *public_keys(devices)})
         self.host = CloudHost(store, None, 4096)
         key, proxy = SigningKey.generate(), SigningKey.generate()
         self.machine = CloudMachine(Signer("cloud", key), proxy.public())
@@ -253,7 +252,7 @@ def test_a_job_waits_until_enough_devices_are_there_and_says_so_once(
         await asyncio.sleep(0.05)
         assert cloud.types(entry).count("job_waiting") == 1
         assert cloud.status(entry) == "queued"
-        store.put_enrolled(public_keys(1)[0])
+        store.set_enrolled([*store.enrolled(), *public_keys(1)])
         await cloud.until(lambda: cloud.runs(entry))
 
     cloud.play(scene)
@@ -344,8 +343,7 @@ def test_work_that_cannot_be_done_ends_the_job_with_its_reason(store: Store) -> 
     perform = cloud.host.perform
 
     def lose(task: object) -> object:
-        for key in store.enrolled():
-            store.remove_enrolled(key)
+        store.set_enrolled([])
         return perform(task)
 
     cloud.host.perform = lose  # type: ignore[method-assign]

@@ -75,6 +75,14 @@ def test_a_segment_that_is_not_finite_is_refused(bad: float) -> None:
     assert (opened.refused, kept) == ({"not_finite": 1}, [1, 2, 3])
 
 
+def test_padding_carries_nothing() -> None:
+    spec, group = ROUND.plan.segments(ROUND.exchange)[0], ROUND.manifest.groups[0]
+    assert group.padded_bytes > spec.byte_count
+    smuggled = ROUND.array(0, 1.0).tobytes().ljust(group.padded_bytes - 1, b"\0") + b"!"
+    opened, kept = spoilt(ROUND.segment(0, smuggled))
+    assert (opened.refused, kept) == ({"bad_padding": 1}, [1, 2, 3])
+
+
 def test_a_repeated_segment_counts_once() -> None:
     opened, kept = spoilt(HONEST[0][0])
     assert (opened.refused, kept) == ({"repeated_segment": 1}, [1, 2, 3])

@@ -1,0 +1,88 @@
+"""What the cloud says of a round and of a job's end: plain data for events, reports and scripts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from cloud_server.store import Store
+from cloud_server.store_records import ExchangeRecord
+from fl_core.algorithms.base import Array
+from fl_core.evaluation.clustering import ClusterScores
+from fl_core.plan import JobPlan
+from fl_core.privacy.accountant import Guarantee
+from fl_core.privacy.events import LaplaceEvent
+
+
+def round_timeline(
+    marks: Mapping[str, float], absorb_started: float, now_s: float
+) -> dict[str, float]:
+    """Seconds of a round's phases, from when the machine reported them."""
+    seal, sealed = marks.get("seal", absorb_started), marks.get("sealed", absorb_started)
+    held = marks.get("held", sealed)
+    batch = marks.get("batch", absorb_started)
+    return {
+        "seal_s": round(sealed - seal, 6),
+        "broadcast_s": round(max(0.0, held - sealed), 6),
+        "wait_s": round(max(0.0, batch - held), 6),
+        "absorb_s": round(now_s - batch, 6),
+    }
+
+
+def exchange_event(
+    record: ExchangeRecord, plan: JobPlan, timeline: Mapping[str, float]
+) -> dict[str, Any]:
+    """A committed exchange with what was spent up to it, training and inference together."""
+    quote = plan.quote(record.index)
+    names = ("phase", "number", "attempt", "uploads", "accuracy", "seconds")
+    return {
+        "exchange": record.index,
+        **{name: getattr(record, name) for name in names},
+        "bytes": dict(record.bytes),
+        "timeline": dict(timeline),
+        "epsilon": {"training": _finite(quote.training), "inference": _finite(quote.inference)},
+    }
+
+
+def shown_clusters(scores: ClusterScores | None, vectors: list[Array]) -> dict[str, Any] | None:
+    """Scores with the noised vectors they were made from; None in a round without evaluation."""
+    if scores is None:
+        return None
+    rounded = [[round(x, 6) for x in v.astype(np.float64).tolist()] for v in vectors]
+    return {**scores.to_dict(), "vectors": rounded}
+
+
+def job_summary(store: Store, plan: JobPlan, job: str) -> dict[str, Any]:
+    """What a job's end says: both guarantees together, and the last accuracy.
+
+    Devices may have released for the exchange after the last commit, so it is priced too if it
+    was sealed: its key is there until the job has ended.
+    """
+    last = store.last_commit(job)
+    asked = last.index if last else 0
+    asked += store.round_key(job, asked + 1, 1) is not None
+    quote = plan.quote(asked)
+    event = plan.softmax_event()
+    per_round = float(event.epsilon) if isinstance(event, LaplaceEvent) else None
+    inference = {**_plain(quote.inference), "unit": "device", "epsilon_per_round": per_round}
+    return {
+        "privacy": {"training": _plain(quote.training), "inference": inference},
+        "final": {"accuracy": last.record.accuracy if last else None},
+    }
+
+
+def _finite(guarantee: Guarantee) -> float | None:
+    """ε, or None where there is no bound: JSON knows no infinity."""
+    return guarantee.epsilon if math.isfinite(guarantee.epsilon) else None
+
+
+def _plain(guarantee: Guarantee) -> dict[str, Any]:
+    return {
+        "epsilon": _finite(guarantee),
+        "delta": guarantee.delta,
+        "unit": guarantee.unit,
+        "status": guarantee.status,
+    }
