@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fl_core.config.base import Mix
 from fl_core.config.schema_walk import number
+from fl_core.errors import PrivacyError
 
 if TYPE_CHECKING:
     from fl_core.config.job import Job
@@ -21,6 +22,7 @@ def job_mixes(job: Job) -> Iterator[Mix]:
     yield from _privacy(job)
     yield from _evaluation(job)
     yield from _fleet(job)
+    yield from _participations(job)
     if job.local_run is not None:
         yield from _local(job, job.local_run)
     if math.prod(job.data.input_shape) > RECORD_VALUES:
@@ -28,6 +30,8 @@ def job_mixes(job: Job) -> Iterator[Mix]:
             ("data.input_shape",),
             f"one record would hold more than {RECORD_VALUES} values; make it smaller",
         )
+    else:
+        yield from _prices(job)
 
 
 def _privacy(job: Job) -> Iterator[Mix]:
@@ -89,6 +93,46 @@ def _fleet(job: Job) -> Iterator[Mix]:
             f"a batch needs {job.round.min_batch} uploads (round.min_batch) but only {selected} "
             "devices are selected, so no round could ever close; raise selection.devices or "
             "lower round.min_batch",
+        )
+
+
+def _participations(job: Job) -> Iterator[Mix]:
+    limit, wanted, run = job.privacy.max_participations, job.selection.devices, job.local_run
+    if limit is None or limit >= job.rounds:
+        return
+    if wanted != "all":
+        selected = math.ceil(wanted * job.selection.over_select)
+        if run is None or selected < run.devices:
+            return
+    yield Mix(
+        ("privacy.max_participations", "selection.devices", "train.rounds", "local_run.devices"),
+        f"every device is selected in each of the {job.rounds} rounds but may answer only "
+        f"{limit} of them, so the job would fail after round {limit}; select fewer devices a "
+        f"round (selection.devices), or set at least {job.rounds}",
+    )
+
+
+def _prices(job: Job) -> Iterator[Mix]:
+    """Budgets that no noise of this version meets: told now, not by devices in the first round."""
+    from fl_core.plan import JobPlan  # builds on the configuration
+
+    plan = JobPlan(job)
+    try:
+        plan.device.price(plan.exchanges[0])
+    except PrivacyError as error:
+        yield Mix(
+            ("privacy.epsilon", "privacy", "train", "data", "features"),
+            f"ε = {number(job.privacy.epsilon)} with δ = {number(job.privacy.delta)} cannot be "
+            f"met, {error.what}; {error.fix}",
+        )
+    if not job.infer_every or plan.softmax_epsilon is None:
+        return
+    try:
+        plan.softmax_event()
+    except PrivacyError as error:
+        yield Mix(
+            ("encrypt.laplace_eval.laplace_eval_eps", "data.classes"),
+            f"{number(plan.softmax_epsilon)} cannot be met, {error.what}; {error.fix}",
         )
 
 

@@ -176,6 +176,12 @@ def _phi(x: float) -> float:
 
 def _check(epsilon_: float, delta: float) -> None:
     if not 0 < epsilon_ <= LARGEST_EPSILON:
-        raise PrivacyError(f"privacy.epsilon: must be in (0, {LARGEST_EPSILON:g}], got {epsilon_}")
+        raise PrivacyError(
+            f"ε must be in (0, {LARGEST_EPSILON:g}], got {epsilon_:g}",
+            where="privacy.epsilon",
+            fix="set for example 8",
+        )
     if not 0 < delta < 1:
-        raise PrivacyError(f"privacy.delta: must be in (0, 1), got {delta}")
+        raise PrivacyError(
+            f"δ must be in (0, 1), got {delta:g}", where="privacy.delta", fix="set for example 1e-5"
+        )

@@ -12,7 +12,13 @@ from numpy.typing import NDArray
 
 from fl_core.errors import PrivacyError
 from fl_core.privacy.events import GaussianEvent, LaplaceEvent, Unit, UnprotectedEvent
-from fl_core.privacy.sampler import RandomBytes, discrete_gaussian, discrete_laplace, os_random
+from fl_core.privacy.sampler import (
+    LARGEST_SCALE,
+    RandomBytes,
+    discrete_gaussian,
+    discrete_laplace,
+    os_random,
+)
 
 Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
@@ -37,11 +43,14 @@ def gaussian_event(
 
     σ² is the least even integer with sensitivity/σ <= mu. With `layout="symmetric"` the
     coordinates are the upper triangle (row by row) of a symmetric matrix and the sensitivity is
-    its Frobenius norm: off-diagonals get σ²/2 (`docs/privacy.md`, "The quadratic").
+    its Frobenius norm: off-diagonals get σ²/2 (`docs/privacy.md`, "The quadratic"). Raises
+    `PrivacyError` for noise that the sampler does not draw, before anybody relies on it.
     """
     if not (0 < mu < math.inf) or sensitivity_steps <= 0:
         raise PrivacyError(f"{what}: needs mu > 0 and a sensitivity > 0, got mu = {mu}")
     variance = 2 * math.ceil(Fraction(sensitivity_steps**2) / (2 * Fraction(mu) ** 2))
+    if variance > LARGEST_SCALE**2:
+        raise _too_much_noise(what, "allow fewer participations, or more epsilon or delta")
     return GaussianEvent(
         what=what,
         unit=unit,
@@ -161,6 +170,8 @@ def _laplace_event(
     if not 0 < epsilon < math.inf or assumed <= 0:
         raise PrivacyError(f"{what}: epsilon must be positive and finite, got {epsilon}")
     scale = Fraction(assumed) / Fraction(epsilon)
+    if scale > LARGEST_SCALE:
+        raise _too_much_noise(what, "raise epsilon")
     return LaplaceEvent(
         what=what,
         unit="record",
@@ -171,3 +182,8 @@ def _laplace_event(
         grid_bits=grid_bits,
         source=LAPLACE_SOURCE,
     )
+
+
+def _too_much_noise(what: str, fix: str) -> PrivacyError:
+    bits = LARGEST_SCALE.bit_length() - 1
+    return PrivacyError(f"{what}: would need noise of more than 2^{bits} grid steps", fix=fix)

@@ -66,7 +66,8 @@ def test_a_busy_box_and_a_small_outbox_sit_the_round_out(
 def test_participations_that_are_used_up_are_refused_before_a_record_is_read(
     tmp_path: Path,
 ) -> None:
-    plan = JobPlan(job(privacy={"epsilon": 4.0, "delta": 1e-5, "max_participations": 1}))
+    once = {"epsilon": 4.0, "delta": 1e-5, "max_participations": 1}
+    plan = JobPlan(job(privacy=once, selection={"devices": 9}))
     device = Device(tmp_path).knows(plan)
     first = Round(plan, FIRST, device.keys())
     first.tensors(device.answer(first))

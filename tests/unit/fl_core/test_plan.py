@@ -92,7 +92,8 @@ def test_an_inference_only_device_is_asked_for_inferences_alone() -> None:
 
 
 def test_a_device_that_may_answer_twice_pays_for_two_rounds_and_the_phases() -> None:
-    few = JobPlan(job(privacy={"epsilon": 4.0, "delta": 1e-4, "max_participations": 2}))
+    privacy = {"epsilon": 4.0, "delta": 1e-4, "max_participations": 2}
+    few = JobPlan(job(privacy=privacy, selection={"devices": 9}))
     training = [event for event in few.events() if event.purpose == "train"]
     assert len(training) == 4
     assert 3.9 < few.quote().training.epsilon <= 4.0

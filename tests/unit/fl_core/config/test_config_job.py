@@ -92,11 +92,14 @@ def test_impossible_mixes_are_refused_on_the_wire_too():
     raw = small("selection: {devices: 9}\n").canonical()
     with pytest.raises(ProtocolError):
         Job.from_canonical(raw.replace(b'"devices":9', b'"devices":2'))
+    with pytest.raises(ProtocolError):
+        Job.from_canonical(raw.replace(b'"epsilon":2.0', b'"epsilon":0.0001'))
 
 
 def test_participations_default_to_all_rounds():
     assert small().max_participations == 12
     limited = SMALL.replace("epsilon: 2", "epsilon: 2, max_participations: 4")
+    limited += "selection: {devices: 9}\n"
     assert parse_job(limited).max_participations == 4
 
 

@@ -97,6 +97,12 @@ def test_one_fault_is_named_with_its_line(old, new, key, what):
         ("every_rounds: 5 ", "every_rounds: 16 ", ["unsupervised.every_rounds"], "at most 15"),
         ("share: 0.1 ", "share: 0 ", ["data.evaluation_share"], "no records apart"),
         ("ations: null ", "ations: 16 ", ["privacy.max_participations"], "at most 15"),
+        ("ations: null ", "ations: 14 ", ["privacy.max_participations"], "after round 14"),
+        ("epsilon: 8\n", "epsilon: 0.001\n", ["privacy.epsilon"], "noise of more than 2^40"),
+        ("epsilon: 8\n", "epsilon: 1.0e-300\n", ["privacy.epsilon"], "noise of more than 2^40"),
+        ("epsilon: 8\n", "epsilon: 40\n", ["privacy.epsilon"], "lower epsilon"),
+        ("epsilon: 8\n", "epsilon: 1000000\n", ["privacy.epsilon"], "(0, 700]"),
+        ("_eps: 20}", "_eps: 1.0e-7}", ["encrypt.laplace_eval.laplace_eval_eps"], "raise epsilon"),
         ("delta: 1.0e-5 ", "delta: 0.02 ", ["privacy.delta"], "protects nobody"),
         ("per_device: 1}", "per_device: 11}", ["local_run.partition.classes_per_device"], "10"),
         ("[64]", "[1000000, 1000000]", ["data.input_shape"], "make it smaller"),
@@ -115,7 +121,9 @@ def test_an_impossible_mix_is_refused_with_its_reason(old, new, keys, what):
     ("old", "new"),
     [
         ("laplace_eval_sensitivity: 2 ", "laplace_eval_sensitivity: 1 "),
-        ("epsilon: 8\n", "epsilon: 1000000\n"),
+        ("epsilon: 8\n", "epsilon: 16\n"),
+        ("epsilon: 8\n", "epsilon: 0.01\n"),
+        ("_eps: 20}", "_eps: 230260}"),
         ("devices: all ", "devices: 5 "),
         ("quorum: 0.8 ", "quorum: 0.1 "),
         ("delta: 1.0e-5 ", "delta: 0.01 "),
@@ -125,6 +133,14 @@ def test_an_impossible_mix_is_refused_with_its_reason(old, new, keys, what):
 )
 def test_what_is_unusual_but_possible_is_taken(old, new):
     parse_job(changed(old, new)[0])
+
+
+def test_devices_may_answer_fewer_rounds_where_not_all_are_selected():
+    limited = JOB.replace("ations: null ", "ations: 14 ")
+    parse_job(limited.replace("devices: all ", "devices: 10 "))
+    assert "after round 14" in only(limited.replace("devices: all ", "devices: 20 "))
+    widened = limited.replace("devices: all ", "devices: 10 ").replace("select: 1.0 ", "select: 2 ")
+    assert "after round 14" in only(widened)
 
 
 def test_a_job_without_noise_is_possible_when_it_says_so():

@@ -174,3 +174,14 @@ def test_softmax_upload_stands_on_the_grid_and_is_centred_on_the_truth():
     np.testing.assert_allclose(plain, p, atol=2**-19)
     assert isinstance(event, UnprotectedEvent)
     assert not isinstance(event, GaussianEvent)
+
+
+def test_noise_that_cannot_be_drawn_is_refused_with_its_price():
+    least = 2.0**-13  # of a sensitivity of 2**28 steps: sigma is close to 2**41
+    with pytest.raises(PrivacyError, match=r"sum: would need noise of more than 2\^40 grid steps"):
+        gaussian_event("sum", 2**28, least, 1, grid_bits=28)
+    drawn = gaussian_event("sum", 2**28, 2.0**-12, 1, grid_bits=28)
+    assert gaussian(np.zeros(1, np.int64), drawn)[0].shape == (1,)
+    with pytest.raises(PrivacyError, match="raise epsilon"):
+        softmax_event(3, 2.0**-20)
+    softmax_laplace(np.ones(3) / 3, 2.0**-19)
