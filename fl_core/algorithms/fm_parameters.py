@@ -25,10 +25,12 @@ STEP = 2.0**-SUM_BITS
 class Shares(BaseModel):
     """Shares of μ² for the two preparatory sums; the training rounds get the rest."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     centre: float = Field(default=0.02, gt=0, lt=1)
+    """Share for the sum of the features."""
     quadratic: float = Field(default=0.2, gt=0, lt=1)
+    """Share for the sum of the quadratic terms."""
 
     @model_validator(mode="after")
     def _leave_a_rest(self) -> Self:
@@ -43,24 +45,30 @@ class Shares(BaseModel):
 
 
 class FmParameters(BaseModel):
-    """`clip` bounds a record's linear coefficients (L2), `radius` its centred features (public).
+    """The `train` block of a job with `method: fm`. Hessian bound: Böhning (1992)."""
 
-    `ridge` multiplies the noise level; `curvature` bounds the softmax Hessian (½: Böhning 1992).
-    The model is the average of the iterates after the first `average_from` of the rounds.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     method: Literal["fm"] = "fm"
+    """The re-expanded functional mechanism for a softmax head."""
     rounds: int = Field(default=15, ge=1, le=10_000)
+    """Training rounds; the two preparatory exchanges are not counted."""
     clip: float = Field(default=0.6, gt=0, le=2.0)
+    """L2 bound on one record's linear coefficients; smaller: less noise, more bias."""
     radius: float = Field(default=0.7, gt=0, le=2.0)
+    """L2 bound on one record's centred features; public, never taken from the data."""
     ridge: float = Field(default=0.3, gt=0, le=1e3)
+    """Ridge, as a multiple of the noise level in the averaged sums."""
     curvature: float = Field(default=0.5, gt=0, le=1.0)
+    """Bound on the softmax Hessian; 0.5 is Böhning's, smaller takes longer steps."""
     shares: Shares = Shares()
+    """Shares of the budget for the preparatory sums."""
     local_steps: int = Field(default=20, ge=1, le=1000)
+    """Steps each device takes on its own noised polynomial in a round; they cost no ε."""
     average_from: float = Field(default=0.7, ge=0, lt=1)
+    """Part of the rounds after which the model is the average of the iterates."""
     max_weight: float = Field(default=1024.0, gt=0, le=65536.0)
+    """Largest absolute value of a weight."""
 
 
 @dataclass(frozen=True)
@@ -96,15 +104,23 @@ def budget(parameters: FmParameters, setting: Setting) -> Budget:
             result = _share_out(
                 parameters, setting, mu_for(setting.epsilon, setting.delta - reserve)
             )
-            if epsilon(result.job_events(), setting.delta).epsilon <= setting.epsilon:
+            if _costs(result, setting.delta) <= setting.epsilon:
                 return result
             tv = math.fsum(discreteness_tv(event) for event in result.job_events())
             reserve = 1.1 * (1 + math.exp(setting.epsilon)) * tv + 1e-6 * setting.delta
     raise PrivacyError(
-        f"the noise grid is too coarse for epsilon = {setting.epsilon}, delta = {setting.delta}",
+        f"the noise grid is too coarse for ε = {setting.epsilon:g}, δ = {setting.delta:g}",
         where="privacy.epsilon",
         fix="lower epsilon or raise delta",
     )
+
+
+def _costs(result: Budget, delta: float) -> float:
+    """ε of the whole part; infinite while the discreteness of the noise uses up δ alone."""
+    try:
+        return epsilon(result.job_events(), delta).epsilon
+    except PrivacyError:
+        return math.inf
 
 
 def _share_out(parameters: FmParameters, setting: Setting, mu: float) -> Budget:

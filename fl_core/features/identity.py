@@ -12,13 +12,16 @@ from fl_core.features.base import SMALLEST_NORM, Float64, unit_rows
 
 
 class IdentityParameters(BaseModel):
-    """`input_scale` divides the raw values; `shift` is added afterwards. Both are public."""
+    """An `identity` entry of a job's `features`; all of it is public."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: Literal["identity"] = "identity"
+    """The values themselves, scaled, shifted and brought to unit norm."""
     input_scale: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """Divides the raw values: the largest that a value can be."""
     shift: float = Field(default=0.0, allow_inf_nan=False)
+    """Added to the scaled values."""
 
 
 class Identity:

@@ -122,7 +122,7 @@ def test_enough_local_steps_reach_the_minimum():
     assert np.abs(few - exact).max() > 0.1
 
 
-@pytest.mark.parametrize(("eps", "times"), [(0.1, 15), (8.0, 15), (8.0, 4), (16.0, 15)])
+@pytest.mark.parametrize(("eps", "times"), [(0.1, 15), (8.0, 15), (8.0, 4), (16.0, 15), (19.0, 15)])
 def test_the_whole_job_costs_what_was_asked_and_not_much_less(eps, times):
     parameters = FmParameters()
     device = FmDevice(

@@ -21,6 +21,17 @@ FILES = sorted(Path("configs").rglob("*.yaml"))
 LINE = re.compile(r"^\S+:[1-9]\d* [^\s:]+: \S[^\n]*$")
 
 
+def described(schema: dict) -> dict[str, bool]:
+    """Every key of a schema and its inner blocks, and whether it or its block is described."""
+    inner = schema.get("$defs", {})
+    found = {}
+    for name, block in [("", schema), *inner.items()]:
+        for key, value in block.get("properties", {}).items():
+            target = inner.get(value.get("$ref", "").rsplit("/", 1)[-1], {})
+            found[f"{name}.{key}"] = bool(value.get("description") or target.get("description"))
+    return found
+
+
 def blocks(kind: type[Block] = Block) -> list[type[Block]]:
     found = kind.__subclasses__()
     return found + [inner for block in found for inner in blocks(block)]
@@ -49,6 +60,13 @@ def test_every_key_of_the_schema_stands_in_an_example(kind):
     keys = {place.rsplit(".", 1)[-1] for place in walk.paths()}
     assert keys
     assert {key for key in keys if not re.search(rf"\b{key}\b", examples)} == set()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_key_of_the_schema_has_a_description(kind):
+    keys = described(json_schema(kind))
+    assert len(keys) > 3
+    assert [key for key, said in keys.items() if not said and key != f".{kind}"] == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
