@@ -6,7 +6,6 @@ Admitting and revoking happens beside a running proxy, in a process of its own. 
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -17,11 +16,11 @@ from pathlib import Path
 from fl_core.crypto.keys import SealingKey, VerifyKey
 from fl_core.enrolment import Enrolment, EnrolmentError
 from fl_core.errors import EdgeVeilError
+from fl_core.sqlite_file import SqliteFile
 
 REGISTRY_FILE = "registry.sqlite"
 NOTE_CHARACTERS = 200
 _VERSION = 1
-_BUSY_S = 5.0
 
 _SCHEMA = (
     """CREATE TABLE device (
@@ -69,24 +68,24 @@ class Registry:
         self, path: Path, *, limit: int = 100_000, now_s: Callable[[], float] = time.time
     ) -> None:
         self._path, self._limit, self._now_s = path, limit, now_s
-        with self._guard():
-            try:
-                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-            except OSError as error:
-                raise RegistryError(
-                    f"cannot be opened ({error.strerror})", where=str(path), fix="check state_dir"
-                ) from error
-            # Autocommit mode: transactions begin and end in `_change` alone.
-            self._db = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
-            self._prepare()
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise RegistryError(
+                f"cannot be opened ({error.strerror})", where=str(path), fix="check state_dir"
+            ) from error
+        # Several processes open it, the first two maybe at once: that a write-ahead log cannot.
+        self._file = SqliteFile(
+            path, "the registry of devices", error=RegistryError, rollback_journal=True
+        )
+        self._prepare()
         self._seen_version = self._seen_epoch = self._epoch = -1
         self._entries: dict[str, Entry] = {}
         self.changed()
 
     def close(self) -> None:
         """Release the file."""
-        self._db.close()
+        self._file.close()
 
     # --- what the protocol asks ---
 
@@ -102,8 +101,8 @@ class Registry:
 
     def changed(self) -> bool:
         """Look for changes of any process; True when there are some since the last call."""
-        with self._guard():
-            version = int(self._db.execute("PRAGMA data_version").fetchone()[0])
+        with self._file.guard() as db:
+            version = int(db.execute("PRAGMA data_version").fetchone()[0])
             if version != self._seen_version:
                 self._load()
                 self._seen_version = version
@@ -128,8 +127,8 @@ class Registry:
         if len(note) > NOTE_CHARACTERS:
             raise EnrolmentError(f"the note is over {NOTE_CHARACTERS} characters", fix="shorten it")
         device, sealing = enrolment.device_id, enrolment.sealing.to_bytes()
-        with self._change():
-            rows = self._db.execute(
+        with self._change() as db:
+            rows = db.execute(
                 "SELECT id, sealing, revoked_s IS NULL FROM device WHERE id = ? OR sealing = ?",
                 (device, sealing),
             ).fetchall()
@@ -137,21 +136,21 @@ class Registry:
                 _same(device, sealing, known, known_sealing)
                 if active:
                     return False
-            self._room()
+            self._room(db)
             if rows:
-                self._db.execute("UPDATE device SET revoked_s = NULL WHERE id = ?", (device,))
+                db.execute("UPDATE device SET revoked_s = NULL WHERE id = ?", (device,))
             else:
-                self._db.execute(
+                db.execute(
                     "INSERT INTO device VALUES (?, ?, ?, ?, ?, NULL)",
                     (device, enrolment.identity.to_bytes(), sealing, note, self._now_s()),
                 )
-            self._db.execute("UPDATE roster SET epoch = epoch + 1")
+            db.execute("UPDATE roster SET epoch = epoch + 1")
         return True
 
     def revoke(self, device_id: str) -> bool:
         """Take a device out from now on; False when it was out. EnrolmentError if unknown."""
-        with self._change():
-            row = self._db.execute(
+        with self._change() as db:
+            row = db.execute(
                 "SELECT revoked_s IS NULL FROM device WHERE id = ?", (device_id,)
             ).fetchone()
             if row is None:
@@ -160,20 +159,18 @@ class Registry:
                 )
             if not row[0]:
                 return False
-            self._db.execute(
-                "UPDATE device SET revoked_s = ? WHERE id = ?", (self._now_s(), device_id)
-            )
-            self._db.execute("UPDATE roster SET epoch = epoch + 1")
+            db.execute("UPDATE device SET revoked_s = ? WHERE id = ?", (self._now_s(), device_id))
+            db.execute("UPDATE roster SET epoch = epoch + 1")
         return True
 
     # --- inside ---
 
     def _prepare(self) -> None:
-        with self._transaction():
-            version = int(self._db.execute("PRAGMA user_version").fetchone()[0])
+        with self._file.transaction() as db:
+            version = int(db.execute("PRAGMA user_version").fetchone()[0])
             if version == 0:
                 for statement in _SCHEMA:
-                    self._db.execute(statement)
+                    db.execute(statement)
             elif version != _VERSION:
                 raise RegistryError(
                     f"has version {version}, this program knows {_VERSION}",
@@ -182,15 +179,15 @@ class Registry:
                 )
 
     def _load(self) -> None:
-        with self._transaction("BEGIN"):  # one moment for both reads
-            self._epoch = int(self._db.execute("SELECT epoch FROM roster").fetchone()[0])
-            rows = self._db.execute("SELECT * FROM device").fetchall()
+        with self._file.transaction("BEGIN") as db:  # one moment for both reads
+            self._epoch = int(db.execute("SELECT epoch FROM roster").fetchone()[0])
+            rows = db.execute("SELECT * FROM device").fetchall()
         entries = (Entry(i, VerifyKey(v), SealingKey(s), n, a, r) for i, v, s, n, a, r in rows)
         self._entries = {entry.device_id: entry for entry in entries}
 
-    def _room(self) -> None:
+    def _room(self, db: sqlite3.Connection) -> None:
         query = "SELECT count(*) FROM device WHERE revoked_s IS NULL"
-        if int(self._db.execute(query).fetchone()[0]) >= self._limit:
+        if int(db.execute(query).fetchone()[0]) >= self._limit:
             raise EnrolmentError(
                 f"{self._limit} devices are admitted already",
                 where="limits.devices",
@@ -198,32 +195,10 @@ class Registry:
             )
 
     @contextmanager
-    def _change(self) -> Iterator[None]:
-        with self._guard():
-            with self._transaction():
-                yield
-            self._load()
-
-    @contextmanager
-    def _transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
-        self._db.execute(begin)
-        try:
-            yield
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
-        self._db.execute("COMMIT")
-
-    @contextmanager
-    def _guard(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            raise RegistryError(
-                f"the registry of devices failed ({error})",
-                where=str(self._path),
-                fix="check the file and its disk; restore it from a backup if it is damaged",
-            ) from error
+    def _change(self) -> Iterator[sqlite3.Connection]:
+        with self._file.transaction() as db:
+            yield db
+        self._load()
 
 
 def _same(device: str, sealing: bytes, known: str, known_sealing: bytes) -> None:

@@ -7,13 +7,10 @@ transaction that stores the batch it went into.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
-from fl_core.errors import EdgeVeilError
 from fl_core.protocol.codec import decode_header
 from fl_core.protocol.collection import Held
 from fl_core.protocol.messages import Batch, Commit, Exchanged, Manifest, Note, Signed
@@ -23,10 +20,12 @@ from fl_core.protocol.proxy_tasks import (
     JobEnded,
     Kept,
     ProxyMemory,
+    ProxySettings,
     RoundDropped,
     UploadKept,
     key_of,
 )
+from fl_core.sqlite_file import SqliteFile
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS kept (number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -39,33 +38,27 @@ CREATE TABLE IF NOT EXISTS ended (number INTEGER PRIMARY KEY AUTOINCREMENT,
   job BLOB UNIQUE, note BLOB);
 """
 
+ENDED_KEPT = ProxySettings.ended_kept
 _encode = msgspec.msgpack.encode
 
 
 class Spool:
-    """The proxy's durable memory. One process owns the file."""
+    """The proxy's durable memory. One process owns the file.
+
+    Every method raises StorageError when the file cannot be used.
+    """
 
     def __init__(self, path: Path) -> None:
-        try:
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
-            self._db.execute("PRAGMA secure_delete=ON")
-            self._db.executescript(_SCHEMA)
-        except sqlite3.Error as error:
-            raise EdgeVeilError(
-                f"the spool cannot be used: {error}",
-                where=str(path),
-                fix="check the disk and the file's rights",
-            ) from None
+        self._file = SqliteFile(path, "the spool", _SCHEMA, secure_delete=True)
+        self._db = self._file.db
 
     def close(self) -> None:
         """Close the file."""
-        self._db.close()
+        self._file.close()
 
     def store(self, item: object) -> None:
         """Apply one of the machine's items, durably and at once."""
-        with self._transaction() as db:
+        with self._file.transaction() as db:
             match item:
                 case Kept():
                     self._keep(db, item)
@@ -89,7 +82,8 @@ class Spool:
                     self._end(db, job_id, note)
         if not isinstance(item, UploadKept):
             # The write-ahead log still holds the pages from before: who sent which ciphertext.
-            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            with self._file.guard("emptied") as db:
+                db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def _keep(self, db: sqlite3.Connection, kept: Kept) -> None:
         """Store a broadcast; of a job only the newest round stays, of releases the newest."""
@@ -119,22 +113,27 @@ class Spool:
         db.execute(
             "INSERT OR REPLACE INTO ended (job, note) VALUES (?, ?)", (job_id, _encode(note))
         )
+        db.execute(
+            "DELETE FROM ended WHERE number <= (SELECT MAX(number) FROM ended) - ?", (ENDED_KEPT,)
+        )
 
     def load(self) -> ProxyMemory:
         """The memory as it was when the last process ended."""
+        with self._file.guard() as db:
+            return self._load(db)
+
+    def _load(self, db: sqlite3.Connection) -> ProxyMemory:
         memory = ProxyMemory()
-        for signed_bytes, data in self._db.execute("SELECT signed, data FROM kept ORDER BY number"):
+        for signed_bytes, data in db.execute("SELECT signed, data FROM kept ORDER BY number"):
             signed = msgspec.msgpack.decode(signed_bytes, type=Signed)
             header = decode_header(signed)
             if isinstance(header, Manifest | Commit):
                 memory.kept[header.blob.digest] = Kept(signed, header, data)
-        rows = self._db.execute(
-            "SELECT job, round, attempt, device, groups, digest, data FROM uploads"
-        )
+        rows = db.execute("SELECT job, round, attempt, device, groups, digest, data FROM uploads")
         for job, number, attempt, device, groups, digest, data in rows:
             held = Held(msgspec.msgpack.decode(groups, type=tuple[int, ...]), digest, data)
             memory.uploads.append(UploadKept(Exchanged(job, number, attempt), device, held))
-        rows = self._db.execute("SELECT job, round, attempt, signed, data, delivered FROM batches")
+        rows = db.execute("SELECT job, round, attempt, signed, data, delivered FROM batches")
         for job, number, attempt, signed_bytes, data, delivered in rows:
             key = (job, number, attempt)
             if delivered:
@@ -144,19 +143,9 @@ class Spool:
             header = decode_header(signed)
             if isinstance(header, Batch):
                 memory.batches[key] = BatchKept(Exchanged(*key), signed, header, data)
-        for job, note in self._db.execute("SELECT job, note FROM ended ORDER BY number"):
+        for job, note in db.execute("SELECT job, note FROM ended ORDER BY number"):
             memory.ended[job] = msgspec.msgpack.decode(note, type=Note)
         return memory
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield self._db
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
-        self._db.execute("COMMIT")
 
 
 def _run(db: sqlite3.Connection, statement: str, at: Exchanged) -> None:

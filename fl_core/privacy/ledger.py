@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sqlite3
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +26,7 @@ from fl_core.privacy.policy import (
     price,
     total,
 )
+from fl_core.sqlite_file import SqliteFile
 
 _MADE_BY_LEDGER = object()
 
@@ -73,22 +71,19 @@ class Ledger:
     """
 
     def __init__(self, path: Path | str, dataset: str) -> None:
-        self.dataset, self._path, self._lock = dataset, str(path), threading.RLock()
-        try:
-            self._db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
-            self._db.executescript(_SCHEMA)
-        except sqlite3.Error as error:
-            raise PrivacyError(
-                f"the privacy ledger cannot be used: {error}",
-                where=self._path,
-                fix="restore it from a backup; a new file would forget what was spent",
-            ) from None
+        self.dataset = dataset
+        self._file = SqliteFile(
+            path,
+            "the privacy ledger",
+            _SCHEMA,
+            error=PrivacyError,
+            damaged_fix="restore it from a backup; a new file would forget what was spent",
+        )
+        self._db = self._file.db
 
     def close(self) -> None:
         """Close the file."""
-        self._db.close()
+        self._file.close()
 
     def check(self, request: JobRequest, limits: Limits) -> Quote:
         """The quote of the *whole* job, or `PrivacyError` if it does not fit what is left.
@@ -109,11 +104,11 @@ class Ledger:
 
         Raises `PrivacyError` for a job that was closed.
         """
-        with self._transaction():
+        with self._file.transaction() as db:
             if self._state(request.job_id) is False:
                 raise PrivacyError(f"job {request.job_id} was closed on this device")
             quote = self.check(request, limits)
-            self._db.execute(
+            db.execute(
                 "INSERT OR IGNORE INTO jobs VALUES (?, ?, ?, 1)",
                 (self.dataset, request.job_id, request.to_json()),
             )
@@ -137,11 +132,11 @@ class Ledger:
         receipt, which does not cover another payload: publish what `recall` gives. Raises
         `PrivacyError` if the job is not open or the events go past what it reserved.
         """
-        with self._transaction():
+        with self._file.transaction() as db:
             earlier = self._row(job_id, exchange)
             if earlier is None:
                 self.admit(job_id, events)
-                self._db.execute(
+                db.execute(
                     "INSERT INTO releases (dataset, job, exchange, events, payload,"
                     " payload_sha256) VALUES (?, ?, ?, ?, ?, ?)",
                     (self.dataset, job_id, exchange, _dump(events), payload, _digest(payload)),
@@ -163,18 +158,19 @@ class Ledger:
 
     def close_job(self, job_id: str) -> None:
         """End a job: what it reserved and did not release is free again; what it released stays."""
-        with self._transaction():
+        with self._file.transaction() as db:
             self.forget_payloads(job_id)
-            self._db.execute(
+            db.execute(
                 "UPDATE jobs SET open = 0 WHERE dataset = ? AND job = ?", (self.dataset, job_id)
             )
 
     def forget_payloads(self, job_id: str) -> None:
         """Drop a finished job's stored tensors; events and digests stay."""
-        self._db.execute(
-            "UPDATE releases SET payload = NULL WHERE dataset = ? AND job = ?",
-            (self.dataset, job_id),
-        )
+        with self._file.guard("written") as db:
+            db.execute(
+                "UPDATE releases SET payload = NULL WHERE dataset = ? AND job = ?",
+                (self.dataset, job_id),
+            )
 
     def spent(self, job_id: str | None = None, purpose: str = TRAIN) -> Guarantee:
         """What was released: by one job, or (None) over the data set's life.
@@ -201,53 +197,39 @@ class Ledger:
         return result
 
     def _requests(self) -> dict[str, JobRequest]:
-        rows = self._db.execute(
-            "SELECT job, request FROM jobs WHERE dataset = ?", (self.dataset,)
-        ).fetchall()
+        with self._file.guard() as db:
+            rows = db.execute(
+                "SELECT job, request FROM jobs WHERE dataset = ?", (self.dataset,)
+            ).fetchall()
         return {job: JobRequest.from_json(text) for job, text in rows}
 
     def _state(self, job_id: str) -> bool | None:
         """True: open, False: closed, None: unknown."""
-        row = self._db.execute(
-            "SELECT open FROM jobs WHERE dataset = ? AND job = ?", (self.dataset, job_id)
-        ).fetchone()
+        with self._file.guard() as db:
+            row = db.execute(
+                "SELECT open FROM jobs WHERE dataset = ? AND job = ?", (self.dataset, job_id)
+            ).fetchone()
         return None if row is None else bool(row[0])
 
     def _events(self, job_id: str | None = None) -> tuple[Event, ...]:
-        rows = self._db.execute(
-            "SELECT events FROM releases WHERE dataset = ? AND (? IS NULL OR job = ?)",
-            (self.dataset, job_id, job_id),
-        ).fetchall()
+        with self._file.guard() as db:
+            rows = db.execute(
+                "SELECT events FROM releases WHERE dataset = ? AND (? IS NULL OR job = ?)",
+                (self.dataset, job_id, job_id),
+            ).fetchall()
         return tuple(event for (text,) in rows for event in _load(text))
 
     def _row(self, job_id: str, exchange: int) -> tuple[str, bytes | None, bytes] | None:
-        row: tuple[str, bytes | None, bytes] | None = self._db.execute(
-            "SELECT events, payload, payload_sha256 FROM releases"
-            " WHERE dataset = ? AND job = ? AND exchange = ?",
-            (self.dataset, job_id, exchange),
-        ).fetchone()
+        with self._file.guard() as db:
+            row: tuple[str, bytes | None, bytes] | None = db.execute(
+                "SELECT events, payload, payload_sha256 FROM releases"
+                " WHERE dataset = ? AND job = ? AND exchange = ?",
+                (self.dataset, job_id, exchange),
+            ).fetchone()
         return row
 
     def _receipt(self, job_id: str, exchange: int, row: tuple[str, bytes | None, bytes]) -> Receipt:
         return Receipt(self.dataset, job_id, exchange, _load(row[0]), row[2], _MADE_BY_LEDGER)
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """All or nothing, and durable when it returns; a full disk is a `PrivacyError`."""
-        with self._lock:
-            try:
-                self._db.execute("BEGIN IMMEDIATE")
-                yield
-                self._db.execute("COMMIT")
-            except sqlite3.Error as error:
-                raise PrivacyError(
-                    f"the privacy ledger cannot be written: {error}",
-                    where=self._path,
-                    fix="nothing was released; free disk space or end the other process",
-                ) from error
-            finally:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
 
 
 def _dump(events: Sequence[Event]) -> str:

@@ -1,0 +1,145 @@
+"""Every durable file, through the same laws: a fault is an error for people, never SQLite's own."""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_client.store import DeviceStore
+from fl_core.crypto.keys import OpeningKey, SigningKey
+from fl_core.enrolment import Enrolment
+from fl_core.errors import EdgeVeilError, PrivacyError
+from fl_core.privacy.ledger import Ledger
+from fl_core.privacy.mechanisms import gaussian_event
+from fl_core.privacy.policy import JobRequest, Limits
+from fl_core.protocol.collection import Held
+from fl_core.protocol.messages import Exchanged
+from fl_core.protocol.proxy_tasks import UploadKept
+from proxy.registry import Registry, RegistryError
+from proxy.spool import Spool
+
+BIG = 200_000
+LIMITS = Limits(
+    max_epsilon_per_job=20,
+    lifetime_epsilon=50,
+    lifetime_delta=1e-4,
+    max_inference_epsilon=100,
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """How to open a durable file, how to write much into it, how to read, and its error."""
+
+    open: Callable[[Path], Any]
+    write: Callable[[Any], object]
+    read: Callable[[Any], object]
+    error: type[EdgeVeilError]
+
+
+def spool_upload(spool: Spool) -> None:
+    held = Held((0,), b"d" * 32, bytes(BIG))
+    spool.store(UploadKept(Exchanged(b"J" * 16, 1, 1), "0" * 16, held))
+
+
+def admit_many(registry: Registry) -> None:
+    for _ in range(500):
+        registry.admit(Enrolment.make(SigningKey.generate(), OpeningKey.generate()), "x" * 200)
+
+
+def opened_ledger(path: Path) -> Ledger:
+    ledger = Ledger(path, "digits")
+    ledger.open_job(JobRequest("job", 1e-5, (EVENT,)), LIMITS)
+    return ledger
+
+
+EVENT = gaussian_event("linear", 2**24, 0.5, 30, grid_bits=24)
+CASES = {
+    "device store": Case(
+        DeviceStore, lambda s: s.put_job(b"j", b"", bytes(BIG)), DeviceStore.load, EdgeVeilError
+    ),
+    "spool": Case(Spool, spool_upload, Spool.load, EdgeVeilError),
+    "ledger": Case(
+        opened_ledger,
+        lambda ledger: ledger.commit("job", 1, [EVENT], bytes(BIG)),
+        Ledger.spent,
+        PrivacyError,
+    ),
+    "registry": Case(Registry, admit_many, lambda r: Registry(r._file._path), RegistryError),
+}
+
+
+@pytest.fixture(params=CASES.values(), ids=CASES)
+def case(request: pytest.FixtureRequest) -> Case:
+    result: Case = request.param
+    return result
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "file.sqlite"
+
+
+def database(opened: Any) -> sqlite3.Connection:
+    result: sqlite3.Connection = opened._file.db
+    return result
+
+
+def test_a_full_disk_is_named_and_nothing_is_half_written(case: Case, path: Path) -> None:
+    opened = case.open(path)
+    before = database(opened).execute("PRAGMA page_count").fetchone()[0]
+    database(opened).execute(f"PRAGMA max_page_count={before + 1}")
+    with pytest.raises(case.error, match="full") as caught:
+        case.write(opened)
+    assert str(path) in str(caught.value)
+    assert "free some space" in caught.value.fix
+    assert not database(opened).in_transaction
+    database(opened).execute("PRAGMA max_page_count=1000000")
+    case.write(opened)
+    opened.close()
+
+
+def test_what_another_process_holds_is_named(case: Case, path: Path) -> None:
+    opened = case.open(path)
+    database(opened).execute("PRAGMA busy_timeout=0")
+    with sqlite3.connect(path, isolation_level=None) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(case.error, match="locked"):
+            case.write(opened)
+        other.execute("ROLLBACK")
+    case.write(opened)
+    opened.close()
+
+
+def test_a_file_that_is_no_database_is_named(case: Case, path: Path) -> None:
+    path.write_bytes(b"no database, whatever its name says" * 100)
+    with pytest.raises(case.error, match="not a database") as caught:
+        case.open(path)
+    assert caught.value.where == str(path)
+    assert "backup" in caught.value.fix
+
+
+def test_a_table_that_is_gone_is_named_when_read(case: Case, path: Path) -> None:
+    opened = case.open(path)
+    tables = database(opened).execute(
+        "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%'"
+    )
+    for (name,) in tables.fetchall():
+        database(opened).execute(f"DROP TABLE {name}")
+    with pytest.raises(case.error, match="no such table"):
+        case.read(opened)
+    opened.close()
+
+
+def test_the_file_is_its_owners_alone(case: Case, path: Path) -> None:
+    opened = case.open(path)
+    case.write(opened)
+    for file in path.parent.iterdir():
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    opened.close()
