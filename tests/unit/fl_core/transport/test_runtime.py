@@ -14,7 +14,7 @@ import pytest
 from fl_core.errors import DataError, ProtocolError
 from fl_core.protocol import effects as fx
 from fl_core.protocol.codec import decode, encode
-from fl_core.protocol.messages import Need
+from fl_core.protocol.messages import Need, Part
 from fl_core.transport.link import LinkDown
 from fl_core.transport.runtime import INBOX_EVENTS, Refusals, Runtime
 
@@ -166,7 +166,7 @@ def test_an_unexpected_error_tells_type_and_place_but_no_data() -> None:
     assert "ValueError" in outcome.reason
     assert "broken" in outcome.reason  # the function
     (record,) = log
-    assert "0.25" not in outcome.reason + str(record.__dict__)
+    assert "record 17" not in outcome.reason + str(record.__dict__)
     assert record.exc_info is None
     assert (record.error, record.levelname) == ("ValueError", "ERROR")  # type: ignore[attr-defined]
 
@@ -307,19 +307,20 @@ def test_a_machine_that_is_far_behind_makes_the_link_wait() -> None:
     asyncio.run(body())
 
 
-def test_few_large_frames_make_the_link_wait_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    frame = encode(NEED)
-    monkeypatch.setattr("fl_core.transport.runtime.INBOX_BYTES", 3 * len(frame))
+def test_few_large_frames_make_the_link_wait_too() -> None:
+    """Of 300 frames of 64,000 bytes, 262 fit into 16 MiB."""
+    frame = encode(Part(b"b" * 32, 0, 0, bytes(64_000 - len(encode(Part(b"b" * 32, 0, 0, b""))))))
     script, diary = Script(lambda event: []), Diary()
 
     async def body() -> None:
-        runtime = Runtime(script, diary, diary.publish, None, LOG, LIMIT)
-        arriving = [asyncio.create_task(runtime.receive(fx.Cloud(), frame)) for _ in range(10)]
-        await asyncio.sleep(0.02)
-        assert [task.done() for task in arriving] == [True] * 3 + [False] * 7
+        runtime = Runtime(script, diary, diary.publish, None, LOG, 65536)
+        arriving = [asyncio.create_task(runtime.receive(fx.Cloud(), frame)) for _ in range(300)]
+        await asyncio.sleep(0.05)
+        taken = sum(task.done() for task in arriving)
+        assert taken == 16 * 1024 * 1024 // len(frame)
         feeding = asyncio.create_task(runtime.run())
         await asyncio.wait_for(asyncio.gather(*arriving), 20)
-        await until(lambda: len(script.seen) == 10)
+        await until(lambda: len(script.seen) == 300)
         feeding.cancel()
 
     asyncio.run(body())
