@@ -20,7 +20,13 @@ from fl_core.protocol.cloud_tasks import CloudSettings
 from fl_core.protocol.envelope import Signer
 from fl_core.protocol.transfer import part_bytes
 from fl_core.transport.http import serve
-from fl_core.transport.process import first_of, own_signing_key, peer_key, run_until_stopped
+from fl_core.transport.process import (
+    OwnFolder,
+    first_of,
+    own_signing_key,
+    peer_key,
+    run_until_stopped,
+)
 from fl_core.transport.runtime import Runtime
 from fl_core.transport.sessions import Session, link_settings
 from fl_core.transport.topics import CLOUD_IN, CLOUD_OUT
@@ -29,11 +35,16 @@ from fl_core.transport.topics import CLOUD_IN, CLOUD_OUT
 def run(site: CloudSite) -> int:
     """Run until SIGINT or SIGTERM; 0 after a clean stop. Raises EdgeVeilError at start."""
     logs.setup(site.log.level, site.log.format)
-    return run_until_stopped(lambda stop: _run(site, stop))
+    return run_until_stopped(lambda stop: _run_alone(site, stop))
 
 
 def _test_records(site: CloudSite) -> Records | None:
     return held_records(site.test_data) if site.test_data else None
+
+
+async def _run_alone(site: CloudSite, stop: asyncio.Event) -> int:
+    with OwnFolder(site.state_dir):
+        return await _run(site, stop)
 
 
 async def _run(site: CloudSite, stop: asyncio.Event) -> int:

@@ -19,7 +19,13 @@ from fl_core.protocol.device import DeviceMachine, Settings
 from fl_core.protocol.envelope import Signer
 from fl_core.protocol.messages import Bye
 from fl_core.transport.link import Will
-from fl_core.transport.process import EXIT_S, first_of, peer_key, run_until_stopped
+from fl_core.transport.process import (
+    EXIT_S,
+    OwnFolder,
+    first_of,
+    peer_key,
+    run_until_stopped,
+)
 from fl_core.transport.runtime import Runtime
 from fl_core.transport.sessions import Session, link_settings
 from fl_core.transport.topics import ALL_DOWN, device_down, device_up
@@ -48,6 +54,7 @@ class Device:
     """One device on its link."""
 
     def __init__(self, site: EdgeSite, executor: ThreadPoolExecutor) -> None:
+        self._folder = OwnFolder(site.state_dir)
         identity = Identity.load_or_create(site.state_dir)
         self.site, self.id = site, identity.device_id
         self.store = DeviceStore(site.state_dir / "device.sqlite")
@@ -93,6 +100,7 @@ class Device:
         await self.session.link.close()
         self.store.close()
         self.ledger.close()
+        self._folder.release()
 
 
 def _state_line() -> Callable[[bool, str], None]:

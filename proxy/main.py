@@ -15,7 +15,13 @@ from fl_core.protocol.envelope import Signer
 from fl_core.protocol.proxy import ProxyMachine
 from fl_core.protocol.proxy_tasks import ProxySettings
 from fl_core.transport.http import serve
-from fl_core.transport.process import first_of, own_signing_key, peer_key, run_until_stopped
+from fl_core.transport.process import (
+    OwnFolder,
+    first_of,
+    own_signing_key,
+    peer_key,
+    run_until_stopped,
+)
 from fl_core.transport.runtime import Runtime
 from fl_core.transport.sessions import Session, link_settings
 from fl_core.transport.topics import CLOUD_OUT, DEVICES_UP, proxy_topic
@@ -35,6 +41,7 @@ def run(site: ProxySite) -> int:
 class _Proxy:
     def __init__(self, site: ProxySite) -> None:
         self.site = site
+        self._folder = OwnFolder(site.state_dir)
         key = own_signing_key(site.state_dir, "proxy")
         self.registry = Registry(site.state_dir / REGISTRY_FILE, limit=site.limits.devices)
         self.spool = Spool(site.state_dir / "spool.sqlite")
@@ -97,6 +104,7 @@ class _Proxy:
             await self.edge.link.close()
             await self.cloud.link.close()
             self.spool.close()
+            self._folder.release()
         LOG.info("stopped")
         return 0
 

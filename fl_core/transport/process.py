@@ -1,17 +1,64 @@
-"""The life of a process: keys at start, tasks until the first ends or a signal, a clean stop."""
+"""The life of a process: its folder and keys, tasks until the first ends or a signal, the stop."""
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
+from types import TracebackType
 
 from fl_core.crypto.keys import SigningKey, VerifyKey
 from fl_core.errors import UsageError
 
 EXIT_S = 3.0
+LOCK_FILE = "process.lock"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class OwnFolder:
+    """A state folder held by this process alone, until `release` or the process's end.
+
+    Two processes on one folder would send from one outbox or spool and delete each other's items.
+    Made with mode 0700 if it is not there. Raises UsageError that names the folder.
+    """
+
+    def __init__(self, state_dir: Path) -> None:
+        try:
+            state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # Not the folder itself: commands that work beside a running process lock that.
+            descriptor = os.open(state_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+            self._lock = os.fdopen(descriptor, "rb")  # the kernel lets go when this is closed
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                "another process uses this state folder",
+                where=str(state_dir),
+                fix="end that process, or give this one a state_dir of its own",
+            ) from None
+        except OSError as error:
+            raise UsageError(
+                f"the state folder cannot be used: {error.strerror}",
+                where=str(state_dir),
+                fix="check state_dir in the site file, and that the folder is this user's",
+            ) from None
+
+    def release(self) -> None:
+        """Let another process have it."""
+        self._lock.close()
+
+    def __enter__(self) -> OwnFolder:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
 
 
 def own_signing_key(state_dir: Path, role: str) -> SigningKey:

@@ -15,7 +15,53 @@ import pytest
 from fl_core.crypto.errors import CryptoError
 from fl_core.crypto.keys import SigningKey, VerifyKey
 from fl_core.errors import BrokerError, UsageError
-from fl_core.transport.process import first_of, own_signing_key, peer_key, run_until_stopped
+from fl_core.transport.process import (
+    OwnFolder,
+    first_of,
+    own_signing_key,
+    peer_key,
+    run_until_stopped,
+)
+
+
+def test_a_folder_has_one_owner_until_its_release(tmp_path: Path) -> None:
+    state = tmp_path / "deep" / "state"
+    with OwnFolder(state):
+        assert state.stat().st_mode & 0o077 == 0
+        with pytest.raises(UsageError, match="another process") as caught:
+            OwnFolder(state)
+        assert caught.value.where == str(state)
+        OwnFolder(tmp_path / "other").release()
+    OwnFolder(state).release()
+
+
+def test_the_end_of_a_process_frees_its_folder_however_it_ends(tmp_path: Path) -> None:
+    code = """
+        import sys, time
+        from pathlib import Path
+        from fl_core.transport.process import OwnFolder
+
+        own = OwnFolder(Path(sys.argv[1]))
+        print("held", flush=True)
+        time.sleep(60)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "held\n"
+            with pytest.raises(UsageError, match="another process"):
+                OwnFolder(tmp_path)
+        finally:
+            process.kill()
+    OwnFolder(tmp_path).release()
+
+
+def test_a_folder_that_cannot_be_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="state_dir") as caught:
+        OwnFolder(tmp_path / "file" / "state")
+    assert caught.value.where == str(tmp_path / "file" / "state")
 
 
 def test_the_key_is_made_once_with_its_public_half(tmp_path: Path) -> None:
