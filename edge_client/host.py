@@ -177,10 +177,11 @@ class DeviceHost:
         if exchange.infer:
             asked += (plan.softmax_event(),)
         self._ledger.admit(manifest.at.job_id.hex(), asked)
+        # Before records are read: a graph is refused for what it is, never for what it meets.
+        session = self._inference(graph, plan.job.data.classes) if exchange.infer else None
         training, evaluation = self._own_records(plan.job.data.evaluation_share)
         parts: list[Answer] = []
-        if exchange.infer:
-            session = self._inference(graph, plan.job.data.classes)
+        if session is not None:
             weights = unpack_tensors(package.model)
             parts.append(softmax_answer(plan, session, weights, evaluation.x, self._noise))
         if trains:

@@ -86,3 +86,12 @@ def test_a_closed_job_answers_no_more(device: Device) -> None:
     device.knows(PLAN)  # a cloud that announces it again
     assert "closed" in why(device, Round(PLAN, QUADRATIC, device.keys()))
     assert device.ledger.spent() == spent
+
+
+def test_a_graph_that_may_not_run_is_declined_before_a_record_is_read(device: Device) -> None:
+    canonical, graph = device.store.job(JOB_ID)
+    device.store.put_job(JOB_ID, canonical, graph.replace(b"Softmax", b"Hardmax"))
+    sealed = Round(PLAN, FIRST, device.keys())
+    assert sealed.exchange.infer
+    assert "Hardmax" in why(device, sealed)
+    assert device.load.reads == 0
