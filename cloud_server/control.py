@@ -13,7 +13,8 @@ from cloud_server.store_records import JobEntry
 from fl_core.config import parse_job
 from fl_core.errors import EdgeVeilError
 from fl_core.protocol import effects as fx
-from fl_core.protocol.cloud import CloudMachine, State
+from fl_core.protocol.cloud import CloudMachine
+from fl_core.protocol.cloud_states import State
 from fl_core.protocol.cloud_tasks import Cancel, Ended, Start
 from fl_core.transport.runtime import Runtime
 

@@ -16,17 +16,18 @@ from typing import Any, get_args
 import msgspec
 
 from fl_core.errors import UsageError
-from fl_core.protocol import cloud, collection, device
+from fl_core.protocol import cloud_states, collection, device_states
 from fl_core.protocol import messages as m
 from fl_core.protocol.cloud_tasks import CloudSettings
 from fl_core.protocol.proxy_tasks import ProxySettings
+from fl_core.protocol.tasks import Settings
 from fl_core.protocol.transitions import StateTable
 
 PAGE = Path(__file__).parents[1] / "docs" / "protocol.md"
 TABLES: dict[str, StateTable[Any]] = {
-    "device": device.TABLE,
+    "device": device_states.TABLE,
     "collection": collection.TABLE,
-    "cloud": cloud.TABLE,
+    "cloud": cloud_states.TABLE,
 }
 SHARED = m.Signed | m.Blob | m.Exchanged | m.Group
 FAMILIES = {
@@ -35,7 +36,7 @@ FAMILIES = {
     "headers": m.Header,
     "bodies": m.Body,
 }
-BOUNDS = {"device": device.Settings, "proxy": ProxySettings, "cloud": CloudSettings}
+BOUNDS = {"device": Settings, "proxy": ProxySettings, "cloud": CloudSettings}
 _MARK = re.compile(r"(<!-- drawn: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
-from enum import Enum
 
 from fl_core.crypto.keys import KEY_BYTES, VerifyKey
 from fl_core.errors import ProtocolError
 from fl_core.protocol import effects as fx
+from fl_core.protocol.cloud_ends import Ends
+from fl_core.protocol.cloud_states import TABLE, State
 from fl_core.protocol.cloud_tasks import (
     Absorb,
     Absorbed,
@@ -30,7 +30,6 @@ from fl_core.protocol.envelope import BODY_LABEL, HEADER_LABEL, Signer, check
 from fl_core.protocol.messages import (
     Ack,
     Batch,
-    Close,
     Commit,
     Exchanged,
     Here,
@@ -44,44 +43,6 @@ from fl_core.protocol.messages import (
     Signed,
 )
 from fl_core.protocol.transfer import Fetch, answer_need, check_fetchable, first_data, sends
-from fl_core.protocol.transitions import StateTable
-
-
-class State(Enum):
-    """Where the cloud stands in the job it runs."""
-
-    IDLE = "idle"
-    SEALING_JOB = "sealing_job"
-    ANNOUNCING = "announcing"
-    SEALING = "sealing"
-    BROADCASTING = "broadcasting"
-    WAITING = "waiting"
-    ABSORBING = "absorbing"
-    SEALING_RELEASE = "sealing_release"
-    RELEASING = "releasing"
-
-
-_S = State
-_RUNNING = [state for state in State if state is not _S.IDLE]
-TABLE = StateTable(
-    _S.IDLE,
-    {
-        (_S.IDLE, "start"): _S.SEALING_JOB,
-        (_S.SEALING_JOB, "sealed"): _S.ANNOUNCING,
-        (_S.ANNOUNCING, "held"): _S.SEALING,
-        (_S.ANNOUNCING, "held_all_committed"): _S.SEALING_RELEASE,
-        (_S.SEALING, "sealed"): _S.BROADCASTING,
-        (_S.BROADCASTING, "held"): _S.WAITING,
-        (_S.BROADCASTING, "batch"): _S.ABSORBING,
-        (_S.WAITING, "batch"): _S.ABSORBING,
-        (_S.ABSORBING, "committed"): _S.SEALING,
-        (_S.ABSORBING, "committed_last"): _S.SEALING_RELEASE,
-        (_S.SEALING_RELEASE, "sealed"): _S.RELEASING,
-        (_S.RELEASING, "held"): _S.IDLE,
-    }
-    | {(s, "repeat"): _S.SEALING for s in (_S.BROADCASTING, _S.WAITING, _S.ABSORBING)}
-    | {(s, "end"): _S.IDLE for s in _RUNNING},
-)
 
 
 @dataclass
@@ -106,8 +67,7 @@ class CloudMachine:
         self._batch: Fetch | None = None
         self._roster: Fetch | None = None
         self._roster_epoch = -1  # an old roster would bring revoked devices back
-        self._closing: dict[bytes, Note] = {}  # ends that the proxy has not confirmed, by job
-        self._close_wait_s = self.settings.resend_s
+        self._ends = Ends(signer, self.settings)
 
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
         """Take an event; hostile or stale input ends as one `Refuse`."""
@@ -124,10 +84,10 @@ class CloudMachine:
                 running = self.job is not None and self.job.start.job_id == job_id
                 return self._end("cancelled", "cancelled by the operator") if running else []
             case fx.Command(what=Ended(job_id=job_id, status=status)):
-                return self._tell_end(job_id, status)
+                return self._ends.tell(job_id, status)
             case fx.Connected():
                 here = fx.Send(fx.Proxy(), self.signer.note(Here(0.0)))
-                return [here, *self._send_out(push=False), *self._send_closes()]
+                return [here, *self._send_out(push=False), *self._ends.send()]
             case fx.Received(message=Offer() as offer):
                 return self._offer(offer)
             case fx.Received(message=Part() as part):
@@ -256,23 +216,9 @@ class CloudMachine:
             fx.CancelTimer("watchdog"),
             fx.CancelTimer("resend"),
             fx.Store(JobStatus(job.start.job_id, status, reason)),
-            *self._tell_end(job.start.job_id, status),
+            *self._ends.tell(job.start.job_id, status),
             fx.Report("job_" + status, {"job_id": job.start.job_id.hex(), "reason": reason}),
         ]
-
-    def _tell_end(self, job_id: bytes, status: str) -> list[fx.Effect]:
-        self._closing[job_id] = self.signer.note(Close(job_id, status))  # type: ignore[arg-type]
-        self._close_wait_s = self.settings.resend_s
-        return self._send_closes()
-
-    def _send_closes(self) -> list[fx.Effect]:
-        """Say which jobs have ended until the proxy confirms it: owners' budgets wait for it."""
-        if not self._closing:
-            return []
-        wait_s = self._close_wait_s
-        self._close_wait_s = min(2 * wait_s, self.settings.close_cap_s)
-        notes = [fx.Send(fx.Proxy(), note) for note in self._closing.values()]
-        return [*notes, fx.SetTimer("close", wait_s)]
 
     # --- messages ---
 
@@ -359,10 +305,9 @@ class CloudMachine:
             return self._repeat(job, why)
         if not isinstance(body, Ack):
             raise ProtocolError("unexpected_body")
-        for job_id, note in self._closing.items():
-            if hashlib.sha256(note.body.payload).digest() == body.blob:
-                del self._closing[job_id]
-                return [] if self._closing else [fx.CancelTimer("close")]
+        confirmed = self._ends.confirmed(body.blob)
+        if confirmed is not None:
+            return confirmed
         if job is None or self._out is None or self._out[1].blob.digest != body.blob:
             return []
         if body.status == "held":
@@ -376,7 +321,7 @@ class CloudMachine:
         if name == "resend":
             return self._send_out(push=False)
         if name == "close":
-            return self._send_closes()
+            return self._ends.send()
         if name == "repair":
             return self._repair()
         if name == "watchdog" and job is not None:

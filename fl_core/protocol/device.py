@@ -7,7 +7,6 @@ the result; the machine decides what is fresh, what is answered, and when to sen
 from __future__ import annotations
 
 import hashlib
-from enum import Enum
 
 from fl_core.crypto.keys import VerifyKey
 from fl_core.errors import ProtocolError
@@ -15,6 +14,7 @@ from fl_core.protocol import effects as fx
 from fl_core.protocol.codec import decode_body, decode_header
 from fl_core.protocol.device_fetches import Complete, Fetches
 from fl_core.protocol.device_outbox import Outbox
+from fl_core.protocol.device_states import TABLE, State
 from fl_core.protocol.envelope import BODY_LABEL, HEADER_LABEL, Signer, check
 from fl_core.protocol.messages import (
     Ack,
@@ -51,40 +51,8 @@ from fl_core.protocol.tasks import (
     Work,
 )
 from fl_core.protocol.transfer import check_fetchable
-from fl_core.protocol.transitions import StateTable
 
 __all__ = ["TABLE", "DeviceMachine", "Settings", "State"]
-
-
-class State(Enum):
-    """Where a device stands in the round it last heard of."""
-
-    IDLE = "idle"
-    FETCHING = "fetching"
-    OPENING = "opening"
-    WORKING = "working"
-    UPLOADING = "uploading"
-    ANSWERED = "answered"
-
-
-_S = State
-TABLE = StateTable(
-    _S.IDLE,
-    {(state, "manifest"): _S.FETCHING for state in State}
-    | {(state, "closed"): _S.IDLE for state in State}
-    | {
-        (_S.FETCHING, "complete"): _S.OPENING,
-        (_S.OPENING, "not_for_me"): _S.IDLE,
-        (_S.OPENING, "opened"): _S.WORKING,
-        (_S.WORKING, "declined"): _S.IDLE,
-        (_S.WORKING, "sealed"): _S.UPLOADING,
-        (_S.IDLE, "restored"): _S.UPLOADING,
-        (_S.UPLOADING, "held"): _S.ANSWERED,
-        (_S.UPLOADING, "refused"): _S.IDLE,
-        (_S.UPLOADING, "expired"): _S.IDLE,
-        (_S.FETCHING, "expired"): _S.IDLE,
-    },
-)
 
 
 class DeviceMachine:

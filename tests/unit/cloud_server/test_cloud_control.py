@@ -20,7 +20,8 @@ from fl_core.config import Job
 from fl_core.crypto.keys import SigningKey
 from fl_core.errors import ConfigError
 from fl_core.protocol import effects as fx
-from fl_core.protocol.cloud import CloudMachine, State
+from fl_core.protocol.cloud import CloudMachine
+from fl_core.protocol.cloud_states import State
 from fl_core.protocol.codec import decode, decode_body
 from fl_core.protocol.envelope import Signer
 from fl_core.protocol.messages import Close, Note

@@ -40,7 +40,7 @@ from protocol_kit import (
 )
 
 from fl_core.protocol import effects as fx
-from fl_core.protocol.cloud import State
+from fl_core.protocol.cloud_states import State
 from fl_core.protocol.cloud_tasks import (
     Absorb,
     Absorbed,

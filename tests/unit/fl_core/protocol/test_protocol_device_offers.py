@@ -40,7 +40,7 @@ from protocol_kit import (
 )
 
 from fl_core.protocol import effects as fx
-from fl_core.protocol.device import State
+from fl_core.protocol.device_states import State
 from fl_core.protocol.messages import Blob, Close, Exchanged, Hello, Need, Want
 from fl_core.protocol.package import JobPackage, ReleasePackage
 from fl_core.protocol.tasks import (

@@ -43,7 +43,7 @@ from protocol_kit import (
 
 from fl_core.protocol import effects as fx
 from fl_core.protocol.codec import encode
-from fl_core.protocol.device import State
+from fl_core.protocol.device_states import State
 from fl_core.protocol.messages import Ack, Bye, Close, Decline, Need, Offer, Part, Want
 from fl_core.protocol.tasks import (
     Declined,
