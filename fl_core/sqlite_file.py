@@ -30,8 +30,8 @@ _FIXES = {
 _PRIMARY = 0xFF  # the primary code within an extended one
 
 
-class StorageError(EdgeVeilError, sqlite3.Error):
-    """A durable file cannot be used. Still an `sqlite3.Error` for those who handle that."""
+class StorageError(EdgeVeilError):
+    """A durable file cannot be used."""
 
 
 class SqliteFile:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from fl_core.protocol.blob import describe
 from fl_core.protocol.envelope import HEADER_LABEL, Signer, check
 from fl_core.protocol.messages import Exchanged, Upload
 from fl_core.protocol.tasks import JobClosed, Memory, OutboxDrop, OutboxPut, Seen
+from fl_core.sqlite_file import StorageError
 
 JOB, OTHER = b"J" * 16, b"K" * 16
 KEY = SigningKey.generate()
@@ -114,7 +114,7 @@ def test_a_write_that_fails_leaves_all_as_it_was_and_the_store_usable(path: Path
     store._db.execute(
         "CREATE TEMP TRIGGER full BEFORE DELETE ON jobs BEGIN SELECT RAISE(ABORT, 'full'); END"
     )
-    with pytest.raises(sqlite3.Error, match="full"):
+    with pytest.raises(StorageError, match="full"):
         store.store(JobClosed(JOB, "failed"))  # its end is written first
     assert reopened(path).closed == set()
     assert store.job(JOB) == (b"a", b"b")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from fl_core.protocol.proxy_tasks import (
     UploadKept,
     key_of,
 )
+from fl_core.sqlite_file import StorageError
 from proxy.spool import Spool
 
 JOB, OTHER = b"J" * 16, b"K" * 16
@@ -247,7 +247,7 @@ def test_a_write_that_fails_is_undone_as_a_whole(path: Path) -> None:
     spool._db.execute(
         "CREATE TEMP TRIGGER full BEFORE UPDATE ON uploads BEGIN SELECT RAISE(ABORT, 'full'); END"
     )
-    with pytest.raises(sqlite3.Error, match="full"):
+    with pytest.raises(StorageError, match="full"):
         spool.store(batch())  # the batch is written first, then the uploads are emptied
     assert reopened(path).batches == {}
     spool._db.execute("DROP TRIGGER full")
