@@ -40,8 +40,11 @@ def test_jobs_one_after_the_other_and_clean_stops(
         records = tmp_path / "records.npz"
         np.savez(records, x=np.zeros((2, 64), np.float32))
         assert predict(release, records) == 0
-        for name in ("edge", "proxy", "cloud"):
+        assert live.stop("edge") == 0
+        wait_for(lambda: live.proxy_status()["online"] == 0, "the devices' good-byes", 5)
+        for name in ("proxy", "cloud"):
             assert live.stop(name) == 0
+        for name in ("edge", "proxy", "cloud"):
             assert "Traceback" not in live.log(name)
 
 
