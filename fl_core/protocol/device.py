@@ -13,6 +13,7 @@ from fl_core.errors import ProtocolError
 from fl_core.protocol import effects as fx
 from fl_core.protocol.codec import decode_body, decode_header
 from fl_core.protocol.device_fetches import Complete, Fetches
+from fl_core.protocol.device_greeting import Greeting
 from fl_core.protocol.device_outbox import Outbox
 from fl_core.protocol.device_states import TABLE, State
 from fl_core.protocol.envelope import BODY_LABEL, HEADER_LABEL, Signer, check
@@ -24,7 +25,6 @@ from fl_core.protocol.messages import (
     Decline,
     Exchanged,
     Header,
-    Hello,
     Here,
     Manifest,
     Need,
@@ -74,8 +74,7 @@ class DeviceMachine:
         self.outbox = Outbox(signer, memory, self.settings)
         self._newest_release = memory.release_sequence  # heard of, perhaps not yet installed
         self._waiting: Offer | None = None  # a round whose job is still being fetched
-        self._hellos = 0
-        self._greeting = b""
+        self._greeting = Greeting(signer, self.settings)
 
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
         """Take an event; hostile or stale input ends as one `Refuse`."""
@@ -107,28 +106,12 @@ class DeviceMachine:
     # --- the link ---
 
     def _connected(self) -> list[fx.Effect]:
-        self._hellos = 0
-        out = self._hello()
+        out = self._greeting.begin()
         if self.outbox.item and self.state is State.IDLE:
             self.state = TABLE.step(self.state, "restored")
         if self.state is State.UPLOADING:
             out += self.outbox.send()
         return out
-
-    def _hello(self) -> list[fx.Effect]:
-        """Say hello, and again, ever more slowly, until the proxy has heard it."""
-        note = self.signer.note(Hello(self.signer.name))
-        self._greeting = hashlib.sha256(note.body.payload).digest()
-        wait_s = min(self.settings.repair_s * 2 ** min(self._hellos, 10), self.settings.waits_cap_s)
-        self._hellos += 1
-        out: list[fx.Effect] = [fx.Send(fx.Proxy(), note), fx.SetTimer("hello", wait_s)]
-        return [*out, fx.Report("unheard", {"tries": 3})] if self._hellos == 4 else out
-
-    def _asked_for_hello(self, here: Here) -> list[fx.Effect]:
-        """Come at a moment of one's own in the spread, so that a fleet does not come at once."""
-        self._hellos = 0
-        moment = int(self.signer.name[:8], 16) / 2**32
-        return [fx.SetTimer("hello", here.spread_s * moment)]
 
     # --- offers: what is fresh ---
 
@@ -291,13 +274,11 @@ class DeviceMachine:
         check(signed, "proxy", self.proxy_key, BODY_LABEL)
         body = decode_body(signed)
         if isinstance(body, Here):
-            return self._asked_for_hello(body)
+            return self._greeting.asked(body)
         if not isinstance(body, Ack):
             raise ProtocolError("unexpected_body")
-        if body.blob == self._greeting:
-            self._greeting = b""
-            return [fx.CancelTimer("hello")]
-        return self._acknowledged(body)
+        heard = self._greeting.heard(body.blob)
+        return self._acknowledged(body) if heard is None else heard
 
     def _acknowledged(self, ack: Ack) -> list[fx.Effect]:
         item = self.outbox.item
@@ -342,7 +323,7 @@ class DeviceMachine:
 
     def _timer(self, name: str) -> list[fx.Effect]:
         if name == "hello":
-            return self._hello()
+            return self._greeting.hello()
         if name == "repair":
             return self.fetches.repair()
         if name == "resend" and self.state is State.UPLOADING:

@@ -1,0 +1,50 @@
+"""How a device says that it is there: until the proxy has heard it, and when it is asked."""
+
+from __future__ import annotations
+
+import hashlib
+
+from fl_core.protocol import effects as fx
+from fl_core.protocol.envelope import Signer
+from fl_core.protocol.messages import Hello, Here
+from fl_core.protocol.tasks import Settings
+
+UNHEARD_TRIES = 3  # after so many hellos without an answer the owner is told
+
+
+class Greeting:
+    """One timer, `hello`."""
+
+    def __init__(self, signer: Signer, settings: Settings) -> None:
+        self._signer, self._settings = signer, settings
+        self._tries = 0
+        self._said = b""  # digest of the hello that is not acknowledged yet
+
+    def begin(self) -> list[fx.Effect]:
+        """The link is up (again)."""
+        self._tries = 0
+        return self.hello()
+
+    def hello(self) -> list[fx.Effect]:
+        """Say hello, and again, ever more slowly, until the proxy has heard it."""
+        note = self._signer.note(Hello(self._signer.name))
+        self._said = hashlib.sha256(note.body.payload).digest()
+        wait_s = self._settings.repair_s * 2 ** min(self._tries, 10)
+        self._tries += 1
+        again = fx.SetTimer("hello", min(wait_s, self._settings.waits_cap_s))
+        out: list[fx.Effect] = [fx.Send(fx.Proxy(), note), again]
+        unheard = self._tries == UNHEARD_TRIES + 1
+        return [*out, fx.Report("unheard", {"tries": UNHEARD_TRIES})] if unheard else out
+
+    def asked(self, here: Here) -> list[fx.Effect]:
+        """Come at a moment of one's own in the spread, so that a fleet does not come at once."""
+        self._tries = 0
+        moment = int(self._signer.name[:8], 16) / 2**32
+        return [fx.SetTimer("hello", here.spread_s * moment)]
+
+    def heard(self, digest: bytes) -> list[fx.Effect] | None:
+        """The proxy acknowledged a note of this digest; None if it was not the hello."""
+        if digest != self._said:
+            return None
+        self._said = b""
+        return [fx.CancelTimer("hello")]
