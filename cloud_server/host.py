@@ -72,6 +72,7 @@ class CloudHost:
         self._cohort: tuple[bytes, ...] = ()
         self._times: dict[str, float] = {}
         self._sent_bytes = 0
+        self._all_declined = False  # in the round that the job ended with
 
     # --- the machine's host ---
 
@@ -83,7 +84,7 @@ class CloudHost:
             case JobStatus(job_id=job_id, status=status, reason=reason):
                 entry = self.entry(job_id)
                 if not entry.ended:
-                    data = job_summary(self._store, self.plan(entry), entry.id)
+                    data = job_summary(self._store, self.plan(entry), entry.id, self._all_declined)
                     self._store.set_status(entry.id, status, reason, data)  # type: ignore[arg-type]
 
     def report(self, report: fx.Report) -> None:
@@ -92,8 +93,9 @@ class CloudHost:
         self._times[report.what] = self._clock()
         LOG.info(report.what, extra=dict(data))
         running = [entry for entry in self._store.jobs() if entry.status == "running"]
-        if running and report.what in ("job_started", "batch", "round_repeated"):
+        if running and report.what in ("job_started", "batch", "round_repeated", "all_declined"):
             self._store.append_event(running[0].id, report.what, dict(data))
+        self._all_declined = report.what == "all_declined"
 
     def perform(self, task: object) -> object:
         """Do one task of the running job."""

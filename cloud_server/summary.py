@@ -55,15 +55,17 @@ def shown_clusters(scores: ClusterScores | None, vectors: list[Array]) -> dict[s
     return {**scores.to_dict(), "vectors": rounded}
 
 
-def job_summary(store: Store, plan: JobPlan, job: str) -> dict[str, Any]:
+def job_summary(
+    store: Store, plan: JobPlan, job: str, all_declined: bool = False
+) -> dict[str, Any]:
     """What a job's end says: both guarantees together, and the last accuracy.
 
     Devices may have released for the exchange after the last commit, so it is priced too if it
-    was sealed: its key is there until the job has ended.
+    was sealed (its key is there until the job has ended), unless all of them declined it.
     """
     last = store.last_commit(job)
     asked = last.index if last else 0
-    asked += store.round_key(job, asked + 1, 1) is not None
+    asked += not all_declined and store.round_key(job, asked + 1, 1) is not None
     quote = plan.quote(asked)
     event = plan.softmax_event()
     per_round = float(event.epsilon) if isinstance(event, LaplaceEvent) else None

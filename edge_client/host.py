@@ -25,6 +25,7 @@ from fl_core.data.device import device_records
 from fl_core.errors import DataError, PrivacyError, ProtocolError, UsageError
 from fl_core.plan import JobPlan
 from fl_core.privacy.ledger import Ledger, Receipt
+from fl_core.privacy.policy import INFER
 from fl_core.privacy.sampler import RandomBytes, os_random
 from fl_core.protocol import effects as fx
 from fl_core.protocol.messages import SEAL_OVERHEAD_BYTES, Manifest
@@ -80,6 +81,12 @@ class DeviceHost:
         if isinstance(item, JobClosed):  # the ledger first: a reservation must not outlive its job
             self._ledger.close_job(item.job_id.hex())
             self._plans.pop(item.job_id, None)
+            train, infer = self._ledger.spent(), self._ledger.spent(purpose=INFER)
+            self._say(
+                f"a job ended, {item.status}; spent on '{self.site.data.name}' so far:"
+                f" training ε {train.epsilon:.4g} of {self.site.policy.lifetime_epsilon:g},"
+                f" inference ε {infer.epsilon:.4g} of {self.site.policy.max_inference_epsilon:g}"
+            )
         self._store.store(item)
 
     def report(self, report: fx.Report) -> None:
@@ -91,6 +98,10 @@ class DeviceHost:
             else logging.DEBUG
         )
         LOG.log(level, report.what, extra=data)
+        if report.what == "counted":
+            self._say(f"round {data['round']}: {data['counted']} of {data['segments']} counted")
+        if report.what == "model_installed":
+            self._say("the job's final model is in use; try edgeveil predict")
         if report.what == "unheard":
             self._say("the proxy does not answer; has its operator admitted this device?")
         if report.what == "declined":

@@ -238,7 +238,9 @@ def _enrol(args: argparse.Namespace) -> int:
     text = identity.enrolment().to_json() + "\n"
     if args.out is None:
         print(text, end="")
-        return 0
-    args.out.write_text(text, encoding="ascii")
-    print(f"device {identity.device_id}: wrote {args.out}", file=sys.stderr)
+    else:
+        args.out.write_text(text, encoding="ascii")
+    wrote = f"wrote {args.out}; " if args.out else ""
+    hint = f"broker.username must be {identity.device_id}"
+    print(f"device {identity.device_id}: {wrote}{hint}", file=sys.stderr)
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
@@ -14,12 +15,21 @@ from fl_core.errors import ConfigError, UsageError
 
 TIMEOUT_S = 10.0
 POLL_S = 20.0
+AGAIN_S = 0.5
+
+
+class CloudAway(UsageError):  # noqa: N818 - the state's name
+    """Nothing answers at the cloud's address."""
 
 
 class CloudClient:
-    """Requests to one cloud. Each method raises UsageError or ConfigError with the fix."""
+    """Requests to one cloud. Each method raises UsageError or ConfigError with the fix.
 
-    def __init__(self, url: str, token_file: Path) -> None:
+    What only reads is asked again for `patience_s` while nothing answers: a cloud may restart.
+    """
+
+    def __init__(self, url: str, token_file: Path, patience_s: float = 0.0) -> None:
+        self._patience_s = patience_s
         parts = urlsplit(url)
         try:
             port = parts.port
@@ -87,6 +97,17 @@ class CloudClient:
         return found
 
     def _request(self, method: str, path: str, body: bytes | None, timeout_s: float) -> bytes:
+        """One request; a GET is tried again while the cloud is away, for `patience_s`."""
+        end = time.monotonic() + (self._patience_s if method == "GET" else 0.0)
+        while True:
+            try:
+                return self._request_once(method, path, body, timeout_s)
+            except CloudAway:
+                if time.monotonic() >= end:
+                    raise
+                time.sleep(AGAIN_S)
+
+    def _request_once(self, method: str, path: str, body: bytes | None, timeout_s: float) -> bytes:
         kind = HTTPSConnection if self._tls else HTTPConnection
         connection = kind(self._host, self._port, timeout=timeout_s)
         try:
@@ -96,10 +117,10 @@ class CloudClient:
             content = answer.read()
         except (OSError, HTTPException) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise UsageError(
+            raise CloudAway(
                 f"the cloud does not answer ({reason})",
                 where=self.url,
-                fix="start it with edgeveil cloud --config configs/cloud.yaml, or pass --cloud URL",
+                fix="start it with edgeveil cloud --config FILE, or pass --cloud URL",
             ) from error
         finally:
             connection.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -16,6 +17,9 @@ from rich.table import Table
 
 from fl_core.errors import JobFailed, UsageError
 from tools.cloud_client import CloudClient
+
+COLUMNS = ("round", "answered", "accuracy", "score", "seconds", "bytes")
+AWAY_S = 60.0  # a watch outlives a restart of the cloud
 
 
 def submit(
@@ -71,15 +75,25 @@ def watch(job: str, cloud_url: str, token_file: Path, *, as_json: bool = False) 
 
     Returns 0 for a completed job; JobFailed for one that failed or was cancelled.
     """
-    client = CloudClient(cloud_url, token_file)
+    client = CloudClient(cloud_url, token_file, patience_s=AWAY_S)
     if as_json:
         for event in client.follow(job):
             print(json.dumps(event), flush=True)
+    elif not Console().is_terminal:
+        shown = 0
+        for _event in client.follow(job):
+            rows = list(_cells(client.job(job)["exchanges"]))
+            for row in rows[shown:]:
+                print("  ".join(f"{name} {v}" for name, v in zip(COLUMNS, row, strict=True) if v))
+            sys.stdout.flush()
+            shown = len(rows)
+        print(f"{job}: {client.job(job)['status']}", flush=True)
     else:
         with Live(_rounds(client.job(job)), auto_refresh=False) as live:
             for _event in client.follow(job):
                 live.update(_rounds(client.job(job)), refresh=True)
             live.update(_rounds(client.job(job)), refresh=True)
+        print()
     return _outcome(client.job(job))
 
 
@@ -99,7 +113,7 @@ def _outcome(job: Mapping[str, Any]) -> int:
 def _rounds(job: Mapping[str, Any]) -> Table:
     title = f"{job['id']}: {job['status']}" + (f" ({job['reason']})" if job["reason"] else "")
     table = Table(title=escape(title), box=None, pad_edge=False, title_justify="left")
-    for column in ("round", "answered", "accuracy", "score", "seconds", "bytes"):
+    for column in COLUMNS:
         table.add_column(column, justify="right")
     for row in _cells(job["exchanges"]):
         table.add_row(*row)

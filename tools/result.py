@@ -73,6 +73,8 @@ class Record:
             (self.rounds if data["phase"] == "train" else self.phases).append(row)
         elif kind == "broadcast" and data.get("kind") == "round":
             self.asked = self.committed + 1
+        elif kind == "all_declined":
+            self.asked = self.committed
         elif kind in _ENDS:
             self.ended = kind.removeprefix("job_")
             self.reason = data.get("reason") or self.reason

@@ -69,15 +69,29 @@ def run_local(
     if interrupted:
         fleet.progress.note(f"Interrupted; what there is so far is in {out}")
         return INTERRUPTED
-    with fleet.progress.console.status("drawing the report"):
-        write_report(result, fleet.record.events, out / "report.html")
     if as_json:
-        print(json.dumps(result, allow_nan=False))
+        print(json.dumps(result, allow_nan=False), flush=True)
+    if failure is None:
+        show(fleet.progress, result)
+    with fleet.progress.console.status("drawing the report"):
+        _report(result, fleet.record.events, out / "report.html")
     if failure is not None:
         known = isinstance(failure, JobFailed | BrokerError)
         raise failure if known else JobFailed(str(failure))
-    show(fleet.progress, result, out)
+    fleet.progress.note(f"Files: {out}/ with {', '.join(FILES)}")
+    fleet.progress.note(f"Look at {out / 'report.html'}")
     return 0
+
+
+def _report(result: dict[str, Any], events: list[dict[str, Any]], path: Path) -> None:
+    try:
+        write_report(result, events, path)
+    except OSError as error:
+        raise UsageError(
+            f"the report cannot be written ({error.strerror}); result.json and the model are there",
+            where=str(path),
+            fix="make room on the disk and run again",
+        ) from error
 
 
 def prepare(out: Path) -> None:
@@ -97,7 +111,7 @@ def prepare(out: Path) -> None:
         ) from error
 
 
-def show(progress: Progress, result: dict[str, Any], out: Path) -> None:
+def show(progress: Progress, result: dict[str, Any]) -> None:
     """The run in a short table."""
     table = Table.grid(padding=(0, 2))
     for name, value in summary(result):
@@ -105,8 +119,6 @@ def show(progress: Progress, result: dict[str, Any], out: Path) -> None:
     progress.console.print()
     progress.console.print(table)
     progress.console.print()
-    progress.note(f"Files: {out}/ with {', '.join(FILES)}")
-    progress.note(f"Look at {out / 'report.html'}")
 
 
 def summary(result: dict[str, Any]) -> list[tuple[str, str]]:

@@ -44,6 +44,11 @@ from fl_core.protocol.messages import (
 )
 from fl_core.protocol.transfer import Fetch, answer_need, check_fetchable, first_data, sends
 
+_ALL_DECLINED = (
+    "all {} selected devices declined: a policy or a spent budget does not allow this job; "
+    "each device's console says why"
+)
+
 
 @dataclass
 class _Job:
@@ -51,6 +56,7 @@ class _Job:
     round: int
     attempt: int
     retries_left: int
+    selected: int = 0  # by the newest broadcast
 
 
 class CloudMachine:
@@ -124,6 +130,7 @@ class CloudMachine:
                 return self._end("failed", reason)
             case Broadcast(manifest=manifest, data=data):
                 self.state = TABLE.step(self.state, "sealed")
+                job.selected = manifest.selected
                 self._out = (self.signer.header(manifest), manifest, data)
                 watch_s = manifest.deadline_s + manifest.grace_s + self.settings.proxy_margin_s
                 what = {
@@ -301,6 +308,10 @@ class CloudMachine:
                 return []
             if not TABLE.allows(self.state, "batch"):
                 return []
+            if job.attempt == 1 and not body.uploads and body.declined >= job.selected:
+                # Nothing was released, and asking again at once would change no owner's mind.
+                report = fx.Report("all_declined", {"round": job.round, "declined": body.declined})
+                return [report, *self._end("failed", _ALL_DECLINED.format(body.declined))]
             why = f"{body.uploads} uploads, {body.declined} declined, below the minimum"
             return self._repeat(job, why)
         if not isinstance(body, Ack):

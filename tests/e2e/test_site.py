@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
+import time
 import zlib
 from pathlib import Path
 
@@ -156,6 +159,11 @@ def test_cloud_and_proxy_killed_and_started_again(tmp_path: Path) -> None:
         live.start_all()
         job = live.submit(rounds=20, every=10)
         wait_for(lambda: len(live.client.job(job)["exchanges"]) >= 4, "some exchanges")
+        watch = [sys.executable, "-m", "tools.cli", "job", "watch", job, "--config"]
+        watching = subprocess.Popen(
+            [*watch, str(live.site.cloud)], stdout=subprocess.PIPE, text=True
+        )
+        time.sleep(1)
         live.stop("cloud", signal.SIGKILL)
         live.stop("proxy", signal.SIGKILL)
         live.start("proxy", live.site.proxy)
@@ -164,6 +172,10 @@ def test_cloud_and_proxy_killed_and_started_again(tmp_path: Path) -> None:
         done = live.finish(job)
         assert done["status"] == "completed", done["reason"]
         assert [e["index"] for e in done["exchanges"]] == list(range(1, 23))
+        shown, _ = watching.communicate(timeout=30)
+        assert watching.returncode == 0
+        assert "round 20" in shown
+        assert shown.endswith(f"{job}: completed\n")
 
 
 def test_unreachable_broker_and_wrong_password_are_named(tmp_path: Path) -> None:

@@ -191,3 +191,13 @@ def test_batch_that_the_cloud_could_not_take_is_not_asked_for(folder: Path) -> N
     assert fleet.finish(job) == "failed"
     assert "limits.blob_bytes" in fleet.store.job(job).reason
     assert len(committed(fleet, job)) == 1
+
+
+def test_where_all_decline_nothing_is_said_to_be_spent(folder: Path) -> None:
+    fleet = Fleet(folder, 5, policy=Policy(max_epsilon_per_job=1.0))
+    job = fleet.submit(small_job())
+    assert fleet.finish(job) == "failed"
+    end = fleet.store.events_after(0, job)[-1]
+    assert end.data["privacy"]["training"]["epsilon"] == 0
+    assert all(box.ledger.spent().epsilon == 0 for box in fleet.boxes)
+    assert "all 5 selected devices declined" in fleet.store.job(job).reason

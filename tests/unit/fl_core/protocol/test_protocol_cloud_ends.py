@@ -173,6 +173,23 @@ def test_ends_are_told_ever_more_slowly_until_each_is_confirmed():
     assert fire(machine, "close") == []
 
 
+def test_when_all_declined_the_job_fails_at_once():
+    machine = waiting()
+    out = receive(machine, PROXY.note(Shortfall(at(), 0, 5)))
+    assert stored(out)[0].status == "failed" and "declined" in stored(out)[0].reason
+    assert reports(out)["all_declined"]["declined"] == 5
+    # Known before the job's end is written, so that nothing is priced that was not released.
+    assert isinstance(out[0], fx.Report)
+
+
+@pytest.mark.parametrize(("uploads", "declined"), [(0, 1), (1, 4), (0, 0)])
+def test_otherwise_a_shortfall_is_asked_again(uploads, declined):
+    machine = waiting()
+    assert tasks(receive(machine, PROXY.note(Shortfall(at(), uploads, declined)))) == [
+        SealRound(JOB, 1, 2)
+    ]
+
+
 def test_a_batch_that_could_not_be_absorbed_costs_a_retry_and_not_the_job():
     machine = waiting()
     task = tasks(hand_over(machine))[0]
