@@ -34,7 +34,6 @@ class DeviceStore:
 
     def __init__(self, path: Path | str) -> None:
         self._file = SqliteFile(path, "the device's store", _SCHEMA)
-        self._db = self._file.db
 
     def close(self) -> None:
         """Close the file."""

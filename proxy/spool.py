@@ -50,7 +50,6 @@ class Spool:
 
     def __init__(self, path: Path) -> None:
         self._file = SqliteFile(path, "the spool", _SCHEMA, secure_delete=True)
-        self._db = self._file.db
 
     def close(self) -> None:
         """Close the file."""

@@ -9,37 +9,29 @@ from fl_core.crypto.errors import CryptoError
 
 VERSION = "v1"
 
-# Signatures of the cloud and of the proxy.
-MANIFEST = b"edgeveil/v1/manifest"
-COMMIT_RECORD = b"edgeveil/v1/commit-record"
-RELEASE = b"edgeveil/v1/release"
+# Signatures: what a blob is, a small statement, a device's own keys.
+HEADER = b"edgeveil/v1/header"
+BODY = b"edgeveil/v1/body"
 ENROLMENT = b"edgeveil/v1/enrolment"
-RECEIPT = b"edgeveil/v1/receipt"
-BATCH = b"edgeveil/v1/batch"
 
 # Sealing contexts (HPKE `info`) and the chunked stream.
 CONTENT_KEY = b"edgeveil/v1/content-key"
 SEGMENT = b"edgeveil/v1/segment"
 MEMBERSHIP = b"edgeveil/v1/membership"
 MODEL_STREAM = b"edgeveil/v1/model-stream"
-RELEASE_STREAM = b"edgeveil/v1/release-stream"
 
 # Derivations inside this package.
 STREAM_KEY = b"edgeveil/v1/stream-key"
 COMMITMENT = b"edgeveil/v1/commitment"
 
 ALL = (
-    MANIFEST,
-    COMMIT_RECORD,
-    RELEASE,
+    HEADER,
+    BODY,
     ENROLMENT,
-    RECEIPT,
-    BATCH,
     CONTENT_KEY,
     SEGMENT,
     MEMBERSHIP,
     MODEL_STREAM,
-    RELEASE_STREAM,
     STREAM_KEY,
     COMMITMENT,
 )

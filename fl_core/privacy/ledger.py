@@ -79,7 +79,6 @@ class Ledger:
             error=PrivacyError,
             damaged_fix="restore it from a backup; a new file would forget what was spent",
         )
-        self._db = self._file.db
 
     def close(self) -> None:
         """Close the file."""

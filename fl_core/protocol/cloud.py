@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fl_core.crypto.keys import KEY_BYTES, VerifyKey
+from fl_core.crypto.labels import BODY, HEADER
 from fl_core.errors import ProtocolError
 from fl_core.protocol import effects as fx
 from fl_core.protocol.cloud_ends import Ends
@@ -26,7 +27,7 @@ from fl_core.protocol.cloud_tasks import (
     TooFew,
 )
 from fl_core.protocol.codec import decode_body, decode_header
-from fl_core.protocol.envelope import BODY_LABEL, HEADER_LABEL, Signer, check
+from fl_core.protocol.envelope import Signer, check
 from fl_core.protocol.messages import (
     Ack,
     Batch,
@@ -230,7 +231,7 @@ class CloudMachine:
     # --- messages ---
 
     def _offer(self, offer: Offer) -> list[fx.Effect]:
-        check(offer.header, "proxy", self.proxy_key, HEADER_LABEL)
+        check(offer.header, "proxy", self.proxy_key, HEADER)
         header = decode_header(offer.header)
         if not isinstance(header, Roster | Batch):
             raise ProtocolError("unexpected_header")
@@ -301,7 +302,7 @@ class CloudMachine:
         return list(answer_need(fx.Proxy(), need, manifest.blob, data))
 
     def _note(self, signed: Signed) -> list[fx.Effect]:
-        check(signed, "proxy", self.proxy_key, BODY_LABEL)
+        check(signed, "proxy", self.proxy_key, BODY)
         body, job = decode_body(signed), self.job
         if isinstance(body, Shortfall):
             if job is None or body.at != Exchanged(job.start.job_id, job.round, job.attempt):

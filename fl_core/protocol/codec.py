@@ -14,7 +14,6 @@ from fl_core.errors import ProtocolError
 from fl_core.protocol.messages import Body, Header, Message, Signed
 
 VERSION = 1
-SIGNED_OVERHEAD_BYTES = 128  # frame, tags, signer and signature around an offer's header
 
 _encoder = msgspec.msgpack.Encoder()
 _messages: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)

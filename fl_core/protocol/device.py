@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 
 from fl_core.crypto.keys import VerifyKey
+from fl_core.crypto.labels import BODY, HEADER
 from fl_core.errors import ProtocolError
 from fl_core.protocol import effects as fx
 from fl_core.protocol.codec import decode_body, decode_header
@@ -16,7 +17,7 @@ from fl_core.protocol.device_fetches import Complete, Fetches
 from fl_core.protocol.device_greeting import Greeting
 from fl_core.protocol.device_outbox import Outbox
 from fl_core.protocol.device_states import TABLE, State
-from fl_core.protocol.envelope import BODY_LABEL, HEADER_LABEL, Signer, check
+from fl_core.protocol.envelope import Signer, check
 from fl_core.protocol.messages import (
     Ack,
     Bye,
@@ -116,7 +117,7 @@ class DeviceMachine:
     # --- offers: what is fresh ---
 
     def _offer(self, offer: Offer) -> list[fx.Effect]:
-        check(offer.header, "cloud", self.cloud_key, HEADER_LABEL)
+        check(offer.header, "cloud", self.cloud_key, HEADER)
         header = decode_header(offer.header)
         if not isinstance(header, Manifest | Commit):
             raise ProtocolError("unexpected_header")
@@ -266,12 +267,12 @@ class DeviceMachine:
 
     def _note(self, signed: Signed) -> list[fx.Effect]:
         if signed.signer == "cloud":
-            check(signed, "cloud", self.cloud_key, BODY_LABEL)
+            check(signed, "cloud", self.cloud_key, BODY)
             body = decode_body(signed)
             if isinstance(body, Close):
                 return self._close(body)
             raise ProtocolError("unexpected_body")
-        check(signed, "proxy", self.proxy_key, BODY_LABEL)
+        check(signed, "proxy", self.proxy_key, BODY)
         body = decode_body(signed)
         if isinstance(body, Here):
             return self._greeting.asked(body)

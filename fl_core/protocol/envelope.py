@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import TypeVar
 
 from fl_core.crypto.keys import SigningKey, VerifyKey
+from fl_core.crypto.labels import BODY, HEADER
 from fl_core.crypto.signing import sign, verify
 from fl_core.errors import ProtocolError
 from fl_core.protocol.codec import encode_inner
 from fl_core.protocol.messages import Body, Header, Note, Offer, Signed
-
-HEADER_LABEL = b"edgeveil/v1/header"
-BODY_LABEL = b"edgeveil/v1/body"
 
 T = TypeVar("T", bound=Header | Body)
 
@@ -25,7 +23,7 @@ class Signer:
     def header(self, header: Header) -> Signed:
         """The signed header of an offer."""
         payload = encode_inner(header)
-        return Signed(self.name, payload, sign(self._key, HEADER_LABEL, payload))
+        return Signed(self.name, payload, sign(self._key, HEADER, payload))
 
     def offer(self, header: Header, data: bytes = b"") -> Offer:
         """An offer of the blob that the header names."""
@@ -34,7 +32,7 @@ class Signer:
     def note(self, body: Body) -> Note:
         """A signed statement."""
         payload = encode_inner(body)
-        return Note(Signed(self.name, payload, sign(self._key, BODY_LABEL, payload)))
+        return Note(Signed(self.name, payload, sign(self._key, BODY, payload)))
 
 
 def check(signed: Signed, signer: str, key: VerifyKey | None, label: bytes) -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 
 from fl_core.crypto.keys import VerifyKey
+from fl_core.crypto.labels import BODY
 from fl_core.errors import ProtocolError
 from fl_core.protocol import effects as fx
 from fl_core.protocol.blob import describe
 from fl_core.protocol.codec import decode_body
-from fl_core.protocol.envelope import BODY_LABEL, Signer, check
+from fl_core.protocol.envelope import Signer, check
 from fl_core.protocol.messages import (
     Ack,
     Bye,
@@ -121,7 +122,7 @@ class ProxyMachine:
             case Need() as need:
                 return self._cloud_need(need)
             case Note(body=signed) as note:
-                check(signed, "cloud", self.cloud_key, BODY_LABEL)
+                check(signed, "cloud", self.cloud_key, BODY)
                 body = decode_body(signed)
                 if isinstance(body, Ack):
                     return self._cloud_ack(body)
@@ -153,7 +154,7 @@ class ProxyMachine:
             case Need() as need:
                 return self.broadcasts.need(device, need, now_s)
             case Note(body=signed):
-                check(signed, device, self.registry.verify_key(device), BODY_LABEL)
+                check(signed, device, self.registry.verify_key(device), BODY)
                 return self._device_note(device, decode_body(signed), signed)
         raise ProtocolError("unexpected_body")
 

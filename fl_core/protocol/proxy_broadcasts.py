@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 
+from fl_core.crypto.labels import HEADER
 from fl_core.errors import ProtocolError
 from fl_core.protocol import effects as fx
 from fl_core.protocol.blob import NEED_LIMIT
 from fl_core.protocol.codec import decode_header
-from fl_core.protocol.envelope import HEADER_LABEL, check
+from fl_core.protocol.envelope import check
 from fl_core.protocol.messages import Close, Commit, Manifest, Need, Note, Offer, Part
 from fl_core.protocol.proxy_rounds import Rounds
 from fl_core.protocol.proxy_tasks import JobEnded, Kept, ProxyParts, key_of
@@ -30,7 +31,7 @@ class Broadcasts:
 
     def offer(self, offer: Offer) -> list[fx.Effect]:
         """The cloud offers a broadcast, perhaps with the whole blob inside."""
-        check(offer.header, "cloud", self._parts.cloud_key, HEADER_LABEL)
+        check(offer.header, "cloud", self._parts.cloud_key, HEADER)
         header = decode_header(offer.header)
         if not isinstance(header, Manifest | Commit):
             raise ProtocolError("unexpected_header")

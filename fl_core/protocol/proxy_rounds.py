@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from fl_core.crypto.labels import HEADER
 from fl_core.errors import ProtocolError
 from fl_core.protocol import effects as fx
 from fl_core.protocol.blob import describe
 from fl_core.protocol.codec import decode_header
 from fl_core.protocol.collection import Collection, Held, State
-from fl_core.protocol.envelope import HEADER_LABEL, check
+from fl_core.protocol.envelope import check
 from fl_core.protocol.messages import (
     Ack,
     Batch,
@@ -109,7 +110,7 @@ class Rounds:
 
     def offer(self, device: str, offer: Offer) -> list[fx.Effect]:
         """A device offers its upload, perhaps with the whole blob inside."""
-        check(offer.header, device, self._parts.registry.verify_key(device), HEADER_LABEL)
+        check(offer.header, device, self._parts.registry.verify_key(device), HEADER)
         header = decode_header(offer.header)
         if not isinstance(header, Upload):
             raise ProtocolError("unexpected_header")

@@ -97,7 +97,8 @@ def open_broadcast(key: OpeningKey, manifest: Manifest, data: bytes) -> tuple[by
         package = open_stream(content_key, stream_context, data[manifest.stanza_bytes :])
     except CryptoError:
         raise ProtocolError("broken_stream") from None
-    if hashlib.sha256(package).digest() != manifest.package_digest:
+    same = hashlib.sha256(package).digest() == manifest.package_digest
+    if not same or len(package) != manifest.package_bytes:
         raise ProtocolError("wrong_package")
     return package, _membership(content_key, manifest)
 

@@ -8,9 +8,10 @@ import pytest
 
 from edge_client.store import DeviceStore
 from fl_core.crypto.keys import SigningKey
+from fl_core.crypto.labels import HEADER
 from fl_core.errors import EdgeVeilError
 from fl_core.protocol.blob import describe
-from fl_core.protocol.envelope import HEADER_LABEL, Signer, check
+from fl_core.protocol.envelope import Signer, check
 from fl_core.protocol.messages import Exchanged, Upload
 from fl_core.protocol.tasks import JobClosed, Memory, OutboxDrop, OutboxPut, Seen
 from fl_core.sqlite_file import StorageError
@@ -57,7 +58,7 @@ def test_each_item_is_there_after_a_kill(path: Path) -> None:
     store.store(item)
     memory = reopened(path)
     assert memory.outbox == item
-    check(memory.outbox.header, SIGNER.name, KEY.public(), HEADER_LABEL)  # still as it was signed
+    check(memory.outbox.header, SIGNER.name, KEY.public(), HEADER)  # still as it was signed
     store.close()
 
 
@@ -111,14 +112,14 @@ def test_facts_and_jobs_are_found_again_and_replaced(path: Path) -> None:
 def test_a_write_that_fails_leaves_all_as_it_was_and_the_store_usable(path: Path) -> None:
     store = DeviceStore(path)
     store.put_job(JOB, b"a", b"b")
-    store._db.execute(
+    store._file.db.execute(
         "CREATE TEMP TRIGGER full BEFORE DELETE ON jobs BEGIN SELECT RAISE(ABORT, 'full'); END"
     )
     with pytest.raises(StorageError, match="full"):
         store.store(JobClosed(JOB, "failed"))  # its end is written first
     assert reopened(path).closed == set()
     assert store.job(JOB) == (b"a", b"b")
-    store._db.execute("DROP TRIGGER full")
+    store._file.db.execute("DROP TRIGGER full")
     store.store(JobClosed(JOB, "failed"))
     assert reopened(path).closed == {JOB}
     store.close()

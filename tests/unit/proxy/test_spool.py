@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from fl_core.crypto.keys import SigningKey
+from fl_core.crypto.labels import HEADER
 from fl_core.errors import EdgeVeilError
 from fl_core.protocol.blob import describe
 from fl_core.protocol.collection import Held
-from fl_core.protocol.envelope import HEADER_LABEL, Signer, check
+from fl_core.protocol.envelope import Signer, check
 from fl_core.protocol.messages import Batch, Close, Commit, Exchanged, Group, Manifest
 from fl_core.protocol.proxy_tasks import (
     BatchDelivered,
@@ -125,7 +126,7 @@ def test_what_was_signed_is_still_signed_after_the_restart(path: Path) -> None:
     spool.store(kept())
     spool.close()
     (item,) = reopened(path).kept.values()
-    check(item.signed, "cloud", CLOUD_KEY.public(), HEADER_LABEL)
+    check(item.signed, "cloud", CLOUD_KEY.public(), HEADER)
 
 
 def test_uploads_are_empty_once_they_are_in_a_batch_but_still_known(path: Path) -> None:
@@ -244,13 +245,13 @@ def test_dropped_ciphertext_is_gone_from_the_disk(
 def test_a_write_that_fails_is_undone_as_a_whole(path: Path) -> None:
     spool = Spool(path)
     spool.store(upload(DEVICES[0]))
-    spool._db.execute(
+    spool._file.db.execute(
         "CREATE TEMP TRIGGER full BEFORE UPDATE ON uploads BEGIN SELECT RAISE(ABORT, 'full'); END"
     )
     with pytest.raises(StorageError, match="full"):
         spool.store(batch())  # the batch is written first, then the uploads are emptied
     assert reopened(path).batches == {}
-    spool._db.execute("DROP TRIGGER full")
+    spool._file.db.execute("DROP TRIGGER full")
     spool.store(batch())
     assert list(reopened(path).batches) == [key_of(at())]
     spool.close()

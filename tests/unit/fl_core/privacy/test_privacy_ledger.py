@@ -52,8 +52,8 @@ def test_what_was_committed_survives_a_new_process(path, ledger):
 
 
 def test_the_file_is_written_through_before_commit_returns(ledger):
-    assert ledger._db.execute("PRAGMA synchronous").fetchone() == (2,)
-    assert ledger._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert ledger._file.db.execute("PRAGMA synchronous").fetchone() == (2,)
+    assert ledger._file.db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
 def test_the_release_past_the_reserved_participations_is_refused(ledger):
@@ -203,7 +203,7 @@ def test_a_damaged_file_stops_everything(path):
 
 def test_a_file_that_cannot_be_written_releases_nothing(path, ledger):
     ledger.open_job(request(), WIDE)
-    ledger._db.execute("PRAGMA busy_timeout=0")
+    ledger._file.db.execute("PRAGMA busy_timeout=0")
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(PrivacyError, match="cannot be written"):

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from protocol_kit import CLOUD, CLOUD_KEY, PROXY_KEY, manifest, signing_key
 
+from fl_core.crypto.labels import HEADER
 from fl_core.errors import ProtocolError
 from fl_core.protocol import messages as m
 from fl_core.protocol.codec import (
@@ -21,7 +22,7 @@ from fl_core.protocol.codec import (
     encode,
     encode_inner,
 )
-from fl_core.protocol.envelope import HEADER_LABEL, check
+from fl_core.protocol.envelope import check
 from fl_core.protocol.package import (
     JobPackage,
     ReleasePackage,
@@ -264,7 +265,7 @@ def test_packages_survive(package):
 
 def test_a_signature_binds_signer_key_payload_and_label():
     header = CLOUD.header(GOOD)
-    check(header, "cloud", CLOUD_KEY, HEADER_LABEL)
+    check(header, "cloud", CLOUD_KEY, HEADER)
     other = msgspec.structs.replace
     forged = [
         other(header, payload=header.payload + b"\0"),
@@ -273,12 +274,12 @@ def test_a_signature_binds_signer_key_payload_and_label():
     ]
     for signed_ in forged:
         with pytest.raises(ProtocolError, match="forged"):
-            check(signed_, "cloud", CLOUD_KEY, HEADER_LABEL)
+            check(signed_, "cloud", CLOUD_KEY, HEADER)
     with pytest.raises(ProtocolError, match="forged"):
-        check(header, "cloud", PROXY_KEY, HEADER_LABEL)
+        check(header, "cloud", PROXY_KEY, HEADER)
     for name, key in (("proxy", PROXY_KEY), ("cloud", None)):
         with pytest.raises(ProtocolError, match="unknown_signer"):
-            check(header, name, key, HEADER_LABEL)
+            check(header, name, key, HEADER)
 
 
 def test_a_signer_shows_nothing_of_its_key():

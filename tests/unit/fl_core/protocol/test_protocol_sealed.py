@@ -202,3 +202,8 @@ def test_the_segment_is_bound_to_the_membership_of_this_very_broadcast() -> None
     _, _, other = seal_broadcast(TERMS, PACKAGE, [key.public() for key in SELECTED], 1024)
     assert opened(sealed=seal_segment(MANIFEST, GROUP, other, TENSOR)) is None
     assert opened(sealed=seal_segment(MANIFEST, GROUP, MANIFEST.commitment, TENSOR)) is None
+
+
+def test_a_package_of_another_size_than_the_manifest_says_is_refused() -> None:
+    larger = changed(package_bytes=MANIFEST.package_bytes + 1)
+    assert reason(larger, BLOB) == "wrong_package"

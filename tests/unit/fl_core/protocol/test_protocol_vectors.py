@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from fl_core.crypto.keys import VerifyKey
+from fl_core.crypto.labels import BODY, HEADER
 from fl_core.errors import ProtocolError
 from fl_core.protocol.codec import decode, decode_body, decode_header, encode, encode_inner
-from fl_core.protocol.envelope import BODY_LABEL, HEADER_LABEL, check
+from fl_core.protocol.envelope import check
 from fl_core.protocol.messages import Body, Header, Message, Note, Offer
 
 FILE = json.loads((Path(__file__).parents[3] / "vectors" / "wire.json").read_text())
@@ -68,4 +69,4 @@ def test_an_accepted_frame_is_read_and_written_as_recorded(vector):
     assert type(inner).__name__.lower() == vector["expect"]["inner"]
     assert encode_inner(inner) == signed.payload
     key = VerifyKey(bytes.fromhex(FILE["keys"][vector["expect"]["signed_by"]]))
-    check(signed, signed.signer, key, HEADER_LABEL if isinstance(message, Offer) else BODY_LABEL)
+    check(signed, signed.signer, key, HEADER if isinstance(message, Offer) else BODY)
