@@ -9,6 +9,7 @@ from typing import Any
 from fl_core.algorithms.base import CloudMethod, DeviceMethod
 from fl_core.errors import PrivacyError
 from fl_core.features import FeatureMap
+from fl_core.features.pca import PcaParameters
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class Setting:
     takes part in at most `max_participations` training rounds. `input_shape` is a record's,
     `nominal_records` the public divisor per device, `devices` the number expected per round.
     Training rounds whose number is a multiple of `infer_every` ask for softmax uploads; 0: none.
+    `projection` names the federated PCA that follows the public `features`, if any.
     """
 
     epsilon: float
@@ -30,6 +32,7 @@ class Setting:
     nominal_records: int
     devices: int
     infer_every: int = 0
+    projection: PcaParameters | None = None
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -43,9 +46,16 @@ class Setting:
                 raise PrivacyError(f"{name}: must be at least {least}, got {getattr(self, name)}")
 
     @property
-    def dimension(self) -> int:
-        """d, the number of features."""
+    def feature_dimension(self) -> int:
+        """D, the number of values that the public feature map gives."""
         return self.features.output_dim(self.input_shape)
+
+    @property
+    def dimension(self) -> int:
+        """d, the number of features that the method learns on: D, or what PCA keeps of it."""
+        if self.projection is None:
+            return self.feature_dimension
+        return self.projection.output_dim(self.feature_dimension)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,17 @@ class JobData(Block):
     """Share of a device's records that it keeps apart for evaluation, split once."""
 
 
+class SelfStop(Block):
+    """Training ends before its last round once δ, tracked at a fixed ε, passes a threshold."""
+
+    rule: Literal["moments_delta"] = "moments_delta"
+    """`moments_delta`: δ by the moments accountant at fixed ε, as the fourth text tracks it."""
+    epsilon: float = Field(gt=0, examples=[4])
+    """The fixed ε at which δ is tracked."""
+    delta: float = Field(gt=0, lt=1, examples=[1e-5])
+    """The threshold: the round that would pass it is not started."""
+
+
 class Privacy(Block):
     """The training guarantee per record, for the whole job and all its rounds together."""
 
@@ -36,6 +47,8 @@ class Privacy(Block):
     """δ of the whole training; must stay below 1 / data.nominal_records."""
     max_participations: int | None = Field(default=None, ge=1)
     """Training rounds one device may answer; the noise is made for it. null: all rounds."""
+    stop: SelfStop | None = None
+    """A rule that ends training early; null: all rounds are trained."""
     accept_unproven: bool = False
     """Accept parts without a proven guarantee; reports then print none."""
 
@@ -100,6 +113,14 @@ class Unsupervised(Block):
 
     every_rounds: int = Field(default=5, ge=0, le=10**6)
     """Evaluate in every so-manyth training round; 0: never."""
+    upload: Literal["mean", "per_sample"] = "mean"
+    """`mean`: one vector a device, unit device. `per_sample`: one a record, unit record."""
+    samples_per_device: int = Field(default=16, ge=1, le=4096)
+    """Vectors of one device's `per_sample` upload; public, the same for all devices."""
+    labels: Literal["argmax", "kmeans"] = "argmax"
+    """How uploads are put into clusters: by their largest entry, or by k-means."""
+    silhouette: Literal["sklearn", "text"] = "sklearn"
+    """`text`: the mean inner distance divides by the cluster's whole size, the point included."""
     cluster_client_num: int = Field(default=1000, ge=1, le=10**6)
     """Most uploads that are clustered in one round."""
     eval_type: Literal[

@@ -19,6 +19,10 @@ class LocalRun(Block):
     """Processes that host the devices."""
     seed: int = Field(default=7, ge=0, lt=1 << 63)
     """Seed of the dealing of records. Noise and keys are never seeded."""
+    simulate: bool = False
+    """Play all parties in one process, in memory, without encryption, the noise seeded."""
+    data_dir: str | None = Field(default=None, min_length=1, max_length=1024)
+    """Folder of the data set's files, for sources that are not shipped; `--data` replaces it."""
     infer_only: int = Field(default=0, ge=0, le=10000)
     """How many of the devices have the role `infer` and take part in evaluation alone."""
     partition: Partition = Partition()

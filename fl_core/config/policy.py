@@ -34,6 +34,8 @@ class Policy(Block):
         ...,
     ] = METHOD_NAMES
     """Training methods that may read the data."""
+    allowed_backbones: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...] = ()
+    """SHA-256 digests (hex) of the ONNX feature extractors that may run on the data."""
     min_devices: int = Field(default=5, ge=1)
     """Fewest devices a round must select; hiding among fewer is refused."""
 
