@@ -13,8 +13,8 @@ from fl_core.algorithms.base import Answer, Array, Exchange, Records, Tensors
 from fl_core.errors import PrivacyError, ProtocolError
 from fl_core.plan import SOFTMAX, JobPlan
 from fl_core.privacy.ledger import Ledger, Receipt
-from fl_core.privacy.mechanisms import softmax_laplace
 from fl_core.privacy.sampler import RandomBytes
+from fl_core.privacy.softmax import softmax_laplace
 from fl_core.protocol.messages import Manifest
 from fl_core.protocol.package import RoundPackage, pack_tensors, unpack_tensors
 from fl_core.protocol.sealed import seal_segment

@@ -14,8 +14,8 @@ from fl_core.config import Job
 from fl_core.errors import ProtocolError
 from fl_core.features import FeatureMap, build_features
 from fl_core.privacy.events import Event
-from fl_core.privacy.mechanisms import softmax_event
 from fl_core.privacy.policy import JobRequest, Quote, price
+from fl_core.privacy.softmax import softmax_event
 from fl_core.protocol.messages import Group
 from fl_core.protocol.sealed import padded
 

@@ -10,7 +10,7 @@ class Block:
 sys.meta_path.insert(0, Block())
 import numpy as np
 import fl_core.privacy.ledger, fl_core.privacy.mechanisms, fl_core.algorithms
-from fl_core.privacy.mechanisms import softmax_laplace
+from fl_core.privacy.softmax import softmax_laplace
 print(len(softmax_laplace(np.ones(4) / 4, 1.0)[0]))
 """
 

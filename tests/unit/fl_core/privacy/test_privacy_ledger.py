@@ -7,8 +7,9 @@ import pytest
 from fl_core.errors import PrivacyError
 from fl_core.privacy.events import ClaimedEvent, UnprotectedEvent
 from fl_core.privacy.ledger import Ledger, Receipt
-from fl_core.privacy.mechanisms import gaussian_event, softmax_event
+from fl_core.privacy.mechanisms import gaussian_event
 from fl_core.privacy.policy import INFER, JobRequest, Limits
+from fl_core.privacy.softmax import softmax_event
 
 LINEAR = gaussian_event("linear", 2**24, 0.5, 30, grid_bits=24)
 SOFTMAX = softmax_event(10, 4.0)
