@@ -23,7 +23,7 @@ from tools.progress import MemoryPeak, Progress, View
 from tools.provision import SIDES, Site, provision
 from tools.result import Facts, Record, build, finite, privacy_of, write_whole
 from tools.run_children import Children, tail
-from tools.run_job import submitted
+from tools.run_job import source, submitted
 from tools.run_reference import Reference
 from tools.site_plan import Ports, SitePlan
 
@@ -123,7 +123,7 @@ class Fleet:
     # --- start ---
 
     def _provision(self) -> Site:
-        run, ports = self.settings, _free_ports()
+        run, ports, data = self.settings, _free_ports(), source(self.job, self.settings)
         engine = choose_engine(run.broker)
         self._protocol = 4 if engine == "amqtt" else int(run.protocol)
         plan = SitePlan(
@@ -134,7 +134,8 @@ class Fleet:
             engine=engine,
             protocol=self._protocol,
             data_name=self.job.data.source,
-            data_source=self.job.data.source,
+            data_source=data.source,
+            data_path=data.path,
             test_records=run.test_records,
             partition=run.partition,
             seed=run.seed,

@@ -11,9 +11,13 @@ import yaml
 
 from fl_core.algorithms.base import Records
 from fl_core.config import DataSource, Job, LocalRun, load_job, parse_job
-from fl_core.data.device import held_records
-from fl_core.data.sources import Origin, load_records
+from fl_core.data.device import dealt_records, held_records
+from fl_core.data.mnist import FILES, missing_files
+from fl_core.data.partition import Shares
+from fl_core.data.sources import Origin
 from fl_core.errors import ConfigError, UsageError
+
+PLACES = (Path("../shared/data/mnist"), Path("data/mnist"))  # looked at where no folder is named
 
 
 @dataclass(frozen=True)
@@ -25,12 +29,19 @@ class Overrides:
     devices: int | None = None
     workers: int | None = None
     seed: int | None = None
+    simulate: bool | None = None
+    data_dir: str | None = None
 
 
 def local_job(path: Path, overrides: Overrides) -> tuple[Job, LocalRun]:
-    """The job with a `local_run` block. ConfigError names every problem of file and options."""
+    """The job with a `local_run` block. ConfigError names every problem of file and options.
+
+    Its `data_dir` is absolute afterwards: `--data` counts from here, the key from the job's file.
+    """
     job = load_job(path)
     changes = {key: value for key, value in asdict(overrides).items() if value is not None}
+    if overrides.data_dir is not None:
+        changes["data_dir"] = str(Path(overrides.data_dir).absolute())
     plain = job.model_dump(mode="json")
     plain["local_run"] = {**(job.local_run or LocalRun()).model_dump(mode="json"), **changes}
     devices = plain["local_run"]["devices"]
@@ -44,7 +55,10 @@ def local_job(path: Path, overrides: Overrides) -> tuple[Job, LocalRun]:
     except ConfigError as error:  # the lines are those of the changed text, which nobody has
         begin = re.compile(rf"{re.escape(where)}:\d+ ")
         raise ConfigError([begin.sub(f"{where}: ", line, 1) for line in error.problems]) from None
-    return checked, checked.local_run or LocalRun()
+    run = checked.local_run or LocalRun()
+    if run.data_dir is not None:
+        run = run.model_copy(update={"data_dir": str((path.parent / run.data_dir).absolute())})
+    return checked, run
 
 
 def submitted(job: Job) -> bytes:
@@ -55,13 +69,13 @@ def submitted(job: Job) -> bytes:
 def check_data(job: Job, run: LocalRun) -> None:
     """Raise UsageError or DataError unless the records fit the job; nothing has started yet."""
     name = job.data.source
-    if name != "digits" and not name.startswith("python:"):
+    if name not in ("digits", "mnist") and not name.startswith("python:"):
         raise UsageError(
             f"'{name}' cannot be dealt out on one machine",
             where="data.source",
-            fix="use digits, or `python: module:function`; or provision a site with own files",
+            fix="use digits, mnist or `python: module:function`; or provision a site of your own",
         )
-    pool, test = load_records(name, Origin(test_records=run.test_records)), held(job, run)
+    pool, test = dealt(job, run)[0], held(job, run)
     for what, records in (("training", pool), ("test", test)):
         shape = tuple(records.x.shape[1:])
         if shape != job.data.input_shape:
@@ -81,8 +95,36 @@ def check_data(job: Job, run: LocalRun) -> None:
 
 def held(job: Job, run: LocalRun) -> Records:
     """The cloud's test records."""
+    return held_records(source(job, run))
+
+
+def dealt(job: Job, run: LocalRun) -> tuple[Records, Shares]:
+    """All devices' records, and the indices into them of each device."""
+    data, rule = source(job, run), run.partition
+    origin = Origin(path=data.path, test_records=data.test_records)
+    return dealt_records(
+        data.source, origin, run.devices, rule.kind, rule.classes_per_device, run.seed
+    )
+
+
+def source(job: Job, run: LocalRun) -> DataSource:
+    """The run's data set, as the sites of its processes name it. Raises UsageError."""
     name = job.data.source
-    return held_records(DataSource(name=name, source=name, test_records=run.test_records))
+    folder = _folder(run) if name == "mnist" else None
+    return DataSource(name=name, source=name, path=folder, test_records=run.test_records)
+
+
+def _folder(run: LocalRun) -> Path:
+    if run.data_dir is not None:
+        return Path(run.data_dir)
+    for place in PLACES:
+        if not missing_files(place):
+            return place.absolute()
+    raise UsageError(
+        f"MNIST is neither in {PLACES[0]} nor in {PLACES[1]}",
+        where="data.source",
+        fix=f"name the folder that holds {', '.join(FILES)} with --data DIR",
+    )
 
 
 def _yaml(plain: dict[str, Any]) -> bytes:
@@ -92,4 +134,5 @@ def _yaml(plain: dict[str, Any]) -> bytes:
 
 
 def _options(changes: dict[str, Any]) -> str:
-    return " ".join(f"--{key} {value}" for key, value in changes.items())
+    names = {"data_dir": "data"}
+    return " ".join(f"--{names.get(key, key)} {value}" for key, value in changes.items())

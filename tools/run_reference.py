@@ -14,13 +14,11 @@ from fl_core.algorithms.fm_parameters import FmParameters
 from fl_core.algorithms.reference import noise_free_reference
 from fl_core.config import Job, LocalRun
 from fl_core.data.device import take
-from fl_core.data.partition import partition
-from fl_core.data.sources import Origin, load_records
 from fl_core.data.split import SPLIT_KEY_FILE, load_split_key, split_once
 from fl_core.errors import EdgeVeilError
 from fl_core.features import FeatureMap
 from fl_core.plan import JobPlan
-from tools.run_job import held
+from tools.run_job import dealt, held
 from tools.site_plan import SitePlan
 
 LOG = logging.getLogger("edgeveil.run")
@@ -108,9 +106,7 @@ def train(job: Job, run: LocalRun, plan: SitePlan, stop: threading.Event) -> lis
 
 def pooled(job: Job, run: LocalRun, plan: SitePlan) -> Records:
     """The training halves of all training devices, as those devices split them."""
-    records = load_records(job.data.source, Origin(test_records=run.test_records))
-    rule = run.partition
-    shares = partition(records.y, run.devices, rule.kind, rule.classes_per_device, run.seed)
+    records, shares = dealt(job, run)
     parts = []
     for number, share in enumerate(shares[: run.devices - run.infer_only], start=1):
         own = take(records, share)

@@ -39,7 +39,8 @@ class SitePlan:
     protocol: int = 5
     data_name: str = "digits"
     data_source: str = "digits"
-    test_records: int = 360
+    data_path: Path | None = None
+    test_records: int | None = None
     partition: Partition = field(default_factory=Partition)
     seed: int = 7
     policy: Policy = field(default_factory=Policy)
@@ -77,14 +78,13 @@ class SitePlan:
 
     def cloud(self) -> Settings:
         """The cloud's site file."""
-        test = {"name": self.data_name, "source": self.data_source}
         return {
             "cloud": {
                 "broker": self._link("cloud", "cloud", "cloud"),
                 "state_dir": "state/cloud",
                 "proxy_key_file": "keys/proxy.pub",
                 "http": {"host": self.host, "port": self.ports.cloud_http},
-                "test_data": {**test, "test_records": self.test_records},
+                "test_data": self._data(),
                 "log": self._log(),
             }
         }
@@ -114,9 +114,7 @@ class SitePlan:
                 "cloud_key_file": "keys/cloud.pub",
                 "proxy_key_file": "keys/proxy.pub",
                 "data": {
-                    "name": self.data_name,
-                    "source": self.data_source,
-                    "test_records": self.test_records,
+                    **self._data(),
                     "shard": {
                         "devices": self.devices,
                         "index": number - 1,
@@ -128,6 +126,14 @@ class SitePlan:
                 "log": self._log(),
             }
         }
+
+    def _data(self) -> Settings:
+        plain: Settings = {
+            "name": self.data_name,
+            "source": self.data_source,
+            "test_records": self.test_records,
+        }
+        return plain if self.data_path is None else {**plain, "path": str(self.data_path)}
 
     def _link(self, side: str, username: str, password: str) -> Settings:
         scheme = "mqtts" if self.tls else "mqtt"

@@ -18,17 +18,17 @@ class LocalRun(Block):
     workers: int = Field(default=2, ge=1, le=256)
     """Processes that host the devices."""
     seed: int = Field(default=7, ge=0, lt=1 << 63)
-    """Seed of the dealing of records. Noise and keys are never seeded."""
+    """Seed of the dealing of records, and where `simulate` is true of the noise. Never of keys."""
     simulate: bool = False
     """Play all parties in one process, in memory, without encryption, the noise seeded."""
     data_dir: str | None = Field(default=None, min_length=1, max_length=1024)
-    """Folder of the data set's files, for sources that are not shipped; `--data` replaces it."""
+    """Folder of the data set's files, from the job file's own; `--data` replaces it."""
     infer_only: int = Field(default=0, ge=0, le=10000)
     """How many of the devices have the role `infer` and take part in evaluation alone."""
     partition: Partition = Partition()
     """How the records are dealt to the devices."""
-    test_records: int = Field(default=360, ge=1, le=10**9)
-    """Records that no device gets and the cloud tests the model on."""
+    test_records: int | None = Field(default=None, ge=1, le=10**9)
+    """Records that no device gets and the cloud tests on; null: 360 of digits, all of mnist's."""
     broker: Literal["auto", "amqtt", "mosquitto"] = "auto"
     """Broker to start; `auto`: mosquitto where it is installed, else amqtt."""
     protocol: Literal[5, 4] = 5

@@ -11,7 +11,6 @@ from pydantic import AfterValidator, Field
 
 from fl_core.config.base import Block, Mix, PortNumber, SitePath, named_in
 from fl_core.config.policy import Partition
-from fl_core.data.digits import TEST_RECORDS
 from fl_core.data.sources import SOURCES
 
 _PYTHON = re.compile(r"python:\s*[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
@@ -103,15 +102,15 @@ class DataSource(Block):
     name: str = Field(min_length=1, max_length=64, examples=["digits"])
     """The data set's lasting name: the ledger is kept under it, jobs name it as `data.source`."""
     source: Annotated[str, AfterValidator(_source)] = Field(max_length=300, examples=["digits"])
-    """`digits` (ships inside scikit-learn), `npz`, `csv`, `idx`, or `python: module:function`."""
+    """`digits` (ships inside scikit-learn), `mnist`, `npz`, `csv`, `idx`, `python: m:function`."""
     path: SitePath | None = None
-    """The data file; for `idx` the images."""
+    """The data file; for `idx` the images, for `mnist` the folder of its four files."""
     labels_path: SitePath | None = None
     """The labels of `idx`."""
     label_column: str | None = Field(default=None, min_length=1, max_length=128)
     """The label's column in `csv`; none: the last one."""
-    test_records: int = Field(default=TEST_RECORDS, ge=0, le=10**9)
-    """`digits` alone: records kept from devices for the cloud's test; the same at all parties."""
+    test_records: int | None = Field(default=None, ge=0, le=10**9)
+    """`digits`, `mnist`: records of the cloud's test, the same at all parties; null: 360, all."""
 
 
 class Shard(Block):
@@ -155,6 +154,9 @@ def data_mixes(data: DataSource, at: str) -> Iterator[Mix]:
     source = f"{at}.source"
     if data.source in ("npz", "csv", "idx") and data.path is None:
         yield Mix((source, f"{at}.path"), f"{data.source} is read from a file; add path")
+    if data.source == "mnist" and data.path is None:
+        text = "mnist is read from a folder with its four IDX files; add path"
+        yield Mix((source, f"{at}.path"), text)
     if data.source == "idx" and data.labels_path is None:
         text = "idx keeps labels in a file of their own; add labels_path"
         yield Mix((source, f"{at}.labels_path"), text)

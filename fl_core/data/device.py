@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
@@ -10,7 +11,8 @@ from numpy.typing import NDArray
 
 from fl_core.algorithms.base import Records
 from fl_core.data.digits import load_digits_split
-from fl_core.data.partition import partition
+from fl_core.data.mnist import mnist_test
+from fl_core.data.partition import Shares, partition
 from fl_core.data.sources import Origin, load_records
 from fl_core.data.split import split_once
 from fl_core.errors import DataError
@@ -50,7 +52,7 @@ class SourceSettings(Protocol):
     @property
     def label_column(self) -> str | None: ...
     @property
-    def test_records(self) -> int: ...
+    def test_records(self) -> int | None: ...
 
 
 class DataSettings(SourceSettings, Protocol):
@@ -61,18 +63,19 @@ class DataSettings(SourceSettings, Protocol):
 
 
 def held_records(data: SourceSettings) -> Records:
-    """The records that a cloud tests models on: of `digits` the half no device gets."""
+    """The records that a cloud tests models on: of `digits` and `mnist` those no device gets."""
     if data.source == "digits":
         return load_digits_split(data.test_records)[1]
+    if data.source == "mnist":
+        return mnist_test(data.path, data.test_records)
     return load_records(data.source, _origin(data))
 
 
 def own_records(data: DataSettings) -> Records:
     """All records of this device, its shard where one is set. Raises DataError, UsageError."""
-    records = load_records(data.source, _origin(data))
     shard = data.shard
     if shard is None:
-        return records
+        return load_records(data.source, _origin(data))
     if not 0 <= shard.index < shard.devices:
         raise DataError(
             f"must be in 0..{shard.devices - 1}, got {shard.index}",
@@ -80,8 +83,27 @@ def own_records(data: DataSettings) -> Records:
             fix="number the devices from 0",
         )
     rule = shard.partition
-    shares = partition(records.y, shard.devices, rule.kind, rule.classes_per_device, shard.seed)
+    records, shares = dealt_records(
+        data.source,
+        _origin(data),
+        shard.devices,
+        rule.kind,
+        rule.classes_per_device,
+        shard.seed,
+    )
     return take(records, shares[shard.index])
+
+
+@lru_cache(maxsize=1)
+def dealt_records(
+    source: str, origin: Origin, devices: int, kind: str, classes_per_device: int, seed: int
+) -> tuple[Records, Shares]:
+    """A whole data set and each device's indices into it.
+
+    Kept, so that the many devices of one process read and deal their data set once.
+    """
+    records = load_records(source, origin)
+    return records, partition(records.y, devices, kind, classes_per_device, seed)
 
 
 def device_records(

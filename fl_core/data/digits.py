@@ -19,21 +19,22 @@ SPLIT_SEED = 0
 
 
 def load_digits_split(
-    test_records: int = TEST_RECORDS, seed: int = SPLIT_SEED
+    test_records: int | None = None, seed: int = SPLIT_SEED
 ) -> tuple[Records, Records]:
     """(train, test) of scikit-learn's digits, stratified by class; x (n, 64) float32 in 0..16.
 
-    The split is public and the same everywhere for one `seed`. Raises DataError if scikit-learn
-    is not installed or `test_records` is not in 0..1797.
+    The split is public and the same everywhere for one `seed`; `test_records` None means 360.
+    Raises DataError if scikit-learn is not installed or `test_records` is not in 0..1797.
     """
     x, y = _all_digits()
-    if not 0 <= test_records <= len(y):
+    count = TEST_RECORDS if test_records is None else test_records
+    if not 0 <= count <= len(y):
         raise DataError(
-            f"cannot hold back {test_records} of {len(y)} digits",
+            f"cannot hold back {count} of {len(y)} digits",
             where="test_records",
             fix=f"choose 0 to {len(y)}",
         )
-    held = _stratified(y, test_records, seed)
+    held = _stratified(y, count, seed)
     return Records(x[~held].copy(), y[~held].copy()), Records(x[held].copy(), y[held].copy())
 
 

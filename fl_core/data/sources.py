@@ -11,9 +11,10 @@ import numpy as np
 
 from fl_core.algorithms.base import Records
 from fl_core.data.csvfile import read_csv
-from fl_core.data.digits import TEST_RECORDS, load_digits_split
+from fl_core.data.digits import load_digits_split
 from fl_core.data.idx import read_idx
 from fl_core.data.limits import MAX_BYTES, as_records, require_room
+from fl_core.data.mnist import read_mnist
 from fl_core.data.npz import read_npz
 from fl_core.errors import DataError
 from fl_core.registry import Table
@@ -27,7 +28,7 @@ class Origin:
     labels_path: Path | None = None
     label_column: str | None = None
     function: str | None = None
-    test_records: int = TEST_RECORDS  # digits that the cloud holds back for testing
+    test_records: int | None = None  # held back by the cloud; None: as the source has it
     max_bytes: int = MAX_BYTES
 
 
@@ -63,6 +64,10 @@ def _idx(origin: Origin) -> Records:
     return read_idx(origin.path, origin.labels_path, origin.max_bytes)
 
 
+def _mnist(origin: Origin) -> Records:
+    return read_mnist(origin.path, "train", origin.max_bytes)
+
+
 def _python(origin: Origin) -> Records:
     """The owner's own function: `module:function`, called without arguments, gives (x, y)."""
     where = f"data.source python: {origin.function or ''}"
@@ -95,5 +100,12 @@ def _python(origin: Origin) -> Records:
 
 SOURCES: Table[Source] = Table(
     "data source",
-    {"digits": _digits, "npz": _npz, "csv": _csv, "idx": _idx, "python": _python},
+    {
+        "digits": _digits,
+        "mnist": _mnist,
+        "npz": _npz,
+        "csv": _csv,
+        "idx": _idx,
+        "python": _python,
+    },
 )
