@@ -12,7 +12,7 @@ from edge_client.identity import Identity
 from edge_client.store import DeviceStore
 from fl_core import logs
 from fl_core.config import EdgeSite
-from fl_core.privacy.ledger import Ledger
+from fl_core.privacy.ledger import LEDGER_FILE, Ledger
 from fl_core.protocol import effects as fx
 from fl_core.protocol.codec import encode
 from fl_core.protocol.device import DeviceMachine, Settings
@@ -58,7 +58,7 @@ class Device:
         identity = Identity.load_or_create(site.state_dir)
         self.site, self.id = site, identity.device_id
         self.store = DeviceStore(site.state_dir / "device.sqlite")
-        self.ledger = Ledger(site.state_dir / "ledger.sqlite", site.data.name)
+        self.ledger = Ledger(site.state_dir / LEDGER_FILE, site.data.name)
         signer = Signer(self.id, identity.signing)
         host = DeviceHost(site, identity, self.store, self.ledger, say=self._say)
         limits = site.limits

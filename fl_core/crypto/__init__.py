@@ -2,7 +2,14 @@
 
 from fl_core.crypto.commitment import COMMITMENT_BYTES, commit, commits_to
 from fl_core.crypto.errors import CryptoError
-from fl_core.crypto.keys import ContentKey, OpeningKey, SealingKey, SigningKey, VerifyKey
+from fl_core.crypto.keys import (
+    ContentKey,
+    LedgerKey,
+    OpeningKey,
+    SealingKey,
+    SigningKey,
+    VerifyKey,
+)
 from fl_core.crypto.sealing import SEAL_OVERHEAD_BYTES, open_sealed, seal
 from fl_core.crypto.signing import SIGNATURE_BYTES, sign, verify
 from fl_core.crypto.stanzas import STANZA_BYTES, open_stanzas, seal_stanzas, stanza_area_bytes
@@ -16,6 +23,7 @@ __all__ = [
     "STANZA_BYTES",
     "ContentKey",
     "CryptoError",
+    "LedgerKey",
     "OpeningKey",
     "SealingKey",
     "SigningKey",

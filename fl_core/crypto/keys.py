@@ -162,3 +162,10 @@ class ContentKey(SecretKey):
 
     __slots__ = ()
     tag = "edgeveil-content-key-1"
+
+
+class LedgerKey(SecretKey):
+    """Key of the hash chain over a device's privacy ledger; never leaves the box."""
+
+    __slots__ = ()
+    tag = "edgeveil-ledger-key-1"

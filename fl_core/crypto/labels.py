@@ -24,6 +24,9 @@ MODEL_STREAM = b"edgeveil/v1/model-stream"
 STREAM_KEY = b"edgeveil/v1/stream-key"
 COMMITMENT = b"edgeveil/v1/commitment"
 
+# Keyed hashes: one link of a device's privacy ledger.
+LEDGER_LINK = b"edgeveil/v1/ledger-link"
+
 ALL = (
     HEADER,
     BODY,
@@ -34,6 +37,7 @@ ALL = (
     MODEL_STREAM,
     STREAM_KEY,
     COMMITMENT,
+    LEDGER_LINK,
 )
 
 

@@ -2,45 +2,29 @@
 
 Publishing takes a `Receipt`, and only a ledger makes one: in one durable transaction `commit`
 stores the events and the noised tensors, so a retry returns the same tensors and costs nothing.
-A ledger belongs to a data set's configured *name*; adding records resets nothing.
+A ledger belongs to a data set's configured *name*; adding records resets nothing. Every change
+is a link of a keyed chain (`ledger_chain`), checked whole when the ledger is opened.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Sequence
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fl_core.errors import PrivacyError
-from fl_core.privacy.accountant import Guarantee, weakest
-from fl_core.privacy.events import Event, event_from_dict, to_dict
-from fl_core.privacy.policy import (
-    TRAIN,
-    JobRequest,
-    Limits,
-    Quote,
-    check_job,
-    countable_quote,
-    price,
-    total,
-)
+from fl_core.errors import PrivacyError, UsageError
+from fl_core.privacy.accountant import Guarantee
+from fl_core.privacy.events import Event
+from fl_core.privacy.ledger_book import Account, Book, Change, Release
+from fl_core.privacy.ledger_chain import SCHEMA, Chain, broken
+from fl_core.privacy.policy import TRAIN, JobRequest, Limits, Quote, check_job, countable_quote
 from fl_core.sqlite_file import SqliteFile
 
+LEDGER_FILE = "ledger.sqlite"
 _MADE_BY_LEDGER = object()
-
-# `chain` is reserved for a keyed hash over the row and the one before it.
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS jobs (
-  dataset TEXT NOT NULL, job TEXT NOT NULL, request TEXT NOT NULL, open INTEGER NOT NULL,
-  PRIMARY KEY (dataset, job));
-CREATE TABLE IF NOT EXISTS releases (
-  number INTEGER PRIMARY KEY AUTOINCREMENT,
-  dataset TEXT NOT NULL, job TEXT NOT NULL, exchange INTEGER NOT NULL,
-  events TEXT NOT NULL, payload BLOB, payload_sha256 BLOB NOT NULL, chain BLOB,
-  UNIQUE (dataset, job, exchange));
-"""
 
 
 @dataclass(frozen=True)
@@ -66,19 +50,22 @@ class Receipt:
 class Ledger:
     """All releases of one data set on one device; one SQLite file may hold several data sets.
 
-    Writes survive a power cut (`synchronous=FULL`) before they return. A file that cannot be
-    used raises `PrivacyError`: without its history there is no price, so nothing may go out.
+    Beside `path` stand the chain's key and head (`.key`, `.head`), made with a new ledger. Writes
+    survive a power cut (`synchronous=FULL`) before they return. Files that cannot be used, or are
+    not as this device wrote them, raise `PrivacyError`: without its history there is no price, so
+    nothing may go out. Several ledgers may be open on one file, in one process or more.
     """
 
     def __init__(self, path: Path | str, dataset: str) -> None:
         self.dataset = dataset
-        self._file = SqliteFile(
-            path,
-            "the privacy ledger",
-            _SCHEMA,
-            error=PrivacyError,
-            damaged_fix="restore it from a backup; a new file would forget what was spent",
-        )
+        self._file = _open(Path(path))
+        self._chain = Chain(self._file, Path(path))
+        try:
+            with self._file.transaction():
+                self._chain.open(create=True)
+        except PrivacyError:
+            self._file.close()
+            raise
 
     def close(self) -> None:
         """Close the file."""
@@ -90,7 +77,7 @@ class Ledger:
         Reads no record and changes nothing. Other jobs count with what they released and, while
         open, with all they reserved. A job's request may not change once it is open.
         """
-        jobs = self._jobs()
+        jobs = {job: entry.counting for job, entry in self._account().jobs.items()}
         known = jobs.pop(request.job_id, None)
         if known is not None and not known.same_as(request):
             raise PrivacyError(
@@ -103,14 +90,14 @@ class Ledger:
 
         Raises `PrivacyError` for a job that was closed.
         """
-        with self._file.transaction() as db:
-            if self._state(request.job_id) is False:
+        with self._written() as db:
+            known = self._account().jobs.get(request.job_id)
+            if known is not None and not known.is_open:
                 raise PrivacyError(f"job {request.job_id} was closed on this device")
             quote = self.check(request, limits)
-            db.execute(
-                "INSERT OR IGNORE INTO jobs VALUES (?, ?, ?, 1)",
-                (self.dataset, request.job_id, request.to_json()),
-            )
+            if known is None:
+                opened = Change(self.dataset, "opened", request.job_id, body=request.to_json())
+                self._chain.append(db, opened)
             return quote
 
     def admit(self, job_id: str, events: Sequence[Event]) -> None:
@@ -118,9 +105,10 @@ class Ledger:
 
         For the moment before data is read; `commit` checks again.
         """
-        if self._state(job_id) is not True:
+        entry = self._account().jobs.get(job_id)
+        if entry is None or not entry.is_open:
             raise PrivacyError(f"job {job_id} is not open for '{self.dataset}'")
-        self._jobs()[job_id].admit(self._events(job_id), events)
+        entry.request.admit(entry.events, events)
 
     def commit(
         self, job_id: str, exchange: int, events: Sequence[Event], payload: bytes
@@ -131,112 +119,114 @@ class Ledger:
         receipt, which does not cover another payload: publish what `recall` gives. Raises
         `PrivacyError` if the job is not open or the events go past what it reserved.
         """
-        with self._file.transaction() as db:
-            earlier = self._row(job_id, exchange)
-            if earlier is None:
+        with self._written() as db:
+            if self._release(job_id, exchange) is None:
                 self.admit(job_id, events)
-                db.execute(
-                    "INSERT INTO releases (dataset, job, exchange, events, payload,"
-                    " payload_sha256) VALUES (?, ?, ?, ?, ?, ?)",
-                    (self.dataset, job_id, exchange, _dump(events), payload, _digest(payload)),
-                )
-                earlier = _dump(events), payload, _digest(payload)
-        return self._receipt(job_id, exchange, earlier)
+                body = Release.body(events, _digest(payload))
+                released = Change(self.dataset, "released", job_id, exchange, body)
+                number = self._chain.append(db, released)
+                db.execute("INSERT INTO payloads VALUES (?, ?)", (number, payload))
+        return self._receipt(job_id, exchange)
 
     def recall(self, job_id: str, exchange: int) -> tuple[Receipt, bytes] | None:
         """The receipt and the stored payload of an earlier commit, or None.
 
         Raises `PrivacyError` if the payload was forgotten: it must not be drawn anew.
         """
-        row = self._row(job_id, exchange)
+        with self._file.transaction() as db:
+            self._chain.settle()  # what a crash left out of the head must be in it before it goes
+            release = self._release(job_id, exchange)
+            if release is None:
+                return None
+            row = db.execute(
+                "SELECT payload FROM payloads WHERE number = ?", (release.number,)
+            ).fetchone()
         if row is None:
-            return None
-        if row[1] is None:
             raise PrivacyError(f"job {job_id}, exchange {exchange}: released and forgotten")
-        return self._receipt(job_id, exchange, row), row[1]
+        return self._receipt(job_id, exchange), row[0]
 
     def close_job(self, job_id: str) -> None:
-        """End a job: what it reserved and did not release is free again; what it released stays."""
-        with self._file.transaction() as db:
-            self.forget_payloads(job_id)
-            db.execute(
-                "UPDATE jobs SET open = 0 WHERE dataset = ? AND job = ?", (self.dataset, job_id)
-            )
+        """End a job: what it reserved and did not release is free again; what it released stays.
 
-    def forget_payloads(self, job_id: str) -> None:
-        """Drop a finished job's stored tensors; events and digests stay."""
-        with self._file.guard("written") as db:
-            db.execute(
-                "UPDATE releases SET payload = NULL WHERE dataset = ? AND job = ?",
-                (self.dataset, job_id),
-            )
+        Its stored tensors are forgotten; events and digests stay. An unknown job changes nothing.
+        """
+        with self._written() as db:
+            entry = self._account().jobs.get(job_id)
+            if entry is None or not entry.is_open:
+                return
+            self._chain.append(db, Change(self.dataset, "closed", job_id))
+            numbers = [(release.number,) for release in entry.releases.values()]
+            db.executemany("DELETE FROM payloads WHERE number = ?", numbers)
 
     def spent(self, job_id: str | None = None, purpose: str = TRAIN) -> Guarantee:
-        """What was released: by one job, or (None) over the data set's life.
+        """What was released: see `Account.spent`."""
+        return self._account().spent(job_id, purpose)
 
-        `purpose` is `train` or `infer`. Over several jobs ε and δ add up, each job priced at its
-        own δ. After any claimed or unprotected release, lifetime totals are not proven.
-        """
-        deltas = {job: request.delta for job, request in self._requests().items()}
-        chosen = [job for job in deltas if job_id in (None, job)]
-        quotes = [price(self._events(job), deltas[job]) for job in chosen]
-        result = total([q.training if purpose == TRAIN else q.inference for q in quotes])
-        if job_id is not None:
-            return result
-        taint = weakest(event.status for event in self._events())
-        status = weakest([result.status, taint])
-        return Guarantee(result.epsilon, result.delta, result.unit, status)
+    @contextmanager
+    def _written(self) -> Iterator[sqlite3.Connection]:
+        """A durable transaction, and the head moved to the link it may have added."""
+        with self._file.guard("written"):
+            with self._file.transaction() as db:
+                self._chain.settle()
+                yield db
+            # A transaction of its own: another process may be at the same step.
+            with self._file.transaction():
+                self._chain.settle()
 
-    def _jobs(self) -> dict[str, JobRequest]:
-        """Per job, what it counts for: all it reserved if open, else what it released."""
-        result = self._requests()
-        for job, request in result.items():
-            if self._state(job) is False:
-                result[job] = JobRequest(job, request.delta, self._events(job))
-        return result
+    def _account(self) -> Account:
+        self._chain.follow()
+        return self._chain.book.account(self.dataset)
 
-    def _requests(self) -> dict[str, JobRequest]:
-        with self._file.guard() as db:
-            rows = db.execute(
-                "SELECT job, request FROM jobs WHERE dataset = ?", (self.dataset,)
-            ).fetchall()
-        return {job: JobRequest.from_json(text) for job, text in rows}
+    def _release(self, job_id: str, exchange: int) -> Release | None:
+        entry = self._account().jobs.get(job_id)
+        return None if entry is None else entry.releases.get(exchange)
 
-    def _state(self, job_id: str) -> bool | None:
-        """True: open, False: closed, None: unknown."""
-        with self._file.guard() as db:
-            row = db.execute(
-                "SELECT open FROM jobs WHERE dataset = ? AND job = ?", (self.dataset, job_id)
-            ).fetchone()
-        return None if row is None else bool(row[0])
-
-    def _events(self, job_id: str | None = None) -> tuple[Event, ...]:
-        with self._file.guard() as db:
-            rows = db.execute(
-                "SELECT events FROM releases WHERE dataset = ? AND (? IS NULL OR job = ?)",
-                (self.dataset, job_id, job_id),
-            ).fetchall()
-        return tuple(event for (text,) in rows for event in _load(text))
-
-    def _row(self, job_id: str, exchange: int) -> tuple[str, bytes | None, bytes] | None:
-        with self._file.guard() as db:
-            row: tuple[str, bytes | None, bytes] | None = db.execute(
-                "SELECT events, payload, payload_sha256 FROM releases"
-                " WHERE dataset = ? AND job = ? AND exchange = ?",
-                (self.dataset, job_id, exchange),
-            ).fetchone()
-        return row
-
-    def _receipt(self, job_id: str, exchange: int, row: tuple[str, bytes | None, bytes]) -> Receipt:
-        return Receipt(self.dataset, job_id, exchange, _load(row[0]), row[2], _MADE_BY_LEDGER)
+    def _receipt(self, job_id: str, exchange: int) -> Receipt:
+        release = self._chain.book.account(self.dataset).jobs[job_id].releases[exchange]
+        return Receipt(
+            self.dataset,
+            job_id,
+            exchange,
+            release.events,
+            release.payload_sha256,
+            _MADE_BY_LEDGER,
+        )
 
 
-def _dump(events: Sequence[Event]) -> str:
-    return json.dumps([to_dict(event) for event in events])
+def read_ledger(path: Path) -> Book:
+    """Check a ledger as it stands, whole, and return what it holds; changes nothing.
+
+    May be called while a device runs. Raises `UsageError` if there is no ledger, `PrivacyError`
+    at the first thing that is not as this device wrote it.
+    """
+    if not path.is_file():
+        raise UsageError(
+            "there is no ledger", where=str(path), fix="a device makes it at its first start"
+        )
+    file = _open(path, schema="")
+    try:
+        with file.transaction() as db:
+            chain = Chain(file, path)
+            chain.open(create=False)
+            held = {n: _digest(payload) for n, payload in db.execute("SELECT * FROM payloads")}
+    finally:
+        file.close()
+    for account in chain.book.accounts.values():
+        for entry in account.jobs.values():
+            for release in entry.releases.values():
+                if entry.is_open and held.get(release.number) != release.payload_sha256:
+                    raise broken(f"the tensors of link {release.number} are not its own", path)
+    return chain.book
 
 
-def _load(text: str) -> tuple[Event, ...]:
-    return tuple(event_from_dict(plain) for plain in json.loads(text))
+def _open(path: Path, schema: str = SCHEMA) -> SqliteFile:
+    return SqliteFile(
+        path,
+        "the privacy ledger",
+        schema,
+        error=PrivacyError,
+        damaged_fix="restore it from a backup; a new file would forget what was spent",
+    )
 
 
 def _digest(payload: bytes) -> bytes:
