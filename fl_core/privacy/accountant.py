@@ -18,7 +18,7 @@ from fl_core.privacy.events import (
     ClaimedEvent,
     Event,
     GaussianEvent,
-    LaplaceEvent,
+    PureEvent,
     Status,
     Unit,
     UnprotectedEvent,
@@ -105,7 +105,7 @@ def epsilon(events: Iterable[Event], delta: float) -> Guarantee:
     if len(units) > 1:
         raise PrivacyError("events of different units have no common ε; price each unit alone")
     unit: Unit = units.pop() if units else "record"
-    pure = sum((e.epsilon for e in listed if isinstance(e, LaplaceEvent)), Fraction(0))
+    pure = sum((e.epsilon for e in listed if isinstance(e, PureEvent)), Fraction(0))
     claimed = math.fsum(e.claimed_epsilon for e in listed if isinstance(e, ClaimedEvent))
     gaussians = [e for e in listed if isinstance(e, GaussianEvent)]
     cost = _gaussian_epsilon(gaussians, delta) + claimed
@@ -117,10 +117,10 @@ def epsilon(events: Iterable[Event], delta: float) -> Guarantee:
 
 
 def pure_epsilon(events: Iterable[Event]) -> Fraction:
-    """The exact sum of pure ε; raises `PrivacyError` if an event is not Laplace."""
+    """The exact sum of pure ε; raises `PrivacyError` if one has none."""
     total = Fraction(0)
     for event in events:
-        if not isinstance(event, LaplaceEvent):
+        if not isinstance(event, PureEvent):
             raise PrivacyError(f"'{event.what}' has no pure ε")
         total += event.epsilon
     return total

@@ -18,6 +18,8 @@ Unit = Literal["record", "device"]
 Status = Literal["proven", "claimed", "none"]
 ADD_OR_REMOVE = "add_or_remove"
 
+SELECTIONS = ("exponential", "report_noisy_max")
+
 _UNITS = ("record", "device")
 _STATUSES = ("proven", "claimed", "none")
 
@@ -114,6 +116,44 @@ class LaplaceEvent(_Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SelectionEvent(_Event):
+    """The index of one of `candidates` public candidates, chosen by integer scores.
+
+    One unit changes any score by at most `sensitivity_steps`; where it moves all scores the same
+    way the selection is `monotonic`. `mechanism` is `exponential`, P(i) ∝ exp(score/scale), or
+    `report_noisy_max`, exponential noise of that scale. The scale, in steps, is an exact rational.
+    """
+
+    mechanism: str
+    candidates: int
+    sensitivity_steps: int
+    scale_numerator: int
+    scale_denominator: int
+    grid_bits: int
+    monotonic: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mechanism not in SELECTIONS or self.candidates < 1:
+            raise PrivacyError(f"event '{self.what}': unknown mechanism, or no candidates")
+        if self.sensitivity_steps < 0 or self.scale_numerator <= 0 or self.scale_denominator <= 0:
+            raise PrivacyError(f"event '{self.what}': needs a sensitivity >= 0 and a scale > 0")
+
+    @property
+    def epsilon(self) -> Fraction:
+        """The exact pure ε: twice the sensitivity over the scale; once, where monotonic."""
+        times = 1 if self.monotonic else 2
+        return Fraction(
+            times * self.sensitivity_steps * self.scale_denominator, self.scale_numerator
+        )
+
+    @property
+    def sensitivity(self) -> float:
+        """The sensitivity of a score in the units of the data."""
+        return self.sensitivity_steps * 2.0**-self.grid_bits
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClaimedEvent(_Event):
     """A release whose text claims `claimed_epsilon` without a proof that holds."""
 
@@ -148,11 +188,13 @@ class UnprotectedEvent(_Event):
         return math.inf
 
 
-Event = GaussianEvent | LaplaceEvent | ClaimedEvent | UnprotectedEvent
+PureEvent = LaplaceEvent | SelectionEvent  # those with an exact pure ε
+Event = GaussianEvent | PureEvent | ClaimedEvent | UnprotectedEvent
 
 KINDS: dict[str, type[Event]] = {
     "gaussian": GaussianEvent,
     "laplace": LaplaceEvent,
+    "selection": SelectionEvent,
     "claimed": ClaimedEvent,
     "unprotected": UnprotectedEvent,
 }
@@ -187,7 +229,9 @@ def event_from_dict(plain: Mapping[str, Any]) -> Event:
 def _typed(kind: object, name: str, value: Any) -> Any:
     if name in _WIDE and isinstance(value, str):
         return int(value)
-    want: tuple[type, ...] = {"int": (int,), "float": (int, float)}.get(str(kind), (str,))
-    if isinstance(value, bool) or not isinstance(value, want):
+    want: tuple[type, ...] = {"int": (int,), "float": (int, float), "bool": (bool,)}.get(
+        str(kind), (str,)
+    )
+    if isinstance(value, bool) != (kind == "bool") or not isinstance(value, want):
         raise TypeError(f"{name} has a wrong type")
     return value
