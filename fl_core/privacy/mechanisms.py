@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from fractions import Fraction
 from typing import Literal
 
@@ -90,21 +89,12 @@ def diagonal_of_triangle(size: int) -> NDArray[np.int64]:
 
 
 def laplace(
-    vector: Int64,
-    l1_sensitivity_steps: int,
-    epsilon: float | Fraction,
-    *,
-    what: str,
-    grid_bits: int = 0,
-    unit: Unit = "record",
-    purpose: str = "train",
-    random_bytes: RandomBytes = os_random,
+    total: Int64, event: LaplaceEvent, random_bytes: RandomBytes = os_random
 ) -> tuple[Int64, LaplaceEvent]:
-    """`vector` (any shape, steps) plus discrete Laplace noise of scale sensitivity/ε."""
-    delta = l1_sensitivity_steps
-    event = laplace_event(what, delta, delta, epsilon, vector.size, grid_bits)
-    event = replace(event, unit=unit, purpose=purpose)
-    return vector + discrete_laplace(scale_of(event), vector.shape, random_bytes), event
+    """`total` (any shape, steps) plus the discrete Laplace noise that `event` states."""
+    if total.size != event.coordinates:
+        raise PrivacyError(f"{event.what}: {total.size} values, priced as {event.coordinates}")
+    return total + discrete_laplace(scale_of(event), total.shape, random_bytes), event
 
 
 def scale_of(event: LaplaceEvent) -> Fraction:

@@ -19,6 +19,7 @@ from fl_core.privacy.mechanisms import (
     gaussian,
     gaussian_event,
     laplace,
+    laplace_event,
 )
 from fl_core.privacy.sampler import SeededRandom
 from fl_core.privacy.softmax import softmax_event, softmax_laplace
@@ -110,14 +111,15 @@ def test_the_diagonal_is_found_in_the_triangle(d):
 def test_a_size_other_than_the_priced_one_is_refused():
     with pytest.raises(PrivacyError, match="priced as 7"):
         gaussian(np.zeros(8, np.int64), EVENTS[0])
+    with pytest.raises(PrivacyError, match="priced as 9"):
+        laplace(np.zeros(8, np.int64), laplace_event("v", 1, 1, 1.0, 9, 0))
     with pytest.raises(PrivacyError, match="triangle"):
         diagonal_of_triangle(7)
 
 
 def test_laplace_states_its_exact_epsilon():
-    noised, event = laplace(
-        np.zeros(30_000, np.int64), 50, Fraction(1, 2), what="v", random_bytes=SeededRandom(1)
-    )
+    event = laplace_event("v", 50, 50, Fraction(1, 2), 30_000, 0)
+    noised, _ = laplace(np.zeros(30_000, np.int64), event, SeededRandom(1))
     assert event.epsilon == Fraction(1, 2)
     assert np.abs(noised).mean() == pytest.approx(100, rel=0.03)
 
