@@ -11,7 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from cloud_server.rounds import RoundSecret, aggregate, open_batch, seal_round, select
+from cloud_server.rounds import (
+    Choose,
+    RoundSecret,
+    aggregate,
+    draw,
+    open_batch,
+    seal_round,
+    select,
+)
 from cloud_server.store import Store
 from cloud_server.store_records import ExchangeRecord, JobEntry
 from cloud_server.summary import exchange_event, job_summary, round_timeline, shown_clusters
@@ -25,6 +33,7 @@ from fl_core.evaluation.onnx_session import OnnxModel
 from fl_core.models.softmax_head import bake, build_graph
 from fl_core.plan import SOFTMAX, JobPlan
 from fl_core.protocol import effects as fx
+from fl_core.protocol import sealed as real_sealing
 from fl_core.protocol.blob import describe
 from fl_core.protocol.cloud_tasks import (
     Absorb,
@@ -46,7 +55,7 @@ from fl_core.protocol.package import (
     pack_tensors,
     unpack_tensors,
 )
-from fl_core.protocol.sealed import Terms, seal_broadcast
+from fl_core.protocol.sealed import Sealing, Terms
 
 LOG = logging.getLogger("edgeveil.cloud")
 
@@ -66,9 +75,11 @@ class CloudHost:
         part_bytes: int,
         blob_bytes: int = 256 << 20,
         clock: Callable[[], float] = time.monotonic,
+        sealing: Sealing = real_sealing,
+        choose: Choose = draw,
     ) -> None:
         self._store, self._test, self._part_bytes, self._clock = store, test, part_bytes, clock
-        self._blob_bytes = blob_bytes
+        self._blob_bytes, self._sealing, self._choose = blob_bytes, sealing, choose
         self._cohort: tuple[bytes, ...] = ()
         self._times: dict[str, float] = {}
         self._sent_bytes = 0
@@ -154,7 +165,8 @@ class CloudHost:
             job_digest=entry.digest,
             phase=kind,
         )
-        manifest, data, _ = seal_broadcast(terms, encode_package(package), keys, self._part_bytes)
+        plain = encode_package(package)
+        manifest, data, _ = self._sealing.seal_broadcast(terms, plain, keys, self._part_bytes)
         return Broadcast(manifest, data)
 
     def _seal_job(self, entry: JobEntry) -> Broadcast:
@@ -170,7 +182,14 @@ class CloudHost:
         self._check_size(plan, exchange, len(recipients))
         sequence = self._announce(entry, "round", len(recipients), exchange.label)
         manifest, data, secret = seal_round(
-            plan, exchange, self.state(entry), recipients, at, sequence, self._part_bytes
+            plan,
+            exchange,
+            self.state(entry),
+            recipients,
+            at,
+            sequence,
+            self._part_bytes,
+            self._sealing,
         )
         self._store.put_round_key(entry.id, task.round, task.attempt, secret.to_bytes())
         self._times = {"seal": started, "sealed": self._clock()}
@@ -182,7 +201,8 @@ class CloudHost:
         enrolled = set(self._store.enrolled())
         first = self._store.round_key(entry.id, task.round, 1)
         if first is None:
-            return select(plan, [key for key in self._cohort if key in enrolled])
+            cohort = [key for key in self._cohort if key in enrolled]
+            return select(plan, cohort, self._choose)
         again = [key for key in RoundSecret.from_bytes(first).recipients if key in enrolled]
         if len(again) < plan.job.round.min_batch:
             raise JobFailed(f"{len(again)} of the devices selected are still enrolled")
@@ -219,7 +239,9 @@ class CloudHost:
         if raw is None:
             raise JobFailed("the round's key is gone", where=exchange.label)
         secret = RoundSecret.from_bytes(raw)
-        opened = open_batch(plan, exchange, secret, batch, data, len(secret.recipients))
+        opened = open_batch(
+            plan, exchange, secret, batch, data, len(secret.recipients), self._sealing
+        )
         try:
             state, uploads = aggregate(plan, exchange, self.state(entry), opened)
         except JobFailed as error:

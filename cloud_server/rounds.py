@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,9 +15,10 @@ from fl_core.algorithms.base import Array, Exchange, SegmentSpec
 from fl_core.crypto.keys import OpeningKey, SealingKey
 from fl_core.errors import JobFailed
 from fl_core.plan import SOFTMAX, JobPlan
+from fl_core.protocol import sealed as real_sealing
 from fl_core.protocol.messages import SEAL_OVERHEAD_BYTES, Batch, Exchanged, Manifest
 from fl_core.protocol.package import RoundPackage, encode_package, pack_tensors
-from fl_core.protocol.sealed import Terms, open_segment, seal_broadcast
+from fl_core.protocol.sealed import Sealing, Terms
 from fl_core.selection import SELECTIONS, how_many
 
 NORM_FACTOR = 100.0  # a segment this many times the group's median norm is not a noised update
@@ -47,7 +48,16 @@ class RoundSecret:
         return cls(OpeningKey(raw[:32]), raw[32:64], keys)
 
 
-def select(plan: JobPlan, enrolled: Sequence[bytes]) -> list[bytes]:
+Choose = Callable[[Sequence[bytes], int], list[bytes]]
+"""Draws so many of the keys given."""
+
+
+def draw(enrolled: Sequence[bytes], count: int) -> list[bytes]:
+    """Uniformly, from the operating system's randomness."""
+    return SELECTIONS["uniform"](enrolled, count, None)
+
+
+def select(plan: JobPlan, enrolled: Sequence[bytes], choose: Choose = draw) -> list[bytes]:
     """The public keys of a new round. Raises JobFailed where too few are enrolled."""
     asked, floor = plan.job.selection, plan.job.round.min_batch
     count = how_many(asked.devices, len(enrolled), asked.over_select)
@@ -58,7 +68,7 @@ def select(plan: JobPlan, enrolled: Sequence[bytes]) -> list[bytes]:
             where="selection",
             fix="enrol more devices, or lower round.min_batch and selection.min_devices",
         )
-    return SELECTIONS["uniform"](enrolled, count, None)
+    return choose(enrolled, count)
 
 
 def seal_round(
@@ -69,6 +79,7 @@ def seal_round(
     at: Exchanged,
     sequence: int,
     part_bytes: int,
+    sealing: Sealing = real_sealing,
 ) -> tuple[Manifest, bytes, RoundSecret]:
     """The round's manifest and blob, and the secret that will open its answers."""
     opening = OpeningKey.generate()
@@ -94,7 +105,8 @@ def seal_round(
         cloud_key=opening.public().to_bytes(),
     )
     keys = [SealingKey(raw) for raw in recipients]
-    manifest, data, membership = seal_broadcast(terms, encode_package(package), keys, part_bytes)
+    plain = encode_package(package)
+    manifest, data, membership = sealing.seal_broadcast(terms, plain, keys, part_bytes)
     return manifest, data, RoundSecret(opening, membership, tuple(recipients))
 
 
@@ -114,6 +126,7 @@ def open_batch(
     batch: Batch,
     data: bytes,
     selected: int,
+    sealing: Sealing = real_sealing,
 ) -> Opened:
     """Open and validate every segment; a group with more than `selected` valid ones is void."""
     result, offset = Opened(), 0
@@ -134,7 +147,9 @@ def open_batch(
                 result.refused["repeated_segment"] += 1
                 continue
             seen.add(name)
-            plain = open_segment(secret.opening, batch.at, digest, group, secret.membership, sealed)
+            plain = sealing.open_segment(
+                secret.opening, batch.at, digest, group, secret.membership, sealed
+            )
             if plain is None:
                 result.refused["not_for_this_round"] += 1
                 continue

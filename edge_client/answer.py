@@ -15,9 +15,10 @@ from fl_core.plan import SOFTMAX, JobPlan
 from fl_core.privacy.ledger import Ledger, Receipt
 from fl_core.privacy.sampler import RandomBytes
 from fl_core.privacy.softmax import softmax_laplace
+from fl_core.protocol import sealed as real_sealing
 from fl_core.protocol.messages import Manifest
 from fl_core.protocol.package import RoundPackage, pack_tensors, unpack_tensors
-from fl_core.protocol.sealed import seal_segment
+from fl_core.protocol.sealed import Sealing
 from fl_core.protocol.tasks import Sealed
 
 
@@ -72,7 +73,12 @@ def release(ledger: Ledger, manifest: Manifest, parts: list[Answer]) -> tuple[Re
 
 
 def seal_release(
-    receipt: Receipt, payload: bytes, plan: JobPlan, manifest: Manifest, membership: bytes
+    receipt: Receipt,
+    payload: bytes,
+    plan: JobPlan,
+    manifest: Manifest,
+    membership: bytes,
+    sealing: Sealing = real_sealing,
 ) -> Sealed:
     """Each segment sealed to the round's cloud key; PrivacyError without the ledger's receipt."""
     if not receipt.covers(payload):
@@ -87,5 +93,5 @@ def seal_release(
         if array.shape != spec.shape:
             raise ProtocolError("wrong_shape")
         groups.append(index)
-        sealed.append(seal_segment(manifest, group, membership, array.tobytes()))
+        sealed.append(sealing.seal_segment(manifest, group, membership, array.tobytes()))
     return Sealed(tuple(groups), tuple(map(len, sealed)), b"".join(sealed))

@@ -28,9 +28,10 @@ from fl_core.privacy.ledger import Ledger, Receipt
 from fl_core.privacy.policy import INFER
 from fl_core.privacy.sampler import RandomBytes, os_random
 from fl_core.protocol import effects as fx
+from fl_core.protocol import sealed as real_sealing
 from fl_core.protocol.messages import SEAL_OVERHEAD_BYTES, Manifest
 from fl_core.protocol.package import JobPackage, RoundPackage, decode_package, unpack_tensors
-from fl_core.protocol.sealed import open_broadcast
+from fl_core.protocol.sealed import Sealing
 from fl_core.protocol.tasks import (
     Declined,
     Install,
@@ -64,8 +65,9 @@ class DeviceHost:
         noise: RandomBytes = os_random,
         load: Load = load_own,
         say: Callable[[str], None] = lambda _line: None,
+        sealing: Sealing = real_sealing,
     ) -> None:
-        self.site, self.identity = site, identity
+        self.site, self.identity, self._sealing = site, identity, sealing
         self._store, self._ledger, self._noise, self._load = store, ledger, noise, load
         self._say = say
         self._releases = ReleaseStore(site.state_dir / "releases")
@@ -126,7 +128,7 @@ class DeviceHost:
     # --- tasks ---
 
     def _open(self, manifest: Manifest, blob: bytes) -> Opened:
-        opened = open_broadcast(self.identity.opening, manifest, blob)
+        opened = self._sealing.open_broadcast(self.identity.opening, manifest, blob)
         if opened is None:
             return Opened(None)
         package, membership = opened
@@ -171,7 +173,7 @@ class DeviceHost:
         except (PrivacyError, DataError, UsageError) as error:
             return Declined(str(error))
         membership = self._membership[manifest.blob.digest]
-        return seal_release(*earlier, plan, manifest, membership)
+        return seal_release(*earlier, plan, manifest, membership, self._sealing)
 
     def _too_large(self, manifest: Manifest) -> str:
         """The reason to decline an upload that the outbox may not hold, or an empty string."""

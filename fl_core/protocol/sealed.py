@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from fl_core.crypto.commitment import commit, commits_to
 from fl_core.crypto.errors import CryptoError
@@ -40,6 +40,35 @@ class Terms:
     grace_s: float = 0.0
     groups: tuple[Group, ...] = ()
     cloud_key: bytes = NO_KEY
+
+
+class Sealing(Protocol):
+    """How packages and segments are sealed: this module, wherever anything leaves a process.
+
+    Only a simulation, whose parties share one memory, may have another.
+    """
+
+    def seal_broadcast(
+        self, terms: Terms, package: bytes, recipients: Sequence[SealingKey], part_bytes: int
+    ) -> tuple[Manifest, bytes, bytes]: ...
+
+    def open_broadcast(
+        self, key: OpeningKey, manifest: Manifest, data: bytes
+    ) -> tuple[bytes, bytes] | None: ...
+
+    def seal_segment(
+        self, manifest: Manifest, group: Group, membership: bytes, tensor: bytes
+    ) -> bytes: ...
+
+    def open_segment(
+        self,
+        key: OpeningKey,
+        at: Exchanged,
+        job_digest: bytes,
+        group: Group,
+        membership: bytes,
+        sealed: bytes,
+    ) -> bytes | None: ...
 
 
 def _context(label: bytes, terms: Terms | Manifest, package_digest: bytes) -> bytes:

@@ -86,7 +86,7 @@ def test_the_ledger_has_committed_before_anything_is_sealed(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(answers, "seal_segment", power_cut)
+        patch.setattr(answers.real_sealing, "seal_segment", power_cut)
         device.answer(sealed)
     again = device.restarted()
     assert again.ledger.spent().epsilon > 0
