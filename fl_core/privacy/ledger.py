@@ -57,9 +57,9 @@ class Ledger:
     """
 
     def __init__(self, path: Path | str, dataset: str) -> None:
-        self.dataset = dataset
-        self._file = _open(Path(path))
-        self._chain = Chain(self._file, Path(path))
+        self.dataset, self._path = dataset, Path(path)
+        self._file = _open(self._path)
+        self._chain = Chain(self._file, self._path)
         try:
             with self._file.transaction():
                 self._chain.open(create=True)
@@ -131,7 +131,7 @@ class Ledger:
     def recall(self, job_id: str, exchange: int) -> tuple[Receipt, bytes] | None:
         """The receipt and the stored payload of an earlier commit, or None.
 
-        Raises `PrivacyError` if the payload was forgotten: it must not be drawn anew.
+        Raises `PrivacyError` if the payload was forgotten or changed: it must not be drawn anew.
         """
         with self._file.transaction() as db:
             self._chain.settle()  # what a crash left out of the head must be in it before it goes
@@ -139,11 +139,14 @@ class Ledger:
             if release is None:
                 return None
             row = db.execute(
-                "SELECT payload FROM payloads WHERE number = ?", (release.number,)
+                "SELECT CAST(payload AS BLOB) FROM payloads WHERE number = ?", (release.number,)
             ).fetchone()
         if row is None:
             raise PrivacyError(f"job {job_id}, exchange {exchange}: released and forgotten")
-        return self._receipt(job_id, exchange), row[0]
+        receipt = self._receipt(job_id, exchange)
+        if not receipt.covers(row[0]):
+            raise _other_tensors(release, self._path)
+        return receipt, row[0]
 
     def close_job(self, job_id: str) -> None:
         """End a job: what it reserved and did not release is free again; what it released stays.
@@ -208,14 +211,15 @@ def read_ledger(path: Path) -> Book:
         with file.transaction() as db:
             chain = Chain(file, path)
             chain.open(create=False)
-            held = {n: _digest(payload) for n, payload in db.execute("SELECT * FROM payloads")}
+            rows = db.execute("SELECT number, CAST(payload AS BLOB) FROM payloads")
+            held = {number: _digest(payload) for number, payload in rows}
     finally:
         file.close()
     for account in chain.book.accounts.values():
         for entry in account.jobs.values():
             for release in entry.releases.values():
                 if entry.is_open and held.get(release.number) != release.payload_sha256:
-                    raise broken(f"the tensors of link {release.number} are not its own", path)
+                    raise _other_tensors(release, path)
     return chain.book
 
 
@@ -227,6 +231,10 @@ def _open(path: Path, schema: str = SCHEMA) -> SqliteFile:
         error=PrivacyError,
         damaged_fix="restore it from a backup; a new file would forget what was spent",
     )
+
+
+def _other_tensors(release: Release, path: Path) -> PrivacyError:
+    return broken(f"the tensors of link {release.number} are not those that were stored", path)
 
 
 def _digest(payload: bytes) -> bytes:
