@@ -12,7 +12,7 @@ from fl_core.algorithms import METHODS, Setting
 from fl_core.algorithms.base import CloudMethod, DeviceMethod, Exchange, SegmentSpec
 from fl_core.config import Job
 from fl_core.errors import ProtocolError
-from fl_core.features import FeatureMap, build_features
+from fl_core.features import NONE, Artifacts, FeatureMap, build_features, projection_of
 from fl_core.privacy.events import Event
 from fl_core.privacy.policy import JobRequest, Quote, price
 from fl_core.privacy.softmax import softmax_event
@@ -23,11 +23,15 @@ SOFTMAX = "softmax"
 
 
 class JobPlan:
-    """What a job will do, exchange by exchange."""
+    """What a job will do, exchange by exchange.
 
-    def __init__(self, job: Job) -> None:
+    `artifacts` holds the job's backbones by SHA-256 (hex): needed to compute features and to
+    build the graph, not to price.
+    """
+
+    def __init__(self, job: Job, artifacts: Artifacts = NONE) -> None:
         self.job = job
-        self.features: FeatureMap = build_features(job.features[0])
+        self.features: FeatureMap = build_features(job.features, artifacts)
         asked = job.selection.devices
         self.setting = Setting(
             epsilon=job.privacy.epsilon,
@@ -39,6 +43,7 @@ class JobPlan:
             nominal_records=job.data.nominal_records,
             devices=asked if isinstance(asked, int) else 1,
             infer_every=job.infer_every,
+            projection=projection_of(job.features),
         )
 
     @cached_property

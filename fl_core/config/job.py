@@ -34,9 +34,9 @@ class Job(Block):
     data: JobData
     """What the devices' records look like."""
     features: tuple[FeatureParameters, ...] = Field(
-        min_length=1, max_length=1, examples=[[{"name": "identity"}]]
+        min_length=1, max_length=8, examples=[[{"name": "identity"}]]
     )
-    """The public feature map; a list, so that maps can be joined once there are more."""
+    """The public feature maps, put side by side; a PCA may follow them as the last entry."""
     train: TrainParameters = Field(examples=[{"method": "fm"}])
     """The training method and its parameters."""
     privacy: Privacy

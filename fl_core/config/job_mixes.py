@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from fl_core.config.base import Mix
 from fl_core.config.schema_walk import number
-from fl_core.errors import PrivacyError
+from fl_core.errors import DataError, PrivacyError
+from fl_core.features import PcaParameters, build_features
 
 if TYPE_CHECKING:
     from fl_core.config.job import Job
@@ -31,7 +32,8 @@ def job_mixes(job: Job) -> Iterator[Mix]:
             f"one record would hold more than {RECORD_VALUES} values; make it smaller",
         )
     else:
-        yield from _prices(job)
+        wrong = list(_features(job))
+        yield from wrong or _prices(job)
 
 
 def _privacy(job: Job) -> Iterator[Mix]:
@@ -50,6 +52,24 @@ def _privacy(job: Job) -> Iterator[Mix]:
             f"{limit} is more than the {job.rounds} rounds of the job, so noise would be added "
             f"for rounds that never come; set at most {job.rounds}, or leave it out",
         )
+
+
+def _features(job: Job) -> Iterator[Mix]:
+    """Maps that do not take the job's records, and a PCA that is not the one last entry."""
+    last = len(job.features) - 1
+    for index, entry in enumerate(job.features):
+        if isinstance(entry, PcaParameters):
+            if index == 0 or index != last:
+                yield Mix(
+                    ("features",),
+                    f"[{index}]: {entry.name} projects what the maps before it give; make it the "
+                    "last of the features, after at least one map, and the only PCA",
+                )
+            continue
+        try:
+            build_features([entry]).output_dim(job.data.input_shape)
+        except DataError as error:
+            yield Mix(("features", "data.input_shape"), f"[{index}]: {error.what}; {error.fix}")
 
 
 def _evaluation(job: Job) -> Iterator[Mix]:

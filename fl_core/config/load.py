@@ -33,8 +33,8 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def load_job(path: Path) -> Job:
-    """Read a job file. Raises ConfigError with all problems."""
-    return parse_job(_read(path), str(path))
+    """Read a job file; paths in it count from its folder. Raises ConfigError with all problems."""
+    return parse_job(_read(path), str(path), folder=path.absolute().parent)
 
 
 def load_site(path: Path) -> Site:
@@ -61,15 +61,18 @@ def load(path: Path) -> tuple[str, Job | Site]:
     return kind, load_job(path) if kind == "job" else load_site(path)
 
 
-def parse_job(text: str | bytes, where: str = "(posted)") -> Job:
-    """Read a job from YAML text, `where` standing for the file's name in problems."""
+def parse_job(text: str | bytes, where: str = "(posted)", *, folder: Path | None = None) -> Job:
+    """Read a job from YAML text, `where` standing for the file's name in problems.
+
+    Without `folder` the job may name no files of this machine.
+    """
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     tree = _parsed(raw, where)
     kind = kind_of(tree.value)
     if kind != "job":
         text = f"this is the site file of a {kind}, not a job; pass it to `edgeveil {kind}`"
         raise _error(where, [Problem((), tree.line(()), text)])
-    return _checked(Job, tree, where)
+    return _checked(Job, tree, where, folder=folder)
 
 
 def kind_of(value: Any) -> str:

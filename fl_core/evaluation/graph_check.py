@@ -3,12 +3,17 @@
 A graph comes from the cloud. An operator that loops, indexes or shapes by a record's values could
 make the run fail, last or grow by what a record holds, and so tell about it outside the noised
 answer. Allowed is what computes the same way for every record: operators of `OPERATORS` alone,
-no subgraphs, one output each, integers and shapes from the graph's own constants only.
+no subgraphs, one output each, integers and shapes from the graph's own constants only. The shape
+of a value is such a constant too: with these operators it never follows from a value.
+
+Batch normalisation must use the statistics it holds. Those of the batch would let one record
+change the results of others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Set as AbstractSet
 
 from fl_core.errors import DataError
 from fl_core.evaluation.onnx_wire import Field, fields, message, messages, number, text
@@ -19,7 +24,7 @@ OPERATORS = frozenset(
     Gather Gelu Gemm GlobalAveragePool GlobalMaxPool HardSigmoid HardSwish Identity
     InstanceNormalization LayerNormalization LeakyRelu Log LogSoftmax MatMul Max MaxPool Mean Min
     Mul Neg PRelu Pad Pow Reciprocal ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape Selu
-    Sigmoid Slice Softmax Softplus Sqrt Squeeze Sub Sum Tanh Transpose Unsqueeze
+    Shape Sigmoid Slice Softmax Softplus Sqrt Squeeze Sub Sum Tanh Transpose Unsqueeze
     """.split()  # noqa: SIM905
 )
 # Inputs that say where or how large, by position: they must be constants of the graph.
@@ -59,15 +64,19 @@ def check_graph(graph: bytes) -> None:
     parts = fields(message(model, _GRAPH, "graph"))
     if any(field.number == _SPARSE_INITIALIZER for field in parts):
         raise _refused("holds sparse tensors")
-    constants = {text(fields(t), _TENSOR_NAME) for t in messages(parts, _INITIALIZER)}
-    given = {text(fields(v), _VALUE_NAME) for v in messages(parts, _INPUT)}
     nodes = [_Node(node) for node in messages(parts, _NODE)]
-    made = {node.output for node in nodes if node.operator != "Constant"}
+    names = Counter(text(fields(t), _TENSOR_NAME) for t in messages(parts, _INITIALIZER))
+    constants = set(names)
+    names.update(text(fields(v), _VALUE_NAME) for v in messages(parts, _INPUT))
+    names.update(node.output for node in nodes)
     constants |= {node.output for node in nodes if node.operator == "Constant"}
-    # A name that is also fed or computed is no constant, whatever the graph says beside it.
-    constants -= given | made
+    # A name that stands for two things is no constant, whatever the graph says beside it.
+    single = {name for name, count in names.items() if count == 1}
+    constants &= single
     for node in nodes:
         node.check(constants)
+        if node.output in single and node.is_constant(constants):
+            constants.add(node.output)
 
 
 class _Node:
@@ -82,7 +91,11 @@ class _Node:
         self.output = self.outputs[0] if self.outputs else ""
         self.attributes = [fields(raw) for raw in messages(parts, _ATTRIBUTE)]
 
-    def check(self, constants: Iterable[str]) -> None:
+    def is_constant(self, constants: AbstractSet[str]) -> bool:
+        """Whether the output is the same for all records: a shape, or made of constants alone."""
+        return self.operator == "Shape" or all(name in constants for name in self.inputs if name)
+
+    def check(self, constants: AbstractSet[str]) -> None:
         """Raise DataError unless this operator works the same way on every record."""
         name = self.operator[:32]
         if self.domain not in _STANDARD or self.operator not in OPERATORS:
@@ -91,8 +104,10 @@ class _Node:
             raise _refused(f"asks {name!r} for {len(self.outputs)} outputs instead of 1")
         if any(field.number in _SUBGRAPHS for attribute in self.attributes for field in attribute):
             raise _refused(f"has a graph or a sparse tensor inside {name!r}")
-        if self.operator == "Cast" and not self._casts_to_float():
+        if self.operator == "Cast" and not (self._casts_to_float() or self.is_constant(constants)):
             raise _refused("turns values into whole numbers")
+        if self.operator == "BatchNormalization" and any(map(_trains, self.attributes)):
+            raise _refused("normalises by the batch, so that records change each other's results")
         for place in _CONSTANT_INPUTS.get(self.operator, ()):
             steering = self.inputs[place] if place < len(self.inputs) else ""
             if steering and steering not in constants:
@@ -101,6 +116,11 @@ class _Node:
     def _casts_to_float(self) -> bool:
         wanted: list[list[Field]] = [a for a in self.attributes if text(a, _ATTRIBUTE_NAME) == "to"]
         return len(wanted) == 1 and number(wanted[0], _ATTRIBUTE_INT) in _FLOATS
+
+
+def _trains(attribute: list[Field]) -> bool:
+    named = text(attribute, _ATTRIBUTE_NAME) == "training_mode"
+    return named and number(attribute, _ATTRIBUTE_INT) != 0
 
 
 def _name(raw: memoryview) -> str:

@@ -27,13 +27,7 @@ class OnnxModel:
     def __init__(self, graph: bytes, max_bytes: int = MAX_GRAPH_BYTES) -> None:
         if len(graph) > max_bytes:
             raise DataError(f"has {len(graph)} bytes, the limit is {max_bytes}", where="ONNX graph")
-        # A tensor stored outside the graph is marked by the key "location"; loading it would let
-        # the graph's author choose a file of this machine to read.
-        if b"location" in graph:
-            raise DataError(
-                "refers to a file outside itself", where="ONNX graph", fix="embed all tensors"
-            )
-        self._session = _open(graph)
+        self._session = open_session(graph)
         inputs = {item.name: item for item in self._session.get_inputs()}
         outputs = {item.name for item in self._session.get_outputs()}
         if "x" not in inputs or "probabilities" not in outputs:
@@ -89,7 +83,14 @@ class OnnxModel:
         return found
 
 
-def _open(graph: bytes) -> OrtSession:
+def open_session(graph: bytes) -> OrtSession:
+    """A session on the CPU with one thread; DataError if the graph cannot be loaded."""
+    # A tensor stored outside the graph is marked by the key "location"; loading it would let
+    # the graph's author choose a file of this machine to read.
+    if b"location" in graph:
+        raise DataError(
+            "refers to a file outside itself", where="ONNX graph", fix="embed all tensors"
+        )
     try:
         import onnxruntime as ort
     except ImportError as error:

@@ -2,25 +2,80 @@
 
 from __future__ import annotations
 
-from fl_core.features.base import FeatureMap, valid_records
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from fl_core.features.base import FeatureMap, MapParameters, valid_records
+from fl_core.features.concatenation import Concatenation
+from fl_core.features.gabor import Gabor, GaborParameters
 from fl_core.features.identity import Identity, IdentityParameters
+from fl_core.features.onnx_map import OnnxMap, OnnxParameters
+from fl_core.features.pca import PcaParameters
+from fl_core.features.random_relu import RandomParameters, RandomRelu
 from fl_core.registry import Table
 
 __all__ = [
     "FEATURES",
+    "NONE",
+    "Artifacts",
+    "Concatenation",
+    "Feature",
     "FeatureMap",
     "FeatureParameters",
+    "Gabor",
+    "GaborParameters",
     "Identity",
     "IdentityParameters",
+    "OnnxMap",
+    "OnnxParameters",
+    "PcaParameters",
+    "RandomParameters",
+    "RandomRelu",
     "build_features",
+    "projection_of",
     "valid_records",
 ]
 
-FEATURES: Table[type[Identity]] = Table("feature map", {"identity": Identity})
+Artifacts = Mapping[str, bytes]
+NONE: Artifacts = MappingProxyType({})
 
-FeatureParameters = IdentityParameters
+
+@dataclass(frozen=True)
+class Feature:
+    """One entry of the table: its parameters, and the map that they and the backbones make."""
+
+    parameters: type[MapParameters]
+    build: Callable[[Any, Artifacts], FeatureMap]
 
 
-def build_features(parameters: FeatureParameters) -> FeatureMap:
-    """The map that a job's `features` block names."""
-    return FEATURES[parameters.name](parameters)
+FEATURES: Table[Feature] = Table(
+    "feature map",
+    {
+        "identity": Feature(IdentityParameters, lambda p, _: Identity(p)),
+        "random": Feature(RandomParameters, lambda p, _: RandomRelu(p)),
+        "gabor": Feature(GaborParameters, lambda p, _: Gabor(p)),
+        "onnx": Feature(OnnxParameters, lambda p, found: OnnxMap(p, found.get(p.sha256))),
+    },
+)
+
+FeatureParameters = (
+    IdentityParameters | RandomParameters | GaborParameters | OnnxParameters | PcaParameters
+)
+
+
+def build_features(entries: Sequence[FeatureParameters], artifacts: Artifacts = NONE) -> FeatureMap:
+    """The map that a job's `features` name: its maps side by side, one alone as it is.
+
+    `artifacts` holds backbones by their SHA-256 (hex); without them the map knows its dimension
+    and cannot be called. A PCA entry is no map and left out.
+    """
+    named = [entry for entry in entries if not isinstance(entry, PcaParameters)]
+    maps = [FEATURES[entry.name].build(entry, artifacts) for entry in named]
+    return maps[0] if len(maps) == 1 else Concatenation(maps, [entry.weight for entry in named])
+
+
+def projection_of(entries: Sequence[FeatureParameters]) -> PcaParameters | None:
+    """The PCA that follows the maps, if the job names one."""
+    return next((entry for entry in entries if isinstance(entry, PcaParameters)), None)

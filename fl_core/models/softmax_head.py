@@ -1,6 +1,8 @@
 """A softmax head on public features: the ONNX graph and the same in numpy.
 
 z = (φ(x) - centre) / max(‖φ(x) - centre‖, radius),   probabilities = softmax(z·weight)
+
+With a PCA φ(x)·basis stands in place of φ(x).
 """
 
 from __future__ import annotations
@@ -13,24 +15,34 @@ from numpy.typing import NDArray
 
 from fl_core.errors import DataError
 from fl_core.features.base import FeatureMap, Float64
+from fl_core.features.onnx_nodes import IR_VERSION, OPSET
 from fl_core.privacy.grid import row_norms
 
-OPSET = 17
-IR_VERSION = 8
 WEIGHTS = ("centre", "radius", "weight")
 
 
-def build_graph(features: FeatureMap, input_shape: tuple[int, ...], classes: int) -> bytes:
+def build_graph(
+    features: FeatureMap, input_shape: tuple[int, ...], classes: int, kept: int | None = None
+) -> bytes:
     """The ONNX graph, with the weights as inputs.
 
     Inputs: `x` float32 (N, *input_shape), `centre` (d,), `radius` (1,), `weight` (d, classes),
-    all float32. Output: `probabilities` float32 (N, classes). Needs the `onnx` package.
+    all float32; with `kept`, the number of features after a PCA, also `basis` (D, d = kept).
+    Output: `probabilities` float32 (N, classes). Needs the `onnx` package.
     """
     from onnx import TensorProto, helper, numpy_helper
 
-    d = features.output_dim(input_shape)
-    nodes, initializers, phi = features.onnx_nodes("x", input_shape)
+    from fl_core.features.onnx_nodes import NodeList
+
+    given = features.output_dim(input_shape)
+    d = given if kept is None else kept
+    parts = NodeList()
+    phi = features.onnx_nodes(parts, "x", input_shape)
+    nodes, initializers = parts.nodes, parts.initializers
     initializers.append(numpy_helper.from_array(np.array([1], np.int64), "head.axes"))
+    if kept is not None:
+        nodes.append(helper.make_node("MatMul", [phi, "basis"], ["head.projected"]))
+        phi = "head.projected"
     nodes += [
         helper.make_node("Sub", [phi, "centre"], ["head.centred"]),
         helper.make_node("Mul", ["head.centred", "head.centred"], ["head.squares"]),
@@ -50,6 +62,7 @@ def build_graph(features: FeatureMap, input_shape: tuple[int, ...], classes: int
         value("centre", [d]),
         value("radius", [1]),
         value("weight", [d, classes]),
+        *([] if kept is None else [value("basis", [given, d])]),
     ]
     outputs = [value("probabilities", ["N", classes])]
     graph = helper.make_graph(nodes, "softmax_head", inputs, outputs, initializers)
@@ -83,7 +96,14 @@ def probabilities(
     features: FeatureMap, x: NDArray[np.float32], weights: Mapping[str, NDArray[np.generic]]
 ) -> Float64:
     """The graph's output (n, classes), computed by numpy in float64."""
-    centred = features(x) - weights["centre"].astype(np.float64)
+    return head_probabilities(features(x), weights)
+
+
+def head_probabilities(phi: Float64, weights: Mapping[str, NDArray[np.generic]]) -> Float64:
+    """The same from features (n, D), for records that are looked at more than once."""
+    if "basis" in weights:
+        phi = phi @ weights["basis"].astype(np.float64)
+    centred = phi - weights["centre"].astype(np.float64)
     divisor = np.maximum(row_norms(centred), float(np.ravel(weights["radius"])[0]))
     return softmax(centred / divisor[:, None] @ weights["weight"].astype(np.float64))
 

@@ -27,7 +27,7 @@ def setting(**changes):
         "max_participations": 15,
         "classes": 2,
         "input_shape": (2,),
-        "features": build_features(IdentityParameters()),
+        "features": build_features([IdentityParameters()]),
         "nominal_records": 1,
         "devices": 1,
     }
@@ -40,7 +40,8 @@ def test_one_record_by_hand():
     device, cloud = FmDevice(parameters, setting()), FmCloud(parameters, setting())
     centre, quadratic, first, second = cloud.plan()
     record = Records(np.array([[5, 12]], np.float32), np.array([1]))
-    assert device.sums(centre, {}, record).tolist() == [103244405, 247786573]
+    # φ = (⌊2^24·5/13⌋, ⌊2^24·12/13⌋)
+    assert device.sums(centre, {}, record).tolist() == [16 * 6452775, 16 * 15486660]
 
     state = cloud.initial_state()
     package = cloud.package(state, quadratic)
@@ -131,7 +132,7 @@ def test_the_whole_job_costs_what_was_asked_and_not_much_less(eps, times):
     events = device.job_events()
     assert len(events) == 2 + times
     assert 0.98 * eps < epsilon(events, 1e-5).epsilon <= eps
-    shares = np.array([device.budget.centre.mu, device.budget.quadratic.mu]) ** 2
+    shares = np.array([device.budget.events[p].mu for p in ("centre", "quadratic")]) ** 2
     np.testing.assert_allclose(shares / total_mu(events) ** 2, [0.02, 0.2], rtol=1e-6)
 
 
@@ -172,7 +173,7 @@ def digits(seed):
 
 
 def digits_setting():
-    features = build_features(IdentityParameters(input_scale=16.0, shift=-0.3))
+    features = build_features([IdentityParameters(input_scale=16.0, shift=-0.3)])
     return setting(
         classes=10, input_shape=(8, 8), features=features, nominal_records=64, devices=20
     )

@@ -24,7 +24,7 @@ def device(clip=0.6, radius=0.7, shift=0.0):
         max_participations=15,
         classes=CLASSES,
         input_shape=(D,),
-        features=build_features(IdentityParameters(shift=shift)),
+        features=build_features([IdentityParameters(shift=shift)]),
         nominal_records=4,
         devices=5,
     )

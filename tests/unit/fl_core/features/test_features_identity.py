@@ -13,20 +13,20 @@ DIGITS = IdentityParameters(input_scale=16.0, shift=-0.3)
 
 
 def test_scales_shifts_and_brings_to_unit_norm():
-    phi = build_features(IdentityParameters(input_scale=2.0, shift=1.0))
+    phi = build_features([IdentityParameters(input_scale=2.0, shift=1.0)])
     np.testing.assert_allclose(phi(np.array([[4.0, 6.0]], np.float32)), [[0.6, 0.8]])
     assert phi.output_dim((8, 8)) == 64
 
 
 def test_a_zero_vector_stays_zero():
-    phi = build_features(IdentityParameters())
+    phi = build_features([IdentityParameters()])
     assert (phi(np.zeros((2, 3), np.float32)) == 0).all()
 
 
 @given(hnp.arrays(np.float32, st.tuples(st.integers(0, 6), st.integers(1, 5)), elements=ANY))
 @settings(deadline=None)
 def test_every_record_gives_finite_features_of_norm_at_most_one(x):
-    phi = build_features(DIGITS)(x)
+    phi = build_features([DIGITS])(x)
     assert np.isfinite(phi).all()
     assert (np.linalg.norm(phi, axis=1) <= 1 + 1e-12).all()
 
@@ -36,7 +36,7 @@ def test_every_record_gives_finite_features_of_norm_at_most_one(x):
 def test_features_do_not_depend_on_the_batch(n, seed):
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(n, 7, 3)).astype(np.float32) * 100
-    phi = build_features(DIGITS)
+    phi = build_features([DIGITS])
     i = int(rng.integers(n))
     together = phi(x)
     np.testing.assert_array_equal(phi(x[i : i + 1])[0], together[i])

@@ -6,7 +6,7 @@ from fl_core.errors import DataError
 from fl_core.features import IdentityParameters, build_features
 from fl_core.models.softmax_head import WEIGHTS, bake, build_graph, probabilities
 
-FEATURES = build_features(IdentityParameters(input_scale=16.0, shift=-0.3))
+FEATURES = build_features([IdentityParameters(input_scale=16.0, shift=-0.3)])
 RNG = np.random.default_rng(0)
 MODEL = {
     "centre": RNG.normal(size=64).astype(np.float32) * np.float32(0.1),
@@ -40,7 +40,7 @@ def test_a_baked_model_needs_only_records_and_gives_labels():
 
 
 def test_a_record_at_the_shift_gives_a_defined_answer():
-    features = build_features(IdentityParameters())
+    features = build_features([IdentityParameters()])
     model = {**MODEL, "centre": np.zeros(64, np.float32)}
     run = session(bake(build_graph(features, (8, 8), 10), model))
     (found,) = run.run(["probabilities"], {"x": np.zeros((1, 8, 8), np.float32)})
