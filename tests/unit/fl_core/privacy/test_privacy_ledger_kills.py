@@ -62,15 +62,20 @@ def arm(ledger: Ledger, point: str) -> None:
         Path.replace = die
 
 
-@pytest.mark.parametrize("point", POINTS)
-@pytest.mark.parametrize("step", STEPS)
-def test_a_killed_process_leaves_a_whole_change_or_none(tmp_path, step, point):
-    path = tmp_path / "ledger.sqlite"
+def killed(path: Path, step: str, point: str) -> None:
+    """The driver in a process of its own, which must not have survived."""
     code = f"import {Path(__file__).stem} as t; t.driver({str(path)!r}, {step!r}, {point!r})"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("step", STEPS)
+def test_a_killed_process_leaves_a_whole_change_or_none(tmp_path, step, point):
+    path = tmp_path / "ledger.sqlite"
+    killed(path, step, point)
     names = list(STEPS)
     stands = names[: names.index(step) + POINTS[point]]
     assert read_ledger(path).links == len(stands)
@@ -101,14 +106,10 @@ def check_and_go_on(ledger: Ledger, stands: list[str]) -> None:
     assert ledger.spent("j") == price([LINEAR] * 2, REQUEST.delta).training
 
 
-def test_a_release_that_a_crash_left_out_of_the_head_is_in_it_before_it_can_be_published(tmp_path):
+def test_a_release_is_in_the_head_before_it_can_be_published(tmp_path):
     path = tmp_path / "ledger.sqlite"
-    code = (
-        f"import {Path(__file__).stem} as t; t.driver({str(path)!r}, 'second', 'before the head')"
-    )
-    before = path.with_suffix(".head")
-    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True)
-    lagging = before.read_bytes()
+    killed(path, "second", "before the head")
+    lagging = path.with_suffix(".head").read_bytes()
     ledger = Ledger(path, "digits")
-    assert before.read_bytes() != lagging
+    assert path.with_suffix(".head").read_bytes() != lagging
     assert ledger.recall("j", 2) is not None
