@@ -57,9 +57,13 @@ class SegmentSpec:
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Records:
-    """One device's training (or evaluation) records: `x` (n, ...) float32, `y` (n,) int64."""
+    """One device's training (or evaluation) records: `x` (n, ...) float32, `y` (n,) int64.
+
+    Compared and hashed by identity, so that what is computed of them can be kept beside them; the
+    arrays are never changed in place.
+    """
 
     x: NDArray[np.float32]
     y: NDArray[np.int64]

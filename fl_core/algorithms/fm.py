@@ -2,8 +2,10 @@
 
 Around each broadcast W the cross-entropy is a second-order polynomial of ΔW whose coefficients
 are sums over records (Zhang et al. 2012, functional mechanism). The linear ones are perturbed
-every round; the quadratic ones, bounded by Böhning (1992), once; and devices minimise their own
-perturbed polynomial, which is post-processing. Proofs: `docs/privacy.md`.
+every round; the quadratic ones, bounded by Böhning (1992), once or never; and devices minimise
+their own perturbed polynomial, which is post-processing. Each round is one expansion: a round on
+an old polynomial would only be more local steps, which cost no ε and no round. A federated PCA of
+the features (`features/pca.py`) may come first. Proofs: `docs/privacy.md`.
 """
 
 from __future__ import annotations

@@ -8,40 +8,48 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_core.algorithms.base import TRAIN, Answer, Array, Exchange, Records, Tensors
-from fl_core.algorithms.fm_parameters import (
-    CENTRE,
-    HEAD,
-    QUADRATIC,
-    STEP,
-    Budget,
-    FmParameters,
-    budget,
-    symmetric,
+from fl_core.algorithms.fm_budget import CENTRE, COVARIANCE, QUADRATIC, Budget, budget
+from fl_core.algorithms.fm_features import Bounded, FeatureCache, Features, bounded, projected
+from fl_core.algorithms.fm_noise import noised
+from fl_core.algorithms.fm_package import check_package
+from fl_core.algorithms.fm_parameters import FmParameters
+from fl_core.algorithms.fm_sums import (
+    PRODUCT_BITS,
+    centre_sum,
+    covariance_sum,
+    linear_sum,
+    quadratic_sum,
 )
-from fl_core.algorithms.fm_sums import bounded, centre_sum, kept, linear_sum, quadratic_sum
 from fl_core.algorithms.local_steps import minimise_quadratic
+from fl_core.algorithms.pca_basis import top_basis
 from fl_core.algorithms.setting import Setting
-from fl_core.errors import ProtocolError
+from fl_core.algorithms.triangle import unpacked
 from fl_core.privacy.events import Event
 from fl_core.privacy.grid import Int64
-from fl_core.privacy.mechanisms import gaussian
 from fl_core.privacy.sampler import RandomBytes, os_random
+
+HEAD = "head.weight"
 
 
 class FmDevice:
-    """Built from public facts alone; keeps nothing between exchanges."""
+    """Built from public facts alone; keeps only features, for as long as their records live."""
 
     def __init__(self, parameters: FmParameters, setting: Setting) -> None:
         self.parameters, self.setting = parameters, setting
         self.budget: Budget = budget(parameters, setting)
+        self._cache = FeatureCache(setting)
 
     def job_events(self) -> tuple[Event, ...]:
         """All events of this device's part in the job; never reads a record."""
         return self.budget.job_events()
 
     def price(self, exchange: Exchange) -> tuple[Event, ...]:
-        """The one Gaussian event of this exchange; never reads a record."""
-        return (self.budget.event(exchange),)
+        """The events of this exchange; never reads a record."""
+        return self.budget.price(exchange)
+
+    def prepare(self, records: Records) -> None:
+        """Compute the features of `records` ahead of the first exchange."""
+        self._cache.features(records)
 
     def answer(
         self,
@@ -51,65 +59,70 @@ class FmDevice:
         random_bytes: RandomBytes = os_random,
         processor: str = "auto",
     ) -> Answer:
-        """Noised sums (preparatory phases, int64 steps) or ΔW (training, float32).
+        """Noised sums (preparatory phases, in steps) or ΔW (training), float32.
 
         Raises `ProtocolError` for a package of wrong form, before any record is read.
         """
-        check_package(exchange, tensors, self.setting)
+        check_package(exchange, tensors, self.parameters, self.setting)
         total = self.sums(exchange, tensors, records)
-        noised, event = gaussian(total, self.budget.event(exchange), random_bytes)
-        return Answer(self.finish(exchange, tensors, noised, processor), (event,))
+        result = noised(total, self.budget.events[exchange.phase], random_bytes)
+        segments = self.finish(exchange, tensors, result, processor)
+        return Answer(segments, self.price(exchange))
 
     def sums(self, exchange: Exchange, tensors: Tensors, records: Records) -> Int64:
-        """The exact sum over records, before any noise, in steps of 2**-28. Never leaves."""
-        p, s = self.parameters, self.setting
-        phi, labels = kept(records, s.features, s.classes)
+        """The exact sum over records, before any noise, in steps of the phase's grid.
+
+        Never leaves the device.
+        """
+        shift = self.budget.grid_bits(exchange.phase) - PRODUCT_BITS
+        return self._sums(exchange, tensors, records) << shift
+
+    def _sums(self, exchange: Exchange, tensors: Tensors, records: Records) -> Int64:
+        if exchange.phase == COVARIANCE:
+            return covariance_sum(self._cache.features(records))
         if exchange.phase == CENTRE:
-            return centre_sum(phi)
-        z = bounded(phi, tensors["centre"], p.radius)
+            return centre_sum(self._projected(self._cache.features(records), tensors))
+        z = self._bounded(records, tensors)
         if exchange.phase == QUADRATIC:
             return quadratic_sum(z)
-        return linear_sum(z, labels, tensors["iterate"].astype(np.int64), p.clip)
+        return linear_sum(z, tensors["iterate"].astype(np.int64), self.parameters.clip)
+
+    def _projected(self, phi: Features, tensors: Tensors) -> Features:
+        """φ, or φ·B: by the broadcast basis, by that of the device's own noised covariance
+        (`ldp_pca`), or by that of its records (`local_pca`)."""
+        projection, d = self.setting.projection, self.setting.dimension
+        if projection is None:
+            return phi
+        if projection.name == "ldp_fpca":
+            return projected(phi, np.asarray(tensors["basis"], np.int16))
+        own = tensors[COVARIANCE] if projection.name == "ldp_pca" else covariance_sum(phi)
+        return projected(phi, top_basis(own, self.setting.feature_dimension, d))
+
+    def _bounded(self, records: Records, tensors: Tensors) -> Bounded:
+        d, radius = self.setting.dimension, self.parameters.radius
+        centre = tensors["centre"] if self.parameters.centre else np.zeros(d, np.float32)
+        bases = [tensors[name].tobytes() for name in ("basis", COVARIANCE) if name in tensors]
+        return self._cache.bounded(
+            records,
+            (centre.tobytes(), *bases),
+            lambda phi: bounded(self._projected(phi, tensors), centre, radius),
+        )
 
     def finish(
         self,
         exchange: Exchange,
         tensors: Tensors,
-        noised: NDArray[np.generic],
+        noised_sum: NDArray[np.generic],
         processor: str = "auto",
     ) -> Mapping[str, Array]:
         """The segment to upload, by post-processing the noised sum: in training, local steps."""
         if exchange.phase != TRAIN:
-            return {exchange.phase: noised}
-        linear = noised.astype(np.float64) * (STEP / self.setting.nominal_records)
+            return {exchange.phase: noised_sum.astype(np.float32)}
+        step = 2.0 ** -self.budget.grid_bits(TRAIN)
+        linear = noised_sum.astype(np.float64) * (step / self.setting.nominal_records)
         low, high = (float(v) for v in tensors["spectrum"])
-        curvature = symmetric(tensors["curvature"].astype(np.float64), self.setting.dimension)
+        if self.parameters.quadratic == "never":  # the same curvature everywhere: one step is all
+            return {HEAD: (linear / -high).astype(np.float32)}
+        curvature = unpacked(np.asarray(tensors["curvature"], np.float32), self.setting.dimension)
         steps = self.parameters.local_steps
         return {HEAD: minimise_quadratic(linear, curvature, (low, high), steps, processor)}
-
-
-def check_package(exchange: Exchange, tensors: Tensors, setting: Setting) -> None:
-    """Raise `ProtocolError` unless the broadcast tensors have their public form.
-
-    Past it an answer's form cannot depend on records: nothing later raises.
-    """
-    d, c = setting.dimension, setting.classes
-    needed: dict[str, tuple[tuple[int, ...], str]] = {}
-    if exchange.phase != CENTRE:
-        needed["centre"] = ((d,), "float32")
-    if exchange.phase == TRAIN:
-        needed["iterate"] = ((d, c), "int32")
-        needed["curvature"] = ((d * (d + 1) // 2,), "float32")
-        needed["spectrum"] = ((2,), "float64")
-        # For the device's own inference with the current model.
-        needed["radius"], needed["weight"] = ((1,), "float32"), ((d, c), "float32")
-    for name, form in needed.items():
-        tensor = tensors.get(name)
-        if tensor is None or (tensor.shape, str(tensor.dtype)) != form:
-            raise ProtocolError("bad_package", f"tensor '{name}' is not of form {form}")
-        if not np.isfinite(tensor.astype(np.float64)).all():
-            raise ProtocolError("bad_package", f"tensor '{name}' is not finite")
-    if exchange.phase == TRAIN:
-        low, high = tensors["spectrum"].astype(np.float64)
-        if not 0 < low <= high:
-            raise ProtocolError("bad_package", "the spectrum must satisfy 0 < low <= high")

@@ -1,7 +1,8 @@
 """A record's share of each released sum: bounded, on the grid, and exact.
 
-Each function maps records to the integer sum over them, on the grid 2**-28. One record changes
-it by at most the stated L2 norm, whatever the record holds and whatever the others are.
+Each function maps rows of bounded integers to the integer sum over records, on the grid 2**-24.
+One record changes it by at most the stated norm, whatever the record holds and whatever the
+others are.
 """
 
 from __future__ import annotations
@@ -9,64 +10,68 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fl_core.algorithms.base import Records
-from fl_core.algorithms.fm_parameters import SUM_BITS
-from fl_core.features import FeatureMap, valid_records
+from fl_core.algorithms.fm_features import FEATURE_BITS, Bounded, Features, blocks
+from fl_core.algorithms.triangle import upper
 from fl_core.privacy.grid import (
     GRID_BITS,
     Float64,
     Int64,
     clip_rows,
+    exact_gram,
     exact_matmul,
     quantise,
     squared_norms,
 )
 
 PRODUCT_BITS = 2 * GRID_BITS
-SHIFT = SUM_BITS - PRODUCT_BITS  # from the grid of products to that of the noise
+LARGEST_L1 = 2 << GRID_BITS  # of p - y
 
 
-def kept(records: Records, features: FeatureMap, classes: int) -> tuple[Float64, Int64]:
-    """Features (n, d) and labels (n,) of the valid records; the others are dropped."""
-    mask = valid_records(records.x, records.y, classes)
-    return features(records.x[mask]), records.y[mask]
+def covariance_sum(phi: Features) -> Int64:
+    """Upper triangle of Σφφᵀ (D(D+1)/2,); Frobenius norm per record at most 1."""
+    total = np.zeros((phi.steps.shape[1],) * 2, np.int64)
+    for rows in blocks(len(phi.steps)):
+        fine = phi.steps[rows]
+        total += exact_gram(np.sign(fine) * (np.abs(fine) >> (FEATURE_BITS - GRID_BITS)))
+    return np.asarray(upper(total), dtype=np.int64)
 
 
-def bounded(phi: Float64, centre: NDArray[np.generic], radius: float) -> Int64:
-    """z = clip(φ - centre, radius)/radius as integers (n, d) on 2**-12, ‖z‖ <= 1."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        centred = phi - centre.astype(np.float64)
-    return quantise(clip_rows(centred, radius) / radius, 1.0)
+def centre_sum(phi: Features) -> Int64:
+    """Σφ (d,); L2 norm per record at most 1."""
+    return np.asarray(phi.steps.sum(axis=0, dtype=np.int64))
 
 
-def centre_sum(phi: Float64) -> Int64:
-    """Σφ (d,); norm per record at most 1."""
-    return np.asarray(quantise(phi, 1.0, bits=SUM_BITS).sum(axis=0), dtype=np.int64)
+def quadratic_sum(z: Bounded) -> Int64:
+    """Upper triangle of Σzzᵀ (d(d+1)/2,); Frobenius norm per record at most 1."""
+    return np.asarray(upper(exact_gram(z.steps)), dtype=np.int64)
 
 
-def quadratic_sum(z: Int64) -> Int64:
-    """Upper triangle, row by row, of Σzzᵀ (d(d+1)/2,); Frobenius norm per record at most 1."""
-    return exact_matmul(z.T, z)[np.triu_indices(z.shape[1])] << SHIFT
-
-
-def linear_sum(z: Int64, labels: Int64, weight_steps: Int64, clip: float) -> Int64:
-    """Σ z(p - y)ᵀ (d, c), each record clipped to Frobenius norm `clip`.
+def linear_sum(z: Bounded, weight_steps: Int64, clip: float) -> Int64:
+    """Σ z(p - y)ᵀ (d, c), each record clipped to Frobenius norm `clip`; ‖p - y‖₁ <= 2.
 
     p = softmax(Wᵀz). W (d, c) stands on the grid 2**-12, so the logits are exact integers on
     2**-24 and do not depend on the batch.
     """
-    logits = exact_matmul(z, weight_steps).astype(np.float64) * 2.0**-PRODUCT_BITS
-    residual = _softmax(logits)
-    residual[np.arange(len(labels)), labels] -= 1.0
-    z_squared = squared_norms(z)
-    norm = np.sqrt(z_squared.astype(np.float64)) * 2.0**-GRID_BITS
-    steps = quantise(clip_rows(residual, clip / np.maximum(norm, 1e-9)), 2.0)
-    # The outer product's norm is the product of the norms: check it in integers.
+    total = np.zeros(weight_steps.shape, np.int64)
     limit = int(clip * 2.0**PRODUCT_BITS) ** 2
-    within = z_squared * squared_norms(steps) <= limit
-    return exact_matmul(z.T, np.where(within[:, None], steps, 0)) << SHIFT
+    for rows in blocks(len(z.steps)):
+        steps, squared = z.steps[rows], z.squared[rows]
+        residual = _residual(exact_matmul(steps, weight_steps), z.labels[rows])
+        norm = np.sqrt(squared.astype(np.float64)) * 2.0**-GRID_BITS
+        factors = quantise(clip_rows(residual, clip / np.maximum(norm, 1e-9)), 2.0)
+        # The outer product's norm is the product of the norms: check it in integers.
+        within = squared * squared_norms(factors) <= limit
+        within &= np.abs(factors).sum(axis=1) <= LARGEST_L1
+        total += exact_matmul(steps.T, np.where(within[:, None], factors, 0))
+    return total
+
+
+def _residual(logit_steps: Int64, labels: Int64) -> Float64:
+    """p - y (n, c) for logits in steps of 2**-24."""
+    residual = _softmax(logit_steps.astype(np.float64) * 2.0**-PRODUCT_BITS)
+    residual[np.arange(len(labels)), labels] -= 1.0
+    return residual
 
 
 def _softmax(logits: Float64) -> Float64:

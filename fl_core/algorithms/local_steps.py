@@ -28,17 +28,18 @@ def minimise_quadratic(
     device = _chosen(processor)
     dtype = torch.float32 if device == "mps" else torch.float64
     a = torch.as_tensor(np.ascontiguousarray(curvature)).to(dtype).to(device)
-    residual = -torch.as_tensor(np.ascontiguousarray(linear)).to(dtype).to(device)
+    # Rows of d values: a narrow (c, d) product with a symmetric matrix is the faster way round.
+    residual = -torch.as_tensor(np.ascontiguousarray(linear.T)).to(dtype).to(device)
     middle = (spectrum[1] + spectrum[0]) / 2
     half = max((spectrum[1] - spectrum[0]) / 2, 1e-9 * middle)
     rate = half / middle
     step, total = residual / middle, torch.zeros_like(residual)
     for _ in range(steps):
         total = total + step
-        residual = residual - a @ step
+        residual = residual - step @ a
         previous, rate = rate, 1 / (2 * middle / half - rate)
         step = rate * previous * step + (2 * rate / half) * residual
-    result: NDArray[np.float32] = total.cpu().numpy().astype(np.float32)
+    result: NDArray[np.float32] = total.T.cpu().numpy().astype(np.float32, order="C")
     return result
 
 

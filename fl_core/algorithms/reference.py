@@ -5,33 +5,52 @@ For tools only. It writes to no ledger and prices nothing: what it shows is not 
 
 from __future__ import annotations
 
-from fl_core.algorithms.base import TRAIN, Records, Tensors
+from collections.abc import Callable
+from dataclasses import replace
+
+from fl_core.algorithms.base import TRAIN, Exchange, Records, Tensors
 from fl_core.algorithms.fm import FmCloud, FmDevice
 from fl_core.algorithms.fm_parameters import FmParameters
 from fl_core.algorithms.setting import Setting
-from fl_core.models.softmax_head import probabilities
+from fl_core.models.softmax_head import head_probabilities, probabilities
 
 
 def noise_free_reference(
-    parameters: FmParameters, setting: Setting, train: Records, test: Records
+    parameters: FmParameters,
+    setting: Setting,
+    train: Records,
+    test: Records,
+    before: Callable[[Exchange], None] = lambda _exchange: None,
 ) -> list[float]:
     """Test accuracy after each training round without noise; `train` pools all devices' records.
 
     The mean over `setting.devices` devices of exact sums is the pooled sum over that number, and
     local steps are linear in the sums, so no device needs to be played alone. The ridge stays
-    as the noise would have set it.
+    as the noise would have set it. A PCA is that of the pooled records, whichever the job names.
+    `before` is called ahead of each exchange; what it raises ends the training.
     """
+    setting = _pooled(setting)
     device, cloud = FmDevice(parameters, setting), FmCloud(parameters, setting)
     state = cloud.initial_state()
+    phi = setting.features(test.x)
     accuracies: list[float] = []
     for exchange in cloud.plan():
+        before(exchange)
         tensors = cloud.package(state, exchange)
         mean = device.sums(exchange, tensors, train) / setting.devices
         segments = device.finish(exchange, tensors, mean)
         state = cloud.absorb(state, exchange, segments, setting.devices)
         if exchange.phase == TRAIN:
-            accuracies.append(accuracy(cloud.model(state), setting, test))
+            predicted = head_probabilities(phi, cloud.model(state)).argmax(axis=1)
+            accuracies.append(float((predicted == test.y).mean()))
     return accuracies
+
+
+def _pooled(setting: Setting) -> Setting:
+    if setting.projection is None:
+        return setting
+    common = {"name": "ldp_fpca", "noise": "gaussian"}
+    return replace(setting, projection=setting.projection.model_copy(update=common))
 
 
 def accuracy(weights: Tensors, setting: Setting, test: Records) -> float:

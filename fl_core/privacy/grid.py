@@ -18,6 +18,7 @@ from fl_core.errors import PrivacyError
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
+Integers = NDArray[np.signedinteger[Any]]
 
 GRID_BITS = 12
 EXACT_LIMIT = 1 << 53
@@ -25,7 +26,7 @@ EXACT_LIMIT = 1 << 53
 SHRINK = 1.0 - 2.0**-28
 LARGEST_DIMENSION = 1 << 22
 BLOCK_ROWS = 64
-LARGEST_PIECE = 1 << 20  # rows of one product: bounds memory, not exactness
+LARGEST_PIECE = 1 << 12  # rows of one product: bounds memory, not exactness
 
 
 def row_norms(rows: Float64) -> Float64:
@@ -79,7 +80,7 @@ def squared_norms(rows: Int64) -> Int64:
     return np.asarray((rows * rows).sum(axis=1), dtype=np.int64)
 
 
-def exact_matmul(left: Int64, right: Int64) -> Int64:
+def exact_matmul(left: Integers, right: Integers) -> Int64:
     """`left @ right` in exact integers, (n, k) x (k, c) -> (n, c) int64.
 
     Runs in float64, on CUDA where torch has it (MPS has no float64) and otherwise in numpy.
@@ -88,31 +89,47 @@ def exact_matmul(left: Int64, right: Int64) -> Int64:
     added in int64. Raises `PrivacyError` if one product, or the int64 total, could overflow:
     with quantised rows (at most 2**13 steps) that takes 2**37 records.
     """
-    product = max(1, _largest(left) * _largest(right))
-    if product >= EXACT_LIMIT or left.shape[1] * product >= 1 << 63:
-        raise PrivacyError(
-            f"an exact sum of {left.shape[1]} products up to {product} overflows",
-            fix="use a coarser grid or smaller values",
-        )
-    step = min(EXACT_LIMIT // product - 1, LARGEST_PIECE) or 1
+    step = _piece(left.shape[1], max(1, _largest(left) * _largest(right)))
     total: Int64 = np.zeros((left.shape[0], right.shape[1]), dtype=np.int64)
     for start in range(0, left.shape[1], step):
-        total += _float_product(left[:, start : start + step], right[start : start + step])
+        a = left[:, start : start + step].astype(np.float64)
+        total += _product(a, right[start : start + step].astype(np.float64))
     return total
 
 
-def _float_product(left: Int64, right: Int64) -> Int64:
+def exact_gram(rows: Integers) -> Int64:
+    """`rows.T @ rows` (d, d) of integer rows (n, d), exact as `exact_matmul`, at half its cost."""
+    step = _piece(len(rows), max(1, _largest(rows) ** 2))
+    total: Int64 = np.zeros((rows.shape[1], rows.shape[1]), dtype=np.int64)
+    for start in range(0, len(rows), step):
+        piece = rows[start : start + step].astype(np.float64)
+        total += _product(piece.T, piece)  # of one array with itself: numpy fills one triangle
+    return total
+
+
+def _piece(count: int, product: int) -> int:
+    """How many products, each at most `product`, a float64 holds exactly."""
+    if product >= EXACT_LIMIT or count * product >= 1 << 63:
+        raise PrivacyError(
+            f"an exact sum of {count} products up to {product} overflows",
+            fix="use a coarser grid or smaller values",
+        )
+    return min(EXACT_LIMIT // product - 1, LARGEST_PIECE) or 1
+
+
+def _product(left: Float64, right: Float64) -> Int64:
     torch = _torch_with_cuda()
     if torch is None:
-        return (left.astype(np.float64) @ right.astype(np.float64)).astype(np.int64)
-    a = torch.from_numpy(left.astype(np.float64)).cuda()
-    b = torch.from_numpy(right.astype(np.float64)).cuda()
+        return (left @ right).astype(np.int64)
+    a, b = (torch.from_numpy(np.ascontiguousarray(side)).cuda() for side in (left, right))
     exact: Int64 = (a @ b).cpu().numpy().astype(np.int64)
     return exact
 
 
-def _largest(values: Int64) -> int:
-    return int(np.abs(values).max(initial=0))
+def _largest(values: Integers) -> int:
+    if not values.size:
+        return 0
+    return max(int(values.max()), -int(values.min()))  # exact where -128 has no opposite
 
 
 def _torch_with_cuda() -> Any:

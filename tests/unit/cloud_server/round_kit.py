@@ -16,7 +16,7 @@ from fl_core.protocol.messages import Batch, Exchanged, Manifest
 from fl_core.protocol.sealed import seal_segment
 
 JOB_ID = b"J" * 16
-CENTRE, TRAIN = 1, 3  # indices of exchanges: one int64 segment; float32 and a softmax
+CENTRE, TRAIN = 1, 3  # indices of exchanges: one segment; one and a softmax
 
 
 def job(**changes: Any) -> Job:
