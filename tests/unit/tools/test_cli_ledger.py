@@ -2,6 +2,8 @@
 
 import json
 import sqlite3
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -150,3 +152,18 @@ def test_a_folder_without_a_ledger_is_named_and_stays_as_it_is(tmp_path, capsys)
         assert cli.main(["ledger", sub, "--state-dir", str(tmp_path)]) == 2
         assert "there is no ledger" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_device_with_a_broken_ledger_does_not_start_and_says_why(state, config):
+    with sqlite3.connect(state / LEDGER_FILE) as db:
+        db.execute("UPDATE links SET exchange = 5 WHERE number = 2")
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.cli", "edge", "--config", str(config)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 5
+    said = done.stderr.strip().splitlines()[-1]
+    for part in (LEDGER_FILE, "link 2 is not as this device wrote it", "no job is accepted"):
+        assert part in said
+    assert (state / "identity.key").exists()

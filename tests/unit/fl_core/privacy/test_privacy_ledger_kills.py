@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from fl_core.crypto import CryptoError
 from fl_core.errors import PrivacyError
+from fl_core.privacy import ledger_chain
 from fl_core.privacy.ledger import Ledger, read_ledger
 from fl_core.privacy.mechanisms import gaussian_event
 from fl_core.privacy.policy import JobRequest, Limits, price
@@ -113,3 +115,25 @@ def test_a_release_is_in_the_head_before_it_can_be_published(tmp_path):
     ledger = Ledger(path, "digits")
     assert path.with_suffix(".head").read_bytes() != lagging
     assert ledger.recall("j", 2) is not None
+
+
+def test_a_release_whose_head_could_not_be_written_is_in_it_before_it_is_recalled(
+    tmp_path, monkeypatch
+):
+    path = tmp_path / "ledger.sqlite"
+    ledger = Ledger(path, "digits")
+    STEPS["open"](ledger)
+    before = path.with_suffix(".head").read_bytes()
+
+    def full(*_: object, **__: object) -> None:
+        raise CryptoError("the disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ledger_chain, "write_key", full)
+        for act in (STEPS["first"], lambda held: held.recall("j", 1)):
+            with pytest.raises(PrivacyError, match="head cannot be kept, the disk is full"):
+                act(ledger)
+    assert path.with_suffix(".head").read_bytes() == before
+    assert ledger.recall("j", 1)[1] == b"first"
+    assert path.with_suffix(".head").read_bytes() != before
+    assert ledger.spent("j") == price([LINEAR], REQUEST.delta).training
