@@ -57,6 +57,11 @@ class Setting:
             return self.feature_dimension
         return self.projection.output_dim(self.feature_dimension)
 
+    @property
+    def kept(self) -> int | None:
+        """d where there is a PCA, else None, as `build_graph` takes it."""
+        return None if self.projection is None else self.dimension
+
 
 @dataclass(frozen=True)
 class Method:
