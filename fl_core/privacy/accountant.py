@@ -1,17 +1,19 @@
-"""Prices: Gaussian DP for Gaussian events, exact sums for pure ε, and their combination.
+"""Prices: Gaussian DP for Gaussian events, exact sums for pure ε, and their mixtures.
 
 Sources: Dong, Roth and Su, "Gaussian Differential Privacy" (2022), cor. 2.13 (δ(ε)) and
 cor. 3.3 (μ² adds up, adaptively too); Balle and Wang (2018), thm 8, for the same δ(ε). The
 discreteness of the noise costs (1 + e^ε)·Σ coordinates·TV, TV <= 1/(16σ²); the proof is in
-`docs/privacy.md`.
+`docs/privacy.md`. Mixtures of the two: `mixtures.py`.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 from fl_core.errors import PrivacyError
 from fl_core.privacy.events import (
@@ -23,6 +25,7 @@ from fl_core.privacy.events import (
     Unit,
     UnprotectedEvent,
 )
+from fl_core.privacy.mixtures import Curve, mixture_curve
 
 FINEST_SIGMA_BITS = 20  # coarser Gaussian noise is not priced as Gaussian DP
 ROUND_UP = 1.0 + 1e-9  # covers the float64 rounding of the printed ε
@@ -96,20 +99,24 @@ def mu_for(epsilon: float, delta: float) -> float:
 def epsilon(events: Iterable[Event], delta: float) -> Guarantee:
     """(ε, δ) of releasing all `events` on the same data, one unit for all of them.
 
-    Pure ε adds to the Gaussian part's (ε, δ) by basic composition. No events cost ε = 0. A
-    claimed or unprotected event leaves no proven guarantee: ε is infinite or, if all others
-    are claimed, the claimed sum. Raises `PrivacyError` for mixed units.
+    Gaussian and pure-ε events together cost the lesser of basic composition and, where the
+    library for it is installed, the composition of their privacy-loss distributions: both are
+    proven. No events cost ε = 0. A claimed or unprotected event leaves no proven guarantee: ε is
+    infinite or, if all others are claimed, the claimed sum. Raises `PrivacyError` for mixed units.
     """
     listed = tuple(events)
     units = {event.unit for event in listed}
     if len(units) > 1:
         raise PrivacyError("events of different units have no common ε; price each unit alone")
     unit: Unit = units.pop() if units else "record"
-    pure = sum((e.epsilon for e in listed if isinstance(e, PureEvent)), Fraction(0))
+    pure = Counter(e.epsilon for e in listed if isinstance(e, PureEvent) and e.epsilon)
     claimed = math.fsum(e.claimed_epsilon for e in listed if isinstance(e, ClaimedEvent))
     gaussians = [e for e in listed if isinstance(e, GaussianEvent)]
-    cost = _gaussian_epsilon(gaussians, delta) + claimed
-    total = math.nextafter(float(pure) + cost, math.inf) if pure or cost else 0.0
+    proven = _sum_up(sum((e * n for e, n in pure.items()), Fraction(0)))
+    if gaussians:
+        mu, tv = total_mu(gaussians), math.fsum(discreteness_tv(event) for event in gaussians)
+        proven = _with_gaussians(mu, tv, delta, proven, frozenset(pure.items()))
+    total = math.nextafter(proven + claimed, math.inf) if claimed else proven
     status: Status = weakest(event.status for event in listed)
     if any(isinstance(event, UnprotectedEvent) for event in listed):
         total = math.inf
@@ -134,33 +141,50 @@ def weakest(statuses: Iterable[Status]) -> Status:
     return "claimed" if "claimed" in found else "proven"
 
 
-def _gaussian_epsilon(events: list[GaussianEvent], delta: float) -> float:
-    """The least ε found with δ(ε; μ) + (1 + e^ε)·TV <= δ.
+def _sum_up(exact: Fraction) -> float:
+    return math.nextafter(float(exact), math.inf) if exact else 0.0
 
-    The left side falls, then rises. Any ε that satisfies it is valid; the search steps up to
-    the first one on a 5 % grid and bisects below it. Raises `PrivacyError` if there is none.
+
+@lru_cache(maxsize=256)
+def _with_gaussians(
+    mu: float, tv: float, delta: float, pure: float, groups: frozenset[tuple[Fraction, int]]
+) -> float:
+    """ε of a μ-GDP release whose noise is off by `tv`, beside pure releases of sum `pure`.
+
+    Basic composition, or less. Raises `PrivacyError` if there is no finite ε.
     """
-    if not events:
-        return 0.0
     if not 0 < delta < 1:
         raise PrivacyError(f"privacy.delta: must be in (0, 1), got {delta}")
-    mu, tv = total_mu(events), math.fsum(discreteness_tv(event) for event in events)
+    alone = _least_epsilon(lambda candidate: gaussian_delta(candidate, mu), tv, delta)
+    if alone == math.inf:
+        raise PrivacyError(
+            f"no finite ε at δ = {delta}: too much is released, or the grid is too coarse",
+            fix="raise delta or add noise",
+        )
+    if not pure:
+        return alone
+    basic = math.nextafter(pure + alone, math.inf)
+    curve = mixture_curve(mu, dict(groups)) if mu and basic <= LARGEST_EPSILON else None
+    return min(basic, _least_epsilon(curve, tv, delta, alone)) if curve else basic
+
+
+def _least_epsilon(curve: Curve, tv: float, delta: float, start: float = 0.0) -> float:
+    """The least ε found from `start` on with δ(ε) + (1 + e^ε)·TV <= δ, rounded up; else infinite.
+
+    The left side falls, then rises. Any ε that satisfies it is valid; the search steps up to
+    the first one on a 5 % grid and bisects below it.
+    """
 
     def holds(candidate: float) -> bool:
-        if candidate > LARGEST_EPSILON:
-            return False
-        return gaussian_delta(candidate, mu) + (1 + math.exp(candidate)) * tv <= delta
+        return curve(candidate) + (1 + math.exp(candidate)) * tv <= delta
 
-    if holds(0.0):
-        return 0.0
-    low, high = 0.0, 2.0**-10
+    if holds(start):
+        return start
+    low, high = start, max(start, 2.0**-10)
     while not holds(high):
         low, high = high, high * 1.05
         if high > LARGEST_EPSILON:
-            raise PrivacyError(
-                f"no finite ε at δ = {delta}: too much is released, or the grid is too coarse",
-                fix="raise delta or add noise",
-            )
+            return math.inf
     while high - low > 1e-12 * high:
         middle = (low + high) / 2
         if holds(middle):

@@ -78,10 +78,10 @@ def test_pure_epsilon_is_summed_exactly():
         pure_epsilon([gauss(1.0)])
 
 
-def test_pure_epsilon_adds_to_the_gaussian_part():
+def test_pure_epsilon_adds_at_most_itself_to_the_gaussian_part():
     alone = epsilon([gauss(1.0)], 1e-5).epsilon
     both = epsilon([gauss(1.0), pure(1, 2)], 1e-5)
-    assert both.epsilon == pytest.approx(alone + 0.5)
+    assert alone < both.epsilon < alone + 0.5
     assert both.delta == 1e-5
 
 
