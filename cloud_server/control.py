@@ -12,6 +12,7 @@ from cloud_server.store import Store
 from cloud_server.store_records import JobEntry
 from fl_core.config import parse_job
 from fl_core.errors import EdgeVeilError
+from fl_core.features import backbone_digests, check_backbones, match_backbones
 from fl_core.protocol import effects as fx
 from fl_core.protocol.cloud import CloudMachine
 from fl_core.protocol.cloud_states import State
@@ -35,8 +36,14 @@ class Control:
         self._given = ""  # the job that the machine was given last
 
     def submit(self, job_yaml: str) -> str:
-        """Validate and queue; the job's id. Raises ConfigError with every problem."""
+        """Validate and queue; the job's id. Raises ConfigError with every problem.
+
+        DataError if a backbone that the job names was not put before, or is not what it says.
+        """
         job = parse_job(job_yaml)
+        kept = {one: self._store.backbone(one) for one in backbone_digests(job.features)}
+        found = match_backbones(job.features, (graph for graph in kept.values() if graph))
+        check_backbones(job.features, found)
         entry = self._store.submit_job(
             job.job, job.canonical(), job.digest(), queue_limit=self._queue
         )

@@ -6,11 +6,11 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from cloud_server.plans import graph_of, model_of, plan_of
 from cloud_server.rounds import (
     Choose,
     RoundSecret,
@@ -24,13 +24,12 @@ from cloud_server.store import Store
 from cloud_server.store_records import ExchangeRecord, JobEntry
 from cloud_server.summary import exchange_event, job_summary, round_timeline, shown_clusters
 from fl_core.algorithms.base import Array, Exchange, Records
-from fl_core.config import Job
 from fl_core.crypto.keys import SealingKey
 from fl_core.errors import JobFailed
 from fl_core.evaluation.accuracy import accuracy_onnx
 from fl_core.evaluation.clustering import ClusterScores, cluster_scores
-from fl_core.evaluation.onnx_session import OnnxModel
-from fl_core.models.softmax_head import bake, build_graph
+from fl_core.features import backbone_digests
+from fl_core.models.softmax_head import bake
 from fl_core.plan import SOFTMAX, JobPlan
 from fl_core.protocol import effects as fx
 from fl_core.protocol import sealed as real_sealing
@@ -132,7 +131,10 @@ class CloudHost:
 
     def plan(self, entry: JobEntry) -> JobPlan:
         """The plan of a stored job."""
-        return _plan(entry.canonical)
+        return plan_of(entry.canonical, self._store.backbone)
+
+    def _graph(self, entry: JobEntry) -> bytes:
+        return graph_of(entry.canonical, self._store.backbone)
 
     def state(self, entry: JobEntry) -> dict[str, Array]:
         """The method's state after the last commit."""
@@ -171,7 +173,11 @@ class CloudHost:
 
     def _seal_job(self, entry: JobEntry) -> Broadcast:
         self._cohort = self._store.enrolled()
-        return self._to_all(entry, "job", JobPackage(entry.canonical, _graph(entry.canonical)))
+        plan = self.plan(entry)
+        plan.check_backbones()
+        backbones = tuple(plan.artifacts[one] for one in backbone_digests(plan.job.features))
+        package = JobPackage(entry.canonical, self._graph(entry), backbones)
+        return self._to_all(entry, "job", package)
 
     def _seal_round(self, task: SealRound) -> Broadcast:
         started = self._clock()
@@ -221,7 +227,7 @@ class CloudHost:
 
     def _seal_release(self, entry: JobEntry) -> Broadcast:
         weights = self.plan(entry).cloud.model(self.state(entry))
-        onnx = bake(_graph(entry.canonical), weights)
+        onnx = bake(self._graph(entry), weights)
         self._store.put_release(entry.id, onnx, pack_tensors(weights))
         return self._to_all(entry, "release", ReleasePackage(entry.name, onnx))
 
@@ -298,20 +304,5 @@ class CloudHost:
         if self._test is None or exchange.number == 0:
             return None
         weights = plan.cloud.model(state)
-        return accuracy_onnx(_model(entry.canonical), weights, self._test.x, self._test.y)
-
-
-@lru_cache(maxsize=8)
-def _plan(canonical: bytes) -> JobPlan:
-    return JobPlan(Job.from_canonical(canonical))
-
-
-@lru_cache(maxsize=8)
-def _graph(canonical: bytes) -> bytes:
-    plan = _plan(canonical)
-    return build_graph(plan.features, plan.job.data.input_shape, plan.job.data.classes)
-
-
-@lru_cache(maxsize=8)
-def _model(canonical: bytes) -> OnnxModel:
-    return OnnxModel(_graph(canonical))
+        model = model_of(entry.canonical, self._store.backbone)
+        return accuracy_onnx(model, weights, self._test.x, self._test.y)

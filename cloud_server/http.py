@@ -18,11 +18,13 @@ from aiohttp import web
 from cloud_server.store import Store
 from cloud_server.store_records import JobEntry, StoreError, UnknownJob
 from fl_core.errors import ConfigError, EdgeVeilError
+from fl_core.features.backbone import check_size
 
 MAX_BODY_BYTES = 1 << 20
 MAX_WAIT_S = 30.0
 _POLL_S = 0.1
 _PAGE = 1000
+_CHUNK_BYTES = 1 << 16
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -52,6 +54,7 @@ def make_app(store: Store, control: JobControl, token: str) -> web.Application:
         [
             web.get("/healthz", routes.healthz),
             web.get("/status", routes.status),
+            web.put("/backbones", routes.backbone),
             web.post("/jobs", routes.submit),
             web.get("/jobs", routes.jobs),
             web.get("/jobs/{id}", routes.job),
@@ -85,6 +88,14 @@ class _Routes:
         except UnicodeDecodeError as error:
             raise ConfigError([f"(posted):1 : not UTF-8 text at byte {error.start}"]) from error
         return web.json_response({"id": self._control.submit(text)}, status=201)
+
+    async def backbone(self, request: web.Request) -> web.Response:
+        """Before the job that names it: a feature extractor (ONNX), kept under its digest."""
+        graph = bytearray()
+        async for chunk in request.content.iter_chunked(_CHUNK_BYTES):
+            graph += chunk
+            check_size(graph)
+        return web.json_response({"sha256": self._store.put_backbone(bytes(graph))}, status=201)
 
     async def jobs(self, _request: web.Request) -> web.Response:
         return web.json_response({"jobs": [_summary(entry) for entry in self._store.jobs()]})

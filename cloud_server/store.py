@@ -29,12 +29,14 @@ from cloud_server.store_records import (
     StoreError,
 )
 from cloud_server.store_rows import (
-    HASH_BYTES,
     absorbed_in,
     exchange_of,
+    find_backbone,
     find_row,
     job_of,
+    last_commit,
     round_key,
+    write_backbone,
     write_commit,
 )
 
@@ -176,19 +178,8 @@ class Store:
 
     def last_commit(self, job: str) -> LastCommit | None:
         """Where to resume; None before the first commit."""
-        table, state = tables.exchanges, tables.states
-        query = (
-            sa.select(table, state.c.tensors)
-            .join(state, sa.and_(state.c.job == table.c.job, state.c.index == table.c.index))
-            .where(table.c.job == job)
-        )
         with self._begin() as db:
-            row = db.execute(query).mappings().first()
-        if row is None:
-            return None
-        packed = bytes(row["accepted"])
-        hashes = (packed[k : k + HASH_BYTES] for k in range(0, len(packed), HASH_BYTES))
-        return LastCommit(exchange_of(row), bytes(row["tensors"]), tuple(hashes))
+            return last_commit(db, job)
 
     def exchanges(self, job: str) -> tuple[ExchangeRecord, ...]:
         """All committed exchanges of a job, in order."""
@@ -270,6 +261,16 @@ class Store:
         if row is None:
             return None
         return StoredRelease(job, bytes(row["onnx"]), bytes(row["safetensors"]))
+
+    def put_backbone(self, graph: bytes) -> str:
+        """Keep a feature extractor under its SHA-256 (hex), which is returned; twice is once."""
+        with self._begin() as db:
+            return write_backbone(db, graph)
+
+    def backbone(self, digest: str) -> bytes | None:
+        """The feature extractor of a digest (hex); None if it was never put."""
+        with self._begin() as db:
+            return find_backbone(db, digest)
 
     @contextmanager
     def _begin(self) -> Iterator[sa.Connection]:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 
 import sqlalchemy as sa
 
 from cloud_server import store_schema as tables
-from cloud_server.store_records import ExchangeRecord, JobEntry, StoreError, UnknownJob
+from cloud_server.store_records import (
+    ExchangeRecord,
+    JobEntry,
+    LastCommit,
+    StoreError,
+    UnknownJob,
+)
 
 HASH_BYTES = 32
 Row = sa.RowMapping
@@ -62,6 +69,37 @@ def round_key(db: sa.Connection, job: str, exchange: int, attempt: int) -> bytes
     )
     found = db.scalar(query)
     return None if found is None else bytes(found)
+
+
+def last_commit(db: sa.Connection, job: str) -> LastCommit | None:
+    """Where to resume; None before the first commit."""
+    table, state = tables.exchanges, tables.states
+    query = (
+        sa.select(table, state.c.tensors)
+        .join(state, sa.and_(state.c.job == table.c.job, state.c.index == table.c.index))
+        .where(table.c.job == job)
+    )
+    row = db.execute(query).mappings().first()
+    if row is None:
+        return None
+    packed = bytes(row["accepted"])
+    hashes = (packed[k : k + HASH_BYTES] for k in range(0, len(packed), HASH_BYTES))
+    return LastCommit(exchange_of(row), bytes(row["tensors"]), tuple(hashes))
+
+
+def find_backbone(db: sa.Connection, digest: str) -> bytes | None:
+    """The feature extractor of a digest (hex); None if there is none."""
+    table = tables.backbones
+    found = db.scalar(sa.select(table.c.graph).where(table.c.digest == digest))
+    return None if found is None else bytes(found)
+
+
+def write_backbone(db: sa.Connection, graph: bytes) -> str:
+    """Keep a feature extractor; its SHA-256 (hex)."""
+    digest = hashlib.sha256(graph).hexdigest()
+    if find_backbone(db, digest) is None:
+        db.execute(tables.backbones.insert().values(digest=digest, graph=graph))
+    return digest
 
 
 def write_commit(

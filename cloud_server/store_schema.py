@@ -86,6 +86,13 @@ batches = sa.Table(
     sa.Column("index", sa.Integer, nullable=False),
 )
 
+backbones = sa.Table(
+    "backbones",
+    metadata,
+    sa.Column("digest", sa.String(64), primary_key=True),
+    sa.Column("graph", sa.LargeBinary, nullable=False),
+)
+
 releases = sa.Table(
     "releases",
     metadata,

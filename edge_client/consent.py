@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fl_core.config import EdgeSite, Policy
 from fl_core.errors import PrivacyError
+from fl_core.features import backbone_digests
 from fl_core.plan import JobPlan
 from fl_core.privacy.ledger import Ledger
 from fl_core.privacy.policy import Limits
@@ -36,6 +37,13 @@ def consent(site: EdgeSite, plan: JobPlan, manifest: Manifest, ledger: Ledger) -
         raise PrivacyError(
             f"method '{job.train.method}' is not allowed", where="policy.allowed_methods"
         )
+    for digest in backbone_digests(job.features):
+        if digest not in policy.allowed_backbones:
+            raise PrivacyError(
+                f"the backbone {digest} of the job may not run on the data",
+                where="policy.allowed_backbones",
+                fix="add this digest if you know what the model does",
+            )
     if manifest.selected < policy.min_devices:
         raise PrivacyError(
             f"{manifest.selected} devices are selected, the owner asks for {policy.min_devices}",

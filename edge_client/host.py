@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from edge_client.answer import (
     check_package,
+    own_answers,
     release,
     seal_release,
     softmax_answer,
@@ -23,6 +24,7 @@ from fl_core.algorithms.base import Answer, Records
 from fl_core.config import EdgeSite, Job
 from fl_core.data.device import device_records
 from fl_core.errors import DataError, PrivacyError, ProtocolError, UsageError
+from fl_core.features import match_backbones
 from fl_core.plan import JobPlan
 from fl_core.privacy.ledger import Ledger, Receipt
 from fl_core.privacy.policy import INFER
@@ -139,8 +141,13 @@ class DeviceHost:
     def _learn(self, manifest: Manifest, package: JobPackage) -> Learned:
         if hashlib.sha256(package.job).digest() != manifest.job_digest:
             raise ProtocolError("wrong_job")
-        Job.from_canonical(package.job)
-        self._store.put_job(manifest.at.job_id, package.job, package.graph)
+        job = Job.from_canonical(package.job)
+        try:
+            found = match_backbones(job.features, package.backbones)
+        except DataError as error:
+            raise ProtocolError("wrong_backbone", str(error)) from None
+        job_id = manifest.at.job_id
+        self._store.put_job(job_id, package.job, package.graph, found.values())
         return Learned()
 
     def _plan(self, manifest: Manifest) -> tuple[JobPlan, bytes]:
@@ -152,7 +159,9 @@ class DeviceHost:
             raise ProtocolError("wrong_job")
         plan = self._plans.get(manifest.at.job_id)
         if plan is None:
-            plan = self._plans[manifest.at.job_id] = JobPlan(Job.from_canonical(canonical))
+            job = Job.from_canonical(canonical)
+            kept = match_backbones(job.features, self._store.backbones(manifest.at.job_id))
+            plan = self._plans[manifest.at.job_id] = JobPlan(job, kept)
         return plan, graph
 
     def _work(self, manifest: Manifest, package: RoundPackage) -> Sealed | Declined:
@@ -191,6 +200,9 @@ class DeviceHost:
             asked += (plan.softmax_event(),)
         self._ledger.admit(manifest.at.job_id.hex(), asked)
         # Before records are read: a graph is refused for what it is, never for what it meets.
+        if trains:
+            plan.check_backbones()
+        own = own_answers(plan, exchange, self._ledger, manifest.at.job_id.hex()) if trains else {}
         session = self._inference(graph, plan.job.data.classes) if exchange.infer else None
         training, evaluation = self._own_records(plan.job.data.evaluation_share)
         parts: list[Answer] = []
@@ -198,8 +210,11 @@ class DeviceHost:
             weights = unpack_tensors(package.model)
             parts.append(softmax_answer(plan, session, weights, evaluation.x, self._noise))
         if trains:
-            processor = self.site.device
-            parts.append(training_answer(plan, exchange, package, training, self._noise, processor))
+            parts.append(
+                training_answer(
+                    plan, exchange, package, own, training, self._noise, self.site.device
+                )
+            )
         return release(self._ledger, manifest, parts)
 
     def _inference(self, graph: bytes, classes: int) -> InferenceSession:

@@ -5,6 +5,7 @@ Only noised, sealed bytes stand in the outbox; the ledger is a file of its own.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,7 @@ from fl_core.sqlite_file import SqliteFile
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS seen (job BLOB PRIMARY KEY, round INTEGER, attempt INTEGER, digest BLOB);
 CREATE TABLE IF NOT EXISTS jobs (job BLOB PRIMARY KEY, canonical BLOB, graph BLOB);
+CREATE TABLE IF NOT EXISTS backbones (job BLOB, graph BLOB);
 CREATE TABLE IF NOT EXISTS closed (job BLOB PRIMARY KEY, status TEXT);
 CREATE TABLE IF NOT EXISTS outbox (one INTEGER PRIMARY KEY CHECK (one = 1),
   job BLOB, round INTEGER, attempt INTEGER, header BLOB, sizes BLOB, data BLOB);
@@ -58,6 +60,7 @@ class DeviceStore:
                 case JobClosed(job_id=job_id, status=status):
                     db.execute("INSERT OR REPLACE INTO closed VALUES (?, ?)", (job_id, status))
                     db.execute("DELETE FROM jobs WHERE job = ?", (job_id,))
+                    db.execute("DELETE FROM backbones WHERE job = ?", (job_id,))
                     db.execute("DELETE FROM seen WHERE job = ?", (job_id,))
 
     def load(self) -> Memory:
@@ -80,10 +83,15 @@ class DeviceStore:
                 memory.outbox = OutboxPut(Exchanged(*row[:3]), signed, upload, sizes, row[5])
         return memory
 
-    def put_job(self, job_id: bytes, canonical: bytes, graph: bytes) -> None:
-        """Keep a job and its graph."""
+    def put_job(
+        self, job_id: bytes, canonical: bytes, graph: bytes, backbones: Iterable[bytes] = ()
+    ) -> None:
+        """Keep a job, its graph and its backbones."""
         with self._file.transaction() as db:
             db.execute("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?)", (job_id, canonical, graph))
+            db.execute("DELETE FROM backbones WHERE job = ?", (job_id,))
+            rows = [(job_id, backbone) for backbone in backbones]
+            db.executemany("INSERT INTO backbones VALUES (?, ?)", rows)
 
     def job(self, job_id: bytes) -> tuple[bytes, bytes] | None:
         """(canonical job, graph), or None."""
@@ -92,6 +100,12 @@ class DeviceStore:
                 "SELECT canonical, graph FROM jobs WHERE job = ?", (job_id,)
             ).fetchone()
         return row
+
+    def backbones(self, job_id: bytes) -> list[bytes]:
+        """The feature extractors that came with a job."""
+        with self._file.guard() as db:
+            rows = db.execute("SELECT graph FROM backbones WHERE job = ? ORDER BY rowid", (job_id,))
+            return [bytes(graph) for (graph,) in rows]
 
     def fact(self, name: str) -> str | None:
         """A remembered value, or None."""

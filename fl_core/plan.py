@@ -10,9 +10,17 @@ from functools import cached_property
 
 from fl_core.algorithms import METHODS, Setting
 from fl_core.algorithms.base import CloudMethod, DeviceMethod, Exchange, SegmentSpec
+from fl_core.algorithms.fm_budget import COVARIANCE
 from fl_core.config import Job
 from fl_core.errors import ProtocolError
-from fl_core.features import NONE, Artifacts, FeatureMap, build_features, projection_of
+from fl_core.features import (
+    NONE,
+    Artifacts,
+    FeatureMap,
+    build_features,
+    check_backbones,
+    projection_of,
+)
 from fl_core.privacy.events import Event
 from fl_core.privacy.policy import JobRequest, Quote, price
 from fl_core.privacy.softmax import softmax_event
@@ -30,7 +38,7 @@ class JobPlan:
     """
 
     def __init__(self, job: Job, artifacts: Artifacts = NONE) -> None:
-        self.job = job
+        self.job, self.artifacts = job, artifacts
         self.features: FeatureMap = build_features(job.features, artifacts)
         asked = job.selection.devices
         self.setting = Setting(
@@ -45,6 +53,10 @@ class JobPlan:
             infer_every=job.infer_every,
             projection=projection_of(job.features),
         )
+
+    def check_backbones(self) -> None:
+        """Raise DataError unless each backbone is here, plain layers, and as the job says."""
+        check_backbones(self.job.features, self.artifacts)
 
     @cached_property
     def cloud(self) -> CloudMethod:
@@ -66,6 +78,13 @@ class JobPlan:
         if not 1 <= index <= len(self.exchanges):
             raise ProtocolError("unknown_round")
         return self.exchanges[index - 1]
+
+    def recalled(self, exchange: Exchange) -> tuple[Exchange, ...]:
+        """Earlier exchanges whose answer this one builds on: with `ldp_pca` the covariance."""
+        projection = self.setting.projection
+        if projection is None or projection.name != "ldp_pca":
+            return ()
+        return tuple(e for e in self.exchanges[: exchange.index - 1] if e.phase == COVARIANCE)
 
     def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
         """What may be uploaded, the softmax mean last."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from fl_core.errors import ConfigError, UsageError
 
 TIMEOUT_S = 10.0
 POLL_S = 20.0
+UPLOAD_S = 120.0
 AGAIN_S = 0.5
 
 
@@ -48,8 +49,13 @@ class CloudClient:
             )
         self._token = read_token(token_file)
 
-    def submit(self, job_yaml: bytes) -> str:
-        """Queue a job; returns its id. ConfigError holds all problems that the cloud found."""
+    def submit(self, job_yaml: bytes, backbones: Iterable[bytes] = ()) -> str:
+        """Queue a job; returns its id. ConfigError holds all problems that the cloud found.
+
+        `backbones` are the feature extractors (ONNX) that the job names by digest.
+        """
+        for graph in backbones:
+            self._json("PUT", "/backbones", graph, timeout_s=UPLOAD_S)
         return str(self._json("POST", "/jobs", job_yaml)["id"])
 
     def jobs(self) -> list[dict[str, Any]]:

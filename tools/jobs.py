@@ -15,8 +15,11 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from fl_core.config import load_job
 from fl_core.errors import JobFailed, UsageError
+from fl_core.features import read_backbones
 from tools.cloud_client import CloudClient
+from tools.run_job import submitted
 
 COLUMNS = ("round", "answered", "accuracy", "score", "seconds", "bytes")
 AWAY_S = 60.0  # a watch outlives a restart of the cloud
@@ -29,13 +32,10 @@ def submit(
 
     Waits up to `wait_s` for the cloud to answer. ConfigError lists every problem of the file.
     """
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise UsageError(
-            f"cannot be read ({error.strerror})", where=str(path), fix="name a job file"
-        ) from error
-    job = _once_it_answers(cloud_url, token_file, wait_s).submit(text)
+    found = load_job(path)
+    backbones = read_backbones(found.features)
+    client = _once_it_answers(cloud_url, token_file, wait_s)
+    job = client.submit(submitted(found), backbones.values())
     print(job, flush=True)
     return watch(job, cloud_url, token_file) if follow else 0
 

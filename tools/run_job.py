@@ -16,6 +16,7 @@ from fl_core.data.mnist import FILES, missing_files
 from fl_core.data.partition import Shares
 from fl_core.data.sources import Origin
 from fl_core.errors import ConfigError, UsageError
+from fl_core.features import OnnxParameters, backbone_digests
 
 PLACES = (Path("../shared/data/mnist"), Path("data/mnist"))  # looked at where no folder is named
 
@@ -43,7 +44,12 @@ def local_job(path: Path, overrides: Overrides) -> tuple[Job, LocalRun]:
     if overrides.data_dir is not None:
         changes["data_dir"] = str(Path(overrides.data_dir).absolute())
     plain = job.model_dump(mode="json")
+    for entry, written in zip(job.features, plain["features"], strict=True):
+        if isinstance(entry, OnnxParameters):
+            written["file"] = entry.file
     plain["local_run"] = {**(job.local_run or LocalRun()).model_dump(mode="json"), **changes}
+    allowed = plain["local_run"]["policy"]["allowed_backbones"]
+    allowed += [digest for digest in backbone_digests(job.features) if digest not in allowed]
     devices = plain["local_run"]["devices"]
     if overrides.devices is not None and isinstance(devices, int) and devices > 0:
         # The run itself waits for its devices; fewer than asked for could never come.
@@ -51,7 +57,7 @@ def local_job(path: Path, overrides: Overrides) -> tuple[Job, LocalRun]:
         selection["min_devices"] = min(selection["min_devices"], devices)
     where = f"{path} with {_options(changes)}" if changes else str(path)
     try:
-        checked = parse_job(_yaml(plain), where)
+        checked = parse_job(_yaml(plain), where, folder=path.absolute().parent)
     except ConfigError as error:  # the lines are those of the changed text, which nobody has
         begin = re.compile(rf"{re.escape(where)}:\d+ ")
         raise ConfigError([begin.sub(f"{where}: ", line, 1) for line in error.problems]) from None

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
+from fl_core.features.artifacts import (
+    NONE,
+    Artifacts,
+    backbone_digests,
+    check_backbones,
+    match_backbones,
+    read_backbones,
+)
+from fl_core.features.backbone import cached_backbone
 from fl_core.features.base import FeatureMap, MapParameters, valid_records
 from fl_core.features.concatenation import Concatenation
 from fl_core.features.gabor import Gabor, GaborParameters
@@ -33,13 +41,15 @@ __all__ = [
     "PcaParameters",
     "RandomParameters",
     "RandomRelu",
+    "backbone_digests",
     "build_features",
+    "cached_backbone",
+    "check_backbones",
+    "match_backbones",
     "projection_of",
+    "read_backbones",
     "valid_records",
 ]
-
-Artifacts = Mapping[str, bytes]
-NONE: Artifacts = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -68,8 +78,9 @@ FeatureParameters = (
 def build_features(entries: Sequence[FeatureParameters], artifacts: Artifacts = NONE) -> FeatureMap:
     """The map that a job's `features` name: its maps side by side, one alone as it is.
 
-    `artifacts` holds backbones by their SHA-256 (hex); without them the map knows its dimension
-    and cannot be called. A PCA entry is no map and left out.
+    `artifacts` holds backbones by their SHA-256 (hex). Without one, an entry that was read from a
+    job file takes that file's; another knows its dimension and cannot be called. A PCA entry is
+    no map and left out.
     """
     named = [entry for entry in entries if not isinstance(entry, PcaParameters)]
     maps = [FEATURES[entry.name].build(entry, artifacts) for entry in named]

@@ -51,7 +51,7 @@ def read_backbone(path: Path) -> bytes:
     return graph
 
 
-def check_size(graph: bytes) -> None:
+def check_size(graph: bytes | bytearray) -> None:
     """Raise DataError for a backbone over `MAX_BACKBONE_BYTES`."""
     if len(graph) > MAX_BACKBONE_BYTES:
         raise DataError(

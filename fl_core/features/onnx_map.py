@@ -92,7 +92,7 @@ class OnnxMap:
     """φ(x) = f/‖f‖, f the model's output for x/input_scale; 0 where it is not finite.
 
     One record a run and one thread: ONNX Runtime then does the same for a record whatever stands
-    beside it. `graph` may be missing where nothing is computed.
+    beside it. Without `graph` the file is read that the job file named, if it did.
     """
 
     name = "onnx"
@@ -138,6 +138,8 @@ class OnnxMap:
     def graph(self) -> bytes:
         """The backbone. Raises DataError if it is not there or not what the job says."""
         p = self.parameters
+        if self._graph is None and p.file is not None:
+            self._graph = read_backbone(Path(p.file))
         if self._graph is None:
             raise DataError("the backbone is not here", where=p.sha256, fix="submit it again")
         if sha256_hex(self._graph) != p.sha256:

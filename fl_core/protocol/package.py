@@ -14,10 +14,14 @@ from fl_core.errors import ProtocolError
 
 
 class JobPackage(msgspec.Struct, frozen=True, array_like=True, tag="job"):
-    """Once per job, to every enrolled device: the job (canonical JSON) and the ONNX graph."""
+    """Once per job, to every enrolled device: the job (canonical JSON) and the ONNX graph.
+
+    `backbones` are the frozen feature extractors (ONNX) that the job names by their digests.
+    """
 
     job: bytes
     graph: bytes
+    backbones: tuple[bytes, ...] = ()
 
 
 class RoundPackage(msgspec.Struct, frozen=True, array_like=True, tag="round"):

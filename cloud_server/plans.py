@@ -1,0 +1,37 @@
+"""A stored job's plan, graph and model, each made once; backbones come from the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+from fl_core.config import Job
+from fl_core.evaluation.onnx_session import OnnxModel
+from fl_core.features import backbone_digests
+from fl_core.models.softmax_head import build_graph
+from fl_core.plan import JobPlan
+
+Backbones = Callable[[str], bytes | None]
+"""A feature extractor by its digest; None where it is not kept."""
+
+
+@lru_cache(maxsize=8)
+def plan_of(canonical: bytes, backbone: Backbones) -> JobPlan:
+    """The plan of canonical bytes; raises ProtocolError for others."""
+    job = Job.from_canonical(canonical)
+    found = {digest: backbone(digest) for digest in backbone_digests(job.features)}
+    return JobPlan(job, {digest: graph for digest, graph in found.items() if graph is not None})
+
+
+@lru_cache(maxsize=8)
+def graph_of(canonical: bytes, backbone: Backbones) -> bytes:
+    """The job's ONNX graph, its weights as inputs; DataError without the job's backbones."""
+    plan = plan_of(canonical, backbone)
+    data = plan.job.data
+    return build_graph(plan.features, data.input_shape, data.classes, plan.setting.kept)
+
+
+@lru_cache(maxsize=8)
+def model_of(canonical: bytes, backbone: Backbones) -> OnnxModel:
+    """That graph, opened."""
+    return OnnxModel(graph_of(canonical, backbone))
