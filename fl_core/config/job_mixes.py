@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from fl_core.config.base import Mix
 from fl_core.config.schema_walk import number
 from fl_core.errors import DataError, PrivacyError
-from fl_core.features import PcaParameters, build_features
+from fl_core.features import PcaParameters, build_features, projection_of
 
 if TYPE_CHECKING:
     from fl_core.config.job import Job
     from fl_core.config.local_run import LocalRun
+    from fl_core.plan import JobPlan
 
 RECORD_VALUES = 1 << 24
 
@@ -33,6 +34,7 @@ def job_mixes(job: Job) -> Iterator[Mix]:
         )
     else:
         wrong = list(_features(job))
+        yield from wrong or _own_bases(job)
         yield from wrong or _prices(job)
 
 
@@ -145,6 +147,8 @@ def _prices(job: Job) -> Iterator[Mix]:
             f"ε = {number(job.privacy.epsilon)} with δ = {number(job.privacy.delta)} cannot be "
             f"met, {error.what}; {error.fix}",
         )
+    else:
+        yield from _claims(job, plan)
     if not job.infer_every or plan.softmax_epsilon is None:
         return
     try:
@@ -153,6 +157,37 @@ def _prices(job: Job) -> Iterator[Mix]:
         yield Mix(
             ("encrypt.laplace_eval.laplace_eval_eps", "data.classes"),
             f"{number(plan.softmax_epsilon)} cannot be met, {error.what}; {error.fix}",
+        )
+
+
+def _claims(job: Job, plan: JobPlan) -> Iterator[Mix]:
+    """Training releases without a proven guarantee, which a job must ask for by name."""
+    events = [event for exchange in plan.exchanges for event in plan.device.price(exchange)]
+    unproven = sorted({event.what for event in events if event.status != "proven"})
+    if unproven and not job.privacy.accept_unproven:
+        yield Mix(
+            ("privacy.accept_unproven", "features", "train"),
+            f"no guarantee is proven for: {', '.join(unproven)}; choose a proven variant, or set "
+            "privacy.accept_unproven to true",
+        )
+
+
+def _own_bases(job: Job) -> Iterator[Mix]:
+    """What a PCA of each device's own cannot do, for want of a common basis."""
+    projection = projection_of(job.features)
+    if projection is None or projection.name == "ldp_fpca":
+        return
+    if projection.name == "ldp_pca" and job.selection.devices != "all":
+        yield Mix(
+            ("selection.devices", "features"),
+            "with ldp_pca a device needs its own answer to the first exchange in all others; "
+            "select all devices, or use ldp_fpca",
+        )
+    if projection.name == "local_pca" and job.infer_every:
+        yield Mix(
+            ("unsupervised.eval_type", "unsupervised.every_rounds", "features"),
+            "with local_pca the cloud has no basis with which devices could evaluate; "
+            "set unsupervised.eval_type to NOT_EVAL, or use ldp_fpca",
         )
 
 
