@@ -24,6 +24,7 @@ from cloud_server.store import Store
 from cloud_server.store_records import ExchangeRecord, JobEntry
 from cloud_server.summary import exchange_event, job_summary, round_timeline, shown_clusters
 from fl_core.algorithms.base import Array, Exchange, Records
+from fl_core.algorithms.pca_own import own_weights
 from fl_core.crypto.keys import SealingKey
 from fl_core.errors import JobFailed
 from fl_core.evaluation.accuracy import accuracy_onnx
@@ -226,10 +227,13 @@ class CloudHost:
             )
 
     def _seal_release(self, entry: JobEntry) -> Broadcast:
-        weights = self.plan(entry).cloud.model(self.state(entry))
+        weights = self._weights(self.plan(entry), self.state(entry))
         onnx = bake(self._graph(entry), weights)
         self._store.put_release(entry.id, onnx, pack_tensors(weights))
         return self._to_all(entry, "release", ReleasePackage(entry.name, onnx))
+
+    def _weights(self, plan: JobPlan, state: Mapping[str, Array]) -> dict[str, Array]:
+        return {**plan.cloud.model(state), **own_weights(plan.setting, self._test)}
 
     # --- the end of a round ---
 
@@ -303,6 +307,6 @@ class CloudHost:
     ) -> float | None:
         if self._test is None or exchange.number == 0:
             return None
-        weights = plan.cloud.model(state)
+        weights = self._weights(plan, state)
         model = model_of(entry.canonical, self._store.backbone)
         return accuracy_onnx(model, weights, self._test.x, self._test.y)

@@ -33,16 +33,35 @@ def check_package(plan: JobPlan, manifest: Manifest, package: RoundPackage) -> E
     return exchange
 
 
+def own_answers(plan: JobPlan, exchange: Exchange, ledger: Ledger, job_id: str) -> Tensors:
+    """What this device released earlier in the job and now builds on, as it was released.
+
+    Raises PrivacyError where it did not answer then: whether it did follows from no record.
+    """
+    result: dict[str, Array] = {}
+    for earlier in plan.recalled(exchange):
+        held = ledger.recall(job_id, earlier.index)
+        if held is None:
+            raise PrivacyError(
+                f"this device did not answer '{earlier.label}', and what follows builds on it",
+                where="features",
+                fix="start a new job, or use ldp_fpca",
+            )
+        result |= unpack_tensors(held[1])
+    return result
+
+
 def training_answer(
     plan: JobPlan,
     exchange: Exchange,
     package: RoundPackage,
+    own: Tensors,
     training: Records,
     noise: RandomBytes,
     processor: str,
 ) -> Answer:
-    """The method's noised segments and their events."""
-    tensors = unpack_tensors(package.tensors)
+    """The method's noised segments and their events; `own` as `own_answers` gives it."""
+    tensors = {**unpack_tensors(package.tensors), **own}
     return plan.device.answer(exchange, tensors, training, noise, processor)
 
 
