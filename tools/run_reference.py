@@ -7,16 +7,14 @@ import threading
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fl_core.algorithms.base import Records
+from fl_core.algorithms.base import Exchange, Records
 from fl_core.algorithms.fm_parameters import FmParameters
 from fl_core.algorithms.reference import noise_free_reference
 from fl_core.config import Job, LocalRun
 from fl_core.data.device import take
 from fl_core.data.split import SPLIT_KEY_FILE, load_split_key, split_once
 from fl_core.errors import EdgeVeilError
-from fl_core.features import FeatureMap
 from fl_core.plan import JobPlan
 from tools.run_job import dealt, held
 from tools.site_plan import SitePlan
@@ -42,8 +40,8 @@ class Reference:
         """Begin training."""
         self._thread.start()
 
-    def wait(self, timeout_s: float) -> None:
-        """Wait until it is trained, at most so long."""
+    def wait(self, timeout_s: float | None) -> None:
+        """Wait until it is trained, at most so long; None: however long it takes."""
         self._thread.join(timeout_s)
 
     def stop(self) -> None:
@@ -73,35 +71,18 @@ class _Stopped(Exception):  # noqa: N818 - no error
     """The reference is not wanted any more."""
 
 
-class _Stoppable:
-    """A feature map that ends the training that uses it once `stop` is set."""
-
-    def __init__(self, inner: FeatureMap, stop: threading.Event) -> None:
-        self._inner, self._stop = inner, stop
-        self.name, self.output_dim, self.onnx_nodes = (
-            inner.name,
-            inner.output_dim,
-            inner.onnx_nodes,
-        )
-
-    def __call__(self, x: NDArray[np.float32]) -> NDArray[np.float64]:
-        if self._stop.is_set():
-            raise _Stopped
-        return self._inner(x)
-
-
 def train(job: Job, run: LocalRun, plan: SitePlan, stop: threading.Event) -> list[float]:
     """Test accuracy after each round without noise; empty for a method without a reference."""
     if not isinstance(job.train, FmParameters):
         return []
-    setting = JobPlan(job).setting
-    setting = replace(
-        setting,
-        devices=run.devices - run.infer_only,
-        features=_Stoppable(setting.features, stop),
-    )
+    setting = replace(JobPlan(job).setting, devices=run.devices - run.infer_only)
+
+    def go_on(_exchange: Exchange) -> None:
+        if stop.is_set():
+            raise _Stopped
+
     parameters = job.train.model_copy(update={"ridge": job.train.ridge * RIDGE_SHARE})
-    return noise_free_reference(parameters, setting, pooled(job, run, plan), held(job, run))
+    return noise_free_reference(parameters, setting, pooled(job, run, plan), held(job, run), go_on)
 
 
 def pooled(job: Job, run: LocalRun, plan: SitePlan) -> Records:
