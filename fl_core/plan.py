@@ -23,6 +23,7 @@ from fl_core.features import (
 )
 from fl_core.privacy.events import Event
 from fl_core.privacy.policy import JobRequest, Quote, price
+from fl_core.privacy.self_stop import exchanges_within
 from fl_core.privacy.softmax import softmax_event
 from fl_core.protocol.messages import Group
 from fl_core.protocol.sealed import padded
@@ -69,9 +70,33 @@ class JobPlan:
         return METHODS[self.job.train.method].device(self.job.train, self.setting)
 
     @cached_property
-    def exchanges(self) -> tuple[Exchange, ...]:
-        """All exchanges, the preparatory ones first."""
+    def planned(self) -> tuple[Exchange, ...]:
+        """All exchanges that the method asks for, the preparatory ones first."""
         return self.cloud.plan()
+
+    @cached_property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """The planned exchanges, without those past `privacy.stop`, which never begin.
+
+        Raises PrivacyError where that rule meets a price that is not proven.
+        """
+        stop = self.job.privacy.stop
+        if stop is None:
+            return self.planned
+        prices = (self._training_price(exchange) for exchange in self.planned)
+        return self.planned[: exchanges_within(prices, stop.epsilon, stop.delta)]
+
+    @property
+    def rounds(self) -> int:
+        """Training rounds that will be run: the job's, or fewer with `privacy.stop`."""
+        return max((exchange.number for exchange in self.exchanges), default=0)
+
+    @property
+    def stop_note(self) -> str:
+        """What a person reads of a job that `privacy.stop` ends before its last round, or ""."""
+        if self.rounds == self.job.rounds:
+            return ""
+        return f"stopped by privacy.stop after round {self.rounds} of {self.job.rounds}"
 
     def exchange(self, index: int) -> Exchange:
         """The exchange of a wire round; raises ProtocolError `unknown_round`."""
@@ -118,15 +143,18 @@ class JobPlan:
     def events(self, *, trains: bool = True, until: int | None = None) -> tuple[Event, ...]:
         """Everything one device is asked for at most, up to exchange `until` (None: the job)."""
         result: list[Event] = []
-        trained = 0
         for exchange in self.exchanges[:until]:
-            counted = exchange.number > 0
-            if trains and not (counted and trained >= self.job.max_participations):
-                result += self.device.price(exchange)
-                trained += counted
+            if trains:
+                result += self._training_price(exchange)
             if exchange.infer:
                 result.append(self.softmax_event())
         return tuple(result)
+
+    def _training_price(self, exchange: Exchange) -> tuple[Event, ...]:
+        """The training events of a device that takes part as early and as often as it may."""
+        if exchange.number > self.job.max_participations:
+            return ()
+        return self.device.price(exchange)
 
     def request(self, job_id: str, *, trains: bool = True) -> JobRequest:
         """What the ledger reserves."""

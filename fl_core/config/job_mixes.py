@@ -10,6 +10,7 @@ from fl_core.config.base import Mix
 from fl_core.config.schema_walk import number
 from fl_core.errors import DataError, PrivacyError
 from fl_core.features import PcaParameters, build_features, projection_of
+from fl_core.privacy.self_stop import MomentsAccountant
 
 if TYPE_CHECKING:
     from fl_core.config.job import Job
@@ -140,7 +141,7 @@ def _prices(job: Job) -> Iterator[Mix]:
 
     plan = JobPlan(job)
     try:
-        plan.device.price(plan.exchanges[0])
+        plan.device.price(plan.planned[0])
     except PrivacyError as error:
         yield Mix(
             ("privacy.epsilon", "privacy", "train", "data", "features"),
@@ -149,6 +150,7 @@ def _prices(job: Job) -> Iterator[Mix]:
         )
     else:
         yield from _claims(job, plan)
+        yield from _self_stop(job, plan)
     if not job.infer_every or plan.softmax_epsilon is None:
         return
     try:
@@ -162,13 +164,42 @@ def _prices(job: Job) -> Iterator[Mix]:
 
 def _claims(job: Job, plan: JobPlan) -> Iterator[Mix]:
     """Training releases without a proven guarantee, which a job must ask for by name."""
-    events = [event for exchange in plan.exchanges for event in plan.device.price(exchange)]
+    events = [event for exchange in plan.planned for event in plan.device.price(exchange)]
     unproven = sorted({event.what for event in events if event.status != "proven"})
     if unproven and not job.privacy.accept_unproven:
         yield Mix(
             ("privacy.accept_unproven", "features", "train"),
             f"no guarantee is proven for: {', '.join(unproven)}; choose a proven variant, or set "
             "privacy.accept_unproven to true",
+        )
+
+
+def _self_stop(job: Job, plan: JobPlan) -> Iterator[Mix]:
+    """A stop before anything was learned or evaluated."""
+    stop = job.privacy.stop
+    if stop is None:
+        return
+    try:
+        rounds = plan.rounds
+    except PrivacyError as error:
+        yield Mix(("privacy.stop", "train", "features"), f"{error.what}; {error.fix}")
+        return
+    if rounds == 0:
+        spent = MomentsAccountant()
+        for exchange in plan.planned:
+            if exchange.number <= 1:
+                spent.add(plan.device.price(exchange))
+        yield Mix(
+            ("privacy.stop.delta", "privacy.stop.epsilon", "privacy.epsilon"),
+            f"not one training round would begin: the first takes δ to "
+            f"{spent.delta(stop.epsilon):.3g} at ε = {number(stop.epsilon)}, past the threshold "
+            f"{number(stop.delta)}; raise privacy.stop.epsilon, or lower privacy.epsilon",
+        )
+    elif job.infer_every > rounds:
+        yield Mix(
+            ("privacy.stop", "unsupervised.every_rounds"),
+            f"training ends after round {rounds}, so devices would never be evaluated; set "
+            f"unsupervised.every_rounds to at most {rounds}, or 0 for never",
         )
 
 
