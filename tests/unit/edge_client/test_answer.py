@@ -93,7 +93,7 @@ def test_the_ledger_has_committed_before_anything_is_sealed(
     held = again.ledger.recall(HEX, CENTRE)
     assert held is not None
     spent, tensors = again.ledger.spent(), sealed.tensors(again.answer(sealed))
-    assert tensors["centre"][:32] in held[1]  # the very tensors of before
+    assert tensors["centre"][:16] in held[1]  # the very tensors of before
     assert (again.ledger.spent(), again.load.reads) == (spent, 0)
 
 
@@ -148,7 +148,7 @@ def test_a_segment_that_the_plan_does_not_have_stays_here(device: Device) -> Non
     out = answers.seal_release(*held, PLAN, sealed.manifest, sealed.secret.membership)
     tensors = sealed.tensors(out)
     assert list(tensors) == ["centre"]
-    assert np.frombuffer(tensors["centre"][:32], "<i8").tolist() == [0, 1, 2, 3]
+    assert np.frombuffer(tensors["centre"][:16], "<f4").tolist() == [0, 1, 2, 3]
 
 
 def test_the_softmax_is_noised_and_priced(device: Device) -> None:
