@@ -82,7 +82,7 @@ class FmDevice:
             return covariance_sum(self._cache.features(records))
         if exchange.phase == CENTRE:
             return centre_sum(self._projected(self._cache.features(records), tensors))
-        z = self._bounded(records, tensors)
+        z = self.bounded(records, tensors)
         if exchange.phase == QUADRATIC:
             return quadratic_sum(z)
         return linear_sum(z, tensors["iterate"].astype(np.int64), self.parameters.clip)
@@ -98,7 +98,8 @@ class FmDevice:
         own = tensors[COVARIANCE] if projection.name == "ldp_pca" else covariance_sum(phi)
         return projected(phi, top_basis(own, self.setting.feature_dimension, d))
 
-    def _bounded(self, records: Records, tensors: Tensors) -> Bounded:
+    def bounded(self, records: Records, tensors: Tensors) -> Bounded:
+        """z of the valid records, from a training package that has its form; kept beside them."""
         d, radius = self.setting.dimension, self.parameters.radius
         centre = tensors["centre"] if self.parameters.centre else np.zeros(d, np.float32)
         bases = [tensors[name].tobytes() for name in ("basis", COVARIANCE) if name in tensors]
