@@ -1,0 +1,222 @@
+"""The audit finds what is broken, lets pass what is sound, and leaves no mechanism out."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fl_core.algorithms import METHODS, fm_features
+from fl_core.algorithms.fm import FmDevice
+from fl_core.privacy.accountant import gaussian_delta
+from fl_core.privacy.mechanisms import gaussian, laplace
+from fl_core.privacy.sampler import discrete_gaussian
+from fl_core.privacy.selection import exponential_mechanism
+from fl_core.privacy.softmax import softmax_laplace
+from fl_core.privacy.table import MECHANISMS
+from tools import audit
+from tools.audit_attacks import (
+    FULL,
+    QUICK,
+    gaussian_attack,
+    laplace_attack,
+    selection_attack,
+    softmax_attack,
+    symmetric_attack,
+)
+from tools.audit_fm import PARAMETERS, SETTING, Scene, gaussian_job
+from tools.audit_statistics import Counts, caught, epsilon_at, gaussian_threshold, lower_bound
+from tools.cli import main
+
+BETA = 1e-6
+
+
+def findings(attack):
+    """The attack's findings, played in this process."""
+    played = np.stack([audit.count(attack, side, attack.runs) for side in (False, True)])
+    return {found.event: found for found in audit.judge([attack], {attack.name: played})}
+
+
+def failing(attack):
+    return {event for event, found in findings(attack).items() if found.verdict == "FAILS"}
+
+
+# --- the statistics ---------------------------------------------------------------------------
+
+
+def test_the_lower_bound_is_that_of_clopper_and_pearson():
+    # One-sided at 0.05: 8 of 10 is at least 0.4931, 1 of 10 at most 0.3942.
+    assert lower_bound(Counts(10, 1, 8), 0.0, 0.2) == pytest.approx(
+        math.log(0.4931 / 0.3942), abs=1e-3
+    )
+
+
+def test_both_directions_and_the_complement_are_tried():
+    one = lower_bound(Counts(1000, 100, 300), 0.0, BETA)
+    assert one > 0
+    assert lower_bound(Counts(1000, 300, 100), 0.0, BETA) == one
+    assert lower_bound(Counts(1000, 900, 700), 0.0, BETA) == pytest.approx(one)
+    assert lower_bound(Counts(1000, 0, 0), 0.0, BETA) == 0.0
+
+
+def test_delta_is_taken_off_what_is_found():
+    assert lower_bound(Counts(10**6, 0, 1000), 0.01, BETA) == 0.0
+    assert lower_bound(Counts(10**6, 0, 20_000), 0.01, BETA) > 5
+
+
+def test_a_sound_claim_is_hardly_ever_refuted_and_a_false_one_nearly_always():
+    rng = np.random.default_rng(5)
+    runs, p = 60_000, 0.18
+    sound = rng.binomial(runs, [math.exp(-1) * 0.5, 0.5], (2000, 2))
+    refuted = sum(lower_bound(Counts(runs, a, b), 0.0, BETA) > 1 for a, b in sound.tolist())
+    assert refuted == 0
+    edge = caught(1.0, 0.0, runs, p, BETA)
+    false = rng.binomial(runs, [p, math.exp(edge) * p], (2000, 2))
+    found = sum(lower_bound(Counts(runs, a, b), 0.0, BETA) > 1 for a, b in false.tolist())
+    assert found >= 0.99 * 2000
+    assert edge < 1.1
+
+
+def test_the_gaussian_event_is_where_the_curve_is_tight():
+    edge, delta = gaussian_threshold(1.5, 100_000)
+    epsilon = epsilon_at(1.5, delta)
+    assert gaussian_delta(epsilon, 1.5) == pytest.approx(delta)
+    without, present = (0.5 * math.erfc(x / math.sqrt(2)) for x in (edge, edge - 1.5))
+    assert math.log((present - delta) / without) == pytest.approx(epsilon)
+
+
+# --- sound mechanisms pass --------------------------------------------------------------------
+
+
+def test_every_registered_mechanism_and_method_is_attacked():
+    attacked = {attack.mechanism for attack in audit.attacks(QUICK)}
+    assert set(MECHANISMS) | set(METHODS) <= attacked
+    names = [attack.name for attack in audit.attacks(FULL)]
+    assert len(names) == len(set(names))
+
+
+def test_the_quick_audit_of_everything_passes(capsys):
+    assert main(["audit", "--quick", "--json"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert plain["failed"] == 0
+    assert {row["mechanism"] for row in plain["findings"]} >= set(MECHANISMS) | set(METHODS)
+    refuted = {row["mechanism"] for row in plain["findings"] if row["verdict"] == "refuted"}
+    assert refuted >= {"softmax", "wishart", "local_pca"}
+
+
+# --- broken ones fail -------------------------------------------------------------------------
+
+
+def quieter(factor):
+    def mechanism(total, event):
+        variance = int(event.sigma_squared * factor**2) // 2 * 2
+        ratio = event.sigma_squared // event.finest_sigma_squared
+        return gaussian(
+            total, replace(event, sigma_squared=variance, finest_sigma_squared=variance // ratio)
+        )
+
+    return mechanism
+
+
+def test_gaussian_noise_a_tenth_too_small_is_found():
+    assert failing(gaussian_attack(400_000, quieter(0.9))) == {"past the threshold"}
+    assert failing(gaussian_attack(400_000, gaussian)) == set()
+
+
+def test_laplace_noise_a_tenth_too_small_is_found():
+    def mechanism(total, event):
+        return laplace(total, replace(event, scale_numerator=event.scale_numerator * 9 // 10))
+
+    assert failing(laplace_attack(400_000, mechanism)) == {"past the value"}
+
+
+def test_float_noise_is_found_by_its_last_bits():
+    rng = np.random.default_rng(1)
+
+    def mechanism(total, event):
+        scale = event.scale_numerator / event.scale_denominator
+        return total + rng.laplace(0.0, scale, total.shape), event
+
+    assert "off the grid" in failing(laplace_attack(60_000, mechanism))
+
+
+def test_noise_on_every_second_step_is_found_by_the_last_bit():
+    def mechanism(total, event):
+        odd = total // total.max(initial=1)  # a record's sum that ends in an odd step
+        return total + odd + 2 * (gaussian(0 * total, event)[0] // 2), event
+
+    assert "lowest bit" in failing(gaussian_attack(60_000, mechanism))
+
+
+def test_a_symmetric_matrix_with_the_same_small_noise_everywhere_is_found():
+    def mechanism(total, event):
+        return total + discrete_gaussian(event.finest_sigma_squared, total.shape), event
+
+    assert failing(symmetric_attack(60_000, mechanism, diagonal=True)) == {"past the threshold"}
+
+
+def test_off_diagonals_divided_by_the_root_of_two_once_more_are_found():
+    def mechanism(total, event):
+        return gaussian(total, event)[0] // 2 + total // 2, event
+
+    assert "past the threshold" in failing(symmetric_attack(60_000, mechanism, diagonal=False))
+
+
+def test_softmax_noise_for_a_sensitivity_of_one_is_found():
+    def mechanism(mean, epsilon, sensitivity):
+        return softmax_laplace(mean, epsilon, sensitivity=1)
+
+    assert failing(softmax_attack(30_000, mechanism, sensitivity=2)) == {"both classes past theirs"}
+
+
+def test_a_selection_at_half_the_scale_is_found():
+    def mechanism(scores, event):
+        return exponential_mechanism(2 * scores, event)
+
+    assert failing(selection_attack(30_000, "exponential", mechanism, monotonic=False))
+
+
+def test_a_record_that_is_not_clipped_is_found(monkeypatch):
+    attack = gaussian_job(400, "end to end", Scene.of(PARAMETERS, SETTING))
+
+    def whole(rows, bound, bits=12):
+        return np.trunc(rows * 2.0**bits).astype(np.int64)
+
+    monkeypatch.setattr(fm_features, "clip_rows", lambda rows, bound: rows)
+    monkeypatch.setattr(fm_features, "quantise", whole)
+    assert "quadratic" in failing(attack)
+
+
+def test_a_method_that_spends_more_than_it_says_is_found():
+    def generous(parameters, setting):
+        return FmDevice(parameters, replace(setting, max_participations=1))  # of two rounds
+
+    attack = gaussian_job(4000, "end to end", Scene.of(PARAMETERS, SETTING), generous)
+    assert failing(attack) == {"round 1", "round 2"}
+
+
+# --- the command ------------------------------------------------------------------------------
+
+
+def test_a_claim_that_fails_gives_exit_code_1_and_says_so(monkeypatch, capsys):
+    broken = gaussian_attack(60_000, quieter(0.7))
+    played = np.stack([audit.count(broken, side, 60_000) for side in (False, True)])
+    monkeypatch.setattr(audit, "attacks", lambda effort: (broken,))
+    monkeypatch.setattr(audit, "spread", lambda *_: {broken.name: played})
+    assert main(["audit"]) == 1
+    out = capsys.readouterr().out
+    assert "FAILS" in out
+    assert "1 failed" in out
+
+
+def test_one_mechanism_can_be_asked_for_and_must_be_there(capsys):
+    assert main(["audit", "--mechanism", "laplace", "--runs", "2000", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["findings"]
+    assert {(row["mechanism"], row["runs"]) for row in rows} == {("laplace", 2000)}
+    assert main(["audit", "--mechanism", "laplase"]) == 2
+    assert "laplace" in capsys.readouterr().err
+    assert main(["audit", "--runs", "0"]) == 2
+    assert "at least 1" in capsys.readouterr().err

@@ -1,0 +1,219 @@
+"""`edgeveil audit`: attack every mechanism, and compare what the attack proves with the claim.
+
+Each attack draws the mechanism's output under two neighbours and counts events that were fixed
+beforehand (`tools/audit_statistics.py`). A mechanism fails where the ε that the counts prove
+exceeds the ε that is printed for it; a sound one does so with probability 1e-6 over all tests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from functools import cache
+from itertools import pairwise
+from multiprocessing import get_context
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from fl_core.errors import PrivacyError, UsageError
+from fl_core.registry import nearest
+from tools.audit_attacks import FULL, QUICK, Attack, Effort, single_mechanisms
+from tools.audit_claimed import claimed_attacks
+from tools.audit_fm import fm_attacks
+from tools.audit_statistics import BETA, Counts, caught, lower_bound
+
+PIECES = 24  # of an attack's runs, so that all cores have work and the bar moves
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One event of one attack. `caught` is the true ε that this test finds with power 0.99."""
+
+    mechanism: str
+    attack: str
+    event: str
+    claimed_epsilon: float
+    delta: float
+    measured_epsilon: float
+    caught: float
+    runs: int
+    without: int
+    present: int
+    proven: bool
+
+    @property
+    def exceeds(self) -> bool:
+        """Whether the claim is refuted."""
+        return self.measured_epsilon > self.claimed_epsilon
+
+    @property
+    def verdict(self) -> str:
+        """What is printed: only a refuted claim of EdgeVeil's own is a failure."""
+        if self.proven:
+            return "FAILS" if self.exceeds else "holds"
+        return "refuted" if self.exceeds else "not refuted"
+
+
+@cache
+def attacks(effort: Effort) -> tuple[Attack, ...]:
+    """Every attack there is."""
+    return (*single_mechanisms(effort), *fm_attacks(effort.jobs), *claimed_attacks(effort))
+
+
+def audit(
+    *, quick: bool = False, as_json: bool = False, runs: int | None = None, mechanism: str = ""
+) -> int:
+    """Play the attacks and print what they found; 0, or 1 if a proven claim fails.
+
+    Raises UsageError for a mechanism that is not there.
+    """
+    effort = QUICK if quick else FULL
+    if runs is not None:
+        effort = Effort(runs, runs, runs)
+    chosen = [attack for attack in attacks(effort) if mechanism in ("", attack.mechanism)]
+    if not chosen:
+        names = sorted({attack.mechanism for attack in attacks(effort)})
+        raise UsageError(
+            f"no mechanism '{mechanism}'", where="--mechanism", fix=nearest(mechanism, names)
+        )
+    console = Console(stderr=as_json, highlight=False)
+    with Progress(console=console, transient=True) as progress:
+        total = sum(2 * len(pieces(attack)) for attack in chosen)
+        bar = progress.add_task("attacking", total=total)
+        findings = judge(chosen, spread(chosen, effort, lambda: progress.advance(bar)))
+    failed = [found for found in findings if found.proven and found.exceeds]
+    if as_json:
+        rows = [{**asdict(found), "verdict": found.verdict} for found in findings]
+        plain = {"beta": BETA, "tests": len(findings), "failed": len(failed), "findings": rows}
+        json.dump(_finite(plain), sys.stdout, allow_nan=False)
+        print(flush=True)
+    else:
+        show(console, findings)
+    return 1 if failed else 0
+
+
+def judge(chosen: Sequence[Attack], counted: dict[str, NDArray[np.int64]]) -> list[Finding]:
+    """The findings of attacks whose hits were `counted` as (2, claims): without, present.
+
+    The error probability is shared out over all tests of the call (Bonferroni).
+    """
+    beta = BETA / sum(len(attack.claims) for attack in chosen)
+    findings = []
+    for attack in chosen:
+        for k, claim in enumerate(attack.claims):
+            without, present = (int(side[k]) for side in counted[attack.name])
+            counts = Counts(attack.runs, without, present)
+            rate = min(without, present) / attack.runs
+            findings.append(
+                Finding(
+                    mechanism=attack.mechanism,
+                    attack=attack.title,
+                    event=claim.event,
+                    claimed_epsilon=claim.epsilon,
+                    delta=claim.delta,
+                    measured_epsilon=lower_bound(counts, claim.delta, beta),
+                    caught=caught(claim.epsilon, claim.delta, attack.runs, rate, beta),
+                    runs=attack.runs,
+                    without=without,
+                    present=present,
+                    proven=claim.proven,
+                )
+            )
+    return findings
+
+
+def pieces(attack: Attack) -> list[int]:
+    """The runs of one side, in parts that are played separately."""
+    edges = [attack.runs * k // PIECES for k in range(PIECES + 1)]
+    return [b - a for a, b in pairwise(edges) if b > a]
+
+
+def count(attack: Attack, present: bool, runs: int) -> NDArray[np.int64]:
+    """Hits (claims,) of `runs` runs of one side."""
+    hits = attack.play(present, runs)
+    if hits.shape != (len(attack.claims), runs):
+        raise PrivacyError(f"{attack.name}: hits of shape {hits.shape}")
+    return np.asarray(hits.sum(axis=1), dtype=np.int64)
+
+
+def spread(
+    chosen: Iterable[Attack], effort: Effort, advance: Callable[[], object]
+) -> dict[str, NDArray[np.int64]]:
+    """Play all pieces of all attacks on all cores; hits (2, claims) by the attack's name."""
+    total = {attack.name: np.zeros((2, len(attack.claims)), np.int64) for attack in chosen}
+    workers = os.cpu_count() or 1
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        waiting = {
+            pool.submit(_count_named, effort, attack.name, present, runs): (attack.name, present)
+            for attack in chosen
+            for present in (False, True)
+            for runs in pieces(attack)
+        }
+        try:
+            for done in as_completed(waiting):
+                name, present = waiting[done]
+                total[name][int(present)] += done.result()
+                advance()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return total
+
+
+def _count_named(effort: Effort, name: str, present: bool, runs: int) -> NDArray[np.int64]:
+    """A piece of work for another process: attacks do not travel, their names do."""
+    attack = next(one for one in attacks(effort) if one.name == name)
+    return count(attack, present, runs)
+
+
+def show(console: Console, findings: Sequence[Finding]) -> None:
+    """Two tables: what EdgeVeil proves, and what texts claim."""
+    for proven, title in ((True, "proven"), (False, "claimed, not proven")):
+        rows = [found for found in findings if found.proven == proven]
+        if not rows:
+            continue
+        table = Table(title=title, title_justify="left", caption_justify="left")
+        for name in ("mechanism", "attack", "event"):
+            table.add_column(name)
+        for name in ("claimed ε", "at δ", "measured ε ≥", "finds ε ≥", "runs a side"):
+            table.add_column(name, justify="right")
+        table.add_column("verdict")
+        before = ("", "")
+        for found in rows:
+            here = (found.mechanism, found.attack)
+            table.add_row(*(here if here != before else ("", "")), *_figures(found))
+            before = here
+        console.print(table)
+    failed = sum(found.proven and found.exceeds for found in findings)
+    console.print(
+        f"{len(findings)} tests, one error in a million allowed over all of them; "
+        + (f"[red]{failed} failed[/red]" if failed else "[green]every proven claim stands[/green]")
+    )
+
+
+def _figures(found: Finding) -> tuple[str, ...]:
+    colour = {"FAILS": "red", "holds": "green"}.get(found.verdict, "yellow")
+    return (
+        found.event,
+        f"{found.claimed_epsilon:.3f}",
+        f"{found.delta:g}",
+        f"{found.measured_epsilon:.3f}",
+        f"{found.caught:.3f}",
+        f"{found.runs:,}",
+        f"[{colour}]{found.verdict}[/{colour}]",
+    )
+
+
+def _finite(plain: dict[str, object]) -> dict[str, object]:
+    """Infinite figures as null: JSON has no other name for them."""
+    text = json.dumps(plain)
+    loaded: dict[str, object] = json.loads(text, parse_constant=lambda _name: None)
+    return loaded

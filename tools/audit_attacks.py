@@ -1,0 +1,219 @@
+"""Attacks on single mechanisms: two neighbours with the whole gap on one coordinate.
+
+Where noise is drawn value by value, one call on many equal values plays many runs at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_core.privacy.accountant import epsilon
+from fl_core.privacy.mechanisms import (
+    diagonal_of_triangle,
+    gaussian,
+    gaussian_event,
+    laplace,
+    laplace_event,
+)
+from fl_core.privacy.selection import selection_event
+from fl_core.privacy.softmax import SOFTMAX_BITS, softmax_event, softmax_laplace
+from fl_core.privacy.table import MECHANISMS
+from tools.audit_statistics import gaussian_threshold
+
+Hits = NDArray[np.bool_]
+Play = Callable[[bool, int], Hits]
+
+BITS = 28
+ONE = 1 << BITS
+FINEST = 53  # a float64 sum around 1 has no bits below; noise around 0 has
+MU = 1.5
+EPSILON = 1.0
+TRIANGLE = 30  # matrices of this many rows: so many runs by one call
+CANDIDATES = 20
+LOW_BITS = ("lowest bit", "off the grid")
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Runs a side: `values` where one call draws many, `calls` of a mechanism, `jobs` played."""
+
+    values: int
+    calls: int
+    jobs: int
+
+
+QUICK = Effort(values=400_000, calls=60_000, jobs=8_000)
+FULL = Effort(values=2_000_000, calls=200_000, jobs=100_000)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """An event of an attack, and the (ε, δ) that bound its probabilities.
+
+    Where `proven` is false the bound is a text's own; to find it exceeded is what one expects.
+    """
+
+    event: str
+    epsilon: float
+    delta: float = 0.0
+    proven: bool = True
+
+
+@dataclass(frozen=True)
+class Attack:
+    """Two neighbouring inputs of one mechanism, and the events that are counted.
+
+    `play(present, runs)` draws `runs` independent outputs and returns (claims, runs): which of
+    the events occurred.
+    """
+
+    mechanism: str
+    title: str
+    claims: tuple[Claim, ...]
+    play: Play
+    runs: int
+
+    @property
+    def name(self) -> str:
+        """Unique among all attacks."""
+        return f"{self.mechanism}: {self.title}"
+
+
+Noise = Callable[[NDArray[np.int64], Any], tuple[NDArray[Any], Any]]
+Softmax = Callable[..., tuple[NDArray[np.float64], Any]]
+Select = Callable[[NDArray[np.int64], Any], tuple[int, Any]]
+
+
+def gaussian_attack(runs: int, mechanism: Noise = gaussian) -> Attack:
+    """Discrete Gaussian noise on one value whose whole sensitivity is the gap."""
+    one = gaussian_event("audit", ONE, MU, 1, grid_bits=BITS)
+    edge, delta = gaussian_threshold(one.mu, runs)
+    claimed = epsilon([one], delta).epsilon
+
+    def play(present: bool, count: int) -> Hits:
+        event = gaussian_event("audit", ONE, MU, count, grid_bits=BITS)
+        out = mechanism(np.full(count, ONE * present, np.int64), event)[0]
+        statistic = out.astype(np.float64) / math.sqrt(event.sigma_squared)
+        return np.stack([statistic >= edge, *low_bits(out, BITS)])
+
+    claims = _claims("past the threshold", claimed, delta)
+    return Attack("gaussian", "one value", claims, play, runs)
+
+
+def symmetric_attack(runs: int, mechanism: Noise = gaussian, *, diagonal: bool) -> Attack:
+    """The symmetric layout, the gap on diagonal values, or on off-diagonal ones alone.
+
+    A matrix of Frobenius norm 1 may have 1 on the diagonal, or 1/√2 at two mirrored places, of
+    which the released triangle holds one.
+    """
+    size = TRIANGLE * (TRIANGLE + 1) // 2
+    event = gaussian_event("audit", ONE, MU, size, grid_bits=BITS, layout="symmetric")
+    edge, delta = gaussian_threshold(event.mu, runs)
+    places = diagonal_of_triangle(size)
+    if not diagonal:
+        places = np.setdiff1d(np.arange(size), places)
+    gap = ONE if diagonal else int(ONE / math.sqrt(2))
+    scale = math.sqrt(event.sigma_squared if diagonal else event.finest_sigma_squared)
+
+    def play(present: bool, count: int) -> Hits:
+        total = np.zeros(size, np.int64)
+        total[places] = gap * present
+        calls = -(-count // len(places))
+        out = np.concatenate([mechanism(total, event)[0][places] for _ in range(calls)])[:count]
+        return np.stack([out.astype(np.float64) / scale >= edge, *low_bits(out, BITS)])
+
+    claims = _claims("past the threshold", epsilon([event], delta).epsilon, delta)
+    title = f"symmetric matrix, {'on' if diagonal else 'off'} the diagonal"
+    return Attack("gaussian", title, claims, play, runs)
+
+
+def laplace_attack(runs: int, mechanism: Noise = laplace) -> Attack:
+    """Discrete Laplace noise on one value; the ratio is e^ε all the way past the larger one."""
+
+    def play(present: bool, count: int) -> Hits:
+        event = laplace_event("audit", ONE, ONE, EPSILON, count, BITS)
+        out = mechanism(np.full(count, ONE * present, np.int64), event)[0]
+        return np.stack([out >= ONE, *low_bits(out, BITS)])
+
+    claims = _claims("past the value", EPSILON)
+    return Attack("laplace", "one value", claims, play, runs)
+
+
+def selection_attack(
+    runs: int, name: str, mechanism: Select | None = None, *, monotonic: bool
+) -> Attack:
+    """One candidate gains by the record while all others lose (monotonic: stay).
+
+    The more candidates, the less the favoured one's gain moves the sum of all chances, and the
+    nearer the ratio comes to e^ε.
+    """
+    select = mechanism or MECHANISMS[name]
+    event = selection_event("audit", CANDIDATES, 1, EPSILON, mechanism=name, monotonic=monotonic)
+    without = np.full(CANDIDATES, 0 if monotonic else 1, np.int64)
+    without[0] = 0
+    present_scores = np.zeros(CANDIDATES, np.int64)
+    present_scores[0] = 1
+
+    def play(present: bool, count: int) -> Hits:
+        scores = present_scores if present else without
+        return np.array([[select(scores, event)[0] == 0 for _ in range(count)]])
+
+    claims = (Claim("the favoured one", epsilon([event], 0.0).epsilon),)
+    title = f"{CANDIDATES} candidates{', monotonic' if monotonic else ''}"
+    return Attack(name, title, claims, play, runs)
+
+
+def softmax_attack(runs: int, mechanism: Softmax = softmax_laplace, *, sensitivity: int) -> Attack:
+    """Mean softmax of two devices that are sure of different classes.
+
+    With `sensitivity` 1 the text's own ε, half of the proven one, is tried by the same draws.
+    """
+    event = softmax_event(2, EPSILON, sensitivity=sensitivity)
+
+    def play(present: bool, count: int) -> Hits:
+        sure = np.array([0.0, 1.0]) if present else np.array([1.0, 0.0])
+        draws = [mechanism(sure, EPSILON, sensitivity=sensitivity)[0] for _ in range(count)]
+        out = np.stack(draws)
+        swapped = (out[:, 0] <= 0) & (out[:, 1] >= 1)
+        hits = [swapped, *low_bits(out[:, 1] * 2.0**SOFTMAX_BITS, SOFTMAX_BITS)]
+        return np.stack(hits if sensitivity == 2 else [*hits, swapped])
+
+    claims = _claims("both classes past theirs", epsilon([event], 0.0).epsilon)
+    if sensitivity == 1:
+        claims += (Claim("both classes past theirs", EPSILON, proven=False),)
+    return Attack("softmax", f"mean, sensitivity {sensitivity}", claims, play, runs)
+
+
+def low_bits(out: NDArray[np.generic], bits: int) -> tuple[Hits, Hits]:
+    """Two events on the last bits of outputs in steps of 2**-`bits`: odd, or off every grid."""
+    steps = out.astype(np.float64)
+    finest = np.ldexp(steps, FINEST - bits)
+    return np.floor(steps) % 2 == 1, finest != np.floor(finest)
+
+
+def _claims(event: str, claimed: float, delta: float = 0.0) -> tuple[Claim, ...]:
+    return tuple(Claim(name, claimed, delta) for name in (event, *LOW_BITS))
+
+
+def single_mechanisms(effort: Effort) -> tuple[Attack, ...]:
+    """All attacks of this file."""
+    values, calls = effort.values, effort.calls
+    return (
+        gaussian_attack(values),
+        symmetric_attack(values // 4, diagonal=True),
+        symmetric_attack(values, diagonal=False),
+        laplace_attack(values),
+        *(
+            selection_attack(calls, name, monotonic=monotonic)
+            for name in ("exponential", "report_noisy_max")
+            for monotonic in (False, True)
+        ),
+        softmax_attack(calls, sensitivity=2),
+        softmax_attack(calls, sensitivity=1),
+    )
