@@ -36,9 +36,14 @@ class _Text(logging.Formatter):
         return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
 
 
+def formatter(form: str) -> logging.Formatter:
+    """Of lines in `text` or `json`."""
+    return _Json() if form == "json" else _Text()
+
+
 def setup(level: str, form: str) -> None:
     """Send this process's lines to standard error; foreign libraries speak up from warnings on."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Json() if form == "json" else _Text())
+    handler.setFormatter(formatter(form))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("edgeveil").setLevel(level.upper())

@@ -42,11 +42,13 @@ def _add_run(commands: Subparsers) -> None:
         "run a whole job on this machine",
         about=(
             "Starts two brokers, a cloud, a proxy and devices on this machine, runs the job over\n"
-            "MQTT and writes result, events, model and report to DIR."
+            "MQTT and writes result, events, model and report to DIR. With --simulate all parties\n"
+            "are played in this process: no broker, no encryption, and a run repeats exactly."
         ),
         examples=(
             "edgeveil run configs/jobs/quickstart.yaml --out out/quickstart\n"
-            "edgeveil run configs/jobs/quickstart.yaml --out out/small --devices 8 --broker amqtt"
+            "edgeveil run configs/jobs/quickstart.yaml --out out/small --devices 8 --broker amqtt\n"
+            "edgeveil run configs/jobs/quickstart.yaml --out out/fast --simulate --seed 3"
         ),
     )
     run.add_argument("job", type=Path, metavar="JOB", help="job file")
@@ -55,7 +57,23 @@ def _add_run(commands: Subparsers) -> None:
     run.add_argument("--protocol", type=int, choices=(5, 4), help="MQTT 5, or 4 for 3.1.1")
     run.add_argument("--devices", type=int, metavar="N", help="devices to play")
     run.add_argument("--workers", type=int, metavar="N", help="processes that host them")
-    run.add_argument("--seed", type=int, metavar="N", help="of the dealing of records")
+    run.add_argument(
+        "--seed", type=int, metavar="N", help="of the dealing of records; simulated: of the noise"
+    )
+    run.add_argument(
+        "--simulate",
+        action=argparse.BooleanOptionalAction,
+        help="play all parties in this process, without encryption; default: as the job says",
+    )
+    run.add_argument(
+        "--data", type=Path, metavar="DIR", help="folder of MNIST's files, for jobs that learn it"
+    )
+    run.add_argument(
+        "--no-reference",
+        action="store_false",
+        dest="reference",
+        help="do not train the noise-free reference",
+    )
     run.add_argument("--keep", action="store_true", help="keep keys, ledgers and stores too")
     run.add_argument("--json", action="store_true", help="print result.json, progress to stderr")
     run.set_defaults(handler=_run)
@@ -112,8 +130,17 @@ def _run(args: argparse.Namespace) -> int:
         devices=args.devices,
         workers=args.workers,
         seed=args.seed,
+        simulate=args.simulate,
+        data_dir=None if args.data is None else str(args.data),
     )
-    return run_local(args.job, args.out, overrides, as_json=args.json, keep=args.keep)
+    return run_local(
+        args.job,
+        args.out,
+        overrides,
+        as_json=args.json,
+        keep=args.keep,
+        reference=args.reference,
+    )
 
 
 def _cloud(args: argparse.Namespace) -> tuple[str, Path]:

@@ -1,7 +1,8 @@
 """What a run leaves behind for scripts: `result.json`.
 
     job                   the job's name
-    status, reason        `completed` or `failed`, and why (`interrupted`: by Ctrl-C)
+    status, reason        `completed` or `failed`, and why (`interrupted`: by Ctrl-C); of a
+                          completed job, whether a rule ended it before its last round
     rounds                one entry per committed training round:
         round             its number, from 1
         accuracy          of the global model on the cloud's test records, or null
@@ -20,7 +21,8 @@
                           infinite or not asked for is null. Neither alone is "the" ε.
     bytes                 by hop: {cloud_to_proxy, proxy_to_devices, devices_to_proxy,
                           proxy_to_cloud}; what the proxy publishes for all counts once
-    broker, protocol      engine with version; MQTT version asked for
+    broker, protocol      engine with version; MQTT version asked for, null in a simulation
+    simulated, encryption whether all parties were played in one process; `on` or `off`
     devices               how many took part, `infer_only` of them without training
     seconds               of the whole command, starting and stopping included
     memory_peak_bytes     of all processes together, or null
@@ -103,7 +105,7 @@ class Facts:
     status: Status
     reason: str
     broker: str
-    protocol: int
+    protocol: int | None
     devices: int
     infer_only: int
     seconds: float
@@ -111,6 +113,7 @@ class Facts:
     reference: Sequence[float]
     bytes: Mapping[str, int]
     privacy: Mapping[str, Any]
+    simulated: bool = False
 
 
 def build(record: Record, facts: Facts) -> dict[str, Any]:
@@ -119,7 +122,7 @@ def build(record: Record, facts: Facts) -> dict[str, Any]:
     found = {
         "job": facts.job,
         "status": facts.status,
-        "reason": facts.reason,
+        "reason": facts.reason or record.reason,
         "rounds": record.rounds,
         "phases": record.phases,
         "final": {"accuracy": record.accuracy},
@@ -128,6 +131,8 @@ def build(record: Record, facts: Facts) -> dict[str, Any]:
         "bytes": dict(facts.bytes),
         "broker": facts.broker,
         "protocol": facts.protocol,
+        "simulated": facts.simulated,
+        "encryption": "off" if facts.simulated else "on",
         "devices": facts.devices,
         "infer_only": facts.infer_only,
         "seconds": round(facts.seconds, 3),

@@ -15,14 +15,15 @@ from typing import IO, Any
 from cloud_server.http_token import read_token
 from fl_core.config import Job, LocalRun
 from fl_core.errors import EdgeVeilError, JobFailed
-from fl_core.plan import JobPlan
+from fl_core.features import read_backbones
 from tools.broker_plan import BrokerPlan
 from tools.brokers import BrokerProcess, choose_engine, free_port
 from tools.cloud_client import CloudClient
-from tools.progress import MemoryPeak, Progress, View
+from tools.progress import MemoryPeak, Progress
 from tools.provision import SIDES, Site, provision
-from tools.result import Facts, Record, build, finite, privacy_of, write_whole
+from tools.result import write_whole
 from tools.run_children import Children, tail
+from tools.run_course import Course
 from tools.run_job import source, submitted
 from tools.run_reference import Reference
 from tools.site_plan import Ports, SitePlan
@@ -43,13 +44,18 @@ _HOPS = {
 class Fleet:
     """Everything that runs for one job. `run` once, then `stop`, then `result`."""
 
-    def __init__(self, job: Job, run: LocalRun, folder: Path, out: Path, stream: IO[str]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        run: LocalRun,
+        folder: Path,
+        out: Path,
+        stream: IO[str],
+        *,
+        reference: bool = True,
+    ) -> None:
         self.job, self.settings, self.out = job, run, out
-        self.plan = JobPlan(job)
-        self._whole = self.plan.quote()
-        self.record = Record()
-        view = View(len(self.plan.exchanges), job.rounds, run.devices)
-        self.progress = Progress(view, stream)
+        self.course = Course(job, run, out, stream)
         self._folder, self._logs = folder, out / "logs"
         self._children = Children(self._logs)
         self._memory = MemoryPeak(self._children)
@@ -57,6 +63,7 @@ class Fleet:
         self._broker_name, self._protocol = "", int(run.protocol)
         self._proxy_status = ""
         self._hops: dict[str, int] = {}
+        self._wants_reference = reference
         self._reference: Reference | None = None
         self._stop = threading.Event()
 
@@ -67,23 +74,21 @@ class Fleet:
         site = self._provision()
         self._start_brokers(site)
         self._start_processes(site)
-        self._reference = Reference(self.job, self.settings, site.plan)
-        self._reference.start()
+        if self._wants_reference:
+            self._reference = Reference(self.job, self.settings, site.plan)
+            self._reference.start()
         self._wait_for_devices(site)
         client = CloudClient(site.plan.url, site.token_file)
-        job = client.submit(submitted(self.job))
+        backbones = read_backbones(self.job.features)
+        job = client.submit(submitted(self.job), backbones.values())
         self._follow(client, job)
-        if self.record.ended != "completed":
-            raise JobFailed(
-                self.record.reason or f"the job was {self.record.ended}",
-                where=job,
-                fix=f"What each process said is in {self._logs}",
-            )
+        self.course.require_completed(job)
         for kind in ("onnx", "safetensors"):
             write_whole(self.out / f"model.{kind}", client.model(job, kind))
         self._look()
-        self.progress.doing("waiting for the noise-free reference")
-        self._reference.wait(REFERENCE_S)
+        if self._reference:
+            self.progress.doing("waiting for the noise-free reference")
+            self._reference.wait(REFERENCE_S)
 
     def stop(self) -> None:
         """End all processes; the brokers last. Keeps their logs."""
@@ -99,26 +104,19 @@ class Fleet:
 
     def result(self, reason: str) -> dict[str, Any]:
         """The content of `result.json`; `reason` is empty when the job completed."""
-        event = self.plan.softmax_event() if self.plan.softmax_epsilon is not None else None
-        once = getattr(event, "epsilon", None)
-        quote = self.plan.quote(self.record.asked if reason else None)
-        return build(
-            self.record,
-            Facts(
-                job=self.job.job,
-                status="failed" if reason else "completed",
-                reason=reason,
-                broker=self._broker_name,
-                protocol=self._protocol,
-                devices=self.settings.devices,
-                infer_only=self.settings.infer_only,
-                seconds=self.progress.elapsed_s,
-                memory_peak_bytes=self._memory.peak_bytes or None,
-                reference=self._reference.rounds if self._reference else [],
-                bytes=self._hops,
-                privacy=privacy_of(quote, float(once) if once is not None else None),
-            ),
+        return self.course.result(
+            reason,
+            broker=self._broker_name,
+            protocol=self._protocol,
+            memory_peak_bytes=self._memory.peak_bytes or None,
+            reference=self._reference.rounds if self._reference else [],
+            bytes=self._hops,
         )
+
+    @property
+    def progress(self) -> Progress:
+        """What a person sees."""
+        return self.course.progress
 
     # --- start ---
 
@@ -205,19 +203,16 @@ class Fleet:
             target=self._read, args=(client, job, found), daemon=True, name="events"
         )
         reader.start()
-        with (self.out / "events.jsonl").open("w", encoding="utf-8") as file:
-            while True:
-                with suppress(queue.Empty):
-                    event = found.get(timeout=_LOOK_S)
-                    while True:
-                        if isinstance(event, EdgeVeilError):
-                            self._children.check()  # a dead cloud says more than a refused call
-                            raise event
-                        self._take(event, file)
-                        event = found.get_nowait()
-                if self.record.ended:
-                    return
-                self._look()
+        while not self.course.record.ended:
+            with suppress(queue.Empty):
+                event = found.get(timeout=_LOOK_S)
+                while True:
+                    if isinstance(event, EdgeVeilError):
+                        self._children.check()  # a dead cloud says more than a refused call
+                        raise event
+                    self.course.take(event, self._reference)
+                    event = found.get_nowait()
+            self._look()
 
     def _read(self, client: CloudClient, job: str, found: queue.Queue[Any]) -> None:
         after = 0
@@ -230,27 +225,6 @@ class Fleet:
             for event in events:
                 after = int(event["seq"])
                 found.put(event)
-
-    def _take(self, event: dict[str, Any], file: IO[str]) -> None:
-        event = finite(event)
-        self.record.take(event)
-        file.write(json.dumps(event, allow_nan=False) + "\n")
-        file.flush()
-        view, data = self.progress.view, event["data"]
-        if event["type"] == "broadcast" and data.get("kind") == "round":
-            view.selected, view.uploads, view.declined = data.get("selected"), 0, 0
-            view.doing = str(data.get("round"))
-        elif event["type"] == "exchange_committed":
-            view.committed, view.round = self.record.committed, len(self.record.rounds)
-            view.uploads, view.declined = data["uploads"], data.get("declined", 0)
-            view.accuracy = self.record.accuracy
-            view.reference = self._reference.at(view.round) if self._reference else None
-            spent, quote = data.get("epsilon", {}), self._whole
-            view.training_epsilon = spent.get("training") if quote.training.proven else None
-            view.inference_epsilon = spent.get("inference") if quote.inference.proven else None
-            self.progress.committed()
-        elif event["type"] == "round_repeated":
-            self.progress.doing(f"{view.doing} again: {data.get('why', '')}")
 
     # --- looking after ---
 

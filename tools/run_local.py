@@ -1,7 +1,8 @@
 """`edgeveil run JOB --out DIR`: a whole fleet on this machine, from keys to report.
 
 Two brokers, a cloud, a proxy and workers that host the devices, each a process of its own, talk
-over MQTT exactly as on separate machines. DIR gets `result.json`, `events.jsonl`, `model.onnx`,
+over MQTT exactly as on separate machines; or (`simulate`) all parties are played in this process,
+in memory and without encryption. DIR gets `result.json`, `events.jsonl`, `model.onnx`,
 `model.safetensors`, `report.html` and `logs/`; files of an earlier run are replaced, others stay.
 """
 
@@ -26,13 +27,21 @@ from tools.report import write_report
 from tools.result import guarantee_text, write_json, write_whole
 from tools.run_fleet import Fleet
 from tools.run_job import Overrides, check_data, local_job
+from tools.run_simulated import Simulation
 
 FILES = ("result.json", "events.jsonl", "model.onnx", "model.safetensors", "report.html")
 INTERRUPTED = 130
+SCRATCH = Path("/dev/shm")  # noqa: S108 - in memory, so that ledgers nobody keeps cost no disk
 
 
 def run_local(
-    path: Path, out: Path, overrides: Overrides, *, as_json: bool = False, keep: bool = False
+    path: Path,
+    out: Path,
+    overrides: Overrides,
+    *,
+    as_json: bool = False,
+    keep: bool = False,
+    reference: bool = True,
 ) -> int:
     """Run the job file `path`; 0 when it completed, 130 after Ctrl-C.
 
@@ -41,10 +50,13 @@ def run_local(
     """
     job, run = local_job(path, overrides)
     check_data(job, run)
-    choose_engine(run.broker)
+    if not run.simulate:
+        choose_engine(run.broker)
     prepare(out)
-    site = Path(tempfile.mkdtemp(prefix="edgeveil-run-"))  # mode 0700
-    fleet = Fleet(job, run, site, out, sys.stderr if as_json else sys.stdout)
+    scratch = SCRATCH if run.simulate and not keep and SCRATCH.is_dir() else None
+    site = Path(tempfile.mkdtemp(prefix="edgeveil-run-", dir=scratch))  # mode 0700
+    kind, stream = Simulation if run.simulate else Fleet, sys.stderr if as_json else sys.stdout
+    fleet = kind(job, run, site, out, stream, reference=reference)
     failure: EdgeVeilError | None = None
     interrupted = False
     with _signals(_interrupt):
@@ -74,7 +86,7 @@ def run_local(
     if failure is None:
         show(fleet.progress, result)
     with fleet.progress.console.status("drawing the report"):
-        _report(result, fleet.record.events, out / "report.html")
+        _report(result, fleet.course.record.events, out / "report.html")
     if failure is not None:
         known = isinstance(failure, JobFailed | BrokerError)
         raise failure if known else JobFailed(str(failure))
@@ -126,12 +138,15 @@ def summary(result: dict[str, Any]) -> list[tuple[str, str]]:
     rounds = result["rounds"]
     uploads = sum(row["uploads"] for row in rounds + result["phases"])
     hops = result["bytes"]
+    why = f"; {result['reason']}" if result["reason"] else ""
+    simulated = [("simulated", "encryption off, noise seeded")] if result["simulated"] else []
     return [
+        *simulated,
         ("final accuracy", _share(result["final"]["accuracy"])),
         ("without noise", _share(result["reference"]["accuracy"])),
         ("training guarantee", guarantee_text(result["privacy"], "training")),
         ("inference guarantee", guarantee_text(result["privacy"], "inference")),
-        ("rounds", f"{len(rounds)}, after {len(result['phases'])} preparatory exchanges"),
+        ("rounds", f"{len(rounds)}, after {len(result['phases'])} preparatory exchanges{why}"),
         ("uploads", f"{uploads} from {result['devices']} devices"),
         ("bytes", f"{sum(hops.values()):,}" if hops else "unknown"),
         ("memory, peak", f"{(result['memory_peak_bytes'] or 0) / (1 << 20):,.0f} MiB"),

@@ -75,14 +75,16 @@ def train(job: Job, run: LocalRun, plan: SitePlan, stop: threading.Event) -> lis
     """Test accuracy after each round without noise; empty for a method without a reference."""
     if not isinstance(job.train, FmParameters):
         return []
-    setting = replace(JobPlan(job).setting, devices=run.devices - run.infer_only)
+    whole = JobPlan(job)
+    setting = replace(whole.setting, devices=run.devices - run.infer_only)
 
     def go_on(_exchange: Exchange) -> None:
         if stop.is_set():
             raise _Stopped
 
     parameters = job.train.model_copy(update={"ridge": job.train.ridge * RIDGE_SHARE})
-    return noise_free_reference(parameters, setting, pooled(job, run, plan), held(job, run), go_on)
+    accuracies = noise_free_reference(parameters, setting, pooled(job, run, plan), held(job, run), go_on)
+    return accuracies[: whole.rounds]
 
 
 def pooled(job: Job, run: LocalRun, plan: SitePlan) -> Records:

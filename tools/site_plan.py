@@ -84,7 +84,7 @@ class SitePlan:
                 "state_dir": "state/cloud",
                 "proxy_key_file": "keys/proxy.pub",
                 "http": {"host": self.host, "port": self.ports.cloud_http},
-                "test_data": self._data(),
+                "test_data": self.data(),
                 "log": self._log(),
             }
         }
@@ -114,7 +114,7 @@ class SitePlan:
                 "cloud_key_file": "keys/cloud.pub",
                 "proxy_key_file": "keys/proxy.pub",
                 "data": {
-                    **self._data(),
+                    **self.data(),
                     "shard": {
                         "devices": self.devices,
                         "index": number - 1,
@@ -127,7 +127,8 @@ class SitePlan:
             }
         }
 
-    def _data(self) -> Settings:
+    def data(self) -> Settings:
+        """The data set, as the cloud tests on it and a device takes its share of it."""
         plain: Settings = {
             "name": self.data_name,
             "source": self.data_source,

@@ -2,6 +2,8 @@
 
 Deterministic: events run in the order of their time, then of their creation. `faults` decides
 what becomes of each frame: the list of delays at which it arrives (empty: lost, two: repeated).
+With an executor, work that is under way at one virtual moment is done at one real one; a node's own
+tasks follow each other, and its outcome comes at the same virtual time as without.
 """
 
 from __future__ import annotations
@@ -11,11 +13,13 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 
 from fl_core.errors import ProtocolError
 from fl_core.protocol import effects as fx
 from fl_core.protocol.codec import decode, encode
+from fl_core.protocol.messages import Message
 from fl_core.transport.runtime import Host, perform
 
 Faults = Callable[[fx.Address, fx.Address, bytes], list[float]]
@@ -37,6 +41,15 @@ class Node:
     up: bool = True
     refused: Counter[str] = field(default_factory=Counter)
     timers: dict[str, int] = field(default_factory=dict)  # name -> number of the live timer
+    working: Future[object] | None = None  # the task given to the executor last
+
+
+@dataclass(frozen=True)
+class Due:
+    """The outcome of a task that an executor may still be at."""
+
+    task: object
+    outcome: Future[object]
 
 
 class MemoryNet:
@@ -47,12 +60,14 @@ class MemoryNet:
         faults: Faults = no_faults,
         work_s: Callable[[object], float] = lambda _task: 0.01,
         packet_bytes: int = 65536,
+        executor: Executor | None = None,
     ) -> None:
         self.now_s = 0.0
         self.nodes: dict[fx.Address, Node] = {}
         self.faults, self.work_s, self.packet_bytes = faults, work_s, packet_bytes
+        self._executor = executor
         self.wire: list[tuple[fx.Address, fx.Address, bytes]] | None = None  # set to record
-        self._queue: list[tuple[float, int, Node, fx.Event, int]] = []
+        self._queue: list[tuple[float, int, Node, fx.Event | Due, int]] = []
         self._order = itertools.count()
         self._log = logging.getLogger("edgeveil.memory")
 
@@ -69,7 +84,7 @@ class MemoryNet:
         for peer in peers:
             self.post(node, fx.Connected(peer))
 
-    def post(self, node: Node, event: fx.Event, delay_s: float = 0.0, timer: int = 0) -> None:
+    def post(self, node: Node, event: fx.Event | Due, delay_s: float = 0.0, timer: int = 0) -> None:
         """Let an event happen to a node."""
         heapq.heappush(self._queue, (self.now_s + delay_s, next(self._order), node, event, timer))
 
@@ -83,6 +98,8 @@ class MemoryNet:
                 if node.timers.get(event.name) != timer:
                     continue
                 del node.timers[event.name]
+            if isinstance(event, Due):
+                event = fx.Done(event.task, event.outcome.result())
             if node.up:
                 self._step(node, event)
         return True
@@ -104,28 +121,43 @@ class MemoryNet:
             case fx.Store(item=item):
                 node.host.store(item)
             case fx.Work(task=task):
-                result = perform(node.host, task, self._log)
-                self.post(node, fx.Done(task, result), self.work_s(task))
+                self.post(node, self._work(node, task), self.work_s(task))
             case fx.Refuse(reason=reason):
                 node.refused[reason] += 1
             case fx.Report() as report:
                 node.host.report(report)
+
+    def _work(self, node: Node, task: object) -> fx.Done | Due:
+        if self._executor is None:
+            return fx.Done(task, perform(node.host, task, self._log))
+        before = node.working
+
+        def work() -> object:
+            if before is not None:
+                before.exception()  # a host has one worker; the task before began before this one
+            return perform(node.host, task, self._log)
+
+        node.working = self._executor.submit(work)
+        return Due(task, node.working)
 
     def _send(self, sender: fx.Address, to: fx.Address, frame: bytes) -> None:
         if isinstance(to, fx.AllDevices):
             targets = [node for node in self.nodes.values() if isinstance(node.address, fx.Device)]
         else:
             targets = [self.nodes[to]] if to in self.nodes else []
+        message = self._decoded(frame)
         for node in targets:
             if self.wire is not None:
                 self.wire.append((sender, node.address, frame))
             for delay_s in self.faults(sender, node.address, frame):
-                self._deliver(node, sender, frame, delay_s)
+                if isinstance(message, ProtocolError):
+                    node.refused[message.reason] += 1
+                else:
+                    self.post(node, fx.Received(sender, message), delay_s)
 
-    def _deliver(self, node: Node, sender: fx.Address, frame: bytes, delay_s: float) -> None:
+    def _decoded(self, frame: bytes) -> Message | ProtocolError:
+        """What every receiver of the frame makes of it; messages are frozen, so one serves all."""
         try:
-            message = decode(frame, self.packet_bytes)
+            return decode(frame, self.packet_bytes)
         except ProtocolError as error:
-            node.refused[error.reason] += 1
-            return
-        self.post(node, fx.Received(sender, message), delay_s)
+            return error

@@ -71,8 +71,8 @@ def test_inference_only_devices_take_part_in_evaluation_alone(folder: Path) -> N
     assert {r["uploads"] for r in rounds} == {4}
     evaluated = [r for r in rounds if r["clusters"]]
     assert [len(r["clusters"]["vectors"]) for r in evaluated] == [6]
-    assert fleet.boxes[0].ledger.spent().epsilon == 0
-    assert fleet.boxes[0].ledger.spent(purpose="infer").epsilon > 0
+    assert fleet.boxes[-1].ledger.spent().epsilon == 0
+    assert fleet.boxes[-1].ledger.spent(purpose="infer").epsilon > 0
 
 
 def test_owner_refuses_and_the_round_goes_on(folder: Path, capsys: pytest.CaptureFixture) -> None:
@@ -136,7 +136,7 @@ def test_nothing_private_is_on_the_wire(folder: Path) -> None:
     weights = fleet.store.release(job).safetensors
     needle = weights[-64:]  # of the final weights
     for sender, to, frame in fleet.net.wire:
-        assert b"secret-name" not in frame
+        assert b"secret-" not in frame
         assert needle not in frame
         if isinstance(sender, fx.Cloud) or isinstance(to, fx.Cloud):
             assert not any(box.id.encode() in frame for box in fleet.boxes)
@@ -186,7 +186,7 @@ def test_revoked_device_is_not_asked_again(folder: Path) -> None:
 
 def test_batch_that_the_cloud_could_not_take_is_not_asked_for(folder: Path) -> None:
     fleet = Fleet(folder, 6)
-    fleet.cloud_host._blob_bytes = 60_000  # the quadratic of six devices has about 100,000
+    fleet.cloud_host._blob_bytes = 40_000  # the quadratic of six devices has about 50,000
     job = fleet.submit(small_job())
     assert fleet.finish(job) == "failed"
     assert "limits.blob_bytes" in fleet.store.job(job).reason

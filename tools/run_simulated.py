@@ -1,0 +1,178 @@
+"""`edgeveil run --simulate`: one job's fleet in this process, without brokers and encryption.
+
+Machines, hosts, ledgers and stores are those of a site. Time is virtual, so nobody is ever late;
+chance is seeded, so a run repeats exactly. It shows what learning comes to; it protects nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any
+
+from threadpoolctl import threadpool_limits
+
+from cloud_server.store import Store
+from fl_core import logs
+from fl_core.config import Job, LocalRun
+from fl_core.errors import JobFailed
+from tools.plain_sealing import PlainSealing
+from tools.progress import MemoryPeak, Progress
+from tools.result import write_whole
+from tools.run_children import Children
+from tools.run_course import Course
+from tools.run_job import source
+from tools.run_reference import Reference
+from tools.simulate import MemoryFleet
+from tools.site_plan import SitePlan
+
+THREADS = 2  # devices that compute at one time
+BROKER = "none (simulated)"
+_LOOK_S = 0.1
+
+
+class Simulation:
+    """Everything of one simulated job, as `run_fleet.Fleet`: `run` once, `stop`, `result`."""
+
+    def __init__(
+        self,
+        job: Job,
+        run: LocalRun,
+        folder: Path,
+        out: Path,
+        stream: IO[str],
+        *,
+        reference: bool = True,
+    ) -> None:
+        self.job, self.settings, self.out = job, run, out
+        self.course = Course(job, run, out, stream)
+        self._folder, self._wants_reference = folder, reference
+        self._memory = MemoryPeak(Children(out / "logs"))
+        self._reference: Reference | None = None
+        self._fleet: MemoryFleet | None = None
+        self._executor: ThreadPoolExecutor | None = None
+        self._events, self._next_look_s, self._job_id = 0, 0.0, ""
+        self._seconds: float | None = None
+
+    @property
+    def progress(self) -> Progress:
+        """What a person sees."""
+        return self.course.progress
+
+    def run(self) -> None:
+        """From keys to models. Raises EdgeVeilError, or KeyboardInterrupt at Ctrl-C."""
+        self.progress.note("Simulation in one process: encryption off, noise seeded")
+        import torch  # devices at work in two threads must not be the first to import it
+
+        torch.set_num_threads(1)
+        # One thread for each device at work: more would only stand in each other's way.
+        with threadpool_limits(1), _log_file(self.out / "logs" / "simulation.log"):
+            self._play()
+        self._seconds = self.progress.elapsed_s
+        if self._wants_reference:
+            self.progress.doing("training the noise-free reference")
+            self._reference = Reference(self.job, self.settings, self._site)
+            self._reference.start()
+            self._reference.wait(None)
+
+    def stop(self) -> None:
+        """Give up what is under way and close all files."""
+        if self._executor is not None:
+            self._executor.shutdown(cancel_futures=True)
+        if self._reference is not None:
+            self._reference.stop()
+        if self._fleet is not None:
+            self._fleet.close()
+
+    def result(self, reason: str) -> dict[str, Any]:
+        """The content of `result.json`; `reason` is empty when the job completed."""
+        return self.course.result(
+            reason,
+            broker=BROKER,
+            protocol=None,
+            memory_peak_bytes=self._memory.peak_bytes or None,
+            reference=self._reference.rounds if self._reference else [],
+            bytes={},
+            seconds=self._seconds,
+            simulated=True,
+        )
+
+    def _play(self) -> None:
+        self.progress.doing(f"making {self.settings.devices} devices")
+        self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="edgeveil-work")
+        fleet = self._fleet = MemoryFleet(
+            self._site,
+            sealing=PlainSealing(),
+            executor=self._executor,
+            say=logging.getLogger("edgeveil.devices").info,
+        )
+        self._job_id = fleet.submit(self.job)
+        fleet.net.run(self._look, limit_s=float("inf"))
+        self._take_events(fleet.store)
+        if not self.course.record.ended:
+            raise JobFailed("the simulation came to a stand", where=self._job_id)
+        self.course.require_completed(self._job_id)
+        release = fleet.store.release(self._job_id)
+        if release is None:
+            raise JobFailed("the job left no model", where=self._job_id)
+        write_whole(self.out / "model.onnx", release.onnx)
+        write_whole(self.out / "model.safetensors", release.safetensors)
+
+    @cached_property
+    def _site(self) -> SitePlan:
+        run, data = self.settings, source(self.job, self.settings)
+        return SitePlan(
+            folder=self._folder,
+            devices=run.devices,
+            infer_only=run.infer_only,
+            data_name=data.name,
+            data_source=data.source,
+            data_path=data.path,
+            test_records=run.test_records,
+            partition=run.partition,
+            seed=run.seed,
+            policy=run.policy,
+            min_batch_floor=min(3, self.job.round.min_batch),
+        )
+
+    def _look(self) -> bool:
+        """Now and then, see how it stands; True once the job has ended."""
+        now_s = time.monotonic()
+        if now_s < self._next_look_s or self._fleet is None:
+            return False
+        self._next_look_s = now_s + _LOOK_S
+        view, counts = self.progress.view, self._fleet.proxy_host
+        view.memory_bytes, view.online = self._memory.look(), counts.online
+        view.uploads = int(counts.round.get("uploads", view.uploads))
+        view.declined = int(counts.round.get("declined", view.declined))
+        self._take_events(self._fleet.store)
+        return bool(self.course.record.ended)
+
+    def _take_events(self, store: Store) -> None:
+        for event in store.events_after(self._events, self._job_id):
+            self._events = event.seq
+            self.course.take(asdict(event))
+
+
+@contextmanager
+def _log_file(path: Path) -> Iterator[None]:
+    """What the parties log goes to one file meanwhile, and not over the progress."""
+    log, handler = logging.getLogger("edgeveil"), logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logs.formatter("text"))
+    before = (log.level, log.propagate)
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        handler.close()
+        log.setLevel(before[0])
+        log.propagate = before[1]

@@ -1,0 +1,223 @@
+"""A whole fleet in this process: the machines, hosts, ledgers and frames of a site, in memory.
+
+It differs from a site in two things: chance is seeded, and packages may be sealed otherwise
+(`sealing`). Keys come from the operating system all the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from cloud_server.host import CloudHost, wire_id
+from cloud_server.store import Store
+from edge_client.host import DeviceHost
+from edge_client.identity import Identity
+from edge_client.store import DeviceStore
+from fl_core.config import DataSource, EdgeSite, Job
+from fl_core.crypto.keys import SigningKey
+from fl_core.data.device import held_records
+from fl_core.data.split import SPLIT_KEY_FILE
+from fl_core.plan import JobPlan
+from fl_core.privacy.ledger import Ledger
+from fl_core.privacy.sampler import RandomBytes, SeededRandom
+from fl_core.protocol import effects as fx
+from fl_core.protocol import sealed as real_sealing
+from fl_core.protocol.cloud import CloudMachine
+from fl_core.protocol.cloud_tasks import CloudSettings, Start
+from fl_core.protocol.device import DeviceMachine, Settings
+from fl_core.protocol.envelope import Signer
+from fl_core.protocol.proxy import ProxyMachine
+from fl_core.protocol.proxy_tasks import ProxySettings
+from fl_core.protocol.sealed import Sealing
+from fl_core.protocol.transfer import part_bytes
+from fl_core.selection import SELECTIONS
+from fl_core.transport.memory import Faults, MemoryNet, Node, no_faults
+from proxy.host import ProxyHost
+from proxy.registry import REGISTRY_FILE, Registry
+from proxy.spool import Spool
+from tools.site_plan import SitePlan
+
+PACKET_BYTES = 1 << 26
+_NO_LIMIT = 1 << 40
+
+
+class Seeds:
+    """Everything that chance decides in a simulation, from one number: a run repeats exactly.
+
+    Nothing of it is private: who knows the seed can take all noise away.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._selection = Random(self._number("selection"))  # noqa: S311 - seeded on purpose
+        self.shuffle = Random(self._number("shuffle")).shuffle  # noqa: S311
+
+    def noise(self, device: int) -> RandomBytes:
+        """The noise of device `device`, from 1: a stream that goes on from exchange to exchange."""
+        return SeededRandom(self._number(f"noise/{device}"))
+
+    def split_key(self, device: int) -> bytes:
+        """What places a device's records in its two halves, 32 bytes."""
+        return self._digest(f"split/{device}")
+
+    def choose(self, devices: Sequence[bytes], count: int) -> list[bytes]:
+        """So many of the devices, which must stand in an order of their own."""
+        return SELECTIONS["uniform"](devices, count, self._selection)
+
+    def _number(self, what: str) -> int:
+        return int.from_bytes(self._digest(what)[:16], "big")
+
+    def _digest(self, what: str) -> bytes:
+        return hashlib.sha256(f"edgeveil/v1/simulation/{self._seed}/{what}".encode()).digest()
+
+
+@dataclass
+class Box:
+    """One device of the fleet, with what its owner can look at."""
+
+    id: str
+    site: EdgeSite
+    host: DeviceHost
+    ledger: Ledger
+    node: Node
+    store: DeviceStore
+
+
+class MemoryFleet:
+    """The devices of `plan`, one proxy, one cloud, in virtual time; `plan.seed` seeds it all.
+
+    Stores and ledgers are files below the plan's folder. `say` hears what owners are told.
+    """
+
+    def __init__(
+        self,
+        plan: SitePlan,
+        *,
+        sealing: Sealing = real_sealing,
+        faults: Faults = no_faults,
+        packet_bytes: int = PACKET_BYTES,
+        executor: Executor | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        say: Callable[[str], None] = lambda _line: None,
+    ) -> None:
+        self.plan, self._sealing, self._say = plan, sealing, say
+        self._packet_bytes, self._seeds = packet_bytes, Seeds(plan.seed)
+        self.net = MemoryNet(faults, packet_bytes=packet_bytes, executor=executor)
+        self._cloud_key, self._proxy_key = SigningKey.generate(), SigningKey.generate()
+        folder = plan.folder
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.registry = Registry(folder / REGISTRY_FILE)
+        self._order: dict[bytes, int] = {}  # public sealing key -> number of the device
+        self.boxes = [self._box(number) for number in range(1, plan.devices + 1)]
+        self.spool = Spool(folder / "spool.sqlite")
+        self.proxy, self.proxy_host = self._proxy(), ProxyHost(self.spool)
+        self.proxy_node = self.net.add(fx.Proxy(), self.proxy, self.proxy_host)
+        self.store = Store(f"sqlite:///{folder / 'cloud.sqlite'}")
+        self.cloud_host = self._cloud_host(clock)
+        self.cloud = CloudMachine(
+            Signer("cloud", self._cloud_key),
+            self._proxy_key.public(),
+            CloudSettings(packet_bytes, blob_bytes=_NO_LIMIT),
+        )
+        self.cloud_node = self.net.add(fx.Cloud(), self.cloud, self.cloud_host)
+        for node in self.net.nodes.values():
+            self.net.connect(node)
+
+    def enrolled(self) -> bool:
+        """The cloud knows every admitted key."""
+        return len(self.store.enrolled()) == len(self.boxes)
+
+    def submit(self, job: Job) -> str:
+        """Queue and start a job once the roster is there; its id."""
+        self.net.run(self.enrolled)
+        entry = self.store.submit_job(job.job, job.canonical(), job.digest())
+        self.store.set_status(entry.id, "running")
+        rounds = len(JobPlan(job).exchanges)
+        start = Start(wire_id(entry.id), 1, 1, rounds, job.round.retries)
+        self.net.post(self.cloud_node, fx.Command(start))
+        return entry.id
+
+    def close(self) -> None:
+        """Close all files."""
+        for box in self.boxes:
+            box.store.close()
+            box.ledger.close()
+        self.spool.close()
+        self.registry.close()
+        self.store.close()
+
+    def _box(self, number: int) -> Box:
+        state_dir = self.plan.edge_state(number)
+        settings = {**self.plan.edge(number, "nobody")["edge"], "state_dir": str(state_dir)}
+        site = EdgeSite.model_validate_json(json.dumps(settings))
+        _keep_split_key(state_dir, self._seeds.split_key(number))
+        identity = Identity.load_or_create(state_dir)
+        self.registry.admit(identity.enrolment())
+        self._order[identity.opening.public().to_bytes()] = number
+        store = DeviceStore(state_dir / "device.sqlite")
+        ledger = Ledger(state_dir / "ledger.sqlite", site.data.name)
+        host = DeviceHost(
+            site,
+            identity,
+            store,
+            ledger,
+            noise=self._seeds.noise(number),
+            say=lambda line: self._say(f"{site.name}: {line}"),
+            sealing=self._sealing,
+        )
+        machine = DeviceMachine(
+            Signer(identity.device_id, identity.signing),
+            self._cloud_key.public(),
+            self._proxy_key.public(),
+            store.load(),
+            Settings(self._packet_bytes, blob_bytes=_NO_LIMIT),
+        )
+        node = self.net.add(fx.Device(identity.device_id), machine, host)
+        return Box(identity.device_id, site, host, ledger, node, store)
+
+    def _proxy(self) -> ProxyMachine:
+        return ProxyMachine(
+            Signer("proxy", self._proxy_key),
+            self._cloud_key.public(),
+            self.registry,
+            self._seeds.shuffle,
+            self.spool.load(),
+            ProxySettings(
+                packet_bytes=self._packet_bytes,
+                blob_bytes=_NO_LIMIT,
+                upload_bytes=_NO_LIMIT,
+                spool_bytes=_NO_LIMIT,
+                min_batch_floor=self.plan.min_batch_floor,
+            ),
+        )
+
+    def _cloud_host(self, clock: Callable[[], float]) -> CloudHost:
+        test = held_records(DataSource.model_validate_json(json.dumps(self.plan.data())))
+        return CloudHost(
+            self.store,
+            test,
+            part_bytes(self._packet_bytes),
+            _NO_LIMIT,
+            clock,
+            self._sealing,
+            self._choose,
+        )
+
+    def _choose(self, keys: Sequence[bytes], count: int) -> list[bytes]:
+        # Keys are new in every run: only by the devices' numbers does the same seed ask the same.
+        return self._seeds.choose(sorted(keys, key=self._order.__getitem__), count)
+
+
+def _keep_split_key(state_dir: Path, key: bytes) -> None:
+    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle = os.open(state_dir / SPLIT_KEY_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(key)
