@@ -128,7 +128,7 @@ def test_the_clouds_problems_and_refusals_are_shown(tmp_path):
         assert any("privcy" in problem for problem in caught.value.problems)
         with pytest.raises(UsageError, match="no job 'none'"):
             jobs.cancel("none", url, token)
-        with pytest.raises(UsageError, match="cannot be read"):
+        with pytest.raises(ConfigError, match="no such file"):
             jobs.submit(tmp_path / "absent.yaml", url, token)
         token.write_text("x" * 43)
         with pytest.raises(UsageError, match="token is missing or wrong"):

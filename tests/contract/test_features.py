@@ -1,0 +1,135 @@
+"""Laws that every feature map of the table keeps, alone and side by side."""
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from onnx import TensorProto, helper
+
+from fl_core.evaluation.graph_check import check_graph
+from fl_core.evaluation.onnx_session import open_session
+from fl_core.features import (
+    FEATURES,
+    GaborParameters,
+    IdentityParameters,
+    OnnxParameters,
+    RandomParameters,
+    build_features,
+)
+from fl_core.features.backbone import sha256_hex
+from fl_core.features.onnx_nodes import IR_VERSION, OPSET, NodeList
+from tests.backbone_files import small_backbone
+
+SHAPE = (8, 8)
+BACKBONE = small_backbone()
+FOUND = {sha256_hex(BACKBONE): BACKBONE}
+ENTRIES = {
+    "identity": IdentityParameters(input_scale=16.0, shift=-0.3),
+    "random": RandomParameters(name="random", dimension=40, input_scale=16.0, shift=-0.3),
+    "gabor": GaborParameters(name="gabor", pool=4, input_scale=16.0, weight=2.0),
+    "onnx": OnnxParameters(
+        name="onnx",
+        sha256=sha256_hex(BACKBONE),
+        input_form=(1, 8, 8),
+        output_dim=6,
+        input_scale=16.0,
+        weight=0.5,
+    ),
+}
+MIXES = {**{name: [entry] for name, entry in ENTRIES.items()}, "all": list(ENTRIES.values())}
+ANY = st.floats(allow_nan=True, allow_infinity=True, width=32)
+HUGE = np.float32(3e38)
+
+
+@pytest.fixture(params=list(MIXES), scope="module")
+def phi(request):
+    return build_features(MIXES[request.param], FOUND)
+
+
+def images(n, seed=0):
+    return np.random.default_rng(seed).integers(0, 17, (n, *SHAPE)).astype(np.float32)
+
+
+def test_every_map_of_the_table_is_here():
+    assert set(ENTRIES) == set(FEATURES)
+    assert all(type(ENTRIES[name]) is FEATURES[name].parameters for name in FEATURES)
+
+
+def test_the_dimension_needs_neither_records_nor_backbones(phi, request):
+    entries = MIXES[request.node.callspec.params["phi"]]
+    assert phi(images(3)).shape == (3, build_features(entries).output_dim(SHAPE))
+    assert phi(np.zeros((0, *SHAPE), np.float32)).shape == (0, phi.output_dim(SHAPE))
+    assert phi(images(1)).dtype == np.float64
+
+
+@given(x=hnp.arrays(np.float32, st.tuples(st.integers(0, 3), *map(st.just, SHAPE)), elements=ANY))
+@settings(deadline=None, max_examples=60)
+@example(x=np.full((1, *SHAPE), HUGE))
+@example(x=np.full((1, *SHAPE), -HUGE))
+@example(x=np.full((1, *SHAPE), 1e-45, np.float32))
+def test_any_record_gives_finite_features_of_norm_at_most_one(phi, x):
+    found = phi(x)
+    assert np.isfinite(found).all()
+    assert (np.linalg.norm(found, axis=1) <= 1 + 1e-12).all()
+
+
+def test_real_records_use_the_whole_norm(phi):
+    np.testing.assert_allclose(np.linalg.norm(phi(images(20)), axis=1), 1, rtol=1e-9)
+
+
+@given(n=st.integers(1, 200), seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=20, deadline=None)
+def test_a_records_features_do_not_depend_on_the_batch(phi, n, seed):
+    x, rng = images(n, seed), np.random.default_rng(seed)
+    i = int(rng.integers(n))
+    together = phi(x)
+    np.testing.assert_array_equal(phi(x[i : i + 1])[0], together[i])
+    np.testing.assert_array_equal(phi(x[i:])[0], together[i])
+    np.testing.assert_array_equal(phi(x[::-1]), together[::-1])
+
+
+@pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf, HUGE, 1e-45], ids=str)
+def test_neighbours_change_no_bit(phi, odd):
+    x = images(70)
+    alone = phi(x[1:2])[0]
+    x[0], x[2, 0, 0], x[69] = odd, odd, odd
+    found = phi(x)
+    np.testing.assert_array_equal(found[1], alone)
+    if not np.isfinite(odd):
+        assert not found[[0, 2, 69]].any()
+
+
+def test_the_records_are_not_written_to(phi):
+    x = images(5)
+    x[1, 0, 0] = np.nan
+    before = x.copy()
+    phi(x)
+    np.testing.assert_array_equal(x, before)
+
+
+def test_the_graph_says_the_same_and_a_device_runs_it(phi):
+    parts = NodeList()
+    output = phi.onnx_nodes(parts, "x", SHAPE)
+    names = [*(name for one in parts.nodes for name in one.output)]
+    names += [tensor.name for tensor in parts.initializers]
+    assert len(set(names)) == len(names)
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", *shape])
+        for name, shape in (("x", SHAPE), (output, (phi.output_dim(SHAPE),)))
+    ]
+    graph = helper.make_graph(parts.nodes, "phi", ends[:1], ends[1:], parts.initializers)
+    opset = [helper.make_opsetid("", OPSET)]
+    raw = helper.make_model(graph, opset_imports=opset, ir_version=IR_VERSION).SerializeToString()
+    check_graph(raw)
+    x = images(37)
+    found = open_session(raw).run([output], {"x": x})[0]
+    np.testing.assert_allclose(found, phi(x), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", list(ENTRIES))
+def test_parameters_come_back_from_json_and_stay_as_they_are(name):
+    entry = ENTRIES[name]
+    assert type(entry).model_validate_json(entry.model_dump_json(), strict=True) == entry
+    with pytest.raises(ValueError, match="frozen"):
+        entry.weight = 3.0
