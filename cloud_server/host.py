@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from cloud_server.plans import graph_of, model_of, plan_of
+from cloud_server.recording import Recorder
 from cloud_server.rounds import (
     Choose,
     RoundSecret,
@@ -77,9 +78,11 @@ class CloudHost:
         clock: Callable[[], float] = time.monotonic,
         sealing: Sealing = real_sealing,
         choose: Choose = draw,
+        recorder: Recorder | None = None,
     ) -> None:
         self._store, self._test, self._part_bytes, self._clock = store, test, part_bytes, clock
         self._blob_bytes, self._sealing, self._choose = blob_bytes, sealing, choose
+        self._recorder = recorder
         self._cohort: tuple[bytes, ...] = ()
         self._times: dict[str, float] = {}
         self._sent_bytes = 0
@@ -95,7 +98,9 @@ class CloudHost:
             case JobStatus(job_id=job_id, status=status, reason=reason):
                 entry = self.entry(job_id)
                 if not entry.ended:
-                    data = job_summary(self._store, self.plan(entry), entry.id, self._all_declined)
+                    plan = self.plan(entry)
+                    reason = reason or (plan.stop_note if status == "completed" else "")
+                    data = job_summary(self._store, plan, entry.id, self._all_declined)
                     self._store.set_status(entry.id, status, reason, data)  # type: ignore[arg-type]
 
     def report(self, report: fx.Report) -> None:
@@ -252,10 +257,14 @@ class CloudHost:
         opened = open_batch(
             plan, exchange, secret, batch, data, len(secret.recipients), self._sealing
         )
+        before = self.state(entry)
         try:
-            state, uploads = aggregate(plan, exchange, self.state(entry), opened)
+            state, uploads = aggregate(plan, exchange, before, opened)
         except JobFailed as error:
             return TooFew(str(error))
+        if self._recorder is not None:
+            sent, model = plan.cloud.package(before, exchange), self._weights(plan, state)
+            self._recorder.keep(plan.job, exchange, sent, opened.arrays, model)
         scores = self._clusters(plan, exchange, opened.arrays.get(SOFTMAX, []))
         accuracy = self._accuracy(entry, plan, exchange, state)
         timeline = round_timeline(self._times, started, self._clock())

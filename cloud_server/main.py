@@ -9,6 +9,7 @@ from cloud_server.control import Control
 from cloud_server.host import LOG, CloudHost
 from cloud_server.http import make_app
 from cloud_server.http_token import load_or_make_token
+from cloud_server.recording import Recorder
 from cloud_server.store import Store
 from fl_core import logs
 from fl_core.algorithms.base import Records
@@ -52,7 +53,13 @@ async def _run(site: CloudSite, stop: asyncio.Event) -> int:
     url = site.store_url or f"sqlite:///{site.state_dir / 'cloud.sqlite'}"
     store = Store(url)
     packet_bytes = site.limits.packet_bytes
-    host = CloudHost(store, _test_records(site), part_bytes(packet_bytes), site.limits.blob_bytes)
+    host = CloudHost(
+        store,
+        _test_records(site),
+        part_bytes(packet_bytes),
+        site.limits.blob_bytes,
+        recorder=Recorder(site.record_dir) if site.record_dir else None,
+    )
     machine = CloudMachine(
         signer,
         peer_key(site.proxy_key_file, "the proxy"),

@@ -87,6 +87,8 @@ class CloudSite(Block):
     """Status and control."""
     test_data: DataSource | None = None
     """Labelled records to test each round's model on; null: none."""
+    record_dir: SitePath | None = None
+    """Keeps what the cloud sees of a job here, for a demonstration of one's own; null: none."""
     limits: CloudLimits = CloudLimits()
     """Bounds."""
     log: Log = Log()

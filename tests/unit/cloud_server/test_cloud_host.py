@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from round_kit import job, public_keys
+from safetensors.numpy import load_file
 
 from cloud_server.host import CloudHost, wire_id
+from cloud_server.recording import Recorder
 from cloud_server.rounds import RoundSecret
 from cloud_server.store import Store
 from fl_core.algorithms.base import Records
@@ -103,6 +105,48 @@ class Desk:
 @pytest.fixture
 def desk() -> Desk:
     return Desk(Store())
+
+
+# --- a recording ------------------------------------------------------------------------------
+
+
+def test_a_recording_holds_what_was_sent_and_what_came_and_starts_over_with_a_job(
+    desk: Desk, tmp_path: Path
+) -> None:
+    folder = tmp_path / "recording"
+    desk.host = CloudHost(desk.store, None, 4096, recorder=Recorder(folder))
+    last = len(desk.host.plan(desk.store.job(desk.id)).exchanges)
+    for index in range(1, last + 1):
+        desk.commit(index)
+    assert (folder / "job.json").read_bytes() == job().canonical()
+    names = sorted(path.name for path in folder.glob("*.safetensors"))
+    assert [name.rpartition(".")[0] for name in names[:2]] == [
+        "01-centre-0000.broadcast",
+        "01-centre-0000.uploads",
+    ]
+    state = desk.host.state(desk.store.job(desk.id))
+    plan = desk.host.plan(desk.store.job(desk.id))
+    model = load_file(folder / names[-2])
+    assert np.array_equal(model["weight"], plan.cloud.model(state)["weight"])
+    uploads = load_file(folder / names[-1])
+    assert {name for name in uploads if name.startswith("head")} == {
+        f"head.weight/{n:04d}" for n in range(3)
+    }
+    assert {float(array.flat[0]) for array in uploads.values()} == {1.0, 2.0, 3.0}
+    desk.host.store(JobStatus(desk.wire, "completed", ""))
+    desk.id = desk.run(job(job="another"))
+    desk.commit(1)
+    assert len(list(folder.glob("*.safetensors"))) == 2
+
+
+def test_a_recording_that_cannot_be_written_ends_the_job_and_says_why(
+    desk: Desk, tmp_path: Path
+) -> None:
+    (tmp_path / "taken").write_text("a file")
+    desk.host = CloudHost(desk.store, None, 4096, recorder=Recorder(tmp_path / "taken"))
+    with pytest.raises(JobFailed, match="recording cannot be written") as caught:
+        desk.commit(1)
+    assert "record_dir" in str(caught.value)
 
 
 # --- the roster and the jobs ------------------------------------------------------------------
