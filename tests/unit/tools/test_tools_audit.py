@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fl_core.algorithms import METHODS, fm_features
+from fl_core.algorithms.base import Records
 from fl_core.algorithms.fm import FmDevice
 from fl_core.privacy.accountant import gaussian_delta
 from fl_core.privacy.mechanisms import gaussian, laplace
@@ -179,23 +180,29 @@ def test_a_selection_at_half_the_scale_is_found():
     assert failing(selection_attack(30_000, "exponential", mechanism, monotonic=False))
 
 
+def some(records, indices):
+    return Records(records.x[indices], records.y[indices])
+
+
 def test_a_record_that_is_not_clipped_is_found(monkeypatch):
-    attack = gaussian_job(400, "end to end", Scene.of(PARAMETERS, SETTING))
+    scene = Scene.of(PARAMETERS, SETTING)  # of which only the added record is to be used
+    scene = replace(scene, without=some(scene.without, [1]), present=some(scene.present, [1, 3]))
+    attack = gaussian_job(600, "end to end", scene)
 
     def whole(rows, bound, bits=12):
         return np.trunc(rows * 2.0**bits).astype(np.int64)
 
     monkeypatch.setattr(fm_features, "clip_rows", lambda rows, bound: rows)
     monkeypatch.setattr(fm_features, "quantise", whole)
-    assert "quadratic" in failing(attack)
+    assert failing(attack) >= {"quadratic", "the whole job"}
 
 
 def test_a_method_that_spends_more_than_it_says_is_found():
     def generous(parameters, setting):
         return FmDevice(parameters, replace(setting, max_participations=1))  # of two rounds
 
-    attack = gaussian_job(4000, "end to end", Scene.of(PARAMETERS, SETTING), generous)
-    assert failing(attack) == {"round 1", "round 2"}
+    attack = gaussian_job(2000, "end to end", Scene.of(PARAMETERS, SETTING), generous)
+    assert failing(attack) >= {"round 1", "round 2"}
 
 
 # --- the command ------------------------------------------------------------------------------
