@@ -83,7 +83,9 @@ def train(job: Job, run: LocalRun, plan: SitePlan, stop: threading.Event) -> lis
             raise _Stopped
 
     parameters = job.train.model_copy(update={"ridge": job.train.ridge * RIDGE_SHARE})
-    accuracies = noise_free_reference(parameters, setting, pooled(job, run, plan), held(job, run), go_on)
+    accuracies = noise_free_reference(
+        parameters, setting, pooled(job, run, plan), held(job, run), go_on
+    )
     return accuracies[: whole.rounds]
 
 

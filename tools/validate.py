@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fl_core.config import load
+from fl_core.config import Job, load
 from fl_core.errors import ConfigError
+from fl_core.plan import JobPlan
 
 
 def validate(paths: list[Path]) -> int:
-    """Print `FILE: ok (kind)` or every problem of each file.
+    """Print `FILE: ok (kind)` or every problem of each file, and where a job would stop early.
 
     Returns 0 where all are sound, else 2. Whether the keys, passwords and data that a site
     file names exist is for the process to see when it starts.
@@ -17,10 +18,11 @@ def validate(paths: list[Path]) -> int:
     code = 0
     for path in paths:
         try:
-            kind, _ = load(path)
+            kind, found = load(path)
         except ConfigError as error:
             print(error)
             code = error.exit_code
         else:
-            print(f"{path}: ok ({kind})")
+            note = JobPlan(found).stop_note if isinstance(found, Job) else ""
+            print(f"{path}: ok ({kind}{'; will be ' + note if note else ''})")
     return code

@@ -5,7 +5,8 @@ CODE = """
 import sys
 class Block:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"torch", "scipy", "onnx", "onnxruntime", "sklearn", "dp_accounting"}:
+        blocked = {"torch", "scipy", "onnx", "onnxruntime", "sklearn", "dp_accounting"}
+        if name.split(".")[0] in blocked:
             raise ImportError(name)
 sys.meta_path.insert(0, Block())
 import numpy as np
