@@ -25,6 +25,7 @@ from fl_core.config import DataSource, EdgeSite, Job
 from fl_core.crypto.keys import SigningKey
 from fl_core.data.device import held_records
 from fl_core.data.split import SPLIT_KEY_FILE
+from fl_core.features import read_backbones
 from fl_core.plan import JobPlan
 from fl_core.privacy.ledger import Ledger
 from fl_core.privacy.sampler import RandomBytes, SeededRandom
@@ -138,6 +139,8 @@ class MemoryFleet:
     def submit(self, job: Job) -> str:
         """Queue and start a job once the roster is there; its id."""
         self.net.run(self.enrolled)
+        for graph in read_backbones(job.features).values():
+            self.store.put_backbone(graph)
         entry = self.store.submit_job(job.job, job.canonical(), job.digest())
         self.store.set_status(entry.id, "running")
         rounds = len(JobPlan(job).exchanges)

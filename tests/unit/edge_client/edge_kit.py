@@ -155,7 +155,7 @@ class Device:
         """Hand it the job, as announced."""
         canonical = plan.job.canonical()
         graph = build_graph(plan.features, plan.job.data.input_shape, plan.job.data.classes)
-        package = JobPackage(canonical, graph)
+        package = JobPackage(canonical, graph, tuple(plan.artifacts.values()))
         manifest = announcement(plan, self.keys(), job_id=job_id)
         return self.host.perform(Learn(manifest, package))
 

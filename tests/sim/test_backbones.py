@@ -1,0 +1,51 @@
+"""A whole job on a mix of maps, a frozen backbone among them, over the memory transport."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fl_core.config import Job, Policy, load_job
+from fl_core.features import backbone_digests
+from tests.backbone_files import small_backbone
+from tests.sim.fleet import Fleet
+
+YAML = """
+job: mixed
+data: {source: digits, classes: 10, input_shape: [64], nominal_records: 150}
+features:
+  - {name: identity, input_scale: 16, shift: -0.3}
+  - {name: gabor, input_scale: 16, image: [8, 8], pool: 4, orientations: 4, scales: 1}
+  - {name: onnx, file: backbone.onnx, input_scale: 16, weight: 0.5}
+train: {method: fm, rounds: 2}
+privacy: {epsilon: 8}
+round: {deadline_s: 20, min_batch: 3, grace_s: 1}
+encrypt: {laplace_eval: {laplace_eval_eps: 20}}
+unsupervised: {every_rounds: 2}
+"""
+
+
+def mixed_job(folder: Path) -> Job:
+    (folder / "backbone.onnx").write_bytes(small_backbone(features=20))
+    (folder / "job.yaml").write_text(YAML)
+    return load_job(folder / "job.yaml")
+
+
+def test_a_job_on_a_mix_of_maps_completes_where_owners_allow_the_backbone(tmp_path: Path) -> None:
+    wanted = mixed_job(tmp_path)
+    policy = Policy(allowed_backbones=backbone_digests(wanted.features))
+    fleet = Fleet(tmp_path / "site", 6, policy=policy)
+    job = fleet.submit(wanted)
+    assert fleet.finish(job) == "completed"
+    events = [event.data for event in fleet.store.events_after(0, job)]
+    rounds = [data for data in events if "accuracy" in data and "uploads" in data]
+    assert [data["uploads"] for data in rounds] == [6] * 4
+    assert rounds[-1]["accuracy"] > 0.6
+    assert not any(node.refused for node in fleet.net.nodes.values())
+
+
+def test_a_device_whose_owner_does_not_allow_it_declines(tmp_path: Path) -> None:
+    wanted = mixed_job(tmp_path)
+    fleet = Fleet(tmp_path / "site", 5)
+    job = fleet.submit(wanted)
+    assert fleet.finish(job) == "failed"
+    assert all(box.ledger.spent().epsilon == 0 for box in fleet.boxes)
