@@ -5,8 +5,8 @@ the privacy loss, α adds up over releases, adaptive ones too, and they are (ε,
 δ = min over λ of exp(α(λ) - λε). One release has at most
 
 - Gaussian: α(λ) = λ(λ + 1)·μ²/2, true of the discrete noise itself (Canonne, Kamath and Steinke
-  2020, thm 14), so nothing is added for the grid;
-- pure ε₀: α(λ) = min(λε₀, λ(λ + 1)·ε₀²/2) (Bun and Steinke 2016, prop. 3.3).
+  2020), so nothing is added for the grid;
+- pure ε₀: α(λ) = min(λε₀, λ(λ + 1)·ε₀²/2) (Bun and Steinke 2016).
 
 Prices do not depend on data, so neither does the stop: everybody knows it when the job is made.
 """
