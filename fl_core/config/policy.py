@@ -32,10 +32,13 @@ class Policy(Block):
             Field(json_schema_extra={"enum": list(METHOD_NAMES)}),
         ],
         ...,
-    ] = METHOD_NAMES
-    """Training methods that may read the data."""
+    ] = ("fm",)
+    """Training methods that may read the data; one without a proof must be named here."""
     allowed_backbones: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...] = ()
-    """SHA-256 digests (hex) of the ONNX feature extractors that may run on the data."""
+    """SHA-256 digests (hex) of the ONNX feature extractors that may run on the data.
+
+    The owners that `edgeveil run` plays allow those of its own job.
+    """
     min_devices: int = Field(default=5, ge=1)
     """Fewest devices a round must select; hiding among fewer is refused."""
 
