@@ -11,14 +11,13 @@ from dataclasses import dataclass
 
 from fl_core.algorithms.base import TRAIN, Exchange
 from fl_core.algorithms.fm_parameters import FmParameters
-from fl_core.algorithms.fm_sums import PRODUCT_BITS
+from fl_core.algorithms.fm_sums import LARGEST_L1, PRODUCT_BITS
 from fl_core.algorithms.setting import Setting
 from fl_core.algorithms.triangle import triangle_size
 from fl_core.errors import PrivacyError
 from fl_core.features.pca import PcaParameters
 from fl_core.privacy.accountant import discreteness_tv, epsilon, mu_for, pure_epsilon
 from fl_core.privacy.events import ClaimedEvent, Event, GaussianEvent, LaplaceEvent
-from fl_core.privacy.grid import GRID_BITS
 from fl_core.privacy.mechanisms import Layout, gaussian_event, laplace_event, scale_of
 
 COVARIANCE, CENTRE, QUADRATIC = "covariance", "centre", "quadratic"
@@ -202,9 +201,9 @@ class ReleasedSum:
 def released_sum(phase: str, parameters: FmParameters, setting: Setting) -> ReleasedSum:
     """The centre, quadratic or linear sum.
 
-    L1 bounds, for integer vectors of k values and L2 norm r: at most ⌊r·√k⌋ (Cauchy-Schwarz).
-    Of the triangle of zzᵀ with ‖z‖ <= 1: (‖z‖₁² + ‖z‖²)/2 <= (d + 1)/2. Of z(p - y)ᵀ: the lesser
-    of ‖z‖₁·‖p - y‖₁ <= ⌊√d⌋·2 and clip·√(d·c).
+    L1 norms: of φ at most √d. Of the triangle of zzᵀ (‖z‖₁² + ‖z‖²)/2 <= (d + 1)/2. Of z·rᵀ,
+    r = p - y clipped, ‖z‖₁·‖r‖₁: at most 2√d, and at most 2√(d(c - 1)/c)·clip, since r's entry at
+    the label weighs as much as all the others (up to one step of 2**-12, for rounding).
     """
     d, c = setting.dimension, setting.classes
     one = 1 << PRODUCT_BITS
@@ -213,6 +212,8 @@ def released_sum(phase: str, parameters: FmParameters, setting: Setting) -> Rele
     if phase == QUADRATIC:
         size, l1 = triangle_size(d), (d + 1) * one // 2
         return ReleasedSum("sum of quadratic terms", size, 1.0, l1, "symmetric")
-    by_factors = math.isqrt(d * one) * (2 << GRID_BITS)
-    by_norm = math.isqrt(d * c * int(parameters.clip * one) ** 2)
+    widest = math.isqrt(d * one)  # ‖z‖₁ in steps of 2**-12
+    limit = int(parameters.clip * one) ** 2
+    by_factors = widest * LARGEST_L1
+    by_norm = math.isqrt(4 * d * (c - 1) * limit // c) + 1 + widest
     return ReleasedSum("sum of linear terms", d * c, parameters.clip, min(by_factors, by_norm))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fl_core.algorithms.fm_features import FEATURE_BITS, Bounded, Features, blocks
 from fl_core.algorithms.triangle import upper
@@ -48,7 +49,7 @@ def quadratic_sum(z: Bounded) -> Int64:
 
 
 def linear_sum(z: Bounded, weight_steps: Int64, clip: float) -> Int64:
-    """Σ z(p - y)ᵀ (d, c), each record clipped to Frobenius norm `clip`; ‖p - y‖₁ <= 2.
+    """Σ z(p - y)ᵀ (d, c), each record clipped to Frobenius norm `clip`.
 
     p = softmax(Wᵀz). W (d, c) stands on the grid 2**-12, so the logits are exact integers on
     2**-24 and do not depend on the batch.
@@ -62,7 +63,7 @@ def linear_sum(z: Bounded, weight_steps: Int64, clip: float) -> Int64:
         factors = quantise(clip_rows(residual, clip / np.maximum(norm, 1e-9)), 2.0)
         # The outer product's norm is the product of the norms: check it in integers.
         within = squared * squared_norms(factors) <= limit
-        within &= np.abs(factors).sum(axis=1) <= LARGEST_L1
+        within &= _of_a_residual(factors, z.labels[rows])
         total += exact_matmul(steps.T, np.where(within[:, None], factors, 0))
     return total
 
@@ -72,6 +73,17 @@ def _residual(logit_steps: Int64, labels: Int64) -> Float64:
     residual = _softmax(logit_steps.astype(np.float64) * 2.0**-PRODUCT_BITS)
     residual[np.arange(len(labels)), labels] -= 1.0
     return residual
+
+
+def _of_a_residual(factors: Int64, labels: Int64) -> NDArray[np.bool_]:
+    """Mask (n,): ‖r‖₁ <= 2, and the label's entry weighs what all others do, up to one step.
+
+    Holds for p - y scaled down and rounded toward zero; the L1 sensitivity rests on it.
+    """
+    sizes = np.abs(factors)
+    total, own = sizes.sum(axis=1), sizes[np.arange(len(labels)), labels]
+    within: NDArray[np.bool_] = (total <= LARGEST_L1) & (total <= 2 * own + 1)
+    return within
 
 
 def _softmax(logits: Float64) -> Float64:
