@@ -10,6 +10,7 @@ import numpy as np
 
 from edge_client.inference import InferenceSession
 from fl_core.algorithms.base import Answer, Array, Exchange, Records, Tensors
+from fl_core.data.slots import slot_records
 from fl_core.errors import PrivacyError, ProtocolError
 from fl_core.plan import SOFTMAX, JobPlan
 from fl_core.privacy.ledger import Ledger, Receipt
@@ -66,12 +67,26 @@ def training_answer(
 
 
 def softmax_answer(
-    plan: JobPlan, session: InferenceSession, weights: Tensors, x: Array, noise: RandomBytes
+    plan: JobPlan,
+    session: InferenceSession,
+    weights: Tensors,
+    x: Array,
+    noise: RandomBytes,
+    slot_key: bytes,
 ) -> Answer:
-    """The noised mean softmax over this device's evaluation records, and its event."""
-    mean = session.mean_softmax(x.astype(np.float32, copy=False), dict(weights))
+    """The noised softmax of this device's evaluation records x (n, ...), and its event.
+
+    Their mean, or one row a slot where the job asks for `per_sample`; `slot_key` puts records
+    into slots.
+    """
+    records, samples = x.astype(np.float32, copy=False), plan.softmax_samples
+    if samples is None:
+        found = session.mean_softmax(records, dict(weights))
+    else:
+        held = slot_records(records, samples, slot_key)
+        found = session.slot_softmax(records, dict(weights), held)
     noised, event = softmax_laplace(
-        mean,
+        found,
         plan.softmax_epsilon,
         sensitivity=plan.job.encrypt.laplace_eval_sensitivity,
         random_bytes=noise,

@@ -208,7 +208,8 @@ class DeviceHost:
         parts: list[Answer] = []
         if session is not None:
             weights = unpack_tensors(package.model)
-            parts.append(softmax_answer(plan, session, weights, evaluation.x, self._noise))
+            key = self.identity.split_key
+            parts.append(softmax_answer(plan, session, weights, evaluation.x, self._noise, key))
         if trains:
             parts.append(
                 training_answer(

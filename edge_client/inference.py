@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_core.data.limits import flat_rows
+from fl_core.data.slots import EMPTY
 from fl_core.errors import ProtocolError
 from fl_core.evaluation.graph_check import check_graph
 from fl_core.evaluation.onnx_session import BATCH_RECORDS, MAX_GRAPH_BYTES, OnnxModel
@@ -45,16 +46,42 @@ class InferenceSession:
         there is an answer, and its form, never depends on data. Raises DataError only for a
         graph or weights that fail on a batch of zeros, whatever the records are.
         """
-        blank = np.zeros(
-            (BATCH_RECORDS, *(axis or 1 for axis in self._model.input_shape)), np.float32
-        )
-        self._model.probabilities(blank, weights)
+        self._model.probabilities(self._blank(BATCH_RECORDS), weights)
         uniform = np.full(self.classes, 1.0 / self.classes)
         try:
             mean = self._mean(x, weights)
         except Exception:  # whatever it was, the records made it: telling would tell about them
             return uniform
         return uniform if mean is None else mean
+
+    def slot_softmax(
+        self,
+        x: NDArray[np.float32],
+        weights: Mapping[str, NDArray[Any]],
+        held: NDArray[np.int64],
+    ) -> NDArray[np.float64]:
+        """Probabilities (slots, classes) of the records of x (n, ...) that `held` (slots,) names.
+
+        A row is a function of its own record alone, bit for bit: each run is of one record, for
+        in a batch its neighbours may change the order of sums. An empty slot (`EMPTY`) and a
+        record without a distribution give the uniform row; an empty slot still makes a run.
+        Raises DataError as `mean_softmax` does.
+        """
+        blank = self._blank(1)
+        self._model.probabilities(blank, weights)
+        rows = np.full((len(held), self.classes), 1.0 / self.classes)
+        for slot, index in enumerate(held):
+            record = blank if index == EMPTY else x[index : index + 1]
+            try:
+                found = _distributions(self._model.probabilities(record, weights), self.classes)
+            except Exception:  # noqa: S112 - as above: this record's own doing, and its own row's
+                continue
+            if index != EMPTY and len(found):
+                rows[slot] = found[0]
+        return rows
+
+    def _blank(self, records: int) -> NDArray[np.float32]:
+        return np.zeros((records, *(axis or 1 for axis in self._model.input_shape)), np.float32)
 
     def _mean(
         self, x: NDArray[np.float32], weights: Mapping[str, NDArray[Any]]

@@ -112,10 +112,10 @@ class JobPlan:
         return tuple(e for e in self.exchanges[: exchange.index - 1] if e.phase == COVARIANCE)
 
     def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
-        """What may be uploaded, the softmax mean last."""
+        """What may be uploaded, the softmax last."""
         specs = self.cloud.segments(exchange)
         if exchange.infer:
-            specs += (SegmentSpec(SOFTMAX, (self.job.data.classes,), "float64"),)
+            specs += (SegmentSpec(SOFTMAX, self._softmax_shape, "float64"),)
         return specs
 
     def groups(self, exchange: Exchange) -> tuple[Group, ...]:
@@ -132,12 +132,24 @@ class JobPlan:
             return None
         return encrypt.laplace_eval.laplace_eval_eps
 
+    @property
+    def softmax_samples(self) -> int | None:
+        """Rows of one `per_sample` upload; None where the job asks for a mean."""
+        wanted = self.job.unsupervised
+        return wanted.samples_per_device if wanted.upload == "per_sample" else None
+
+    @property
+    def _softmax_shape(self) -> tuple[int, ...]:
+        classes, samples = self.job.data.classes, self.softmax_samples
+        return (classes,) if samples is None else (samples, classes)
+
     def softmax_event(self) -> Event:
         """The price of one softmax upload."""
         return softmax_event(
             self.job.data.classes,
             self.softmax_epsilon,
             sensitivity=self.job.encrypt.laplace_eval_sensitivity,
+            samples=self.softmax_samples,
         )
 
     def events(self, *, trains: bool = True, until: int | None = None) -> tuple[Event, ...]:

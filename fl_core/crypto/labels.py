@@ -24,8 +24,9 @@ MODEL_STREAM = b"edgeveil/v1/model-stream"
 STREAM_KEY = b"edgeveil/v1/stream-key"
 COMMITMENT = b"edgeveil/v1/commitment"
 
-# Keyed hashes: one link of a device's privacy ledger.
+# Keyed hashes: one link of a device's privacy ledger, an evaluation record's slot.
 LEDGER_LINK = b"edgeveil/v1/ledger-link"
+EVALUATION_SLOT = b"edgeveil/v1/evaluation-slot"
 
 ALL = (
     HEADER,
@@ -38,6 +39,7 @@ ALL = (
     STREAM_KEY,
     COMMITMENT,
     LEDGER_LINK,
+    EVALUATION_SLOT,
 )
 
 

@@ -92,18 +92,20 @@ def price(events: Iterable[Event], delta: float) -> Quote:
 
 
 def total(parts: Iterable[Guarantee]) -> Guarantee:
-    """Basic composition of several jobs: ε and δ add up, the weakest status stays."""
+    """Basic composition of several jobs: ε and δ add up, the weakest status stays.
+
+    Of different units the sum holds per record: what hides a device's whole data hides each
+    record in it.
+    """
     listed = tuple(parts)
     units = {part.unit for part in listed if part.epsilon > 0}
-    if len(units) > 1:
-        raise PrivacyError("guarantees of different units have no common ε")
     exact = sum((Fraction(p.epsilon) for p in listed if math.isfinite(p.epsilon)), Fraction(0))
     finite = all(math.isfinite(part.epsilon) for part in listed)
     up = math.nextafter(float(exact), math.inf) if len(listed) > 1 and exact else float(exact)
     return Guarantee(
         epsilon=up if finite else math.inf,
         delta=math.fsum(part.delta for part in listed),
-        unit=units.pop() if units else "record",
+        unit=units.pop() if len(units) == 1 else "record",
         status=weakest(part.status for part in listed),
     )
 

@@ -159,10 +159,31 @@ def test_the_softmax_is_noised_and_priced(device: Device) -> None:
             return np.array([1.0, 0.0, 0.0])
 
     draws = [
-        answers.softmax_answer(PLAN, Certain(), {}, np.zeros((2, 4)), device.host._noise)  # type: ignore[arg-type]
+        answers.softmax_answer(
+            PLAN,
+            Certain(),  # type: ignore[arg-type]
+            {},
+            np.zeros((2, 4)),
+            device.host._noise,
+            bytes(32),
+        )
         for _ in range(400)
     ]
     assert {draw.events for draw in draws} == {(PLAN.softmax_event(),)}
     vectors = np.stack([draw.segments["softmax"] for draw in draws])
     # Laplace of scale 2/ε = 0.4: mean absolute deviation 0.4, over 1200 draws ± 0.012.
     assert np.abs(vectors - [1.0, 0.0, 0.0]).mean() == pytest.approx(0.4, abs=0.08)
+
+
+def test_a_per_sample_answer_has_a_row_a_slot_whatever_the_records_are(tmp_path: Path) -> None:
+    asked = {"every_rounds": 1, "upload": "per_sample", "samples_per_device": 5}
+    plan = JobPlan(job(unsupervised=asked))
+    device = Device(tmp_path).knows(plan)
+    sealed = Round(plan, FIRST, device.keys())
+    tensors = sealed.tensors(device.answer(sealed))
+    rows = np.frombuffer(tensors["softmax"][: 5 * 3 * 8], "<f8")
+    assert np.isfinite(rows).all()
+    found = device.ledger.spent(purpose="infer")
+    assert (found.epsilon, found.unit) == (pytest.approx(5), "record")
+    assert plan.quote().inference.unit == "record"
+    assert plan.segments(plan.exchange(FIRST))[-1].shape == (5, 3)

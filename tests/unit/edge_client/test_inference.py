@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as arrays
 from onnx import TensorProto, helper
 
 from edge_client.inference import InferenceSession
+from fl_core.data.slots import EMPTY
 from fl_core.errors import DataError, ProtocolError
 from fl_core.evaluation.accuracy import accuracy_onnx
 from fl_core.evaluation.onnx_session import OnnxModel
@@ -93,6 +94,37 @@ def test_outputs_that_are_no_distribution_are_dropped():
     x = np.array([[0.2, 0.3, 0.5], [1, 1, 1], [-1, 1, 1], [0, 0, 1]], np.float32)
     assert np.allclose(session(identity).mean_softmax(x, {}), [0.1, 0.15, 0.75])
     assert session(identity, classes=4).mean_softmax(x, {}).tolist() == [0.25] * 4
+
+
+def test_each_slot_holds_its_own_records_softmax_and_an_empty_one_the_uniform():
+    x = np.random.default_rng(3).uniform(0, 16, (5, 4)).astype(np.float32)
+    got = session().slot_softmax(x, WEIGHTS, np.array([4, EMPTY, 0]))
+    assert np.allclose(got[[0, 2]], probabilities(FEATURES, x[[4, 0]], WEIGHTS), atol=1e-6)
+    assert got[1].tolist() == UNIFORM
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    arrays.arrays(np.float32, (6, 4), elements=st.floats(width=32)),
+    arrays.arrays(np.float32, (4,), elements=st.floats(width=32)),
+    st.integers(0, 5),
+)
+def test_a_slots_row_follows_from_its_own_record_bit_for_bit(x, other, changed):
+    one, held = session(), np.arange(6)
+    before = one.slot_softmax(x, WEIGHTS, held)
+    x[changed] = other
+    after = one.slot_softmax(x, WEIGHTS, held)
+    rest = held != changed
+    assert before[rest].tobytes() == after[rest].tobytes()
+    assert ((after >= 0) & np.isfinite(after)).all()
+
+
+def test_slots_fail_for_a_bad_package_alone():
+    held = np.array([EMPTY])
+    with pytest.raises(DataError, match="needs the weights"):
+        session().slot_softmax(np.ones((1, 4), np.float32), {}, held)
+    wide = session().slot_softmax(np.ones((1, 9), np.float32), WEIGHTS, np.array([0]))
+    assert wide.tolist() == [UNIFORM]
 
 
 def test_the_graph_must_be_the_one_the_job_names():

@@ -145,6 +145,16 @@ def test_training_and_inference_are_told_apart(ledger):
     assert ledger.spent("j1").unit == "record"
 
 
+def test_uploads_of_both_units_add_up_per_record(ledger):
+    per_sample = softmax_event(10, 3.0, samples=4)
+    for job, event in (("means", SOFTMAX), ("rows", per_sample)):
+        ledger.open_job(JobRequest(job, 1e-5, (event,)), WIDE)
+        ledger.commit(job, 1, [event], b"")
+    assert ledger.spent("means", INFER).unit == "device"
+    both = ledger.spent(purpose=INFER)
+    assert (both.epsilon, both.unit) == (pytest.approx(7), "record")
+
+
 def test_a_changed_request_under_the_same_name_is_refused(ledger):
     ledger.open_job(request(rounds=2), WIDE)
     ledger.open_job(request(rounds=2), WIDE)

@@ -64,3 +64,28 @@ def test_softmax_upload_stands_on_the_grid_and_is_centred_on_the_truth():
     np.testing.assert_allclose(plain, p, atol=2**-19)
     assert isinstance(event, UnprotectedEvent)
     assert not isinstance(event, GaussianEvent)
+
+
+@given(
+    hnp.arrays(np.float64, (4, 3), elements=st.floats(0, 1)),
+    hnp.arrays(np.float64, 3, elements=st.floats(allow_nan=True)),
+    st.integers(0, 3),
+)
+@settings(deadline=None)
+def test_one_changed_row_moves_a_per_sample_upload_by_the_sensitivity_at_most(rows, other, at):
+    changed = rows.copy()
+    changed[at] = other
+    a, event = softmax_laplace(rows, 1e6, random_bytes=SeededRandom(1))
+    b, _ = softmax_laplace(changed, 1e6, random_bytes=SeededRandom(1))
+    gap = np.abs(a - b) * 2**SOFTMAX_BITS
+    assert gap.sum() <= event.sensitivity_steps
+    assert gap[np.arange(4) != at].sum() == 0
+
+
+def test_a_per_sample_upload_is_priced_per_record():
+    event = softmax_event(10, 3.0, samples=16)
+    assert (event.unit, event.epsilon, event.coordinates) == ("record", 3, 160)
+    assert softmax_event(10, 3.0, samples=16, sensitivity=1).epsilon == 6
+    assert softmax_event(10, None, samples=16).unit == "record"
+    rows = np.full((16, 10), 0.1)
+    assert softmax_laplace(rows, 3.0)[1] == event
