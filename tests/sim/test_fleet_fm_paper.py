@@ -1,0 +1,58 @@
+"""A job without a proven guarantee over a whole fleet: consent, course and what is printed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fl_core.config import Job, Policy
+from fl_core.privacy.ledger import read_ledger
+from tests.sim.fleet import Fleet, small_job
+
+CONSENTING = Policy(accept_unproven=True, allowed_methods=("fm_paper",))
+
+
+def claimed_job(**changes: object) -> Job:
+    return small_job(
+        train={"method": "fm_paper", "rounds": 3},
+        features=(
+            {"name": "identity", "input_scale": 16.0, "shift": -0.3},
+            {"name": "ldp_fpca", "keep": 0.125},
+        ),
+        privacy={"epsilon": 8.0, "delta": 1e-5, "accept_unproven": True},
+        **changes,
+    )
+
+
+def test_it_runs_to_its_end_and_every_total_says_that_nothing_is_proven(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, 6, policy=CONSENTING)
+    job = fleet.submit(claimed_job())
+    assert fleet.finish(job) == "completed"
+    events = fleet.store.events_after(0, job)
+    rounds = [dict(e.data) for e in events if e.type == "exchange_committed"]
+    assert [r["phase"] for r in rounds] == ["covariance", "train", "train", "train"]
+    assert [r["uploads"] for r in rounds] == [6] * 4
+    printed = events[-1].data["privacy"]["training"]
+    assert printed["status"] == "claimed"
+    assert not any(node.refused for node in fleet.net.nodes.values())
+    fleet.net.run(lambda: False, fleet.net.now_s + 5)
+    for box in fleet.boxes:
+        assert str(box.ledger.spent()) == "no proven guarantee"
+        assert box.ledger.spent().epsilon == pytest.approx(8.0, rel=0.02)
+        # opened, four releases, closed
+        assert read_ledger(box.site.state_dir / "ledger.sqlite").links == 6
+
+
+@pytest.mark.parametrize(
+    "changed", [{"accept_unproven": False}, {"allowed_methods": ("fm",)}], ids=str
+)
+def test_an_owner_who_did_not_ask_for_it_takes_no_part(
+    tmp_path: Path, changed: dict[str, object]
+) -> None:
+    fleet = Fleet(tmp_path, 6, policy=CONSENTING)
+    fleet.boxes[2].site.__dict__["policy"] = CONSENTING.model_copy(update=changed)
+    job = fleet.submit(claimed_job())
+    assert fleet.finish(job) == "completed"
+    assert fleet.boxes[2].ledger.spent().epsilon == 0
+    assert not fleet.boxes[3].ledger.spent().proven
