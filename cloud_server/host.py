@@ -175,6 +175,12 @@ class CloudHost:
         )
         plain = encode_package(package)
         manifest, data, _ = self._sealing.seal_broadcast(terms, plain, keys, self._part_bytes)
+        if len(data) > self._blob_bytes:
+            raise JobFailed(
+                f"the sealed {kind} has {len(data)} bytes, the limit is {self._blob_bytes}",
+                where=kind,
+                fix="use a smaller backbone, or raise limits.blob_bytes at all parties",
+            )
         return Broadcast(manifest, data)
 
     def _seal_job(self, entry: JobEntry) -> Broadcast:

@@ -16,7 +16,7 @@ from cloud_server.http import make_app
 from cloud_server.store import Store
 from fl_core.config import load_job
 from fl_core.crypto.keys import OpeningKey
-from fl_core.errors import DataError
+from fl_core.errors import DataError, JobFailed
 from fl_core.features.backbone import MAX_BACKBONE_BYTES, sha256_hex
 from fl_core.protocol.cloud_tasks import Broadcast, SealJob
 from fl_core.protocol.package import JobPackage, decode_package
@@ -89,6 +89,15 @@ def test_devices_get_the_job_with_its_backbone_and_a_graph_that_holds_it(
     assert isinstance(package, JobPackage)
     assert package.backbones == (BACKBONE,)
     assert b"BatchNormalization" in package.graph
+
+
+def test_a_job_too_large_for_its_parties_fails_with_the_fix(store: Store, sent: str) -> None:
+    store.set_enrolled(set(public_keys(2)))
+    store.put_backbone(BACKBONE)
+    task = SealJob(wire_id(control(store).submit(sent)))
+    with pytest.raises(JobFailed, match="the limit is 3000") as caught:
+        CloudHost(store, None, 4096, 3000).perform(task)
+    assert "limits.blob_bytes" in caught.value.fix
 
 
 def test_backbones_are_put_over_http_up_to_their_limit(store: Store, sent: str) -> None:

@@ -12,9 +12,11 @@ from cloud_server.http import make_app
 from cloud_server.http_token import load_or_make_token
 from cloud_server.store import Store
 from cloud_server.store_records import ExchangeRecord
-from fl_core.config import parse_job
+from fl_core.config import Job, parse_job
 from fl_core.errors import ConfigError, JobFailed, UsageError
+from fl_core.features import backbone_digests
 from fl_core.transport.http import serve
+from tests.backbone_files import small_backbone
 from tools import jobs
 from tools.cloud_client import CloudClient
 
@@ -134,6 +136,21 @@ def test_the_clouds_problems_and_refusals_are_shown(tmp_path):
         with pytest.raises(UsageError, match="token is missing or wrong"):
             jobs.list_jobs(url, token)
         assert store.jobs() == ()
+
+
+def test_a_backbone_is_put_before_the_job_that_names_it(tmp_path, capsys):
+    backbone = small_backbone()
+    (tmp_path / "own.onnx").write_bytes(backbone)
+    text = QUICKSTART.read_text()
+    entry = "{name: identity, input_scale: 16, shift: -0.3}"
+    assert entry in text
+    (tmp_path / "job.yaml").write_text(text.replace(entry, "{name: onnx, file: own.onnx}"))
+    with cloud(tmp_path) as (url, token, store):
+        assert jobs.submit(tmp_path / "job.yaml", url, token) == 0
+        canonical = store.job(capsys.readouterr().out.strip()).canonical
+        (digest,) = backbone_digests(Job.from_canonical(canonical).features)
+        assert store.backbone(digest) == backbone
+        assert b"own.onnx" not in canonical
 
 
 def test_no_cloud_no_token_and_no_address_are_told_apart(tmp_path):

@@ -127,6 +127,37 @@ def test_a_constant_that_is_fed_or_computed_beside_is_none():
     assert "no constant" in refused(node("Abs", ["x"], ["ints"]), gather)
 
 
+def test_shapes_of_values_are_constants_and_what_is_made_of_them():
+    check_graph(
+        model(
+            node("Shape", ["x"], ["s"]),
+            node("Gather", ["s", "ints"], ["n"], axis=0),
+            node("Cast", ["n"], ["whole"], to=TensorProto.INT64),
+            node("Concat", ["whole", "axes"], ["to"], axis=0),
+            node("Reshape", ["x", "to"], ["probabilities"]),
+        ).SerializeToString()
+    )
+
+
+def test_what_is_made_of_shapes_and_values_is_no_constant():
+    shape = node("Shape", ["x"], ["s"])
+    mixed = node("Mul", ["s", "x"], ["m"])
+    assert "no constant" in refused(shape, mixed, node("Reshape", ["x", "m"], ["probabilities"]))
+    late = [node("Reshape", ["x", "s"], ["probabilities"]), shape]
+    assert "no constant" in refused(*late)
+    twice = [shape, node("Abs", ["x"], ["s"]), node("Reshape", ["x", "s"], ["probabilities"])]
+    assert "no constant" in refused(*twice)
+
+
+@pytest.mark.parametrize("mode", [{}, {"training_mode": 0}, {"training_mode": 1}], ids=str)
+def test_batch_normalisation_uses_the_statistics_it_holds(mode):
+    norm = node("BatchNormalization", ["x", *(["ints"] * 4)], ["probabilities"], **mode)
+    if mode.get("training_mode"):
+        assert "normalises by the batch" in refused(norm)
+    else:
+        check_graph(model(norm).SerializeToString())
+
+
 def test_further_outputs_are_refused():
     pool = node("MaxPool", ["x"], ["probabilities", "indices"], kernel_shape=[1])
     assert "2 outputs" in refused(pool)
