@@ -74,6 +74,9 @@ def _add_run(commands: Subparsers) -> None:
         dest="reference",
         help="do not train the noise-free reference",
     )
+    run.add_argument(
+        "--record", action="store_true", help="keep what the cloud sees, for edgeveil attack"
+    )
     run.add_argument("--keep", action="store_true", help="keep keys, ledgers and stores too")
     run.add_argument("--json", action="store_true", help="print result.json, progress to stderr")
     run.set_defaults(handler=_run)
@@ -140,6 +143,7 @@ def _run(args: argparse.Namespace) -> int:
         as_json=args.json,
         keep=args.keep,
         reference=args.reference,
+        record=args.record,
     )
 
 

@@ -53,6 +53,7 @@ class Fleet:
         stream: IO[str],
         *,
         reference: bool = True,
+        record_dir: Path | None = None,
     ) -> None:
         self.job, self.settings, self.out = job, run, out
         self.course = Course(job, run, out, stream)
@@ -63,7 +64,7 @@ class Fleet:
         self._broker_name, self._protocol = "", int(run.protocol)
         self._proxy_status = ""
         self._hops: dict[str, int] = {}
-        self._wants_reference = reference
+        self._wants_reference, self._record_dir = reference, record_dir
         self._reference: Reference | None = None
         self._stop = threading.Event()
 
@@ -139,6 +140,7 @@ class Fleet:
             seed=run.seed,
             policy=run.policy,
             min_batch_floor=min(3, self.job.round.min_batch),
+            record_dir=self._record_dir,
         )
         self._proxy_status = f"http://{plan.host}:{ports.proxy_http}/status"
         return provision(plan)

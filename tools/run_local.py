@@ -20,7 +20,9 @@ from typing import Any
 
 from rich.table import Table
 
+from fl_core.config import LocalRun
 from fl_core.errors import BrokerError, EdgeVeilError, JobFailed, UsageError
+from tools.attack_recording import keep_run
 from tools.brokers import choose_engine
 from tools.progress import Progress
 from tools.report import write_report
@@ -42,6 +44,7 @@ def run_local(
     as_json: bool = False,
     keep: bool = False,
     reference: bool = True,
+    record: bool = False,
 ) -> int:
     """Run the job file `path`; 0 when it completed, 130 after Ctrl-C.
 
@@ -53,10 +56,11 @@ def run_local(
     if not run.simulate:
         choose_engine(run.broker)
     prepare(out)
+    record_dir = _recording(out, run) if record else None
     scratch = SCRATCH if run.simulate and not keep and SCRATCH.is_dir() else None
     site = Path(tempfile.mkdtemp(prefix="edgeveil-run-", dir=scratch))  # mode 0700
     kind, stream = Simulation if run.simulate else Fleet, sys.stderr if as_json else sys.stdout
-    fleet = kind(job, run, site, out, stream, reference=reference)
+    fleet = kind(job, run, site, out, stream, reference=reference, record_dir=record_dir)
     failure: EdgeVeilError | None = None
     interrupted = False
     with _signals(_interrupt):
@@ -93,6 +97,14 @@ def run_local(
     fleet.progress.note(f"Files: {out}/ with {', '.join(FILES)}")
     fleet.progress.note(f"Look at {out / 'report.html'}")
     return 0
+
+
+def _recording(out: Path, run: LocalRun) -> Path:
+    """DIR/recording, emptied, with how the records were dealt."""
+    folder = (out / "recording").absolute()
+    shutil.rmtree(folder, ignore_errors=True)
+    keep_run(folder, run)
+    return folder
 
 
 def _report(result: dict[str, Any], events: list[dict[str, Any]], path: Path) -> None:

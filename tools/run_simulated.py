@@ -49,10 +49,12 @@ class Simulation:
         stream: IO[str],
         *,
         reference: bool = True,
+        record_dir: Path | None = None,
     ) -> None:
         self.job, self.settings, self.out = job, run, out
         self.course = Course(job, run, out, stream)
         self._folder, self._wants_reference = folder, reference
+        self._record_dir = record_dir
         self._memory = MemoryPeak(Children(out / "logs"))
         self._reference: Reference | None = None
         self._fleet: MemoryFleet | None = None
@@ -139,6 +141,7 @@ class Simulation:
             seed=run.seed,
             policy=run.policy,
             min_batch_floor=min(3, self.job.round.min_batch),
+            record_dir=self._record_dir,
         )
 
     def _look(self) -> bool:

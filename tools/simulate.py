@@ -17,6 +17,7 @@ from pathlib import Path
 from random import Random
 
 from cloud_server.host import CloudHost, wire_id
+from cloud_server.recording import Recorder
 from cloud_server.store import Store
 from edge_client.host import DeviceHost
 from edge_client.identity import Identity
@@ -212,6 +213,7 @@ class MemoryFleet:
             clock,
             self._sealing,
             self._choose,
+            Recorder(self.plan.record_dir) if self.plan.record_dir else None,
         )
 
     def _choose(self, keys: Sequence[bytes], count: int) -> list[bytes]:

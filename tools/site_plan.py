@@ -46,6 +46,7 @@ class SitePlan:
     policy: Policy = field(default_factory=Policy)
     min_batch_floor: int = 3
     log_format: str = "text"
+    record_dir: Path | None = None  # absolute; where the cloud keeps what it sees
 
     @property
     def url(self) -> str:
@@ -85,6 +86,7 @@ class SitePlan:
                 "proxy_key_file": "keys/proxy.pub",
                 "http": {"host": self.host, "port": self.ports.cloud_http},
                 "test_data": self.data(),
+                "record_dir": None if self.record_dir is None else str(self.record_dir),
                 "log": self._log(),
             }
         }
