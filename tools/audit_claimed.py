@@ -14,6 +14,9 @@ import numpy as np
 from fl_core.algorithms.base import Records
 from fl_core.algorithms.fm import FmDevice
 from fl_core.algorithms.fm_budget import GAUSSIAN_BITS
+from fl_core.algorithms.fm_paper import HIDDEN, OUTPUT, FmPaperParameters
+from fl_core.algorithms.fm_paper_cloud import FmPaperCloud
+from fl_core.algorithms.fm_paper_device import FmPaperDevice
 from fl_core.features.pca import PcaParameters
 from fl_core.privacy.accountant import epsilon
 from fl_core.privacy.events import ClaimedEvent, GaussianEvent
@@ -26,7 +29,11 @@ TILT = math.radians(20)
 
 def claimed_attacks(effort: Effort) -> tuple[Attack, ...]:
     """All attacks of this file."""
-    return wishart_attack(effort.jobs), local_pca_attack(effort.jobs // 4)
+    return (
+        wishart_attack(effort.jobs),
+        local_pca_attack(effort.jobs // 4),
+        fm_paper_attack(effort.jobs // 8),
+    )
 
 
 def wishart_attack(runs: int) -> Attack:
@@ -82,3 +89,30 @@ def local_pca_attack(runs: int) -> Attack:
 
     claims = (Claim("sum of features", epsilon([event], delta).epsilon, delta, proven=False),)
     return Attack("local_pca", "basis of the device's own", claims, play, runs)
+
+
+def fm_paper_attack(runs: int) -> Attack:
+    """One round of many tiny steps: the noise, drawn anew for each and charged once, averages out.
+
+    With W₁ = 0 and a small learning rate W₁ ends as the sum of the steps' noised slopes.
+    """
+    steps, rate = 36, 1e-4
+    parameters = FmPaperParameters(rounds=1, hidden=1, local_steps=steps, learning_rate=rate)
+    setting = replace(SETTING, epsilon=1.0, max_participations=1, input_shape=(1,))
+    scene = Scene.of(PARAMETERS, setting)
+    broadcast = {HIDDEN: np.zeros((1, 1), np.float32), OUTPUT: np.array([[1, -1]], np.float32)}
+    exchange = FmPaperCloud(parameters, setting).plan()[0]
+    # A record moves the slope by ½ in either class; W₂ adds the two up.
+    others = sum(0.5 if label else -0.5 for label in scene.without.y[:1].tolist())
+
+    def play(present: bool, count: int) -> Hits:
+        device = FmPaperDevice(parameters, setting)
+        records = scene.present if present else scene.without
+        answers = [device.answer(exchange, broadcast, records) for _ in range(count)]
+        moved = np.array([float(answer.segments[HIDDEN][0, 0]) for answer in answers])
+        return np.array([moved / (-rate * steps) - 2 * others >= 0.5])
+
+    (event, *_) = FmPaperDevice(parameters, setting).price(exchange)
+    claimed = event.claimed_epsilon if isinstance(event, ClaimedEvent) else math.nan
+    claims = (Claim("the mean of the steps", claimed, proven=False),)
+    return Attack("fm_paper", f"one round of {steps} steps", claims, play, runs)
