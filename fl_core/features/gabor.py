@@ -20,7 +20,7 @@ from fl_core.privacy.grid import row_norms
 if TYPE_CHECKING:
     from fl_core.features.onnx_nodes import NodeList
 
-BLOCK_RECORDS = 32
+BLOCK_RECORDS = 64
 CHANNEL_FLOOR = 0.05  # keeps an empty channel from being blown up
 Float32 = NDArray[np.float32]
 
@@ -70,8 +70,9 @@ class Gabor:
                 )
             levels = np.rint(np.clip(scaled, 0, 1) * np.float32(LEVELS))
             pooled = self._pooled(levels.reshape(-1, grid.height, grid.width), grid)
-            found[start : start + BLOCK_RECORDS] = self._normalised(pooled)
-        return unit_rows(np.where(valid[:, None], found, 0.0))
+            found[start : start + BLOCK_RECORDS] = unit_rows(self._normalised(pooled))
+        found[~valid] = 0.0
+        return found
 
     def onnx_nodes(self, graph: NodeList, x: str, input_shape: tuple[int, ...]) -> str:
         """The same map in float32."""

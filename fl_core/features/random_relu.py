@@ -86,8 +86,10 @@ class RandomRelu:
             with np.errstate(over="ignore"):
                 scaled = block / np.float32(p.input_scale) + np.float32(p.shift)
             steps = np.rint(np.clip(scaled, -1, 1) * np.float32(STEPS)).astype(np.int64)
-            found[start : start + BLOCK_RECORDS] = np.maximum(exact_matmul(steps, matrix), 0)
-        return unit_rows(np.where(valid[:, None], found, 0.0))
+            products = np.maximum(exact_matmul(steps, matrix), 0).astype(np.float64)
+            found[start : start + BLOCK_RECORDS] = unit_rows(products)
+        found[~valid] = 0.0
+        return found
 
     def onnx_nodes(self, graph: NodeList, x: str, input_shape: tuple[int, ...]) -> str:
         """The same map in float32."""

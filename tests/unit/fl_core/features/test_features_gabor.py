@@ -59,6 +59,30 @@ def test_moduli_are_those_of_exact_sums():
         np.testing.assert_array_equal(found[:, k, i, j], np.sqrt(squares[0] + squares[1]))
 
 
+def test_the_largest_sums_are_exact_too():
+    """Images that are bright where a filter is positive, at the full number of levels."""
+    for bank in filters(8, 3):
+        r, side = bank.radius, 2 * bank.radius + 1
+        for k, part in enumerate(bank.even):
+            image = np.where(part > 0, np.float32(LEVELS), np.float32(0))[None]
+            exact = [
+                int((image[0].astype(np.int64) * f[k].astype(np.int64)).sum())
+                for f in (bank.even, bank.odd)
+            ]
+            squares = [np.float32(v) * np.float32(v) for v in exact]
+            assert exact[0] > 1_500_000
+            assert modulus(image, bank)[0, k, r, r] == np.sqrt(squares[0] + squares[1])
+            assert image.shape == (1, side, side)
+
+
+@pytest.mark.parametrize("n", [1, 2, 63, 65, 130])
+def test_large_images_keep_their_bits_in_any_batch(n):
+    rng = np.random.default_rng(n)
+    x = (rng.integers(0, 2, (130, 29, 27)) * rng.integers(0, 256, (130, 1, 1))).astype(np.float32)
+    phi = build_features([GaborParameters(name="gabor", scales=3)])
+    np.testing.assert_array_equal(phi(x[130 - n :]), phi(x)[130 - n :])
+
+
 def test_pooling_windows_overlap_by_half_and_lose_no_pixel():
     phi = build_features([GaborParameters(name="gabor")])
     assert phi.output_dim((28, 28)) == phi.output_dim((1, 28, 28)) == 17 * 49
