@@ -97,12 +97,35 @@ def budget(parameters: FmParameters, setting: Setting) -> Budget:
             if _costs(result, setting.delta) <= setting.epsilon:
                 return result
             tv = math.fsum(discreteness_tv(event) for event in _gaussians(result))
-            reserve = 1.1 * (1 + math.exp(setting.epsilon)) * tv + 1e-6 * setting.delta
+            worst = math.exp(_gaussian_part(parameters, setting))
+            reserve = 1.1 * (1 + worst) * tv + 1e-6 * setting.delta
     raise PrivacyError(
         f"the noise grid is too coarse for ε = {setting.epsilon:g}, δ = {setting.delta:g}",
         where="privacy.epsilon",
         fix="lower epsilon or raise delta",
     )
+
+
+def _first_share(parameters: FmParameters, setting: Setting) -> float:
+    """The share of the covariance; 0 where none is released."""
+    projection = setting.projection
+    if projection is None or COVARIANCE not in phases(parameters, projection):
+        return 0.0
+    return projection.share
+
+
+def _one_kind(parameters: FmParameters, setting: Setting) -> bool:
+    """Whether all noise is Gaussian, so that shares are of μ²; else they are of ε."""
+    released = _first_share(parameters, setting) > 0
+    return parameters.noise == "gaussian" and not (released and _wishart(setting.projection))
+
+
+def _gaussian_part(parameters: FmParameters, setting: Setting) -> float:
+    """The ε that the Gaussian events may cost together."""
+    if _one_kind(parameters, setting):
+        return setting.epsilon
+    first = _first_share(parameters, setting)
+    return setting.epsilon * (first if parameters.noise == "laplace" else 1 - first)
 
 
 def _gaussians(result: Budget) -> list[GaussianEvent]:
@@ -127,9 +150,8 @@ def _share_out(parameters: FmParameters, setting: Setting, delta: float) -> Budg
     """Each phase's event at its share: of μ² (Gaussian DP composes by Σμ²), or of ε."""
     times = min(setting.max_participations, parameters.rounds)
     names, projection = phases(parameters, setting.projection), setting.projection
-    first = projection.share if projection is not None and COVARIANCE in names else 0.0
+    first, one_kind = _first_share(parameters, setting), _one_kind(parameters, setting)
     own, rest = setting.epsilon, setting.epsilon
-    one_kind = parameters.noise == "gaussian" and not (first and _wishart(projection))
     if not one_kind:  # two kinds of noise share ε itself, and their prices add up
         own, rest = own * first * HAIR, rest * (1 - first) * HAIR
     mu_rest = mu_for(rest, delta) if parameters.noise == "gaussian" else 0.0

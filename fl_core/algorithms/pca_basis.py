@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 
 from fl_core.algorithms.triangle import symmetric
 
 BASIS_BITS = 14  # entries of an orthonormal basis are at most 1, so they fit int16
+AXES_SEED = 0  # of public axes, by no means a secret
 Basis = NDArray[np.int16]
 
 
@@ -18,19 +21,27 @@ def first_axes(features: int, kept: int) -> Basis:
 
 
 def top_basis(triangle: NDArray[np.generic], features: int, kept: int) -> Basis:
-    """The `kept` leading eigenvectors (D, d) of a covariance's upper triangle, on 2**-14.
+    """An orthonormal basis (D, d = kept) of the d leading eigenvectors' span, on 2**-14.
 
-    The largest entry of each is positive, so that two parties' bases differ no more than their
-    covariances. Values that are not finite count as 0.
+    `triangle` is the covariance's upper triangle; values that are not finite count as 0. Within
+    the span the basis is the one nearest to public axes (orthogonal Procrustes, Schönemann 1966).
+    Eigenvectors themselves have arbitrary signs and order, so that parties with nearly one
+    covariance would not understand each other's coordinates.
     """
     finite = np.nan_to_num(triangle.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
     _, vectors = np.linalg.eigh(symmetric(finite, features))
-    leading = vectors[:, ::-1][:, :kept]
-    largest = leading[np.abs(leading).argmax(axis=0), np.arange(kept)]
-    steps: Basis = np.rint(leading * np.where(largest < 0, -1, 1) * 2**BASIS_BITS).astype(np.int16)
+    leading = vectors[:, features - kept :]
+    left, _, right = np.linalg.svd(leading.T @ _public_axes(features, kept))
+    steps: Basis = np.rint(leading @ (left @ right) * 2**BASIS_BITS).astype(np.int16)
     return steps
 
 
 def as_weights(basis: Basis) -> NDArray[np.float32]:
     """The same basis as the ONNX graph takes it, exactly."""
     return basis.astype(np.float32) * np.float32(2.0**-BASIS_BITS)
+
+
+@lru_cache(maxsize=2)
+def _public_axes(features: int, kept: int) -> NDArray[np.float64]:
+    """Orthonormal columns (D, d) in random directions, the same for all."""
+    return np.linalg.qr(np.random.default_rng(AXES_SEED).normal(size=(features, kept)))[0]

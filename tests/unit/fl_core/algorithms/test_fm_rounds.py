@@ -2,36 +2,17 @@
 
 import numpy as np
 import pytest
+from fm_kit import digits, digits_setting, learned, pooled, setting
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 
-from fl_core.aggregation import AGGREGATIONS
 from fl_core.algorithms.base import TRAIN, Exchange, Records
 from fl_core.algorithms.fm import FmCloud, FmDevice, FmParameters
 from fl_core.algorithms.local_steps import minimise_quadratic
-from fl_core.algorithms.reference import accuracy, noise_free_reference
-from fl_core.algorithms.setting import Setting
+from fl_core.algorithms.reference import noise_free_reference
 from fl_core.errors import PrivacyError
-from fl_core.features import IdentityParameters, build_features
 from fl_core.privacy.accountant import epsilon, total_mu
-from fl_core.privacy.sampler import SeededRandom
-
-
-def setting(**changes):
-    plain = {
-        "epsilon": 8.0,
-        "delta": 1e-5,
-        "max_participations": 15,
-        "classes": 2,
-        "input_shape": (2,),
-        "features": build_features([IdentityParameters()]),
-        "nominal_records": 1,
-        "devices": 1,
-    }
-    return Setting(**{**plain, **changes})
 
 
 def test_one_record_by_hand():
@@ -157,45 +138,13 @@ def test_impossible_parameters_are_refused(bad):
         FmParameters(**bad)
 
 
-def digits(seed):
-    """20 devices of two classes each, a tenth held out for evaluation; and the test records."""
-    source = load_digits()
-    x, y = source.images.astype(np.float32), source.target.astype(np.int64)
-    xa, xb, ya, yb = train_test_split(x, y, test_size=360, stratify=y, random_state=0)
-    rng = np.random.default_rng(seed)
-    pieces = {c: np.array_split(rng.permutation(np.flatnonzero(ya == c)), 4) for c in range(10)}
-    shards = []
-    for i in range(20):
-        own = np.concatenate([pieces[i % 10].pop(), pieces[(i + 1 + i // 10) % 10].pop()])
-        own = rng.permutation(own)[len(own) // 10 :]
-        shards.append(Records(xa[own], ya[own]))
-    return shards, Records(xb, yb)
-
-
-def digits_setting():
-    features = build_features([IdentityParameters(input_scale=16.0, shift=-0.3)])
-    return setting(
-        classes=10, input_shape=(8, 8), features=features, nominal_records=64, devices=20
-    )
-
-
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_digits_are_learned_under_local_noise(seed):
-    shards, test = digits(seed)
-    parameters, random = FmParameters(), SeededRandom(seed)
-    device, cloud = (half(parameters, digits_setting()) for half in (FmDevice, FmCloud))
-    state = cloud.initial_state()
-    for exchange in cloud.plan():
-        package = cloud.package(state, exchange)
-        uploads = [device.answer(exchange, package, s, random).segments for s in shards]
-        mean = AGGREGATIONS["fedavg"]({n: [u[n] for u in uploads] for n in uploads[0]})
-        state = cloud.absorb(state, exchange, mean, len(shards))
-    assert accuracy(cloud.model(state), digits_setting(), test) >= 0.85
+    assert learned(FmParameters(), digits_setting(), seed) >= 0.85
 
 
 def test_without_noise_the_same_halves_learn_more():
     shards, test = digits(1)
-    pooled = Records(np.concatenate([s.x for s in shards]), np.concatenate([s.y for s in shards]))
-    accuracies = noise_free_reference(FmParameters(), digits_setting(), pooled, test)
+    accuracies = noise_free_reference(FmParameters(), digits_setting(), pooled(shards), test)
     assert len(accuracies) == 15
     assert accuracies[-1] >= 0.93
