@@ -29,10 +29,12 @@ from fl_core.algorithms.pca_own import own_weights
 from fl_core.crypto.keys import SealingKey
 from fl_core.errors import JobFailed
 from fl_core.evaluation.accuracy import accuracy_onnx
-from fl_core.evaluation.clustering import ClusterScores, cluster_scores
+from fl_core.evaluation.clustering import ClusterScores, Noise, cluster_scores
 from fl_core.features import backbone_digests
 from fl_core.models.softmax_head import bake
 from fl_core.plan import SOFTMAX, JobPlan
+from fl_core.privacy.events import LaplaceEvent
+from fl_core.privacy.softmax import noise_law
 from fl_core.protocol import effects as fx
 from fl_core.protocol import sealed as real_sealing
 from fl_core.protocol.blob import describe
@@ -315,7 +317,9 @@ class CloudHost:
         wanted = plan.job.unsupervised
         rows = [vector.astype(np.float64) for vector in vectors]
         stack = np.stack(rows) if rows else np.zeros((0, plan.job.data.classes))
-        return cluster_scores(stack, wanted.eval_type, wanted.cluster_client_num)
+        event = plan.softmax_event()
+        noise = Noise(*noise_law(event)) if isinstance(event, LaplaceEvent) else None
+        return cluster_scores(stack, wanted, noise)
 
     def _accuracy(
         self, entry: JobEntry, plan: JobPlan, exchange: Exchange, state: Mapping[str, Array]

@@ -16,6 +16,8 @@ from fl_core.plan import JobPlan
 from fl_core.privacy.accountant import Guarantee
 from fl_core.privacy.events import LaplaceEvent
 
+SHOWN_ROWS = 4096
+
 
 def round_timeline(
     marks: Mapping[str, float], absorb_started: float, now_s: float
@@ -48,11 +50,16 @@ def exchange_event(
 
 
 def shown_clusters(scores: ClusterScores | None, vectors: list[Array]) -> dict[str, Any] | None:
-    """Scores with the noised vectors they were made from; None in a round without evaluation."""
+    """Scores with the noised rows they were made from; None in a round without evaluation.
+
+    At most `SHOWN_ROWS` rows, and as many labels: an event is read by people and plots.
+    """
     if scores is None:
         return None
-    rounded = [[round(x, 6) for x in v.astype(np.float64).tolist()] for v in vectors]
-    return {**scores.to_dict(), "vectors": rounded}
+    rows = [row for v in vectors for row in np.atleast_2d(v.astype(np.float64))[:SHOWN_ROWS]]
+    rounded = [[round(x, 6) for x in row.tolist()] for row in rows[:SHOWN_ROWS]]
+    plain = scores.to_dict()
+    return {**plain, "labels": plain["labels"][:SHOWN_ROWS], "vectors": rounded}
 
 
 def job_summary(
@@ -69,7 +76,7 @@ def job_summary(
     quote = plan.quote(asked)
     event = plan.softmax_event()
     per_round = float(event.epsilon) if isinstance(event, LaplaceEvent) else None
-    inference = {**_plain(quote.inference), "unit": "device", "epsilon_per_round": per_round}
+    inference = {**_plain(quote.inference), "unit": event.unit, "epsilon_per_round": per_round}
     return {
         "privacy": {"training": _plain(quote.training), "inference": inference},
         "final": {"accuracy": last.record.accuracy if last else None},

@@ -30,6 +30,7 @@ Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
 
 SOFTMAX_BITS = 20
+_NO_NOISE = 300.0  # e^−300: no draw of such noise is ever other than 0
 
 
 def softmax_event(
@@ -81,6 +82,16 @@ def softmax_laplace(
         steps = steps + discrete_laplace(scale_of(event), steps.shape, random_bytes)
     noised: Float64 = steps.astype(np.float64) * 2.0**-SOFTMAX_BITS
     return noised, event
+
+
+def noise_law(event: LaplaceEvent) -> tuple[float, float]:
+    """(scale, variance) of each coordinate's noise, in the units of the data.
+
+    The variance is the discrete law's own, 2q/(1 − q)² steps² with q = e^(−1/scale).
+    """
+    step, scale = 2.0**-event.grid_bits, float(scale_of(event))
+    half = min(1 / (2 * scale), _NO_NOISE) if scale else _NO_NOISE
+    return scale * step, (step / math.sinh(half)) ** 2 / 2
 
 
 def _probability_steps(values: NDArray[np.floating]) -> Int64:

@@ -6,45 +6,51 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from fl_core.config.job_blocks import Unsupervised
 from fl_core.errors import DataError, UsageError
-from fl_core.evaluation import EVALUATIONS, cluster_scores, project_2d
+from fl_core.evaluation import EVALUATIONS, Noise, cluster_scores
 
 # Two clusters of two points on a line, at 0 and 1, 10 and 11: the entry that is larger says
 # which. Distances within are √2, between about 10√2.
 POINTS = np.array([[12, 0], [11, 1], [1, 11], [0, 12]], float)
 
 
+def scores(uploads, kind, number, noise=None, **wanted):
+    asked = Unsupervised.model_construct(eval_type=kind, cluster_client_num=number, **wanted)
+    return cluster_scores(uploads, asked, noise)
+
+
 def test_the_cluster_is_the_largest_entry():
-    assert cluster_scores(POINTS, "NOT_EVAL", 4).labels == (0, 0, 1, 1)
+    assert scores(POINTS, "NOT_EVAL", 4).labels == (0, 0, 1, 1)
 
 
 def test_silhouette_by_hand():
     # Along the line: a = 1; b = 10.5 or 11.5 to the other cluster's two points, by symmetry.
     outer, inner = 1 - 1 / 11.5, 1 - 1 / 10.5
-    got = cluster_scores(POINTS, "SILHOUETTE_SCORE", 4)
+    got = scores(POINTS, "SILHOUETTE_SCORE", 4)
     assert got.score == pytest.approx((outer + inner) / 2)
     assert (got.reason, got.used, got.wanted) == ("", 4, 4)
 
 
 def test_calinski_harabasz_by_hand():
     # Between: 4 · 5.5² · 2, within: 4 · 0.5² · 2, degrees of freedom 1 and 2.
-    got = cluster_scores(POINTS, "CALINSKI_HARABASZ_SCORE", 4)
+    got = scores(POINTS, "CALINSKI_HARABASZ_SCORE", 4)
     assert got.score == pytest.approx((4 * 5.5**2 / 1) / (4 * 0.5**2 / 2))
 
 
 def test_davies_bouldin_by_hand():
-    assert cluster_scores(POINTS, "DAVIES_BOULDIN_SCORE", 4).score == pytest.approx(1 / 11)
+    assert scores(POINTS, "DAVIES_BOULDIN_SCORE", 4).score == pytest.approx(1 / 11)
 
 
 def test_only_the_first_uploads_count():
     more = np.concatenate([POINTS, [[5.0, 5.1]]])
-    got = cluster_scores(more, "SILHOUETTE_SCORE", 4)
-    assert got.score == cluster_scores(POINTS, "SILHOUETTE_SCORE", 4).score
+    got = scores(more, "SILHOUETTE_SCORE", 4)
+    assert got.score == scores(POINTS, "SILHOUETTE_SCORE", 4).score
     assert got.labels == (0, 0, 1, 1, -1)
 
 
 def test_fewer_uploads_than_wanted_are_said():
-    got = cluster_scores(POINTS, "SILHOUETTE_SCORE", 1000)
+    got = scores(POINTS, "SILHOUETTE_SCORE", 1000)
     assert got.score is not None
     assert "4 of 1000" in got.reason
 
@@ -60,24 +66,24 @@ def test_fewer_uploads_than_wanted_are_said():
 )
 @pytest.mark.parametrize("kind", [name for name in EVALUATIONS if name != "NOT_EVAL"])
 def test_degenerate_uploads_have_no_score_and_say_why(kind, vectors, reason):
-    got = cluster_scores(vectors, kind, 1000)
+    got = scores(vectors, kind, 1000)
     assert got.score is None
     assert reason in got.reason
 
 
 def test_no_inner_spread_is_not_a_poor_score():
     same = np.array([[1.0, 0], [1, 0], [0, 1], [0, 1]])
-    got = cluster_scores(same, "CALINSKI_HARABASZ_SCORE", 4)
+    got = scores(same, "CALINSKI_HARABASZ_SCORE", 4)
     assert got.score is None
     assert "infinite" in got.reason
-    assert cluster_scores(same, "SILHOUETTE_SCORE", 4).score == 1.0
+    assert scores(same, "SILHOUETTE_SCORE", 4).score == 1.0
 
 
 def test_vectors_that_are_not_finite_are_left_out():
     spoilt = np.concatenate([[[np.nan, 1.0]], POINTS, [[np.inf, 0]]])
-    got = cluster_scores(spoilt, "SILHOUETTE_SCORE", 6)
+    got = scores(spoilt, "SILHOUETTE_SCORE", 6)
     assert got.labels == (-1, 0, 0, 1, 1, -1)
-    assert got.score == cluster_scores(POINTS, "SILHOUETTE_SCORE", 4).score
+    assert got.score == scores(POINTS, "SILHOUETTE_SCORE", 4).score
     assert "4 of 6" in got.reason
 
 
@@ -87,7 +93,7 @@ def test_vectors_that_are_not_finite_are_left_out():
     st.sampled_from(EVALUATIONS.names()),
 )
 def test_total(vectors, kind):
-    got = cluster_scores(vectors, kind, 5)
+    got = scores(vectors, kind, 5)
     assert got.score is None or np.isfinite(got.score)
     assert got.score is not None or got.reason
     assert len(got.labels) == len(vectors)
@@ -95,32 +101,59 @@ def test_total(vectors, kind):
 
 def test_refusals():
     with pytest.raises(UsageError, match="did you mean 'SILHOUETTE_SCORE'"):
-        cluster_scores(POINTS, "SILHOUETTE", 4)
+        scores(POINTS, "SILHOUETTE", 4)
     with pytest.raises(DataError):
-        cluster_scores(POINTS[0], "NOT_EVAL", 4)
+        scores(POINTS[0], "NOT_EVAL", 4)
     with pytest.raises(DataError):
-        cluster_scores(POINTS, "NOT_EVAL", 0)
+        scores(POINTS, "NOT_EVAL", 0)
 
 
-def test_projection_keeps_distances_of_a_plane_and_its_sign():
-    random = np.random.default_rng(3)
-    flat = random.normal(size=(12, 2)) * [5, 1]
-    turn = np.linalg.qr(random.normal(size=(4, 4)))[0][:, :2]
-    lifted = flat @ turn.T + 7
-    got = project_2d(lifted)
-    wanted = np.linalg.norm(flat[:, None] - flat[None], axis=2)
-    assert np.allclose(np.linalg.norm(got[:, None] - got[None], axis=2), wanted)
-    assert np.ptp(got[:, 0]) > np.ptp(got[:, 1])
-    assert np.allclose(project_2d(lifted[::-1])[::-1], got)
+def test_rows_of_one_upload_are_clustered_alike_and_uploads_are_counted():
+    uploads = POINTS.reshape(2, 2, 2)
+    got = scores(uploads, "SILHOUETTE_SCORE", 3)
+    assert got.score == scores(POINTS, "SILHOUETTE_SCORE", 4).score
+    assert (got.labels, got.used, got.reason) == ((0, 0, 1, 1), 2, "2 of 3 uploads wanted")
+    assert scores(uploads, "NOT_EVAL", 1).labels == (0, 0, -1, -1)
 
 
-def test_projection_of_odd_inputs():
-    assert project_2d(np.zeros((0, 3))).shape == (0, 2)
-    assert project_2d(np.array([[1.0, 2.0, 3.0]])).tolist() == [[0, 0]]
-    assert project_2d(np.array([[1.0], [3.0]])).tolist() == [[-1, 0], [1, 0]]
-    got = project_2d(np.array([[1.0, 0], [np.nan, 0], [-1, 0]]))
-    assert np.isnan(got[1]).all()
-    assert np.isfinite(got[[0, 2]]).all()
-    assert np.isfinite(project_2d(np.array([[1e300, 0], [-1e300, 1]]))).all()
-    with pytest.raises(DataError):
-        project_2d(np.zeros(3))
+def test_an_upload_with_one_spoilt_row_is_left_out_whole():
+    uploads = np.stack([POINTS, POINTS])
+    uploads[0, 3, 0] = np.nan
+    got = scores(uploads, "SILHOUETTE_SCORE", 2)
+    assert got.labels == (-1, -1, -1, -1, 0, 0, 1, 1)
+    assert got.used == 1
+
+
+def test_the_texts_silhouette_counts_the_point_itself():
+    # a = (0 + 1) / 2 in place of 1; a pair of equal points has a = 0 and counts 0.
+    got = scores(POINTS, "SILHOUETTE_SCORE", 4, silhouette="text")
+    assert got.score == pytest.approx((1 - 0.5 / 11.5 + 1 - 0.5 / 10.5) / 2)
+    same = np.array([[1.0, 0], [1, 0], [0, 1], [0, 1]])
+    assert scores(same, "SILHOUETTE_SCORE", 4, silhouette="text").score == 0
+    with pytest.raises(UsageError, match="silhouette"):
+        scores(POINTS, "SILHOUETTE_SCORE", 4, silhouette="texts")
+
+
+def test_kmeans_finds_clusters_that_share_their_largest_entry():
+    three = np.array([[9, 0, 0], [9, 1, 0], [9, 7, 0], [9, 8, 0], [1, 0, 9], [0, 0, 9]], float)
+    assert len(set(scores(three, "NOT_EVAL", 6).labels)) == 2
+    a, b, c, d, e, f = scores(three, "NOT_EVAL", 6, labels="kmeans").labels
+    assert (a == b, c == d, e == f, len({a, c, e})) == (True, True, True, 3)
+
+
+def test_kmeans_wants_no_more_clusters_than_there_are_unlike_points():
+    two = np.array([[1, 0, 0], [1, 0, 0], [0, 1, 0], [0, 1, 0]], float)
+    assert len(set(scores(two, "NOT_EVAL", 4, labels="kmeans").labels)) == 2
+    assert set(scores(two[:2], "NOT_EVAL", 4, labels="kmeans").labels) == {0}
+    assert "one cluster" in scores(two[[0, 0, 0]], "SILHOUETTE_SCORE", 3, labels="kmeans").reason
+
+
+def test_a_correction_that_is_not_made_says_why():
+    assert scores(POINTS, "SILHOUETTE_SCORE", 4).corrected_reason == "sent without noise"
+    noise = Noise(0.1, 0.02)
+    few = scores(POINTS, "CALINSKI_HARABASZ_SCORE", 4, noise)
+    assert (few.corrected, few.noise_variance) == (None, 0.02)
+    assert few.corrected_reason == "not identifiable: too few uploads or clusters"
+    other = scores(POINTS, "DAVIES_BOULDIN_SCORE", 4, noise)
+    assert "no correction is known" in other.corrected_reason
+    assert "no score" in scores(POINTS, "NOT_EVAL", 4, noise).corrected_reason
