@@ -14,7 +14,15 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 
 from fl_core.errors import ConfigError, EdgeVeilError, UsageError
-from tools import cli_jobs, cli_ledger, cli_privacy, cli_processes, cli_sites, lifeline
+from tools import (
+    cli_backbone,
+    cli_jobs,
+    cli_ledger,
+    cli_privacy,
+    cli_processes,
+    cli_sites,
+    lifeline,
+)
 
 INTERRUPTED = 130
 _OWN = ("edge_client", "cloud_server", "proxy", "fl_core", "tools")
@@ -40,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.set_defaults(extra="tools")
     commands = top.add_subparsers(title="commands", metavar="COMMAND")
-    for part in (cli_jobs, cli_privacy, cli_processes, cli_sites, cli_ledger):
+    for part in (cli_jobs, cli_privacy, cli_processes, cli_sites, cli_ledger, cli_backbone):
         part.add(commands)
     return top
 
