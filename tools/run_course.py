@@ -22,7 +22,8 @@ class Course:
         self.plan, self.record = JobPlan(job), Record()
         self._run, self._out = run, out
         self._whole = self.plan.quote()
-        self.progress = Progress(View(len(self.plan.exchanges), self.plan.rounds, run.devices), stream)
+        view = View(len(self.plan.exchanges), self.plan.rounds, run.devices)
+        self.progress = Progress(view, stream)
 
     def take(self, event: dict[str, Any], reference: Reference | None = None) -> None:
         """Take the job's next event."""

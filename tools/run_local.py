@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 from rich.table import Table
 
 from fl_core.config import LocalRun
@@ -33,7 +34,8 @@ from tools.run_simulated import Simulation
 
 FILES = ("result.json", "events.jsonl", "model.onnx", "model.safetensors", "report.html")
 INTERRUPTED = 130
-SCRATCH = Path("/dev/shm")  # noqa: S108 - in memory, so that ledgers nobody keeps cost no disk
+SCRATCH = Path("/dev/shm")  # noqa: S108 - memory: ledgers that nobody keeps need not reach a disk
+SCRATCH_BYTES = 8 << 30  # of free memory, to keep them there
 
 
 def run_local(
@@ -57,7 +59,7 @@ def run_local(
         choose_engine(run.broker)
     prepare(out)
     record_dir = _recording(out, run) if record else None
-    scratch = SCRATCH if run.simulate and not keep and SCRATCH.is_dir() else None
+    scratch = SCRATCH if run.simulate and not keep and _roomy() else None
     site = Path(tempfile.mkdtemp(prefix="edgeveil-run-", dir=scratch))  # mode 0700
     kind, stream = Simulation if run.simulate else Fleet, sys.stderr if as_json else sys.stdout
     fleet = kind(job, run, site, out, stream, reference=reference, record_dir=record_dir)
@@ -105,6 +107,10 @@ def _recording(out: Path, run: LocalRun) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     keep_run(folder, run)
     return folder
+
+
+def _roomy() -> bool:
+    return SCRATCH.is_dir() and psutil.virtual_memory().available > SCRATCH_BYTES
 
 
 def _report(result: dict[str, Any], events: list[dict[str, Any]], path: Path) -> None:

@@ -15,6 +15,7 @@ from fl_core.config import Job, LocalRun
 from fl_core.data.device import take
 from fl_core.data.split import SPLIT_KEY_FILE, load_split_key, split_once
 from fl_core.errors import EdgeVeilError
+from fl_core.features import read_backbones
 from fl_core.plan import JobPlan
 from tools.run_job import dealt, held
 from tools.site_plan import SitePlan
@@ -75,7 +76,7 @@ def train(job: Job, run: LocalRun, plan: SitePlan, stop: threading.Event) -> lis
     """Test accuracy after each round without noise; empty for a method without a reference."""
     if not isinstance(job.train, FmParameters):
         return []
-    whole = JobPlan(job)
+    whole = JobPlan(job, read_backbones(job.features))
     setting = replace(whole.setting, devices=run.devices - run.infer_only)
 
     def go_on(_exchange: Exchange) -> None:

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from fl_core.errors import JobFailed
 
+BLOCK_VALUES = 1 << 16  # of each device at one time: a hundred devices' copies stay small
+
 
 def mean(stacked: Mapping[str, Sequence[NDArray[np.generic]]]) -> dict[str, NDArray[np.float64]]:
     """Per segment name, the mean of the devices' arrays (each of one shape), float64.
@@ -24,10 +26,18 @@ def mean(stacked: Mapping[str, Sequence[NDArray[np.generic]]]) -> dict[str, NDAr
     for name, arrays in stacked.items():
         if len(arrays) == 0:
             raise JobFailed(f"no valid upload of segment '{name}'")
-        stack = np.stack([np.asarray(a) for a in arrays])
-        if np.issubdtype(stack.dtype, np.integer):
-            total = stack.astype(np.int64).sum(axis=0).astype(np.float64)
-        else:
-            total = np.sort(stack.astype(np.float64), axis=0).sum(axis=0)
-        result[name] = total / len(arrays)
+        flat = [np.asarray(array).ravel() for array in arrays]
+        total = np.empty(flat[0].shape)
+        for start in range(0, total.size, BLOCK_VALUES):
+            part = slice(start, start + BLOCK_VALUES)
+            total[part] = _sum(np.stack([array[part] for array in flat]))
+        result[name] = total.reshape(np.shape(arrays[0])) / len(arrays)
     return result
+
+
+def _sum(stack: NDArray[np.generic]) -> NDArray[np.float64]:
+    if np.issubdtype(stack.dtype, np.integer):
+        return np.asarray(stack.astype(np.int64).sum(axis=0).astype(np.float64))
+    values = stack.astype(np.float64)
+    values.sort(axis=0)
+    return np.asarray(values.sum(axis=0))

@@ -1,0 +1,65 @@
+"""The fleet of a simulation: the same model as the encrypted one's, and the same every time."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.sim.fleet import Fleet, small_job
+from tools.plain_sealing import PlainSealing
+from tools.simulate import Seeds
+
+PLAIN = {"sealing": PlainSealing(), "packet_bytes": 1 << 22}
+
+
+def model(folder: Path, seed: int = 7, devices: int = 6, **options: object) -> bytes:
+    """The final model of a small job; five of the devices are asked each round."""
+    fleet = Fleet(folder, devices, seed=seed, **options)
+    job = fleet.submit(small_job(selection={"devices": 5}))
+    assert fleet.finish(job) == "completed"
+    release = fleet.store.release(job)
+    fleet.close()
+    assert release is not None
+    return release.safetensors
+
+
+def test_one_seed_gives_one_model_and_another_seed_another(tmp_path: Path) -> None:
+    first = model(tmp_path / "a", **PLAIN)
+    assert model(tmp_path / "b", **PLAIN) == first
+    assert model(tmp_path / "c", seed=8, **PLAIN) != first
+
+
+def test_encryption_changes_nothing_of_what_is_learned(tmp_path: Path) -> None:
+    assert model(tmp_path / "plain", **PLAIN) == model(tmp_path / "encrypted")
+
+
+def test_devices_at_work_at_the_same_time_change_nothing(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(3) as executor:
+        together = model(tmp_path / "a", executor=executor, **PLAIN)
+    assert together == model(tmp_path / "b", **PLAIN)
+
+
+def test_simulated_devices_have_real_ledgers_and_keys_of_their_own(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, 5, **PLAIN)
+    job = fleet.submit(small_job())
+    assert fleet.finish(job) == "completed"
+    assert all(7.9 < box.ledger.spent().epsilon <= 8.0 for box in fleet.boxes)
+    assert len({box.id for box in fleet.boxes}) == 5
+    again = Fleet(tmp_path / "again", 5, **PLAIN)
+    assert not {box.id for box in fleet.boxes} & {box.id for box in again.boxes}
+
+
+def test_every_device_draws_noise_of_its_own() -> None:
+    seeds = Seeds(7)
+    streams = [seeds.noise(device) for device in (1, 2, 1)]
+    first, second, again = (stream(64) for stream in streams)
+    assert first == again != second
+    assert streams[0](64) != first
+    assert Seeds(8).noise(1)(64) != first
+
+
+def test_the_same_devices_are_asked_whatever_their_keys_are() -> None:
+    devices = [bytes([number]) * 32 for number in range(20)]
+    drawn = [Seeds(3).choose(devices, 5) for _ in range(2)]
+    assert drawn[0] == drawn[1]
+    assert Seeds(4).choose(devices, 5) != drawn[0]
