@@ -57,7 +57,7 @@ def test_a_busy_box_and_a_small_outbox_sit_the_round_out(
     busy = Device(tmp_path / "a", unread, conditions={"max_load": 1e-9}).knows(PLAN)
     monkeypatch.setattr(os, "getloadavg", lambda: (1.0, 1.0, 1.0))
     assert "conditions.max_load" in why(busy, Round(PLAN, CENTRE, busy.keys()))
-    wide = JobPlan(job(data={**PLAN.job.data.model_dump(), "input_shape": (130,)}))
+    wide = JobPlan(job(data={**PLAN.job.data.model_dump(), "input_shape": (200,)}))
     small = Device(tmp_path / "b", unread, limits={"outbox_bytes": 65536}).knows(wide)
     assert "limits.outbox_bytes 65536" in why(small, Round(wide, QUADRATIC, small.keys()))
     assert small.ledger.spent().epsilon == busy.ledger.spent().epsilon == 0
