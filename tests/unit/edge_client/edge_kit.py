@@ -154,7 +154,8 @@ class Device:
     def learn(self, plan: JobPlan, job_id: bytes = JOB_ID) -> object:
         """Hand it the job, as announced."""
         canonical = plan.job.canonical()
-        graph = build_graph(plan.features, plan.job.data.input_shape, plan.job.data.classes)
+        data, kept = plan.job.data, plan.setting.kept
+        graph = build_graph(plan.features, data.input_shape, data.classes, kept)
         package = JobPackage(canonical, graph, tuple(plan.artifacts.values()))
         manifest = announcement(plan, self.keys(), job_id=job_id)
         return self.host.perform(Learn(manifest, package))
