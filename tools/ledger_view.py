@@ -53,10 +53,10 @@ def show(path: Path, book: Book, policies: dict[str, Policy]) -> None:
     """Print the book: per data set what was spent and is left, per job each kind of release."""
     from rich.console import Console
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     console.print(f"{path}: {book.links} links, intact", soft_wrap=True)
     for name, account in book.accounts.items():
-        console.print(f"\n[bold]{name}[/]")
+        console.print(f"\n{name}", style="bold")
         console.print(f"  spent on training:  {account.spent()}")
         console.print(f"  spent on inference: {account.spent(purpose=INFER)}")
         if name in policies:
@@ -86,10 +86,24 @@ def _rows(entry: JobEntry) -> Iterable[tuple[str, ...]]:
         for event in release.events:
             exchanges.setdefault(event, []).append(exchange)
     for event, numbers in exchanges.items():
-        first, last = min(numbers), max(numbers)
-        where = f"{first}" if first == last else f"{first} to {last}"
         kind = str(to_dict(event)["kind"])
-        yield where, event.what, kind, str(len(numbers)), event.purpose, event.unit, event.status
+        yield (
+            _spans(numbers),
+            event.what,
+            kind,
+            str(len(numbers)),
+            event.purpose,
+            event.unit,
+            event.status,
+        )
+
+
+def _spans(numbers: list[int]) -> str:
+    """`3 to 17` for a run without gaps, else each number."""
+    first, last = min(numbers), max(numbers)
+    if len(numbers) > 1 and last - first == len(numbers) - 1:
+        return f"{first} to {last}"
+    return ", ".join(map(str, sorted(numbers)))
 
 
 def _job(job: str, entry: JobEntry) -> dict[str, Any]:

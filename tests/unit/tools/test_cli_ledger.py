@@ -115,6 +115,15 @@ def test_the_table_names_each_release(config, capsys):
         assert part in text
 
 
+def test_exchanges_with_gaps_are_listed_one_by_one(state, capsys):
+    ledger = Ledger(state / LEDGER_FILE, "letters")
+    ledger.open_job(JobRequest("job-c", 1e-5, (SOFTMAX,) * 3), WIDE)
+    for exchange in (5, 10, 15):
+        ledger.commit("job-c", exchange, [SOFTMAX], b"")
+    assert cli.main(["ledger", "show", "--state-dir", str(state)]) == 0
+    assert "5, 10, 15" in capsys.readouterr().out
+
+
 def test_it_can_be_read_while_a_device_holds_it(state, capsys):
     ledger = Ledger(state / LEDGER_FILE, "digits")
     ledger.commit("job-b", 1, [LINEAR], b"three")
