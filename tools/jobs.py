@@ -21,7 +21,7 @@ from fl_core.features import read_backbones
 from tools.cloud_client import CloudClient
 from tools.run_job import submitted
 
-COLUMNS = ("round", "answered", "accuracy", "score", "seconds", "bytes")
+COLUMNS = ("round", "answered", "accuracy", "score", "corrected", "seconds", "bytes")
 AWAY_S = 60.0  # a watch outlives a restart of the cloud
 
 
@@ -128,6 +128,7 @@ def _cells(exchanges: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, ...]]:
             str(record["uploads"]),
             _figure(record["accuracy"]),
             _figure(scores.get("score")),
+            _figure(scores.get("corrected")),
             f"{record['seconds']:.1f}",
             f"{sum(record['bytes'].values()):,}",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from fl_core.evaluation.corrected import NOT_IDENTIFIABLE
 from tools import report_plots as plots
 from tools.result import guarantee_text, write_whole
 
+_NO_CORRECTION = {"squared": None, "corrected": None, "corrected_reason": ""}
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -28,6 +31,7 @@ def write_report(
     )
     environment.filters["figure"] = _figure
     environment.filters["size"] = plots.byte_text
+    environment.filters["corrected"] = _corrected
     page = environment.get_template("report.html").render(**_content(result, events))
     write_whole(path, page.encode("utf-8"))
 
@@ -42,9 +46,10 @@ def _content(result: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> 
     evaluations = [
         {**data["clusters"], "round": data["number"]} for data in committed if data.get("clusters")
     ]
+    units = {key: part["unit"] for key, part in result["privacy"].items()}
     pictures = {
         "accuracy": plots.accuracy_plot(result["rounds"], result["reference"]["rounds"]),
-        "epsilon": plots.epsilon_plot(rows),
+        "epsilon": plots.epsilon_plot(rows, units),
         "clusters": plots.cluster_plot(evaluations),
         "bytes": plots.bytes_plot(_hops(result)),
         "timeline": plots.timeline_plot(timeline),
@@ -56,6 +61,8 @@ def _content(result: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> 
         "training": _guarantee(result["privacy"], "training"),
         "inference": _guarantee(result["privacy"], "inference"),
         "evaluations": len(evaluations),
+        "scored": [{**_NO_CORRECTION, **scores} for scores in evaluations],
+        "short": any(scores["used"] < scores["wanted"] for scores in evaluations),
         "panels": min(plots.PANELS, len(evaluations)),
     }
 
@@ -93,6 +100,16 @@ def _guarantee(privacy: Mapping[str, Any], which: str) -> dict[str, Any]:
         "status": part["status"],
         "per_round": part.get("epsilon_per_round"),
     }
+
+
+def _corrected(scores: Mapping[str, Any]) -> str:
+    """`131 ± 12`, or the short word for why there is none."""
+    value, error = scores.get("corrected"), scores.get("corrected_error")
+    if value is None or error is None:
+        reason = str(scores.get("corrected_reason") or "")
+        return NOT_IDENTIFIABLE if reason.startswith(NOT_IDENTIFIABLE) else "–"
+    digits = max(0, 1 - math.floor(math.log10(error))) if error > 0 else 3
+    return f"{value:.{min(digits, 4)}f} ± {error:.{min(digits, 4)}f}"
 
 
 def _figure(value: float | None, digits: int = 3) -> str:

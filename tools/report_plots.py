@@ -44,6 +44,7 @@ HOPS = (
     ("proxy_to_cloud", "proxy → cloud"),
 )
 PANELS = 6
+_UNITS = {"training": "record", "inference": "device"}
 NUMBERED = 60  # more points than this stay without their cluster's number
 _STYLE: dict[str, Any] = {
     "font.family": "sans-serif",
@@ -97,24 +98,24 @@ def accuracy_plot(rounds: Sequence[Mapping[str, Any]], reference: Sequence[float
     return done[0]
 
 
-def epsilon_plot(rows: Sequence[Mapping[str, Any]]) -> str:
-    """ε spent after each exchange, training above inference; "" where nothing was committed."""
+def epsilon_plot(rows: Sequence[Mapping[str, Any]], units: Mapping[str, str] = _UNITS) -> str:
+    """ε spent after each exchange, training above inference, each per its unit.
+
+    "" where nothing was committed.
+    """
     if not rows:
         return ""
     with _figure(7.4, 3.9, "epsilon") as (figure, done):
         panels = figure.subplots(2, 1, sharex=True)
         places = np.arange(len(rows))
-        for axes, key, unit, colour in (
-            (panels[0], "training", "record", BLUE),
-            (panels[1], "inference", "device", RED),
-        ):
+        for axes, key, colour in ((panels[0], "training", BLUE), (panels[1], "inference", RED)):
             spent = [row["epsilon"].get(key) for row in rows]
             values = np.array([np.nan if v is None else v for v in spent], np.float64)
             edges = np.append(places, len(rows)) - 0.5
             drawn = np.append(values, values[-1])  # an exchange's ε stands over its own place
             axes.step(edges, drawn, where="post", color=colour)
             axes.fill_between(edges, drawn, step="post", color=colour, alpha=0.15, linewidth=0)
-            axes.set_title(f"{key}: ε spent per {unit}")
+            axes.set_title(f"{key}: ε spent per {units[key]}")
             axes.set_ylim(0, max(1e-9, 1.22 * float(np.nanmax([*values, 0.0]))) or 1)
             axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
             axes.grid(axis="y")

@@ -7,7 +7,11 @@
         round             its number, from 1
         accuracy          of the global model on the cloud's test records, or null
         uploads, declined answers that were counted, devices that refused
-        cluster_scores    null, or {eval_type, score, reason, used, wanted, labels}
+        cluster_scores    null, or {eval_type, score, reason, used, wanted, labels, squared,
+                          corrected, corrected_error, corrected_reason, noise_variance}: `used` of
+                          `wanted` uploads were scored; `corrected` estimates the score without the
+                          noise, with standard error, null where the reason says why; of
+                          silhouettes it is that of squared distances, `squared` the one with noise
         seconds           from sealing the broadcast to the commit
         bytes             {cloud_out, cloud_in}: payload that left and reached the cloud
         epsilon           {training, inference}: spent up to and with this round; a guarantee
@@ -45,13 +49,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
+from fl_core.privacy.events import Unit
 from fl_core.privacy.policy import Quote
 
 Status = Literal["completed", "failed"]
 HOPS = ("cloud_to_proxy", "proxy_to_devices", "devices_to_proxy", "proxy_to_cloud")
 LIBRARIES = ("numpy", "torch", "onnxruntime", "cryptography", "paho-mqtt")
 _ENDS = ("job_completed", "job_failed", "job_cancelled")
-_SCORES = ("eval_type", "score", "reason", "used", "wanted", "labels")
+_SCORES = (
+    *("eval_type", "score", "reason", "used", "wanted", "labels", "squared"),
+    *("corrected", "corrected_error", "corrected_reason", "noise_variance"),
+)
 
 
 @dataclass
@@ -143,15 +151,18 @@ def build(record: Record, facts: Facts) -> dict[str, Any]:
     return plain
 
 
-def privacy_of(quote: Quote, epsilon_per_round: float | None) -> dict[str, Any]:
-    """Both guarantees as `result.json` holds them."""
+def privacy_of(
+    quote: Quote, epsilon_per_round: float | None, inference_unit: Unit = "device"
+) -> dict[str, Any]:
+    """Both guarantees as `result.json` holds them; `inference_unit` is that of the job's uploads,
+    which an inference guarantee without any release does not know."""
     parts: dict[str, dict[str, Any]] = {
         name: {"epsilon": g.epsilon, "delta": g.delta, "unit": g.unit, "status": g.status}
         for name, g in (("training", quote.training), ("inference", quote.inference))
     }
     parts["inference"]["epsilon_per_round"] = epsilon_per_round
     if not quote.inference.epsilon:
-        parts["inference"]["unit"] = "device"  # nothing was priced, so nothing named it
+        parts["inference"]["unit"] = inference_unit
     return parts
 
 

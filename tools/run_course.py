@@ -70,7 +70,7 @@ class Course:
     ) -> dict[str, Any]:
         """The content of `result.json`; `reason` is empty when the job completed."""
         plan, run = self.plan, self._run
-        event = plan.softmax_event() if plan.softmax_epsilon is not None else None
+        event = plan.softmax_event()
         once = getattr(event, "epsilon", None)
         quote = plan.quote(self.record.asked if reason else None)
         return build(
@@ -87,7 +87,7 @@ class Course:
                 memory_peak_bytes=memory_peak_bytes,
                 reference=reference,
                 bytes=bytes,
-                privacy=privacy_of(quote, float(once) if once is not None else None),
+                privacy=privacy_of(quote, float(once) if once is not None else None, event.unit),
                 simulated=simulated,
             ),
         )

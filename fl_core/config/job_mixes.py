@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fl_core.plan import JobPlan
 
 RECORD_VALUES = 1 << 24
+UPLOAD_VALUES = 1 << 18  # of one per_sample upload: 2 MiB
 
 
 def job_mixes(job: Job) -> Iterator[Mix]:
@@ -79,6 +80,7 @@ def _evaluation(job: Job) -> Iterator[Mix]:
     every = job.infer_every
     if not every:
         return
+    yield from _uploads(job)
     if every > job.rounds:
         yield Mix(
             ("unsupervised.every_rounds", "train.rounds", "unsupervised.eval_type"),
@@ -102,6 +104,24 @@ def _evaluation(job: Job) -> Iterator[Mix]:
             ("encrypt.privacy_eval_type", "privacy.accept_unproven", "unsupervised"),
             "NOT_ENCRYPT uploads inferences without noise, so no guarantee holds; use LAPLACE, "
             "or set privacy.accept_unproven to true",
+        )
+
+
+def _uploads(job: Job) -> Iterator[Mix]:
+    wanted = job.unsupervised
+    values = wanted.samples_per_device * job.data.classes
+    if wanted.upload == "per_sample" and values > UPLOAD_VALUES:
+        yield Mix(
+            ("unsupervised.samples_per_device", "data.classes", "unsupervised.upload"),
+            f"{wanted.samples_per_device} rows of {job.data.classes} classes are {values} values "
+            f"a device, more than {UPLOAD_VALUES}; set at most "
+            f"{UPLOAD_VALUES // job.data.classes} samples, or upload: mean",
+        )
+    if wanted.silhouette == "text" and wanted.eval_type != "SILHOUETTE_SCORE":
+        yield Mix(
+            ("unsupervised.silhouette", "unsupervised.eval_type"),
+            f"the text's silhouette is asked for, but {wanted.eval_type} is no silhouette; set "
+            "eval_type to SILHOUETTE_SCORE, or leave silhouette out",
         )
 
 

@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
@@ -167,9 +168,28 @@ def test_a_failed_run_has_a_page_with_its_reason(page):
 
 def test_every_round_has_its_line(page):
     html = page(events(rounds=4))
-    body = html[html.index("<tbody>") : html.index("</tbody>")]
+    body = html[html.rindex("<tbody>") : html.rindex("</tbody>")]
     first = re.findall(r"<tr><td>([^<]+)</td>", body)
     assert first == ["centre", "1", "2", "3", "4"]
+
+
+def test_scores_are_shown_raw_and_corrected_and_short_rounds_are_said(page):
+    course = events(rounds=6)
+    first, second = (one["data"]["clusters"] for one in course if one["data"]["clusters"])
+    first |= {"squared": -0.25, "corrected": 0.7512, "corrected_error": 0.043, "wanted": 1000}
+    second |= {"squared": 0.125, "corrected": None, "corrected_error": None}
+    second["corrected_reason"] = "not identifiable: its error would pass 15 %"
+    text = " ".join(text_of(page(course)).split())
+    for words in ("0.751 ± 0.043", "-0.250", "not identifiable", "9 of 1000", "Fewer uploads came"):
+        assert words in text
+    assert "Fewer uploads came" not in text_of(page(events()))
+
+
+def test_a_per_sample_job_says_that_its_inference_is_per_record(page):
+    inference = Guarantee(40.0, 0.0, "record", "proven")
+    text = " ".join(text_of(page(events(), quote=replace(PROVEN, inference=inference))).split())
+    assert "one record (inference)" in text
+    assert "evaluation set of one" not in text
 
 
 def test_an_untested_job_shows_the_rest(page):

@@ -106,6 +106,12 @@ def test_one_fault_is_named_with_its_line(old, new, key, what):
         ("delta: 1.0e-5 ", "delta: 0.02 ", ["privacy.delta"], "protects nobody"),
         ("per_device: 1}", "per_device: 11}", ["local_run.partition.classes_per_device"], "10"),
         ("[64]", "[1000000, 1000000]", ["data.input_shape"], "make it smaller"),
+        (
+            "eval_type: SILHOUETTE_SCORE ",
+            "silhouette: text\n  eval_type: DAVIES_BOULDIN_SCORE ",
+            ["unsupervised.silhouette"],
+            "is no silhouette",
+        ),
     ],
 )
 def test_an_impossible_mix_is_refused_with_its_reason(old, new, keys, what):
@@ -133,6 +139,13 @@ def test_an_impossible_mix_is_refused_with_its_reason(old, new, keys, what):
 )
 def test_what_is_unusual_but_possible_is_taken(old, new):
     parse_job(changed(old, new)[0])
+
+
+def test_a_per_sample_upload_has_a_bound():
+    large = JOB.replace("classes: 10\n", "classes: 100\n")
+    large = large.replace("upload: mean ", "samples_per_device: 4096\n  upload: mean ")
+    parse_job(large)
+    assert "set at most 2621 samples" in only(large.replace("upload: mean ", "upload: per_sample "))
 
 
 def test_devices_may_answer_fewer_rounds_where_not_all_are_selected():
