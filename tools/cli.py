@@ -21,6 +21,7 @@ from tools import (
     cli_privacy,
     cli_processes,
     cli_sites,
+    cli_table,
     lifeline,
 )
 
@@ -48,7 +49,15 @@ def parser() -> argparse.ArgumentParser:
     )
     top.set_defaults(extra="tools")
     commands = top.add_subparsers(title="commands", metavar="COMMAND")
-    for part in (cli_jobs, cli_privacy, cli_processes, cli_sites, cli_ledger, cli_backbone):
+    for part in (
+        cli_jobs,
+        cli_table,
+        cli_privacy,
+        cli_processes,
+        cli_sites,
+        cli_ledger,
+        cli_backbone,
+    ):
         part.add(commands)
     return top
 

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 from rich.table import Table
@@ -47,8 +47,11 @@ def run_local(
     keep: bool = False,
     reference: bool = True,
     record: bool = False,
+    stream: IO[str] | None = None,
 ) -> int:
     """Run the job file `path`; 0 when it completed, 130 after Ctrl-C.
+
+    `stream` shows the progress: standard output, or the other one with `as_json`.
 
     Raises ConfigError, UsageError, DataError or BrokerError before anything has started;
     JobFailed (or BrokerError) when the job failed, its `result.json` written.
@@ -61,8 +64,8 @@ def run_local(
     record_dir = _recording(out, run) if record else None
     scratch = SCRATCH if run.simulate and not keep and _roomy() else None
     site = Path(tempfile.mkdtemp(prefix="edgeveil-run-", dir=scratch))  # mode 0700
-    kind, stream = Simulation if run.simulate else Fleet, sys.stderr if as_json else sys.stdout
-    fleet = kind(job, run, site, out, stream, reference=reference, record_dir=record_dir)
+    kind, shown = Simulation if run.simulate else Fleet, sys.stderr if as_json else sys.stdout
+    fleet = kind(job, run, site, out, stream or shown, reference=reference, record_dir=record_dir)
     failure: EdgeVeilError | None = None
     interrupted = False
     with _signals(_interrupt):

@@ -1,0 +1,158 @@
+"""`edgeveil table JOB…`: each job simulated with several seeds, and what came of it in one table.
+
+DIR/<job>/seed-<n>/ holds what `edgeveil run --simulate` writes. A seed that has completed is not
+run again while its job file says the same, so a table that was interrupted goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+from fl_core.config import Job, LocalRun
+from fl_core.errors import EdgeVeilError, JobFailed, UsageError
+from tools.result import versions
+from tools.run_job import Overrides, check_data, local_job
+from tools.run_local import INTERRUPTED, run_local
+from tools.table_claims import claims
+from tools.table_output import FILES, show, write_table
+
+STAMP = "table.stamp"
+
+
+@dataclass(frozen=True)
+class Study:
+    """One job file of the table: the job, its run and its folder."""
+
+    path: Path
+    job: Job
+    run: LocalRun
+    folder: Path
+
+    def stamp(self, seed: int) -> str:
+        """Digest of all that decides what a run gives, but for the code."""
+        run = self.run.model_copy(update={"seed": seed, "simulate": True})
+        return hashlib.sha256(self.job.canonical() + run.model_dump_json().encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line asks for."""
+
+    seeds: int
+    out: Path
+    data: str | None = None
+    force: bool = False
+    as_json: bool = False
+
+    def overrides(self) -> Overrides:
+        """The same for all runs."""
+        return Overrides(simulate=True, data_dir=self.data)
+
+
+def table(paths: Sequence[Path], asked: Asked) -> int:
+    """Run what is missing, write the table; 0, or 6 where a run failed, 130 after Ctrl-C.
+
+    Every job file is checked before the first one runs: ConfigError, UsageError, DataError.
+    """
+    if asked.seeds < 1:
+        raise UsageError("no seed to run", where="--seeds", fix="use 1 or more")
+    studies = [_study(path, asked) for path in paths]
+    names = [study.folder for study in studies]
+    if len(set(names)) < len(names):
+        raise UsageError(
+            "two job files have one name", where=str(asked.out), fix="rename one of them"
+        )
+    stream = sys.stderr if asked.as_json else sys.stdout
+    failures: list[str] = []
+    for study in studies:
+        for number in range(asked.seeds):
+            try:
+                if _run(study, number, asked, stream) == INTERRUPTED:
+                    return INTERRUPTED
+            except EdgeVeilError as error:
+                failures.append(f"{study.path}, seed {study.run.seed + number}: {error}")
+                print(f"edgeveil: {failures[-1]}", file=sys.stderr)
+    content = {
+        "rows": [row(study, asked.seeds) for study in studies],
+        "failures": failures,
+        "versions": versions(),
+    }
+    write_table(content, asked.out)
+    if asked.as_json:
+        print(json.dumps(content, allow_nan=False), flush=True)
+    show(content, stream)
+    print(f"Files: {asked.out}/ with {', '.join(FILES)}", file=stream)
+    return JobFailed.exit_code if failures else 0
+
+
+def row(study: Study, seeds: int) -> dict[str, Any]:
+    """One row of `table.json`, of the runs that completed."""
+    results = [found for n in range(seeds) if (found := _done(study, study.run.seed + n))]
+    accuracies = [r["final"]["accuracy"] for r in results if r["final"]["accuracy"] is not None]
+    references = [r["reference"]["accuracy"] for r in results]
+    known = [value for value in references if value is not None]
+    training = results[0]["privacy"]["training"] if results else {}
+    privacy = study.job.privacy
+    return {
+        "job": study.job.job,
+        "features": " + ".join(entry.name for entry in study.job.features),
+        "method": study.job.train.method,
+        "epsilon": training.get("epsilon") or privacy.epsilon,
+        "delta": privacy.delta,
+        "unit": training.get("unit", "record"),
+        "status": training.get("status", "unknown"),
+        "devices": study.run.devices,
+        "rounds": study.job.rounds,
+        "seeds": [study.run.seed + n for n in range(seeds)],
+        "accuracies": accuracies,
+        "median": statistics.median(accuracies) if accuracies else None,
+        "reference": known[0] if known else None,
+        "seconds": statistics.median(r["seconds"] for r in results) if results else None,
+        "memory_peak_bytes": max((r["memory_peak_bytes"] or 0 for r in results), default=None),
+        "claims": [{"text": claim.text, **vars(claim)} for claim in claims(study.job.job)],
+    }
+
+
+def _study(path: Path, asked: Asked) -> Study:
+    job, run = local_job(path, asked.overrides())
+    check_data(job, run)
+    return Study(path, job, run, asked.out / path.stem)
+
+
+def _run(study: Study, number: int, asked: Asked, stream: IO[str]) -> int:
+    seed = study.run.seed + number
+    folder = study.folder / f"seed-{seed}"
+    if not asked.force and _done(study, seed):
+        print(f"{study.path}, seed {seed}: done before", file=stream)
+        return 0
+    print(f"{study.path}, seed {seed} ({number + 1} of {asked.seeds})", file=stream, flush=True)
+    (folder / STAMP).unlink(missing_ok=True)
+    code = run_local(
+        study.path,
+        folder,
+        replace(asked.overrides(), seed=seed),
+        reference=number == 0,  # it has no noise: one seed's is like another's
+        stream=stream,
+    )
+    if code == 0:
+        (folder / STAMP).write_text(study.stamp(seed), "utf-8")
+    return code
+
+
+def _done(study: Study, seed: int) -> Mapping[str, Any] | None:
+    """The result of a completed run of this very job, or None."""
+    folder = study.folder / f"seed-{seed}"
+    try:
+        if (folder / STAMP).read_text("utf-8") != study.stamp(seed):
+            return None
+        found: dict[str, Any] = json.loads((folder / "result.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found
