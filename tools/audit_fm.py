@@ -23,7 +23,7 @@ from fl_core.features import Identity, IdentityParameters
 from fl_core.features.pca import PcaParameters
 from fl_core.privacy.accountant import epsilon, pure_epsilon, total_mu
 from fl_core.privacy.events import Event, GaussianEvent, LaplaceEvent
-from fl_core.privacy.mechanisms import diagonal_of_triangle
+from tools.attack_models import event_variances
 from tools.audit_attacks import Attack, Claim, Hits
 from tools.audit_statistics import gaussian_threshold
 
@@ -125,7 +125,9 @@ def gaussian_job(
     """Each sum alone along what the record changes, and all of them as one likelihood ratio."""
     listener = Listener(scene)
     events = [event for event in listener.events if isinstance(event, GaussianEvent)]
-    weights = [gap / _variances(event) for gap, event in zip(listener.gaps, events, strict=True)]
+    weights = [
+        gap / event_variances(event) for gap, event in zip(listener.gaps, events, strict=True)
+    ]
     norms = np.array([math.sqrt(g @ w) for g, w in zip(listener.gaps, weights, strict=True)])
     alone = [gaussian_threshold(event.mu, runs) for event in events]
     whole = gaussian_threshold(total_mu(events), runs)
@@ -173,14 +175,6 @@ def laplace_job(runs: int, scene: Scene, make_device: MakeDevice = FmDevice) -> 
     ]
     claims.append(Claim("the whole job", float(pure_epsilon(events))))
     return Attack("fm", "with Laplace noise", tuple(claims), play, runs)
-
-
-def _variances(event: GaussianEvent) -> Float64:
-    """Of each released value, in steps²."""
-    variances = np.full(event.coordinates, float(event.finest_sigma_squared))
-    if event.finest_sigma_squared < event.sigma_squared:
-        variances[diagonal_of_triangle(event.coordinates)] = float(event.sigma_squared)
-    return variances
 
 
 def _hurtful(exchange: Exchange, tensors: Tensors) -> dict[str, NDArray[np.generic]]:
