@@ -10,7 +10,7 @@ from functools import cached_property
 
 from fl_core.algorithms import METHODS, Setting
 from fl_core.algorithms.base import CloudMethod, DeviceMethod, Exchange, SegmentSpec
-from fl_core.algorithms.fm_budget import COVARIANCE
+from fl_core.algorithms.fm_released import COVARIANCE
 from fl_core.config import Job
 from fl_core.errors import ProtocolError
 from fl_core.features import (
@@ -25,7 +25,7 @@ from fl_core.privacy.events import Event
 from fl_core.privacy.policy import JobRequest, Quote, price
 from fl_core.privacy.self_stop import exchanges_within
 from fl_core.privacy.softmax import softmax_event
-from fl_core.protocol.messages import Group
+from fl_core.protocol.messages import SEAL_OVERHEAD_BYTES, Group
 from fl_core.protocol.sealed import padded
 
 SOFTMAX = "softmax"
@@ -121,6 +121,12 @@ class JobPlan:
     def groups(self, exchange: Exchange) -> tuple[Group, ...]:
         """The same as the manifest states it: names and public sizes."""
         return tuple(Group(s.name, padded(s.byte_count)) for s in self.segments(exchange))
+
+    @cached_property
+    def upload_bytes(self) -> int:
+        """The most that one device uploads in one exchange."""
+        groups = [self.groups(exchange) for exchange in self.exchanges]
+        return max(sum(g.padded_bytes + SEAL_OVERHEAD_BYTES for g in of) for of in groups)
 
     # --- prices ---
 

@@ -13,10 +13,10 @@ import numpy as np
 
 from fl_core.algorithms.base import Records
 from fl_core.algorithms.fm import FmDevice
-from fl_core.algorithms.fm_budget import GAUSSIAN_BITS
 from fl_core.algorithms.fm_paper import HIDDEN, OUTPUT, FmPaperParameters
 from fl_core.algorithms.fm_paper_cloud import FmPaperCloud
 from fl_core.algorithms.fm_paper_device import FmPaperDevice
+from fl_core.algorithms.fm_released import GAUSSIAN_BITS
 from fl_core.features.pca import PcaParameters
 from fl_core.privacy.accountant import epsilon
 from fl_core.privacy.events import ClaimedEvent, GaussianEvent

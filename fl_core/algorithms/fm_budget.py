@@ -1,7 +1,4 @@
-"""What each release of `fm` costs: sensitivities in integer steps, and shares of the budget.
-
-A part's bound holds for every record and every broadcast; the proofs are in `docs/privacy.md`.
-"""
+"""How a job's budget is shared among the releases of `fm`, and what each then costs."""
 
 from __future__ import annotations
 
@@ -11,27 +8,23 @@ from dataclasses import dataclass
 
 from fl_core.algorithms.base import TRAIN, Exchange
 from fl_core.algorithms.fm_parameters import FmParameters
-from fl_core.algorithms.fm_sums import LARGEST_L1, PRODUCT_BITS
+from fl_core.algorithms.fm_released import (
+    CENTRE,
+    COVARIANCE,
+    LOCAL_BASIS,
+    QUADRATIC,
+    phases,
+    released_sum,
+    wishart_event,
+)
+from fl_core.algorithms.fm_sums import PRODUCT_BITS
 from fl_core.algorithms.setting import Setting
-from fl_core.algorithms.triangle import triangle_size
 from fl_core.errors import PrivacyError
-from fl_core.features.pca import PcaParameters
 from fl_core.privacy.accountant import discreteness_tv, epsilon, mu_for, pure_epsilon
 from fl_core.privacy.events import ClaimedEvent, Event, GaussianEvent, LaplaceEvent
-from fl_core.privacy.mechanisms import Layout, gaussian_event, laplace_event, scale_of
+from fl_core.privacy.mechanisms import scale_of
 
-COVARIANCE, CENTRE, QUADRATIC = "covariance", "centre", "quadratic"
-# Gaussian sums are moved to the grid 2**-28, so that the noise has 2**20 steps and more; Laplace
-# noise is exactly priced on any grid and stays on that of the products.
-GAUSSIAN_BITS, LAPLACE_BITS = 28, PRODUCT_BITS
 HAIR = 1.0 - 2.0**-40  # room for the rounding of a sum of shares of ε
-WISHART_SOURCE = "DELM, alg. 2: pure ε, which does not hold (docs/privacy.md)"
-LOCAL_BASIS = ClaimedEvent(
-    what="basis of the device's own PCA, without noise",
-    unit="record",
-    claimed_epsilon=0.0,
-    source="DELM, section 6: projecting by it is taken to cost nothing",
-)
 
 
 @dataclass(frozen=True)
@@ -73,14 +66,33 @@ class Budget:
         return steps * 4.0 ** -self.grid_bits(phase)
 
 
-def phases(parameters: FmParameters, projection: PcaParameters | None) -> tuple[str, ...]:
-    """The preparatory exchanges, in order; each is released once."""
-    wanted = (
-        (COVARIANCE, projection is not None and projection.name != "local_pca"),
-        (CENTRE, parameters.centre),
-        (QUADRATIC, parameters.quadratic == "once"),
-    )
-    return tuple(phase for phase, asked in wanted if asked)
+@dataclass(frozen=True)
+class _Split:
+    """What the covariance of a PCA takes first, and what is left.
+
+    Where all noise is Gaussian, `first` is a share of μ² and both ε are the job's: Gaussian DP
+    composes by Σμ². Where two kinds meet, ε itself is shared and their prices add up.
+    """
+
+    first: float
+    one_kind: bool
+    own_epsilon: float
+    rest_epsilon: float
+
+    def gaussian_epsilon(self, noise: str) -> float:
+        """The ε that the Gaussian events may cost together."""
+        return self.own_epsilon if noise == "laplace" else self.rest_epsilon
+
+
+def _split(parameters: FmParameters, setting: Setting) -> _Split:
+    projection, whole = setting.projection, setting.epsilon
+    if projection is None or COVARIANCE not in phases(parameters, projection):
+        one_kind = parameters.noise == "gaussian"
+        return _Split(0.0, one_kind, whole, whole if one_kind else whole * HAIR)
+    first = projection.share
+    if parameters.noise == projection.noise == "gaussian":
+        return _Split(first, True, whole, whole)
+    return _Split(first, False, whole * first * HAIR, whole * (1 - first) * HAIR)
 
 
 def budget(parameters: FmParameters, setting: Setting) -> Budget:
@@ -90,42 +102,20 @@ def budget(parameters: FmParameters, setting: Setting) -> Budget:
     noise: a few rounds settle it, and the accountant then prices the result. Raises
     `PrivacyError` if the grid is too coarse for (ε, δ).
     """
-    reserve = 0.0
+    split, reserve = _split(parameters, setting), 0.0
     for _ in range(8):
         if reserve < setting.delta:
-            result = _share_out(parameters, setting, setting.delta - reserve)
+            result = _share_out(parameters, setting, split, setting.delta - reserve)
             if _costs(result, setting.delta) <= setting.epsilon:
                 return result
             tv = math.fsum(discreteness_tv(event) for event in _gaussians(result))
-            worst = math.exp(_gaussian_part(parameters, setting))
+            worst = math.exp(split.gaussian_epsilon(parameters.noise))
             reserve = 1.1 * (1 + worst) * tv + 1e-6 * setting.delta
     raise PrivacyError(
         f"the noise grid is too coarse for ε = {setting.epsilon:g}, δ = {setting.delta:g}",
         where="privacy.epsilon",
         fix="lower epsilon or raise delta",
     )
-
-
-def _first_share(parameters: FmParameters, setting: Setting) -> float:
-    """The share of the covariance; 0 where none is released."""
-    projection = setting.projection
-    if projection is None or COVARIANCE not in phases(parameters, projection):
-        return 0.0
-    return projection.share
-
-
-def _one_kind(parameters: FmParameters, setting: Setting) -> bool:
-    """Whether all noise is Gaussian, so that shares are of μ²; else they are of ε."""
-    released = _first_share(parameters, setting) > 0
-    return parameters.noise == "gaussian" and not (released and _wishart(setting.projection))
-
-
-def _gaussian_part(parameters: FmParameters, setting: Setting) -> float:
-    """The ε that the Gaussian events may cost together."""
-    if _one_kind(parameters, setting):
-        return setting.epsilon
-    first = _first_share(parameters, setting)
-    return setting.epsilon * (first if parameters.noise == "laplace" else 1 - first)
 
 
 def _gaussians(result: Budget) -> list[GaussianEvent]:
@@ -146,96 +136,34 @@ def _costs(result: Budget, delta: float) -> float:
         return math.inf
 
 
-def _share_out(parameters: FmParameters, setting: Setting, delta: float) -> Budget:
-    """Each phase's event at its share: of μ² (Gaussian DP composes by Σμ²), or of ε."""
-    times = min(setting.max_participations, parameters.rounds)
-    names, projection = phases(parameters, setting.projection), setting.projection
-    first, one_kind = _first_share(parameters, setting), _one_kind(parameters, setting)
-    own, rest = setting.epsilon, setting.epsilon
-    if not one_kind:  # two kinds of noise share ε itself, and their prices add up
-        own, rest = own * first * HAIR, rest * (1 - first) * HAIR
-    mu_rest = mu_for(rest, delta) if parameters.noise == "gaussian" else 0.0
+def _share_out(parameters: FmParameters, setting: Setting, split: _Split, delta: float) -> Budget:
+    """Each phase's event at its share of what the covariance leaves: of μ², or of ε."""
     events: dict[str, Event] = {}
-    if first and _wishart(projection):
-        events[COVARIANCE] = ClaimedEvent(
-            what="covariance with Wishart noise",
-            unit="record",
-            claimed_epsilon=own,
-            source=WISHART_SOURCE,
-        )
-    elif first:
-        mu_own = mu_rest * math.sqrt(first) if one_kind else mu_for(own, delta)
-        size = triangle_size(setting.feature_dimension)
-        events[COVARIANCE] = gaussian_event(
-            COVARIANCE,
-            1 << GAUSSIAN_BITS,
-            mu_own,
-            size,
-            grid_bits=GAUSSIAN_BITS,
-            layout="symmetric",
-        )
-    if one_kind:
-        mu_rest *= math.sqrt(1 - first)
+    if split.first:
+        events[COVARIANCE] = _covariance_event(parameters, setting, split, delta)
+    times = min(setting.max_participations, parameters.rounds)
+    names = phases(parameters, setting.projection)
     shares = {CENTRE: parameters.shares.centre, QUADRATIC: parameters.shares.quadratic}
     shares = {phase: share for phase, share in shares.items() if phase in names}
     shares[TRAIN] = (1.0 - sum(shares.values())) / times
+    mu = 0.0
+    if parameters.noise == "gaussian":
+        mu = mu_for(split.rest_epsilon, delta)
+        mu *= math.sqrt(1 - split.first) if split.one_kind else 1.0
     for phase, share in shares.items():
         released = released_sum(phase, parameters, setting)
         if parameters.noise == "gaussian":
-            events[phase] = released.gaussian(mu_rest * math.sqrt(share))
+            events[phase] = released.gaussian(mu * math.sqrt(share))
         else:
-            events[phase] = released.laplace(rest * share)
-    local = projection is not None and projection.name == "local_pca"
+            events[phase] = released.laplace(split.rest_epsilon * share)
+    local = setting.projection is not None and setting.projection.name == "local_pca"
     return Budget(events, times, (LOCAL_BASIS,) if local else ())
 
 
-def _wishart(projection: PcaParameters | None) -> bool:
-    return projection is not None and projection.noise == "wishart"
-
-
-@dataclass(frozen=True)
-class ReleasedSum:
-    """A sum over records before noise: its size, and how far one record moves it.
-
-    `l2` is in units; in a symmetric layout it is the Frobenius norm of the whole matrix.
-    `l1_steps` counts the values that are sent, in steps of 2**-24.
-    """
-
-    what: str
-    size: int
-    l2: float
-    l1_steps: int
-    layout: Layout = "vector"
-
-    def gaussian(self, mu: float) -> GaussianEvent:
-        """Its event at `mu`."""
-        steps = int(self.l2 * 2.0**GAUSSIAN_BITS)
-        return gaussian_event(
-            self.what, steps, mu, self.size, grid_bits=GAUSSIAN_BITS, layout=self.layout
-        )
-
-    def laplace(self, epsilon_: float) -> LaplaceEvent:
-        """Its event at pure ε."""
-        steps = self.l1_steps
-        return laplace_event(self.what, steps, steps, epsilon_, self.size, LAPLACE_BITS)
-
-
-def released_sum(phase: str, parameters: FmParameters, setting: Setting) -> ReleasedSum:
-    """The centre, quadratic or linear sum.
-
-    L1 norms: of φ at most √d. Of the triangle of zzᵀ (‖z‖₁² + ‖z‖²)/2 <= (d + 1)/2. Of z·rᵀ,
-    r = p - y clipped, ‖z‖₁·‖r‖₁: at most 2√d, and at most 2√(d(c - 1)/c)·clip, since r's entry at
-    the label weighs as much as all the others (up to one step of 2**-12, for rounding).
-    """
-    d, c = setting.dimension, setting.classes
-    one = 1 << PRODUCT_BITS
-    if phase == CENTRE:
-        return ReleasedSum("sum of features", d, 1.0, math.isqrt(d * one * one))
-    if phase == QUADRATIC:
-        size, l1 = triangle_size(d), (d + 1) * one // 2
-        return ReleasedSum("sum of quadratic terms", size, 1.0, l1, "symmetric")
-    widest = math.isqrt(d * one)  # ‖z‖₁ in steps of 2**-12
-    limit = int(parameters.clip * one) ** 2
-    by_factors = widest * LARGEST_L1
-    by_norm = math.isqrt(4 * d * (c - 1) * limit // c) + 1 + widest
-    return ReleasedSum("sum of linear terms", d * c, parameters.clip, min(by_factors, by_norm))
+def _covariance_event(
+    parameters: FmParameters, setting: Setting, split: _Split, delta: float
+) -> Event:
+    if setting.projection is not None and setting.projection.noise == "wishart":
+        return wishart_event(split.own_epsilon)
+    mu = mu_for(split.own_epsilon, delta) * (math.sqrt(split.first) if split.one_kind else 1.0)
+    return released_sum(COVARIANCE, parameters, setting).gaussian(mu)

@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_core.algorithms.base import TRAIN, Array, Exchange, SegmentSpec, Tensors
-from fl_core.algorithms.fm_budget import CENTRE, COVARIANCE, QUADRATIC, Budget, budget, phases
+from fl_core.algorithms.fm_budget import Budget, budget
 from fl_core.algorithms.fm_device import HEAD
 from fl_core.algorithms.fm_package import forms
 from fl_core.algorithms.fm_parameters import FmParameters
+from fl_core.algorithms.fm_released import CENTRE, COVARIANCE, QUADRATIC, phases
 from fl_core.algorithms.pca_basis import as_weights, first_axes, top_basis
 from fl_core.algorithms.setting import Setting
 from fl_core.algorithms.triangle import symmetric, triangle_size, upper

@@ -8,11 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_core.algorithms.base import TRAIN, Answer, Array, Exchange, Records, Tensors
-from fl_core.algorithms.fm_budget import CENTRE, COVARIANCE, QUADRATIC, Budget, budget
+from fl_core.algorithms.fm_budget import Budget, budget
 from fl_core.algorithms.fm_features import Bounded, FeatureCache, Features, bounded, projected
 from fl_core.algorithms.fm_noise import noised
 from fl_core.algorithms.fm_package import check_package
 from fl_core.algorithms.fm_parameters import FmParameters
+from fl_core.algorithms.fm_released import CENTRE, COVARIANCE, QUADRATIC
 from fl_core.algorithms.fm_sums import (
     PRODUCT_BITS,
     centre_sum,

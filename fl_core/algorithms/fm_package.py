@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from fl_core.algorithms.base import TRAIN, Exchange, Tensors
-from fl_core.algorithms.fm_budget import CENTRE, COVARIANCE, QUADRATIC
 from fl_core.algorithms.fm_parameters import FmParameters
+from fl_core.algorithms.fm_released import CENTRE, COVARIANCE, QUADRATIC
 from fl_core.algorithms.setting import Setting
 from fl_core.algorithms.triangle import triangle_size
 from fl_core.errors import ProtocolError

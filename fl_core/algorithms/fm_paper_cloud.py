@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from fl_core.algorithms.base import TRAIN, Array, Exchange, SegmentSpec, Tensors
-from fl_core.algorithms.fm_budget import COVARIANCE
 from fl_core.algorithms.fm_cloud import FmCloud
 from fl_core.algorithms.fm_paper import HIDDEN, OUTPUT, FmPaperParameters, projecting
+from fl_core.algorithms.fm_released import COVARIANCE
 from fl_core.algorithms.pca_basis import as_weights, top_basis
 from fl_core.algorithms.setting import Setting
 

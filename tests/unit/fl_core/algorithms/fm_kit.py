@@ -11,7 +11,7 @@ from sklearn.model_selection import train_test_split
 from fl_core.aggregation import AGGREGATIONS
 from fl_core.algorithms.base import Records
 from fl_core.algorithms.fm import FmCloud, FmDevice, FmParameters
-from fl_core.algorithms.fm_budget import COVARIANCE
+from fl_core.algorithms.fm_released import COVARIANCE
 from fl_core.algorithms.pca_own import own_weights
 from fl_core.algorithms.reference import accuracy
 from fl_core.algorithms.setting import Setting
