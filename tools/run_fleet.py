@@ -140,6 +140,7 @@ class Fleet:
             seed=run.seed,
             policy=run.policy,
             min_batch_floor=min(3, self.job.round.min_batch),
+            upload_bytes=self.course.plan.upload_bytes,
             record_dir=self._record_dir,
         )
         self._proxy_status = f"http://{plan.host}:{ports.proxy_http}/status"
@@ -153,6 +154,7 @@ class Fleet:
                     engine=plan.engine,  # type: ignore[arg-type]
                     port=getattr(plan.ports, side),
                     acl=side,  # type: ignore[arg-type]
+                    max_queued_bytes=plan.queued_bytes,
                 ),
                 self._folder / f"broker-{side}",
                 users_file=self._folder / "passwords" / f"{side}-broker.users",

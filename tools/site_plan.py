@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from fl_core.config import Partition, Policy
+from fl_core.config.site import BrokerLimits, CloudLimits, EdgeLimits, ProxyLimits
+from fl_core.protocol.blob import NEED_LIMIT
 
 Settings = dict[str, Any]
+SPOOLED_BATCHES = 3  # uploads, the batch made of them, and what is still kept of a round before
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,8 @@ class SitePlan:
     """A site of two brokers, a cloud, a proxy and `devices` devices below `folder`.
 
     The last `infer_only` devices only evaluate. Device k of n (from 1) takes share k − 1 of
-    the data set `data_name`, read from `data_source`.
+    the data set `data_name`, read from `data_source`. Limits are raised, where the usual ones
+    are too small, so that all devices may upload `upload_bytes` in one round.
     """
 
     folder: Path
@@ -45,6 +49,7 @@ class SitePlan:
     seed: int = 7
     policy: Policy = field(default_factory=Policy)
     min_batch_floor: int = 3
+    upload_bytes: int = 0
     log_format: str = "text"
     record_dir: Path | None = None  # absolute; where the cloud keeps what it sees
 
@@ -86,6 +91,7 @@ class SitePlan:
                 "proxy_key_file": "keys/proxy.pub",
                 "http": {"host": self.host, "port": self.ports.cloud_http},
                 "test_data": self.data(),
+                "limits": self._limits(blob_bytes=self._batch_bytes),
                 "record_dir": None if self.record_dir is None else str(self.record_dir),
                 "log": self._log(),
             }
@@ -101,6 +107,11 @@ class SitePlan:
                 "cloud_key_file": "keys/cloud.pub",
                 "http": {"host": self.host, "port": self.ports.proxy_http},
                 "min_batch_floor": self.min_batch_floor,
+                "limits": self._limits(
+                    blob_bytes=self._batch_bytes,
+                    upload_bytes=self.upload_bytes,
+                    spool_bytes=SPOOLED_BATCHES * self._batch_bytes,
+                ),
                 "log": self._log(),
             }
         }
@@ -125,9 +136,25 @@ class SitePlan:
                     },
                 },
                 "policy": self.policy.model_dump(mode="json"),
+                "limits": {"outbox_bytes": max(EdgeLimits().outbox_bytes, self.upload_bytes)},
                 "log": self._log(),
             }
         }
+
+    @property
+    def queued_bytes(self) -> int:
+        """What may wait at a broker for the proxy: each device's credit in parts, at most."""
+        credit = self.devices * min(self.upload_bytes, NEED_LIMIT * CloudLimits().packet_bytes)
+        return max(BrokerLimits().max_queued_bytes, credit)
+
+    def _limits(self, **wanted: int) -> Settings:
+        """The usual limits of a site, or what is wanted where that is more."""
+        usual = ProxyLimits()
+        return {key: max(getattr(usual, key), value) for key, value in wanted.items()}
+
+    @property
+    def _batch_bytes(self) -> int:
+        return self.devices * self.upload_bytes
 
     def data(self) -> Settings:
         """The data set, as the cloud tests on it and a device takes its share of it."""
