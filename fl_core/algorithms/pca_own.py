@@ -13,7 +13,6 @@ from fl_core.algorithms.pca_basis import as_weights, top_basis
 from fl_core.algorithms.setting import Setting
 
 
-@lru_cache(maxsize=2)
 def own_weights(setting: Setting, records: Records | None) -> Mapping[str, Array]:
     """With `local_pca`, the weight `basis` (D, d) of the PCA of `records`; else nothing.
 
@@ -23,6 +22,10 @@ def own_weights(setting: Setting, records: Records | None) -> Mapping[str, Array
     projection = setting.projection
     if records is None or projection is None or projection.name != "local_pca":
         return MappingProxyType({})
+    return MappingProxyType({"basis": _own_basis(setting, records)})
+
+
+@lru_cache(maxsize=2)
+def _own_basis(setting: Setting, records: Records) -> Array:
     covariance = covariance_sum(features_of(records, setting))
-    basis = top_basis(covariance, setting.feature_dimension, setting.dimension)
-    return MappingProxyType({"basis": as_weights(basis)})
+    return as_weights(top_basis(covariance, setting.feature_dimension, setting.dimension))
