@@ -34,8 +34,8 @@ def train(
     *,
     seed: int = 0,
     force: bool = False,
-    steps: int = STEPS,
-    drawings: int = DRAWINGS,
+    steps: int | None = None,
+    drawings: int | None = None,
     on_step: Callable[[int], None] = lambda _: None,
 ) -> Facts:
     """Train the encoder and write it to `path`, all of it or nothing.
@@ -47,7 +47,7 @@ def train(
     path.parent.mkdir(parents=True, exist_ok=True)
     from tools.backbone_net import onnx_encoder, train_encoder
 
-    graph = onnx_encoder(train_encoder(steps, drawings, seed, on_step))
+    graph = onnx_encoder(train_encoder(steps or STEPS, drawings or DRAWINGS, seed, on_step))
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as part:
         part.write(graph)
     Path(part.name).replace(path)

@@ -51,13 +51,20 @@ class PublicDigits:
 
 
 def warped(images: torch.Tensor) -> torch.Tensor:
-    """(n, 1, 40, 40) -> (n, 1, 28, 28): turned, slanted, stretched, moved and bent at random."""
+    """(n, 1, 40, 40) -> (n, 1, 28, 28): turned, slanted, stretched and bent at random.
+
+    The ink's centre of mass comes to the middle, up to a small move.
+    """
     n = len(images)
+    places = (2 * torch.arange(SIDE) + 1) / SIDE - 1
+    mass = images.sum((1, 2, 3)).clamp_min(1e-3)
+    x = (images.sum((1, 2)) * places).sum(1) / mass
+    y = (images.sum((1, 3)) * places).sum(1) / mass
     angle, slant = 0.3 * _even(n), 0.4 * _even(n)
     across, down = torch.exp(0.22 * _even(n)), torch.exp(0.15 * _even(n))
     cos, sin = torch.cos(angle), torch.sin(angle)
-    rows = [cos / across, (slant * cos - sin) / across, 0.08 * _even(n)]
-    rows += [sin / down, (slant * sin + cos) / down, 0.08 * _even(n)]
+    rows = [cos / across, (slant * cos - sin) / across, x + 0.08 * _even(n)]
+    rows += [sin / down, (slant * sin + cos) / down, y + 0.08 * _even(n)]
     theta = torch.stack(rows, dim=1).reshape(n, 2, 3)
     grid = functional.affine_grid(theta, [n, 1, PIXELS, PIXELS], align_corners=False)
     bends = torch.randn(n, 2, 5, 5) * 0.07 * torch.rand(n, 1, 1, 1)

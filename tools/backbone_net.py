@@ -14,16 +14,18 @@ from torch.nn import functional
 from fl_core.features.onnx_nodes import IR_VERSION, OPSET, NodeList
 from tools.backbone_images import PIXELS, PublicDigits
 
-FEATURES = 128
-CLASSES = 10
+HIDDEN, CLASSES = 128, 10
+FEATURES = HIDDEN + CLASSES
 _CHANNELS, _KERNELS = (32, 64, 128), (5, 3, 3)
+_CLASS_SHARE = 0.3  # of the features' squared norm: what the class scores have
 _BATCH, _RATE, _DECAY, _SMOOTHING = 128, 2e-3, 1e-2, 0.1
 
 
 class Encoder(nn.Module):
-    """Three times convolution, batch norm, ReLU and pooling; then `FEATURES` values through ReLU.
+    """Three times convolution, batch norm, ReLU and pooling; then `HIDDEN` values, and scores.
 
-    The head is for training alone.
+    Both are the features: on other writers' digits the scores alone are mostly right, and the
+    values before them hold what corrects the rest.
     """
 
     def __init__(self) -> None:
@@ -36,13 +38,21 @@ class Encoder(nn.Module):
             before = channels
         side = PIXELS // 2 ** len(_CHANNELS)
         self.convolutions = nn.Sequential(*layers)
-        self.dense = nn.Linear(before * side * side, FEATURES)
-        self.head = nn.Linear(FEATURES, CLASSES)
+        self.dense = nn.Linear(before * side * side, HIDDEN)
+        self.head = nn.Linear(HIDDEN, CLASSES)
+
+    def parts(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Values (n, 128) and class scores (n, 10) of images (n, 1, 28, 28), ink 0..1."""
+        flat = functional.dropout(self.convolutions(images).flatten(1), 0.2, self.training)
+        values = self.dense(flat)
+        return values, self.head(functional.relu(values))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Features (n, 128) of images (n, 1, 28, 28), ink 0..1."""
-        flat = functional.dropout(self.convolutions(images).flatten(1), 0.2, self.training)
-        return functional.relu(self.dense(flat))
+        """Features (n, 138) of unit norm: the values, and the scores less their mean."""
+        values, scores = self.parts(images)
+        centred = scores - scores.mean(dim=1, keepdim=True)
+        shares = ((values, 1 - _CLASS_SHARE), (centred, _CLASS_SHARE))
+        return torch.cat([share**0.5 * functional.normalize(v) for v, share in shares], dim=1)
 
 
 def train_encoder(
@@ -61,7 +71,7 @@ def train_encoder(
         for step in range(steps):
             images, labels = digits.batch(_BATCH)
             images = images.to(memory_format=torch.channels_last)
-            scores = encoder.head(encoder(images))
+            _, scores = encoder.parts(images)
             loss = functional.cross_entropy(scores, labels, label_smoothing=_SMOOTHING)
             optimiser.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
@@ -73,7 +83,7 @@ def train_encoder(
 
 
 def onnx_encoder(encoder: Encoder) -> bytes:
-    """The encoder as ONNX: `image` (N, 1, 28, 28) -> `features` (N, 128); batch norms folded in."""
+    """The encoder as ONNX: `image` (N, 1, 28, 28) -> `features` (N, 138), batch norms folded."""
     import onnx
     from onnx import TensorProto, helper
 
@@ -84,9 +94,12 @@ def onnx_encoder(encoder: Encoder) -> bytes:
         value = graph.add("Conv", value, weight, bias, pads=[_KERNELS[k] // 2] * 4)
         value = graph.add("Relu", value)
         value = graph.add("MaxPool", value, kernel_shape=[2, 2], strides=[2, 2])
-    dense = (graph.constant(_array(v)) for v in (encoder.dense.weight, encoder.dense.bias))
-    value = graph.add("Gemm", graph.add("Flatten", value, axis=1), *dense, transB=1)
-    graph.nodes.append(helper.make_node("Relu", [value], ["features"]))
+    values = graph.add("Gemm", graph.add("Flatten", value, axis=1), *_dense(graph, encoder.dense))
+    scores = graph.add("Gemm", graph.add("Relu", values), *_dense(graph, encoder.head))
+    mean = graph.add("ReduceMean", scores, axes=[1], keepdims=1)
+    shares = ((values, 1 - _CLASS_SHARE), (graph.add("Sub", scores, mean), _CLASS_SHARE))
+    parts = [graph.add("Mul", graph.unit_rows(v), graph.number(share**0.5)) for v, share in shares]
+    graph.nodes.append(helper.make_node("Concat", parts, ["features"], axis=1))
     image = helper.make_tensor_value_info("image", TensorProto.FLOAT, ["N", 1, PIXELS, PIXELS])
     features = helper.make_tensor_value_info("features", TensorProto.FLOAT, ["N", FEATURES])
     whole = helper.make_graph(graph.nodes, "digits", [image], [features], graph.initializers)
@@ -95,6 +108,11 @@ def onnx_encoder(encoder: Encoder) -> bytes:
     onnx.checker.check_model(model)
     written: bytes = model.SerializeToString()
     return written
+
+
+def _dense(graph: NodeList, layer: nn.Linear) -> tuple[str, str]:
+    """A dense layer's weight (inputs, outputs) and bias, as Gemm takes them."""
+    return graph.constant(_array(layer.weight.T)), graph.constant(_array(layer.bias))
 
 
 def _folded(convolution: Any, norm: Any) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

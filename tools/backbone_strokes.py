@@ -117,7 +117,7 @@ def drawn_digits(count: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np
 
 
 def _drawing(digit: int, rng: np.random.Generator) -> Float64:
-    """One drawing (40, 40): `INK` pixels at its longest, its middle in the middle."""
+    """One drawing (40, 40): `INK` pixels at its longest, in the middle."""
     shapes = SHAPES[digit]
     shape = shapes[rng.integers(len(shapes))]
     jitter = rng.uniform(*_JITTER)
@@ -126,7 +126,7 @@ def _drawing(digit: int, rng: np.random.Generator) -> Float64:
     points = np.concatenate([_curve(p, rng, jitter) * stretch for p in _strokes(shape)])
     extent = float(np.ptp(points, axis=0).max()) + pen
     points, pen = points * (INK / extent), pen * (INK / extent)
-    points += (SIDE - 1) / 2 - points.mean(axis=0)
+    points += (SIDE - 1) / 2 - (points.min(axis=0) + points.max(axis=0)) / 2
     rows, columns = np.mgrid[:SIDE, :SIDE]
     across = (columns.reshape(-1, 1) - points[:, 0]) ** 2
     distance = np.sqrt((across + (rows.reshape(-1, 1) - points[:, 1]) ** 2).min(axis=1))
