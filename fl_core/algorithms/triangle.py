@@ -25,7 +25,7 @@ def symmetric(triangle: NDArray[np.generic], d: int) -> NDArray[np.float64]:
     return matrix + np.triu(matrix, 1).T
 
 
-def unpacked(triangle: NDArray[np.float32], d: int) -> NDArray[np.float64]:
+def unpacked(triangle: NDArray[np.float32], d: int) -> NDArray[np.float32]:
     """As `symmetric`, kept for the next call: a job broadcasts the same curvature every round.
 
     Not to be written to.
@@ -34,5 +34,5 @@ def unpacked(triangle: NDArray[np.float32], d: int) -> NDArray[np.float64]:
 
 
 @lru_cache(maxsize=2)
-def _unpacked(raw: bytes, d: int) -> NDArray[np.float64]:
-    return symmetric(np.frombuffer(raw, np.float32), d)
+def _unpacked(raw: bytes, d: int) -> NDArray[np.float32]:
+    return symmetric(np.frombuffer(raw, np.float32), d).astype(np.float32)
