@@ -19,6 +19,7 @@ from multiprocessing import get_context
 
 import numpy as np
 from numpy.typing import NDArray
+from rich import box
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -178,38 +179,37 @@ def show(console: Console, findings: Sequence[Finding]) -> None:
     """Two tables: what EdgeVeil proves, and what texts claim."""
     for proven, title in ((True, "proven"), (False, "claimed, not proven")):
         rows = [found for found in findings if found.proven == proven]
-        if not rows:
-            continue
-        table = Table(title=title, title_justify="left", caption_justify="left")
-        for name in ("mechanism", "attack", "event"):
-            table.add_column(name)
-        for name in ("claimed ε", "at δ", "measured ε ≥", "finds ε ≥", "runs a side"):
-            table.add_column(name, justify="right")
-        table.add_column("verdict")
-        before = ("", "")
-        for found in rows:
-            here = (found.mechanism, found.attack)
-            table.add_row(*(here if here != before else ("", "")), *_figures(found))
-            before = here
-        console.print(table)
+        if rows:
+            console.print(_table(rows, title))
     failed = sum(found.proven and found.exceeds for found in findings)
     console.print(
-        f"{len(findings)} tests, one error in a million allowed over all of them; "
-        + (f"[red]{failed} failed[/red]" if failed else "[green]every proven claim stands[/green]")
+        f"{len(findings)} tests, one error in a million allowed over all of them;",
+        f"[red]{failed} failed[/red]" if failed else "[green]every proven claim stands[/green]",
     )
 
 
-def _figures(found: Finding) -> tuple[str, ...]:
-    colour = {"FAILS": "red", "holds": "green"}.get(found.verdict, "yellow")
-    return (
-        found.event,
-        f"{found.claimed_epsilon:.3f}",
-        f"{found.delta:g}",
-        f"{found.measured_epsilon:.3f}",
-        f"{found.caught:.3f}",
-        f"{found.runs:,}",
-        f"[{colour}]{found.verdict}[/{colour}]",
-    )
+def _table(rows: Sequence[Finding], title: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table.add_column("attack, event")
+    for name in ("claimed ε", "at δ", "measured ε ≥", "finds ε ≥"):
+        table.add_column(name, justify="right")
+    table.add_column("verdict")
+    before = ""
+    for found in rows:
+        heading = f"{found.mechanism}: {found.attack}"
+        if heading != before:
+            table.add_row(f"[bold]{heading}[/bold]\n{found.runs:,} runs a side")
+        before = heading
+        colour = {"FAILS": "red", "holds": "green"}.get(found.verdict, "yellow")
+        table.add_row(
+            f"  {found.event}",
+            f"{found.claimed_epsilon:.3f}",
+            f"{found.delta:g}",
+            f"{found.measured_epsilon:.3f}",
+            f"{found.caught:.3f}",
+            f"[{colour}]{found.verdict}[/{colour}]",
+        )
+    return table
 
 
 def _finite(plain: dict[str, object]) -> dict[str, object]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_core.data.slots import slot_records
 from fl_core.privacy.accountant import epsilon
 from fl_core.privacy.mechanisms import (
     diagonal_of_triangle,
@@ -48,7 +49,7 @@ class Effort:
     jobs: int
 
 
-QUICK = Effort(values=400_000, calls=60_000, jobs=8_000)
+QUICK = Effort(values=400_000, calls=60_000, jobs=6_000)
 FULL = Effort(values=2_000_000, calls=200_000, jobs=100_000)
 
 
@@ -190,6 +191,28 @@ def softmax_attack(runs: int, mechanism: Softmax = softmax_laplace, *, sensitivi
     return Attack("softmax", f"mean, sensitivity {sensitivity}", claims, play, runs)
 
 
+def per_sample_attack(runs: int, mechanism: Softmax = softmax_laplace) -> Attack:
+    """Per-sample softmax: the added record takes a slot from another that is sure of a class.
+
+    Rows are noised independently, so one call on many copies of the slot's row plays many runs.
+    """
+    key = bytes(32)
+    held = np.zeros((1, 1), np.float32)
+    ranked = (np.array([[0], [k]], np.float32) for k in range(1, 64))
+    both = next(x for x in ranked if slot_records(x, 1, key)[0] == 1)
+    event = softmax_event(2, EPSILON, samples=1)
+
+    def play(present: bool, count: int) -> Hits:
+        x = both if present else held
+        sure = [0.0, 1.0] if slot_records(x, 1, key)[0] else [1.0, 0.0]
+        out = mechanism(np.tile(sure, (count, 1)), EPSILON, sensitivity=2)[0]
+        swapped = (out[:, 0] <= 0) & (out[:, 1] >= 1)
+        return np.stack([swapped, *low_bits(out[:, 1] * 2.0**SOFTMAX_BITS, SOFTMAX_BITS)])
+
+    claims = _claims("both classes past theirs", epsilon([event], 0.0).epsilon)
+    return Attack("softmax", "per sample, one slot", claims, play, runs)
+
+
 def low_bits(out: NDArray[np.generic], bits: int) -> tuple[Hits, Hits]:
     """Two events on the last bits of outputs in steps of 2**-`bits`: odd, or off every grid."""
     steps = out.astype(np.float64)
@@ -216,4 +239,5 @@ def single_mechanisms(effort: Effort) -> tuple[Attack, ...]:
         ),
         softmax_attack(calls, sensitivity=2),
         softmax_attack(calls, sensitivity=1),
+        per_sample_attack(calls),
     )

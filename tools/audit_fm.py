@@ -34,7 +34,7 @@ HUGE = 1e30
 PURE = {"noise": "laplace", "rounds": 1}
 PARAMETERS = FmParameters(rounds=2, local_steps=1, shares=Shares(centre=0.3, quadratic=0.3))
 SETTING = Setting(
-    epsilon=16.0,
+    epsilon=8.0,
     delta=1e-5,
     max_participations=2,
     classes=2,

@@ -17,9 +17,8 @@ from fl_core.privacy.accountant import gaussian_delta
 BETA = 1e-6  # chance that one sound mechanism, or more, is accused by a whole audit
 POWER = 0.99
 # Where a Gaussian's curve is audited: the δ at which a sound ε is told best is chosen from these.
-DELTAS = (0.8, 0.65, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 1e-3, 1e-4, 1e-5)
+DELTAS = (0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 1e-3, 1e-4, 1e-5)
 TYPICAL = 64  # tests of an audit, for the choice of δ alone
-SUSPECT = 0.9  # noise of this part of what is claimed is what the event is made to find
 
 
 @dataclass(frozen=True)
@@ -72,18 +71,24 @@ def gaussian_threshold(mu: float, runs: int) -> tuple[float, float]:
     """(threshold, δ) of the likelihood-ratio event to audit μ-GDP with.
 
     For T ~ N(0, 1) against N(μ, 1) and (ε, δ) on the curve, P₁ − e^ε·P₀ is largest, and δ, for
-    T >= ε/μ + μ/2 (Balle and Wang 2018). δ is where noise a tenth too small shows best; nothing
+    T >= ε/μ + μ/2 (Balle and Wang 2018). The δ is where the least lack of noise is found; nothing
     of this depends on a draw.
     """
 
-    def margin(delta: float) -> float:
+    def least_lack(delta: float) -> float:
+        """The share of the noise that must be missing to be found."""
         epsilon = epsilon_at(mu, delta)
         edge = epsilon / mu + mu / 2
-        present, without = (stats.norm.sf((edge - at) / SUSPECT) for at in (mu, 0.0))
-        return pessimistic(float(without), float(present), delta, runs, BETA / TYPICAL) - epsilon
+        low, high = 0.0, 0.9
+        for _ in range(12):
+            middle = (low + high) / 2
+            present, without = (float(stats.norm.sf((edge - at) / (1 - middle))) for at in (mu, 0))
+            found = pessimistic(without, present, delta, runs, BETA / TYPICAL) > epsilon
+            low, high = (low, middle) if found else (middle, high)
+        return high
 
     usable = [delta for delta in DELTAS if gaussian_delta(0.0, mu) > delta]
-    best = max(usable or DELTAS[-1:], key=margin)
+    best = min(usable or DELTAS[-1:], key=least_lack)
     return epsilon_at(mu, best) / mu + mu / 2, best
 
 
