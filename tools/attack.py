@@ -20,7 +20,7 @@ from rich.table import Table
 from fl_core.errors import UsageError
 from tools.attack_membership import Curve, Membership, infer
 from tools.attack_membership import steps as membership_steps
-from tools.attack_pictures import Inversion, Inverted, attacks, invert, why_not
+from tools.attack_pictures import Inversion, Inverted, attacks, invert, why_no_pictures
 from tools.attack_plots import draw_inversion, draw_membership
 from tools.attack_recording import Recording
 from tools.result import write_json, write_whole
@@ -36,7 +36,7 @@ def attack(
     recording = Recording.load(folder, data)
     target = out or folder / "attack"
     console = Console(stderr=as_json, highlight=False)
-    reason = why_not(recording)
+    reason = why_no_pictures(recording)
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("inverting", total=attacks(recording) + membership_steps(recording))
         inversion = None if reason else invert(recording, lambda: progress.advance(bar))

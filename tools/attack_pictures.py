@@ -57,7 +57,7 @@ class Inversion:
     guess: Inverted
 
 
-def why_not(recording: Recording) -> str:
+def why_no_pictures(recording: Recording) -> str:
     """Why this job gives no pictures; empty if it does."""
     features, shape = recording.job.features, recording.job.data.input_shape
     if len(features) != 1 or not isinstance(features[0], IdentityParameters):
@@ -131,7 +131,7 @@ def ladder(records: int) -> list[int]:
 
 def attacks(recording: Recording) -> int:
     """How many attacks `invert` makes, at most."""
-    return 0 if why_not(recording) else 2 * len(METHODS) * len(LADDER)
+    return 0 if why_no_pictures(recording) else 2 * len(METHODS) * len(LADDER)
 
 
 def shown(images: Float64) -> Float64:
@@ -158,7 +158,7 @@ def ssim(a: Float64, b: Float64) -> float:
 def _head(recording: Recording) -> Head:
     features = recording.job.features[0]
     if not isinstance(features, IdentityParameters):
-        raise TypeError(why_not(recording))
+        raise TypeError(why_no_pictures(recording))
     side = math.isqrt(math.prod(recording.job.data.input_shape))
     broadcast = recording.broadcast(recording.rounds[0])
     return Head(recording.parameters, features, broadcast, recording.job.data.classes, side)

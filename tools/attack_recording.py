@@ -22,6 +22,7 @@ from fl_core.algorithms.triangle import symmetric
 from fl_core.config import Job, LocalRun
 from fl_core.data.device import take
 from fl_core.errors import EdgeVeilError, UsageError
+from fl_core.features import backbone_digests, projection_of
 from fl_core.plan import JobPlan
 from fl_core.protocol.package import unpack_tensors
 from tools.run_job import dealt, held
@@ -62,13 +63,12 @@ class Recording:
             ) from error
         if data is not None:
             run = run.model_copy(update={"data_dir": str(data.absolute())})
-        if not isinstance(job.train, FmParameters) or job.train.noise != "gaussian":
-            raise UsageError("only jobs of fm with Gaussian noise are attacked", where=str(folder))
-        if job.data.evaluation_share:
+        what = why_not(job)
+        if what:
             raise UsageError(
-                "devices kept some records apart, by keys that are gone",
-                where="data.evaluation_share",
-                fix="record a run with data.evaluation_share: 0",
+                what,
+                where=str(folder / JOB),
+                fix="record configs/jobs/attack_demo.yaml, or a job like it",
             )
         return cls(folder, job, run)
 
@@ -129,6 +129,20 @@ class Recording:
                 where=str(path),
                 fix="record the run again",
             ) from error
+
+
+def why_not(job: Job) -> str:
+    """Why a recording of this job is not attacked; empty if it is."""
+    projection = projection_of(job.features)
+    if not isinstance(job.train, FmParameters) or job.train.noise != "gaussian":
+        return "only jobs of fm with Gaussian noise are attacked"
+    if projection is not None and (projection.name, projection.noise) != ("ldp_fpca", "gaussian"):
+        return f"a job with {projection.name} has no common basis with Gaussian noise to attack"
+    if backbone_digests(job.features):
+        return "a recording holds no backbone, so features cannot be computed"
+    if job.data.evaluation_share:
+        return "devices kept data.evaluation_share of their records apart, by keys that are gone"
+    return ""
 
 
 def noised_linear(device: FmDevice, broadcast: Tensors, changes: Sequence[Array]) -> list[Float64]:

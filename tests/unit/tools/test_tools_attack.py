@@ -88,9 +88,12 @@ def test_what_cannot_be_attacked_is_said(tmp_path: Path, folder: Path) -> None:
     other.mkdir()
     (other / "run.json").write_bytes((folder / "run.json").read_bytes())
     plain = json.loads((folder / "job.json").read_bytes())
+    local = {"name": "local_pca", "keep": 0.5, "share": 0.2, "noise": "gaussian"}
+    plain["privacy"]["accept_unproven"] = True
     for change, message in (
         ({"data": {**plain["data"], "evaluation_share": 0.5}}, "evaluation_share"),
         ({"train": {**plain["train"], "noise": "laplace"}}, "Gaussian"),
+        ({"features": [*plain["features"], local]}, "local_pca has no common basis"),
     ):
         text = json.dumps({**plain, **change}, sort_keys=True, separators=(",", ":"))
         (other / "job.json").write_text(text)
@@ -209,5 +212,5 @@ def test_other_features_give_figures_without_pictures(recording: Recording) -> N
     features = ({"name": "random", "dimension": 32, "seed": 1, "input_scale": 16.0},)
     plain = {**recording.job.model_dump(), "features": features}
     other = replace(recording, job=type(recording.job).model_validate(plain))
-    assert "identity" in attack_pictures.why_not(other)
+    assert "identity" in attack_pictures.why_no_pictures(other)
     assert attack_pictures.attacks(other) == 0
