@@ -1,12 +1,14 @@
 """Laws that every training method of the table keeps."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from fl_core.algorithms import METHODS, Setting
 from fl_core.algorithms.base import TRAIN, Records
 from fl_core.errors import ProtocolError, UsageError
-from fl_core.features import IdentityParameters, build_features
+from fl_core.features import IdentityParameters, PcaParameters, build_features
 from fl_core.models.softmax_head import WEIGHTS
 from fl_core.privacy.events import event_from_dict, to_dict
 from fl_core.privacy.sampler import SeededRandom
@@ -40,20 +42,39 @@ class Unreadable:
         raise AssertionError(f"read records.{name}")
 
 
-@pytest.fixture(params=list(METHODS))
+def pca(name, noise="gaussian"):
+    return PcaParameters(name=name, keep=0.5, noise=noise)
+
+
+VARIANTS = {
+    **{name: (name, {}, None) for name in METHODS},
+    "fm, pure noise": ("fm", {"noise": "laplace"}, None),
+    "fm, bare": ("fm", {"centre": False, "quadratic": "never"}, None),
+    "fm, ldp_fpca": ("fm", {}, pca("ldp_fpca")),
+    "fm, ldp_fpca, wishart": ("fm", {"centre": False}, pca("ldp_fpca", "wishart")),
+    "fm, ldp_pca": ("fm", {}, pca("ldp_pca")),
+    "fm, local_pca": ("fm", {"noise": "laplace"}, pca("local_pca")),
+}
+
+
+@pytest.fixture(params=list(VARIANTS))
 def halves(request):
-    method = METHODS[request.param]
-    parameters = method.parameters(rounds=ROUNDS)
-    return method.device(parameters, SETTING), method.cloud(parameters, SETTING)
+    name, options, projection = VARIANTS[request.param]
+    method, setting = METHODS[name], replace(SETTING, projection=projection)
+    parameters = method.parameters(rounds=ROUNDS, **options)
+    return method.device(parameters, setting), method.cloud(parameters, setting)
 
 
 def play(halves, records, seed=0):
     """Yields (exchange, package, answer, state after it) over a whole job of one device."""
     device, cloud = halves
     random, state = SeededRandom(seed), cloud.initial_state()
+    own = {}
     for exchange in cloud.plan():
-        package = cloud.package(state, exchange)
+        package = {**cloud.package(state, exchange), **own}
         answer = device.answer(exchange, package, records, random)
+        if exchange.phase == "covariance":
+            own = dict(answer.segments)  # as the device's ledger holds it
         mean = {name: value.astype(np.float64) for name, value in answer.segments.items()}
         state = cloud.absorb(state, exchange, mean, 1)
         yield exchange, package, answer, state
@@ -147,7 +168,8 @@ def test_the_state_keeps_its_names_shapes_and_types(halves):
 def test_the_model_feeds_the_graph(halves):
     for _, _, _, state in play(halves, some_records()):
         model = halves[1].model(state)
-        assert set(model) == set(WEIGHTS)
+        projected = halves[1].setting.projection is not None
+        assert set(model) == {*WEIGHTS, *(["basis"] if projected else [])}
         assert {value.dtype for value in model.values()} == {np.dtype(np.float32)}
 
 
