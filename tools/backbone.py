@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,10 @@ NAME = "digits"
 STEPS = 3000  # batches of 128 images
 DRAWINGS = 12_000
 _FRACTIONS = 10
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
@@ -70,15 +75,21 @@ def ensure_cached(say: Callable[[str], None]) -> Path:
     return path
 
 
-def ensure_for_job(job: Path, say: Callable[[str], None]) -> None:
-    """`ensure_cached` where the job file names the encoder; what else is wrong, its loader says."""
-    try:
-        entries = yaml.safe_load(job.read_bytes())["features"]
-        named = any(entry.get("file") == NAME for entry in entries)
-    except (OSError, yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError):
-        return
-    if named:
+def ensure_for_jobs(files: Iterable[Path], say: Callable[[str], None] = _to_stderr) -> None:
+    """`ensure_cached` if one of the job files names the encoder.
+
+    What else is wrong with a file, its loader says.
+    """
+    if any(_names_encoder(path) for path in files):
         ensure_cached(say)
+
+
+def _names_encoder(path: Path) -> bool:
+    try:
+        entries = yaml.safe_load(path.read_bytes())["features"]
+        return any(entry.get("file") == NAME for entry in entries)
+    except (OSError, yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError):
+        return False
 
 
 def _said(say: Callable[[str], None]) -> Callable[[int], None]:

@@ -124,9 +124,11 @@ def _add_job(commands: Subparsers) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from tools.backbone import ensure_for_jobs
     from tools.run_job import Overrides
     from tools.run_local import run_local
 
+    ensure_for_jobs([args.job])
     overrides = Overrides(
         broker=args.broker,
         protocol=args.protocol,
@@ -161,7 +163,9 @@ def _cloud(args: argparse.Namespace) -> tuple[str, Path]:
 
 def _submit(args: argparse.Namespace) -> int:
     from tools import jobs
+    from tools.backbone import ensure_for_jobs
 
+    ensure_for_jobs([args.file])
     return jobs.submit(args.file, *_cloud(args), wait_s=args.wait_s, follow=args.watch)
 
 

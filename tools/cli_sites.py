@@ -125,8 +125,10 @@ def _provision(args: argparse.Namespace) -> int:
 
 
 def _validate(args: argparse.Namespace) -> int:
+    from tools.backbone import ensure_for_jobs
     from tools.validate import validate
 
+    ensure_for_jobs(args.files)
     if not args.json:
         return validate(args.files)
     import json

@@ -38,8 +38,10 @@ def add(commands: Subparsers) -> None:
 
 
 def _table(args: argparse.Namespace) -> int:
+    from tools.backbone import ensure_for_jobs
     from tools.table import Asked, table
 
+    ensure_for_jobs(args.jobs)
     asked = Asked(
         seeds=args.seeds,
         out=args.out,

@@ -117,11 +117,11 @@ def test_a_file_is_written_over_only_by_force(quick, tmp_path, capsys):
 def test_the_cache_is_filled_once(quick, tmp_path):
     (tmp_path / "job.yaml").write_text(JOB)
     said = []
-    backbone.ensure_for_job(tmp_path / "job.yaml", said.append)
+    backbone.ensure_for_jobs([tmp_path / "job.yaml"], said.append)
     assert said
     first = cached_backbone("digits").read_bytes()
     said.clear()
-    backbone.ensure_for_job(tmp_path / "job.yaml", said.append)
+    backbone.ensure_for_jobs([tmp_path / "job.yaml"], said.append)
     assert not said
     assert cached_backbone("digits").read_bytes() == first
     assert list(cached_backbone("digits").parent.iterdir()) == [cached_backbone("digits")]
@@ -132,6 +132,6 @@ def test_the_cache_is_filled_once(quick, tmp_path):
 )
 def test_other_jobs_train_nothing(quick, tmp_path, text):
     (tmp_path / "job.yaml").write_text(text)
-    backbone.ensure_for_job(tmp_path / "job.yaml", lambda _: pytest.fail("trained"))
-    backbone.ensure_for_job(tmp_path / "none.yaml", lambda _: pytest.fail("trained"))
+    backbone.ensure_for_jobs([tmp_path / "job.yaml"], lambda _: pytest.fail("trained"))
+    backbone.ensure_for_jobs([tmp_path / "none.yaml"], lambda _: pytest.fail("trained"))
     assert not cached_backbone("digits").exists()

@@ -14,11 +14,22 @@ from fl_core.config import KINDS, json_schema, load
 from fl_core.config.base import Block
 from fl_core.config.schema_walk import SchemaWalk
 from fl_core.errors import ConfigError
+from fl_core.features import cached_backbone
+from tools import backbone
 from tools.schema import schema
 from tools.validate import validate
 
 FILES = sorted(Path("configs").rglob("*.yaml"))
 LINE = re.compile(r"^\S+:[1-9]\d* [^\s:]+: \S[^\n]*$")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def digits_encoder(tmp_path_factory):
+    """An encoder, hardly trained, where the jobs that name `digits` look for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        backbone.train(cached_backbone(backbone.NAME), steps=1, drawings=10)
+        yield
 
 
 def described(schema: dict) -> dict[str, bool]:
