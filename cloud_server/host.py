@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cloud_server.plans import graph_of, model_of, plan_of
+from cloud_server.plans import graph_of, plan_of
 from cloud_server.recording import Recorder
 from cloud_server.rounds import (
     Choose,
@@ -28,8 +28,8 @@ from fl_core.algorithms.base import Array, Exchange, Records
 from fl_core.algorithms.pca_own import own_weights
 from fl_core.crypto.keys import SealingKey
 from fl_core.errors import JobFailed
-from fl_core.evaluation.accuracy import accuracy_onnx
 from fl_core.evaluation.clustering import ClusterScores, Noise, cluster_scores
+from fl_core.evaluation.held_test import HeldTest
 from fl_core.features import backbone_digests
 from fl_core.models.softmax_head import bake
 from fl_core.plan import SOFTMAX, JobPlan
@@ -85,6 +85,7 @@ class CloudHost:
         self._store, self._test, self._part_bytes, self._clock = store, test, part_bytes, clock
         self._blob_bytes, self._sealing, self._choose = blob_bytes, sealing, choose
         self._recorder = recorder
+        self._held: tuple[bytes, HeldTest] | None = None  # of the job with this digest
         self._cohort: tuple[bytes, ...] = ()
         self._times: dict[str, float] = {}
         self._sent_bytes = 0
@@ -326,6 +327,7 @@ class CloudHost:
     ) -> float | None:
         if self._test is None or exchange.number == 0:
             return None
-        weights = self._weights(plan, state)
-        model = model_of(entry.canonical, self._store.backbone)
-        return accuracy_onnx(model, weights, self._test.x, self._test.y)
+        if self._held is None or self._held[0] != entry.digest:
+            held = HeldTest(self._graph(entry), self._test.x, self._test.y)
+            self._held = entry.digest, held
+        return self._held[1].accuracy(self._weights(plan, state))

@@ -1,4 +1,4 @@
-"""A stored job's plan, graph and model, each made once; backbones come from the store."""
+"""A stored job's plan and graph, each made once; backbones come from the store."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from fl_core.config import Job
-from fl_core.evaluation.onnx_session import OnnxModel
 from fl_core.features import backbone_digests
 from fl_core.models.softmax_head import build_graph
 from fl_core.plan import JobPlan
@@ -29,9 +28,3 @@ def graph_of(canonical: bytes, backbone: Backbones) -> bytes:
     plan = plan_of(canonical, backbone)
     data = plan.job.data
     return build_graph(plan.features, data.input_shape, data.classes, plan.setting.kept)
-
-
-@lru_cache(maxsize=8)
-def model_of(canonical: bytes, backbone: Backbones) -> OnnxModel:
-    """That graph, opened."""
-    return OnnxModel(graph_of(canonical, backbone))

@@ -1,0 +1,102 @@
+"""A model's accuracy from features that are computed once: the same as from the whole graph."""
+
+import numpy as np
+import pytest
+
+from fl_core.errors import DataError
+from fl_core.evaluation import held_test
+from fl_core.evaluation.accuracy import accuracy_onnx
+from fl_core.evaluation.held_test import HeldTest, cut
+from fl_core.features import GaborParameters, IdentityParameters, build_features
+from fl_core.models.softmax_head import build_graph
+
+RNG = np.random.default_rng(0)
+X = RNG.integers(0, 17, (150, 64)).astype(np.float32)
+Y = RNG.integers(0, 10, 150)
+MAPS = {
+    "identity": [IdentityParameters(name="identity", input_scale=16.0, shift=-0.3)],
+    "both": [
+        IdentityParameters(name="identity", input_scale=16.0, shift=-0.3),
+        GaborParameters(name="gabor", input_scale=16.0, image=(8, 8), pool=4),
+    ],
+}
+
+
+def graph(entries, kept=None):
+    features = build_features(entries)
+    return build_graph(features, (64,), 10, kept), features.output_dim((64,))
+
+
+def weights(given, kept=None):
+    d = kept or given
+    found = {
+        "centre": RNG.normal(size=d).astype(np.float32) * np.float32(0.1),
+        "radius": np.array([0.7], np.float32),
+        "weight": RNG.normal(size=(d, 10)).astype(np.float32) * 3,
+    }
+    return found if kept is None else {**found, "basis": RNG.normal(size=(given, kept))}
+
+
+@pytest.mark.parametrize("kept", [None, 12])
+@pytest.mark.parametrize("name", MAPS)
+def test_it_is_the_accuracy_of_the_whole_graph(name, kept):
+    made, given = graph(MAPS[name], kept)
+    held = HeldTest(made, X, Y)
+    for _ in range(3):
+        model = weights(given, kept)
+        assert held.accuracy(model) == accuracy_onnx(made, model, X, Y)
+
+
+def test_features_are_computed_once(monkeypatch):
+    made, given = graph(MAPS["both"])
+    held = HeldTest(made, X, Y)
+    asked = []
+    real = held_test._run
+    monkeypatch.setattr(
+        held_test, "_run", lambda s, out, feed: asked.append(out) or real(s, out, feed)
+    )
+    held.accuracy(weights(given))
+    held.accuracy(weights(given))
+    assert set(asked) == {"probabilities"}
+
+
+def test_weights_that_are_not_finite_make_every_record_wrong():
+    made, given = graph(MAPS["identity"])
+    spoilt = {**weights(given), "weight": np.full((given, 10), np.nan, np.float32)}
+    assert HeldTest(made, X, Y).accuracy(spoilt) == 0
+
+
+def test_what_does_not_fit_is_a_data_error():
+    made, given = graph(MAPS["identity"])
+    with pytest.raises(DataError, match="records and"):
+        HeldTest(made, X[:0], Y[:0])
+    with pytest.raises(DataError, match="cannot be run"):
+        HeldTest(made, X[:, :63], Y)
+    missing = {name: value for name, value in weights(given).items() if name != "centre"}
+    with pytest.raises(DataError, match="cannot be run"):
+        HeldTest(made, X, Y).accuracy(missing)
+
+
+def test_a_graph_whose_weights_enter_at_the_records_is_not_cut():
+    from onnx import TensorProto, helper
+
+    def value(name, shape):
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+
+    nodes = [
+        helper.make_node("MatMul", ["x", "weight"], ["logits"]),
+        helper.make_node("Softmax", ["logits"], ["probabilities"], axis=1),
+    ]
+    inputs, outputs = (
+        [value("x", ["N", 4]), value("weight", [4, 3])],
+        [value("probabilities", None)],
+    )
+    made = helper.make_model(
+        helper.make_graph(nodes, "g", inputs, outputs),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=8,
+    ).SerializeToString()
+    assert cut(made)[0] is None
+    x, y = np.eye(4, dtype=np.float32), np.array([0, 1, 2, 2])
+    weight = np.eye(4, 3, dtype=np.float32) * 5
+    assert HeldTest(made, x, y).accuracy({"weight": weight}) == 0.75
