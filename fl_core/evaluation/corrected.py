@@ -6,7 +6,7 @@ The noise's law is public, so two estimates are made, and none is given that is 
   the family with characteristic function (1 + b²s²)^−t. More noise of the family is added to the
   vectors, they are labelled and scored anew, less the noise's known share, and a parabola through
   the scores is read at t = 0. It assumes nothing of the vectors, and its error is found by leaving
-  out a tenth of them at a time (jackknife).
+  out a tenth of them at a time (jackknife), as it moves beside the raw score.
 - *model* (`dirichlet_fit.py`), where that error is too large, as plain moments must be for tight
   clusters: clusters of Dirichlet vectors are fitted through the noise. Fleets drawn from the fit,
   noised and fitted in turn, show its bias and its error, and whether the vectors look like it.
@@ -31,6 +31,7 @@ Array = NDArray[np.float64]
 NOT_IDENTIFIABLE = "not identifiable"
 
 EXTRAPOLATION_ERROR = 0.06  # largest relative standard error
+UNMODELLED_ERROR = 0.1  # the same where no model fits
 MODEL_ERROR = 0.15
 CERTAINTY = 0.85
 MISFIT = 0.001  # least p of the Kolmogorov-Smirnov test
@@ -68,11 +69,11 @@ class Target:
     whole: Callable[[float, Array, float, int], float]
 
 
-def _ratio_whole(between: float, points: Array, variance: float, clusters: int) -> float:
+def _ratio_whole(within: float, points: Array, variance: float, clusters: int) -> float:
     # All scatter together needs no labels, so that its noise comes off exactly.
     n, k = points.shape
     total = float(((points - points.mean(axis=0)) ** 2).sum()) - variance * k * (n - 1)
-    return scatter_ratio(between * n, total - between * n, n, clusters)
+    return scatter_ratio(total - within * n, within * n, n, clusters)
 
 
 def _ratio_plain(points: Array, labels: NDArray[np.int64]) -> float:
@@ -84,7 +85,7 @@ TARGETS = {
     "CALINSKI_HARABASZ_SCORE": Target(
         "Calinski-Harabasz",
         _ratio_plain,
-        lambda points, labels, variance: scatter(points, labels, variance)[0] / len(points),
+        lambda points, labels, variance: scatter(points, labels, variance)[1] / len(points),
         _ratio_whole,
     ),
     "SILHOUETTE_SCORE": Target(
@@ -110,8 +111,18 @@ def corrected_score(
         return Corrected(None, None, "", f"{NOT_IDENTIFIABLE}: too few uploads or clusters")
     with np.errstate(all="ignore"):  # judged by what comes out
         score, error = _extrapolated(points, target, label, scale, variance)
+    extrapolated = Corrected(score, error, "extrapolation", "")
     if _good(score, error, EXTRAPOLATION_ERROR):
-        return Corrected(score, error, "extrapolation", "")
+        return extrapolated
+    modelled = _by_model(points, target, label, scale)
+    if modelled.score is None and _good(score, error, UNMODELLED_ERROR):
+        return extrapolated
+    return modelled
+
+
+def _by_model(points: Array, target: Target, label: Labeller, scale: float) -> Corrected:
+    """The model's answer, or why it has none."""
+    labels = label(points)
     if points.size > MAX_MODEL_VALUES:
         points = points[: MAX_MODEL_VALUES // points.shape[1]]
         labels = label(points)
@@ -146,11 +157,19 @@ def _extrapolated(
         at_zero = float(np.polyfit(amounts, parts, 2, w=weights)[-1])
         return target.whole(at_zero, points[kept], variance, clusters)
 
+    score = estimate(np.ones(len(points), dtype=np.bool_))
+    raw = target.plain(points, labelled[0][2])
     left_out = np.arange(len(points)) % _PARTS
-    each = np.array([estimate(left_out != part) for part in range(_PARTS)])
+    # What the score moves with the vectors themselves is no error: the raw one moves with it.
+    share = score / raw if raw > 0 and score > 0 else 1.0
+    each = np.array(
+        [
+            estimate(kept) - share * target.plain(points[kept], labelled[0][2][kept])
+            for kept in (left_out != part for part in range(_PARTS))
+        ]
+    )
     spread = float(((each - each.mean()) ** 2).sum())
-    everything = np.ones(len(points), dtype=np.bool_)
-    return estimate(everything), math.sqrt((_PARTS - 1) / _PARTS * spread)
+    return score, math.sqrt((_PARTS - 1) / _PARTS * spread)
 
 
 def _noisier(points: Array, scale: float) -> Iterator[tuple[float, Array]]:
