@@ -46,15 +46,17 @@ def draw_inversion(inversion: Inversion, path: Path) -> None:
     """Originals above, then each method without noise, then each with the recorded noise."""
     counts = sorted({found.records for found in inversion.results})
     rows = [("original", None), *((name, noise) for noise in (False, True) for name in METHODS)]
+    side = inversion.originals.shape[1]
+    gap = max(1, side // 14)
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(1.6 + 0.66 * sum(counts), 0.9 + 0.74 * len(rows)))
         grid = figure.add_gridspec(
             len(rows),
             len(counts),
-            width_ratios=counts,
+            width_ratios=[count * (side + gap) - gap for count in counts],
             left=0.13,
             right=0.99,
-            top=0.91,
+            top=0.945,
             bottom=0.02,
             wspace=0.06,
             hspace=0.16,
@@ -64,7 +66,7 @@ def draw_inversion(inversion: Inversion, path: Path) -> None:
                 axes = figure.add_subplot(grid[row, column])
                 found = _found(inversion, count, name, noise)
                 images = inversion.originals[:count] if found is None else found.images
-                _strip(axes, images)
+                _strip(axes, images, gap)
                 if row == 0:
                     axes.set_title(f"{count} record{'s' if count > 1 else ''}", pad=6)
                 if column == 0:
@@ -118,10 +120,9 @@ def _found(inversion: Inversion, count: int, name: str, noise: bool | None) -> I
     return next((r for r in results if (r.records, r.method, r.noise) == wanted), None)
 
 
-def _strip(axes: Axes, images: Any) -> None:
-    """Images side by side with a hair of paper between them."""
+def _strip(axes: Axes, images: Any, gap: int) -> None:
+    """Images side by side with `gap` pixels of paper between them."""
     side = images.shape[1]
-    gap = max(1, side // 14)
     strip = np.ones((side, len(images) * (side + gap) - gap))
     for k, image in enumerate(images):
         left = k * (side + gap)
