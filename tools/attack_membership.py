@@ -123,13 +123,13 @@ def single_uploads(recording: Recording, members: Records) -> tuple[Curve, ...]:
     heard = [_heard(device, e, recording.broadcast(e), inside, outside) for e in exchanges]
     return (
         *(_blind(recording, noise) for noise in (False, True)),
-        _informed("knows all but the record, one upload", heard[first : first + 1]),
-        _informed("knows all but the record, whole job", heard),
+        informed("knows all but the record, one upload", heard[first : first + 1]),
+        informed("knows all but the record, whole job", heard),
     )
 
 
 @dataclass(frozen=True)
-class _Heard:
+class Heard:
     """Of one exchange: ‖g‖²/σ² and ⟨seen, g⟩/σ² over draws, for members and for others."""
 
     size_in: Float64
@@ -140,17 +140,18 @@ class _Heard:
 
 def _heard(
     device: FmDevice, exchange: Exchange, sent: Tensors, inside: Records, outside: Records
-) -> _Heard:
+) -> Heard:
+    """Fresh noise for one exchange, and what it leaves of each candidate's part."""
     event = device.budget.events[exchange.phase]
     variance = event_variances(event)
     zero = np.zeros(variance.shape, np.int64)
     noise = np.stack([noised(zero, event, os_random) for _ in range(DRAWS)]) / variance
     g_in, g_out = (_parts(device, exchange, sent, records) for records in (inside, outside))
     size_in, size_out = ((np.square(g) / variance).sum(axis=1) for g in (g_in, g_out))
-    return _Heard(size_in, size_out, g_in @ noise.T + size_in[:, None], g_out @ noise.T)
+    return Heard(size_in, size_out, g_in @ noise.T + size_in[:, None], g_out @ noise.T)
 
 
-def _informed(name: str, heard: list[_Heard]) -> Curve:
+def informed(name: str, heard: list[Heard]) -> Curve:
     """The likelihood ratio's normal form: N(μ, 1) for members, N(0, 1) for others."""
     size_in = np.sqrt(sum(h.size_in for h in heard))[:, None]
     size_out = np.sqrt(sum(h.size_out for h in heard))[:, None]

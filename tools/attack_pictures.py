@@ -17,6 +17,7 @@ from scipy.optimize import linear_sum_assignment
 
 from fl_core.algorithms.base import Records
 from fl_core.data.device import take
+from fl_core.errors import UsageError
 from fl_core.features import IdentityParameters
 from tools.attack_invert import METHODS, Head
 from tools.attack_recording import Recording, exact_linear, noised_linear
@@ -79,7 +80,7 @@ def invert(recording: Recording, advance: Callable[[], object] = lambda: None) -
     sums = [exact_linear(device, exchange, broadcast, other) for other in recording.devices]
     chances = whose(uploads, exact, sums, sigma)
     noise = uploads[int(chances.argmax())] - exact
-    head = _head(recording)
+    head = head_of(recording)
     results = []
     for count in ladder(len(own)):
         some = take(own, np.arange(count))
@@ -155,10 +156,11 @@ def ssim(a: Float64, b: Float64) -> float:
     return float((score / ((mean_a**2 + mean_b**2 + low) * (spread_a + spread_b + high))).mean())
 
 
-def _head(recording: Recording) -> Head:
+def head_of(recording: Recording) -> Head:
+    """The public facts of the first training round. Raises UsageError as `why_no_pictures`."""
     features = recording.job.features[0]
     if not isinstance(features, IdentityParameters):
-        raise TypeError(why_no_pictures(recording))
+        raise UsageError(why_no_pictures(recording), where="features")
     side = math.isqrt(math.prod(recording.job.data.input_shape))
     broadcast = recording.broadcast(recording.rounds[0])
     return Head(recording.parameters, features, broadcast, recording.job.data.classes, side)

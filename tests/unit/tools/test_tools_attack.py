@@ -14,7 +14,7 @@ from fl_core.algorithms.base import TRAIN
 from fl_core.errors import UsageError
 from tools import attack_invert, attack_membership, attack_pictures
 from tools.attack_invert import METHODS, likely_labels
-from tools.attack_membership import _Heard, _informed, roc
+from tools.attack_membership import Heard, informed, roc
 from tools.attack_models import dp_curve, normal_curve
 from tools.attack_pictures import invert, ssim, whose
 from tools.attack_recording import Recording, exact_linear, noised_linear
@@ -111,7 +111,7 @@ def test_without_noise_a_single_record_is_rebuilt(recording: Recording, name: st
     one = attack_pictures.take(own, np.array([0]))
     exact = exact_linear(device, exchange, recording.broadcast(exchange), one)
     assert likely_labels(exact, 1) == one.y.tolist()
-    head = attack_pictures._head(recording)
+    head = attack_pictures.head_of(recording)
     found = attack_pictures.shown(METHODS[name](head, exact, 1, 0)).reshape(8, 8)
     original = attack_pictures.shown(one.x.astype(np.float64)).reshape(8, 8)
     assert ssim(original, found) > 0.95
@@ -168,7 +168,7 @@ def test_the_informed_attack_reaches_what_gaussian_privacy_allows_and_no_more() 
     rng = np.random.default_rng(4)
     mu, size = 1.5, np.full(400, 1.5**2 / 3)
     heard = [
-        _Heard(
+        Heard(
             size,
             size,
             size[:, None] + np.sqrt(size)[:, None] * rng.normal(size=(400, 50)),
@@ -176,7 +176,7 @@ def test_the_informed_attack_reaches_what_gaussian_privacy_allows_and_no_more() 
         )
         for _ in range(3)
     ]
-    curve = _informed("all", heard)
+    curve = informed("all", heard)
     at = np.array([0.01, 0.1, 0.5])
     assert np.interp(at, curve.fpr, curve.tpr) == pytest.approx(normal_curve(at, mu), abs=0.02)
     assert (normal_curve(at, mu) <= dp_curve(at, 8.0, 1e-5)).all()
