@@ -161,7 +161,8 @@ def test_a_symmetric_matrix_with_the_same_small_noise_everywhere_is_found():
 
 def test_off_diagonals_divided_by_the_root_of_two_once_more_are_found():
     def mechanism(total, event):
-        return gaussian(total, event)[0] // 2 + total // 2, event
+        noise = gaussian(0 * total, event)[0] / math.sqrt(2)
+        return total + noise.astype(np.int64), event
 
     assert "past the threshold" in failing(symmetric_attack(60_000, mechanism, diagonal=False))
 
