@@ -91,6 +91,9 @@ def _panel(axes: Axes, found: Course, epsilons: Any) -> None:
     axes.set_xlim(bounds[0], bounds[-1])
     if found.true > 1:
         axes.set_yscale("log")
+        axes.set_ylim(0.7 * min(found.raw), 1.7 * found.true)
+    else:
+        axes.set_ylim(0, 1.12)
     axes.set_title(found.name)
     axes.set_xlabel("ε of one upload")
     _labels(axes, found, epsilons, has)
@@ -105,16 +108,17 @@ def _labels(axes: Axes, found: Course, epsilons: Any, has: Any) -> None:
         )
 
     middle = len(epsilons) // 2
-    say(epsilons[0], found.true, "without noise", GREEN, 8)
+    say(epsilons[-1], found.true, "without noise", GREEN, 9, "right")
     say(epsilons[middle - 2] * 1.3, found.raw[middle - 2], "raw", ORANGE, -8)
-    first = int(np.flatnonzero(has)[0]) if has.any() else -1
-    if first >= 0:
-        say(epsilons[first + 2], found.corrected[first + 2].score or 0.0, "corrected", BLUE, 12)
+    if has.any():
+        first = int(np.flatnonzero(has)[0])
+        say(epsilons[first], found.true, "corrected", BLUE, 14)
     if not has.all():
         low, high = axes.get_ylim()
-        y = low * (high / low) ** 0.5 if axes.get_yscale() == "log" else (low + high) / 2
-        x = float(np.exp(np.log(epsilons[~has]).mean()))
-        say(x, y, NOT_IDENTIFIABLE.replace(" ", "\n"), "#666666", 0, "center")
+        y = low * (high / low) ** 0.6 if axes.get_yscale() == "log" else (low + high) / 2
+        hidden = np.log(epsilons[: np.flatnonzero(has)[0] if has.any() else None])
+        x = float(np.exp((hidden[0] + hidden[-1]) / 2)) if len(hidden) else epsilons[0]
+        say(x, y, f"corrected:\n{NOT_IDENTIFIABLE}".replace(" ", "\n"), "#666666", 0, "center")
 
 
 def table(courses: Sequence[Course], epsilons: Sequence[float] = EPSILONS) -> str:
