@@ -5,7 +5,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fl_core.errors import PrivacyError
-from fl_core.privacy.grid import clip_rows, exact_matmul, quantise, row_norms, squared_norms
+from fl_core.privacy.grid import (
+    clip_rows,
+    exact_gram,
+    exact_matmul,
+    quantise,
+    row_norms,
+    squared_norms,
+)
 
 ANY = st.floats(allow_nan=True, allow_infinity=True, width=64)
 ROWS = hnp.arrays(np.float64, st.tuples(st.integers(0, 5), st.integers(1, 9)), elements=ANY)
@@ -63,6 +70,23 @@ def test_a_sum_past_two_to_the_53_is_cut_into_exact_pieces():
 def test_a_product_that_cannot_be_exact_raises():
     with pytest.raises(PrivacyError, match="overflows"):
         exact_matmul(np.array([[2**27]]), np.array([[2**27]]))
+
+
+@pytest.mark.parametrize("reach", [1, 2**12, 2**24, 2**26])
+@pytest.mark.parametrize("count", [0, 1, 5, 300])
+def test_a_gram_matrix_is_the_exact_product_with_itself(count, reach):
+    rows = np.random.default_rng(count).integers(-reach, reach + 1, (count, 6))
+    expected = (rows.T.astype(object) @ rows.astype(object)).astype(np.int64)
+    np.testing.assert_array_equal(exact_gram(rows), expected)
+    np.testing.assert_array_equal(exact_gram(rows), exact_matmul(rows.T, rows))
+
+
+def test_narrow_integers_are_as_exact_as_wide_ones():
+    """-2^15 has no opposite in 16 bits, and the pieces must not be cut by a wrong largest value."""
+    a = np.array([[-(2**15)] * 9 + [-1]], np.int16)
+    b = np.full((10, 1), 2**37 + 1, np.int64)
+    assert exact_matmul(a, b).tolist() == [[-(9 * 2**15 + 1) * (2**37 + 1)]]
+    assert exact_gram(a)[0, 0] == 2**30
 
 
 def test_squared_norms_are_integers():
