@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -151,7 +152,10 @@ def spread(
     """Play all pieces of all attacks on all cores; hits (2, claims) by the attack's name."""
     total = {attack.name: np.zeros((2, len(attack.claims)), np.int64) for attack in chosen}
     workers = os.cpu_count() or 1
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    quiet = (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for this process, which stops the others
+    with ProcessPoolExecutor(
+        workers, mp_context=get_context("spawn"), initializer=signal.signal, initargs=quiet
+    ) as pool:
         waiting = {
             pool.submit(_count_named, effort, attack.name, present, runs): (attack.name, present)
             for attack in chosen

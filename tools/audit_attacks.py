@@ -229,7 +229,7 @@ def single_mechanisms(effort: Effort) -> tuple[Attack, ...]:
     values, calls = effort.values, effort.calls
     return (
         gaussian_attack(values),
-        symmetric_attack(values // 4, diagonal=True),
+        symmetric_attack(max(1, values // 4), diagonal=True),
         symmetric_attack(values, diagonal=False),
         laplace_attack(values),
         *(

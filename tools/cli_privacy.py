@@ -23,7 +23,9 @@ def add(commands: Subparsers) -> None:
         examples="edgeveil audit --quick\nedgeveil audit --mechanism fm --runs 200000 --json",
     )
     audit.add_argument("--quick", action="store_true", help="fewer runs, about a minute")
-    audit.add_argument("--runs", type=_runs, metavar="N", help="runs a side, for all attacks")
+    audit.add_argument(
+        "--runs", type=_runs, metavar="N", help="runs a side; of the slowest attacks a part"
+    )
     audit.add_argument("--mechanism", default="", metavar="NAME", help="attack this one alone")
     audit.add_argument("--json", action="store_true", help="print JSON, progress to stderr")
     audit.set_defaults(handler=_audit)
