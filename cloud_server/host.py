@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
+from cloud_server.evaluation import Evaluation, clusters
 from cloud_server.plans import graph_of, plan_of
 from cloud_server.recording import Recorder
 from cloud_server.rounds import (
@@ -25,16 +24,11 @@ from cloud_server.store import Store
 from cloud_server.store_records import ExchangeRecord, JobEntry
 from cloud_server.summary import exchange_event, job_summary, round_timeline, shown_clusters
 from fl_core.algorithms.base import Array, Exchange, Records
-from fl_core.algorithms.pca_own import own_weights
 from fl_core.crypto.keys import SealingKey
 from fl_core.errors import JobFailed
-from fl_core.evaluation.clustering import ClusterScores, Noise, cluster_scores
-from fl_core.evaluation.held_test import HeldTest
 from fl_core.features import backbone_digests
 from fl_core.models.softmax_head import bake
 from fl_core.plan import SOFTMAX, JobPlan
-from fl_core.privacy.events import LaplaceEvent
-from fl_core.privacy.softmax import noise_law
 from fl_core.protocol import effects as fx
 from fl_core.protocol import sealed as real_sealing
 from fl_core.protocol.blob import describe
@@ -82,10 +76,10 @@ class CloudHost:
         choose: Choose = draw,
         recorder: Recorder | None = None,
     ) -> None:
-        self._store, self._test, self._part_bytes, self._clock = store, test, part_bytes, clock
+        self._store, self._part_bytes, self._clock = store, part_bytes, clock
+        self._evaluation = Evaluation(test)
         self._blob_bytes, self._sealing, self._choose = blob_bytes, sealing, choose
         self._recorder = recorder
-        self._held: tuple[bytes, HeldTest] | None = None  # of the job with this digest
         self._cohort: tuple[bytes, ...] = ()
         self._times: dict[str, float] = {}
         self._sent_bytes = 0
@@ -241,13 +235,10 @@ class CloudHost:
             )
 
     def _seal_release(self, entry: JobEntry) -> Broadcast:
-        weights = self._weights(self.plan(entry), self.state(entry))
+        weights = self._evaluation.weights(self.plan(entry), self.state(entry))
         onnx = bake(self._graph(entry), weights)
         self._store.put_release(entry.id, onnx, pack_tensors(weights))
         return self._to_all(entry, "release", ReleasePackage(entry.name, onnx))
-
-    def _weights(self, plan: JobPlan, state: Mapping[str, Array]) -> dict[str, Array]:
-        return {**plan.cloud.model(state), **own_weights(plan.setting, self._test)}
 
     # --- the end of a round ---
 
@@ -272,10 +263,11 @@ class CloudHost:
         except JobFailed as error:
             return TooFew(str(error))
         if self._recorder is not None:
-            sent, model = plan.cloud.package(before, exchange), self._weights(plan, state)
+            sent = plan.cloud.package(before, exchange)
+            model = self._evaluation.weights(plan, state)
             self._recorder.keep(plan.job, exchange, sent, opened.arrays, model)
-        scores = self._clusters(plan, exchange, opened.arrays.get(SOFTMAX, []))
-        accuracy = self._accuracy(entry, plan, exchange, state)
+        scores = clusters(plan, exchange, opened.arrays.get(SOFTMAX, []))
+        accuracy = self._evaluation.accuracy(plan, exchange, self._graph(entry), state)
         timeline = round_timeline(self._times, started, self._clock())
         record = ExchangeRecord(
             index=exchange.index,
@@ -309,25 +301,3 @@ class CloudHost:
     def _absorbed(self, at: Exchanged, accepted: Sequence[bytes]) -> Absorbed:
         hashes = b"".join(sorted(accepted))
         return Absorbed(Commit(at, len(accepted), describe(hashes, self._part_bytes)), hashes)
-
-    def _clusters(
-        self, plan: JobPlan, exchange: Exchange, vectors: list[Array]
-    ) -> ClusterScores | None:
-        if not exchange.infer:
-            return None
-        wanted = plan.job.unsupervised
-        rows = [vector.astype(np.float64) for vector in vectors]
-        stack = np.stack(rows) if rows else np.zeros((0, plan.job.data.classes))
-        event = plan.softmax_event()
-        noise = Noise(*noise_law(event)) if isinstance(event, LaplaceEvent) else None
-        return cluster_scores(stack, wanted, noise)
-
-    def _accuracy(
-        self, entry: JobEntry, plan: JobPlan, exchange: Exchange, state: Mapping[str, Array]
-    ) -> float | None:
-        if self._test is None or exchange.number == 0:
-            return None
-        if self._held is None or self._held[0] != entry.digest:
-            held = HeldTest(self._graph(entry), self._test.x, self._test.y)
-            self._held = entry.digest, held
-        return self._held[1].accuracy(self._weights(plan, state))

@@ -1,4 +1,4 @@
-"""Accuracy of a model on test data that the cloud itself holds."""
+"""Accuracy of a model on test data that the cloud itself holds, their features computed once."""
 
 from __future__ import annotations
 
@@ -9,25 +9,94 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_core.errors import DataError
-from fl_core.evaluation.onnx_session import OnnxModel
+from fl_core.evaluation.onnx_session import BATCH_RECORDS, open_session
+
+DATA, OUTPUT = "x", "probabilities"
 
 
-def accuracy_onnx(
-    model: OnnxModel | bytes,
-    weights: Mapping[str, NDArray[Any]],
-    x: NDArray[np.float32],
-    y: NDArray[np.int64],
-) -> float:
-    """Share in [0, 1] of records x (n, ...) whose largest probability is at label y (n,).
+class HeldTest:
+    """Accuracy of one job's model on x (n, ...) and labels y (n,), for any weights.
 
-    A record whose output is not finite counts as wrong. Raises DataError if there is no record
+    `graph` is the job's, weights as inputs. It is cut where weights first enter: what comes before
+    depends on the records alone. Needs the `onnx` package. Raises DataError if there is no record
     or the graph does not fit.
     """
-    if len(y) == 0 or len(x) != len(y):
+
+    def __init__(self, graph: bytes, x: NDArray[np.float32], y: NDArray[np.int64]) -> None:
+        if len(y) == 0 or len(x) != len(y):
+            raise DataError(
+                f"{len(x)} records and {len(y)} labels",
+                where="test data",
+                fix="pass one label each",
+            )
+        before, after, self._joint = cut(graph)
+        self._y, self._head = y, open_session(after)
+        batches = [
+            np.ascontiguousarray(x[start : start + BATCH_RECORDS], np.float32)
+            for start in range(0, len(x), BATCH_RECORDS)
+        ]
+        features = open_session(before) if before else None
+        self._features = [
+            _run(features, self._joint, {DATA: batch}) if features else batch for batch in batches
+        ]
+
+    def accuracy(self, weights: Mapping[str, NDArray[Any]]) -> float:
+        """Share in [0, 1] whose largest probability is at the label; not finite counts as wrong."""
+        feed = {name: np.asarray(value, np.float32) for name, value in weights.items()}
+        parts = [_run(self._head, OUTPUT, {**feed, self._joint: phi}) for phi in self._features]
+        found = np.concatenate(parts)
+        right = (np.argmax(found, axis=1) == self._y) & np.isfinite(found).all(axis=1)
+        return float(right.mean())
+
+
+def cut(graph: bytes) -> tuple[bytes | None, bytes, str]:
+    """The graph before any weight enters, the graph after it, and the tensor that joins them.
+
+    None where the weights enter at the records themselves. Raises DataError where more than one
+    tensor joins the two.
+    """
+    import onnx
+    from onnx import TensorProto, helper
+
+    model = onnx.load_model_from_string(graph)
+    whole, weighted = model.graph, {given.name for given in model.graph.input} - {DATA}
+    weights = [given for given in whole.input if given.name != DATA]
+    records = [given for given in whole.input if given.name == DATA]
+    before, after = [], []
+    for node in whole.node:  # each stands after what it needs
+        if weighted.isdisjoint(node.input):
+            before.append(node)
+        else:
+            after.append(node)
+            weighted.update(node.output)
+    known = {DATA}.union(*(node.output for node in before))
+    joints = known & {name for node in after for name in node.input}
+    if len(joints) != 1:
+        raise DataError(f"joins its weights at {sorted(joints)}", where="ONNX graph")
+    (joint,) = joints
+
+    def part(nodes: list[Any], inputs: list[Any], outputs: list[Any]) -> bytes:
+        needed = {name for node in nodes for name in node.input}
+        kept = [array for array in whole.initializer if array.name in needed]
+        made = helper.make_graph(nodes, "part", inputs, outputs, kept)
+        opsets, version = model.opset_import, model.ir_version
+        one = helper.make_model(made, opset_imports=opsets, ir_version=version)
+        found: bytes = one.SerializeToString()
+        return found
+
+    if joint == DATA:
+        return None, part(after, [*records, *weights], list(whole.output)), joint
+    through = helper.make_tensor_value_info(joint, TensorProto.FLOAT, None)
+    first = part(before, records, [through])
+    return first, part(after, [through, *weights], list(whole.output)), joint
+
+
+def _run(session: Any, output: str, feed: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    try:
+        return np.asarray(session.run([output], dict(feed))[0])
+    except Exception as error:  # ONNX Runtime's own exceptions have no common root
         raise DataError(
-            f"{len(x)} records and {len(y)} labels", where="test data", fix="pass one label each"
-        )
-    session = model if isinstance(model, OnnxModel) else OnnxModel(model)
-    found = session.probabilities(x, weights)
-    right = (np.argmax(found, axis=1) == y) & np.isfinite(found).all(axis=1)
-    return float(right.mean())
+            f"cannot be run: {type(error).__name__}: {error}",
+            where="ONNX graph",
+            fix="check data.input_shape of the job",
+        ) from error

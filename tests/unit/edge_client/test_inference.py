@@ -15,8 +15,6 @@ from onnx import TensorProto, helper
 from edge_client.inference import InferenceSession
 from fl_core.data.slots import EMPTY
 from fl_core.errors import DataError, ProtocolError
-from fl_core.evaluation.accuracy import accuracy_onnx
-from fl_core.evaluation.onnx_session import OnnxModel
 from fl_core.features.identity import Identity, IdentityParameters
 from fl_core.models.softmax_head import build_graph, probabilities
 
@@ -157,18 +155,6 @@ def test_a_graph_cannot_read_files_of_the_device(tmp_path, monkeypatch):
     assert onnx.load_model_from_string(graph).graph.initializer[0].external_data
     with pytest.raises(DataError, match="outside itself"):
         session(graph)
-
-
-def test_accuracy_counts_the_largest_probability():
-    x = np.random.default_rng(2).uniform(0, 16, (300, 4)).astype(np.float32)
-    y = probabilities(FEATURES, x, WEIGHTS).argmax(axis=1)
-    y[:75] = (y[:75] + 1) % 3
-    assert accuracy_onnx(GRAPH, WEIGHTS, x, y) == 0.75
-    assert accuracy_onnx(OnnxModel(GRAPH), WEIGHTS, x[:75], y[:75]) == 0
-    with pytest.raises(DataError):
-        accuracy_onnx(GRAPH, WEIGHTS, x[:0], y[:0])
-    spoilt = {**WEIGHTS, "weight": np.full((4, 3), np.nan, np.float32)}
-    assert accuracy_onnx(GRAPH, spoilt, x, np.zeros(300, np.int64)) == 0
 
 
 NO_TORCH = """

@@ -1,0 +1,49 @@
+"""How good a round's model is, as far as the cloud can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fl_core.algorithms.base import Array, Exchange, Records
+from fl_core.algorithms.pca_own import own_weights
+from fl_core.evaluation.accuracy import HeldTest
+from fl_core.evaluation.clustering import ClusterScores, Noise, cluster_scores
+from fl_core.plan import JobPlan
+from fl_core.privacy.events import LaplaceEvent
+from fl_core.privacy.softmax import noise_law
+
+
+class Evaluation:
+    """Tests models on the cloud's own records, where it has some."""
+
+    def __init__(self, test: Records | None) -> None:
+        self._test = test
+        self._held: tuple[bytes, HeldTest] | None = None  # of this graph
+
+    def weights(self, plan: JobPlan, state: Mapping[str, Array]) -> dict[str, Array]:
+        """The graph's weights; what each holder of records computes itself is of the test's."""
+        return {**plan.cloud.model(state), **own_weights(plan.setting, self._test)}
+
+    def accuracy(
+        self, plan: JobPlan, exchange: Exchange, graph: bytes, state: Mapping[str, Array]
+    ) -> float | None:
+        """Share of the test records that the model after a training round gets right."""
+        if self._test is None or exchange.number == 0:
+            return None
+        if self._held is None or self._held[0] != graph:
+            self._held = graph, HeldTest(graph, self._test.x, self._test.y)
+        return self._held[1].accuracy(self.weights(plan, state))
+
+
+def clusters(plan: JobPlan, exchange: Exchange, vectors: list[Array]) -> ClusterScores | None:
+    """Scores of the inferences uploaded in one exchange; None where none were asked for."""
+    if not exchange.infer:
+        return None
+    wanted = plan.job.unsupervised
+    rows = [vector.astype(np.float64) for vector in vectors]
+    stack = np.stack(rows) if rows else np.zeros((0, plan.job.data.classes))
+    event = plan.softmax_event()
+    noise = Noise(*noise_law(event)) if isinstance(event, LaplaceEvent) else None
+    return cluster_scores(stack, wanted, noise)
