@@ -11,12 +11,13 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import pairwise
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from fl_core.errors import PrivacyError, UsageError
+from fl_core.privacy.figures import up
 from fl_core.registry import nearest
 from tools.audit_attacks import FULL, QUICK, Attack, Effort, single_mechanisms
 from tools.audit_claimed import claimed_attacks
@@ -152,10 +154,8 @@ def spread(
     """Play all pieces of all attacks on all cores; hits (2, claims) by the attack's name."""
     total = {attack.name: np.zeros((2, len(attack.claims)), np.int64) for attack in chosen}
     workers = os.cpu_count() or 1
-    quiet = (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for this process, which stops the others
-    with ProcessPoolExecutor(
-        workers, mp_context=get_context("spawn"), initializer=signal.signal, initargs=quiet
-    ) as pool:
+    spawn = get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_worker) as pool:
         waiting = {
             pool.submit(_count_named, effort, attack.name, present, runs): (attack.name, present)
             for attack in chosen
@@ -171,6 +171,19 @@ def spread(
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return total
+
+
+def _worker() -> None:
+    """Ctrl-C is for the starter, which stops its workers; however it ends, they end with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_the_starter, daemon=True).start()
+
+
+def _end_with_the_starter() -> None:
+    starter = parent_process()
+    if starter is not None:
+        starter.join()
+        os._exit(1)
 
 
 def _count_named(effort: Effort, name: str, present: bool, runs: int) -> NDArray[np.int64]:
@@ -207,8 +220,8 @@ def _table(rows: Sequence[Finding], title: str) -> Table:
         colour = {"FAILS": "red", "holds": "green"}.get(found.verdict, "yellow")
         table.add_row(
             f"  {found.event}",
-            f"{found.claimed_epsilon:.3f}",
-            f"{found.delta:g}",
+            up(found.claimed_epsilon),
+            up(found.delta),
             f"{found.measured_epsilon:.3f}",
             f"{found.caught:.3f}",
             f"[{colour}]{found.verdict}[/{colour}]",

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
+import time
 from dataclasses import replace
 
 import numpy as np
+import psutil
 import pytest
 
 from fl_core.algorithms import METHODS, fm_features
@@ -228,3 +233,20 @@ def test_one_mechanism_can_be_asked_for_and_must_be_there(capsys):
     assert "laplace" in capsys.readouterr().err
     assert main(["audit", "--runs", "0"]) == 2
     assert "at least 1" in capsys.readouterr().err
+
+
+def test_workers_end_with_an_audit_that_is_killed():
+    command = [sys.executable, "-m", "tools.cli", "audit", "--mechanism", "fm", "--runs", "500000"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as started:
+        audit_process = psutil.Process(started.pid)
+        workers = []
+        until = time.monotonic() + 60
+        while len(workers) < os.cpu_count() and time.monotonic() < until:
+            time.sleep(0.2)
+            workers = [p for p in audit_process.children() if "spawn_main" in str(p.cmdline())]
+        started.kill()
+    _, left = psutil.wait_procs(workers, timeout=30)
+    for one in left:
+        one.kill()
+    assert workers
+    assert not left
