@@ -31,6 +31,7 @@ SHADOWS = 32
 SHADOW_SHARE = 0.8
 MOST_SHADOWED = 6000  # records; with more, shadow models take too long
 CANDIDATES = 200  # records of each kind that single uploads are tried on
+MOST_VALUES = 1 << 24  # of all candidates' parts of one sum: bounds memory
 DRAWS = 50
 
 
@@ -118,8 +119,10 @@ def single_uploads(recording: Recording, members: Records) -> tuple[Curve, ...]:
     device, exchanges = recording.device, recording.plan.exchanges
     first = len(exchanges) - len(recording.rounds)
     rng = np.random.default_rng(0)
-    inside = take(members, _some(len(members), rng))
-    outside = take(recording.test, _some(len(recording.test), rng))
+    largest = max(event_variances(event).size for event in device.budget.events.values())
+    most = max(1, min(CANDIDATES, MOST_VALUES // largest))
+    inside = take(members, rng.permutation(len(members))[:most])
+    outside = take(recording.test, rng.permutation(len(recording.test))[:most])
     heard = [_heard(device, e, recording.broadcast(e), inside, outside) for e in exchanges]
     return (
         *(_blind(recording, noise) for noise in (False, True)),
@@ -224,10 +227,6 @@ def _rehearsed(
     if rng is None:
         parameters = parameters.model_copy(update={"ridge": parameters.ridge * RIDGE_SHARE})
     return trained(parameters, setting, records, rng)
-
-
-def _some(count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    return rng.permutation(count)[:CANDIDATES]
 
 
 def _joined(parts: Sequence[Records]) -> Records:
