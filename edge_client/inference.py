@@ -14,7 +14,7 @@ from fl_core.data.limits import flat_rows
 from fl_core.data.slots import EMPTY
 from fl_core.errors import ProtocolError
 from fl_core.evaluation.graph_check import check_graph
-from fl_core.evaluation.onnx_session import BATCH_RECORDS, MAX_GRAPH_BYTES, OnnxModel
+from fl_core.evaluation.onnx_session import BATCH_RECORDS, MAX_GRAPH_BYTES, OnnxModel, aligned
 
 
 class InferenceSession:
@@ -62,11 +62,12 @@ class InferenceSession:
     ) -> NDArray[np.float64]:
         """Probabilities (slots, classes) of the records of x (n, ...) that `held` (slots,) names.
 
-        A row is a function of its own record alone, bit for bit: each run is of one record, for
-        in a batch its neighbours may change the order of sums. An empty slot (`EMPTY`) and a
-        record without a distribution give the uniform row; an empty slot still makes a run.
-        Raises DataError as `mean_softmax` does.
+        A row is a function of its own record alone, bit for bit: each run is of one record at an
+        aligned address, for neighbours in a batch or another place in `x` may change the order
+        of sums. An empty slot (`EMPTY`) and a record without a distribution give the uniform row;
+        an empty slot still makes a run. Raises DataError as `mean_softmax` does.
         """
+        weights = {name: aligned(np.asarray(value)) for name, value in weights.items()}
         blank = self._blank(1)
         self._model.probabilities(blank, weights)
         rows = np.full((len(held), self.classes), 1.0 / self.classes)

@@ -46,3 +46,12 @@ def small_backbone(side=8, features=6, seed=0, batch="N", opset=17) -> bytes:
     ]
     inputs, outputs = {"image": (batch, 1, side, side)}, {"features": (batch, features)}
     return model(nodes, inputs, outputs, constants, opset)
+
+
+def centring_backbone(values, batch="N") -> bytes:
+    """The record less its mean: what it computes first is a sum over all values of the record."""
+    nodes = [
+        node("ReduceMean", ["record"], ["mean"], axes=[1], keepdims=1),
+        node("Sub", ["record", "mean"], ["features"]),
+    ]
+    return model(nodes, {"record": (batch, values)}, {"features": (batch, values)})

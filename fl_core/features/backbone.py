@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fl_core.errors import DataError
 from fl_core.evaluation.graph_check import check_graph
-from fl_core.evaluation.onnx_session import open_session
+from fl_core.evaluation.onnx_session import aligned, open_session
 
 CACHED = ("digits",)
 MAX_BACKBONE_BYTES = 32 << 20
@@ -75,9 +75,10 @@ class Form:
 class Backbone:
     """One backbone under ONNX Runtime, run on one record at a time with one thread.
 
-    So its features can depend neither on the batch nor on where a record stands in it. Raises
-    DataError unless the bytes are plain layers (`check_graph`) with one float32 input and one
-    float32 output, a batch axis of 1 or any size first, and give features for a record of zeros.
+    Each record is handed over at an aligned address. So its features can depend neither on the
+    batch nor on where the record stands in it. Raises DataError unless the bytes are plain layers
+    (`check_graph`) with one float32 input and one float32 output, a batch axis of 1 or any size
+    first, and give features for a record of zeros.
     """
 
     def __init__(self, graph: bytes) -> None:
@@ -100,7 +101,7 @@ class Backbone:
     def run(self, record: Float32) -> Float32 | None:
         """Features (d,) of one record (1, *input_shape); None where the run fails."""
         try:
-            found = self._session.run([self._output], {self._input: record})[0]
+            found = self._session.run([self._output], {self._input: aligned(record)})[0]
         except Exception:  # ONNX Runtime's own exceptions have no common root
             return None
         return np.asarray(found, dtype=np.float32).reshape(-1)

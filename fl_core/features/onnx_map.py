@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationInfo, model_validator
 
 from fl_core.errors import DataError
+from fl_core.evaluation.onnx_session import aligned
 from fl_core.features.backbone import (
     Form,
     backbone_path,
@@ -91,8 +92,9 @@ def _facts(graph: bytes) -> dict[str, Any]:
 class OnnxMap:
     """φ(x) = f/‖f‖, f the model's output for x/input_scale; 0 where it is not finite.
 
-    One record a run and one thread: ONNX Runtime then does the same for a record whatever stands
-    beside it. Without `graph` the file is read that the job file named, if it did.
+    One record a run, at an aligned address, and one thread: ONNX Runtime then does the same for a
+    record whatever stands beside it and wherever it stands. Without `graph` the file is read that
+    the job file named, if it did.
     """
 
     name = "onnx"
@@ -119,8 +121,10 @@ class OnnxMap:
         shape = (1, *self.parameters.input_form)
         with np.errstate(over="ignore"):
             scaled = rows / np.float32(self.parameters.input_scale)
+        record = aligned(np.zeros(shape, np.float32))  # one place for all: as `run` would copy each
         for index in np.flatnonzero(valid):
-            features = backbone.run(np.ascontiguousarray(scaled[index]).reshape(shape))
+            record[...] = scaled[index].reshape(shape)
+            features = backbone.run(record)
             if features is not None and len(features) == found.shape[1]:
                 found[index] = features
         return unit_rows(found)

@@ -19,7 +19,7 @@ from fl_core.features import (
 )
 from fl_core.features.backbone import sha256_hex
 from fl_core.features.onnx_nodes import IR_VERSION, OPSET, NodeList
-from tests.backbone_files import small_backbone
+from tests.backbone_files import centring_backbone, small_backbone
 
 SHAPE = (8, 8)
 BACKBONE = small_backbone()
@@ -87,6 +87,26 @@ def test_a_records_features_do_not_depend_on_the_batch(phi, n, seed):
     np.testing.assert_array_equal(phi(x[i : i + 1])[0], together[i])
     np.testing.assert_array_equal(phi(x[i:])[0], together[i])
     np.testing.assert_array_equal(phi(x[::-1]), together[::-1])
+
+
+@pytest.mark.parametrize("name", list(ENTRIES))
+@pytest.mark.parametrize("side", [5, 6, 7, 9])
+def test_where_a_record_lies_in_memory_changes_no_bit(name, side):
+    """Records whose size is no multiple of a register's start anywhere in it, by their number."""
+    values = side * side
+    graph = centring_backbone(values)
+    changes = {"input_scale": 16.0}
+    if name == "onnx":
+        changes |= {"sha256": sha256_hex(graph), "input_form": (values,), "output_dim": values}
+    entry = ENTRIES[name].model_copy(update=changes)
+    one = build_features([entry], {sha256_hex(graph): graph})
+    x = np.random.default_rng(side).random((60, side, side), np.float32) * 16
+    together = one(x)
+    for first in range(1, 18):
+        np.testing.assert_array_equal(one(x[first:]), together[first:])
+    for removed in range(0, 60, 7):
+        rest = np.delete(x, removed, axis=0)
+        np.testing.assert_array_equal(one(rest), np.delete(together, removed, axis=0))
 
 
 @pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf, HUGE, 1e-45], ids=str)

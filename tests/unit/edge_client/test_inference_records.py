@@ -8,6 +8,7 @@ from onnx import TensorProto, helper
 
 from edge_client import inference
 from edge_client.inference import InferenceSession
+from fl_core.data.slots import slot_records
 from fl_core.errors import DataError
 from fl_core.evaluation.onnx_session import BATCH_RECORDS, OnnxModel
 from fl_core.features.identity import Identity, IdentityParameters
@@ -38,6 +39,35 @@ def steered() -> bytes:
     return helper.make_model(graph, opset_imports=opset, ir_version=8).SerializeToString()
 
 
+def order_of_sums(values: int) -> bytes:
+    """Answers [1, 0] where a record's sum is the same as that of its copy, else [0, 1].
+
+    The copy lies where ONNX Runtime puts it, the record where it is handed over; both have the
+    same bits, so nothing but the order in which they are summed can tell them apart.
+    """
+    node, number = helper.make_node, TensorProto.FLOAT
+    nodes = [
+        node("ReduceSum", ["x", "axes"], ["sum"], keepdims=1),
+        node("Add", ["x", "zero"], ["copy"]),
+        node("ReduceSum", ["copy", "axes"], ["again"], keepdims=1),
+        node("Sub", ["sum", "again"], ["difference"]),
+        node("Abs", ["difference"], ["size"]),
+        node("Mul", ["size", "huge"], ["large"]),
+        node("Sub", ["large", "half"], ["up"]),
+        node("Neg", ["up"], ["down"]),
+        node("Concat", ["down", "up"], ["logits"], axis=1),
+        node("Softmax", ["logits"], ["probabilities"], axis=1),
+    ]
+    constants = [helper.make_tensor("axes", TensorProto.INT64, [1], [1])]
+    for name, value in {"zero": 0.0, "huge": 1e12, "half": 50.0}.items():
+        constants.append(helper.make_tensor(name, number, [], [value]))
+    x = helper.make_tensor_value_info("x", number, ["N", values])
+    out = helper.make_tensor_value_info("probabilities", number, ["N", 2])
+    graph = helper.make_graph(nodes, "g", [x], [out], constants)
+    opset = [helper.make_opsetid("", 17)]
+    return helper.make_model(graph, opset_imports=opset, ir_version=8).SerializeToString()
+
+
 def session(graph: bytes) -> InferenceSession:
     return InferenceSession(graph, sha256(graph).digest(), classes=2)
 
@@ -60,6 +90,17 @@ def test_a_run_that_fails_on_a_record_gives_the_uniform_answer(monkeypatch):
 def test_a_graph_without_its_weights_is_an_error_whatever_the_records_are(count):
     with pytest.raises(DataError, match="needs the weights"):
         session(build_graph(FEATURES, (3,), 2)).mean_softmax(np.ones((count, 3), np.float32), {})
+
+
+@pytest.mark.parametrize("values", [29, 30, 31, 32])
+def test_removing_a_record_changes_the_row_of_its_own_slot_alone(values):
+    one, slots = session(order_of_sums(values)), 32
+    x = (np.random.default_rng(1).normal(size=(100, values)) * 10).astype(np.float32)
+    whole = one.slot_softmax(x, {}, slot_records(x, slots, b"k" * 32))
+    for removed in range(0, 100, 9):
+        rest = np.delete(x, removed, axis=0)
+        rows = one.slot_softmax(rest, {}, slot_records(rest, slots, b"k" * 32))
+        assert (rows != whole).any(axis=1).sum() <= 1
 
 
 @pytest.mark.parametrize("count", [0, 1, BATCH_RECORDS - 1, BATCH_RECORDS, BATCH_RECORDS + 1, 200])
