@@ -17,7 +17,7 @@ from fl_core.algorithms.fm_released import (
     released_sum,
     wishart_event,
 )
-from fl_core.algorithms.fm_sums import PRODUCT_BITS
+from fl_core.algorithms.fm_sums import PRODUCT_BITS, check_sizes
 from fl_core.algorithms.setting import Setting
 from fl_core.errors import PrivacyError
 from fl_core.privacy.accountant import discreteness_tv, epsilon, mu_for, pure_epsilon
@@ -100,8 +100,9 @@ def budget(parameters: FmParameters, setting: Setting) -> Budget:
 
     Part of δ is set aside for the discreteness of Gaussian noise, which in turn depends on the
     noise: a few rounds settle it, and the accountant then prices the result. Raises
-    `PrivacyError` if the grid is too coarse for (ε, δ).
+    `PrivacyError` if the grid is too coarse for (ε, δ), or for so many features.
     """
+    check_sizes(setting)
     split, reserve = _split(parameters, setting), 0.0
     for _ in range(8):
         if reserve < setting.delta:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from fl_core.algorithms.base import TRAIN, Exchange, Tensors
@@ -10,6 +12,7 @@ from fl_core.algorithms.fm_released import CENTRE, COVARIANCE, QUADRATIC
 from fl_core.algorithms.setting import Setting
 from fl_core.algorithms.triangle import triangle_size
 from fl_core.errors import ProtocolError
+from fl_core.privacy.grid import GRID_BITS
 
 Form = tuple[tuple[int, ...], str]
 
@@ -43,9 +46,10 @@ def forms(exchange: Exchange, parameters: FmParameters, setting: Setting) -> dic
 def check_package(
     exchange: Exchange, tensors: Tensors, parameters: FmParameters, setting: Setting
 ) -> None:
-    """Raise `ProtocolError` unless the tensors have their public form.
+    """Raise `ProtocolError` unless the tensors have their public form and W keeps to its limit.
 
-    Past it an answer's form cannot depend on records: nothing later raises.
+    Past it an answer's form cannot depend on records: with a W in `max_weight` and the sizes of
+    `check_sizes` no exact sum overflows, whatever the records are, and nothing else raises.
     """
     for name, form in forms(exchange, parameters, setting).items():
         tensor = tensors.get(name)
@@ -54,6 +58,10 @@ def check_package(
         if not np.isfinite(tensor).all():
             raise ProtocolError("bad_package", f"tensor '{name}' is not finite")
     if exchange.phase == TRAIN:
+        limit = math.ceil(parameters.max_weight * 2**GRID_BITS)
+        iterate = tensors["iterate"]
+        if iterate.min() < -limit or iterate.max() > limit:  # not abs: -2**31 has no opposite
+            raise ProtocolError("bad_package", f"tensor 'iterate' goes beyond {limit} steps")
         low, high = tensors["spectrum"].astype(np.float64)
         if not 0 < low <= high:
             raise ProtocolError("bad_package", "the spectrum must satisfy 0 < low <= high")

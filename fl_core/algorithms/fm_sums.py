@@ -13,9 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_core.algorithms.fm_features import FEATURE_BITS, Bounded, Features, blocks
+from fl_core.algorithms.setting import Setting
 from fl_core.algorithms.triangle import upper
+from fl_core.errors import PrivacyError
 from fl_core.privacy.grid import (
     GRID_BITS,
+    LARGEST_DIMENSION,
     Float64,
     Int64,
     clip_rows,
@@ -27,6 +30,26 @@ from fl_core.privacy.grid import (
 
 PRODUCT_BITS = 2 * GRID_BITS
 LARGEST_L1 = 2 << GRID_BITS  # of p - y
+
+
+def check_sizes(setting: Setting) -> None:
+    """Raise `PrivacyError` for sizes at which the exact sums of some records would overflow.
+
+    With at most 2**22 features and classes none can, so that no record decides whether there is
+    an answer. In steps, φ·B is below 2**22·2**24·2**15 = 2**61 and a logit below
+    2**22·2**12·2**28 = 2**62 (`max_weight` is at most 2**16); a released value is below 2**28 a
+    record, and no machine holds 2**35 of them.
+    """
+    for count, what, where in (
+        (setting.feature_dimension, "features", "features"),
+        (setting.classes, "classes", "data.classes"),
+    ):
+        if count > LARGEST_DIMENSION:
+            raise PrivacyError(
+                f"{count} {what} do not fit exact integers",
+                where=where,
+                fix=f"use at most {LARGEST_DIMENSION} {what}",
+            )
 
 
 def covariance_sum(phi: Features) -> Int64:
