@@ -37,8 +37,8 @@ def check_sizes(setting: Setting) -> None:
 
     With at most 2**22 features and classes none can, so that no record decides whether there is
     an answer. In steps, φ·B is below 2**22·2**24·2**15 = 2**61 and a logit below
-    2**22·2**12·2**28 = 2**62 (`max_weight` is at most 2**16); a released value is below 2**28 a
-    record, and no machine holds 2**35 of them.
+    2**22·2**12·2**28 = 2**62 (`max_weight` is at most 2**16); a released value is at most 2**29 a
+    record, and no machine holds 2**34 of them.
     """
     for count, what, where in (
         (setting.feature_dimension, "features", "features"),

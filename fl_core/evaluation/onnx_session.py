@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 BATCH_RECORDS = 64
 MAX_GRAPH_BYTES = 64 << 20
-ALIGNMENT_BYTES = 64  # a cache line, the widest vector register; ONNX Runtime's own tensors too
+ALIGNMENT_BYTES = 64  # a cache line, and the widest vector register
 
 
 def aligned(values: NDArray[Any]) -> NDArray[np.float32]:
     """`values` as float32 in one piece, at an address that is a multiple of 64 bytes.
 
-    ONNX Runtime reads an array where it lies, and its kernels sum in an order that follows the
-    address: fed a row of a larger array, it would give a record other bits by where the record
-    stands. Copies unless the array lies so already.
+    ONNX Runtime reads an array where it lies, and some of its kernels add in an order that follows
+    the address: fed a row of a larger array, it would give a record other bits by where the
+    record stands. Copies unless the array lies so already.
     """
     if (
         values.dtype == np.float32

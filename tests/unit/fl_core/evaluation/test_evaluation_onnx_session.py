@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from fl_core.evaluation.onnx_session import ALIGNMENT_BYTES, OnnxModel, aligned
+from fl_core.evaluation.onnx_session import ALIGNMENT_BYTES, OnnxModel, aligned, open_session
 
 node = helper.make_node
 
@@ -69,4 +69,35 @@ def test_neither_a_records_nor_a_weights_place_in_memory_changes_a_bit(values):
         for i in range(16)
         for j in range(16)
     }
+    assert len(found) == 1
+
+
+OPERATORS = {
+    "ReduceSum": {},
+    "ReduceMean": {},
+    "Softmax": {"axis": 1},
+    "InstanceNormalization": {},
+    "GlobalAveragePool": {},
+}
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("side", [5, 6, 7, 9])
+def test_operators_that_add_give_the_same_bits_wherever_the_record_was(operator, side):
+    more = ["one", "zero"] if operator == "InstanceNormalization" else []
+    one_node = node(operator, ["x", *more], ["y"], **OPERATORS[operator])
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("x", ["N", 3, side, side]), ("y", None))
+    )
+    constants = [
+        helper.make_tensor(name, TensorProto.FLOAT, [3], [value] * 3)
+        for name, value in (("one", 1.0), ("zero", 0.0))
+    ]
+    graph = helper.make_graph([one_node], "g", [x], [y], constants[: len(more)])
+    opset = [helper.make_opsetid("", 17)]
+    model = helper.make_model(graph, opset_imports=opset, ir_version=8)
+    session = open_session(model.SerializeToString())
+    record = (np.random.default_rng(side).normal(size=(1, 3, side, side)) * 100).astype(np.float32)
+    found = {session.run(["y"], {"x": aligned(at(record, i))})[0].tobytes() for i in range(48)}
     assert len(found) == 1
