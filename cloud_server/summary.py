@@ -37,7 +37,7 @@ def round_timeline(
 def exchange_event(
     record: ExchangeRecord, plan: JobPlan, timeline: Mapping[str, float]
 ) -> dict[str, Any]:
-    """A committed exchange with what was spent up to it, training and inference together."""
+    """A committed exchange with ε by plan up to it, training and inference together."""
     quote = plan.quote(record.index)
     names = ("phase", "number", "attempt", "uploads", "accuracy", "seconds")
     return {
@@ -68,12 +68,13 @@ def job_summary(
     """What a job's end says: both guarantees together, and the last accuracy.
 
     Devices may have released for the exchange after the last commit, so it is priced too if it
-    was sealed (its key is there until the job has ended), unless all of them declined it.
+    was sealed (its key is there until the job has ended), unless all of them declined it. A job
+    that ends early has spent what `JobPlan.spent` says: with Gaussian noise, the whole plan.
     """
     last = store.last_commit(job)
     asked = last.index if last else 0
     asked += not all_declined and store.round_key(job, asked + 1, 1) is not None
-    quote = plan.quote(asked)
+    quote = plan.spent(asked)
     event = plan.softmax_event()
     per_round = float(event.epsilon) if isinstance(event, LaplaceEvent) else None
     inference = {**_plain(quote.inference), "unit": event.unit, "epsilon_per_round": per_round}

@@ -88,8 +88,8 @@ class DeviceHost:
             train, infer = self._ledger.spent(), self._ledger.spent(purpose=INFER)
             self._say(
                 f"a job ended, {item.status}; spent on '{self.site.data.name}' so far:"
-                f" training ε {train.epsilon:.4g} of {self.site.policy.lifetime_epsilon:g},"
-                f" inference ε {infer.epsilon:.4g} of {self.site.policy.max_inference_epsilon:g}"
+                f" training: {train} (limit ε = {self.site.policy.lifetime_epsilon:g});"
+                f" inference: {infer} (limit ε = {self.site.policy.max_inference_epsilon:g})"
             )
         self._store.store(item)
 

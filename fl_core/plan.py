@@ -179,5 +179,13 @@ class JobPlan:
         return JobRequest(job_id, self.job.privacy.delta, self.events(trains=trains))
 
     def quote(self, until: int | None = None) -> Quote:
-        """The two guarantees after exchange `until` (None: the whole job)."""
+        """The planned price up to exchange `until` (None: the whole job, its two guarantees).
+
+        Up to an exchange it is progress, no guarantee for a job that ends there: see `spent`.
+        """
         return price(self.events(until=until), self.job.privacy.delta)
+
+    def spent(self, until: int | None = None) -> Quote:
+        """The two guarantees of a job that asked for nothing past exchange `until` (None: all)."""
+        request = self.request("")
+        return price(request.counted(self.events(until=until)), request.delta)

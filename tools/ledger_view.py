@@ -11,6 +11,7 @@ from typing import Any
 from fl_core.config import Policy
 from fl_core.privacy.accountant import Guarantee
 from fl_core.privacy.events import Event, to_dict
+from fl_core.privacy.figures import down
 from fl_core.privacy.ledger_book import Account, Book, JobEntry
 from fl_core.privacy.policy import INFER, Quote, countable_quote, price, total
 
@@ -60,11 +61,11 @@ def show(path: Path, book: Book, policies: dict[str, Policy]) -> None:
         console.print(f"  spent on training:  {account.spent()}")
         console.print(f"  spent on inference: {account.spent(purpose=INFER)}")
         if name in policies:
-            rest = ", ".join(f"{k} {v:.4g}" for k, v in left(account, policies[name]).items())
+            rest = ", ".join(f"{k} {down(v)}" for k, v in left(account, policies[name]).items())
             console.print(f"  left by the policy: {rest}", soft_wrap=True)
         for job, entry in account.jobs.items():
             state = "open" if entry.is_open else "closed"
-            prices = ", ".join(f"{k} {v}" for k, v in _pair(_released(entry)))
+            prices = ", ".join(f"{k} {v}" for k, v in _pair(entry.spent))
             console.print(f"\n  job {job} ({state}): {prices}", soft_wrap=True)
             console.print(_table(entry))
 
@@ -112,7 +113,7 @@ def _job(job: str, entry: JobEntry) -> dict[str, Any]:
         "job": job,
         "open": entry.is_open,
         "delta": entry.request.delta,
-        **{name: _guarantee(value) for name, value in _pair(_released(entry))},
+        **{name: _guarantee(value) for name, value in _pair(entry.spent)},
         "reserved": {name: _guarantee(value) for name, value in _pair(reserved)},
         "releases": [
             {"exchange": exchange, "link": release.number, "events": _events(release.events)}
@@ -134,10 +135,6 @@ def _events(events: Iterable[Event]) -> list[dict[str, Any]]:
         }
         for event, count in Counter(events).items()
     ]
-
-
-def _released(entry: JobEntry) -> Quote:
-    return price(entry.events, entry.request.delta)
 
 
 def _pair(quote: Quote) -> tuple[tuple[str, Guarantee], tuple[str, Guarantee]]:

@@ -15,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from fl_core.privacy.figures import up
 from tools.run_children import Children
 
 MIB = 1 << 20
@@ -23,7 +24,7 @@ _REFRESH_PER_S = 8
 
 @dataclass
 class View:
-    """How the run stands. ε are what was spent so far, one training and one inference."""
+    """How the run stands. ε are by plan so far, one training and one inference."""
 
     exchanges: int
     rounds: int
@@ -100,8 +101,7 @@ class Progress:
                 figures.append(f"{view.declined} declined")
             if view.accuracy is not None:
                 figures.append(f"accuracy {view.accuracy:.3f}")
-            figures.append(f"ε training {_figure(view.training_epsilon)}")
-            figures.append(f"inference {_figure(view.inference_epsilon)}")
+            figures.append(_by_plan(view))
             self.note(f"{self.elapsed_s:6.1f} s  {view.doing}: {', '.join(figures)}")
             self._said = view.doing
 
@@ -123,8 +123,7 @@ class Progress:
         accuracy = f"accuracy {_figure(view.accuracy)}"
         if view.reference is not None:
             accuracy += f" (without noise {view.reference:.3f})"
-        training, inference = _figure(view.training_epsilon), _figure(view.inference_epsilon)
-        return going, [accuracy, f"ε training {training}, inference {inference}"]
+        return going, [accuracy, _by_plan(view)]
 
 
 class MemoryPeak:
@@ -144,6 +143,12 @@ class MemoryPeak:
         return self.last_bytes
 
     last_bytes = 0
+
+
+def _by_plan(view: View) -> str:
+    parts = (view.training_epsilon, view.inference_epsilon)
+    training, inference = ("–" if part is None else up(part, 3) for part in parts)
+    return f"ε by plan: training {training}, inference {inference}"
 
 
 def _figure(value: float | None) -> str:

@@ -11,6 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from fl_core.evaluation.corrected import NOT_IDENTIFIABLE
+from fl_core.privacy.figures import up
 from tools import report_plots as plots
 from tools.result import guarantee_text, write_whole
 
@@ -30,6 +31,7 @@ def write_report(
         lstrip_blocks=True,
     )
     environment.filters["figure"] = _figure
+    environment.filters["up"] = _up
     environment.filters["size"] = plots.byte_text
     environment.filters["corrected"] = _corrected
     page = environment.get_template("report.html").render(**_content(result, events))
@@ -92,7 +94,7 @@ def _guarantee(privacy: Mapping[str, Any], which: str) -> dict[str, Any]:
     proven = part["status"] == "proven" and part["epsilon"] is not None
     return {
         "proven": proven,
-        "figure": f"ε = {part['epsilon']:.4g}" if proven else "no proven guarantee",
+        "figure": f"ε = {up(part['epsilon'])}" if proven else "no proven guarantee",
         "text": guarantee_text(privacy, which),
         "epsilon": part["epsilon"],
         "delta": part["delta"],
@@ -110,6 +112,10 @@ def _corrected(scores: Mapping[str, Any]) -> str:
         return NOT_IDENTIFIABLE if reason.startswith(NOT_IDENTIFIABLE) else "–"
     digits = max(0, 1 - math.floor(math.log10(error))) if error > 0 else 3
     return f"{value:.{min(digits, 4)}f} ± {error:.{min(digits, 4)}f}"
+
+
+def _up(value: float | None) -> str:
+    return "–" if value is None else up(value)
 
 
 def _figure(value: float | None, digits: int = 3) -> str:

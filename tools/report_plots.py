@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fl_core.evaluation.projection import project_2d
+from fl_core.privacy.figures import up
 
 # Stand-ins that become the page's own colours, so that one picture suits light and dark.
 _INK, _FAINT = "#010203", "#040506"
@@ -99,7 +100,7 @@ def accuracy_plot(rounds: Sequence[Mapping[str, Any]], reference: Sequence[float
 
 
 def epsilon_plot(rows: Sequence[Mapping[str, Any]], units: Mapping[str, str] = _UNITS) -> str:
-    """ε spent after each exchange, training above inference, each per its unit.
+    """ε by plan after each exchange, training above inference, each per its unit.
 
     "" where nothing was committed.
     """
@@ -115,7 +116,7 @@ def epsilon_plot(rows: Sequence[Mapping[str, Any]], units: Mapping[str, str] = _
             drawn = np.append(values, values[-1])  # an exchange's ε stands over its own place
             axes.step(edges, drawn, where="post", color=colour)
             axes.fill_between(edges, drawn, step="post", color=colour, alpha=0.15, linewidth=0)
-            axes.set_title(f"{key}: ε spent per {units[key]}")
+            axes.set_title(f"{key}: ε by plan, per {units[key]}")
             axes.set_ylim(0, max(1e-9, 1.22 * float(np.nanmax([*values, 0.0]))) or 1)
             axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
             axes.grid(axis="y")
@@ -124,7 +125,7 @@ def epsilon_plot(rows: Sequence[Mapping[str, Any]], units: Mapping[str, str] = _
                 axes.text(0.5, 0.5, "no proven guarantee", **middle)
             elif np.isfinite(values[-1]):
                 end = (len(rows) - 0.5, float(values[-1]))
-                _at_end(axes, end, f"{values[-1]:.4g}", colour, above=True)
+                _at_end(axes, end, up(float(values[-1])), colour, above=True)
         _exchange_ticks(panels[1], rows)
         panels[1].set_xlim(-0.5, len(rows) - 0.5 + 0.02 * len(rows))
     return done[0]

@@ -14,13 +14,14 @@
                           silhouettes it is that of squared distances, `squared` the one with noise
         seconds           from sealing the broadcast to the commit
         bytes             {cloud_out, cloud_in}: payload that left and reached the cloud
-        epsilon           {training, inference}: spent up to and with this round; a guarantee
-                          only where the status below is `proven`
+        epsilon           {training, inference}: by plan, up to and with this round. Progress:
+                          the guarantee, also of a run that ended here, is `privacy`
         attempt           from 1
     phases                the same for the exchanges before round 1, `phase` instead of `round`
     final.accuracy        after the last committed round, or null
     reference             noise-free on the same records: {accuracy, rounds: [accuracy …]}
-    privacy.training      {epsilon, delta, unit, status} of what was spent; status is `proven`,
+    privacy.training      {epsilon, delta, unit, status} of what was spent, with Gaussian noise
+                          the job's whole plan however early it ended; status is `proven`,
     privacy.inference     `claimed` or `none`; inference also has epsilon_per_round. An ε that is
                           infinite or not asked for is null. Neither alone is "the" ε.
     bytes                 by hop: {cloud_to_proxy, proxy_to_devices, devices_to_proxy,
@@ -50,6 +51,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fl_core.privacy.events import Unit
+from fl_core.privacy.figures import up
 from fl_core.privacy.policy import Quote
 
 Status = Literal["completed", "failed"]
@@ -174,10 +176,10 @@ def guarantee_text(privacy: Mapping[str, Any], which: str) -> str:
     if not part["epsilon"]:
         return "nothing was released"
     unit, delta = part["unit"], part["delta"]
-    total = f"ε = {part['epsilon']:.4g}" + (f", δ = {delta:.3g}" if delta else "")
+    total = f"ε = {up(part['epsilon'])}" + (f", δ = {up(delta)}" if delta else "")
     if which == "inference" and part.get("epsilon_per_round"):
         return (
-            f"ε = {part['epsilon_per_round']:.4g} per round, {total} in total, per {unit}, proven"
+            f"ε = {up(part['epsilon_per_round'])} per round, {total} in total, per {unit}, proven"
         )
     return f"({total}) per {unit}, whole job, proven"
 

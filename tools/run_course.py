@@ -72,7 +72,7 @@ class Course:
         plan, run = self.plan, self._run
         event = plan.softmax_event()
         once = getattr(event, "epsilon", None)
-        quote = plan.quote(self.record.asked if reason else None)
+        quote = plan.spent(self.record.asked if reason else None)
         return build(
             self.record,
             Facts(

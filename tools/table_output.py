@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fl_core.errors import UsageError
+from fl_core.privacy.figures import up
 from tools.report_plots import BLUE, GREEN, ORANGE
 from tools.result import write_json, write_whole
 
@@ -41,8 +42,8 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         row["job"],
         row["features"],
-        f"{row['epsilon']:.3g}",
-        f"{row['delta']:.3g}",
+        up(row["epsilon"]),
+        up(row["delta"]),
         row["unit"],
         "proven" if row["status"] == "proven" else f"{row['status']}: no proven guarantee",
         _spread(row["accuracies"], row["median"]),
@@ -153,7 +154,7 @@ def _legend(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
 
 def _label(row: Mapping[str, Any]) -> str:
     proven = "" if row["status"] == "proven" else f", {row['status']}"
-    return f"{row['job']}\n{row['features']}, ε = {row['epsilon']:.3g}{proven}"
+    return f"{row['job']}\n{row['features']}, ε = {up(row['epsilon'])}{proven}"
 
 
 def _spread(values: Sequence[float], median: float | None) -> str:

@@ -25,6 +25,7 @@ from fl_core.privacy.events import (
     Unit,
     UnprotectedEvent,
 )
+from fl_core.privacy.figures import up
 from fl_core.privacy.mixtures import Curve, mixture_curve
 
 FINEST_SIGMA_BITS = 20  # coarser Gaussian noise is not priced as Gaussian DP
@@ -49,7 +50,7 @@ class Guarantee:
     def __str__(self) -> str:
         if not self.proven:
             return "no proven guarantee"
-        return f"ε = {self.epsilon:.4g}, δ = {self.delta:.3g} per {self.unit}"
+        return f"ε = {up(self.epsilon)}, δ = {up(self.delta)} per {self.unit}"
 
 
 def discreteness_tv(event: GaussianEvent) -> float:

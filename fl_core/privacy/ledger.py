@@ -74,8 +74,8 @@ class Ledger:
     def check(self, request: JobRequest, limits: Limits) -> Quote:
         """The quote of the *whole* job, or `PrivacyError` if it does not fit what is left.
 
-        Reads no record and changes nothing. Other jobs count with what they released and, while
-        open, with all they reserved. A job's request may not change once it is open.
+        Reads no record and changes nothing. Other jobs count with all they reserved while open,
+        then with what they spent. A job's request may not change once it is open.
         """
         jobs = {job: entry.counting for job, entry in self._account().jobs.items()}
         known = jobs.pop(request.job_id, None)
@@ -149,7 +149,7 @@ class Ledger:
         return receipt, row[0]
 
     def close_job(self, job_id: str) -> None:
-        """End a job: what it reserved and did not release is free again; what it released stays.
+        """End a job: what it reserved and did not spend (`Account.spent`) is free again.
 
         Its stored tensors are forgotten; events and digests stay. An unknown job changes nothing.
         """
@@ -162,7 +162,7 @@ class Ledger:
             db.executemany("DELETE FROM payloads WHERE number = ?", numbers)
 
     def spent(self, job_id: str | None = None, purpose: str = TRAIN) -> Guarantee:
-        """What was released: see `Account.spent`."""
+        """What was spent: see `Account.spent`."""
         return self._account().spent(job_id, purpose)
 
     @contextmanager

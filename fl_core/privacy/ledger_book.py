@@ -9,7 +9,7 @@ from typing import Literal
 
 from fl_core.privacy.accountant import Guarantee, weakest
 from fl_core.privacy.events import Event, event_from_dict, to_dict
-from fl_core.privacy.policy import TRAIN, JobRequest, price, total
+from fl_core.privacy.policy import TRAIN, JobRequest, Quote, price, total
 
 Kind = Literal["opened", "released", "closed"]
 
@@ -66,10 +66,20 @@ class JobEntry:
 
     @property
     def counting(self) -> JobRequest:
-        """What the job counts for: all it reserved while open, else what it released."""
+        """What the job holds against the limits: all it reserved while open, then `counted`."""
         if self.is_open:
             return self.request
-        return JobRequest(self.request.job_id, self.request.delta, self.events)
+        return JobRequest(self.request.job_id, self.request.delta, self.counted)
+
+    @property
+    def counted(self) -> tuple[Event, ...]:
+        """What was spent for good: see `JobRequest.counted`."""
+        return self.request.counted(self.events)
+
+    @property
+    def spent(self) -> Quote:
+        """The two guarantees of what was spent."""
+        return price(self.counted, self.request.delta)
 
 
 @dataclass
@@ -79,13 +89,15 @@ class Account:
     jobs: dict[str, JobEntry] = field(default_factory=dict)
 
     def spent(self, job_id: str | None = None, purpose: str = TRAIN) -> Guarantee:
-        """What was released: by one job, or (None) over the data set's life.
+        """What was spent: by one job, or (None) over the data set's life.
 
-        `purpose` is `train` or `infer`. Over several jobs ε and δ add up, each job priced at its
-        own δ. After any claimed or unprotected release, lifetime totals are not proven.
+        A job counts its whole reserved price from its first release that is not pure ε on
+        (`JobRequest.counted`). `purpose` is `train` or `infer`. Over several jobs ε and δ add up,
+        each job priced at its own δ. After any claimed or unprotected release, lifetime totals
+        are not proven.
         """
         chosen = [self.jobs[job] for job in self.jobs if job_id in (None, job)]
-        quotes = [price(entry.events, entry.request.delta) for entry in chosen]
+        quotes = [entry.spent for entry in chosen]
         result = total([q.training if purpose == TRAIN else q.inference for q in quotes])
         if job_id is not None:
             return result

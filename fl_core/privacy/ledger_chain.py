@@ -84,24 +84,35 @@ class Chain:
         """Read the key and check the whole chain; `create` makes what a new ledger needs.
 
         Without `create` nothing is written. Raises `PrivacyError` where links have lost their
-        key or head, and for a ledger of an earlier form.
+        key or head, where a key stands alone, and for a ledger of an earlier form.
         """
         rows = self._rows()
-        used = rows > 0 or self._head_path.exists()
         if not self._key_path.exists():
-            if used or not create:
+            if rows or not create or self._begun():
                 raise broken("its key is gone", self._key_path)
-            LedgerKey.generate().save(self._key_path)
+            self._create()
         try:
             self._key = LedgerKey.load(self._key_path)
         except CryptoError as error:
             raise PrivacyError(
                 f"the ledger's key cannot be used, {error.what}", where=error.where, fix=error.fix
             ) from error
-        self._before = self._last = Head(0, self._mac(b"", 0, Change("", "opened", "")))
-        if create and not rows and not self._head_path.exists():
-            self._last.save(self._head_path)
+        self._before = self._last = self._start()
         self.settle(write=create)
+
+    def _begun(self) -> bool:
+        """Whether the head is that of a ledger with links."""
+        return self._head_path.exists() and Head.load(self._head_path).number > 0
+
+    def _create(self) -> None:
+        """The head first, the key last: a key without a head was robbed of it by no crash."""
+        self._key = LedgerKey.generate()
+        self._start().save(self._head_path)
+        self._key.save(self._key_path)
+
+    def _start(self) -> Head:
+        """The head before the first link."""
+        return Head(0, self._mac(b"", 0, Change("", "opened", "")))
 
     def follow(self) -> None:
         """Check the links that are new since the last call and take them into the book."""

@@ -11,7 +11,8 @@ from fractions import Fraction
 
 from fl_core.errors import PrivacyError
 from fl_core.privacy.accountant import Guarantee, epsilon, weakest
-from fl_core.privacy.events import Event, UnprotectedEvent, event_from_dict, to_dict
+from fl_core.privacy.events import Event, PureEvent, UnprotectedEvent, event_from_dict, to_dict
+from fl_core.privacy.figures import up
 
 TRAIN, INFER = "train", "infer"
 
@@ -73,6 +74,23 @@ class JobRequest:
                     fix="raise privacy.max_participations, or start a new job",
                 )
 
+    def counted(self, released: Iterable[Event]) -> tuple[Event, ...]:
+        """What a job counts for good when these of its events were released, by purpose.
+
+        Pure ε counts as it was released. As soon as any other event was, the whole plan counts,
+        however early the job ended: when it ends may have been chosen from what was released,
+        and (ε, δ) then holds for a budget fixed beforehand, not for the part of it that was used
+        (Rogers et al. 2016; Smith and Thakurta 2022). Unproven events that never were released
+        do not count.
+        """
+        found = tuple(released)
+        fixed = {event.purpose for event in found if not isinstance(event, PureEvent)}
+        planned = (e for e in self.events if e.status == "proven" or e in found)
+        return (
+            *(event for event in planned if event.purpose in fixed),
+            *(event for event in found if event.purpose not in fixed),
+        )
+
 
 @dataclass(frozen=True)
 class Quote:
@@ -129,7 +147,7 @@ def check_job(request: JobRequest, limits: Limits, others: Iterable[Quote]) -> Q
     ):
         if not asked <= limit:
             raise PrivacyError(
-                f"job {request.job_id} refused: it would take {asked:.6g}, the owner allows"
+                f"job {request.job_id} refused: it would take {up(asked, 6)}, the owner allows"
                 f" {limit:.6g}",
                 where=f"policy.{name}",
             )

@@ -284,26 +284,27 @@ def test_absurd_inferences_of_a_small_round_leave_readable_events() -> None:
 # --- the end ----------------------------------------------------------------------------------
 
 
-def test_the_end_prints_what_the_committed_rounds_cost(desk: Desk) -> None:
+def test_an_early_end_prints_the_whole_training_price(desk: Desk) -> None:
+    """Who cancels may have looked at the rounds before: the smaller price would not hold."""
     for index in (1, 2, 3):
         desk.commit(index)
     desk.host.store(JobStatus(desk.wire, "cancelled", "by hand"))
     (end,) = desk.events("job_cancelled")
-    quote = desk.host.plan(desk.store.job(desk.id)).quote(3)
-    assert end["privacy"]["training"]["epsilon"] == quote.training.epsilon
-    assert end["privacy"]["inference"]["epsilon"] == quote.inference.epsilon
+    plan = desk.host.plan(desk.store.job(desk.id))
+    assert end["privacy"]["training"]["epsilon"] == plan.quote().training.epsilon
+    assert end["privacy"]["training"]["epsilon"] > plan.quote(3).training.epsilon
+    assert end["privacy"]["inference"]["epsilon"] == plan.quote(3).inference.epsilon
     assert end["privacy"]["inference"]["epsilon_per_round"] == pytest.approx(5)
     assert end["final"]["accuracy"] == desk.events("exchange_committed")[-1]["accuracy"]
 
 
 def test_a_round_that_was_broadcast_and_never_committed_is_counted(desk: Desk) -> None:
-    desk.commit(1)
-    desk.sealed(2)
+    desk.sealed(1)
     desk.host.store(JobStatus(desk.wire, "failed", "too few"))
     (end,) = desk.events("job_failed")
     plan = desk.host.plan(desk.store.job(desk.id))
-    assert end["privacy"]["training"]["epsilon"] == plan.quote(2).training.epsilon
-    assert desk.store.round_key(desk.id, 2, 1) is None
+    assert end["privacy"]["training"]["epsilon"] == plan.quote().training.epsilon
+    assert desk.store.round_key(desk.id, 1, 1) is None
 
 
 def test_a_job_that_never_broadcast_a_round_cost_nothing(desk: Desk) -> None:

@@ -116,7 +116,7 @@ def test_an_answer_holds_every_segment_of_the_exchange_and_costs_its_price(devic
         sealed = Round(PLAN, index, device.keys())
         tensors = sealed.tensors(device.answer(sealed))
         assert list(tensors) == [spec.name for spec in PLAN.segments(sealed.exchange)]
-        assert device.ledger.spent() == PLAN.quote(index).training
+        assert device.ledger.spent() == PLAN.spent(index).training == PLAN.quote().training
         assert device.ledger.spent(purpose="infer") == PLAN.quote(index).inference
     assert device.load.reads == 1
     head = np.frombuffer(tensors["head.weight"][:48], "<f4")

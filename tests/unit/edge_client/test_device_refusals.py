@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from edge_kit import CENTRE, FIRST, JOB_ID, QUADRATIC, Device, Loader, Round, job
 
+from edge_client.consent import limits_of
 from fl_core.errors import DataError, ProtocolError
 from fl_core.plan import JobPlan
+from fl_core.privacy.events import ClaimedEvent
+from fl_core.privacy.policy import JobRequest
 from fl_core.protocol.package import RoundPackage
 from fl_core.protocol.tasks import Declined, JobClosed, Work
 
@@ -37,7 +41,7 @@ def test_records_split_once_are_not_split_elsewhere(device: Device) -> None:
         sealed = Round(other, CENTRE, box.knows(other, second).keys(), job_id=second)
         assert why(box, sealed).startswith("data.evaluation_share: ")
         assert box.load.reads == reads
-    assert device.ledger.spent(JOB_ID.hex()) == PLAN.quote(1).training
+    assert device.ledger.spent(JOB_ID.hex()) == PLAN.spent(1).training
 
 
 def test_unreadable_data_decline_the_round_until_they_are_mended(tmp_path: Path) -> None:
@@ -80,12 +84,26 @@ def test_a_closed_job_answers_no_more(device: Device) -> None:
     sealed.tensors(device.answer(sealed))
     spent = device.ledger.spent()
     device.host.store(JobClosed(JOB_ID, "cancelled"))
+    [line] = device.said
+    assert f"training: {spent} (limit ε = 50)" in line
+    assert "inference: ε = 0, δ = 0 per record" in line
     assert device.restarted().store.load().closed == {JOB_ID}
     with pytest.raises(ProtocolError, match="unknown_job"):
         device.host.perform(Work(sealed.manifest, RoundPackage("centre", 0, False, b"", b"")))
     device.knows(PLAN)  # a cloud that announces it again
     assert "closed" in why(device, Round(PLAN, QUADRATIC, device.keys()))
     assert device.ledger.spent() == spent
+
+
+def test_the_end_of_a_claimed_job_prints_no_number_as_a_guarantee(device: Device) -> None:
+    claim = ClaimedEvent(what="polynomial", unit="record", claimed_epsilon=1.25)
+    limits = replace(limits_of(device.site.policy), accept_unproven=True)
+    device.ledger.open_job(JobRequest(JOB_ID.hex(), 1e-5, (claim,)), limits)
+    device.ledger.commit(JOB_ID.hex(), 1, [claim], b"noised")
+    device.host.store(JobClosed(JOB_ID, "completed"))
+    [line] = device.said
+    assert "training: no proven guarantee" in line
+    assert "1.25" not in line
 
 
 def test_a_graph_that_may_not_run_is_declined_before_a_record_is_read(device: Device) -> None:

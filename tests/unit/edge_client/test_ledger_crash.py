@@ -15,7 +15,6 @@ from edge_client import host as hosts
 from fl_core.plan import JobPlan
 from fl_core.privacy import ledger_chain
 from fl_core.privacy.ledger import read_ledger
-from fl_core.privacy.policy import price
 from fl_core.protocol.package import pack_tensors
 
 PLAN = JobPlan(job())
@@ -67,15 +66,14 @@ def test_a_killed_device_pays_once_and_sends_what_it_paid_for(tmp_path: Path, po
     device = Device(tmp_path, Loader())
     held = device.ledger.recall(HEX, CENTRE)
     assert (held is not None and held[1] == drawn) is committed
-    paid = price(PLAN.device.price(PLAN.exchange(CENTRE)), PLAN.job.privacy.delta).training
-    assert (device.ledger.spent(HEX) == paid) is committed
+    assert device.ledger.spent(HEX) == PLAN.spent(CENTRE if committed else 0).training
 
     again = Round(PLAN, CENTRE, device.keys(), attempt=2)
     centre = again.tensors(device.answer(again))["centre"]
     held = device.ledger.recall(HEX, CENTRE)
     assert held is not None
     assert centre[: PLAN.segments(again.exchange)[0].byte_count] in held[1]
-    assert device.ledger.spent(HEX) == paid
+    assert device.ledger.spent(HEX) == PLAN.quote().training
     assert (held[1] == drawn) is committed
     assert device.load.reads == (not committed)  # what was paid for is not computed anew
     assert read_ledger(tmp_path / "ledger.sqlite").links == 2

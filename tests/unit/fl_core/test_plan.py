@@ -74,7 +74,23 @@ def test_the_whole_price_is_what_the_job_says() -> None:
     assert by_purpose == {"train": ROUNDS + 2, "infer": 3}
 
 
-def test_what_was_spent_grows_with_the_exchanges_from_nothing_to_the_whole() -> None:
+def test_an_early_end_has_spent_the_whole_training_price_and_the_uploads_so_far() -> None:
+    plan = JobPlan(job())
+    spent = [plan.spent(until) for until in range(ROUNDS + 3)]
+    assert spent[0].training.epsilon == 0
+    assert {quote.training for quote in spent[1:]} == {plan.quote().training}
+    assert [q.inference for q in spent] == [plan.quote(k).inference for k in range(ROUNDS + 3)]
+    assert plan.spent() == plan.quote()
+
+
+def test_an_early_end_of_pure_noise_has_spent_what_was_released() -> None:
+    train = {"method": "fm", "rounds": ROUNDS, "noise": "laplace"}
+    plan = JobPlan(job(train=train))
+    assert plan.spent(2) == plan.quote(2)
+    assert plan.spent(2).training.epsilon < plan.quote().training.epsilon
+
+
+def test_the_price_by_plan_grows_with_the_exchanges_from_nothing_to_the_whole() -> None:
     plan = JobPlan(job())
     spent = [plan.quote(until) for until in range(ROUNDS + 3)]
     training = [quote.training.epsilon for quote in spent]

@@ -188,7 +188,7 @@ def test_scores_are_shown_raw_and_corrected_and_short_rounds_are_said(page):
 def test_a_per_sample_job_says_that_its_inference_is_per_record(page):
     inference = Guarantee(40.0, 0.0, "record", "proven")
     text = " ".join(text_of(page(events(), quote=replace(PROVEN, inference=inference))).split())
-    assert "one record (inference)" in text
+    assert "per record (inference)" in text
     assert "evaluation set of one" not in text
 
 

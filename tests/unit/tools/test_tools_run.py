@@ -276,7 +276,9 @@ def test_plain_lines_where_no_terminal_is():
     lines = out.getvalue().splitlines()
     assert len(lines) == 3
     assert lines[0].endswith("round 3")
-    assert "19 answered, 1 declined, accuracy 0.875, ε training 4.5, inference –" in lines[1]
+    assert (
+        "19 answered, 1 declined, accuracy 0.875, ε by plan: training 4.5, inference –" in lines[1]
+    )
     assert lines[2] == "[not markup]"
     assert "\x1b" not in out.getvalue()
 

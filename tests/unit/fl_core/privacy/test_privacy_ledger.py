@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from fl_core.errors import PrivacyError
-from fl_core.privacy.events import ClaimedEvent, UnprotectedEvent
+from fl_core.privacy.events import ClaimedEvent, LaplaceEvent, UnprotectedEvent
 from fl_core.privacy.ledger import Ledger, Receipt
 from fl_core.privacy.mechanisms import gaussian_event
-from fl_core.privacy.policy import INFER, JobRequest, Limits
+from fl_core.privacy.policy import INFER, JobRequest, Limits, price
 from fl_core.privacy.softmax import softmax_event
 
 LINEAR = gaussian_event("linear", 2**24, 0.5, 30, grid_bits=24)
@@ -114,15 +114,59 @@ def test_the_whole_job_is_checked_at_its_start_not_round_by_round(ledger):
         ledger.check(request(rounds=3), tight)
 
 
-def test_an_open_job_holds_its_reservation_and_a_closed_one_what_it_released(ledger):
+def test_an_open_job_holds_its_reservation_and_a_closed_one_without_releases_nothing(ledger):
     whole = ledger.open_job(request("j1"), WIDE).training.epsilon
     limits = replace(WIDE, lifetime_epsilon=1.5 * whole)
     with pytest.raises(PrivacyError, match="lifetime_epsilon"):
         ledger.open_job(request("j2"), limits)
     ledger.close_job("j1")
+    assert (ledger.spent().epsilon, ledger.spent().delta) == (0, 0)
     ledger.open_job(request("j2"), limits)
     with pytest.raises(PrivacyError, match="closed"):
         ledger.open_job(request("j1"), WIDE)
+
+
+def test_a_job_closed_early_counts_its_whole_training_price_for_good(ledger):
+    """Its end may follow from what was released: the smaller price would then not hold."""
+    whole = ledger.open_job(request("j1", rounds=25, softmax=3), WIDE).training
+    ledger.commit("j1", 1, [LINEAR, SOFTMAX], b"")
+    assert ledger.spent("j1") == whole
+    ledger.close_job("j1")
+    assert ledger.spent("j1") == ledger.spent() == whole
+    assert ledger.spent("j1", INFER).epsilon == pytest.approx(4)  # pure ε: as released
+    with pytest.raises(PrivacyError, match="lifetime_epsilon"):
+        ledger.open_job(request("j2"), replace(WIDE, lifetime_epsilon=1.1 * whole.epsilon))
+    ledger.open_job(request("j2", rounds=0, softmax=1), replace(WIDE, max_inference_epsilon=8.1))
+
+
+def test_of_several_kinds_of_noise_the_pure_ones_alone_count_as_released(ledger):
+    sums = LaplaceEvent(
+        what="sum",
+        unit="record",
+        sensitivity_steps=1,
+        scale_numerator=2,
+        scale_denominator=1,
+        coordinates=1,
+        grid_bits=0,
+    )
+    for job in ("pure", "both"):
+        ledger.open_job(request(job, rounds=3, extra=(sums,) * 4), WIDE)
+        ledger.commit(job, 1, [sums], b"")
+        assert ledger.spent(job) == price([sums], 1e-5).training
+    ledger.commit("both", 2, [LINEAR], b"")
+    for job in ("pure", "both"):
+        ledger.close_job(job)
+    assert ledger.spent("pure") == price([sums], 1e-5).training
+    assert ledger.spent("both") == price([LINEAR] * 3 + [sums] * 4, 1e-5).training
+
+
+def test_a_planned_claim_that_was_never_released_leaves_the_guarantee(ledger):
+    claim = ClaimedEvent(what="wishart", unit="record", claimed_epsilon=1.0)
+    ledger.open_job(request(extra=(claim,)), replace(WIDE, accept_unproven=True))
+    ledger.commit("j1", 2, [LINEAR], b"")
+    assert ledger.spent() == price([LINEAR] * 3, 1e-5).training
+    ledger.commit("j1", 1, [claim], b"")
+    assert not ledger.spent("j1").proven
 
 
 def test_delta_adds_up_over_jobs(ledger):

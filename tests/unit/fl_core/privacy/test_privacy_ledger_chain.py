@@ -128,6 +128,29 @@ def test_a_database_that_is_gone_does_not_begin_anew(path):
         Ledger(path, "digits")
 
 
+def test_a_key_without_database_and_head_does_not_begin_anew(path):
+    for suffix in (".sqlite", ".head"):
+        path.with_suffix(suffix).unlink()
+    with pytest.raises(PrivacyError, match="head is of no use"):
+        Ledger(path, "digits")
+    assert not path.with_suffix(".head").exists()
+
+
+def test_a_head_without_key_and_links_begins_anew_only_before_the_first_link(path, tmp_path):
+    new = tmp_path / "new" / "ledger.sqlite"
+    new.parent.mkdir()
+    Ledger(new, "digits").close()
+    new.with_suffix(".key").unlink()  # as a crash leaves it: the key is made last
+    ledger = Ledger(new, "digits")
+    ledger.open_job(JobRequest("j1", 1e-5, (LINEAR,)), WIDE)
+    ledger.close()
+    assert read_ledger(new).links == 1
+    for suffix in (".sqlite", ".key"):
+        path.with_suffix(suffix).unlink()
+    with pytest.raises(PrivacyError, match="key is gone"):
+        Ledger(path, "digits")
+
+
 def test_an_older_head_than_a_crash_can_leave_is_found(path, tmp_path):
     older = copy(path, tmp_path / "backup")
     ledger = Ledger(path, "digits")

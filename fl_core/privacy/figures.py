@@ -1,0 +1,27 @@
+"""ε and δ as text: rounded up to the digits that are shown, and what is left of a limit down."""
+
+from __future__ import annotations
+
+import math
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+
+DIGITS = 4
+# Relative: what turning exact sums and decimals into float64 may have added, a few last bits.
+_SLACK = Decimal(2) ** -50
+
+
+def up(value: float, digits: int = DIGITS) -> str:
+    """The least number of so many significant digits that is not below `value`: 7.9994 is `8`."""
+    return _rounded(value, digits, ROUND_CEILING, 1 - _SLACK)
+
+
+def down(value: float, digits: int = DIGITS) -> str:
+    """The same from below, for what a limit still allows."""
+    return _rounded(value, digits, ROUND_FLOOR, 1 + _SLACK)
+
+
+def _rounded(value: float, digits: int, rounding: str, slack: Decimal) -> str:
+    if not math.isfinite(value):
+        return f"{value:g}"
+    context = Context(prec=digits, rounding=rounding)
+    return f"{float(context.plus(Decimal(value) * slack)):.{digits}g}"
