@@ -205,7 +205,7 @@ def test_a_record_that_is_not_clipped_is_found(monkeypatch):
 
 def test_a_method_that_spends_more_than_it_says_is_found():
     def generous(parameters, setting):
-        return FmDevice(parameters, replace(setting, max_participations=1))  # of two rounds
+        return FmDevice(parameters, replace(setting, epsilon=3 * setting.epsilon))
 
     attack = gaussian_job(2000, "end to end", Scene.of(PARAMETERS, SETTING), generous)
     assert failing(attack) >= {"round 1", "round 2"}
