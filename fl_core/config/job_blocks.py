@@ -31,7 +31,7 @@ class SelfStop(Block):
     """Training ends before its last round once δ, tracked at a fixed ε, passes a threshold."""
 
     rule: Literal["moments_delta"] = "moments_delta"
-    """`moments_delta`: δ by the moments accountant at fixed ε, (Abadi et al. 2016)."""
+    """`moments_delta`: δ by the moments accountant (Abadi et al. 2016) at fixed ε."""
     epsilon: float = Field(gt=0, examples=[4])
     """The fixed ε at which δ is tracked."""
     delta: float = Field(gt=0, lt=1, examples=[1e-5])
