@@ -19,7 +19,7 @@ from fl_core.errors import PrivacyError, UsageError
 from fl_core.privacy.accountant import Guarantee
 from fl_core.privacy.events import Event
 from fl_core.privacy.ledger_book import Account, Book, Change, Release
-from fl_core.privacy.ledger_chain import SCHEMA, Chain, broken
+from fl_core.privacy.ledger_chain import Chain, broken, require_database
 from fl_core.privacy.policy import TRAIN, JobRequest, Limits, Quote, check_job, countable_quote
 from fl_core.sqlite_file import SqliteFile
 
@@ -61,6 +61,8 @@ class Ledger:
         self._file = _open(self._path)
         self._chain = Chain(self._file, self._path)
         try:
+            with self._file.transaction():
+                self._chain.make_tables()
             with self._file.transaction():
                 self._chain.open(create=True)
         except PrivacyError:
@@ -202,11 +204,12 @@ def read_ledger(path: Path) -> Book:
     May be called while a device runs. Raises `UsageError` if there is no ledger, `PrivacyError`
     at the first thing that is not as this device wrote it.
     """
-    if not path.is_file():
+    require_database(path)
+    if not path.is_file() or path.stat().st_size == 0:
         raise UsageError(
             "there is no ledger", where=str(path), fix="a device makes it at its first start"
         )
-    file = _open(path, schema="")
+    file = _open(path)
     try:
         with file.transaction() as db:
             chain = Chain(file, path)
@@ -223,11 +226,10 @@ def read_ledger(path: Path) -> Book:
     return chain.book
 
 
-def _open(path: Path, schema: str = SCHEMA) -> SqliteFile:
+def _open(path: Path) -> SqliteFile:
     return SqliteFile(
         path,
         "the privacy ledger",
-        schema,
         error=PrivacyError,
         damaged_fix="restore it from a backup; a new file would forget what was spent",
     )

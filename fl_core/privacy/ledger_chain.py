@@ -24,12 +24,14 @@ from fl_core.errors import PrivacyError
 from fl_core.privacy.ledger_book import Book, Change
 from fl_core.sqlite_file import SqliteFile
 
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS links (
-  number INTEGER PRIMARY KEY, dataset TEXT NOT NULL, kind TEXT NOT NULL, job TEXT NOT NULL,
-  exchange INTEGER NOT NULL, body TEXT NOT NULL, mac BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS payloads (number INTEGER PRIMARY KEY, payload BLOB NOT NULL);
-"""
+_TABLES = {
+    "links": """
+        CREATE TABLE links (
+          number INTEGER PRIMARY KEY, dataset TEXT NOT NULL, kind TEXT NOT NULL, job TEXT NOT NULL,
+          exchange INTEGER NOT NULL, body TEXT NOT NULL, mac BLOB NOT NULL)""",
+    "payloads": """
+        CREATE TABLE payloads (number INTEGER PRIMARY KEY, payload BLOB NOT NULL)""",
+}
 _HEAD_TAG = "edgeveil-ledger-head-1"
 _MAC_BYTES = 32
 _TYPES = (int, str, str, str, int, str, bytes)
@@ -62,7 +64,7 @@ class Head:
         try:
             raw = read_key(path, _HEAD_TAG, secret=False)
         except CryptoError as error:
-            raise broken(f"its head is of no use, {error.what}", path) from error
+            raise broken(f"its head {_fault(error)}", path) from error
         if len(raw) != 8 + _MAC_BYTES:
             raise broken("its head is damaged", path)
         return cls(int.from_bytes(raw[:8], "big"), raw[8:])
@@ -84,21 +86,48 @@ class Chain:
         """Read the key and check the whole chain; `create` makes what a new ledger needs.
 
         Without `create` nothing is written. Raises `PrivacyError` where links have lost their
-        key or head, where a key stands alone, and for a ledger of an earlier form.
+        key or head, where a key stands alone, where a table is gone, and for an earlier form.
         """
-        rows = self._rows()
+        self._require_tables()
         if not self._key_path.exists():
-            if rows or not create or self._begun():
+            if self._rows() or not create or self._begun():
                 raise broken("its key is gone", self._key_path)
             self._create()
         try:
             self._key = LedgerKey.load(self._key_path)
         except CryptoError as error:
+            rights = error.fix.startswith("chmod")  # the key itself is whole
             raise PrivacyError(
-                f"the ledger's key cannot be used, {error.what}", where=error.where, fix=error.fix
+                f"the ledger's key cannot be used, {error.what}",
+                where=error.where,
+                fix=error.fix if rights else _FIX,
             ) from error
         self._before = self._last = self._start()
         self.settle(write=create)
+
+    def make_tables(self) -> None:
+        """Make what a new ledger lacks, in a transaction before `open`'s, which writes the key.
+
+        Beside a key or a head with links it makes nothing: a table gone there took rows along.
+        """
+        if self._key_path.exists() or self._begun():
+            self._require_tables()
+        with self._file.guard() as db:
+            for name in self._missing():
+                db.execute(_TABLES[name])
+
+    def _require_tables(self) -> None:
+        lost = self._missing()
+        if lost:
+            what = "database" if len(lost) == len(_TABLES) else f"table {lost[0]}"
+            raise broken(f"its {what} is gone", self._path)
+
+    def _missing(self) -> list[str]:
+        with self._file.guard() as db:
+            names = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+        if "releases" in names:
+            raise broken("it comes from an earlier version, without a chain", self._path)
+        return [name for name in _TABLES if name not in names]
 
     def _begun(self) -> bool:
         """Whether the head is that of a ledger with links."""
@@ -173,11 +202,26 @@ class Chain:
 
     def _rows(self) -> int:
         with self._file.guard() as db:
-            earlier = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'releases'").fetchone()
-            if earlier:
-                raise broken("it comes from an earlier version, without a chain", self._path)
             found: tuple[int] = db.execute("SELECT COUNT(*) FROM links").fetchone()
         return found[0]
+
+
+def require_database(path: Path) -> None:
+    """Raise `PrivacyError` where key or head stand without a database."""
+    if not path.is_file() or path.stat().st_size == 0:
+        beside = (path.with_suffix(".key"), path.with_suffix(".head"))
+        if any(one.exists() for one in beside):
+            raise broken("its database is gone", path)
+
+
+def _fault(error: CryptoError) -> str:
+    """What is wrong with a file of the chain: unreadable, or not what was written."""
+    cause = error.__cause__
+    if isinstance(cause, FileNotFoundError):
+        return "is gone"
+    if isinstance(cause, OSError):
+        return f"cannot be read ({cause.strerror})"
+    return "is damaged"
 
 
 def broken(what: str, where: Path) -> PrivacyError:

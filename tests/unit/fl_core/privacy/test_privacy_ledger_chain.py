@@ -9,6 +9,7 @@ import pytest
 
 from fl_core.errors import PrivacyError, UsageError
 from fl_core.privacy.ledger import Ledger, read_ledger
+from fl_core.privacy.ledger_chain import Chain
 from fl_core.privacy.mechanisms import gaussian_event
 from fl_core.privacy.policy import JobRequest, Limits
 
@@ -61,6 +62,7 @@ def refused(path, match):
     assert str(path.parent) in caught.value.where
     with pytest.raises(PrivacyError, match=match):
         read_ledger(path)
+    return caught.value.fix
 
 
 def test_an_untouched_ledger_is_read_and_opened_again(path):
@@ -122,16 +124,51 @@ def test_an_older_copy_of_the_database_is_found(path, tmp_path):
 
 def test_a_database_that_is_gone_does_not_begin_anew(path):
     path.unlink()
+    with pytest.raises(PrivacyError, match="database is gone"):
+        read_ledger(path)
+    assert not path.exists()
+    refused(path, "database is gone")  # the device has left an empty one there
+
+
+@pytest.mark.parametrize("beside", [".key", ".head"])
+def test_a_key_or_head_alone_tells_of_a_database(path, beside):
+    path.write_bytes(b"")
+    path.with_suffix(".head" if beside == ".key" else ".key").unlink()
+    with pytest.raises(PrivacyError, match="database is gone"):
+        read_ledger(path)
+    assert path.read_bytes() == b""
+
+
+def test_an_empty_file_alone_is_no_ledger_yet(tmp_path):
+    path = tmp_path / "ledger.sqlite"
+    path.touch()
     with pytest.raises(UsageError, match="no ledger"):
         read_ledger(path)
-    with pytest.raises(PrivacyError, match="ends at link 0 of 6"):
+    Ledger(path, "digits").close()
+    assert read_ledger(path).links == 0
+
+
+def test_the_tables_are_durable_before_the_key(tmp_path, monkeypatch):
+    path = tmp_path / "ledger.sqlite"
+    with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
+        patched.setattr(Chain, "settle", lambda *_, **__: 1 // 0)  # right behind the key
         Ledger(path, "digits")
+    assert path.with_suffix(".key").exists()
+    Ledger(path, "digits").close()
+    assert read_ledger(path).links == 0
+
+
+@pytest.mark.parametrize("table", ["links", "payloads"])
+def test_a_table_that_is_gone_is_not_made_anew(path, table):
+    change(path, f"DROP TABLE {table}")
+    refused(path, f"table {table} is gone")
+    refused(path, f"table {table} is gone")
 
 
 def test_a_key_without_database_and_head_does_not_begin_anew(path):
     for suffix in (".sqlite", ".head"):
         path.with_suffix(suffix).unlink()
-    with pytest.raises(PrivacyError, match="head is of no use"):
+    with pytest.raises(PrivacyError, match="database is gone"):
         Ledger(path, "digits")
     assert not path.with_suffix(".head").exists()
 
@@ -147,7 +184,7 @@ def test_a_head_without_key_and_links_begins_anew_only_before_the_first_link(pat
     assert read_ledger(new).links == 1
     for suffix in (".sqlite", ".key"):
         path.with_suffix(suffix).unlink()
-    with pytest.raises(PrivacyError, match="key is gone"):
+    with pytest.raises(PrivacyError, match="database is gone"):
         Ledger(path, "digits")
 
 
@@ -177,7 +214,7 @@ def test_a_head_one_link_behind_is_moved_forward_by_the_device_alone(path, tmp_p
 @pytest.mark.parametrize("suffix", [".key", ".head"])
 def test_a_key_or_head_that_is_gone_is_not_made_anew(path, suffix):
     path.with_suffix(suffix).unlink()
-    refused(path, "key is gone" if suffix == ".key" else "head is of no use")
+    refused(path, f"its {suffix[1:]} is gone")
     assert not path.with_suffix(suffix).exists()
 
 
@@ -190,10 +227,11 @@ def test_the_key_and_head_of_another_device_are_refused(path, tmp_path):
 
 
 def test_a_damaged_key_or_head_is_named(path):
-    for suffix, match in ((".key", "key cannot be used"), (".head", "head is of no use")):
+    for suffix, match in ((".key", "key cannot be used"), (".head", "head is damaged")):
         kept = path.with_suffix(suffix).read_text()
-        path.with_suffix(suffix).write_text(kept[:-20] + "\n")
-        refused(path, match)
+        for damaged in (kept[:-20] + "\n", "", "garbage"):
+            path.with_suffix(suffix).write_text(damaged)
+            assert "put back the newest copies" in refused(path, match)
         path.with_suffix(suffix).write_text(kept)
 
 
