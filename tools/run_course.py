@@ -47,11 +47,15 @@ class Course:
         elif event["type"] == "round_repeated":
             self.progress.doing(f"{view.doing} again: {data.get('why', '')}")
 
-    def require_completed(self, job: str) -> None:
-        """Raise JobFailed, with the job's own reason, unless it completed."""
+    def require_completed(self, job: str, declined: str = "") -> None:
+        """Raise JobFailed, with the job's own reason, unless it completed.
+
+        `declined`: what the first device that declined told its owner, where that is known.
+        """
         if self.record.ended != "completed":
+            why = self.record.reason or f"the job was {self.record.ended}"
             raise JobFailed(
-                self.record.reason or f"the job was {self.record.ended}",
+                f"{why}; first of all, {declined}" if declined else why,
                 where=job,
                 fix=f"What each party said is in {self._out / 'logs'}",
             )

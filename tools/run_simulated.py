@@ -61,6 +61,7 @@ class Simulation:
         self._executor: ThreadPoolExecutor | None = None
         self._events, self._next_look_s, self._job_id = 0, 0.0, ""
         self._seconds: float | None = None
+        self._declined = ""
 
     @property
     def progress(self) -> Progress:
@@ -112,14 +113,14 @@ class Simulation:
             self._site,
             sealing=PlainSealing(),
             executor=self._executor,
-            say=logging.getLogger("edgeveil.devices").info,
+            say=self._hear,
         )
         self._job_id = fleet.submit(self.job)
         fleet.net.run(self._look, limit_s=float("inf"))
         self._take_events(fleet.store)
         if not self.course.record.ended:
             raise JobFailed("the simulation came to a stand", where=self._job_id)
-        self.course.require_completed(self._job_id)
+        self.course.require_completed(self._job_id, self._declined)
         release = fleet.store.release(self._job_id)
         if release is None:
             raise JobFailed("the job left no model", where=self._job_id)
@@ -143,6 +144,12 @@ class Simulation:
             min_batch_floor=min(3, self.job.round.min_batch),
             record_dir=self._record_dir,
         )
+
+    def _hear(self, line: str) -> None:
+        """What an owner is told; the first reason to decline is kept."""
+        logging.getLogger("edgeveil.devices").info(line)
+        if not self._declined and " declined: " in line:
+            self._declined = line
 
     def _look(self) -> bool:
         """Now and then, see how it stands; True once the job has ended."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from fl_core.config.base import Mix
+from fl_core.config.local_run_mixes import policy_mixes, run_mixes, shape_mixes
 from fl_core.config.schema_walk import number
 from fl_core.errors import DataError, PrivacyError
 from fl_core.features import PcaParameters, build_features, projection_of
@@ -14,7 +15,6 @@ from fl_core.privacy.self_stop import MomentsAccountant
 
 if TYPE_CHECKING:
     from fl_core.config.job import Job
-    from fl_core.config.local_run import LocalRun
     from fl_core.plan import JobPlan
 
 RECORD_VALUES = 1 << 24
@@ -23,19 +23,26 @@ UPLOAD_VALUES = 1 << 18  # of one per_sample upload: 2 MiB
 
 def job_mixes(job: Job) -> Iterator[Mix]:
     """All impossible mixes of a job whose single values are valid."""
+    found = list(_mixes(job))
+    yield from found
+    if not found and job.local_run is not None:
+        yield from policy_mixes(job, job.local_run)
+
+
+def _mixes(job: Job) -> Iterator[Mix]:
     yield from _privacy(job)
     yield from _evaluation(job)
     yield from _fleet(job)
     yield from _participations(job)
     if job.local_run is not None:
-        yield from _local(job, job.local_run)
+        yield from run_mixes(job, job.local_run)
     if math.prod(job.data.input_shape) > RECORD_VALUES:
         yield Mix(
             ("data.input_shape",),
             f"one record would hold more than {RECORD_VALUES} values; make it smaller",
         )
     else:
-        wrong = list(_features(job))
+        wrong = list(shape_mixes(job)) or list(_features(job))
         yield from wrong or _own_bases(job)
         yield from wrong or _prices(job)
 
@@ -239,40 +246,4 @@ def _own_bases(job: Job) -> Iterator[Mix]:
             ("unsupervised.eval_type", "unsupervised.every_rounds", "features"),
             "with local_pca the cloud has no basis with which devices could evaluate; "
             "set unsupervised.eval_type to NOT_EVAL, or use ldp_fpca",
-        )
-
-
-def _local(job: Job, run: LocalRun) -> Iterator[Mix]:
-    wanted = job.selection.devices
-    if wanted != "all" and wanted > run.devices:
-        yield Mix(
-            ("selection.devices", "local_run.devices"),
-            f"{wanted} devices are wanted in each round but local_run plays {run.devices}; "
-            "raise local_run.devices or lower selection.devices",
-        )
-    if job.selection.min_devices > run.devices:
-        yield Mix(
-            ("selection.min_devices", "local_run.devices"),
-            f"the cloud waits for {job.selection.min_devices} devices but local_run plays "
-            f"{run.devices}, so it would wait for ever; lower selection.min_devices",
-        )
-    trainers = run.devices - run.infer_only
-    if trainers < 0:
-        yield Mix(
-            ("local_run.infer_only", "local_run.devices"),
-            f"{run.infer_only} is more than the {run.devices} devices of the run; lower it",
-        )
-    elif job.round.min_batch > trainers:
-        yield Mix(
-            ("round.min_batch", "local_run.devices", "local_run.infer_only"),
-            f"a batch needs {job.round.min_batch} uploads (round.min_batch) but local_run plays "
-            f"{trainers} training devices, so no round could ever close; raise local_run.devices "
-            "or lower round.min_batch",
-        )
-    split = run.partition
-    if split.kind == "n_class" and split.classes_per_device > job.data.classes:
-        yield Mix(
-            ("local_run.partition.classes_per_device", "data.classes"),
-            f"{split.classes_per_device} is more than the {job.data.classes} classes of the data; "
-            f"set at most {job.data.classes}",
         )

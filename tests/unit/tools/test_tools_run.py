@@ -83,7 +83,6 @@ def test_small_numbers_survive_the_yaml(tmp_path):
     ("changes", "text"),
     [
         ({"data__source": "cats"}, "cannot be dealt out"),
-        ({"data__input_shape": [8, 8]}, r"input_shape: \[64\]"),
         ({"local_run__devices": 1438}, "play at most 1437"),
     ],
 )

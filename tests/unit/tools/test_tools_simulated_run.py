@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 import yaml
 
+from fl_core.config import Policy
 from fl_core.data.mnist import FILES
 from fl_core.errors import JobFailed, UsageError
 from tools import run_job
 from tools.cli import main
 from tools.run_job import Overrides, check_data, local_job, source
 from tools.run_local import FILES as LEFT
-from tools.run_local import run_local
+from tools.run_local import prepare, run_local
+from tools.run_simulated import Simulation
 from tools.table import Asked, table
 from tools.table_claims import claims
 from tools.table_output import picture
@@ -114,12 +116,15 @@ def test_the_switch_of_the_command_line_wins(tmp_path):
 
 
 def test_a_simulated_job_that_fails_says_why_and_leaves_its_result(tmp_path):
-    path = job_file(
-        tmp_path, local_run={**SMALL["local_run"], "policy": {"max_epsilon_per_job": 1}}
-    )
-    with pytest.raises(JobFailed, match="all 5 selected devices declined"):
-        run_local(path, tmp_path / "out", Overrides(), stream=io.StringIO())
-    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    job, run = local_job(job_file(tmp_path), Overrides())
+    strict = run.model_copy(update={"policy": Policy(max_epsilon_per_job=1.0)})
+    prepare(tmp_path / "out")
+    played = Simulation(job, strict, tmp_path / "site", tmp_path / "out", io.StringIO())
+    with pytest.raises(JobFailed, match="all 5 selected devices declined") as raised:
+        played.run()
+    played.stop()
+    assert "max_epsilon_per_job: job" in str(raised.value)
+    result = played.result(str(raised.value))
     assert result["status"] == "failed"
     assert result["privacy"]["training"]["epsilon"] == 0
     assert "max_epsilon_per_job" in (tmp_path / "out" / "logs" / "simulation.log").read_text()
@@ -186,8 +191,10 @@ def test_a_table_holds_every_seed_and_goes_on_where_it_stopped(tmp_path, capsys)
 
 
 def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path, capsys):
-    refused = {**SMALL["local_run"], "policy": {"max_epsilon_per_job": 1}}
-    bad = job_file(tmp_path, job="refused", local_run=refused)
+    twice = {"privacy": {"epsilon": 8, "max_participations": 1}, "round": {"min_batch": 4}}
+    four = {"devices": 4, "min_devices": 4}  # of five, each of which answers one exchange
+    run = {**SMALL["local_run"], "policy": {"min_devices": 4}}
+    bad = job_file(tmp_path, job="spent", selection=four, local_run=run, **twice)
     good = job_file(tmp_path)
     code = main(
         ["table", str(bad), str(good), "--seeds", "1", "--json", "--out", str(tmp_path / "t")]
@@ -195,7 +202,7 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path, capsys):
     assert code == JobFailed.exit_code
     content = json.loads(capsys.readouterr().out)
     assert [row["median"] is None for row in content["rows"]] == [True, False]
-    assert "all 5 selected devices declined" in content["failures"][0]
+    assert "below the minimum" in content["failures"][0]
 
 
 def test_all_job_files_are_checked_before_the_first_one_runs(tmp_path, nowhere):

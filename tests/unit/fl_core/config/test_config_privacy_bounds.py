@@ -87,7 +87,8 @@ def test_a_claimed_mechanism_must_be_asked_for():
     assert "no guarantee is proven for" in problem
     assert "set privacy.accept_unproven to true" in problem
     asked = ("accept_unproven: false    # true: run", "accept_unproven: true  # run")
-    assert parse_job(job(wishart, asked), "j.yaml").privacy.accept_unproven
+    allowed = ("accept_unproven: false\n", "accept_unproven: true\n")
+    assert parse_job(job(wishart, asked, allowed), "j.yaml").privacy.accept_unproven
 
 
 def test_what_is_not_proven_cannot_be_stopped_by_its_delta():

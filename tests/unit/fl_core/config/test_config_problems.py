@@ -33,6 +33,11 @@ def changed(old: str, new: str) -> tuple[str, int]:
     return JOB.replace(old, new), JOB[: JOB.index(old)].count("\n") + 1
 
 
+def without_run(text: str) -> str:
+    """The same job as a cloud gets it, whose devices have policies of their own."""
+    return text[: text.index("local_run:")]
+
+
 def line_of(text: str, key: str) -> int:
     """The line of a dotted key: its last name, from the line of its first on."""
     block, leaf = key.split(".")[0], key.split(".")[-1]
@@ -138,7 +143,40 @@ def test_an_impossible_mix_is_refused_with_its_reason(old, new, keys, what):
     ],
 )
 def test_what_is_unusual_but_possible_is_taken(old, new):
-    parse_job(changed(old, new)[0])
+    parse_job(without_run(changed(old, new)[0]))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key", "what"),
+    [
+        ("per_job: 10\n", "per_job: 1\n", "max_epsilon_per_job", "take 8, the owner allows 1"),
+        ("epsilon: 8\n", "epsilon: 12\n", "max_epsilon_per_job", "the owner allows 10"),
+        ("lifetime_epsilon: 50\n", "lifetime_epsilon: 3\n", "lifetime_epsilon", "allows 3"),
+        ("lifetime_delta: 1.0e-4\n", "lifetime_delta: 0\n", "lifetime_delta", "take 1e-05"),
+        ("_eps: 20}", "_eps: 230260}", "max_inference_epsilon", "the owner allows 100"),
+        ("methods: [fm]\n", "methods: [fm_paper]\n", "allowed_methods", "method 'fm'"),
+        ("    min_devices: 5\n", "    min_devices: 21\n", "min_devices", "20 devices are"),
+    ],
+)
+def test_a_job_that_its_own_runs_policy_declines_is_refused(old, new, key, what):
+    text, _ = changed(old, new)
+    found = only(text)
+    assert what in found
+    assert f" local_run.policy.{key}: " in found
+    parse_job(without_run(text))
+
+
+def test_all_limits_that_a_job_passes_are_named_at_once():
+    text = JOB.replace("per_job: 10\n", "per_job: 1\n").replace("_epsilon: 50\n", "_epsilon: 2\n")
+    with pytest.raises(ConfigError) as raised:
+        parse_job(text)
+    assert len(raised.value.problems) == 2
+
+
+def test_the_shape_of_a_shipped_data_sets_records_is_known():
+    text, _ = changed("[64]", "[8, 8]")
+    assert "write input_shape: [64]" in only(text)
+    parse_job(without_run(text))
 
 
 def test_a_per_sample_upload_has_a_bound():
@@ -158,7 +196,9 @@ def test_devices_may_answer_fewer_rounds_where_not_all_are_selected():
 
 def test_a_job_without_noise_is_possible_when_it_says_so():
     text = JOB.replace("type: LAPLACE ", "type: NOT_ENCRYPT ")
-    parse_job(text.replace("accept_unproven: false    #", "accept_unproven: true #"))
+    text = text.replace("accept_unproven: false    #", "accept_unproven: true #")
+    assert "local_run.policy.accept_unprotected" in only(text)
+    parse_job(text.replace("accept_unprotected: false", "accept_unprotected: true"))
 
 
 def test_all_problems_come_at_once_in_the_order_of_lines():

@@ -1,0 +1,103 @@
+"""Values of a job's `local_run` block that its other half does not allow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING
+
+from fl_core.config.base import Mix
+from fl_core.errors import PrivacyError
+from fl_core.privacy.policy import Limits, check_job
+
+if TYPE_CHECKING:
+    from fl_core.config.job import Job
+    from fl_core.config.local_run import LocalRun
+
+SHAPES = {"digits": (64,), "mnist": (28, 28)}
+"""Records of the data sets that a run brings along."""
+_NO_LIMITS = Limits(math.inf, math.inf, math.inf, math.inf, True, True)
+
+
+def run_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
+    """What a run could not play: its devices, their dealing and their records."""
+    wanted = job.selection.devices
+    if wanted != "all" and wanted > run.devices:
+        yield Mix(
+            ("selection.devices", "local_run.devices"),
+            f"{wanted} devices are wanted in each round but local_run plays {run.devices}; "
+            "raise local_run.devices or lower selection.devices",
+        )
+    if job.selection.min_devices > run.devices:
+        yield Mix(
+            ("selection.min_devices", "local_run.devices"),
+            f"the cloud waits for {job.selection.min_devices} devices but local_run plays "
+            f"{run.devices}, so it would wait for ever; lower selection.min_devices",
+        )
+    trainers = run.devices - run.infer_only
+    if trainers < 0:
+        yield Mix(
+            ("local_run.infer_only", "local_run.devices"),
+            f"{run.infer_only} is more than the {run.devices} devices of the run; lower it",
+        )
+    elif job.round.min_batch > trainers:
+        yield Mix(
+            ("round.min_batch", "local_run.devices", "local_run.infer_only"),
+            f"a batch needs {job.round.min_batch} uploads (round.min_batch) but local_run plays "
+            f"{trainers} training devices, so no round could ever close; raise local_run.devices "
+            "or lower round.min_batch",
+        )
+    split = run.partition
+    if split.kind == "n_class" and split.classes_per_device > job.data.classes:
+        yield Mix(
+            ("local_run.partition.classes_per_device", "data.classes"),
+            f"{split.classes_per_device} is more than the {job.data.classes} classes of the data; "
+            f"set at most {job.data.classes}",
+        )
+
+
+def shape_mixes(job: Job) -> Iterator[Mix]:
+    """A wrong shape of records that the run brings along."""
+    shape = SHAPES.get(job.data.source) if job.local_run is not None else None
+    if shape is not None and job.data.input_shape != shape:
+        yield Mix(
+            ("data.input_shape", "data.source", "local_run"),
+            f"is {list(job.data.input_shape)}, records of {job.data.source} have {list(shape)}; "
+            f"write input_shape: {list(shape)}",
+        )
+
+
+def policy_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
+    """Why the run's own devices would decline the job, as `edge_client.consent` judges it."""
+    from fl_core.plan import JobPlan  # builds on the configuration
+
+    policy, method = run.policy, job.train.method
+    if method not in policy.allowed_methods:
+        yield _refusal("allowed_methods", f"method '{method}' is not among those allowed")
+    asked = job.selection.devices
+    wanted = math.inf if asked == "all" else math.ceil(asked * job.selection.over_select)
+    selected = min(wanted, run.devices)
+    if selected < policy.min_devices:
+        yield _refusal(
+            "min_devices",
+            f"{selected} devices are selected, the owner asks for {policy.min_devices}",
+        )
+    request = JobPlan(job).request(job.job)
+    owner = Limits(**{one.name: getattr(policy, one.name) for one in fields(Limits)})
+    try:
+        check_job(request, owner, ())
+    except PrivacyError:  # it names the first limit passed; a person wants them all
+        for one in fields(Limits):
+            alone = replace(_NO_LIMITS, **{one.name: getattr(owner, one.name)})
+            try:
+                check_job(request, alone, ())
+            except PrivacyError as error:
+                yield _refusal(one.name, error.what)
+
+
+def _refusal(key: str, why: str) -> Mix:
+    return Mix(
+        (f"local_run.policy.{key}", "local_run.policy", "local_run"),
+        f"{why}, so no device of the run would take part; change the job or local_run.policy.{key}",
+    )
