@@ -12,8 +12,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import pairwise
@@ -156,13 +157,14 @@ def spread(
     workers = os.cpu_count() or 1
     spawn = get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_worker) as pool:
-        waiting = {
-            pool.submit(_count_named, effort, attack.name, present, runs): (attack.name, present)
-            for attack in chosen
-            for present in (False, True)
-            for runs in pieces(attack)
-        }
         try:
+            with _interrupts_held():  # submitting starts the workers
+                waiting = {
+                    pool.submit(_count_named, effort, attack.name, side, runs): (attack.name, side)
+                    for attack in chosen
+                    for side in (False, True)
+                    for runs in pieces(attack)
+                }
             for done in as_completed(waiting):
                 name, present = waiting[done]
                 total[name][int(present)] += done.result()
@@ -173,9 +175,18 @@ def spread(
     return total
 
 
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Ctrl-C waits; a process started meanwhile never sees it, from its first import on."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _worker() -> None:
     """Ctrl-C is for the starter, which stops its workers; however it ends, they end with it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_starter, daemon=True).start()
 
 

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from fl_core.evaluation.corrected import NOT_IDENTIFIABLE
 from fl_core.privacy.figures import up
 from tools import report_plots as plots
-from tools.result import guarantee_text, write_whole
+from tools.result import course_text, guarantee_text, write_whole
 
 _NO_CORRECTION = {"squared": None, "corrected": None, "corrected_reason": ""}
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -53,12 +53,14 @@ def _content(result: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> 
         "accuracy": plots.accuracy_plot(result["rounds"], result["reference"]["rounds"]),
         "epsilon": plots.epsilon_plot(rows, units),
         "clusters": plots.cluster_plot(evaluations),
-        "bytes": plots.bytes_plot(_hops(result)),
+        "bytes": "" if result["simulated"] else plots.bytes_plot(_hops(result)),
         "timeline": plots.timeline_plot(timeline),
     }
     return {
         "result": result,
+        "course": course_text(result),
         "rows": rows,
+        "planned": [f"per {units[key]} ({key})" for key in plots.spent(rows)],
         "pictures": {name: Markup(svg) for name, svg in pictures.items()},  # noqa: S704 - our own
         "training": _guarantee(result["privacy"], "training"),
         "inference": _guarantee(result["privacy"], "inference"),
@@ -66,6 +68,8 @@ def _content(result: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> 
         "scored": [{**_NO_CORRECTION, **scores} for scores in evaluations],
         "short": any(scores["used"] < scores["wanted"] for scores in evaluations),
         "panels": min(plots.PANELS, len(evaluations)),
+        "numbered": all(len(e["vectors"]) <= plots.NUMBERED for e in evaluations),
+        "silhouette": any(e["eval_type"] == "SILHOUETTE_SCORE" for e in evaluations),
     }
 
 

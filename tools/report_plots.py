@@ -102,16 +102,18 @@ def accuracy_plot(rounds: Sequence[Mapping[str, Any]], reference: Sequence[float
 def epsilon_plot(rows: Sequence[Mapping[str, Any]], units: Mapping[str, str] = _UNITS) -> str:
     """ε by plan after each exchange, training above inference, each per its unit.
 
-    "" where nothing was committed.
+    What costs nothing or has no proven ε has no panel; "" where none is left.
     """
-    if not rows:
+    shown = spent(rows)
+    if not shown:
         return ""
-    with _figure(7.4, 3.9, "epsilon") as (figure, done):
-        panels = figure.subplots(2, 1, sharex=True)
+    with _figure(7.4, 0.7 + 1.6 * len(shown), "epsilon") as (figure, done):
+        panels = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
         places = np.arange(len(rows))
-        for axes, key, colour in ((panels[0], "training", BLUE), (panels[1], "inference", RED)):
-            spent = [row["epsilon"].get(key) for row in rows]
-            values = np.array([np.nan if v is None else v for v in spent], np.float64)
+        for axes, key in zip(panels, shown, strict=True):
+            colour = BLUE if key == "training" else RED
+            course = [row["epsilon"].get(key) for row in rows]
+            values = np.array([np.nan if v is None else v for v in course], np.float64)
             edges = np.append(places, len(rows)) - 0.5
             drawn = np.append(values, values[-1])  # an exchange's ε stands over its own place
             axes.step(edges, drawn, where="post", color=colour)
@@ -120,15 +122,17 @@ def epsilon_plot(rows: Sequence[Mapping[str, Any]], units: Mapping[str, str] = _
             axes.set_ylim(0, max(1e-9, 1.22 * float(np.nanmax([*values, 0.0]))) or 1)
             axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
             axes.grid(axis="y")
-            if np.isnan(values).all():
-                middle = {"transform": axes.transAxes, "ha": "center", "va": "center"}
-                axes.text(0.5, 0.5, "no proven guarantee", **middle)
-            elif np.isfinite(values[-1]):
+            if np.isfinite(values[-1]):
                 end = (len(rows) - 0.5, float(values[-1]))
                 _at_end(axes, end, up(float(values[-1])), colour, above=True)
-        _exchange_ticks(panels[1], rows)
-        panels[1].set_xlim(-0.5, len(rows) - 0.5 + 0.02 * len(rows))
+        _exchange_ticks(panels[-1], rows)
+        panels[-1].set_xlim(-0.5, len(rows) - 0.5 + 0.02 * len(rows))
     return done[0]
+
+
+def spent(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Of training and inference, what has an ε by plan after any exchange."""
+    return [key for key in _UNITS if any(row["epsilon"].get(key) for row in rows)]
 
 
 def cluster_plot(evaluations: Sequence[Mapping[str, Any]]) -> str:

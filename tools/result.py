@@ -28,6 +28,7 @@
                           proxy_to_cloud}; what the proxy publishes for all counts once
     broker, protocol      engine with version; MQTT version asked for, null in a simulation
     simulated, encryption whether all parties were played in one process; `on` or `off`
+    note                  of a simulation: that it protects nobody; else empty
     devices               how many took part, `infer_only` of them without training
     seconds               of the whole command, starting and stopping included
     memory_peak_bytes     of all processes together, or null
@@ -55,6 +56,9 @@ from fl_core.privacy.figures import up
 from fl_core.privacy.policy import Quote
 
 Status = Literal["completed", "failed"]
+SIMULATED = (
+    "simulated with seeded noise: this run protects nobody; ε is what a real run of the job costs"
+)
 HOPS = ("cloud_to_proxy", "proxy_to_devices", "devices_to_proxy", "proxy_to_cloud")
 LIBRARIES = ("numpy", "torch", "onnxruntime", "cryptography", "paho-mqtt")
 _ENDS = ("job_completed", "job_failed", "job_cancelled")
@@ -143,6 +147,7 @@ def build(record: Record, facts: Facts) -> dict[str, Any]:
         "protocol": facts.protocol,
         "simulated": facts.simulated,
         "encryption": "off" if facts.simulated else "on",
+        "note": SIMULATED if facts.simulated else "",
         "devices": facts.devices,
         "infer_only": facts.infer_only,
         "seconds": round(facts.seconds, 3),
@@ -182,6 +187,17 @@ def guarantee_text(privacy: Mapping[str, Any], which: str) -> str:
             f"ε = {up(part['epsilon_per_round'])} per round, {total} in total, per {unit}, proven"
         )
     return f"({total}) per {unit}, whole job, proven"
+
+
+def course_text(result: Mapping[str, Any]) -> str:
+    """How far a run came: `15 rounds after 1 preparatory exchange`."""
+    rounds, phases = len(result["rounds"]), len(result["phases"])
+    text = f"{rounds} round{'' if rounds == 1 else 's'}"
+    return (
+        f"{text} after {phases} preparatory exchange{'' if phases == 1 else 's'}"
+        if phases
+        else text
+    )
 
 
 def versions() -> dict[str, str]:

@@ -25,7 +25,7 @@ from tools.result import write_whole
 from tools.run_children import Children, tail
 from tools.run_course import Course
 from tools.run_job import source, submitted
-from tools.run_reference import Reference
+from tools.run_reference import Reference, has_reference
 from tools.site_plan import Ports, SitePlan
 
 START_S = 60.0
@@ -64,7 +64,7 @@ class Fleet:
         self._broker_name, self._protocol = "", int(run.protocol)
         self._proxy_status = ""
         self._hops: dict[str, int] = {}
-        self._wants_reference, self._record_dir = reference, record_dir
+        self._wants_reference, self._record_dir = reference and has_reference(job), record_dir
         self._reference: Reference | None = None
         self._stop = threading.Event()
 

@@ -35,7 +35,8 @@ class Overrides:
 
 
 def local_job(path: Path, overrides: Overrides) -> tuple[Job, LocalRun]:
-    """The job with a `local_run` block. ConfigError names every problem of file and options.
+    """The job with a `local_run` block. ConfigError names every problem of file and options,
+    UsageError an option that would change nothing.
 
     Its `data_dir` is absolute afterwards: `--data` counts from here, the key from the job's file.
     """
@@ -62,9 +63,27 @@ def local_job(path: Path, overrides: Overrides) -> tuple[Job, LocalRun]:
         begin = re.compile(rf"{re.escape(where)}:\d+ ")
         raise ConfigError([begin.sub(f"{where}: ", line, 1) for line in error.problems]) from None
     run = checked.local_run or LocalRun()
+    _refuse_unused(overrides, checked, run)
     if run.data_dir is not None:
         run = run.model_copy(update={"data_dir": str((path.parent / run.data_dir).absolute())})
     return checked, run
+
+
+def _refuse_unused(overrides: Overrides, job: Job, run: LocalRun) -> None:
+    """Raise UsageError for options that would change nothing in this run."""
+    if overrides.data_dir is not None and job.data.source != "mnist":
+        raise UsageError(
+            f"the job's records are those of '{job.data.source}', which reads no folder",
+            where="--data",
+            fix="leave it out",
+        )
+    unused = [n for n in ("broker", "protocol", "workers") if getattr(overrides, n) is not None]
+    if run.simulate and unused:
+        raise UsageError(
+            "a simulation has no brokers and no worker processes",
+            where=", ".join(f"--{name}" for name in unused),
+            fix="leave it out, or add --no-simulate",
+        )
 
 
 def submitted(job: Job) -> bytes:

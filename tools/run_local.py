@@ -27,7 +27,7 @@ from tools.attack_recording import keep_run
 from tools.brokers import choose_engine
 from tools.progress import Progress
 from tools.report import write_report
-from tools.result import guarantee_text, write_json, write_whole
+from tools.result import course_text, guarantee_text, write_json, write_whole
 from tools.run_fleet import Fleet
 from tools.run_job import Overrides, check_data, local_job
 from tools.run_simulated import Simulation
@@ -47,11 +47,13 @@ def run_local(
     keep: bool = False,
     reference: bool = True,
     record: bool = False,
+    brief: bool = False,
     stream: IO[str] | None = None,
 ) -> int:
     """Run the job file `path`; 0 when it completed, 130 after Ctrl-C.
 
-    `stream` shows the progress: standard output, or the other one with `as_json`.
+    `stream` shows the progress: standard output, or the other one with `as_json`. `brief` leaves
+    out what a completed run says at its end.
 
     Raises ConfigError, UsageError, DataError or BrokerError before anything has started;
     JobFailed (or BrokerError) when the job failed, its `result.json` written.
@@ -92,15 +94,16 @@ def run_local(
         return INTERRUPTED
     if as_json:
         print(json.dumps(result, allow_nan=False), flush=True)
-    if failure is None:
+    if failure is None and not brief:
         show(fleet.progress, result)
     with fleet.progress.console.status("drawing the report"):
         _report(result, fleet.course.record.events, out / "report.html")
     if failure is not None:
         known = isinstance(failure, JobFailed | BrokerError)
         raise failure if known else JobFailed(str(failure))
-    fleet.progress.note(f"Files: {out}/ with {', '.join(FILES)}")
-    fleet.progress.note(f"Look at {out / 'report.html'}")
+    if not brief:
+        fleet.progress.note(f"Files: {out}/ with {', '.join(FILES)}")
+        fleet.progress.note(f"Look at {out / 'report.html'}")
     return 0
 
 
@@ -158,18 +161,17 @@ def summary(result: dict[str, Any]) -> list[tuple[str, str]]:
     """The lines of that table. Training and inference guarantee always stand together."""
     rounds = result["rounds"]
     uploads = sum(row["uploads"] for row in rounds + result["phases"])
-    hops = result["bytes"]
+    hops, reference = result["bytes"], result["reference"]["accuracy"]
     why = f"; {result['reason']}" if result["reason"] else ""
-    simulated = [("simulated", "encryption off, noise seeded")] if result["simulated"] else []
     return [
-        *simulated,
+        *([("note", result["note"])] if result["note"] else []),
         ("final accuracy", _share(result["final"]["accuracy"])),
-        ("without noise", _share(result["reference"]["accuracy"])),
+        *([] if reference is None else [("without noise", _share(reference))]),
         ("training guarantee", guarantee_text(result["privacy"], "training")),
         ("inference guarantee", guarantee_text(result["privacy"], "inference")),
-        ("rounds", f"{len(rounds)}, after {len(result['phases'])} preparatory exchanges{why}"),
+        ("course", f"{course_text(result)}{why}"),
         ("uploads", f"{uploads} from {result['devices']} devices"),
-        ("bytes", f"{sum(hops.values()):,}" if hops else "unknown"),
+        *([("bytes", f"{sum(hops.values()):,}")] if hops else []),
         ("memory, peak", f"{(result['memory_peak_bytes'] or 0) / (1 << 20):,.0f} MiB"),
         ("seconds", f"{result['seconds']:.1f}"),
     ]

@@ -24,6 +24,11 @@ LOG = logging.getLogger("edgeveil.run")
 RIDGE_SHARE = 1 / 30  # the ridge stands against noise; without any, little of it is needed
 
 
+def has_reference(job: Job) -> bool:
+    """Whether the job's method is one that can be trained without noise."""
+    return isinstance(job.train, FmParameters)
+
+
 class Reference:
     """Trains in a thread. `rounds`: accuracy after each round, empty while not finished.
 

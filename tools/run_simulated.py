@@ -28,7 +28,7 @@ from tools.result import write_whole
 from tools.run_children import Children
 from tools.run_course import Course
 from tools.run_job import source
-from tools.run_reference import Reference
+from tools.run_reference import Reference, has_reference
 from tools.simulate import MemoryFleet
 from tools.site_plan import SitePlan
 
@@ -53,7 +53,7 @@ class Simulation:
     ) -> None:
         self.job, self.settings, self.out = job, run, out
         self.course = Course(job, run, out, stream)
-        self._folder, self._wants_reference = folder, reference
+        self._folder, self._wants_reference = folder, reference and has_reference(job)
         self._record_dir = record_dir
         self._memory = MemoryPeak(Children(out / "logs"))
         self._reference: Reference | None = None

@@ -7,6 +7,7 @@ run again while its job file says the same, so a table that was interrupted goes
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import statistics
 import sys
@@ -132,17 +133,22 @@ def _run(study: Study, number: int, asked: Asked, stream: IO[str]) -> int:
     if not asked.force and _done(study, seed):
         print(f"{study.path}, seed {seed}: done before", file=stream)
         return 0
-    print(f"{study.path}, seed {seed} ({number + 1} of {asked.seeds})", file=stream, flush=True)
     (folder / STAMP).unlink(missing_ok=True)
     code = run_local(
         study.path,
         folder,
         replace(asked.overrides(), seed=seed),
         reference=number == 0,  # it has no noise: one seed's is like another's
-        stream=stream,
+        brief=True,
+        stream=stream if stream.isatty() else io.StringIO(),  # one line a run is enough in a file
     )
     if code == 0:
         (folder / STAMP).write_text(study.stamp(seed), "utf-8")
+        result = json.loads((folder / "result.json").read_bytes())
+        accuracy = result["final"]["accuracy"]
+        shown = "not tested" if accuracy is None else f"accuracy {accuracy:.4f}"
+        which = f"{study.path}, seed {seed} ({number + 1} of {asked.seeds})"
+        print(f"{which}: {shown}, {result['seconds']:.0f} s", file=stream, flush=True)
     return code
 
 

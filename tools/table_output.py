@@ -31,7 +31,7 @@ COLUMNS = (
     "accuracy, median (range)",
     "without noise",
     "published",
-    "seconds",
+    "seconds (median)",
 )
 _SHORT = ("job", "ε", "status", "accuracy, median (range)", "without noise", "published")
 _GREY = "#666666"
