@@ -192,6 +192,44 @@ def test_a_per_sample_job_says_that_its_inference_is_per_record(page):
     assert "evaluation set of one" not in text
 
 
+def test_a_simulated_run_protects_nobody_and_shows_no_bytes(page):
+    html = page(events(), simulated=True)
+    text = text_of(html)
+    assert "This run protects nobody" in text
+    assert "and in a real run holds against the cloud and the proxy" in text
+    assert 'aria-label="Bytes' not in html
+    assert "from cloud" not in text
+    real = text_of(page(events()))
+    assert "protects nobody" not in real
+    assert "and holds against the cloud and the proxy" in real
+    assert "from cloud" in real
+
+
+def test_no_reference_is_spoken_of_where_none_was_trained(page):
+    text = text_of(page(events(), reference=[]))
+    assert "reference" not in text
+    assert "without noise" not in text
+    assert "gap to the reference" in text_of(page(events()))
+
+
+def test_only_silhouettes_are_said_to_be_near_0(page):
+    course = events()
+    assert "Raw silhouettes near 0" in text_of(page(course))
+    for one in course:
+        if one["data"]["clusters"]:
+            one["data"]["clusters"]["eval_type"] = "CALINSKI_HARABASZ_SCORE"
+    assert "ilhouette" not in text_of(page(course))
+
+
+@pytest.mark.parametrize(("uploads", "words"), [(9, "colour and number"), (61, "its colour is")])
+def test_points_without_numbers_are_not_said_to_have_them(page, uploads, words):
+    assert words in text_of(page(events(uploads=uploads)))
+
+
+def test_one_exchange_is_one(page):
+    assert "6 rounds after 1 preparatory exchange ·" in text_of(page(events()))
+
+
 def test_an_untested_job_shows_the_rest(page):
     course = events()
     for one in course:
@@ -235,6 +273,14 @@ def test_nothing_to_draw_is_no_picture():
     assert plots.cluster_plot([{"round": 1, "vectors": []}]) == ""
     assert plots.bytes_plot({}) == ""
     assert plots.timeline_plot([]) == ""
+
+
+def test_what_has_no_epsilon_has_no_panel():
+    rows = [{"round": k, "epsilon": {"training": 1.0 * k, "inference": 0.0}} for k in (1, 2)]
+    assert plots.spent(rows) == ["training"]
+    assert 'id="epsilon-axes_1"' in plots.epsilon_plot(rows)
+    assert 'id="epsilon-axes_2"' not in plots.epsilon_plot(rows)
+    assert plots.epsilon_plot([{"round": 1, "epsilon": {}}]) == ""
 
 
 def test_spending_without_a_number_is_drawn_as_a_gap():

@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import re
 import struct
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from tools import run_job
 from tools.cli import main
 from tools.run_job import Overrides, check_data, local_job, source
 from tools.run_local import FILES as LEFT
-from tools.run_local import prepare, run_local
+from tools.run_local import prepare, run_local, summary
 from tools.run_simulated import Simulation
 from tools.table import Asked, table
 from tools.table_claims import claims
@@ -87,6 +88,8 @@ def test_a_simulated_run_leaves_what_a_real_one_does_and_says_what_it_was(tmp_pa
     out = tmp_path / "out"
     result = left_by(job_file(tmp_path), out)
     assert (result["simulated"], result["encryption"]) == (True, "off")
+    assert "protects nobody" in result["note"]
+    assert ("note", result["note"]) in summary(result)
     assert (result["status"], result["protocol"]) == ("completed", None)
     assert [row["uploads"] for row in result["rounds"]] == [5, 5]
     assert result["privacy"]["training"]["status"] == "proven"
@@ -113,6 +116,33 @@ def test_the_switch_of_the_command_line_wins(tmp_path):
     assert local_job(path, Overrides(simulate=False))[1].simulate is False
     assert local_job(QUICKSTART, Overrides(simulate=True))[1].simulate is True
     assert local_job(path, Overrides())[1].simulate is True
+
+
+@pytest.mark.parametrize(
+    "options", [{"broker": "amqtt"}, {"protocol": 4}, {"workers": 2}, {"data_dir": "/"}]
+)
+def test_an_option_that_would_change_nothing_is_refused(tmp_path, options):
+    path = job_file(tmp_path)
+    with pytest.raises(UsageError) as raised:
+        local_job(path, Overrides(**options))
+    assert str(raised.value).startswith(f"--{next(iter(options)).removesuffix('_dir')}: ")
+    if "data_dir" not in options:
+        local_job(path, Overrides(simulate=False, **options))
+
+
+def test_a_method_without_a_reference_waits_for_none(tmp_path):
+    policy = {"allowed_methods": ["fm_paper"], "accept_unproven": True}
+    path = job_file(
+        tmp_path,
+        train={"method": "fm_paper", "rounds": 1},
+        privacy={"epsilon": 8, "accept_unproven": True},
+        unsupervised={"every_rounds": 0},
+        local_run={**SMALL["local_run"], "policy": policy},
+    )
+    said = io.StringIO()
+    assert run_local(path, tmp_path / "out", Overrides(), stream=said) == 0
+    assert "reference" not in said.getvalue()
+    assert "without noise" not in said.getvalue()
 
 
 def test_a_simulated_job_that_fails_says_why_and_leaves_its_result(tmp_path):
@@ -172,7 +202,14 @@ def test_a_table_holds_every_seed_and_goes_on_where_it_stopped(tmp_path, capsys)
     path, out = job_file(tmp_path), tmp_path / "table"
     asked = Asked(seeds=2, out=out, as_json=True)
     assert table([path], asked) == 0
-    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    said = capsys.readouterr()
+    (row,) = json.loads(said.out)["rows"]
+    assert (
+        len(re.findall(r"small\.yaml, seed [78] \([12] of 2\): accuracy 0\.\d{4}", said.err)) == 2
+    )
+    assert "ε by plan" not in said.err
+    assert "training guarantee" not in said.err
+    assert "| seconds (median) |" in (out / "table.md").read_text()
     assert len(row["accuracies"]) == 2
     assert min(row["accuracies"]) <= row["median"] <= max(row["accuracies"])
     assert (row["status"], row["unit"], row["seeds"]) == ("proven", "record", [7, 8])
