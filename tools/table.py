@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from fl_core.config import Job, LocalRun
+from fl_core.config import Job, LocalRun, load_job
 from fl_core.errors import EdgeVeilError, JobFailed, UsageError
 from tools.result import versions
 from tools.run_job import Overrides, check_data, local_job
@@ -52,9 +52,10 @@ class Asked:
     force: bool = False
     as_json: bool = False
 
-    def overrides(self) -> Overrides:
-        """The same for all runs."""
-        return Overrides(simulate=True, data_dir=self.data)
+    def overrides(self, job: Job) -> Overrides:
+        """For all runs of this job; the folder is for those that read one."""
+        data = self.data if job.data.source == "mnist" else None
+        return Overrides(simulate=True, data_dir=data)
 
 
 def table(paths: Sequence[Path], asked: Asked) -> int:
@@ -122,7 +123,7 @@ def row(study: Study, seeds: int) -> dict[str, Any]:
 
 
 def _study(path: Path, asked: Asked) -> Study:
-    job, run = local_job(path, asked.overrides())
+    job, run = local_job(path, asked.overrides(load_job(path)))
     check_data(job, run)
     return Study(path, job, run, asked.out / path.stem)
 
@@ -137,7 +138,7 @@ def _run(study: Study, number: int, asked: Asked, stream: IO[str]) -> int:
     code = run_local(
         study.path,
         folder,
-        replace(asked.overrides(), seed=seed),
+        replace(asked.overrides(study.job), seed=seed),
         reference=number == 0,  # it has no noise: one seed's is like another's
         brief=True,
         stream=stream if stream.isatty() else io.StringIO(),  # one line a run is enough in a file

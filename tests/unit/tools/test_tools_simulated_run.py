@@ -248,6 +248,11 @@ def test_all_job_files_are_checked_before_the_first_one_runs(tmp_path, nowhere):
     assert not (tmp_path / "t").exists()
 
 
+def test_the_folder_of_a_table_is_for_the_jobs_that_read_one(tmp_path, mnist, nowhere):
+    paths = [job_file(tmp_path), mnist_job(tmp_path)]
+    assert table(paths, Asked(seeds=1, out=tmp_path / "t", data=str(mnist))) == 0
+
+
 def test_published_figures_stand_beside_their_job_alone():
     assert [claim.text for claim in claims("mnist-fm-local")] == [
         "DELM 0.962 to 0.981",
