@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import pairwise
-from multiprocessing import get_context, parent_process
+from multiprocessing import active_children, get_context, parent_process
 
 import numpy as np
 from numpy.typing import NDArray
@@ -171,6 +171,8 @@ def spread(
                 advance()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
+            for worker in active_children():  # a piece may take minutes
+                worker.terminate()
             raise
     return total
 

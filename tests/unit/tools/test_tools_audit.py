@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -250,3 +251,25 @@ def test_workers_end_with_an_audit_that_is_killed():
         one.kill()
     assert workers
     assert not left
+
+
+def test_ctrl_c_while_the_workers_start_is_quiet():
+    command = [sys.executable, "-m", "tools.cli", "audit", "--mechanism", "fm", "--runs", "500000"]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # Ctrl-C is for the whole group
+    ) as started:
+        audit_process = psutil.Process(started.pid)
+        until = time.monotonic() + 60
+        while time.monotonic() < until and not any(
+            "spawn_main" in str(child.cmdline()) for child in audit_process.children()
+        ):
+            time.sleep(0.005)
+        time.sleep(0.05)
+        os.killpg(started.pid, signal.SIGINT)
+        said = started.stderr.read()
+    assert started.returncode == 130
+    assert "Traceback" not in said
