@@ -56,9 +56,11 @@ class Recording:
             run = LocalRun.model_validate_json((folder / RUN).read_bytes())
         except (OSError, ValidationError, EdgeVeilError) as error:
             raise UsageError(
-                f"is no recording of a run ({type(error).__name__})",
+                _no_recording(folder, error),
                 where=str(folder),
-                fix="edgeveil run configs/jobs/attack_demo.yaml --record --out DIR makes one in"
+                fix=f"name {folder / 'recording'}"
+                if (folder / "recording" / RUN).is_file()
+                else "edgeveil run configs/jobs/attack_demo.yaml --record --out DIR makes one in"
                 " DIR/recording",
             ) from error
         if data is not None:
@@ -129,6 +131,12 @@ class Recording:
                 where=str(path),
                 fix="record the run again",
             ) from error
+
+
+def _no_recording(folder: Path, error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "holds no recording of a run" if folder.is_dir() else "no such folder"
+    return "holds a recording that cannot be read"
 
 
 def why_not(job: Job) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from fl_core.errors import UsageError
+from fl_core.errors import DataError, UsageError
 from fl_core.features.backbone import cached_backbone, opened, read_backbone, sha256_hex
 
 NAME = "digits"
@@ -62,7 +62,10 @@ def train(
 def facts(path: Path) -> Facts:
     """Digest, shapes and size of an ONNX file, checked as a job's backbone. Raises DataError."""
     graph = read_backbone(path)
-    form = opened(graph).form
+    try:
+        form = opened(graph).form
+    except DataError as error:
+        raise DataError(error.what, where=str(path), fix=error.fix) from error
     return Facts(str(path), sha256_hex(graph), form.input_shape, form.output_dim, len(graph))
 
 

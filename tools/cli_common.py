@@ -40,7 +40,11 @@ def load_as(kind: type[S], path: Path) -> S:
     wanted = kind.__name__.removesuffix("Site").lower()
     found = type(site).__name__.removesuffix("Site").lower()
     raise UsageError(
-        f"is the site file of a {found}, wanted one of a {wanted}",
+        f"is {_article(found)} site file, wanted {_article(wanted)} one",
         where=str(path),
         fix=f"pass it to `edgeveil {found}`",
     )
+
+
+def _article(kind: str) -> str:
+    return f"an {kind}" if kind == "edge" else f"a {kind}"

@@ -48,7 +48,7 @@ class Explainer:
         found = []
         for detail in error.errors(include_url=False):
             for mix in detail.get("ctx", {}).get("mixes", []):
-                paths = [tuple(path.split(".")) for path in mix.paths]
+                paths = [_steps(path) for path in mix.paths]
                 if not any(_touch(path, bad) for path in paths for bad in spoiled):
                     found.append(self._mix(mix, paths))
         return found
@@ -135,6 +135,10 @@ class Explainer:
             full = ".".join([*map(str, self.prefix), elsewhere[0]])
             return f"unknown key here, did you mean '{full}'?"
         return f"unknown key, {nearest(name, known)}"
+
+
+def _steps(dotted: str) -> Path:
+    return tuple(int(step) if step.isdecimal() else step for step in dotted.split("."))
 
 
 def _likely(name: str, known: list[str]) -> str:

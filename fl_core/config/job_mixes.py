@@ -11,6 +11,7 @@ from fl_core.config.local_run_mixes import policy_mixes, run_mixes, shape_mixes
 from fl_core.config.schema_walk import number
 from fl_core.errors import DataError, PrivacyError
 from fl_core.features import PcaParameters, build_features, projection_of
+from fl_core.privacy.figures import up
 from fl_core.privacy.self_stop import MomentsAccountant
 
 if TYPE_CHECKING:
@@ -72,15 +73,15 @@ def _features(job: Job) -> Iterator[Mix]:
         if isinstance(entry, PcaParameters):
             if index == 0 or index != last:
                 yield Mix(
-                    ("features",),
-                    f"[{index}]: {entry.name} projects what the maps before it give; make it the "
+                    (f"features.{index}",),
+                    f"{entry.name} projects what the maps before it give; make it the "
                     "last of the features, after at least one map, and the only PCA",
                 )
             continue
         try:
             build_features([entry]).output_dim(job.data.input_shape)
         except DataError as error:
-            yield Mix(("features", "data.input_shape"), f"[{index}]: {error.what}; {error.fix}")
+            yield Mix((f"features.{index}", "data.input_shape"), f"{error.what}; {error.fix}")
 
 
 def _evaluation(job: Job) -> Iterator[Mix]:
@@ -219,7 +220,7 @@ def _self_stop(job: Job, plan: JobPlan) -> Iterator[Mix]:
         yield Mix(
             ("privacy.stop.delta", "privacy.stop.epsilon", "privacy.epsilon"),
             f"not one training round would begin: the first takes δ to "
-            f"{spent.delta(stop.epsilon):.3g} at ε = {number(stop.epsilon)}, past the threshold "
+            f"{up(spent.delta(stop.epsilon))} at ε = {number(stop.epsilon)}, past the threshold "
             f"{number(stop.delta)}; raise privacy.stop.epsilon, or lower privacy.epsilon",
         )
     elif job.infer_every > rounds:

@@ -70,7 +70,7 @@ def parse_job(text: str | bytes, where: str = "(posted)", *, folder: Path | None
     tree = _parsed(raw, where)
     kind = kind_of(tree.value)
     if kind != "job":
-        text = f"this is the site file of a {kind}, not a job; pass it to `edgeveil {kind}`"
+        text = f"this is the {kind}'s site file, not a job; pass it to `edgeveil {kind}`"
         raise _error(where, [Problem((), tree.line(()), text)])
     return _checked(Job, tree, where, folder=folder)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 Schema = dict[str, Any]
+SHA256_HEX = "^[0-9a-f]{64}$"
 _KINDS = {
     "integer": "a whole number",
     "number": "a number",
@@ -103,6 +104,8 @@ def _one(walk: SchemaWalk, node: Schema) -> str:
     words = _KINDS.get(str(node.get("type")), "a value of another form")
     if node.get("type") in ("integer", "number"):
         return f"{words} {bounds(node)}".rstrip()
+    if node.get("pattern") == SHA256_HEX:
+        return "64 hex digits, as `edgeveil backbone show FILE` prints"
     if "pattern" in node:
         return f"{words} of the form {node['pattern'].strip('^$')}"
     if "maxLength" in node:
@@ -131,4 +134,6 @@ def shown(value: Any) -> str:
         return number(value)
     if isinstance(value, str):
         return f"'{value[:60]}…'" if len(value) > 60 else f"'{value}'"
-    return "a list" if isinstance(value, (list, tuple)) else "a block of keys"
+    if isinstance(value, (list, tuple)):
+        return "a list" if value else "an empty list"
+    return "a block of keys"

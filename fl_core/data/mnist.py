@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from fl_core.algorithms.base import Records
-from fl_core.data.idx import read_idx
-from fl_core.data.limits import MAX_BYTES
+from fl_core.data.idx import idx_array
+from fl_core.data.limits import MAX_BYTES, as_records
 from fl_core.errors import DataError
 
 Half = Literal["train", "t10k"]
@@ -30,8 +30,17 @@ def read_mnist(folder: Path | None, half: Half, max_bytes: int = MAX_BYTES) -> R
         raise DataError(
             "no folder is named", where="data.path", fix=f"set it to a folder with {_listed()}"
         )
+    if not folder.is_dir():
+        raise DataError("no such folder", where=str(folder), fix=f"name one with {_listed()}")
     images, labels = (_file(folder, name) for name in FILES if name.startswith(half))
-    records = read_idx(images, labels, max_bytes)
+    x, y = idx_array(images, max_bytes), idx_array(labels, max_bytes)
+    if (x.ndim, y.ndim) == (1, 3):
+        raise DataError(
+            "these are labels; are the two files swapped?",
+            where=str(images),
+            fix=f"give {images.name} and {labels.name} each other's name",
+        )
+    records = as_records(x, y, where=f"{images} and {labels}")
     if records.x.ndim != 3:
         raise DataError(
             f"holds records of shape {list(records.x.shape[1:])}, wanted rows and columns",

@@ -100,6 +100,8 @@ class _Node:
         name = self.operator[:32]
         if self.domain not in _STANDARD or self.operator not in OPERATORS:
             raise _refused(f"uses the operator {name!r}, which a device does not run")
+        if self.operator == "BatchNormalization" and len(self.outputs) > 1:
+            raise _refused("is in training mode", fix="export the model in eval mode")
         if len(self.outputs) != 1:  # the further ones are indices or random masks
             raise _refused(f"asks {name!r} for {len(self.outputs)} outputs instead of 1")
         if any(field.number in _SUBGRAPHS for attribute in self.attributes for field in attribute):
@@ -107,7 +109,10 @@ class _Node:
         if self.operator == "Cast" and not (self._casts_to_float() or self.is_constant(constants)):
             raise _refused("turns values into whole numbers")
         if self.operator == "BatchNormalization" and any(map(_trains, self.attributes)):
-            raise _refused("normalises by the batch, so that records change each other's results")
+            raise _refused(
+                "normalises by the batch, so that records change each other's results",
+                fix="export the model in eval mode",
+            )
         for place in _CONSTANT_INPUTS.get(self.operator, ()):
             steering = self.inputs[place] if place < len(self.inputs) else ""
             if steering and steering not in constants:
@@ -127,5 +132,5 @@ def _name(raw: memoryview) -> str:
     return bytes(raw).decode("utf-8", "surrogateescape")
 
 
-def _refused(what: str) -> DataError:
-    return DataError(what, where="ONNX graph", fix="use plain layers with constant shapes")
+def _refused(what: str, fix: str = "use plain layers with constant shapes") -> DataError:
+    return DataError(what, where="ONNX graph", fix=fix)

@@ -128,5 +128,7 @@ def open_session(graph: bytes) -> OrtSession:
         return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's own exceptions have no common root
         raise DataError(
-            f"cannot be loaded: {type(error).__name__}", where="ONNX graph", fix="send it again"
+            f"cannot be loaded: {type(error).__name__}",
+            where="ONNX graph",
+            fix="export or copy it again",
         ) from error

@@ -94,4 +94,4 @@ def _varint(raw: memoryview, at: int, longest: int) -> tuple[int, int]:
 
 
 def _malformed(what: str) -> DataError:
-    return DataError(f"is no ONNX model: {what}", where="ONNX graph", fix="send it again")
+    return DataError(f"is no ONNX model: {what}", where="ONNX graph", fix="export or copy it again")

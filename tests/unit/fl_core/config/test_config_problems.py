@@ -268,5 +268,19 @@ def test_files_that_cannot_be_read_are_problems_too(tmp_path):
 def test_a_job_is_not_a_site_nor_the_other_way_round():
     with pytest.raises(ConfigError, match="this is a job file"):
         load_site(Path("configs/jobs/quickstart.yaml"))
-    with pytest.raises(ConfigError, match="site file of a proxy"):
+    with pytest.raises(ConfigError, match="the proxy's site file"):
         load_job(Path("configs/proxy.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("features", "where", "told"),
+    [
+        ("[]", r":3 features: ", "got an empty list"),
+        ("\n  - name: identity\n  - name: gabor", r":5 features\[1\]: ", "grey image"),
+    ],
+)
+def test_an_entry_of_a_list_is_named_with_its_own_line(features, where, told):
+    text = f"job: a\ndata: {{classes: 3, input_shape: [8]}}\nfeatures: {features}\n"
+    with pytest.raises(ConfigError, match=where) as caught:
+        parse_job(text)
+    assert told in str(caught.value)
