@@ -281,6 +281,7 @@ def test_a_job_is_not_a_site_nor_the_other_way_round():
 )
 def test_an_entry_of_a_list_is_named_with_its_own_line(features, where, told):
     text = f"job: a\ndata: {{classes: 3, input_shape: [8]}}\nfeatures: {features}\n"
+    text += "train: {method: fm}\nprivacy: {epsilon: 5.0, delta: 1.0e-5}\n"
     with pytest.raises(ConfigError, match=where) as caught:
         parse_job(text)
     assert told in str(caught.value)
