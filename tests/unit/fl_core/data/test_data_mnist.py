@@ -137,3 +137,14 @@ def test_halves_of_differing_length_are_told(folder):
 def test_records_that_are_no_images_are_told(folder):
     (folder / FILES[0]).write_bytes(idx(pixels(TRAIN).reshape(TRAIN, 784)))
     assert "wanted rows and columns" in refused(folder)
+
+
+def test_swapped_files_and_a_folder_that_is_not_there_are_told(folder):
+    images, labels = (folder / name for name in FILES if name.startswith("train"))
+    kept = images.read_bytes()
+    images.write_bytes(labels.read_bytes())
+    labels.write_bytes(kept)
+    with pytest.raises(DataError, match="are the two files swapped"):
+        read_mnist(folder, "train")
+    with pytest.raises(DataError, match="no such folder"):
+        read_mnist(folder / "nope", "train")
