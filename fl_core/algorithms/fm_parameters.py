@@ -45,7 +45,7 @@ class FmParameters(BaseModel):
     """`once`: the curvature comes from a released sum. `never`: it is alike in all directions."""
     clip: float = Field(default=0.6, gt=0, le=2.0)
     """L2 bound on one record's linear coefficients; smaller: less noise, more bias."""
-    radius: float = Field(default=0.7, gt=0, le=2.0)
+    radius: float = Field(default=0.7, ge=1e-3, le=2.0)
     """L2 bound on one record's centred features; public, never taken from the data."""
     ridge: float = Field(default=0.3, gt=0, le=1e3)
     """Ridge, as a multiple of the noise level in the averaged sums."""

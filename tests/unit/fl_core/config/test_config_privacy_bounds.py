@@ -36,9 +36,9 @@ def refused(*changes: tuple[str, str]) -> list[str]:
         ("method: fm\n", "method: fm\n  clip: 0\n", "train.clip", "in (0, 2], got 0", "example"),
         (
             "method: fm\n",
-            "method: fm\n  radius: 0\n",
+            "method: fm\n  radius: 1.0e-9\n",
             "train.radius",
-            "in (0, 2], got 0",
+            "in [0.001, 2], got 1.0e-9",
             "example",
         ),
         ("epsilon: 8\n", "epsilon: 900\n", "privacy.epsilon", "cannot be met", "set for example 8"),
