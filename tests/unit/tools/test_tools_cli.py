@@ -105,7 +105,7 @@ def test_faults_of_a_file_are_lines_that_begin_with_the_place(tmp_path, capsys):
 
 def test_the_site_file_of_another_process_is_refused_by_name(site, capsys):
     assert cli.main(["cloud", "--config", str(site / "proxy.yaml")]) == 2
-    assert "site file of a proxy" in capsys.readouterr().err
+    assert "is a proxy site file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["proxy", "edge"])
