@@ -12,13 +12,11 @@ import json
 import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-import psutil
 from rich.table import Table
 
 from fl_core.config import LocalRun
@@ -31,11 +29,10 @@ from tools.result import course_text, guarantee_text, write_json, write_whole
 from tools.run_fleet import Fleet
 from tools.run_job import Overrides, check_data, local_job
 from tools.run_simulated import Simulation
+from tools.scratch import scratch
 
 FILES = ("result.json", "events.jsonl", "model.onnx", "model.safetensors", "report.html")
 INTERRUPTED = 130
-SCRATCH = Path("/dev/shm")  # noqa: S108 - memory: ledgers that nobody keeps need not reach a disk
-SCRATCH_BYTES = 8 << 30  # of free memory, to keep them there
 
 
 def run_local(
@@ -64,28 +61,25 @@ def run_local(
         choose_engine(run.broker)
     prepare(out)
     record_dir = _recording(out, run) if record else None
-    scratch = SCRATCH if run.simulate and not keep and _roomy() else None
-    site = Path(tempfile.mkdtemp(prefix="edgeveil-run-", dir=scratch))  # mode 0700
     kind, shown = Simulation if run.simulate else Fleet, sys.stderr if as_json else sys.stdout
-    fleet = kind(job, run, site, out, stream or shown, reference=reference, record_dir=record_dir)
     failure: EdgeVeilError | None = None
     interrupted = False
-    with _signals(_interrupt):
+    # A second Ctrl-C must not leave children or files behind; stopping takes a few seconds at most.
+    with _signals(signal.SIG_IGN), scratch(keep=keep, in_memory=run.simulate) as site:
+        fleet = kind(
+            job, run, site, out, stream or shown, reference=reference, record_dir=record_dir
+        )
         try:
-            with fleet.progress:
+            with _signals(_interrupt), fleet.progress:
                 fleet.run()
         except KeyboardInterrupt:
             interrupted = True
         except EdgeVeilError as error:
             failure = error
         finally:
-            # A second Ctrl-C must not leave children behind; stopping takes a few seconds at most.
-            with _signals(signal.SIG_IGN):
-                fleet.stop()
-                if keep:
-                    fleet.progress.note(f"The site is kept in {site}")
-                else:
-                    shutil.rmtree(site, ignore_errors=True)
+            fleet.stop()
+    if keep:
+        fleet.progress.note(f"The site is kept in {site}")
     reason = "interrupted" if interrupted else str(failure or "")
     result = fleet.result(reason)
     write_json(out / "result.json", result)
@@ -113,10 +107,6 @@ def _recording(out: Path, run: LocalRun) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     keep_run(folder, run)
     return folder
-
-
-def _roomy() -> bool:
-    return SCRATCH.is_dir() and psutil.virtual_memory().available > SCRATCH_BYTES
 
 
 def _report(result: dict[str, Any], events: list[dict[str, Any]], path: Path) -> None:
