@@ -34,7 +34,8 @@ def scratch(*, keep: bool, in_memory: bool) -> Iterator[Path]:
         return
     with OwnFolder(folder):
         try:
-            yield folder
+            (folder / "site").mkdir()  # a site begins in an empty folder
+            yield folder / "site"
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -31,10 +31,11 @@ def _own_place(tmp_path, monkeypatch):
 
 def test_the_folder_is_its_owners_alone_and_goes_with_the_run(tmp_path):
     with pytest.raises(KeyboardInterrupt), scratch(keep=False, in_memory=False) as folder:
-        assert folder.parent == tmp_path
-        assert folder.stat().st_mode & 0o777 == 0o700
+        assert folder.parent.parent == tmp_path
+        assert not list(folder.iterdir())
+        assert folder.parent.stat().st_mode & 0o777 == 0o700
         raise KeyboardInterrupt
-    assert not folder.exists()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_killed_run_is_swept_and_a_living_one_is_not(tmp_path):
@@ -42,9 +43,9 @@ def test_a_killed_run_is_swept_and_a_living_one_is_not(tmp_path):
         [sys.executable, "-c", LIVING, str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
     try:
-        left = Path(child.stdout.readline().strip())
+        left = Path(child.stdout.readline().strip()).parent
         sweep(tmp_path)
-        assert (left / "big").exists()
+        assert (left / "site" / "big").exists()
     finally:
         os.kill(child.pid, signal.SIGKILL)
         child.communicate()
