@@ -261,6 +261,8 @@ def test_ctrl_c_while_the_workers_start_is_quiet():
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,  # Ctrl-C is for the whole group
+        # Tests that run in the background inherit an ignored SIGINT.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as started:
         audit_process = psutil.Process(started.pid)
         until = time.monotonic() + 60
