@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import json
+import secrets
 import shutil
 import signal
 import socket
@@ -13,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
@@ -41,10 +44,19 @@ def choose_engine(engine: Engine = "auto") -> Literal["amqtt", "mosquitto"]:
     return "mosquitto"
 
 
+_SERVER_PORTS = range(22_000, 32_000)
+
+
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that nobody uses at this moment."""
-    with socket.create_server((host, 0)) as server:
-        return int(server.getsockname()[1])
+    """A TCP port that nobody uses at this moment.
+
+    Below those that systems give to outgoing connections (from 32768 on Linux, 49152 elsewhere):
+    one of these could take it before its server listens. Raises OSError if none is free.
+    """
+    for port in secrets.SystemRandom().sample(_SERVER_PORTS, 100):
+        with suppress(OSError), socket.create_server((host, port)):
+            return port
+    raise OSError(errno.EADDRINUSE, f"no free port on {host}")
 
 
 class BrokerProcess:
