@@ -266,7 +266,8 @@ class CloudHost:
             sent = plan.cloud.package(before, exchange)
             model = self._evaluation.weights(plan, state)
             self._recorder.keep(plan.job, exchange, sent, opened.arrays, model)
-        scores = clusters(plan, exchange, opened.arrays.get(SOFTMAX, []))
+        vectors = opened.arrays.get(SOFTMAX, [])
+        scores = clusters(plan, exchange, vectors)
         accuracy = self._evaluation.accuracy(plan, exchange, self._graph(entry), state)
         timeline = round_timeline(self._times, started, self._clock())
         record = ExchangeRecord(
@@ -280,7 +281,6 @@ class CloudHost:
             seconds=sum(timeline.values()),
             bytes={"cloud_out": self._sent_bytes, "cloud_in": len(data)},
         )
-        vectors = opened.arrays.get(SOFTMAX, [])
         event = {
             **exchange_event(record, plan, timeline),
             "declined": batch.declined,

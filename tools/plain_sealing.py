@@ -12,7 +12,6 @@ import os
 from collections.abc import Sequence
 
 from fl_core.crypto.keys import OpeningKey, SealingKey
-from fl_core.protocol.blob import describe
 from fl_core.protocol.messages import SEAL_OVERHEAD_BYTES, Exchanged, Group, Manifest
 from fl_core.protocol.sealed import Terms
 
@@ -29,25 +28,13 @@ class PlainSealing:
         """The manifest, the recipients' keys followed by the package, the membership tag."""
         keys = b"".join(key.to_bytes() for key in recipients)
         data = keys + package
-        digest = hashlib.sha256(package).digest()
-        manifest = Manifest(
-            kind=terms.kind,
-            at=terms.at,
-            sequence=terms.sequence,
-            job_digest=terms.job_digest,
-            phase=terms.phase,
+        manifest = terms.manifest(
+            package,
+            data,
             selected=len(recipients),
-            min_batch=terms.min_batch,
-            quorum=terms.quorum,
-            deadline_s=terms.deadline_s,
-            grace_s=terms.grace_s,
-            groups=terms.groups,
             stanza_bytes=len(keys),
-            package_digest=digest,
-            package_bytes=len(package),
             commitment=bytes(32),
-            cloud_key=terms.cloud_key,
-            blob=describe(data, part_bytes),
+            part_bytes=part_bytes,
         )
         return manifest, data, _membership(manifest)
 
@@ -89,6 +76,5 @@ def _membership(manifest: Manifest) -> bytes:
 
 
 def _segment_tag(at: Exchanged, job_digest: bytes, group: Group, membership: bytes) -> bytes:
-    numbers = at.round.to_bytes(4, "big") + at.attempt.to_bytes(4, "big")
-    bound = at.job_id + numbers + job_digest + membership + group.name.encode()
+    bound = at.job_id + at.numbers + job_digest + membership + group.name.encode()
     return hashlib.sha256(_TAG + bound).digest()

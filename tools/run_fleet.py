@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,9 +25,9 @@ from tools.provision import SIDES, Site, provision
 from tools.result import write_whole
 from tools.run_children import Children, tail
 from tools.run_course import Course
-from tools.run_job import source, submitted
+from tools.run_job import site_of, submitted
 from tools.run_reference import Reference, has_reference
-from tools.site_plan import Ports, SitePlan
+from tools.site_plan import Ports
 
 START_S = 60.0
 START_PER_DEVICE_S = 0.5
@@ -122,26 +123,15 @@ class Fleet:
     # --- start ---
 
     def _provision(self) -> Site:
-        run, ports, data = self.settings, _free_ports(), source(self.job, self.settings)
+        run, ports = self.settings, _free_ports()
         engine = choose_engine(run.broker)
         self._protocol = 4 if engine == "amqtt" else int(run.protocol)
-        plan = SitePlan(
-            folder=self._folder,
-            devices=run.devices,
-            infer_only=run.infer_only,
+        plan = replace(
+            site_of(self.job, run, self._folder, self._record_dir),
             ports=ports,
             engine=engine,
             protocol=self._protocol,
-            data_name=self.job.data.source,
-            data_source=data.source,
-            data_path=data.path,
-            test_records=run.test_records,
-            partition=run.partition,
-            seed=run.seed,
-            policy=run.policy,
-            min_batch_floor=min(3, self.job.round.min_batch),
             upload_bytes=self.course.plan.upload_bytes,
-            record_dir=self._record_dir,
         )
         self._proxy_status = f"http://{plan.host}:{ports.proxy_http}/status"
         return provision(plan)

@@ -17,6 +17,7 @@ from fl_core.data.partition import Shares
 from fl_core.data.sources import Origin
 from fl_core.errors import ConfigError, UsageError
 from fl_core.features import OnnxParameters, backbone_digests
+from tools.site_plan import SitePlan
 
 PLACES = (Path("../shared/data/mnist"), Path("data/mnist"))  # looked at where no folder is named
 
@@ -137,6 +138,25 @@ def source(job: Job, run: LocalRun) -> DataSource:
     name = job.data.source
     folder = _folder(run) if name == "mnist" else None
     return DataSource(name=name, source=name, path=folder, test_records=run.test_records)
+
+
+def site_of(job: Job, run: LocalRun, folder: Path, record_dir: Path | None = None) -> SitePlan:
+    """The site of a run below `folder`; ports, broker and limits are its usual ones."""
+    data = source(job, run)
+    return SitePlan(
+        folder=folder,
+        devices=run.devices,
+        infer_only=run.infer_only,
+        data_name=data.name,
+        data_source=data.source,
+        data_path=data.path,
+        test_records=run.test_records,
+        partition=run.partition,
+        seed=run.seed,
+        policy=run.policy,
+        min_batch_floor=min(3, job.round.min_batch),
+        record_dir=record_dir,
+    )
 
 
 def _folder(run: LocalRun) -> Path:

@@ -27,7 +27,7 @@ from tools.progress import MemoryPeak, Progress
 from tools.result import write_whole
 from tools.run_children import Children
 from tools.run_course import Course
-from tools.run_job import source
+from tools.run_job import site_of
 from tools.run_reference import Reference, has_reference
 from tools.simulate import MemoryFleet
 from tools.site_plan import SitePlan
@@ -129,21 +129,7 @@ class Simulation:
 
     @cached_property
     def _site(self) -> SitePlan:
-        run, data = self.settings, source(self.job, self.settings)
-        return SitePlan(
-            folder=self._folder,
-            devices=run.devices,
-            infer_only=run.infer_only,
-            data_name=data.name,
-            data_source=data.source,
-            data_path=data.path,
-            test_records=run.test_records,
-            partition=run.partition,
-            seed=run.seed,
-            policy=run.policy,
-            min_batch_floor=min(3, self.job.round.min_batch),
-            record_dir=self._record_dir,
-        )
+        return site_of(self.job, self.settings, self._folder, self._record_dir)
 
     def _hear(self, line: str) -> None:
         """What an owner is told; the first reason to decline is kept."""

@@ -89,6 +89,11 @@ class Exchanged(msgspec.Struct, frozen=True, array_like=True):
     round: Count
     attempt: Count
 
+    @property
+    def numbers(self) -> bytes:
+        """Round and attempt as seals are bound to them, 4 bytes each, big-endian."""
+        return self.round.to_bytes(4, "big") + self.attempt.to_bytes(4, "big")
+
 
 class Group(msgspec.Struct, frozen=True, array_like=True):
     """One segment that a device may upload: its name and its public, padded plaintext size."""

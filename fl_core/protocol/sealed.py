@@ -41,6 +41,37 @@ class Terms:
     groups: tuple[Group, ...] = ()
     cloud_key: bytes = NO_KEY
 
+    def manifest(
+        self,
+        package: bytes,
+        data: bytes,
+        *,
+        selected: int,
+        stanza_bytes: int,
+        commitment: bytes,
+        part_bytes: int,
+    ) -> Manifest:
+        """The unsigned manifest of `package` for `selected` devices, sealed into `data`."""
+        return Manifest(
+            kind=self.kind,
+            at=self.at,
+            sequence=self.sequence,
+            job_digest=self.job_digest,
+            phase=self.phase,
+            selected=selected,
+            min_batch=self.min_batch,
+            quorum=self.quorum,
+            deadline_s=self.deadline_s,
+            grace_s=self.grace_s,
+            groups=self.groups,
+            stanza_bytes=stanza_bytes,
+            package_digest=hashlib.sha256(package).digest(),
+            package_bytes=len(package),
+            commitment=commitment,
+            cloud_key=self.cloud_key,
+            blob=describe(data, part_bytes),
+        )
+
 
 class Sealing(Protocol):
     """How packages and segments are sealed: this module, wherever anything leaves a process.
@@ -73,9 +104,8 @@ class Sealing(Protocol):
 
 def _context(label: bytes, terms: Terms | Manifest, package_digest: bytes) -> bytes:
     at = terms.at
-    numbers = at.round.to_bytes(4, "big") + at.attempt.to_bytes(4, "big")
     sequence = terms.sequence.to_bytes(8, "big")
-    parts = (terms.kind.encode(), at.job_id, numbers, sequence, terms.job_digest)
+    parts = (terms.kind.encode(), at.job_id, at.numbers, sequence, terms.job_digest)
     return context(label, *parts, terms.phase.encode(), terms.cloud_key, package_digest)
 
 
@@ -88,24 +118,13 @@ def seal_broadcast(
     stanzas = seal_stanzas(content_key, recipients, _context(CONTENT_KEY, terms, digest))
     stream = seal_stream(content_key, _context(MODEL_STREAM, terms, digest), package)
     data = stanzas + stream
-    manifest = Manifest(
-        kind=terms.kind,
-        at=terms.at,
-        sequence=terms.sequence,
-        job_digest=terms.job_digest,
-        phase=terms.phase,
+    manifest = terms.manifest(
+        package,
+        data,
         selected=len(recipients),
-        min_batch=terms.min_batch,
-        quorum=terms.quorum,
-        deadline_s=terms.deadline_s,
-        grace_s=terms.grace_s,
-        groups=terms.groups,
         stanza_bytes=len(stanzas),
-        package_digest=digest,
-        package_bytes=len(package),
         commitment=commit(content_key, _context(CONTENT_KEY, terms, digest)),
-        cloud_key=terms.cloud_key,
-        blob=describe(data, part_bytes),
+        part_bytes=part_bytes,
     )
     return manifest, data, _membership(content_key, manifest)
 
@@ -149,8 +168,7 @@ def padded(byte_count: int) -> int:
 
 
 def _segment_info(at: Exchanged, job_digest: bytes, group: Group, membership: bytes) -> bytes:
-    numbers = at.round.to_bytes(4, "big") + at.attempt.to_bytes(4, "big")
-    return context(SEGMENT, at.job_id, numbers, job_digest, group.name.encode(), membership)
+    return context(SEGMENT, at.job_id, at.numbers, job_digest, group.name.encode(), membership)
 
 
 def seal_segment(manifest: Manifest, group: Group, membership: bytes, tensor: bytes) -> bytes:
