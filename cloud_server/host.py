@@ -6,6 +6,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from cloud_server.evaluation import Evaluation, clusters
@@ -99,6 +100,10 @@ class CloudHost:
                     reason = reason or (plan.stop_note if status == "completed" else "")
                     data = job_summary(self._store, plan, entry.id, self._all_declined)
                     self._store.set_status(entry.id, status, reason, data)  # type: ignore[arg-type]
+
+    def together(self) -> AbstractContextManager[None]:
+        """Its few stores are each durable at once."""
+        return nullcontext()
 
     def report(self, report: fx.Report) -> None:
         """Into the log, and into the job's events where a person follows the job."""

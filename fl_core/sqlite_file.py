@@ -80,8 +80,14 @@ class SqliteFile:
 
     @contextmanager
     def transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:
-        """All or nothing, and durable when the block ends; an error inside undoes all of it."""
+        """All or nothing, and durable when the block ends; an error inside undoes all of it.
+
+        Inside another transaction of this thread it is a part of that one.
+        """
         with self.guard("written") as db:
+            if db.in_transaction:
+                yield db
+                return
             db.execute(begin)
             try:
                 yield db

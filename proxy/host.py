@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from fl_core.protocol import effects as fx
@@ -23,6 +24,10 @@ class ProxyHost:
     def store(self, item: object) -> None:
         """Durable before the next effect."""
         self._spool.store(item)
+
+    def together(self) -> AbstractContextManager[None]:
+        """One transaction of the spool."""
+        return self._spool.together()
 
     def perform(self, task: object) -> object:
         """The proxy's machine asks for no work."""

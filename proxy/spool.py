@@ -7,6 +7,8 @@ transaction that stores the batch it went into.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -50,6 +52,7 @@ class Spool:
 
     def __init__(self, path: Path) -> None:
         self._file = SqliteFile(path, "the spool", _SCHEMA, secure_delete=True)
+        self._together = self._emptied = False
 
     def close(self) -> None:
         """Close the file."""
@@ -79,10 +82,27 @@ class Spool:
                     _run(db, "UPDATE batches SET delivered = 1, data = x''", at)
                 case JobEnded(job_id=job_id, note=note):
                     self._end(db, job_id, note)
-        if not isinstance(item, UploadKept):
-            # The write-ahead log still holds the pages from before: who sent which ciphertext.
+        self._emptied |= not isinstance(item, UploadKept)
+        if not self._together:
+            self._forget()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is stored inside is durable when the block ends, all of it or nothing."""
+        self._together = True
+        try:
+            with self._file.transaction():
+                yield
+        finally:
+            self._together = False
+        self._forget()
+
+    def _forget(self) -> None:
+        """The write-ahead log still holds the pages from before: who sent which ciphertext."""
+        if self._emptied:
             with self._file.guard("emptied") as db:
                 db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self._emptied = False
 
     def _keep(self, db: sqlite3.Connection, kept: Kept) -> None:
         """Store a broadcast; of a job only the newest round stays, of releases the newest."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Iterator
+from typing import Protocol
 
 from fl_core.errors import ProtocolError
 from fl_core.protocol.messages import Blob, Need, Part
@@ -13,12 +14,20 @@ NEED_LIMIT = 16  # parts one request may ask for: the receiver's credit
 SMALLEST_PART_BYTES = 256  # a held part costs about that much beside its bytes
 
 
+class Data(Protocol):
+    """A blob's bytes, in memory (`bytes`) or on a disk: only what is sliced is read."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> bytes: ...
+
+
 def describe(data: bytes, part_bytes: int) -> Blob:
     """The blob's digest and measures."""
     return Blob(hashlib.sha256(data).digest(), len(data), part_bytes)
 
 
-def part(blob: Blob, data: bytes, index: int) -> Part:
+def part(blob: Blob, data: Data, index: int) -> Part:
     """Part `index`; raises ProtocolError `bad_index`."""
     if index >= blob.parts:
         raise ProtocolError("bad_index")
@@ -26,7 +35,7 @@ def part(blob: Blob, data: bytes, index: int) -> Part:
     return Part(blob.digest, index, zlib.crc32(piece), piece)
 
 
-def parts(blob: Blob, data: bytes) -> Iterator[Part]:
+def parts(blob: Blob, data: Data) -> Iterator[Part]:
     """All parts in order."""
     return (part(blob, data, index) for index in range(blob.parts))
 

@@ -197,6 +197,20 @@ class Here(msgspec.Struct, frozen=True, array_like=True, tag="here"):
     spread_s: Seconds
 
 
+class Later(msgspec.Struct, frozen=True, array_like=True, tag="later"):
+    """The proxy's answer to a hello while many come: this one again, after `delay_s`."""
+
+    delay_s: Seconds
+
+
+class Cover(msgspec.Struct, frozen=True, array_like=True, tag="cover"):
+    """The proxy asks for cover traffic: every device answers every round, the unselected with
+    dummies, each at a uniformly random moment of `window_s`. 0: none.
+    """
+
+    window_s: Seconds
+
+
 class Want(msgspec.Struct, frozen=True, array_like=True, tag="want"):
     """A device has a round of this job but not the job itself."""
 
@@ -230,4 +244,4 @@ class Bye(msgspec.Struct, frozen=True, array_like=True, tag="bye"):
     device: DeviceId
 
 
-Body = Ack | Hello | Here | Want | Decline | Shortfall | Close | Bye
+Body = Ack | Hello | Here | Later | Cover | Want | Decline | Shortfall | Close | Bye

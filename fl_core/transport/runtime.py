@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from fl_core.errors import EdgeVeilError, ProtocolError
@@ -24,6 +25,7 @@ from fl_core.transport.link import LinkDown
 LOG_EVERY_S = 60.0
 INBOX_EVENTS = 4096
 INBOX_BYTES = 16 * 1024 * 1024
+TOGETHER_EVENTS = 64  # waiting events whose stores share one write to the disk
 
 Publish = Callable[[fx.Address, bytes], Awaitable[None]]
 
@@ -32,7 +34,11 @@ class Host(Protocol):
     """What a process does for its machine."""
 
     def store(self, item: object) -> None:
-        """Make it durable before returning."""
+        """Make it durable before returning; inside `together`, when that block ends."""
+        ...
+
+    def together(self) -> AbstractContextManager[None]:
+        """What is stored inside is durable when the block ends, all of it or nothing."""
         ...
 
     def perform(self, task: object) -> object:
@@ -102,20 +108,45 @@ class Runtime:
         """Feed the machine until cancelled."""
         try:
             while True:
-                event, frame_bytes = await self._events.get()
-                if isinstance(event, fx.Received):
-                    self._room.release(frame_bytes)
-                await self.step(event)
+                events = [self._taken(await self._events.get())]
+                while len(events) < TOGETHER_EVENTS and not self._events.empty():
+                    events.append(self._taken(self._events.get_nowait()))
+                await self.step(*events)
         finally:
             for timer in self._timers.values():
                 timer.cancel()
             for task in self._working:
                 task.cancel()
 
-    async def step(self, event: fx.Event) -> None:
-        """One event and all its effects."""
-        for effect in self.machine.handle(event, time.monotonic()):
+    async def step(self, *events: fx.Event) -> None:
+        """These events and all their effects, in order.
+
+        From the first `Store` on, effects wait until all stores are made, in one write: nothing is
+        said before what it rests on is durable.
+        """
+        items: list[object] = []
+        waiting: list[fx.Effect] = []
+        for event in events:
+            for effect in self.machine.handle(event, time.monotonic()):
+                if isinstance(effect, fx.Store):
+                    items.append(effect.item)
+                elif items:
+                    waiting.append(effect)
+                else:
+                    await self._execute(effect)
+        if items:
+            with self.host.together():
+                for item in items:
+                    self.host.store(item)
+        for effect in waiting:
             await self._execute(effect)
+
+    def _taken(self, queued: tuple[fx.Event, int]) -> fx.Event:
+        """An event that leaves the queue; its room there is free again."""
+        event, frame_bytes = queued
+        if isinstance(event, fx.Received):
+            self._room.release(frame_bytes)
+        return event
 
     async def _execute(self, effect: fx.Effect) -> None:
         match effect:
@@ -127,8 +158,6 @@ class Runtime:
                 self._timers[name] = loop.call_later(delay_s, self._fire, name)
             case fx.CancelTimer(name=name):
                 self._cancel(name)
-            case fx.Store(item=item):
-                self.host.store(item)
             case fx.Work(task=task):
                 job = asyncio.create_task(self._perform(task))
                 self._working.add(job)

@@ -86,6 +86,8 @@ bodies = st.one_of(
     st.builds(m.Ack, digests, statuses, st.text(max_size=64)),
     st.builds(m.Hello, device_ids),
     st.builds(m.Here, seconds),
+    st.builds(m.Later, seconds),
+    st.builds(m.Cover, seconds),
     st.builds(m.Want, st.binary(min_size=16, max_size=16)),
     st.builds(m.Decline, wheres),
     st.builds(m.Shortfall, wheres, counts, counts),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -46,6 +47,11 @@ class Diary:
 
     def store(self, item: object) -> None:
         self.lines.append(("store", item))
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        yield
+        self.lines.append("durable")
 
     def perform(self, task: object) -> object:
         return self._work(task)
@@ -102,7 +108,8 @@ def test_effects_run_in_order_and_what_is_stored_is_stored_before_it_is_sent() -
 
     played(script, diary, scene)
     sent = ("sent", fx.Proxy(), NEED)
-    assert diary.lines == [("store", "a"), sent, ("report", "r"), ("store", "b"), sent]
+    stored = [("store", "a"), ("store", "b"), "durable"]
+    assert diary.lines == [*stored, sent, ("report", "r"), sent]
 
 
 def test_nothing_is_sent_when_storing_fails() -> None:
@@ -123,14 +130,14 @@ def test_nothing_is_sent_when_storing_fails() -> None:
     assert diary.lines == []
 
 
-def test_one_event_is_finished_before_the_next_begins() -> None:
+def test_events_are_stored_in_their_order() -> None:
     script = Script(lambda event: [fx.Store(event), SEND, fx.Store(event)])
     diary = Diary()
 
     async def scene(runtime: Runtime) -> None:
         for name in "abc":
             runtime.post(fx.Command(name))
-        await until(lambda: len(diary.lines) == 9)
+        await until(lambda: sum(line[0] == "sent" for line in diary.lines) == 3)
 
     played(script, diary, scene)
     stored = [line[1].what for line in diary.lines if line[0] == "store"]  # type: ignore[index]
@@ -338,3 +345,37 @@ def test_a_reason_is_logged_once_a_minute_and_always_counted(
     said = [(r.reason, r.total) for r in caplog.records]  # type: ignore[attr-defined]
     assert said == [("forged", 1), ("forged", 4), ("malformed", 1)]
     assert refusals.counts == {"forged": 5, "malformed": 1}
+
+
+def test_waiting_events_share_one_write_and_nothing_is_said_before_it():
+    diary = Diary()
+
+    def answer(event: fx.Event) -> list[fx.Effect]:
+        assert isinstance(event, fx.Command)
+        return [fx.Store(event.what), fx.Report(f"after {event.what}")]
+
+    async def scene(runtime: Runtime) -> None:
+        await runtime.step(fx.Command(1), fx.Command(2))
+
+    played(Script(answer), diary, scene)
+    assert diary.lines == [
+        ("store", 1),
+        ("store", 2),
+        "durable",
+        ("report", "after 1"),
+        ("report", "after 2"),
+    ]
+
+
+def test_what_rests_on_no_store_does_not_wait_for_one():
+    diary = Diary()
+
+    def answer(event: fx.Event) -> list[fx.Effect]:
+        assert isinstance(event, fx.Command)
+        return [fx.Report("early")] if event.what == 1 else [fx.Store(event.what)]
+
+    async def scene(runtime: Runtime) -> None:
+        await runtime.step(fx.Command(1), fx.Command(2))
+
+    played(Script(answer), diary, scene)
+    assert diary.lines == [("report", "early"), ("store", 2), "durable"]
