@@ -44,6 +44,7 @@ def _source(name: str) -> str:
     return named_in("data source", SOURCES)(name)
 
 
+BrokerUrl = Annotated[str, Field(max_length=300), AfterValidator(_broker_url)]
 PacketBytes = Annotated[int, Field(ge=4096, le=268_435_455)]
 ByteLimit = Annotated[int, Field(ge=65536, le=1 << 50)]
 
@@ -51,9 +52,7 @@ ByteLimit = Annotated[int, Field(ge=65536, le=1 << 50)]
 class BrokerLink(Block):
     """How to reach an MQTT broker."""
 
-    url: Annotated[str, AfterValidator(_broker_url)] = Field(
-        max_length=300, examples=["mqtt://127.0.0.1:1883"]
-    )
+    url: BrokerUrl = Field(examples=["mqtt://127.0.0.1:1883"])
     """`mqtt://host:port`, or `mqtts://host:port` for TLS."""
     protocol: Literal[5, 4] = 5
     """MQTT version: 5, or 4 for 3.1.1; brokers without 5 are spoken to in 4 anyway."""

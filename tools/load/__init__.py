@@ -1,0 +1,1 @@
+"""`edgeveil loadtest`: thousands of simulated devices over real brokers."""
