@@ -76,6 +76,12 @@ class CloudMachine:
         self._roster_epoch = -1  # an old roster would bring revoked devices back
         self._ends = Ends(signer, self.settings)
 
+    @property
+    def at(self) -> Exchanged | None:
+        """The running job and its round."""
+        job = self.job
+        return Exchanged(job.start.job_id, job.round, job.attempt) if job else None
+
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
         """Take an event; hostile or stale input ends as one `Refuse`."""
         try:

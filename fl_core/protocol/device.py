@@ -77,6 +77,12 @@ class DeviceMachine:
         self._waiting: Offer | None = None  # a round whose job is still being fetched
         self._greeting = Greeting(signer, self.settings)
 
+    @property
+    def at(self) -> Exchanged | None:
+        """The round that it fetches, works on or has an upload of."""
+        item = self.outbox.item
+        return self.manifest.at if self.manifest else item.at if item else None
+
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
         """Take an event; hostile or stale input ends as one `Refuse`."""
         try:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fl_core.protocol.messages import Message
+from fl_core.protocol.messages import Exchanged, Message
 
 # --- addresses ---------------------------------------------------------------------------
 
@@ -153,6 +153,11 @@ Effect = Send | SetTimer | CancelTimer | Store | Work | Refuse | Report
 
 class Machine(Protocol):
     """A sans-IO state machine."""
+
+    @property
+    def at(self) -> Exchanged | None:
+        """The job and round that it is about, if any; quick."""
+        ...
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
         """Take an event; refused input gives `Refuse` effects, never an exception."""

@@ -20,6 +20,7 @@ from fl_core.protocol.messages import (
     Bye,
     Close,
     Decline,
+    Exchanged,
     Hello,
     Here,
     Need,
@@ -62,6 +63,12 @@ class ProxyMachine:
         self.online: set[str] = set()
         self._ack = parts.ack
         self._roster: tuple[Signed, Roster, bytes] | None = None
+
+    @property
+    def at(self) -> Exchanged | None:
+        """The round that was opened last."""
+        newest = next(reversed(self.rounds.by_key), None)
+        return Exchanged(*newest) if newest else None
 
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
         """Take an event; hostile or stale input ends as one `Refuse`."""
