@@ -39,7 +39,8 @@ def cases() -> dict[str, tuple[Callable[[], object], float, str]]:
     public = opening.public()
     sealed = seal(public, b"info", bytes(32))
     stream = seal_stream(content, b"c", data)
-    stanzas = seal_stanzas(content, [public] * 20, b"info")
+    recipients = [OpeningKey.generate().public() for _ in range(1999)] + [public]
+    stanzas = seal_stanzas(content, recipients, b"info")
     signer = Signer("proxy", SigningKey.generate())
     records = np.random.default_rng(0).integers(-4096, 4096, (600, 833))
     sigma_squared = Fraction(1 << 52)
@@ -60,7 +61,16 @@ def cases() -> dict[str, tuple[Callable[[], object], float, str]]:
         "sign a note": (lambda: signer.note(Hello("0" * 16)), 1, "notes"),
         "seal 32 bytes to a key": (lambda: seal(public, b"info", bytes(32)), 1, "seals"),
         "open 32 bytes": (lambda: open_sealed(opening, b"info", sealed), 1, "opens"),
-        "try 32 stanzas": (lambda: open_stanzas(opening, b"info", stanzas), 1, "tries"),
+        "find one's own of 2,048 stanzas": (
+            lambda: open_stanzas(opening, b"info", stanzas),
+            1,
+            "areas",
+        ),
+        "seal to 2,000 recipients": (
+            lambda: seal_stanzas(content, recipients, b"info"),
+            2000,
+            "recipients",
+        ),
         "seal a 1 MiB stream": (lambda: seal_stream(content, b"c", data), 1.048576, "MB"),
         "open a 1 MiB stream": (lambda: open_stream(content, b"c", stream), 1.048576, "MB"),
     }

@@ -22,6 +22,7 @@ MODEL_STREAM = b"edgeveil/v1/model-stream"
 
 # Derivations inside this package.
 STREAM_KEY = b"edgeveil/v1/stream-key"
+STANZA_TAG = b"edgeveil/v1/stanza-tag"
 COMMITMENT = b"edgeveil/v1/commitment"
 
 # Keyed hashes: one link of a device's privacy ledger, an evaluation record's slot.
@@ -37,6 +38,7 @@ ALL = (
     MEMBERSHIP,
     MODEL_STREAM,
     STREAM_KEY,
+    STANZA_TAG,
     COMMITMENT,
     LEDGER_LINK,
     EVALUATION_SLOT,

@@ -25,10 +25,7 @@ def seal(public: SealingKey, info: bytes, plaintext: bytes) -> bytes:
     try:
         return _SUITE.encrypt(plaintext, public.library_key(), info)
     except ValueError:
-        raise CryptoError(
-            f"nothing can be sealed to the key {public.fingerprint()}",
-            fix="enrol the device again with a key that it made itself",
-        ) from None
+        raise unusable(public) from None
 
 
 def open_sealed(private: OpeningKey, info: bytes, ciphertext: bytes) -> bytes | None:
@@ -39,3 +36,11 @@ def open_sealed(private: OpeningKey, info: bytes, ciphertext: bytes) -> bytes | 
         return _SUITE.decrypt(ciphertext, private.library_key(), info)
     except (InvalidTag, ValueError):
         return None
+
+
+def unusable(public: SealingKey) -> CryptoError:
+    """What is said of a public key of low order."""
+    return CryptoError(
+        f"nothing can be sealed to the key {public.fingerprint()}",
+        fix="enrol the device again with a key that it made itself",
+    )

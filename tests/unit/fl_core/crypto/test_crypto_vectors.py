@@ -14,6 +14,7 @@ from fl_core.crypto import (
     commit,
     labels,
     open_sealed,
+    open_stanzas,
     open_stream,
     sign,
     verify,
@@ -68,3 +69,10 @@ def test_stream(case):
     key = ContentKey.from_bytes(unhex(case, "content_key"))
     opened = open_stream(key, unhex(case, "context"), unhex(case, "stream"))
     assert opened == unhex(case, "plaintext")
+
+
+@pytest.mark.parametrize("case", VECTORS["stanzas"])
+def test_stanzas(case):
+    key = OpeningKey.from_bytes(unhex(case, "opening_key"))
+    expected = case["content_key"] and ContentKey.from_bytes(unhex(case, "content_key"))
+    assert open_stanzas(key, unhex(case, "info"), unhex(case, "area")) == expected

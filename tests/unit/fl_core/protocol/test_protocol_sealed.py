@@ -60,7 +60,7 @@ def test_the_manifest_tells_the_terms_and_the_measures() -> None:
     assert MANIFEST.package_digest == hashlib.sha256(PACKAGE).digest()
     assert MANIFEST.package_bytes == len(PACKAGE)
     assert MANIFEST.blob.digest == hashlib.sha256(BLOB).digest()
-    assert MANIFEST.stanza_bytes == 16 * 80  # the smallest bucket, dummies included
+    assert MANIFEST.stanza_bytes == 32 + 16 * 88  # the smallest bucket, dummies included
 
 
 def test_two_broadcasts_of_one_package_share_no_secret() -> None:
@@ -104,7 +104,8 @@ def test_no_byte_of_the_blob_can_be_altered_unseen() -> None:
         else:
             assert reason(MANIFEST, bytes(blob)) == "broken_stream"
     every_stanza = bytearray(BLOB)
-    every_stanza[40:stream:80] = bytes(b ^ 1 for b in BLOB[40:stream:80])
+    inside = slice(32 + 40, stream, 88)  # past each stanza's tag
+    every_stanza[inside] = bytes(b ^ 1 for b in BLOB[inside])
     assert open_broadcast(SELECTED[0], MANIFEST, bytes(every_stanza)) is None
 
 
@@ -113,7 +114,7 @@ def test_a_cut_or_longer_stream_is_refused(blob: bytes) -> None:
     assert reason(MANIFEST, blob) == "broken_stream"
 
 
-@pytest.mark.parametrize("stanza_bytes", [0, 79, 1 << 40])
+@pytest.mark.parametrize("stanza_bytes", [0, 31, 32, 119, 1 << 40])
 def test_a_false_measure_of_the_stanzas_opens_nothing(stanza_bytes: int) -> None:
     assert open_broadcast(SELECTED[0], changed(stanza_bytes=stanza_bytes), BLOB) is None
 
