@@ -68,6 +68,8 @@ class BrokerLink(Block):
     """PEM file of that certificate's private key."""
     keepalive_s: int = Field(default=60, ge=5, le=65535)
     """Seconds of silence after which the link is checked."""
+    backoff_cap_s: float = Field(default=60.0, ge=0.1, le=3600)
+    """Longest pause before a lost link is tried again; each pause is drawn at random below it."""
 
 
 class Http(Block):

@@ -30,6 +30,7 @@ def link_settings(
         key_file=_text(broker.key_file),
         protocol=broker.protocol,
         keepalive_s=broker.keepalive_s,
+        backoff_cap_s=broker.backoff_cap_s,
         packet_bytes=packet_bytes,
         will=will,
     )
