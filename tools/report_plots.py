@@ -79,7 +79,7 @@ def accuracy_plot(rounds: Sequence[Mapping[str, Any]], reference: Sequence[float
     points = [(row["round"], row["accuracy"]) for row in rounds if row["accuracy"] is not None]
     if not points:
         return ""
-    with _figure(7.4, 3.2, "accuracy") as (figure, done):
+    with svg_figure(7.4, 3.2, "accuracy") as (figure, done):
         axes = figure.add_subplot()
         lowest = min([value for _, value in points] + list(reference[: points[-1][0]]))
         if reference:
@@ -107,7 +107,7 @@ def epsilon_plot(rows: Sequence[Mapping[str, Any]], units: Mapping[str, str] = _
     shown = spent(rows)
     if not shown:
         return ""
-    with _figure(7.4, 0.7 + 1.6 * len(shown), "epsilon") as (figure, done):
+    with svg_figure(7.4, 0.7 + 1.6 * len(shown), "epsilon") as (figure, done):
         panels = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
         places = np.arange(len(rows))
         for axes, key in zip(panels, shown, strict=True):
@@ -150,7 +150,7 @@ def cluster_plot(evaluations: Sequence[Mapping[str, Any]]) -> str:
     limits = _limits(points)
     columns = min(3, len(chosen))
     lines = math.ceil(len(chosen) / columns)
-    with _figure(7.4, 2.75 * lines, "clusters") as (figure, done):
+    with svg_figure(7.4, 2.75 * lines, "clusters") as (figure, done):
         start = 0
         for position, evaluation in enumerate(chosen, start=1):
             axes = figure.add_subplot(lines, columns, position)
@@ -170,7 +170,7 @@ def bytes_plot(hops: Mapping[str, int]) -> str:
     """Payload bytes by hop; "" where they are unknown."""
     if not any(hops.get(key) for key, _ in HOPS):
         return ""
-    with _figure(7.4, 1.9, "bytes") as (figure, done):
+    with svg_figure(7.4, 1.9, "bytes") as (figure, done):
         axes = figure.add_subplot()
         values = [hops.get(key, 0) for key, _ in HOPS]
         axes.barh([name for _, name in HOPS], values, color=BLUE, height=0.62)
@@ -189,7 +189,7 @@ def timeline_plot(rows: Sequence[Mapping[str, Any]]) -> str:
     """Seconds of each exchange by step, stacked; "" where nothing was committed."""
     if not any(row.get("timeline") for row in rows):
         return ""
-    with _figure(7.4, 3.2, "timeline") as (figure, done):
+    with svg_figure(7.4, 3.2, "timeline") as (figure, done):
         axes = figure.add_subplot()
         places, bottom = np.arange(len(rows)), np.zeros(len(rows))
         for key, name, colour in STEPS:
@@ -213,7 +213,7 @@ def byte_text(count: float) -> str:
 
 
 @contextmanager
-def _figure(width: float, height: float, name: str) -> Iterator[tuple[Figure, list[str]]]:
+def svg_figure(width: float, height: float, name: str) -> Iterator[tuple[Figure, list[str]]]:
     """A figure to draw on (inches); afterwards the list holds its SVG."""
     done: list[str] = []
     # The salt keeps the ids of several pictures in one page apart, and the same at every run.
