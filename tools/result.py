@@ -179,7 +179,7 @@ def guarantee_text(privacy: Mapping[str, Any], which: str) -> str:
     if part["status"] != "proven" or part["epsilon"] is None:
         return "no proven guarantee"
     if not part["epsilon"]:
-        return "nothing was released"
+        return "nothing was released" + (" of any record, ε = 0" if which == "training" else "")
     unit, delta = part["unit"], part["delta"]
     total = f"ε = {up(part['epsilon'])}" + (f", δ = {up(delta)}" if delta else "")
     if which == "inference" and part.get("epsilon_per_round"):

@@ -57,9 +57,22 @@ VARIANTS = {
 }
 
 
+READING = [name for name in VARIANTS if name != "noise_only"]
+
+
 @pytest.fixture(params=list(VARIANTS))
 def halves(request):
-    name, options, projection = VARIANTS[request.param]
+    return made(request.param)
+
+
+@pytest.fixture(params=READING)
+def reading(request):
+    """The halves of a method that reads records."""
+    return made(request.param)
+
+
+def made(variant):
+    name, options, projection = VARIANTS[variant]
     method, setting = METHODS[name], replace(SETTING, projection=projection)
     parameters = method.parameters(rounds=ROUNDS, **options)
     return method.device(parameters, setting), method.cloud(parameters, setting)
@@ -108,12 +121,21 @@ def test_an_empty_data_set_sends_noise_not_silence(halves):
 def test_the_price_is_known_before_and_equals_what_the_answer_says(halves):
     for exchange, _, answer, _ in play(halves, some_records()):
         assert halves[0].price(exchange) == answer.events
-        assert len(answer.events) > 0
         assert all(event_from_dict(to_dict(event)) == event for event in answer.events)
 
 
-def test_no_record_is_read_before_the_answer(halves):
-    device, cloud = halves
+def test_what_reads_records_has_a_price(reading):
+    for exchange, _, answer, _ in play(reading, some_records()):
+        assert len(answer.events) > 0, exchange
+
+
+def test_what_has_no_price_reads_no_record():
+    for _, _, answer, _ in play(made("noise_only"), Unreadable()):
+        assert answer.events == ()
+
+
+def test_no_record_is_read_before_the_answer(reading):
+    device, cloud = reading
     for exchange in cloud.plan():
         device.price(exchange)
     package = cloud.package(cloud.initial_state(), cloud.plan()[0])
