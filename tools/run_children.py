@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import psutil
 
@@ -44,19 +45,8 @@ class Children:
     def start(self, name: str, arguments: Sequence[str], *, threads: int | None = None) -> None:
         """Start `edgeveil <arguments>`; `threads` bounds what its number libraries use."""
         log = self._folder / f"{name}.log"
-        settings = {"PYTHONUNBUFFERED": "1", "MALLOC_ARENA_MAX": "2"}
-        if threads is not None:
-            settings |= {"OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": str(threads)}
         with log.open("wb") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "tools.cli", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **settings, **self._lifeline.environment},
-                pass_fds=[self._lifeline.child_fd],
-                start_new_session=True,
-            )
+            process = spawn(arguments, output, self._lifeline, threads=threads)
         self._children.append(_Child(name, log, process))
 
     def count(self, name: str, pid: int | None) -> None:
@@ -99,6 +89,24 @@ class Children:
         self._children.clear()
         if not self._lifeline.closed:
             self._lifeline.close()
+
+
+def spawn(
+    arguments: Sequence[str], output: IO[bytes] | int, lifeline: Lifeline, *, threads: int | None
+) -> subprocess.Popen[bytes]:
+    """Start `edgeveil <arguments>` in a group of its own; all it writes goes to `output`."""
+    settings = {"PYTHONUNBUFFERED": "1", "MALLOC_ARENA_MAX": "2"}
+    if threads is not None:
+        settings |= {"OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": str(threads)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "tools.cli", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **settings, **lifeline.environment},
+        pass_fds=[lifeline.child_fd],
+        start_new_session=True,
+    )
 
 
 def tail(log: Path, lines: int = LOG_LINES) -> str:
