@@ -94,7 +94,7 @@ class Control:
         try:
             self._host.plan(entry)
         except EdgeVeilError as error:
-            LOG.error("a stored job cannot be read", extra={"job": entry.id})
+            LOG.error("job_unreadable", extra={"job": entry.id})
             self._store.set_status(entry.id, "failed", f"the stored job cannot be read: {error}")
             return False
         return entry.id != self._given and self._enough_devices(entry)
@@ -110,7 +110,7 @@ class Control:
             self._waiting = (entry.id, enrolled)
             data = {"enrolled": enrolled, "wanted": wanted}
             self._store.append_event(entry.id, "job_waiting", data)
-            LOG.warning("the job waits for devices to be admitted", extra=data)
+            LOG.warning("job_waiting", extra={"job": entry.id, **data})
         return enrolled >= wanted
 
     def _start(self, entry: JobEntry) -> Start:

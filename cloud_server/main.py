@@ -73,11 +73,20 @@ async def _run(site: CloudSite, stop: asyncio.Event) -> int:
     )
 
     def on_state(connected: bool, reason: str) -> None:
-        what = "broker connected" if connected else "broker lost"
-        LOG.log(20 if connected else 30, what, extra={"reason": reason})
+        event = "broker_connected" if connected else "broker_lost"
+        LOG.log(20 if connected else 30, event, extra={"reason": reason})
 
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="edgeveil-work") as executor:
-        runtime = Runtime(machine, host, session.publish, executor, LOG, packet_bytes)
+        runtime = Runtime(
+            machine,
+            host,
+            session.publish,
+            executor,
+            LOG,
+            packet_bytes,
+            name_job=lambda job_id: host.entry(job_id).id,
+        )
+        runtime.follow_logs()
         control = Control(store, host, machine, runtime, site.limits.jobs_queued)
         await session.attach(runtime, on_state)
         app = make_app(store, control, load_or_make_token(site.state_dir))

@@ -87,6 +87,7 @@ class Device:
 
     async def run(self) -> None:
         """Until cancelled; a lost broker is tried again, with jitter."""
+        self.runtime.follow_logs()
         await self.session.attach(self.runtime, _state_line())
         await asyncio.gather(self.session.link.run_forever(), self.runtime.run())
 
@@ -96,7 +97,7 @@ class Device:
             try:
                 await asyncio.wait_for(self.runtime.step(fx.Command("stop")), EXIT_S)
             except TimeoutError:
-                LOG.warning("no good-bye: the link is slow")
+                LOG.warning("no_good_bye")
         await self.session.link.close()
         self.store.close()
         self.ledger.close()
@@ -106,6 +107,6 @@ class Device:
 def _state_line() -> Callable[[bool, str], None]:
     def on_state(connected: bool, reason: str) -> None:
         level = logging.INFO if connected or reason.endswith("closed") else logging.WARNING
-        LOG.log(level, "connected" if connected else "not connected", extra={"reason": reason})
+        LOG.log(level, "broker_connected" if connected else "broker_lost", extra={"reason": reason})
 
     return on_state

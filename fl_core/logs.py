@@ -1,37 +1,77 @@
-"""Log lines of the processes: text for people, JSON for machines; only named fields are written."""
+"""Log lines of the processes: text for people, JSON for machines; only named fields are written.
+
+A line is one event with a name of its own and fields with units in their names. Job and round
+stand in each, without the caller saying so: `follow` ties a task, and all that it starts, to the
+`Place` that its runtime keeps up to date.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import sys
+from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+OURS = "edgeveil"
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
+@dataclass
+class Place:
+    """The job and the round that lines are about; None where there is none."""
+
+    job: str | None = None
+    round: int | None = None
+
+
+_NOWHERE = Place()
+_here: ContextVar[Place] = ContextVar("edgeveil_place", default=_NOWHERE)
+
+
+def follow(place: Place) -> None:
+    """From here on lines of this task, and of those that it starts, are about `place`."""
+    _here.set(place)
+
+
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    return {k: v for k, v in record.__dict__.items() if k not in _STANDARD}
+    here = _here.get()
+    own = {k: v for k, v in record.__dict__.items() if k not in _STANDARD}
+    return {"job": here.job, "round": here.round, **own}
+
+
+def _event(record: logging.LogRecord) -> tuple[str, dict[str, Any]]:
+    """The line's event and its fields."""
+    text, fields = record.getMessage(), _fields(record)
+    if record.name.split(".")[0] == OURS:
+        return text, fields
+    # Of a library the first line alone: what follows may quote an exception, and that may quote
+    # a record.
+    return "library", {**fields, "text": text.partition("\n")[0]}
 
 
 class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
+        event, fields = _event(record)
         line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "process": record.name,
-            "what": record.getMessage(),
-            **_fields(record),
+            "event": event,
+            **fields,
         }
         return json.dumps(line, default=str)
 
 
 class _Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
+        event, fields = _event(record)
         time = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")
-        rest = " ".join(f"{key}={value}" for key, value in _fields(record).items())
-        line = f"{time} {record.levelname.lower():7} {record.name}: {record.getMessage()} {rest}"
+        known = {key: value for key, value in fields.items() if value is not None}
+        rest = "".join(f" {key}={value}" for key, value in known.items())
+        line = f"{time} {record.levelname.lower():7} {record.name}: {event}{rest}"
         # A value from the wire must not begin a line of its own or steer the terminal.
         return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
 
@@ -46,4 +86,4 @@ def setup(level: str, form: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter(form))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    logging.getLogger("edgeveil").setLevel(level.upper())
+    logging.getLogger(OURS).setLevel(level.upper())

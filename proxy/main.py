@@ -82,8 +82,9 @@ class _Proxy:
 
     async def run(self, stop: asyncio.Event) -> int:
         site = self.site
-        await self.edge.attach(self.runtime, _said("edge broker"))
-        await self.cloud.attach(self.runtime, _said("cloud broker"))
+        self.runtime.follow_logs()
+        await self.edge.attach(self.runtime, _said("edge"))
+        await self.cloud.attach(self.runtime, _said("cloud"))
         app = web.Application()
         app.add_routes([web.get("/healthz", self._healthz), web.get("/status", self._status)])
         http = await serve(app, site.http.host, site.http.port)
@@ -136,9 +137,9 @@ class _Proxy:
         )
 
 
-def _said(which: str) -> Callable[[bool, str], None]:
+def _said(hop: str) -> Callable[[bool, str], None]:
     def on_state(connected: bool, reason: str) -> None:
-        what = f"{which} {'connected' if connected else 'lost'}"
-        LOG.log(20 if connected else 30, what, extra={"reason": reason})
+        event = "broker_connected" if connected else "broker_lost"
+        LOG.log(20 if connected else 30, event, extra={"hop": hop, "reason": reason})
 
     return on_state

@@ -8,17 +8,21 @@ every message that matters is sent again by the machine's own timers.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Protocol
 
 from fl_core.errors import EdgeVeilError, ProtocolError
+from fl_core.logs import Place, follow
 from fl_core.protocol import effects as fx
 from fl_core.protocol.codec import decode, encode
+from fl_core.protocol.messages import Exchanged
 from fl_core.transport.flow import Window
 from fl_core.transport.link import LinkDown
 
@@ -26,6 +30,7 @@ LOG_EVERY_S = 60.0
 INBOX_EVENTS = 4096
 INBOX_BYTES = 16 * 1024 * 1024
 TOGETHER_EVENTS = 64  # waiting events whose stores share one write to the disk
+_JOB_DIGITS = 12
 
 Publish = Callable[[fx.Address, bytes], Awaitable[None]]
 
@@ -67,8 +72,17 @@ class Refusals:
             self._log.warning("refused", extra={"reason": reason, "total": self.counts[reason]})
 
 
+def short_name(job_id: bytes) -> str:
+    """What log lines call a job whose name the process does not know."""
+    return job_id.hex()[:_JOB_DIGITS]
+
+
 class Runtime:
-    """One machine with its host and its way out."""
+    """One machine with its host and its way out.
+
+    Log lines of what runs after `follow_logs`, and of the machine's work, name its job and round;
+    `name_job` says what a job is called.
+    """
 
     def __init__(
         self,
@@ -78,14 +92,21 @@ class Runtime:
         executor: Executor | None,
         log: logging.Logger,
         packet_bytes: int,
+        name_job: Callable[[bytes], str] = short_name,
     ) -> None:
         self.machine, self.host, self._publish = machine, host, publish
         self._executor, self._log, self._packet_bytes = executor, log, packet_bytes
         self.refusals = Refusals(log)
+        self._place, self._name_job = Place(), name_job
+        self._at: Exchanged | None = None
         self._events: asyncio.Queue[tuple[fx.Event, int]] = asyncio.Queue()
         self._room = Window(INBOX_EVENTS, INBOX_BYTES)
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._working: set[asyncio.Task[None]] = set()
+
+    def follow_logs(self) -> None:
+        """Log lines of this task, and of those that it starts, name the machine's job and round."""
+        follow(self._place)
 
     async def receive(self, sender: fx.Address | None, frame: bytes) -> None:
         """A frame from the link; waits while the machine is far behind, in events or in bytes."""
@@ -106,6 +127,7 @@ class Runtime:
 
     async def run(self) -> None:
         """Feed the machine until cancelled."""
+        self.follow_logs()
         try:
             while True:
                 events = [self._taken(await self._events.get())]
@@ -127,7 +149,9 @@ class Runtime:
         items: list[object] = []
         waiting: list[fx.Effect] = []
         for event in events:
-            for effect in self.machine.handle(event, time.monotonic()):
+            effects = self.machine.handle(event, time.monotonic())
+            self._note_place(self.machine.at or self._at)  # a job's end still belongs to it
+            for effect in effects:
                 if isinstance(effect, fx.Store):
                     items.append(effect.item)
                 elif items:
@@ -140,6 +164,13 @@ class Runtime:
                     self.host.store(item)
         for effect in waiting:
             await self._execute(effect)
+        self._note_place(self.machine.at)
+
+    def _note_place(self, at: Exchanged | None) -> None:
+        if at != self._at:
+            self._at = at
+            self._place.job = self._name_job(at.job_id) if at else None
+            self._place.round = at.round or None if at else None
 
     def _taken(self, queued: tuple[fx.Event, int]) -> fx.Event:
         """An event that leaves the queue; its room there is free again."""
@@ -185,8 +216,11 @@ class Runtime:
             timer.cancel()
 
     async def _perform(self, task: object) -> None:
-        loop = asyncio.get_running_loop()
-        result = await loop.run_in_executor(self._executor, perform, self.host, task, self._log)
+        loop, here = asyncio.get_running_loop(), contextvars.copy_context()
+        here.run(follow, replace(self._place))  # the machine may go on meanwhile
+        result = await loop.run_in_executor(
+            self._executor, here.run, perform, self.host, task, self._log
+        )
         self.post(fx.Done(task, result))
 
 
@@ -204,5 +238,5 @@ def perform(host: Host, task: object, log: logging.Logger) -> object:
         while place and place.tb_next:
             place = place.tb_next
         where = f"{place.tb_frame.f_code.co_name}:{place.tb_lineno}" if place else "?"
-        log.error("work failed", extra={"error": type(error).__name__, "place": where})
+        log.error("work_failed", extra={"error": type(error).__name__, "place": where})
         return fx.Failed(f"internal error ({type(error).__name__} in {where})")

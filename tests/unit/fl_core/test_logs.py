@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import json
 import logging
 from collections.abc import Iterator
@@ -35,7 +36,9 @@ def test_json_lines_hold_the_named_fields(capsys: pytest.CaptureFixture[str]) ->
     assert said == {
         "level": "warning",
         "process": "edgeveil.cloud",
-        "what": "refused",
+        "event": "refused",
+        "job": None,
+        "round": None,
         "reason": "forged",
         "total": 3,
     }
@@ -82,7 +85,8 @@ def test_levels_are_ours_and_foreign_libraries_speak_from_warnings_on(
     logging.getLogger("edgeveil.edge").info("quiet")
     logging.getLogger("library").info("quiet")
     logging.getLogger("library").warning("loud")
-    assert [line.split(": ", 1)[1].strip() for line in written(capsys)] == ["loud"]
+    (line,) = written(capsys)
+    assert line.split(": ", 1)[1] == "library text=loud"
     logs.setup("debug", "text")  # again: no line is doubled
     logging.getLogger("edgeveil.edge").debug("heard")
     assert len(written(capsys)) == 1
@@ -94,3 +98,34 @@ def test_a_field_that_json_does_not_know_is_written_as_text(
     logs.setup("info", "json")
     logging.getLogger("edgeveil.x").info("note", extra={"raw": b"\x00", "none": None})
     assert json.loads(written(capsys)[0])["raw"] == "b'\\x00'"
+
+
+def test_lines_of_a_followed_place_name_its_job_and_round(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    logs.setup("info", "json")
+    log, place = logging.getLogger("edgeveil.edge"), logs.Place()
+
+    def box() -> None:
+        logs.follow(place)
+        place.job, place.round = "a1b2", 3
+        log.info("one")
+        log.info("two", extra={"round": 4})  # a line's own field tells better
+
+    contextvars.copy_context().run(box)
+    log.info("three")
+    lines = [json.loads(line) for line in written(capsys)]
+    found = [(line["event"], line["job"], line["round"]) for line in lines]
+    assert found == [("one", "a1b2", 3), ("two", "a1b2", 4), ("three", None, None)]
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_of_a_library_the_first_line_alone_is_written(
+    form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs.setup("info", form)
+    text = "Task exception was never retrieved\nfuture: ValueError('record 17 is [0.25, 0.75]')"
+    logging.getLogger("asyncio").error(text)
+    (line,) = written(capsys)
+    assert "Task exception" in line
+    assert "0.25" not in line

@@ -15,7 +15,7 @@ import pytest
 from fl_core.errors import DataError, ProtocolError
 from fl_core.protocol import effects as fx
 from fl_core.protocol.codec import decode, encode
-from fl_core.protocol.messages import Need, Part
+from fl_core.protocol.messages import Exchanged, Need, Part
 from fl_core.transport.link import LinkDown
 from fl_core.transport.runtime import INBOX_EVENTS, Refusals, Runtime
 
@@ -30,6 +30,7 @@ class Script:
 
     def __init__(self, answer: Callable[[fx.Event], list[fx.Effect]]) -> None:
         self.seen: list[fx.Event] = []
+        self.at: Exchanged | None = None
         self._answer = answer
 
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
