@@ -45,27 +45,27 @@ class Assembly:
 
     Memory grows with what arrives, never with what a header claims; a claim above
     `limit_bytes` is refused with ProtocolError `oversized_blob`, one cut into crumbs with
-    `tiny_parts`.
+    `tiny_parts`. With `keep=False` parts are checked and marked alone: whoever calls `add` puts
+    their bytes where they belong, and there is no `finish`.
     """
 
-    def __init__(self, blob: Blob, limit_bytes: int) -> None:
+    def __init__(self, blob: Blob, limit_bytes: int, *, keep: bool = True) -> None:
         if blob.size_bytes > limit_bytes:
             raise ProtocolError("oversized_blob")
         if blob.parts > 1 and blob.part_bytes < SMALLEST_PART_BYTES:
             raise ProtocolError("tiny_parts")
-        self.blob = blob
+        self.blob, self._keep = blob, keep
         self._pieces: dict[int, bytes] = {}
         self._lowest_missing = 0
 
+    def __contains__(self, index: int) -> bool:
+        """Whether part `index` has come."""
+        return index in self._pieces
+
     def add(self, message: Part) -> bool:
         """Take a part; True when the blob is complete. Raises `bad_part` and changes nothing."""
-        blob, index = self.blob, message.index
-        if index >= blob.parts:
-            raise ProtocolError("bad_part")
-        expected = min(blob.part_bytes, blob.size_bytes - index * blob.part_bytes)
-        if len(message.data) != expected or zlib.crc32(message.data) != message.crc:
-            raise ProtocolError("bad_part")
-        self._pieces.setdefault(index, message.data)
+        check_part(self.blob, message)
+        self._pieces.setdefault(message.index, message.data if self._keep else b"")
         return self.complete
 
     @property
@@ -76,28 +76,43 @@ class Assembly:
     @property
     def held_bytes(self) -> int:
         """Memory taken by the parts so far."""
-        return min(len(self._pieces) * self.blob.part_bytes, self.blob.size_bytes)
+        held = len(self._pieces) * self.blob.part_bytes
+        return min(held, self.blob.size_bytes) if self._keep else 0
 
-    def missing(self) -> Need:
-        """A request for the first missing parts, within the credit."""
+    def missing(self, count: int = NEED_LIMIT, start: int = 0) -> Need:
+        """A request for the first `count` missing parts from `start` on."""
         while self._lowest_missing in self._pieces:
             self._lowest_missing += 1
         wanted: list[int] = []
-        for index in range(self._lowest_missing, self.blob.parts):
+        for index in range(max(start, self._lowest_missing), self.blob.parts):
+            if len(wanted) == count:
+                break
             if index not in self._pieces:
                 wanted.append(index)
-                if len(wanted) == NEED_LIMIT:
-                    break
         return Need(self.blob.digest, tuple(wanted))
+
+    def forget(self) -> None:
+        """Nothing has come: what did was not the blob."""
+        self._pieces.clear()
+        self._lowest_missing = 0
 
     def finish(self) -> bytes:
         """The whole blob; raises `bad_digest` (and forgets the parts) if it is not the one."""
         data = b"".join(self._pieces[index] for index in range(self.blob.parts))
         if hashlib.sha256(data).digest() != self.blob.digest:
-            self._pieces.clear()
-            self._lowest_missing = 0
+            self.forget()
             raise ProtocolError("bad_digest")
         return data
+
+
+def check_part(blob: Blob, message: Part) -> None:
+    """Raise ProtocolError `bad_part` unless place, size and checksum fit."""
+    index = message.index
+    if index >= blob.parts:
+        raise ProtocolError("bad_part")
+    expected = min(blob.part_bytes, blob.size_bytes - index * blob.part_bytes)
+    if len(message.data) != expected or zlib.crc32(message.data) != message.crc:
+        raise ProtocolError("bad_part")
 
 
 def whole(blob: Blob, data: bytes) -> bytes:

@@ -39,15 +39,19 @@ class Fetch:
     """One blob under way towards us, and when to ask for what is missing.
 
     Parts are pushed where the blob is small. Where no part came since the last look, the
-    missing ones are asked for, a bounded number at a time; the next request follows as soon as
-    those have come.
+    missing ones are asked for, at most `NEED_LIMIT` at a time; the next request follows as soon as
+    half of those have come, so that the sender never waits for us. With `keep=False` the bytes
+    are the caller's to put away.
     """
 
-    def __init__(self, offer: Offer, header: Header, limit_bytes: int) -> None:
+    def __init__(
+        self, offer: Offer, header: Header, limit_bytes: int, *, keep: bool = True
+    ) -> None:
         self.offer, self.header = offer, header
-        self.assembly = Assembly(header.blob, limit_bytes)
-        self._asked: set[int] = set()
-        self._heard = False
+        self.assembly = Assembly(header.blob, limit_bytes, keep=keep)
+        self._asked: set[int] = set()  # and not come yet
+        self._next = 0  # below it, everything was asked for since the last silence
+        self._pulling = self._heard = False
         self.idle_looks = 0
 
     def add(self, message: Part) -> bool:
@@ -58,24 +62,31 @@ class Fetch:
         return done
 
     def next_need(self, *, timer: bool) -> Need | None:
-        """What to ask for now: after the last asked part came, or when a timer saw nothing new."""
-        if self.assembly.complete or (not timer and not self._pulling_done):
-            return None
-        if timer and self._heard:
-            self._heard = False
+        """What to ask for now: with half of the credit free, or when a timer saw nothing new."""
+        if self.assembly.complete:
             return None
         if timer:
+            if self._heard:
+                self._heard = False
+                return None
             self.idle_looks += 1
-        need = self.assembly.missing()
-        self._asked = set(need.indices)
-        self._pull = True
+            self._pulling = True
+            self._asked.clear()
+            self._next = 0
+        elif not self._pulling or len(self._asked) > NEED_LIMIT // 2:
+            return None
+        need = self._fresh()
+        if not need.indices and not self._asked:  # all were asked for, some came to nothing
+            self._next = 0
+            need = self._fresh()
+        return need if need.indices else None
+
+    def _fresh(self) -> Need:
+        need = self.assembly.missing(NEED_LIMIT - len(self._asked), self._next)
+        if need.indices:
+            self._asked.update(need.indices)
+            self._next = need.indices[-1] + 1
         return need
-
-    _pull = False
-
-    @property
-    def _pulling_done(self) -> bool:
-        return self._pull and not self._asked
 
 
 def check_fetchable(offer: Offer, blob: Blob, limit_bytes: int) -> None:

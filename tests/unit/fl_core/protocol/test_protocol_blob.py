@@ -151,6 +151,15 @@ def test_an_offer_with_other_bytes_inside_is_refused():
         list(first_data(CLOUD.offer(header, b"mode"), header.blob))
 
 
+def pulled(parts_count):
+    """A fetch that has just asked for its first parts, and all the parts."""
+    data = hashlib.shake_256(b"pulled").digest(SIZE * parts_count)
+    header = manifest(data, blob=describe(data, SIZE))
+    fetch = Fetch(CLOUD.offer(header), header, len(data))
+    assert fetch.next_need(timer=True).indices == tuple(range(min(NEED_LIMIT, parts_count)))
+    return fetch, list(parts(header.blob, data))
+
+
 def test_a_fetch_asks_only_after_a_silent_look_and_then_keeps_pulling():
     data = bytes(SIZE * (NEED_LIMIT + 2))
     header = manifest(data, blob=describe(data, SIZE))
@@ -161,10 +170,47 @@ def test_a_fetch_asks_only_after_a_silent_look_and_then_keeps_pulling():
     assert fetch.next_need(timer=True) is None  # something came since the last look
     need = fetch.next_need(timer=True)
     assert need is not None and need.indices == tuple(range(1, NEED_LIMIT + 1))
-    for index in need.indices[:-1]:
+    half = NEED_LIMIT // 2
+    for index in need.indices[: half - 1]:
         fetch.add(pieces[index])
         assert fetch.next_need(timer=False) is None
-    fetch.add(pieces[need.indices[-1]])
+    fetch.add(pieces[half])
     assert fetch.next_need(timer=False).indices == (NEED_LIMIT + 1,)
+    for piece in pieces[half + 1 : -1]:
+        fetch.add(piece)
+        assert fetch.next_need(timer=False) is None
     assert fetch.add(pieces[-1])
     assert fetch.next_need(timer=True) is None
+
+
+@given(st.integers(NEED_LIMIT + 1, 5 * NEED_LIMIT), st.data())
+def test_no_more_than_the_credit_is_ever_on_its_way(count, draw):
+    fetch, pieces = pulled(count)
+    on_its_way = list(range(NEED_LIMIT))
+    while on_its_way:
+        place = draw.draw(st.integers(0, len(on_its_way) - 1))
+        fetch.add(pieces[on_its_way.pop(place)])
+        need = fetch.next_need(timer=False)
+        on_its_way += need.indices if need else ()
+        assert len(on_its_way) <= NEED_LIMIT
+    assert fetch.assembly.complete
+
+
+def test_asked_parts_that_never_came_are_asked_again_when_the_others_have():
+    fetch, pieces = pulled(NEED_LIMIT + 4)
+    for index in range(2, NEED_LIMIT + 4):  # the first two are lost
+        fetch.add(pieces[index])
+        fetch.next_need(timer=False)
+    assert fetch.next_need(timer=True) is None  # there was news
+    assert fetch.next_need(timer=True).indices == (0, 1)
+
+
+def test_parts_that_are_put_away_elsewhere_take_no_memory():
+    data = bytes(SIZE * 3)
+    assembly = Assembly(describe(data, SIZE), len(data), keep=False)
+    pieces = list(parts(assembly.blob, data))
+    assert [assembly.add(piece) for piece in pieces] == [False, False, True]
+    assert 1 in assembly and 3 not in assembly
+    assert assembly.held_bytes == 0
+    assembly.forget()
+    assert assembly.missing().indices == (0, 1, 2)
