@@ -59,6 +59,14 @@ def free_port(host: str = "127.0.0.1") -> int:
     raise OSError(errno.EADDRINUSE, f"no free port on {host}")
 
 
+def free_ports(count: int) -> list[int]:
+    """So many different ones."""
+    found: set[int] = set()
+    while len(found) < count:
+        found.add(free_port())
+    return list(found)
+
+
 class BrokerProcess:
     """One broker. Its files go to `directory`; `users` (name to password) or `users_file` log in.
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import queue
 import threading
 import time
-import urllib.error
-import urllib.request
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +15,8 @@ from fl_core.config import Job, LocalRun
 from fl_core.errors import EdgeVeilError, JobFailed
 from fl_core.features import read_backbones
 from tools.broker_plan import BrokerPlan
-from tools.brokers import BrokerProcess, choose_engine, free_port
-from tools.cloud_client import CloudClient
+from tools.brokers import BrokerProcess, choose_engine, free_ports
+from tools.cloud_client import CloudClient, get_json
 from tools.progress import MemoryPeak, Progress
 from tools.provision import SIDES, Site, provision
 from tools.result import write_whole
@@ -123,7 +120,7 @@ class Fleet:
     # --- start ---
 
     def _provision(self) -> Site:
-        run, ports = self.settings, _free_ports()
+        run, ports = self.settings, Ports(*free_ports(4))
         engine = choose_engine(run.broker)
         self._protocol = 4 if engine == "amqtt" else int(run.protocol)
         plan = replace(
@@ -177,7 +174,7 @@ class Fleet:
             self._look()
             with suppress(OSError, EdgeVeilError):
                 token = read_token(site.token_file)
-                known = int(_get(f"{site.plan.url}/status", token).get("enrolled", 0))
+                known = int(get_json(f"{site.plan.url}/status", token).get("enrolled", 0))
             if self.progress.view.online >= wanted and known >= wanted:
                 return
             time.sleep(_LOOK_S)
@@ -231,7 +228,7 @@ class Fleet:
         view = self.progress.view
         view.memory_bytes = self._memory.look()
         with suppress(OSError):
-            status = _get(self._proxy_status)
+            status = get_json(self._proxy_status)
             view.online = int(status.get("online", 0))
             self._hops = {
                 _HOPS[k]: int(v) for k, v in status.get("bytes", {}).items() if k in _HOPS
@@ -239,26 +236,3 @@ class Fleet:
             open_round = status.get("round") or {}
             view.uploads = int(open_round.get("uploads", view.uploads))
             view.declined = int(open_round.get("declined", view.declined))
-
-
-def _free_ports() -> Ports:
-    found: list[int] = []
-    while len(found) < 4:
-        port = free_port()
-        if port not in found:
-            found.append(port)
-    return Ports(*found)
-
-
-def _get(url: str, token: str = "") -> dict[str, Any]:
-    """A JSON object over HTTP, from this machine; OSError when there is none."""
-    request = urllib.request.Request(url)  # noqa: S310 - our own address
-    if token:
-        request.add_header("Authorization", f"Bearer {token}")
-    try:
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(request, timeout=2.0) as answer:
-            found = json.load(answer)
-    except (ValueError, urllib.error.URLError) as error:
-        raise OSError(str(error)) from error
-    return found if isinstance(found, dict) else {}
