@@ -1,0 +1,149 @@
+"""The site that is put under faults: two brokers, relays before them, and supervised processes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fl_core.config import Job, LocalRun
+from fl_core.config.load import load_site
+from fl_core.errors import BrokerError
+from tools.broker_plan import BrokerPlan
+from tools.brokers import BrokerProcess, choose_engine, free_ports
+from tools.chaos.plan import LINKS, SIDES, Fault
+from tools.chaos.relay import Relays
+from tools.chaos.supervisor import Supervisor
+from tools.provision import provision
+from tools.run_job import site_of
+from tools.site_plan import Ports
+
+BACKOFF_CAP_S = 2.0
+_BROKER_START_S = 30.0
+_BLOCKS = {
+    "devices-edge": ("edge", "broker"),
+    "proxy-edge": ("proxy", "edge_broker"),
+    "proxy-cloud": ("proxy", "cloud_broker"),
+    "cloud-cloud": ("cloud", "broker"),
+}
+
+
+class ChaosSite:
+    """A provisioned site whose links pass through relays. `start`, `apply` faults, `stop`."""
+
+    def __init__(
+        self,
+        job: Job,
+        run: LocalRun,
+        folder: Path,
+        logs: Path,
+        seed: int,
+        now_s: Callable[[], float],
+    ) -> None:
+        ports = dict(
+            zip(("edge", "cloud", "cloud_http", "proxy_http", *LINKS), free_ports(8), strict=True)
+        )
+        engine = choose_engine(run.broker)
+        plan = replace(
+            site_of(job, run, folder),
+            ports=Ports(*list(ports.values())[:4]),
+            engine=engine,
+            protocol=4 if engine == "amqtt" else int(run.protocol),
+        )
+        self.site, self.engine = provision(plan), engine
+        relayed = {link: (ports[link], ports[link.partition("-")[2]]) for link in LINKS}
+        self.relays = Relays(relayed, seed)
+        for path in (self.site.cloud, self.site.proxy, *self.site.edges):
+            _through_relays(path, {link: port for link, (port, _) in relayed.items()})
+        self.brokers = {
+            side: BrokerProcess(
+                BrokerPlan(
+                    engine=engine,
+                    port=ports[side],
+                    acl=side,  # type: ignore[arg-type]
+                    max_queued_bytes=plan.queued_bytes,
+                ),
+                folder / f"broker-{side}",
+                users_file=folder / "passwords" / f"{side}-broker.users",
+            )
+            for side in SIDES
+        }
+        self.supervisor = Supervisor(logs, now_s)
+        self._workers = min(run.workers, len(self.site.edges))
+        self._lock = threading.Lock()
+
+    @property
+    def processes(self) -> tuple[str, ...]:
+        """What may be killed."""
+        return ("cloud", "proxy", *(f"worker-{k + 1}" for k in range(self._workers)))
+
+    def start(self) -> None:
+        """Brokers, relays, processes, in this order; none is waited for but the brokers."""
+        for broker in self.brokers.values():
+            broker.start()
+        self.relays.start()
+        self.supervisor.start("cloud", ["cloud", "--config", str(self.site.cloud)])
+        self.supervisor.start("proxy", ["proxy", "--config", str(self.site.proxy)])
+        for k in range(self._workers):
+            mine = self.site.edges[k :: self._workers]
+            configs = [word for path in mine for word in ("--config", str(path))]
+            self.supervisor.start(f"worker-{k + 1}", ["edge", *configs])
+
+    def begin(self, fault: Fault) -> None:
+        """Bring a fault. A relay ends its own; the others end with `end`."""
+        if fault.kind == "kill":
+            self.supervisor.kill(fault.target)
+        elif fault.kind == "disk":
+            self.supervisor.fill(fault.target, True)
+        elif fault.kind == "broker":
+            with self._lock:
+                self.brokers[fault.target].stop()
+        else:
+            self.relays.begin(fault)
+
+    def end(self, fault: Fault) -> None:
+        """Take the fault back. Raises BrokerError where a broker does not start again."""
+        if fault.kind == "disk":
+            self.supervisor.fill(fault.target, False)
+        elif fault.kind == "broker":
+            with self._lock:
+                _start(self.brokers[fault.target])
+
+    def stop(self) -> list[str]:
+        """End everything, the brokers last; names of the processes that had to be killed."""
+        late = self.supervisor.stop()
+        self.relays.stop()
+        for broker in self.brokers.values():
+            broker.stop()
+        return late
+
+
+def _start(broker: BrokerProcess) -> None:
+    """Its old connections may hold the port for a moment."""
+    end_s = time.monotonic() + _BROKER_START_S
+    while True:
+        try:
+            broker.start()
+        except BrokerError:
+            if time.monotonic() > end_s:
+                raise
+            time.sleep(0.2)
+        else:
+            return
+
+
+def _through_relays(path: Path, ports: dict[str, int]) -> None:
+    """Point the broker blocks of a site file at their relays."""
+    settings: dict[str, Any] = yaml.safe_load(path.read_text("utf-8"))
+    for link, (party, block) in _BLOCKS.items():
+        if party in settings:
+            broker = settings[party][block]
+            broker["url"] = f"mqtt://127.0.0.1:{ports[link]}"
+            broker["backoff_cap_s"] = BACKOFF_CAP_S
+    path.write_text(yaml.safe_dump(settings, sort_keys=False), "utf-8")
+    load_site(path)
