@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tools.cli_common import Subparsers, command
 
-KINDS = ("job", "cloud", "proxy", "edge", "broker")
+KINDS = ("job", "cloud", "proxy", "edge", "broker", "load")
 
 
 def add(commands: Subparsers) -> None:

@@ -8,5 +8,5 @@ from fl_core.config import json_schema
 
 
 def schema(kind: str) -> dict[str, Any]:
-    """The schema of `job`, `cloud`, `proxy`, `edge` or `broker`. Raises ConfigError."""
+    """The schema of `job`, `cloud`, `proxy`, `edge`, `broker` or `load`. Raises ConfigError."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **json_schema(kind)}

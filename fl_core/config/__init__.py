@@ -10,9 +10,11 @@ from fl_core.config.load import (
     kind_of,
     load,
     load_job,
+    load_scenario,
     load_site,
     parse_job,
 )
+from fl_core.config.load_test import LoadOptions
 from fl_core.config.local_run import LocalRun
 from fl_core.config.policy import Partition, Policy
 from fl_core.config.site import BrokerSite, CloudSite, EdgeSite, ProxySite
@@ -27,6 +29,7 @@ __all__ = [
     "DeviceData",
     "EdgeSite",
     "Job",
+    "LoadOptions",
     "LocalRun",
     "Partition",
     "Policy",
@@ -37,6 +40,7 @@ __all__ = [
     "kind_of",
     "load",
     "load_job",
+    "load_scenario",
     "load_site",
     "parse_job",
 ]

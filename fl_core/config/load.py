@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import stat
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,9 +13,10 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from fl_core.config import yaml_tree
-from fl_core.config.base import MIX
+from fl_core.config.base import MIX, Block
 from fl_core.config.explain import Explainer
 from fl_core.config.job import Job
+from fl_core.config.load_test import LoadOptions
 from fl_core.config.schema_walk import Schema, SchemaWalk
 from fl_core.config.site import BrokerSite, CloudSite, EdgeSite, ProxySite
 from fl_core.config.yaml_tree import Problem, Tree, path_text, read_tree
@@ -28,7 +30,8 @@ SITES: dict[str, type[CloudSite | ProxySite | EdgeSite | BrokerSite]] = {
     "edge": EdgeSite,
     "broker": BrokerSite,
 }
-KINDS = ("job", *SITES)
+_BLOCKS: dict[str, type[Block]] = {**SITES, "load": LoadOptions}
+KINDS = ("job", *_BLOCKS)
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -45,20 +48,46 @@ def load_site(path: Path) -> Site:
     """
     tree = _parsed(_read(path), str(path))
     kind = kind_of(tree.value)
-    if kind == "job":
+    if kind not in SITES:
         known = ", ".join(SITES)
         text = f"not a site file, its top-level key must be one of: {known}"
-        if isinstance(tree.value, dict) and "job" in tree.value:
-            text += "; this is a job file"
+        if kind in tree.value:
+            text += f"; this is a {kind} file"
         raise _error(str(path), [Problem((), tree.line(()), text)])
-    _only_key(tree, kind, str(path))
-    return _checked(SITES[kind], tree, str(path), prefix=(kind,), folder=path.absolute().parent)
+    return _block(SITES[kind], kind, tree, path)
 
 
-def load(path: Path) -> tuple[str, Job | Site]:
-    """Read a file of either kind; returns `job`, `cloud`, `proxy`, `edge` or `broker` with it."""
+def load_scenario(path: Path) -> LoadOptions:
+    """Read a load test's scenario, its one top-level key is `load`.
+
+    Raises ConfigError with all problems.
+    """
+    tree = _parsed(_read(path), str(path))
+    if kind_of(tree.value) != "load":
+        text = "not a load test's scenario, its top-level key must be load"
+        raise _error(str(path), [Problem((), tree.line(()), text)])
+    return _block(LoadOptions, "load", tree, path)
+
+
+def load(path: Path) -> tuple[str, Job | Site | LoadOptions]:
+    """Read a file of any kind; returns the kind's name, one of `KINDS`, with it."""
     kind = kind_of(_parsed(_read(path), str(path)).value)
-    return kind, load_job(path) if kind == "job" else load_site(path)
+    if kind == "job":
+        return kind, load_job(path)
+    return kind, load_scenario(path) if kind == "load" else load_site(path)
+
+
+def changed(options: LoadOptions, changes: Mapping[str, Any], where: str) -> LoadOptions:
+    """`options` with other values, as a command line gives them; relative paths count from here.
+
+    Raises ConfigError with all problems, a line `where: key: text` for each.
+    """
+    value = options.model_dump(mode="json", exclude_unset=True) | dict(changes)
+    try:
+        return _checked(LoadOptions, Tree(value), where, folder=Path.cwd())
+    except ConfigError as error:  # there is no file whose lines could be named
+        lines = (line.removeprefix(f"{where}:1 ") for line in error.problems)
+        raise ConfigError([f"{where}: {line}" for line in lines]) from None
 
 
 def parse_job(text: str | bytes, where: str = "(posted)", *, folder: Path | None = None) -> Job:
@@ -70,15 +99,17 @@ def parse_job(text: str | bytes, where: str = "(posted)", *, folder: Path | None
     tree = _parsed(raw, where)
     kind = kind_of(tree.value)
     if kind != "job":
-        text = f"this is the {kind}'s site file, not a job; pass it to `edgeveil {kind}`"
+        what = f"the {kind}'s site file" if kind in SITES else f"a {kind} file"
+        command = f"edgeveil {kind}" if kind in SITES else "edgeveil loadtest --scenario"
+        text = f"this is {what}, not a job; pass it to `{command}`"
         raise _error(where, [Problem((), tree.line(()), text)])
     return _checked(Job, tree, where, folder=folder)
 
 
 def kind_of(value: Any) -> str:
-    """The kind of a file by its top-level keys: a site's own name, else `job`."""
+    """The kind of a file by its top-level keys: a site's own name or `load`, else `job`."""
     keys = value if isinstance(value, dict) else {}
-    found = [key for key in SITES if key in keys]
+    found = [key for key in _BLOCKS if key in keys]
     return found[0] if found and "job" not in keys else "job"
 
 
@@ -88,10 +119,10 @@ def json_schema(kind: str) -> Schema:
         raise ConfigError([f"unknown kind '{kind}', {nearest(kind, list(KINDS))}"])
     if kind == "job":
         return Job.model_json_schema()
-    inner = SITES[kind].model_json_schema()
+    inner = _BLOCKS[kind].model_json_schema()
     definitions = inner.pop("$defs", {})
     return {
-        "title": f"EdgeVeil {kind} site",
+        "title": f"EdgeVeil {kind}{' site' if kind in SITES else ''}",
         "type": "object",
         "properties": {kind: inner},
         "required": [kind],
@@ -121,6 +152,12 @@ def _parsed(raw: bytes, where: str) -> Tree:
         text = "must be a block of keys such as `job: quickstart`; see the files in configs/"
         raise _error(where, [Problem((), tree.line(()), text)])
     return tree
+
+
+def _block(model: type[M], kind: str, tree: Tree, path: Path) -> M:
+    """The one block of a file; relative paths in it count from the file's folder."""
+    _only_key(tree, kind, str(path))
+    return _checked(model, tree, str(path), prefix=(kind,), folder=path.absolute().parent)
 
 
 def _only_key(tree: Tree, kind: str, where: str) -> None:

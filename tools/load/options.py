@@ -1,149 +1,112 @@
-"""What a load test does: the keys of a scenario file and the options of `edgeveil loadtest`."""
+"""A load test's options: a scenario file's keys, each also an option of the command line.
+
+Names, types and help come from the model, so that there is one place to change.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Literal, Self
+import argparse
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
-from pydantic import Field, model_validator
+from fl_core.config import load_scenario
+from fl_core.config.load import changed
+from fl_core.config.load_test import LoadOptions as LoadOptions
+from fl_core.config.schema_walk import Schema, SchemaWalk, shown
+from fl_core.errors import ConfigError
 
-from fl_core.config.base import Block, Mix, PortNumber, Seconds, SitePath, refuse
-from fl_core.config.site_blocks import BrokerUrl, PacketBytes
-
-VALUE_BYTES = 4  # uploads and packages are float32
-Fraction = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=1, le=1_000_000)]
-
-
-class LoadOptions(Block):
-    """One load test. The job that it runs is made from these numbers."""
-
-    devices: Count = 200
-    """Simulated devices, each with its own keys and connection."""
-    sweep: tuple[Count, ...] = Field(default=(), max_length=20)
-    """Device counts to measure one after the other, a fresh site each; takes `devices`' place."""
-    rounds: int = Field(default=3, ge=0, le=1000)
-    """Rounds to play; 0: the devices connect and are held."""
-    minutes: float | None = Field(default=None, gt=0, le=10080, examples=[30])
-    """Play rounds for so many minutes, however many they are; takes the place of `rounds`."""
-    payload_bytes: int = Field(default=65536, ge=64, le=1 << 26, multiple_of=VALUE_BYTES)
-    """Bytes of noise that one device uploads in a round, a multiple of 4."""
-    package_bytes: int = Field(default=4096, ge=4, le=1 << 26, multiple_of=VALUE_BYTES)
-    """Bytes of the model that the cloud broadcasts each round, a multiple of 4."""
-    rate_per_s: float | None = Field(default=None, gt=0, le=1_000_000, examples=[500])
-    """Connections opened a second; null: as fast as the broker takes them."""
-    ramp_s: float = Field(default=0, ge=0, le=86400)
-    """Seconds over which the devices connect, evenly; 0: as `rate_per_s` says."""
-    interval_s: float = Field(default=0, ge=0, le=86400)
-    """Seconds from the start of one round to the start of the next, at least; 0: at once."""
-    hold_s: float = Field(default=0, ge=0, le=86400)
-    """Seconds for which all are held connected and idle before the rounds, and measured."""
-    deadline_s: Seconds = 120.0
-    """A round's deadline."""
-    quorum: float = Field(default=1.0, gt=0, le=1)
-    """Share of the devices whose uploads close a round early."""
-    grace_s: float = Field(default=2.0, ge=0, le=3600)
-    """Seconds that a round waits for late uploads once the quorum is there."""
-    drop: Fraction = 0.0
-    """Share of the devices that go away in the middle of each round, and come back."""
-    slow: Fraction = 0.0
-    """Share of the devices on a slow link."""
-    slow_bytes_per_s: int = Field(default=16384, ge=256, le=1 << 30)
-    """What a slow link carries a second, each way."""
-    reconnect_storm: bool = False
-    """Cut all connections at once in the middle of each round."""
-    qos: Literal[0, 1] = 1
-    """MQTT quality of service of what the devices send."""
-    protocol: Literal[5, 4] = 5
-    """MQTT version: 5, or 4 for 3.1.1."""
-    packet_bytes: PacketBytes = 65536
-    """Largest MQTT packet, at every party."""
-    processes: int = Field(default=1, ge=1, le=256)
-    """Generator processes on this machine."""
-    broker: BrokerUrl | None = Field(default=None, examples=["mqtt://127.0.0.1:1883"])
-    """The edge broker of a running site; null: brokers, cloud and proxy are started here."""
-    cloud: str | None = Field(default=None, max_length=300, examples=["http://127.0.0.1:8701"])
-    """Address of the running cloud's control page."""
-    token_file: SitePath | None = None
-    """The running cloud's `http.token`."""
-    fleet: SitePath | None = None
-    """Keys of the devices that the running site's proxy has admitted, from `--make-fleet`."""
-    site: SitePath | None = None
-    """Folder of a running site that `edgeveil site` made on this machine."""
-    user: str | None = Field(default=None, min_length=1, max_length=128)
-    """One broker account for all devices, where the broker gives none to each."""
-    password_file: SitePath | None = None
-    """File whose first line is the password of `user`."""
-    tls: bool = False
-    """Devices speak TLS with the edge broker."""
-    ca: SitePath | None = None
-    """PEM file of the authorities that may vouch for the broker."""
-    cert: SitePath | None = None
-    """PEM file of a certificate that every device shows."""
-    key: SitePath | None = None
-    """PEM file of that certificate's private key."""
-    compare: Literal["raw"] | None = None
-    """`raw`: afterwards carry the same bytes through a bare relay, and print the ratio."""
-    prometheus: PortNumber | None = None
-    """Port on which live figures are served for Prometheus."""
-    out: SitePath | None = None
-    """Folder for `load.json` and `load.html`."""
-
-    @model_validator(mode="after")
-    def _possible(self) -> Self:
-        refuse(_mixes(self))
-        return self
-
-    @property
-    def values(self) -> int:
-        """float32 values of one upload."""
-        return self.payload_bytes // VALUE_BYTES
-
-    @property
-    def package_values(self) -> int:
-        """float32 values of one broadcast."""
-        return self.package_bytes // VALUE_BYTES
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """The device counts to measure, one or several."""
-        return self.sweep or (self.devices,)
-
-    @property
-    def starts_site(self) -> bool:
-        """Whether brokers, cloud and proxy are started here."""
-        return self.broker is None and self.site is None
+_SECONDS = re.compile(r"(_per)?_s$")
+_WALK = SchemaWalk(LoadOptions.model_json_schema())
+_INSTEAD = {"rounds": "minutes", "minutes": "sweep", "ramp_s": "rate_per_s", "rate_per_s": "ramp_s"}
 
 
-def _mixes(options: LoadOptions) -> Iterator[Mix]:
-    if options.ramp_s and options.rate_per_s:
-        yield Mix(("ramp_s", "rate_per_s"), "both say how fast devices connect; leave one out")
-    if options.minutes is not None and options.sweep:
-        yield Mix(("minutes", "sweep"), "a sweep plays rounds, not minutes; leave one out")
-    if options.rounds == 0 and options.minutes is None and not options.hold_s:
-        yield Mix(
-            ("rounds", "hold_s"),
-            "without rounds there is nothing to measure but held connections; set hold_s",
-        )
-    if options.broker is not None and options.site is not None:
-        yield Mix(("broker", "site"), "both name the site to load; leave one out")
-    needed = ("cloud", "token_file", "fleet")
-    missing = [name for name in needed if getattr(options, name) is None]
-    if options.broker is not None and missing:
-        yield Mix(
-            ("broker", *missing),
-            f"a running site also needs {', '.join(missing)}; or leave broker out to start one",
-        )
-    if options.sweep and not options.starts_site:
-        yield Mix(
-            ("sweep", "broker", "site"), "a sweep starts a fresh site for each count; name none"
-        )
-    if options.compare and not options.starts_site:
-        yield Mix(
-            ("compare", "broker", "site"),
-            "the bare relay is measured on brokers that are started here; name no running site",
-        )
-    if (options.cert is None) != (options.key is None):
-        yield Mix(("cert", "key"), "a certificate and its key go together; give both or none")
-    if options.password_file is not None and options.user is None:
-        yield Mix(("password_file", "user"), "is the password of no user; set user")
+def option_of(key: str) -> str:
+    """The command line's spelling: `payload_bytes` is `--payload-bytes`, `rate_per_s` `--rate`."""
+    return "--" + _SECONDS.sub("", key).replace("_", "-")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add an option for each key; one that is not given leaves no trace."""
+    parser.add_argument(
+        "--devices",
+        type=_counts,
+        default=argparse.SUPPRESS,
+        metavar="N[,N…]",
+        help=f"{_help('devices')}; several counts: a sweep",
+    )
+    for key in LoadOptions.model_fields:
+        if key not in ("devices", "sweep"):
+            parser.add_argument(option_of(key), **_argument(key))
+
+
+def chosen(args: argparse.Namespace) -> dict[str, Any]:
+    """The keys that were given on the command line, as a scenario file would have them."""
+    given = {key: getattr(args, key) for key in LoadOptions.model_fields if hasattr(args, key)}
+    counts = given.get("devices", ())
+    if len(counts) == 1:
+        given |= {"devices": counts[0], "sweep": ()}
+    elif counts:
+        del given["devices"]
+        given["sweep"] = counts
+    return given
+
+
+def resolve(scenario: Path | None, given: Mapping[str, Any]) -> LoadOptions:
+    """The scenario with what was given in its place. Raises ConfigError with all problems.
+
+    An option also takes the place of a key of the file that would contradict it, as `--ramp` does
+    with `rate_per_s`.
+    """
+    base = LoadOptions() if scenario is None else load_scenario(scenario)
+    plain = {key: list(v) if isinstance(v, tuple) else v for key, v in given.items()}
+    for key, other in _INSTEAD.items():
+        if key in plain and other not in plain:
+            plain[other] = LoadOptions.model_fields[other].default
+    try:
+        return changed(base, plain, "edgeveil loadtest")
+    except ConfigError as error:
+        raise ConfigError([_with_options(line) for line in error.problems]) from None
+
+
+def _with_options(line: str) -> str:
+    where, key, text = line.split(": ", 2)
+    return f"{where}: {option_of(key)}: {text}"
+
+
+def _argument(key: str) -> dict[str, Any]:
+    node = _WALK.variants(_WALK.property(_WALK.root, key) or {})[0]
+    common = {"dest": key, "default": argparse.SUPPRESS, "help": _help(key)}
+    if node.get("type") == "boolean":
+        return {**common, "action": argparse.BooleanOptionalAction}
+    choices = node.get("enum", [node["const"]] if "const" in node else None)
+    if choices:
+        return {**common, "type": type(choices[0]), "choices": choices}
+    return {**common, "type": _type(node), "metavar": _metavar(key, node)}
+
+
+def _type(node: Schema) -> type[int] | type[float] | type[str]:
+    return {"integer": int, "number": float}.get(str(node.get("type")), str)
+
+
+def _metavar(key: str, node: Schema) -> str:
+    if node.get("format") == "path":
+        return "DIR" if key in ("out", "site") else "FILE"
+    if key.endswith("_s"):
+        return "X" if key.endswith("_per_s") else "S"
+    return {"integer": "N", "number": "X"}.get(str(node.get("type")), key.upper())
+
+
+def _help(key: str) -> str:
+    field = LoadOptions.model_fields[key]
+    text = (field.description or "").removesuffix(".").replace("%", "%%")
+    bare = field.default is None or field.default is False or field.default == ()
+    return text if bare else f"{text} (default {shown(field.default).strip(chr(39))})"
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+_counts.__name__ = "count"  # argparse says `invalid count value`

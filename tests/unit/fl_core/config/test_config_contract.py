@@ -35,8 +35,9 @@ def digits_encoder(tmp_path_factory):
 def described(schema: dict) -> dict[str, bool]:
     """Every key of a schema and its inner blocks, and whether it or its block is described."""
     inner = schema.get("$defs", {})
+    top = {name: block for name, block in schema["properties"].items() if "properties" in block}
     found = {}
-    for name, block in [("", schema), *inner.items()]:
+    for name, block in [("", schema), *top.items(), *inner.items()]:
         for key, value in block.get("properties", {}).items():
             target = inner.get(value.get("$ref", "").rsplit("/", 1)[-1], {})
             found[f"{name}.{key}"] = bool(value.get("description") or target.get("description"))
