@@ -1,8 +1,8 @@
 """The cloud's local HTTP control: submit, list, watch and cancel jobs, fetch the models.
 
-Bound to 127.0.0.1 by default. Everything but `/healthz` wants `Authorization: Bearer <token>`
-with the token of a file that only the cloud's owner can read. Answers are JSON; an error is
-`{"what": …, "fix": …}`, a refused job `{"problems": [...]}`.
+Bound to 127.0.0.1 by default. Everything but `/healthz`, `/metrics` too, wants `Authorization:
+Bearer <token>` with the token of a file that only the cloud's owner can read. Answers are JSON; an
+error is `{"what": …, "fix": …}`, a refused job `{"problems": [...]}`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from cloud_server.store import Store
 from cloud_server.store_records import JobEntry, StoreError, UnknownJob
 from fl_core.errors import ConfigError, EdgeVeilError
 from fl_core.features.backbone import check_size
+from fl_core.transport.health import Health
+from fl_core.transport.metrics import Metrics
 
 MAX_BODY_BYTES = 1 << 20
 MAX_WAIT_S = 30.0
@@ -45,14 +47,21 @@ class JobControl(Protocol):
         ...
 
 
-def make_app(store: Store, control: JobControl, token: str) -> web.Application:
+def make_app(
+    store: Store,
+    control: JobControl,
+    token: str,
+    health: Health | None = None,
+    metrics: Metrics | None = None,
+) -> web.Application:
     """The application; pass it to `fl_core.transport.http.serve`."""
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors, _guard(token)])
     routes = _Routes(store, control)
     app.on_shutdown.append(routes.close)
     app.add_routes(
         [
-            web.get("/healthz", routes.healthz),
+            web.get("/healthz", (health or Health({})).page),
+            web.get("/metrics", (metrics or Metrics()).page),
             web.get("/status", routes.status),
             web.put("/backbones", routes.backbone),
             web.post("/jobs", routes.submit),
@@ -74,9 +83,6 @@ class _Routes:
 
     async def close(self, _app: web.Application) -> None:
         self._closing.set()
-
-    async def healthz(self, _request: web.Request) -> web.Response:
-        return web.json_response({"status": "ok"})
 
     async def status(self, _request: web.Request) -> web.Response:
         return web.json_response(dict(self._control.status()))

@@ -9,6 +9,7 @@ from cloud_server.control import Control
 from cloud_server.host import LOG, CloudHost
 from cloud_server.http import make_app
 from cloud_server.http_token import load_or_make_token
+from cloud_server.metrics import CloudMetrics
 from cloud_server.recording import Recorder
 from cloud_server.store import Store
 from fl_core import logs
@@ -20,7 +21,9 @@ from fl_core.protocol.cloud import CloudMachine
 from fl_core.protocol.cloud_tasks import CloudSettings
 from fl_core.protocol.envelope import Signer
 from fl_core.protocol.transfer import part_bytes
+from fl_core.transport.health import STUCK_S, Health, WritableFolder
 from fl_core.transport.http import serve
+from fl_core.transport.metrics import Linked, MeteredHost, Metrics
 from fl_core.transport.process import (
     OwnFolder,
     first_of,
@@ -77,9 +80,11 @@ async def _run(site: CloudSite, stop: asyncio.Event) -> int:
         LOG.log(20 if connected else 30, event, extra={"reason": reason})
 
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="edgeveil-work") as executor:
+        metrics = Metrics()
+        seen = CloudMetrics(metrics, store, host, machine)
         runtime = Runtime(
             machine,
-            host,
+            MeteredHost(host, metrics, seen.watch),
             session.publish,
             executor,
             LOG,
@@ -89,7 +94,9 @@ async def _run(site: CloudSite, stop: asyncio.Event) -> int:
         runtime.follow_logs()
         control = Control(store, host, machine, runtime, site.limits.jobs_queued)
         await session.attach(runtime, on_state)
-        app = make_app(store, control, load_or_make_token(site.state_dir))
+        metrics.registry.register(Linked(runtime, {"cloud": session}))
+        health, token = _health(site, session, runtime), load_or_make_token(site.state_dir)
+        app = make_app(store, control, token, health, metrics)
         http = await serve(app, site.http.host, site.http.port)
         try:
             await session.link.connect_or_raise()
@@ -101,3 +108,13 @@ async def _run(site: CloudSite, stop: asyncio.Event) -> int:
             store.close()
     LOG.info("stopped")
     return 0
+
+
+def _health(site: CloudSite, session: Session, runtime: Runtime) -> Health:
+    return Health(
+        {
+            "broker": lambda: session.link.connected,
+            "machine": lambda: runtime.step_s < STUCK_S,
+            "store": WritableFolder(site.state_dir),
+        }
+    )

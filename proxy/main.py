@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
-
-from aiohttp import web
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from fl_core import logs
 from fl_core.config import ProxySite
@@ -14,7 +13,9 @@ from fl_core.protocol import effects as fx
 from fl_core.protocol.envelope import Signer
 from fl_core.protocol.proxy import ProxyMachine
 from fl_core.protocol.proxy_tasks import ProxySettings
+from fl_core.transport.health import STUCK_S, Health, WritableFolder
 from fl_core.transport.http import serve
+from fl_core.transport.metrics import Linked, MeteredHost, Metrics
 from fl_core.transport.process import (
     OwnFolder,
     first_of,
@@ -26,6 +27,8 @@ from fl_core.transport.runtime import Runtime
 from fl_core.transport.sessions import Session, link_settings
 from fl_core.transport.topics import CLOUD_OUT, DEVICES_UP, proxy_topic
 from proxy.host import LOG, ProxyHost
+from proxy.http import make_app
+from proxy.metrics import ProxyMetrics
 from proxy.registry import REGISTRY_FILE, Registry
 from proxy.spool import Spool
 
@@ -45,19 +48,22 @@ class _Proxy:
         key = own_signing_key(site.state_dir, "proxy")
         self.registry = Registry(site.state_dir / REGISTRY_FILE, limit=site.limits.devices)
         self.spool = Spool(site.state_dir / "spool.sqlite")
-        self.host = ProxyHost(self.spool)
+        self.host = ProxyHost(self.spool, secrets.SystemRandom().shuffle)
         limits = site.limits
         self.machine = ProxyMachine(
             Signer("proxy", key),
             peer_key(site.cloud_key_file, "the cloud"),
             self.registry,
-            secrets.SystemRandom().shuffle,
             self.spool.load(),
             ProxySettings(
                 packet_bytes=limits.packet_bytes,
                 blob_bytes=limits.blob_bytes,
                 upload_bytes=limits.upload_bytes,
                 spool_bytes=limits.spool_bytes,
+                cache_bytes=limits.cache_bytes,
+                credit_bytes=limits.credit_bytes,
+                hellos_per_s=limits.hellos_per_s,
+                cover_window_s=site.cover_window_s if site.cover_traffic else 0.0,
                 min_batch_floor=site.min_batch_floor,
             ),
         )
@@ -74,7 +80,23 @@ class _Proxy:
             fx.Cloud(),
             proxy_topic,
         )
-        self.runtime = Runtime(self.machine, self.host, self._publish, None, LOG, packet_bytes)
+        self.metrics = Metrics()
+        seen = ProxyMetrics(
+            self.metrics, self.host, self.machine, lambda: len(self.registry.devices())
+        )
+        host = MeteredHost(self.host, self.metrics, seen.watch)
+        self.runtime = Runtime(self.machine, host, self._publish, None, LOG, packet_bytes)
+        self.metrics.registry.register(
+            Linked(self.runtime, {"edge": self.edge, "cloud": self.cloud})
+        )
+        self.health = Health(
+            {
+                "edge_broker": lambda: self.edge.link.connected,
+                "cloud_broker": lambda: self.cloud.link.connected,
+                "machine": lambda: self.runtime.step_s < STUCK_S,
+                "store": WritableFolder(site.state_dir),
+            }
+        )
 
     async def _publish(self, to: fx.Address, frame: bytes) -> None:
         session = self.cloud if isinstance(to, fx.Cloud) else self.edge
@@ -85,8 +107,7 @@ class _Proxy:
         self.runtime.follow_logs()
         await self.edge.attach(self.runtime, _said("edge"))
         await self.cloud.attach(self.runtime, _said("cloud"))
-        app = web.Application()
-        app.add_routes([web.get("/healthz", self._healthz), web.get("/status", self._status)])
+        app = make_app(self.health, self.metrics, self._status)
         http = await serve(app, site.http.host, site.http.port)
         try:
             await self.edge.link.connect_or_raise()
@@ -116,25 +137,19 @@ class _Proxy:
             if self.registry.changed():
                 self.runtime.post(fx.Command("roster_changed"))
 
-    async def _healthz(self, _request: web.Request) -> web.Response:
-        up = self.edge.link.connected and self.cloud.link.connected
-        return web.json_response({"status": "ok" if up else "degraded"}, status=200 if up else 503)
-
-    async def _status(self, _request: web.Request) -> web.Response:
-        return web.json_response(
-            {
-                "enrolled": len(self.registry.devices()),
-                "online": self.host.online,
-                "round": self.host.round,
-                "bytes": {
-                    "devices_in": self.edge.bytes["in"],
-                    "devices_out": self.edge.bytes["out"],
-                    "cloud_in": self.cloud.bytes["in"],
-                    "cloud_out": self.cloud.bytes["out"],
-                },
-                "refused": dict(self.runtime.refusals.counts),
-            }
-        )
+    def _status(self) -> Mapping[str, Any]:
+        return {
+            "enrolled": len(self.registry.devices()),
+            "online": self.host.online,
+            "round": self.host.round,
+            "bytes": {
+                "devices_in": self.edge.bytes["in"],
+                "devices_out": self.edge.bytes["out"],
+                "cloud_in": self.cloud.bytes["in"],
+                "cloud_out": self.cloud.bytes["out"],
+            },
+            "refused": dict(self.runtime.refusals.counts),
+        }
 
 
 def _said(hop: str) -> Callable[[bool, str], None]:

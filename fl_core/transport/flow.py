@@ -33,6 +33,11 @@ class Window:
         """How many messages are unacknowledged."""
         return self._messages - self._free_messages
 
+    @property
+    def size_bytes(self) -> int:
+        """How much they hold."""
+        return self._bytes - self._free_bytes
+
     async def acquire(self, size: int) -> None:
         """Wait for room for a message of `size` bytes and take it.
 

@@ -38,6 +38,16 @@ class Link(Protocol):
         """Whether the broker accepted this link and its subscriptions."""
         ...
 
+    @property
+    def connections(self) -> int:
+        """How often the link came up."""
+        ...
+
+    @property
+    def unacknowledged(self) -> int:
+        """Messages that the broker has not acknowledged."""
+        ...
+
     def max_payload_bytes(self, topic: str) -> int:
         """The largest payload that `publish` takes for this topic now."""
         ...

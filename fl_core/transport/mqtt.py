@@ -86,6 +86,11 @@ class Session:
         self._keep_to(properties)
 
     @property
+    def unacknowledged(self) -> int:
+        """How many messages the broker has not acknowledged."""
+        return self._window.messages
+
+    @property
     def packet_bytes(self) -> int:
         """The largest packet that both sides take."""
         return self._packet_bytes

@@ -79,6 +79,16 @@ class MqttLink:
         return self._session is not None and not self._session.lost.done()
 
     @property
+    def connections(self) -> int:
+        """How often the link came up."""
+        return self.counters.connections
+
+    @property
+    def unacknowledged(self) -> int:
+        """Messages that the broker has not acknowledged."""
+        return self._session.unacknowledged if self._session is not None and self.connected else 0
+
+    @property
     def protocol(self) -> int | None:
         """5 or 4 (MQTT 3.1.1), as spoken now; None when disconnected."""
         return self._session.protocol if self._session is not None and self.connected else None

@@ -99,10 +99,26 @@ class Runtime:
         self.refusals = Refusals(log)
         self._place, self._name_job = Place(), name_job
         self._at: Exchanged | None = None
+        self._since_s = 0.0
         self._events: asyncio.Queue[tuple[fx.Event, int]] = asyncio.Queue()
         self._room = Window(INBOX_EVENTS, INBOX_BYTES)
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._working: set[asyncio.Task[None]] = set()
+
+    @property
+    def waiting_events(self) -> int:
+        """Events that the machine has yet to see."""
+        return self._events.qsize()
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of messages among them."""
+        return self._room.size_bytes
+
+    @property
+    def step_s(self) -> float:
+        """For how long the step under way has taken; 0 between steps."""
+        return time.monotonic() - self._since_s if self._since_s else 0.0
 
     def follow_logs(self) -> None:
         """Log lines of this task, and of those that it starts, name the machine's job and round."""
@@ -133,7 +149,9 @@ class Runtime:
                 events = [self._taken(await self._events.get())]
                 while len(events) < TOGETHER_EVENTS and not self._events.empty():
                     events.append(self._taken(self._events.get_nowait()))
+                self._since_s = time.monotonic()
                 await self.step(*events)
+                self._since_s = 0.0
         finally:
             for timer in self._timers.values():
                 timer.cancel()

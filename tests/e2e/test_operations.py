@@ -1,0 +1,151 @@
+"""What an operator sees of a running site: health, metrics and logs, and what they never see."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.e2e.live import LiveSite, wait_for
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def get(url: str, token: str = "") -> tuple[int, str]:
+    """Status and body; (0, "") while nobody listens."""
+    asked = Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
+    try:
+        with urlopen(asked, timeout=5) as answer:
+            return answer.status, answer.read().decode()
+    except HTTPError as error:
+        return error.code, error.read().decode()
+    except (URLError, ConnectionError):
+        return 0, ""
+
+
+def scraped(text: str) -> Samples:
+    families = text_string_to_metric_families(text)
+    return {(s.name, tuple(sorted(s.labels.items()))): s.value for f in families for s in f.samples}
+
+
+def found(samples: Samples, name: str, **labels: str) -> float:
+    return samples[f"edgeveil_{name}", tuple(sorted(labels.items()))]
+
+
+class Watched(LiveSite):
+    """A site that logs all it can, in JSON."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        for path in (self.site.cloud, self.site.proxy, *self.site.edges):
+            text = path.read_text()
+            path.write_text(
+                re.sub(r"level: info\n(\s+)format: text", r"level: debug\n\1format: json", text)
+            )
+        ports = self.plan.ports
+        self.pages = {
+            "cloud": f"http://127.0.0.1:{ports.cloud_http}",
+            "proxy": f"http://127.0.0.1:{ports.proxy_http}",
+        }
+
+    def metrics(self, name: str) -> Samples:
+        token = self.site.token_file.read_text().strip() if name == "cloud" else ""
+        status, text = get(f"{self.pages[name]}/metrics", token)
+        assert status == 200
+        return scraped(text)
+
+    def health(self, name: str) -> tuple[int, list[str]]:
+        status, text = get(f"{self.pages[name]}/healthz")
+        return status, json.loads(text).get("parts", []) if text else []
+
+    def lines(self, name: str) -> list[dict]:
+        """The JSON lines of a process; what it prints for its owner alone is not among them."""
+        return [json.loads(line) for line in self.log(name).splitlines() if line[:1] == "{"]
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory):
+    with Watched(tmp_path_factory.mktemp("watched")) as live:
+        live.start_all()
+        done = live.finish(live.submit())
+        assert done["status"] == "completed", done["reason"]
+        yield live, done
+
+
+def test_metrics_tell_what_happened(watched: tuple[Watched, dict]) -> None:
+    live, done = watched
+    rounds, devices = len(done["exchanges"]), live.plan.devices
+    cloud, proxy = live.metrics("cloud"), live.metrics("proxy")
+    assert found(cloud, "rounds_total", result="committed") == rounds
+    assert found(cloud, "round_seconds_count") == rounds
+    assert found(cloud, "jobs", status="completed") == 1
+    assert found(cloud, "jobs", status="running") == 0
+    assert found(cloud, "devices", state="enrolled") == devices
+    assert found(cloud, "work_seconds_count", task="absorb") == rounds
+    end = live.client.events(done["id"], 0)[-1]["data"]["privacy"]
+    for kind in ("training", "inference"):
+        spent = found(cloud, "epsilon_spent", job=done["id"], kind=kind)
+        assert spent == end[kind]["epsilon"] > 0
+    assert found(proxy, "uploads_total") == rounds * devices
+    assert found(proxy, "rounds_total", result="delivered") == rounds
+    assert found(proxy, "devices", state="online") == devices
+    for samples, hops in ((cloud, ["cloud"]), (proxy, ["edge", "cloud"])):
+        for hop in hops:
+            assert found(samples, "link_up", hop=hop) == 1
+            assert found(samples, "link_connections_total", hop=hop) == 1
+            assert found(samples, "bytes_total", hop=hop, direction="in") > 1000
+        assert samples["process_resident_memory_bytes", ()] > 1 << 24
+        assert samples["process_cpu_seconds_total", ()] > 0
+    said = str(sorted(cloud)) + str(sorted(proxy))
+    assert not any(device in said for device in live.site.device_ids)
+
+
+def test_the_clouds_metrics_want_its_token(watched: tuple[Watched, dict]) -> None:
+    live, _ = watched
+    assert get(f"{live.pages['cloud']}/metrics")[0] == 401
+    assert get(f"{live.pages['cloud']}/metrics", "x" * 43)[0] == 401
+
+
+def test_logs_name_job_and_round_and_nothing_that_is_secret(watched: tuple[Watched, dict]) -> None:
+    live, done = watched
+    names = {"cloud": done["id"], "proxy": None, "edge": None}
+    for name, job in names.items():
+        lines = live.lines(name)
+        assert len(lines) > 10, name
+        assert all(
+            {"time", "level", "process", "event", "job", "round"} <= set(one) for one in lines
+        )
+        assert all(re.fullmatch(r"[a-z][a-z0-9_]*", one["event"]) for one in lines), name
+        seen = {(one["job"], one["round"]) for one in lines}
+        jobs = {at[0] for at in seen if at[0]}
+        assert len(jobs) == 1, name
+        assert job is None or jobs == {job}
+        rounds = {at[1] for at in seen if at[1]}
+        assert rounds == set(range(1, len(done["exchanges"]) + 1)), name
+        text = "\n".join(map(json.dumps, lines))
+        hidden = [f"box-{n}" for n in range(1, live.plan.devices + 1)]
+        hidden += [word for users in live.site.passwords.values() for word in users.values()]
+        hidden += [live.site.token_file.read_text().strip(), *live.site.device_ids]
+        assert not [word for word in hidden if word in text], name
+        assert not re.search(r"\[[-0-9., ]{24,}\]|[0-9a-fA-F]{33,}", text), name
+
+
+def test_health_names_the_part_that_fails_and_recovers(tmp_path: Path) -> None:
+    with Watched(tmp_path) as live:
+        live.start_all()
+        assert live.health("cloud") == (200, [])
+        assert live.health("proxy") == (200, [])
+        live.brokers["cloud"].stop()
+        wait_for(lambda: live.health("cloud") == (503, ["broker"]), "the cloud's notice")
+        wait_for(lambda: live.health("proxy") == (503, ["cloud_broker"]), "the proxy's notice")
+        assert found(live.metrics("proxy"), "link_up", hop="cloud") == 0
+        assert found(live.metrics("proxy"), "link_up", hop="edge") == 1
+        live.brokers["cloud"].start()
+        wait_for(lambda: live.health("cloud") == (200, []), "the cloud's return")
+        wait_for(lambda: live.health("proxy") == (200, []), "the proxy's return")
+        assert found(live.metrics("cloud"), "link_connections_total", hop="cloud") == 2
