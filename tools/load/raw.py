@@ -30,8 +30,8 @@ from fl_core.transport.link import LinkSettings
 from fl_core.transport.sessions import link_settings
 from tools.cli_common import load_as
 from tools.load import raw_parts
+from tools.load.processes import Watch
 from tools.load.raw_parts import READY, Crowd, RawDevice
-from tools.load.raw_usage import Usage
 
 CREDIT_BYTES = 16 << 20
 STALLED_S = 30.0
@@ -97,10 +97,15 @@ def run_raw(
             )
             parts_.start(f"generator-{number + 1}", raw_parts.generate, crowd, counted, start)
         parts_.await_ready()
-        usage = Usage({**parts_.pids, **brokers})
+        watch = Watch()
+        watch.add({**parts_.pids, **brokers})
+        watch.look()
+        before_s = watch.cpu_s()
         seconds = _rounds(parts_, counted, start, rounds, len(devices) * sum(map(len, frames)))
-        processes = usage.stop()
-    return _figures(frames, len(devices), seconds, processes)
+        watch.look()
+        used_s = {name: cpu_s - before_s[name] for name, cpu_s in watch.cpu_s().items()}
+        peaks = watch.peak_rss_bytes()
+    return _figures(frames, len(devices), seconds, used_s, peaks)
 
 
 def ratio(result: Mapping[str, Any], raw: Mapping[str, Any]) -> float | None:
@@ -192,7 +197,11 @@ def _rounds(parts_: _Parts, counted: Any, start: Any, rounds: int, round_bytes: 
 
 
 def _figures(
-    frames: Sequence[bytes], devices: int, seconds: Sequence[float], processes: dict[str, Any]
+    frames: Sequence[bytes],
+    devices: int,
+    seconds: Sequence[float],
+    used_s: Mapping[str, float],
+    peaks: Mapping[str, int],
 ) -> dict[str, Any]:
     uploads, upload_bytes, took_s = devices * len(seconds), sum(map(len, frames)), sum(seconds)
     return {
@@ -203,8 +212,13 @@ def _figures(
         "rounds": [{"uploads": devices, "seconds": round(s, 3)} for s in seconds],
         "uploads_per_s": round(uploads / took_s, 2),
         "mb_per_s": {"up": round(uploads * upload_bytes / took_s / 1e6, 2)},
-        "processes": processes,
-        "cpu_ms_per_upload": {
-            name: round(1000 * one["cpu_s"] / uploads, 3) for name, one in processes.items()
+        "processes": {
+            name: {
+                "cpu_s": round(cpu_s, 3),
+                "cpu_percent": round(100 * cpu_s / took_s, 1),
+                "peak_rss_bytes": peaks[name],
+            }
+            for name, cpu_s in used_s.items()
         },
+        "cpu_ms_per_upload": {name: round(1e3 * s / uploads, 3) for name, s in used_s.items()},
     }

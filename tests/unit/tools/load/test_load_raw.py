@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import time
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +17,6 @@ from tools.brokers import BrokerProcess, free_ports
 from tools.load.options import LoadOptions
 from tools.load.raw import RawSite, ratio, run_raw, upload_frames
 from tools.load.raw_parts import RawDevice
-from tools.load.raw_usage import Usage
 from tools.provision import provision
 from tools.site_plan import Ports, SitePlan
 
@@ -109,19 +106,6 @@ def test_the_ratio_is_of_uploads_a_second_over_all_rounds():
     ]
     assert ratio({"rounds": rounds}, {"uploads_per_s": 200.0}) == pytest.approx(1 / 3)
     assert ratio({"rounds": []}, {"uploads_per_s": 200.0}) is None
-
-
-def test_use_counts_processor_time_and_memory():
-    import os
-
-    usage = Usage({"own": os.getpid()})
-    block = bytearray(64 << 20)
-    until_s = time.process_time() + 0.3
-    while time.process_time() < until_s:
-        hashlib.sha256(block[:4096]).digest()
-    found = usage.stop()["own"]
-    assert found["cpu_s"] >= 0.29
-    assert found["peak_rss_bytes"] > len(block)
 
 
 def test_a_site_without_its_files_is_refused(tmp_path: Path):

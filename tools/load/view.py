@@ -1,0 +1,131 @@
+"""What a person sees while a load test runs: a live picture, or plain lines in a file or pipe."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from fl_core.config import LoadOptions
+from tools.load.table import mib, ms, rate, shortened
+
+_REFRESH_PER_S = 4
+_LINE_S = 10.0  # without a terminal, a line so often and whenever the phase changes
+
+
+class LiveView:
+    """Shows samples as they come: entries of the result's `series`, with `phase` in words.
+
+    Where known, a sample also has `rounds_done`, `latency_s` {p50, p99} and `refused`. `devices`
+    may be set anew, as a sweep's turns do.
+    """
+
+    def __init__(
+        self,
+        options: LoadOptions,
+        console: Console,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.console = console
+        self.devices = options.counts[0]
+        self._options, self._now_s = options, now_s
+        self._newest: Mapping[str, Any] | None = None
+        self._live: Live | None = None
+        self._said, self._said_s = "", 0.0
+
+    def __enter__(self) -> Self:
+        if self.console.is_terminal:
+            self._live = Live(
+                get_renderable=self.picture,
+                console=self.console,
+                refresh_per_second=_REFRESH_PER_S,
+                transient=True,
+            )
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        live, self._live = self._live, None
+        if live is not None:
+            live.stop()
+
+    def note(self, line: str) -> None:
+        """A line that stays."""
+        self.console.print(Text(line), soft_wrap=True)
+
+    def update(self, sample: Mapping[str, Any]) -> None:
+        """The newest sample."""
+        self._newest = sample
+        now_s, phase = self._now_s(), str(sample.get("phase", ""))
+        if self._live is None and (phase != self._said or now_s - self._said_s >= _LINE_S):
+            self._said, self._said_s = phase, now_s
+            going = " · ".join([*self._going(sample), *self._figures(sample)])
+            self.note(f"{sample['t_s']:7.1f} s  {phase}: {going}")
+
+    def picture(self) -> RenderableType:
+        """All of it, for a terminal."""
+        newest = self._newest
+        if newest is None:
+            return Text("starting")
+        head = Table.grid(padding=(0, 1))
+        head.add_row(
+            ProgressBar(total=1.0, completed=self._share(newest), width=28),
+            Text(str(newest.get("phase", "")), style="bold"),
+            Text(f"{newest['t_s']:.0f} s"),
+        )
+        lines = [
+            Text(" · ".join(parts), no_wrap=True)
+            for parts in (self._going(newest), self._figures(newest))
+        ]
+        if newest.get("refused"):
+            lines.append(Text(f"refused: {shortened(newest['refused'])}", style="yellow"))
+        return Group(head, *lines, self._processes(newest))
+
+    def _share(self, sample: Mapping[str, Any]) -> float:
+        """How much is done, by time or by rounds."""
+        options = self._options
+        done = sample.get("rounds_done") or 0
+        if options.minutes is not None:
+            return min(1.0, float(sample["t_s"]) / (60 * options.minutes))
+        if options.rounds and done:
+            return min(1.0, done / options.rounds)
+        return 0.0
+
+    def _going(self, sample: Mapping[str, Any]) -> list[str]:
+        parts = [f"{sample['connected']:,} of {self.devices:,} connected"]
+        if done := sample.get("rounds_done"):
+            parts.append(f"{done} round{'s' * (done != 1)}")
+        return [*parts, f"{sample['uploads']:,} uploads"]
+
+    def _figures(self, sample: Mapping[str, Any]) -> list[str]:
+        parts = [
+            f"{rate(sample['uploads_per_s'])} uploads/s",
+            f"{rate(sample['bytes_up'] / 1e6)} MB/s up",
+            f"{rate(sample['bytes_down'] / 1e6)} MB/s down",
+        ]
+        latency_s = sample.get("latency_s") or {}
+        if latency_s.get("p50"):
+            parts.append(f"latency p50 {ms(latency_s['p50'])}, p99 {ms(latency_s.get('p99'))}")
+        return parts
+
+    @staticmethod
+    def _processes(sample: Mapping[str, Any]) -> Table:
+        table = Table.grid(padding=(0, 2))
+        for _ in range(3):
+            table.add_column(justify="right")
+        for name, rss_bytes in sample.get("rss_bytes", {}).items():
+            cpu = sample.get("cpu_percent", {}).get(name)
+            table.add_row(name, mib(rss_bytes), "" if cpu is None else f"{cpu:.0f} % of a core")
+        return table
