@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator
-from random import Random
 
 from fl_core.crypto.keys import SigningKey, VerifyKey
 from fl_core.protocol import effects as fx
@@ -79,6 +78,8 @@ def fates(tape: bytes) -> Iterator[list[float]]:
 class LossyFleet:
     """`devices` boxes, of which `selected` are asked each round, one proxy, one cloud."""
 
+    transport = MemoryNet
+
     def __init__(
         self,
         tape: bytes = b"",
@@ -90,7 +91,7 @@ class LossyFleet:
         crashes: frozenset[tuple[int, int]] = frozenset(),
     ) -> None:
         run = fates(tape)
-        self.net = MemoryNet(lambda *_: next(run), packet_bytes=PACKET_BYTES)
+        self.net = self.transport(lambda *_: next(run), packet_bytes=PACKET_BYTES)
         self.net.wire = []
         self._cloud_key, self._proxy_key = SigningKey.generate(), SigningKey.generate()
 
@@ -120,8 +121,7 @@ class LossyFleet:
             case ProxyHost():
                 bounds = ProxySettings(PACKET_BYTES, min_batch_floor=FLOOR)
                 signer, memory = Signer("proxy", self._proxy_key), host.disk.load()
-                shuffle = Random(1).shuffle
-                return ProxyMachine(signer, cloud, self._registry, shuffle, memory, bounds)
+                return ProxyMachine(signer, cloud, self._registry, memory, bounds)
         return CloudMachine(Signer("cloud", self._cloud_key), proxy, CloudSettings(PACKET_BYTES))
 
     def run(self, limit_s: float = 20_000.0) -> str:
