@@ -7,35 +7,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from fl_core.evaluation.corrected import NOT_IDENTIFIABLE
 from fl_core.privacy.figures import up
 from tools import report_plots as plots
-from tools.result import course_text, guarantee_text, write_whole
+from tools.pages import write_page
+from tools.result import course_text, guarantee_text
 
 _NO_CORRECTION = {"squared": None, "corrected": None, "corrected_reason": ""}
-_TEMPLATES = Path(__file__).parent / "templates"
 
 
 def write_report(
     result: Mapping[str, Any], events: Sequence[Mapping[str, Any]], path: Path
 ) -> None:
     """Write the page from the content of `result.json` and `events.jsonl`."""
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["figure"] = _figure
-    environment.filters["up"] = _up
-    environment.filters["size"] = plots.byte_text
-    environment.filters["corrected"] = _corrected
-    page = environment.get_template("report.html").render(**_content(result, events))
-    write_whole(path, page.encode("utf-8"))
+    filters = {"figure": _figure, "up": _up, "size": plots.byte_text, "corrected": _corrected}
+    write_page(path, "report.html", _content(result, events), filters)
 
 
 def _content(result: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
