@@ -1,4 +1,4 @@
-"""What a device must not forget: rounds seen, jobs, the outbox. One SQLite file.
+"""What a device must not forget: rounds seen, jobs, the outbox, receipts. One SQLite file.
 
 Only noised, sealed bytes stand in the outbox; the ledger is a file of its own.
 """
@@ -6,13 +6,25 @@ Only noised, sealed bytes stand in the outbox; the ledger is a file of its own.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
 
+from edge_client import receipts
+from edge_client.receipts import Receipt
 from fl_core.protocol.codec import decode_header
 from fl_core.protocol.messages import Exchanged, Signed, Upload
-from fl_core.protocol.tasks import JobClosed, Memory, OutboxDrop, OutboxPut, Seen
+from fl_core.protocol.tasks import (
+    CLOSED_KEPT,
+    JobClosed,
+    JobForgotten,
+    Memory,
+    OutboxDrop,
+    OutboxHeld,
+    OutboxPut,
+    Seen,
+)
 from fl_core.sqlite_file import SqliteFile
 
 _SCHEMA = """
@@ -21,7 +33,8 @@ CREATE TABLE IF NOT EXISTS jobs (job BLOB PRIMARY KEY, canonical BLOB, graph BLO
 CREATE TABLE IF NOT EXISTS backbones (job BLOB, graph BLOB);
 CREATE TABLE IF NOT EXISTS closed (job BLOB PRIMARY KEY, status TEXT);
 CREATE TABLE IF NOT EXISTS outbox (one INTEGER PRIMARY KEY CHECK (one = 1),
-  job BLOB, round INTEGER, attempt INTEGER, header BLOB, sizes BLOB, data BLOB);
+  job BLOB, round INTEGER, attempt INTEGER, header BLOB, sizes BLOB, data BLOB,
+  dummy INTEGER, held INTEGER);
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT);
 """
 
@@ -31,18 +44,24 @@ _encode = msgspec.msgpack.encode
 class DeviceStore:
     """The durable memory of one device. One process owns the file.
 
-    Every method raises StorageError when the file cannot be used.
+    Of its receipts the newest `receipts_kept` stay. Every method raises StorageError when the file
+    cannot be used.
     """
 
-    def __init__(self, path: Path | str) -> None:
-        self._file = SqliteFile(path, "the device's store", _SCHEMA)
+    def __init__(self, path: Path | str, receipts_kept: int = receipts.KEPT) -> None:
+        self._file = SqliteFile(path, "the device's store", _SCHEMA + receipts.SCHEMA)
+        self._receipts_kept = receipts_kept
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
+    def together(self) -> AbstractContextManager[object]:
+        """What is stored inside is durable when the block ends, all of it or nothing."""
+        return self._file.transaction()
+
     def store(self, item: object) -> None:
-        """Apply one of the machine's items, durably and at once."""
+        """Apply one of the machine's items, durably; inside `together`, when that ends."""
         with self._file.transaction() as db:
             match item:
                 case Seen(at=at, manifest_digest=digest):
@@ -50,18 +69,38 @@ class DeviceStore:
                         "INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?)",
                         (at.job_id, at.round, at.attempt, digest),
                     )
-                case OutboxPut(at=at, header=header, sizes=sizes, data=data):
+                case OutboxPut(at=at) as put:
+                    kept = (_encode(put.header), _encode(put.sizes), put.data, put.dummy, put.held)
                     db.execute(
-                        "INSERT OR REPLACE INTO outbox VALUES (1, ?, ?, ?, ?, ?, ?)",
-                        (at.job_id, at.round, at.attempt, _encode(header), _encode(sizes), data),
+                        "INSERT OR REPLACE INTO outbox VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?)",
+                        (at.job_id, at.round, at.attempt, *kept),
                     )
-                case OutboxDrop():
+                    receipts.add(db, put, self._receipts_kept)
+                case OutboxHeld(at=at):
+                    db.execute("UPDATE outbox SET held = 1")
+                    receipts.hold(db, at)
+                case OutboxDrop(at=at, outcome=outcome):
                     db.execute("DELETE FROM outbox")
+                    receipts.end(db, at, outcome)
                 case JobClosed(job_id=job_id, status=status):
                     db.execute("INSERT OR REPLACE INTO closed VALUES (?, ?)", (job_id, status))
-                    db.execute("DELETE FROM jobs WHERE job = ?", (job_id,))
-                    db.execute("DELETE FROM backbones WHERE job = ?", (job_id,))
-                    db.execute("DELETE FROM seen WHERE job = ?", (job_id,))
+                    db.execute(
+                        "DELETE FROM closed WHERE rowid <= (SELECT max(rowid) FROM closed) - ?",
+                        (CLOSED_KEPT,),
+                    )
+                    self._forget(job_id)
+                case JobForgotten(job_id=job_id):
+                    self._forget(job_id)
+
+    def _forget(self, job_id: bytes) -> None:
+        with self._file.transaction() as db:
+            for table in ("jobs", "backbones", "seen"):
+                db.execute(f"DELETE FROM {table} WHERE job = ?", (job_id,))  # noqa: S608
+
+    def receipts(self) -> list[Receipt]:
+        """What became of the newest uploads, the oldest of them first."""
+        with self._file.guard() as db:
+            return receipts.read(db)
 
     def load(self) -> Memory:
         """The machine's memory as it was when the last process ended."""
@@ -69,18 +108,21 @@ class DeviceStore:
         with self._file.guard() as db:
             for job, number, attempt, digest in db.execute("SELECT * FROM seen"):
                 memory.seen[job] = Seen(Exchanged(job, number, attempt), digest)
-            memory.jobs = {job for (job,) in db.execute("SELECT job FROM jobs")}
-            memory.closed = {job for (job,) in db.execute("SELECT job FROM closed")}
+            for (job,) in db.execute("SELECT job FROM jobs ORDER BY rowid"):
+                memory.jobs[job] = None
+            for (job,) in db.execute("SELECT job FROM closed ORDER BY rowid"):
+                memory.closed[job] = None
             memory.release_sequence = int(self.fact("release_sequence") or -1)
             row = db.execute(
-                "SELECT job, round, attempt, header, sizes, data FROM outbox"
+                "SELECT job, round, attempt, header, sizes, data, dummy, held FROM outbox"
             ).fetchone()
         if row:
             signed = msgspec.msgpack.decode(row[3], type=Signed)
             upload = decode_header(signed)
             if isinstance(upload, Upload):
                 sizes = msgspec.msgpack.decode(row[4], type=tuple[int, ...])
-                memory.outbox = OutboxPut(Exchanged(*row[:3]), signed, upload, sizes, row[5])
+                at, dummy, held = Exchanged(*row[:3]), bool(row[6]), bool(row[7])
+                memory.outbox = OutboxPut(at, signed, upload, sizes, row[5], dummy, held)
         return memory
 
     def put_job(

@@ -1,12 +1,14 @@
 """The device's machine: fetch, open, consent and work, upload, until it was counted.
 
 The work itself (opening stanzas, pricing, training, sealing) is done by the host, which tells
-the result; the machine decides what is fresh, what is answered, and when to send again.
+the result; the machine decides what is fresh, what is answered, and when to send again. The round
+at hand is the business of `device_round.py`, jobs that of `device_jobs.py`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 
 from fl_core.crypto.keys import VerifyKey
 from fl_core.crypto.labels import BODY, HEADER
@@ -15,7 +17,10 @@ from fl_core.protocol import effects as fx
 from fl_core.protocol.codec import decode_body, decode_header
 from fl_core.protocol.device_fetches import Complete, Fetches
 from fl_core.protocol.device_greeting import Greeting
+from fl_core.protocol.device_jobs import Jobs
 from fl_core.protocol.device_outbox import Outbox
+from fl_core.protocol.device_releases import Releases
+from fl_core.protocol.device_round import Round
 from fl_core.protocol.device_states import TABLE, State
 from fl_core.protocol.envelope import Signer, check
 from fl_core.protocol.messages import (
@@ -23,24 +28,25 @@ from fl_core.protocol.messages import (
     Bye,
     Close,
     Commit,
-    Decline,
+    Cover,
     Exchanged,
     Header,
     Here,
+    Later,
     Manifest,
     Need,
     Note,
     Offer,
     Part,
     Signed,
-    Want,
 )
-from fl_core.protocol.package import JobPackage, Package, ReleasePackage, RoundPackage
+from fl_core.protocol.pace import Pace
+from fl_core.protocol.package import JobPackage, Package, ReleasePackage
 from fl_core.protocol.tasks import (
     Declined,
+    Dummies,
     Failed,
     Install,
-    JobClosed,
     Learn,
     Learned,
     Memory,
@@ -54,6 +60,8 @@ from fl_core.protocol.tasks import (
 from fl_core.protocol.transfer import check_fetchable
 
 __all__ = ["TABLE", "DeviceMachine", "Settings", "State"]
+
+_SLUG = re.compile(r"[a-z0-9_]{1,64}")
 
 
 class DeviceMachine:
@@ -69,22 +77,32 @@ class DeviceMachine:
     ) -> None:
         self.signer, self.cloud_key, self.proxy_key = signer, cloud_key, proxy_key
         self.memory, self.settings = memory, settings or Settings()
-        self.state = TABLE.start
-        self.manifest: Manifest | None = None
-        self.fetches = Fetches(self.settings)
-        self.outbox = Outbox(signer, memory, self.settings)
-        self._newest_release = memory.release_sequence  # heard of, perhaps not yet installed
-        self._waiting: Offer | None = None  # a round whose job is still being fetched
-        self._greeting = Greeting(signer, self.settings)
+        self._now_s = 0.0
+        pace = Pace(signer.name)
+        self.fetches = Fetches(self.settings, pace)
+        self.round = Round(signer, memory, self.settings, pace)
+        self._jobs = Jobs(signer, memory, self.settings, pace)
+        self._releases = Releases(memory)
+        self._greeting = Greeting(signer, self.settings, pace)
 
     @property
     def at(self) -> Exchanged | None:
         """The round that it fetches, works on or has an upload of."""
-        item = self.outbox.item
-        return self.manifest.at if self.manifest else item.at if item else None
+        return self.round.at
+
+    @property
+    def state(self) -> State:
+        """Where it stands in that round."""
+        return self.round.state
+
+    @property
+    def outbox(self) -> Outbox:
+        """Its upload."""
+        return self.round.outbox
 
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
         """Take an event; hostile or stale input ends as one `Refuse`."""
+        self._now_s = now_s
         try:
             return self._handle(event)
         except ProtocolError as error:
@@ -93,11 +111,12 @@ class DeviceMachine:
     def _handle(self, event: fx.Event) -> list[fx.Effect]:
         match event:
             case fx.Connected():
-                return self._connected()
+                return [*self._greeting.begin(), *self.round.connected()]
             case fx.Received(message=Offer() as offer):
                 return self._offer(offer)
             case fx.Received(message=Part() as part):
-                return self._part(part)
+                taken = self.fetches.part(part)
+                return taken if isinstance(taken, list) else self._complete(taken)
             case fx.Received(message=Need() as need):
                 return self.outbox.need(need)
             case fx.Received(message=Note(body=signed)):
@@ -109,16 +128,6 @@ class DeviceMachine:
             case fx.Command(what="stop"):
                 return [fx.Send(fx.Proxy(), self.signer.note(Bye(self.signer.name)))]
         return []
-
-    # --- the link ---
-
-    def _connected(self) -> list[fx.Effect]:
-        out = self._greeting.begin()
-        if self.outbox.item and self.state is State.IDLE:
-            self.state = TABLE.step(self.state, "restored")
-        if self.state is State.UPLOADING:
-            out += self.outbox.send()
-        return out
 
     # --- offers: what is fresh ---
 
@@ -136,76 +145,44 @@ class DeviceMachine:
             raise ProtocolError("malformed")
         if header.kind == "release":
             return self._release(offer, header)
-        if header.at.job_id in self.memory.closed:
-            raise ProtocolError("closed_job")
+        self._jobs.check_open(header.at.job_id)
         if header.kind == "job":
-            known = header.at.job_id in self.memory.jobs
-            return [] if known else self._fetch(offer, header)
-        if header.at.job_id not in self.memory.jobs:
-            self._waiting = offer
-            return [fx.Send(fx.Proxy(), self.signer.note(Want(header.at.job_id)))]
+            return self._fetch(offer, header) if self._jobs.fresh(header) else []
+        if not self._jobs.ready(header.at.job_id):
+            return self._jobs.want(offer, header, self._now_s)
         return self._round(offer, header)
 
     def _release(self, offer: Offer, header: Manifest) -> list[fx.Effect]:
-        if header.sequence < self._newest_release:
-            raise ProtocolError("replayed_release")
-        if header.sequence == self.memory.release_sequence:
+        if not self._releases.fresh(header):
             return []
-        self._newest_release = header.sequence
-        self.fetches.forget(lambda old: _kind(old) == "release" and old != header)
+        self.fetches.make_room(offer, header, over=lambda old: _kind(old) == "release")
+        self._releases.heard(header)
         return self._fetch(offer, header)
 
     def _round(self, offer: Offer, manifest: Manifest) -> list[fx.Effect]:
-        digest = hashlib.sha256(offer.header.payload).digest()
-        seen = self.memory.seen.get(manifest.at.job_id)
-        if seen:
-            newest, this = (
-                (seen.at.round, seen.at.attempt),
-                (manifest.at.round, manifest.at.attempt),
-            )
-            if this < newest:
-                raise ProtocolError("replayed_round")
-            if this == newest and digest != seen.manifest_digest:
-                raise ProtocolError("forked_manifest")
-            if this == newest and self._busy_with(manifest.at):
-                return self._fetch_inline(offer, manifest)
-        mark = Seen(manifest.at, digest)
-        out: list[fx.Effect] = [] if mark == seen else [fx.Store(mark)]
-        self.state = TABLE.step(self.state, "manifest")
-        self.memory.seen[manifest.at.job_id] = mark
-        self.manifest = manifest
-        self.fetches.forget(lambda old: _kind(old) in ("round", "commit"))
-        out += [*self.outbox.drop(), fx.CancelTimer("resend")]
-        out.append(fx.SetTimer("deadline", manifest.deadline_s + manifest.grace_s))
-        return out + self._fetch(offer, manifest)
-
-    def _busy_with(self, at: Exchanged) -> bool:
-        here = self.manifest is not None and self.manifest.at == at
-        return here or self.outbox.is_for(at)
-
-    def _fetch_inline(self, offer: Offer, manifest: Manifest) -> list[fx.Effect]:
-        """A repeated offer may carry the blob that the first one lacked."""
+        mark = Seen(manifest.at, hashlib.sha256(offer.header.payload).digest())
+        if self.round.is_new(mark):
+            self.fetches.make_room(offer, manifest, lambda old: _kind(old) in ("round", "commit"))
+            return [*self.round.begin(manifest, mark), *self._fetch(offer, manifest)]
         if self.state is State.FETCHING and manifest.blob.digest in self.fetches.under_way:
+            # A repeated offer may carry the blob that the first one lacked.
             return self._complete(self.fetches.offer(offer, manifest))
         return []
 
     # --- fetching ---
 
     def _fetch(self, offer: Offer, header: Manifest | Commit) -> list[fx.Effect]:
+        self.fetches.make_room(offer, header)
         complete = self.fetches.offer(offer, header)
         return [fx.SetTimer("repair", self.settings.repair_s), *self._complete(complete)]
-
-    def _part(self, part: Part) -> list[fx.Effect]:
-        taken = self.fetches.part(part)
-        return taken if isinstance(taken, list) else self._complete(taken)
 
     def _complete(self, complete: Complete | None) -> list[fx.Effect]:
         match complete:
             case (Commit() as commit, data):
-                return self._committed(commit, data)
+                return self.round.committed(commit, data)
+            case (Manifest(kind="round") as manifest, data):
+                return self.round.complete(manifest, data, self._now_s)
             case (Manifest() as manifest, data):
-                if manifest.kind == "round":
-                    self.state = TABLE.step(self.state, "complete")
                 return [fx.Work(Open(manifest, data))]
         return []
 
@@ -215,59 +192,43 @@ class DeviceMachine:
         match task, result:
             case Open(manifest=manifest), Opened(package=package):
                 return self._opened(manifest, package)
-            case Open(manifest=manifest), Failed(reason=reason):
-                return [*self._leave(manifest), fx.Refuse(reason)]
+            case (Open() | Learn()) as work, Failed(reason=reason):
+                return [*self._not_for_me(work.manifest), *_failed(reason)]
             case Learn(manifest=manifest), Learned():
-                self.memory.jobs.add(manifest.at.job_id)
-                waiting, self._waiting = self._waiting, None
-                return self._offer(waiting) if waiting else []
-            case Work(manifest=manifest), Sealed() as sealed:
-                return self._sealed(manifest, sealed)
-            case Work(manifest=manifest), Declined(why=why):
-                return self._declined(manifest, why)
+                out = self._jobs.learned(manifest.at.job_id, self.at)
+                return out + self._go_on_with(manifest.at.job_id)
+            case (Work() | Dummies()) as work, Sealed() as sealed:
+                return self.round.sealed(work.manifest, sealed, self._now_s)
+            case Work(manifest=manifest), Declined(why=why) | Failed(reason=why):
+                return self.round.declined(manifest, why)
+            case Dummies(manifest=manifest), Declined(why=why) | Failed(reason=why):
+                return self.round.uncovered(manifest, why)
             case Install(manifest=manifest), Learned():
-                newest = max(manifest.sequence, self.memory.release_sequence)
-                self.memory.release_sequence = newest
+                self._releases.installed(manifest)
                 return [fx.Report("model_installed", {"job_id": manifest.at.job_id.hex()})]
-            case Work(manifest=manifest), Failed(reason=reason):
-                return self._declined(manifest, reason)
             case _, Failed(reason=reason):
-                return [fx.Refuse(reason)]
+                return _failed(reason)
         return []
 
     def _opened(self, manifest: Manifest, package: Package | None) -> list[fx.Effect]:
         if package is None:
-            return self._leave(manifest)
+            return self._not_for_me(manifest)
         if manifest.kind == "job" and isinstance(package, JobPackage):
             return [fx.Work(Learn(manifest, package))]
         if manifest.kind == "release" and isinstance(package, ReleasePackage):
-            if manifest.sequence < self._newest_release:
-                return []
-            return [fx.Work(Install(manifest, package))]
-        if manifest.kind != "round" or not isinstance(package, RoundPackage):
-            return [*self._leave(manifest), fx.Refuse("malformed_package")]
-        if manifest != self.manifest:
-            return []
-        self.state = TABLE.step(self.state, "opened")
-        return [fx.Work(Work(manifest, package))]
+            fresh = self._releases.is_newest(manifest)
+            return [fx.Work(Install(manifest, package))] if fresh else []
+        return self.round.opened(manifest, package)
 
-    def _leave(self, manifest: Manifest) -> list[fx.Effect]:
-        if manifest == self.manifest:
-            self.state = TABLE.step(self.state, "not_for_me")
-        return []
+    def _not_for_me(self, manifest: Manifest) -> list[fx.Effect]:
+        if manifest.kind != "job":
+            return self.round.not_for_me(manifest)
+        self._jobs.of_no_use(manifest)
+        return self._go_on_with(manifest.at.job_id)
 
-    def _declined(self, manifest: Manifest, why: str) -> list[fx.Effect]:
-        report = fx.Report("declined", {"round": manifest.at.round, "why": why})
-        if manifest != self.manifest:
-            return [report]
-        self.state = TABLE.step(self.state, "declined")
-        return [report, fx.Send(fx.Proxy(), self.signer.note(Decline(manifest.at)))]
-
-    def _sealed(self, manifest: Manifest, sealed: Sealed) -> list[fx.Effect]:
-        if manifest != self.manifest:
-            return []  # a newer round came while this one was computed
-        self.state = TABLE.step(self.state, "sealed")
-        return self.outbox.put(manifest.at, sealed)
+    def _go_on_with(self, job_id: bytes) -> list[fx.Effect]:
+        waiting = self._jobs.released(job_id)
+        return self._offer(waiting) if waiting else []
 
     # --- notes ---
 
@@ -279,67 +240,50 @@ class DeviceMachine:
                 return self._close(body)
             raise ProtocolError("unexpected_body")
         check(signed, "proxy", self.proxy_key, BODY)
-        body = decode_body(signed)
-        if isinstance(body, Here):
-            return self._greeting.asked(body)
-        if not isinstance(body, Ack):
-            raise ProtocolError("unexpected_body")
-        heard = self._greeting.heard(body.blob)
-        return self._acknowledged(body) if heard is None else heard
-
-    def _acknowledged(self, ack: Ack) -> list[fx.Effect]:
-        item = self.outbox.item
-        if item is None or item.upload.blob.digest != ack.blob or self.state is not State.UPLOADING:
-            return []
-        if ack.status == "held":
-            self.state = TABLE.step(self.state, "held")
-            return [fx.CancelTimer("resend")]
-        self.state = TABLE.step(self.state, "refused")
-        what = {"round": item.at.round, "why": ack.reason or ack.status}
-        report = fx.Report("upload_refused", what)
-        return [fx.CancelTimer("resend"), *self.outbox.drop(), report]
-
-    def _committed(self, commit: Commit, data: bytes) -> list[fx.Effect]:
-        item = self.outbox.item
-        if item is None or item.at != commit.at:
-            return []
-        counted = self.outbox.counted(data)
-        self.state = TABLE.step(self.state, "closed")
-        what = {"round": commit.at.round, "segments": len(item.sizes), "counted": counted}
-        return [fx.CancelTimer("resend"), *self.outbox.drop(), fx.Report("counted", what)]
+        match decode_body(signed):
+            case Here() as here:
+                return self._greeting.asked(here)
+            case Later() as later:
+                return self._greeting.put_off(later)
+            case Cover() as cover:
+                self.round.cover.asked(cover)
+                return []
+            case Ack() as ack:
+                heard = self._greeting.heard(ack.blob)
+                return self.round.acknowledged(ack) if heard is None else heard
+        raise ProtocolError("unexpected_body")
 
     def _close(self, close: Close) -> list[fx.Effect]:
-        if close.job_id in self.memory.closed:
+        out = self._jobs.closed(close)
+        if not out:
             return []
-        self.memory.closed.add(close.job_id)
-        self.memory.jobs.discard(close.job_id)
-        self.memory.seen.pop(close.job_id, None)
-        out: list[fx.Effect] = [fx.Store(JobClosed(close.job_id, close.status))]
         self.fetches.forget(lambda old: _kind(old) != "release" and _job_of(old) == close.job_id)
-        upload = self.outbox.item
-        here = upload is not None and upload.at.job_id == close.job_id
-        out += self.outbox.drop() if here else []
-        # After a restart the upload may be all that is left of the round.
-        if here or (self.manifest is not None and self.manifest.at.job_id == close.job_id):
-            self.state = TABLE.step(self.state, "closed")
-            self.manifest = None
-        report = fx.Report("job_closed", {"job_id": close.job_id.hex(), "status": close.status})
-        return [*out, fx.CancelTimer("resend"), fx.CancelTimer("deadline"), report]
+        what = {"job_id": close.job_id.hex(), "status": close.status}
+        return [*out, *self.round.job_closed(close.job_id), fx.Report("job_closed", what)]
 
     # --- timers ---
 
     def _timer(self, name: str) -> list[fx.Effect]:
-        if name == "hello":
-            return self._greeting.hello()
-        if name == "repair":
-            return self.fetches.repair()
-        if name == "resend" and self.state is State.UPLOADING:
-            return self.outbox.send_again()
-        if name == "deadline" and TABLE.allows(self.state, "expired"):
-            self.state = TABLE.step(self.state, "expired")
-            self.fetches.forget(lambda header: _kind(header) == "round")
-            return [fx.CancelTimer("resend"), *self.outbox.drop()]
+        match name:
+            case "hello":
+                return self._greeting.hello()
+            case "repair":
+                return self.fetches.repair()
+            case "want":
+                return self._jobs.want_again(self._now_s)
+            case "resend":
+                return self.round.resend()
+            case "deadline" if (out := self.round.expired()) is not None:
+                self.fetches.forget(lambda header: _kind(header) == "round")
+                return out
         return []
+
+
+def _failed(reason: str) -> list[fx.Effect]:
+    """Refusals are counted by reason, so only a slug is one; a sentence is for the owner."""
+    if _SLUG.fullmatch(reason):
+        return [fx.Refuse(reason)]
+    return [fx.Refuse("failed_work"), fx.Report("failed_work", {"why": reason})]
 
 
 def _kind(header: Header) -> str:

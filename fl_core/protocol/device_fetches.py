@@ -1,4 +1,4 @@
-"""Blobs on their way to a device: a bounded number at once, and what is over is given up."""
+"""Blobs on their way to a device: bounded in number and bytes, and what is over is given up."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from fl_core.errors import ProtocolError
 from fl_core.protocol import effects as fx
 from fl_core.protocol.messages import Header, Offer, Part
+from fl_core.protocol.pace import Pace
 from fl_core.protocol.tasks import Settings
 from fl_core.protocol.transfer import Fetch, first_data
 
@@ -18,21 +19,38 @@ Complete = tuple[Header, bytes]
 class Fetches:
     """Offered blobs by digest. What is complete is handed out once and forgotten."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, pace: Pace) -> None:
+        self._settings, self._pace = settings, pace
         self.under_way: dict[bytes, Fetch] = {}
 
-    def offer(self, offer: Offer, header: Header) -> Complete | None:
-        """Begin a fetch, or go on with it; complete if the blob is inside the offer.
+    def make_room(
+        self, offer: Offer, header: Header, over: Callable[[Header], bool] = lambda _header: False
+    ) -> None:
+        """Be ready to fetch: what is `over` is forgotten, what stands still gives way to the new.
 
-        Raises ProtocolError `too_many_fetches`, `bad_part` or `bad_digest`.
+        Raises ProtocolError `too_many_fetches`, and changes nothing, if what is under way moves.
         """
-        fetch = self.under_way.get(header.blob.digest)
-        if fetch is None:
-            if len(self.under_way) >= AT_ONCE:
-                raise ProtocolError("too_many_fetches")
-            fetch = Fetch(offer, header, self._settings.blob_bytes)
-            self.under_way[header.blob.digest] = fetch
+        kept = {d: f for d, f in self.under_way.items() if f.header == header or not over(f.header)}
+        if header.blob.digest not in kept and not offer.data:
+            still = sorted((f.idle_looks, d) for d, f in kept.items() if f.idle_looks)
+            while not self._fits(kept, header.blob.size_bytes):
+                if not still:
+                    raise ProtocolError("too_many_fetches")
+                del kept[still.pop()[1]]
+        self.under_way = kept
+
+    def _fits(self, others: dict[bytes, Fetch], size_bytes: int) -> bool:
+        claimed = sum(fetch.header.blob.size_bytes for fetch in others.values())
+        return len(others) < AT_ONCE and claimed + size_bytes <= self._settings.fetch_bytes
+
+    def offer(self, offer: Offer, header: Header) -> Complete | None:
+        """Begin a fetch that there is room for, or go on with it; complete if all is in the offer.
+
+        Raises ProtocolError `bad_part` or `bad_digest`.
+        """
+        digest = header.blob.digest
+        fetch = self.under_way.get(digest) or Fetch(offer, header, self._settings.blob_bytes)
+        self.under_way[digest] = fetch
         complete = False
         for part in first_data(offer, header.blob):
             complete = fetch.add(part)
@@ -55,7 +73,7 @@ class Fetches:
         fetches = self.under_way.values()
         needs = [need for fetch in fetches if (need := fetch.next_need(timer=True))]
         looks = max(fetch.idle_looks for fetch in fetches)
-        wait_s = min(self._settings.repair_s * 2 ** min(looks, 6), self._settings.waits_cap_s)
+        wait_s = self._pace.wait_s(self._settings.repair_s, looks, self._settings.waits_cap_s)
         return [*(fx.Send(fx.Proxy(), need) for need in needs), fx.SetTimer("repair", wait_s)]
 
     def forget(self, over: Callable[[Header], bool]) -> None:

@@ -6,17 +6,19 @@ import hashlib
 
 from fl_core.protocol import effects as fx
 from fl_core.protocol.envelope import Signer
-from fl_core.protocol.messages import Hello, Here
+from fl_core.protocol.messages import Hello, Here, Later
+from fl_core.protocol.pace import Pace
 from fl_core.protocol.tasks import Settings
 
 UNHEARD_TRIES = 3  # after so many hellos without an answer the owner is told
+LATER_CAP_S = 600.0  # a longer delay is not believed
 
 
 class Greeting:
     """One timer, `hello`."""
 
-    def __init__(self, signer: Signer, settings: Settings) -> None:
-        self._signer, self._settings = signer, settings
+    def __init__(self, signer: Signer, settings: Settings, pace: Pace) -> None:
+        self._signer, self._settings, self._pace = signer, settings, pace
         self._tries = 0
         self._said = b""  # digest of the hello that is not acknowledged yet
 
@@ -29,10 +31,10 @@ class Greeting:
         """Say hello, and again, ever more slowly, until the proxy has heard it."""
         note = self._signer.note(Hello(self._signer.name))
         self._said = hashlib.sha256(note.body.payload).digest()
-        wait_s = self._settings.repair_s * 2 ** min(self._tries, 10)
+        settings = self._settings
+        wait_s = self._pace.wait_s(settings.repair_s, self._tries, settings.waits_cap_s)
         self._tries += 1
-        again = fx.SetTimer("hello", min(wait_s, self._settings.waits_cap_s))
-        out: list[fx.Effect] = [fx.Send(fx.Proxy(), note), again]
+        out: list[fx.Effect] = [fx.Send(fx.Proxy(), note), fx.SetTimer("hello", wait_s)]
         unheard = self._tries == UNHEARD_TRIES + 1
         return [*out, fx.Report("unheard", {"tries": UNHEARD_TRIES})] if unheard else out
 
@@ -40,7 +42,12 @@ class Greeting:
         """Come at a moment of one's own in the spread, so that a fleet does not come at once."""
         self._tries = 0
         moment = int(self._signer.name[:8], 16) / 2**32
-        return [fx.SetTimer("hello", here.spread_s * moment)]
+        return [fx.SetTimer("hello", min(here.spread_s, LATER_CAP_S) * moment)]
+
+    def put_off(self, later: Later) -> list[fx.Effect]:
+        """The proxy has heard the hello and asks for it again, after the delay that it gave."""
+        self._tries = 0
+        return [fx.SetTimer("hello", min(later.delay_s, LATER_CAP_S))]
 
     def heard(self, digest: bytes) -> list[fx.Effect] | None:
         """The proxy acknowledged a note of this digest; None if it was not the hello."""

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 from fl_core.protocol import effects as fx
 from fl_core.protocol.blob import describe
 from fl_core.protocol.envelope import Signer
 from fl_core.protocol.messages import Exchanged, Need, Upload
-from fl_core.protocol.tasks import Memory, OutboxDrop, OutboxPut, Sealed, Settings
+from fl_core.protocol.pace import Pace
+from fl_core.protocol.tasks import (
+    Memory,
+    OutboxDrop,
+    OutboxHeld,
+    OutboxPut,
+    Outcome,
+    Sealed,
+    Settings,
+)
 from fl_core.protocol.transfer import answer_need, part_bytes, sends
 
 
 class Outbox:
     """Sends what `memory.outbox` holds; changes it together with the `Store` that says so."""
 
-    def __init__(self, signer: Signer, memory: Memory, settings: Settings) -> None:
+    def __init__(self, signer: Signer, memory: Memory, settings: Settings, pace: Pace) -> None:
         self._signer, self._memory, self._settings = signer, memory, settings
-        self._resends = 0
+        self._pace, self._resends = pace, 0
+        self._leaves_later = False
 
     @property
     def item(self) -> OutboxPut | None:
@@ -28,27 +39,38 @@ class Outbox:
         """Whether the upload is this round's."""
         return self.item is not None and self.item.at == at
 
-    def put(self, at: Exchanged, sealed: Sealed) -> list[fx.Effect]:
-        """Store a sealed answer, then send it."""
+    def put(self, at: Exchanged, sealed: Sealed, after_s: float = 0.0) -> list[fx.Effect]:
+        """Store a sealed answer, then send it, `after_s` seconds later where cover asks for it."""
         blob = describe(sealed.data, part_bytes(self._settings.packet_bytes))
         upload = Upload(at, sealed.groups, blob)
-        item = OutboxPut(at, self._signer.header(upload), upload, sealed.sizes, sealed.data)
+        header = self._signer.header(upload)
+        item = OutboxPut(at, header, upload, sealed.sizes, sealed.data, sealed.dummy)
         self._memory.outbox, self._resends = item, 0
-        return [fx.Store(item), *self.send()]
+        self._leaves_later = after_s > 0
+        sent = [fx.SetTimer("resend", after_s)] if self._leaves_later else self.send()
+        return [fx.Store(item), *sent]
+
+    def connected(self) -> list[fx.Effect]:
+        """The link is up (again): send what may have been lost, but nothing before its moment."""
+        return [] if self._leaves_later else self.send()
 
     def send(self) -> list[fx.Effect]:
-        """Send the upload whole, and set the time of the next sending."""
+        """Offer the upload, whole if it fits one packet, and set the time of the next offer.
+
+        The proxy asks for the parts of a larger one when it has room for them.
+        """
         item, settings = self.item, self._settings
         if item is None:
             return []
-        wait_s = min(settings.resend_s * 2 ** min(self._resends, 16), settings.waits_cap_s)
+        wait_s = self._pace.wait_s(settings.resend_s, self._resends, settings.waits_cap_s)
         to, blob = fx.Proxy(), item.upload.blob
-        packets = sends(to, item.header, blob, item.data, settings.packet_bytes)
+        packets = sends(to, item.header, blob, item.data, settings.packet_bytes, push=False)
         return [*packets, fx.SetTimer("resend", wait_s)]
 
     def send_again(self) -> list[fx.Effect]:
         """The same once more, and the next time later."""
-        self._resends += 1
+        self._resends += not self._leaves_later
+        self._leaves_later = False
         return self.send()
 
     def need(self, need: Need) -> list[fx.Effect]:
@@ -63,17 +85,35 @@ class Outbox:
         item = self.item
         if item is None:
             return 0
-        accepted = {hashes[i : i + 32] for i in range(0, len(hashes), 32)}
         offset = counted = 0
         for size in item.sizes:
             segment = item.data[offset : offset + size]
-            counted += hashlib.sha256(segment).digest() in accepted
+            counted += _holds(hashes, hashlib.sha256(segment).digest())
             offset += size
         return counted
 
-    def drop(self) -> list[fx.Effect]:
+    def held(self) -> list[fx.Effect]:
+        """The proxy acknowledged the upload: it is kept until it was counted."""
+        if self.item is None or self.item.held:
+            return []
+        self._memory.outbox = replace(self.item, held=True)
+        return [fx.Store(OutboxHeld(self.item.at))]
+
+    def drop(self, outcome: Outcome = "dropped") -> list[fx.Effect]:
         """The upload is not needed any more."""
         if self.item is None:
             return []
-        self._memory.outbox = None
-        return [fx.Store(OutboxDrop())]
+        at, self._memory.outbox = self.item.at, None
+        return [fx.Store(OutboxDrop(at, outcome))]
+
+
+def _holds(sorted_hashes: bytes, digest: bytes) -> bool:
+    """Whether a digest stands in a list of 32 bytes each."""
+    low, high = 0, len(sorted_hashes) // 32
+    while low < high:
+        middle = (low + high) // 2
+        if sorted_hashes[middle * 32 : (middle + 1) * 32] < digest:
+            low = middle + 1
+        else:
+            high = middle
+    return sorted_hashes[low * 32 : (low + 1) * 32] == digest

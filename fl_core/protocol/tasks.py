@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from fl_core.protocol.effects import Failed as Failed
 from fl_core.protocol.messages import Exchanged, Manifest, Signed, Upload
@@ -48,12 +49,28 @@ class Work:
 
 
 @dataclass(frozen=True)
+class Dummies:
+    """Seal what an upload of this device would look like; outcome `Sealed` or `Declined`.
+
+    For cover traffic. Nothing of the device is in it, so no ledger knows of it.
+    """
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
 class Sealed:
-    """The priced, sealed segments, in the order of `groups`."""
+    """The priced, sealed segments, in the order of `groups`.
+
+    `leave_at` in [0, 1) is drawn by the host: the moment of the window in which it leaves, where
+    there is cover traffic.
+    """
 
     groups: tuple[int, ...]
     sizes: tuple[int, ...]
     data: bytes
+    dummy: bool = False
+    leave_at: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -84,18 +101,36 @@ class Seen:
 
 @dataclass(frozen=True)
 class OutboxPut:
-    """A sealed upload to be sent until the round closes."""
+    """A sealed upload to be sent until the round closes. A dummy has no receipt."""
 
     at: Exchanged
     header: Signed
     upload: Upload
     sizes: tuple[int, ...]  # of the sealed segments, in order
     data: bytes
+    dummy: bool = False
+    held: bool = False  # the proxy acknowledged it
+
+
+@dataclass(frozen=True)
+class OutboxHeld:
+    """The proxy acknowledged the upload."""
+
+    at: Exchanged
+
+
+Outcome = Literal["counted", "missing", "refused", "dropped"]
 
 
 @dataclass(frozen=True)
 class OutboxDrop:
-    """The round is closed: the upload is not needed any more."""
+    """The upload is not needed any more, and what became of it.
+
+    `counted` and `missing` by the commit record: all of its segments stand there, or not all.
+    """
+
+    at: Exchanged
+    outcome: Outcome
 
 
 @dataclass(frozen=True)
@@ -106,15 +141,25 @@ class JobClosed:
     status: str
 
 
+@dataclass(frozen=True)
+class JobForgotten:
+    """Make room: this job's package and the newest round seen of it are dropped."""
+
+    job_id: bytes
+
+
 @dataclass
 class Memory:
     """What survives a restart; the host loads it and applies the `Store` items to it."""
 
     seen: dict[bytes, Seen] = field(default_factory=dict)
-    jobs: set[bytes] = field(default_factory=set)
-    closed: set[bytes] = field(default_factory=set)
+    jobs: dict[bytes, None] = field(default_factory=dict)  # known, the oldest first
+    closed: dict[bytes, None] = field(default_factory=dict)  # the oldest first
     release_sequence: int = -1
     outbox: OutboxPut | None = None
+
+
+CLOSED_KEPT = 1000  # ends of jobs that a device remembers; its ledger remembers all it took part in
 
 
 @dataclass(frozen=True)
@@ -123,6 +168,8 @@ class Settings:
 
     packet_bytes: int = 65536
     blob_bytes: int = 256 << 20
+    fetch_bytes: int = 512 << 20
+    jobs: int = 16
     repair_s: float = 1.0
     resend_s: float = 5.0
     waits_cap_s: float = 30.0

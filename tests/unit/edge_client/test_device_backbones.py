@@ -78,7 +78,7 @@ def test_what_comes_with_the_job_must_be_what_it_names(
     with pytest.raises(ProtocolError) as caught:
         box.host.perform(Learn(announcement(PLAN, box.keys()), package))
     assert caught.value.reason == "wrong_backbone"
-    assert box.store.load().jobs == set()
+    assert box.store.load().jobs == {}
 
 
 def test_a_job_without_backbones_brings_none(tmp_path: Path) -> None:

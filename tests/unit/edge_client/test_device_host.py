@@ -84,8 +84,8 @@ def test_a_job_must_be_the_one_that_was_signed(device: Device, tmp_path: Path) -
         announcement(PLAN, fresh.keys()), job_digest=hashlib.sha256(loose).digest()
     )
     assert refused(fresh, Learn(manifest, JobPackage(loose, b"graph"))) == "bad_job"
-    assert fresh.store.load().jobs == set()
-    assert device.store.load().jobs == {JOB_ID}
+    assert fresh.store.load().jobs == {}
+    assert device.store.load().jobs == {JOB_ID: None}
 
 
 def test_a_round_of_an_unknown_or_another_job_is_refused(device: Device, tmp_path: Path) -> None:
@@ -237,8 +237,9 @@ def test_the_owner_is_told_and_the_log_never_names_the_box(
         device.host.report(fx.Report("declined", {"round": 3, "why": "policy.min_devices: few"}))
         device.host.report(fx.Report("unheard", {"tries": 3}))
         device.host.report(fx.Report("counted", {"round": 3, "segments": 2, "counted": 2}))
-        device.answer(Round(PLAN, FIRST, device.keys()))
-        device.host.store(OutboxDrop())
+        sealed = Round(PLAN, FIRST, device.keys())
+        device.answer(sealed)
+        device.host.store(OutboxDrop(sealed.manifest.at, "dropped"))
     assert device.said[0] == "round 3 declined: policy.min_devices: few"
     assert "admitted" in device.said[1]
     assert device.said[2:] == ["round 3: 2 of 2 counted"]

@@ -87,7 +87,7 @@ def test_a_closed_job_answers_no_more(device: Device) -> None:
     [line] = device.said
     assert f"training: {spent} (limit ε = 50)" in line
     assert "inference: ε = 0, δ = 0 per record" in line
-    assert device.restarted().store.load().closed == {JOB_ID}
+    assert device.restarted().store.load().closed == {JOB_ID: None}
     with pytest.raises(ProtocolError, match="unknown_job"):
         device.host.perform(Work(sealed.manifest, RoundPackage("centre", 0, False, b"", b"")))
     device.knows(PLAN)  # a cloud that announces it again

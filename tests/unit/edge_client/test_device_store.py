@@ -51,7 +51,7 @@ def test_each_item_is_there_after_a_kill(path: Path) -> None:
     store.store(seen)
     assert reopened(path).seen == {JOB: seen}
     store.put_job(JOB, b"canonical", b"graph")
-    assert reopened(path).jobs == {JOB}
+    assert reopened(path).jobs == {JOB: None}
     store.put_fact("release_sequence", "0")
     assert reopened(path).release_sequence == 0
     item = outbox()
@@ -78,7 +78,7 @@ def test_the_outbox_holds_one_upload(path: Path) -> None:
     store.store(outbox(3))
     store.store(outbox(4, b"newer" * 9))
     assert reopened(path).outbox == outbox(4, b"newer" * 9)
-    store.store(OutboxDrop())
+    store.store(OutboxDrop(Exchanged(JOB, 4, 1), "dropped"))
     assert reopened(path).outbox is None
     store.close()
 
@@ -90,7 +90,7 @@ def test_a_closed_job_is_forgotten_but_for_its_end(path: Path) -> None:
         store.store(Seen(Exchanged(job, 1, 1), bytes(32)))
     store.store(JobClosed(JOB, "completed"))
     memory = reopened(path)
-    assert (memory.closed, memory.jobs, set(memory.seen)) == ({JOB}, {OTHER}, {OTHER})
+    assert (memory.closed, memory.jobs, set(memory.seen)) == ({JOB: None}, {OTHER: None}, {OTHER})
     assert store.job(JOB) is None
     assert store.job(OTHER) == (b"canonical", b"graph")
     store.close()
@@ -117,11 +117,11 @@ def test_a_write_that_fails_leaves_all_as_it_was_and_the_store_usable(path: Path
     )
     with pytest.raises(StorageError, match="full"):
         store.store(JobClosed(JOB, "failed"))  # its end is written first
-    assert reopened(path).closed == set()
+    assert reopened(path).closed == {}
     assert store.job(JOB) == (b"a", b"b")
     store._file.db.execute("DROP TRIGGER full")
     store.store(JobClosed(JOB, "failed"))
-    assert reopened(path).closed == {JOB}
+    assert reopened(path).closed == {JOB: None}
     store.close()
 
 

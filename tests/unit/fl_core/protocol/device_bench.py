@@ -32,9 +32,8 @@ SEALED = Sealed((0, 1, 2), SEALED_BYTES, b"".join(SEGMENTS))
 def device(memory: Memory | None = None, **settings: Any) -> DeviceMachine:
     """A device that knows the job."""
     bounds = Settings(**({"packet_bytes": PACKET_BYTES} | settings))
-    return DeviceMachine(
-        ME.signer, CLOUD_KEY, PROXY_KEY, Memory(jobs={JOB}) if memory is None else memory, bounds
-    )
+    memory = Memory(jobs={JOB: None}) if memory is None else memory
+    return DeviceMachine(ME.signer, CLOUD_KEY, PROXY_KEY, memory, bounds)
 
 
 def receive(machine: DeviceMachine, message: Message) -> list[fx.Effect]:
@@ -65,4 +64,4 @@ def upload(machine: DeviceMachine, header: Manifest | None = None) -> list[fx.Ef
 def snapshot(machine: DeviceMachine) -> object:
     """Everything that a refused message must leave alone."""
     memory = copy.deepcopy(machine.memory)
-    return machine.state, machine.manifest, memory, list(machine.fetches.under_way)
+    return machine.state, machine.round.manifest, memory, list(machine.fetches.under_way)

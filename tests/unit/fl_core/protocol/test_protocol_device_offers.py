@@ -97,7 +97,8 @@ def test_missing_parts_are_asked_for_until_they_came():
 def test_silence_makes_the_looks_rarer_up_to_a_cap():
     machine = device(repair_s=1.0, waits_cap_s=5.0)
     receive(machine, offer(manifest(LONG)))
-    assert [timers(fire(machine, "repair"))["repair"] for _ in range(4)] == [2.0, 4.0, 5.0, 5.0]
+    waits = [timers(fire(machine, "repair"))["repair"] for _ in range(4)]
+    assert all(cap / 2 < wait <= cap for wait, cap in zip(waits, (2.0, 4.0, 5.0, 5.0), strict=True))
 
 
 def test_parts_of_no_known_blob_are_of_no_interest():
@@ -115,7 +116,7 @@ def test_an_older_round_or_attempt_is_refused(older):
 
 
 def test_a_replay_is_refused_after_a_restart_too():
-    memory = Memory(jobs={JOB}, seen={JOB: Seen(at(5), b"s" * 32)})
+    memory = Memory(jobs={JOB: None}, seen={JOB: Seen(at(5), b"s" * 32)})
     out = receive(device(memory), offer(manifest(MODEL, at(4)), MODEL))
     assert refused(out) == ["replayed_round"]
 
@@ -223,7 +224,7 @@ def test_a_round_waits_for_its_job():
     out = done(machine, Open(JOB_HEADER, JOB_DATA), Opened(package))
     assert tasks(out) == [Learn(JOB_HEADER, package)]
     out = done(machine, Learn(JOB_HEADER, package), Learned())
-    assert tasks(out) == [Open(header, MODEL)] and machine.memory.jobs == {JOB}
+    assert tasks(out) == [Open(header, MODEL)] and list(machine.memory.jobs) == [JOB]
 
 
 def test_a_known_job_is_not_fetched_again():
@@ -273,7 +274,7 @@ def test_a_release_is_installed_once():
 
 
 def test_an_older_release_cannot_take_the_place_of_the_installed_one():
-    machine = device(Memory(jobs={JOB}, release_sequence=7))
+    machine = device(Memory(jobs={JOB: None}, release_sequence=7))
     out = receive(machine, offer(release(6), b"final 6"))
     assert refused(out) == ["replayed_release"]
 

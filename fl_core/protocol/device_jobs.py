@@ -1,0 +1,100 @@
+"""Which jobs a device knows, which have ended, and the round that waits for its job."""
+
+from __future__ import annotations
+
+from fl_core.errors import ProtocolError
+from fl_core.protocol import effects as fx
+from fl_core.protocol.envelope import Signer
+from fl_core.protocol.messages import Close, Exchanged, Manifest, Offer, Want
+from fl_core.protocol.pace import Pace
+from fl_core.protocol.tasks import CLOSED_KEPT, JobClosed, JobForgotten, Memory, Settings
+
+
+class Jobs:
+    """Changes `memory` together with the effects that say so. One timer, `want`."""
+
+    def __init__(self, signer: Signer, memory: Memory, settings: Settings, pace: Pace) -> None:
+        self._signer, self._memory, self._settings, self._pace = signer, memory, settings, pace
+        self._foreign: dict[bytes, bytes] = {}  # of no use to this device -> the package's digest
+        self._waiting: tuple[bytes, Offer, float] | None = None  # job, its round, until when
+        self._tries = 0
+
+    def check_open(self, job_id: bytes) -> None:
+        """Raise ProtocolError `closed_job` if this device knows that the job has ended."""
+        if job_id in self._memory.closed:
+            raise ProtocolError("closed_job")
+
+    def fresh(self, announced: Manifest) -> bool:
+        """Whether to fetch a job's package."""
+        job_id = announced.at.job_id
+        tried = self._foreign.get(job_id) == announced.blob.digest
+        return job_id not in self._memory.jobs and not tried
+
+    def ready(self, job_id: bytes) -> bool:
+        """Whether a round of this job can be taken up: the job is known, or of no use here."""
+        return job_id in self._memory.jobs or job_id in self._foreign
+
+    # --- a round that waits ---
+
+    def want(self, offer: Offer, round_: Manifest, now_s: float) -> list[fx.Effect]:
+        """Ask for the round's job until it came or the round is over."""
+        until_s = now_s + round_.deadline_s + round_.grace_s
+        self._waiting, self._tries = (round_.at.job_id, offer, until_s), 0
+        return self.want_again(now_s)
+
+    def want_again(self, now_s: float) -> list[fx.Effect]:
+        """The same once more, ever more rarely."""
+        if self._waiting is None or now_s > self._waiting[2]:
+            self._waiting = None
+            return []
+        note = self._signer.note(Want(self._waiting[0]))
+        settings = self._settings
+        wait_s = self._pace.wait_s(settings.resend_s, self._tries, settings.waits_cap_s)
+        self._tries += 1
+        return [fx.Send(fx.Proxy(), note), fx.SetTimer("want", wait_s)]
+
+    def released(self, job_id: bytes) -> Offer | None:
+        """The round that waited for this job, once."""
+        if self._waiting is None or self._waiting[0] != job_id:
+            return None
+        (_, offer, _), self._waiting = self._waiting, None
+        return offer
+
+    # --- what becomes of a job ---
+
+    def learned(self, job_id: bytes, at: Exchanged | None) -> list[fx.Effect]:
+        """The host holds the job. The oldest ones but that of `at` make room for it."""
+        self._foreign.pop(job_id, None)
+        self._memory.jobs[job_id] = None
+        out: list[fx.Effect] = []
+        while len(self._memory.jobs) > self._settings.jobs:
+            kept = {job_id, at.job_id if at else job_id}
+            oldest = next((job for job in self._memory.jobs if job not in kept), None)
+            if oldest is None:
+                break
+            self._forget(oldest)
+            out.append(fx.Store(JobForgotten(oldest)))
+        return out
+
+    def of_no_use(self, announced: Manifest) -> None:
+        """The package is not for this device, or nothing it can learn: not to be fetched again."""
+        self._foreign[announced.at.job_id] = announced.blob.digest
+        if len(self._foreign) > self._settings.jobs:
+            del self._foreign[next(iter(self._foreign))]
+
+    def closed(self, close: Close) -> list[fx.Effect]:
+        """The job has ended; nothing if that was known."""
+        job_id, closed = close.job_id, self._memory.closed
+        if job_id in closed:
+            return []
+        closed[job_id] = None
+        if len(closed) > CLOSED_KEPT:
+            del closed[next(iter(closed))]
+        self._forget(job_id)
+        self._foreign.pop(job_id, None)
+        self.released(job_id)
+        return [fx.Store(JobClosed(job_id, close.status))]
+
+    def _forget(self, job_id: bytes) -> None:
+        self._memory.jobs.pop(job_id, None)
+        self._memory.seen.pop(job_id, None)
