@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from fl_core.protocol import effects as fx
+from fl_core.protocol.proxy_tasks import KeepBroadcast, ShuffleRound
+from proxy.shuffle import Shuffle
 from proxy.spool import Spool
 
 LOG = logging.getLogger("edgeveil.proxy")
@@ -16,8 +18,8 @@ LOG = logging.getLogger("edgeveil.proxy")
 class ProxyHost:
     """Stores what the machine says and gathers its reports for the status page."""
 
-    def __init__(self, spool: Spool) -> None:
-        self._spool = spool
+    def __init__(self, spool: Spool, shuffle: Shuffle) -> None:
+        self._spool, self._shuffle = spool, shuffle
         self.online = 0
         self.round: dict[str, Any] = {}
 
@@ -30,8 +32,13 @@ class ProxyHost:
         return self._spool.together()
 
     def perform(self, task: object) -> object:
-        """The proxy's machine asks for no work."""
-        return fx.Failed("no_work_here")
+        """Work on the spool's files, off the event loop."""
+        match task:
+            case KeepBroadcast():
+                return self._spool.keep(task)
+            case ShuffleRound():
+                return self._spool.shuffled(task, self._shuffle)
+        return fx.Failed("no_such_work")
 
     def report(self, report: fx.Report) -> None:
         """Counts only; a device's id is never among them."""

@@ -120,7 +120,7 @@ class MemoryFleet:
         self._order: dict[bytes, int] = {}  # public sealing key -> number of the device
         self.boxes = [self._box(number) for number in range(1, plan.devices + 1)]
         self.spool = Spool(folder / "spool.sqlite")
-        self.proxy, self.proxy_host = self._proxy(), ProxyHost(self.spool)
+        self.proxy, self.proxy_host = self._proxy(), ProxyHost(self.spool, self._seeds.shuffle)
         self.proxy_node = self.net.add(fx.Proxy(), self.proxy, self.proxy_host)
         self.store = Store(f"sqlite:///{folder / 'cloud.sqlite'}")
         self.cloud_host = self._cloud_host(clock)
@@ -192,13 +192,13 @@ class MemoryFleet:
             Signer("proxy", self._proxy_key),
             self._cloud_key.public(),
             self.registry,
-            self._seeds.shuffle,
             self.spool.load(),
             ProxySettings(
                 packet_bytes=self._packet_bytes,
                 blob_bytes=_NO_LIMIT,
                 upload_bytes=_NO_LIMIT,
                 spool_bytes=_NO_LIMIT,
+                cache_bytes=_NO_LIMIT,
                 min_batch_floor=self.plan.min_batch_floor,
             ),
         )

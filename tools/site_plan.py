@@ -111,6 +111,7 @@ class SitePlan:
                     blob_bytes=self._batch_bytes,
                     upload_bytes=self.upload_bytes,
                     spool_bytes=SPOOLED_BATCHES * self._batch_bytes,
+                    cache_bytes=SPOOLED_BATCHES * self._batch_bytes,
                 ),
                 "log": self._log(),
             }

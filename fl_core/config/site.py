@@ -45,7 +45,14 @@ class ProxyLimits(Block):
     blob_bytes: ByteLimit = 1 << 28
     """Largest model package or batch in all its chunks together."""
     spool_bytes: ByteLimit = 1 << 30
-    """Disk for ciphertext that waits to be handed over."""
+    """Disk for uploads and batches that wait to be handed over; while a round closes, its batch
+    stands beside its uploads."""
+    cache_bytes: ByteLimit = 1 << 30
+    """Disk for broadcasts that devices may still ask for; more are refused."""
+    credit_bytes: ByteLimit = 16 << 20
+    """Bytes that all devices together may have on their way: each waits until it is asked."""
+    hellos_per_s: float = Field(default=500, gt=0, le=1e6)
+    """Devices heard in a second; those beyond are told when to come again."""
     upload_bytes: ByteLimit = 1 << 26
     """Largest upload of one device in one round."""
     devices: int = Field(default=100_000, ge=1, le=10**7)
@@ -120,6 +127,11 @@ class ProxySite(Block):
     """Status."""
     min_batch_floor: int = Field(default=3, ge=1, le=10**6)
     """Fewest uploads ever handed over in one batch, whatever a job says."""
+    cover_traffic: bool = False
+    """Every device answers every round, the unselected with dummies, so that not even the proxy can
+    tell who was selected. Costs an upload per device and round."""
+    cover_window_s: float = Field(default=10, gt=0, le=86400)
+    """Seconds over which devices spread their answers under cover traffic."""
     limits: ProxyLimits = ProxyLimits()
     """Bounds."""
     log: Log = Log()
@@ -134,12 +146,16 @@ class ProxySite(Block):
         yield from broker_mixes(self.edge_broker, "edge_broker")
         yield from broker_mixes(self.cloud_broker, "cloud_broker")
         limits = self.limits
-        for key, size in (("upload", limits.upload_bytes), ("blob", limits.blob_bytes)):
-            if size > limits.spool_bytes:
+        rooms = (
+            ("upload", limits.upload_bytes, "spool", limits.spool_bytes),
+            ("blob", limits.blob_bytes, "cache", limits.cache_bytes),
+        )
+        for key, size, room, most in rooms:
+            if size > most:
                 yield Mix(
-                    (f"limits.{key}_bytes", "limits.spool_bytes"),
-                    f"{size} bytes do not fit into a spool of {limits.spool_bytes}; "
-                    "raise limits.spool_bytes or lower it",
+                    (f"limits.{key}_bytes", f"limits.{room}_bytes"),
+                    f"{size} bytes do not fit into a {room} of {most}; "
+                    f"raise limits.{room}_bytes or lower it",
                 )
 
 

@@ -50,10 +50,7 @@ class Assembly:
     """
 
     def __init__(self, blob: Blob, limit_bytes: int, *, keep: bool = True) -> None:
-        if blob.size_bytes > limit_bytes:
-            raise ProtocolError("oversized_blob")
-        if blob.parts > 1 and blob.part_bytes < SMALLEST_PART_BYTES:
-            raise ProtocolError("tiny_parts")
+        check_claim(blob, limit_bytes)
         self.blob, self._keep = blob, keep
         self._pieces: dict[int, bytes] = {}
         self._lowest_missing = 0
@@ -103,6 +100,14 @@ class Assembly:
             self.forget()
             raise ProtocolError("bad_digest")
         return data
+
+
+def check_claim(blob: Blob, limit_bytes: int) -> None:
+    """Raise ProtocolError `oversized_blob` or `tiny_parts` before anything is taken."""
+    if blob.size_bytes > limit_bytes:
+        raise ProtocolError("oversized_blob")
+    if blob.parts > 1 and blob.part_bytes < SMALLEST_PART_BYTES:
+        raise ProtocolError("tiny_parts")
 
 
 def check_part(blob: Blob, message: Part) -> None:

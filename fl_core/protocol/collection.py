@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -10,15 +9,13 @@ from fl_core.errors import ProtocolError
 from fl_core.protocol.messages import SEAL_OVERHEAD_BYTES, Manifest, Upload
 from fl_core.protocol.transitions import StateTable
 
-Shuffle = Callable[[list[bytes]], None]
-"""Permutes a list in place, uniformly, from the operating system's randomness."""
-
 
 class State(Enum):
     """Where the proxy stands in one round."""
 
     COLLECTING = "collecting"
     GRACE = "grace"
+    SHUFFLING = "shuffling"
     HANDING_OVER = "handing_over"
     SHORT = "short"
     DELIVERED = "delivered"
@@ -30,12 +27,13 @@ TABLE = StateTable(
     {(state, "dropped"): _S.DELIVERED for state in State}
     | {
         (_S.COLLECTING, "quorum"): _S.GRACE,
-        (_S.COLLECTING, "all_answered"): _S.HANDING_OVER,
-        (_S.GRACE, "all_answered"): _S.HANDING_OVER,
-        (_S.GRACE, "grace_over"): _S.HANDING_OVER,
-        (_S.COLLECTING, "deadline_with_enough"): _S.HANDING_OVER,
-        (_S.GRACE, "deadline_with_enough"): _S.HANDING_OVER,
+        (_S.COLLECTING, "all_answered"): _S.SHUFFLING,
+        (_S.GRACE, "all_answered"): _S.SHUFFLING,
+        (_S.GRACE, "grace_over"): _S.SHUFFLING,
+        (_S.COLLECTING, "deadline_with_enough"): _S.SHUFFLING,
+        (_S.GRACE, "deadline_with_enough"): _S.SHUFFLING,
         (_S.COLLECTING, "below_floor"): _S.SHORT,
+        (_S.SHUFFLING, "shuffled"): _S.HANDING_OVER,
         (_S.HANDING_OVER, "held_by_cloud"): _S.DELIVERED,
     },
 )
@@ -43,73 +41,124 @@ TABLE = StateTable(
 
 @dataclass(frozen=True)
 class Held:
-    """A device's complete upload: which groups, and the sealed segments in one blob."""
+    """A device's complete upload: which groups, its digest, and its place in the round's file."""
 
     groups: tuple[int, ...]
     digest: bytes
-    data: bytes
+    slot: int
 
 
 @dataclass
 class Collection:
-    """Uploads of one round. `floor` is the larger of the job's and this proxy's minimum."""
+    """Uploads of one round. `floor` is the larger of the job's and this proxy's minimum.
+
+    `pending`, with cover traffic: the devices that are there and have not answered; None where
+    the process began after the round did, and so cannot know.
+    """
 
     manifest: Manifest
     floor: int
+    cover: bool = False
     state: State = TABLE.start
     uploads: dict[str, Held] = field(default_factory=dict)
     declined: set[str] = field(default_factory=set)
+    slots: dict[str, int] = field(default_factory=dict)
+    pending: set[str] | None = None
+
+    def __post_init__(self) -> None:
+        sealed = (group.padded_bytes + SEAL_OVERHEAD_BYTES for group in self.manifest.groups)
+        self.segment_bytes = tuple(sealed)
+        self.slot_bytes = sum(self.segment_bytes)
+        self._next_slot = 0
 
     @property
     def open(self) -> bool:
         """Uploads are still taken."""
         return self.state in (State.COLLECTING, State.GRACE)
 
+    @property
+    def spooled_bytes(self) -> int:
+        """Disk that uploads take, or were promised when they began to come."""
+        return len(self.slots) * self.slot_bytes
+
+    def slot(self, device: str) -> int:
+        """The device's place in the round's file: one, however often it begins anew."""
+        if device not in self.slots:
+            self.slots[device] = self._next_slot
+            self._next_slot += 1
+        return self.slots[device]
+
+    def restore(self, device: str, held: Held) -> None:
+        """An upload that is on the disk already."""
+        self.uploads[device] = held
+        self.slots[device] = held.slot
+        self._next_slot = max(self._next_slot, held.slot + 1)
+
     def check_form(self, upload: Upload) -> None:
         """Raise `wrong_groups` or `wrong_size` unless it is exactly what the manifest allows."""
         groups, known = upload.groups, self.manifest.groups
         if list(groups) != sorted(set(groups)) or groups[-1] >= len(known):
             raise ProtocolError("wrong_groups")
-        expected = sum(known[g].padded_bytes + SEAL_OVERHEAD_BYTES for g in groups)
-        if upload.blob.size_bytes != expected:
+        if upload.blob.size_bytes != sum(self.segment_bytes[g] for g in groups):
             raise ProtocolError("wrong_size")
 
     def step(self, happened: str) -> None:
         """Move on, or raise and change nothing."""
         self.state = TABLE.step(self.state, happened)
 
+    def hold(self, device: str, held: Held) -> None:
+        """The device's upload is here."""
+        self.uploads[device] = held
+        self.left(device)
+
+    def decline(self, device: str) -> None:
+        """The device will not upload."""
+        self.declined.add(device)
+        self.left(device)
+
+    def came(self, device: str) -> None:
+        """With cover traffic a device that is there is waited for."""
+        known = device in self.uploads or device in self.declined
+        if self.pending is not None and self.open and not known:
+            self.pending.add(device)
+
+    def left(self, device: str) -> None:
+        """The device is not waited for any more."""
+        if self.pending is not None:
+            self.pending.discard(device)
+
     def verdict(self, *, deadline: bool = False, grace_over: bool = False) -> str | None:
         """What the counts mean now: the transition to take, or None to keep waiting."""
         enough = len(self.uploads) >= self.floor
-        answered = len(self.uploads) + len(self.declined) >= self.manifest.selected
+        answered = self._all_answered()
         if self.open and enough and answered:
             return "all_answered"
         if self.open and enough and deadline:
             return "deadline_with_enough"
         if self.state is State.GRACE and grace_over:
             return "grace_over"
-        if self.state is State.COLLECTING and (deadline or answered):
+        # With cover traffic those who are not there yet may still come.
+        hopeless = answered and not self.cover
+        if self.state is State.COLLECTING and (deadline or hopeless):
             return "below_floor"
-        quorum = len(self.uploads) >= max(self.manifest.quorum, self.floor)
+        quorum = len(self.uploads) >= max(self._quorum(), self.floor)
         return "quorum" if quorum and self.state is State.COLLECTING else None
 
+    def _all_answered(self) -> bool:
+        if self.cover:
+            return self.pending is not None and not self.pending
+        return len(self.uploads) + len(self.declined) >= self.manifest.selected
+
+    def _quorum(self) -> float:
+        """With cover traffic, the job's share of the selected is one of all who are there."""
+        if not self.cover:
+            return self.manifest.quorum
+        if self.pending is None:
+            return float("inf")
+        there = len(self.uploads) + len(self.declined) + len(self.pending)
+        return there * self.manifest.quorum / max(1, self.manifest.selected)
+
     def forget_ciphertext(self) -> None:
-        """Keep who answered, so that a repeated upload is still known, and drop what they sent."""
-        self.uploads = {d: Held(h.groups, h.digest, b"") for d, h in self.uploads.items()}
-
-    def shuffled(self, shuffle: Shuffle) -> tuple[tuple[int, ...], bytes]:
-        """Segments of each group, permuted independently of the others: (counts, blob).
-
-        A group with fewer segments than the floor is left out: its few senders would stand alone.
-        """
-        groups: list[list[bytes]] = [[] for _ in self.manifest.groups]
-        for held in self.uploads.values():
-            offset = 0
-            for g in held.groups:
-                size = self.manifest.groups[g].padded_bytes + SEAL_OVERHEAD_BYTES
-                groups[g].append(held.data[offset : offset + size])
-                offset += size
-        groups = [segments if len(segments) >= self.floor else [] for segments in groups]
-        for segments in groups:
-            shuffle(segments)
-        return tuple(map(len, groups)), b"".join(b"".join(segments) for segments in groups)
+        """Keep who answered, so that a repeated upload is still known; its place is gone."""
+        self.uploads = {d: Held(h.groups, h.digest, -1) for d, h in self.uploads.items()}
+        self.slots.clear()

@@ -1,12 +1,10 @@
 """The proxy's machine: serve identical bytes to all, take one upload each, shuffle, hand over.
 
 It sees ciphertext only. Towards the cloud it says counts, never who or when. Broadcasts are the
-business of `proxy_broadcasts.py`, uploads and batches of `proxy_rounds.py`.
+business of `proxy_broadcasts.py`, uploads of `proxy_uploads.py`, batches of `proxy_rounds.py`.
 """
 
 from __future__ import annotations
-
-import hashlib
 
 from fl_core.crypto.keys import VerifyKey
 from fl_core.crypto.labels import BODY
@@ -32,14 +30,17 @@ from fl_core.protocol.messages import (
     Want,
 )
 from fl_core.protocol.proxy_broadcasts import Broadcasts
+from fl_core.protocol.proxy_greeting import Greeting
 from fl_core.protocol.proxy_rounds import Rounds
 from fl_core.protocol.proxy_tasks import (
+    KeepBroadcast,
     ProxyMemory,
     ProxyParts,
     ProxySettings,
     Registry,
-    Shuffle,
+    ShuffleRound,
 )
+from fl_core.protocol.proxy_uploads import Uploads
 from fl_core.protocol.transfer import answer_need, part_bytes, sends
 
 
@@ -51,17 +52,17 @@ class ProxyMachine:
         signer: Signer,
         cloud_key: VerifyKey,
         registry: Registry,
-        shuffle: Shuffle,
         memory: ProxyMemory | None = None,
         settings: ProxySettings | None = None,
     ) -> None:
         self.signer, self.cloud_key, self.registry = signer, cloud_key, registry
         self.memory, self.settings = memory or ProxyMemory(), settings or ProxySettings()
-        parts = ProxyParts(signer, cloud_key, registry, shuffle, self.memory, self.settings)
+        parts = ProxyParts(signer, cloud_key, registry, self.memory, self.settings)
         self.rounds = Rounds(parts)
+        self.uploads = Uploads(parts, self.rounds)
         self.broadcasts = Broadcasts(parts, self.rounds)
-        self.online: set[str] = set()
-        self._ack = parts.ack
+        self.online = parts.online
+        self._greeting = Greeting(parts)
         self._roster: tuple[Signed, Roster, bytes] | None = None
 
     @property
@@ -82,26 +83,58 @@ class ProxyMachine:
             case fx.Connected(peer=fx.Cloud()):
                 return self._send_roster() + self.rounds.hand_over_all()
             case fx.Connected(peer=fx.AllDevices()):
-                here = self.signer.note(Here(self.settings.hello_spread_s))
-                return [fx.Send(fx.AllDevices(), here)]
+                return self._greeting.here()
             case fx.Command(what="started"):
                 return self.rounds.resume()
             case fx.Command(what="roster_changed"):
-                return self._send_roster()
+                return self._roster_changed()
+            case fx.Done(task=ShuffleRound() as task, result=result):
+                return self.rounds.shuffled(task, result)
+            case fx.Done(task=KeepBroadcast() as task, result=result):
+                return self.broadcasts.kept(task, result)
             case fx.Received(sender=fx.Cloud(), message=message):
                 return self._cloud_message(message)
             case fx.Received(sender=fx.Device(id=device), message=message):
                 return self._device_message(device, message, now_s)
             case fx.Timer(name=name):
-                return self._timer(name)
+                return self._timer(name, now_s)
         return []
 
-    def _timer(self, name: str) -> list[fx.Effect]:
+    def _timer(self, name: str, now_s: float) -> list[fx.Effect]:
+        if name == "credit":
+            return self.rounds.arrivals.tick(now_s)
         if name == "roster":
             return self._offer_roster(push=False)
         return self.broadcasts.repair() if name == "repair" else self.rounds.timer(name)
 
+    # --- how things stand, for metrics and logs ---
+
+    @property
+    def spool_bytes(self) -> int:
+        """Disk taken by uploads and batches, or promised to uploads under way."""
+        return self.rounds.spooled_bytes
+
+    @property
+    def cache_bytes(self) -> int:
+        """Disk taken by broadcasts, or promised to those under way."""
+        return self.broadcasts.cached_bytes
+
+    @property
+    def credit_bytes(self) -> int:
+        """Bytes that devices were asked for and that have not come yet."""
+        return self.rounds.arrivals.credit.granted_bytes
+
+    @property
+    def open_rounds(self) -> int:
+        """Rounds that take uploads."""
+        return sum(collection.open for collection in self.rounds.by_key.values())
+
     # --- the roster ---
+
+    def _roster_changed(self) -> list[fx.Effect]:
+        known = self.registry.verify_key
+        self.online -= {device for device in self.online if known(device) is None}
+        return self._send_roster()
 
     def _send_roster(self) -> list[fx.Effect]:
         epoch, keys = self.registry.roster()
@@ -155,31 +188,37 @@ class ProxyMachine:
     def _device_message(self, device: str, message: object, now_s: float) -> list[fx.Effect]:
         match message:
             case Offer() as offer:
-                return self.rounds.offer(device, offer)
+                return self.uploads.offer(device, offer, now_s)
             case Part() as part:
-                return self.rounds.part(device, part)
+                return self.uploads.part(device, part, now_s)
             case Need() as need:
                 return self.broadcasts.need(device, need, now_s)
             case Note(body=signed):
-                check(signed, device, self.registry.verify_key(device), BODY)
-                return self._device_note(device, decode_body(signed), signed)
+                return self._device_note(device, signed, now_s)
         raise ProtocolError("unexpected_body")
 
-    def _device_note(self, device: str, body: object, signed: Signed) -> list[fx.Effect]:
+    def _device_note(self, device: str, signed: Signed, now_s: float) -> list[fx.Effect]:
+        body = decode_body(signed)
+        if isinstance(body, Hello) and (delay_s := self._greeting.rate.delay_s(now_s)):
+            return self._greeting.later(device, delay_s)  # checked when its turn comes
+        check(signed, device, self.registry.verify_key(device), BODY)
         match body:
             case Hello(device=said) if said == device:
-                self.online.add(device)
-                ack = self._ack(hashlib.sha256(signed.payload).digest(), "held")
-                greeting = fx.Send(fx.Device(device), ack)
-                return [greeting, *self.broadcasts.welcome(device), self._presence()]
+                return self._came(device, signed)
             case Bye(device=said) if said == device:
                 self.online.discard(device)
-                return [self._presence()]
+                return [*self.uploads.left(device), self._presence()]
             case Want(job_id=job_id):
                 return self.broadcasts.want(device, job_id)
             case Decline(at=at):
-                return self.rounds.decline(device, at)
+                return self.uploads.decline(device, at, now_s)
         raise ProtocolError("unexpected_body")
+
+    def _came(self, device: str, hello: Signed) -> list[fx.Effect]:
+        self.online.add(device)
+        self.uploads.came(device)
+        heard = self._greeting.heard(device, hello)
+        return [*heard, *self.broadcasts.welcome(device), self._presence()]
 
     def _presence(self) -> fx.Effect:
         return fx.Report("devices_online", {"count": len(self.online)})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from fl_core.crypto.labels import HEADER
 from fl_core.errors import ProtocolError
@@ -10,22 +12,48 @@ from fl_core.protocol import effects as fx
 from fl_core.protocol.blob import NEED_LIMIT
 from fl_core.protocol.codec import decode_header
 from fl_core.protocol.envelope import check
-from fl_core.protocol.messages import Close, Commit, Manifest, Need, Note, Offer, Part
+from fl_core.protocol.messages import Close, Commit, Manifest, Need, Note, Offer, Part, Signed
 from fl_core.protocol.proxy_rounds import Rounds
-from fl_core.protocol.proxy_tasks import JobEnded, Kept, ProxyParts, key_of
+from fl_core.protocol.proxy_tasks import (
+    BroadcastDropped,
+    BroadcastPart,
+    JobEnded,
+    KeepBroadcast,
+    Kept,
+    ProxyParts,
+    key_of,
+)
 from fl_core.protocol.transfer import Fetch, answer_need, check_fetchable, first_data, sends
 
 _ORDER = {"job": 0, "round": 1, "release": 2, "commit": 3}
 
 
+@dataclass(frozen=True)
+class _Served:
+    """What a device was sent of a blob, in its last two requests, and until when that counts."""
+
+    blob: bytes
+    until_s: float = 0.0
+    last: frozenset[int] = frozenset()
+    before: frozenset[int] = frozenset()
+
+
 class Broadcasts:
-    """What devices may ask for. A complete round's manifest opens the round."""
+    """What devices may ask for. A complete round's manifest opens the round.
+
+    All of it lies on the disk; here are headers and marks of what has come.
+    """
 
     def __init__(self, parts: ProxyParts, rounds: Rounds) -> None:
         self._parts, self._rounds = parts, rounds
         self.arriving: dict[bytes, Fetch] = {}  # by blob digest
-        # Per device: the blob, until when, and the parts it was last sent.
-        self._served: dict[str, tuple[bytes, float, frozenset[int]]] = {}
+        self._served: dict[str, _Served] = {}  # of admitted devices alone
+
+    @property
+    def cached_bytes(self) -> int:
+        """Disk taken by broadcasts, or promised to those under way."""
+        kept = sum(_cost_bytes(k.signed, k.header) for k in self._parts.memory.kept.values())
+        return kept + sum(_cost_bytes(f.offer.header, _header(f)) for f in self.arriving.values())
 
     # --- from the cloud ---
 
@@ -45,16 +73,24 @@ class Broadcasts:
         if reason:
             return self._refuse(digest, reason)
         check_fetchable(offer, header.blob, self._parts.settings.blob_bytes)
-        self._forget_fetches(header)
+        out = self._forget_fetches(lambda old: header != old and _supersedes(header, old))
         if digest not in self.arriving:
-            self.arriving[digest] = Fetch(offer, header, self._parts.settings.blob_bytes)
+            if self._bytes_with(offer.header, header) > self._parts.settings.cache_bytes:
+                return [*out, *self._refuse(digest, "cache_full")]
+            limit_bytes = self._parts.settings.blob_bytes
+            self.arriving[digest] = Fetch(offer, header, limit_bytes, keep=False)
         fetch = self.arriving[digest]
-        complete = False
         for part in first_data(offer, header.blob):
-            complete = fetch.add(part)
-        if complete:
-            return self._keep(fetch)
-        return [fx.SetTimer("repair", self._parts.settings.repair_s)]
+            out += self._put(fetch, part)
+        if fetch.assembly.complete:
+            return out
+        return [*out, fx.SetTimer("repair", self._parts.settings.repair_s)]
+
+    def _bytes_with(self, signed: Signed, header: Manifest | Commit) -> int:
+        """What the cache would hold with this broadcast, and without those that it ends."""
+        kept = self._parts.memory.kept.values()
+        over = sum(_cost_bytes(k.signed, k.header) for k in kept if _supersedes(header, k.header))
+        return self.cached_bytes - over + _cost_bytes(signed, header)
 
     def _why_not(self, header: Manifest | Commit) -> str:
         """The reason to refuse a broadcast, or an empty string."""
@@ -74,12 +110,12 @@ class Broadcasts:
             return "selected_below_floor"
         return ""
 
-    def _forget_fetches(self, header: Manifest | Commit) -> None:
+    def _forget_fetches(self, over: Callable[[Manifest | Commit], bool]) -> list[fx.Effect]:
         """The cloud has moved on: what it no longer offers cannot be completed."""
-        for digest, fetch in list(self.arriving.items()):
-            old = fetch.header
-            if isinstance(old, Manifest | Commit) and header != old and _supersedes(header, old):
-                del self.arriving[digest]
+        gone = [d for d, fetch in self.arriving.items() if over(_header(fetch))]
+        for digest in gone:
+            del self.arriving[digest]
+        return [fx.Store(BroadcastDropped(digest)) for digest in gone]
 
     def _refuse(self, digest: bytes, reason: str) -> list[fx.Effect]:
         return [
@@ -90,29 +126,42 @@ class Broadcasts:
     def part(self, part: Part) -> list[fx.Effect]:
         """A part of a broadcast under way."""
         fetch = self.arriving.get(part.blob)
-        if fetch is None:
+        if fetch is None or part.index in fetch.assembly:
             return []
-        if fetch.add(part):
-            return self._keep(fetch)
+        out = self._put(fetch, part)
         need = fetch.next_need(timer=False)
-        return [fx.Send(fx.Cloud(), need)] if need else []
+        return [*out, fx.Send(fx.Cloud(), need)] if need else out
 
-    def _keep(self, fetch: Fetch) -> list[fx.Effect]:
-        """The whole blob is here: keep it, say so, open the round, pass it on."""
-        data = fetch.assembly.finish()
-        header = fetch.header
-        if not isinstance(header, Manifest | Commit):
+    def _put(self, fetch: Fetch, part: Part) -> list[fx.Effect]:
+        """A part goes to the disk; the whole is checked there."""
+        if part.index in fetch.assembly:
             return []
-        del self.arriving[header.blob.digest]
-        kept = Kept(fetch.offer.header, header, data)
+        complete = fetch.add(part)
+        offset = part.index * fetch.header.blob.part_bytes
+        out: list[fx.Effect] = [fx.Store(BroadcastPart(part.blob, offset, part.data))]
+        if complete:
+            out.append(fx.Work(KeepBroadcast(fetch.offer.header, _header(fetch))))
+        return out
+
+    def kept(self, task: KeepBroadcast, result: object) -> list[fx.Effect]:
+        """The whole blob is here: say so, open the round, pass it on."""
+        header, digest = task.header, task.header.blob.digest
+        fetch = self.arriving.get(digest)
+        if fetch is None or fetch.header != header:  # it was overtaken meanwhile
+            known = fetch is not None or digest in self._parts.memory.kept
+            return [] if known else [fx.Store(BroadcastDropped(digest))]
+        del self.arriving[digest]
+        if not isinstance(result, Kept):
+            reason = result.reason if isinstance(result, fx.Failed) else "bad_digest"
+            return [fx.Store(BroadcastDropped(digest)), fx.Refuse(reason)]
         out: list[fx.Effect] = self._make_room(header)
-        self._parts.memory.kept[header.blob.digest] = kept
-        out += [fx.Store(kept), fx.Send(fx.Cloud(), self._parts.ack(header.blob.digest, "held"))]
+        self._parts.memory.kept[digest] = result
+        out += [fx.Store(result), fx.Send(fx.Cloud(), self._parts.ack(digest, "held"))]
         if isinstance(header, Commit):
             out += self._rounds.drop(header.at)
         elif header.kind == "round":
             out += self._rounds.begin(header)
-        return out + self._pass_on(fx.AllDevices(), kept)
+        return out + self._pass_on(fx.AllDevices(), result)
 
     def _make_room(self, header: Manifest | Commit) -> list[fx.Effect]:
         """A new round of a job ends its earlier ones; of broadcasts only the newest stays."""
@@ -126,7 +175,7 @@ class Broadcasts:
         out: list[fx.Effect] = []
         if job_id not in memory.ended:
             out += self._rounds.drop_job(job_id)
-            self.arriving = {d: f for d, f in self.arriving.items() if not _of_job(f, job_id)}
+            out += self._forget_fetches(lambda header: header.at.job_id == job_id)
             memory.kept = {
                 digest: kept
                 for digest, kept in memory.kept.items()
@@ -161,14 +210,15 @@ class Broadcasts:
         kept = self._parts.memory.kept.get(need.blob)
         if kept is None:
             raise ProtocolError("unknown_blob")
-        blob, until_s, sent = self._served.get(device, (b"", 0.0, frozenset[int]()))
-        if blob != need.blob or now_s >= until_s:
-            sent = frozenset()
+        served = self._served.get(device)
+        if served is None or served.blob != need.blob or now_s >= served.until_s:
+            served = _Served(need.blob)
+        sent = served.last | served.before
         fresh = frozenset(sorted(set(need.indices) - sent)[:NEED_LIMIT])
         if not fresh:
             return []
-        repeat_s = self._parts.settings.need_repeat_s
-        self._served[device] = (need.blob, now_s + repeat_s, fresh)
+        until_s = now_s + self._parts.settings.need_repeat_s
+        self._served[device] = _Served(need.blob, until_s, fresh, served.last)
         asked = Need(need.blob, tuple(fresh))
         return list(answer_need(fx.Device(device), asked, kept.header.blob, kept.data))
 
@@ -195,8 +245,15 @@ def _slot(header: Manifest | Commit) -> tuple[object, ...]:
     return (_kind(header), *key_of(header.at))
 
 
-def _of_job(fetch: Fetch, job_id: bytes) -> bool:
-    return isinstance(fetch.header, Manifest | Commit) and fetch.header.at.job_id == job_id
+def _header(fetch: Fetch) -> Manifest | Commit:
+    """The header of a broadcast under way: `offer` begins no other."""
+    if not isinstance(fetch.header, Manifest | Commit):
+        raise ProtocolError("unexpected_header")
+    return fetch.header
+
+
+def _cost_bytes(signed: Signed, header: Manifest | Commit) -> int:
+    return header.blob.size_bytes + len(signed.payload)
 
 
 def _supersedes(new: Manifest | Commit, old: Manifest | Commit) -> bool:

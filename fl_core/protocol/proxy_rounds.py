@@ -1,37 +1,25 @@
-"""The proxy's upload side: open rounds, one upload each, a shuffled batch, the hand-over."""
+"""The proxy's rounds: open one, see when it is over, have it shuffled, hand it over."""
 
 from __future__ import annotations
 
-from fl_core.crypto.labels import HEADER
 from fl_core.errors import ProtocolError
 from fl_core.protocol import effects as fx
-from fl_core.protocol.blob import describe
-from fl_core.protocol.codec import decode_header
-from fl_core.protocol.collection import Collection, Held, State
-from fl_core.protocol.envelope import check
-from fl_core.protocol.messages import (
-    Ack,
-    Batch,
-    Exchanged,
-    Manifest,
-    Need,
-    Offer,
-    Part,
-    Shortfall,
-    Upload,
-)
+from fl_core.protocol.collection import Collection, State
+from fl_core.protocol.messages import Ack, Batch, Blob, Exchanged, Manifest, Need, Shortfall
+from fl_core.protocol.proxy_arrivals import Arrivals
 from fl_core.protocol.proxy_tasks import (
     BatchDelivered,
     BatchKept,
     ProxyParts,
     RoundDropped,
     RoundKey,
-    UploadKept,
+    Shuffled,
+    ShuffleRound,
     key_of,
 )
-from fl_core.protocol.transfer import Fetch, answer_need, first_data, part_bytes, sends
+from fl_core.protocol.transfer import answer_need, part_bytes, sends
 
-_TIMERS = ("deadline", "grace", "handover", "short")
+_TIMERS = ("deadline", "grace", "shuffle", "handover", "short")
 
 
 class Rounds:
@@ -40,7 +28,8 @@ class Rounds:
     def __init__(self, parts: ProxyParts) -> None:
         self._parts = parts
         self.by_key: dict[RoundKey, Collection] = {}
-        self.arriving: dict[str, Fetch] = {}  # by device
+        settings = parts.settings
+        self.arrivals = Arrivals(settings.credit_bytes, settings.credit_patience_s)
         self._restore()
 
     def _restore(self) -> None:
@@ -54,13 +43,23 @@ class Rounds:
                     collection.state = State.HANDING_OVER
                 self.by_key[key] = collection
         for upload in self._parts.memory.uploads:
-            if key_of(upload.at) in self.by_key:
-                self.by_key[key_of(upload.at)].uploads[upload.device] = upload.held
+            collection = self.by_key[key_of(upload.at)]
+            collection.restore(upload.device, upload.held)
         self._parts.memory.uploads.clear()
+        for collection in self.by_key.values():
+            if not collection.open:
+                collection.forget_ciphertext()
 
     def _collection(self, manifest: Manifest) -> Collection:
-        floor = max(manifest.min_batch, self._parts.settings.min_batch_floor, 1)
-        return Collection(manifest, floor)
+        settings = self._parts.settings
+        floor = max(manifest.min_batch, settings.min_batch_floor, 1)
+        return Collection(manifest, floor, settings.cover_window_s > 0)
+
+    @property
+    def spooled_bytes(self) -> int:
+        """Disk taken by uploads and batches, or promised to uploads under way."""
+        uploads = sum(collection.spooled_bytes for collection in self.by_key.values())
+        return uploads + sum(len(kept.data) for kept in self._parts.memory.batches.values())
 
     def resume(self) -> list[fx.Effect]:
         """Timers of rounds that were open when the process ended, and what was due then."""
@@ -68,13 +67,15 @@ class Rounds:
         for key, collection in self.by_key.items():
             if collection.open:
                 out.append(self._set("deadline", key, collection.manifest.deadline_s))
-                out += self._advance(collection)
+                out += self.advance(collection)
         return out
 
     def begin(self, manifest: Manifest) -> list[fx.Effect]:
         """Open a round for uploads."""
         key = key_of(manifest.at)
-        self.by_key[key] = self._collection(manifest)
+        collection = self.by_key[key] = self._collection(manifest)
+        if collection.cover:
+            collection.pending = set(self._parts.online)
         report = fx.Report("round_open", {"round": manifest.at.round, "phase": manifest.phase})
         return [self._set("deadline", key, manifest.deadline_s), report]
 
@@ -95,109 +96,19 @@ class Rounds:
         """End a round: its uploads and its batch are of no use any more."""
         key = key_of(at)
         self._parts.memory.batches.pop(key, None)
-        for device, fetch in list(self.arriving.items()):
-            if isinstance(fetch.header, Upload) and fetch.header.at == at:
-                del self.arriving[device]
         collection = self.by_key.get(key)
         if collection:
+            self._stop_arrivals(collection)
             self._parts.memory.delivered.add(key)  # so that it stays closed after a restart
             collection.forget_ciphertext()
             collection.step("dropped")
         timers = [self._cancel(what, key) for what in _TIMERS]
         return [fx.Store(RoundDropped(at)), *timers]
 
-    # --- uploads ---
-
-    def offer(self, device: str, offer: Offer) -> list[fx.Effect]:
-        """A device offers its upload, perhaps with the whole blob inside."""
-        check(offer.header, device, self._parts.registry.verify_key(device), HEADER)
-        header = decode_header(offer.header)
-        if not isinstance(header, Upload):
-            raise ProtocolError("unexpected_header")
-        digest = header.blob.digest
-        collection = self.by_key.get(key_of(header.at))
-        held = collection.uploads.get(device) if collection else None
-        if held is not None:
-            if held.digest == digest:
-                return [fx.Send(fx.Device(device), self._parts.ack(digest, "held"))]
-            return self._refuse(device, digest, "duplicate", "duplicate_upload")
-        if collection is None or not collection.open or device in collection.declined:
-            return self._refuse(device, digest, "closed", "closed_round")
-        fetch = self.arriving.get(device)
-        try:
-            collection.check_form(header)
-            if self._spooled(device) + header.blob.size_bytes > self._parts.settings.spool_bytes:
-                raise ProtocolError("spool_full")
-            if fetch is None or fetch.header != header:
-                fetch = Fetch(offer, header, self._parts.settings.upload_bytes)
-        except ProtocolError as error:
-            return self._refuse(device, digest, "refused", error.reason)
-        self.arriving[device] = fetch
-        complete = False
-        for part in first_data(offer, header.blob):
-            complete = fetch.add(part)
-        return self._hold(device, fetch) if complete else []
-
-    def _spooled(self, besides: str) -> int:
-        """Bytes held, and bytes promised to uploads under way but for the device's own."""
-        held = sum(len(h.data) for c in self.by_key.values() for h in c.uploads.values())
-        coming = self.arriving.items()
-        return held + sum(f.header.blob.size_bytes for d, f in coming if d != besides)
-
-    def _refuse(self, device: str, digest: bytes, status: str, reason: str) -> list[fx.Effect]:
-        return [
-            fx.Refuse(reason),
-            fx.Send(fx.Device(device), self._parts.ack(digest, status, reason)),
-        ]
-
-    def part(self, device: str, part: Part) -> list[fx.Effect]:
-        """A part of a device's upload."""
-        fetch = self.arriving.get(device)
-        if fetch is None or fetch.header.blob.digest != part.blob:
-            raise ProtocolError("unknown_blob")
-        return self._hold(device, fetch) if fetch.add(part) else []
-
-    def _hold(self, device: str, fetch: Fetch) -> list[fx.Effect]:
-        """A complete upload: durable first, then acknowledged, then counted."""
-        data = fetch.assembly.finish()
-        del self.arriving[device]
-        header = fetch.header
-        if not isinstance(header, Upload):
-            return []
-        digest = header.blob.digest
-        collection = self.by_key.get(key_of(header.at))
-        if collection is None or not collection.open or device in collection.declined:
-            return self._refuse(device, digest, "closed", "closed_round")
-        held = Held(header.groups, digest, data)
-        collection.uploads[device] = held
-        return [
-            fx.Store(UploadKept(header.at, device, held)),
-            fx.Send(fx.Device(device), self._parts.ack(digest, "held")),
-            self._answered(collection),
-            *self._advance(collection),
-        ]
-
-    def decline(self, device: str, at: Exchanged) -> list[fx.Effect]:
-        """A device says that it will not upload; final."""
-        collection = self.by_key.get(key_of(at))
-        if collection is None or not collection.open or device in collection.uploads:
-            raise ProtocolError("closed_round")
-        collection.declined.add(device)
-        return [self._answered(collection), *self._advance(collection)]
-
     # --- closing a round ---
 
-    @staticmethod
-    def _answered(collection: Collection) -> fx.Effect:
-        counts = {
-            "round": collection.manifest.at.round,
-            "uploads": len(collection.uploads),
-            "declined": len(collection.declined),
-            "selected": collection.manifest.selected,
-        }
-        return fx.Report("answered", counts)
-
-    def _advance(self, collection: Collection, **why: bool) -> list[fx.Effect]:
+    def advance(self, collection: Collection, **why: bool) -> list[fx.Effect]:
+        """What follows from the answers so far, or from a timer."""
         verdict = collection.verdict(**why)
         if verdict is None:
             return []
@@ -205,20 +116,43 @@ class Rounds:
         key = key_of(collection.manifest.at)
         if collection.state is State.GRACE:
             return [self._set("grace", key, collection.manifest.grace_s)]
-        if collection.state is State.SHORT:
-            return self._short(key)
-        counts, data = collection.shuffled(self._parts.shuffle)
-        blob = describe(data, part_bytes(self._parts.settings.packet_bytes))
-        batch = Batch(
+        self._stop_arrivals(collection)
+        return self._short(key) if collection.state is State.SHORT else [self._shuffle(collection)]
+
+    def _stop_arrivals(self, collection: Collection) -> None:
+        for device in collection.slots:
+            arrival = self.arrivals.get(device)
+            if arrival is not None and arrival.header.at == collection.manifest.at:
+                self.arrivals.forget(device)
+
+    @staticmethod
+    def _shuffle(collection: Collection) -> fx.Effect:
+        uploads = tuple((held.slot, held.groups) for held in collection.uploads.values())
+        task = ShuffleRound(
             collection.manifest.at,
-            len(collection.uploads),
-            len(collection.declined),
-            counts,
-            blob,
+            collection.segment_bytes,
+            collection.slot_bytes,
+            collection.floor,
+            uploads,
         )
-        kept = BatchKept(batch.at, self._parts.signer.header(batch), batch, data)
-        self._parts.memory.batches[key] = kept
+        return fx.Work(task)
+
+    def shuffled(self, task: ShuffleRound, result: object) -> list[fx.Effect]:
+        """The batch is on the disk: sign it, forget whose uploads it came from, hand it over."""
+        key = key_of(task.at)
+        collection = self.by_key.get(key)
+        if collection is None or collection.state is not State.SHUFFLING:
+            return []
+        if not isinstance(result, Shuffled):  # perhaps the disk is full: try until it is not
+            failed = fx.Report("shuffle_failed", {"round": task.at.round})
+            return [failed, self._set("shuffle", key, self._parts.settings.resend_s)]
+        blob = Blob(result.digest, len(result.data), part_bytes(self._parts.settings.packet_bytes))
+        answers = (len(collection.uploads), len(collection.declined))
+        batch = Batch(task.at, *answers, result.counts, blob)
+        kept = BatchKept(batch.at, self._parts.signer.header(batch), batch, result.data)
+        collection.step("shuffled")
         collection.forget_ciphertext()
+        self._parts.memory.batches[key] = kept
         return [fx.Store(kept), *self._hand_over(key)]
 
     def hand_over_all(self) -> list[fx.Effect]:
@@ -265,18 +199,20 @@ class Rounds:
     def timer(self, name: str) -> list[fx.Effect]:
         """One of a round's timers ran out; its state decides whether that still means anything."""
         what, _, rest = name.partition(":")
-        key = next((k for k in self.by_key if _text(k) == rest), None)
-        if key is None:
+        key = _key(rest)
+        collection = self.by_key.get(key)
+        if collection is None:
             return []
-        collection = self.by_key[key]
+        if what == "shuffle" and collection.state is State.SHUFFLING:
+            return [self._shuffle(collection)]
         if what == "handover" and collection.state is State.HANDING_OVER:
             return self._hand_over(key, push=False)
         if what == "short" and collection.state is State.SHORT:
             return self._short(key)
         if what == "deadline" and collection.open:
-            return self._advance(collection, deadline=True)
+            return self.advance(collection, deadline=True)
         if what == "grace" and collection.state is State.GRACE:
-            return self._advance(collection, grace_over=True)
+            return self.advance(collection, grace_over=True)
         return []
 
     @staticmethod
@@ -290,3 +226,9 @@ class Rounds:
 
 def _text(key: RoundKey) -> str:
     return f"{key[0].hex()}:{key[1]}:{key[2]}"
+
+
+def _key(text: str) -> RoundKey:
+    """The round that `_text` gave this name."""
+    job, number, attempt = text.split(":")
+    return bytes.fromhex(job), int(number), int(attempt)

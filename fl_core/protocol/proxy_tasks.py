@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from fl_core.crypto.keys import VerifyKey
+from fl_core.protocol.blob import Data
 from fl_core.protocol.collection import Held
 from fl_core.protocol.envelope import Signer
 from fl_core.protocol.messages import Ack, Batch, Commit, Exchanged, Manifest, Note, Signed
@@ -30,6 +30,34 @@ class Kept:
 
     signed: Signed
     header: Manifest | Commit
+    data: Data
+
+
+@dataclass(frozen=True)
+class BroadcastPart:
+    """Some of a broadcast's bytes, to be put at `offset`; durable with its `KeepBroadcast`."""
+
+    digest: bytes
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class BroadcastDropped:
+    """A broadcast that was under way, or kept by its work alone, is of no use any more."""
+
+    digest: bytes
+
+
+@dataclass(frozen=True)
+class UploadPart:
+    """Some of an upload's bytes, to be put at `offset` of its round's file.
+
+    Durable with the `UploadKept` that follows, if one does.
+    """
+
+    at: Exchanged
+    offset: int
     data: bytes
 
 
@@ -49,7 +77,7 @@ class BatchKept:
     at: Exchanged
     signed: Signed
     batch: Batch
-    data: bytes
+    data: Data
 
 
 @dataclass(frozen=True)
@@ -74,6 +102,45 @@ class JobEnded:
     note: Note
 
 
+# --- work for the host, and its outcomes ---------------------------------------------------
+
+
+@dataclass(frozen=True)
+class KeepBroadcast:
+    """Check the digest of what came and make it durable; outcome `Kept`, or `Failed`."""
+
+    signed: Signed
+    header: Manifest | Commit
+
+
+@dataclass(frozen=True)
+class ShuffleRound:
+    """Write every group's segments in an order of its own; outcome `Shuffled`, or `Failed`.
+
+    `uploads` are (slot, groups): a slot of the round's file is `slot_bytes` long and holds the
+    segments of these groups one after the other, `segment_bytes[g]` each. A group with fewer
+    segments than `floor` is left out: its few senders would stand alone.
+    """
+
+    at: Exchanged
+    segment_bytes: tuple[int, ...]
+    slot_bytes: int
+    floor: int
+    uploads: tuple[tuple[int, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """The batch: `counts[g]` segments of group g, on the disk."""
+
+    counts: tuple[int, ...]
+    digest: bytes
+    data: Data
+
+
+# --- what the proxy keeps ------------------------------------------------------------------
+
+
 @dataclass
 class ProxyMemory:
     """What survives a restart; the host loads it, the machine changes it with `Store` effects."""
@@ -95,14 +162,18 @@ class ProxySettings:
     need_repeat_s: float = 10.0  # a part sent to a device is not sent to it again so soon
     upload_bytes: int = 64 << 20
     spool_bytes: int = 1 << 30
+    cache_bytes: int = 1 << 30
+    credit_bytes: int = 16 << 20
+    credit_patience_s: float = 5.0  # a grant that brings nothing for so long is taken back
+    hellos_per_s: float = 500.0
     min_batch_floor: int = 3
     repair_s: float = 1.0
     resend_s: float = 3.0
     ended_kept: int = 16
-    hello_spread_s: float = 0.5  # over which devices come when the proxy (re)starts
+    hello_spread_s: float = 0.5  # over which devices come when the proxy (re)starts, at least
+    cover_window_s: float = 0.0  # 0: no cover traffic
 
 
-Shuffle = Callable[[list[bytes]], None]
 RoundKey = tuple[bytes, int, int]
 
 
@@ -118,9 +189,9 @@ class ProxyParts:
     signer: Signer
     cloud_key: VerifyKey
     registry: Registry
-    shuffle: Shuffle
     memory: ProxyMemory
     settings: ProxySettings
+    online: set[str] = field(default_factory=set)
 
     def ack(self, digest: bytes, status: str, reason: str = "") -> Note:
         """A signed acknowledgement; `status` is one of `Ack`'s."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fl_core.errors import ProtocolError
-from fl_core.protocol.blob import NEED_LIMIT, Assembly, part, parts, whole
+from fl_core.protocol.blob import NEED_LIMIT, Assembly, Data, check_claim, part, parts, whole
 from fl_core.protocol.effects import Address, Send
 from fl_core.protocol.messages import Blob, Header, Need, Offer, Part, Signed
 
@@ -18,16 +18,16 @@ def part_bytes(packet_bytes: int) -> int:
 
 
 def sends(
-    to: Address, signed: Signed, blob: Blob, data: bytes, packet_bytes: int, *, push: bool = True
+    to: Address, signed: Signed, blob: Blob, data: Data, packet_bytes: int, *, push: bool = True
 ) -> list[Send]:
     """An offer with the blob inline if it fits one packet, else the offer and (if `push`) parts."""
     if len(signed.payload) + len(data) + FRAME_OVERHEAD_BYTES <= packet_bytes:
-        return [Send(to, Offer(signed, data))]
+        return [Send(to, Offer(signed, data[:]))]
     pieces = parts(blob, data) if push else ()
     return [Send(to, Offer(signed)), *(Send(to, piece) for piece in pieces)]
 
 
-def answer_need(to: Address, need: Need, blob: Blob, data: bytes) -> list[Send]:
+def answer_need(to: Address, need: Need, blob: Blob, data: Data) -> list[Send]:
     """The parts asked for, each once and no more than the credit.
 
     Raises ProtocolError `bad_index` for one that does not exist.
@@ -91,7 +91,7 @@ class Fetch:
 
 def check_fetchable(offer: Offer, blob: Blob, limit_bytes: int) -> None:
     """Raise `oversized_blob`, `tiny_parts` or `bad_digest` before anything is changed."""
-    Assembly(blob, limit_bytes)
+    check_claim(blob, limit_bytes)
     if offer.data:
         whole(blob, offer.data)
 

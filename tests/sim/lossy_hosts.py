@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
 
+import proxy.host
 from edge_client.store import DeviceStore
 from fl_core.crypto.keys import OpeningKey, SealingKey, SigningKey
 from fl_core.protocol import effects as fx
@@ -121,18 +124,20 @@ class DeviceHost(Crashing):
 
 
 class ProxyHost(Crashing):
-    """The proxy's own spool."""
+    """The proxy's own spool, in a folder that goes with the host."""
 
     def __init__(self, crashes: frozenset[int]) -> None:
         super().__init__(crashes)
-        self.disk = Spool(Path(":memory:"))
+        self._folder = TemporaryDirectory(prefix="edgeveil-spool-")
+        self.disk = Spool(Path(self._folder.name) / "spool.sqlite")
+        self._inner = proxy.host.ProxyHost(self.disk, Random(1).shuffle)
 
     def store(self, item: object) -> None:
-        self.disk.store(item)
+        self._inner.store(item)
         self.durable()
 
     def perform(self, task: object) -> object:
-        return fx.Failed("no_work_here")
+        return self._inner.perform(task)
 
 
 class CloudHost(Crashing):

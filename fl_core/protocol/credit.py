@@ -1,0 +1,123 @@
+"""Who may send us how much now: bytes granted and not yet arrived have a bound."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+SLOW_SHARE = 4  # the slow together hold at most one part in so many
+SLOW_PATIENCE = 6  # and are waited for so many times as long
+
+
+@dataclass
+class _Grant:
+    left_bytes: int
+    heard_s: float
+
+
+class _Lane:
+    """Waiting senders and running grants of one pace, each in the order of their turn."""
+
+    def __init__(self, limit_bytes: int, patience_s: float) -> None:
+        self.limit_bytes, self._patience_s = limit_bytes, patience_s
+        self.waiting: OrderedDict[str, int] = OrderedDict()
+        self.granted: OrderedDict[str, _Grant] = OrderedDict()  # longest unheard first
+        self.granted_bytes = 0
+
+    def give(self, who: str, now_s: float) -> None:
+        size_bytes = self.waiting.pop(who)
+        self.granted[who] = _Grant(size_bytes, now_s)
+        self.granted_bytes += size_bytes
+
+    def arrived(self, who: str, size_bytes: int, now_s: float) -> None:
+        grant = self.granted[who]
+        used_bytes = min(size_bytes, grant.left_bytes)
+        self.granted_bytes -= used_bytes
+        grant.left_bytes -= used_bytes
+        grant.heard_s = now_s
+        self.granted.move_to_end(who)
+        if not grant.left_bytes:
+            del self.granted[who]
+
+    def leave(self, who: str) -> None:
+        self.waiting.pop(who, None)
+        grant = self.granted.pop(who, None)
+        self.granted_bytes -= grant.left_bytes if grant else 0
+
+    def unheard(self, now_s: float) -> str | None:
+        """Who has kept a grant for too long without sending anything, or None."""
+        for who, grant in self.granted.items():
+            return who if now_s - grant.heard_s >= self._patience_s else None
+        return None
+
+
+class Credit:
+    """Deals out `limit_bytes` first come, first served, at a constant cost per event.
+
+    Who is granted more than once waits at the back each time. A grant without progress for
+    `patience_s` is taken back; its holder then waits in a lane of its own, which never has more
+    than a quarter of the credit: however many are slow, they do not hold up the others.
+    """
+
+    def __init__(self, limit_bytes: int, patience_s: float) -> None:
+        self.limit_bytes = limit_bytes
+        self._brisk = _Lane(limit_bytes, patience_s)
+        self._slow = _Lane(limit_bytes // SLOW_SHARE, patience_s * SLOW_PATIENCE)
+        self._known_slow: set[str] = set()
+
+    @property
+    def granted_bytes(self) -> int:
+        """Granted and not yet arrived."""
+        return self._brisk.granted_bytes + self._slow.granted_bytes
+
+    @property
+    def idle(self) -> bool:
+        """Nobody holds a grant."""
+        return not self._brisk.granted and not self._slow.granted
+
+    def holds(self, who: str) -> bool:
+        """Whether a grant of this sender is running."""
+        return who in self._lane(who).granted
+
+    def want(self, who: str, size_bytes: int) -> None:
+        """Join the queue, or keep one's place in it; gives back a grant that still runs."""
+        lane = self._lane(who)
+        if who in lane.granted:
+            lane.leave(who)
+        lane.waiting[who] = size_bytes
+
+    def arrived(self, who: str, size_bytes: int, now_s: float) -> None:
+        """So much of a grant has come; what was not granted (any more) counts for nothing."""
+        if self.holds(who):
+            self._lane(who).arrived(who, size_bytes, now_s)
+
+    def leave(self, who: str) -> None:
+        """The sender is done, or gone."""
+        self._lane(who).leave(who)
+        self._known_slow.discard(who)
+
+    def deal(self, now_s: float) -> list[str]:
+        """Whose turn it is. One sender may always go on, however large its wish."""
+        dealt = []
+        for lane in (self._slow, self._brisk):
+            while lane.waiting:
+                who, size_bytes = next(iter(lane.waiting.items()))
+                full = self.granted_bytes + size_bytes > self.limit_bytes
+                if lane.granted and (full or lane.granted_bytes + size_bytes > lane.limit_bytes):
+                    break
+                lane.give(who, now_s)
+                dealt.append(who)
+        return dealt
+
+    def take_back(self, now_s: float) -> list[str]:
+        """Who lost a grant for want of progress, and may want another."""
+        lost = []
+        for lane in (self._brisk, self._slow):
+            while (who := lane.unheard(now_s)) is not None:
+                lane.leave(who)
+                lost.append(who)
+        self._known_slow.update(lost)
+        return lost
+
+    def _lane(self, who: str) -> _Lane:
+        return self._slow if who in self._known_slow else self._brisk

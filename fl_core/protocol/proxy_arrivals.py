@@ -1,0 +1,127 @@
+"""Uploads on their way to the proxy: pulled in order, each part put on the disk as it comes."""
+
+from __future__ import annotations
+
+import hashlib
+
+from fl_core.protocol import effects as fx
+from fl_core.protocol.blob import NEED_LIMIT, check_part
+from fl_core.protocol.credit import Credit
+from fl_core.protocol.messages import Need, Part, Signed, Upload
+
+
+class Arrival:
+    """One upload under way. Parts count in order alone, so that the digest grows with them."""
+
+    def __init__(self, signed: Signed, header: Upload, offset: int) -> None:
+        self.signed, self.header, self.offset = signed, header, offset
+        self.restart()
+
+    def restart(self) -> None:
+        """Nothing has come: what did was not the blob."""
+        self._next = self._asked_to = 0
+        self._hash = hashlib.sha256()
+
+    @property
+    def complete(self) -> bool:
+        """Every part is there."""
+        return self._next == self.header.blob.parts
+
+    @property
+    def intact(self) -> bool:
+        """What came is the blob that the header names."""
+        return self._hash.digest() == self.header.blob.digest
+
+    def add(self, part: Part) -> int | None:
+        """The place of a part's bytes in the spool's file; None for a part out of turn.
+
+        Raises ProtocolError `bad_part`.
+        """
+        check_part(self.header.blob, part)
+        if part.index != self._next:
+            return None
+        self._next += 1
+        self._hash.update(part.data)
+        return self.offset + part.index * self.header.blob.part_bytes
+
+    def asked_last(self, part: Part) -> bool:
+        """Whether no more parts that were asked for can follow this one."""
+        return part.index == self._asked_to - 1
+
+    def next_bytes(self, limit_bytes: int) -> int:
+        """The size of the next request's parts."""
+        blob, first = self.header.blob, self._next * self.header.blob.part_bytes
+        return min(self._count(limit_bytes) * blob.part_bytes, blob.size_bytes - first)
+
+    def next_need(self, limit_bytes: int) -> Need:
+        """The next request."""
+        blob = self.header.blob
+        self._asked_to = min(self._next + self._count(limit_bytes), blob.parts)
+        return Need(blob.digest, tuple(range(self._next, self._asked_to)))
+
+    def _count(self, limit_bytes: int) -> int:
+        return max(1, min(NEED_LIMIT, limit_bytes // self.header.blob.part_bytes))
+
+
+class Arrivals:
+    """At most one upload of each device, and the credit that they share. One timer, `credit`."""
+
+    def __init__(self, credit_bytes: int, patience_s: float) -> None:
+        self.credit = Credit(credit_bytes, patience_s)
+        self._patience_s = patience_s
+        self._by_device: dict[str, Arrival] = {}
+        self._ticking = False
+
+    def __len__(self) -> int:
+        return len(self._by_device)
+
+    def get(self, device: str) -> Arrival | None:
+        """The device's upload under way."""
+        return self._by_device.get(device)
+
+    def begin(self, device: str, arrival: Arrival, now_s: float) -> list[fx.Effect]:
+        """Wait for a turn; a device's earlier upload is given up."""
+        self.forget(device)
+        self._by_device[device] = arrival
+        return self._wait(device, arrival, now_s)
+
+    def forget(self, device: str) -> None:
+        """The upload is here, or of no use any more."""
+        self._by_device.pop(device, None)
+        self.credit.leave(device)
+
+    def came(self, device: str, arrival: Arrival, part: Part, now_s: float) -> list[fx.Effect]:
+        """A part has come and more must: ask on when those asked for are through."""
+        self.credit.arrived(device, len(part.data), now_s)
+        if arrival.asked_last(part):
+            return self._wait(device, arrival, now_s)
+        return self.deal(now_s)
+
+    def again(self, device: str, arrival: Arrival, now_s: float) -> list[fx.Effect]:
+        """From the beginning, after the others."""
+        arrival.restart()
+        self.credit.leave(device)
+        return self._wait(device, arrival, now_s)
+
+    def deal(self, now_s: float) -> list[fx.Effect]:
+        """Ask those whose turn it is."""
+        out: list[fx.Effect] = []
+        for device in self.credit.deal(now_s):
+            need = self._by_device[device].next_need(self.credit.limit_bytes)
+            out.append(fx.Send(fx.Device(device), need))
+        if not self._ticking and not self.credit.idle:
+            self._ticking = True
+            out.append(fx.SetTimer("credit", self._patience_s))
+        return out
+
+    def tick(self, now_s: float) -> list[fx.Effect]:
+        """Take back what brings nothing."""
+        self._ticking = False
+        for device in self.credit.take_back(now_s):
+            wish_bytes = self._by_device[device].next_bytes(self.credit.limit_bytes)
+            self.credit.want(device, wish_bytes)
+        return self.deal(now_s)
+
+    def _wait(self, device: str, arrival: Arrival, now_s: float) -> list[fx.Effect]:
+        self.credit.want(device, arrival.next_bytes(self.credit.limit_bytes))
+        return self.deal(now_s)
