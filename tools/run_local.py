@@ -65,12 +65,12 @@ def run_local(
     failure: EdgeVeilError | None = None
     interrupted = False
     # A second Ctrl-C must not leave children or files behind; stopping takes a few seconds at most.
-    with _signals(signal.SIG_IGN), scratch(keep=keep, in_memory=run.simulate) as site:
+    with signals(signal.SIG_IGN), scratch(keep=keep, in_memory=run.simulate) as site:
         fleet = kind(
             job, run, site, out, stream or shown, reference=reference, record_dir=record_dir
         )
         try:
-            with _signals(_interrupt), fleet.progress:
+            with signals(_interrupt), fleet.progress:
                 fleet.run()
         except KeyboardInterrupt:
             interrupted = True
@@ -172,7 +172,7 @@ def _share(value: float | None) -> str:
 
 
 @contextmanager
-def _signals(handler: Any) -> Iterator[None]:
+def signals(handler: Any) -> Iterator[None]:
     """SIGINT and SIGTERM go to `handler` meanwhile, as in all processes of a site."""
     before = [(n, signal.signal(n, handler)) for n in (signal.SIGINT, signal.SIGTERM)]
     try:
