@@ -1,6 +1,7 @@
 """What a device hands to the proxy's operator: its two public keys, vouched for by itself.
 
-The file is JSON, at most 4 KiB, with exactly these keys (lower-case hexadecimal):
+The file is JSON, at most 4 KiB, with exactly these keys (lower-case hexadecimal); a file for
+many devices has one such object on each line:
 
     {"format": "edgeveil-enrolment-1", "identity": 32 bytes, "sealing": 32 bytes,
      "signature": 64 bytes}
@@ -67,15 +68,19 @@ class Enrolment:
 
     def to_json(self) -> str:
         """The file's text."""
-        return json.dumps(
-            {
-                "format": FORMAT,
-                "identity": self.identity.to_bytes().hex(),
-                "sealing": self.sealing.to_bytes().hex(),
-                "signature": self.signature.hex(),
-            },
-            indent=2,
-        )
+        return json.dumps(self._plain(), indent=2)
+
+    def to_line(self) -> str:
+        """The same in one line, for a file of many."""
+        return json.dumps(self._plain()) + "\n"
+
+    def _plain(self) -> dict[str, str]:
+        return {
+            "format": FORMAT,
+            "identity": self.identity.to_bytes().hex(),
+            "sealing": self.sealing.to_bytes().hex(),
+            "signature": self.signature.hex(),
+        }
 
     @classmethod
     def from_json(cls, raw: bytes, where: str = "enrolment") -> Enrolment:
@@ -110,6 +115,21 @@ class Enrolment:
                 f"cannot be read ({error.strerror})", where=str(path), fix="check the path"
             ) from error
         return cls.from_json(raw, str(path))
+
+    @classmethod
+    def load_all(cls, path: Path) -> list[Enrolment]:
+        """Read a file of one enrolment, or of one a line. Raises EnrolmentError."""
+        found: list[Enrolment] = []
+        try:
+            with path.open("rb") as file:
+                while line := file.readline(FILE_BYTES + 1):
+                    if found or line.rstrip().endswith(b"}"):
+                        found.append(cls.from_json(line, f"{path}:{len(found) + 1}"))
+                    else:
+                        return [cls.load(path)]
+        except OSError:
+            return [cls.load(path)]  # says why
+        return found or [cls.load(path)]
 
 
 def _payload(identity: VerifyKey, sealing: SealingKey) -> bytes:

@@ -16,14 +16,17 @@ from collections.abc import Callable, Iterator, Sequence
 from fl_core.errors import ConfigError, EdgeVeilError, UsageError
 from tools import (
     cli_backbone,
+    cli_chaos,
     cli_jobs,
     cli_ledger,
+    cli_load,
     cli_privacy,
     cli_processes,
     cli_sites,
     cli_table,
     lifeline,
 )
+from tools.cli_common import CommandParser
 
 INTERRUPTED = 130
 _OWN = ("edge_client", "cloud_server", "proxy", "fl_core", "tools")
@@ -41,7 +44,7 @@ Handler = Callable[[argparse.Namespace], int]
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line. Each command sets `handler` and, where it needs one, `extra`."""
-    top = argparse.ArgumentParser(
+    top = CommandParser(
         prog="edgeveil",
         description=_ABOUT,
         epilog=_EXAMPLES,
@@ -55,8 +58,10 @@ def parser() -> argparse.ArgumentParser:
         cli_privacy,
         cli_processes,
         cli_sites,
+        cli_load,
         cli_ledger,
         cli_backbone,
+        cli_chaos,
     ):
         part.add(commands)
     return top

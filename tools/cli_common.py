@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,12 +16,25 @@ Subparsers = Any  # argparse keeps the type of its sub-commands private
 S = TypeVar("S", bound="Site")
 
 
+class CommandParser(argparse.ArgumentParser):
+    """A command's parser; `later` adds options that are costly to find out, once they are asked."""
+
+    later: Callable[[argparse.ArgumentParser], None] | None = None
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As its base does."""
+        later, self.later = self.later, None
+        if later is not None:
+            later(self)
+        return super().parse_known_args(args, namespace)
+
+
 def command(
     commands: Subparsers, name: str, help_text: str, *, about: str = "", examples: str = ""
-) -> argparse.ArgumentParser:
+) -> CommandParser:
     """Add one command; `examples` stand below its options in `--help`."""
     lines = "\n".join(f"  {line}" for line in examples.strip().splitlines())
-    made: argparse.ArgumentParser = commands.add_parser(
+    made: CommandParser = commands.add_parser(
         name,
         help=help_text,
         description=about or f"{help_text[0].upper()}{help_text[1:]}.",

@@ -178,7 +178,7 @@ def _edge(args: argparse.Namespace) -> int:
 def _admit(args: argparse.Namespace) -> int:
     from fl_core.enrolment import Enrolment
 
-    enrolments = [Enrolment.load(path) for path in args.files]
+    enrolments = [one for path in args.files for one in Enrolment.load_all(path)]
     for enrolment in enrolments:  # all or none: a bad file is found before anything changes
         enrolment.verify()
     registry = _registry(args.config)

@@ -54,6 +54,10 @@ class Children:
         if pid is not None:
             self._foreign.append((name, pid))
 
+    def pids(self) -> dict[str, int]:
+        """Process ids by name, of those started here."""
+        return {child.name: child.process.pid for child in self._children}
+
     def check(self) -> None:
         """Raise JobFailed if one has ended, with the last lines that it wrote."""
         for child in self._children:

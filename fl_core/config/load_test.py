@@ -77,6 +77,8 @@ class LoadOptions(Block):
     """The running cloud's `http.token`."""
     fleet: SitePath | None = None
     """Keys of the devices that the running site's proxy has admitted, from `--make-fleet`."""
+    keys: SitePath | None = None
+    """Folder with the running site's `cloud.pub` and `proxy.pub`."""
     site: SitePath | None = None
     """Folder of a running site that `edgeveil provision` made on this machine."""
     user: str | None = Field(default=None, min_length=1, max_length=128)
@@ -136,7 +138,7 @@ def _mixes(options: LoadOptions) -> Iterator[Mix]:
         )
     if options.broker is not None and options.site is not None:
         yield Mix(("broker", "site"), "both name the site to load; leave one out")
-    needed = ("cloud", "token_file", "fleet")
+    needed = ("cloud", "token_file", "fleet", "keys")
     missing = [name for name in needed if getattr(options, name) is None]
     if options.broker is not None and missing:
         yield Mix(

@@ -24,7 +24,7 @@ def link_settings(
         url=broker.url,
         client_id=f"{client_id}-{secrets.token_hex(4)}",
         username=broker.username,
-        password=_password(broker.password_file),
+        password=read_password(broker.password_file),
         ca_file=_text(broker.ca_file),
         cert_file=_text(broker.cert_file),
         key_file=_text(broker.key_file),
@@ -40,7 +40,8 @@ def _text(path: Path | None) -> str | None:
     return str(path) if path else None
 
 
-def _password(path: Path | None) -> str | None:
+def read_password(path: Path | None) -> str | None:
+    """The first line of a password file; None without a file. Raises UsageError."""
     if path is None:
         return None
     try:

@@ -1,0 +1,185 @@
+"""`edgeveil loadtest`: checks, plays one test or a sweep, keeps what was measured."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fl_core.errors import EdgeVeilError, UsageError
+from tools.load.fleet import Fleet
+from tools.load.joining import on_fast_loop
+from tools.load.limits import check_files, check_ports, raise_files_limit
+from tools.load.local_site import LocalSite
+from tools.load.options import LoadOptions
+from tools.load.raw import RawSite, ratio, run_raw
+from tools.load.raw_parts import RawDevice
+from tools.load.report import write_load_report
+from tools.load.running_site import running_target
+from tools.load.session import LOOPBACK, Session
+from tools.load.table import show
+from tools.load.view import LiveView
+from tools.result import write_json
+from tools.run_children import Children
+from tools.scratch import scratch
+
+INTERRUPTED = 130
+_RAW_ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """Generators of other hosts: where they find the leader, and how many there will be."""
+
+    listen: tuple[str, int] = (LOOPBACK, 0)
+    remote: int = 0
+    token_file: Path | None = None
+
+
+def run(options: LoadOptions, sharing: Sharing, *, as_json: bool) -> int:
+    """Play it; 0, or 130 after Ctrl-C. Raises EdgeVeilError.
+
+    What was measured until a failure or Ctrl-C is written all the same.
+    """
+    _check(options, sharing)
+    console = Console(stderr=as_json)
+    results: list[dict[str, Any]] = []
+    failure: BaseException | None = None
+    try:
+        for count in options.counts:
+            one = options.model_copy(update={"devices": count, "sweep": ()})
+            result, failure = _play(one, sharing, console)
+            results.append(result)
+            if failure is not None:
+                break
+    except KeyboardInterrupt as stop:
+        failure = stop
+    if results:
+        _keep(options, results, console, as_json=as_json)
+    if isinstance(failure, KeyboardInterrupt):
+        return INTERRUPTED
+    if failure is not None:
+        raise failure
+    return 0
+
+
+def _check(options: LoadOptions, sharing: Sharing) -> None:
+    """Raise UsageError for what cannot be, before anything starts."""
+    most = max(options.counts)
+    generators = options.processes + sharing.remote
+    check_files(-(-most // generators), raise_files_limit())
+    check_ports(most)
+    if options.starts_site and sharing.remote:
+        raise UsageError(
+            "a site that is started here is reached from this machine alone",
+            where="--remote",
+            fix="name a running site with --broker, --cloud, --token-file and --fleet",
+        )
+    if options.out is not None:
+        try:
+            options.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"cannot be made ({error.strerror})",
+                where=str(options.out),
+                fix="name a folder that you may write to with --out",
+            ) from None
+
+
+def _play(
+    options: LoadOptions, sharing: Sharing, console: Console
+) -> tuple[dict[str, Any], BaseException | None]:
+    """One count of devices: its result, and what ended it early."""
+    # A second Ctrl-C must not leave children behind; stopping takes a few seconds at most.
+    with ExitStack() as stack:
+        folder = stack.enter_context(scratch(keep=False, in_memory=False))
+        logs = (options.out or folder) / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        generators = Children(logs)
+        stack.callback(generators.stop)
+        site, target, fleet, password = None, None, None, None
+        if options.starts_site:
+            fleet = Fleet.make(options.devices)
+            site = LocalSite(options, fleet, folder, logs)
+            stack.callback(site.stop)
+            target = site.start()
+            options = options.model_copy(update={"ca": target.ca}) if target.ca else options
+            password = site.load_password
+        else:
+            target, fleet, password = running_target(options)
+        view = stack.enter_context(LiveView(options, console))
+        session = Session(
+            options,
+            fleet,
+            target,
+            site,
+            generators,
+            view.update,
+            listen=sharing.listen,
+            remote=sharing.remote,
+            token_file=sharing.token_file or folder / "join.token",
+            password=password,
+        )
+        failure = _until_stopped(session)
+        result = session.result()
+        if failure is None and site is not None and options.compare == "raw":
+            view.note("the same bytes through a bare relay")
+            generators.stop()
+            site.children.stop()
+            _compare(options, site, result)
+        return result, failure
+
+
+def _until_stopped(session: Session) -> BaseException | None:
+    """Run it on a loop of its own; Ctrl-C and SIGTERM end it in good order."""
+    failure: list[BaseException] = []
+
+    async def body() -> int:
+        task = asyncio.ensure_future(session.run())
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, task.cancel)
+        try:
+            await task
+        except asyncio.CancelledError:
+            failure.append(KeyboardInterrupt())
+            session.measured.reason = "interrupted"
+        except EdgeVeilError as error:
+            failure.append(error)
+            session.measured.reason = str(error)
+        return 0
+
+    on_fast_loop(body())
+    return failure[0] if failure else None
+
+
+def _compare(options: LoadOptions, site: LocalSite, result: dict[str, Any]) -> None:
+    """The same uploads over the same brokers by a bare relay; fills `raw` and `raw_ratio`."""
+    rounds = min(_RAW_ROUNDS, len(result["rounds"]))
+    if not rounds:
+        return
+    devices = [RawDevice(device, password) for device, password in site.accounts.items()]
+    raw = run_raw(RawSite.load(site.folder), devices, options, rounds, site.broker_pids())
+    result["raw"], result["raw_ratio"] = raw, ratio(result, raw)
+
+
+def _keep(
+    options: LoadOptions, results: list[dict[str, Any]], console: Console, *, as_json: bool
+) -> None:
+    """Write `load.json` and `load.html`, print the table or the JSON."""
+    result = results[-1]
+    if options.sweep:
+        result = {**result, "sweep": results}
+    if options.out is not None:
+        write_json(options.out / "load.json", result)
+        write_load_report(result, options.out / "load.html")
+    if as_json:
+        print(json.dumps(result, allow_nan=False), flush=True)
+    else:
+        show(console, result)

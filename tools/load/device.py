@@ -1,0 +1,254 @@
+"""One simulated device: the real machine on a bare connection, with memory for its only store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fl_core.crypto.keys import OpeningKey, SigningKey, VerifyKey
+from fl_core.errors import ProtocolError
+from fl_core.protocol import effects as fx
+from fl_core.protocol.codec import decode_body, encode
+from fl_core.protocol.device import DeviceMachine, Settings
+from fl_core.protocol.envelope import Signer
+from fl_core.protocol.messages import Ack, Bye, Exchanged, Note, Offer, Part
+from fl_core.protocol.tasks import Memory, Open, OutboxPut
+from fl_core.transport.topics import ALL_DOWN, device_down, device_up
+from tools.load.fleet import Member
+from tools.load.mqtt import Client
+from tools.load.mqtt_packets import Login, encoded_topic
+from tools.load.shared import Shared
+from tools.load.tally import segment_hashes
+from tools.load.work import Worker
+
+KEEPALIVE_S = 60
+BACKOFF_BASE_S, BACKOFF_CAP_S = 1.0, 60.0  # as the real link's
+_STEADY_S = 5.0
+
+Dial = Callable[["LoadDevice"], None]
+Queue = Callable[["LoadDevice", object], None]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all devices of a process share beside `Shared`. `dial` and `queue` are its loop's."""
+
+    cloud_key: VerifyKey
+    proxy_key: VerifyKey
+    protocol: int
+    qos: int
+    packet_bytes: int
+    user: str | None
+    password: str | None
+    dial: Dial
+    queue: Queue
+
+
+class LoadDevice:
+    """A machine, its connection, its timers. `online` while it wants to be connected."""
+
+    def __init__(
+        self, setup: Setup, shared: Shared, member: Member, slow_bytes_per_s: int = 0
+    ) -> None:
+        signing = SigningKey(member.signing)
+        self.id = signing.public().fingerprint()
+        self._setup, self._shared, self._slow_bytes_per_s = setup, shared, slow_bytes_per_s
+        self._signer = Signer(self.id, signing)
+        self.machine = DeviceMachine(
+            self._signer,
+            setup.cloud_key,
+            setup.proxy_key,
+            Memory(),
+            Settings(packet_bytes=setup.packet_bytes, blob_bytes=1 << 40),
+        )
+        self._worker = Worker(shared, OpeningKey(member.opening))
+        self._password = member.password
+        self._topic = encoded_topic(device_up(self.id))
+        self._loop = asyncio.get_running_loop()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._client: Client | None = None
+        self._failures, self._up_since_s, self._dialled_s = 0, 0.0, 0.0
+        self._upload: tuple[Exchanged, bytes] | None = None
+        self.online = False
+
+    # --- the connection ---
+
+    def client(self) -> Client:
+        """A fresh connection, to be dialled now."""
+        setup, will = self._setup, encode(self._signer.note(Bye(self.id)))
+        login = Login(
+            client_id=f"{self.id}-load",
+            username=setup.user or self.id,
+            password=setup.password if setup.user else self._password,
+            will=(device_up(self.id), will),
+            keepalive_s=KEEPALIVE_S,
+            packet_bytes=setup.packet_bytes,
+        )
+        self._dialled_s = self._loop.time()
+        topics = (ALL_DOWN, device_down(self.id))
+        self._client = Client(
+            self, login, setup.protocol, topics, self._topic, self._slow_bytes_per_s
+        )
+        return self._client
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection, dialled or up."""
+        return self._client is not None
+
+    def connect(self) -> None:
+        """Come, and stay until `leave`."""
+        self.online = True
+        self._setup.dial(self)
+
+    def on_up(self) -> None:
+        """The broker took us."""
+        now_s, tally = self._loop.time(), self._shared.tally
+        tally.connected += 1
+        tally.connects += 1
+        tally.connect_s.add(now_s - self._dialled_s)
+        tally.first_up_s = tally.first_up_s or self._shared.now_s()
+        tally.last_up_s = self._shared.now_s()
+        self._up_since_s = now_s
+        self._take(fx.Connected(fx.Proxy()))
+
+    def on_down(self, reason: str) -> None:
+        """The connection is gone: come again after a random wait, longer after each failure."""
+        tally, client = self._shared.tally, self._client
+        was_up = self._up_since_s > 0
+        if client is not None:
+            self.add_bytes()
+            self._client = None
+        if was_up:
+            tally.connected -= 1
+            if self._loop.time() - self._up_since_s >= _STEADY_S:
+                self._failures = 0
+            self._up_since_s = 0.0
+        if not self.online:
+            return
+        if self._upload is not None:
+            tally.away(*self._upload)
+        if was_up:
+            tally.reconnects += 1
+        else:
+            self.failed(reason)
+        self._failures += 1
+        longest_s = min(BACKOFF_CAP_S, BACKOFF_BASE_S * 2 ** min(self._failures, 30))
+        self._loop.call_later(self._shared.chance.uniform(0, longest_s), self._again)
+
+    def failed(self, reason: str) -> None:
+        """A connection could not be had."""
+        self._shared.tally.failed += 1
+        self._shared.tally.refused[f"connect: {reason}"] += 1
+
+    def _again(self) -> None:
+        if self.online and self._client is None:
+            self._setup.dial(self)
+
+    def cut(self) -> None:
+        """Lose the connection."""
+        if self._client is not None:
+            self._client.cut()
+
+    def leave(self) -> None:
+        """Go away for good, in good order."""
+        if self.online:
+            self._take(fx.Command("stop"))
+        self.online = False
+        for timer in self._timers.values():
+            timer.cancel()
+        if self._client is not None:
+            self._client.finish()
+
+    def tick(self, now_s: float) -> None:
+        """Now and then: keep the connection alive, add up its bytes."""
+        if self._client is not None:
+            self._client.tick(now_s)
+            self.add_bytes()
+
+    def add_bytes(self) -> None:
+        """Move the connection's byte counts into the tally."""
+        if self._client is None:
+            return
+        self._shared.tally.bytes_up += self._client.bytes_out
+        self._shared.tally.bytes_down += self._client.bytes_in
+        self._client.bytes_in = self._client.bytes_out = 0
+
+    # --- the machine ---
+
+    def on_frame(self, payload: bytes) -> None:
+        """A frame from the proxy, or from the cloud through it."""
+        try:
+            message = self._shared.message(payload)
+            if isinstance(message, Note) and message.body.signer == "proxy":
+                self._note_ack(message)
+        except ProtocolError as error:
+            self._shared.tally.refused[error.reason] += 1
+            return
+        self._take(fx.Received(fx.Proxy(), message))
+
+    def perform(self, task: object) -> None:
+        """Do a task that `queue` was given; the machine gets the outcome."""
+        self._take(fx.Done(task, self._worker.perform(task)))
+
+    def _take(self, event: fx.Event) -> None:
+        for effect in self.machine.handle(event, self._loop.time()):
+            match effect:
+                case fx.Send(message=message):
+                    self._send(message)
+                case fx.SetTimer(name=name, delay_s=delay_s):
+                    self._cancel(name)
+                    self._timers[name] = self._loop.call_later(delay_s, self._fire, name)
+                case fx.CancelTimer(name=name):
+                    self._cancel(name)
+                case fx.Work(task=task):
+                    self._queue(task)
+                case fx.Store(item=OutboxPut() as item):
+                    self._offered(item)
+                case fx.Refuse(reason=reason):
+                    self._shared.tally.refused[f"device: {reason}"] += 1
+                case fx.Report(what="declined", data=data):
+                    self._shared.tally.refused[f"declined: {data['why']}"] += 1
+
+    def _queue(self, task: object) -> None:
+        if isinstance(task, Open):
+            manifest = task.manifest
+            if manifest.kind == "round":
+                row = self._shared.tally.round(manifest.at)
+                row.began_s = row.began_s or self._shared.now_s()
+            task = Open(manifest, self._shared.blob(manifest.blob.digest, task.blob))
+        self._setup.queue(self, task)
+
+    def _send(self, message: object) -> None:
+        if self._client is None or not self._client.up:
+            return
+        frame = encode(message)  # type: ignore[arg-type]
+        if self._upload is not None and isinstance(message, Offer | Part):
+            row = self._shared.tally.round(self._upload[0])
+            row.upload_messages += 1
+            row.upload_bytes += len(frame)
+        self._client.publish(frame, self._setup.qos)
+
+    def _offered(self, item: OutboxPut) -> None:
+        blob = item.upload.blob.digest
+        self._upload = (item.at, blob)
+        # A blob of one segment has that segment's digest.
+        one = len(item.sizes) == 1
+        hashes = (blob,) if one else segment_hashes(item.data, item.sizes)
+        self._shared.tally.offer(item.at, blob, hashes, self._shared.now_s())
+
+    def _note_ack(self, note: Note) -> None:
+        body = decode_body(note.body)
+        if isinstance(body, Ack) and self._upload is not None and body.blob == self._upload[1]:
+            at, blob = self._upload
+            self._shared.tally.ack(at, blob, body.status, body.reason, self._shared.now_s())
+
+    def _fire(self, name: str) -> None:
+        self._timers.pop(name, None)
+        self._take(fx.Timer(name))
+
+    def _cancel(self, name: str) -> None:
+        timer = self._timers.pop(name, None)
+        if timer is not None:
+            timer.cancel()

@@ -1,0 +1,41 @@
+"""The job that a load test runs, made from its options."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from tools.load.local_site import MIN_BATCH
+from tools.load.options import LoadOptions
+
+MANY_ROUNDS = 10_000
+_RETRIES = 2
+
+
+def job_yaml(options: LoadOptions) -> bytes:
+    """`noise_only` for all devices, in as many rounds as are asked for."""
+    rounds = MANY_ROUNDS if options.minutes is not None else options.rounds
+    job: dict[str, Any] = {
+        "job": "loadtest",
+        "data": {"source": "digits", "classes": 2, "input_shape": [1], "nominal_records": 1},
+        "features": [{"name": "identity"}],
+        "train": {
+            "method": "noise_only",
+            "rounds": rounds,
+            "values": options.values,
+            "package_values": options.package_values,
+        },
+        "privacy": {"epsilon": 1.0},
+        "selection": {"devices": "all", "min_devices": options.devices},
+        "round": {
+            "deadline_s": float(options.deadline_s),
+            "quorum": options.quorum,
+            "grace_s": float(options.grace_s),
+            "min_batch": min(MIN_BATCH, options.devices),
+            "retries": _RETRIES,
+        },
+        "unsupervised": {"every_rounds": 0},
+    }
+    text: str = yaml.safe_dump(job, sort_keys=False)
+    return text.encode()

@@ -1,0 +1,175 @@
+"""The leader of a test: hands out shares, takes reports, says when to begin and to end."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from fl_core.errors import UsageError
+from fl_core.transport.http import HttpServer, serve
+from tools.broker_plan import write_private
+from tools.load.fleet import Fleet
+from tools.load.histogram import Histogram
+from tools.load.options import LoadOptions
+from tools.load.wire import Answer, Command, Joining, Report, Share
+
+_BODY_BYTES = 8 << 20
+_ADDED = (
+    *("connected", "connects", "failed", "reconnects", "bytes_up", "bytes_down"),
+    *("offered", "acknowledged", "counted", "missing", "duplicated", "waiting"),
+)
+_ROUND_ADDED = (
+    *("offered", "acknowledged", "upload_bytes", "upload_messages"),
+    *("unconfirmed", "unanswered"),
+)
+_ROUND_FIRST, _ROUND_LAST = ("began_s", "first_offer_s"), ("last_ack_s",)
+
+
+@dataclass(frozen=True)
+class Where:
+    """What a generator needs to reach the site."""
+
+    broker: str
+    cloud_key: bytes
+    proxy_key: bytes
+    password: str | None = field(repr=False)
+
+
+class Leader:
+    """Serves `generators` generators; `fleet` is dealt to them in equal shares."""
+
+    def __init__(
+        self, options: LoadOptions, fleet: Fleet, generators: int, where: Where, token: str
+    ) -> None:
+        self._options, self._fleet, self._where = options, fleet, where
+        self._generators, self._token = generators, token
+        self.command: Command = "wait"
+        self.pids: dict[str, int] = {}
+        self.reports: dict[int, Report] = {}
+        self._joined = 0
+
+    async def serve(self, host: str, port: int) -> HttpServer:
+        """Listen for generators. Raises UsageError if the port cannot be had."""
+        app = web.Application(client_max_size=_BODY_BYTES)
+        app.add_routes([web.post("/join", self._join), web.post("/report", self._report)])
+        return await serve(app, host, port)
+
+    @property
+    def all_joined(self) -> bool:
+        """Whether every generator has its share and has reported."""
+        return len(self.reports) == self._generators
+
+    def all_in(self, *states: str) -> bool:
+        """Whether every generator is in one of these states."""
+        return self.all_joined and all(r.state in states for r in self.reports.values())
+
+    def totals(self) -> Totals:
+        """All generators' counts together."""
+        return Totals([report.tally for report in self.reports.values()])
+
+    async def _join(self, request: web.Request) -> web.Response:
+        if (refused := self._refused(request)) is not None:
+            return refused
+        if self._joined >= self._generators:
+            return web.Response(status=409, text="all generators of this test are there")
+        joining = msgspec.msgpack.decode(await request.read(), type=Joining)
+        self._joined += 1
+        number, members = self._joined, self._fleet.members
+        name = f"generator-{number}"
+        if joining.local:
+            self.pids[name] = joining.pid
+        share = Share(
+            number=number,
+            of=self._generators,
+            time_s=time.time(),
+            options=self._options.model_dump_json().encode(),
+            members=list(members[number - 1 :: self._generators]),
+            broker=self._where.broker,
+            cloud_key=self._where.cloud_key,
+            proxy_key=self._where.proxy_key,
+            password=self._where.password,
+        )
+        return web.Response(body=msgspec.msgpack.encode(share))
+
+    async def _report(self, request: web.Request) -> web.Response:
+        if (refused := self._refused(request)) is not None:
+            return refused
+        report = msgspec.msgpack.decode(await request.read(), type=Report)
+        self.reports[report.number] = report
+        return web.Response(body=msgspec.msgpack.encode(Answer(self.command)))
+
+    def _refused(self, request: web.Request) -> web.Response | None:
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if hmac.compare_digest(given.encode(), self._token.encode()):
+            return None
+        return web.Response(status=401, text="wrong token")
+
+
+def join_token(path: Path) -> str:
+    """The word that generators must know; made (mode 0600) where the file is not there yet.
+
+    Raises UsageError when the file cannot be used.
+    """
+    try:
+        if not path.exists():
+            write_private(path, secrets.token_urlsafe(24) + "\n")
+        word = path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        word = ""
+    if not word:
+        raise UsageError("holds no token", where=str(path), fix="copy the leader's file here")
+    return word
+
+
+class Totals:
+    """Several generators' tallies in one."""
+
+    def __init__(self, tallies: list[dict[str, Any]]) -> None:
+        self._tallies = tallies
+        self.counts = {name: sum(int(t[name]) for t in tallies) for name in _ADDED}
+        self.refused: Counter[str] = Counter()
+        for tally in tallies:
+            self.refused.update(tally["refused"])
+        self.rounds = _merged_rounds(tallies)
+
+    def histogram(self, name: str) -> Histogram:
+        """`connect_s`, `ack_s` or `counted_s` of all."""
+        return Histogram.merged(tally[name] for tally in self._tallies)
+
+    def connecting_s(self) -> float:
+        """From the first connection to the last new one."""
+        first = [t["first_up_s"] for t in self._tallies if t["first_up_s"] is not None]
+        last = [t["last_up_s"] for t in self._tallies if t["last_up_s"] is not None]
+        return max(last) - min(first) if first else 0.0
+
+
+def _merged_rounds(tallies: list[dict[str, Any]]) -> dict[tuple[int, int], dict[str, Any]]:
+    merged: dict[tuple[int, int], dict[str, Any]] = {}
+    for tally in tallies:
+        for row in tally["rounds"]:
+            into = merged.setdefault((row["round"], row["attempt"]), _blank())
+            for name in _ROUND_ADDED:
+                into[name] += row[name]
+            for name in _ROUND_FIRST:
+                into[name] = _chosen(min, into, row, name)
+            for name in _ROUND_LAST:
+                into[name] = _chosen(max, into, row, name)
+    return merged
+
+
+def _blank() -> dict[str, Any]:
+    return dict.fromkeys(_ROUND_ADDED, 0) | dict.fromkeys((*_ROUND_FIRST, *_ROUND_LAST))
+
+
+def _chosen(pick: Any, one: Mapping[str, Any], other: Mapping[str, Any], name: str) -> Any:
+    known = [row[name] for row in (one, other) if row[name] is not None]
+    return pick(known) if known else None

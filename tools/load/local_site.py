@@ -1,0 +1,178 @@
+"""A site of its own for one load test: two brokers, a cloud and a proxy that know the fleet."""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fl_core.config import load_site
+from fl_core.crypto.keys import VerifyKey
+from fl_core.errors import JobFailed
+from fl_core.protocol.messages import SEAL_OVERHEAD_BYTES
+from fl_core.protocol.sealed import padded
+from fl_core.transport.process import own_signing_key
+from proxy.registry import REGISTRY_FILE
+from tools.broker_plan import BrokerPlan, ListenerTls, write_private
+from tools.broker_rules import users_text
+from tools.brokers import BrokerProcess, choose_engine, free_ports
+from tools.certificates import make_certificates
+from tools.load.fleet import Fleet, admit
+from tools.load.options import LoadOptions
+from tools.provision import SIDES
+from tools.run_children import Children
+from tools.site_plan import Ports, SitePlan
+
+MIN_BATCH = 3
+_DEVICES = 100_000
+_CONNECTIONS = 20_000
+_SPARE_CONNECTIONS = 100
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where the devices, and who follows the job, find a site."""
+
+    broker: str
+    cloud: str
+    token_file: Path
+    cloud_key: VerifyKey
+    proxy_key: VerifyKey
+    proxy_status: str | None = None
+    ca: Path | None = None
+
+
+class LocalSite:
+    """Written and started by `start`; `stop` ends all of it. Logs go to `logs`."""
+
+    def __init__(self, options: LoadOptions, fleet: Fleet, folder: Path, logs: Path) -> None:
+        self._options, self._fleet, self.folder, self._logs = options, fleet, folder, logs
+        self.children = Children(logs)
+        self._brokers: dict[str, BrokerProcess] = {}
+        self.load_password: str | None = None
+        self.accounts: dict[str, str] = {}
+        engine = choose_engine()
+        self._plan = SitePlan(
+            folder=folder,
+            devices=len(fleet.members),
+            ports=Ports(*free_ports(4)),
+            tls=options.tls,
+            engine=engine,
+            protocol=options.protocol if engine == "mosquitto" else 4,
+            upload_bytes=padded(options.payload_bytes) + SEAL_OVERHEAD_BYTES,
+            min_batch_floor=min(MIN_BATCH, len(fleet.members)),
+        )
+
+    @property
+    def broker_name(self) -> str:
+        """Engine and version."""
+        return self._brokers["edge"].name
+
+    def start(self) -> Target:
+        """Write everything, start everything. Raises BrokerError, UsageError, OSError."""
+        plan, folder = self._plan, self.folder
+        for name in ("keys", "passwords", "state"):
+            (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        keys = {}
+        for role in ("cloud", "proxy"):
+            keys[role] = own_signing_key(folder / "state" / role, role).public()
+            keys[role].save(folder / "keys" / f"{role}.pub")
+        self._admit()
+        if plan.tls:
+            hosts = ["localhost", plan.host]
+            make_certificates(folder / "tls", hosts, [f"broker-{side}" for side in SIDES])
+        for side in SIDES:
+            self._start_broker(side)
+        for role, settings in (("cloud", self._cloud()), ("proxy", self._proxy())):
+            path = folder / f"{role}.yaml"
+            path.write_text(yaml.safe_dump(settings), "utf-8")
+            load_site(path)
+            self.children.start(role, [role, "--config", str(path)])
+        return Target(
+            broker=self._brokers["edge"].url,
+            cloud=plan.url,
+            token_file=folder / "state" / "cloud" / "http.token",
+            cloud_key=keys["cloud"],
+            proxy_key=keys["proxy"],
+            proxy_status=f"http://{plan.host}:{plan.ports.proxy_http}/status",
+            ca=folder / "tls" / "ca.crt" if plan.tls else None,
+        )
+
+    def pids(self) -> dict[str, int]:
+        """Process ids by name: cloud, proxy and the two brokers."""
+        return self.children.pids() | self.broker_pids()
+
+    def broker_pids(self) -> dict[str, int]:
+        """Process ids of the two brokers by name."""
+        return {f"broker-{side}": b.pid for side, b in self._brokers.items() if b.pid}
+
+    def check(self) -> None:
+        """Raise JobFailed if a process has ended by itself."""
+        self.children.check()
+        for side, broker in self._brokers.items():
+            if not broker.running():
+                raise JobFailed(f"the broker of the {side} side ended by itself")
+
+    def stop(self) -> None:
+        """End all; the brokers last."""
+        self.children.stop()
+        for side, broker in self._brokers.items():
+            broker.stop()
+            with suppress(OSError):
+                raw = (self.folder / f"broker-{side}" / "broker.log").read_bytes()
+                (self._logs / f"broker-{side}.log").write_bytes(raw)
+
+    def _admit(self) -> None:
+        enrolments = list(self._fleet.enrolments())
+        limit = max(_DEVICES, len(enrolments))
+        admit(self.folder / "state" / "proxy" / REGISTRY_FILE, enrolments, limit)
+        self.accounts = self._fleet.users(enrolments)
+        edge = {**self.accounts, "proxy": self._password("proxy-edge")}
+        if self._options.user:
+            self.load_password = edge[self._options.user] = self._password("load")
+        cloud = {"proxy": self._password("proxy-cloud"), "cloud": self._password("cloud")}
+        for side, users in (("edge", edge), ("cloud", cloud)):
+            write_private(self.folder / "passwords" / f"{side}-broker.users", users_text(users))
+
+    def _password(self, name: str) -> str:
+        word = secrets.token_urlsafe(24)
+        write_private(self.folder / "passwords" / name, word + "\n")
+        return word
+
+    def _start_broker(self, side: str) -> None:
+        plan, tls = self._plan, None
+        if plan.tls:
+            certificate = self.folder / "tls" / f"broker-{side}.crt"
+            tls = ListenerTls(certificate, certificate.with_suffix(".key"))
+        broker = BrokerProcess(
+            BrokerPlan(
+                engine=plan.engine,  # type: ignore[arg-type]
+                port=getattr(plan.ports, side),
+                acl=side,  # type: ignore[arg-type]
+                tls=tls,
+                packet_bytes=self._options.packet_bytes,
+                max_queued_bytes=plan.queued_bytes,
+                max_connections=max(_CONNECTIONS, plan.devices + _SPARE_CONNECTIONS),
+            ),
+            self.folder / f"broker-{side}",
+            users_file=self.folder / "passwords" / f"{side}-broker.users",
+        )
+        self._brokers[side] = broker
+        broker.start()
+
+    def _cloud(self) -> dict[str, Any]:
+        settings = self._plan.cloud()
+        settings["cloud"]["test_data"] = None
+        settings["cloud"]["limits"]["packet_bytes"] = self._options.packet_bytes
+        return settings
+
+    def _proxy(self) -> dict[str, Any]:
+        settings = self._plan.proxy()
+        limits = settings["proxy"]["limits"]
+        limits["packet_bytes"] = self._options.packet_bytes
+        limits["devices"] = max(_DEVICES, self._plan.devices)
+        return settings

@@ -1,0 +1,104 @@
+"""A site that runs already: its addresses and keys, and the fleet that its proxy admitted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fl_core.config import CloudSite, ProxySite
+from fl_core.crypto.keys import VerifyKey
+from fl_core.errors import UsageError
+from fl_core.transport.process import peer_key
+from fl_core.transport.sessions import read_password
+from proxy.registry import REGISTRY_FILE
+from tools.broker_plan import write_private
+from tools.broker_rules import users_text
+from tools.cli_common import load_as
+from tools.load.fleet import Fleet, admit
+from tools.load.local_site import Target
+from tools.load.options import LoadOptions
+
+FLEET_FILE = "load.fleet"
+_USERS = Path("passwords") / "edge-broker.users"
+
+
+def running_target(options: LoadOptions) -> tuple[Target, Fleet, str | None]:
+    """Where to find it, who plays, and the password of `user`. Raises UsageError, ConfigError."""
+    password = read_password(options.password_file)
+    if options.site is not None:
+        target, fleet = _on_this_machine(options, options.site)
+    else:
+        target, fleet = _anywhere(options), Fleet.load(_given(options.fleet, "fleet"))
+    if len(fleet.members) < options.devices:
+        raise UsageError(
+            f"holds {len(fleet.members)} devices, {options.devices} are asked for",
+            where=str(options.fleet or options.site),
+            fix="make a larger one with edgeveil loadtest --make-fleet",
+        )
+    return target, Fleet(fleet.members[: options.devices]), password
+
+
+def write_fleet(path: Path, devices: int) -> None:
+    """A new fleet, and beside it what the site's operators need to let it in.
+
+    `<path>.enrolments` for `edgeveil proxy admit`, `<path>.users` to add to the edge broker's
+    list of users. Raises UsageError.
+    """
+    fleet = Fleet.make(devices)
+    fleet.save(path)
+    enrolments = list(fleet.enrolments())
+    lines = "".join(enrolment.to_line() for enrolment in enrolments)
+    write_private(path.with_name(f"{path.name}.enrolments"), lines)
+    write_private(path.with_name(f"{path.name}.users"), users_text(fleet.users(enrolments)))
+
+
+def _anywhere(options: LoadOptions) -> Target:
+    keys = _given(options.keys, "keys")
+    cloud, proxy = _keys(keys)
+    return Target(
+        broker=str(options.broker),
+        cloud=str(options.cloud),
+        token_file=_given(options.token_file, "token_file"),
+        cloud_key=cloud,
+        proxy_key=proxy,
+    )
+
+
+def _on_this_machine(options: LoadOptions, folder: Path) -> tuple[Target, Fleet]:
+    cloud = load_as(CloudSite, folder / "cloud.yaml")
+    proxy = load_as(ProxySite, folder / "proxy.yaml")
+    cloud_key, proxy_key = _keys(folder / "keys")
+    target = Target(
+        broker=proxy.edge_broker.url,
+        cloud=f"http://{cloud.http.host}:{cloud.http.port}",
+        token_file=cloud.state_dir / "http.token",
+        cloud_key=cloud_key,
+        proxy_key=proxy_key,
+        proxy_status=f"http://{proxy.http.host}:{proxy.http.port}/status",
+        ca=proxy.edge_broker.ca_file,
+    )
+    return target, _admitted(folder, proxy, options.devices)
+
+
+def _admitted(folder: Path, proxy: ProxySite, devices: int) -> Fleet:
+    """The site's own fleet for load tests; made, admitted and given accounts at first use."""
+    path = folder / FLEET_FILE
+    if path.exists():
+        return Fleet.load(path)
+    fleet = Fleet.make(devices)
+    enrolments = list(fleet.enrolments())
+    admit(proxy.state_dir / REGISTRY_FILE, enrolments, proxy.limits.devices)
+    users = folder / _USERS
+    known = users.read_text("utf-8") if users.exists() else ""
+    write_private(users, known + users_text(fleet.users(enrolments)))
+    fleet.save(path)
+    return fleet
+
+
+def _keys(folder: Path) -> tuple[VerifyKey, VerifyKey]:
+    return peer_key(folder / "cloud.pub", "the cloud"), peer_key(folder / "proxy.pub", "the proxy")
+
+
+def _given(path: Path | None, key: str) -> Path:
+    if path is None:
+        raise UsageError("is needed for a running site", where=key, fix=f"name it with --{key}")
+    return path

@@ -1,0 +1,254 @@
+"""One load test: a fleet comes, is held, plays rounds, goes; and what was measured meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from cloud_server.http_token import read_token
+from fl_core.errors import BrokerError, EdgeVeilError, JobFailed
+from tools.cloud_client import CloudClient, get_json
+from tools.load.fleet import Fleet
+from tools.load.job import job_yaml
+from tools.load.leader import Leader, Where, join_token
+from tools.load.local_site import LocalSite, Target
+from tools.load.options import LoadOptions
+from tools.load.outcome import Measured, outcome
+from tools.load.processes import Watch
+from tools.load.rounds import Course
+from tools.load.samples import Samples
+from tools.run_children import Children
+
+LOOPBACK = "127.0.0.1"
+_JOIN_S = 60.0
+_CONNECT_S = 60.0
+_SLOWEST_CONNECTS_PER_S = 100
+_STALLED_S = 15.0
+_ROSTER_S = 60.0
+_SETTLE_S = 5.0
+_LEAVE_S = 10.0
+_LOOK_S = 0.2
+_EVENTS_WAIT_S = 1.0
+
+Show = Callable[[dict[str, Any]], None]
+
+
+class Session:
+    """Plays one count of devices against `target`. `site` is what was started for it, if it was."""
+
+    def __init__(
+        self,
+        options: LoadOptions,
+        fleet: Fleet,
+        target: Target,
+        site: LocalSite | None,
+        generators: Children,
+        show: Show,
+        *,
+        listen: tuple[str, int] = (LOOPBACK, 0),
+        remote: int = 0,
+        token_file: Path,
+        password: str | None = None,
+    ) -> None:
+        self._options, self._target, self._site = options, target, site
+        self._children, self._show, self._listen = generators, show, listen
+        where = Where(
+            target.broker,
+            target.cloud_key.to_bytes(),
+            target.proxy_key.to_bytes(),
+            password,
+        )
+        self._token_file = token_file
+        count = options.processes + remote
+        self._leader = Leader(options, fleet, count, where, join_token(token_file))
+        self._watch = Watch()
+        self._watch.add(site.pids() if site else {})
+        self._samples = Samples(self._leader, self._watch)
+        self._course = Course()
+        self._phase, self._loaded = "start", False
+        self.measured = Measured(options, site.broker_name if site else target.broker)
+
+    async def run(self) -> None:
+        """All phases; what was measured so far is in `result` however it ends."""
+        server = await self._leader.serve(*self._listen)
+        sampling = asyncio.create_task(self._sample())
+        try:
+            self._start_generators(server.port)
+            await self._until(lambda: self._leader.all_joined, _JOIN_S, "generators did not join")
+            await self._connect()
+            await self._hold()
+            await self._play()
+        finally:
+            sampling.cancel()
+            await self._leave()
+            await server.stop()
+
+    def result(self) -> dict[str, Any]:
+        """The figures, as `load.json` has them."""
+        with suppress(Exception):
+            self._watch.look()
+        return outcome(
+            self.measured, self._leader.totals(), self._course, self._samples, self._watch
+        )
+
+    # --- phases ---
+
+    def _start_generators(self, port: int) -> None:
+        host = LOOPBACK if self._listen[0] in ("0.0.0.0", "::") else self._listen[0]  # noqa: S104
+        for number in range(1, self._options.processes + 1):
+            self._children.start(
+                f"generator-{number}",
+                [
+                    *("loadtest", "--join", f"http://{host}:{port}", "--local"),
+                    *("--join-token", str(self._token_file)),
+                ],
+                threads=1,
+            )
+
+    async def _connect(self) -> None:
+        options, self._phase = self._options, "connecting"
+        self._leader.command = "connect"
+        paced_s = options.ramp_s or options.devices / (options.rate_per_s or 1e9)
+        limit_s = _CONNECT_S + paced_s + options.devices / _SLOWEST_CONNECTS_PER_S
+        await self._until(
+            lambda: self._leader.all_in("connected"), limit_s, "devices did not connect"
+        )
+        totals = self._leader.totals()
+        self.measured.connecting_s = totals.connecting_s()
+        self.measured.connects = totals.counts["connects"]
+        self._phase = "greeting"
+        limit_s = _ROSTER_S + options.devices / _SLOWEST_CONNECTS_PER_S
+        await self._until(self._all_known, limit_s, "the cloud does not know all devices")
+
+    def _all_known(self) -> bool:
+        """Whether the proxy heard every device and the cloud has every key."""
+        wanted, target = self._options.devices, self._target
+        with suppress(OSError, EdgeVeilError):
+            token = read_token(target.token_file)
+            known = int(get_json(f"{target.cloud}/status", token).get("enrolled", 0))
+            if known < wanted:
+                return False
+            if target.proxy_status is None:
+                return True
+            return int(get_json(target.proxy_status).get("online", 0)) >= wanted
+        return False
+
+    async def _hold(self) -> None:
+        hold_s = self._options.hold_s
+        if not hold_s:
+            return
+        self._phase = "holding"
+        self._watch.look()
+        began_s, cpu, totals = time.monotonic(), self._watch.cpu_s(), self._leader.totals()
+        await self._for(hold_s)
+        self._watch.look()
+        elapsed_s, after = time.monotonic() - began_s, self._leader.totals().counts
+        moved = sum(after[n] - totals.counts[n] for n in ("bytes_up", "bytes_down"))
+        self.measured.idle = {
+            "seconds": round(elapsed_s, 2),
+            "connected": after["connected"],
+            "cpu_percent": {
+                name: round(100 * (now - cpu.get(name, 0.0)) / elapsed_s, 2)
+                for name, now in self._watch.cpu_s().items()
+            },
+            "rss_bytes": self._watch.rss_bytes(),
+            "bytes_per_s": round(moved / elapsed_s, 1),
+        }
+
+    async def _play(self) -> None:
+        options = self._options
+        if options.rounds == 0 and options.minutes is None:
+            return
+        client = CloudClient(self._target.cloud, self._target.token_file)
+        self._phase = "announcing the job"
+        self._watch.look()
+        self.measured.begin(self._watch.cpu_s(), self._leader.totals().counts)
+        self._loaded = True
+        job = await asyncio.to_thread(client.submit, job_yaml(options))
+        end_s = time.monotonic() + 60 * options.minutes if options.minutes is not None else None
+        try:
+            await self._follow(client, job, end_s)
+        finally:
+            if not self._course.ended:
+                with suppress(EdgeVeilError):
+                    await asyncio.to_thread(client.cancel, job)
+        await self._settle()
+        self._loaded = False
+        self._watch.look()
+        self.measured.end(self._watch.cpu_s(), self._leader.totals().counts)
+        self._require_completed(job)
+
+    async def _follow(self, client: CloudClient, job: str, end_s: float | None) -> None:
+        after = 0
+        while not self._course.ended:
+            for event in await asyncio.to_thread(client.events, job, after, _EVENTS_WAIT_S):
+                after = int(event["seq"])
+                self._course.take(event)
+                self._phase = self._course.phase or self._phase
+                over = end_s is not None and time.monotonic() > end_s
+                if event["type"] == "exchange_committed" and over:
+                    return
+            self._check()
+
+    async def _settle(self) -> None:
+        """Wait a little until every upload's fate is known."""
+        end_s = time.monotonic() + _SETTLE_S
+        while time.monotonic() < end_s:
+            await asyncio.sleep(2 * _LOOK_S)
+            if not self._leader.totals().counts["waiting"]:
+                await asyncio.sleep(1.0)  # the report after the last commit record
+                return
+
+    def _require_completed(self, job: str) -> None:
+        ended = self._course.ended
+        if ended in ("failed", "paused"):
+            reason = self._course.reason or f"the job {ended}"
+            raise JobFailed(reason, where=job, fix="see the logs of cloud and proxy")
+
+    async def _leave(self) -> None:
+        self._leader.command = "stop"
+        end_s = time.monotonic() + _LEAVE_S
+        while time.monotonic() < end_s and not self._leader.all_in("done"):
+            if not self._leader.reports:
+                return
+            await asyncio.sleep(_LOOK_S)
+
+    # --- meanwhile ---
+
+    async def _sample(self) -> None:
+        while True:
+            self._show(
+                self._samples.take(self._phase, len(self._course.committed), loaded=self._loaded)
+            )
+            await asyncio.sleep(1.0)
+
+    async def _for(self, seconds: float) -> None:
+        end_s = time.monotonic() + seconds
+        while time.monotonic() < end_s:
+            self._check()
+            await asyncio.sleep(min(_LOOK_S, max(0.01, end_s - time.monotonic())))
+
+    async def _until(self, done: Callable[[], bool], limit_s: float, what: str) -> None:
+        end_s = time.monotonic() + limit_s
+        while not await asyncio.to_thread(done):
+            self._check()
+            totals = self._leader.totals()
+            if time.monotonic() >= end_s:
+                said = "; ".join(f"{k}: {n}" for k, n in totals.refused.most_common(3))
+                raise BrokerError(
+                    f"after {limit_s:.0f} s: {what}"
+                    f" ({totals.counts['connected']} of {self._options.devices} are connected)",
+                    where=self._target.broker,
+                    fix=said or "see the logs of broker and proxy",
+                )
+            await asyncio.sleep(_LOOK_S)
+
+    def _check(self) -> None:
+        if self._site is not None:
+            self._site.check()
+        if self._leader.command != "stop":
+            self._children.check()

@@ -1,0 +1,167 @@
+"""What one generator process counts: connections, uploads and what became of each."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, deque
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from fl_core.protocol.messages import Exchanged
+from tools.load.histogram import Histogram
+
+RoundKey = tuple[int, int]  # round and attempt of the one job
+_REMEMBERED = 8  # commit records whose hashes are looked for in the next
+
+
+@dataclass
+class RoundTally:
+    """One attempt at one round, of this process's devices. Times are seconds since 1970."""
+
+    began_s: float | None = None  # the first manifest
+    first_offer_s: float | None = None
+    last_ack_s: float | None = None
+    offered: int = 0
+    acknowledged: int = 0
+    upload_bytes: int = 0
+    upload_messages: int = 0
+
+
+@dataclass
+class Sent:
+    """One upload: its segments' hashes, when it was first offered, and what the proxy said."""
+
+    hashes: tuple[bytes, ...]
+    offered_s: float
+    said: str = ""
+    away: bool = False  # the device lost its connection before the proxy spoke
+
+
+@dataclass
+class Tally:
+    """Everything counted. Uploads are kept until the round's commit record tells of them."""
+
+    connected: int = 0
+    connects: int = 0
+    failed: int = 0
+    reconnects: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    offered: int = 0
+    acknowledged: int = 0
+    counted: int = 0
+    missing: int = 0
+    duplicated: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    connect_s: Histogram = field(default_factory=Histogram)
+    ack_s: Histogram = field(default_factory=Histogram)
+    counted_s: Histogram = field(default_factory=Histogram)
+    first_up_s: float | None = None
+    last_up_s: float | None = None
+    rounds: dict[RoundKey, RoundTally] = field(default_factory=dict)
+    _sent: dict[RoundKey, dict[bytes, Sent]] = field(default_factory=dict)
+    _committed: set[RoundKey] = field(default_factory=set)
+    _accepted: deque[set[bytes]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+
+    def round(self, at: Exchanged) -> RoundTally:
+        """The counts of this attempt."""
+        return self.rounds.setdefault((at.round, at.attempt), RoundTally())
+
+    def offer(self, at: Exchanged, blob: bytes, hashes: tuple[bytes, ...], now_s: float) -> None:
+        """An upload is offered for the first time."""
+        row = self.round(at)
+        row.offered += 1
+        row.first_offer_s = row.first_offer_s or now_s
+        self.offered += 1
+        self._sent.setdefault((at.round, at.attempt), {})[blob] = Sent(hashes, now_s)
+
+    def ack(self, at: Exchanged, blob: bytes, status: str, reason: str, now_s: float) -> None:
+        """The proxy spoke of an upload; a second, different word on a held one is a fault."""
+        sent = self._sent.get((at.round, at.attempt), {}).get(blob)
+        if sent is None:
+            return
+        if sent.said:
+            self.duplicated += sent.said == "held" and status in ("refused", "duplicate")
+            return
+        sent.said = status
+        if status == "held":
+            row = self.round(at)
+            row.acknowledged += 1
+            row.last_ack_s = now_s
+            self.acknowledged += 1
+            self.ack_s.add(now_s - sent.offered_s)
+        else:
+            self.refused[f"upload: {reason or status}"] += 1
+
+    def away(self, at: Exchanged, blob: bytes) -> None:
+        """The upload's device is gone for now: nobody can be asked for an answer to it."""
+        sent = self._sent.get((at.round, at.attempt), {}).get(blob)
+        if sent is not None and not sent.said:
+            sent.away = True
+
+    def commit(self, at: Exchanged, hashes: bytes, now_s: float) -> None:
+        """A round's commit record: which of its uploads were counted, each once."""
+        key = (at.round, at.attempt)
+        if key in self._committed:
+            return
+        self._committed.add(key)
+        listed = [hashes[i : i + 32] for i in range(0, len(hashes), 32)]
+        accepted = set(listed)
+        again = sum(len(accepted & earlier) for earlier in self._accepted)
+        self.duplicated += len(listed) - len(accepted) + again
+        self._accepted.append(accepted)
+        uploads = self._sent.pop(key, {})
+        for blob, sent in uploads.items():
+            if accepted.issuperset(sent.hashes):
+                self.counted += 1
+                self.counted_s.add(now_s - sent.offered_s)
+            elif sent.said == "held":
+                self.missing += 1
+            elif not sent.said:  # its answer may still come
+                self._sent.setdefault(key, {})[blob] = sent
+
+    def committed(self, at: Exchanged) -> bool:
+        """Whether this attempt's commit record was read."""
+        return (at.round, at.attempt) in self._committed
+
+    @property
+    def waiting(self) -> int:
+        """Uploads whose fate is not known yet."""
+        return sum(1 for row in self._sent.values() for s in row.values() if s.said in ("", "held"))
+
+    def to_plain(self) -> dict[str, Any]:
+        """For a report to the leader: all counts since the start."""
+        return {
+            **{name: getattr(self, name) for name in (*_COUNTS, "first_up_s", "last_up_s")},
+            "waiting": self.waiting,
+            "refused": dict(self.refused),
+            "connect_s": self.connect_s.to_plain(),
+            "ack_s": self.ack_s.to_plain(),
+            "counted_s": self.counted_s.to_plain(),
+            "rounds": [self._round_plain(key) for key in self.rounds],
+        }
+
+    def _round_plain(self, key: RoundKey) -> dict[str, Any]:
+        rest = self._sent.get(key, {}).values()
+        return {
+            "round": key[0],
+            "attempt": key[1],
+            **asdict(self.rounds[key]),
+            "unconfirmed": sum(s.said == "held" for s in rest),
+            "unanswered": sum(not s.said and not s.away for s in rest),
+        }
+
+
+_COUNTS = (
+    *("connected", "connects", "failed", "reconnects", "bytes_up", "bytes_down"),
+    *("offered", "acknowledged", "counted", "missing", "duplicated"),
+)
+
+
+def segment_hashes(data: bytes, sizes: tuple[int, ...]) -> tuple[bytes, ...]:
+    """SHA-256 of each sealed segment, as a commit record lists them."""
+    found, offset = [], 0
+    for size in sizes:
+        found.append(hashlib.sha256(data[offset : offset + size]).digest())
+        offset += size
+    return tuple(found)

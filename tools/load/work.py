@@ -1,0 +1,64 @@
+"""What a simulated device does for its machine: it opens, packs, seals for real, of noise."""
+
+from __future__ import annotations
+
+from fl_core.crypto.keys import OpeningKey
+from fl_core.errors import EdgeVeilError, ProtocolError
+from fl_core.protocol import effects as fx
+from fl_core.protocol import sealed as sealing
+from fl_core.protocol.messages import Manifest
+from fl_core.protocol.package import decode_package
+from fl_core.protocol.tasks import Install, Learn, Learned, Open, Opened, Sealed, Work
+from tools.load.shared import Shared
+
+
+class Worker:
+    """One device's opening key and the membership of its newest round."""
+
+    __slots__ = ("_membership", "_opening", "_shared")
+
+    def __init__(self, shared: Shared, opening: OpeningKey) -> None:
+        self._shared, self._opening = shared, opening
+        self._membership = b""
+
+    def perform(self, task: object) -> object:
+        """The outcome of one task; `Failed` where it cannot be done."""
+        try:
+            match task:
+                case Open(manifest=manifest, blob=blob):
+                    return self._open(manifest, blob)
+                case Learn(manifest=manifest, package=package):
+                    self._shared.learn(manifest.at.job_id, package.job, manifest.job_digest)
+                    return Learned()
+                case Work(manifest=manifest):
+                    return self._seal(manifest)
+                case Install():
+                    return Learned()
+        except ProtocolError as error:
+            return fx.Failed(error.reason)
+        except EdgeVeilError as error:
+            return fx.Failed(str(error))
+        return fx.Failed("unknown_task")
+
+    def _open(self, manifest: Manifest, blob: bytes) -> Opened:
+        opened = sealing.open_broadcast(self._opening, manifest, blob)
+        if opened is None:
+            return Opened(None)
+        package, membership = opened
+        if manifest.kind == "round":
+            self._membership = membership
+        return Opened(decode_package(package))
+
+    def _seal(self, manifest: Manifest) -> Sealed:
+        plan = self._shared.plan(manifest)
+        exchange = plan.exchange(manifest.at.round)
+        if manifest.groups != plan.groups(exchange):
+            raise ProtocolError("wrong_groups")
+        specs = plan.segments(exchange)
+        sealed = [
+            sealing.seal_segment(
+                manifest, group, self._membership, self._shared.noise(spec.byte_count)
+            )
+            for spec, group in zip(specs, manifest.groups, strict=True)
+        ]
+        return Sealed(tuple(range(len(sealed))), tuple(map(len, sealed)), b"".join(sealed))
