@@ -7,7 +7,8 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-from cloud_server.host import LOG, CloudHost, wire_id
+from cloud_server.host import LOG, CloudHost
+from cloud_server.jobs import wire_id
 from cloud_server.store import Store
 from cloud_server.store_records import JobEntry
 from fl_core.config import parse_job
@@ -24,7 +25,7 @@ TELL_AGAIN = 16  # as many ends as a proxy keeps
 
 
 class Control:
-    """Submits, cancels and starts jobs; one runs at a time, in the order they came."""
+    """Submits, cancels, resumes and starts jobs; one runs at a time, in the order they came."""
 
     def __init__(
         self, store: Store, host: CloudHost, machine: CloudMachine, runtime: Runtime, queue: int
@@ -34,6 +35,7 @@ class Control:
         self._poke = asyncio.Event()
         self._waiting: tuple[str, int] | None = None
         self._given = ""  # the job that the machine was given last
+        self._cancelled = ""  # the running job that was to be cancelled last
 
     def submit(self, job_yaml: str) -> str:
         """Validate and queue; the job's id. Raises ConfigError with every problem.
@@ -51,48 +53,73 @@ class Control:
         return entry.id
 
     def cancel(self, job: str) -> None:
-        """Cancel a waiting or running job. Raises UnknownJob, or StoreError if it has ended."""
+        """Cancel a job that has not ended. Raises UnknownJob, or StoreError if it has."""
+        entry = self._store.job(job)
         # A job that ran before a restart may wait for devices now, unknown to the machine.
-        was = self._store.job(job).status
-        if was == "running" and job == self._given:
+        if entry.status == "running" and job == self._given:
+            self._cancelled = job
             self._runtime.post(fx.Command(Cancel(wire_id(job))))
             return
         self._store.cancel(job)
-        if was == "running":
+        if entry.started_at is not None:
             self._runtime.post(fx.Command(Ended(wire_id(job), "cancelled")))
+
+    def resume(self, job: str) -> None:
+        """Let a paused job go on at its round. Raises UnknownJob, or StoreError if it is not."""
+        self._store.resume(job)
+        if job == self._given:
+            self._given = ""
+        self._poke.set()
 
     def status(self) -> Mapping[str, Any]:
         """What the cloud does now; counts only."""
-        job = self._machine.job
+        job, counts = self._machine.job, self._store.counts()
         return {
             "state": self._machine.state.value,
-            "job": self._host.entry(job.start.job_id).id if job else None,
+            "job": self._host.jobs.name(job.start.job_id) if job else None,
             "round": job.round if job else None,
-            "enrolled": len(self._store.enrolled()),
-            "queued": sum(entry.status == "queued" for entry in self._store.jobs()),
+            "enrolled": counts.enrolled,
+            "queued": counts.jobs.get("queued", 0),
+            "paused": counts.jobs.get("paused", 0),
             "refused": dict(self._runtime.refusals.counts),
         }
 
     async def run(self) -> None:
         """Start the next job whenever none runs, until cancelled."""
-        for old in [entry for entry in self._store.jobs() if entry.ended][-TELL_AGAIN:]:
-            # The process may have died before anybody heard of it.
-            self._runtime.post(fx.Command(Ended(wire_id(old.id), old.status)))
+        self.tell_ends()
         while True:
-            if self._machine.state is State.IDLE:
-                entry = self._store.next_job()
-                if entry is not None and self._ready(entry):
-                    self._given = entry.id
-                    self._store.set_status(entry.id, "running")
-                    self._runtime.post(fx.Command(self._start(entry)))
+            self.look()
             self._poke.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._poke.wait(), LOOK_S)
 
+    def tell_ends(self) -> None:
+        """Say again how the newest jobs ended: the process may have died before it was heard."""
+        for old in [entry for entry in self._store.jobs() if entry.ended][-TELL_AGAIN:]:
+            self._runtime.post(fx.Command(Ended(wire_id(old.id), old.status)))
+
+    def look(self) -> None:
+        """Start the next job if none runs."""
+        if self._machine.state is not State.IDLE:
+            return
+        if self._cancelled:
+            self._cancel_paused()
+        entry = self._store.next_job()
+        if entry is not None and self._ready(entry):
+            self._given = entry.id
+            self._store.set_status(entry.id, "running")
+            self._runtime.post(fx.Command(self._start(entry)))
+
+    def _cancel_paused(self) -> None:
+        """A job may have paused before the machine heard that it is cancelled."""
+        job, self._cancelled = self._cancelled, ""
+        if self._store.job(job).status == "paused":
+            self.cancel(job)
+
     def _ready(self, entry: JobEntry) -> bool:
         """Whether to start it now. A job that this version cannot plan fails, and not the cloud."""
         try:
-            self._host.plan(entry)
+            self._host.jobs.plan(entry)
         except EdgeVeilError as error:
             LOG.error("job_unreadable", extra={"job": entry.id})
             self._store.set_status(entry.id, "failed", f"the stored job cannot be read: {error}")
@@ -101,11 +128,11 @@ class Control:
 
     def _enough_devices(self, entry: JobEntry) -> bool:
         """Whether the job can select as many as it asks for; said once while it cannot."""
-        job = self._host.plan(entry).job
+        job = self._host.jobs.plan(entry).job
         wanted = max(job.selection.min_devices, job.round.min_batch)
         if isinstance(job.selection.devices, int):
             wanted = max(wanted, job.selection.devices)
-        enrolled = len(self._store.enrolled())
+        enrolled = self._store.counts().enrolled
         if enrolled < wanted and self._waiting != (entry.id, enrolled):
             self._waiting = (entry.id, enrolled)
             data = {"enrolled": enrolled, "wanted": wanted}
@@ -115,11 +142,9 @@ class Control:
 
     def _start(self, entry: JobEntry) -> Start:
         """From the last committed exchange on, with an attempt number not used before."""
-        plan = self._host.plan(entry)
+        plan = self._host.jobs.plan(entry)
         last = self._store.last_commit(entry.id)
         index = (last.index if last else 0) + 1
-        attempt = 1
-        while self._store.round_key(entry.id, index, attempt) is not None:
-            attempt += 1
+        attempt = self._store.next_attempt(entry.id, index)
         retries = plan.job.round.retries
         return Start(wire_id(entry.id), index, attempt, len(plan.exchanges), retries)

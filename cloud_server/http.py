@@ -1,4 +1,4 @@
-"""The cloud's local HTTP control: submit, list, watch and cancel jobs, fetch the models.
+"""The cloud's local HTTP control: submit, list, watch, resume and cancel jobs, fetch the models.
 
 Bound to 127.0.0.1 by default. Everything but `/healthz`, `/metrics` too, wants `Authorization:
 Bearer <token>` with the token of a file that only the cloud's owner can read. Answers are JSON; an
@@ -39,7 +39,11 @@ class JobControl(Protocol):
         ...
 
     def cancel(self, job: str) -> None:
-        """Cancel a job that waits or runs. UnknownJob, or StoreError if it has ended."""
+        """Cancel a job that has not ended. UnknownJob, or StoreError if it has."""
+        ...
+
+    def resume(self, job: str) -> None:
+        """Let a paused job go on. UnknownJob, or StoreError if it is not paused."""
         ...
 
     def status(self) -> Mapping[str, Any]:
@@ -69,6 +73,7 @@ def make_app(
             web.get("/jobs/{id}", routes.job),
             web.get("/jobs/{id}/events", routes.events),
             web.post("/jobs/{id}/cancel", routes.cancel),
+            web.post("/jobs/{id}/resume", routes.resume),
             web.get("/jobs/{id}/model.onnx", routes.model),
             web.get("/jobs/{id}/model.safetensors", routes.model),
         ]
@@ -127,6 +132,11 @@ class _Routes:
     async def cancel(self, request: web.Request) -> web.Response:
         job = request.match_info["id"]
         self._control.cancel(job)
+        return web.json_response(_summary(self._store.job(job)))
+
+    async def resume(self, request: web.Request) -> web.Response:
+        job = request.match_info["id"]
+        self._control.resume(job)
         return web.json_response(_summary(self._store.job(job)))
 
     async def model(self, request: web.Request) -> web.Response:

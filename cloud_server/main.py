@@ -11,6 +11,7 @@ from cloud_server.http import make_app
 from cloud_server.http_token import load_or_make_token
 from cloud_server.metrics import CloudMetrics
 from cloud_server.recording import Recorder
+from cloud_server.sealing import Limits
 from cloud_server.store import Store
 from fl_core import logs
 from fl_core.algorithms.base import Records
@@ -59,14 +60,18 @@ async def _run(site: CloudSite, stop: asyncio.Event) -> int:
     host = CloudHost(
         store,
         _test_records(site),
-        part_bytes(packet_bytes),
-        site.limits.blob_bytes,
+        Limits(part_bytes(packet_bytes), site.limits.blob_bytes, site.limits.spool_bytes),
+        spool_dir=site.state_dir,
         recorder=Recorder(site.record_dir) if site.record_dir else None,
     )
     machine = CloudMachine(
         signer,
         peer_key(site.proxy_key_file, "the proxy"),
-        CloudSettings(packet_bytes=packet_bytes, blob_bytes=site.limits.blob_bytes),
+        CloudSettings(
+            packet_bytes=packet_bytes,
+            blob_bytes=site.limits.blob_bytes,
+            spool_bytes=site.limits.spool_bytes,
+        ),
     )
     session = Session(
         link_settings(site.broker, "cloud", packet_bytes),
@@ -89,7 +94,7 @@ async def _run(site: CloudSite, stop: asyncio.Event) -> int:
             executor,
             LOG,
             packet_bytes,
-            name_job=lambda job_id: host.entry(job_id).id,
+            name_job=host.jobs.name,
         )
         runtime.follow_logs()
         control = Control(store, host, machine, runtime, site.limits.jobs_queued)
@@ -100,7 +105,7 @@ async def _run(site: CloudSite, stop: asyncio.Event) -> int:
         http = await serve(app, site.http.host, site.http.port)
         try:
             await session.link.connect_or_raise()
-            LOG.info("running", extra={"http": http.url, "enrolled": len(store.enrolled())})
+            LOG.info("running", extra={"http": http.url, "enrolled": store.counts().enrolled})
             await first_of(stop, session.link.run_forever(), runtime.run(), control.run())
         finally:
             await http.stop()

@@ -100,8 +100,8 @@ class CloudMetrics(Collector):
         for job_id, asked in list(self._asked.items()):
             priced = self._priced.get(job_id)
             if priced is None or priced[0] != asked:
-                entry = self._host.entry(job_id)
-                priced = (asked, entry.id, self._host.plan(entry).spent(asked))
+                entry = self._host.jobs.entry(job_id)
+                priced = (asked, entry.id, self._host.jobs.plan(entry).spent(asked))
                 self._priced[job_id] = priced
             _, job, quote = priced
             yield job, "training", _shown(quote.training)

@@ -8,12 +8,14 @@ from typing import Any, Literal
 
 from fl_core.errors import EdgeVeilError
 
-Status = Literal["queued", "running", "completed", "failed", "cancelled"]
+Status = Literal["queued", "running", "paused", "completed", "failed", "cancelled"]
 
-# Status -> what may follow. `running` may follow itself: a job resumed after a crash.
+# Status -> what may follow. `running` may follow itself: a job taken up after a crash. A paused
+# job that is resumed waits for its turn again.
 TRANSITIONS: Mapping[Status, frozenset[Status]] = {
     "queued": frozenset({"running", "failed", "cancelled"}),
-    "running": frozenset({"running", "completed", "failed", "cancelled"}),
+    "running": frozenset({"running", "paused", "completed", "failed", "cancelled"}),
+    "paused": frozenset({"queued", "cancelled"}),
     "completed": frozenset(),
     "failed": frozenset(),
     "cancelled": frozenset(),
@@ -52,6 +54,14 @@ class JobEntry:
     def ended(self) -> bool:
         """True once nothing can change any more."""
         return self.status in ENDED
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What the store holds, in numbers."""
+
+    enrolled: int
+    jobs: Mapping[Status, int]
 
 
 @dataclass(frozen=True)

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import sqlalchemy as sa
 
 from cloud_server import store_schema as tables
 from cloud_server.store_records import (
+    ENDED,
+    TRANSITIONS,
+    Counts,
     ExchangeRecord,
     JobEntry,
     LastCommit,
+    Status,
+    StoredEvent,
     StoreError,
     UnknownJob,
 )
 
 HASH_BYTES = 32
+EVENTS_KEPT = 10_000  # of each job
+_SWEEP_EVERY = 256  # events between two looks for old ones
 Row = sa.RowMapping
 
 
@@ -69,6 +77,56 @@ def round_key(db: sa.Connection, job: str, exchange: int, attempt: int) -> bytes
     )
     found = db.scalar(query)
     return None if found is None else bytes(found)
+
+
+def last_attempt(db: sa.Connection, job: str, exchange: int) -> int:
+    """The newest attempt at an exchange that has a key; 0 before the first."""
+    table = tables.round_keys
+    query = sa.select(sa.func.max(table.c.attempt))
+    query = query.where(table.c.job == job, table.c.exchange == exchange)
+    return int(db.scalar(query) or 0)
+
+
+def count_rows(db: sa.Connection) -> Counts:
+    """Enrolled devices, and jobs by status."""
+    status, number = tables.jobs.c.status, sa.func.count()
+    rows = db.execute(sa.select(status, number).group_by(status))
+    enrolled = db.scalar(sa.select(sa.func.count()).select_from(tables.enrolled_keys))
+    return Counts(int(enrolled or 0), {row[0]: int(row[1]) for row in rows})
+
+
+def write_status(db: sa.Connection, job: str, status: Status, reason: str, now_s: float) -> None:
+    """Move a job on, as TRANSITIONS allows; StoreError otherwise."""
+    before = job_of(find_row(db, job))
+    if status not in TRANSITIONS[before.status]:
+        raise StoreError(
+            f"job '{job}' is {before.status} and cannot become {status}",
+            fix="submit it again" if before.ended else "",
+        )
+    values: dict[str, Any] = {"status": status, "reason": reason}
+    if status == "running" and before.started_at is None:
+        values["started_at"] = now_s
+    if status in ENDED:
+        values["ended_at"] = now_s
+        db.execute(tables.round_keys.delete().where(tables.round_keys.c.job == job))
+    db.execute(tables.jobs.update().where(tables.jobs.c.id == job).values(values))
+
+
+def write_event(
+    db: sa.Connection, job: str | None, kind: str, data: Mapping[str, Any], now_s: float
+) -> StoredEvent:
+    """Append an event, and now and then forget a job's oldest beyond `EVENTS_KEPT`."""
+    table = tables.events
+    values = {"job": job, "time": now_s, "type": kind, "data": dict(data)}
+    key = db.execute(table.insert().values(values)).inserted_primary_key
+    seq = int(cast(Any, key)[0])
+    if seq % _SWEEP_EVERY == 0:
+        of_job = table.c.job == job if job is not None else table.c.job.is_(None)
+        newest = sa.select(table.c.seq).where(of_job).order_by(table.c.seq.desc())
+        oldest = db.scalar(newest.offset(EVENTS_KEPT).limit(1))
+        if oldest is not None:
+            db.execute(table.delete().where(of_job, table.c.seq <= oldest))
+    return StoredEvent(seq, job, now_s, kind, dict(data))
 
 
 def last_commit(db: sa.Connection, job: str) -> LastCommit | None:

@@ -86,11 +86,12 @@ def _add_job(commands: Subparsers) -> None:
     job = command(
         commands,
         "job",
-        "submit, list, watch and cancel jobs",
+        "submit, list, watch, resume and cancel jobs",
         examples=(
             "edgeveil job submit configs/jobs/quickstart.yaml --config site/cloud.yaml\n"
             "edgeveil job watch quickstart-1a2b3c4d --cloud http://127.0.0.1:8701 "
-            "--token-file http.token"
+            "--token-file http.token\n"
+            "edgeveil job resume quickstart-1a2b3c4d --config site/cloud.yaml"
         ),
     )
     parts = job.add_subparsers(title="sub-commands", metavar="SUB-COMMAND", required=True)
@@ -102,12 +103,21 @@ def _add_job(commands: Subparsers) -> None:
     )
     listed = command(parts, "list", "list all jobs")
     watch = command(parts, "watch", "follow a job until it has ended")
-    cancel = command(parts, "cancel", "cancel a job that waits or runs")
-    for one in (watch, cancel):
+    resume = command(
+        parts,
+        "resume",
+        "let a paused job go on",
+        about=(
+            "A job pauses when devices, the proxy or the disk are missing for longer than its\n"
+            "retries; `job list` says why. It goes on at its round, with the devices it had asked."
+        ),
+    )
+    cancel = command(parts, "cancel", "cancel a job that has not ended")
+    for one in (watch, resume, cancel):
         one.add_argument("id", metavar="ID", help="a job's id, see `job list`")
     for one in (listed, watch):
         one.add_argument("--json", action="store_true", help="one JSON object a line")
-    for one in (submit, listed, watch, cancel):
+    for one in (submit, listed, watch, resume, cancel):
         one.add_argument(
             "--config",
             type=Path,
@@ -120,6 +130,7 @@ def _add_job(commands: Subparsers) -> None:
     submit.set_defaults(handler=_submit)
     listed.set_defaults(handler=_list)
     watch.set_defaults(handler=_watch)
+    resume.set_defaults(handler=_resume)
     cancel.set_defaults(handler=_cancel)
 
 
@@ -179,6 +190,12 @@ def _watch(args: argparse.Namespace) -> int:
     from tools import jobs
 
     return jobs.watch(args.id, *_cloud(args), as_json=args.json)
+
+
+def _resume(args: argparse.Namespace) -> int:
+    from tools import jobs
+
+    return jobs.resume(args.id, *_cloud(args))
 
 
 def _cancel(args: argparse.Namespace) -> int:

@@ -72,6 +72,10 @@ class CloudClient:
         """Cancel a job that has not ended; returns it."""
         return self._json("POST", f"/jobs/{quote(job, safe='')}/cancel")
 
+    def resume(self, job: str) -> dict[str, Any]:
+        """Let a paused job go on; returns it."""
+        return self._json("POST", f"/jobs/{quote(job, safe='')}/resume")
+
     def events(self, job: str, after: int = 0, wait_s: float = 0.0) -> list[dict[str, Any]]:
         """Events after number `after`; waits up to `wait_s` for the first."""
         path = f"/jobs/{quote(job, safe='')}/events?after={after}&wait_s={wait_s:g}"

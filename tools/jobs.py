@@ -1,4 +1,4 @@
-"""`edgeveil job submit | list | watch | cancel`: thin commands over the cloud's HTTP control."""
+"""`edgeveil job submit | list | watch | resume | cancel`: over the cloud's HTTP control."""
 
 from __future__ import annotations
 
@@ -73,6 +73,7 @@ def list_jobs(cloud_url: str, token_file: Path, *, as_json: bool = False) -> int
 def watch(job: str, cloud_url: str, token_file: Path, *, as_json: bool = False) -> int:
     """Follow a job until it has ended: a live table of its rounds, or its events as JSON lines.
 
+    A pause is shown, and waited out: somebody may resume the job.
     Returns 0 for a completed job; JobFailed for one that failed or was cancelled.
     """
     client = CloudClient(cloud_url, token_file, patience_s=AWAY_S)
@@ -81,7 +82,8 @@ def watch(job: str, cloud_url: str, token_file: Path, *, as_json: bool = False) 
             print(json.dumps(event), flush=True)
     elif not Console().is_terminal:
         shown = 0
-        for _event in client.follow(job):
+        for event in client.follow(job):
+            _say_pause(event)
             rows = list(_cells(client.job(job)["exchanges"]))
             for row in rows[shown:]:
                 print("  ".join(f"{name} {v}" for name, v in zip(COLUMNS, row, strict=True) if v))
@@ -102,6 +104,20 @@ def cancel(job: str, cloud_url: str, token_file: Path) -> int:
     entry = CloudClient(cloud_url, token_file).cancel(job)
     print(f"{entry['id']}: {entry['status']}")
     return 0
+
+
+def resume(job: str, cloud_url: str, token_file: Path) -> int:
+    """Let a paused job go on at the round where it stood."""
+    entry = CloudClient(cloud_url, token_file).resume(job)
+    print(f"{entry['id']}: {entry['status']}")
+    return 0
+
+
+def _say_pause(event: Mapping[str, Any]) -> None:
+    if event["type"] == "job_paused":
+        print(f"paused: {event['data'].get('reason', '')}; edgeveil job resume {event['job']}")
+    elif event["type"] == "job_resumed":
+        print("resumed")
 
 
 def _outcome(job: Mapping[str, Any]) -> int:

@@ -61,7 +61,7 @@ SIMULATED = (
 )
 HOPS = ("cloud_to_proxy", "proxy_to_devices", "devices_to_proxy", "proxy_to_cloud")
 LIBRARIES = ("numpy", "torch", "onnxruntime", "cryptography", "paho-mqtt")
-_ENDS = ("job_completed", "job_failed", "job_cancelled")
+_ENDS = ("job_completed", "job_failed", "job_cancelled", "job_paused")  # of a run
 _SCORES = (
     *("eval_type", "score", "reason", "used", "wanted", "labels", "squared"),
     *("corrected", "corrected_error", "corrected_reason", "noise_variance"),

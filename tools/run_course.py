@@ -54,6 +54,7 @@ class Course:
         """
         if self.record.ended != "completed":
             why = self.record.reason or f"the job was {self.record.ended}"
+            why = f"the job paused: {why}" if self.record.ended == "paused" else why
             raise JobFailed(
                 f"{why}; first of all, {declined}" if declined else why,
                 where=job,

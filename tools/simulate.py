@@ -18,6 +18,7 @@ from random import Random
 
 from cloud_server.host import CloudHost, wire_id
 from cloud_server.recording import Recorder
+from cloud_server.sealing import Limits
 from cloud_server.store import Store
 from edge_client.host import DeviceHost
 from edge_client.identity import Identity
@@ -127,7 +128,7 @@ class MemoryFleet:
         self.cloud = CloudMachine(
             Signer("cloud", self._cloud_key),
             self._proxy_key.public(),
-            CloudSettings(packet_bytes, blob_bytes=_NO_LIMIT),
+            CloudSettings(packet_bytes, blob_bytes=_NO_LIMIT, spool_bytes=_NO_LIMIT),
         )
         self.cloud_node = self.net.add(fx.Cloud(), self.cloud, self.cloud_host)
         for node in self.net.nodes.values():
@@ -208,12 +209,12 @@ class MemoryFleet:
         return CloudHost(
             self.store,
             test,
-            part_bytes(self._packet_bytes),
-            _NO_LIMIT,
-            clock,
-            self._sealing,
-            self._choose,
-            Recorder(self.plan.record_dir) if self.plan.record_dir else None,
+            Limits(part_bytes(self._packet_bytes), _NO_LIMIT, _NO_LIMIT),
+            spool_dir=self.plan.folder,
+            clock=clock,
+            sealing=self._sealing,
+            choose=self._choose,
+            recorder=Recorder(self.plan.record_dir) if self.plan.record_dir else None,
         )
 
     def _choose(self, keys: Sequence[bytes], count: int) -> list[bytes]:

@@ -32,7 +32,9 @@ class CloudLimits(Block):
     packet_bytes: PacketBytes = 65536
     """Largest whole MQTT packet; not above the broker's own limit."""
     blob_bytes: ByteLimit = 1 << 28
-    """Largest model package or batch in all its chunks together."""
+    """Largest model package in all its chunks together."""
+    spool_bytes: ByteLimit = 1 << 30
+    """Disk for the batch under way: all uploads of one round together."""
     jobs_queued: int = Field(default=100, ge=1, le=10**6)
     """Jobs that may wait."""
 
@@ -66,8 +68,16 @@ class EdgeLimits(Block):
     """Largest whole MQTT packet; not above the broker's own limit."""
     blob_bytes: ByteLimit = 1 << 28
     """Largest model package in all its chunks together."""
+    fetch_bytes: ByteLimit = 1 << 29
+    """Packages on their way at once, all together."""
     outbox_bytes: ByteLimit = 1 << 28
-    """Disk for sealed uploads that wait for the proxy."""
+    """Disk for a sealed upload that waits for the proxy."""
+    jobs: int = Field(default=32, ge=1, le=10**4)
+    """Jobs kept at once, each of at most blob_bytes; the oldest makes room."""
+    receipts: int = Field(default=1000, ge=1, le=10**6)
+    """Uploads whose fate is remembered, the newest."""
+    releases: int = Field(default=5, ge=2, le=1000)
+    """Final models kept for roll-back, each of at most blob_bytes."""
 
 
 class Conditions(Block):

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fl_core.crypto.keys import KEY_BYTES, VerifyKey
+from fl_core.crypto.keys import VerifyKey
 from fl_core.crypto.labels import BODY, HEADER
 from fl_core.errors import ProtocolError
 from fl_core.protocol import effects as fx
+from fl_core.protocol.cloud_arrivals import Arrivals
 from fl_core.protocol.cloud_ends import Ends
+from fl_core.protocol.cloud_outgoing import Outgoing
 from fl_core.protocol.cloud_states import TABLE, State
 from fl_core.protocol.cloud_tasks import (
     Absorb,
     Absorbed,
+    Blocked,
     Broadcast,
     Cancel,
     CloudSettings,
     Ended,
     Failed,
     JobStatus,
-    RosterKept,
     SealJob,
     SealRelease,
     SealRound,
@@ -43,12 +45,13 @@ from fl_core.protocol.messages import (
     Shortfall,
     Signed,
 )
-from fl_core.protocol.transfer import Fetch, answer_need, check_fetchable, first_data, sends
+from fl_core.protocol.transfer import sends
 
 _ALL_DECLINED = (
     "all {} selected devices declined: a policy or a spent budget does not allow this job; "
     "each device's console says why"
 )
+_SILENT = "the proxy did not answer in time"
 
 
 @dataclass
@@ -70,10 +73,8 @@ class CloudMachine:
         self.settings = settings or CloudSettings()
         self.state = TABLE.start
         self.job: _Job | None = None
-        self._out: tuple[Signed, Manifest, bytes] | None = None
-        self._batch: Fetch | None = None
-        self._roster: Fetch | None = None
-        self._roster_epoch = -1  # an old roster would bring revoked devices back
+        self._out = Outgoing(signer, self.settings)
+        self._arrivals = Arrivals(signer, self.settings)
         self._ends = Ends(signer, self.settings)
 
     @property
@@ -100,13 +101,13 @@ class CloudMachine:
                 return self._ends.tell(job_id, status)
             case fx.Connected():
                 here = fx.Send(fx.Proxy(), self.signer.note(Here(0.0)))
-                return [here, *self._send_out(push=False), *self._ends.send()]
+                return [here, *self._out.send(), *self._ends.send()]
             case fx.Received(message=Offer() as offer):
                 return self._offer(offer)
             case fx.Received(message=Part() as part):
-                return self._part(part)
+                return self._arrived(self._arrivals.part(part))
             case fx.Received(message=Need() as need):
-                return self._need(need)
+                return self._out.answer(need)
             case fx.Received(message=Note(body=signed)):
                 return self._note(signed)
             case fx.Timer(name=name):
@@ -120,7 +121,8 @@ class CloudMachine:
     def _start(self, start: Start) -> list[fx.Effect]:
         self.state = TABLE.step(self.state, "start")
         self.job = _Job(start, start.round, start.attempt, start.retries)
-        return [fx.Report("job_started", {"rounds": start.rounds}), fx.Work(SealJob(start.job_id))]
+        what = {"job_id": start.job_id.hex(), "rounds": start.rounds}
+        return [fx.Report("job_started", what), fx.Work(SealJob(start.job_id))]
 
     def _seal(self, job: _Job) -> fx.Effect:
         return fx.Work(SealRound(job.start.job_id, job.round, job.attempt))
@@ -130,31 +132,19 @@ class CloudMachine:
         if job is None or not self._current(task, job):
             return []
         match result:
-            case Failed(reason=reason) if isinstance(task, Absorb):
-                self._batch = None  # the proxy still has it, and drops it with the next attempt
+            case Failed(reason=reason) | Blocked(reason=reason) if isinstance(task, Absorb):
+                # Not acknowledged: the proxy still has it, and drops it with the next attempt.
                 return self._repeat(job, reason)
             case Failed(reason=reason):
                 return self._end("failed", reason)
+            case Blocked(reason=reason):
+                return self._pause(job, reason)
             case Broadcast(manifest=manifest, data=data):
-                self.state = TABLE.step(self.state, "sealed")
-                job.selected = manifest.selected
-                self._out = (self.signer.header(manifest), manifest, data)
-                watch_s = manifest.deadline_s + manifest.grace_s + self.settings.proxy_margin_s
-                what = {
-                    "round": manifest.at.round,
-                    "kind": manifest.kind,
-                    "selected": manifest.selected,
-                    "attempt": manifest.at.attempt,
-                }
-                return [
-                    fx.Report("broadcast", what),
-                    *self._send_out(push=True),
-                    fx.SetTimer("watchdog", watch_s),
-                ]
+                return self._sealed(job, manifest, data)
             case Absorbed(commit=commit, data=data):
                 return self._committed(job, commit, data)
             case TooFew(reason=reason):
-                return self._acknowledge_batch() + self._repeat(job, reason)
+                return self._arrivals.acknowledge_batch() + self._repeat(job, reason)
         return []
 
     @staticmethod
@@ -168,15 +158,21 @@ class CloudMachine:
                 return batch.at == Exchanged(job.start.job_id, job.round, job.attempt)
         return False
 
-    def _send_out(self, *, push: bool) -> list[fx.Effect]:
-        """Offer the broadcast; the proxy asks for parts that did not come with the first offer."""
-        if self._out is None:
-            return []
-        signed, manifest, data = self._out
-        limit, blob = self.settings, manifest.blob
-        push = push and blob.size_bytes <= limit.push_bytes
-        packets = sends(fx.Proxy(), signed, blob, data, limit.packet_bytes, push=push)
-        return [*packets, fx.SetTimer("resend", self.settings.resend_s)]
+    def _sealed(self, job: _Job, manifest: Manifest, data: bytes) -> list[fx.Effect]:
+        self.state = TABLE.step(self.state, "sealed")
+        job.selected = manifest.selected
+        watch_s = manifest.deadline_s + manifest.grace_s + self.settings.proxy_margin_s
+        what = {
+            "round": manifest.at.round,
+            "kind": manifest.kind,
+            "selected": manifest.selected,
+            "attempt": manifest.at.attempt,
+        }
+        return [
+            fx.Report("broadcast", what),
+            *self._out.offer(manifest, data),
+            fx.SetTimer("watchdog", watch_s),
+        ]
 
     def _held(self, job: _Job) -> list[fx.Effect]:
         """The proxy holds the broadcast."""
@@ -185,7 +181,7 @@ class CloudMachine:
         announced = self.state is State.ANNOUNCING
         trained = announced and job.round > job.start.rounds
         self.state = TABLE.step(self.state, "held_all_committed" if trained else "held")
-        self._out = None
+        self._out.drop()
         if announced:
             job.retries_left = job.start.retries
         if released:
@@ -198,10 +194,10 @@ class CloudMachine:
     def _committed(self, job: _Job, commit: Commit, data: bytes) -> list[fx.Effect]:
         last = job.round >= job.start.rounds
         self.state = TABLE.step(self.state, "committed_last" if last else "committed")
-        out = self._acknowledge_batch()
+        out = self._arrivals.acknowledge_batch()
         signed = self.signer.header(commit)
         out += sends(fx.Proxy(), signed, commit.blob, data, self.settings.packet_bytes)
-        self._out = None
+        self._out.drop()
         job.retries_left, job.attempt = job.start.retries, 1
         if last:
             return [*out, fx.Work(SealRelease(job.start.job_id))]
@@ -210,13 +206,18 @@ class CloudMachine:
 
     def _repeat(self, job: _Job, reason: str) -> list[fx.Effect]:
         if job.retries_left <= 0:
-            return self._end("failed", reason)
+            return self._pause(job, reason)
         self.state = TABLE.step(self.state, "repeat")
         job.retries_left -= 1
         job.attempt += 1
-        self._out, self._batch = None, None
+        self._out.drop()
         what = {"round": job.round, "attempt": job.attempt, "why": reason}
-        return [fx.Report("round_repeated", what), self._seal(job)]
+        return [*self._arrivals.drop_batch(), fx.Report("round_repeated", what), self._seal(job)]
+
+    def _pause(self, job: _Job, reason: str) -> list[fx.Effect]:
+        """Others are missing: the job keeps its round and its devices until somebody resumes it."""
+        self.state = TABLE.step(self.state, "pause")
+        return self._leave(job, "paused", reason, [])
 
     def _end(self, status: str, reason: str) -> list[fx.Effect]:
         if self.job is None:
@@ -225,12 +226,17 @@ class CloudMachine:
         return self._finish(self.job, status, reason)
 
     def _finish(self, job: _Job, status: str, reason: str) -> list[fx.Effect]:
-        self.job = self._out = self._batch = None
+        return self._leave(job, status, reason, self._ends.tell(job.start.job_id, status))
+
+    def _leave(self, job: _Job, status: str, reason: str, told: list[fx.Effect]) -> list[fx.Effect]:
+        self.job = None
+        self._out.drop()
         return [
+            *self._arrivals.drop_batch(),
             fx.CancelTimer("watchdog"),
             fx.CancelTimer("resend"),
             fx.Store(JobStatus(job.start.job_id, status, reason)),
-            *self._ends.tell(job.start.job_id, status),
+            *told,
             fx.Report("job_" + status, {"job_id": job.start.job_id.hex(), "reason": reason}),
         ]
 
@@ -241,79 +247,29 @@ class CloudMachine:
         header = decode_header(offer.header)
         if not isinstance(header, Roster | Batch):
             raise ProtocolError("unexpected_header")
-        check_fetchable(offer, header.blob, self.settings.blob_bytes)
+        self._arrivals.check(offer, header)
         if isinstance(header, Roster):
-            if header.blob.size_bytes % KEY_BYTES:
-                raise ProtocolError("malformed")
-            if header.epoch < self._roster_epoch:
-                raise ProtocolError("replayed_roster")
-            if self._roster is None or self._roster.header != header:
-                self._roster = Fetch(offer, header, self.settings.blob_bytes)
-            return self._take(self._roster, offer)
-        job = self.job
-        at = Exchanged(job.start.job_id, job.round, job.attempt) if job else None
-        if header.at != at:
-            return [fx.Send(fx.Proxy(), self._ack(header.blob.digest, "closed"))]
+            return self._arrivals.roster(offer, header)
+        if header.at != self.at:
+            return [fx.Send(fx.Proxy(), self._arrivals.ack(header.blob.digest, "closed"))]
         if not TABLE.allows(self.state, "batch"):
             return []  # being absorbed: the acknowledgement follows the commit
-        if self._batch is None or self._batch.header != header:
-            self._batch = Fetch(offer, header, self.settings.blob_bytes)
-        return self._take(self._batch, offer)
+        return self._arrived(self._arrivals.batch(offer, header))
 
-    def _take(self, fetch: Fetch, offer: Offer) -> list[fx.Effect]:
-        complete = False
-        for part in first_data(offer, fetch.header.blob):
-            complete = fetch.add(part)
-        if complete:
-            return self._complete(fetch)
-        return [fx.SetTimer("repair", self.settings.repair_s)]
-
-    def _part(self, part: Part) -> list[fx.Effect]:
-        for fetch in (self._batch, self._roster):
-            if fetch is not None and fetch.header.blob.digest == part.blob:
-                if fetch.assembly.complete:
-                    return []
-                if fetch.add(part):
-                    return self._complete(fetch)
-                need = fetch.next_need(timer=False)
-                return [fx.Send(fx.Proxy(), need)] if need else []
-        return []
-
-    def _complete(self, fetch: Fetch) -> list[fx.Effect]:
-        header, data = fetch.header, fetch.assembly.finish()
-        if isinstance(header, Roster):
-            self._roster, self._roster_epoch = None, header.epoch
-            return [
-                fx.Store(RosterKept(header.epoch, data)),
-                fx.Send(fx.Proxy(), self._ack(header.blob.digest, "held")),
-                fx.Report("roster", {"enrolled": len(data) // KEY_BYTES}),
-            ]
-        if not isinstance(header, Batch):
-            return []
+    def _arrived(self, out: list[fx.Effect]) -> list[fx.Effect]:
+        batch = self._arrivals.whole_batch
+        if batch is None or not TABLE.allows(self.state, "batch"):
+            return out
         self.state = TABLE.step(self.state, "batch")
-        report = fx.Report("batch", {"round": header.at.round, "uploads": header.uploads})
+        report = fx.Report("batch", {"round": batch.at.round, "uploads": batch.uploads})
         cancel = [fx.CancelTimer("resend"), fx.CancelTimer("watchdog")]
-        return [report, *cancel, fx.Work(Absorb(header, data))]
-
-    def _acknowledge_batch(self) -> list[fx.Effect]:
-        fetch, self._batch = self._batch, None
-        if fetch is None:
-            return []
-        return [fx.Send(fx.Proxy(), self._ack(fetch.header.blob.digest, "held"))]
-
-    def _need(self, need: Need) -> list[fx.Effect]:
-        if self._out is None or self._out[1].blob.digest != need.blob:
-            raise ProtocolError("unknown_blob")
-        _, manifest, data = self._out
-        return list(answer_need(fx.Proxy(), need, manifest.blob, data))
+        return [*out, report, *cancel, fx.Work(Absorb(batch))]
 
     def _note(self, signed: Signed) -> list[fx.Effect]:
         check(signed, "proxy", self.proxy_key, BODY)
         body, job = decode_body(signed), self.job
         if isinstance(body, Shortfall):
-            if job is None or body.at != Exchanged(job.start.job_id, job.round, job.attempt):
-                return []
-            if not TABLE.allows(self.state, "batch"):
+            if job is None or body.at != self.at or not TABLE.allows(self.state, "batch"):
                 return []
             if job.attempt == 1 and not body.uploads and body.declined >= job.selected:
                 # Nothing was released, and asking again at once would change no owner's mind.
@@ -326,25 +282,25 @@ class CloudMachine:
         confirmed = self._ends.confirmed(body.blob)
         if confirmed is not None:
             return confirmed
-        if job is None or self._out is None or self._out[1].blob.digest != body.blob:
+        if job is None or not self._out.is_blob(body.blob):
             return []
         if body.status == "held":
             return self._held(job) if TABLE.allows(self.state, "held") else []
-        return self._end("failed", f"the proxy refused the broadcast: {body.reason}")
+        return self._pause(job, f"the proxy refused the broadcast: {body.reason}")
 
     # --- timers ---
 
     def _timer(self, name: str) -> list[fx.Effect]:
         job = self.job
         if name == "resend":
-            return self._send_out(push=False)
+            return self._out.send()
         if name == "close":
             return self._ends.send()
         if name == "repair":
-            return self._repair()
+            return self._arrivals.look()
         if name == "watchdog" and job is not None:
             if self.state in (State.BROADCASTING, State.WAITING):
-                return self._repeat(job, "the proxy did not answer in time")
+                return self._repeat(job, _SILENT)
             if self.state in (State.ANNOUNCING, State.RELEASING):
                 return self._wait_again(job)
         return []
@@ -352,16 +308,6 @@ class CloudMachine:
     def _wait_again(self, job: _Job) -> list[fx.Effect]:
         """An announcement or release is offered on; each further wait takes one of the retries."""
         if job.retries_left <= 0:
-            return self._end("failed", "the proxy did not answer in time")
+            return self._pause(job, _SILENT)
         job.retries_left -= 1
-        again = fx.SetTimer("watchdog", self.settings.proxy_margin_s)
-        return [*self._send_out(push=False), again]
-
-    def _repair(self) -> list[fx.Effect]:
-        fetches = [f for f in (self._batch, self._roster) if f and not f.assembly.complete]
-        needs = [need for f in fetches if (need := f.next_need(timer=True))]
-        out: list[fx.Effect] = [fx.Send(fx.Proxy(), need) for need in needs]
-        return [*out, fx.SetTimer("repair", self.settings.repair_s)] if fetches else []
-
-    def _ack(self, digest: bytes, status: str) -> Note:
-        return self.signer.note(Ack(digest, status))  # type: ignore[arg-type]
+        return [*self._out.send(), fx.SetTimer("watchdog", self.settings.proxy_margin_s)]

@@ -40,5 +40,5 @@ TABLE = StateTable(
         (_S.RELEASING, "held"): _S.IDLE,
     }
     | {(s, "repeat"): _S.SEALING for s in (_S.BROADCASTING, _S.WAITING, _S.ABSORBING)}
-    | {(s, "end"): _S.IDLE for s in _RUNNING},
+    | {(s, how): _S.IDLE for how in ("pause", "end") for s in _RUNNING},
 )

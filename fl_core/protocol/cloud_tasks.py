@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fl_core.protocol.effects import Failed as Failed
 from fl_core.protocol.messages import Batch, Commit, Manifest
@@ -39,14 +39,14 @@ class Ended:
 
 @dataclass(frozen=True)
 class SealJob:
-    """Seal the job and its graph to all enrolled keys; outcome `Broadcast` or `Failed`."""
+    """Seal the job and its graph to all enrolled keys; outcome `Broadcast`, `Blocked`, `Failed`."""
 
     job_id: bytes
 
 
 @dataclass(frozen=True)
 class SealRound:
-    """Select, make the round's key, seal the model; outcome `Broadcast` or `Failed`."""
+    """Select, make the round's key, seal the model; outcome `Broadcast`, `Blocked`, `Failed`."""
 
     job_id: bytes
     round: int
@@ -55,7 +55,7 @@ class SealRound:
 
 @dataclass(frozen=True)
 class SealRelease:
-    """Seal the final model to all enrolled keys; outcome `Broadcast` or `Failed`."""
+    """Seal the final model to all enrolled keys; outcome `Broadcast`, `Blocked`, `Failed`."""
 
     job_id: bytes
 
@@ -70,13 +70,13 @@ class Broadcast:
 
 @dataclass(frozen=True)
 class Absorb:
-    """Open, validate, aggregate, evaluate, commit; outcome `Absorbed` or `Failed`.
+    """Check, open, validate, aggregate, evaluate, commit the batch whose parts were stored.
 
-    The host commits in one transaction and does nothing the second time.
+    Outcome `Absorbed`, `TooFew`, `Blocked` or `Failed`. The host commits in one transaction and
+    does nothing the second time.
     """
 
     batch: Batch
-    data: bytes
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,29 @@ class TooFew:
 
 
 @dataclass(frozen=True)
+class Blocked:
+    """Something that may change stands in the way (devices, disk, database): the job pauses."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class BatchPart:
+    """Bytes of the batch with this digest. They need not survive the process: a cloud that starts
+    again asks for the round anew. Another digest takes the place of the batch before it.
+    """
+
+    digest: bytes
+    offset: int
+    data: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class BatchDropped:
+    """The batch under way is not needed any more."""
+
+
+@dataclass(frozen=True)
 class RosterKept:
     """The enrolled public keys, 32 bytes each."""
 
@@ -104,7 +127,7 @@ class RosterKept:
 
 @dataclass(frozen=True)
 class JobStatus:
-    """A job came to an end."""
+    """A job came to an end, or to a stand (`paused`)."""
 
     job_id: bytes
     status: str
@@ -116,7 +139,8 @@ class CloudSettings:
     """Bounds and waits of the cloud."""
 
     packet_bytes: int = 65536
-    blob_bytes: int = 256 << 20
+    blob_bytes: int = 256 << 20  # a roster
+    spool_bytes: int = 1 << 30  # a batch
     resend_s: float = 3.0
     repair_s: float = 1.0
     proxy_margin_s: float = 30.0  # beyond a round's own deadline, before the proxy counts as lost

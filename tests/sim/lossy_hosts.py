@@ -58,7 +58,7 @@ DIGEST = b"d" * 32
 GROUPS = (Group("layer0", 640), Group("layer1", 64))
 MODEL_BYTES = 3000
 FLOOR = 2
-RAM = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 - a thousand runs sync there
+RAM = "/dev/shm" if Path("/dev/shm").is_dir() else None  # a thousand runs sync there
 
 
 class Crash(BaseException):

@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from cloud_server.rounds import Opened, RoundSecret, open_batch, seal_round
+from cloud_server.opening import Opened, open_batch
+from cloud_server.round_secret import RoundSecret
+from cloud_server.rounds import seal_round
 from fl_core.algorithms.base import Array
 from fl_core.config import Job
 from fl_core.crypto.keys import OpeningKey

@@ -13,6 +13,7 @@ from round_kit import public_keys
 from cloud_server.control import Control
 from cloud_server.host import CloudHost, wire_id
 from cloud_server.http import make_app
+from cloud_server.sealing import Limits
 from cloud_server.store import Store
 from fl_core.config import load_job
 from fl_core.crypto.keys import OpeningKey
@@ -50,7 +51,7 @@ def sent(tmp_path: Path) -> str:
 
 
 def control(store: Store) -> Control:
-    return Control(store, CloudHost(store, None, 4096), None, None, 10)  # type: ignore[arg-type]
+    return Control(store, CloudHost(store, None, Limits(4096)), None, None, 10)  # type: ignore[arg-type]
 
 
 def test_a_backbone_is_kept_once_under_its_digest(store: Store) -> None:
@@ -81,7 +82,7 @@ def test_devices_get_the_job_with_its_backbone_and_a_graph_that_holds_it(
     store.set_enrolled({*public_keys(2), key.public().to_bytes()})
     store.put_backbone(BACKBONE)
     entry = control(store).submit(sent)
-    out = CloudHost(store, None, 4096).perform(SealJob(wire_id(entry)))
+    out = CloudHost(store, None, Limits(4096)).perform(SealJob(wire_id(entry)))
     assert isinstance(out, Broadcast)
     opened = open_broadcast(key, out.manifest, out.data)
     assert opened is not None
@@ -96,7 +97,7 @@ def test_a_job_too_large_for_its_parties_fails_with_the_fix(store: Store, sent: 
     store.put_backbone(BACKBONE)
     task = SealJob(wire_id(control(store).submit(sent)))
     with pytest.raises(JobFailed, match="the limit is 3000") as caught:
-        CloudHost(store, None, 4096, 3000).perform(task)
+        CloudHost(store, None, Limits(4096, 3000)).perform(task)
     assert "limits.blob_bytes" in caught.value.fix
 
 

@@ -14,6 +14,7 @@ from round_kit import job, public_keys
 from cloud_server import control as controls
 from cloud_server.control import Control
 from cloud_server.host import CloudHost, wire_id
+from cloud_server.sealing import Limits
 from cloud_server.store import Store
 from cloud_server.store_records import ExchangeRecord, StoreError, UnknownJob
 from fl_core.config import Job
@@ -45,7 +46,7 @@ class Cloud:
         self.store = store
         self.sent: list[object] = []
         store.set_enrolled({*store.enrolled(), *public_keys(devices)})
-        self.host = CloudHost(store, None, 4096)
+        self.host = CloudHost(store, None, Limits(4096))
         key, proxy = SigningKey.generate(), SigningKey.generate()
         self.machine = CloudMachine(Signer("cloud", key), proxy.public())
         log = logging.getLogger("edgeveil.test")
@@ -103,7 +104,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def commit(cloud: Cloud, entry: str, index: int) -> None:
-    plan = cloud.host.plan(cloud.store.job(entry))
+    plan = cloud.host.jobs.plan(cloud.store.job(entry))
     exchange = plan.exchange(index)
     record = ExchangeRecord(index, exchange.phase, exchange.number, 1, 3)
     cloud.store.commit_exchange(entry, record, pack_tensors(plan.cloud.initial_state()))
@@ -135,6 +136,7 @@ def test_the_status_counts_and_names_the_running_job(store: Store) -> None:
         "round": None,
         "enrolled": 4,
         "queued": 2,
+        "paused": 0,
         "refused": {},
     }
 
@@ -338,7 +340,7 @@ def test_a_stored_job_that_cannot_be_read_fails_alone(store: Store) -> None:
     assert "cannot be read" in store.job(strange).reason
 
 
-def test_work_that_cannot_be_done_ends_the_job_with_its_reason(store: Store) -> None:
+def test_work_that_waits_for_devices_pauses_the_job_with_its_reason(store: Store) -> None:
     cloud = Cloud(store)
     entry = cloud.submit()
     perform = cloud.host.perform
@@ -350,7 +352,7 @@ def test_work_that_cannot_be_done_ends_the_job_with_its_reason(store: Store) -> 
     cloud.host.perform = lose  # type: ignore[method-assign]
 
     async def scene() -> None:
-        await cloud.until(lambda: cloud.status(entry) == "failed")
+        await cloud.until(lambda: cloud.status(entry) == "paused")
 
     cloud.play(scene)
     assert "no device is enrolled" in store.job(entry).reason

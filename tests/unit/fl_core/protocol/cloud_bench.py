@@ -110,4 +110,4 @@ def absorb(machine: CloudMachine, where: Exchanged | None = None) -> list[fx.Eff
     where = where or at()
     hand_over(machine, where)
     record, data = commit_of(where, [b"a", b"b"])
-    return done(machine, Absorb(*batch(where)), Absorbed(record, data))
+    return done(machine, Absorb(batch(where)[0]), Absorbed(record, data))

@@ -1,0 +1,105 @@
+"""The end of a round: a batch is opened, aggregated, evaluated, and committed once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from cloud_server.evaluation import Evaluation, clusters
+from cloud_server.jobs import Jobs
+from cloud_server.opening import open_batch
+from cloud_server.recording import Recorder
+from cloud_server.round_secret import RoundSecret
+from cloud_server.rounds import TooFewDevices, aggregate
+from cloud_server.sealing import RoundMarks
+from cloud_server.store import Store
+from cloud_server.store_records import ExchangeRecord
+from cloud_server.summary import exchange_event, round_timeline, shown_clusters
+from fl_core.errors import JobFailed
+from fl_core.plan import SOFTMAX
+from fl_core.protocol.blob import Data, describe
+from fl_core.protocol.cloud_tasks import Absorbed, TooFew
+from fl_core.protocol.messages import Batch, Commit, Exchanged
+from fl_core.protocol.package import pack_tensors
+from fl_core.protocol.sealed import Sealing
+
+
+class Absorber:
+    """Commits batches; the second time it only says again what was committed."""
+
+    def __init__(
+        self,
+        store: Store,
+        jobs: Jobs,
+        evaluation: Evaluation,
+        marks: RoundMarks,
+        clock: Callable[[], float],
+        sealing: Sealing,
+        recorder: Recorder | None,
+        part_bytes: int,
+    ) -> None:
+        self._store, self._jobs, self._evaluation = store, jobs, evaluation
+        self._marks, self._clock, self._sealing = marks, clock, sealing
+        self._recorder, self._part_bytes = recorder, part_bytes
+
+    def absorb(self, batch: Batch, data: Callable[[], Data]) -> Absorbed | TooFew:
+        """Open what `data` gives and commit it. Raises JobFailed or StoreError."""
+        started_s = self._clock()
+        entry = self._jobs.entry(batch.at.job_id)
+        plan = self._jobs.plan(entry)
+        exchange = plan.exchange(batch.at.round)
+        last = self._store.last_commit(entry.id)
+        again = self._store.batch_absorbed(entry.id, batch.blob.digest)
+        if again and last is not None and last.index == exchange.index:
+            return self._absorbed(batch.at, last.accepted)
+        raw = self._store.round_key(entry.id, batch.at.round, batch.at.attempt)
+        if raw is None:
+            raise JobFailed("the round's key is gone", where=exchange.label)
+        secret = RoundSecret.from_bytes(raw)
+        opened = open_batch(
+            plan, exchange, secret, batch, data(), len(secret.recipients), self._sealing
+        )
+        before = self._jobs.state(entry)
+        try:
+            state, uploads = aggregate(plan, exchange, before, opened)
+        except TooFewDevices as error:
+            return TooFew(str(error))
+        if self._recorder is not None:
+            sent = plan.cloud.package(before, exchange)
+            model = self._evaluation.weights(plan, state)
+            self._recorder.keep(plan.job, exchange, sent, opened.arrays, model)
+        vectors = list(opened.arrays.get(SOFTMAX, ()))
+        scores = clusters(plan, exchange, vectors)
+        graph = self._jobs.graph(entry)
+        accuracy = self._evaluation.accuracy(plan, exchange, graph, state)
+        timeline = round_timeline(self._marks.times_s, started_s, self._clock())
+        record = ExchangeRecord(
+            index=exchange.index,
+            phase=exchange.phase,
+            number=exchange.number,
+            attempt=batch.at.attempt,
+            uploads=uploads,
+            accuracy=accuracy,
+            scores=scores.to_dict() if scores else None,
+            seconds=sum(timeline.values()),
+            bytes={"cloud_out": self._marks.sent_bytes, "cloud_in": batch.blob.size_bytes},
+        )
+        event = {
+            **exchange_event(record, plan, timeline),
+            "declined": batch.declined,
+            "accepted": len(opened.accepted),
+            "refused": dict(opened.refused),
+            "clusters": shown_clusters(scores, vectors),
+        }
+        self._store.commit_exchange(
+            entry.id,
+            record,
+            pack_tensors(state),
+            [("exchange_committed", event)],
+            opened.accepted,
+            batch.blob.digest,
+        )
+        return self._absorbed(batch.at, opened.accepted)
+
+    def _absorbed(self, at: Exchanged, accepted: Sequence[bytes]) -> Absorbed:
+        hashes = b"".join(sorted(accepted))
+        return Absorbed(Commit(at, len(accepted), describe(hashes, self._part_bytes)), hashes)
