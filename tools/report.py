@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,12 @@ def write_report(
     result: Mapping[str, Any], events: Sequence[Mapping[str, Any]], path: Path
 ) -> None:
     """Write the page from the content of `result.json` and `events.jsonl`."""
-    filters = {"figure": _figure, "up": _up, "size": plots.byte_text, "corrected": _corrected}
+    filters: dict[str, Callable[..., str]] = {
+        "figure": _figure,
+        "up": _up,
+        "size": plots.byte_text,
+        "corrected": _corrected,
+    }
     write_page(path, "report.html", _content(result, events), filters)
 
 

@@ -36,12 +36,12 @@ class Drift:
         return "grows" if self.mib_per_hour > 2 * self.error else "too short to tell"
 
     def __str__(self) -> str:
-        return f"{self.process} {self.mib_per_hour:+.1f} ± {self.error:.1f} MiB/h, {self.verdict}"
+        return f"{self.mib_per_hour:+.1f} ± {self.error:.1f}, {self.verdict}"
 
 
 def drifts(result: Mapping[str, Any]) -> list[Drift]:
-    """One for each process; none where the test was too short to tell."""
-    series = result.get("series") or []
+    """One for each process of a test over time; none where it was too short to tell."""
+    series = result["series"] if result["options"].get("minutes") else []
     names = dict.fromkeys(name for sample in series for name in sample.get("rss_bytes", {}))
     found = []
     for name in names:
@@ -51,13 +51,6 @@ def drifts(result: Mapping[str, Any]) -> list[Drift]:
         if kept.sum() >= LEAST_SAMPLES and np.ptp(times[kept]) >= LEAST_SECONDS:
             found.append(Drift(name, *_slope(times[kept] / 3600, values[kept] / MIB)))
     return found
-
-
-def drift_text(result: Mapping[str, Any]) -> str:
-    """All in one line; empty unless the test was one over time."""
-    if not result["options"].get("minutes"):
-        return ""
-    return "; ".join(map(str, drifts(result)))
 
 
 def _slope(hours: np.ndarray[Any, Any], mib: np.ndarray[Any, Any]) -> tuple[float, float]:

@@ -10,19 +10,22 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 
+from tools.load.table import ms
 from tools.report_plots import BLUE, CLUSTERS, GREEN, ORANGE, PURPLE, RED, svg_figure
 
 Result = Mapping[str, Any]
 MIB = 1 << 20
 WIDTH = 7.4
 PHASES = (
-    ("broadcast_s", "broadcast until the first upload", PURPLE),
-    ("upload_s", "uploads to the proxy", BLUE),
-    ("handover_s", "batch to the cloud", ORANGE),
-    ("absorb_s", "open, check, aggregate", GREEN),
+    ("broadcast_s", "broadcast", PURPLE),
+    ("upload_s", "upload", BLUE),
+    ("handover_s", "hand over", ORANGE),
+    ("absorb_s", "open, aggregate", GREEN),
 )
 _PERCENTILES = (("p50", BLUE), ("p95", ORANGE), ("p99", RED))
 _SHOWN_ROUNDS = 60
+_SHOWN_SAMPLES = 360
+_DRAWN = ("t_s", "connected", "uploads_per_s", "bytes_up", "bytes_down")
 _GAP = 0.055  # least distance of two labels, as a share of the axis
 
 
@@ -30,7 +33,9 @@ def throughput_plot(series: Sequence[Result]) -> str:
     """Connections, uploads a second and MB a second over time; "" for less than two samples."""
     if len(series) < 2:
         return ""
-    seconds = [sample["t_s"] for sample in series]
+    series = _thinned(series)
+    unit_s, unit_name = _time_unit(series)
+    times = [sample["t_s"] / unit_s for sample in series]
     with svg_figure(WIDTH, 5.2, "throughput") as (figure, done):
         panels = figure.subplots(3, 1, sharex=True)
         lines = (
@@ -44,16 +49,16 @@ def throughput_plot(series: Sequence[Result]) -> str:
         for axes, (title, parts) in zip(panels, lines, strict=True):
             for key, unit, colour, name in parts:
                 values = [sample[key] / unit for sample in series]
-                axes.plot(seconds, values, color=colour, label=name, linewidth=1.4)
-                axes.fill_between(seconds, values, color=colour, alpha=0.12, linewidth=0)
+                axes.plot(times, values, color=colour, label=name, linewidth=1.4)
+                axes.fill_between(times, values, color=colour, alpha=0.12, linewidth=0)
             if len(parts) > 1:
                 axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2)
             axes.set_title(title)
             axes.set_ylim(bottom=0)
             axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
             axes.grid(axis="y")
-        panels[-1].set_xlim(seconds[0], seconds[-1])
-        panels[-1].set_xlabel("seconds")
+        panels[-1].set_xlim(times[0], times[-1])
+        panels[-1].set_xlabel(unit_name)
     return done[0]
 
 
@@ -74,10 +79,9 @@ def latency_plot(result: Result) -> str:
             for place, (name, colour) in enumerate(zip(names, colours, strict=True)):
                 y = row + 0.19 * (place - 1.5)
                 axes.barh(y, values[name], height=0.16, color=colour, label="" if row else name)
-                text = f"{values[name] * 1000:,.0f} ms"
                 axes.annotate(
-                    text, (values[name], y), (4, 0), textcoords="offset points", va="center",
-                    fontsize=7.5,
+                    ms(values[name]), (values[name], y), (4, 0),
+                    textcoords="offset points", va="center", fontsize=7.5,
                 )  # fmt: skip
         axes.set_yticks(range(len(rows)), [name for name, _ in rows])
         axes.invert_yaxis()
@@ -93,12 +97,12 @@ def memory_plot(series: Sequence[Result]) -> str:
     names = dict.fromkeys(name for sample in series for name in sample.get("rss_bytes", {}))
     if len(series) < 2 or not names:
         return ""
-    minutes = series[-1]["t_s"] > 300
+    unit_s, unit_name = _time_unit(series)
     with svg_figure(WIDTH, 3.6, "memory") as (figure, done):
         axes, ends = figure.add_subplot(), []
         for number, name in enumerate(names):
             points = [
-                (sample["t_s"] / (60 if minutes else 1), sample["rss_bytes"][name] / MIB)
+                (sample["t_s"] / unit_s, sample["rss_bytes"][name] / MIB)
                 for sample in series
                 if sample["rss_bytes"].get(name)
             ]
@@ -107,9 +111,9 @@ def memory_plot(series: Sequence[Result]) -> str:
                 axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.4)
                 ends.append((points[-1][1], name, colour))
         axes.set_ylim(bottom=0)
-        axes.set_xlim(0, series[-1]["t_s"] / (60 if minutes else 1))
+        axes.set_xlim(0, series[-1]["t_s"] / unit_s)
         axes.set_title("MiB in memory, each process")
-        axes.set_xlabel("minutes" if minutes else "seconds")
+        axes.set_xlabel(unit_name)
         axes.grid(axis="y")
         _name_ends(axes, ends)
     return done[0]
@@ -132,8 +136,8 @@ def phases_plot(rounds: Sequence[Result]) -> str:
         if len(shown) < 6:  # a few bars are not to fill the page
             axes.set_xlim(-0.6, 5.6)
         axes.set_xlabel("round")
-        axes.set_title("seconds", pad=22)
-        axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 0.99), ncols=4, handlelength=1.0)
+        axes.set_title("seconds")
+        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=4, handlelength=1.0)
         axes.grid(axis="y")
     return done[0]
 
@@ -198,12 +202,26 @@ def sweep_plot(sweep: Sequence[Result]) -> str:
         left.set_title("uploads a second")
         for name, colour in _PERCENTILES:
             values = [one["latency_s"][name] for one in sweep]
-            right.plot(devices, values, color=colour, marker="o", label=name)
+            right.plot(devices, values, color=colour, marker="o")
         right.set_title("seconds until counted")
-        right.legend(loc="upper left")
         for axes in (left, right):
             _device_axis(axes, devices)
+        last = sweep[-1]["latency_s"]
+        _name_ends(right, [(last[name], name, colour) for name, colour in _PERCENTILES])
     return done[0]
+
+
+def _time_unit(series: Sequence[Result]) -> tuple[float, str]:
+    return (60.0, "minutes") if series[-1]["t_s"] > 300 else (1.0, "seconds")
+
+
+def _thinned(series: Sequence[Result]) -> Sequence[Result]:
+    """Means over neighbouring samples where there are more than a picture can show."""
+    step = math.ceil(len(series) / _SHOWN_SAMPLES)
+    if step == 1:
+        return series
+    groups = [series[at : at + step] for at in range(0, len(series), step)]
+    return [{key: sum(s[key] for s in group) / len(group) for key in _DRAWN} for group in groups]
 
 
 def _costs(sweep: Iterable[Result]) -> list[str]:

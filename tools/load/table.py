@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tools.load.drift import drift_text
+from tools.load.drift import drifts
 
 Result = Mapping[str, Any]
 _REASONS = 4
@@ -47,14 +47,12 @@ def figures(result: Result) -> Iterator[tuple[str, str]]:
         yield "latency", _latency(result["latency_s"])
     yield "lost, duplicated", f"{result['lost']:,}, {result['duplicated']:,}"
     yield "refused", shortened(result["refused"])
-    if result.get("idle"):
-        yield "held idle", _idle(result["idle"])
+    if idle := result.get("idle"):
+        yield "held idle", f"{idle['seconds']:.0f} s at {rate(idle['bytes_per_s'] / 1e3)} kB/s"
     if result.get("raw"):
         raw, share = result["raw"], result.get("raw_ratio")
         measured = f"{rate(raw['mb_per_s']['up'])} MB/s up, {rate(raw['uploads_per_s'])} uploads/s"
         yield "bare relay", measured + ("" if share is None else f"; EdgeVeil reaches {share:.0%}")
-    if drift := drift_text(result):
-        yield "memory", drift
 
 
 def warnings(result: Result) -> Iterator[str]:
@@ -84,10 +82,10 @@ def rate(value: float | None) -> str:
 
 
 def ms(seconds: float | None) -> str:
-    """`640 ms`, `12.3 s`."""
+    """`0.84 ms`, `640 ms`, `1.40 s`."""
     if seconds is None:
         return "–"
-    return f"{seconds * 1000:,.0f} ms" if seconds < 10 else f"{seconds:,.1f} s"
+    return f"{rate(seconds)} s" if seconds >= 1 else f"{rate(1000 * seconds)} ms"
 
 
 def mib(count: float | None) -> str:
@@ -104,27 +102,28 @@ def _latency(latency_s: Mapping[str, float]) -> str:
     return f"{shown}; jitter {ms(latency_s.get('jitter'))}"
 
 
-def _idle(idle: Mapping[str, Any]) -> str:
-    costs = [
-        f"{name} {rate(cpu)} % of a core, {mib(idle['rss_bytes'].get(name))}"
-        for name, cpu in idle["cpu_percent"].items()
-    ]
-    return f"{idle['seconds']:.0f} s at {rate(idle['bytes_per_s'] / 1e3)} kB/s; {'; '.join(costs)}"
-
-
 def _processes(result: Result) -> Table:
+    idle, grown = result.get("idle"), {one.process: one for one in drifts(result)}
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("process")
-    for name in ("CPU", "of a core", "CPU per upload", "peak memory"):
+    columns = ["CPU", "of a core", "CPU per upload", "peak memory"]
+    columns += ["idle, of a core"] if idle else []
+    columns += ["MiB an hour"] if grown else []
+    for name in columns:
         table.add_column(name, justify="right")
-    each = result["cpu_ms_per_upload"]
     for name, used in result["processes"].items():
-        per_upload = f"{each[name]:.2f} ms" if each.get(name) is not None else "–"
-        share = f"{used['cpu_percent']:.0f} %"
-        table.add_row(
-            name, f"{used['cpu_s']:.1f} s", share, per_upload, mib(used["peak_rss_bytes"])
-        )
+        cells = [f"{used['cpu_s']:.1f} s", f"{used['cpu_percent']:.0f} %"]
+        cells += [per_upload(result, name), mib(used["peak_rss_bytes"])]
+        cells += [f"{rate(idle['cpu_percent'].get(name))} %"] if idle else []
+        cells += [str(grown.get(name, "–"))] if grown else []
+        table.add_row(name, *cells)
     return table
+
+
+def per_upload(result: Result, process: str) -> str:
+    """Processor time of one process for one upload."""
+    cost_ms = result["cpu_ms_per_upload"].get(process)
+    return "–" if cost_ms is None else f"{rate(cost_ms)} ms"
 
 
 def _sweep(results: list[Result]) -> Table:
@@ -132,7 +131,7 @@ def _sweep(results: list[Result]) -> Table:
     for name in ("devices", "uploads/s", "MB/s up", "p50", "p99", "lost", "proxy CPU", "cloud CPU"):
         table.add_column(name, justify="right")
     for one in results:
-        latency_s, cost = one["latency_s"], one["cpu_ms_per_upload"]
+        latency_s = one["latency_s"]
         table.add_row(
             f"{one['connects']['devices']:,}",
             rate(one["uploads_per_s"]),
@@ -140,6 +139,6 @@ def _sweep(results: list[Result]) -> Table:
             ms(latency_s.get("p50")),
             ms(latency_s.get("p99")),
             f"{one['lost']:,}",
-            *(f"{cost[n]:.2f} ms" if cost.get(n) is not None else "–" for n in ("proxy", "cloud")),
+            *(per_upload(one, name) for name in ("proxy", "cloud")),
         )
     return table
