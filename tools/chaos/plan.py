@@ -14,6 +14,7 @@ LINKS = ("devices-edge", "proxy-edge", "proxy-cloud", "cloud-cloud")
 SIDES = ("edge", "cloud")
 EVERY_S = 1.5
 _AGAIN = 0.25  # share of kills that hit a process which has just been started
+_REST = 0.3  # share of kills with a rest before them, so that rounds go on and are hit midway
 _LASTS_S: dict[Kind, tuple[float, float]] = {
     "broker": (0.0, 2.0),
     "cut": (0.2, 3.0),
@@ -77,12 +78,14 @@ def _kills(rng: random.Random, kills: int, processes: Sequence[str], every_s: fl
     found: list[Fault] = []
     at_s, target, deck = 0.0, "", list[str]()
     for _ in range(kills):
-        if target and rng.random() < _AGAIN:
+        chance = rng.random()
+        if target and chance < _AGAIN:
             at_s += rng.uniform(0.05, 0.6) * every_s
         else:
             deck = deck or rng.sample(processes, len(processes))  # each in turn, in random order
             target = deck.pop()
-            at_s += rng.uniform(0.5, 1.7) * every_s
+            rests = chance > 1 - _REST
+            at_s += rng.uniform(2.0, 4.0) * every_s if rests else rng.uniform(0.2, 1.0) * every_s
         found.append(Fault(round(at_s, 3), "kill", target))
     return found
 

@@ -1,0 +1,111 @@
+"""Real processes: restarted when they end, killed also while they start, stopped cleanly."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tools.chaos import supervisor as subject
+from tools.chaos.supervisor import Supervisor
+
+# SIGXFSZ is ignored by Python itself: a write past the limit raises, as on a full disk.
+SCRIPT = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+print("running", flush=True)
+what, folder = sys.argv[1], pathlib.Path(sys.argv[2])
+if what == "ends":
+    sys.exit(7)
+if what == "fails":
+    raise ValueError("a bug")
+while True:
+    try:
+        (folder / "file").write_text("some")
+        print("written", flush=True)
+    except OSError:
+        print("full", flush=True)
+    time.sleep(0.02)
+"""
+
+
+def spawn(
+    arguments: tuple[str, ...], output: int, lifeline: object, *, threads: int | None
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, *arguments],
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
+    monkeypatch.setattr(subject, "spawn", spawn)
+    begun_s = time.monotonic()
+    found = Supervisor(tmp_path, lambda: time.monotonic() - begun_s)
+    yield found
+    found.stop()
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    end_s = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+def log(folder: Path) -> str:
+    path = folder / "one.log"
+    return path.read_text() if path.exists() else ""
+
+
+def test_a_killed_process_is_started_again(site: Supervisor, tmp_path: Path) -> None:
+    site.start("one", ["runs", str(tmp_path)])
+    for lives in (1, 2):
+        wait_for(lambda lives=lives: log(tmp_path).count("running") == lives)
+        site.kill("one")
+    wait_for(lambda: log(tmp_path).count("running") == 3)
+    assert site.stop() == []
+    assert [(end.code, end.how) for end in site.ends] == [
+        (-9, "killed"),
+        (-9, "killed"),
+        (0, "stopped"),
+    ]
+    assert site.alive() == {"one": False}
+
+
+def test_a_kill_between_two_lives_hits_the_next_one(site: Supervisor, tmp_path: Path) -> None:
+    site.start("one", ["ends", str(tmp_path)])
+    wait_for(lambda: site.ends)
+    site.kill("one")
+    wait_for(lambda: any(end.how == "killed" for end in site.ends))
+    assert site.ends[0].code == 7
+    assert site.ends[0].how == "by itself"
+    assert site.ends[0].said == "running"
+
+
+def test_what_no_process_should_write_is_noted(site: Supervisor, tmp_path: Path) -> None:
+    site.start("one", ["fails", str(tmp_path)])
+    wait_for(lambda: site.traces)
+    assert site.traces[0].line.startswith("Traceback")
+    wait_for(lambda: site.ends)
+    assert site.ends[0].said == "ValueError: a bug"
+
+
+def test_a_full_disk_fails_writes_and_leaves_the_log_alone(
+    site: Supervisor, tmp_path: Path
+) -> None:
+    site.start("one", ["runs", str(tmp_path)])
+    wait_for(lambda: "written" in log(tmp_path))
+    site.fill("one", True)
+    wait_for(lambda: "full" in log(tmp_path))
+    site.kill("one")  # its successor finds the disk full too
+    wait_for(lambda: "full" in log(tmp_path).partition("--- start 2")[2])
+    site.fill("one", False)
+    wait_for(lambda: "written" in log(tmp_path).rpartition("full")[2])
