@@ -1,0 +1,77 @@
+"""The bare relay over real brokers: every byte is counted at the end, and faults are named."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+
+import pytest
+
+from fl_core.config import load_site
+from fl_core.errors import JobFailed
+from tools.broker_plan import BrokerPlan
+from tools.brokers import BrokerProcess, free_ports
+from tools.load.options import LoadOptions
+from tools.load.raw import RawSite, run_raw
+from tools.load.raw_parts import RawDevice
+from tools.provision import provision
+from tools.site_plan import Ports, SitePlan
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """A provisioned site whose two brokers run."""
+    folder = tmp_path_factory.mktemp("raw")
+    plan = SitePlan(folder / "site", devices=6, ports=Ports(*free_ports(4)))
+    made = provision(plan)
+    with ExitStack() as stack:
+        pids = {}
+        for side, file in made.brokers.items():
+            limits = load_site(file)
+            broker = BrokerProcess(
+                BrokerPlan(port=limits.port, acl=side),
+                folder / f"broker-{side}",
+                users_file=limits.users_file,
+            )
+            broker.start()
+            stack.callback(broker.stop)
+            pids[f"broker-{side}"] = broker.pid
+        devices = [RawDevice(one, made.passwords["edge"][one]) for one in made.device_ids]
+        yield RawSite.load(plan.folder), devices, pids
+
+
+def test_every_upload_arrives_and_is_measured(site):
+    accounts, devices, brokers = site
+    options = LoadOptions(processes=2, payload_bytes=65536)
+    found = run_raw(accounts, devices, options, rounds=2, brokers=brokers)
+    assert (found["uploads"], found["upload_messages"]) == (12, 3)
+    assert 65536 < found["upload_bytes"] < 67000
+    assert found["mb_per_s"]["up"] == pytest.approx(
+        found["uploads_per_s"] * found["upload_bytes"] / 1e6, rel=1e-3
+    )
+    assert [row["uploads"] for row in found["rounds"]] == [6, 6]
+    assert set(found["processes"]) == {
+        "relay", "sink", "generator-1", "generator-2", "broker-edge", "broker-cloud",
+    }  # fmt: skip
+    assert all(one["peak_rss_bytes"] > 1 << 20 for one in found["processes"].values())
+
+
+def test_it_stops_where_nothing_arrives(site, monkeypatch):
+    accounts, devices, brokers = site
+    monkeypatch.setattr("tools.load.raw.STALLED_S", 0.5)
+    elsewhere = replace(accounts, onwards=accounts.edge)  # the relay writes to the wrong broker
+    with pytest.raises(JobFailed, match="nothing arrives any more, 0 of"):
+        run_raw(elsewhere, devices, LoadOptions(payload_bytes=64), rounds=1, brokers=brokers)
+
+
+def test_a_device_with_a_wrong_password_is_named_as_the_reason(site):
+    accounts, devices, brokers = site
+    foreign = [RawDevice(devices[0].id, "wrong")]
+    with pytest.raises(JobFailed, match="generator-1: a device was turned away"):
+        run_raw(accounts, foreign, LoadOptions(payload_bytes=64), rounds=1, brokers=brokers)
+
+
+def test_passwords_are_not_shown(site):
+    accounts, devices, _ = site
+    shown = repr(devices) + repr(accounts)
+    assert devices[0].password not in shown and accounts.edge.password not in shown
