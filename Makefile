@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 export PATH := $(PATH):/usr/sbin:/usr/local/sbin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check bench docs mosquitto clean
+.PHONY: help setup run test check bench fuzz docs mosquitto clean
 
 help:            ## list all targets
 	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1|/' | column -t -s '|'
@@ -29,6 +29,11 @@ check: $(VENV)/.all  ## ruff, mypy --strict, import-linter
 
 bench: $(VENV)/.all  ## time noise, codec and encryption
 	$(BIN)/python -m tools.bench
+
+RUNS   ?= 1000000
+fuzz: $(VENV)/.all  ## feed hostile inputs to every decoder and parser (RUNS=1000000 each)
+	$(PIP) install -q -c .ci/constraints.txt -e '.[fuzz]'
+	$(BIN)/python -m tools.fuzz --runs $(RUNS)
 
 docs: $(VENV)/.all  ## redraw the state diagrams and the schemas' page
 	$(BIN)/python -m tools.protocol_diagrams --write

@@ -28,6 +28,8 @@ _FIXES = {
     sqlite3.SQLITE_IOERR: "check the disk",
 }
 _PRIMARY = 0xFF  # the primary code within an extended one
+# A damaged file's text may be no text at all, even the part of it that SQLite's error quotes.
+_FAULTS = (sqlite3.Error, UnicodeDecodeError)
 
 
 class StorageError(EdgeVeilError):
@@ -104,7 +106,7 @@ class SqliteFile:
             yield
         except EdgeVeilError:
             raise  # told already
-        except sqlite3.Error as error:
+        except _FAULTS as error:
             raise self._error(
                 f"{self._name} cannot be {what}: {error}",
                 where=str(self._path),
@@ -130,11 +132,13 @@ class SqliteFile:
             if secure_delete:
                 self.db.execute("PRAGMA secure_delete=ON")
             self.db.executescript(schema)
-        except sqlite3.Error:
+        except _FAULTS:
             self.db.close()
             raise
 
-    def _fix(self, error: sqlite3.Error) -> str:
+    def _fix(self, error: Exception) -> str:
+        if isinstance(error, UnicodeDecodeError):
+            return self._damaged_fix
         code = getattr(error, "sqlite_errorcode", None)
         if code is None:
             return "check the disk and the file's rights"

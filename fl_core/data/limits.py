@@ -27,7 +27,10 @@ def require_file(path: Path | None, key: str) -> Path:
 
 def require_room(shape: Sequence[int], item_bytes: int, max_bytes: int, where: str) -> None:
     """DataError if an array of `shape` would take more than `max_bytes`, before it is read."""
-    wanted = math.prod(shape) * max(item_bytes, 4)  # records are held as float32
+    if any(axis < 0 for axis in shape):
+        raise DataError(f"has the shape {shape}", where=where, fix="copy the file again")
+    # Records are held as float32. An axis of 0 must not hide how large the others are.
+    wanted = math.prod(max(axis, 1) for axis in shape) * max(item_bytes, 4)
     if wanted > max_bytes:
         raise DataError(
             f"holds {wanted} bytes of numbers, the limit is {max_bytes}",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import tokenize
 import zipfile
 import zlib
 from pathlib import Path
@@ -16,6 +18,13 @@ from fl_core.errors import DataError
 
 # RuntimeError is how zipfile says that a member is encrypted or of an unknown compression.
 _UNREADABLE = (zipfile.BadZipFile, zlib.error, ValueError, OSError, EOFError, RuntimeError)
+
+_HEADER_BYTES = 10_000
+# By version: bytes of the header's length, and who reads the header.
+_READERS = {
+    (1, 0): (2, np.lib.format.read_array_header_1_0),
+    (2, 0): (4, np.lib.format.read_array_header_2_0),
+}
 
 
 def read_npz(path: Path | None, max_bytes: int = MAX_BYTES) -> Records:
@@ -58,13 +67,7 @@ def npy_array(file: Path, max_bytes: int = MAX_BYTES) -> NDArray[Any]:
 
 
 def _read_npy(stream: IO[bytes], where: str, max_bytes: int) -> NDArray[Any]:
-    version = np.lib.format.read_magic(stream)
-    if version == (1, 0):
-        shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
-    elif version == (2, 0):
-        shape, fortran, dtype = np.lib.format.read_array_header_2_0(stream)
-    else:
-        raise ValueError(f"unknown NPY version {version}")
+    shape, fortran, dtype = _header(stream)
     if dtype.kind not in "buif":
         raise DataError(f"holds {dtype}, not numbers", where=where, fix="store plain numbers")
     require_room(shape, dtype.itemsize, max_bytes, where)
@@ -74,3 +77,22 @@ def _read_npy(stream: IO[bytes], where: str, max_bytes: int) -> NDArray[Any]:
         raise ValueError(f"{len(content)} bytes of data where the header says shape {shape}")
     flat = np.frombuffer(content, dtype=dtype, count=count)
     return flat.reshape(shape, order="F" if fortran else "C")
+
+
+def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, order and type of an NPY array. Raises ValueError.
+
+    The header's length is checked here: NumPy reads all of it, up to 4 GiB, before it looks.
+    """
+    version = np.lib.format.read_magic(stream)
+    if version not in _READERS:
+        raise ValueError(f"unknown NPY version {version}")
+    length_bytes, read = _READERS[version]
+    length = stream.read(length_bytes)
+    size = int.from_bytes(length, "little")
+    if size > _HEADER_BYTES:
+        raise ValueError(f"an NPY header of {size} bytes")
+    try:
+        return read(io.BytesIO(length + stream.read(size)))
+    except (tokenize.TokenError, SyntaxError, RecursionError, MemoryError, TypeError) as error:
+        raise ValueError(f"the NPY header is damaged ({type(error).__name__})") from None

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_core.errors import DataError
-from fl_core.evaluation.onnx_session import BATCH_RECORDS, open_session
+from fl_core.evaluation.onnx_session import BATCH_RECORDS, open_session, run_session
 
 DATA, OUTPUT = "x", "probabilities"
 
@@ -93,7 +93,7 @@ def cut(graph: bytes) -> tuple[bytes | None, bytes, str]:
 
 def _run(session: Any, output: str, feed: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
     try:
-        return np.asarray(session.run([output], dict(feed))[0])
+        return run_session(session, output, feed)
     except Exception as error:  # ONNX Runtime's own exceptions have no common root
         raise DataError(
             f"cannot be run: {type(error).__name__}: {error}",

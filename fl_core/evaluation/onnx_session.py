@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,9 +14,11 @@ from fl_core.errors import DataError
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession as OrtSession
+    from onnxruntime import RunOptions
 
 BATCH_RECORDS = 64
 MAX_GRAPH_BYTES = 64 << 20
+MAX_RUN_BYTES = 512 << 20  # of all tensors of all sessions of this process
 ALIGNMENT_BYTES = 64  # a cache line, and the widest vector register
 
 
@@ -96,7 +99,7 @@ class OnnxModel:
 
     def _run(self, feed: dict[str, NDArray[Any]]) -> NDArray[Any]:
         try:
-            found = np.asarray(self._session.run(["probabilities"], feed)[0])
+            found = run_session(self._session, "probabilities", feed)
         except Exception as error:  # ONNX Runtime's own exceptions have no common root
             raise DataError(
                 f"cannot be run: {type(error).__name__}: {error}", where="ONNX graph"
@@ -104,6 +107,36 @@ class OnnxModel:
         if found.ndim != 2 or len(found) != len(feed["x"]):
             raise DataError(f"gave an output of shape {found.shape}", where="ONNX graph")
         return found
+
+
+@cache
+def _bound_memory() -> None:
+    """Bound what all sessions take: some thirty operators could ask for more than any box has."""
+    import onnxruntime as ort
+
+    memory = ort.OrtMemoryInfo(
+        "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
+    )
+    grows_as_asked, default = 1, -1
+    ort.create_and_register_allocator(
+        memory, ort.OrtArenaCfg(MAX_RUN_BYTES, grows_as_asked, default, default)
+    )
+
+
+@cache
+def _releasing() -> RunOptions:
+    """A run so gives its memory back when it ends; else it would stay with the process."""
+    import onnxruntime as ort
+
+    options = ort.RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    return options
+
+
+def run_session(session: OrtSession, output: str, feed: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    """One output of a run. Raises whatever ONNX Runtime does: its errors have no common root."""
+    # A copy: what is kept may be much, and the bound is for runs.
+    return np.array(session.run([output], dict(feed), _releasing())[0])
 
 
 def open_session(graph: bytes) -> OrtSession:
@@ -123,9 +156,16 @@ def open_session(graph: bytes) -> OrtSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 4  # errors come back as exceptions
-    options.enable_cpu_mem_arena = False  # an arena keeps its peak for good
+    _bound_memory()
+    options.add_session_config_entry("session.use_env_allocators", "1")
     try:
-        return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        # Folding constants takes its memory elsewhere, without a bound.
+        return ort.InferenceSession(
+            graph,
+            options,
+            providers=["CPUExecutionProvider"],
+            disabled_optimizers=["ConstantFolding"],
+        )
     except Exception as error:  # ONNX Runtime's own exceptions have no common root
         raise DataError(
             f"cannot be loaded: {type(error).__name__}",

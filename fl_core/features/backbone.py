@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fl_core.errors import DataError
 from fl_core.evaluation.graph_check import check_graph
-from fl_core.evaluation.onnx_session import aligned, open_session
+from fl_core.evaluation.onnx_session import aligned, open_session, run_session
 
 CACHED = ("digits",)
 MAX_BACKBONE_BYTES = 32 << 20
@@ -101,7 +101,7 @@ class Backbone:
     def run(self, record: Float32) -> Float32 | None:
         """Features (d,) of one record (1, *input_shape); None where the run fails."""
         try:
-            found = self._session.run([self._output], {self._input: aligned(record)})[0]
+            found = run_session(self._session, self._output, {self._input: aligned(record)})
         except Exception:  # ONNX Runtime's own exceptions have no common root
             return None
         return np.asarray(found, dtype=np.float32).reshape(-1)

@@ -141,7 +141,8 @@ class Ledger:
             if release is None:
                 return None
             row = db.execute(
-                "SELECT CAST(payload AS BLOB) FROM payloads WHERE number = ?", (release.number,)
+                "SELECT CAST(coalesce(payload, '') AS BLOB) FROM payloads WHERE number = ?",
+                (release.number,),
             ).fetchone()
         if row is None:
             raise PrivacyError(f"job {job_id}, exchange {exchange}: released and forgotten")
@@ -214,7 +215,7 @@ def read_ledger(path: Path) -> Book:
         with file.transaction() as db:
             chain = Chain(file, path)
             chain.open(create=False)
-            rows = db.execute("SELECT number, CAST(payload AS BLOB) FROM payloads")
+            rows = db.execute("SELECT number, CAST(coalesce(payload, '') AS BLOB) FROM payloads")
             held = {number: _digest(payload) for number, payload in rows}
     finally:
         file.close()

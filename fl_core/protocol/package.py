@@ -66,8 +66,11 @@ def pack_tensors(tensors: Mapping[str, NDArray[np.generic]]) -> bytes:
 
 
 def unpack_tensors(data: bytes) -> dict[str, NDArray[np.generic]]:
-    """Named arrays; raises ProtocolError `malformed_tensors`."""
+    """Named arrays of real numbers; raises ProtocolError `malformed_tensors`."""
     try:
-        return dict(load(data))
+        found = dict(load(data))
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError):
         raise ProtocolError("malformed_tensors") from None
+    if any(array.dtype.kind not in "buif" for array in found.values()):
+        raise ProtocolError("malformed_tensors")
+    return found

@@ -124,6 +124,14 @@ def test_damage_is_told_with_the_owners_own_fix(path: Path) -> None:
         SqliteFile(path, "the file", SCHEMA, error=PrivacyError, damaged_fix="weep")
 
 
+def test_damage_that_cannot_even_be_quoted_is_told(path: Path) -> None:
+    SqliteFile(path, "the file", SCHEMA).close()
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"CREATE TABLE", b"CREATE TABL\xff"))
+    with pytest.raises(PrivacyError, match="the file cannot be used: .* weep"):
+        SqliteFile(path, "the file", SCHEMA, error=PrivacyError, damaged_fix="weep")
+
+
 def test_a_place_where_no_file_can_be_is_told(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "missing" / "file.sqlite"):
         with pytest.raises(StorageError, match=r"cannot be used.*check its folder"):

@@ -240,6 +240,11 @@ def test_tensors_survive():
         np.testing.assert_array_equal(back[name], array)
 
 
+def test_tensors_are_real_numbers():
+    with pytest.raises(ProtocolError, match="malformed_tensors"):
+        unpack_tensors(pack_tensors({"w": np.ones(3, np.complex64)}))
+
+
 @settings(max_examples=300)
 @given(st.data())
 def test_damaged_tensors_are_read_or_refused(data):

@@ -1,0 +1,101 @@
+"""`python -m tools.fuzz`: feed hostile inputs to every decoder and parser, guided by coverage."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from fl_core.errors import EdgeVeilError
+from tools.fuzz.campaign import Bounds, Outcome, fuzz
+from tools.fuzz.table import NAMES, target
+
+_EXAMPLES = """examples:
+  python -m tools.fuzz --runs 1000000          every target
+  python -m tools.fuzz frame job_yaml          two of them
+  python -m tools.fuzz --list
+  python -m tools.fuzz frame --replay FILE     one input again, with its traceback
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="python -m tools.fuzz",
+        description=__doc__,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("targets", nargs="*", metavar="TARGET", help="names; none: all")
+    bounds = Bounds()
+    made.add_argument("--runs", type=int, default=bounds.runs, help="inputs per target")
+    made.add_argument("--seconds", type=int, default=0, help="at most so long per target")
+    made.add_argument(
+        "--input-timeout", type=int, default=bounds.input_timeout_s, metavar="S",
+        help="an input that takes longer is a finding",
+    )  # fmt: skip
+    made.add_argument(
+        "--rss-mb", type=int, default=bounds.rss_mb, help="more memory than this is a finding"
+    )
+    made.add_argument("--seed", type=int, default=0, help="for the same inputs again; 0: others")
+    made.add_argument("--out", type=Path, default=Path("out/fuzz"), help="where findings go")
+    made.add_argument("--json", action="store_true", help="print the outcomes as JSON")
+    made.add_argument("--list", action="store_true", help="name the targets and end")
+    made.add_argument("--replay", type=Path, metavar="FILE", help="feed this input, no fuzzing")
+    return made
+
+
+def main(argv: list[str] | None = None) -> int:
+    """0: nothing found; 1: findings; 2: wrong use; 130: interrupted."""
+    options = _parser().parse_args(argv)
+    if options.list:
+        print("\n".join(NAMES))
+        return 0
+    try:
+        if options.replay:
+            taken = [target(name).feed(options.replay.read_bytes()) for name in options.targets]
+            print(", ".join("taken" if one else "refused" for one in taken))
+            return 0
+        outcomes = _all(options)
+    except EdgeVeilError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    if options.json:
+        print(json.dumps([asdict(one) for one in outcomes], indent=2))
+    return 0 if all(one.clean for one in outcomes) else 1
+
+
+def _all(options: argparse.Namespace) -> list[Outcome]:
+    bounds = Bounds(
+        options.runs, options.seconds, options.input_timeout, options.rss_mb, options.seed
+    )
+    live = sys.stderr.isatty()
+
+    def tell(line: str) -> None:
+        if live:
+            print(f"\r{line[:100]:100}", end="", file=sys.stderr, flush=True)
+
+    table = sys.stderr if options.json else sys.stdout
+    print(_row("target", "runs", "runs/s", "edges", "new", "MB", "outcome"), file=table)
+    outcomes = []
+    for name in options.targets or NAMES:
+        one = fuzz(name, bounds, options.out, tell)
+        outcomes.append(one)
+        if live:
+            print("\r", end="", file=sys.stderr)
+        ended = ", ".join(one.crashes) or one.ended
+        row = (name, one.runs, one.runs_per_s, one.coverage, one.new_paths, one.peak_rss_mb, ended)
+        print(_row(*row), file=table, flush=True)
+    return outcomes
+
+
+def _row(*cells: object) -> str:
+    name, *rest, ended = map(str, cells)
+    return f"{name:16}" + "".join(f"{cell:>11}" for cell in rest) + f"  {ended}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,25 @@
+"""All targets by name. A target's module is imported when it is asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from fl_core.registry import Table
+from tools.fuzz.target import Target
+
+MODULES = {
+    "wire": ("frame", "inner", "package", "tensors", "assembly", "fetch", "topic"),
+    "sealed": ("stream", "stanzas", "broadcast", "segment", "enrolment", "key_file", "ledger"),
+    "files": ("idx", "mnist", "csv", "npz", "users"),
+    "graphs": ("onnx_wire", "graph_check", "backbone"),
+    "configs": ("yaml", "job_yaml", "job_wire", "site_yaml"),
+}
+NAMES: Table[str] = Table(
+    "target", {name: module for module, names in MODULES.items() for name in names}
+)
+
+
+def target(name: str) -> Target:
+    """The target of this name. Raises UsageError for an unknown one."""
+    found: Target = import_module(f"tools.fuzz.{NAMES[name]}").TARGETS[name]
+    return found
