@@ -44,7 +44,7 @@ class Case:
 
 
 def spool_upload(spool: Spool) -> None:
-    held = Held((0,), b"d" * 32, bytes(BIG))
+    held = Held(tuple(range(BIG)), b"d" * 32, 0)
     spool.store(UploadKept(Exchanged(b"J" * 16, 1, 1), "0" * 16, held))
 
 
@@ -140,6 +140,6 @@ def test_a_table_that_is_gone_is_named_when_read(case: Case, path: Path) -> None
 def test_the_file_is_its_owners_alone(case: Case, path: Path) -> None:
     opened = case.open(path)
     case.write(opened)
-    for file in path.parent.iterdir():
-        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    for file in path.parent.rglob("*"):
+        assert stat.S_IMODE(file.stat().st_mode) == (0o700 if file.is_dir() else 0o600)
     opened.close()

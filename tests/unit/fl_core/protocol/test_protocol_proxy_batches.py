@@ -23,6 +23,7 @@ from protocol_kit import (
     refused,
     signing_key,
     stored,
+    tasks,
     timers,
 )
 from proxy_bench import FLEET, MODEL, cloud_says, fire, open_round, proxy, says, to_cloud, upload
@@ -308,25 +309,75 @@ def durable(machine, *more):
     return ProxyMemory(dict(machine.memory.kept), uploads, dict(machine.memory.batches))
 
 
+def restarted(machine, *more):
+    """A new process on the same disk."""
+    memory = durable(machine, *more)
+    return proxy(memory, disk=machine.disk, min_batch_floor=3, push_bytes=1 << 20)
+
+
 def test_uploads_survive_a_restart_and_the_deadline_runs_again():
     machine = opened(deadline_s=9.0)
     done = [upload(machine, number) for number in range(3)]
-    again = proxy(durable(machine, *done), min_batch_floor=3, push_bytes=1 << 20)
+    again = restarted(machine, *done)
     assert timers(again.handle(fx.Command("started"), 0.0))[f"deadline:{JOB.hex()}:1:1"] == 9.0
     assert bodies(upload(again, 0), Ack)[0].status == "held"
-    header, _ = batch_of(fire(again, "deadline"))
-    assert header.uploads == 3
+    assert bodies(upload(again, 4), Ack)[0].status == "held"  # in a place of its own
+    header, data = batch_of(fire(again, "deadline"))
+    assert header.uploads == 4
+    assert sorted(pieces(header, data)[0]) == sorted(sent(number, 0) for number in (0, 1, 2, 4))
 
 
 def test_a_round_that_was_complete_is_handed_over_after_a_restart():
     """The crash came between the last upload's acknowledgement and the hand-over."""
     machine = opened(selected=3)
+    machine.hold_work = True
     done = [upload(machine, number) for number in range(3)]
-    memory = durable(machine, *done)
-    memory.batches.clear()
-    again = proxy(memory, min_batch_floor=3, push_bytes=1 << 20)
+    again = restarted(machine, *done)
     header, _ = batch_of(again.handle(fx.Command("started"), 0.0))
     assert header.uploads == 3
+
+
+def test_while_it_is_shuffled_a_round_is_closed():
+    machine = opened(selected=3)
+    machine.hold_work = True
+    for number in range(3):
+        out = upload(machine, number)
+    (task,) = tasks(out)
+    assert state(machine) is State.SHUFFLING and to_cloud(out) == []
+    assert bodies(upload(machine, 3), Ack)[0].status == "closed"
+    assert bodies(upload(machine, 0), Ack)[0].status == "held"
+    assert fire(machine, "deadline") == fire(machine, "grace") == []
+    shuffled = machine.disk.perform(task, machine.shuffle)
+    header, _ = batch_of(machine.handle(fx.Done(task, shuffled), 0.0))
+    assert header.uploads == 3 and state(machine) is State.HANDING_OVER
+    assert machine.handle(fx.Done(task, shuffled), 0.0) == []
+
+
+def test_a_shuffle_that_fails_is_tried_until_it_does_not():
+    machine = opened(selected=3)
+    machine.hold_work = True
+    for number in range(3):
+        out = upload(machine, number)
+    (task,) = tasks(out)
+    for _ in range(3):
+        out = machine.handle(fx.Done(task, fx.Failed("no space left on the disk")), 0.0)
+        assert timers(out) == {f"shuffle:{JOB.hex()}:1:1": 3.0} and stored(out) == []
+        assert tasks(fire(machine, "shuffle")) == [task]
+    machine.hold_work = False
+    header, _ = batch_of(fire(machine, "shuffle"))
+    assert header.uploads == 3
+
+
+def test_what_was_shuffled_for_a_round_that_is_gone_is_not_handed_over():
+    machine = opened(selected=3)
+    machine.hold_work = True
+    for number in range(3):
+        out = upload(machine, number)
+    (task,) = tasks(out)
+    shuffled = machine.disk.perform(task, machine.shuffle)
+    cloud_says(machine, CLOUD.note(Close(JOB, "cancelled")))
+    assert machine.handle(fx.Done(task, shuffled), 0.0) == []
+    assert machine.memory.batches == {}
 
 
 def test_a_batch_survives_a_restart_and_takes_no_more_uploads():

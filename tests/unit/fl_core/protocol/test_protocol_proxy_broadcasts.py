@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import msgspec
 import pytest
 from protocol_kit import (
@@ -24,6 +26,7 @@ from protocol_kit import (
     reports,
     signing_key,
     stored,
+    tasks,
     timers,
     upload_of,
 )
@@ -43,7 +46,13 @@ from fl_core.protocol.messages import (
     Roster,
     Want,
 )
-from fl_core.protocol.proxy_tasks import JobEnded, Kept, RoundDropped
+from fl_core.protocol.proxy_tasks import (
+    BroadcastDropped,
+    BroadcastPart,
+    JobEnded,
+    Kept,
+    RoundDropped,
+)
 
 LONG = bytes(range(256)) * 20
 ME = FLEET[0]
@@ -57,8 +66,11 @@ def test_a_broadcast_is_kept_acknowledged_and_passed_on_unchanged():
     header = manifest(MODEL)
     sent = offer(header, MODEL)
     out = cloud_says(proxy(), sent)
-    assert [type(e) for e in out[:2]] == [fx.Store, fx.Send]
-    assert stored(out) == [Kept(sent.header, header, MODEL)]
+    assert [type(e) for e in out[:4]] == [fx.Store, fx.Work, fx.Store, fx.Send]
+    assert stored(out) == [
+        BroadcastPart(header.blob.digest, 0, MODEL),
+        Kept(sent.header, header, MODEL),
+    ]
     assert bodies(out, Ack) == [Ack(header.blob.digest, "held")]
     assert to_devices(out) == [sent]
     assert reports(out)["round_open"] == {"round": 1, "phase": "train"}
@@ -69,10 +81,77 @@ def test_a_large_broadcast_is_put_together_and_pushed_once():
     assert not stored(cloud_says(machine, offer(header)))
     pieces = parts_of(header, LONG)
     for piece in pieces[:0:-1]:
-        assert not stored(cloud_says(machine, piece))
+        (item,) = stored(cloud_says(machine, piece))
+        assert item == BroadcastPart(piece.blob, piece.index * PART_BYTES, piece.data)
+        assert cloud_says(machine, piece) == []  # what is there is not written again
     out = cloud_says(machine, pieces[0])
     assert to_devices(out) == [offer(header), *pieces]
     assert cloud_says(machine, pieces[0]) == []
+
+
+def test_a_broadcast_that_is_not_its_digest_is_fetched_again():
+    machine, header = proxy(), manifest(LONG)
+    cloud_says(machine, offer(header))
+    *rest, last = parts_of(header, LONG)
+    wrong = bytes(len(last.data))
+    lie = msgspec.structs.replace(last, data=wrong, crc=zlib.crc32(wrong))
+    for piece in (*rest, lie):
+        out = cloud_says(machine, piece)
+    assert refused(out) == ["bad_digest"] and to_devices(out) == [] and acks(out) == []
+    assert stored(out)[-1] == BroadcastDropped(header.blob.digest)
+    assert machine.memory.kept == {}
+    cloud_says(machine, offer(header))
+    for piece in (*rest, last):
+        out = cloud_says(machine, piece)
+    assert acks(out) == [("held", "")]
+
+
+def test_a_broadcast_that_was_overtaken_while_it_was_checked_is_not_kept():
+    machine, header = proxy(), manifest(MODEL)
+    machine.hold_work = True
+    (task,) = tasks(cloud_says(machine, offer(header, MODEL)))
+    out = cloud_says(machine, offer(manifest(b"newer", at(1, 2)), b"newer"))
+    assert BroadcastDropped(header.blob.digest) in stored(out)
+    out = machine.handle(fx.Done(task, Kept(task.signed, header, MODEL)), 0.0)
+    assert out == [fx.Store(BroadcastDropped(header.blob.digest))]
+    assert machine.memory.kept == {}
+
+
+# --- the cache's bound ----------------------------------------------------------------------
+
+
+def test_the_cache_has_a_bound_and_says_so():
+    machine = proxy(cache_bytes=3 * len(LONG))
+    for job in (b"1", b"2"):
+        header = manifest(LONG + job, Exchanged(job * 16, 0, 0), kind="job")
+        cloud_says(machine, offer(header))
+        for piece in parts_of(header, LONG + job):
+            out = cloud_says(machine, piece)
+        assert acks(out) == [("held", "")]
+    used = machine.cache_bytes
+    third = manifest(LONG, Exchanged(b"3" * 16, 0, 0), kind="job")
+    out = cloud_says(machine, offer(third))
+    assert refused(out) == ["cache_full"] and acks(out) == [("refused", "cache_full")]
+    assert machine.cache_bytes == used and machine.broadcasts.arriving == {}
+
+
+def test_what_a_broadcast_ends_makes_room_for_it():
+    machine = proxy(cache_bytes=int(1.5 * len(LONG)))
+    for number in range(1, 4):
+        data = LONG + bytes([number])
+        header = manifest(data, at(number))
+        cloud_says(machine, offer(header))
+        for piece in parts_of(header, data):
+            out = cloud_says(machine, piece)
+        assert acks(out) == [("held", "")]
+    assert [kept.header.at.round for kept in machine.memory.kept.values()] == [3]
+
+
+def test_a_broadcast_under_way_takes_its_room_at_once():
+    machine = proxy(cache_bytes=int(1.5 * len(LONG)))
+    cloud_says(machine, offer(manifest(LONG, Exchanged(b"1" * 16, 0, 0), kind="job")))
+    second = manifest(LONG + b"2", Exchanged(b"2" * 16, 0, 0), kind="job")
+    assert refused(cloud_says(machine, offer(second))) == ["cache_full"]
 
 
 def test_what_is_above_the_push_limit_is_only_offered():
