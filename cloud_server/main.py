@@ -13,6 +13,7 @@ from cloud_server.metrics import CloudMetrics
 from cloud_server.recording import Recorder
 from cloud_server.sealing import Limits
 from cloud_server.store import Store
+from cloud_server.store_records import StoreError
 from fl_core import logs
 from fl_core.algorithms.base import Records
 from fl_core.config import CloudSite
@@ -22,7 +23,7 @@ from fl_core.protocol.cloud import CloudMachine
 from fl_core.protocol.cloud_tasks import CloudSettings
 from fl_core.protocol.envelope import Signer
 from fl_core.protocol.transfer import part_bytes
-from fl_core.transport.health import STUCK_S, Health, WritableFolder
+from fl_core.transport.health import STUCK_S, Health, Probe, writable
 from fl_core.transport.http import serve
 from fl_core.transport.metrics import Linked, MeteredHost, Metrics
 from fl_core.transport.process import (
@@ -100,7 +101,7 @@ async def _run(site: CloudSite, stop: asyncio.Event) -> int:
         control = Control(store, host, machine, runtime, site.limits.jobs_queued)
         await session.attach(runtime, on_state)
         metrics.registry.register(Linked(runtime, {"cloud": session}))
-        health, token = _health(site, session, runtime), load_or_make_token(site.state_dir)
+        health, token = _health(site, session, runtime, store), load_or_make_token(site.state_dir)
         app = make_app(store, control, token, health, metrics)
         http = await serve(app, site.http.host, site.http.port)
         try:
@@ -115,11 +116,18 @@ async def _run(site: CloudSite, stop: asyncio.Event) -> int:
     return 0
 
 
-def _health(site: CloudSite, session: Session, runtime: Runtime) -> Health:
+def _health(site: CloudSite, session: Session, runtime: Runtime, store: Store) -> Health:
+    def stores() -> bool:
+        try:
+            store.counts()
+        except StoreError:
+            return False
+        return writable(site.state_dir)
+
     return Health(
         {
             "broker": lambda: session.link.connected,
             "machine": lambda: runtime.step_s < STUCK_S,
-            "store": WritableFolder(site.state_dir),
+            "store": Probe(stores),
         }
     )

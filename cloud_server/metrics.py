@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Iterator
 
 from prometheus_client import Counter as Count
@@ -83,10 +82,10 @@ class CloudMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Read at each scrape."""
-        jobs = Counter(entry.status for entry in self._store.jobs())
-        by_status: dict[str, float] = {status: jobs[status] for status in TRANSITIONS}
+        counts = self._store.counts()
+        by_status: dict[str, float] = {status: counts.jobs.get(status, 0) for status in TRANSITIONS}
         yield gauge("jobs", "Jobs by status.", by_status, "status")
-        enrolled = {"enrolled": float(len(self._store.enrolled()))}
+        enrolled = {"enrolled": float(counts.enrolled)}
         yield gauge("devices", "Devices by state; the cloud knows keys alone.", enrolled, "state")
         at = self._machine.at
         yield gauge("current_round", "Round of the running job; 0: none.", at.round if at else 0)

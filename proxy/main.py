@@ -13,7 +13,7 @@ from fl_core.protocol import effects as fx
 from fl_core.protocol.envelope import Signer
 from fl_core.protocol.proxy import ProxyMachine
 from fl_core.protocol.proxy_tasks import ProxySettings
-from fl_core.transport.health import STUCK_S, Health, WritableFolder
+from fl_core.transport.health import STUCK_S, Health, Probe, writable
 from fl_core.transport.http import serve
 from fl_core.transport.metrics import Linked, MeteredHost, Metrics
 from fl_core.transport.process import (
@@ -94,7 +94,7 @@ class _Proxy:
                 "edge_broker": lambda: self.edge.link.connected,
                 "cloud_broker": lambda: self.cloud.link.connected,
                 "machine": lambda: self.runtime.step_s < STUCK_S,
-                "store": WritableFolder(site.state_dir),
+                "store": Probe(lambda: writable(site.state_dir)),
             }
         )
 

@@ -53,5 +53,11 @@ class ProxyMetrics(Collector):
         """Read at each scrape."""
         states = {"enrolled": float(self._enrolled()), "online": float(self._host.online)}
         yield gauge("devices", "Devices by state.", states, "state")
-        at = self._machine.at
+        machine = self._machine
+        yield gauge("spool_bytes", "Disk held by uploads and batches.", machine.spool_bytes)
+        yield gauge("cache_bytes", "Disk held by broadcasts.", machine.cache_bytes)
+        text = "Bytes that devices were asked for and that have not come yet."
+        yield gauge("credit_bytes", text, machine.credit_bytes)
+        yield gauge("open_rounds", "Rounds that take uploads.", machine.open_rounds)
+        at = machine.at
         yield gauge("current_round", "Round opened last; 0: none.", at.round if at else 0)

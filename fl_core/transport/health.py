@@ -41,20 +41,19 @@ class Health:
         return web.json_response({"status": "ok"})
 
 
-class WritableFolder:
-    """Whether a folder takes and keeps a small file; looked at anew every few seconds.
+class Probe:
+    """A check that may hang: looked at in a thread, with a time limit, anew every few seconds."""
 
-    In a thread and with a time limit, so that a disk that hangs is reported and stops nothing.
-    """
-
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._path, self._clock = folder / "health.probe", clock
+    def __init__(
+        self, look: Callable[[], bool], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._look, self._clock = look, clock
         self._looked_s, self._holds = -PROBE_EVERY_S, True
         self._looking: asyncio.Task[bool] | None = None
 
     async def __call__(self) -> bool:
         if self._looking is None and self._clock() - self._looked_s >= PROBE_EVERY_S:
-            self._looking = asyncio.create_task(asyncio.to_thread(self._probe))
+            self._looking = asyncio.create_task(asyncio.to_thread(self._look))
         if self._looking is not None:
             done, _ = await asyncio.wait([self._looking], timeout=PROBE_TIMEOUT_S)
             if not done:
@@ -62,12 +61,15 @@ class WritableFolder:
             self._holds, self._looked_s, self._looking = await self._looking, self._clock(), None
         return self._holds
 
-    def _probe(self) -> bool:
-        try:
-            with self._path.open("wb", buffering=0) as file:
-                written = file.write(bytes(_PROBE_BYTES))
-                os.fsync(file.fileno())
-            self._path.unlink()
-        except OSError:
-            return False
-        return written == _PROBE_BYTES
+
+def writable(folder: Path) -> bool:
+    """Whether the folder takes a small file to its disk."""
+    path = folder / "health.probe"
+    try:
+        with path.open("wb", buffering=0) as file:
+            written = file.write(bytes(_PROBE_BYTES))
+            os.fsync(file.fileno())
+        path.unlink()
+    except OSError:
+        return False
+    return written == _PROBE_BYTES

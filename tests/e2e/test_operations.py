@@ -94,6 +94,8 @@ def test_metrics_tell_what_happened(watched: tuple[Watched, dict]) -> None:
     assert found(proxy, "uploads_total") == rounds * devices
     assert found(proxy, "rounds_total", result="delivered") == rounds
     assert found(proxy, "devices", state="online") == devices
+    assert found(proxy, "credit_bytes") == found(proxy, "spool_bytes") == 0
+    assert found(proxy, "cache_bytes") > 0  # the release stays for devices that come late
     for samples, hops in ((cloud, ["cloud"]), (proxy, ["edge", "cloud"])):
         for hop in hops:
             assert found(samples, "link_up", hop=hop) == 1
@@ -126,7 +128,8 @@ def test_logs_name_job_and_round_and_nothing_that_is_secret(watched: tuple[Watch
         assert len(jobs) == 1, name
         assert job is None or jobs == {job}
         rounds = {at[1] for at in seen if at[1]}
-        assert rounds == set(range(1, len(done["exchanges"]) + 1)), name
+        assert rounds and rounds <= set(range(1, len(done["exchanges"]) + 1)), name
+        assert name == "edge" or len(rounds) == len(done["exchanges"]), name
         text = "\n".join(map(json.dumps, lines))
         hidden = [f"box-{n}" for n in range(1, live.plan.devices + 1)]
         hidden += [word for users in live.site.passwords.values() for word in users.values()]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fl_core.transport import health
-from fl_core.transport.health import Health, WritableFolder
+from fl_core.transport.health import Health, Probe, writable
 
 
 class Clock:
@@ -38,7 +38,7 @@ def test_the_page_names_the_parts_that_fail_and_nothing_else() -> None:
 def test_a_folder_that_goes_and_comes_back_and_is_not_asked_too_often(tmp_path: Path) -> None:
     async def body() -> None:
         clock, folder = Clock(), tmp_path / "state"
-        check = WritableFolder(folder, clock)
+        check = Probe(lambda: writable(folder), clock)
         assert not await check()
         folder.mkdir()
         assert not await check()  # remembered for a while
@@ -60,7 +60,7 @@ def test_a_disk_that_hangs_is_told_and_asked_once(
 
     async def body() -> None:
         clock, pipe = Clock(), tmp_path / "health.probe"
-        check = WritableFolder(tmp_path, clock)
+        check = Probe(lambda: writable(tmp_path), clock)
         assert not await check()
         assert not await check()  # the first look still waits
         reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
