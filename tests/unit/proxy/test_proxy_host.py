@@ -9,14 +9,20 @@ import pytest
 
 from fl_core.protocol import effects as fx
 from fl_core.protocol.messages import Exchanged
-from fl_core.protocol.proxy_tasks import BatchDelivered, RoundDropped
+from fl_core.protocol.proxy_tasks import (
+    BatchDelivered,
+    RoundDropped,
+    Shuffled,
+    ShuffleRound,
+    UploadPart,
+)
 from proxy.host import ProxyHost
 from proxy.spool import Spool
 
 
 @pytest.fixture
 def host(tmp_path: Path) -> ProxyHost:
-    return ProxyHost(Spool(tmp_path / "spool.sqlite"))
+    return ProxyHost(Spool(tmp_path / "spool.sqlite"), list.sort)
 
 
 def test_the_round_is_shown_as_it_fills(host: ProxyHost) -> None:
@@ -41,11 +47,15 @@ def test_every_report_of_the_machine_can_be_logged(
     assert [r.getMessage() for r in caplog.records] == ["devices_online", "something_new"]
 
 
-def test_it_stores_at_once_and_does_no_work(tmp_path: Path) -> None:
+def test_it_stores_at_once_and_does_the_spool_s_work(tmp_path: Path) -> None:
     path = tmp_path / "spool.sqlite"
-    host = ProxyHost(Spool(path))
-    assert host.perform("anything") == fx.Failed("no_work_here")
+    turned: list[list[int]] = []
+    host = ProxyHost(Spool(path), turned.append)
+    assert host.perform("anything") == fx.Failed("no_such_work")
     at = Exchanged(b"J" * 16, 1, 1)
+    host.store(UploadPart(at, 0, b"one two "))
+    done = host.perform(ShuffleRound(at, (4,), 4, 1, ((0, (0,)), (1, (0,)))))
+    assert isinstance(done, Shuffled) and turned == [[0, 4]] and done.counts == (2,)
     host.store(RoundDropped(at))
     host.store(BatchDelivered(at))
     assert Spool(path).load().batches == {}
