@@ -57,7 +57,7 @@ class Device:
         self._folder = OwnFolder(site.state_dir)
         identity = Identity.load_or_create(site.state_dir)
         self.site, self.id = site, identity.device_id
-        self.store = DeviceStore(site.state_dir / "device.sqlite")
+        self.store = DeviceStore(site.state_dir / "device.sqlite", site.limits.receipts)
         self.ledger = Ledger(site.state_dir / LEDGER_FILE, site.data.name)
         signer = Signer(self.id, identity.signing)
         host = DeviceHost(site, identity, self.store, self.ledger, say=self._say)
@@ -67,7 +67,7 @@ class Device:
             peer_key(site.cloud_key_file, "the cloud"),
             peer_key(site.proxy_key_file, "the proxy"),
             self.store.load(),
-            Settings(packet_bytes=limits.packet_bytes, blob_bytes=limits.blob_bytes),
+            Settings(limits.packet_bytes, limits.blob_bytes, limits.fetch_bytes, limits.jobs),
         )
         # Signed beforehand, so that the broker can say it for us when the link breaks.
         will = Will(device_up(self.id), encode(signer.note(Bye(self.id))))

@@ -74,7 +74,7 @@ def read(db: sqlite3.Connection) -> list[Receipt]:
     rows = db.execute(
         "SELECT job, round, attempt, state, segment_hashes FROM receipts ORDER BY rowid"
     )
-    return [Receipt(*row[:4], segment_hashes=_cut(row[4])) for row in rows]
+    return [Receipt(row[0], row[1], row[2], row[3], _cut(row[4])) for row in rows]
 
 
 def _set(db: sqlite3.Connection, at: Exchanged, to: State, *was: State) -> None:

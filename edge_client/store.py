@@ -5,8 +5,8 @@ Only noised, sealed bytes stand in the outbox; the ledger is a file of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -18,7 +18,6 @@ from fl_core.protocol.messages import Exchanged, Signed, Upload
 from fl_core.protocol.tasks import (
     CLOSED_KEPT,
     JobClosed,
-    JobForgotten,
     Memory,
     OutboxDrop,
     OutboxHeld,
@@ -56,9 +55,11 @@ class DeviceStore:
         """Close the file."""
         self._file.close()
 
-    def together(self) -> AbstractContextManager[object]:
+    @contextmanager
+    def together(self) -> Iterator[None]:
         """What is stored inside is durable when the block ends, all of it or nothing."""
-        return self._file.transaction()
+        with self._file.transaction():
+            yield
 
     def store(self, item: object) -> None:
         """Apply one of the machine's items, durably; inside `together`, when that ends."""
@@ -88,14 +89,9 @@ class DeviceStore:
                         "DELETE FROM closed WHERE rowid <= (SELECT max(rowid) FROM closed) - ?",
                         (CLOSED_KEPT,),
                     )
-                    self._forget(job_id)
-                case JobForgotten(job_id=job_id):
-                    self._forget(job_id)
-
-    def _forget(self, job_id: bytes) -> None:
-        with self._file.transaction() as db:
-            for table in ("jobs", "backbones", "seen"):
-                db.execute(f"DELETE FROM {table} WHERE job = ?", (job_id,))  # noqa: S608
+                    db.execute("DELETE FROM jobs WHERE job = ?", (job_id,))
+                    db.execute("DELETE FROM backbones WHERE job = ?", (job_id,))
+                    db.execute("DELETE FROM seen WHERE job = ?", (job_id,))
 
     def receipts(self) -> list[Receipt]:
         """What became of the newest uploads, the oldest of them first."""

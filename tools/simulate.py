@@ -144,11 +144,13 @@ class MemoryFleet:
         for graph in read_backbones(job.features).values():
             self.store.put_backbone(graph)
         entry = self.store.submit_job(job.job, job.canonical(), job.digest())
-        self.store.set_status(entry.id, "running")
-        rounds = len(JobPlan(job).exchanges)
-        start = Start(wire_id(entry.id), 1, 1, rounds, job.round.retries)
-        self.net.post(self.cloud_node, fx.Command(start))
+        self._start(entry.id, job)
         return entry.id
+
+    def resume(self, job_id: str, job: Job) -> None:
+        """Let a paused job go on."""
+        self.store.resume(job_id)
+        self._start(job_id, job)
 
     def close(self) -> None:
         """Close all files."""
@@ -158,6 +160,14 @@ class MemoryFleet:
         self.spool.close()
         self.registry.close()
         self.store.close()
+
+    def _start(self, job_id: str, job: Job) -> None:
+        self.store.set_status(job_id, "running")
+        last = self.store.last_commit(job_id)
+        index, rounds = (last.index if last else 0) + 1, len(JobPlan(job).exchanges)
+        attempt = self.store.next_attempt(job_id, index)
+        start = Start(wire_id(job_id), index, attempt, rounds, job.round.retries)
+        self.net.post(self.cloud_node, fx.Command(start))
 
     def _box(self, number: int) -> Box:
         state_dir = self.plan.edge_state(number)
@@ -183,7 +193,7 @@ class MemoryFleet:
             self._cloud_key.public(),
             self._proxy_key.public(),
             store.load(),
-            Settings(self._packet_bytes, blob_bytes=_NO_LIMIT),
+            Settings(self._packet_bytes, blob_bytes=_NO_LIMIT, fetch_bytes=_NO_LIMIT),
         )
         node = self.net.add(fx.Device(identity.device_id), machine, host)
         return Box(identity.device_id, site, host, ledger, node, store)

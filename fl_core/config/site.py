@@ -205,6 +205,13 @@ class EdgeSite(Block):
     def _mixes(self) -> Iterator[Mix]:
         yield from broker_mixes(self.broker, "broker")
         yield from data_mixes(self.data, "data")
+        limits = self.limits
+        if limits.blob_bytes > limits.fetch_bytes:
+            yield Mix(
+                ("limits.blob_bytes", "limits.fetch_bytes"),
+                f"{limits.blob_bytes} bytes are more than may be on their way,"
+                f" {limits.fetch_bytes}; raise fetch_bytes or lower blob_bytes",
+            )
 
 
 class BrokerTls(Block):

@@ -7,7 +7,7 @@ from fl_core.protocol import effects as fx
 from fl_core.protocol.envelope import Signer
 from fl_core.protocol.messages import Close, Exchanged, Manifest, Offer, Want
 from fl_core.protocol.pace import Pace
-from fl_core.protocol.tasks import CLOSED_KEPT, JobClosed, JobForgotten, Memory, Settings
+from fl_core.protocol.tasks import CLOSED_KEPT, JobClosed, Memory, Settings
 
 
 class Jobs:
@@ -63,18 +63,16 @@ class Jobs:
     # --- what becomes of a job ---
 
     def learned(self, job_id: bytes, at: Exchanged | None) -> list[fx.Effect]:
-        """The host holds the job. The oldest ones but that of `at` make room for it."""
+        """The host holds the job. Of more than `settings.jobs` the oldest one ends here.
+
+        Its end was not heard, or the cloud runs too many at once; that of `at` is not taken.
+        """
         self._foreign.pop(job_id, None)
         self._memory.jobs[job_id] = None
-        out: list[fx.Effect] = []
-        while len(self._memory.jobs) > self._settings.jobs:
-            kept = {job_id, at.job_id if at else job_id}
-            oldest = next((job for job in self._memory.jobs if job not in kept), None)
-            if oldest is None:
-                break
-            self._forget(oldest)
-            out.append(fx.Store(JobForgotten(oldest)))
-        return out
+        kept = {job_id, at.job_id if at else job_id}
+        others = [job for job in self._memory.jobs if job not in kept]
+        surplus = max(0, len(self._memory.jobs) - self._settings.jobs)
+        return [effect for job in others[:surplus] for effect in self._end(job, "forgotten")]
 
     def of_no_use(self, announced: Manifest) -> None:
         """The package is not for this device, or nothing it can learn: not to be fetched again."""
@@ -84,17 +82,15 @@ class Jobs:
 
     def closed(self, close: Close) -> list[fx.Effect]:
         """The job has ended; nothing if that was known."""
-        job_id, closed = close.job_id, self._memory.closed
-        if job_id in closed:
-            return []
-        closed[job_id] = None
-        if len(closed) > CLOSED_KEPT:
-            del closed[next(iter(closed))]
-        self._forget(job_id)
+        return [] if close.job_id in self._memory.closed else self._end(close.job_id, close.status)
+
+    def _end(self, job_id: bytes, status: str) -> list[fx.Effect]:
+        memory = self._memory
+        memory.closed[job_id] = None
+        if len(memory.closed) > CLOSED_KEPT:
+            del memory.closed[next(iter(memory.closed))]
+        memory.jobs.pop(job_id, None)
+        memory.seen.pop(job_id, None)
         self._foreign.pop(job_id, None)
         self.released(job_id)
-        return [fx.Store(JobClosed(job_id, close.status))]
-
-    def _forget(self, job_id: bytes) -> None:
-        self._memory.jobs.pop(job_id, None)
-        self._memory.seen.pop(job_id, None)
+        return [fx.Store(JobClosed(job_id, status))]

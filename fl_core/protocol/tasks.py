@@ -135,17 +135,10 @@ class OutboxDrop:
 
 @dataclass(frozen=True)
 class JobClosed:
-    """Keep only that this job has ended."""
+    """Keep only that this job has ended, as the cloud said or because it was `forgotten`."""
 
     job_id: bytes
     status: str
-
-
-@dataclass(frozen=True)
-class JobForgotten:
-    """Make room: this job's package and the newest round seen of it are dropped."""
-
-    job_id: bytes
 
 
 @dataclass

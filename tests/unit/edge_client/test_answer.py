@@ -164,7 +164,7 @@ def test_the_softmax_is_noised_and_priced(device: Device) -> None:
             Certain(),  # type: ignore[arg-type]
             {},
             np.zeros((2, 4)),
-            device.host._noise,
+            device.host._work._noise,
             bytes(32),
         )
         for _ in range(400)

@@ -11,7 +11,7 @@ import pytest
 from edge_kit import CENTRE, JOB_ID, Device, Loader, Round, job
 
 from edge_client import answer as answers
-from edge_client import host as hosts
+from edge_client import round_work
 from fl_core.plan import JobPlan
 from fl_core.privacy import ledger_chain
 from fl_core.privacy.ledger import read_ledger
@@ -49,7 +49,7 @@ def arm(device: Device, point: str) -> None:
     elif point == "before the head":
         ledger_chain.Head.save = die  # type: ignore[method-assign]
     elif point == "before the seal":
-        hosts.seal_release = die  # type: ignore[attr-defined,assignment]
+        round_work.seal_release = die  # type: ignore[attr-defined,assignment]
 
 
 @pytest.mark.parametrize("point", POINTS)
