@@ -42,9 +42,14 @@ class Fleet(MemoryFleet):
             box.site.__dict__["name"] = f"secret-{box.site.name}"
 
     def finish(self, job_id: str, limit_s: float = 3600.0) -> str:
-        """Run until the job has ended; its status."""
-        self.net.run(lambda: self.store.job(job_id).ended, self.net.now_s + limit_s)
+        """Run until the job has ended or paused; its status."""
+        self.net.run(lambda: self.settled(job_id), self.net.now_s + limit_s)
         return self.store.job(job_id).status
+
+    def settled(self, job_id: str) -> bool:
+        """Nothing more happens to the job by itself."""
+        entry = self.store.job(job_id)
+        return entry.ended or entry.status == "paused"
 
 
 def small_job(**changes: object) -> Job:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cloud_server.rounds import RoundSecret
+from cloud_server.round_secret import RoundSecret
+from cloud_server.sealing import Limits
 from fl_core.config import Policy
 from fl_core.privacy.ledger import LEDGER_FILE, read_ledger
 from fl_core.protocol import effects as fx
@@ -106,7 +107,7 @@ def test_below_the_floor_nothing_is_handed_over_and_the_job_says_why(folder: Pat
     job = fleet.submit(small_job(round={"deadline_s": 5.0, "min_batch": 3, "retries": 1}))
     for box in fleet.boxes[:2]:
         box.node.up = False
-    assert fleet.finish(job) == "failed"
+    assert fleet.finish(job) == "paused"
     assert "3 uploads" in fleet.store.job(job).reason
     repeats = [e for e in fleet.store.events_after(0, job) if e.type == "round_repeated"]
     assert len(repeats) == 1
@@ -190,10 +191,11 @@ def test_revoked_device_is_not_asked_again(folder: Path) -> None:
 
 def test_batch_that_the_cloud_could_not_take_is_not_asked_for(folder: Path) -> None:
     fleet = Fleet(folder, 6)
-    fleet.cloud_host._blob_bytes = 40_000  # the quadratic of six devices has about 50,000
+    # The quadratic of six devices has about 50,000 bytes.
+    fleet.cloud_host._sealer._limits = Limits(PACKET_BYTES, batch_bytes=40_000)
     job = fleet.submit(small_job())
     assert fleet.finish(job) == "failed"
-    assert "limits.blob_bytes" in fleet.store.job(job).reason
+    assert "limits.spool_bytes" in fleet.store.job(job).reason
     assert len(committed(fleet, job)) == 1
 
 
