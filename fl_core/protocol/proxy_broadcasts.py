@@ -73,7 +73,7 @@ class Broadcasts:
         if reason:
             return self._refuse(digest, reason)
         check_fetchable(offer, header.blob, self._parts.settings.blob_bytes)
-        out = self._forget_fetches(lambda old: header != old and _supersedes(header, old))
+        out = self._forget_fetches(lambda fetch: _overtakes(header, fetch))
         if digest not in self.arriving:
             if self._bytes_with(offer.header, header) > self._parts.settings.cache_bytes:
                 return [*out, *self._refuse(digest, "cache_full")]
@@ -110,9 +110,9 @@ class Broadcasts:
             return "selected_below_floor"
         return ""
 
-    def _forget_fetches(self, over: Callable[[Manifest | Commit], bool]) -> list[fx.Effect]:
+    def _forget_fetches(self, over: Callable[[Fetch], bool]) -> list[fx.Effect]:
         """The cloud has moved on: what it no longer offers cannot be completed."""
-        gone = [d for d, fetch in self.arriving.items() if over(_header(fetch))]
+        gone = [digest for digest, fetch in self.arriving.items() if over(fetch)]
         for digest in gone:
             del self.arriving[digest]
         return [fx.Store(BroadcastDropped(digest)) for digest in gone]
@@ -154,6 +154,15 @@ class Broadcasts:
         if not isinstance(result, Kept):
             reason = result.reason if isinstance(result, fx.Failed) else "bad_digest"
             return [fx.Store(BroadcastDropped(digest)), fx.Refuse(reason)]
+        at = header.at
+        if isinstance(header, Commit) and (at.round, at.attempt) < self._rounds.newest(at.job_id):
+            # The next round came while this was checked; who is there still hears it.
+            told = [fx.Send(fx.Cloud(), self._parts.ack(digest, "held"))]
+            passed = self._pass_on(fx.AllDevices(), result)
+            return [*told, *passed, fx.Store(BroadcastDropped(digest))]
+        late = self._why_not(header)
+        if late:
+            return [fx.Store(BroadcastDropped(digest)), *self._refuse(digest, late)]
         out: list[fx.Effect] = self._make_room(header)
         self._parts.memory.kept[digest] = result
         out += [fx.Store(result), fx.Send(fx.Cloud(), self._parts.ack(digest, "held"))]
@@ -175,7 +184,7 @@ class Broadcasts:
         out: list[fx.Effect] = []
         if job_id not in memory.ended:
             out += self._rounds.drop_job(job_id)
-            out += self._forget_fetches(lambda header: header.at.job_id == job_id)
+            out += self._forget_fetches(lambda fetch: _header(fetch).at.job_id == job_id)
             memory.kept = {
                 digest: kept
                 for digest, kept in memory.kept.items()
@@ -254,6 +263,12 @@ def _header(fetch: Fetch) -> Manifest | Commit:
 
 def _cost_bytes(signed: Signed, header: Manifest | Commit) -> int:
     return header.blob.size_bytes + len(signed.payload)
+
+
+def _overtakes(new: Manifest | Commit, fetch: Fetch) -> bool:
+    """Whether a fetch is of no use from now on. One that is only being checked may still be."""
+    old = _header(fetch)
+    return new != old and _supersedes(new, old) and not fetch.assembly.complete
 
 
 def _supersedes(new: Manifest | Commit, old: Manifest | Commit) -> bool:

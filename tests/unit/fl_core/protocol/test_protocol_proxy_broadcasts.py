@@ -106,14 +106,44 @@ def test_a_broadcast_that_is_not_its_digest_is_fetched_again():
     assert acks(out) == [("held", "")]
 
 
-def test_a_broadcast_that_was_overtaken_while_it_was_checked_is_not_kept():
+def checked(machine, task, data):
+    """The host has checked what it was asked to."""
+    return machine.handle(fx.Done(task, Kept(task.signed, task.header, data)), 0.0)
+
+
+def test_a_round_that_was_overtaken_while_it_was_checked_is_not_opened():
     machine, header = proxy(), manifest(MODEL)
     machine.hold_work = True
-    (task,) = tasks(cloud_says(machine, offer(header, MODEL)))
-    out = cloud_says(machine, offer(manifest(b"newer", at(1, 2)), b"newer"))
-    assert BroadcastDropped(header.blob.digest) in stored(out)
-    out = machine.handle(fx.Done(task, Kept(task.signed, header, MODEL)), 0.0)
-    assert out == [fx.Store(BroadcastDropped(header.blob.digest))]
+    (old,) = tasks(cloud_says(machine, offer(header, MODEL)))
+    (new,) = tasks(cloud_says(machine, offer(manifest(b"newer", at(1, 2)), b"newer")))
+    checked(machine, new, b"newer")
+    out = checked(machine, old, MODEL)
+    assert stored(out) == [BroadcastDropped(header.blob.digest)] and to_devices(out) == []
+    assert list(machine.rounds.by_key) == [(JOB, 1, 2)]
+    assert [kept.header.at for kept in machine.memory.kept.values()] == [at(1, 2)]
+
+
+def test_a_commit_that_the_next_round_overtakes_is_still_passed_on():
+    machine = proxy()
+    open_round(machine)
+    machine.hold_work = True
+    record, data = commit_of(at(), [b"a"])
+    (commit,) = tasks(cloud_says(machine, offer(record, data)))
+    (new,) = tasks(cloud_says(machine, offer(manifest(b"newer", at(2)), b"newer")))
+    checked(machine, new, b"newer")
+    out = checked(machine, commit, data)
+    assert to_devices(out) == [offer(record, data)] and acks(out) == [("held", "")]
+    assert stored(out) == [BroadcastDropped(record.blob.digest)]
+    assert list(machine.rounds.by_key) == [(JOB, 2, 1)]
+
+
+def test_what_is_checked_when_its_job_ends_is_not_kept():
+    machine = proxy()
+    machine.hold_work = True
+    (task,) = tasks(cloud_says(machine, offer(manifest(MODEL), MODEL)))
+    cloud_says(machine, CLOUD.note(Close(JOB, "cancelled")))
+    out = checked(machine, task, MODEL)
+    assert out == [fx.Store(BroadcastDropped(task.header.blob.digest))]
     assert machine.memory.kept == {}
 
 
