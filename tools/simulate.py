@@ -100,6 +100,8 @@ class MemoryFleet:
     Stores and ledgers are files below the plan's folder. `say` hears what owners are told.
     """
 
+    transport = MemoryNet
+
     def __init__(
         self,
         plan: SitePlan,
@@ -113,24 +115,16 @@ class MemoryFleet:
     ) -> None:
         self.plan, self._sealing, self._say = plan, sealing, say
         self._packet_bytes, self._seeds = packet_bytes, Seeds(plan.seed)
-        self.net = MemoryNet(faults, packet_bytes=packet_bytes, executor=executor)
+        self.net = self.transport(faults, packet_bytes=packet_bytes, executor=executor)
         self._cloud_key, self._proxy_key = SigningKey.generate(), SigningKey.generate()
         folder = plan.folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.registry = Registry(folder / REGISTRY_FILE)
         self._order: dict[bytes, int] = {}  # public sealing key -> number of the device
+        self._clock = clock
         self.boxes = [self._box(number) for number in range(1, plan.devices + 1)]
-        self.spool = Spool(folder / "spool.sqlite")
-        self.proxy, self.proxy_host = self._proxy(), ProxyHost(self.spool, self._seeds.shuffle)
-        self.proxy_node = self.net.add(fx.Proxy(), self.proxy, self.proxy_host)
-        self.store = Store(f"sqlite:///{folder / 'cloud.sqlite'}")
-        self.cloud_host = self._cloud_host(clock)
-        self.cloud = CloudMachine(
-            Signer("cloud", self._cloud_key),
-            self._proxy_key.public(),
-            CloudSettings(packet_bytes, blob_bytes=_NO_LIMIT, spool_bytes=_NO_LIMIT),
-        )
-        self.cloud_node = self.net.add(fx.Cloud(), self.cloud, self.cloud_host)
+        self._start_proxy()
+        self._start_cloud()
         for node in self.net.nodes.values():
             self.net.connect(node)
 
@@ -198,6 +192,21 @@ class MemoryFleet:
         node = self.net.add(fx.Device(identity.device_id), machine, host)
         return Box(identity.device_id, site, host, ledger, node, store)
 
+    def _start_proxy(self) -> None:
+        self.spool = Spool(self.plan.folder / "spool.sqlite")
+        self.proxy, self.proxy_host = self._proxy(), ProxyHost(self.spool, self._seeds.shuffle)
+        self.proxy_node = self.net.add(fx.Proxy(), self.proxy, self.proxy_host)
+
+    def _start_cloud(self) -> None:
+        self.store = Store(f"sqlite:///{self.plan.folder / 'cloud.sqlite'}")
+        self.cloud_host = self._cloud_host()
+        self.cloud = CloudMachine(
+            Signer("cloud", self._cloud_key),
+            self._proxy_key.public(),
+            CloudSettings(self._packet_bytes, blob_bytes=_NO_LIMIT, spool_bytes=_NO_LIMIT),
+        )
+        self.cloud_node = self.net.add(fx.Cloud(), self.cloud, self.cloud_host)
+
     def _proxy(self) -> ProxyMachine:
         return ProxyMachine(
             Signer("proxy", self._proxy_key),
@@ -214,14 +223,14 @@ class MemoryFleet:
             ),
         )
 
-    def _cloud_host(self, clock: Callable[[], float]) -> CloudHost:
+    def _cloud_host(self) -> CloudHost:
         test = held_records(DataSource.model_validate_json(json.dumps(self.plan.data())))
         return CloudHost(
             self.store,
             test,
             Limits(part_bytes(self._packet_bytes), _NO_LIMIT, _NO_LIMIT),
             spool_dir=self.plan.folder,
-            clock=clock,
+            clock=self._clock,
             sealing=self._sealing,
             choose=self._choose,
             recorder=Recorder(self.plan.record_dir) if self.plan.record_dir else None,
