@@ -10,6 +10,7 @@ The key is HKDF-SHA256(content key, salt, label ‖ chunk size). A chunk's nonce
 from __future__ import annotations
 
 import os
+from io import BytesIO
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -45,27 +46,29 @@ def seal_stream(
         raise CryptoError(f"chunk_bytes must be in 1..{MAX_CHUNK_BYTES}, got {chunk_bytes}")
     salt = os.urandom(SALT_BYTES)
     aead = _aead(content_key, salt, chunk_bytes)
-    view, pieces = memoryview(plaintext), [salt, chunk_bytes.to_bytes(4, "big")]
+    view, stream = memoryview(plaintext), BytesIO()  # one growing buffer: a package may be large
+    stream.write(salt + chunk_bytes.to_bytes(4, "big"))
     starts = range(0, max(1, len(plaintext)), chunk_bytes)
     for position, start in enumerate(starts):
         nonce = _nonce(position, last=position == len(starts) - 1)
-        pieces.append(aead.encrypt(nonce, view[start : start + chunk_bytes], context))
-    return b"".join(pieces)
+        stream.write(aead.encrypt(nonce, view[start : start + chunk_bytes], context))
+    return stream.getvalue()
 
 
-def open_stream(content_key: ContentKey, context: bytes, ciphertext: bytes) -> bytes:
+def open_stream(content_key: ContentKey, context: bytes, ciphertext: bytes | memoryview) -> bytes:
     """The plaintext, whole or not at all.
 
     Raises CryptoError when the key or context is another one, or when the stream was altered,
     cut, reordered or extended.
     """
-    chunk_bytes = int.from_bytes(ciphertext[SALT_BYTES:HEADER_BYTES], "big")
-    body = memoryview(ciphertext)[HEADER_BYTES:]
+    view = memoryview(ciphertext)
+    chunk_bytes = int.from_bytes(view[SALT_BYTES:HEADER_BYTES], "big")
+    body = view[HEADER_BYTES:]
     if not 1 <= chunk_bytes <= MAX_CHUNK_BYTES or len(body) < TAG_BYTES:
         raise _refused()
-    aead = _aead(content_key, ciphertext[:SALT_BYTES], chunk_bytes)
+    aead = _aead(content_key, bytes(view[:SALT_BYTES]), chunk_bytes)
     starts = range(0, len(body), chunk_bytes + TAG_BYTES)
-    pieces = []
+    opened = BytesIO()
     for position, start in enumerate(starts):
         last = position == len(starts) - 1
         try:
@@ -77,8 +80,8 @@ def open_stream(content_key: ContentKey, context: bytes, ciphertext: bytes) -> b
         # One text has one chunking: an empty last chunk behind full ones is nobody's output.
         if not piece and position:
             raise _refused()
-        pieces.append(piece)
-    return b"".join(pieces)
+        opened.write(piece)
+    return opened.getvalue()
 
 
 def _aead(content_key: ContentKey, salt: bytes, chunk_bytes: int) -> ChaCha20Poly1305:

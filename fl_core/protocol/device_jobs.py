@@ -67,6 +67,8 @@ class Jobs:
 
         Its end was not heard, or the cloud runs too many at once; that of `at` is not taken.
         """
+        if job_id in self._memory.closed:  # it ended while the host was at it
+            return [fx.Store(JobClosed(job_id, "forgotten"))]
         self._foreign.pop(job_id, None)
         self._memory.jobs[job_id] = None
         kept = {job_id, at.job_id if at else job_id}

@@ -134,15 +134,15 @@ def open_broadcast(key: OpeningKey, manifest: Manifest, data: bytes) -> tuple[by
 
     Raises ProtocolError `wrong_commitment`, `broken_stream` or `wrong_package`.
     """
-    info = _context(CONTENT_KEY, manifest, manifest.package_digest)
-    content_key = open_stanzas(key, info, data[: manifest.stanza_bytes])
+    info, view = _context(CONTENT_KEY, manifest, manifest.package_digest), memoryview(data)
+    content_key = open_stanzas(key, info, view[: manifest.stanza_bytes])
     if content_key is None:
         return None
     if not commits_to(manifest.commitment, content_key, info):
         raise ProtocolError("wrong_commitment")
     stream_context = _context(MODEL_STREAM, manifest, manifest.package_digest)
     try:
-        package = open_stream(content_key, stream_context, data[manifest.stanza_bytes :])
+        package = open_stream(content_key, stream_context, view[manifest.stanza_bytes :])
     except CryptoError:
         raise ProtocolError("broken_stream") from None
     same = hashlib.sha256(package).digest() == manifest.package_digest
