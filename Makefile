@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 export PATH := $(PATH):/usr/sbin:/usr/local/sbin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check bench fuzz docs mosquitto clean
+.PHONY: help setup run test check bench fuzz docs mosquitto postgresql clean
 
 help:            ## list all targets
 	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1|/' | column -t -s '|'
@@ -18,7 +18,7 @@ setup: $(VENV)/.all  ## make .venv and install everything
 run: $(VENV)/.tools  ## run the quickstart job: brokers, cloud, proxy, 20 devices
 	$(BIN)/edgeveil run configs/jobs/quickstart.yaml --out $(OUT)
 
-test: mosquitto setup run  ## the quickstart, then every test
+test: mosquitto postgresql setup run  ## the quickstart, then every test
 	$(BIN)/python -m pytest
 
 check: $(VENV)/.all  ## ruff, mypy --strict, import-linter
@@ -46,6 +46,12 @@ mosquitto:
 	  fi; \
 	  command -v mosquitto >/dev/null 2>&1 || { \
 	    echo "make test needs the mosquitto broker, which is not there and could not be installed: run 'apt-get install mosquitto' as root" >&2; exit 1; }; }
+
+postgresql:      # where it cannot be installed, the tests of that store are skipped and say so
+	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null 2>&1 || { \
+	  if [ "$$(id -u)" = 0 ]; then sudo=; else sudo="sudo -n"; fi; \
+	  { $$sudo apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -y -qq postgresql; } >/dev/null 2>&1; \
+	} || echo "PostgreSQL could not be installed: its tests are skipped" >&2
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "EdgeVeil needs Python 3.11 or newer; set PYTHON=python3.11")'

@@ -1,36 +1,44 @@
 """Laws that every backend of the cloud's store keeps.
 
-SQLite in a file and in memory always; a PostgreSQL server as well where the variable
-EDGEVEIL_TEST_POSTGRES_URL names an empty database for tests.
+SQLite in a file and in memory, and PostgreSQL: a server of our own where its programs are
+installed, or the empty database that the variable EDGEVEIL_TEST_POSTGRES_URL names.
 """
 
-import os
 import threading
 from itertools import count
 
 import pytest
-import sqlalchemy as sa
 
 from cloud_server.store import Store
 from cloud_server.store_records import TRANSITIONS, ExchangeRecord, StoreError, UnknownJob
+from cloud_server.store_rows import EVENTS_KEPT
 from cloud_server.store_schema import metadata
+from tests.postgres_server import GIVEN, empty, postgres_server
 
-POSTGRES = os.environ.get("EDGEVEIL_TEST_POSTGRES_URL", "")
 KEY = bytes(range(32))
 DIGEST = bytes(32)
 
 
-@pytest.fixture(params=["file", "memory", *(["postgres"] if POSTGRES else [])])
+@pytest.fixture(scope="module")
+def postgres():
+    """The URL of an empty database."""
+    if GIVEN:
+        yield GIVEN
+        return
+    with postgres_server() as server:
+        yield server.url
+
+
+@pytest.fixture(params=["file", "memory", "postgres"])
 def store(request, tmp_path):
     url = {"file": f"sqlite:///{tmp_path}/cloud.db", "memory": "sqlite://"}.get(request.param)
+    server = "" if url else request.getfixturevalue("postgres")
     clock = count(1000)
-    opened = Store(url or POSTGRES, now_s=lambda: float(next(clock)))
+    opened = Store(url or server, now_s=lambda: float(next(clock)))
     yield opened
     opened.close()
-    if url is None:
-        engine = sa.create_engine(POSTGRES.replace("postgresql://", "postgresql+psycopg://"))
-        metadata.drop_all(engine)
-        engine.dispose()
+    if server:
+        empty(server, metadata)
 
 
 def submitted(store, name="quickstart"):
@@ -90,7 +98,9 @@ def test_an_unknown_job_is_named(store):
 
 
 @pytest.mark.parametrize("target", list(TRANSITIONS))
-@pytest.mark.parametrize("path", [[], ["running"], ["running", "completed"], ["failed"]])
+@pytest.mark.parametrize(
+    "path", [[], ["running"], ["running", "completed"], ["failed"], ["running", "paused"]]
+)
 def test_a_job_moves_as_the_table_says_and_an_illegal_move_changes_nothing(store, path, target):
     job = submitted(store)
     for status in path:
@@ -112,6 +122,70 @@ def test_the_start_of_a_job_is_kept_when_it_resumes(store):
     started = store.job(job).started_at
     assert started is not None
     assert store.set_status(job, "running").started_at == started
+
+
+def test_a_paused_job_waits_for_nobody_and_keeps_what_it_needs(store):
+    job, other = running(store), submitted(store)
+    store.commit_exchange(job, exchange(1), b"state")
+    store.put_round_key(job, 2, 1, KEY)
+    store.set_status(job, "paused", "no device answered")
+    assert (store.job(job).reason, store.job(job).ended_at) == ("no device answered", None)
+    assert store.next_job().id == other
+    assert store.round_key(job, 2, 1) == KEY
+    with pytest.raises(StoreError, match="paused"):
+        store.commit_exchange(job, exchange(2), b"")
+    assert store.resume(job).status == "queued"
+    assert store.job(job).reason == ""
+    assert store.next_job().id == job  # it came before the other one
+    assert store.set_status(job, "running").started_at == store.job(job).started_at
+    types = [event.type for event in store.events_after(0, job)]
+    assert types[-3:] == ["job_paused", "job_resumed", "job_running"]
+
+
+@pytest.mark.parametrize("path", [[], ["running"], ["running", "completed"], ["cancelled"]])
+def test_only_a_paused_job_is_resumed(store, path):
+    job = submitted(store)
+    for status in path:
+        store.set_status(job, status)
+    before = store.job(job)
+    with pytest.raises(StoreError, match=f"is {before.status}: only a paused one"):
+        store.resume(job)
+    assert store.job(job) == before
+
+
+def test_a_paused_job_can_be_cancelled(store):
+    job = running(store)
+    store.put_round_key(job, 1, 1, KEY)
+    store.set_status(job, "paused", "why")
+    assert store.cancel(job).ended
+    assert store.round_key(job, 1, 1) is None
+
+
+def test_attempts_go_on_behind_the_last_key(store):
+    job = running(store)
+    assert store.next_attempt(job, 1) == 1
+    for attempt in (1, 2, 3):
+        store.put_round_key(job, 1, attempt, KEY)
+    assert (store.next_attempt(job, 1), store.next_attempt(job, 2)) == (4, 1)
+
+
+def test_counts_are_those_of_the_rows(store):
+    assert (store.counts().enrolled, dict(store.counts().jobs)) == (0, {})
+    store.set_enrolled([bytes([k]) * 32 for k in range(5)])
+    running(store), submitted(store), submitted(store)
+    assert store.counts().enrolled == 5
+    assert dict(store.counts().jobs) == {"running": 1, "queued": 2}
+
+
+def test_a_jobs_events_are_bounded_and_the_newest_stay(store, monkeypatch):
+    assert EVENTS_KEPT >= 1000
+    monkeypatch.setattr("cloud_server.store_rows.EVENTS_KEPT", 20)
+    quiet, noisy = submitted(store), submitted(store)
+    made = [store.append_event(noisy, "note", {"k": k}) for k in range(600)]
+    kept = store.events_after(0, noisy)
+    assert 20 <= len(kept) <= 20 + 256
+    assert kept == tuple(made[-len(kept) :])
+    assert len(store.events_after(0, quiet)) == 1
 
 
 def test_a_commit_is_read_back_and_only_the_newest_state_is_kept(store):

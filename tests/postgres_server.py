@@ -1,0 +1,99 @@
+"""A private PostgreSQL server for tests: a folder of its own, a socket in it, no port."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+GIVEN = os.environ.get("EDGEVEIL_TEST_POSTGRES_URL", "")  # an empty database elsewhere
+_START_S = 60
+
+
+class PostgresServer:
+    """Starts and stops one server; `url` is for `Store`."""
+
+    def __init__(self, folder: Path, programs: Path, user: str | None) -> None:
+        self._folder, self._programs, self._user = folder, programs, user
+        self.url = f"postgresql://edgeveil@/postgres?host={folder}"
+
+    def make(self) -> None:
+        wanted = ["-A", "trust", "-U", "edgeveil", "-E", "UTF8", "--no-sync"]
+        self._run("initdb", "-D", str(self._folder / "data"), *wanted)
+
+    def start(self) -> None:
+        options = f"-k {self._folder} -c listen_addresses='' -c fsync=off -c shared_buffers=16MB"
+        self._ctl("start", "-w", "-o", options, "-l", str(self._folder / "log"))
+
+    def stop(self) -> None:
+        """As a crash would: connections are cut."""
+        self._ctl("stop", "-w", "-m", "immediate")
+
+    def _ctl(self, what: str, *more: str) -> None:
+        self._run("pg_ctl", what, "-D", str(self._folder / "data"), *more)
+
+    def _run(self, program: str, *arguments: str) -> None:
+        subprocess.run(
+            [self._programs / program, *arguments],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
+            timeout=_START_S,
+            cwd=self._folder,
+            user=self._user,
+            env={"PATH": os.environ["PATH"], "LC_ALL": "C"},
+        )
+
+
+def _programs() -> Path | None:
+    found = shutil.which("initdb")
+    if found:
+        return Path(found).parent
+    newest = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda p: p.parts[-3])
+    return newest[-1].parent if newest else None
+
+
+def _other_user() -> str | None:
+    """The server refuses to run as root; None for anybody else."""
+    if os.geteuid() != 0:
+        return None
+    known = {entry.pw_name for entry in pwd.getpwall()}
+    return next(name for name in ("postgres", "nobody") if name in known)
+
+
+@contextmanager
+def postgres_server() -> Iterator[PostgresServer]:
+    """A running server, removed afterwards; skips the test where PostgreSQL is not installed."""
+    pytest.importorskip("psycopg", reason="the extra `postgres` is not installed")
+    programs = _programs()
+    if programs is None:
+        pytest.skip("PostgreSQL's programs (initdb, pg_ctl) are not installed")
+    folder, user = Path(tempfile.mkdtemp(prefix="edgeveil-pg-")), _other_user()
+    if user is not None:
+        shutil.chown(folder, user)
+    server = PostgresServer(folder, programs, user)
+    try:
+        server.make()
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def empty(url: str, metadata: sa.MetaData) -> None:
+    """Drop all tables."""
+    engine = sa.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+    metadata.drop_all(engine)
+    engine.dispose()
