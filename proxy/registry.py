@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,28 +123,51 @@ class Registry:
         Raises EnrolmentError: bad signature, unusable key, another sealing key than before, a
         sealing key of another device, a note over 200 characters, no room.
         """
-        enrolment.verify()
+        return self.admit_many([enrolment], note) == 1
+
+    def admit_many(self, enrolments: Iterable[Enrolment], note: str = "") -> int:
+        """Admit devices in one transaction, all or none; how many were not active already.
+
+        Raises EnrolmentError, as `admit` does.
+        """
         if len(note) > NOTE_CHARACTERS:
             raise EnrolmentError(f"the note is over {NOTE_CHARACTERS} characters", fix="shorten it")
-        device, sealing = enrolment.device_id, enrolment.sealing.to_bytes()
+        devices = list(enrolments)
+        for enrolment in devices:
+            enrolment.verify()
         with self._change() as db:
-            rows = db.execute(
-                "SELECT id, sealing, revoked_s IS NULL FROM device WHERE id = ? OR sealing = ?",
-                (device, sealing),
-            ).fetchall()
-            for known, known_sealing, active in rows:
-                _same(device, sealing, known, known_sealing)
-                if active:
-                    return False
-            self._room(db)
-            if rows:
-                db.execute("UPDATE device SET revoked_s = NULL WHERE id = ?", (device,))
-            else:
-                db.execute(
-                    "INSERT INTO device VALUES (?, ?, ?, ?, ?, NULL)",
-                    (device, enrolment.identity.to_bytes(), sealing, note, self._now_s()),
-                )
-            db.execute("UPDATE roster SET epoch = epoch + 1")
+            query = "SELECT count(*) FROM device WHERE revoked_s IS NULL"
+            active = int(db.execute(query).fetchone()[0])
+            admitted = 0
+            for enrolment in devices:
+                admitted += self._admit(db, enrolment, note, room=self._limit - active - admitted)
+            if admitted:
+                db.execute("UPDATE roster SET epoch = epoch + 1")
+        return admitted
+
+    def _admit(self, db: sqlite3.Connection, enrolment: Enrolment, note: str, room: int) -> bool:
+        device, sealing = enrolment.device_id, enrolment.sealing.to_bytes()
+        rows = db.execute(
+            "SELECT id, sealing, revoked_s IS NULL FROM device WHERE id = ? OR sealing = ?",
+            (device, sealing),
+        ).fetchall()
+        for known, known_sealing, active in rows:
+            _same(device, sealing, known, known_sealing)
+            if active:
+                return False
+        if room <= 0:
+            raise EnrolmentError(
+                f"{self._limit} devices are admitted already",
+                where="limits.devices",
+                fix="raise it in the proxy's site file",
+            )
+        if rows:
+            db.execute("UPDATE device SET revoked_s = NULL WHERE id = ?", (device,))
+        else:
+            db.execute(
+                "INSERT INTO device VALUES (?, ?, ?, ?, ?, NULL)",
+                (device, enrolment.identity.to_bytes(), sealing, note, self._now_s()),
+            )
         return True
 
     def revoke(self, device_id: str) -> bool:
@@ -184,15 +207,6 @@ class Registry:
             rows = db.execute("SELECT * FROM device").fetchall()
         entries = (Entry(i, VerifyKey(v), SealingKey(s), n, a, r) for i, v, s, n, a, r in rows)
         self._entries = {entry.device_id: entry for entry in entries}
-
-    def _room(self, db: sqlite3.Connection) -> None:
-        query = "SELECT count(*) FROM device WHERE revoked_s IS NULL"
-        if int(db.execute(query).fetchone()[0]) >= self._limit:
-            raise EnrolmentError(
-                f"{self._limit} devices are admitted already",
-                where="limits.devices",
-                fix="raise it in the proxy's site file",
-            )
 
     @contextmanager
     def _change(self) -> Iterator[sqlite3.Connection]:

@@ -149,3 +149,24 @@ def test_a_newer_format_is_not_touched(path):
         db.execute("PRAGMA user_version = 9")
     with pytest.raises(RegistryError, match="version 9"):
         Registry(path)
+
+
+def test_many_are_admitted_as_one_change(path):
+    registry, devices = Registry(path), [device() for _ in range(50)]
+    registry.admit(devices[0])
+    assert registry.admit_many([*devices, devices[1]], note="line 4") == 49
+    epoch, keys = registry.roster()
+    assert epoch == 2 and len(keys) == 50 * 32
+    assert all(registry.verify_key(one.device_id) == one.identity for one in devices)
+    assert registry.admit_many(devices) == 0 and registry.roster()[0] == 2
+    assert len(Registry(path).devices()) == 50
+
+
+def test_of_many_all_are_admitted_or_none(path):
+    registry, devices = Registry(path, limit=3), [device() for _ in range(4)]
+    with pytest.raises(EnrolmentError, match=r"limits\.devices"):
+        registry.admit_many(devices)
+    forged = Enrolment(devices[0].identity, devices[1].sealing, devices[0].signature)
+    with pytest.raises(EnrolmentError, match="did not sign"):
+        registry.admit_many([devices[2], forged])
+    assert registry.devices() == () and registry.roster() == (0, b"")

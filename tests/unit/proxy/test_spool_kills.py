@@ -142,7 +142,7 @@ class Driver:
         self.runtime.post(fx.Received(fx.Cloud(), offer))
         while not self.runtime.machine.rounds.by_key:  # type: ignore[attr-defined]
             await asyncio.sleep(0.001)
-        for number in range(DEVICES):
+        for number in Random(os.getpid()).sample(range(DEVICES), DEVICES):
             signer, data = device(number), b"".join(segments(number))
             header = Upload(AT, (0, 1), describe(data, PART_BYTES))
             self.runtime.post(fx.Received(fx.Device(signer.name), signer.offer(header)))
@@ -221,7 +221,7 @@ def test_nothing_acknowledged_is_lost_by_kills_at_random_moments(tmp_path: Path)
     acknowledged: set[int] = set()
     killed = 0
     for _ in range(KILLS):
-        told, code = life(path, chance.expovariate(1 / 0.02))
+        told, code = life(path, chance.expovariate(1 / 0.06))
         acknowledged |= set(told)
         killed += code == -signal.SIGKILL
         if check(path, acknowledged):
