@@ -23,7 +23,7 @@ class Jobs:
         self._connect, self._yaml = connect, job_yaml
         self._client: CloudClient | None = None
         self.known: list[dict[str, Any]] = []
-        self.committed = 0  # exchanges of the newest job
+        self.committed = 0  # exchanges of the jobs that go on
         self.resumed: Counter[str] = Counter()
 
     def look(self) -> bool:
@@ -35,8 +35,8 @@ class Jobs:
                 if job["status"] == "paused":
                     client.resume(job["id"])
                     self.resumed[job["id"]] += 1
-            if self.known:
-                self.committed = len(client.job(self.known[-1]["id"])["exchanges"])
+            going = [job["id"] for job in self.known if job["status"] not in ENDED]
+            self.committed = sum(len(client.job(job)["exchanges"]) for job in going)
             return True
         return False
 

@@ -18,9 +18,9 @@ _REST = 0.3  # share of kills with a rest before them, so that rounds go on and 
 _LASTS_S: dict[Kind, tuple[float, float]] = {
     "broker": (0.0, 2.0),
     "cut": (0.2, 3.0),
-    "delay": (1.0, 4.0),
-    "corrupt": (1.0, 3.0),
-    "duplicate": (1.0, 4.0),
+    "delay": (2.0, 6.0),
+    "corrupt": (2.0, 6.0),
+    "duplicate": (2.0, 6.0),
     "disk": (1.0, 4.0),
 }
 _AMOUNT: dict[Kind, tuple[float, float]] = {

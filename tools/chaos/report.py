@@ -33,14 +33,14 @@ def write_report(result: Mapping[str, Any], path: Path) -> None:
 def timeline(result: Mapping[str, Any]) -> str:
     """Each target's faults over time, and below them every committed round, as inline SVG."""
     up_s, faults = result["up_s"], result["schedule"]
-    targets = sorted({fault["target"] for fault in faults})
+    targets = sorted({_row(fault) for fault in faults})
     rows = {target: place for place, target in enumerate(targets, start=1)}
     with svg_figure(7.4, 0.9 + _ROW_INCHES * (len(rows) + 1), "chaos") as (figure, done):
         axes = figure.add_subplot()
         for kind, colour in _COLOURS.items():
             mine = [fault for fault in faults if fault["kind"] == kind]
             axes.barh(
-                [rows[fault["target"]] for fault in mine],
+                [rows[_row(fault)] for fault in mine],
                 [max(_LEAST_S, fault["lasts_s"]) for fault in mine],
                 left=[up_s + fault["at_s"] for fault in mine],
                 height=0.62 if kind == "kill" else 0.4,
@@ -56,3 +56,8 @@ def timeline(result: Mapping[str, Any]) -> str:
         axes.set_xlabel("seconds; from the shade on, everything comes back")
         axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=8, handlelength=0.9)
     return done[0]
+
+
+def _row(fault: Mapping[str, Any]) -> str:
+    """The broker of a side is not the process of that name."""
+    return f"broker-{fault['target']}" if fault["kind"] == "broker" else str(fault["target"])

@@ -1,0 +1,56 @@
+"""`edgeveil chaos` as a user calls it: a short run under every kind of fault, and Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+KINDS = {"kill", "broker", "cut", "delay", "corrupt", "duplicate", "disk"}
+
+
+def command(out: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "tools.cli", "chaos", "--out", str(out), *more]
+
+
+def test_a_short_run_in_which_the_site_keeps_its_word(tmp_path: Path) -> None:
+    out = tmp_path / "chaos"
+    done = subprocess.run(
+        command(out, "--kills", "10", "--seed", "3", "--json"), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-4000:]
+    found = json.loads(done.stdout)
+    assert found == json.loads((out / "chaos.json").read_text())
+    assert found["ok"] is True
+    assert found["faults"].keys() == KINDS
+    assert found["faults"]["kill"] == 10
+    assert sum(row["killed"] for row in found["processes"].values()) == 10
+    assert len(found["checks"]) == 8
+    assert all(check["looked"] and not check["violations"] for check in found["checks"])
+    assert len(found["jobs"]) >= 2
+    assert "every check holds" in (out / "report.html").read_text()
+    assert (out / "logs" / "proxy.log").read_text().count("--- start") >= 2
+
+
+def test_ctrl_c_ends_everything_that_was_started(tmp_path: Path) -> None:
+    out = tmp_path / "chaos"
+    run = subprocess.Popen(command(out), stdout=subprocess.PIPE, text=True)
+    assert run.stdout is not None
+    for line in run.stdout:
+        if " faults: " in line:
+            break
+    children = psutil.Process(run.pid).children(recursive=True)
+    assert len(children) >= 6
+    time.sleep(1.0)
+    run.send_signal(signal.SIGINT)
+    said = run.stdout.read()
+    assert run.wait(60) == 130
+    assert "Interrupted" in said
+    left = psutil.wait_procs(children, timeout=10)[1]
+    assert left == []
+    assert not (out / "chaos.json").exists()
