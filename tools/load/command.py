@@ -18,11 +18,12 @@ from tools.load.joining import on_fast_loop
 from tools.load.limits import check_files, check_ports, raise_files_limit
 from tools.load.local_site import LocalSite
 from tools.load.options import LoadOptions
+from tools.load.prometheus import Metrics
 from tools.load.raw import RawSite, ratio, run_raw
 from tools.load.raw_parts import RawDevice
 from tools.load.report import write_load_report
 from tools.load.running_site import running_target
-from tools.load.session import LOOPBACK, Session
+from tools.load.session import LOOPBACK, Session, Show
 from tools.load.table import show
 from tools.load.view import LiveView
 from tools.result import write_json
@@ -114,13 +115,18 @@ def _play(
         else:
             target, fleet, password = running_target(options)
         view = stack.enter_context(LiveView(options, console))
+        watchers: list[Show] = [view.update]
+        if options.prometheus is not None:
+            metrics = Metrics(options.prometheus)
+            stack.callback(metrics.close)
+            watchers.append(metrics.update)
         session = Session(
             options,
             fleet,
             target,
             site,
             generators,
-            view.update,
+            lambda sample: _tell(watchers, sample),
             listen=sharing.listen,
             remote=sharing.remote,
             token_file=sharing.token_file or folder / "join.token",
@@ -134,6 +140,11 @@ def _play(
             site.children.stop()
             _compare(options, site, result)
         return result, failure
+
+
+def _tell(watchers: list[Show], sample: dict[str, Any]) -> None:
+    for watcher in watchers:
+        watcher(sample)
 
 
 def _until_stopped(session: Session) -> BaseException | None:

@@ -231,6 +231,9 @@ class LoadDevice:
         self._client.publish(frame, self._setup.qos)
 
     def _offered(self, item: OutboxPut) -> None:
+        if item.dummy:
+            self._upload = None
+            return
         blob = item.upload.blob.digest
         self._upload = (item.at, blob)
         # A blob of one segment has that segment's digest.

@@ -32,7 +32,7 @@ _ROSTER_S = 60.0
 _SETTLE_S = 5.0
 _LEAVE_S = 10.0
 _LOOK_S = 0.2
-_EVENTS_WAIT_S = 1.0
+_EVENTS_S = 0.5
 
 Show = Callable[[dict[str, Any]], None]
 
@@ -185,7 +185,8 @@ class Session:
     async def _follow(self, client: CloudClient, job: str, end_s: float | None) -> None:
         after = 0
         while not self._course.ended:
-            for event in await asyncio.to_thread(client.events, job, after, _EVENTS_WAIT_S):
+            await asyncio.sleep(_EVENTS_S)  # each tells its own time: asking often only costs
+            for event in await asyncio.to_thread(client.events, job, after):
                 after = int(event["seq"])
                 self._course.take(event)
                 self._phase = self._course.phase or self._phase

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import os
+
 from fl_core.crypto.keys import OpeningKey
 from fl_core.errors import EdgeVeilError, ProtocolError
 from fl_core.protocol import effects as fx
 from fl_core.protocol import sealed as sealing
 from fl_core.protocol.messages import Manifest
 from fl_core.protocol.package import decode_package
-from fl_core.protocol.tasks import Install, Learn, Learned, Open, Opened, Sealed, Work
+from fl_core.protocol.tasks import (
+    Dummies,
+    Install,
+    Learn,
+    Learned,
+    Open,
+    Opened,
+    Sealed,
+    Work,
+)
 from tools.load.shared import Shared
 
 
@@ -31,7 +42,9 @@ class Worker:
                     self._shared.learn(manifest.at.job_id, package.job, manifest.job_digest)
                     return Learned()
                 case Work(manifest=manifest):
-                    return self._seal(manifest)
+                    return self._seal(manifest, self._membership, dummy=False)
+                case Dummies(manifest=manifest):
+                    return self._seal(manifest, os.urandom(32), dummy=True)
                 case Install():
                     return Learned()
         except ProtocolError as error:
@@ -49,16 +62,16 @@ class Worker:
             self._membership = membership
         return Opened(decode_package(package))
 
-    def _seal(self, manifest: Manifest) -> Sealed:
+    def _seal(self, manifest: Manifest, membership: bytes, *, dummy: bool) -> Sealed:
         plan = self._shared.plan(manifest)
         exchange = plan.exchange(manifest.at.round)
         if manifest.groups != plan.groups(exchange):
             raise ProtocolError("wrong_groups")
         specs = plan.segments(exchange)
         sealed = [
-            sealing.seal_segment(
-                manifest, group, self._membership, self._shared.noise(spec.byte_count)
-            )
+            sealing.seal_segment(manifest, group, membership, self._shared.noise(spec.byte_count))
             for spec, group in zip(specs, manifest.groups, strict=True)
         ]
-        return Sealed(tuple(range(len(sealed))), tuple(map(len, sealed)), b"".join(sealed))
+        groups, sizes = tuple(range(len(sealed))), tuple(map(len, sealed))
+        leave_at = self._shared.chance.random()
+        return Sealed(groups, sizes, b"".join(sealed), dummy=dummy, leave_at=leave_at)
