@@ -18,6 +18,7 @@ from fl_core.protocol.blob import describe, part
 from fl_core.protocol.codec import decode, encode
 from fl_core.protocol.envelope import Signer
 from fl_core.protocol.messages import Hello
+from tools.bench_proxy import proxied_uploads_per_s
 
 
 def per_second(work: Callable[[], object], units: float, least_s: float = 0.5) -> float:
@@ -80,6 +81,7 @@ def main() -> None:
     """Print one line a case."""
     for name, (work, units, unit) in cases().items():
         print(f"{name:32} {per_second(work, units):14,.0f} {unit}/s", flush=True)
+    print(f"{'64 KiB through the proxy':32} {proxied_uploads_per_s():14,.0f} uploads/s", flush=True)
 
 
 if __name__ == "__main__":
