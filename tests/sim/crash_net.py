@@ -1,11 +1,14 @@
-"""A memory transport in which a process can end at every effect that it makes."""
+"""A memory transport in which a process can end at each of its effects and durable writes."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
 
 from fl_core.protocol import effects as fx
-from fl_core.transport.memory import Due, MemoryNet, Node
+from fl_core.transport.memory import Due, Faults, MemoryNet, Node, no_faults
 
 
 class Died(BaseException):
@@ -19,18 +22,36 @@ class CrashNet(MemoryNet):
     """Effects run as in a process: stores together, before all that follows the first of them.
 
     `deaths` says at which of its boundaries a node's process ends: number k is right after its
-    k-th effect, which is right before the next one. A process that died counts on from there.
+    k-th effect (or durable write, where a fleet tells of those), which is right before the next.
+    A process that was started again counts on.
     """
 
-    deaths: frozenset[tuple[fx.Address, int]] = frozenset()
+    def __init__(
+        self,
+        faults: Faults = no_faults,
+        work_s: Callable[[object], float] = lambda _task: 0.01,
+        packet_bytes: int = 65536,
+        executor: Executor | None = None,
+    ) -> None:
+        super().__init__(faults, work_s, packet_bytes, executor)
+        self.deaths: frozenset[tuple[fx.Address, int]] = frozenset()
+        self.passed: Counter[fx.Address] = Counter()
+        self._acting: Node | None = None
 
-    @property
-    def passed(self) -> Counter[fx.Address]:
-        """Boundaries so far, by node."""
-        return self.__dict__.setdefault("_passed", Counter())
+    @contextmanager
+    def acting(self, node: Node) -> Iterator[None]:
+        """What is written inside is written by this node's process."""
+        before, self._acting = self._acting, node
+        try:
+            yield
+        finally:
+            self._acting = before
 
-    def boundary(self, node: Node) -> None:
-        """One more effect is done; the process may end here."""
+    def boundary(self) -> None:
+        """One more thing is done; the process at work may end here."""
+        node = self._acting
+        if node is None:
+            return
         self.passed[node.address] += 1
         if (node.address, self.passed[node.address]) in self.deaths:
             raise Died(node)
@@ -45,15 +66,17 @@ class CrashNet(MemoryNet):
         effects = node.machine.handle(event, self.now_s)
         stores = [effect for effect in effects if isinstance(effect, fx.Store)]
         first = effects.index(stores[0]) if stores else len(effects)
-        for effect in effects[:first]:
-            self._execute(node, effect)
-            self.boundary(node)
-        if stores:
-            with node.host.together():
-                for effect in stores:
-                    self._execute(node, effect)
-                    self.boundary(node)
-        for effect in effects[first:]:
-            if not isinstance(effect, fx.Store):
+        with self.acting(node):
+            for effect in effects[:first]:
                 self._execute(node, effect)
-                self.boundary(node)
+                self.boundary()
+            if stores:
+                with node.host.together():
+                    for effect in stores:
+                        self._execute(node, effect)
+                        self.boundary()
+                self.boundary()
+            for effect in effects[first:]:
+                if not isinstance(effect, fx.Store):
+                    self._execute(node, effect)
+                    self.boundary()

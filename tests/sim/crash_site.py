@@ -1,0 +1,212 @@
+"""Real machines, hosts, stores and ledgers, whose processes end where they are told to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from cloud_server.control import Control
+from fl_core.config import Job, Policy
+from fl_core.privacy.ledger import LEDGER_FILE, read_ledger
+from fl_core.privacy.sampler import os_random
+from fl_core.protocol import effects as fx
+from fl_core.protocol.codec import decode, decode_body, decode_header
+from fl_core.protocol.messages import Ack, Commit, Note, Offer, Upload
+from fl_core.sqlite_file import SqliteFile
+from tests.sim.crash_net import CrashNet, Died
+from tests.sim.fleet import PACKET_BYTES, Fleet, small_job
+from tools.simulate import Box
+
+DEVICES = 3
+LOOK_S = 0.5
+Death = tuple[str, int]  # who, and after which of its effects and writes
+
+
+class Posting:
+    """As much of the cloud's runtime as its control needs."""
+
+    def __init__(self, site: CrashSite) -> None:
+        self._site = site
+
+    def post(self, event: fx.Event) -> None:
+        self._site.net.post(self._site.cloud_node, event)
+
+
+class CrashSite(Fleet):
+    """Three devices, all asked in each round; `look` is the cloud's own look at its queue."""
+
+    transport = CrashNet
+    net: CrashNet
+
+    def __init__(self, folder: Path, *deaths: Death) -> None:
+        super().__init__(folder, DEVICES, floor=2, policy=Policy(min_devices=DEVICES))
+        self.net.wire = []
+        names = {"cloud": fx.Cloud(), "proxy": fx.Proxy(), "device": fx.Device(self.boxes[0].id)}
+        self.names: dict[str, fx.Address] = names
+        self.net.deaths = frozenset((names[who], number) for who, number in deaths)
+        self.died = 0
+
+    def play(self, job: Job) -> str:
+        """Run a job to its end, and until all that is on its way has arrived; its id."""
+        entry = self.store.submit_job(job.job, job.canonical(), job.digest())
+        self._run(lambda: self.store.job(entry.id).ended, 2000.0)
+        self._run(lambda: False, self.net.now_s + 120.0)
+        return entry.id
+
+    def _run(self, reached: Any, limit_s: float) -> None:
+        while True:
+            try:
+                while not reached() and self.net.now_s < limit_s:
+                    with self.net.acting(self.cloud_node):
+                        self.control.look()
+                    self.net.post(self.cloud_node, fx.Command("look"), LOOK_S)
+                    self.net.run(reached, self.net.now_s + LOOK_S)
+            except Died as death:
+                self.died += 1
+                self._restart(death)
+            else:
+                return
+
+    def _restart(self, death: Died) -> None:
+        node = death.node
+        node.up = False
+        self.net.forget(node)
+        if isinstance(node.address, fx.Cloud):
+            self._start_cloud()
+            self.control.tell_ends()
+        elif isinstance(node.address, fx.Proxy):
+            self._start_proxy()
+            self.net.post(self.proxy_node, fx.Command("started"))
+        else:
+            number = next(n for n, box in enumerate(self.boxes) if box.node is node)
+            self.boxes[number] = self._box(number + 1)
+        self.net.connect(self.net.nodes[node.address])
+
+    def _start_cloud(self) -> None:
+        super()._start_cloud()
+        sa.event.listen(self.store._engine, "commit", lambda _connection: self.net.boundary())
+        runtime: Any = Posting(self)
+        self.control = Control(self.store, self.cloud_host, self.cloud, runtime, 10)
+
+    def _box(self, number: int) -> Box:
+        box = super()._box(number)
+        box.host._noise = os_random  # seeded noise begins again, and would hide a second draw
+        return box
+
+
+@contextmanager
+def told_writes(monkeypatch: pytest.MonkeyPatch, site: CrashSite) -> Iterator[None]:
+    """Inside, every durable write of proxy and devices is a boundary."""
+    plain = SqliteFile.transaction
+
+    @contextmanager
+    def transaction(file: SqliteFile, *begin: str) -> Iterator[Any]:
+        with plain(file, *begin) as db:
+            yield db
+        site.net.boundary()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SqliteFile, "transaction", transaction)
+        yield
+
+
+# --- what must hold afterwards ---
+
+
+def check_job(site: CrashSite, job: str) -> None:
+    """Completed, each round committed once, and nothing counted twice."""
+    entry = site.store.job(job)
+    assert entry.status == "completed", f"{entry.status}: {entry.reason}"
+    exchanges = site.store.exchanges(job)
+    assert [exchange.index for exchange in exchanges] == list(range(1, len(exchanges) + 1))
+    assert all(2 <= exchange.uploads <= DEVICES for exchange in exchanges)
+    counted = [name for names in _counted(site).values() for name in names]
+    assert len(counted) == len(set(counted)), "a segment was counted twice"
+
+
+def check_uploads(site: CrashSite, job: str) -> None:
+    """What the proxy said it holds for a committed attempt stands in the commit record."""
+    counted = _counted(site)
+    for box in site.boxes:
+        sent = {(r.round, r.attempt): set(r.segment_hashes) for r in box.store.receipts()}
+        for at in _acknowledged(site, box.id) & counted.keys():
+            assert sent[at] <= counted[at], f"an upload of round {at} is missing"
+
+
+def check_ledgers(site: CrashSite, job: str) -> None:
+    """One release a round, whole chains, and no more spent than the cloud's report says."""
+    events = [e for e in site.store.events_after(0, job) if e.type == "job_completed"]
+    printed = events[-1].data["privacy"]
+    for box in site.boxes:
+        book = read_ledger(box.site.state_dir / LEDGER_FILE)
+        (entry,) = book.account(box.site.data.name).jobs.values()
+        assert book.links == 2 + len(entry.releases), "a round was released twice"
+        assert not entry.is_open
+        assert {r.round for r in box.store.receipts()} <= set(entry.releases)
+        for kind, quote in (
+            ("training", entry.spent.training),
+            ("inference", entry.spent.inference),
+        ):
+            assert quote.epsilon <= printed[kind]["epsilon"]
+
+
+def check_clean(site: CrashSite, job: str) -> None:
+    """Every device has the model; nothing but the release stays on a disk."""
+    release = site.store.release(job)
+    assert release is not None
+    for box in site.boxes:
+        (model,) = (box.site.state_dir / "releases").rglob("model.onnx")
+        assert model.read_bytes() == release.onnx
+        memory = box.store.load()
+        assert memory.outbox is None
+        assert not memory.jobs
+    left = site.spool.load()
+    assert not left.uploads
+    assert not left.batches
+    assert [kept.header.at.round for kept in left.kept.values()] == [0]
+    assert site.store.round_key(job, 1, 1) is None
+
+
+def _counted(site: CrashSite) -> dict[tuple[int, int], set[bytes]]:
+    """(round, attempt) -> hashes in the commit record that the cloud sent."""
+    found = {}
+    for sender, to, frame in site.net.wire or []:
+        if isinstance(sender, fx.Cloud) and isinstance(to, fx.Proxy):
+            message = decode(frame, PACKET_BYTES)
+            header = decode_header(message.header) if isinstance(message, Offer) else None
+            if isinstance(header, Commit) and isinstance(message, Offer):
+                hashes = message.data
+                assert len(hashes) == header.blob.size_bytes
+                cut = {bytes(hashes[i : i + 32]) for i in range(0, len(hashes), 32)}
+                found[header.at.round, header.at.attempt] = cut
+    return found
+
+
+def _acknowledged(site: CrashSite, device: str) -> set[tuple[int, int]]:
+    """(round, attempt) of the uploads that the proxy told this device it holds."""
+    offered: dict[bytes, tuple[int, int]] = {}
+    held: set[bytes] = set()
+    for sender, to, frame in site.net.wire or []:
+        message = decode(frame, PACKET_BYTES)
+        if sender == fx.Device(device) and isinstance(message, Offer):
+            header = decode_header(message.header)
+            assert isinstance(header, Upload)
+            offered[header.blob.digest] = (header.at.round, header.at.attempt)
+        if to == fx.Device(device) and isinstance(message, Note):
+            body = decode_body(message.body)
+            if isinstance(body, Ack) and body.status == "held":
+                held.add(body.blob)
+    return {offered[digest] for digest in held & offered.keys()}
+
+
+def job() -> Job:
+    """Short, with training and inference."""
+    return small_job(
+        train={"method": "fm", "rounds": 2},
+        round={"deadline_s": 20.0, "min_batch": 2, "grace_s": 1.0, "retries": 5},
+    )

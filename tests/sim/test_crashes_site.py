@@ -1,0 +1,82 @@
+"""Processes with their real hosts end between two effects or two writes; all promises hold.
+
+The suite takes boundaries at even distances; EDGEVEIL_EVERY_CRASH=1 takes each one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.sim.crash_site import (
+    CrashSite,
+    Death,
+    check_clean,
+    check_job,
+    check_ledgers,
+    check_uploads,
+    job,
+    told_writes,
+)
+from tests.sim.lossy_hosts import RAM
+
+EVERY = bool(os.environ.get("EDGEVEIL_EVERY_CRASH"))
+RUNS, PAIRS = 6, 4
+
+
+@pytest.fixture
+def disk() -> Iterator[Path]:
+    """A folder where a durable write is quick."""
+    folder = Path(tempfile.mkdtemp(prefix="edgeveil-crashes-", dir=RAM))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def played(monkeypatch: pytest.MonkeyPatch, disk: Path, *deaths: Death) -> CrashSite:
+    folder = Path(tempfile.mkdtemp(dir=disk))
+    site = CrashSite(folder, *deaths)
+    with told_writes(monkeypatch, site):
+        done = site.play(job())
+    try:
+        for check in (check_job, check_uploads, check_ledgers, check_clean):
+            check(site, done)
+    except Exception as error:
+        raise AssertionError(f"with {deaths}: {type(error).__name__}: {error}") from error
+    finally:
+        site.close()
+        shutil.rmtree(folder)
+    return site
+
+
+def boundaries(monkeypatch: pytest.MonkeyPatch, disk: Path) -> dict[str, int]:
+    """How many a run without any death has, by process."""
+    site = played(monkeypatch, disk)
+    assert site.died == 0
+    return {who: site.net.passed[address] for who, address in site.names.items()}
+
+
+@pytest.mark.parametrize("who", ["cloud", "proxy", "device"])
+def test_one_death(monkeypatch: pytest.MonkeyPatch, disk: Path, who: str) -> None:
+    last = boundaries(monkeypatch, disk)[who]
+    assert last > 50
+    step = 1 if EVERY else last // RUNS
+    broken = []
+    for number in range(1, last + 1, step):
+        try:
+            assert played(monkeypatch, disk, (who, number)).died == 1
+        except AssertionError as error:
+            broken.append(str(error))
+    assert not broken
+
+
+def test_two_deaths(monkeypatch: pytest.MonkeyPatch, disk: Path) -> None:
+    chance, last = Random(21), boundaries(monkeypatch, disk)
+    for _ in range(100 if EVERY else PAIRS):
+        deaths = {(who, chance.randint(1, last[who])) for who in chance.choices(sorted(last), k=2)}
+        assert played(monkeypatch, disk, *deaths).died >= 1
