@@ -44,7 +44,9 @@ def figures(result: Result) -> Iterator[tuple[str, str]]:
         counted = f"{uploads:,} counted in {rounds} round{'s' * (rounds != 1)}"
         yield "uploads", f"{rate(result['uploads_per_s'])} a second, {counted}"
         yield "MB a second", _up_and_down(result["mb_per_s"])
-        yield "latency", _latency(result["latency_s"])
+        if result.get("acknowledged_s"):
+            yield "acknowledged after", _latency(result["acknowledged_s"])
+        yield "counted after", _latency(result["latency_s"])
     yield "lost, duplicated", f"{result['lost']:,}, {result['duplicated']:,}"
     yield "refused", shortened(result["refused"])
     if idle := result.get("idle"):
