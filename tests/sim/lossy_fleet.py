@@ -36,12 +36,12 @@ from tests.sim.lossy_hosts import (
     FLOOR,
     GROUPS,
     JOB,
-    PACKET_BYTES,
     CloudHost,
     Crash,
     Crashing,
     DeviceHost,
     ProxyHost,
+    Sizes,
 )
 
 
@@ -89,9 +89,11 @@ class LossyFleet:
         rounds: int = 2,
         declines: frozenset[int] = frozenset(),
         crashes: frozenset[tuple[int, int]] = frozenset(),
+        sizes: Sizes | None = None,
     ) -> None:
         run = fates(tape)
-        self.net = self.transport(lambda *_: next(run), packet_bytes=PACKET_BYTES)
+        self.sizes = sizes or Sizes()
+        self.net = self.transport(lambda *_: next(run), packet_bytes=self.sizes.packet_bytes)
         self.net.wire = []
         self._cloud_key, self._proxy_key = SigningKey.generate(), SigningKey.generate()
 
@@ -99,7 +101,8 @@ class LossyFleet:
             return frozenset(store for place, store in crashes if place == who)
 
         self.devices = [DeviceHost(n, n in declines, of(n)) for n in range(devices)]
-        self.proxy, self.cloud = ProxyHost(of(devices)), CloudHost(selected, rounds, of(-1))
+        self.proxy = ProxyHost(of(devices))
+        self.cloud = CloudHost(selected, rounds, of(-1), self.sizes)
         self._registry = FakeRegistry(self.devices)
         self._start()
 
@@ -114,15 +117,17 @@ class LossyFleet:
     def _machine(self, host: Crashing) -> fx.Machine:
         """A machine as its process would make it, from what is on disk."""
         cloud, proxy = self._cloud_key.public(), self._proxy_key.public()
+        packet_bytes, push_bytes = self.sizes.packet_bytes, self.sizes.push_bytes
         match host:
             case DeviceHost():
-                signer, settings = Signer(host.id, host.identity), Settings(PACKET_BYTES)
+                signer, settings = Signer(host.id, host.identity), Settings(packet_bytes)
                 return DeviceMachine(signer, cloud, proxy, host.disk.load(), settings)
             case ProxyHost():
-                bounds = ProxySettings(PACKET_BYTES, min_batch_floor=FLOOR)
+                bounds = ProxySettings(packet_bytes, push_bytes=push_bytes, min_batch_floor=FLOOR)
                 signer, memory = Signer("proxy", self._proxy_key), host.disk.load()
                 return ProxyMachine(signer, cloud, self._registry, memory, bounds)
-        return CloudMachine(Signer("cloud", self._cloud_key), proxy, CloudSettings(PACKET_BYTES))
+        limits = CloudSettings(packet_bytes, push_bytes=push_bytes)
+        return CloudMachine(Signer("cloud", self._cloud_key), proxy, limits)
 
     def run(self, limit_s: float = 20_000.0) -> str:
         """Run the job to its end; processes that crash are started again. The job's status."""
@@ -148,7 +153,7 @@ class LossyFleet:
         (collection,) = machine.rounds.by_key.values()
         tensor = device.number.to_bytes(8, "big")
         data = b"".join(seal_segment(collection.manifest, g, membership, tensor) for g in GROUPS)
-        blob = describe(data, part_bytes(PACKET_BYTES))
+        blob = describe(data, part_bytes(self.sizes.packet_bytes))
         header = Upload(collection.manifest.at, tuple(range(len(GROUPS))), blob)
         offer = Signer(device.id, device.identity).offer(header, data)
         self.net.post(proxy, fx.Received(fx.Device(device.id), offer))
@@ -197,7 +202,7 @@ class LossyFleet:
         found = set()
         for sender, to, frame in self.net.wire or []:
             if isinstance(sender, fx.Proxy) and isinstance(to, fx.Device):
-                message = decode(frame, PACKET_BYTES)
+                message = decode(frame, self.sizes.packet_bytes)
                 body = decode_body(message.body) if isinstance(message, Note) else None
                 if isinstance(body, Ack) and body.status == "held":
                     found.add((to.id, body.blob))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -56,8 +57,19 @@ PACKET_BYTES = 1536  # small, so that models, uploads and batches travel in part
 JOB = b"simulated job.16"
 DIGEST = b"d" * 32
 GROUPS = (Group("layer0", 640), Group("layer1", 64))
-MODEL_BYTES = 3000
+SMALL_BYTES = 3000  # of a job and of a release
 FLOOR = 2
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of packets, of a round's package, and above which a blob is pulled."""
+
+    packet_bytes: int = PACKET_BYTES
+    model_bytes: int = 3000
+    push_bytes: int = 16 << 20
+
+
 RAM = "/dev/shm" if Path("/dev/shm").is_dir() else None  # a thousand runs sync there
 
 
@@ -153,8 +165,11 @@ class ProxyHost(Crashing):
 class CloudHost(Crashing):
     """Selects, seals, opens; remembers whose segments each committed round held."""
 
-    def __init__(self, selected: int, rounds: int, crashes: frozenset[int]) -> None:
+    def __init__(
+        self, selected: int, rounds: int, crashes: frozenset[int], sizes: Sizes | None = None
+    ) -> None:
         super().__init__(crashes)
+        self._sizes = sizes or Sizes()
         self.rounds, self._count = rounds, selected
         self.keys: list[SealingKey] = []
         self.selected: dict[tuple[int, int], set[bytes]] = {}
@@ -191,9 +206,9 @@ class CloudHost(Crashing):
     def perform(self, task: object) -> object:
         match task:
             case SealJob():
-                return self._to_all("job", JobPackage(b"{}", bytes(MODEL_BYTES)))
+                return self._to_all("job", JobPackage(b"{}", bytes(SMALL_BYTES)))
             case SealRelease():
-                return self._to_all("release", ReleasePackage("sim", bytes(MODEL_BYTES)))
+                return self._to_all("release", ReleasePackage("sim", bytes(SMALL_BYTES)))
             case SealRound(round=number, attempt=attempt):
                 return self._seal_round(Exchanged(JOB, number, attempt))
             case Absorb(batch=batch):
@@ -207,7 +222,9 @@ class CloudHost(Crashing):
         at = Exchanged(JOB, 0, self.sequence)
         terms = Terms(kind, at, self.sequence, DIGEST, kind)  # type: ignore[arg-type]
         plain = encode_package(package)
-        manifest, data, _ = seal_broadcast(terms, plain, self.keys, part_bytes(PACKET_BYTES))
+        manifest, data, _ = seal_broadcast(
+            terms, plain, self.keys, part_bytes(self._sizes.packet_bytes)
+        )
         return Broadcast(manifest, data)
 
     def _seal_round(self, at: Exchanged) -> Broadcast:
@@ -228,8 +245,12 @@ class CloudHost(Crashing):
             groups=GROUPS,
             cloud_key=opening.public().to_bytes(),
         )
-        package = encode_package(RoundPackage("train", at.round, False, bytes(MODEL_BYTES), b""))
-        manifest, data, tag = seal_broadcast(terms, package, chosen, part_bytes(PACKET_BYTES))
+        package = encode_package(
+            RoundPackage("train", at.round, False, bytes(self._sizes.model_bytes), b"")
+        )
+        manifest, data, tag = seal_broadcast(
+            terms, package, chosen, part_bytes(self._sizes.packet_bytes)
+        )
         self._secrets[at.round, at.attempt] = (opening, tag)
         self.selected[at.round, at.attempt] = {key.to_bytes() for key in chosen}
         return Broadcast(manifest, data)
@@ -257,5 +278,5 @@ class CloudHost(Crashing):
         self.committed[at.round] = (at.attempt, found)
         self.durable()
         blob = b"".join(sorted(accepted))
-        commit = Commit(at, len(accepted), describe(blob, part_bytes(PACKET_BYTES)))
+        commit = Commit(at, len(accepted), describe(blob, part_bytes(self._sizes.packet_bytes)))
         return Absorbed(commit, blob)

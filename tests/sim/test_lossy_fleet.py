@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from fl_core.protocol import effects as fx
 from fl_core.protocol.codec import decode, decode_header
 from fl_core.protocol.messages import Offer, Upload
-from tests.sim.lossy_fleet import PACKET_BYTES, LossyFleet
+from tests.sim.lossy_fleet import LossyFleet
+from tests.sim.lossy_hosts import PACKET_BYTES
 
 DEVICES = 5
 SIMULATED = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])

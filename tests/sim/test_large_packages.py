@@ -1,0 +1,71 @@
+"""Packages that are pulled: by all, by those who come late, over bad links, and at full size."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import pytest
+
+from fl_core.protocol import effects as fx
+from fl_core.protocol.blob import NEED_LIMIT
+from fl_core.protocol.codec import decode
+from fl_core.protocol.messages import Need, Part
+from tests.sim.lossy_fleet import LossyFleet
+from tests.sim.lossy_hosts import Sizes
+
+PULLED = Sizes(model_bytes=100_000, push_bytes=2_000)
+MIB = 1 << 20
+
+
+def messages(fleet: LossyFleet, kind: type, to: fx.Address) -> list[object]:
+    """What of this kind went to that address, in order."""
+    frames = [frame for _, receiver, frame in fleet.net.wire or [] if receiver == to]
+    found = (decode(frame, fleet.sizes.packet_bytes) for frame in frames)
+    return [message for message in found if isinstance(message, kind)]
+
+
+def test_a_pulled_package_comes_to_each_device_once_and_within_its_credit() -> None:
+    fleet = LossyFleet(devices=4, selected=4, rounds=1, sizes=PULLED)
+    assert fleet.run() == "completed"
+    for device in fleet.devices:
+        came = Counter(
+            (part.blob, part.index) for part in messages(fleet, Part, fx.Device(device.id))
+        )
+        assert len(came) > 4 * NEED_LIMIT and set(came.values()) == {1}
+    for need in messages(fleet, Need, fx.Proxy()):
+        assert len(need.indices) <= NEED_LIMIT
+
+
+def test_a_device_that_was_offline_for_the_offer_completes() -> None:
+    fleet = LossyFleet(devices=4, selected=4, rounds=1, sizes=PULLED)
+    late = fleet.net.nodes[fx.Device(fleet.devices[0].id)]
+
+    def offered() -> bool:
+        return any(device.opened for device in fleet.devices[1:])
+
+    fleet.until(lambda: len(fleet.cloud.selected) == 1)
+    late.up = False
+    fleet._until(offered, 20_000.0)
+    assert not fleet.devices[0].opened
+    late.up = True
+    fleet.net.connect(late)
+    assert fleet.finish() == "completed"
+    fleet.settle()
+    assert fleet.devices[0].opened and fleet.devices[0].installed
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_over_links_that_lose_repeat_and_delay_all_complete(seed: int) -> None:
+    chance = Random(seed)
+    tape = bytes(chance.choice((0, 0, 0, 0, 0, 150, 190, 255)) for _ in range(4000))
+    fleet = LossyFleet(tape, devices=4, selected=4, rounds=1, sizes=PULLED)
+    assert fleet.run() == "completed"
+
+
+def test_a_package_of_64_mib_over_packets_of_64_kib() -> None:
+    sizes = Sizes(packet_bytes=65536, model_bytes=64 * MIB)
+    fleet = LossyFleet(devices=2, selected=2, rounds=1, sizes=sizes)
+    fleet.net.wire = None
+    assert fleet.run() == "completed"
+    assert [len(device.opened) for device in fleet.devices] == [1, 1]
