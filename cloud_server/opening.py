@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -69,11 +70,14 @@ class Opener:
 
 @dataclass(frozen=True)
 class Found:
-    """A valid segment: where it is, its ciphertext's hash, its norm; the array where it is kept."""
+    """A valid segment: where it is, its ciphertext's hash, its L2 norm and largest absolute value;
+    the array where it is kept.
+    """
 
     offset: int
     name: bytes
     norm: float
+    largest: float
     array: Array | None
 
 
@@ -82,6 +86,11 @@ class Arrays(Sequence[Array]):
 
     def __init__(self, opener: Opener, found: Sequence[Found]) -> None:
         self._opener, self._found = opener, found
+
+    @property
+    def largest(self) -> float:
+        """The largest absolute value in all arrays; none is opened for it."""
+        return max((one.largest for one in self._found), default=0.0)
 
     def __len__(self) -> int:
         return len(self._found)
@@ -166,17 +175,17 @@ def _valid(opener: Opener, start: int, count: int, room: int, refused: Counter[s
             refused["bad_padding"] += 1
         else:
             array = opener.array(plain)
-            norm = _norm(array)
-            # A sum of squares may overflow where every value is finite.
-            if not np.isfinite(norm) and not np.isfinite(array).all():
+            largest = float(np.abs(array).max(initial=0))
+            if not math.isfinite(largest):
                 refused["not_finite"] += 1
                 continue
-            found.append(Found(offset, name, norm, array if len(found) < room else None))
+            kept = array if len(found) < room else None
+            found.append(Found(offset, name, _norm(array), largest, kept))
     return found
 
 
 def _norm(array: Array) -> float:
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(over="ignore"):
         return float(np.linalg.norm(array.astype(np.float64).ravel()))
 
 

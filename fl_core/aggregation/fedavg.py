@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +19,18 @@ _DIGITS = 52  # of a float64 behind the leading one
 _LARGEST_EXPONENT = 1022
 
 
+@runtime_checkable
+class Measured(Protocol):
+    """Arrays whose `largest` absolute value is known; others are looked at once more for it."""
+
+    @property
+    def largest(self) -> float: ...
+
+
 def mean(stacked: Mapping[str, Sequence[NDArray[np.generic]]]) -> dict[str, NDArray[np.float64]]:
     """Per segment name, the mean of the devices' arrays (each of one shape), float64.
 
-    One array is looked at after the other, those of floats twice. Integer segments are summed
+    One array is looked at after the other. Integer segments are summed
     exactly in int64; float segments on grids on which every sum is exact, down to 2^-60 of the
     largest value: the order of arrival changes no bit. Raises `JobFailed` for a name without
     uploads.
@@ -45,7 +54,9 @@ def _integers(arrays: Sequence[NDArray[np.generic]], size: int) -> NDArray[np.fl
 
 def _floats(arrays: Sequence[NDArray[np.generic]], size: int) -> NDArray[np.float64]:
     """Each value is cut in two at a public grid; all sums of one half are exact."""
-    coarse, fine = _anchors(max(_largest(array) for array in arrays), len(arrays))
+    known = arrays.largest if isinstance(arrays, Measured) else None
+    largest = max(map(_largest, arrays)) if known is None else known
+    coarse, fine = _anchors(largest, len(arrays))
     high, low = np.zeros(size), np.zeros(size)
     with np.errstate(over="ignore", invalid="ignore"):
         for array in arrays:

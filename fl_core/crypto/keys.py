@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar, NoReturn, Self
+from typing import ClassVar, NoReturn, Self, TypeVar, cast
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -20,14 +21,17 @@ from fl_core.crypto.key_files import read_key, write_key
 
 KEY_BYTES = 32
 
+L = TypeVar("L")
+
 
 class Key:
     """32 bytes with a purpose. Immutable; equality is by type and in constant time."""
 
-    __slots__ = ("_raw",)
+    __slots__ = ("_library", "_raw")
     tag: ClassVar[str]
     secret: ClassVar[bool]
     _raw: bytes
+    _library: object
 
     def __init__(self, raw: bytes) -> None:
         if len(raw) != KEY_BYTES:
@@ -46,6 +50,12 @@ class Key:
     def to_bytes(self) -> bytes:
         """The raw 32 bytes."""
         return self._raw
+
+    def _made(self, make: Callable[[bytes], L]) -> L:
+        """The library's key, made once: making it costs as much as using it."""
+        if not hasattr(self, "_library"):
+            object.__setattr__(self, "_library", make(self._raw))
+        return cast(L, self._library)
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Self:
@@ -113,7 +123,7 @@ class VerifyKey(PublicKey):
 
     def library_key(self) -> Ed25519PublicKey:
         """The same key as `cryptography` knows it."""
-        return Ed25519PublicKey.from_public_bytes(self._raw)
+        return self._made(Ed25519PublicKey.from_public_bytes)
 
 
 class SigningKey(SecretKey):
@@ -124,7 +134,7 @@ class SigningKey(SecretKey):
 
     def library_key(self) -> Ed25519PrivateKey:
         """The same key as `cryptography` knows it."""
-        return Ed25519PrivateKey.from_private_bytes(self._raw)
+        return self._made(Ed25519PrivateKey.from_private_bytes)
 
     def public(self) -> VerifyKey:
         """The key that checks this key's signatures."""
@@ -139,7 +149,7 @@ class SealingKey(PublicKey):
 
     def library_key(self) -> X25519PublicKey:
         """The same key as `cryptography` knows it."""
-        return X25519PublicKey.from_public_bytes(self._raw)
+        return self._made(X25519PublicKey.from_public_bytes)
 
 
 class OpeningKey(SecretKey):
@@ -150,7 +160,7 @@ class OpeningKey(SecretKey):
 
     def library_key(self) -> X25519PrivateKey:
         """The same key as `cryptography` knows it."""
-        return X25519PrivateKey.from_private_bytes(self._raw)
+        return self._made(X25519PrivateKey.from_private_bytes)
 
     def public(self) -> SealingKey:
         """The key to seal to this key's owner with."""
