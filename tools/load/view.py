@@ -123,8 +123,8 @@ class LiveView:
     @staticmethod
     def _processes(sample: Mapping[str, Any]) -> Table:
         table = Table.grid(padding=(0, 2))
-        for _ in range(3):
-            table.add_column(justify="right")
+        for justify in ("left", "right", "right"):
+            table.add_column(justify=justify)
         for name, rss_bytes in sample.get("rss_bytes", {}).items():
             cpu = sample.get("cpu_percent", {}).get(name)
             table.add_row(name, mib(rss_bytes), "" if cpu is None else f"{cpu:.0f} % of a core")
