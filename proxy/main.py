@@ -29,6 +29,7 @@ from fl_core.transport.topics import CLOUD_OUT, DEVICES_UP, proxy_topic
 from proxy.host import LOG, ProxyHost
 from proxy.http import make_app
 from proxy.metrics import ProxyMetrics
+from proxy.rate import DeviceRate
 from proxy.registry import REGISTRY_FILE, Registry
 from proxy.spool import Spool
 
@@ -85,7 +86,10 @@ class _Proxy:
             self.metrics, self.host, self.machine, lambda: len(self.registry.devices())
         )
         host = MeteredHost(self.host, self.metrics, seen.watch)
-        self.runtime = Runtime(self.machine, host, self._publish, None, LOG, packet_bytes)
+        rate = DeviceRate(limits.device_messages_per_s, limits.devices)
+        self.runtime = Runtime(
+            self.machine, host, self._publish, None, LOG, packet_bytes, allows=rate.allows
+        )
         self.metrics.registry.register(
             Linked(self.runtime, {"edge": self.edge, "cloud": self.cloud})
         )

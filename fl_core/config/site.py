@@ -55,6 +55,8 @@ class ProxyLimits(Block):
     """Bytes that all devices together may have on their way: each waits until it is asked."""
     hellos_per_s: float = Field(default=500, gt=0, le=1e6)
     """Devices heard in a second; those beyond are told when to come again."""
+    device_messages_per_s: float = Field(default=200, gt=0, le=1e6)
+    """Offers, requests and notes taken from one device in a second, bursts of two seconds."""
     upload_bytes: ByteLimit = 1 << 26
     """Largest upload of one device in one round."""
     devices: int = Field(default=100_000, ge=1, le=10**7)

@@ -22,7 +22,7 @@ from fl_core.errors import EdgeVeilError, ProtocolError
 from fl_core.logs import Place, follow
 from fl_core.protocol import effects as fx
 from fl_core.protocol.codec import decode, encode
-from fl_core.protocol.messages import Exchanged
+from fl_core.protocol.messages import Exchanged, Message
 from fl_core.transport.flow import Window
 from fl_core.transport.link import LinkDown
 
@@ -81,7 +81,7 @@ class Runtime:
     """One machine with its host and its way out.
 
     Log lines of what runs after `follow_logs`, and of the machine's work, name its job and round;
-    `name_job` says what a job is called.
+    `name_job` says what a job is called. A message that `allows` turns down is refused as `rate`.
     """
 
     def __init__(
@@ -93,11 +93,13 @@ class Runtime:
         log: logging.Logger,
         packet_bytes: int,
         name_job: Callable[[bytes], str] = short_name,
+        allows: Callable[[fx.Address, Message], bool] = lambda _sender, _message: True,
     ) -> None:
         self.machine, self.host, self._publish = machine, host, publish
         self._executor, self._log, self._packet_bytes = executor, log, packet_bytes
         self.refusals = Refusals(log)
         self._place, self._name_job = Place(), name_job
+        self._allows = allows
         self._at: Exchanged | None = None
         self._since_s = 0.0
         self._events: asyncio.Queue[tuple[fx.Event, int]] = asyncio.Queue()
@@ -133,6 +135,9 @@ class Runtime:
             message = decode(frame, self._packet_bytes)
         except ProtocolError as error:
             self.refusals.add(error.reason)
+            return
+        if not self._allows(sender, message):
+            self.refusals.add("rate")
             return
         await self._room.acquire(len(frame))
         self._events.put_nowait((fx.Received(sender, message), len(frame)))

@@ -380,3 +380,23 @@ def test_what_rests_on_no_store_does_not_wait_for_one():
 
     played(Script(answer), diary, scene)
     assert diary.lines == [("report", "early"), ("store", 2), "durable"]
+
+
+def test_what_is_not_allowed_never_reaches_the_machine() -> None:
+    async def body() -> None:
+        script, diary = Script(started([])), Diary()
+        runtime = Runtime(
+            script,
+            diary,
+            diary.publish,
+            None,
+            LOG,
+            LIMIT,
+            allows=lambda sender, message: sender == fx.Cloud() and message == NEED,
+        )
+        await runtime.receive(fx.Device("d"), encode(NEED))
+        assert (runtime.waiting_events, runtime.refusals.counts["rate"]) == (0, 1)
+        await runtime.receive(fx.Cloud(), encode(NEED))
+        assert (runtime.waiting_events, runtime.refusals.counts["rate"]) == (1, 1)
+
+    asyncio.run(body())

@@ -1,0 +1,58 @@
+"""One device's rate: bursts, steady speech, parts that were asked for, a table that stays small."""
+
+from __future__ import annotations
+
+import pytest
+
+from fl_core.protocol import effects as fx
+from fl_core.protocol.messages import Need, Part
+from proxy.rate import BURST_S, DeviceRate
+
+NEED, PART = Need(b"b" * 32, (1,)), Part(b"b" * 32, 1, 0, b"x" * 300)
+A, B = fx.Device("a" * 16), fx.Device("b" * 16)
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def taken(rate: DeviceRate, device: fx.Address, times: int) -> int:
+    return sum(rate.allows(device, NEED) for _ in range(times))
+
+
+def test_a_burst_then_the_rate_and_nobody_elses_matter() -> None:
+    clock = Clock()
+    rate = DeviceRate(10, 100, clock)
+    burst = round(10 * BURST_S)
+    assert taken(rate, A, 100) == pytest.approx(burst, abs=1)
+    assert taken(rate, B, 5) == 5
+    clock.now_s += 1.0
+    assert taken(rate, A, 100) == pytest.approx(10, abs=1)
+    clock.now_s += 1000.0
+    assert taken(rate, A, 100) == pytest.approx(burst, abs=1)
+
+
+def test_parts_and_the_cloud_are_not_counted() -> None:
+    rate = DeviceRate(0.1, 100, Clock())
+    assert all(rate.allows(A, PART) for _ in range(100))
+    assert taken(rate, fx.Cloud(), 100) == 100
+
+
+def test_a_slow_rate_still_takes_one_message_at_a_time() -> None:
+    clock = Clock()
+    rate = DeviceRate(0.1, 100, clock)
+    assert taken(rate, A, 3) == 1
+    clock.now_s += 10.0
+    assert taken(rate, A, 3) == 1
+
+
+def test_the_table_stays_within_the_number_of_devices() -> None:
+    clock = Clock()
+    rate = DeviceRate(10, 50, clock)
+    for number in range(1000):
+        clock.now_s += 0.001
+        assert rate.allows(fx.Device(f"{number:016}"), NEED)
+        assert len(rate._until_s) <= 50
