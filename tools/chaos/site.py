@@ -24,6 +24,7 @@ from tools.run_job import site_of
 from tools.site_plan import Ports
 
 BACKOFF_CAP_S = 2.0
+PACKET_BYTES = 4096  # so that models, uploads and batches go in parts, and are hit between them
 _BROKER_START_S = 30.0
 _BLOCKS = {
     "devices-edge": ("edge", "broker"),
@@ -59,7 +60,7 @@ class ChaosSite:
         relayed = {link: (ports[link], ports[link.partition("-")[2]]) for link in LINKS}
         self.relays = Relays(relayed, seed)
         for path in (self.site.cloud, self.site.proxy, *self.site.edges):
-            _through_relays(path, {link: port for link, (port, _) in relayed.items()})
+            _fit(path, {link: port for link, (port, _) in relayed.items()})
         self.brokers = {
             side: BrokerProcess(
                 BrokerPlan(
@@ -137,13 +138,14 @@ def _start(broker: BrokerProcess) -> None:
             return
 
 
-def _through_relays(path: Path, ports: dict[str, int]) -> None:
-    """Point the broker blocks of a site file at their relays."""
+def _fit(path: Path, ports: dict[str, int]) -> None:
+    """Point the broker blocks of a site file at their relays, and keep its packets small."""
     settings: dict[str, Any] = yaml.safe_load(path.read_text("utf-8"))
     for link, (party, block) in _BLOCKS.items():
         if party in settings:
             broker = settings[party][block]
             broker["url"] = f"mqtt://127.0.0.1:{ports[link]}"
             broker["backoff_cap_s"] = BACKOFF_CAP_S
+            settings[party].setdefault("limits", {})["packet_bytes"] = PACKET_BYTES
     path.write_text(yaml.safe_dump(settings, sort_keys=False), "utf-8")
     load_site(path)
