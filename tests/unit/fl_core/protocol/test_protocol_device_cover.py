@@ -1,0 +1,198 @@
+"""A device under cover traffic: it answers every round, at a moment that chance decides."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+import pytest
+from device_bench import MODEL, PACKAGE, SEALED, device, done, receive, work_on
+from protocol_kit import (
+    PROXY,
+    at,
+    bodies,
+    commit_of,
+    headers,
+    manifest,
+    messages,
+    offer,
+    refused,
+    reports,
+    stored,
+    tasks,
+    timers,
+)
+
+from fl_core.protocol import effects as fx
+from fl_core.protocol.device import DeviceMachine
+from fl_core.protocol.device_states import State
+from fl_core.protocol.messages import Ack, Cover, Decline, Manifest, Offer
+from fl_core.protocol.tasks import (
+    Declined,
+    Dummies,
+    Failed,
+    Open,
+    Opened,
+    OutboxDrop,
+    OutboxHeld,
+    OutboxPut,
+    Sealed,
+    Work,
+)
+
+DUMMY = replace(SEALED, dummy=True)
+DIGEST = hashlib.sha256(SEALED.data).digest()
+HEADER = manifest(MODEL, deadline_s=60.0)
+
+
+def covered(window_s: float = 10.0) -> DeviceMachine:
+    machine = device()
+    assert receive(machine, PROXY.note(Cover(window_s))) == []
+    return machine
+
+
+def unselected(machine: DeviceMachine, header: Manifest = HEADER) -> list[fx.Effect]:
+    receive(machine, offer(header, MODEL))
+    return done(machine, Open(header, MODEL), Opened(None))
+
+
+def test_who_was_not_selected_answers_with_dummies() -> None:
+    machine = covered()
+    assert tasks(unselected(machine)) == [Dummies(HEADER)]
+    out = done(machine, Dummies(HEADER), DUMMY)
+    (item,) = stored(out)
+    assert isinstance(item, OutboxPut)
+    assert item.dummy
+    assert machine.state is State.UPLOADING
+
+
+@pytest.mark.parametrize("outcome", [Declined("over budget"), Failed("wrong_groups")])
+def test_who_declines_answers_with_dummies_and_no_note(outcome: object) -> None:
+    machine = covered()
+    work_on(machine, HEADER)
+    out = done(machine, Work(HEADER, PACKAGE), outcome)
+    assert tasks(out) == [Dummies(HEADER)]
+    assert bodies(out, Decline) == []
+    assert "why" in reports(out)["declined"]
+
+
+def test_a_broadcast_that_does_not_open_is_answered_too() -> None:
+    machine = covered()
+    receive(machine, offer(HEADER, MODEL))
+    out = done(machine, Open(HEADER, MODEL), Failed("wrong_commitment"))
+    assert tasks(out) == [Dummies(HEADER)]
+    assert refused(out) == ["wrong_commitment"]
+
+
+def test_without_cover_nobody_else_answers() -> None:
+    for machine in (device(), covered(0.0)):
+        assert unselected(machine) == []
+        assert machine.state is State.IDLE
+
+
+def test_where_no_dummy_can_be_made_there_is_silence() -> None:
+    machine = covered()
+    unselected(machine)
+    out = done(machine, Dummies(HEADER), Declined("too large for the outbox"))
+    assert [type(effect) for effect in out] == [fx.Report]
+    assert machine.state is State.IDLE
+
+
+# --- the moment ---------------------------------------------------------------------------
+
+
+def answer(
+    machine: DeviceMachine, leave_at: float, work_s: float, *, dummy: bool
+) -> list[fx.Effect]:
+    """The package comes at 100 s, the work ends `work_s` later."""
+    machine.handle(fx.Received(fx.Proxy(), offer(HEADER, MODEL)), 100.0)
+    opened = Opened(None if dummy else PACKAGE)
+    (task,) = tasks(machine.handle(fx.Done(Open(HEADER, MODEL), opened), 100.0))
+    sealed = replace(SEALED, dummy=dummy, leave_at=leave_at)
+    return machine.handle(fx.Done(task, sealed), 100.0 + work_s)
+
+
+@pytest.mark.parametrize("leave_at", [0.0, 0.25, 0.999])
+def test_the_length_of_the_work_does_not_show(leave_at: float) -> None:
+    """All leave in the second half of the window, whether they had anything to compute or not."""
+    moments = set()
+    for work_s, dummy in ((0.001, True), (4.9, False)):
+        out = answer(covered(10.0), leave_at, work_s, dummy=dummy)
+        assert messages(out, Offer) == []
+        moments.add(round(work_s + timers(out)["resend"], 6))
+    (moment,) = moments
+    assert moment == pytest.approx(5.0 + leave_at * 5.0)
+
+
+@pytest.mark.parametrize("dummy", [False, True])
+def test_long_work_leaves_in_what_is_left_of_the_window(dummy: bool) -> None:
+    out = answer(covered(10.0), 0.5, 8.0, dummy=dummy)
+    assert timers(out)["resend"] == pytest.approx(1.0)
+    assert len(headers(answer(covered(10.0), 0.5, 11.0, dummy=dummy))) == 1
+
+
+def test_the_window_is_at_most_half_of_the_round() -> None:
+    out = answer(covered(3600.0), 0.999, 0.0, dummy=True)
+    assert timers(out)["resend"] < HEADER.deadline_s / 2
+
+
+def test_nothing_leaves_before_its_moment_though_the_link_comes_back() -> None:
+    machine = covered()
+    out = answer(machine, 0.5, 0.0, dummy=True)
+    assert stored(out)  # on disk at once
+    assert headers(machine.handle(fx.Connected(fx.Proxy()), 101.0)) == []
+    (header,) = headers(machine.handle(fx.Timer("resend"), 107.5))
+    assert header.blob.digest == DIGEST
+    assert len(headers(machine.handle(fx.Connected(fx.Proxy()), 108.0))) == 1
+
+
+# --- what becomes of a dummy ----------------------------------------------------------------
+
+
+def uploaded(machine: DeviceMachine) -> None:
+    unselected(machine)
+    done(machine, Dummies(HEADER), DUMMY)
+    machine.handle(fx.Timer("resend"), 10.0)
+
+
+def test_a_dummy_lives_and_ends_as_an_upload_does_and_the_owner_is_not_told() -> None:
+    machine = covered()
+    uploaded(machine)
+    out = receive(machine, PROXY.note(Ack(DIGEST, "held")))
+    assert stored(out) == [OutboxHeld(at())]
+    record, data = commit_of(at(), [b"another device's"])
+    out = receive(machine, offer(record, data))
+    assert stored(out) == [OutboxDrop(at(), "missing")]
+    assert reports(out) == {}
+
+
+def test_a_refused_dummy_is_dropped_without_a_word() -> None:
+    machine = covered()
+    uploaded(machine)
+    out = receive(machine, PROXY.note(Ack(DIGEST, "closed", "closed_round")))
+    assert stored(out) == [OutboxDrop(at(), "refused")]
+    assert reports(out) == {}
+
+
+def test_a_restart_sends_the_same_dummy() -> None:
+    first = covered()
+    uploaded(first)
+    machine = device(first.memory)
+    (header,) = headers(machine.handle(fx.Connected(fx.Proxy()), 0.0))
+    assert header.blob.digest == DIGEST
+
+
+def test_the_answer_s_form_does_not_tell_dummies_from_true_ones() -> None:
+    sent = []
+    for dummy in (False, True):
+        machine = covered()
+        answer(machine, 0.0, 0.0, dummy=dummy)
+        sent.append(messages(machine.handle(fx.Timer("resend"), 105.0), Offer))
+    (true,), (false,) = sent
+    assert len(true.data) == len(false.data)
+    assert len(true.header.payload) == len(false.header.payload)
+
+
+def test_a_sealed_answer_says_where_in_the_window_it_leaves() -> None:
+    assert Sealed((0,), (1,), b"x").leave_at == 0.0
+    assert not Sealed((0,), (1,), b"x").dummy
