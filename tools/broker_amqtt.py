@@ -122,7 +122,7 @@ class BoundedBroker(Broker):  # type: ignore[misc]
     ) -> None:
         """Refuse MQTT 5 at once (the library would wait for bytes that never come)."""
         try:
-            first = await asyncio.wait_for(_first_bytes(reader), _FIRST_PACKET_S)
+            first = await asyncio.wait_for(first_bytes(reader), _FIRST_PACKET_S)
         except (TimeoutError, OSError, asyncio.IncompleteReadError):
             writer.close()
             return
@@ -136,7 +136,7 @@ class BoundedBroker(Broker):  # type: ignore[misc]
         await self.external_connected(bounded, StreamWriterAdapter(writer), listener_name)
 
 
-async def _first_bytes(reader: asyncio.StreamReader) -> bytes:
+async def first_bytes(reader: asyncio.StreamReader) -> bytes:
     """The first packet up to the protocol version, or its first byte when it is no CONNECT."""
     first = await reader.readexactly(1)
     if first[0] != _CONNECT:

@@ -16,7 +16,7 @@ from tools.fuzz.target import Target, as_file, demand
 
 _CONFIGS = Path(__file__).parents[2] / "configs"
 _TEXT_BYTES = 1024  # a longer text is only slower to read
-_SMALLEST_JOB = """\
+SMALLEST_JOB = """\
 job: small
 data: {source: digits, classes: 10, input_shape: [64], nominal_records: 150}
 features: [{name: identity, input_scale: 16, shift: -0.3}]
@@ -64,13 +64,13 @@ def _short(text: str) -> bytes:
 
 
 def _jobs() -> Iterable[bytes]:
-    yield _SMALLEST_JOB.encode()
+    yield SMALLEST_JOB.encode()
     texts = (_short(p.read_text("utf-8")) for p in sorted((_CONFIGS / "jobs").glob("*.yaml")))
     yield from (text for text in texts if len(text) <= _TEXT_BYTES)
 
 
 def _canonicals() -> Iterable[bytes]:
-    yield parse_job(_SMALLEST_JOB).canonical()
+    yield parse_job(SMALLEST_JOB).canonical()
 
 
 def _sites() -> Iterable[bytes]:

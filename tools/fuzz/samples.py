@@ -67,8 +67,10 @@ def signer(name: str) -> Signer:
     return Signer(name, signing_key(name))
 
 
-def manifest(kind: str = "round", at: Exchanged = AT, sequence: int = 1) -> Manifest:
-    """A manifest of the blob `BLOB`."""
+def manifest(
+    kind: str = "round", at: Exchanged = AT, sequence: int = 1, blob: Blob = BLOB
+) -> Manifest:
+    """A manifest that is sound in itself."""
     return Manifest(
         kind=kind,  # type: ignore[arg-type]
         at=at,
@@ -86,7 +88,7 @@ def manifest(kind: str = "round", at: Exchanged = AT, sequence: int = 1) -> Mani
         package_bytes=4,
         commitment=bytes(32),
         cloud_key=opening_key("cloud").public().to_bytes(),
-        blob=BLOB,
+        blob=blob,
     )
 
 

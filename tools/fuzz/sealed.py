@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from fl_core.crypto.errors import CryptoError
 from fl_core.crypto.keys import (
     ContentKey,
@@ -101,13 +103,7 @@ def _broadcast(data: bytes) -> None:
     header, blob = _true_broadcast()
     claimed = tape.choice((header.stanza_bytes, 0, 32, 120, len(blob), 2**40, tape.number(2**16)))
     package_bytes = tape.choice((header.package_bytes, 0, 2**40))
-    changed = Manifest(
-        **{
-            **{name: getattr(header, name) for name in header.__struct_fields__},
-            "stanza_bytes": claimed,
-            "package_bytes": package_bytes,
-        }
-    )
+    changed = replace(header, stanza_bytes=claimed, package_bytes=package_bytes)
     key = opening_key(tape.choice(("one", "stranger")))
     opened = open_broadcast(key, changed, tape.damaged(blob, 6))
     demand(opened is None or opened[0] == _PACKAGE, "no other package comes out")

@@ -12,6 +12,8 @@ MODULES = {
     "sealed": ("stream", "stanzas", "broadcast", "segment", "enrolment", "key_file", "ledger"),
     "files": ("idx", "mnist", "csv", "npz", "users"),
     "graphs": ("onnx_wire", "graph_check", "backbone"),
+    "machines": ("device", "proxy", "cloud"),
+    "served": ("http", "load_mqtt", "chaos_mqtt", "amqtt"),
     "configs": ("yaml", "job_yaml", "job_wire", "site_yaml"),
 }
 NAMES: Table[str] = Table(

@@ -164,6 +164,8 @@ def _property(body: bytes, at: int, wanted: int) -> int | None:
     """The integer property `wanted` of the property list at `at`, or None."""
     size, at = _read_length(body, at)
     end = at + size
+    if end > len(body):
+        raise ProtocolError("malformed")
     while at < end:
         identifier, at = body[at], at + 1
         width = _FIXED_PROPERTY_BYTES.get(identifier)
