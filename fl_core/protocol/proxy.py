@@ -199,8 +199,8 @@ class ProxyMachine:
 
     def _device_note(self, device: str, signed: Signed, now_s: float) -> list[fx.Effect]:
         body = decode_body(signed)
-        if isinstance(body, Hello) and (delay_s := self._greeting.rate.delay_s(now_s)):
-            return self._greeting.later(device, delay_s)  # checked when its turn comes
+        if isinstance(body, Hello) and not self._greeting.rate.free(now_s):
+            return self._greeting.later(device, now_s)  # its signature is checked when it is heard
         check(signed, device, self.registry.verify_key(device), BODY)
         match body:
             case Hello(device=said) if said == device:

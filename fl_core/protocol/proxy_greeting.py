@@ -16,17 +16,22 @@ class HelloRate:
     """So many hellos a second are heard; each one more is given the next free moment."""
 
     def __init__(self, per_s: float) -> None:
-        self._per_s = per_s
-        self._room = per_s  # hellos that may come now: a second's worth at most
+        self._per_s, self._most = per_s, max(1.0, per_s)
+        self._room = self._most  # hellos that may come now: a second's worth at most
         self._seen_s = self._next_s = 0.0
 
-    def delay_s(self, now_s: float) -> float:
-        """0: now. Otherwise, in how many seconds."""
-        self._room = min(self._per_s, self._room + (now_s - self._seen_s) * self._per_s)
+    def free(self, now_s: float) -> bool:
+        """Whether one more may be heard now."""
+        self._room = min(self._most, self._room + (now_s - self._seen_s) * self._per_s)
         self._seen_s = now_s
-        if self._room >= 1:
-            self._room -= 1
-            return 0.0
+        return self._room >= 1
+
+    def heard(self) -> None:
+        """One was."""
+        self._room -= 1
+
+    def delay_s(self, now_s: float) -> float:
+        """When one that cannot be heard should come again."""
         self._next_s = max(self._next_s, now_s + 1) + 1 / self._per_s
         return min(self._next_s - now_s, _LATEST_S)
 
@@ -48,15 +53,16 @@ class Greeting:
         here = self._parts.signer.note(Here(spread_s))
         return [fx.Send(fx.AllDevices(), note) for note in (self._cover, here)]
 
-    def later(self, device: str, delay_s: float) -> list[fx.Effect]:
-        """The same hello again, after so long."""
-        steps = round(delay_s / _DELAY_STEP_S)
+    def later(self, device: str, now_s: float) -> list[fx.Effect]:
+        """The same hello again, later."""
+        steps = round(self.rate.delay_s(now_s) / _DELAY_STEP_S)
         if steps not in self._later:
             self._later[steps] = self._parts.signer.note(Later(steps * _DELAY_STEP_S))
         return [fx.Send(fx.Device(device), self._later[steps])]
 
     def heard(self, device: str, hello: Signed) -> list[fx.Effect]:
         """The hello was heard."""
+        self.rate.heard()
         ack = self._parts.ack(hashlib.sha256(hello.payload).digest(), "held")
         notes = [ack, self._cover] if self._parts.settings.cover_window_s else [ack]
         return [fx.Send(fx.Device(device), note) for note in notes]

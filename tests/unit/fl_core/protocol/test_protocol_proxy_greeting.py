@@ -57,6 +57,18 @@ def test_within_the_pace_nobody_is_put_off():
         assert bodies(hello(machine, who, number * 0.5), Later) == []
 
 
+def test_a_forged_hello_takes_nobody_s_place():
+    machine = proxy(hellos_per_s=1.0)
+    for _ in range(5):
+        forged = FLEET[1].signer.note(Hello(FLEET[0].id))
+        assert refused(says(machine, FLEET[0], forged)) == ["unknown_signer"]
+    assert bodies(hello(machine, FLEET[0]), Ack)
+
+
+def test_a_pace_below_one_a_second_still_hears_one():
+    assert bodies(hello(proxy(hellos_per_s=0.1), FLEET[0]), Ack)
+
+
 def test_other_notes_are_never_put_off():
     machine = proxy(hellos_per_s=1.0)
     for who in FLEET:
