@@ -127,6 +127,12 @@ class LoadOptions(Block):
 
 
 def _mixes(options: LoadOptions) -> Iterator[Mix]:
+    yield from _course_mixes(options)
+    yield from _site_mixes(options)
+    yield from _compare_mixes(options)
+
+
+def _course_mixes(options: LoadOptions) -> Iterator[Mix]:
     if options.ramp_s and options.rate_per_s:
         yield Mix(("ramp_s", "rate_per_s"), "both say how fast devices connect; leave one out")
     if options.minutes is not None and options.sweep:
@@ -136,6 +142,10 @@ def _mixes(options: LoadOptions) -> Iterator[Mix]:
             ("rounds", "hold_s"),
             "without rounds there is nothing to measure but held connections; set hold_s",
         )
+
+
+def _site_mixes(options: LoadOptions) -> Iterator[Mix]:
+    """What a running site needs, and what only one that is started here allows."""
     if options.broker is not None and options.site is not None:
         yield Mix(("broker", "site"), "both name the site to load; leave one out")
     needed = ("cloud", "token_file", "fleet", "keys")
@@ -149,12 +159,26 @@ def _mixes(options: LoadOptions) -> Iterator[Mix]:
         yield Mix(
             ("sweep", "broker", "site"), "a sweep starts a fresh site for each count; name none"
         )
-    if options.compare and not options.starts_site:
-        yield Mix(
-            ("compare", "broker", "site"),
-            "the bare relay is measured on brokers that are started here; name no running site",
-        )
     if (options.cert is None) != (options.key is None):
         yield Mix(("cert", "key"), "a certificate and its key go together; give both or none")
     if options.password_file is not None and options.user is None:
         yield Mix(("password_file", "user"), "is the password of no user; set user")
+
+
+def _compare_mixes(options: LoadOptions) -> Iterator[Mix]:
+    """What the bare relay cannot be compared under."""
+    if options.compare is None:
+        return
+    if not options.starts_site:
+        yield Mix(
+            ("compare", "broker", "site"),
+            "the bare relay is measured on brokers that are started here; name no running site",
+        )
+    odd = [key for key in ("drop", "slow", "reconnect_storm") if getattr(options, key)]
+    if odd:
+        yield Mix(
+            ("compare", *odd),
+            f"the bare relay is compared under a steady load alone; leave out {', '.join(odd)}",
+        )
+    if options.qos == 0:
+        yield Mix(("compare", "qos"), "a bare relay may lose what is sent with QoS 0; set qos: 1")

@@ -44,14 +44,14 @@ def test_the_options_of_other_load_tools_are_there():
     line = (
         "--devices 50 --rate 100 --rounds 2 --payload-bytes 4096 --interval 5 --drop 0.1 "
         "--slow 0.2 --reconnect-storm --qos 0 --protocol 4 --tls --ca a.pem --cert b.pem "
-        "--key c.pem --user fleet --processes 2 --prometheus 9100 --compare raw"
+        "--key c.pem --user fleet --processes 2 --prometheus 9100"
     )
     found = resolved(line)
     assert (found.devices, found.rate_per_s, found.rounds, found.values) == (50, 100, 2, 1024)
     assert (found.interval_s, found.drop, found.slow, found.qos, found.protocol) == (
         5, 0.1, 0.2, 0, 4,
     )  # fmt: skip
-    assert found.reconnect_storm and found.tls and found.compare == "raw"
+    assert found.reconnect_storm and found.tls and found.prometheus == 9100
     assert found.ca == Path("a.pem").absolute()
 
 
@@ -88,6 +88,8 @@ def test_all_problems_are_said_at_once_by_the_options_names():
         ("--broker mqtt://b", "also needs cloud, token_file, fleet"),
         ("--site s --devices 1,2", "fresh site"),
         ("--site s --compare raw", "name no running site"),
+        ("--compare raw --drop 0.1 --reconnect-storm", "leave out drop, reconnect_storm"),
+        ("--compare raw --qos 0", "set qos: 1"),
         ("--password-file p", "set user"),
         ("--minutes 1 --devices 1,2", "a sweep plays rounds"),
     ],
