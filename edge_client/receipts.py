@@ -37,7 +37,7 @@ class Receipt:
 
 
 def add(db: sqlite3.Connection, item: OutboxPut, kept: int) -> None:
-    """The upload is on disk. Of all receipts the newest `kept` stay."""
+    """The upload is on disk. Of all receipts the newest `kept` stay, and no promise is replaced."""
     if item.dummy:
         return
     hashes, offset = b"", 0
@@ -46,7 +46,9 @@ def add(db: sqlite3.Connection, item: OutboxPut, kept: int) -> None:
         offset += size
     at = item.at
     db.execute(
-        "INSERT OR REPLACE INTO receipts VALUES (?, ?, ?, 'stored', ?)",
+        "INSERT INTO receipts VALUES (?, ?, ?, 'stored', ?) ON CONFLICT DO UPDATE"
+        " SET state = excluded.state, segment_hashes = excluded.segment_hashes"
+        " WHERE state NOT IN ('held', 'counted', 'missing')",
         (at.job_id, at.round, at.attempt, hashes),
     )
     db.execute("DELETE FROM receipts WHERE rowid <= (SELECT max(rowid) FROM receipts) - ?", (kept,))

@@ -27,7 +27,8 @@ from fl_core.protocol.tasks import (
 from fl_core.sqlite_file import SqliteFile
 
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS seen (job BLOB PRIMARY KEY, round INTEGER, attempt INTEGER, digest BLOB);
+CREATE TABLE IF NOT EXISTS seen (job BLOB PRIMARY KEY, round INTEGER, attempt INTEGER, digest BLOB,
+  settled INTEGER);
 CREATE TABLE IF NOT EXISTS jobs (job BLOB PRIMARY KEY, canonical BLOB, graph BLOB);
 CREATE TABLE IF NOT EXISTS backbones (job BLOB, graph BLOB);
 CREATE TABLE IF NOT EXISTS closed (job BLOB PRIMARY KEY, status TEXT);
@@ -65,10 +66,10 @@ class DeviceStore:
         """Apply one of the machine's items, durably; inside `together`, when that ends."""
         with self._file.transaction() as db:
             match item:
-                case Seen(at=at, manifest_digest=digest):
+                case Seen(at=at, manifest_digest=digest, settled=settled):
                     db.execute(
-                        "INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?)",
-                        (at.job_id, at.round, at.attempt, digest),
+                        "INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?, ?)",
+                        (at.job_id, at.round, at.attempt, digest, settled),
                     )
                 case OutboxPut(at=at) as put:
                     kept = (_encode(put.header), _encode(put.sizes), put.data, put.dummy, put.held)
@@ -82,6 +83,10 @@ class DeviceStore:
                     receipts.hold(db, at)
                 case OutboxDrop(at=at, outcome=outcome):
                     db.execute("DELETE FROM outbox")
+                    db.execute(
+                        "UPDATE seen SET settled = 1 WHERE job = ? AND round = ? AND attempt = ?",
+                        (at.job_id, at.round, at.attempt),
+                    )
                     receipts.end(db, at, outcome)
                 case JobClosed(job_id=job_id, status=status):
                     db.execute("INSERT OR REPLACE INTO closed VALUES (?, ?)", (job_id, status))
@@ -102,8 +107,8 @@ class DeviceStore:
         """The machine's memory as it was when the last process ended."""
         memory = Memory()
         with self._file.guard() as db:
-            for job, number, attempt, digest in db.execute("SELECT * FROM seen"):
-                memory.seen[job] = Seen(Exchanged(job, number, attempt), digest)
+            for job, number, attempt, digest, settled in db.execute("SELECT * FROM seen"):
+                memory.seen[job] = Seen(Exchanged(job, number, attempt), digest, bool(settled))
             for (job,) in db.execute("SELECT job FROM jobs ORDER BY rowid"):
                 memory.jobs[job] = None
             for (job,) in db.execute("SELECT job FROM closed ORDER BY rowid"):

@@ -254,12 +254,12 @@ class DeviceMachine:
         raise ProtocolError("unexpected_body")
 
     def _close(self, close: Close) -> list[fx.Effect]:
-        out = self._jobs.closed(close)
-        if not out:
+        ended = self._jobs.closed(close)
+        if not ended:
             return []
         self.fetches.forget(lambda old: _kind(old) != "release" and _job_of(old) == close.job_id)
         what = {"job_id": close.job_id.hex(), "status": close.status}
-        return [*out, *self.round.job_closed(close.job_id), fx.Report("job_closed", what)]
+        return [*self.round.job_closed(close.job_id), *ended, fx.Report("job_closed", what)]
 
     # --- timers ---
 

@@ -100,10 +100,13 @@ class Outbox:
         return [fx.Store(OutboxHeld(self.item.at))]
 
     def drop(self, outcome: Outcome = "dropped") -> list[fx.Effect]:
-        """The upload is not needed any more."""
+        """The upload is not needed any more, and its attempt is not taken up again."""
         if self.item is None:
             return []
         at, self._memory.outbox = self.item.at, None
+        seen = self._memory.seen.get(at.job_id)
+        if seen is not None and seen.at == at:
+            self._memory.seen[at.job_id] = replace(seen, settled=True)
         return [fx.Store(OutboxDrop(at, outcome))]
 
 

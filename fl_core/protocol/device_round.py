@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fl_core.errors import ProtocolError
 from fl_core.protocol import effects as fx
 from fl_core.protocol.device_cover import Covering
@@ -49,7 +51,7 @@ class Round:
     # --- the manifest ---
 
     def is_new(self, mark: Seen) -> bool:
-        """Whether to take this round up; False while at it.
+        """Whether to take this round up; False while at it, and once it is settled.
 
         Raises ProtocolError `replayed_round` or `forked_manifest`.
         """
@@ -58,10 +60,11 @@ class Round:
             return True
         if (at.round, at.attempt) < (seen.at.round, seen.at.attempt):
             raise ProtocolError("replayed_round")
-        if at == seen.at and mark != seen:
+        if at == seen.at and mark.manifest_digest != seen.manifest_digest:
             raise ProtocolError("forked_manifest")
         here = self.manifest is not None and self.manifest.at == at
-        return not (here or self.outbox.is_for(at))
+        settled = at == seen.at and seen.settled
+        return not (here or settled or self.outbox.is_for(at))
 
     def begin(self, manifest: Manifest, mark: Seen) -> list[fx.Effect]:
         """Remember the round, drop what is left of the one before, and wait for the package."""
@@ -107,7 +110,10 @@ class Round:
         if self.cover.on:
             return [report, *self._answer_with_dummies(manifest)]
         self.state = TABLE.step(self.state, "declined")
-        return [report, fx.Send(fx.Proxy(), self._signer.note(Decline(manifest.at)))]
+        settled = replace(self._memory.seen[manifest.at.job_id], settled=True)
+        self._memory.seen[manifest.at.job_id] = settled
+        note = self._signer.note(Decline(manifest.at))
+        return [fx.Store(settled), report, fx.Send(fx.Proxy(), note)]
 
     def _answer_with_dummies(self, manifest: Manifest) -> list[fx.Effect]:
         self.state = TABLE.step(self.state, "covering")

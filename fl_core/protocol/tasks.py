@@ -93,10 +93,14 @@ class Install:
 
 @dataclass(frozen=True)
 class Seen:
-    """The newest manifest of a job, so that an older or a second one is refused."""
+    """The newest manifest of a job, so that an older or a second one is refused.
+
+    `settled`: the device is done with this attempt, and does not take it up again.
+    """
 
     at: Exchanged
     manifest_digest: bytes
+    settled: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,7 +128,7 @@ Outcome = Literal["counted", "missing", "refused", "dropped"]
 
 @dataclass(frozen=True)
 class OutboxDrop:
-    """The upload is not needed any more, and what became of it.
+    """The upload is not needed any more, its attempt is settled, and what became of it.
 
     `counted` and `missing` by the commit record: all of its segments stand there, or not all.
     """

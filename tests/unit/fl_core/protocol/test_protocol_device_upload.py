@@ -51,6 +51,7 @@ from fl_core.protocol.tasks import (
     OutboxDrop,
     OutboxPut,
     Sealed,
+    Seen,
     Work,
 )
 
@@ -289,3 +290,27 @@ def test_late_timers_and_unknown_events_do_nothing():
     machine = device()
     for event in (fx.Timer("resend"), fx.Timer("repair"), fx.Timer("?"), fx.Done("?", "?")):
         assert machine.handle(event, 0.0) == []
+
+
+@pytest.mark.parametrize("end", ["counted", "refused", "expired", "declined"])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_settled_round_is_not_taken_up_again(end, restarted):
+    machine = device()
+    if end == "declined":
+        work_on(machine, manifest(MODEL))
+        out = done(machine, Work(manifest(MODEL), PACKAGE), Declined("busy"))
+        assert [type(item) for item in stored(out)] == [Seen]
+    else:
+        upload(machine)
+    if end == "counted":
+        record, data = commit_of(at(), SEGMENTS)
+        receive(machine, offer(record, data))
+    if end == "refused":
+        receive(machine, ack("closed"))
+    if end == "expired":
+        fire(machine, "deadline")
+    machine = device(machine.memory) if restarted else machine
+    assert receive(machine, offer(manifest(MODEL), MODEL)) == []
+    fork = msgspec.structs.replace(manifest(MODEL), commitment=b"z" * 32)
+    assert refused(receive(machine, offer(fork, MODEL))) == ["forked_manifest"]
+    assert len(tasks(receive(machine, offer(manifest(MODEL, at(1, 2)), MODEL)))) == 1
