@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fl_core.errors import ProtocolError
+
 _CONNECT, _PUBLISH = 1, 3
 _VERSION_5 = 5
+_LENGTH_BYTES = 4
 
 
 class Packets:
@@ -15,7 +18,7 @@ class Packets:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The packets that are complete now."""
+        """The packets that are complete now; ProtocolError("malformed") where none can be."""
         self._rest += data
         while (size := _packet_bytes(self._rest)) is not None and size <= len(self._rest):
             packet = bytes(self._rest[:size])
@@ -60,6 +63,8 @@ def flipped(packet: bytes, at: int) -> bytes:
 
 def _packet_bytes(data: bytes | bytearray) -> int | None:
     found = _variable(data, 1)
+    if found is None and len(data) > _LENGTH_BYTES:
+        raise ProtocolError("malformed", "a length that never ends")
     return None if found is None else found[0] + found[1]
 
 
@@ -71,7 +76,7 @@ def _body(packet: bytes) -> int | None:
 def _variable(data: bytes | bytearray, at: int) -> tuple[int, int] | None:
     """(value, where it ends) of a variable byte integer; None while it is not all there."""
     value = 0
-    for place, byte in enumerate(data[at : at + 4]):
+    for place, byte in enumerate(data[at : at + _LENGTH_BYTES]):
         value |= (byte & 0x7F) << (7 * place)
         if not byte & 0x80:
             return value, at + place + 1

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+from fl_core.errors import ProtocolError
 from tools.chaos.packets import Packets, flipped, is_publish, payload_start, version_of
 from tools.chaos.plan import Fault
 
@@ -96,7 +97,7 @@ class Relay:
                         await waiting.put((time.monotonic() + self._held_up(), out))
             await waiting.put((0.0, b""))
             await sender
-        except OSError:
+        except (OSError, ProtocolError):
             pass
         finally:
             sender.cancel()

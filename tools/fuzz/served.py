@@ -218,6 +218,6 @@ _HEADS = (
 TARGETS = {
     "http": Target(_http, _requests, (), 1024, (b"job: ",)),
     "load_mqtt": Target(_load_mqtt, _packets, (ProtocolError,), 1024, _HEADS),
-    "chaos_mqtt": Target(_chaos_mqtt, _packets, (), 1024, _HEADS),
+    "chaos_mqtt": Target(_chaos_mqtt, _packets, (ProtocolError,), 1024, _HEADS),
     "amqtt": Target(_amqtt, _packets, (), 512, _HEADS),
 }

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fl_core.errors import ProtocolError
 from tools.brokers import free_ports
 from tools.chaos.packets import Packets, flipped, is_publish, payload_start, version_of
 from tools.chaos.plan import Fault
@@ -70,6 +71,11 @@ def test_only_the_payload_is_flipped(payload: bytes, version: int, qos: int) -> 
 
 def test_the_version_is_read_from_the_connect_alone() -> None:
     assert [version_of(p) for p in (CONNECT_5, CONNECT_4, PING)] == [5, 4, None]
+
+
+def test_a_length_without_an_end_is_refused_at_once() -> None:
+    with pytest.raises(ProtocolError, match="never ends"):
+        list(Packets().feed(b"\x30\xff\xff\xff\xff"))
 
 
 class Far:
