@@ -12,7 +12,7 @@ import secrets
 import signal
 import ssl
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import parent_process
@@ -25,6 +25,7 @@ from fl_core.transport.link import BrokerAddress, LinkSettings
 from fl_core.transport.mqtt_link import MqttLink
 from fl_core.transport.tls import client_context
 from fl_core.transport.topics import CLOUD_IN, DEVICES_UP, device_down, device_up
+from tools.load.joining import on_fast_loop
 from tools.load.mqtt import Client
 from tools.load.mqtt_packets import Login, encoded_topic
 
@@ -73,7 +74,7 @@ def relay(edge: LinkSettings, cloud: LinkSettings, pipe: Connection) -> None:
         pipe.send(READY)
         await asyncio.gather(onwards.run_forever(), incoming.run_forever())
 
-    _run(work(), pipe)
+    _run(lambda: asyncio.run(work()), pipe)
 
 
 def sink(cloud: LinkSettings, counted: Any, pipe: Connection) -> None:
@@ -89,13 +90,13 @@ def sink(cloud: LinkSettings, counted: Any, pipe: Connection) -> None:
         pipe.send(READY)
         await link.run_forever()
 
-    _run(work(), pipe)
+    _run(lambda: asyncio.run(work()), pipe)
 
 
 def generate(crowd: Crowd, counted: Any, start: Barrier, pipe: Connection) -> None:
     """Connect all devices of `crowd`, then send a round each time `start` opens."""
 
-    async def work() -> None:
+    async def work() -> int:
         sender = _Sender(crowd, counted)
         await sender.connect()
         ticking = asyncio.create_task(sender.tick())
@@ -106,8 +107,9 @@ def generate(crowd: Crowd, counted: Any, start: Barrier, pipe: Connection) -> No
         await asyncio.to_thread(start.wait)  # the leader has seen the last round arrive
         ticking.cancel()
         sender.finish()
+        return 0
 
-    _run(work(), pipe)
+    _run(lambda: on_fast_loop(work()), pipe)  # as the test's own generators
 
 
 class _Owner:
@@ -188,12 +190,12 @@ class _Sender:
             client.finish()
 
 
-def _run(work: Coroutine[Any, Any, None], pipe: Connection) -> None:
+def _run(work: Callable[[], object], pipe: Connection) -> None:
     """The life of a part: it says what it failed of, and ends with its starter."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the starter ends its parts
     threading.Thread(target=_end_with_starter, daemon=True).start()
     try:
-        asyncio.run(work)
+        work()
     except (EdgeVeilError, OSError, TimeoutError, threading.BrokenBarrierError) as error:
         with suppress(OSError):
             pipe.send(str(error) or type(error).__name__)
