@@ -28,6 +28,7 @@ from tools.load.table import show
 from tools.load.view import LiveView
 from tools.result import write_json
 from tools.run_children import Children
+from tools.run_local import signals
 from tools.scratch import scratch
 
 INTERRUPTED = 130
@@ -98,7 +99,7 @@ def _play(
 ) -> tuple[dict[str, Any], BaseException | None]:
     """One count of devices: its result, and what ended it early."""
     # A second Ctrl-C must not leave children behind; stopping takes a few seconds at most.
-    with ExitStack() as stack:
+    with signals(signal.SIG_IGN), ExitStack() as stack:
         folder = stack.enter_context(scratch(keep=False, in_memory=False))
         logs = (options.out or folder) / "logs"
         logs.mkdir(parents=True, exist_ok=True)
@@ -109,7 +110,8 @@ def _play(
             fleet = Fleet.make(options.devices)
             site = LocalSite(options, fleet, folder, logs)
             stack.callback(site.stop)
-            target = site.start()
+            with signals(_interrupt):
+                target = site.start()
             options = options.model_copy(update={"ca": target.ca}) if target.ca else options
             password = site.load_password
         else:
@@ -138,8 +140,13 @@ def _play(
             view.note("the same bytes through a bare relay")
             generators.stop()
             site.children.stop()
-            _compare(options, site, result)
+            with signals(_interrupt):
+                _compare(options, site, result)
         return result, failure
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def _tell(watchers: list[Show], sample: dict[str, Any]) -> None:
@@ -167,6 +174,8 @@ def _until_stopped(session: Session) -> BaseException | None:
         return 0
 
     on_fast_loop(body())
+    for number in (signal.SIGINT, signal.SIGTERM):  # the loop left them at their defaults
+        signal.signal(number, signal.SIG_IGN)
     return failure[0] if failure else None
 
 

@@ -112,8 +112,7 @@ def admit(registry_file: Path, enrolments: list[Enrolment], limit: int) -> None:
     """Admit all of them at once."""
     registry = Registry(registry_file, limit=limit)
     try:
-        for enrolment in enrolments:
-            registry.admit(enrolment, note="load test")
+        registry.admit_many(enrolments, note="load test")
     finally:
         registry.close()
 

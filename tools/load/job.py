@@ -35,7 +35,7 @@ def job_yaml(options: LoadOptions) -> bytes:
             "min_batch": min(MIN_BATCH, options.devices),
             "retries": _RETRIES,
         },
-        "unsupervised": {"every_rounds": 0},
+        "unsupervised": {"every_rounds": 0, "eval_type": "NOT_EVAL"},
     }
     text: str = yaml.safe_dump(job, sort_keys=False)
     return text.encode()

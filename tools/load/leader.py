@@ -81,7 +81,10 @@ class Leader:
             return refused
         if self._joined >= self._generators:
             return web.Response(status=409, text="all generators of this test are there")
-        joining = msgspec.msgpack.decode(await request.read(), type=Joining)
+        try:
+            joining = msgspec.msgpack.decode(await request.read(), type=Joining)
+        except msgspec.DecodeError:
+            return _not_understood()
         self._joined += 1
         number, members = self._joined, self._fleet.members
         name = f"generator-{number}"
@@ -103,15 +106,22 @@ class Leader:
     async def _report(self, request: web.Request) -> web.Response:
         if (refused := self._refused(request)) is not None:
             return refused
-        report = msgspec.msgpack.decode(await request.read(), type=Report)
+        try:
+            report = msgspec.msgpack.decode(await request.read(), type=Report)
+        except msgspec.DecodeError:
+            return _not_understood()
         self.reports[report.number] = report
         return web.Response(body=msgspec.msgpack.encode(Answer(self.command)))
 
     def _refused(self, request: web.Request) -> web.Response | None:
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if hmac.compare_digest(given.encode(), self._token.encode()):
+        if hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._token.encode()):
             return None
         return web.Response(status=401, text="wrong token")
+
+
+def _not_understood() -> web.Response:
+    return web.Response(status=400, text="not of this version of edgeveil loadtest")
 
 
 def join_token(path: Path) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tools.load.drift import Drift, drifts
 from tools.load.leader import Totals
 from tools.load.options import LoadOptions
 from tools.load.processes import Watch
@@ -15,9 +16,18 @@ from tools.load.rounds import Course
 from tools.load.samples import Samples
 
 
+@dataclass(frozen=True)
+class Mark:
+    """Processor seconds and counts when so many rounds were committed."""
+
+    cpu_s: Mapping[str, float]
+    counts: Mapping[str, int]
+    rounds: int
+
+
 @dataclass
 class Measured:
-    """What the session notes on its way. `begin` and `end` frame the rounds."""
+    """What the session notes on its way."""
 
     options: LoadOptions
     broker: str
@@ -25,30 +35,19 @@ class Measured:
     connecting_s: float = 0.0
     idle: dict[str, Any] | None = None
     reason: str = ""
-    _cpu: tuple[Mapping[str, float], ...] = field(default=())
-    _counts: tuple[Mapping[str, int], ...] = field(default=())
+    _marks: list[Mark] = field(default_factory=list)
 
-    def begin(self, cpu_s: Mapping[str, float], counts: Mapping[str, int]) -> None:
-        """The rounds begin."""
-        self._cpu, self._counts = (cpu_s,), (counts,)
+    def mark(self, cpu_s: Mapping[str, float], counts: Mapping[str, int], rounds: int) -> None:
+        """The rounds begin, or one more is committed."""
+        self._marks.append(Mark(cpu_s, counts, rounds))
 
-    def end(self, cpu_s: Mapping[str, float], counts: Mapping[str, int]) -> None:
-        """The rounds are over."""
-        self._cpu, self._counts = (*self._cpu[:1], cpu_s), (*self._counts[:1], counts)
-
-    def cpu_of_rounds(self, now: Mapping[str, float]) -> dict[str, float]:
-        """Processor seconds of each process in the rounds; `now` where they did not end."""
-        if not self._cpu:
-            return {}
-        first, last = self._cpu[0], self._cpu[-1] if len(self._cpu) > 1 else now
-        return {name: last[name] - first.get(name, 0.0) for name in last}
-
-    def moved_down(self, now: Mapping[str, int]) -> int:
-        """Bytes that came to the devices in the rounds."""
-        if not self._counts:
-            return 0
-        last = self._counts[-1] if len(self._counts) > 1 else now
-        return last["bytes_down"] - self._counts[0]["bytes_down"]
+    def span(self) -> tuple[Mark, Mark] | None:
+        """From the end of the first round to the end of the last: what is done once, such as
+        planning the job, is no cost of an upload. With one round alone, from its beginning.
+        """
+        if len(self._marks) < 2:
+            return None
+        return self._marks[1 if len(self._marks) > 2 else 0], self._marks[-1]
 
 
 def outcome(
@@ -57,13 +56,12 @@ def outcome(
     """Everything, with plain numbers only."""
     options, rows = measured.options, course.rows(totals.rounds)
     uploads, seconds = sum(r["uploads"] for r in rows), sum(r["measured_s"] for r in rows)
-    whole_s = sum(r["seconds"] for r in rows)
     moved_up = sum(r["uploads"] * r["upload_bytes"] for r in rows)
-    cpu = measured.cpu_of_rounds(watch.cpu_s())
+    cost = _cost(measured, rows)
     peak = watch.peak_rss_bytes()
     connect = totals.histogram("connect_s").summary()
     del connect["jitter"]
-    return {
+    result = {
         "options": options.model_dump(mode="json"),
         "environment": {
             "cores": os.cpu_count(),
@@ -85,7 +83,7 @@ def outcome(
         "uploads_per_s": _rate(uploads, seconds),
         "mb_per_s": {
             "up": _rate(moved_up / 1e6, seconds),
-            "down": _rate(measured.moved_down(totals.counts) / 1e6, whole_s),
+            "down": _rate(cost.down_bytes / 1e6, cost.seconds),
         },
         "latency_s": totals.histogram("counted_s").summary(),
         "acknowledged_s": totals.histogram("ack_s").summary(),
@@ -94,14 +92,14 @@ def outcome(
         "refused": {**course.refused, **totals.refused},
         "processes": {
             name: {
-                "cpu_s": round(cpu.get(name, 0.0), 3),
-                "cpu_percent": _rate(100 * cpu.get(name, 0.0), whole_s),
+                "cpu_s": round(cost.cpu_s.get(name, 0.0), 3),
+                "cpu_percent": _rate(100 * cost.cpu_s.get(name, 0.0), cost.seconds),
                 "peak_rss_bytes": peak[name],
             }
             for name in peak
         },
         "peak_rss_bytes": peak,
-        "cpu_ms_per_upload": {n: _rate(1000 * s, uploads) for n, s in cpu.items()},
+        "cpu_ms_per_upload": {n: _rate(1000 * s, cost.uploads) for n, s in cost.cpu_s.items()},
         "idle": measured.idle,
         "raw": None,
         "raw_ratio": None,
@@ -109,6 +107,31 @@ def outcome(
         "series": samples.series,
         "sweep": None,
     }
+    return {**result, "drift": {one.process: _drift(one) for one in drifts(result)}}
+
+
+@dataclass(frozen=True)
+class _Cost:
+    """What the measured rounds took."""
+
+    cpu_s: Mapping[str, float] = field(default_factory=dict)
+    down_bytes: int = 0
+    uploads: int = 0
+    seconds: float = 0.0
+
+
+def _cost(measured: Measured, rows: list[dict[str, Any]]) -> _Cost:
+    span = measured.span()
+    if span is None:
+        return _Cost()
+    first, last = span
+    within = rows[first.rounds : last.rounds]
+    return _Cost(
+        {name: cpu_s - first.cpu_s.get(name, 0.0) for name, cpu_s in last.cpu_s.items()},
+        last.counts["bytes_down"] - first.counts["bytes_down"],
+        sum(row["uploads"] for row in within),
+        sum(row["seconds"] for row in within),
+    )
 
 
 def _losses(totals: Totals, course: Course) -> dict[str, int]:
@@ -123,6 +146,11 @@ def _losses(totals: Totals, course: Course) -> dict[str, int]:
         "lost": totals.counts["missing"] + unconfirmed + unanswered,
         "unanswered": unanswered,
     }
+
+
+def _drift(one: Drift) -> dict[str, Any]:
+    figures = {"mib_per_hour": round(one.mib_per_hour, 2), "error": round(one.error, 2)}
+    return {**figures, "verdict": one.verdict}
 
 
 def _rate(amount: float, seconds: float) -> float:

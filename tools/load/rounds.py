@@ -31,6 +31,7 @@ class Course:
                 self._broadcast_s, self._selected = time_s, int(data.get("selected") or 0)
         elif kind == "batch":
             self._batch_s = time_s
+            self.phase += ": absorbing"
         elif kind == "exchange_committed":
             for reason, count in dict(data.get("refused", {})).items():
                 self.refused[reason] = self.refused.get(reason, 0) + int(count)

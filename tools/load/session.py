@@ -165,8 +165,7 @@ class Session:
             return
         client = CloudClient(self._target.cloud, self._target.token_file)
         self._phase = "announcing the job"
-        self._watch.look()
-        self.measured.begin(self._watch.cpu_s(), self._leader.totals().counts)
+        self._mark()
         self._loaded = True
         job = await asyncio.to_thread(client.submit, job_yaml(options))
         end_s = time.monotonic() + 60 * options.minutes if options.minutes is not None else None
@@ -178,8 +177,6 @@ class Session:
                     await asyncio.to_thread(client.cancel, job)
         await self._settle()
         self._loaded = False
-        self._watch.look()
-        self.measured.end(self._watch.cpu_s(), self._leader.totals().counts)
         self._require_completed(job)
 
     async def _follow(self, client: CloudClient, job: str, end_s: float | None) -> None:
@@ -190,8 +187,10 @@ class Session:
                 after = int(event["seq"])
                 self._course.take(event)
                 self._phase = self._course.phase or self._phase
-                over = end_s is not None and time.monotonic() > end_s
-                if event["type"] == "exchange_committed" and over:
+                if event["type"] != "exchange_committed":
+                    continue
+                self._mark()
+                if end_s is not None and time.monotonic() > end_s:
                     return
             self._check()
 
@@ -220,10 +219,30 @@ class Session:
 
     # --- meanwhile ---
 
+    def _mark(self) -> None:
+        """Note what was spent up to here."""
+        self._watch.look()
+        counts, done = self._leader.totals().counts, len(self._course.committed)
+        self.measured.mark(self._watch.cpu_s(), counts, done)
+
+    def _now(self) -> str:
+        """The phase; of a round, what it waits for."""
+        course, rounds = self._course, self._leader.totals().rounds
+        if not self._loaded or not course.phase.startswith("round") or not rounds:
+            return self._phase
+        number, newest = max(rounds)[0], rounds[max(rounds)]
+        if number <= len(course.committed) or not newest["offered"]:
+            return f"{course.phase}: broadcasting"
+        if "absorbing" in course.phase:
+            return course.phase
+        held, wanted = newest["acknowledged"], self._options.devices
+        doing = "handing over" if held >= wanted else f"{held:,} of {wanted:,} acknowledged"
+        return f"{course.phase}: {doing}"
+
     async def _sample(self) -> None:
         while True:
             self._show(
-                self._samples.take(self._phase, len(self._course.committed), loaded=self._loaded)
+                self._samples.take(self._now(), len(self._course.committed), loaded=self._loaded)
             )
             await asyncio.sleep(1.0)
 
