@@ -152,6 +152,13 @@ def test_a_page_of_a_test_that_ended_at_once(tmp_path):
     assert "&lt;broker&gt; gone" in page
 
 
+def test_a_soak_s_page_has_a_verdict_for_each_process(tmp_path):
+    page = paged(result(seconds=1800, minutes=30, growth_mib_per_s=0.05), tmp_path)
+    assert page.count(">flat</td>") == len(NAMES) - 1
+    assert page.count(">grows</td>") == 1
+    assert "minutes" in page
+
+
 def test_what_makes_a_load_hard_is_said(tmp_path):
     found = result(drop=0.1, slow=0.2, reconnect_storm=True, interval_s=10.0)
     page = paged(found, tmp_path)
