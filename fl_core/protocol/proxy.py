@@ -204,7 +204,7 @@ class ProxyMachine:
         check(signed, device, self.registry.verify_key(device), BODY)
         match body:
             case Hello(device=said) if said == device:
-                return self._came(device, signed)
+                return self._came(device, signed, now_s)
             case Bye(device=said) if said == device:
                 self.online.discard(device)
                 return [*self.uploads.left(device), self._presence()]
@@ -214,10 +214,10 @@ class ProxyMachine:
                 return self.uploads.decline(device, at, now_s)
         raise ProtocolError("unexpected_body")
 
-    def _came(self, device: str, hello: Signed) -> list[fx.Effect]:
+    def _came(self, device: str, hello: Signed, now_s: float) -> list[fx.Effect]:
+        heard = self._greeting.heard(device, hello, now_s)
         self.online.add(device)
         self.uploads.came(device)
-        heard = self._greeting.heard(device, hello)
         return [*heard, *self.broadcasts.welcome(device), self._presence()]
 
     def _presence(self) -> fx.Effect:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 
+from fl_core.errors import ProtocolError
 from fl_core.protocol import effects as fx
 from fl_core.protocol.messages import Cover, Here, Later, Note, Signed
 from fl_core.protocol.proxy_tasks import ProxyParts
 
 _DELAY_STEP_S = 0.1  # delays are rounded, so that one signed note serves many devices
 _LATEST_S = 600.0
+_EACH_HELLOS, _EACH_S = 5, 10.0  # of one device: a sound one comes, is asked once, and tries again
 
 
 class HelloRate:
@@ -43,6 +45,7 @@ class Greeting:
         self._parts = parts
         self.rate = HelloRate(parts.settings.hellos_per_s)
         self._later: dict[int, Note] = {}
+        self._each: dict[str, tuple[float, int]] = {}  # of admitted devices: since when, how many
         self._cover = parts.signer.note(Cover(parts.settings.cover_window_s))
 
     def here(self) -> list[fx.Effect]:
@@ -60,8 +63,17 @@ class Greeting:
             self._later[steps] = self._parts.signer.note(Later(steps * _DELAY_STEP_S))
         return [fx.Send(fx.Device(device), self._later[steps])]
 
-    def heard(self, device: str, hello: Signed) -> list[fx.Effect]:
-        """The hello was heard."""
+    def heard(self, device: str, hello: Signed, now_s: float) -> list[fx.Effect]:
+        """A hello that is the device's own.
+
+        Raises ProtocolError `hello_too_often`: one device must not take the others' place.
+        """
+        since_s, count = self._each.get(device, (now_s, 0))
+        if now_s - since_s >= _EACH_S:
+            since_s, count = now_s, 0
+        if count >= _EACH_HELLOS:
+            raise ProtocolError("hello_too_often")
+        self._each[device] = since_s, count + 1
         self.rate.heard()
         ack = self._parts.ack(hashlib.sha256(hello.payload).digest(), "held")
         notes = [ack, self._cover] if self._parts.settings.cover_window_s else [ack]

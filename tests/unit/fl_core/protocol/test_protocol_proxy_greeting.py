@@ -65,6 +65,18 @@ def test_a_forged_hello_takes_nobody_s_place():
     assert bodies(hello(machine, FLEET[0]), Ack)
 
 
+def test_one_device_that_keeps_saying_hello_does_not_take_the_others_place():
+    machine = proxy(hellos_per_s=20.0)
+    loud, others = FLEET[0], crowd(machine, 40)
+    for moment in range(4000):
+        now_s = moment / 200
+        out = hello(machine, loud, now_s)
+        if moment >= 5 and now_s < 10:
+            assert refused(out) == ["hello_too_often"] and of(out, fx.Send) == []
+        if moment % 100 == 0:
+            assert bodies(hello(machine, others.pop(), now_s), Ack)
+
+
 def test_a_pace_below_one_a_second_still_hears_one():
     assert bodies(hello(proxy(hellos_per_s=0.1), FLEET[0]), Ack)
 
