@@ -17,7 +17,7 @@ from fl_core.config import LoadOptions
 from tools.load.table import mib, ms, rate, shortened
 
 _REFRESH_PER_S = 4
-_LINE_S = 10.0  # without a terminal, a line so often and whenever the phase changes
+_LINE_S = 5.0  # without a terminal, a line so often and when something else than a round begins
 
 
 class LiveView:
@@ -69,8 +69,9 @@ class LiveView:
         """The newest sample."""
         self._newest = sample
         now_s, phase = self._now_s(), str(sample.get("phase", ""))
-        if self._live is None and (phase != self._said or now_s - self._said_s >= _LINE_S):
-            self._said, self._said_s = phase, now_s
+        kind = phase.partition(" ")[0]
+        if self._live is None and (kind != self._said or now_s - self._said_s >= _LINE_S):
+            self._said, self._said_s = kind, now_s
             going = " · ".join([*self._going(sample), *self._figures(sample)])
             self.note(f"{sample['t_s']:7.1f} s  {phase}: {going}")
 

@@ -98,13 +98,14 @@ def test_only_the_most_frequent_reasons_are_named():
 
 
 def test_without_a_terminal_lines_come_with_each_phase_and_now_and_then():
-    clock = iter((0.0, 1.0, 2.0, 20.0))
+    clock = iter((0.0, 1.0, 2.0, 3.0, 20.0))
     out = console()
     with LiveView(LoadOptions(devices=500), out, lambda: next(clock)) as view:
         view.update({**sample(1, 500), "phase": "connecting"})
         view.update({**sample(2, 500), "phase": "connecting"})
         view.update({**sample(3, 500), "phase": "round 1", "latency_s": {"p50": 0.5, "p99": 2.0}})
-        view.update({**sample(30, 500), "phase": "round 1", "rounds_done": 1})
+        view.update({**sample(4, 500), "phase": "round 2: broadcasting", "rounds_done": 1})
+        view.update({**sample(30, 500), "phase": "round 2: absorbing", "rounds_done": 1})
     lines = out.file.getvalue().splitlines()
     assert len(lines) == 3
     assert "1.0 s  connecting: 200 of 500 connected" in lines[0]
