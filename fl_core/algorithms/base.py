@@ -7,6 +7,7 @@ Devices send sums over records as named segments; the cloud sees only their mean
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -54,7 +55,7 @@ class SegmentSpec:
     @property
     def byte_count(self) -> int:
         """Bytes of the raw tensor, little-endian, C order."""
-        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True, eq=False)
