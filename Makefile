@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 export PATH := $(PATH):/usr/sbin:/usr/local/sbin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check bench fuzz docs mosquitto postgresql clean
+.PHONY: help setup run test check bench fuzz long docs mosquitto postgresql clean
 
 help:            ## list all targets
 	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1|/' | column -t -s '|'
@@ -34,6 +34,11 @@ RUNS   ?= 1000000
 fuzz: $(VENV)/.all  ## feed hostile inputs to every decoder and parser (RUNS=1000000 each)
 	$(PIP) install -q -c .ci/constraints.txt -e '.[fuzz]'
 	$(BIN)/python -m tools.fuzz --runs $(RUNS)
+
+long: mosquitto $(VENV)/.all  ## 200 kills, a crash at every boundary, 30 minutes of load
+	$(BIN)/edgeveil chaos --kills 200 --out out/chaos
+	EDGEVEIL_CRASH_STEP=1 $(BIN)/python -m pytest --timeout 0 tests/sim/test_crashes_site.py
+	$(BIN)/edgeveil loadtest --scenario configs/load/soak.yaml --out out/soak
 
 docs: $(VENV)/.all  ## redraw the state diagrams and the schemas' page
 	$(BIN)/python -m tools.protocol_diagrams --write

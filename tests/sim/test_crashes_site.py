@@ -1,6 +1,6 @@
 """Processes with their real hosts end between two effects or two writes; all promises hold.
 
-The suite takes boundaries at even distances; EDGEVEIL_EVERY_CRASH=1 takes each one.
+The suite takes boundaries at even distances; EDGEVEIL_CRASH_STEP=1 takes each one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.sim.crash_site import (
 )
 from tests.sim.lossy_hosts import RAM
 
-EVERY = bool(os.environ.get("EDGEVEIL_EVERY_CRASH"))
+STEP = int(os.environ.get("EDGEVEIL_CRASH_STEP", "0"))
 RUNS, PAIRS = 6, 4
 
 
@@ -65,9 +65,8 @@ def boundaries(monkeypatch: pytest.MonkeyPatch, disk: Path) -> dict[str, int]:
 def test_one_death(monkeypatch: pytest.MonkeyPatch, disk: Path, who: str) -> None:
     last = boundaries(monkeypatch, disk)[who]
     assert last > 50
-    step = 1 if EVERY else last // RUNS
     broken = []
-    for number in range(1, last + 1, step):
+    for number in range(1, last + 1, STEP or last // RUNS):
         try:
             assert played(monkeypatch, disk, (who, number)).died == 1
         except AssertionError as error:
@@ -77,6 +76,6 @@ def test_one_death(monkeypatch: pytest.MonkeyPatch, disk: Path, who: str) -> Non
 
 def test_two_deaths(monkeypatch: pytest.MonkeyPatch, disk: Path) -> None:
     chance, last = Random(21), boundaries(monkeypatch, disk)
-    for _ in range(100 if EVERY else PAIRS):
+    for _ in range(100 // STEP if STEP else PAIRS):
         deaths = {(who, chance.randint(1, last[who])) for who in chance.choices(sorted(last), k=2)}
         assert played(monkeypatch, disk, *deaths).died >= 1
