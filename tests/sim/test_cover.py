@@ -1,0 +1,133 @@
+"""Cover traffic: at the proxy the selected look like all others, and the model is the same."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fl_core.privacy.ledger import LEDGER_FILE, read_ledger
+from fl_core.protocol import effects as fx
+from fl_core.protocol.codec import decode, decode_body, decode_header
+from fl_core.protocol.messages import Decline, Manifest, Note, Offer, Upload
+from fl_core.protocol.proxy import ProxyMachine
+from fl_core.transport.memory import LATENCY_S
+from tests.sim.fleet import PACKET_BYTES, Fleet, small_job
+
+WINDOW_S = 4.0
+DEVICES, SELECTED = 8, 5
+EXCHANGES = 4  # centre, quadratic, two of training
+JOB = small_job(selection={"devices": SELECTED}, train={"method": "fm", "rounds": 2})
+
+Look = tuple[str, int, bool]  # kind, bytes, whether it is an offer with its blob inside
+
+
+class CoveredFleet(Fleet):
+    """The proxy asks for cover traffic. `moments`: when answers left, after the broadcast."""
+
+    def __init__(self, folder: Path, devices: int) -> None:
+        self.moments: dict[int, list[float]] = defaultdict(list)
+        self._begun: dict[int, float] = {}
+        super().__init__(folder, devices, faults=self._timed)
+
+    def _timed(self, _sender: fx.Address, to: fx.Address, frame: bytes) -> list[float]:
+        message, now_s = decode(frame, PACKET_BYTES), self.net.now_s
+        header = decode_header(message.header) if isinstance(message, Offer) else None
+        if isinstance(header, Manifest) and header.kind == "round" and isinstance(to, fx.Device):
+            self._begun.setdefault(header.at.round, now_s)
+        if isinstance(header, Upload):
+            self.moments[header.at.round].append(now_s - self._begun[header.at.round])
+        return [LATENCY_S]
+
+    def _proxy(self) -> ProxyMachine:
+        plain = super()._proxy()
+        settings = replace(plain.settings, cover_window_s=WINDOW_S)
+        return ProxyMachine(plain.signer, plain.cloud_key, plain.registry, plain.memory, settings)
+
+
+def committed(fleet: Fleet, job: str) -> list[dict]:
+    events = fleet.store.events_after(0, job)
+    return [dict(event.data) for event in events if event.type == "exchange_committed"]
+
+
+def played(fleet: Fleet) -> str:
+    fleet.net.wire = []
+    job = fleet.submit(JOB)
+    assert fleet.finish(job) == "completed"
+    return job
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Fleet, str]:
+    fleet = Fleet(tmp_path_factory.mktemp("plain"), DEVICES)
+    return fleet, played(fleet)
+
+
+@pytest.fixture(scope="module")
+def covered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Fleet, str]:
+    fleet = CoveredFleet(tmp_path_factory.mktemp("cover"), DEVICES)
+    return fleet, played(fleet)
+
+
+def looks(fleet: Fleet) -> dict[str, list[Look]]:
+    """What the proxy and its broker see of each device: every frame's kind and size, in order."""
+    seen: dict[str, list[Look]] = defaultdict(list)
+    for sender, _, frame in fleet.net.wire or []:
+        if isinstance(sender, fx.Device):
+            message = decode(frame, PACKET_BYTES)
+            kind = type(message).__name__
+            if isinstance(message, Note):
+                kind = type(decode_body(message.body)).__name__
+            inside = isinstance(message, Offer) and bool(message.data)
+            seen[sender.id].append((kind, len(frame), inside))
+    return seen
+
+
+def released(fleet: Fleet) -> list[int]:
+    """Per device, how much its ledger knows of."""
+    return [read_ledger(box.site.state_dir / LEDGER_FILE).links for box in fleet.boxes]
+
+
+Played = tuple[Fleet, str]
+
+
+def test_the_proxy_cannot_tell_who_was_selected(plain: Played, covered: Played) -> None:
+    for fleet, _ in (plain, covered):
+        assert min(released(fleet)) < max(released(fleet))  # they were asked unequally often
+    told = {tuple(sorted(look)) for look in looks(plain[0]).values()}
+    assert len(told) > 1
+    alike = {tuple(sorted(look)) for look in looks(covered[0]).values()}
+    assert len(alike) == 1
+    (frames,) = alike
+    assert sum(kind == Offer.__name__ for kind, *_ in frames) == EXCHANGES
+
+
+def test_the_model_is_the_one_without_cover(plain: Played, covered: Played) -> None:
+    before, after = (committed(*played) for played in (plain, covered))
+    assert [r["uploads"] for r in before] == [SELECTED] * EXCHANGES
+    assert [r["uploads"] for r in after] == [SELECTED] * EXCHANGES  # the dummies do not open
+    assert [r["accuracy"] for r in before] == [r["accuracy"] for r in after]
+    (one, job), (other, its) = plain, covered
+    assert one.store.release(job).onnx == other.store.release(its).onnx
+    assert released(one) == released(other)  # a dummy is no event
+
+
+def test_answers_leave_within_the_window_and_not_all_at_once(covered: Played) -> None:
+    fleet, _ = covered
+    for found in fleet.moments.values():
+        assert len(found) == DEVICES
+        assert all(WINDOW_S / 2 <= moment < WINDOW_S + 0.1 for moment in found)
+        assert max(found) - min(found) > 0.1
+    assert len(fleet.moments) == EXCHANGES
+
+
+def test_a_device_that_declines_looks_like_the_others(tmp_path: Path) -> None:
+    fleet = CoveredFleet(tmp_path, DEVICES)
+    fleet.boxes[0].site.policy.__dict__["min_devices"] = SELECTED + 1
+    played(fleet)
+    seen = looks(fleet)
+    assert all(kind != Decline.__name__ for frames in seen.values() for kind, *_ in frames)
+    assert len({tuple(sorted(frames)) for frames in seen.values()}) == 1
+    assert fleet.boxes[0].ledger.spent().epsilon == 0
