@@ -28,7 +28,7 @@ from fl_core.transport.link import LinkDown, LinkSettings, overhead_bytes
 from fl_core.transport.socket_loop import SocketLoop
 from fl_core.transport.tls import client_context
 
-_LOG = logging.getLogger(__name__)
+_LOG = logging.getLogger("edgeveil.link")
 _DIALLERS = ThreadPoolExecutor(max_workers=16, thread_name_prefix="edgeveil-dial")
 _MISC_S = 5.0
 _SUBACK_S = 10.0
@@ -291,7 +291,8 @@ class Session:
             self._window.release(size)
         if code.is_failure and code.value not in self._refused_reasons:
             self._refused_reasons.add(code.value)
-            _LOG.warning("%s: the broker refuses messages: %s", self._address, code)
+            where = {"broker": str(self._address), "code": str(code)}
+            _LOG.warning("broker_refuses", extra=where)
 
     def _on_subscribe(
         self, _client: paho.Client, _data: object, mid: int, codes: Any, _properties: Any

@@ -22,7 +22,7 @@ from fl_core.transport.link import (
 )
 from fl_core.transport.mqtt import MQTT_3_1_1, MQTT_5, NotSpoken, Session
 
-_LOG = logging.getLogger(__name__)
+_LOG = logging.getLogger("edgeveil.link")
 _ATTEMPT_S = 10.0
 _DIAL_S = 6.0
 _STEADY_S = 10.0  # a session that held this long clears the count of failures
@@ -261,7 +261,8 @@ class MqttLink:
     def _note_fault(self, kind: str, error: Exception) -> None:
         self.counters.handler_errors += 1
         if self.counters.handler_errors == 1:
-            _LOG.error("%s: a %s handler failed: %s", self._address, kind, type(error).__name__)
+            what = {"broker": str(self._address), "kind": kind, "error": type(error).__name__}
+            _LOG.error("handler_failed", extra=what)
 
     def _pause(self) -> None:
         if self._newest is not None:
