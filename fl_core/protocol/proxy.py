@@ -1,7 +1,8 @@
 """The proxy's machine: serve identical bytes to all, take one upload each, shuffle, hand over.
 
 It sees ciphertext only. Towards the cloud it says counts, never who or when. Broadcasts are the
-business of `proxy_broadcasts.py`, uploads of `proxy_uploads.py`, batches of `proxy_rounds.py`.
+business of `proxy_broadcasts.py` and `proxy_serving.py`, uploads of `proxy_uploads.py`, batches of
+`proxy_rounds.py`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from fl_core.protocol.messages import (
 from fl_core.protocol.proxy_broadcasts import Broadcasts
 from fl_core.protocol.proxy_greeting import Greeting
 from fl_core.protocol.proxy_rounds import Rounds
+from fl_core.protocol.proxy_serving import Serving
 from fl_core.protocol.proxy_tasks import (
     KeepBroadcast,
     ProxyMemory,
@@ -60,7 +62,8 @@ class ProxyMachine:
         parts = ProxyParts(signer, cloud_key, registry, self.memory, self.settings)
         self.rounds = Rounds(parts)
         self.uploads = Uploads(parts, self.rounds)
-        self.broadcasts = Broadcasts(parts, self.rounds)
+        self.serving = Serving(parts)
+        self.broadcasts = Broadcasts(parts, self.rounds, self.serving)
         self.online = parts.online
         self._greeting = Greeting(parts)
         self._roster: tuple[Signed, Roster, bytes] | None = None
@@ -192,7 +195,7 @@ class ProxyMachine:
             case Part() as part:
                 return self.uploads.part(device, part, now_s)
             case Need() as need:
-                return self.broadcasts.need(device, need, now_s)
+                return self.serving.need(device, need, now_s)
             case Note(body=signed):
                 return self._device_note(device, signed, now_s)
         raise ProtocolError("unexpected_body")
@@ -209,7 +212,7 @@ class ProxyMachine:
                 self.online.discard(device)
                 return [*self.uploads.left(device), self._presence()]
             case Want(job_id=job_id):
-                return self.broadcasts.want(device, job_id)
+                return self.serving.want(device, job_id, now_s)
             case Decline(at=at):
                 return self.uploads.decline(device, at, now_s)
         raise ProtocolError("unexpected_body")
@@ -218,7 +221,7 @@ class ProxyMachine:
         heard = self._greeting.heard(device, hello, now_s)
         self.online.add(device)
         self.uploads.came(device)
-        return [*heard, *self.broadcasts.welcome(device), self._presence()]
+        return [*heard, *self.serving.welcome(device), self._presence()]
 
     def _presence(self) -> fx.Effect:
         return fx.Report("devices_online", {"count": len(self.online)})

@@ -1,19 +1,18 @@
-"""The proxy's broadcast side: keep what the cloud sends, serve identical bytes to every device."""
+"""What the cloud broadcasts: taken part by part, checked, kept on the disk, passed on."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from fl_core.crypto.labels import HEADER
 from fl_core.errors import ProtocolError
 from fl_core.protocol import effects as fx
-from fl_core.protocol.blob import NEED_LIMIT
 from fl_core.protocol.codec import decode_header
 from fl_core.protocol.envelope import check
-from fl_core.protocol.messages import Close, Commit, Manifest, Need, Note, Offer, Part, Signed
+from fl_core.protocol.messages import Close, Commit, Manifest, Note, Offer, Part, Signed
 from fl_core.protocol.proxy_rounds import Rounds
+from fl_core.protocol.proxy_serving import Serving
 from fl_core.protocol.proxy_tasks import (
     BroadcastDropped,
     BroadcastPart,
@@ -22,32 +21,20 @@ from fl_core.protocol.proxy_tasks import (
     Kept,
     ProxyParts,
     key_of,
+    kind_of,
 )
-from fl_core.protocol.transfer import Fetch, answer_need, check_fetchable, first_data, sends
-
-_ORDER = {"job": 0, "round": 1, "release": 2, "commit": 3}
-
-
-@dataclass(frozen=True)
-class _Served:
-    """What a device was sent of a blob, in its last two requests, and until when that counts."""
-
-    blob: bytes
-    until_s: float = 0.0
-    last: frozenset[int] = frozenset()
-    before: frozenset[int] = frozenset()
+from fl_core.protocol.transfer import Fetch, check_fetchable, first_data
 
 
 class Broadcasts:
-    """What devices may ask for. A complete round's manifest opens the round.
+    """Keeps what devices may ask for. A complete round's manifest opens the round.
 
     All of it lies on the disk; here are headers and marks of what has come.
     """
 
-    def __init__(self, parts: ProxyParts, rounds: Rounds) -> None:
-        self._parts, self._rounds = parts, rounds
+    def __init__(self, parts: ProxyParts, rounds: Rounds, serving: Serving) -> None:
+        self._parts, self._rounds, self._serving = parts, rounds, serving
         self.arriving: dict[bytes, Fetch] = {}  # by blob digest
-        self._served: dict[str, _Served] = {}  # of admitted devices alone
 
     @property
     def cached_bytes(self) -> int:
@@ -94,7 +81,7 @@ class Broadcasts:
 
     def _why_not(self, header: Manifest | Commit) -> str:
         """The reason to refuse a broadcast, or an empty string."""
-        kind = _kind(header)
+        kind = kind_of(header)
         if kind != "release" and header.at.job_id in self._parts.memory.ended:
             return "closed_job"
         if isinstance(header, Commit):
@@ -158,7 +145,7 @@ class Broadcasts:
         if isinstance(header, Commit) and (at.round, at.attempt) < self._rounds.newest(at.job_id):
             # The next round came while this was checked; who is there still hears it.
             told = [fx.Send(fx.Cloud(), self._parts.ack(digest, "held"))]
-            passed = self._pass_on(fx.AllDevices(), result)
+            passed = self._serving.pass_on(fx.AllDevices(), result)
             return [*told, *passed, fx.Store(BroadcastDropped(digest))]
         late = self._why_not(header)
         if late:
@@ -170,13 +157,13 @@ class Broadcasts:
             out += self._rounds.drop(header.at)
         elif header.kind == "round":
             out += self._rounds.begin(header)
-        return out + self._pass_on(fx.AllDevices(), result)
+        return out + self._serving.pass_on(fx.AllDevices(), result)
 
     def _make_room(self, header: Manifest | Commit) -> list[fx.Effect]:
         """A new round of a job ends its earlier ones; of broadcasts only the newest stays."""
         memory = self._parts.memory
         memory.kept = {d: k for d, k in memory.kept.items() if not _supersedes(header, k.header)}
-        return self._rounds.drop_job(header.at.job_id) if _kind(header) == "round" else []
+        return self._rounds.drop_job(header.at.job_id) if kind_of(header) == "round" else []
 
     def close(self, close: Close, note: Note) -> list[fx.Effect]:
         """A job ended: forget all of it but the release, tell the devices, say that we heard."""
@@ -188,7 +175,7 @@ class Broadcasts:
             memory.kept = {
                 digest: kept
                 for digest, kept in memory.kept.items()
-                if kept.header.at.job_id != job_id or _kind(kept.header) == "release"
+                if kept.header.at.job_id != job_id or kind_of(kept.header) == "release"
             }
             memory.ended[job_id] = note
             while len(memory.ended) > self._parts.settings.ended_kept:
@@ -205,53 +192,10 @@ class Broadcasts:
         out: list[fx.Effect] = [fx.Send(fx.Cloud(), need) for need in needs if need]
         return [*out, fx.SetTimer("repair", self._parts.settings.repair_s)]
 
-    # --- to devices ---
-
-    def _pass_on(self, to: fx.Address, kept: Kept) -> list[fx.Effect]:
-        blob, limit = kept.header.blob, self._parts.settings
-        push = isinstance(to, fx.AllDevices) and blob.size_bytes <= limit.push_bytes
-        return list(sends(to, kept.signed, blob, kept.data, limit.packet_bytes, push=push))
-
-    def need(self, device: str, need: Need, now_s: float) -> list[fx.Effect]:
-        """An admitted device asks for parts; what is still on its way is not sent again."""
-        if self._parts.registry.verify_key(device) is None:
-            raise ProtocolError("unknown_signer")
-        kept = self._parts.memory.kept.get(need.blob)
-        if kept is None:
-            raise ProtocolError("unknown_blob")
-        served = self._served.get(device)
-        if served is None or served.blob != need.blob or now_s >= served.until_s:
-            served = _Served(need.blob)
-        sent = served.last | served.before
-        fresh = frozenset(sorted(set(need.indices) - sent)[:NEED_LIMIT])
-        if not fresh:
-            return []
-        until_s = now_s + self._parts.settings.need_repeat_s
-        self._served[device] = _Served(need.blob, until_s, fresh, served.last)
-        asked = Need(need.blob, tuple(fresh))
-        return list(answer_need(fx.Device(device), asked, kept.header.blob, kept.data))
-
-    def want(self, device: str, job_id: bytes) -> list[fx.Effect]:
-        """A device asks for a job."""
-        kept = [k for k in self._parts.memory.kept.values() if k.header.at.job_id == job_id]
-        jobs = [k for k in kept if _kind(k.header) == "job"]
-        return [effect for job in jobs for effect in self._pass_on(fx.Device(device), job)]
-
-    def welcome(self, device: str) -> list[fx.Effect]:
-        """What a device that just came should know, jobs first."""
-        memory, out = self._parts.memory, list[fx.Effect]()
-        for kept in sorted(memory.kept.values(), key=lambda k: _ORDER[_kind(k.header)]):
-            out += self._pass_on(fx.Device(device), kept)
-        return out + [fx.Send(fx.Device(device), note) for note in memory.ended.values()]
-
-
-def _kind(header: Manifest | Commit) -> str:
-    return "commit" if isinstance(header, Commit) else header.kind
-
 
 def _slot(header: Manifest | Commit) -> tuple[object, ...]:
     """The place of which there is only one: a second, different header there is a fork."""
-    return (_kind(header), *key_of(header.at))
+    return (kind_of(header), *key_of(header.at))
 
 
 def _header(fetch: Fetch) -> Manifest | Commit:
@@ -274,11 +218,11 @@ def _overtakes(new: Manifest | Commit, fetch: Fetch) -> bool:
 def _supersedes(new: Manifest | Commit, old: Manifest | Commit) -> bool:
     """Only the newest release stays; of a job, its announcement, newest round and its commit."""
     same_job = new.at.job_id == old.at.job_id
-    match _kind(new):
+    match kind_of(new):
         case "release":
-            return _kind(old) == "release"
+            return kind_of(old) == "release"
         case "job":
-            return same_job and _kind(old) == "job"
+            return same_job and kind_of(old) == "job"
         case "round":
-            return same_job and _kind(old) in ("round", "commit")
+            return same_job and kind_of(old) in ("round", "commit")
     return False

@@ -160,6 +160,7 @@ class ProxySettings:
     blob_bytes: int = 256 << 20
     push_bytes: int = 16 << 20  # larger blobs are pulled, with bounded credit
     need_repeat_s: float = 10.0  # a part sent to a device is not sent to it again so soon
+    want_repeat_s: float = 0.25  # nor is a job, which is much for a small question
     upload_bytes: int = 64 << 20
     spool_bytes: int = 1 << 30
     cache_bytes: int = 1 << 30
@@ -180,6 +181,11 @@ RoundKey = tuple[bytes, int, int]
 def key_of(at: Exchanged) -> tuple[bytes, int, int]:
     """A round as a dictionary key."""
     return (at.job_id, at.round, at.attempt)
+
+
+def kind_of(header: Manifest | Commit) -> str:
+    """`job`, `round`, `release` or `commit`."""
+    return "commit" if isinstance(header, Commit) else header.kind
 
 
 @dataclass

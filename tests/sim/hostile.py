@@ -1,0 +1,209 @@
+"""Devices that the operator admitted and that turn out to be malicious."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import numpy as np
+
+from fl_core.protocol import effects as fx
+from fl_core.protocol.blob import describe
+from fl_core.protocol.envelope import Signer
+from fl_core.protocol.messages import (
+    SEAL_OVERHEAD_BYTES,
+    Ack,
+    Commit,
+    Decline,
+    Exchanged,
+    Hello,
+    Manifest,
+    Message,
+    Need,
+    Offer,
+    Part,
+    Shortfall,
+    Upload,
+    Want,
+)
+from fl_core.protocol.sealed import open_broadcast, seal_segment
+from fl_core.protocol.tasks import Declined, Open, Sealed, Work
+from fl_core.protocol.transfer import part_bytes
+from tests.sim.fleet import PACKET_BYTES, Fleet
+from tools.simulate import Box
+
+FLOOD = 500
+
+Tensor = Callable[[Manifest, int], bytes]
+"""What to put in the segment of a group, at most its padded size."""
+
+
+def declines(_manifest: Manifest, _group: int) -> bytes:
+    """Nothing at all: the fleet without the attack."""
+    raise NotImplementedError
+
+
+def filled(value: float) -> Tensor:
+    """Every number of every segment."""
+
+    def tensor(manifest: Manifest, group: int) -> bytes:
+        return np.full(manifest.groups[group].padded_bytes // 8, value, "<f8").tobytes()
+
+    return tensor
+
+
+def every_bit(manifest: Manifest, group: int) -> bytes:
+    """Bytes of a kind of their own, into the padding."""
+    return b"\x7f" * manifest.groups[group].padded_bytes
+
+
+class Attacker:
+    """The host of a device that answers rounds with `tensor`; an honest one in all else."""
+
+    def __init__(self, fleet: Fleet, box: Box, tensor: Tensor) -> None:
+        self._fleet, self._box, self._inner, self._tensor = fleet, box, box.host, tensor
+        self.signer = Signer(box.id, box.host.identity.signing)
+        self.spam: Callable[[Attacker, Manifest], list[Message]] = lambda _who, _round: []
+        self.membership = b""
+        box.node.host = self
+
+    def store(self, item: object) -> None:
+        self._inner.store(item)
+
+    def together(self) -> AbstractContextManager[None]:
+        return self._inner.together()
+
+    def report(self, report: fx.Report) -> None:
+        self._inner.report(report)
+
+    def perform(self, task: object) -> object:
+        if isinstance(task, Open) and task.manifest.kind == "round":
+            found = open_broadcast(self._inner.identity.opening, task.manifest, task.blob)
+            self.membership = found[1] if found else b""
+        if not isinstance(task, Work):
+            return self._inner.perform(task)
+        for message in self.spam(self, task.manifest):
+            self.says(message)
+        if self._tensor is declines:
+            return Declined("an honest box that does not want to")
+        return self.sealed(task.manifest)
+
+    def sealed(self, manifest: Manifest) -> Sealed:
+        """Segments that open at the cloud: an insider's."""
+        segments = [
+            seal_segment(manifest, group, self.membership, self._tensor(manifest, index))
+            for index, group in enumerate(manifest.groups)
+        ]
+        every = tuple(range(len(segments)))
+        return Sealed(every, tuple(map(len, segments)), b"".join(segments))
+
+    def says(self, message: Message) -> None:
+        """On its own topic, where its broker lets it speak."""
+        event = fx.Received(fx.Device(self._box.id), message)
+        self._fleet.net.post(self._fleet.proxy_node, event, 0.001)
+
+
+# --- what it may say beside its answer -------------------------------------------------------
+
+
+def upload(who: Attacker, at: Exchanged, data: bytes, groups: tuple[int, ...]) -> Offer:
+    """An offer of an upload, signed by the attacker."""
+    header = Upload(at, groups, describe(data, part_bytes(PACKET_BYTES)))
+    return who.signer.offer(header, data if len(data) < PACKET_BYTES // 2 else b"")
+
+
+def second_uploads(who: Attacker, manifest: Manifest) -> list[Message]:
+    """Many answers in place of one."""
+    every = tuple(range(len(manifest.groups)))
+    sealed = (seal_all(manifest) for _ in range(5))
+    return [upload(who, manifest.at, data, every) for data in sealed]
+
+
+def seal_all(manifest: Manifest) -> bytes:
+    """What looks like an upload from outside."""
+    size = sum(group.padded_bytes + SEAL_OVERHEAD_BYTES for group in manifest.groups)
+    return os.urandom(size)
+
+
+def other_names(who: Attacker, manifest: Manifest) -> list[Message]:
+    """As somebody else, with a signature of its own; and for rounds that are not open."""
+    every, data = tuple(range(len(manifest.groups))), seal_all(manifest)
+    mine = upload(who, manifest.at, data, every)
+    names = ("0" * 16, "cloud", "proxy")
+    renamed = [
+        Offer(type(mine.header)(name, mine.header.payload, mine.header.signature), data[:100])
+        for name in names
+    ]
+    at = manifest.at
+    elsewhere = (
+        replace_at(at, round=at.round + 1),
+        replace_at(at, round=max(at.round - 1, 0)),
+        replace_at(at, attempt=at.attempt + 1),
+        Exchanged(b"another job, 16.", at.round, at.attempt),
+    )
+    return [*renamed, *(upload(who, other, data, every) for other in elsewhere)]
+
+
+def replace_at(at: Exchanged, **changes: int) -> Exchanged:
+    """Another round or attempt."""
+    return Exchanged(at.job_id, changes.get("round", at.round), changes.get("attempt", at.attempt))
+
+
+def wrong_forms(who: Attacker, manifest: Manifest) -> list[Message]:
+    """Groups that are not there or twice, and other sizes."""
+    data = seal_all(manifest)
+    count = len(manifest.groups)
+    forms = [
+        ((0, 0), data),
+        ((count,), data),
+        (tuple(range(count)), data[:-1]),
+        ((0,), data + data),
+    ]
+    return [upload(who, manifest.at, text, groups) for groups, text in forms]
+
+
+def others_words(who: Attacker, manifest: Manifest) -> list[Message]:
+    """What only cloud or proxy may say."""
+    blob = describe(b"", 1024)
+    notes = (
+        Ack(blob.digest, "held"),
+        Shortfall(manifest.at, 0, 9),
+        Ack(manifest.blob.digest, "closed"),
+    )
+    return [
+        *(who.signer.note(body) for body in notes),
+        who.signer.offer(Commit(manifest.at, 0, blob)),
+        who.signer.offer(manifest, b"model"),
+        *(Signer("cloud", who.signer._key).note(body) for body in notes),
+    ]
+
+
+def flood(who: Attacker, manifest: Manifest) -> list[Message]:
+    """Hundreds of requests, wishes and parts of nothing."""
+    piece = bytes(300)
+    one = Part(describe(piece, 300).digest, 0, zlib.crc32(piece), piece)
+    need = Need(manifest.blob.digest, tuple(range(64)))
+    want = who.signer.note(Want(manifest.at.job_id))
+    unknown = who.signer.note(Want(b"another job, 16."))
+    elsewhere = who.signer.note(Decline(replace_at(manifest.at, round=99)))
+    return [one, need, want, unknown, elsewhere] * FLOOD
+
+
+def hellos(who: Attacker, _manifest: Manifest) -> list[Message]:
+    """As fast as it can."""
+    return [who.signer.note(Hello(who.signer.name))] * (4 * FLOOD)
+
+
+def never_complete(who: Attacker, manifest: Manifest) -> list[Message]:
+    """Offers whose bytes never come."""
+    every = tuple(range(len(manifest.groups)))
+    size = sum(group.padded_bytes + SEAL_OVERHEAD_BYTES for group in manifest.groups)
+    blobs = [replace_digest(size, n) for n in range(50)]
+    return [who.signer.offer(Upload(manifest.at, every, blob)) for blob in blobs]
+
+
+def replace_digest(size_bytes: int, number: int) -> object:
+    """A claim of so many bytes that nobody has."""
+    return type(describe(b"", 1))(bytes((number,)) * 32, size_bytes, 1024)
