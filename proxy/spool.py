@@ -37,6 +37,7 @@ from fl_core.protocol.proxy_tasks import (
     UploadKept,
     UploadPart,
     key_of,
+    kind_of,
 )
 from fl_core.sqlite_file import SqliteFile, StorageError
 from proxy.shuffle import Shuffle, shuffle_round
@@ -196,7 +197,7 @@ class Spool:
     def _keep(self, db: sqlite3.Connection, kept: Kept) -> None:
         """Store a broadcast; of a job only the newest round stays, of releases the newest."""
         header, job_id = kept.header, kept.header.at.job_id
-        kind = "commit" if isinstance(header, Commit) else header.kind
+        kind = kind_of(header)
         if kind == "round":
             self._drop_rounds(db, job_id)
             self._drop_kept(db, "job = ? AND kind IN ('round', 'commit')", job_id)
