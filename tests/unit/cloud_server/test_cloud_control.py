@@ -278,6 +278,112 @@ def test_a_running_job_that_waits_after_a_restart_can_be_cancelled(store: Store)
     assert cloud.closed()[0] == Close(wire_id(entry), "cancelled")
 
 
+# --- pausing ---------------------------------------------------------------------------------
+
+
+def pause(cloud: Cloud, entry: str) -> None:
+    """As the machine does it."""
+    job = cloud.machine.job
+    assert job is not None
+    for effect in cloud.machine._pause(job, "no device answered"):
+        if isinstance(effect, fx.Store):
+            cloud.host.store(effect.item)
+
+
+def test_a_paused_job_lets_the_next_one_run_and_goes_on_after_it(store: Store) -> None:
+    cloud = Cloud(store)
+    first, second = cloud.submit(), cloud.submit()
+
+    async def scene() -> None:
+        await cloud.until(lambda: cloud.runs(first))
+        pause(cloud, first)
+        assert (cloud.status(first), store.job(first).reason) == ("paused", "no device answered")
+        await cloud.until(lambda: cloud.runs(second))
+        assert cloud.control.status()["paused"] == 1
+        cloud.control.resume(first)
+        assert cloud.status(first) == "queued"
+        cloud.control.cancel(second)
+        await cloud.until(lambda: cloud.runs(first))
+
+    cloud.play(scene)
+    assert cloud.types(first)[-1] != "job_paused"
+    assert {close.job_id for close in cloud.closed()} == {wire_id(second)}
+
+
+def test_a_job_that_was_given_last_can_be_resumed_too(store: Store) -> None:
+    cloud = Cloud(store)
+    entry = cloud.submit()
+
+    async def scene() -> None:
+        for attempt in (1, 2, 3):
+            store.put_round_key(entry, 1, attempt, bytes(64))
+            await cloud.until(lambda: cloud.runs(entry))
+            pause(cloud, entry)
+            cloud.control.resume(entry)
+        await cloud.until(lambda: cloud.runs(entry))
+        assert cloud.machine.job is not None and cloud.machine.job.attempt == 4
+
+    cloud.play(scene)
+    assert cloud.types(entry).count("job_resumed") == 3
+
+
+def test_a_paused_job_stays_so_over_a_restart(store: Store) -> None:
+    cloud = Cloud(store)
+    entry = cloud.submit()
+    store.set_status(entry, "running")
+    store.set_status(entry, "paused", "no device answered")
+    again = Cloud(store)
+
+    async def scene() -> None:
+        await asyncio.sleep(0.05)
+        assert again.machine.state is State.IDLE
+        again.control.resume(entry)
+        await again.until(lambda: again.runs(entry))
+
+    again.play(scene)
+    assert again.closed() == []
+
+
+def test_a_paused_or_resumed_job_is_cancelled_and_everybody_is_told(store: Store) -> None:
+    cloud = Cloud(store)
+    entries = [cloud.submit(), cloud.submit()]
+    for entry in entries:
+        store.set_status(entry, "running")
+        store.set_status(entry, "paused", "why")
+    store.resume(entries[1])
+    for entry in entries:
+        cloud.control.cancel(entry)
+
+    async def scene() -> None:
+        await cloud.until(lambda: len(cloud.closed()) >= 2)
+
+    cloud.play(scene)
+    told = {(close.job_id, close.status) for close in cloud.closed()}
+    assert told == {(wire_id(entry), "cancelled") for entry in entries}
+
+
+def test_a_job_that_pauses_just_as_it_is_cancelled_is_cancelled(store: Store) -> None:
+    cloud = Cloud(store)
+    entry = cloud.submit()
+
+    async def scene() -> None:
+        await cloud.until(lambda: cloud.runs(entry))
+        cloud.control.cancel(entry)  # the machine has not heard of it when it pauses
+        pause(cloud, entry)
+        await cloud.until(lambda: cloud.status(entry) == "cancelled")
+        await cloud.until(cloud.closed)
+
+    cloud.play(scene)
+
+
+def test_only_a_paused_job_is_resumed(store: Store) -> None:
+    cloud = Cloud(store)
+    with pytest.raises(StoreError, match="only a paused one"):
+        cloud.control.resume(cloud.submit())
+    with pytest.raises(UnknownJob):
+        cloud.control.resume("none")
+
+
 # --- resuming ---------------------------------------------------------------------------------
 
 

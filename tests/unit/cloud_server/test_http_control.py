@@ -31,6 +31,9 @@ class Control:
     def cancel(self, job):
         self.store.cancel(job)
 
+    def resume(self, job):
+        self.store.resume(job)
+
     def status(self):
         return {"running": None}
 
@@ -104,6 +107,7 @@ def test_nothing_but_health_is_told_without_the_token(token):
             ("GET", "/jobs/none"),
             ("GET", f"/jobs/{job}/events"),
             ("POST", f"/jobs/{job}/cancel"),
+            ("POST", f"/jobs/{job}/resume"),
             ("GET", f"/jobs/{job}/model.onnx"),
             ("GET", "/no/such/page"),
         ]:
@@ -125,6 +129,8 @@ def test_unknown_addresses_and_jobs_and_late_cancels_are_json_errors():
             ("GET", "/jobs/none/events", 404),
             ("POST", "/jobs/none/cancel", 404),
             ("POST", f"/jobs/{job}/cancel", 409),
+            ("POST", "/jobs/none/resume", 404),
+            ("POST", f"/jobs/{job}/resume", 409),
             ("GET", "/nowhere", 404),
             ("DELETE", "/jobs", 405),
             ("GET", f"/jobs/{job}/events?after=x", 422),
@@ -213,3 +219,19 @@ def test_the_token_is_made_once_for_its_owner_alone(tmp_path):
     path.write_text("")
     with pytest.raises(UsageError, match="holds no token"):
         load_or_make_token(tmp_path / "state")
+
+
+def test_a_paused_job_shows_its_reason_and_is_resumed():
+    async def scenario(ask, store):
+        job = store.submit_job("a", b"", bytes(32)).id
+        store.set_status(job, "running")
+        store.set_status(job, "paused", "2 uploads, below the minimum")
+        shown = body(await ask("GET", f"/jobs/{job}"))
+        assert (shown["status"], shown["reason"]) == ("paused", "2 uploads, below the minimum")
+        assert shown["ended_at"] is None
+        assert body(await ask("POST", f"/jobs/{job}/resume"))["status"] == "queued"
+        events = body(await ask("GET", f"/jobs/{job}/events"))["events"]
+        assert [e["type"] for e in events][-2:] == ["job_paused", "job_resumed"]
+        assert events[-2]["data"] == {"reason": "2 uploads, below the minimum"}
+
+    play(scenario)

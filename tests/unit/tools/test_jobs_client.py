@@ -34,6 +34,9 @@ class Control:
     def cancel(self, job):
         self.store.cancel(job)
 
+    def resume(self, job):
+        self.store.resume(job)
+
     def status(self):
         return {}
 
@@ -101,6 +104,30 @@ def test_watch_follows_a_job_that_is_still_running(tmp_path, capsys):
         later.join()
         types = [json.loads(line)["type"] for line in capsys.readouterr().out.splitlines()]
         assert types == ["job_submitted", "job_running", "job_completed"]
+
+
+def test_a_pause_is_listed_shown_and_waited_out(tmp_path, capsys):
+    with cloud(tmp_path) as (url, token, store):
+        job = CloudClient(url, token).submit(QUICKSTART.read_bytes())
+        store.set_status(job, "running")
+        store.set_status(job, "paused", "1 uploads, below the minimum")
+        assert jobs.list_jobs(url, token) == 0
+        listed = capsys.readouterr().out
+        assert "paused" in listed and "below" in listed
+
+        def go_on():
+            assert jobs.resume(job, url, token) == 0
+            finish(store, job)
+
+        later = threading.Timer(0.3, go_on)
+        later.start()
+        assert jobs.watch(job, url, token) == 0
+        later.join()
+        shown = capsys.readouterr().out
+        assert f"paused: 1 uploads, below the minimum; edgeveil job resume {job}" in shown
+        assert shown.index("paused:") < shown.index("resumed") < shown.index("completed")
+        with pytest.raises(UsageError, match="only a paused one"):
+            jobs.resume(job, url, token)
 
 
 def test_a_long_life_is_followed_to_its_end(tmp_path):
