@@ -92,8 +92,7 @@ class Course:
         director.start()
         self.state.doing = "faults"
         while not director.over():
-            self._look()
-            if self.jobs.idle:
+            if self._look() and self.jobs.idle:
                 self.jobs.submit()
         self.quiet_s = self._now_s()
         self.state.doing = "everything comes back"
