@@ -121,12 +121,13 @@ class _Routes:
         after = int(_number(request, "after", 0.0, 2.0**53))
         wait_s = _number(request, "wait_s", 0.0, MAX_WAIT_S)
         deadline = asyncio.get_running_loop().time() + wait_s
-        found = self._store.events_after(after, job, _PAGE)
+        news, found = self._store.news(job), self._store.events_after(after, job, _PAGE)
         while not found and asyncio.get_running_loop().time() < deadline:
             if self._closing.is_set():
                 break
             await asyncio.sleep(_POLL_S)
-            found = self._store.events_after(after, job, _PAGE)
+            if news != (now := self._store.news(job)):
+                news, found = now, self._store.events_after(after, job, _PAGE)
         return web.json_response({"events": [asdict(event) for event in found]})
 
     async def cancel(self, request: web.Request) -> web.Response:

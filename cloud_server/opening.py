@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,7 @@ from fl_core.plan import JobPlan
 from fl_core.protocol import sealed as real_sealing
 from fl_core.protocol.blob import Data
 from fl_core.protocol.messages import SEAL_OVERHEAD_BYTES, Batch, Exchanged, Group
-from fl_core.protocol.sealed import Sealing
+from fl_core.protocol.sealed import Sealing, segment_mark
 
 NORM_FACTOR = 100.0  # a segment this many times the group's median norm is not a noised update
 KEPT_BYTES = 64 << 20  # opened arrays in memory; the others are opened again when they are needed
@@ -70,7 +69,7 @@ class Opener:
 
 @dataclass(frozen=True)
 class Found:
-    """A valid segment: where it is, its ciphertext's hash, its L2 norm and largest absolute value;
+    """A valid segment: where it is, its mark, its L2 norm and largest absolute value;
     the array where it is kept.
     """
 
@@ -113,7 +112,7 @@ class Arrays(Sequence[Array]):
 
 @dataclass
 class Opened:
-    """What was in a batch: valid arrays by segment, their ciphertexts' hashes, refusals."""
+    """What was in a batch: valid arrays by segment, their marks, refusals."""
 
     arrays: dict[str, Sequence[Array]] = field(default_factory=dict)
     accepted: list[bytes] = field(default_factory=list)
@@ -163,7 +162,7 @@ def _valid(opener: Opener, start: int, count: int, room: int, refused: Counter[s
     seen: set[bytes] = set()
     for offset in range(start, start + count * opener.size_bytes, opener.size_bytes):
         sealed = opener.sealed(offset)
-        name = hashlib.sha256(sealed).digest()
+        name = segment_mark(opener.secret.membership, sealed)
         if name in seen:
             refused["repeated_segment"] += 1
             continue
@@ -185,8 +184,10 @@ def _valid(opener: Opener, start: int, count: int, room: int, refused: Counter[s
 
 
 def _norm(array: Array) -> float:
+    # Not numpy's: that goes to BLAS, whose threads stand in the way of everybody else here.
+    flat = array.astype(np.float64).ravel()
     with np.errstate(over="ignore"):
-        return float(np.linalg.norm(array.astype(np.float64).ravel()))
+        return math.sqrt(float(np.einsum("i,i->", flat, flat)))
 
 
 def _of_usual_size(found: list[Found], refused: Counter[str]) -> list[Found]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -54,6 +55,8 @@ class Store:
     def __init__(self, url: str = MEMORY, *, now_s: Callable[[], float] = time.time) -> None:
         self._engine = open_engine(url)
         self._now_s, self._lock = now_s, threading.RLock()
+        self._said: set[str] = set()  # jobs with events that are not committed yet
+        self._heard: Counter[str] = Counter()
         self._prepare()
 
     @transaction
@@ -240,6 +243,10 @@ class Store:
         """Store one event; `data` is JSON-able and holds no secret and no device's name."""
         return self._event(db, job, kind, data)
 
+    def news(self, job: str) -> int:
+        """A number that grows whenever events of the job were stored by this process; free."""
+        return self._heard[job]
+
     @transaction
     def events_after(
         self, db: sa.Connection, seq: int, job: str | None = None, limit: int = 1000
@@ -331,4 +338,10 @@ class Store:
     def _event(
         self, db: sa.Connection, job: str | None, kind: str, data: Mapping[str, Any]
     ) -> StoredEvent:
+        if job is not None:
+            self._said.add(job)
         return write_event(db, job, kind, data, self._now_s())
+
+    def _committed(self) -> None:
+        self._heard.update(self._said)
+        self._said.clear()

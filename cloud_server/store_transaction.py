@@ -24,6 +24,9 @@ class Database(Protocol):
     _engine: sa.Engine
     _lock: threading.RLock
 
+    def _committed(self) -> None:
+        """A transaction has been committed."""
+
 
 S = TypeVar("S", bound=Database)
 
@@ -41,8 +44,11 @@ def transaction(
         end_s, wait_s = time.monotonic() + AWAY_S, _FIRST_WAIT_S
         while True:
             try:
-                with self._lock, self._engine.begin() as db:
-                    return method(self, db, *args, **kwargs)
+                with self._lock:
+                    with self._engine.begin() as db:
+                        result = method(self, db, *args, **kwargs)
+                    self._committed()
+                    return result
             except sa.exc.SQLAlchemyError as error:
                 if not _away(error) or time.monotonic() + wait_s > end_s:
                     raise _told(error) from error

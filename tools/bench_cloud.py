@@ -62,7 +62,7 @@ class Desk:
         self.machine = CloudMachine(
             Signer("cloud", SigningKey.generate()),
             self.proxy._key.public(),
-            CloudSettings(PACKET_BYTES, spool_bytes=1 << 40),
+            CloudSettings(PACKET_BYTES, spool_bytes=1 << 40, push_bytes=0),
         )
         job = parse_job(JOB.format(values=values))
         self.job = self.store.submit_job(job.job, job.canonical(), job.digest()).id
