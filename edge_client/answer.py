@@ -7,6 +7,7 @@ the receipt. A repeated attempt finds the tensors in the ledger and seals those 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from fl_core.privacy.softmax import softmax_laplace
 from fl_core.protocol import sealed as real_sealing
 from fl_core.protocol.messages import Manifest
 from fl_core.protocol.package import RoundPackage, pack_tensors, unpack_tensors
-from fl_core.protocol.sealed import Sealing
+from fl_core.protocol.sealed import Sealing, segment_mark
 from fl_core.protocol.tasks import Sealed
 
 
@@ -130,7 +131,7 @@ def seal_release(
             raise ProtocolError("wrong_shape")
         groups.append(index)
         sealed.append(sealing.seal_segment(manifest, group, membership, array.tobytes()))
-    return Sealed(tuple(groups), tuple(map(len, sealed)), b"".join(sealed))
+    return _joined(groups, sealed, membership)
 
 
 def seal_dummies(
@@ -140,4 +141,9 @@ def seal_dummies(
     sealed = [
         sealing.seal_segment(manifest, manifest.groups[index], membership, b"") for index in groups
     ]
-    return Sealed(tuple(groups), tuple(map(len, sealed)), b"".join(sealed), dummy=True)
+    return replace(_joined(groups, sealed, membership), dummy=True)
+
+
+def _joined(groups: Sequence[int], sealed: Sequence[bytes], membership: bytes) -> Sealed:
+    marks = tuple(segment_mark(membership, segment) for segment in sealed)
+    return Sealed(tuple(groups), tuple(map(len, sealed)), b"".join(sealed), marks)

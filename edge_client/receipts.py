@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sqlite3
 from dataclasses import dataclass
 from typing import Literal
@@ -22,7 +21,7 @@ State = Literal["stored", "held", "counted", "missing", "refused", "dropped"]
 
 @dataclass(frozen=True)
 class Receipt:
-    """One upload: `segment_hashes` are the SHA-256 of its sealed segments, in order.
+    """One upload: `segment_hashes` are the marks of its sealed segments, in order.
 
     `stored`: not acknowledged yet. `held`: the proxy acknowledged it, and no commit record was
     seen. `counted`, `missing`: it was acknowledged, and the commit record lists all of its
@@ -40,16 +39,12 @@ def add(db: sqlite3.Connection, item: OutboxPut, kept: int) -> None:
     """The upload is on disk. Of all receipts the newest `kept` stay, and no promise is replaced."""
     if item.dummy:
         return
-    hashes, offset = b"", 0
-    for size in item.sizes:
-        hashes += hashlib.sha256(item.data[offset : offset + size]).digest()
-        offset += size
     at = item.at
     db.execute(
         "INSERT INTO receipts VALUES (?, ?, ?, 'stored', ?) ON CONFLICT DO UPDATE"
         " SET state = excluded.state, segment_hashes = excluded.segment_hashes"
         " WHERE state NOT IN ('held', 'counted', 'missing')",
-        (at.job_id, at.round, at.attempt, hashes),
+        (at.job_id, at.round, at.attempt, b"".join(item.marks)),
     )
     db.execute("DELETE FROM receipts WHERE rowid <= (SELECT max(rowid) FROM receipts) - ?", (kept,))
 
@@ -76,7 +71,7 @@ def read(db: sqlite3.Connection) -> list[Receipt]:
     rows = db.execute(
         "SELECT job, round, attempt, state, segment_hashes FROM receipts ORDER BY rowid"
     )
-    return [Receipt(row[0], row[1], row[2], row[3], _cut(row[4])) for row in rows]
+    return [Receipt(row[0], row[1], row[2], row[3], cut(row[4])) for row in rows]
 
 
 def _set(db: sqlite3.Connection, at: Exchanged, to: State, *was: State) -> None:
@@ -88,5 +83,6 @@ def _set(db: sqlite3.Connection, at: Exchanged, to: State, *was: State) -> None:
         )
 
 
-def _cut(hashes: bytes) -> tuple[bytes, ...]:
+def cut(hashes: bytes) -> tuple[bytes, ...]:
+    """A row's hashes, 32 bytes each."""
     return tuple(hashes[i : i + _HASH_BYTES] for i in range(0, len(hashes), _HASH_BYTES))

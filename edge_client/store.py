@@ -33,7 +33,7 @@ CREATE TABLE IF NOT EXISTS jobs (job BLOB PRIMARY KEY, canonical BLOB, graph BLO
 CREATE TABLE IF NOT EXISTS backbones (job BLOB, graph BLOB);
 CREATE TABLE IF NOT EXISTS closed (job BLOB PRIMARY KEY, status TEXT);
 CREATE TABLE IF NOT EXISTS outbox (one INTEGER PRIMARY KEY CHECK (one = 1),
-  job BLOB, round INTEGER, attempt INTEGER, header BLOB, sizes BLOB, data BLOB,
+  job BLOB, round INTEGER, attempt INTEGER, header BLOB, marks BLOB, data BLOB,
   dummy INTEGER, held INTEGER);
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT);
 """
@@ -72,7 +72,7 @@ class DeviceStore:
                         (at.job_id, at.round, at.attempt, digest, settled),
                     )
                 case OutboxPut(at=at) as put:
-                    kept = (_encode(put.header), _encode(put.sizes), put.data, put.dummy, put.held)
+                    kept = (_encode(put.header), b"".join(put.marks), put.data, put.dummy, put.held)
                     db.execute(
                         "INSERT OR REPLACE INTO outbox VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?)",
                         (at.job_id, at.round, at.attempt, *kept),
@@ -115,15 +115,15 @@ class DeviceStore:
                 memory.closed[job] = None
             memory.release_sequence = int(self.fact("release_sequence") or -1)
             row = db.execute(
-                "SELECT job, round, attempt, header, sizes, data, dummy, held FROM outbox"
+                "SELECT job, round, attempt, header, marks, data, dummy, held FROM outbox"
             ).fetchone()
         if row:
             signed = msgspec.msgpack.decode(row[3], type=Signed)
             upload = decode_header(signed)
             if isinstance(upload, Upload):
-                sizes = msgspec.msgpack.decode(row[4], type=tuple[int, ...])
+                marks = receipts.cut(row[4])
                 at, dummy, held = Exchanged(*row[:3]), bool(row[6]), bool(row[7])
-                memory.outbox = OutboxPut(at, signed, upload, sizes, row[5], dummy, held)
+                memory.outbox = OutboxPut(at, signed, upload, marks, row[5], dummy, held)
         return memory
 
     def put_job(

@@ -23,6 +23,7 @@ MODEL_STREAM = b"edgeveil/v1/model-stream"
 # Derivations inside this package.
 STREAM_KEY = b"edgeveil/v1/stream-key"
 STANZA_TAG = b"edgeveil/v1/stanza-tag"
+SEGMENT_MARK = b"edgeveil/v1/segment-mark"
 COMMITMENT = b"edgeveil/v1/commitment"
 
 # Keyed hashes: one link of a device's privacy ledger, an evaluation record's slot.
@@ -39,6 +40,7 @@ ALL = (
     MODEL_STREAM,
     STREAM_KEY,
     STANZA_TAG,
+    SEGMENT_MARK,
     COMMITMENT,
     LEDGER_LINK,
     EVALUATION_SLOT,

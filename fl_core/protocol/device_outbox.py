@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 
 from fl_core.protocol import effects as fx
@@ -44,7 +43,7 @@ class Outbox:
         blob = describe(sealed.data, part_bytes(self._settings.packet_bytes))
         upload = Upload(at, sealed.groups, blob)
         header = self._signer.header(upload)
-        item = OutboxPut(at, header, upload, sealed.sizes, sealed.data, sealed.dummy)
+        item = OutboxPut(at, header, upload, sealed.marks, sealed.data, sealed.dummy)
         self._memory.outbox, self._resends = item, 0
         self._leaves_later = after_s > 0
         sent = [fx.SetTimer("resend", after_s)] if self._leaves_later else self.send()
@@ -80,17 +79,9 @@ class Outbox:
             return []
         return list(answer_need(fx.Proxy(), need, item.upload.blob, item.data))
 
-    def counted(self, hashes: bytes) -> int:
+    def counted(self, marks: bytes) -> int:
         """How many of the segments stand in a commit record's list."""
-        item = self.item
-        if item is None:
-            return 0
-        offset = counted = 0
-        for size in item.sizes:
-            segment = item.data[offset : offset + size]
-            counted += _holds(hashes, hashlib.sha256(segment).digest())
-            offset += size
-        return counted
+        return 0 if self.item is None else sum(_holds(marks, mark) for mark in self.item.marks)
 
     def held(self) -> list[fx.Effect]:
         """The proxy acknowledged the upload: it is kept until it was counted."""
@@ -110,13 +101,13 @@ class Outbox:
         return [fx.Store(OutboxDrop(at, outcome))]
 
 
-def _holds(sorted_hashes: bytes, digest: bytes) -> bool:
-    """Whether a digest stands in a list of 32 bytes each."""
-    low, high = 0, len(sorted_hashes) // 32
+def _holds(sorted_marks: bytes, mark: bytes) -> bool:
+    """Whether a mark stands in a list of 32 bytes each."""
+    low, high = 0, len(sorted_marks) // 32
     while low < high:
         middle = (low + high) // 2
-        if sorted_hashes[middle * 32 : (middle + 1) * 32] < digest:
+        if sorted_marks[middle * 32 : (middle + 1) * 32] < mark:
             low = middle + 1
         else:
             high = middle
-    return sorted_hashes[low * 32 : (low + 1) * 32] == digest
+    return sorted_marks[low * 32 : (low + 1) * 32] == mark

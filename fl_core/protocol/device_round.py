@@ -147,12 +147,12 @@ class Round:
         out = [fx.CancelTimer("resend"), *self.outbox.drop("refused")]
         return out if item.dummy else [*out, fx.Report("upload_refused", what)]
 
-    def committed(self, commit: Commit, hashes: bytes) -> list[fx.Effect]:
+    def committed(self, commit: Commit, marks: bytes) -> list[fx.Effect]:
         """The cloud's record of the round: what it counted."""
         item = self.outbox.item
         if item is None or item.at != commit.at:
             return []
-        counted, segments = self.outbox.counted(hashes), len(item.sizes)
+        counted, segments = self.outbox.counted(marks), len(item.marks)
         self.state = TABLE.step(self.state, "closed")
         outcome: Outcome = "counted" if counted == segments else "missing"
         out = [fx.CancelTimer("resend"), *self.outbox.drop(outcome)]

@@ -153,7 +153,7 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
 
 
 class Commit(msgspec.Struct, frozen=True, array_like=True, tag="commit"):
-    """The round is closed: the blob lists the SHA-256 of every accepted ciphertext, sorted."""
+    """The round is closed: the blob lists the mark of every accepted segment, sorted."""
 
     at: Exchanged
     accepted: Count

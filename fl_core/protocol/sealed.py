@@ -14,7 +14,14 @@ from typing import Literal, Protocol
 from fl_core.crypto.commitment import commit, commits_to
 from fl_core.crypto.errors import CryptoError
 from fl_core.crypto.keys import ContentKey, OpeningKey, SealingKey
-from fl_core.crypto.labels import CONTENT_KEY, MEMBERSHIP, MODEL_STREAM, SEGMENT, context
+from fl_core.crypto.labels import (
+    CONTENT_KEY,
+    MEMBERSHIP,
+    MODEL_STREAM,
+    SEGMENT,
+    SEGMENT_MARK,
+    context,
+)
 from fl_core.crypto.sealing import open_sealed, seal
 from fl_core.crypto.stanzas import open_stanzas, seal_stanzas
 from fl_core.crypto.stream import open_stream, seal_stream
@@ -194,3 +201,12 @@ def open_segment(
     """The padded tensor; None if it was not sealed by a selected device for this very round."""
     opened = open_sealed(key, _segment_info(at, job_digest, group, membership), sealed)
     return opened if opened is not None and len(opened) == group.padded_bytes else None
+
+
+def segment_mark(membership: bytes, sealed: bytes) -> bytes:
+    """How a commit record names an accepted segment, 32 bytes.
+
+    SHA-256(label ‖ membership ‖ ciphertext): the proxy has seen all ciphertexts, and must not be
+    able to look up whose were counted.
+    """
+    return hashlib.sha256(SEGMENT_MARK + membership + sealed).digest()

@@ -60,7 +60,7 @@ class Dummies:
 
 @dataclass(frozen=True)
 class Sealed:
-    """The priced, sealed segments, in the order of `groups`.
+    """The priced, sealed segments, in the order of `groups`; each with its mark (`segment_mark`).
 
     `leave_at` in [0, 1) is drawn by the host: the moment of the window in which it leaves, where
     there is cover traffic.
@@ -69,6 +69,7 @@ class Sealed:
     groups: tuple[int, ...]
     sizes: tuple[int, ...]
     data: bytes
+    marks: tuple[bytes, ...]
     dummy: bool = False
     leave_at: float = 0.0
 
@@ -110,7 +111,7 @@ class OutboxPut:
     at: Exchanged
     header: Signed
     upload: Upload
-    sizes: tuple[int, ...]  # of the sealed segments, in order
+    marks: tuple[bytes, ...]  # of the sealed segments, in order
     data: bytes
     dummy: bool = False
     held: bool = False  # the proxy acknowledged it

@@ -28,7 +28,7 @@ from fl_core.protocol.messages import (
     Upload,
     Want,
 )
-from fl_core.protocol.sealed import open_broadcast, seal_segment
+from fl_core.protocol.sealed import open_broadcast, seal_segment, segment_mark
 from fl_core.protocol.tasks import Declined, Open, Sealed, Work
 from fl_core.protocol.transfer import part_bytes
 from tests.sim.fleet import PACKET_BYTES, Fleet
@@ -97,7 +97,8 @@ class Attacker:
             for index, group in enumerate(manifest.groups)
         ]
         every = tuple(range(len(segments)))
-        return Sealed(every, tuple(map(len, segments)), b"".join(segments))
+        marks = tuple(segment_mark(self.membership, segment) for segment in segments)
+        return Sealed(every, tuple(map(len, segments)), b"".join(segments), marks)
 
     def says(self, message: Message) -> None:
         """On its own topic, where its broker lets it speak."""

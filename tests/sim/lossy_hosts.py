@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +47,7 @@ from fl_core.protocol.sealed import (
     open_segment,
     seal_broadcast,
     seal_segment,
+    segment_mark,
 )
 from fl_core.protocol.tasks import Declined, Install, Learn, Learned, Open, Opened, Sealed, Work
 from fl_core.protocol.transfer import part_bytes
@@ -139,7 +139,9 @@ class DeviceHost(Crashing):
     def _answer(self, manifest: Manifest) -> Sealed:
         tensor = self.number.to_bytes(8, "big")
         sealed = [seal_segment(manifest, g, self._membership, tensor) for g in manifest.groups]
-        return Sealed(tuple(range(len(sealed))), tuple(map(len, sealed)), b"".join(sealed))
+        sizes, marks = map(len, sealed), (segment_mark(self._membership, s) for s in sealed)
+        groups = tuple(range(len(sealed)))
+        return Sealed(groups, tuple(sizes), b"".join(sealed), tuple(marks))
 
 
 class ProxyHost(Crashing):
@@ -270,7 +272,7 @@ class CloudHost(Crashing):
                     self.foreign += 1
                     continue
                 found[-1].append(int.from_bytes(plain[:8], "big"))
-                accepted.append(hashlib.sha256(sealed).digest())
+                accepted.append(segment_mark(tag, sealed))
         assert offset == len(data)
         if min(map(len, found)) < FLOOR:
             return TooFew("too few")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from cloud_server.round_secret import RoundSecret
 from cloud_server.rounds import aggregate, select
 from fl_core.errors import JobFailed
 from fl_core.plan import SOFTMAX, JobPlan
+from fl_core.protocol.sealed import segment_mark
 
 HEAD = "head.weight"
 ROUND = CloudRound()
@@ -30,7 +30,7 @@ def test_an_honest_batch_is_opened_whole() -> None:
     assert [a.shape for a in opened.arrays[HEAD]] == [(4, 3)] * 3
     assert [a.dtype.str for a in opened.arrays[HEAD]] == ["<f4"] * 3
     assert not opened.refused
-    hashes = {hashlib.sha256(s).digest() for group in HONEST for s in group}
+    hashes = {segment_mark(ROUND.secret.membership, s) for group in HONEST for s in group}
     assert set(opened.accepted) == hashes
     assert len(opened.accepted) == 6
 

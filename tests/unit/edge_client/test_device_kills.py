@@ -6,7 +6,6 @@ Each life is a process of its own, with the real machine, host, store and ledger
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import signal
@@ -29,7 +28,15 @@ from fl_core.protocol.blob import describe
 from fl_core.protocol.codec import decode_header
 from fl_core.protocol.device import DeviceMachine
 from fl_core.protocol.envelope import Signer
-from fl_core.protocol.messages import Ack, Commit, Message, Offer, Upload
+from fl_core.protocol.messages import (
+    SEAL_OVERHEAD_BYTES,
+    Ack,
+    Commit,
+    Message,
+    Offer,
+    Upload,
+)
+from fl_core.protocol.sealed import segment_mark
 from fl_core.protocol.tasks import OutboxPut, Sealed, Settings
 from fl_core.transport.runtime import perform
 
@@ -75,11 +82,11 @@ class World:
         return said + self._next(repeat=False)
 
     def _commit(self, upload: Upload, data: bytes) -> Offer:
-        groups = self._rounds[self.at].manifest.groups
+        sealed = self._rounds[self.at]
         hashes, offset = [], 0
         for g in upload.groups:
-            size = groups[g].padded_bytes + 48
-            hashes.append(hashlib.sha256(data[offset : offset + size]).digest())
+            size = sealed.manifest.groups[g].padded_bytes + SEAL_OVERHEAD_BYTES
+            hashes.append(segment_mark(sealed.secret.membership, data[offset : offset + size]))
             offset += size
         blob = b"".join(sorted(hashes))
         return CLOUD.offer(Commit(upload.at, len(hashes), describe(blob, 1024)), blob)
@@ -171,7 +178,9 @@ def _check_outbox(item: OutboxPut, receipts: dict, rounds: dict[tuple[int, int],
     at = (item.at.round, item.at.attempt)
     receipt, sealed = receipts[at], rounds[at]
     assert receipt.state == ("held" if item.held else "stored")
-    tensors = sealed.tensors(Sealed(item.upload.groups, item.sizes, item.data))
+    groups = sealed.manifest.groups
+    sizes = tuple(groups[g].padded_bytes + SEAL_OVERHEAD_BYTES for g in item.upload.groups)
+    tensors = sealed.tensors(Sealed(item.upload.groups, sizes, item.data, item.marks))
     device_ledger = Device(Path(FOLDER)).ledger
     held = device_ledger.recall(JOB_ID.hex(), item.at.round)
     device_ledger.close()
@@ -179,8 +188,9 @@ def _check_outbox(item: OutboxPut, receipts: dict, rounds: dict[tuple[int, int],
     for spec in PLAN.segments(sealed.exchange):
         assert tensors[spec.name][: spec.byte_count] in held[1], "other tensors than were priced"
     offset = 0
-    for size, digest in zip(item.sizes, receipt.segment_hashes, strict=True):
-        assert hashlib.sha256(item.data[offset : offset + size]).digest() == digest
+    assert item.marks == receipt.segment_hashes
+    for size, mark in zip(sizes, item.marks, strict=True):
+        assert segment_mark(sealed.secret.membership, item.data[offset : offset + size]) == mark
         offset += size
 
 

@@ -24,7 +24,7 @@ SIGNER = Signer(KEY.public().fingerprint(), KEY)
 def outbox(round_: int = 3, data: bytes = b"sealed" * 40) -> OutboxPut:
     at = Exchanged(JOB, round_, 1)
     upload = Upload(at, (0, 2), describe(data, 1024))
-    return OutboxPut(at, SIGNER.header(upload), upload, (100, 140), data)
+    return OutboxPut(at, SIGNER.header(upload), upload, (b"1" * 32, b"2" * 32), data)
 
 
 def reopened(path: Path) -> Memory:

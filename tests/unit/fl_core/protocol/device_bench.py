@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from typing import Any
 
 from protocol_kit import (
@@ -26,7 +27,8 @@ ME = member(0)
 MODEL = b"sealed model"
 PACKAGE = RoundPackage("train", 1, False, b"", b"")
 SEGMENTS = tuple(bytes((65 + g,)) * size for g, size in enumerate(SEALED_BYTES))
-SEALED = Sealed((0, 1, 2), SEALED_BYTES, b"".join(SEGMENTS))
+MARKS = tuple(hashlib.sha256(segment).digest() for segment in SEGMENTS)
+SEALED = Sealed((0, 1, 2), SEALED_BYTES, b"".join(SEGMENTS), MARKS)
 
 
 def device(memory: Memory | None = None, **settings: Any) -> DeviceMachine:

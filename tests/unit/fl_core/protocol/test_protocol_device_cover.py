@@ -194,5 +194,5 @@ def test_the_answer_s_form_does_not_tell_dummies_from_true_ones() -> None:
 
 
 def test_a_sealed_answer_says_where_in_the_window_it_leaves() -> None:
-    assert Sealed((0,), (1,), b"x").leave_at == 0.0
-    assert not Sealed((0,), (1,), b"x").dummy
+    assert Sealed((0,), (1,), b"x", (b"m" * 32,)).leave_at == 0.0
+    assert not Sealed((0,), (1,), b"x", (b"m" * 32,)).dummy

@@ -120,7 +120,7 @@ def test_a_large_upload_is_offered_and_its_parts_are_pulled():
     machine, header = device(), manifest(MODEL)
     work_on(machine, header)
     data = bytes(range(250)) * 20
-    out = done(machine, Work(header, PACKAGE), Sealed((0,), (5000,), data))
+    out = done(machine, Work(header, PACKAGE), Sealed((0,), (5000,), data, (b"m" * 32,)))
     (offered,) = messages(out, Offer)
     assert offered.data == b"" and messages(out, Part) == []
     blob = decode_header(offered.header).blob
