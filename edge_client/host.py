@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -34,6 +35,7 @@ from fl_core.protocol.tasks import (
 )
 
 LOG = logging.getLogger("edgeveil.edge")
+_SLUG = re.compile(r"[a-z_]{1,40}")
 # What the owner reads on the console, and whether the log warns of it too.
 _LINES = {
     "counted": (False, "round {round}: {counted} of {segments} counted"),
@@ -88,7 +90,9 @@ class DeviceHost:
     def report(self, report: fx.Report) -> None:
         """A line on the owner's console, without the name in the log."""
         warns, line = _LINES.get(report.what, (False, ""))
-        LOG.log(logging.WARNING if warns else logging.DEBUG, report.what, extra=dict(report.data))
+        # A reason in words may quote a path or a record: that is for the console alone.
+        told = {k: v for k, v in report.data.items() if k != "why" or _SLUG.fullmatch(str(v))}
+        LOG.log(logging.WARNING if warns else logging.DEBUG, report.what, extra=told)
         if line:
             self._say(line.format(**report.data))
 

@@ -1,0 +1,59 @@
+"""All that a whole fleet logs, at the finest level: no record, no name, no id, no key."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fl_core import logs
+from fl_core.config import EdgeSite
+from fl_core.errors import DataError
+from tests.sim.fleet import Fleet, small_job
+
+MARKER = "0.1234567"
+
+
+@pytest.fixture
+def heard() -> Iterator[io.StringIO]:
+    text, log = io.StringIO(), logging.getLogger(logs.OURS)
+    handler, level = logging.StreamHandler(text), log.level
+    handler.setFormatter(logs.formatter("json"))
+    log.addHandler(handler)
+    log.setLevel(logging.DEBUG)
+    yield text
+    log.removeHandler(handler)
+    log.setLevel(level)
+
+
+def quoting(_site: EdgeSite, _split_key: bytes, _share: float) -> tuple:
+    """Data that cannot be read, told by an error that quotes a record."""
+    raise DataError(f"raised ValueError: record 17 is [{MARKER}, 0.25]", where="own.py", fix="mend")
+
+
+def failing(_site: EdgeSite, _split_key: bytes, _share: float) -> tuple:
+    raise ValueError(f"record 3 of box secret-9 is [{MARKER}]")
+
+
+def test_a_run_with_broken_data_on_two_boxes(tmp_path: Path, heard: io.StringIO) -> None:
+    fleet, consoles = Fleet(tmp_path, 6), []
+    for box, load in zip(fleet.boxes, (quoting, failing), strict=False):
+        box.host._work._load = load
+        box.host._say = consoles.append
+    job = fleet.submit(small_job(round={"deadline_s": 20.0, "min_batch": 3, "grace_s": 1.0}))
+    assert fleet.finish(job) == "completed"
+    assert any(MARKER in line for line in consoles)  # the owner is told
+    lines = [json.loads(line) for line in heard.getvalue().splitlines()]
+    assert {"declined", "work_failed", "round_open", "broadcast"} <= {one["event"] for one in lines}
+    text = heard.getvalue()
+    hidden = [MARKER, "secret-", "record 17", "own.py"]
+    hidden += [box.id for box in fleet.boxes]
+    hidden += [key.hex() for key in fleet.store.enrolled()]
+    weights = fleet.store.release(job).safetensors
+    hidden += [str(value) for value in np.frombuffer(weights[-64:], np.float32)]
+    assert [word for word in hidden if word in text] == []
