@@ -10,6 +10,7 @@ from typing import Any
 
 from fl_core.config import json_schema, load_site, parse_job
 from fl_core.config.job import Job
+from fl_core.config.load import load_scenario
 from fl_core.config.yaml_tree import DEPTH, NODES, read_tree
 from fl_core.errors import ConfigError, ProtocolError
 from tools.fuzz.target import Target, as_file, demand
@@ -57,6 +58,10 @@ def _site(data: bytes) -> None:
     load_site(as_file("site.yaml", data))
 
 
+def _scenario(data: bytes) -> None:
+    load_scenario(as_file("load.yaml", data))
+
+
 def _short(text: str) -> bytes:
     """Without comments: they would only make inputs long."""
     lines = (re.sub(r"\s+#.*", "", line) for line in text.splitlines())
@@ -75,6 +80,11 @@ def _canonicals() -> Iterable[bytes]:
 
 def _sites() -> Iterable[bytes]:
     texts = (_short(path.read_text("utf-8")) for path in sorted(_CONFIGS.glob("*.yaml")))
+    yield from (text for text in texts if len(text) <= _TEXT_BYTES)
+
+
+def _scenarios() -> Iterable[bytes]:
+    texts = (_short(p.read_text("utf-8")) for p in sorted((_CONFIGS / "load").glob("*.yaml")))
     yield from (text for text in texts if len(text) <= _TEXT_BYTES)
 
 
@@ -122,5 +132,6 @@ TARGETS = {
     "job_wire": Target(
         _canonical, _canonicals, (ProtocolError,), 2048, (b'":null', b"1e308", b"[")
     ),
+    "load_yaml": Target(_scenario, _scenarios, (ConfigError,), _TEXT_BYTES, _YAML + _words("load")),
     "site_yaml": Target(_site, _sites, (ConfigError,), _TEXT_BYTES, _YAML + _SITE_WORDS),
 }

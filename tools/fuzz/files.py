@@ -15,9 +15,10 @@ from fl_core.data.csvfile import csv_faults, read_csv
 from fl_core.data.idx import read_idx
 from fl_core.data.mnist import read_mnist
 from fl_core.data.npz import read_npz
-from fl_core.errors import BrokerError, DataError
+from fl_core.errors import BrokerError, DataError, UsageError
 from tools.broker_rules import read_users
 from tools.fuzz.target import Tape, Target, as_file, demand, scratch
+from tools.load.fleet import Fleet
 
 _MAX_BYTES = 1 << 16
 
@@ -121,6 +122,11 @@ def _users_seeds() -> Iterable[bytes]:
     yield b"proxy:" + hashed + b"\n# nobody\n\n0123456789abcdef:" + hashed + b"\n"
 
 
+def _fleet(data: bytes) -> None:
+    fleet = Fleet.from_bytes(data, "fleet")
+    demand(Fleet.from_bytes(fleet.to_bytes(), "fleet").members == fleet.members, "it survives")
+
+
 TARGETS = {
     "idx": Target(
         _idx, _idx_seeds, (DataError,), 1024, (b"\0\0\x08\3", b"\0\0\x0e\1", b"\x1f\x8b")
@@ -133,4 +139,7 @@ TARGETS = {
         _npz, _npz_seeds, (DataError,), 2048, (b"'descr': '<f4'", b"'shape': (9999999,)")
     ),
     "users": Target(_users, _users_seeds, (BrokerError,), 1024, (b"$7$", b"$7$1000000$", b":")),
+    "fleet": Target(
+        _fleet, lambda: [Fleet.make(count).to_bytes() for count in (0, 1, 3)], (UsageError,), 1024
+    ),
 }

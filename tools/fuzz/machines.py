@@ -58,7 +58,8 @@ def _finish_device(task: object, tape: Tape) -> object:
             return dt.Opened(tape.choice(packages))
         case dt.Work() | dt.Dummies() if tape.number(4):
             text = bytes((tape.number(256),)) * sum(SEALED_BYTES)
-            return dt.Sealed((0, 1), SEALED_BYTES, text, isinstance(task, dt.Dummies), 0.5)
+            marks = (bytes(32), text[:32])
+            return dt.Sealed((0, 1), SEALED_BYTES, text, marks, isinstance(task, dt.Dummies), 0.5)
         case dt.Work() | dt.Dummies():
             return dt.Declined("no")
     return dt.Learned()

@@ -10,11 +10,12 @@ from tools.fuzz.target import Target
 MODULES = {
     "wire": ("frame", "inner", "package", "tensors", "assembly", "fetch", "topic"),
     "sealed": ("stream", "stanzas", "broadcast", "segment", "enrolment", "key_file", "ledger"),
-    "files": ("idx", "mnist", "csv", "npz", "users"),
+    "files": ("idx", "mnist", "csv", "npz", "users", "fleet"),
     "graphs": ("onnx_wire", "graph_check", "backbone"),
     "machines": ("device", "proxy", "cloud"),
+    "batches": ("batch", "spool"),
     "served": ("http", "load_mqtt", "chaos_mqtt", "amqtt"),
-    "configs": ("yaml", "job_yaml", "job_wire", "site_yaml"),
+    "configs": ("yaml", "job_yaml", "job_wire", "site_yaml", "load_yaml"),
 }
 NAMES: Table[str] = Table(
     "target", {name: module for module, names in MODULES.items() for name in names}

@@ -69,7 +69,7 @@ class Fleet:
         """Raises UsageError for anything else than a fleet."""
         try:
             found = msgspec.msgpack.decode(raw, type=_File)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError, OverflowError):
             found = _File("", [])
         sound = all(len(m.signing) == len(m.opening) == 32 for m in found.members)
         if found.format != FORMAT or not sound:

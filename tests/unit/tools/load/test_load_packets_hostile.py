@@ -1,10 +1,11 @@
-"""A broker that answers a load test's devices with packets out of form."""
+"""Packets out of form from a broker to a load test, and a fleet file that is none."""
 
 from __future__ import annotations
 
 import pytest
 
-from fl_core.errors import ProtocolError
+from fl_core.errors import ProtocolError, UsageError
+from tools.load.fleet import Fleet
 from tools.load.mqtt_packets import Framer, read_connack, read_publish
 
 
@@ -29,3 +30,9 @@ def test_a_length_that_is_too_large_is_refused_by_the_header_alone():
             Framer(2048).feed(claimed)
     with pytest.raises(ProtocolError, match="malformed"):
         Framer(2048).feed(b"\x30\xff\xff\xff\xff\x01")
+
+
+@pytest.mark.parametrize("raw", [b"", b"\xc1", b"\x82\xa6form\xa7t", b"\x82\xa6format\xb0\xff"])
+def test_a_fleet_file_that_is_none_is_refused(raw):
+    with pytest.raises(UsageError, match="not a fleet file"):
+        Fleet.from_bytes(raw + bytes(20), "fleet")
