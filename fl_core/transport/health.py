@@ -52,13 +52,14 @@ class Probe:
         self._looking: asyncio.Task[bool] | None = None
 
     async def __call__(self) -> bool:
-        if self._looking is None and self._clock() - self._looked_s >= PROBE_EVERY_S:
-            self._looking = asyncio.create_task(asyncio.to_thread(self._look))
-        if self._looking is not None:
-            done, _ = await asyncio.wait([self._looking], timeout=PROBE_TIMEOUT_S)
+        looking = self._looking
+        if looking is None and self._clock() - self._looked_s >= PROBE_EVERY_S:
+            looking = self._looking = asyncio.create_task(asyncio.to_thread(self._look))
+        if looking is not None:
+            done, _ = await asyncio.wait([looking], timeout=PROBE_TIMEOUT_S)
             if not done:
                 return False
-            self._holds, self._looked_s, self._looking = await self._looking, self._clock(), None
+            self._holds, self._looked_s, self._looking = await looking, self._clock(), None
         return self._holds
 
 
