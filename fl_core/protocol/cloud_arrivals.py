@@ -5,10 +5,9 @@ from __future__ import annotations
 from fl_core.crypto.keys import KEY_BYTES
 from fl_core.errors import ProtocolError
 from fl_core.protocol import effects as fx
-from fl_core.protocol.cloud_batch import BatchPull
-from fl_core.protocol.cloud_tasks import BatchDropped, CloudSettings, RosterKept
+from fl_core.protocol.cloud_tasks import BatchDropped, BatchPart, CloudSettings, RosterKept
 from fl_core.protocol.envelope import Signer
-from fl_core.protocol.messages import Ack, Batch, Note, Offer, Part, Roster
+from fl_core.protocol.messages import Ack, Batch, Need, Note, Offer, Part, Roster
 from fl_core.protocol.transfer import Fetch, check_fetchable, first_data
 
 
@@ -19,14 +18,17 @@ class Arrivals:
 
     def __init__(self, signer: Signer, settings: CloudSettings) -> None:
         self._signer, self._settings = signer, settings
-        self._batch: BatchPull | None = None
+        self._batch: Fetch | None = None  # its bytes go to the host
         self._roster: Fetch | None = None
         self._epoch = -1  # an old roster would bring revoked devices back
 
     @property
     def whole_batch(self) -> Batch | None:
         """The batch, once every part of it was handed to the host."""
-        return self._batch.header if self._batch is not None and self._batch.complete else None
+        if self._batch is None or not self._batch.assembly.complete:
+            return None
+        header = self._batch.header
+        return header if isinstance(header, Batch) else None
 
     def check(self, offer: Offer, header: Roster | Batch) -> None:
         """Raise ProtocolError, before anything is changed, unless this can be fetched."""
@@ -40,12 +42,16 @@ class Arrivals:
             raise ProtocolError("replayed_roster")
 
     def batch(self, offer: Offer, header: Batch) -> list[fx.Effect]:
-        """The batch of the round under way is offered (again)."""
+        """The batch of the round under way is offered (again). A large one is pulled at once."""
         new = self._batch is None or self._batch.header != header
         if self._batch is None or new:
-            self._batch = BatchPull(header, self._settings.push_bytes)
-        out = [*self._batch.offered(offer), self._look_again()]
-        return [*out, self._watch()] if new else out
+            self._batch = Fetch(offer, header, self._settings.spool_bytes, keep=False)
+        out: list[fx.Effect] = []
+        for part in first_data(offer, header.blob):
+            out += self._put_away(self._batch, part)
+        if new and header.blob.size_bytes > self._settings.push_bytes:
+            out += _asked(self._batch.next_need(timer=True))
+        return [*out, self._look_again(), self._watch()] if new else [*out, self._look_again()]
 
     def roster(self, offer: Offer, header: Roster) -> list[fx.Effect]:
         """A roster is offered (again)."""
@@ -60,23 +66,24 @@ class Arrivals:
         """A part of either; others are ignored."""
         batch, roster = self._batch, self._roster
         if batch is not None and batch.header.blob.digest == part.blob:
-            return [] if batch.complete else batch.part(part)
+            return self._put_away(batch, part)
         if roster is None or roster.header.blob.digest != part.blob:
             return []
         if roster.add(part) and isinstance(roster.header, Roster):
             return self._keep(roster, roster.header)
-        need = roster.next_need(timer=False)
-        return [fx.Send(fx.Proxy(), need)] if need else []
+        return _asked(roster.next_need(timer=False))
 
     def look(self) -> list[fx.Effect]:
         """The timer: ask for what did not come."""
         out: list[fx.Effect] = []
-        if self._roster is not None and (need := self._roster.next_need(timer=True)):
-            out.append(fx.Send(fx.Proxy(), need))
-        pulling = self._batch is not None and not self._batch.complete
+        if self._roster is not None:
+            out += _asked(self._roster.next_need(timer=True))
+        pulling = self._batch is not None and not self._batch.assembly.complete
         if self._batch is not None and pulling:
-            # The round is closed: only silence counts from now on, however long the way is.
-            out += [self._watch()] if self._batch.progressed() else self._batch.ask_again()
+            out += _asked(self._batch.next_need(timer=True))
+            if not self._batch.idle_looks:
+                # The round is closed: only silence counts from now on, however long the way is.
+                out.append(self._watch())
         return [*out, self._look_again()] if pulling or self._roster is not None else out
 
     def acknowledge_batch(self) -> list[fx.Effect]:
@@ -95,6 +102,16 @@ class Arrivals:
         """A note for the proxy about what it offered."""
         return self._signer.note(Ack(digest, status))  # type: ignore[arg-type]
 
+    @staticmethod
+    def _put_away(fetch: Fetch, part: Part) -> list[fx.Effect]:
+        """A part of the batch: to its place on the disk, once."""
+        seen, blob = part.index in fetch.assembly, fetch.header.blob
+        fetch.add(part)
+        if seen:
+            return []
+        kept = fx.Store(BatchPart(blob.digest, part.index * blob.part_bytes, part.data))
+        return [kept, *_asked(fetch.next_need(timer=False))]
+
     def _keep(self, fetch: Fetch, header: Roster) -> list[fx.Effect]:
         data = fetch.assembly.finish()
         self._roster, self._epoch = None, header.epoch
@@ -109,3 +126,7 @@ class Arrivals:
 
     def _look_again(self) -> fx.SetTimer:
         return fx.SetTimer("repair", self._settings.repair_s)
+
+
+def _asked(need: Need | None) -> list[fx.Effect]:
+    return [fx.Send(fx.Proxy(), need)] if need else []
