@@ -220,8 +220,8 @@ class ProxyMachine:
     def _came(self, device: str, hello: Signed, now_s: float) -> list[fx.Effect]:
         heard = self._greeting.heard(device, hello, now_s)
         self.online.add(device)
-        self.uploads.came(device)
-        return [*heard, *self.serving.welcome(device), self._presence()]
+        coming = self.uploads.came(device, now_s)
+        return [*heard, *self.serving.welcome(device), *coming, self._presence()]
 
     def _presence(self) -> fx.Effect:
         return fx.Report("devices_online", {"count": len(self.online)})

@@ -103,6 +103,14 @@ class Arrivals:
         self.credit.leave(device)
         return self._wait(device, arrival, now_s)
 
+    def reconnected(self, device: str, now_s: float) -> list[fx.Effect]:
+        """What the device was asked for may have been lost with its link: ask again."""
+        arrival = self._by_device.get(device)
+        if arrival is None or not self.credit.holds(device):
+            return []
+        self.credit.leave(device)
+        return self._wait(device, arrival, now_s)
+
     def deal(self, now_s: float) -> list[fx.Effect]:
         """Ask those whose turn it is."""
         out: list[fx.Effect] = []

@@ -115,7 +115,9 @@ class Rounds:
         collection.step(verdict)
         key = key_of(collection.manifest.at)
         if collection.state is State.GRACE:
-            return [self._set("grace", key, collection.manifest.grace_s)]
+            # With cover traffic the moment is chance: nobody is late before the window is over.
+            grace_s = collection.manifest.grace_s + self._parts.settings.cover_window_s
+            return [self._set("grace", key, grace_s)]
         self._stop_arrivals(collection)
         return self._short(key) if collection.state is State.SHORT else [self._shuffle(collection)]
 

@@ -116,10 +116,11 @@ class Uploads:
         more = self._rounds.advance(collection)
         return [self._answered(collection), *more, *self._rounds.arrivals.deal(now_s)]
 
-    def came(self, device: str) -> None:
-        """A device is there: with cover traffic it will answer every open round."""
+    def came(self, device: str, now_s: float) -> list[fx.Effect]:
+        """A device is there (again): with cover traffic it will answer every open round."""
         for collection in self._rounds.by_key.values():
             collection.came(device)
+        return self._rounds.arrivals.reconnected(device, now_s)
 
     def left(self, device: str) -> list[fx.Effect]:
         """A device is gone: nobody waits for it."""

@@ -25,7 +25,16 @@ from proxy_bench import FLEET, MODEL, cloud_says, open_round, proxy, says, uploa
 
 from fl_core.protocol import effects as fx
 from fl_core.protocol.blob import NEED_LIMIT, describe
-from fl_core.protocol.messages import SEAL_OVERHEAD_BYTES, Ack, Close, Decline, Group, Need, Upload
+from fl_core.protocol.messages import (
+    SEAL_OVERHEAD_BYTES,
+    Ack,
+    Close,
+    Decline,
+    Group,
+    Hello,
+    Need,
+    Upload,
+)
 
 SEALED = 4048
 ROOM = 4 * PART_BYTES  # for one upload
@@ -134,6 +143,28 @@ def test_a_silent_device_gives_its_place_to_others_and_is_asked_again():
     for piece in big(1)[1]:
         out += says(machine, FLEET[1], piece, 6.0)
     assert (0, (0, 1, 2, 3)) in needs(out)
+
+
+def test_a_device_that_comes_back_is_asked_again_at_once_and_keeps_what_it_sent():
+    machine = opened()
+    offered(machine, 0)
+    first, *rest = big(0)[1]
+    says(machine, FLEET[0], first)
+    out = says(machine, FLEET[0], FLEET[0].signer.note(Hello(FLEET[0].id)))
+    assert needs(out) == [(0, (1, 2, 3))] and machine.credit_bytes == SEALED - PART_BYTES
+    for piece in rest:
+        out = says(machine, FLEET[0], piece)
+    assert acks(out) == [("held", "")] and machine.credit_bytes == 0
+
+
+def test_coming_back_does_not_move_a_device_in_the_queue():
+    machine = opened(credit_bytes=ROOM)
+    for number in range(3):
+        offered(machine, number)
+    assert needs(says(machine, FLEET[1], FLEET[1].signer.note(Hello(FLEET[1].id)))) == []
+    for piece in big(0)[1]:
+        out = says(machine, FLEET[0], piece)
+    assert needs(out) == [(1, (0, 1, 2, 3))]
 
 
 def test_what_comes_late_counts_and_is_not_asked_again():
