@@ -19,6 +19,7 @@ from fl_core.protocol.sealed import (
     padded,
     seal_broadcast,
     seal_segment,
+    segment_mark,
 )
 
 SELECTED = [OpeningKey.generate() for _ in range(3)]
@@ -203,6 +204,16 @@ def test_the_segment_is_bound_to_the_membership_of_this_very_broadcast() -> None
     _, _, other = seal_broadcast(TERMS, PACKAGE, [key.public() for key in SELECTED], 1024)
     assert opened(sealed=seal_segment(MANIFEST, GROUP, other, TENSOR)) is None
     assert opened(sealed=seal_segment(MANIFEST, GROUP, MANIFEST.commitment, TENSOR)) is None
+
+
+def test_a_mark_is_found_by_those_who_hold_membership_and_ciphertext() -> None:
+    mark = segment_mark(TAG, SEALED)
+    assert len(mark) == 32
+    _, _, other = seal_broadcast(TERMS, PACKAGE, [key.public() for key in SELECTED], 1024)
+    public = (b"", bytes(32), MANIFEST.commitment, MANIFEST.package_digest, other)
+    assert mark not in {segment_mark(guess, SEALED) for guess in public}
+    assert mark != hashlib.sha256(SEALED).digest()
+    assert mark != segment_mark(TAG, seal_segment(MANIFEST, GROUP, TAG, TENSOR))
 
 
 def test_a_package_of_another_size_than_the_manifest_says_is_refused() -> None:
