@@ -44,14 +44,15 @@ def test_the_options_of_other_load_tools_are_there():
     line = (
         "--devices 50 --rate 100 --rounds 2 --payload-bytes 4096 --interval 5 --drop 0.1 "
         "--slow 0.2 --reconnect-storm --qos 0 --protocol 4 --tls --ca a.pem --cert b.pem "
-        "--key c.pem --user fleet --processes 2 --prometheus 9100"
+        "--key c.pem --user fleet --processes 2 --prometheus 9100 --broker mqtt://b:1883 "
+        "--cloud http://c:8701 --token-file t --fleet f --keys k"
     )
     found = resolved(line)
     assert (found.devices, found.rate_per_s, found.rounds, found.values) == (50, 100, 2, 1024)
     assert (found.interval_s, found.drop, found.slow, found.qos, found.protocol) == (
         5, 0.1, 0.2, 0, 4,
     )  # fmt: skip
-    assert found.reconnect_storm and found.tls and found.prometheus == 9100
+    assert found.reconnect_storm and found.tls and found.user == "fleet"
     assert found.ca == Path("a.pem").absolute()
 
 
