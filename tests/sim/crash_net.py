@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
@@ -36,6 +37,7 @@ class CrashNet(MemoryNet):
         super().__init__(faults, work_s, packet_bytes, executor)
         self.deaths: frozenset[tuple[fx.Address, int]] = frozenset()
         self.passed: Counter[fx.Address] = Counter()
+        self.clean_sessions = True  # else the broker keeps frames for a process that is away
         self._acting: Node | None = None
 
     @contextmanager
@@ -57,9 +59,13 @@ class CrashNet(MemoryNet):
             raise Died(node)
 
     def forget(self, node: Node) -> None:
-        """What was on its way to the process is lost with it: its session starts clean."""
+        """Timers and work under way are lost with the process, and what was on its way to it."""
         node.timers.clear()
-        self._queue = [entry for entry in self._queue if entry[2] is not node]
+        self._queue = [entry for entry in self._queue if not self._lost(node, entry[2], entry[3])]
+        heapq.heapify(self._queue)
+
+    def _lost(self, died: Node, place: Node, event: fx.Event | Due) -> bool:
+        return place is died and (self.clean_sessions or not isinstance(event, fx.Received))
 
     def _step(self, node: Node, event: fx.Event | Due) -> None:
         assert not isinstance(event, Due)
