@@ -247,6 +247,12 @@ class CloudMachine:
         header = decode_header(offer.header)
         if not isinstance(header, Roster | Batch):
             raise ProtocolError("unexpected_header")
+        expected = isinstance(header, Batch) and header.at == self.at
+        if self.job is not None and expected and TABLE.allows(self.state, "batch"):
+            size_bytes, most_bytes = header.blob.size_bytes, self.settings.spool_bytes
+            if size_bytes > most_bytes:  # another attempt would bring as much
+                why = f"the batch has {size_bytes} bytes, limits.spool_bytes is {most_bytes}"
+                return self._pause(self.job, why)
         self._arrivals.check(offer, header)
         if isinstance(header, Roster):
             return self._arrivals.roster(offer, header)

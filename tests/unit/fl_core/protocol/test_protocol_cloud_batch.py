@@ -129,9 +129,17 @@ def test_a_long_pull_is_no_silence_and_a_stalled_one_is():
     assert tasks(out) == [SealRound(JOB, 1, 2)] and stored(out) == [BatchDropped()]
 
 
-def test_a_batch_larger_than_the_spool_is_refused():
+def test_a_batch_larger_than_the_spool_pauses_the_job_and_says_why():
     machine = waiting(cloud(spool_bytes=50_000))
     header, _ = batch(size=100_000)
+    (status,) = stored(receive(machine, offer(header, b"", PROXY)))
+    assert status.status == "paused"
+    assert "100000" in status.reason and "limits.spool_bytes" in status.reason
+
+
+def test_a_batch_larger_than_the_spool_that_nobody_waits_for_is_refused():
+    machine = waiting(cloud(spool_bytes=50_000))
+    header, _ = batch(at(2), size=100_000)
     assert refused(receive(machine, offer(header, b"", PROXY))) == ["oversized_blob"]
     assert machine.state is State.WAITING
 
