@@ -19,6 +19,7 @@ from tools.fuzz.table import target
 
 _LOOKED = re.compile(r"^#(\d+)\s+(\w+)\s+cov: (\d+)")
 _STAT = re.compile(r"^stat::(\w+):\s+(\d+)")
+_WHY = re.compile(r"ERROR: |^[\w.]*(Error|Exception|Wrong)\b")
 _ARTIFACT = re.compile(r"Test unit written to (\S+)")
 _GRACE_S = 5.0
 
@@ -92,7 +93,7 @@ def fuzz(name: str, bounds: Bounds, out: Path, tell: Callable[[str], None]) -> O
                 child.terminate()
                 raise
         seconds = time.monotonic() - start_s
-    return _outcome(name, lines, seconds, child.returncode)
+    return outcome(name, lines, seconds, child.returncode)
 
 
 def _watched(child: subprocess.Popen[str], tell: Callable[[str], None]) -> list[str]:
@@ -108,7 +109,8 @@ def _watched(child: subprocess.Popen[str], tell: Callable[[str], None]) -> list[
     return kept
 
 
-def _outcome(name: str, lines: list[str], seconds: float, status: int) -> Outcome:
+def outcome(name: str, lines: list[str], seconds: float, status: int) -> Outcome:
+    """What the lines of a log and the exit status say. Raises UsageError without atheris."""
     looks = [found for line in lines if (found := _LOOKED.match(line))]
     stats = {found[1]: int(found[2]) for line in lines if (found := _STAT.match(line))}
     crashes = tuple(found[1] for line in lines if (found := _ARTIFACT.search(line)))
@@ -116,7 +118,7 @@ def _outcome(name: str, lines: list[str], seconds: float, status: int) -> Outcom
         raise UsageError("atheris is not installed", fix="pip install 'edgeveil[fuzz]'")
     last = looks[-1] if looks else None
     runs = stats.get("number_of_executed_units", int(last[1]) if last else 0)
-    why = next((one for one in lines if re.search(r"ERROR: |Error: |exception", one)), "")
+    why = next((one for one in lines if _WHY.search(one)), "")
     return Outcome(
         target=name,
         runs=runs,
