@@ -161,6 +161,11 @@ def _site_mixes(options: LoadOptions) -> Iterator[Mix]:
         )
     if (options.cert is None) != (options.key is None):
         yield Mix(("cert", "key"), "a certificate and its key go together; give both or none")
+    if options.user is not None and options.starts_site:
+        yield Mix(
+            ("user", "broker", "site"),
+            "a broker that is started here gives each device its account; leave user out",
+        )
     if options.password_file is not None and options.user is None:
         yield Mix(("password_file", "user"), "is the password of no user; set user")
 

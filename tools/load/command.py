@@ -113,7 +113,6 @@ def _play(
             with signals(_interrupt):
                 target = site.start()
             options = options.model_copy(update={"ca": target.ca}) if target.ca else options
-            password = site.load_password
         else:
             target, fleet, password = running_target(options)
         view = stack.enter_context(LiveView(options, console))
@@ -140,8 +139,11 @@ def _play(
             view.note("the same bytes through a bare relay")
             generators.stop()
             site.children.stop()
-            with signals(_interrupt):
-                _compare(options, site, result)
+            try:
+                with signals(_interrupt):
+                    _compare(options, site, result)
+            except (EdgeVeilError, KeyboardInterrupt) as stop:
+                failure = stop
         return result, failure
 
 

@@ -19,7 +19,6 @@ from tools.load.fleet import Member
 from tools.load.mqtt import Client
 from tools.load.mqtt_packets import Login, encoded_topic
 from tools.load.shared import Shared
-from tools.load.tally import segment_hashes
 from tools.load.work import Worker
 
 KEEPALIVE_S = 60
@@ -236,10 +235,9 @@ class LoadDevice:
             return
         blob = item.upload.blob.digest
         self._upload = (item.at, blob)
-        # A blob of one segment has that segment's digest.
-        one = len(item.sizes) == 1
-        hashes = (blob,) if one else segment_hashes(item.data, item.sizes)
-        self._shared.tally.offer(item.at, blob, hashes, self._shared.now_s())
+        self._shared.tally.offer(item.at, blob, item.marks, self._shared.now_s())
+        if self._client is None or not self._client.up:
+            self._shared.tally.away(item.at, blob)
 
     def _note_ack(self, note: Note) -> None:
         body = decode_body(note.body)

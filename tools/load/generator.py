@@ -119,7 +119,8 @@ class Generator:
         now_s, key = asyncio.get_running_loop().time(), (at.round, at.attempt)
         if key not in self._starts:
             start_s = max(now_s, self._last_start_s + self.options.interval_s)
-            self._starts[key] = self._last_start_s = start_s
+            self._starts = {key: start_s}
+            self._last_start_s = start_s
         return self._starts[key] - now_s
 
     def _trouble(self, device: LoadDevice, at: Exchanged, wait_s: float) -> None:
@@ -128,7 +129,7 @@ class Generator:
         if chance.random() < self.options.drop:
             loop.call_later(wait_s + chance.uniform(0, _AWAY_S), device.cut)
         key = (at.round, at.attempt)
-        self._begun[key] = self._begun.get(key, 0) + 1
+        self._begun = {key: self._begun.get(key, 0) + 1}
         if self.options.reconnect_storm and self._begun[key] == max(1, len(self.devices) // 2):
             loop.call_later(wait_s, self._cut_all)
 

@@ -22,6 +22,8 @@ from tools.load.histogram import Histogram
 from tools.load.options import LoadOptions
 from tools.load.wire import Answer, Command, Joining, Report, Share
 
+Rows = dict[tuple[int, int], dict[str, Any]]  # by round and attempt
+
 _BODY_BYTES = 8 << 20
 _ADDED = (
     *("connected", "connects", "failed", "reconnects", "bytes_up", "bytes_down"),
@@ -56,6 +58,7 @@ class Leader:
         self.pids: dict[str, int] = {}
         self.reports: dict[int, Report] = {}
         self._joined = 0
+        self._rounds: dict[int, Rows] = {}  # of each generator; it tells of the newest alone
 
     async def serve(self, host: str, port: int) -> HttpServer:
         """Listen for generators. Raises UsageError if the port cannot be had."""
@@ -74,7 +77,8 @@ class Leader:
 
     def totals(self) -> Totals:
         """All generators' counts together."""
-        return Totals([report.tally for report in self.reports.values()])
+        tallies = [report.tally for report in self.reports.values()]
+        return Totals(tallies, list(self._rounds.values()))
 
     async def _join(self, request: web.Request) -> web.Response:
         if (refused := self._refused(request)) is not None:
@@ -111,6 +115,8 @@ class Leader:
         except msgspec.DecodeError:
             return _not_understood()
         self.reports[report.number] = report
+        rounds = self._rounds.setdefault(report.number, {})
+        rounds.update({(row["round"], row["attempt"]): row for row in report.tally["rounds"]})
         return web.Response(body=msgspec.msgpack.encode(Answer(self.command)))
 
     def _refused(self, request: web.Request) -> web.Response | None:
@@ -143,13 +149,13 @@ def join_token(path: Path) -> str:
 class Totals:
     """Several generators' tallies in one."""
 
-    def __init__(self, tallies: list[dict[str, Any]]) -> None:
+    def __init__(self, tallies: list[dict[str, Any]], rounds: list[Rows]) -> None:
         self._tallies = tallies
         self.counts = {name: sum(int(t[name]) for t in tallies) for name in _ADDED}
         self.refused: Counter[str] = Counter()
         for tally in tallies:
             self.refused.update(tally["refused"])
-        self.rounds = _merged_rounds(tallies)
+        self.rounds = _merged_rounds(rounds)
 
     def histogram(self, name: str) -> Histogram:
         """`connect_s`, `ack_s` or `counted_s` of all."""
@@ -162,11 +168,11 @@ class Totals:
         return max(last) - min(first) if first else 0.0
 
 
-def _merged_rounds(tallies: list[dict[str, Any]]) -> dict[tuple[int, int], dict[str, Any]]:
-    merged: dict[tuple[int, int], dict[str, Any]] = {}
-    for tally in tallies:
-        for row in tally["rounds"]:
-            into = merged.setdefault((row["round"], row["attempt"]), _blank())
+def _merged_rounds(generators: list[Rows]) -> Rows:
+    merged: Rows = {}
+    for rows in generators:
+        for key, row in rows.items():
+            into = merged.setdefault(key, _blank())
             for name in _ROUND_ADDED:
                 into[name] += row[name]
             for name in _ROUND_FIRST:

@@ -53,7 +53,6 @@ class LocalSite:
         self._options, self._fleet, self.folder, self._logs = options, fleet, folder, logs
         self.children = Children(logs)
         self._brokers: dict[str, BrokerProcess] = {}
-        self.load_password: str | None = None
         self.accounts: dict[str, str] = {}
         engine = choose_engine()
         self._plan = SitePlan(
@@ -132,8 +131,6 @@ class LocalSite:
         admit(self.folder / "state" / "proxy" / REGISTRY_FILE, enrolments, limit)
         self.accounts = self._fleet.users(enrolments)
         edge = {**self.accounts, "proxy": self._password("proxy-edge")}
-        if self._options.user:
-            self.load_password = edge[self._options.user] = self._password("load")
         cloud = {"proxy": self._password("proxy-cloud"), "cloud": self._password("cloud")}
         for side, users in (("edge", edge), ("cloud", cloud)):
             write_private(self.folder / "passwords" / f"{side}-broker.users", users_text(users))

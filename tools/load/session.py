@@ -183,12 +183,12 @@ class Session:
         after = 0
         while not self._course.ended:
             await asyncio.sleep(_EVENTS_S)  # each tells its own time: asking often only costs
+            done = len(self._course.committed)
             for event in await asyncio.to_thread(client.events, job, after):
                 after = int(event["seq"])
                 self._course.take(event)
                 self._phase = self._course.phase or self._phase
-                if event["type"] != "exchange_committed":
-                    continue
+            if len(self._course.committed) > done:
                 self._mark()
                 if end_s is not None and time.monotonic() > end_s:
                     return

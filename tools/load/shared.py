@@ -63,12 +63,12 @@ class Shared:
             return known[1]
         message = decode(frame, self._packet_bytes)
         if isinstance(message, Offer | Part):
+            self._follow(message)
             self._frames[key] = (frame, message)
             self._frames_bytes += len(frame)
             while len(self._frames) > _FRAMES or self._frames_bytes > _FRAMES_BYTES:
                 _, (old, _message) = self._frames.popitem(last=False)
                 self._frames_bytes -= len(old)
-            self._follow_commits(message)
         return message
 
     def blob(self, digest: bytes, data: bytes) -> bytes:
@@ -79,10 +79,12 @@ class Shared:
             self._blobs[digest] = data
         return self._blobs[digest]
 
-    def _follow_commits(self, message: Message) -> None:
-        """Read each commit record once, whichever device it came to first."""
+    def _follow(self, message: Message) -> None:
+        """Read each commit record once, whichever device it came to first; forget old rounds."""
         if isinstance(message, Offer):
             header = decode_header(message.header)
+            if isinstance(header, Manifest) and header.kind == "round":
+                self._forget()
             if not isinstance(header, Commit) or self.tally.committed(header.at):
                 return
             if message.data or not header.blob.size_bytes:
@@ -95,6 +97,12 @@ class Shared:
             if assembly.add(message):
                 del self._commits[message.blob]
                 self.tally.commit(header.at, assembly.finish(), self.now_s())
+
+    def _forget(self) -> None:
+        """A new round: what was for the one before hardly comes again."""
+        self._frames.clear()
+        self._blobs.clear()
+        self._frames_bytes = 0
 
     # --- work ---
 

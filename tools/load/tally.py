@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter, deque
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -11,7 +10,7 @@ from fl_core.protocol.messages import Exchanged
 from tools.load.histogram import Histogram
 
 RoundKey = tuple[int, int]  # round and attempt of the one job
-_REMEMBERED = 8  # commit records whose hashes are looked for in the next
+_REMEMBERED = 8  # rounds that are looked at and told of
 
 
 @dataclass
@@ -130,7 +129,18 @@ class Tally:
         return sum(1 for row in self._sent.values() for s in row.values() if s.said in ("", "held"))
 
     def to_plain(self) -> dict[str, Any]:
-        """For a report to the leader: all counts since the start."""
+        """For a report to the leader: all counts since the start, and of the newest rounds.
+
+        Older rounds, of which earlier reports told, are forgotten.
+        """
+        plain = self._plain()
+        for key in sorted(self.rounds)[:-_REMEMBERED]:
+            del self.rounds[key]
+            self._sent.pop(key, None)
+            self._committed.discard(key)
+        return plain
+
+    def _plain(self) -> dict[str, Any]:
         return {
             **{name: getattr(self, name) for name in (*_COUNTS, "first_up_s", "last_up_s")},
             "waiting": self.waiting,
@@ -156,12 +166,3 @@ _COUNTS = (
     *("connected", "connects", "failed", "reconnects", "bytes_up", "bytes_down"),
     *("offered", "acknowledged", "counted", "missing", "duplicated"),
 )
-
-
-def segment_hashes(data: bytes, sizes: tuple[int, ...]) -> tuple[bytes, ...]:
-    """SHA-256 of each sealed segment, as a commit record lists them."""
-    found, offset = [], 0
-    for size in sizes:
-        found.append(hashlib.sha256(data[offset : offset + size]).digest())
-        offset += size
-    return tuple(found)

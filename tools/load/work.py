@@ -74,4 +74,5 @@ class Worker:
         ]
         groups, sizes = tuple(range(len(sealed))), tuple(map(len, sealed))
         leave_at = self._shared.chance.random()
-        return Sealed(groups, sizes, b"".join(sealed), dummy=dummy, leave_at=leave_at)
+        marks = tuple(sealing.segment_mark(membership, segment) for segment in sealed)
+        return Sealed(groups, sizes, b"".join(sealed), marks, dummy, leave_at)

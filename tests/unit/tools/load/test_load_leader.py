@@ -70,7 +70,7 @@ def test_every_device_is_dealt_once_and_no_more_generators_are_taken():
 def test_reports_are_added_up_and_answered_with_the_command():
     async def play(leader, url, fleet):
         leader.command = "connect"
-        status, raw = await post(url, "report", report(1, "ready"))
+        _, raw = await post(url, "report", report(1, "ready"))
         assert msgspec.msgpack.decode(raw, type=Answer).command == "connect"
         assert not leader.all_joined
         await post(url, "report", report(2, "connected"))

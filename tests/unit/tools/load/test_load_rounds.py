@@ -32,10 +32,19 @@ def test_a_round_is_cut_into_its_phases():
     }
     [row] = played().rows({(1, 1): counts})
     assert row == {
-        **{"round": 1, "attempt": 1, "selected": 60, "uploads": 50},
-        **{"seconds": 8.0, "broadcast_s": 3.0, "upload_s": 2.0},
-        **{"handover_s": 1.0, "absorb_s": 2.0, "measured_s": 5.0},
-        **{"uploads_per_s": 10.0, "upload_bytes": 100.0, "upload_messages": 2.0},
+        "round": 1,
+        "attempt": 1,
+        "selected": 60,
+        "uploads": 50,
+        "seconds": 8.0,
+        "broadcast_s": 3.0,
+        "upload_s": 2.0,
+        "handover_s": 1.0,
+        "absorb_s": 2.0,
+        "measured_s": 5.0,
+        "uploads_per_s": 10.0,
+        "upload_bytes": 100.0,
+        "upload_messages": 2.0,
     }
 
 

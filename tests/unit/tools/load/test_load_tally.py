@@ -27,11 +27,16 @@ def tally():
     return tally
 
 
+def totals(*tallies: Tally) -> Totals:
+    plains = [tally.to_plain() for tally in tallies]
+    return Totals(plains, [{(r["round"], r["attempt"]): r for r in p["rounds"]} for p in plains])
+
+
 def losses(tally: Tally, *, committed: bool = True) -> dict[str, int]:
     course = Course()
     if committed:
         course.committed.append({"round": 1, "attempt": 1})
-    return _losses(Totals([tally.to_plain()]), course)
+    return _losses(totals(tally), course)
 
 
 def test_counted_once_is_what_should_be(tally):
@@ -97,7 +102,15 @@ def test_several_generators_add_up(tally):
     other.offer(AT, name("z"), (name("z"),), 9.0)
     other.round(AT).upload_bytes = 70
     tally.round(AT).upload_bytes = 30
-    totals = Totals([tally.to_plain(), other.to_plain()])
-    assert totals.counts["offered"] == 5
-    row = totals.rounds[1, 1]
+    both = totals(tally, other)
+    assert both.counts["offered"] == 5
+    row = both.rounds[1, 1]
     assert (row["offered"], row["upload_bytes"], row["first_offer_s"]) == (5, 100, 9.0)
+
+
+def test_rounds_long_over_are_told_once_more_and_forgotten(tally):
+    for number in range(2, 40):
+        tally.round(Exchanged(b"j" * 16, number, 1))
+    assert len(tally.to_plain()["rounds"]) == 39
+    assert [row["round"] for row in tally.to_plain()["rounds"]] == list(range(32, 40))
+    assert tally.waiting == 0
