@@ -62,6 +62,7 @@ def _sqlite(url: sa.URL) -> sa.Engine:
             "synchronous=FULL",
             "secure_delete=ON",  # a deleted round key is overwritten
             "foreign_keys=ON",
+            "cache_size=-512",  # KiB; a larger one would take hundreds of rounds to fill
         ):
             connection.execute(f"PRAGMA {pragma}")
 
