@@ -17,6 +17,19 @@ import sqlalchemy as sa
 
 from cloud_server import store_schema as tables
 from cloud_server.store_engine import MEMORY, forget_old_pages, open_engine
+from cloud_server.store_keys import (
+    last_attempt,
+    read_enrolled,
+    round_key,
+    write_enrolled,
+    write_round_key,
+)
+from cloud_server.store_models import (
+    find_backbone,
+    find_release,
+    write_backbone,
+    write_release,
+)
 from cloud_server.store_records import (
     Counts,
     ExchangeRecord,
@@ -31,13 +44,9 @@ from cloud_server.store_rows import (
     absorbed_in,
     count_rows,
     exchange_of,
-    find_backbone,
     find_row,
     job_of,
-    last_attempt,
     last_commit,
-    round_key,
-    write_backbone,
     write_commit,
     write_event,
     write_status,
@@ -266,15 +275,7 @@ class Store:
         self, db: sa.Connection, job: str, exchange: int, attempt: int, secret: bytes
     ) -> None:
         """Keep a round's secret HPKE key until its commit; StoreError if another one is kept."""
-        kept = round_key(db, job, exchange, attempt)
-        if kept is None:
-            db.execute(
-                tables.round_keys.insert().values(
-                    job=job, exchange=exchange, attempt=attempt, secret=secret
-                )
-            )
-        elif not secrets.compare_digest(kept, secret):
-            raise StoreError(f"exchange {exchange}, attempt {attempt} has another round key")
+        write_round_key(db, job, exchange, attempt, secret)
 
     @transaction
     def round_key(self, db: sa.Connection, job: str, exchange: int, attempt: int) -> bytes | None:
@@ -289,37 +290,22 @@ class Store:
     @transaction
     def set_enrolled(self, db: sa.Connection, keys: Collection[bytes]) -> None:
         """Make exactly these public keys the enrolled ones, in one transaction."""
-        table = tables.enrolled_keys
-        new, now = set(keys), self._now_s()
-        old = {bytes(key) for key in db.scalars(sa.select(table.c.public_key))}
-        for key in old - new:
-            db.execute(table.delete().where(table.c.public_key == key))
-        added = [{"public_key": key, "added_at": now} for key in sorted(new - old)]
-        if added:
-            db.execute(table.insert(), added)
+        write_enrolled(db, keys, self._now_s())
 
     @transaction
     def enrolled(self, db: sa.Connection) -> tuple[bytes, ...]:
         """All enrolled public keys, in the order of their bytes, which says nothing."""
-        column = tables.enrolled_keys.c.public_key
-        return tuple(sorted(bytes(key) for key in db.scalars(sa.select(column))))
+        return read_enrolled(db)
 
     @transaction
     def put_release(self, db: sa.Connection, job: str, onnx: bytes, safetensors: bytes) -> None:
         """Keep a job's final model; a second call replaces it."""
-        table = tables.releases
-        find_row(db, job)
-        db.execute(table.delete().where(table.c.job == job))
-        db.execute(table.insert().values(job=job, onnx=onnx, safetensors=safetensors))
+        write_release(db, job, onnx, safetensors)
 
     @transaction
     def release(self, db: sa.Connection, job: str) -> StoredRelease | None:
         """A job's final model; None as long as there is none."""
-        table = tables.releases
-        row = db.execute(sa.select(table).where(table.c.job == job)).mappings().first()
-        if row is None:
-            return None
-        return StoredRelease(job, bytes(row["onnx"]), bytes(row["safetensors"]))
+        return find_release(db, job)
 
     @transaction
     def put_backbone(self, db: sa.Connection, graph: bytes) -> str:

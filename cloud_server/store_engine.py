@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sqlite3
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,13 +78,15 @@ def _sqlite(url: sa.URL) -> sa.Engine:
 def forget_old_pages(engine: sa.Engine) -> None:
     """Drop SQLite's write-ahead log: it still holds the pages from before a deletion.
 
-    Another process that reads the file at this moment puts it off to the next commit. On a
+    Another process that reads the file at this moment, or a full disk, puts it off to the next
+    commit. On a
     database server, deleted rows stay until its own vacuum and log rotation; see there.
     """
     if engine.dialect.name == "sqlite":
         connection = engine.raw_connection()
         try:
-            connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            with suppress(sqlite3.OperationalError):
+                connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
         finally:
             connection.close()
 

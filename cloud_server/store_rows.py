@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -69,24 +68,6 @@ def absorbed_in(db: sa.Connection, job: str, digest: bytes) -> int | None:
     return db.scalar(query)
 
 
-def round_key(db: sa.Connection, job: str, exchange: int, attempt: int) -> bytes | None:
-    """A round's secret key; None after its commit."""
-    table = tables.round_keys
-    query = sa.select(table.c.secret).where(
-        table.c.job == job, table.c.exchange == exchange, table.c.attempt == attempt
-    )
-    found = db.scalar(query)
-    return None if found is None else bytes(found)
-
-
-def last_attempt(db: sa.Connection, job: str, exchange: int) -> int:
-    """The newest attempt at an exchange that has a key; 0 before the first."""
-    table = tables.round_keys
-    query = sa.select(sa.func.max(table.c.attempt))
-    query = query.where(table.c.job == job, table.c.exchange == exchange)
-    return int(db.scalar(query) or 0)
-
-
 def count_rows(db: sa.Connection) -> Counts:
     """Enrolled devices, and jobs by status."""
     status, number = tables.jobs.c.status, sa.func.count()
@@ -143,21 +124,6 @@ def last_commit(db: sa.Connection, job: str) -> LastCommit | None:
     packed = bytes(row["accepted"])
     hashes = (packed[k : k + HASH_BYTES] for k in range(0, len(packed), HASH_BYTES))
     return LastCommit(exchange_of(row), bytes(row["tensors"]), tuple(hashes))
-
-
-def find_backbone(db: sa.Connection, digest: str) -> bytes | None:
-    """The feature extractor of a digest (hex); None if there is none."""
-    table = tables.backbones
-    found = db.scalar(sa.select(table.c.graph).where(table.c.digest == digest))
-    return None if found is None else bytes(found)
-
-
-def write_backbone(db: sa.Connection, graph: bytes) -> str:
-    """Keep a feature extractor; its SHA-256 (hex)."""
-    digest = hashlib.sha256(graph).hexdigest()
-    if find_backbone(db, digest) is None:
-        db.execute(tables.backbones.insert().values(digest=digest, graph=graph))
-    return digest
 
 
 def write_commit(
