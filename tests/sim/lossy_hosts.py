@@ -56,7 +56,7 @@ from proxy.spool import Spool
 PACKET_BYTES = 1536  # small, so that models, uploads and batches travel in parts
 JOB = b"simulated job.16"
 DIGEST = b"d" * 32
-GROUPS = (Group("layer0", 2560), Group("layer1", 64))
+GROUPS = (Group("layer0", 1088), Group("layer1", 64))
 SMALL_BYTES = 3000  # of a job and of a release
 FLOOR = 2
 
