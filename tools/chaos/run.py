@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from fl_core.errors import UsageError
 from tools.brokers import choose_engine
@@ -47,26 +48,34 @@ def run_chaos(
     choose_engine(run.broker)
     logs = _prepare(out)
     view = View(sys.stderr if as_json else sys.stdout)
+    # A second Ctrl-C must not leave processes behind; stopping takes a few seconds at most.
     with signals(signal.SIG_IGN), scratch(keep=keep, in_memory=False) as folder:
-        course = Course(job, run, asked, folder, logs, view.show)
+        course: Course | None = None
         interrupted = False
         try:
             with signals(_interrupt), view:
+                course = Course(job, run, asked, folder, logs, view.show)
                 view.note(f"{len(course.faults)} faults from seed {asked.seed}; logs in {logs}")
                 course.run()
         except KeyboardInterrupt:
             interrupted = True
         finally:
-            course.stop()
+            if course is not None:
+                course.stop()
         if keep:
             view.note(f"The site is kept in {folder}")
-        if interrupted:
+        if interrupted or course is None:
             view.note("Interrupted; nothing was checked")
             return INTERRUPTED
         found = collect(course.site.site, logs)
         checked = checks.check_all(found, course.facts())
     broker = course.site.brokers["edge"].name
     result = result_of(course, found, checked, broker=broker, workers=run.workers)
+    _tell(result, out, view, as_json=as_json)
+    return 0 if result["ok"] else 1
+
+
+def _tell(result: dict[str, Any], out: Path, view: View, *, as_json: bool) -> None:
     write_json(out / "chaos.json", result)
     write_report(result, out / "report.html")
     if as_json:
@@ -74,7 +83,6 @@ def run_chaos(
     else:
         show_result(view.console, result)
         view.note(f"Files: {out}/ with {', '.join(FILES)}, logs/")
-    return 0 if result["ok"] else 1
 
 
 def _prepare(out: Path) -> Path:
