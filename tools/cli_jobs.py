@@ -111,6 +111,7 @@ def _add_job(commands: Subparsers) -> None:
             "A job pauses when devices, the proxy or the disk are missing for longer than its\n"
             "retries; `job list` says why. It goes on at its round, with the devices it had asked."
         ),
+        examples="edgeveil job resume quickstart-1a2b3c4d --config site/cloud.yaml",
     )
     cancel = command(parts, "cancel", "cancel a job that has not ended")
     for one in (watch, resume, cancel):
