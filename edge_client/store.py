@@ -18,6 +18,7 @@ from fl_core.protocol.messages import Exchanged, Signed, Upload
 from fl_core.protocol.tasks import (
     CLOSED_KEPT,
     JobClosed,
+    LateRecord,
     Memory,
     OutboxDrop,
     OutboxHeld,
@@ -87,6 +88,8 @@ class DeviceStore:
                         "UPDATE seen SET settled = 1 WHERE job = ? AND round = ? AND attempt = ?",
                         (at.job_id, at.round, at.attempt),
                     )
+                    receipts.end(db, at, outcome)
+                case LateRecord(at=at, outcome=outcome):
                     receipts.end(db, at, outcome)
                 case JobClosed(job_id=job_id, status=status):
                     db.execute("INSERT OR REPLACE INTO closed VALUES (?, ?)", (job_id, status))

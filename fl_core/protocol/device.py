@@ -136,7 +136,7 @@ class DeviceMachine:
         header = decode_header(offer.header)
         if not isinstance(header, Manifest | Commit):
             raise ProtocolError("unexpected_header")
-        if isinstance(header, Commit) and not self.outbox.is_for(header.at):
+        if isinstance(header, Commit) and not self.outbox.awaits(header.at):
             return []
         check_fetchable(offer, header.blob, self.settings.blob_bytes)
         if isinstance(header, Commit):
@@ -162,12 +162,18 @@ class DeviceMachine:
     def _round(self, offer: Offer, manifest: Manifest) -> list[fx.Effect]:
         mark = Seen(manifest.at, hashlib.sha256(offer.header.payload).digest())
         if self.round.is_new(mark):
-            self.fetches.make_room(offer, manifest, lambda old: _kind(old) in ("round", "commit"))
+            self.fetches.make_room(offer, manifest, self._is_over)
             return [*self.round.begin(manifest, mark), *self._fetch(offer, manifest)]
         if self.state is State.FETCHING and manifest.blob.digest in self.fetches.under_way:
             # A repeated offer may carry the blob that the first one lacked.
             return self._complete(self.fetches.offer(offer, manifest))
         return []
+
+    def _is_over(self, fetched: Header) -> bool:
+        """Whether a fetch ends when a newer round comes; not the record of the last answer."""
+        if isinstance(fetched, Commit):
+            return not self.outbox.is_for(fetched.at)
+        return _kind(fetched) == "round"
 
     # --- fetching ---
 

@@ -28,6 +28,7 @@ class Outbox:
         self._signer, self._memory, self._settings = signer, memory, settings
         self._pace, self._resends = pace, 0
         self._leaves_later = False
+        self._last: OutboxPut | None = None
 
     @property
     def item(self) -> OutboxPut | None:
@@ -79,9 +80,16 @@ class Outbox:
             return []
         return list(answer_need(fx.Proxy(), need, item.upload.blob, item.data))
 
-    def counted(self, marks: bytes) -> int:
-        """How many of the segments stand in a commit record's list."""
-        return 0 if self.item is None else sum(_holds(marks, mark) for mark in self.item.marks)
+    def awaits(self, at: Exchanged) -> bool:
+        """Whether a commit record of this round says something about an upload."""
+        return self.is_for(at) or (self._last is not None and self._last.at == at)
+
+    def late(self, at: Exchanged) -> OutboxPut | None:
+        """The acknowledged upload that a newer round displaced, if it was this round's; once."""
+        if self._last is None or self._last.at != at:
+            return None
+        item, self._last = self._last, None
+        return item
 
     def held(self) -> list[fx.Effect]:
         """The proxy acknowledged the upload: it is kept until it was counted."""
@@ -94,11 +102,18 @@ class Outbox:
         """The upload is not needed any more, and its attempt is not taken up again."""
         if self.item is None:
             return []
+        if self.item.held and outcome == "dropped":
+            self._last = replace(self.item, data=b"")
         at, self._memory.outbox = self.item.at, None
         seen = self._memory.seen.get(at.job_id)
         if seen is not None and seen.at == at:
             self._memory.seen[at.job_id] = replace(seen, settled=True)
         return [fx.Store(OutboxDrop(at, outcome))]
+
+
+def counted(item: OutboxPut, marks: bytes) -> int:
+    """How many of an upload's segments stand in a commit record's sorted list."""
+    return sum(_holds(marks, mark) for mark in item.marks)
 
 
 def _holds(sorted_marks: bytes, mark: bytes) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from fl_core.errors import ProtocolError
 from fl_core.protocol import effects as fx
 from fl_core.protocol.device_cover import Covering
-from fl_core.protocol.device_outbox import Outbox
+from fl_core.protocol.device_outbox import Outbox, counted
 from fl_core.protocol.device_states import TABLE, State
 from fl_core.protocol.envelope import Signer
 from fl_core.protocol.messages import Ack, Commit, Decline, Exchanged, Manifest
@@ -15,8 +15,10 @@ from fl_core.protocol.pace import Pace
 from fl_core.protocol.package import Package, RoundPackage
 from fl_core.protocol.tasks import (
     Dummies,
+    LateRecord,
     Memory,
     Open,
+    OutboxPut,
     Outcome,
     Sealed,
     Seen,
@@ -151,12 +153,17 @@ class Round:
         """The cloud's record of the round: what it counted."""
         item = self.outbox.item
         if item is None or item.at != commit.at:
-            return []
-        counted, segments = self.outbox.counted(marks), len(item.marks)
+            late = self.outbox.late(commit.at)
+            return [] if late is None else self._settled(late, marks, late=True)
         self.state = TABLE.step(self.state, "closed")
-        outcome: Outcome = "counted" if counted == segments else "missing"
-        out = [fx.CancelTimer("resend"), *self.outbox.drop(outcome)]
-        what = {"round": commit.at.round, "segments": segments, "counted": counted}
+        return [fx.CancelTimer("resend"), *self._settled(item, marks, late=False)]
+
+    def _settled(self, item: OutboxPut, marks: bytes, *, late: bool) -> list[fx.Effect]:
+        found, segments = counted(item, marks), len(item.marks)
+        outcome: Outcome = "counted" if found == segments else "missing"
+        record: list[fx.Effect] = [fx.Store(LateRecord(item.at, outcome))]
+        out = record if late else self.outbox.drop(outcome)
+        what = {"round": item.at.round, "segments": segments, "counted": found}
         return out if item.dummy else [*out, fx.Report("counted", what)]
 
     def job_closed(self, job_id: bytes) -> list[fx.Effect]:

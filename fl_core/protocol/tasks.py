@@ -139,6 +139,14 @@ class OutboxDrop:
 
 
 @dataclass(frozen=True)
+class LateRecord:
+    """The commit record of a round whose upload had to make room for the next one's."""
+
+    at: Exchanged
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
 class JobClosed:
     """Keep only that this job has ended, as the cloud said or because it was `forgotten`."""
 

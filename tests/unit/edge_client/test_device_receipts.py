@@ -21,6 +21,7 @@ from fl_core.protocol.sealed import open_segment
 from fl_core.protocol.tasks import (
     Declined,
     Dummies,
+    LateRecord,
     OutboxDrop,
     OutboxHeld,
     OutboxPut,
@@ -103,6 +104,16 @@ def test_a_dropped_upload_settles_its_attempt_on_the_disk(store: DeviceStore) ->
     store.store(Seen(item(2).at, b"n" * 32))
     store.store(OutboxDrop(item().at, "dropped"))
     assert not store.load().seen[JOB].settled
+
+
+def test_a_late_record_settles_a_receipt_and_leaves_the_outbox(store: DeviceStore) -> None:
+    store.store(item())
+    store.store(OutboxHeld(item().at))
+    store.store(OutboxDrop(item().at, "dropped"))
+    store.store(item(2))
+    store.store(LateRecord(item().at, "counted"))
+    assert [receipt.state for receipt in store.receipts()] == ["counted", "stored"]
+    assert store.load().outbox == item(2)
 
 
 def test_the_newest_receipts_are_kept(store: DeviceStore) -> None:

@@ -47,6 +47,7 @@ from fl_core.protocol.device_states import State
 from fl_core.protocol.messages import Ack, Bye, Close, Decline, Need, Offer, Part, Want
 from fl_core.protocol.tasks import (
     Declined,
+    LateRecord,
     Memory,
     OutboxDrop,
     OutboxPut,
@@ -187,6 +188,7 @@ def test_a_commit_says_how_many_segments_were_counted(accepted):
     outcome = "counted" if accepted == 3 else "missing"
     assert stored(out) == [OutboxDrop(at(), outcome)] and machine.memory.outbox is None
     assert machine.state is State.IDLE
+    assert receive(machine, offer(record, data)) == []
 
 
 def test_an_empty_commit_ends_the_upload():
@@ -234,6 +236,28 @@ def test_a_newer_round_drops_the_old_upload():
     upload(machine)
     out = receive(machine, offer(manifest(MODEL, at(2)), MODEL))
     assert OutboxDrop(at(), "dropped") in stored(out) and machine.memory.outbox is None
+
+
+@pytest.mark.parametrize(("accepted", "outcome"), [(3, "counted"), (2, "missing")])
+def test_a_commit_that_comes_after_the_next_round_still_counts(accepted, outcome):
+    machine = device()
+    upload(machine)
+    receive(machine, ack("held"))
+    receive(machine, offer(manifest(MODEL, at(2)), MODEL))
+    record, data = commit_of(at(), SEGMENTS[:accepted])
+    out = receive(machine, offer(record, data))
+    assert stored(out) == [LateRecord(at(), outcome)]
+    assert reports(out)["counted"]["counted"] == accepted
+    assert machine.state is State.OPENING
+    assert receive(machine, offer(record, data)) == []
+
+
+def test_a_commit_says_nothing_of_an_upload_that_was_never_acknowledged():
+    machine = device()
+    upload(machine)
+    receive(machine, offer(manifest(MODEL, at(2)), MODEL))
+    record, data = commit_of(at(), SEGMENTS)
+    assert receive(machine, offer(record, data)) == []
 
 
 @pytest.mark.parametrize("restarted", [False, True])
