@@ -205,7 +205,7 @@ class Later(msgspec.Struct, frozen=True, array_like=True, tag="later"):
 
 class Cover(msgspec.Struct, frozen=True, array_like=True, tag="cover"):
     """The proxy asks for cover traffic: every device answers every round, the unselected with
-    dummies, each at a uniformly random moment of `window_s`. 0: none.
+    dummies, each at a uniformly random moment of the second half of `window_s`. 0: none.
     """
 
     window_s: Seconds

@@ -175,7 +175,7 @@ class Settings:
     packet_bytes: int = 65536
     blob_bytes: int = 256 << 20
     fetch_bytes: int = 512 << 20
-    jobs: int = 16
+    jobs: int = 32
     repair_s: float = 1.0
     resend_s: float = 5.0
     waits_cap_s: float = 30.0
