@@ -18,7 +18,7 @@ def job_yaml(options: LoadOptions) -> bytes:
     rounds = MANY_ROUNDS if options.minutes is not None else options.rounds
     job: dict[str, Any] = {
         "job": "loadtest",
-        "data": {"source": "digits", "classes": 2, "input_shape": [1], "nominal_records": 1},
+        "data": {"source": "digits", "classes": 10, "input_shape": [64], "nominal_records": 1},
         "features": [{"name": "identity"}],
         "train": {
             "method": "noise_only",

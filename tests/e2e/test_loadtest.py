@@ -1,0 +1,168 @@
+"""`edgeveil loadtest` as a user starts it: real brokers, cloud, proxy and generators."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.live import wait_for
+from tools.brokers import free_ports
+
+PHASES = ("broadcast_s", "upload_s", "handover_s", "absorb_s")
+
+
+def edgeveil(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "tools.cli", *map(str, arguments)]
+
+
+def loadtest(*arguments: object, **options) -> subprocess.CompletedProcess[str]:
+    command = edgeveil("loadtest", *arguments)
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, **options)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        ("--payload-bytes", 65536, "--processes", 2),
+        ("--protocol", 4, "--payload-bytes", 1024, "--tls"),
+        ("--qos", 0, "--payload-bytes", 1024, "--ramp", 1),
+    ],
+    ids=["two-processes", "mqtt311-tls", "qos0"],
+)
+def test_every_upload_is_counted_once(tmp_path, how):
+    done = loadtest("--devices", 20, "--rounds", 2, "--hold", 1, "--json", "--out", tmp_path, *how)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert json.loads((tmp_path / "load.json").read_text()) == result
+    assert (tmp_path / "load.html").stat().st_size > 1000
+    assert result["status"] == "completed"
+    assert (result["lost"], result["duplicated"], result["refused"]) == (0, 0, {})
+    assert [row["uploads"] for row in result["rounds"]] == [20, 20]
+    assert [row["round"] for row in result["rounds"]] == [1, 2]
+    for row in result["rounds"]:
+        assert sum(row[phase] for phase in PHASES) == pytest.approx(row["seconds"], abs=0.01)
+        assert row["upload_bytes"] > result["options"]["payload_bytes"]
+    assert result["connects"]["devices"] == 20
+    assert result["uploads_per_s"] > 0
+    assert result["latency_s"]["max"] >= result["latency_s"]["p50"] > 0
+    names = {"cloud", "proxy", "broker-edge", "broker-cloud", "generator-1"}
+    assert names <= set(result["peak_rss_bytes"])
+    assert all(result["peak_rss_bytes"][name] > 1 << 20 for name in names)
+    assert result["idle"]["connected"] == 20
+    assert {"processes", "busy_percent", "bottleneck", "note"} <= set(result["generator"])
+
+
+def test_devices_that_drop_and_a_storm_lose_nothing_that_was_acknowledged(tmp_path):
+    done = loadtest(
+        *("--devices", 30, "--rounds", 3, "--payload-bytes", 70000, "--json"),
+        *("--drop", 0.3, "--reconnect-storm", "--quorum", 0.6, "--grace", 3),
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["connects"]["reconnects"] >= 30
+    assert (result["lost"], result["duplicated"]) == (0, 0)
+    assert len(result["rounds"]) == 3
+
+
+def test_ctrl_c_ends_everything_and_leaves_what_was_measured(tmp_path):
+    command = edgeveil("loadtest", "--devices", 20, "--rounds", 0, "--hold", 600)
+    process = subprocess.Popen(
+        [*command, "--out", tmp_path],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        # A background job of a shell ignores SIGINT; this one must hear it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    log = tmp_path / "logs" / "proxy.log"
+    wait_for(lambda: log.exists() and "running" in log.read_text(), "the proxy", 60)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) >= 4
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    psutil.wait_procs(children, 10)
+    assert not [child for child in children if child.is_running()]
+    result = json.loads((tmp_path / "load.json").read_text())
+    assert (result["status"], result["reason"]) == ("failed", "interrupted")
+
+
+def test_a_port_for_figures_that_is_taken_is_said_at_once(tmp_path):
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        done = loadtest("--devices", 5, "--prometheus", taken.getsockname()[1])
+    assert done.returncode == 2
+    assert "--prometheus: port" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_host_that_allows_few_files_is_told_so_before_anything_starts(tmp_path):
+    command = ["bash", "-c", 'ulimit -n 150; exec "$@"', "-", *edgeveil("loadtest")]
+    done = subprocess.run(
+        [*command, "--devices", "500"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert "500 connections need 600 open files, 150 are allowed" in done.stderr
+
+
+def test_generators_of_another_host_share_the_test(tmp_path):
+    """A provisioned site that runs; a leader without the site's folder; one generator joins."""
+    site, fleet, token = tmp_path / "site", tmp_path / "load.fleet", tmp_path / "join.token"
+    run = {"check": True, "capture_output": True, "timeout": 120}
+    edge, cloud, cloud_http, proxy_http, port = free_ports(5)
+    ports = ("--edge-port", edge, "--cloud-port", cloud)
+    ports += ("--cloud-http-port", cloud_http, "--proxy-http-port", proxy_http)
+    subprocess.run(edgeveil("provision", site, "--devices", 1, *ports), **run)
+    subprocess.run(edgeveil("loadtest", "--make-fleet", fleet, "--devices", 6), **run)
+    admit = ("proxy", "admit", "--config", site / "proxy.yaml", f"{fleet}.enrolments")
+    subprocess.run(edgeveil(*admit), **run)
+    users = site / "passwords" / "edge-broker.users"
+    users.write_text(users.read_text() + Path(f"{fleet}.users").read_text())
+    started = []
+
+    def start(*arguments: object, **options) -> subprocess.Popen[str]:
+        started.append(subprocess.Popen(edgeveil(*arguments), text=True, **options))
+        return started[-1]
+
+    try:
+        for side in ("edge", "cloud"):
+            start("broker", "--config", site / f"broker-{side}.yaml", stdout=subprocess.DEVNULL)
+        wait_for(lambda: all(_open(p) for p in (edge, cloud)), "the ports", 30)
+        for role in ("cloud", "proxy"):
+            start(role, "--config", site / f"{role}.yaml", stderr=subprocess.DEVNULL)
+        wait_for(lambda: all(_open(p) for p in (cloud_http, proxy_http)), "the ports", 60)
+        leader = start(
+            *("loadtest", "--devices", 6, "--rounds", 2, "--payload-bytes", 1024, "--json"),
+            *("--broker", f"mqtt://127.0.0.1:{edge}"),
+                *("--cloud", f"http://127.0.0.1:{cloud_http}"),
+            *("--token-file", site / "state" / "cloud" / "http.token", "--keys", site / "keys"),
+            *("--fleet", fleet, "--listen", f"127.0.0.1:{port}", "--remote", 1),
+            *("--join-token", token, "--deadline", 15, "--quorum", 0.8),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        wait_for(lambda: token.exists() and _open(port), "the leader", 30)
+        joined = start("loadtest", "--join", f"http://127.0.0.1:{port}", "--join-token", token)
+        out, said = leader.communicate(timeout=150)
+        assert leader.returncode == 0, said
+        assert joined.wait(20) == 0
+    finally:
+        for process in reversed(started):
+            process.terminate()
+        for process in started:
+            process.wait(20)
+    result = json.loads(out)
+    assert result["generator"]["processes"] == 2
+    assert result["connects"]["devices"] == 6
+    assert [row["uploads"] for row in result["rounds"]] == [6, 6]
+    assert (result["lost"], result["duplicated"]) == (0, 0)
+
+
+def _open(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
