@@ -110,7 +110,7 @@ def _sized(what: str, least: int | None, most: int | None) -> str:
 
 def _number(value: float) -> str:
     """Powers of two by name; everything else in figures."""
-    for exponent in (20, 24, 26, 28, 30, 31, 32, 40, 62):
+    for exponent in (20, 24, 26, 28, 29, 30, 31, 32, 40, 62):
         if value in (2**exponent, 2**exponent - 1):
             return f"2^{exponent}" + ("−1" if value == 2**exponent - 1 else "")
     return f"{value:g}"
