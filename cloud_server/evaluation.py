@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 import numpy as np
@@ -14,6 +15,8 @@ from fl_core.plan import JobPlan
 from fl_core.privacy.events import LaplaceEvent
 from fl_core.privacy.softmax import noise_law
 
+LOG = logging.getLogger("edgeveil.cloud")
+
 
 class Evaluation:
     """Tests models on the cloud's own records, where it has some."""
@@ -21,20 +24,34 @@ class Evaluation:
     def __init__(self, test: Records | None) -> None:
         self._test = test
         self._held: tuple[bytes, HeldTest] | None = None  # of this graph
+        self._said = False
 
     def weights(self, plan: JobPlan, state: Mapping[str, Array]) -> dict[str, Array]:
         """The graph's weights; what each holder of records computes itself is of the test's."""
-        return {**plan.cloud.model(state), **own_weights(plan.setting, self._test)}
+        return {**plan.cloud.model(state), **own_weights(plan.setting, self._fitting(plan))}
 
     def accuracy(
         self, plan: JobPlan, exchange: Exchange, graph: bytes, state: Mapping[str, Array]
     ) -> float | None:
-        """Share of the test records that the model after a training round gets right."""
-        if self._test is None or exchange.number == 0:
+        """Share of the test records that the model after a training round gets right.
+
+        None without test records, or where the job is about records of another form.
+        """
+        test = self._fitting(plan)
+        if test is None or exchange.number == 0:
             return None
         if self._held is None or self._held[0] != graph:
-            self._held = graph, HeldTest(graph, self._test.x, self._test.y)
+            self._held = graph, HeldTest(graph, test.x, test.y)
         return self._held[1].accuracy(self.weights(plan, state))
+
+    def _fitting(self, plan: JobPlan) -> Records | None:
+        """The cloud's records, if the job is about records of their form."""
+        if self._test is None or self._test.x.shape[1:] == tuple(plan.job.data.input_shape):
+            return self._test
+        if not self._said:
+            self._said = True
+            LOG.warning("test_data_does_not_fit", extra={"wanted": plan.job.data.input_shape})
+        return None
 
 
 def clusters(plan: JobPlan, exchange: Exchange, vectors: list[Array]) -> ClusterScores | None:

@@ -288,6 +288,19 @@ def test_a_training_round_is_tested_and_its_inferences_are_clustered(desk: Desk)
     assert event["epsilon"]["inference"] == plan.quote(3).inference.epsilon
 
 
+def test_a_job_about_records_of_another_form_is_not_tested(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    data = {"source": "bench", "classes": 3, "input_shape": (6,), "nominal_records": 30}
+    desk = Desk(Store(), job(data=data))
+    for index in (1, 2, 3, 4):
+        desk.commit(index)
+    assert [event["accuracy"] for event in desk.events("exchange_committed")] == [None] * 4
+    assert isinstance(desk.perform(SealRelease(desk.wire)), Broadcast)
+    said = [record for record in caplog.records if "does_not_fit" in record.message]
+    assert len(said) == 1
+
+
 def test_absurd_inferences_of_a_small_round_leave_readable_events() -> None:
     desk = Desk(Store(), job(round={"min_batch": 1}))
     for index in (1, 2):
