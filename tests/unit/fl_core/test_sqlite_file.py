@@ -128,7 +128,7 @@ def test_damage_that_cannot_even_be_quoted_is_told(path: Path) -> None:
     SqliteFile(path, "the file", SCHEMA).close()
     content = path.read_bytes()
     path.write_bytes(content.replace(b"CREATE TABLE", b"CREATE TABL\xff"))
-    with pytest.raises(PrivacyError, match="the file cannot be used: .* weep"):
+    with pytest.raises(PrivacyError, match=r"the file cannot be used: .* weep"):
         SqliteFile(path, "the file", SCHEMA, error=PrivacyError, damaged_fix="weep")
 
 
