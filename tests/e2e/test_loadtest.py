@@ -138,7 +138,7 @@ def test_generators_of_another_host_share_the_test(tmp_path):
         leader = start(
             *("loadtest", "--devices", 6, "--rounds", 2, "--payload-bytes", 1024, "--json"),
             *("--broker", f"mqtt://127.0.0.1:{edge}"),
-                *("--cloud", f"http://127.0.0.1:{cloud_http}"),
+            *("--cloud", f"http://127.0.0.1:{cloud_http}"),
             *("--token-file", site / "state" / "cloud" / "http.token", "--keys", site / "keys"),
             *("--fleet", fleet, "--listen", f"127.0.0.1:{port}", "--remote", 1),
             *("--join-token", token, "--deadline", 15, "--quorum", 0.8),

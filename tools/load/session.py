@@ -172,7 +172,7 @@ class Session:
         try:
             await self._follow(client, job, end_s)
         finally:
-            if not self._course.ended:
+            if self._course.ended in ("", "paused"):
                 with suppress(EdgeVeilError):
                     await asyncio.to_thread(client.cancel, job)
         await self._settle()
@@ -205,7 +205,7 @@ class Session:
 
     def _require_completed(self, job: str) -> None:
         ended = self._course.ended
-        if ended in ("failed", "paused"):
+        if ended not in ("", "completed"):
             reason = self._course.reason or f"the job {ended}"
             raise JobFailed(reason, where=job, fix="see the logs of cloud and proxy")
 
