@@ -112,9 +112,10 @@ def _play(
             stack.callback(site.stop)
             with signals(_interrupt):
                 target = site.start()
-            options = options.model_copy(update={"ca": target.ca}) if target.ca else options
         else:
             target, fleet, password = running_target(options)
+        if target.ca is not None and options.ca is None:
+            options = options.model_copy(update={"ca": target.ca})
         view = stack.enter_context(LiveView(options, console))
         watchers: list[Show] = [view.update]
         if options.prometheus is not None:
