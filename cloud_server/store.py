@@ -45,6 +45,7 @@ from cloud_server.store_rows import (
     count_rows,
     exchange_of,
     find_row,
+    has_row,
     job_of,
     last_commit,
     write_commit,
@@ -85,18 +86,26 @@ class Store:
         with self._lock:
             self._engine.dispose()
 
-    @transaction
     def submit_job(
+        self, name: str, canonical: bytes, digest: bytes, *, queue_limit: int = 100
+    ) -> JobEntry:
+        """Queue a job under a new id. StoreError if `queue_limit` jobs already wait."""
+        # Drawn outside, so that a commit whose answer was lost is found when it is tried again.
+        job = f"{name}-{secrets.token_hex(4)}"
+        return self._submit(job, name, canonical, digest, queue_limit)
+
+    @transaction
+    def _submit(
         self,
         db: sa.Connection,
+        job: str,
         name: str,
         canonical: bytes,
         digest: bytes,
-        *,
-        queue_limit: int = 100,
+        queue_limit: int,
     ) -> JobEntry:
-        """Queue a job under a new id. StoreError if `queue_limit` jobs already wait."""
-        job = f"{name}-{secrets.token_hex(4)}"
+        if has_row(db, job):
+            return job_of(find_row(db, job))
         waiting = sa.select(sa.func.count()).where(tables.jobs.c.status == "queued")
         if int(db.scalar(waiting) or 0) >= queue_limit:
             raise StoreError(
@@ -156,6 +165,7 @@ class Store:
     ) -> JobEntry:
         """Move a job on, as TRANSITIONS allows; StoreError otherwise, and nothing changes.
 
+        Nothing is left to do where it has this status for this reason already.
         Writes the event `job_<status>` with `data` and the reason. The end of a job also deletes
         its round keys.
         """
@@ -167,6 +177,9 @@ class Store:
 
     def cancel(self, job: str, reason: str = "cancelled by its owner") -> JobEntry:
         """Cancel a job that has not ended; StoreError otherwise."""
+        entry = self.job(job)
+        if entry.ended:
+            raise StoreError(f"job '{job}' is {entry.status} already", fix="submit it again")
         return self.set_status(job, "cancelled", reason)
 
     def resume(self, job: str) -> JobEntry:
@@ -186,8 +199,8 @@ class Store:
         event: str,
         data: Mapping[str, Any],
     ) -> JobEntry:
-        write_status(db, job, status, reason, self._now_s())
-        self._event(db, job, event, data)
+        if write_status(db, job, status, reason, self._now_s()):
+            self._event(db, job, event, data)
         return job_of(find_row(db, job))
 
     def commit_exchange(

@@ -35,6 +35,11 @@ def find_row(db: sa.Connection, job: str) -> Row:
     return row
 
 
+def has_row(db: sa.Connection, job: str) -> bool:
+    """Whether there is such a job."""
+    return db.scalar(sa.select(tables.jobs.c.number).where(tables.jobs.c.id == job)) is not None
+
+
 def job_of(row: Row) -> JobEntry:
     """A job from its row."""
     return JobEntry(
@@ -76,9 +81,11 @@ def count_rows(db: sa.Connection) -> Counts:
     return Counts(int(enrolled or 0), {row[0]: int(row[1]) for row in rows})
 
 
-def write_status(db: sa.Connection, job: str, status: Status, reason: str, now_s: float) -> None:
-    """Move a job on, as TRANSITIONS allows; StoreError otherwise."""
+def write_status(db: sa.Connection, job: str, status: Status, reason: str, now_s: float) -> bool:
+    """Move a job on, as TRANSITIONS allows; StoreError otherwise. False if it stands there."""
     before = job_of(find_row(db, job))
+    if (before.status, before.reason) == (status, reason) and status != "running":
+        return False  # a commit whose answer was lost
     if status not in TRANSITIONS[before.status]:
         raise StoreError(
             f"job '{job}' is {before.status} and cannot become {status}",
@@ -91,6 +98,7 @@ def write_status(db: sa.Connection, job: str, status: Status, reason: str, now_s
         values["ended_at"] = now_s
         db.execute(tables.round_keys.delete().where(tables.round_keys.c.job == job))
     db.execute(tables.jobs.update().where(tables.jobs.c.id == job).values(values))
+    return True
 
 
 def write_event(
