@@ -30,14 +30,13 @@ class _Lane:
         self.granted_bytes += size_bytes
 
     def arrived(self, who: str, size_bytes: int, now_s: float) -> None:
+        """Bytes may come twice, or late: what uses a grant up does not end it."""
         grant = self.granted[who]
         used_bytes = min(size_bytes, grant.left_bytes)
         self.granted_bytes -= used_bytes
         grant.left_bytes -= used_bytes
         grant.heard_s = now_s
         self.granted.move_to_end(who)
-        if not grant.left_bytes:
-            del self.granted[who]
 
     def leave(self, who: str) -> None:
         self.waiting.pop(who, None)
@@ -79,6 +78,10 @@ class Credit:
         """Whether a grant of this sender is running."""
         return who in self._lane(who).granted
 
+    def knows(self, who: str) -> bool:
+        """Whether this sender waits, or holds a grant."""
+        return self.holds(who) or who in self._lane(who).waiting
+
     def want(self, who: str, size_bytes: int) -> None:
         """Join the queue, or keep one's place in it; gives back a grant that still runs."""
         lane = self._lane(who)
@@ -103,7 +106,7 @@ class Credit:
             while lane.waiting:
                 who, size_bytes = next(iter(lane.waiting.items()))
                 full = self.granted_bytes + size_bytes > self.limit_bytes
-                if lane.granted and (full or lane.granted_bytes + size_bytes > lane.limit_bytes):
+                if lane.granted_bytes and (full or lane.granted_bytes + size_bytes > lane.limit_bytes):
                     break
                 lane.give(who, now_s)
                 dealt.append(who)

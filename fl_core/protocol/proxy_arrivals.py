@@ -106,10 +106,11 @@ class Arrivals:
     def reconnected(self, device: str, now_s: float) -> list[fx.Effect]:
         """What the device was asked for may have been lost with its link: ask again."""
         arrival = self._by_device.get(device)
-        if arrival is None or not self.credit.holds(device):
-            return []
-        self.credit.leave(device)
-        return self._wait(device, arrival, now_s)
+        return self._wait(device, arrival, now_s) if arrival else []
+
+    def offered(self, device: str, arrival: Arrival, now_s: float) -> list[fx.Effect]:
+        """The same offer again: it waits for its turn, or for what was asked for."""
+        return [] if self.credit.knows(device) else self._wait(device, arrival, now_s)
 
     def deal(self, now_s: float) -> list[fx.Effect]:
         """Ask those whose turn it is."""

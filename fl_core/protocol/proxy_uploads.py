@@ -25,7 +25,7 @@ class Uploads:
         """A device offers its upload, perhaps with the whole blob inside."""
         arrival = self._rounds.arrivals.get(device)
         if arrival is not None and arrival.signed == offer.header and not offer.data:
-            return []  # it waits for its turn, or for what was asked for
+            return self._rounds.arrivals.offered(device, arrival, now_s)
         check(offer.header, device, self._parts.registry.verify_key(device), HEADER)
         header = decode_header(offer.header)
         if not isinstance(header, Upload):

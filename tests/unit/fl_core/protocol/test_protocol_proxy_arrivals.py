@@ -268,3 +268,42 @@ def test_an_upload_that_fits_its_offer_needs_no_turn():
     open_round(machine, manifest(MODEL, selected=6))
     out = upload(machine, 0)
     assert acks(out) == [("held", "")] and messages(out, Need) == []
+
+
+def test_parts_that_come_twice_do_not_end_what_was_asked_for():
+    machine = opened(credit_bytes=100 * ROOM, credit_patience_s=5.0)
+    offered(machine, 0)
+    pieces = big(0)[1]
+    for piece in (pieces[0], pieces[1], pieces[2], pieces[1]):  # and the last is lost with the link
+        assert needs(says(machine, FLEET[0], piece, 0.1)) == []
+    assert machine.credit_bytes == 0
+    out = machine.handle(fx.Timer("credit"), 5.0) + machine.handle(fx.Timer("credit"), 10.0)
+    assert needs(out) == [(0, (3,))]
+    assert acks(says(machine, FLEET[0], pieces[3], 11.0)) == [("held", "")]
+
+
+def test_after_twice_come_parts_a_device_that_comes_back_is_asked_at_once():
+    machine = opened(credit_bytes=100 * ROOM)
+    offered(machine, 0)
+    pieces = big(0)[1]
+    for piece in (pieces[0], pieces[1], pieces[2], pieces[1]):
+        says(machine, FLEET[0], piece)
+    out = says(machine, FLEET[0], FLEET[0].signer.note(Hello(FLEET[0].id)))
+    assert needs(out) == [(0, (3,))]
+
+
+def test_late_parts_of_a_grant_taken_back_do_not_end_the_next_one():
+    size = PART_BYTES * (NEED_LIMIT + 4)
+    machine = opened(size, credit_bytes=1 << 20, credit_patience_s=5.0)
+    offered(machine, 0, size=size)
+    pieces = big(0, size)[1]
+    says(machine, FLEET[0], pieces[0], 1.0)
+    out = machine.handle(fx.Timer("credit"), 5.0) + machine.handle(fx.Timer("credit"), 10.0)
+    ((_, asked),) = needs(out)
+    for _ in range(2):  # those of the first request, late; then the second's but for its last
+        for index in asked[:-1]:
+            assert needs(says(machine, FLEET[0], pieces[index], 11.0)) == []
+    asked_again = []
+    for now_s in range(15, 50, 5):
+        asked_again += needs(machine.handle(fx.Timer("credit"), float(now_s)))
+    assert asked_again[0][1][0] == asked[-1]
