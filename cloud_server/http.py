@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from cloud_server.store import Store
-from cloud_server.store_records import JobEntry, StoreError, UnknownJob
+from cloud_server.store_records import JobEntry, StoreAway, StoreError, UnknownJob
 from fl_core.errors import ConfigError, EdgeVeilError
 from fl_core.features.backbone import check_size
 from fl_core.transport.health import Health
@@ -205,6 +205,8 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return web.json_response({"problems": error.problems}, status=422)
     except UnknownJob as error:
         return _refusal(404, error.what, error.fix)
+    except StoreAway as error:
+        return _refusal(503, error.what, error.fix)
     except EdgeVeilError as error:
         return _refusal(409, error.what, error.fix)
     except web.HTTPRequestEntityTooLarge:

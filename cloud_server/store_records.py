@@ -27,6 +27,10 @@ class StoreError(EdgeVeilError):
     """The store cannot be opened, or was asked for a change that its rules forbid."""
 
 
+class StoreAway(StoreError):  # noqa: N818 - what the reader sees
+    """The database, or its disk, cannot be used now; asking again later may help."""
+
+
 class UnknownJob(StoreError):  # noqa: N818 - what the reader sees
     """No job has this id."""
 

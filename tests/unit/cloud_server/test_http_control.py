@@ -3,10 +3,13 @@
 import asyncio
 import json
 import socket
+from unittest.mock import Mock
 
 import aiohttp
 import pytest
+import sqlalchemy as sa
 
+from cloud_server import store_transaction
 from cloud_server.http import MAX_BODY_BYTES, make_app
 from cloud_server.http_token import load_or_make_token
 from cloud_server.store import Store
@@ -233,5 +236,19 @@ def test_a_paused_job_shows_its_reason_and_is_resumed():
         events = body(await ask("GET", f"/jobs/{job}/events"))["events"]
         assert [e["type"] for e in events][-2:] == ["job_paused", "job_resumed"]
         assert events[-2]["data"] == {"reason": "2 uploads, below the minimum"}
+
+    play(scenario)
+
+
+def test_a_store_that_is_away_is_no_conflict(monkeypatch):
+    async def scenario(ask, store):
+        job = store.submit_job("a", b"", bytes(32)).id
+        gone = sa.exc.OperationalError("SELECT", {}, ConnectionError())
+        monkeypatch.setattr(store_transaction, "AWAY_S", 0.0)
+        monkeypatch.setattr(store._engine, "begin", Mock(side_effect=gone))
+        for method, path in [("GET", "/jobs"), ("POST", f"/jobs/{job}/cancel")]:
+            status, content = await ask(method, path)
+            assert status == 503
+            assert json.loads(content)["fix"]
 
     play(scenario)
