@@ -47,10 +47,8 @@ class Absorber:
         entry = self._jobs.entry(batch.at.job_id)
         plan = self._jobs.plan(entry)
         exchange = plan.exchange(batch.at.round)
-        last = self._store.last_commit(entry.id)
-        again = self._store.batch_absorbed(entry.id, batch.blob.digest)
-        if again and last is not None and last.index == exchange.index:
-            return self._absorbed(batch.at, last.accepted)
+        if self._store.batch_absorbed(entry.id, batch.blob.digest):
+            return self._before(batch.at)
         raw = self._store.round_key(entry.id, batch.at.round, batch.at.attempt)
         if raw is None:
             raise JobFailed("the round's key is gone", where=exchange.label)
@@ -90,7 +88,7 @@ class Absorber:
             "refused": dict(opened.refused),
             "clusters": shown_clusters(scores, vectors),
         }
-        self._store.commit_exchange(
+        done = self._store.commit_exchange(
             entry.id,
             record,
             pack_tensors(state),
@@ -98,7 +96,14 @@ class Absorber:
             opened.accepted,
             batch.blob.digest,
         )
-        return self._absorbed(batch.at, opened.accepted)
+        return self._absorbed(batch.at, opened.accepted) if done else self._before(batch.at)
+
+    def _before(self, at: Exchanged) -> Absorbed:
+        """The exchange was committed already: what counted is what stands there."""
+        last = self._store.last_commit(self._jobs.entry(at.job_id).id)
+        if last is None or last.index != at.round:
+            raise JobFailed(f"exchange {at.round} is over")
+        return self._absorbed(at, last.accepted)
 
     def _absorbed(self, at: Exchanged, accepted: Sequence[bytes]) -> Absorbed:
         hashes = b"".join(sorted(accepted))
