@@ -107,14 +107,9 @@ class Sealer:
         return self._to_all(entry, "release", ReleasePackage(entry.name, onnx))
 
     def _announce(self, entry: JobEntry, kind: str, selected: int, at: str) -> int:
-        """Record a broadcast; the manifest's sequence.
-
-        It grows with the store's own numbers, and with the clock, so that it goes on growing when
-        a cloud starts over with a new store.
-        """
+        """Record a broadcast; the manifest's sequence."""
         data = {"kind": kind, "selected": selected, "round": at}
-        stored = self._store.append_event(entry.id, "broadcast", data)
-        return max(stored.seq, int(stored.time * 1000))
+        return self._store.announce(entry.id, data)
 
     def _to_all(self, entry: JobEntry, kind: str, package: Package) -> Broadcast:
         keys = [SealingKey(raw) for raw in self._store.enrolled()]

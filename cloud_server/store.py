@@ -48,6 +48,7 @@ from cloud_server.store_rows import (
     has_row,
     job_of,
     last_commit,
+    next_sequence,
     write_commit,
     write_event,
     write_status,
@@ -264,6 +265,16 @@ class Store:
     ) -> StoredEvent:
         """Store one event; `data` is JSON-able and holds no secret and no device's name."""
         return self._event(db, job, kind, data)
+
+    @transaction
+    def announce(self, db: sa.Connection, job: str, data: Mapping[str, Any]) -> int:
+        """Store the event `broadcast`; the number for its manifest.
+
+        It grows with every call, also where the clock steps back, and with the clock, so that it
+        goes on growing when a cloud starts over with a new store.
+        """
+        self._event(db, job, "broadcast", data)
+        return next_sequence(db, self._now_s())
 
     def news(self, job: str) -> int:
         """A number that grows whenever events of the job were stored by this process; free."""

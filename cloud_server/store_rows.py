@@ -118,6 +118,15 @@ def write_event(
     return StoredEvent(seq, job, now_s, kind, dict(data))
 
 
+def next_sequence(db: sa.Connection, now_s: float) -> int:
+    """A broadcast's number: the time in ms, and always more than the one before."""
+    last = db.scalar(sa.select(tables.sequence.c.last))
+    number = max(int(now_s * 1000), 0 if last is None else last + 1)
+    change = tables.sequence.insert() if last is None else tables.sequence.update()
+    db.execute(change.values(last=number))
+    return number
+
+
 def last_commit(db: sa.Connection, job: str) -> LastCommit | None:
     """Where to resume; None before the first commit."""
     table, state = tables.exchanges, tables.states

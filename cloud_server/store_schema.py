@@ -62,6 +62,12 @@ events = sa.Table(
     sqlite_autoincrement=True,
 )
 
+sequence = sa.Table(
+    "sequence",
+    metadata,
+    sa.Column("last", sa.BigInteger, nullable=False),
+)
+
 enrolled_keys = sa.Table(
     "enrolled_keys",
     metadata,

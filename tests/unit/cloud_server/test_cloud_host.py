@@ -11,6 +11,7 @@ import pytest
 from round_kit import job, public_keys
 from safetensors.numpy import load_file
 
+from cloud_server import absorbing
 from cloud_server.host import CloudHost, wire_id
 from cloud_server.recording import Recorder
 from cloud_server.round_secret import RoundSecret
@@ -200,6 +201,20 @@ def test_sequences_grow_over_jobs_and_kinds(desk: Desk) -> None:
     assert sequences == sorted(set(sequences))
 
 
+def test_sequences_grow_where_the_clock_steps_back(tmp_path: Path) -> None:
+    now_s, sequences = 2e9, []
+    for step_s in (0.0, -3600.0, 1.0, 7200.0):
+        now_s += step_s
+        store = Store(f"sqlite:///{tmp_path}/cloud.db", now_s=lambda: now_s)  # noqa: B023
+        desk = Desk(store, job(job="next"))
+        sealed = desk.perform(SealJob(desk.wire))
+        assert isinstance(sealed, Broadcast)
+        sequences += [sealed.manifest.sequence, desk.sealed().manifest.sequence]
+        store.close()
+    assert sequences == sorted(set(sequences))
+    assert sequences[-1] >= now_s * 1000
+
+
 def test_the_rounds_key_is_kept_before_the_broadcast_and_is_its_own(desk: Desk) -> None:
     first, second = desk.sealed(1, 1).manifest, desk.sealed(1, 2).manifest
     for manifest in (first, second):
@@ -260,6 +275,27 @@ def test_another_batch_for_a_committed_round_is_refused(desk: Desk) -> None:
     with pytest.raises(JobFailed, match="key is gone"):
         desk.perform(other)
     assert desk.store.last_commit(desk.id) == before
+
+
+def test_a_commit_that_another_batch_made_meanwhile_is_what_is_answered(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broadcast = desk.sealed()
+    task, other = desk.answers(broadcast), desk.answers(broadcast, value=7.0)
+    aggregate, absorbed = absorbing.aggregate, []
+
+    def overtaken(*args: Any) -> Any:
+        monkeypatch.undo()
+        absorbed.append(CloudHost.perform(second.host, other))
+        return aggregate(*args)
+
+    second = Desk.__new__(Desk)
+    second.host = CloudHost(desk.store, None, Limits(4096))
+    second.host.store(BatchPart(other.batch.blob.digest, 0, desk.batches[other.batch.blob.digest]))
+    monkeypatch.setattr(absorbing, "aggregate", overtaken)
+    assert desk.perform(task) == absorbed[0]
+    last = desk.store.last_commit(desk.id)
+    assert last is not None and b"".join(last.accepted) == absorbed[0].data
 
 
 def test_too_few_valid_uploads_change_nothing_and_the_key_stays(desk: Desk) -> None:
