@@ -61,6 +61,7 @@ class _Job:
     attempt: int
     retries_left: int
     selected: int = 0  # by the newest broadcast
+    patience_s: float = 0.0  # with the proxy, from each sign that the broadcast moves on
 
 
 class CloudMachine:
@@ -107,7 +108,7 @@ class CloudMachine:
             case fx.Received(message=Part() as part):
                 return self._arrived(self._arrivals.part(part))
             case fx.Received(message=Need() as need):
-                return self._out.answer(need)
+                return self._answer(need)
             case fx.Received(message=Note(body=signed)):
                 return self._note(signed)
             case fx.Timer(name=name):
@@ -161,7 +162,7 @@ class CloudMachine:
     def _sealed(self, job: _Job, manifest: Manifest, data: bytes) -> list[fx.Effect]:
         self.state = TABLE.step(self.state, "sealed")
         job.selected = manifest.selected
-        watch_s = manifest.deadline_s + manifest.grace_s + self.settings.proxy_margin_s
+        job.patience_s = manifest.deadline_s + manifest.grace_s + self.settings.proxy_margin_s
         what = {
             "round": manifest.at.round,
             "kind": manifest.kind,
@@ -171,8 +172,13 @@ class CloudMachine:
         return [
             fx.Report("broadcast", what),
             *self._out.offer(manifest, data),
-            fx.SetTimer("watchdog", watch_s),
+            fx.SetTimer("watchdog", job.patience_s),
         ]
+
+    def _answer(self, need: Need) -> list[fx.Effect]:
+        """A proxy that asks for parts is there, however long the broadcast takes."""
+        out = self._out.answer(need)
+        return [*out, fx.SetTimer("watchdog", self.job.patience_s)] if self.job else out
 
     def _held(self, job: _Job) -> list[fx.Effect]:
         """The proxy holds the broadcast."""
@@ -189,7 +195,10 @@ class CloudMachine:
         out: list[fx.Effect] = [fx.CancelTimer("resend"), fx.Report("held", {"round": job.round})]
         if trained:
             return [*out, fx.Work(SealRelease(job.start.job_id))]
-        return [*out, self._seal(job)] if self.state is State.SEALING else out
+        if self.state is State.SEALING:
+            return [*out, self._seal(job)]
+        # The proxy's deadline runs from here, not from the sealing.
+        return [*out, fx.SetTimer("watchdog", job.patience_s)]
 
     def _committed(self, job: _Job, commit: Commit, data: bytes) -> list[fx.Effect]:
         last = job.round >= job.start.rounds

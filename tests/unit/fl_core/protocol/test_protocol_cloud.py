@@ -39,6 +39,7 @@ from protocol_kit import (
 )
 
 from fl_core.protocol import effects as fx
+from fl_core.protocol.blob import part
 from fl_core.protocol.cloud_states import State
 from fl_core.protocol.cloud_tasks import (
     Absorb,
@@ -229,3 +230,26 @@ def test_the_watchdog_waits_for_the_round_s_own_deadline():
     task = SealRound(JOB, 1, 1)
     header = manifest(b"m", deadline_s=60.0, grace_s=5.0)
     assert timers(done(machine, task, Broadcast(header, b"m")))["watchdog"] == 95.0
+    assert timers(receive(machine, ack(header)))["watchdog"] == 95.0
+
+
+@pytest.mark.parametrize("task", [SealJob(JOB), SealRound(JOB, 1, 1)])
+def test_the_watchdog_waits_while_the_proxy_asks_for_parts(task):
+    machine = cloud(proxy_margin_s=30.0, push_bytes=0)
+    start(machine)
+    if task != SealJob(JOB):
+        broadcast(machine, SealJob(JOB))
+    header, out = seal(machine, task, size=3000)
+    whole_s = timers(out)["watchdog"]
+    assert timers(receive(machine, Need(header.blob.digest, (0,)))) == {"watchdog": whole_s}
+    assert timers(receive(machine, Need(b"x" * 32, (0,)))) == {}
+
+
+def test_a_batch_on_its_way_is_waited_for_part_by_part():
+    machine = waiting(cloud(proxy_margin_s=30.0))
+    header, data = batch(size=2600)
+    assert timers(receive(machine, PROXY.offer(header)))["watchdog"] == 30.0
+    for index in (0, 1):
+        receive(machine, part(header.blob, data, index))
+        assert timers(fire(machine, "repair"))["watchdog"] == 30.0
+    assert "watchdog" not in timers(fire(machine, "repair"))
