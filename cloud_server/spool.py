@@ -25,9 +25,16 @@ class SpooledBatch:
         self.digest = digest
         self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - see __del__
         self._bytes = 0
+        self._running = hashlib.sha256()  # of the first `_hashed` bytes
+        self._hashed = 0
 
     def write(self, offset: int, data: bytes) -> None:
         """Put a part in its place. Raises OSError."""
+        if offset < self._hashed:  # written again: what was hashed is not there any more
+            self._running, self._hashed = hashlib.sha256(), 0
+        if offset == self._hashed:
+            self._running.update(data)
+            self._hashed += len(data)
         view = memoryview(data)
         while view:
             offset += (count := os.pwrite(self._file.fileno(), view, offset))
@@ -43,8 +50,8 @@ class SpooledBatch:
 
     def check(self, blob: Blob) -> None:
         """Raise ProtocolError `bad_digest` unless the file holds this blob."""
-        digest = hashlib.sha256()
-        for start in range(0, self._bytes, _READ_BYTES):
+        digest = self._running.copy()
+        for start in range(self._hashed, self._bytes, _READ_BYTES):
             digest.update(self[start : start + _READ_BYTES])
         if self._bytes != blob.size_bytes or digest.digest() != blob.digest:
             raise ProtocolError("bad_digest")

@@ -22,9 +22,9 @@ from fl_core.crypto.labels import (
     SEGMENT_MARK,
     context,
 )
-from fl_core.crypto.sealing import open_sealed, seal
+from fl_core.crypto.sealing import SEAL_OVERHEAD_BYTES, open_sealed, seal
 from fl_core.crypto.stanzas import open_stanzas, seal_stanzas
-from fl_core.crypto.stream import open_stream, seal_stream
+from fl_core.crypto.stream import TAG_BYTES, open_stream, seal_stream
 from fl_core.errors import ProtocolError
 from fl_core.protocol.blob import describe
 from fl_core.protocol.messages import Exchanged, Group, Manifest
@@ -206,7 +206,9 @@ def open_segment(
 def segment_mark(membership: bytes, sealed: bytes) -> bytes:
     """How a commit record names an accepted segment, 32 bytes.
 
-    SHA-256(label ‖ membership ‖ ciphertext): the proxy has seen all ciphertexts, and must not be
-    able to look up whose were counted.
+    SHA-256(label ‖ membership ‖ first 48 and last 16 bytes of the ciphertext): the proxy has seen
+    all ciphertexts, and must not be able to look up whose were counted. Those bytes hold the
+    ephemeral key and the authentication tag, which stand for all the others.
     """
-    return hashlib.sha256(SEGMENT_MARK + membership + sealed).digest()
+    ends = sealed[:SEAL_OVERHEAD_BYTES] + sealed[-TAG_BYTES:]
+    return hashlib.sha256(SEGMENT_MARK + membership + ends).digest()

@@ -182,9 +182,7 @@ class Runtime:
                 else:
                     await self._execute(effect)
         if items:
-            with self.host.together():
-                for item in items:
-                    self.host.store(item)
+            await self._store(items)
         for effect in waiting:
             await self._execute(effect)
         self._note_place(self.machine.at)
@@ -194,6 +192,21 @@ class Runtime:
             self._at = at
             self._place.job = self._name_job(at.job_id) if at else None
             self._place.round = at.round or None if at else None
+
+    async def _store(self, items: list[object]) -> None:
+        """Make them durable, off the loop: the next messages are read meanwhile."""
+
+        def write() -> None:
+            with self.host.together():
+                for item in items:
+                    self.host.store(item)
+
+        written = asyncio.ensure_future(asyncio.to_thread(write))
+        try:
+            await asyncio.shield(written)
+        except asyncio.CancelledError:
+            await asyncio.wait([written])  # the process closes its files next
+            raise
 
     def _taken(self, queued: tuple[fx.Event, int]) -> fx.Event:
         """An event that leaves the queue; its room there is free again."""

@@ -41,6 +41,14 @@ def test_parts_in_any_order_and_twice_make_the_batch(tmp_path: Path) -> None:
     assert batch[99_000:200_000] == DATA[99_000:]
 
 
+def test_a_part_that_was_wrong_at_first_is_mended_by_the_right_one(tmp_path: Path) -> None:
+    spool, (first, *others) = BatchSpool(tmp_path), parts()
+    spool.put(BatchPart(first.digest, first.offset, b"x" * len(first.data)))
+    for part in (*others, first):
+        spool.put(part)
+    assert spool.whole(BLOB)[:4096] == DATA[:4096]
+
+
 def test_nothing_of_a_batch_has_a_name_on_the_disk(tmp_path: Path) -> None:
     spool = BatchSpool(tmp_path)
     spool.put(parts()[0])

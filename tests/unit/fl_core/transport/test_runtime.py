@@ -400,3 +400,50 @@ def test_what_is_not_allowed_never_reaches_the_machine() -> None:
         assert (runtime.waiting_events, runtime.refusals.counts["rate"]) == (1, 1)
 
     asyncio.run(body())
+
+
+def test_the_loop_goes_on_while_the_disk_is_written():
+    diary, looked = Diary(), threading.Event()
+
+    def store(item: object) -> None:
+        assert looked.wait(20)  # set by the loop, which this write must not hold up
+        diary.lines.append(("store", item))
+
+    diary.store = store  # type: ignore[method-assign]
+
+    async def scene(runtime: Runtime) -> None:
+        step = asyncio.ensure_future(runtime.step(fx.Command("start")))
+        await asyncio.sleep(0)
+        looked.set()
+        await step
+
+    played(Script(started([fx.Store("a")])), diary, scene)
+    assert diary.lines == [("store", "a"), "durable"]
+
+
+def test_the_end_waits_for_a_write_that_has_begun():
+    diary, begun, go_on = Diary(), threading.Event(), threading.Event()
+
+    def store(item: object) -> None:
+        begun.set()
+        assert go_on.wait(20)
+        diary.lines.append(("store", item))
+
+    diary.store = store  # type: ignore[method-assign]
+
+    async def body() -> None:
+        runtime = Runtime(
+            Script(started([fx.Store("a"), SEND])), diary, diary.publish, None, LOG, LIMIT
+        )
+        runtime.post(fx.Command("start"))
+        running = asyncio.ensure_future(runtime.run())
+        await until(begun.is_set)
+        running.cancel()
+        await asyncio.sleep(0)
+        assert not running.done()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(body())
+    assert diary.lines == [("store", "a"), "durable"], "what rests on it is not said any more"
