@@ -95,8 +95,12 @@ class Credit:
             self._lane(who).arrived(who, size_bytes, now_s)
 
     def leave(self, who: str) -> None:
-        """The sender is done, or gone."""
+        """The sender gives up its turn. One that was slow is so still."""
         self._lane(who).leave(who)
+
+    def done(self, who: str) -> None:
+        """Nothing more is wanted of the sender, and what it was like is forgotten."""
+        self.leave(who)
         self._known_slow.discard(who)
 
     def deal(self, now_s: float) -> list[str]:

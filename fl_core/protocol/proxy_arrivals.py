@@ -81,14 +81,14 @@ class Arrivals:
 
     def begin(self, device: str, arrival: Arrival, now_s: float) -> list[fx.Effect]:
         """Wait for a turn; a device's earlier upload is given up."""
-        self.forget(device)
+        self.credit.leave(device)
         self._by_device[device] = arrival
         return self._wait(device, arrival, now_s)
 
     def forget(self, device: str) -> None:
         """The upload is here, or of no use any more."""
         self._by_device.pop(device, None)
-        self.credit.leave(device)
+        self.credit.done(device)
 
     def came(self, device: str, arrival: Arrival, part: Part, now_s: float) -> list[fx.Effect]:
         """A part has come and more must: ask on when those asked for are through."""

@@ -307,3 +307,17 @@ def test_late_parts_of_a_grant_taken_back_do_not_end_the_next_one():
     for now_s in range(15, 50, 5):
         asked_again += needs(machine.handle(fx.Timer("credit"), float(now_s)))
     assert asked_again[0][1][0] == asked[-1]
+
+
+@pytest.mark.parametrize("how", ["hello", "another offer"])
+def test_neither_a_hello_nor_another_offer_makes_a_slow_device_brisk(how):
+    machine = opened(credit_bytes=ROOM, credit_patience_s=5.0)
+    offered(machine, 0)
+    machine.handle(fx.Timer("credit"), 5.0)
+    if how == "hello":
+        says(machine, FLEET[0], FLEET[0].signer.note(Hello(FLEET[0].id)), 6.0)
+    else:
+        header, _, _ = big(9)
+        says(machine, FLEET[0], offer(header, b"", FLEET[0].signer), 6.0)
+    credit = machine.rounds.arrivals.credit
+    assert credit.holds(FLEET[0].id) and credit.take_back(12.0) == []
