@@ -16,12 +16,12 @@ from pathlib import Path
 
 from fl_core.errors import UsageError
 from tools.fuzz.table import target
+from tools.lifeline import Lifeline
 
 _LOOKED = re.compile(r"^#(\d+)\s+(\w+)\s+cov: (\d+)")
 _STAT = re.compile(r"^stat::(\w+):\s+(\d+)")
 _WHY = re.compile(r"ERROR: |^[\w.]*(Error|Exception|Wrong)\b")
 _ARTIFACT = re.compile(r"Test unit written to (\S+)")
-_GRACE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -81,19 +81,33 @@ def fuzz(name: str, bounds: Bounds, out: Path, tell: Callable[[str], None]) -> O
             *("-keep_seed=1", "-print_final_stats=1", "-close_fd_mask=1"),
         ]
         command = [sys.executable, "-m", "tools.fuzz.child", name, *options, str(corpus)]
-        environment = {**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
         start_s = time.monotonic()
-        with subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, text=True,
-            errors="replace",
-        ) as child:  # fmt: skip
-            try:
-                lines = _watched(child, tell)
-            except BaseException:
-                child.terminate()
-                raise
+        lines, status = _run(command, folder, tell)
         seconds = time.monotonic() - start_s
-    return outcome(name, lines, seconds, child.returncode)
+    return outcome(name, lines, seconds, status)
+
+
+def _run(command: list[str], folder: Path, tell: Callable[[str], None]) -> tuple[list[str], int]:
+    """The child's lines that matter, and its exit status; it ends with this process."""
+    lifeline = Lifeline()
+    environment = {**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=environment | lifeline.environment,
+        pass_fds=[lifeline.child_fd],
+        text=True,
+        errors="replace",
+    ) as child:
+        try:
+            lines = _watched(child, tell)
+        except BaseException:
+            child.terminate()
+            raise
+        finally:
+            lifeline.close()
+    return lines, child.returncode
 
 
 def _watched(child: subprocess.Popen[str], tell: Callable[[str], None]) -> list[str]:

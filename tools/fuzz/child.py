@@ -11,6 +11,8 @@ import sys
 
 import atheris
 
+from tools.lifeline import watch
+
 # Instrumented is what an input should explore. Other libraries would only slow the loop down; so
 # would YAML's parser, which is Python, for all targets but its own.
 _OURS = ["fl_core", "cloud_server", "edge_client", "proxy", "tools"]
@@ -18,6 +20,7 @@ _OURS = ["fl_core", "cloud_server", "edge_client", "proxy", "tools"]
 
 def main(argv: list[str]) -> None:
     """Never returns."""
+    watch()
     name = argv[1]
     logging.disable(logging.CRITICAL)  # libFuzzer speaks on standard error
     packages = [*_OURS, "yaml"] if name == "yaml" else _OURS
