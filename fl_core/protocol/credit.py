@@ -24,10 +24,18 @@ class _Lane:
         self.granted: OrderedDict[str, _Grant] = OrderedDict()  # longest unheard first
         self.granted_bytes = 0
 
-    def give(self, who: str, now_s: float) -> None:
-        size_bytes = self.waiting.pop(who)
-        self.granted[who] = _Grant(size_bytes, now_s)
-        self.granted_bytes += size_bytes
+    def deal(self, room_bytes: int, now_s: float) -> list[str]:
+        """Grant in turn until `room_bytes` are granted; one always, however large its wish."""
+        dealt = []
+        while self.waiting:
+            who, size_bytes = next(iter(self.waiting.items()))
+            if self.granted_bytes and self.granted_bytes + size_bytes > room_bytes:
+                break
+            del self.waiting[who]
+            self.granted[who] = _Grant(size_bytes, now_s)
+            self.granted_bytes += size_bytes
+            dealt.append(who)
+        return dealt
 
     def arrived(self, who: str, size_bytes: int, now_s: float) -> None:
         """Bytes may come twice, or late: what uses a grant up does not end it."""
@@ -74,6 +82,10 @@ class Credit:
         """Nobody holds a grant."""
         return not self._brisk.granted and not self._slow.granted
 
+    def share_bytes(self, who: str) -> int:
+        """The most that one grant of this sender should be."""
+        return self._lane(who).limit_bytes
+
     def holds(self, who: str) -> bool:
         """Whether a grant of this sender is running."""
         return who in self._lane(who).granted
@@ -104,17 +116,12 @@ class Credit:
         self._known_slow.discard(who)
 
     def deal(self, now_s: float) -> list[str]:
-        """Whose turn it is. One sender may always go on, however large its wish."""
-        dealt = []
-        for lane in (self._slow, self._brisk):
-            while lane.waiting:
-                who, size_bytes = next(iter(lane.waiting.items()))
-                full = self.granted_bytes + size_bytes > self.limit_bytes
-                if lane.granted_bytes and (full or lane.granted_bytes + size_bytes > lane.limit_bytes):
-                    break
-                lane.give(who, now_s)
-                dealt.append(who)
-        return dealt
+        """Whose turn it is. One sender of each pace may always go on, however large its wish."""
+        slow, brisk = self._slow, self._brisk
+        dealt = slow.deal(min(slow.limit_bytes, self.limit_bytes - brisk.granted_bytes), now_s)
+        # What the slow hold beyond their quarter is not at the others' cost.
+        taken_bytes = min(slow.granted_bytes, slow.limit_bytes)
+        return dealt + brisk.deal(self.limit_bytes - taken_bytes, now_s)
 
     def take_back(self, now_s: float) -> list[str]:
         """Who lost a grant for want of progress, and may want another."""

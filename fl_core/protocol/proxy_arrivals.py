@@ -116,7 +116,7 @@ class Arrivals:
         """Ask those whose turn it is."""
         out: list[fx.Effect] = []
         for device in self.credit.deal(now_s):
-            need = self._by_device[device].next_need(self.credit.limit_bytes)
+            need = self._by_device[device].next_need(self.credit.share_bytes(device))
             out.append(fx.Send(fx.Device(device), need))
         if not self._ticking and not self.credit.idle:
             self._ticking = True
@@ -127,10 +127,10 @@ class Arrivals:
         """Take back what brings nothing."""
         self._ticking = False
         for device in self.credit.take_back(now_s):
-            wish_bytes = self._by_device[device].next_bytes(self.credit.limit_bytes)
+            wish_bytes = self._by_device[device].next_bytes(self.credit.share_bytes(device))
             self.credit.want(device, wish_bytes)
         return self.deal(now_s)
 
     def _wait(self, device: str, arrival: Arrival, now_s: float) -> list[fx.Effect]:
-        self.credit.want(device, arrival.next_bytes(self.credit.limit_bytes))
+        self.credit.want(device, arrival.next_bytes(self.credit.share_bytes(device)))
         return self.deal(now_s)

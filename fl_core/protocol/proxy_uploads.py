@@ -13,6 +13,7 @@ from fl_core.protocol.messages import Exchanged, Offer, Part, Upload
 from fl_core.protocol.proxy_arrivals import Arrival
 from fl_core.protocol.proxy_rounds import Rounds
 from fl_core.protocol.proxy_tasks import ProxyParts, UploadKept, UploadPart, key_of
+from fl_core.protocol.transfer import check_parts_fit
 
 
 class Uploads:
@@ -49,6 +50,7 @@ class Uploads:
         collection.check_form(header)
         settings = self._parts.settings
         check_claim(header.blob, settings.upload_bytes)
+        check_parts_fit(header.blob, settings.packet_bytes)
         more_bytes = 0 if device in collection.slots else collection.slot_bytes
         if self._rounds.spooled_bytes + more_bytes > settings.spool_bytes:
             raise ProtocolError("spool_full")

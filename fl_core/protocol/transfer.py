@@ -17,6 +17,12 @@ def part_bytes(packet_bytes: int) -> int:
     return packet_bytes - FRAME_OVERHEAD_BYTES
 
 
+def check_parts_fit(blob: Blob, packet_bytes: int) -> None:
+    """Raise ProtocolError `large_parts` for parts that no packet can carry."""
+    if min(blob.part_bytes, blob.size_bytes) > part_bytes(packet_bytes):
+        raise ProtocolError("large_parts")
+
+
 def sends(
     to: Address, signed: Signed, blob: Blob, data: Data, packet_bytes: int, *, push: bool = True
 ) -> list[Send]:

@@ -158,3 +158,15 @@ def test_the_bound_holds_whatever_happens(course):
         assert it.granted_bytes == sum(running)
         assert it.granted_bytes <= it.limit_bytes + 400  # each lane may always serve one
         assert all(left >= 0 for left in running)
+
+
+def test_what_the_slow_hold_beyond_their_quarter_is_not_at_the_others_cost():
+    it = credit()
+    it.want("slow", 1000)
+    it.deal(0.0)
+    it.take_back(PATIENCE_S)
+    it.want("slow", 1000)  # a wish that cannot be smaller
+    assert it.deal(PATIENCE_S) == ["slow"]
+    for who in "abcd":
+        it.want(who, 250)
+    assert it.deal(PATIENCE_S) == ["a", "b", "c"]

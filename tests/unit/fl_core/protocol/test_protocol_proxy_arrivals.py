@@ -142,7 +142,7 @@ def test_a_silent_device_gives_its_place_to_others_and_is_asked_again():
     assert (1, (0, 1, 2, 3)) in needs(out)
     for piece in big(1)[1]:
         out += says(machine, FLEET[1], piece, 6.0)
-    assert (0, (0, 1, 2, 3)) in needs(out)
+    assert (0, (0,)) in needs(out)  # and for less, among the slow
 
 
 def test_a_device_that_comes_back_is_asked_again_at_once_and_keeps_what_it_sent():
@@ -321,3 +321,19 @@ def test_neither_a_hello_nor_another_offer_makes_a_slow_device_brisk(how):
         says(machine, FLEET[0], offer(header, b"", FLEET[0].signer), 6.0)
     credit = machine.rounds.arrivals.credit
     assert credit.holds(FLEET[0].id) and credit.take_back(12.0) == []
+
+
+@pytest.mark.parametrize("claimed", [PART_BYTES + 1, SEALED, 10 * SEALED])
+def test_an_upload_in_parts_that_no_packet_carries_is_refused(claimed):
+    machine = opened()
+    header = Upload(at(), (0,), describe(big(0)[2], claimed))
+    out = says(machine, FLEET[0], offer(header, b"", FLEET[0].signer))
+    assert refused(out) == ["large_parts"] and acks(out) == [("refused", "large_parts")]
+    assert machine.credit_bytes == machine.spool_bytes == 0
+
+
+def test_a_slow_device_is_asked_for_a_quarter_of_the_credit_at_most():
+    size = PART_BYTES * NEED_LIMIT
+    machine = opened(size, credit_bytes=size, credit_patience_s=5.0)
+    assert needs(offered(machine, 0, size=size)) == [(0, tuple(range(NEED_LIMIT)))]
+    assert needs(machine.handle(fx.Timer("credit"), 5.0)) == [(0, (0, 1, 2, 3))]
