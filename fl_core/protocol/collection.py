@@ -52,8 +52,8 @@ class Held:
 class Collection:
     """Uploads of one round. `floor` is the larger of the job's and this proxy's minimum.
 
-    `pending`, with cover traffic: the devices that are there and have not answered; None where
-    the process began after the round did, and so cannot know.
+    `pending`, with cover traffic: the devices that are there and have not answered; None while
+    that is not known, since not all have had their time to say hello.
     """
 
     manifest: Manifest
@@ -145,18 +145,22 @@ class Collection:
         return "quorum" if quorum and self.state is State.COLLECTING else None
 
     def _all_answered(self) -> bool:
-        if self.cover:
-            return self.pending is not None and not self.pending
+        if self.cover and (self.pending is None or self.pending):
+            return False
         return len(self.uploads) + len(self.declined) >= self.manifest.selected
 
     def _quorum(self) -> float:
-        """With cover traffic, the job's share of the selected is one of all who are there."""
+        """With cover traffic, the job's share of the selected is one of all who are there.
+
+        Never less than the job's number: who is not there yet may be among the selected.
+        """
         if not self.cover:
             return self.manifest.quorum
         if self.pending is None:
             return float("inf")
         there = len(self.uploads) + len(self.declined) + len(self.pending)
-        return there * self.manifest.quorum / max(1, self.manifest.selected)
+        share = there * self.manifest.quorum / max(1, self.manifest.selected)
+        return max(self.manifest.quorum, share)
 
     def forget_ciphertext(self) -> None:
         """Keep who answered, so that a repeated upload is still known; its place is gone."""

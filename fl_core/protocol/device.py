@@ -163,7 +163,7 @@ class DeviceMachine:
         mark = Seen(manifest.at, hashlib.sha256(offer.header.payload).digest())
         if self.round.is_new(mark):
             self.fetches.make_room(offer, manifest, self._is_over)
-            return [*self.round.begin(manifest, mark), *self._fetch(offer, manifest)]
+            return [*self.round.begin(manifest, mark, self._now_s), *self._fetch(offer, manifest)]
         if self.state is State.FETCHING and manifest.blob.digest in self.fetches.under_way:
             # A repeated offer may carry the blob that the first one lacked.
             return self._complete(self.fetches.offer(offer, manifest))

@@ -6,24 +6,39 @@ from fl_core.protocol.messages import Cover, Manifest
 
 
 class Covering:
-    """As the proxy asked last. Nothing is kept: it says so again after each hello."""
+    """As the proxy asked last. Nothing is kept: it says so after each hello and before each round.
+
+    No message ends it, since an old one could be played again: it ends with the first round that
+    comes on a new link without being asked for again there.
+    """
 
     def __init__(self) -> None:
-        self._window_s = self._span_s = self._begun_s = 0.0
+        self._window_s = self._span_s = self._begun_s = self._heard_s = 0.0
+        self._said = False  # on this link
 
     @property
     def on(self) -> bool:
         """Every round is answered, by dummies where there is nothing to say."""
         return self._window_s > 0
 
+    def connected(self) -> None:
+        """The link is new: what was asked for on the old one goes no further than its round."""
+        self._said = False
+
     def asked(self, cover: Cover) -> None:
-        """From the next round on, uploads leave within this window."""
-        self._window_s = cover.window_s
+        """From now on, uploads leave within this window."""
+        self._window_s, self._said = cover.window_s, True
+
+    def heard_of(self, now_s: float) -> None:
+        """A round's manifest is here."""
+        self._heard_s = now_s
+        if not self._said:
+            self._window_s = 0.0
 
     def begin(self, manifest: Manifest, now_s: float) -> None:
-        """A round's package is here: its window opens, of at most half of the round."""
-        self._begun_s = now_s
-        self._span_s = min(self._window_s, manifest.deadline_s / 2)
+        """The package is here: the window opens, of at most half of what is left of the round."""
+        left_s = max(0.0, manifest.deadline_s - (now_s - self._heard_s))
+        self._begun_s, self._span_s = now_s, min(self._window_s, left_s / 2)
 
     def wait_s(self, leave_at: float, now_s: float) -> float:
         """How long an answer waits, with `leave_at` in [0, 1) drawn by chance.

@@ -27,7 +27,7 @@ class Outbox:
     def __init__(self, signer: Signer, memory: Memory, settings: Settings, pace: Pace) -> None:
         self._signer, self._memory, self._settings = signer, memory, settings
         self._pace, self._resends = pace, 0
-        self._leaves_later = False
+        self._waiting: tuple[Exchanged, Sealed] | None = None  # until its moment under cover
         self._last: OutboxPut | None = None
 
     @property
@@ -40,19 +40,21 @@ class Outbox:
         return self.item is not None and self.item.at == at
 
     def put(self, at: Exchanged, sealed: Sealed, after_s: float = 0.0) -> list[fx.Effect]:
-        """Store a sealed answer, then send it, `after_s` seconds later where cover asks for it."""
+        """Store a sealed answer, then send it; both `after_s` seconds later where cover asks so.
+
+        Until then it is nowhere but in memory: a dummy is ready at once, and on disk it would
+        outlive a restart where an answer that is still computed does not.
+        """
+        if after_s > 0:
+            self._waiting = at, sealed
+            return [fx.SetTimer("resend", after_s)]
+        self._waiting = None
         blob = describe(sealed.data, part_bytes(self._settings.packet_bytes))
         upload = Upload(at, sealed.groups, blob)
         header = self._signer.header(upload)
         item = OutboxPut(at, header, upload, sealed.marks, sealed.data, sealed.dummy)
         self._memory.outbox, self._resends = item, 0
-        self._leaves_later = after_s > 0
-        sent = [fx.SetTimer("resend", after_s)] if self._leaves_later else self.send()
-        return [fx.Store(item), *sent]
-
-    def connected(self) -> list[fx.Effect]:
-        """The link is up (again): send what may have been lost, but nothing before its moment."""
-        return [] if self._leaves_later else self.send()
+        return [fx.Store(item), *self.send()]
 
     def send(self) -> list[fx.Effect]:
         """Offer the upload, whole if it fits one packet, and set the time of the next offer.
@@ -68,9 +70,10 @@ class Outbox:
         return [*packets, fx.SetTimer("resend", wait_s)]
 
     def send_again(self) -> list[fx.Effect]:
-        """The same once more, and the next time later."""
-        self._resends += not self._leaves_later
-        self._leaves_later = False
+        """What waits for its moment; or the same once more, and the next time later."""
+        if self._waiting is not None:
+            return self.put(*self._waiting)
+        self._resends += 1
         return self.send()
 
     def need(self, need: Need) -> list[fx.Effect]:
@@ -100,6 +103,7 @@ class Outbox:
 
     def drop(self, outcome: Outcome = "dropped") -> list[fx.Effect]:
         """The upload is not needed any more, and its attempt is not taken up again."""
+        self._waiting = None
         if self.item is None:
             return []
         if self.item.held and outcome == "dropped":

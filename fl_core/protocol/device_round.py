@@ -45,10 +45,11 @@ class Round:
 
     def connected(self) -> list[fx.Effect]:
         """The link is up (again): what was not acknowledged is sent."""
+        self.cover.connected()
         item = self.outbox.item
         if item and self.state is State.IDLE:
             self.state = TABLE.step(self.state, "restored_held" if item.held else "restored")
-        return self.outbox.connected() if self.state is State.UPLOADING else []
+        return self.outbox.send() if self.state is State.UPLOADING else []
 
     # --- the manifest ---
 
@@ -68,12 +69,13 @@ class Round:
         settled = at == seen.at and seen.settled
         return not (here or settled or self.outbox.is_for(at))
 
-    def begin(self, manifest: Manifest, mark: Seen) -> list[fx.Effect]:
+    def begin(self, manifest: Manifest, mark: Seen, now_s: float) -> list[fx.Effect]:
         """Remember the round, drop what is left of the one before, and wait for the package."""
         known = self._memory.seen.get(manifest.at.job_id) == mark
         self.state = TABLE.step(self.state, "manifest")
         self._memory.seen[manifest.at.job_id] = mark
         self.manifest = manifest
+        self.cover.heard_of(now_s)
         out: list[fx.Effect] = [] if known else [fx.Store(mark)]
         out += [*self.outbox.drop(), fx.CancelTimer("resend")]
         return [*out, fx.SetTimer("deadline", manifest.deadline_s + manifest.grace_s)]
@@ -128,7 +130,7 @@ class Round:
         return [fx.Report("uncovered", {"round": manifest.at.round, "why": why})]
 
     def sealed(self, manifest: Manifest, sealed: Sealed, now_s: float) -> list[fx.Effect]:
-        """An answer is ready: keep it, then send it."""
+        """An answer is ready: keep it and send it, when it may leave."""
         if manifest != self.manifest:
             return []  # a newer round came while this one was computed
         self.state = TABLE.step(self.state, "sealed")

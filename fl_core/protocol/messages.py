@@ -205,10 +205,10 @@ class Later(msgspec.Struct, frozen=True, array_like=True, tag="later"):
 
 class Cover(msgspec.Struct, frozen=True, array_like=True, tag="cover"):
     """The proxy asks for cover traffic: every device answers every round, the unselected with
-    dummies, each at a uniformly random moment of the second half of `window_s`. 0: none.
+    dummies, each at a uniformly random moment of the second half of `window_s`.
     """
 
-    window_s: Seconds
+    window_s: Annotated[float, Meta(gt=0, le=10 * 86400)]
 
 
 class Want(msgspec.Struct, frozen=True, array_like=True, tag="want"):

@@ -106,6 +106,8 @@ class ProxyMachine:
     def _timer(self, name: str, now_s: float) -> list[fx.Effect]:
         if name == "credit":
             return self.rounds.arrivals.tick(now_s)
+        if name == "hellos":
+            return self._greeting.spread_over(now_s) or self.rounds.all_came()
         if name == "roster":
             return self._offer_roster(push=False)
         return self.broadcasts.repair() if name == "repair" else self.rounds.timer(name)

@@ -6,7 +6,7 @@ import hashlib
 
 from fl_core.errors import ProtocolError
 from fl_core.protocol import effects as fx
-from fl_core.protocol.messages import Cover, Here, Later, Note, Signed
+from fl_core.protocol.messages import Here, Later, Note, Signed
 from fl_core.protocol.proxy_tasks import ProxyParts
 
 _DELAY_STEP_S = 0.1  # delays are rounded, so that one signed note serves many devices
@@ -37,6 +37,10 @@ class HelloRate:
         self._next_s = max(self._next_s, now_s + 1) + 1 / self._per_s
         return min(self._next_s - now_s, _LATEST_S)
 
+    def put_off_s(self, now_s: float) -> float:
+        """For how long those who were put off may still be coming; 0 or less if they are not."""
+        return min(self._next_s - now_s, _LATEST_S)
+
 
 class Greeting:
     """What devices hear when they, or the proxy, come."""
@@ -46,22 +50,33 @@ class Greeting:
         self.rate = HelloRate(parts.settings.hellos_per_s)
         self._later: dict[int, Note] = {}
         self._each: dict[str, tuple[float, int]] = {}  # of admitted devices: since when, how many
-        self._cover = parts.signer.note(Cover(parts.settings.cover_window_s))
 
     def here(self) -> list[fx.Effect]:
         """The proxy has come: all are asked for a hello, at a pace that it can hear."""
         settings = self._parts.settings
         enrolled = len(self._parts.registry.roster()[1]) // 32
         spread_s = max(settings.hello_spread_s, min(enrolled / settings.hellos_per_s, _LATEST_S))
-        here = self._parts.signer.note(Here(spread_s))
-        return [fx.Send(fx.AllDevices(), note) for note in (self._cover, here)]
+        here = fx.Send(fx.AllDevices(), self._parts.signer.note(Here(spread_s)))
+        self._parts.all_came = False
+        out = [*self._parts.cover(fx.AllDevices()), here]
+        return [*out, fx.SetTimer("hellos", spread_s + settings.resend_s)]
+
+    def spread_over(self, now_s: float) -> list[fx.Effect]:
+        """The devices that were there have said so, unless some were told to come yet later."""
+        left_s = self.rate.put_off_s(now_s)
+        if left_s > 0:
+            return [fx.SetTimer("hellos", left_s + self._parts.settings.resend_s)]
+        self._parts.all_came = True
+        return []
 
     def later(self, device: str, now_s: float) -> list[fx.Effect]:
         """The same hello again, later."""
         steps = round(self.rate.delay_s(now_s) / _DELAY_STEP_S)
         if steps not in self._later:
             self._later[steps] = self._parts.signer.note(Later(steps * _DELAY_STEP_S))
-        return [fx.Send(fx.Device(device), self._later[steps])]
+        # Rounds are offered to all: it may hear of one, and answer it, before it is heard.
+        to = fx.Device(device)
+        return [*self._parts.cover(to), fx.Send(to, self._later[steps])]
 
     def heard(self, device: str, hello: Signed, now_s: float) -> list[fx.Effect]:
         """A hello that is the device's own.
@@ -76,5 +91,4 @@ class Greeting:
         self._each[device] = since_s, count + 1
         self.rate.heard()
         ack = self._parts.ack(hashlib.sha256(hello.payload).digest(), "held")
-        notes = [ack, self._cover] if self._parts.settings.cover_window_s else [ack]
-        return [fx.Send(fx.Device(device), note) for note in notes]
+        return [fx.Send(fx.Device(device), ack), *self._parts.cover(fx.Device(device))]

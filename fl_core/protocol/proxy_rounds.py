@@ -74,10 +74,25 @@ class Rounds:
         """Open a round for uploads."""
         key = key_of(manifest.at)
         collection = self.by_key[key] = self._collection(manifest)
-        if collection.cover:
-            collection.pending = set(self._parts.online)
+        if collection.cover and self._parts.all_came:
+            self._wait_for_all(collection)
         report = fx.Report("round_open", {"round": manifest.at.round, "phase": manifest.phase})
-        return [self._set("deadline", key, manifest.deadline_s), report]
+        asked = self._parts.cover(fx.AllDevices())
+        return [self._set("deadline", key, manifest.deadline_s), report, *asked]
+
+    def all_came(self) -> list[fx.Effect]:
+        """It is known who is there: with cover traffic, whom to wait for."""
+        out: list[fx.Effect] = []
+        for collection in self.by_key.values():
+            if collection.cover and collection.open and collection.pending is None:
+                self._wait_for_all(collection)
+                out += self.advance(collection)
+        return out
+
+    def _wait_for_all(self, collection: Collection) -> None:
+        collection.pending = set()
+        for device in self._parts.online:
+            collection.came(device)
 
     def newest(self, job_id: bytes) -> tuple[int, ...]:
         """(round, attempt) of a job's newest round; (-1, -1) if it has none."""

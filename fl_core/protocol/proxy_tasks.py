@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 from fl_core.crypto.keys import VerifyKey
+from fl_core.protocol import effects as fx
 from fl_core.protocol.blob import Data
 from fl_core.protocol.collection import Held
 from fl_core.protocol.envelope import Signer
-from fl_core.protocol.messages import Ack, Batch, Commit, Exchanged, Manifest, Note, Signed
+from fl_core.protocol.messages import Ack, Batch, Commit, Cover, Exchanged, Manifest, Note, Signed
 
 
 class Registry(Protocol):
@@ -198,7 +200,20 @@ class ProxyParts:
     memory: ProxyMemory
     settings: ProxySettings
     online: set[str] = field(default_factory=set)
+    all_came: bool = False  # `online` is complete: devices had their time to say hello
 
     def ack(self, digest: bytes, status: str, reason: str = "") -> Note:
         """A signed acknowledgement; `status` is one of `Ack`'s."""
         return self.signer.note(Ack(digest, status, reason))  # type: ignore[arg-type]
+
+    def cover(self, to: fx.Address) -> list[fx.Effect]:
+        """The wish for cover traffic, if this proxy has it.
+
+        Nothing is said where it has none: such a note could be played again by a broker.
+        """
+        return [fx.Send(to, self._cover)] if self._cover else []
+
+    @cached_property
+    def _cover(self) -> Note | None:
+        window_s = self.settings.cover_window_s
+        return self.signer.note(Cover(window_s)) if window_s > 0 else None

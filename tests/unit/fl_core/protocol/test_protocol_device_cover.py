@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from protocol_kit import (
     manifest,
     messages,
     offer,
+    parts_of,
     refused,
     reports,
     stored,
@@ -26,7 +28,7 @@ from protocol_kit import (
 from fl_core.protocol import effects as fx
 from fl_core.protocol.device import DeviceMachine
 from fl_core.protocol.device_states import State
-from fl_core.protocol.messages import Ack, Cover, Decline, Manifest, Offer
+from fl_core.protocol.messages import Ack, Cover, Decline, Manifest, Need, Offer
 from fl_core.protocol.tasks import (
     Declined,
     Dummies,
@@ -43,6 +45,8 @@ from fl_core.protocol.tasks import (
 DUMMY = replace(SEALED, dummy=True)
 DIGEST = hashlib.sha256(SEALED.data).digest()
 HEADER = manifest(MODEL, deadline_s=60.0)
+LARGE_MODEL = b"m" * 4000  # of several parts
+LARGE = manifest(LARGE_MODEL, deadline_s=60.0)
 
 
 def covered(window_s: float = 10.0) -> DeviceMachine:
@@ -59,8 +63,8 @@ def unselected(machine: DeviceMachine, header: Manifest = HEADER) -> list[fx.Eff
 def test_who_was_not_selected_answers_with_dummies() -> None:
     machine = covered()
     assert tasks(unselected(machine)) == [Dummies(HEADER)]
-    out = done(machine, Dummies(HEADER), DUMMY)
-    (item,) = stored(out)
+    done(machine, Dummies(HEADER), DUMMY)
+    (item,) = stored(machine.handle(fx.Timer("resend"), 10.0))
     assert isinstance(item, OutboxPut)
     assert item.dummy
     assert machine.state is State.UPLOADING
@@ -85,9 +89,27 @@ def test_a_broadcast_that_does_not_open_is_answered_too() -> None:
 
 
 def test_without_cover_nobody_else_answers() -> None:
-    for machine in (device(), covered(0.0)):
-        assert unselected(machine) == []
-        assert machine.state is State.IDLE
+    machine = device()
+    assert unselected(machine) == []
+    assert machine.state is State.IDLE
+
+
+def test_a_note_that_would_end_cover_is_malformed() -> None:
+    """An old one could be played again by a broker."""
+    machine = covered()
+    assert refused(receive(machine, PROXY.note(Cover(0.0)))) == ["malformed"]
+    assert tasks(unselected(machine)) == [Dummies(HEADER)]
+
+
+def test_a_new_link_ends_cover_with_the_next_round_unless_it_is_asked_for_again() -> None:
+    machine = covered()
+    receive(machine, offer(HEADER, MODEL))
+    machine.handle(fx.Connected(fx.Proxy()), 0.0)
+    assert tasks(done(machine, Open(HEADER, MODEL), Opened(None))) == [Dummies(HEADER)]
+    second, third = (manifest(MODEL, at(number), deadline_s=60.0) for number in (2, 3))
+    assert unselected(machine, second) == []
+    receive(machine, PROXY.note(Cover(10.0)))
+    assert tasks(unselected(machine, third)) == [Dummies(third)]
 
 
 def test_where_no_dummy_can_be_made_there_is_silence() -> None:
@@ -136,14 +158,55 @@ def test_the_window_is_at_most_half_of_the_round() -> None:
     assert timers(out)["resend"] < HEADER.deadline_s / 2
 
 
+@pytest.mark.parametrize("came_s", [0.0, 50.0, 61.0])
+def test_the_window_ends_before_the_round_however_late_the_package_is(came_s: float) -> None:
+    machine = covered(3600.0)
+    machine.handle(fx.Received(fx.Proxy(), offer(LARGE)), 0.0)
+    for part in parts_of(LARGE, LARGE_MODEL):
+        machine.handle(fx.Received(fx.Proxy(), part), came_s)
+    machine.handle(fx.Done(Open(LARGE, LARGE_MODEL), Opened(None)), came_s)
+    out = machine.handle(fx.Done(Dummies(LARGE), replace(DUMMY, leave_at=0.999)), came_s)
+    wait_s = 0.0 if messages(out, Offer) else timers(out)["resend"]
+    assert wait_s <= max(0.0, LARGE.deadline_s - came_s) / 2
+
+
 def test_nothing_leaves_before_its_moment_though_the_link_comes_back() -> None:
     machine = covered()
     out = answer(machine, 0.5, 0.0, dummy=True)
-    assert stored(out)  # on disk at once
+    assert stored(out) == []  # nor is it on the disk
     assert headers(machine.handle(fx.Connected(fx.Proxy()), 101.0)) == []
-    (header,) = headers(machine.handle(fx.Timer("resend"), 107.5))
+    out = machine.handle(fx.Timer("resend"), 107.5)
+    assert [type(item) for item in stored(out)] == [OutboxPut]
+    (header,) = headers(out)
     assert header.blob.digest == DIGEST
     assert len(headers(machine.handle(fx.Connected(fx.Proxy()), 108.0))) == 1
+
+
+@pytest.mark.parametrize("selected", [False, True])
+def test_a_restart_before_the_moment_does_not_tell_who_was_selected(selected: bool) -> None:
+    """A dummy is ready at once, an answer after some work: neither is there before its moment."""
+    machine = covered(30.0)
+    receive(machine, offer(LARGE))
+    for part in parts_of(LARGE, LARGE_MODEL):
+        receive(machine, part)
+    done(machine, Open(LARGE, LARGE_MODEL), Opened(PACKAGE if selected else None))
+    if not selected:
+        done(machine, Dummies(LARGE), replace(DUMMY, leave_at=0.5))
+    machine = device(copy.deepcopy(machine.memory))
+    out = machine.handle(fx.Connected(fx.Proxy()), 0.0)
+    out += receive(machine, PROXY.note(Cover(30.0)))
+    out += receive(machine, offer(LARGE)) + machine.handle(fx.Timer("repair"), 1.0)
+    assert messages(out, Offer) == []
+    assert [need.blob for need in messages(out, Need)] == [LARGE.blob.digest]
+
+
+def test_a_newer_round_displaces_an_answer_that_waits() -> None:
+    machine = covered()
+    answer(machine, 0.5, 0.0, dummy=False)
+    second = manifest(MODEL, at(2), deadline_s=60.0)
+    receive(machine, offer(second, MODEL))
+    out = machine.handle(fx.Timer("resend"), 107.5)
+    assert (stored(out), headers(out)) == ([], [])
 
 
 # --- what becomes of a dummy ----------------------------------------------------------------
