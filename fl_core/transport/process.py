@@ -12,6 +12,7 @@ from types import TracebackType
 
 from fl_core.crypto.keys import SigningKey, VerifyKey
 from fl_core.errors import UsageError
+from fl_core.heap import keep_heap
 
 EXIT_S = 3.0
 LOCK_FILE = "process.lock"
@@ -86,6 +87,7 @@ def peer_key(path: Path, whose: str) -> VerifyKey:
 
 def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[object, object, int]]) -> int:
     """Run `main(stop)`; SIGINT and SIGTERM set `stop`, a second one ends at once."""
+    keep_heap()
 
     async def body() -> int:
         stop = asyncio.Event()

@@ -15,6 +15,7 @@ import msgspec
 import psutil
 
 from fl_core.errors import UsageError
+from fl_core.heap import keep_heap
 from tools.load.generator import Generator
 from tools.load.limits import raise_files_limit
 from tools.load.options import LoadOptions
@@ -32,6 +33,7 @@ def run_generator(url: str, token: str, *, local: bool) -> int:
 
 def on_fast_loop(main: Coroutine[Any, Any, int]) -> int:
     """Run it on uvloop where that is installed."""
+    keep_heap()
     if importlib.util.find_spec("uvloop") is None:
         return asyncio.run(main)
     import uvloop

@@ -21,6 +21,7 @@ from multiprocessing.synchronize import Barrier
 from typing import Any
 
 from fl_core.errors import BrokerError, EdgeVeilError
+from fl_core.heap import keep_heap
 from fl_core.transport.link import BrokerAddress, LinkSettings
 from fl_core.transport.mqtt_link import MqttLink
 from fl_core.transport.tls import client_context
@@ -194,6 +195,7 @@ def _run(work: Callable[[], object], pipe: Connection) -> None:
     """The life of a part: it says what it failed of, and ends with its starter."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the starter ends its parts
     threading.Thread(target=_end_with_starter, daemon=True).start()
+    keep_heap()  # as the proxy and the cloud do
     try:
         work()
     except (EdgeVeilError, OSError, TimeoutError, threading.BrokenBarrierError) as error:
