@@ -47,7 +47,7 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS kept (number INTEGER PRIMARY KEY AUTOINCREMENT,
   digest BLOB UNIQUE, job BLOB, kind TEXT, signed BLOB);
 CREATE TABLE IF NOT EXISTS uploads (job BLOB, round INTEGER, attempt INTEGER, device TEXT,
-  groups BLOB, digest BLOB, slot INTEGER, PRIMARY KEY (job, round, attempt, device));
+  groups BLOB, digest BLOB, slot INTEGER, PRIMARY KEY (job, round, attempt, device)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS batches (job BLOB, round INTEGER, attempt INTEGER, signed BLOB,
   delivered INTEGER DEFAULT 0, PRIMARY KEY (job, round, attempt));
 CREATE TABLE IF NOT EXISTS ended (number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -130,7 +130,7 @@ class Spool:
                     "INSERT OR IGNORE INTO batches VALUES (?, ?, ?, ?, 0)",
                     (*key_of(at), _encode(signed)),
                 )
-                _run(db, "UPDATE uploads SET slot = -1", at)
+                _run(db, "UPDATE uploads SET slot = -1, digest = x''", at)
                 self._files.drop(uploads_of(at))
             case BatchDelivered(at=at):
                 _run(db, "UPDATE batches SET delivered = 1", at)

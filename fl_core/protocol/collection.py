@@ -41,7 +41,10 @@ TABLE = StateTable(
 
 @dataclass(frozen=True)
 class Held:
-    """A device's complete upload: which groups, its digest, and its place in the round's file."""
+    """A device's complete upload: which groups, its digest, and its place in the round's file.
+
+    Once the batch is made, `digest` is empty and `slot` is -1.
+    """
 
     groups: tuple[int, ...]
     digest: bytes
@@ -163,6 +166,8 @@ class Collection:
         return max(self.manifest.quorum, share)
 
     def forget_ciphertext(self) -> None:
-        """Keep who answered, so that a repeated upload is still known; its place is gone."""
-        self.uploads = {d: Held(h.groups, h.digest, -1) for d, h in self.uploads.items()}
+        """Keep who answered, so that a repeated upload is still known. Where its bytes were is gone,
+        and so is their digest: of a single group it would name the segment in the batch.
+        """
+        self.uploads = {d: Held(h.groups, b"", -1) for d, h in self.uploads.items()}
         self.slots.clear()

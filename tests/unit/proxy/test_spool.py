@@ -93,7 +93,7 @@ def test_uploads_have_no_place_once_they_are_in_a_batch_but_are_still_known(path
         **{(JOB, device): -1 for device in DEVICES},
         (OTHER, DEVICES[0]): 0,
     }
-    assert [held[JOB, item.device].digest for item in items] == [i.held.digest for i in items]
+    assert {held[JOB, item.device].digest for item in items} == {b""}
     spool.close()
 
 
@@ -208,13 +208,18 @@ def test_dropped_ciphertext_is_gone_from_the_disk(
     spool.close()
 
 
-def test_nothing_on_the_disk_says_in_which_order_a_batch_s_uploads_came(path: Path) -> None:
-    """A row keeps who answered, with which digest: its place in the round's file is overwritten."""
+def test_nothing_on_the_disk_says_whose_a_batch_s_segments_are(path: Path) -> None:
+    """Of a single group an upload's digest names its segment, its place the order of arrival."""
     spool = Spool(path)
-    for slot in range(3):
-        upload(spool, slot)
+    items = [upload(spool, slot, data=b"sealed %d" % slot) for slot in (2, 0, 1)]
+    assert items[0].held.digest in on_disk(path)
     batch(spool)
     with sqlite3.connect(path) as db:
-        assert {slot for (slot,) in db.execute("SELECT slot FROM uploads")} == {-1}
+        rows = list(db.execute("SELECT device, digest, slot FROM uploads"))
+        with pytest.raises(sqlite3.OperationalError):
+            db.execute("SELECT rowid FROM uploads")
+    assert rows == [(device, b"", -1) for device in DEVICES]
+    disk = on_disk(path)
+    assert not [item for item in items if item.held.digest in disk]
     assert path.with_name(path.name + "-wal").stat().st_size == 0
     spool.close()

@@ -118,6 +118,7 @@ def test_an_upload_after_the_hand_over_is_refused_and_an_early_one_still_known()
     assert collection(machine).state is State.HANDING_OVER
     assert acks(upload(machine, 3)) == [("closed", "closed_round")]
     assert acks(upload(machine, 2)) == [("held", "")]
+    assert {held.digest for held in collection(machine).uploads.values()} == {b""}
 
 
 def test_an_upload_under_another_s_name_is_refused():
