@@ -166,8 +166,8 @@ class Collection:
         return max(self.manifest.quorum, share)
 
     def forget_ciphertext(self) -> None:
-        """Keep who answered, so that a repeated upload is still known. Where its bytes were is gone,
-        and so is their digest: of a single group it would name the segment in the batch.
+        """Keep who answered, so that a repeated upload is still known. Its place is gone, and its
+        digest: of a single group it would name the segment in the batch.
         """
         self.uploads = {d: Held(h.groups, b"", -1) for d, h in self.uploads.items()}
         self.slots.clear()

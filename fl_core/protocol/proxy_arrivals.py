@@ -7,14 +7,14 @@ import hashlib
 from fl_core.protocol import effects as fx
 from fl_core.protocol.blob import NEED_LIMIT, check_part
 from fl_core.protocol.credit import Credit
-from fl_core.protocol.messages import Need, Part, Signed, Upload
+from fl_core.protocol.messages import Exchanged, Need, Part, Signed, Upload
 
 
 class Arrival:
     """One upload under way. Parts count in order alone, so that the digest grows with them."""
 
-    def __init__(self, signed: Signed, header: Upload, offset: int) -> None:
-        self.signed, self.header, self.offset = signed, header, offset
+    def __init__(self, signed: Signed, header: Upload) -> None:
+        self.signed, self.header = signed, header
         self.restart()
 
     def restart(self) -> None:
@@ -33,7 +33,7 @@ class Arrival:
         return self._hash.digest() == self.header.blob.digest
 
     def add(self, part: Part) -> int | None:
-        """The place of a part's bytes in the spool's file; None for a part out of turn.
+        """The place of a part's bytes in the upload; None for a part out of turn.
 
         Raises ProtocolError `bad_part`.
         """
@@ -42,7 +42,7 @@ class Arrival:
             return None
         self._next += 1
         self._hash.update(part.data)
-        return self.offset + part.index * self.header.blob.part_bytes
+        return part.index * self.header.blob.part_bytes
 
     def asked_last(self, part: Part) -> bool:
         """Whether no more parts that were asked for can follow this one."""
@@ -89,6 +89,12 @@ class Arrivals:
         """The upload is here, or of no use any more."""
         self._by_device.pop(device, None)
         self.credit.done(device)
+
+    def end(self, at: Exchanged) -> None:
+        """A round takes no more uploads."""
+        over = [device for device, arrival in self._by_device.items() if arrival.header.at == at]
+        for device in over:
+            self.forget(device)
 
     def came(self, device: str, arrival: Arrival, part: Part, now_s: float) -> list[fx.Effect]:
         """A part has come and more must: ask on when those asked for are through."""

@@ -94,6 +94,12 @@ class Rounds:
         for device in self._parts.online:
             collection.came(device)
 
+    def fits(self, manifest: Manifest) -> bool:
+        """Whether the spool can take an upload of each who is there, where all will send one."""
+        collection, settings = self._collection(manifest), self._parts.settings
+        promised_bytes = len(self._parts.online) * collection.slot_bytes
+        return not collection.cover or promised_bytes <= settings.spool_bytes
+
     def newest(self, job_id: bytes) -> tuple[int, ...]:
         """(round, attempt) of a job's newest round; (-1, -1) if it has none."""
         return max((key[1:] for key in self.by_key if key[0] == job_id), default=(-1, -1))
@@ -113,7 +119,7 @@ class Rounds:
         self._parts.memory.batches.pop(key, None)
         collection = self.by_key.get(key)
         if collection:
-            self._stop_arrivals(collection)
+            self.arrivals.end(collection.manifest.at)
             self._parts.memory.delivered.add(key)  # so that it stays closed after a restart
             collection.forget_ciphertext()
             collection.step("dropped")
@@ -133,14 +139,8 @@ class Rounds:
             # With cover traffic the moment is chance: nobody is late before the window is over.
             grace_s = collection.manifest.grace_s + self._parts.settings.cover_window_s
             return [self._set("grace", key, grace_s)]
-        self._stop_arrivals(collection)
+        self.arrivals.end(collection.manifest.at)
         return self._short(key) if collection.state is State.SHORT else [self._shuffle(collection)]
-
-    def _stop_arrivals(self, collection: Collection) -> None:
-        for device in collection.slots:
-            arrival = self.arrivals.get(device)
-            if arrival is not None and arrival.header.at == collection.manifest.at:
-                self.arrivals.forget(device)
 
     @staticmethod
     def _shuffle(collection: Collection) -> fx.Effect:

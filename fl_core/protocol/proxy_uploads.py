@@ -44,6 +44,7 @@ class Uploads:
             self._check(collection, device, header)
         except ProtocolError as error:
             return self._refuse(device, digest, "refused", error.reason)
+        self._check_room(collection, device)
         return self._begin(collection, device, offer, header, now_s)
 
     def _check(self, collection: Collection, device: str, header: Upload) -> None:
@@ -51,8 +52,13 @@ class Uploads:
         settings = self._parts.settings
         check_claim(header.blob, settings.upload_bytes)
         check_parts_fit(header.blob, settings.packet_bytes)
+
+    def _check_room(self, collection: Collection, device: str) -> None:
+        """Raise ProtocolError `spool_full`. Nothing is said to the device: it offers again later,
+        when an earlier round's batch may be gone.
+        """
         more_bytes = 0 if device in collection.slots else collection.slot_bytes
-        if self._rounds.spooled_bytes + more_bytes > settings.spool_bytes:
+        if self._rounds.spooled_bytes + more_bytes > self._parts.settings.spool_bytes:
             raise ProtocolError("spool_full")
 
     def _begin(
@@ -60,12 +66,10 @@ class Uploads:
     ) -> list[fx.Effect]:
         data = whole(header.blob, offer.data) if offer.data else b""
         arrivals = self._rounds.arrivals
-        slot = collection.slot(device)
-        offset = slot * collection.slot_bytes
         if not data:
-            return arrivals.begin(device, Arrival(offer.header, header, offset), now_s)
+            return arrivals.begin(device, Arrival(offer.header, header), now_s)
         arrivals.forget(device)
-        put = fx.Store(UploadPart(header.at, offset, data))
+        put = self._put(collection, device, 0, data)
         return [put, *self._hold(collection, device, header), *arrivals.deal(now_s)]
 
     @staticmethod
@@ -79,23 +83,36 @@ class Uploads:
         ]
 
     def part(self, device: str, part: Part, now_s: float) -> list[fx.Effect]:
-        """A part of a device's upload; whatever it was asked for, only the next one counts."""
+        """A part of a device's upload; whatever it was asked for, only the next one counts.
+
+        The first one takes the upload's room on the disk: an offer alone takes none.
+        """
         arrivals = self._rounds.arrivals
         arrival = arrivals.get(device)
         if arrival is None or arrival.header.blob.digest != part.blob:
             raise ProtocolError("unknown_blob")
-        offset = arrival.add(part)
-        if offset is None:
+        place = arrival.add(part)
+        if place is None:
             return arrivals.came(device, arrival, part, now_s)
-        put = fx.Store(UploadPart(arrival.header.at, offset, part.data))
+        collection = self._rounds.by_key[key_of(arrival.header.at)]
+        try:
+            self._check_room(collection, device)
+        except ProtocolError as error:
+            arrivals.forget(device)
+            return [fx.Refuse(error.reason), *arrivals.deal(now_s)]
+        put = self._put(collection, device, place, part.data)
         if not arrival.complete:
             return [put, *arrivals.came(device, arrival, part, now_s)]
         if not arrival.intact:
             return [put, fx.Refuse("bad_digest"), *arrivals.again(device, arrival, now_s)]
         arrivals.forget(device)
-        collection = self._rounds.by_key[key_of(arrival.header.at)]
         done = self._hold(collection, device, arrival.header)
         return [put, *done, *arrivals.deal(now_s)]
+
+    @staticmethod
+    def _put(collection: Collection, device: str, place: int, data: bytes) -> fx.Store:
+        offset = collection.slot(device) * collection.slot_bytes + place
+        return fx.Store(UploadPart(collection.manifest.at, offset, data))
 
     def _hold(self, collection: Collection, device: str, header: Upload) -> list[fx.Effect]:
         """A complete upload: durable first, then acknowledged, then counted."""

@@ -215,18 +215,48 @@ def test_the_spool_has_a_bound():
     machine = opened(spool_bytes=2 * sum(SEALED_BYTES))
     for number in range(2):
         assert acks(upload(machine, number)) == [("held", "")]
-    out = upload(machine, 2)
-    assert refused(out) == ["spool_full"] and acks(out) == [("refused", "spool_full")]
+    assert refused(upload(machine, 2)) == ["spool_full"]
 
 
-def test_uploads_under_way_reserve_their_place():
+def test_a_full_spool_is_no_answer_and_the_device_s_next_offer_may_find_room():
+    machine = opened(spool_bytes=3 * sum(SEALED_BYTES))
+    open_round(machine, manifest(MODEL, at(job=b"K" * 16)))
+    for number in range(3):
+        upload(machine, number)
+    out = upload(machine, 0, where=at(job=b"K" * 16))
+    assert refused(out) == ["spool_full"] and of(out, fx.Send) == []
+    record, data = commit_of(at(), [])
+    cloud_says(machine, offer(record, data))
+    assert acks(upload(machine, 0, where=at(job=b"K" * 16))) == [("held", "")]
+
+
+def test_uploads_under_way_reserve_their_place_with_their_first_part():
     machine = proxy(spool_bytes=2 * 4048)
     open_round(machine, BIG)
     header = Upload(at(), (0,), describe(bytes(4048), PART_BYTES))
-    announce = [says(machine, who, offer(header, b"", who.signer)) for who in FLEET[:3]]
-    assert [refused(out) for out in announce] == [[], [], ["spool_full"]]
-    again = says(machine, FLEET[0], offer(header, b"", FLEET[0].signer))
-    assert refused(again) == []  # its own place is not counted twice
+    first, second, *_ = parts_of(header, bytes(4048))
+    for who in FLEET[:4]:
+        assert refused(says(machine, who, offer(header, b"", who.signer))) == []
+    assert machine.spool_bytes == 0  # an offer alone keeps nobody out
+    got = [refused(says(machine, who, first)) for who in FLEET[:3]]
+    assert got == [[], [], ["spool_full"]]
+    assert machine.spool_bytes == 2 * 4048
+    assert refused(says(machine, FLEET[0], second)) == []  # its own place is not counted twice
+    late = says(machine, FLEET[4], offer(header, b"", FLEET[4].signer))
+    assert refused(late) == ["spool_full"] and of(late, fx.Send) == []
+
+
+def test_offers_without_parts_do_not_fill_the_spool_before_the_others_uploads():
+    machine = proxy(spool_bytes=3 * 4048)
+    open_round(machine, BIG)
+    data = bytes(4048)
+    header = Upload(at(), (0,), describe(data, PART_BYTES))
+    for who in FLEET:
+        says(machine, who, offer(header, b"", who.signer))
+    for who in FLEET[3:]:
+        for piece in parts_of(header, data):
+            out = says(machine, who, piece)
+        assert acks(out) == [("held", "")]
 
 
 def test_an_unfinished_upload_gives_its_place_back_when_the_round_ends():
