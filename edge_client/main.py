@@ -67,7 +67,13 @@ class Device:
             peer_key(site.cloud_key_file, "the cloud"),
             peer_key(site.proxy_key_file, "the proxy"),
             self.store.load(),
-            Settings(limits.packet_bytes, limits.blob_bytes, limits.fetch_bytes, limits.jobs),
+            Settings(
+                limits.packet_bytes,
+                limits.blob_bytes,
+                limits.fetch_bytes,
+                limits.jobs,
+                require_cover=site.policy.require_cover,
+            ),
         )
         # Signed beforehand, so that the broker can say it for us when the link breaks.
         will = Will(device_up(self.id), encode(signer.note(Bye(self.id))))

@@ -187,7 +187,12 @@ class MemoryFleet:
             self._cloud_key.public(),
             self._proxy_key.public(),
             store.load(),
-            Settings(self._packet_bytes, blob_bytes=_NO_LIMIT, fetch_bytes=_NO_LIMIT),
+            Settings(
+                self._packet_bytes,
+                blob_bytes=_NO_LIMIT,
+                fetch_bytes=_NO_LIMIT,
+                require_cover=site.policy.require_cover,
+            ),
         )
         node = self.net.add(fx.Device(identity.device_id), machine, host)
         return Box(identity.device_id, site, host, ledger, node, store)

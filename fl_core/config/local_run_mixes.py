@@ -83,6 +83,8 @@ def policy_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
             "min_devices",
             f"{selected} devices are selected, the owner asks for {policy.min_devices}",
         )
+    if policy.require_cover:
+        yield _refusal("require_cover", "a local run's proxy asks for no cover traffic")
     request = JobPlan(job).request(job.job)
     owner = Limits(**{one.name: getattr(policy, one.name) for one in fields(Limits)})
     try:

@@ -41,6 +41,8 @@ class Policy(Block):
     """
     min_devices: int = Field(default=5, ge=1)
     """Fewest devices a round must select; hiding among fewer is refused."""
+    require_cover: bool = False
+    """Answer no round without cover traffic (`cover_traffic` at the proxy), and say nothing."""
 
 
 class Partition(Block):

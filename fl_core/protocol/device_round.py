@@ -31,7 +31,7 @@ class Round:
     """State, manifest and upload. Two timers: `deadline` and the outbox's `resend`."""
 
     def __init__(self, signer: Signer, memory: Memory, settings: Settings, pace: Pace) -> None:
-        self._signer, self._memory = signer, memory
+        self._signer, self._memory, self._settings = signer, memory, settings
         self.state = TABLE.start
         self.manifest: Manifest | None = None
         self.outbox = Outbox(signer, memory, settings, pace)
@@ -95,6 +95,8 @@ class Round:
         if manifest != self.manifest:
             return []
         self.state = TABLE.step(self.state, "opened")
+        if self._settings.require_cover and not self.cover.on:
+            return self.uncovered(manifest, "policy.require_cover, and the proxy asks for no cover")
         return [fx.Work(Work(manifest, package))]
 
     def not_for_me(self, manifest: Manifest) -> list[fx.Effect]:

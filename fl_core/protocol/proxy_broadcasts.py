@@ -95,7 +95,7 @@ class Broadcasts:
             return "replayed_round"
         if header.selected < max(header.min_batch, self._parts.settings.min_batch_floor):
             return "selected_below_floor"
-        return ""
+        return "" if self._rounds.fits(header) else "spool_too_small_for_cover"
 
     def _forget_fetches(self, over: Callable[[Fetch], bool]) -> list[fx.Effect]:
         """The cloud has moved on: what it no longer offers cannot be completed."""

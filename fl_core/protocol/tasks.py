@@ -179,3 +179,4 @@ class Settings:
     repair_s: float = 1.0
     resend_s: float = 5.0
     waits_cap_s: float = 30.0
+    require_cover: bool = False  # the owner's word: without cover traffic nothing is answered

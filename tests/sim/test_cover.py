@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from fl_core.config import Policy
 from fl_core.privacy.ledger import LEDGER_FILE, read_ledger
 from fl_core.protocol import effects as fx
 from fl_core.protocol.codec import decode, decode_body, decode_header
-from fl_core.protocol.messages import Decline, Manifest, Note, Offer, Upload
+from fl_core.protocol.messages import Decline, Hello, Manifest, Note, Offer, Upload
 from fl_core.protocol.proxy import ProxyMachine
 from fl_core.transport.memory import LATENCY_S
 from tests.sim.fleet import PACKET_BYTES, Fleet, small_job
@@ -27,10 +28,13 @@ Look = tuple[str, int, bool]  # kind, bytes, whether it is an offer with its blo
 class CoveredFleet(Fleet):
     """The proxy asks for cover traffic. `moments`: when answers left, after the broadcast."""
 
-    def __init__(self, folder: Path, devices: int) -> None:
+    def __init__(
+        self, folder: Path, devices: int, policy: Policy | None = None, **proxy: float
+    ) -> None:
+        self._proxy_changes = {"cover_window_s": WINDOW_S, **proxy}
         self.moments: dict[int, list[float]] = defaultdict(list)
         self._begun: dict[int, float] = {}
-        super().__init__(folder, devices, faults=self._timed)
+        super().__init__(folder, devices, faults=self._timed, policy=policy)
 
     def _timed(self, _sender: fx.Address, to: fx.Address, frame: bytes) -> list[float]:
         message, now_s = decode(frame, PACKET_BYTES), self.net.now_s
@@ -43,7 +47,7 @@ class CoveredFleet(Fleet):
 
     def _proxy(self) -> ProxyMachine:
         plain = super()._proxy()
-        settings = replace(plain.settings, cover_window_s=WINDOW_S)
+        settings = replace(plain.settings, **self._proxy_changes)
         return ProxyMachine(plain.signer, plain.cloud_key, plain.registry, plain.memory, settings)
 
 
@@ -67,7 +71,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Fleet, str]:
 
 @pytest.fixture(scope="module")
 def covered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Fleet, str]:
-    fleet = CoveredFleet(tmp_path_factory.mktemp("cover"), DEVICES)
+    owner = Policy(require_cover=True)
+    fleet = CoveredFleet(tmp_path_factory.mktemp("cover"), DEVICES, owner)
     return fleet, played(fleet)
 
 
@@ -91,6 +96,29 @@ def released(fleet: Fleet) -> list[int]:
 
 
 Played = tuple[Fleet, str]
+
+
+def test_devices_that_the_proxy_has_not_heard_yet_look_alike_too(tmp_path: Path) -> None:
+    """They came together, and most are told to say hello later; the job does not wait for that."""
+    fleet = CoveredFleet(tmp_path, DEVICES, hellos_per_s=0.05)
+    played(fleet)
+    assert len(fleet.proxy.online) < DEVICES
+    alike = {
+        tuple(sorted(frame for frame in frames if frame[0] != Hello.__name__))
+        for frames in looks(fleet).values()
+    }
+    assert len(alike) == 1
+
+
+def test_devices_that_require_cover_are_silent_without_it(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, DEVICES, policy=Policy(require_cover=True))
+    fleet.net.wire = []
+    job = fleet.submit(
+        JOB.model_copy(update={"round": JOB.round.model_copy(update={"retries": 0})})
+    )
+    assert fleet.finish(job) == "paused"
+    kinds = {kind for frames in looks(fleet).values() for kind, *_ in frames}
+    assert kinds.isdisjoint({Offer.__name__, Decline.__name__})
 
 
 def test_the_proxy_cannot_tell_who_was_selected(plain: Played, covered: Played) -> None:

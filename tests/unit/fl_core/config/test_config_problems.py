@@ -156,6 +156,7 @@ def test_what_is_unusual_but_possible_is_taken(old, new):
         ("_eps: 20}", "_eps: 230260}", "max_inference_epsilon", "the owner allows 100"),
         ("methods: [fm]\n", "methods: [fm_paper]\n", "allowed_methods", "method 'fm'"),
         ("    min_devices: 5\n", "    min_devices: 21\n", "min_devices", "20 devices are"),
+        ("    min_devices: 5\n", "    require_cover: true\n", "require_cover", "no cover traffic"),
     ],
 )
 def test_a_job_that_its_own_runs_policy_declines_is_refused(old, new, key, what):

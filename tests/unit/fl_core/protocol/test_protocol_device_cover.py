@@ -120,6 +120,17 @@ def test_where_no_dummy_can_be_made_there_is_silence() -> None:
     assert machine.state is State.IDLE
 
 
+def test_an_owner_who_requires_cover_answers_nothing_without_it_not_even_that() -> None:
+    machine = device(require_cover=True)
+    out = work_on(machine, HEADER)
+    assert [type(effect) for effect in out] == [fx.Report]
+    assert "require_cover" in reports(out)["uncovered"]["why"]
+    assert machine.state is State.IDLE
+    receive(machine, PROXY.note(Cover(10.0)))
+    second = manifest(MODEL, at(2), deadline_s=60.0)
+    assert tasks(work_on(machine, second)) == [Work(second, PACKAGE)]
+
+
 # --- the moment ---------------------------------------------------------------------------
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from protocol_kit import JOB, bodies, headers, manifest, timers
+from protocol_kit import JOB, SEALED_BYTES, bodies, headers, manifest, refused, timers
 from proxy_bench import FLEET, MODEL, fire, open_round, proxy, says, to_devices, upload
 
 from fl_core.protocol import effects as fx
 from fl_core.protocol.codec import decode_body
 from fl_core.protocol.collection import State
 from fl_core.protocol.messages import (
+    Ack,
     Batch,
     Bye,
     Cover,
@@ -163,6 +164,21 @@ def test_a_device_hears_of_cover_before_it_hears_of_a_round():
     said = to_devices(open_round(machine))
     assert [type(message) for message in said] == [Note, Offer]
     assert decode_body(said[0].body) == Cover(10.0)
+
+
+def test_a_round_whose_dummies_would_fill_the_spool_is_refused_before_anybody_answers():
+    """All who are there will upload: who was selected must not find the spool full."""
+    sealed = sum(SEALED_BYTES)
+    room = {"spool_bytes": 4 * sealed}
+    out = open_round(came(range(5), **room))
+    assert refused(out) == ["spool_too_small_for_cover"] and to_devices(out) == []
+    (ack,) = bodies(out, Ack)
+    assert (ack.status, ack.reason) == ("refused", "spool_too_small_for_cover")
+    machine = came(range(4), **room)
+    assert refused(open_round(machine)) == []
+    for number in range(4):
+        assert bodies(upload(machine, number), Ack)[0].status == "held"
+    assert refused(open_round(proxy(**room))) == []
 
 
 def test_without_cover_nothing_is_said_of_it():
