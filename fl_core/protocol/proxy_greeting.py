@@ -70,7 +70,13 @@ class Greeting:
         return []
 
     def later(self, device: str, now_s: float) -> list[fx.Effect]:
-        """The same hello again, later."""
+        """The same hello again, later. Its signature is checked when it is heard.
+
+        Raises ProtocolError `unknown_signer` or `hello_too_often`, and moves nobody's moment.
+        """
+        if self._parts.registry.verify_key(device) is None:
+            raise ProtocolError("unknown_signer")
+        self._count(device, now_s)
         steps = round(self.rate.delay_s(now_s) / _DELAY_STEP_S)
         if steps not in self._later:
             self._later[steps] = self._parts.signer.note(Later(steps * _DELAY_STEP_S))
@@ -83,12 +89,15 @@ class Greeting:
 
         Raises ProtocolError `hello_too_often`: one device must not take the others' place.
         """
+        self._count(device, now_s)
+        self.rate.heard()
+        ack = self._parts.ack(hashlib.sha256(hello.payload).digest(), "held")
+        return [fx.Send(fx.Device(device), ack), *self._parts.cover(fx.Device(device))]
+
+    def _count(self, device: str, now_s: float) -> None:
         since_s, count = self._each.get(device, (now_s, 0))
         if now_s - since_s >= _EACH_S:
             since_s, count = now_s, 0
         if count >= _EACH_HELLOS:
             raise ProtocolError("hello_too_often")
         self._each[device] = since_s, count + 1
-        self.rate.heard()
-        ack = self._parts.ack(hashlib.sha256(hello.payload).digest(), "held")
-        return [fx.Send(fx.Device(device), ack), *self._parts.cover(fx.Device(device))]

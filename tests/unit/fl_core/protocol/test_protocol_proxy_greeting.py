@@ -120,3 +120,40 @@ def test_a_revoked_device_is_not_online_any_more():
     del machine.registry.members[FLEET[0].id]
     machine.handle(fx.Command("roster_changed"), 0.0)
     assert machine.online == set()
+
+
+def last_delay_s(machine, loud):
+    """What an honest device is told after 20 s in which sound hellos used up all the pace."""
+    honest, others = FLEET[2], crowd(machine, 200)
+    for moment in range(200):
+        now_s = moment / 10
+        while machine._greeting.rate.free(now_s):
+            hello(machine, others.pop(), now_s)
+        for who in loud:
+            for _ in range(20):
+                hello(machine, who, now_s)
+    (later,) = bodies(hello(machine, honest, now_s), Later)
+    return later.delay_s
+
+
+def test_one_device_that_keeps_saying_hello_does_not_put_the_others_off():
+    calm_s = last_delay_s(proxy(hellos_per_s=5.0), [])
+    assert last_delay_s(proxy(hellos_per_s=5.0), [FLEET[1]]) <= calm_s + 2 * 5 / 5.0
+
+
+def test_hellos_of_strangers_are_not_answered_and_put_nobody_off():
+    calm_s = last_delay_s(proxy(hellos_per_s=5.0), [])
+    strangers = [member(number) for number in range(50, 53)]
+    machine = proxy(hellos_per_s=5.0)
+    assert last_delay_s(machine, strangers) == calm_s
+    out = hello(machine, strangers[0], 20.0)
+    assert refused(out) == ["unknown_signer"] and of(out, fx.Send) == []
+
+
+def test_a_device_that_keeps_asking_while_it_is_put_off_is_refused():
+    machine = proxy(hellos_per_s=1.0)
+    hello(machine, FLEET[0])
+    outs = [hello(machine, FLEET[1]) for _ in range(7)]
+    assert [len(bodies(out, Later)) for out in outs] == [1] * 5 + [0, 0]
+    assert [refused(out) for out in outs[5:]] == [["hello_too_often"]] * 2
+    assert of(outs[5], fx.Send) == []
