@@ -52,6 +52,8 @@ class Absorber:
         raw = self._store.round_key(entry.id, batch.at.round, batch.at.attempt)
         if raw is None:
             raise JobFailed("the round's key is gone", where=exchange.label)
+        if not self._store.open_once(entry.id, batch.at.round, batch.at.attempt, batch.blob.digest):
+            raise JobFailed("another batch of this attempt was opened", where=exchange.label)
         secret = RoundSecret.from_bytes(raw)
         opened = open_batch(
             plan, exchange, secret, batch, data(), len(secret.recipients), self._sealing

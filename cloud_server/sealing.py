@@ -138,13 +138,25 @@ class Sealer:
         return Broadcast(manifest, data)
 
     def _asked(self, entry: JobEntry, plan: JobPlan, task: SealRound) -> list[bytes]:
-        """Whom this attempt asks: as the first one did, else newly drawn; never a revoked key."""
+        """Whom this attempt asks: as the first one did, else newly drawn; never a revoked key.
+
+        The same tensors come again. Next to a batch that was opened, one without some of its
+        devices would show which tensors are theirs.
+        """
         enrolled = set(self._store.enrolled())
         first = self._store.round_key(entry.id, task.round, 1)
         if first is None:
             cohort = [key for key in self._cohort if key in enrolled]
             return select(plan, cohort, self._choose)
-        again = [key for key in RoundSecret.from_bytes(first).recipients if key in enrolled]
+        asked = RoundSecret.from_bytes(first).recipients
+        again = [key for key in asked if key in enrolled]
+        if len(again) < len(asked) and self._store.any_opened(entry.id, task.round):
+            raise TooFewDevices(
+                f"uploads of this round were opened and could not be used, and "
+                f"{len(asked) - len(again)} of its devices are enrolled no longer: to ask the "
+                f"others alone would show whose uploads are missing",
+                fix="admit them again, or cancel the job",
+            )
         if len(again) < plan.job.round.min_batch:
             raise TooFewDevices(
                 f"{len(again)} of the devices selected are still enrolled, at least "

@@ -42,6 +42,7 @@ from cloud_server.store_records import (
 )
 from cloud_server.store_rows import (
     absorbed_in,
+    any_opened,
     count_rows,
     exchange_of,
     find_row,
@@ -51,6 +52,7 @@ from cloud_server.store_rows import (
     next_sequence,
     write_commit,
     write_event,
+    write_opening,
     write_status,
 )
 from cloud_server.store_transaction import transaction
@@ -258,6 +260,18 @@ class Store:
     def batch_absorbed(self, db: sa.Connection, job: str, batch_digest: bytes) -> bool:
         """True if this batch already stands in a committed exchange."""
         return absorbed_in(db, job, batch_digest) is not None
+
+    @transaction
+    def open_once(
+        self, db: sa.Connection, job: str, exchange: int, attempt: int, batch_digest: bytes
+    ) -> bool:
+        """Note a batch before it is opened; False if another one of this attempt was opened."""
+        return write_opening(db, job, exchange, attempt, batch_digest)
+
+    @transaction
+    def any_opened(self, db: sa.Connection, job: str, exchange: int) -> bool:
+        """Whether a batch of this exchange, which has not been committed, was opened."""
+        return any_opened(db, job, exchange)
 
     @transaction
     def append_event(

@@ -127,6 +127,24 @@ def next_sequence(db: sa.Connection, now_s: float) -> int:
     return number
 
 
+def write_opening(db: sa.Connection, job: str, exchange: int, attempt: int, digest: bytes) -> bool:
+    """Note the batch of an attempt before it is opened; False if that was another one."""
+    table = tables.openings
+    at = sa.and_(table.c.job == job, table.c.exchange == exchange, table.c.attempt == attempt)
+    noted = db.scalar(sa.select(table.c.digest).where(at))
+    if noted is None:
+        row = {"job": job, "exchange": exchange, "attempt": attempt, "digest": digest}
+        db.execute(table.insert().values(row))
+    return noted is None or bytes(noted) == digest
+
+
+def any_opened(db: sa.Connection, job: str, exchange: int) -> bool:
+    """Whether a batch of any attempt at an exchange was opened."""
+    table = tables.openings
+    query = sa.select(table.c.attempt).where(table.c.job == job, table.c.exchange == exchange)
+    return db.scalar(query.limit(1)) is not None
+
+
 def last_commit(db: sa.Connection, job: str) -> LastCommit | None:
     """Where to resume; None before the first commit."""
     table, state = tables.exchanges, tables.states
@@ -180,4 +198,6 @@ def write_commit(
     db.execute(tables.states.insert().values(job=job, index=record.index, tensors=state))
     keys = tables.round_keys
     db.execute(keys.delete().where(keys.c.job == job, keys.c.exchange <= record.index))
+    opened = tables.openings
+    db.execute(opened.delete().where(opened.c.job == job, opened.c.exchange <= record.index))
     return True

@@ -84,6 +84,15 @@ round_keys = sa.Table(
     sa.Column("secret", sa.LargeBinary, nullable=False),
 )
 
+openings = sa.Table(
+    "openings",
+    metadata,
+    sa.Column("job", sa.ForeignKey("jobs.id"), primary_key=True),
+    sa.Column("exchange", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("digest", sa.LargeBinary, nullable=False),
+)
+
 batches = sa.Table(
     "batches",
     metadata,

@@ -37,6 +37,7 @@ from fl_core.protocol.tasks import Declined, Sealed
 
 Load = Callable[[EdgeSite, bytes, float], tuple[Records, Records]]
 _MEMBERSHIP_BYTES = 32
+_FURTHER_ATTEMPTS = 3  # beyond the job's own, for a cloud that pauses or starts again
 _chance = SystemRandom().random
 
 
@@ -83,6 +84,7 @@ class RoundWork:
         if self.site.role != "train" and not exchange.infer:
             return Declined("this round asks for no inference, and the role is infer")
         why = why_not_now(self.site.conditions) or self._too_large(manifest)
+        why = why or self._too_often(manifest, plan)
         if why:
             return Declined(why)
         try:
@@ -130,6 +132,15 @@ class RoundWork:
         asked = sum(group.padded_bytes + SEAL_OVERHEAD_BYTES for group in manifest.groups)
         limit = self.site.limits.outbox_bytes
         return f"an upload of {asked} bytes passes limits.outbox_bytes {limit}" * (asked > limit)
+
+    def _too_often(self, manifest: Manifest, plan: JobPlan) -> str:
+        """The reason to decline one more attempt at a round, or an empty string.
+
+        Each seals the same tensors: who compares batches of other answerers learns whose they are.
+        """
+        most = 1 + plan.job.round.retries + _FURTHER_ATTEMPTS
+        asked = self._store.answered_before(manifest.at)
+        return f"this round was answered {asked} times already" * (asked >= most)
 
     def _release(
         self, manifest: Manifest, package: RoundPackage, plan: JobPlan, graph: bytes

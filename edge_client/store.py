@@ -5,6 +5,7 @@ Only noised, sealed bytes stand in the outbox; the ledger is a file of its own.
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +37,8 @@ CREATE TABLE IF NOT EXISTS closed (job BLOB PRIMARY KEY, status TEXT);
 CREATE TABLE IF NOT EXISTS outbox (one INTEGER PRIMARY KEY CHECK (one = 1),
   job BLOB, round INTEGER, attempt INTEGER, header BLOB, marks BLOB, data BLOB,
   dummy INTEGER, held INTEGER);
+CREATE TABLE IF NOT EXISTS answered (job BLOB, round INTEGER, attempt INTEGER,
+  PRIMARY KEY (job, round, attempt));
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT);
 """
 
@@ -79,6 +82,7 @@ class DeviceStore:
                         (at.job_id, at.round, at.attempt, *kept),
                     )
                     receipts.add(db, put, self._receipts_kept)
+                    _count(db, put)
                 case OutboxHeld(at=at):
                     db.execute("UPDATE outbox SET held = 1")
                     receipts.hold(db, at)
@@ -100,6 +104,16 @@ class DeviceStore:
                     db.execute("DELETE FROM jobs WHERE job = ?", (job_id,))
                     db.execute("DELETE FROM backbones WHERE job = ?", (job_id,))
                     db.execute("DELETE FROM seen WHERE job = ?", (job_id,))
+                    db.execute("DELETE FROM answered WHERE job = ?", (job_id,))
+
+    def answered_before(self, at: Exchanged) -> int:
+        """How many other attempts at this round were answered with an upload."""
+        with self._file.guard() as db:
+            row = db.execute(
+                "SELECT count(*) FROM answered WHERE job = ? AND round = ? AND attempt <> ?",
+                (at.job_id, at.round, at.attempt),
+            ).fetchone()
+        return int(row[0])
 
     def receipts(self) -> list[Receipt]:
         """What became of the newest uploads, the oldest of them first."""
@@ -163,3 +177,12 @@ class DeviceStore:
         """Remember a value."""
         with self._file.transaction() as db:
             db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+
+
+def _count(db: sqlite3.Connection, put: OutboxPut) -> None:
+    """Of each job the attempts at its newest round; dummies show nothing."""
+    if put.dummy:
+        return
+    at = put.at
+    db.execute("DELETE FROM answered WHERE job = ? AND round <> ?", (at.job_id, at.round))
+    db.execute("INSERT OR IGNORE INTO answered VALUES (?, ?, ?)", (at.job_id, at.round, at.attempt))

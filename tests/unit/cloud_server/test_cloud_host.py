@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from cloud_server.recording import Recorder
 from cloud_server.round_secret import RoundSecret
 from cloud_server.sealing import Limits
 from cloud_server.store import Store
+from cloud_server.store_records import ExchangeRecord
 from fl_core.algorithms.base import Records
 from fl_core.config import Job
 from fl_core.errors import JobFailed
@@ -281,21 +283,17 @@ def test_a_commit_that_another_batch_made_meanwhile_is_what_is_answered(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broadcast = desk.sealed()
-    task, other = desk.answers(broadcast), desk.answers(broadcast, value=7.0)
-    aggregate, absorbed = absorbing.aggregate, []
+    task, aggregate = desk.answers(broadcast), absorbing.aggregate
 
     def overtaken(*args: Any) -> Any:
-        monkeypatch.undo()
-        absorbed.append(CloudHost.perform(second.host, other))
+        record = ExchangeRecord(1, "centre", 0, 1, 2)
+        desk.store.commit_exchange(desk.id, record, b"", (), [b"b" * 32, b"a" * 32], b"c" * 32)
         return aggregate(*args)
 
-    second = Desk.__new__(Desk)
-    second.host = CloudHost(desk.store, None, Limits(4096))
-    second.host.store(BatchPart(other.batch.blob.digest, 0, desk.batches[other.batch.blob.digest]))
     monkeypatch.setattr(absorbing, "aggregate", overtaken)
-    assert desk.perform(task) == absorbed[0]
-    last = desk.store.last_commit(desk.id)
-    assert last is not None and b"".join(last.accepted) == absorbed[0].data
+    absorbed = desk.perform(task)
+    assert isinstance(absorbed, Absorbed)
+    assert (absorbed.commit.accepted, absorbed.data) == (2, b"a" * 32 + b"b" * 32)
 
 
 def test_too_few_valid_uploads_change_nothing_and_the_key_stays(desk: Desk) -> None:
@@ -304,7 +302,49 @@ def test_too_few_valid_uploads_change_nothing_and_the_key_stays(desk: Desk) -> N
     assert isinstance(outcome, TooFew)
     assert "2 valid uploads" in outcome.reason
     assert desk.store.last_commit(desk.id) is None
-    assert isinstance(desk.perform(desk.answers(broadcast)), Absorbed)
+    assert isinstance(desk.perform(desk.answers(desk.sealed(1, 2))), Absorbed)
+
+
+def test_one_batch_of_an_attempt_is_opened_and_may_be_opened_again(desk: Desk) -> None:
+    broadcast = desk.sealed()
+    poor = desk.answers(broadcast, count=2)
+    first = desk.perform(poor)
+    assert isinstance(first, TooFew)
+    with pytest.raises(JobFailed, match="another batch"):
+        desk.perform(desk.answers(broadcast))
+    desk.host = CloudHost(desk.store, None, Limits(4096))  # a new process
+    assert desk.perform(poor) == first
+
+
+def test_after_an_opened_batch_nobody_is_left_out_of_the_next_attempt(desk: Desk) -> None:
+    everybody = desk.store.enrolled()
+    assert isinstance(desk.perform(desk.answers(desk.sealed(), count=2)), TooFew)
+    desk.host.store(RosterKept(2, b"".join(everybody[1:])))
+    blocked = desk.perform(SealRound(desk.wire, 1, 2))
+    assert isinstance(blocked, Blocked) and "1 of its devices" in blocked.reason
+    desk.host.store(RosterKept(3, b"".join(everybody)))
+    assert isinstance(desk.perform(desk.answers(desk.sealed(1, 2))), Absorbed)
+    desk.host.store(RosterKept(4, b"".join(everybody[1:])))
+    assert desk.sealed(2).manifest.selected == 3
+
+
+def test_a_cloud_that_dies_with_an_opened_batch_leaves_nobody_out_either(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = desk.answers(desk.sealed())
+    monkeypatch.setattr(absorbing, "aggregate", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        desk.perform(task)
+    desk.host = CloudHost(desk.store, None, Limits(4096))
+    desk.host.store(RosterKept(2, b"".join(desk.store.enrolled()[1:])))
+    assert isinstance(desk.perform(SealJob(desk.wire)), Broadcast)
+    assert isinstance(desk.perform(SealRound(desk.wire, 1, 2)), Blocked)
+
+
+def test_before_a_batch_was_opened_a_revoked_device_is_just_left_out(desk: Desk) -> None:
+    desk.sealed()
+    desk.host.store(RosterKept(2, b"".join(desk.store.enrolled()[1:])))
+    assert desk.sealed(1, 2).manifest.selected == 3
 
 
 def test_more_uploads_than_selected_are_void(desk: Desk) -> None:

@@ -26,9 +26,13 @@ from edge_kit import (
 )
 
 from edge_client.releases import ReleaseStore
+from fl_core.crypto.keys import SigningKey
 from fl_core.errors import DataError, ProtocolError
 from fl_core.plan import JobPlan
 from fl_core.protocol import effects as fx
+from fl_core.protocol.blob import describe
+from fl_core.protocol.envelope import Signer
+from fl_core.protocol.messages import Exchanged, Upload
 from fl_core.protocol.package import (
     JobPackage,
     ReleasePackage,
@@ -43,6 +47,7 @@ from fl_core.protocol.tasks import (
     Open,
     Opened,
     OutboxDrop,
+    OutboxPut,
     Sealed,
     Work,
 )
@@ -134,6 +139,32 @@ def test_a_further_attempt_seals_the_same_tensors_and_reads_nothing(device: Devi
     third = Round(PLAN, FIRST, device.keys(), attempt=3)
     assert third.tensors(again.answer(third)) == tensors
     assert (again.ledger.spent(), device.load.reads) == (spent, reads)
+
+
+def test_a_round_is_answered_so_often_and_no_more(tmp_path: Path) -> None:
+    plan = JobPlan(job(round={"min_batch": 3, "retries": 1}))
+    device = Device(tmp_path).knows(plan)
+
+    def keep(at: Exchanged, *, dummy: bool = False) -> None:
+        upload = Upload(at, (0,), describe(b"x", 64))
+        signed = Signer("device", SigningKey.generate()).header(upload)
+        device.store.store(OutboxPut(at, signed, upload, (bytes(32),), b"x", dummy))
+
+    def asked(attempt: int, index: int = FIRST) -> object:
+        sealed = Round(plan, index, device.keys(), attempt=attempt)
+        answer = device.answer(sealed)
+        if isinstance(answer, Sealed):
+            keep(sealed.manifest.at)
+        return answer
+
+    keep(Exchanged(JOB_ID, FIRST, 1), dummy=True)
+    for attempt in (2, 5, 5, 6, 9, 11):  # one of them twice, as after a crash
+        assert isinstance(asked(attempt), Sealed)
+    device = device.restarted()
+    assert isinstance(asked(11), Sealed)
+    declined = asked(12)
+    assert isinstance(declined, Declined) and "5 times" in declined.why
+    assert isinstance(asked(1, FIRST + 1), Sealed)
 
 
 def test_two_devices_with_the_same_records_send_different_tensors(tmp_path: Path) -> None:
