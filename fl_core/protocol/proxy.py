@@ -132,7 +132,7 @@ class ProxyMachine:
     @property
     def open_rounds(self) -> int:
         """Rounds that take uploads."""
-        return sum(collection.open for collection in self.rounds.by_key.values())
+        return len(self.rounds.open)
 
     # --- the roster ---
 
@@ -223,7 +223,7 @@ class ProxyMachine:
         heard = self._greeting.heard(device, hello, now_s)
         self.online.add(device)
         coming = self.uploads.came(device, now_s)
-        return [*heard, *self.serving.welcome(device), *coming, self._presence()]
+        return [*heard, *self.serving.welcome(device, self.rounds.open), *coming, self._presence()]
 
     def _presence(self) -> fx.Effect:
         return fx.Report("devices_online", {"count": len(self.online)})

@@ -61,6 +61,11 @@ class Rounds:
         uploads = sum(collection.spooled_bytes for collection in self.by_key.values())
         return uploads + sum(len(kept.data) for kept in self._parts.memory.batches.values())
 
+    @property
+    def open(self) -> list[RoundKey]:
+        """Rounds that take uploads."""
+        return [key for key, collection in self.by_key.items() if collection.open]
+
     def resume(self) -> list[fx.Effect]:
         """Timers of rounds that were open when the process ended, and what was due then."""
         out: list[fx.Effect] = []
@@ -159,7 +164,8 @@ class Rounds:
         key = key_of(task.at)
         collection = self.by_key.get(key)
         if collection is None or collection.state is not State.SHUFFLING:
-            return []
+            # Its round went meanwhile; the file may have been written after the others were dropped.
+            return [] if key in self._parts.memory.batches else [fx.Store(RoundDropped(task.at))]
         if not isinstance(result, Shuffled):  # perhaps the disk is full: try until it is not
             failed = fx.Report("shuffle_failed", {"round": task.at.round})
             return [failed, self._set("shuffle", key, self._parts.settings.resend_s)]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 
 from fl_core.errors import ProtocolError
 from fl_core.protocol import effects as fx
 from fl_core.protocol.blob import NEED_LIMIT
 from fl_core.protocol.messages import Need
-from fl_core.protocol.proxy_tasks import Kept, ProxyParts, kind_of
+from fl_core.protocol.proxy_tasks import Kept, ProxyParts, RoundKey, key_of, kind_of
 from fl_core.protocol.transfer import answer_need, sends
 
 _ORDER = {"job": 0, "round": 1, "release": 2, "commit": 3}
@@ -66,9 +67,13 @@ class Serving:
         jobs = [k for k in kept if kind_of(k.header) == "job"]
         return [effect for job in jobs for effect in self.pass_on(fx.Device(device), job)]
 
-    def welcome(self, device: str) -> list[fx.Effect]:
-        """What a device that just came should know, jobs first."""
+    def welcome(self, device: str, open_rounds: Container[RoundKey]) -> list[fx.Effect]:
+        """What a device that just came should know, jobs first.
+
+        A round that takes no more uploads is not among it: work for it would be for nothing.
+        """
         memory, out = self._parts.memory, list[fx.Effect]()
         for kept in sorted(memory.kept.values(), key=lambda k: _ORDER[kind_of(k.header)]):
-            out += self.pass_on(fx.Device(device), kept)
+            if kind_of(kept.header) != "round" or key_of(kept.header.at) in open_rounds:
+                out += self.pass_on(fx.Device(device), kept)
         return out + [fx.Send(fx.Device(device), note) for note in memory.ended.values()]

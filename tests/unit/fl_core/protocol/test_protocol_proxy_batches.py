@@ -31,8 +31,14 @@ from proxy_bench import FLEET, MODEL, cloud_says, fire, open_round, proxy, says,
 from fl_core.protocol import effects as fx
 from fl_core.protocol.codec import encode
 from fl_core.protocol.collection import State
-from fl_core.protocol.messages import Ack, Batch, Close, Decline, Need, Part, Shortfall
-from fl_core.protocol.proxy_tasks import BatchDelivered, BatchKept, ProxyMemory, UploadKept
+from fl_core.protocol.messages import Ack, Batch, Close, Decline, Hello, Need, Part, Shortfall
+from fl_core.protocol.proxy_tasks import (
+    BatchDelivered,
+    BatchKept,
+    ProxyMemory,
+    RoundDropped,
+    UploadKept,
+)
 
 
 def opened(shuffle=None, memory=None, floor=3, push_bytes=1 << 20, **changes):
@@ -368,7 +374,7 @@ def test_a_shuffle_that_fails_is_tried_until_it_does_not():
     assert header.uploads == 3
 
 
-def test_what_was_shuffled_for_a_round_that_is_gone_is_not_handed_over():
+def test_what_was_shuffled_for_a_round_that_is_gone_is_neither_handed_over_nor_kept():
     machine = opened(selected=3)
     machine.hold_work = True
     for number in range(3):
@@ -376,7 +382,7 @@ def test_what_was_shuffled_for_a_round_that_is_gone_is_not_handed_over():
     (task,) = tasks(out)
     shuffled = machine.disk.perform(task, machine.shuffle)
     cloud_says(machine, CLOUD.note(Close(JOB, "cancelled")))
-    assert machine.handle(fx.Done(task, shuffled), 0.0) == []
+    assert machine.handle(fx.Done(task, shuffled), 0.0) == [fx.Store(RoundDropped(at()))]
     assert machine.memory.batches == {}
 
 
@@ -400,3 +406,12 @@ def test_a_delivered_round_stays_closed_after_a_restart(ended_by):
     assert state(again) is State.DELIVERED
     assert not of(again.handle(fx.Command("started"), 0.0), fx.SetTimer)
     assert bodies(upload(again, 4), Ack)[0].status == "closed"
+
+
+def test_a_device_that_comes_when_a_round_takes_no_more_uploads_is_not_offered_it():
+    machine, _, _ = handed_over()
+    out = says(machine, FLEET[5], FLEET[5].signer.note(Hello(FLEET[5].id)))
+    assert headers(out) == []
+    open_round(machine, manifest(MODEL, at(2)))
+    out = says(machine, FLEET[5], FLEET[5].signer.note(Hello(FLEET[5].id)))
+    assert [header.at for header in headers(out)] == [at(2)]
