@@ -12,11 +12,11 @@ import contextvars
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from fl_core.errors import EdgeVeilError, ProtocolError
 from fl_core.logs import Place, follow
@@ -149,43 +149,68 @@ class Runtime:
     async def run(self) -> None:
         """Feed the machine until cancelled."""
         self.follow_logs()
+        settled = asyncio.ensure_future(asyncio.sleep(0))
         try:
             while True:
-                events = [self._taken(await self._events.get())]
-                while len(events) < TOGETHER_EVENTS and not self._events.empty():
-                    events.append(self._taken(self._events.get_nowait()))
-                self._since_s = time.monotonic()
-                await self.step(*events)
-                self._since_s = 0.0
+                decided = self._decide(await self._waiting(settled))
+                await settled
+                settled = asyncio.ensure_future(self._settle(decided))
         finally:
             for timer in self._timers.values():
                 timer.cancel()
             for task in self._working:
                 task.cancel()
+            settled.cancel()
+            await asyncio.wait([settled])
 
     async def step(self, *events: fx.Event) -> None:
-        """These events and all their effects, in order.
+        """These events and all their effects, in order."""
+        await self._settle(self._decide(events))
+
+    async def _waiting(self, settled: asyncio.Future[None]) -> list[fx.Event]:
+        """The events that wait, at least one; raises what `settled` failed of meanwhile."""
+        if self._events.empty() and not settled.done():
+            first = asyncio.ensure_future(self._events.get())
+            try:
+                either: list[asyncio.Future[Any]] = [first, settled]
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                if settled.done():
+                    settled.result()
+                queued = await first
+            finally:
+                first.cancel()
+        else:
+            queued = await self._events.get()
+        events = [self._taken(queued)]
+        while len(events) < TOGETHER_EVENTS and not self._events.empty():
+            events.append(self._taken(self._events.get_nowait()))
+        return events
+
+    def _decide(self, events: Iterable[fx.Event]) -> list[fx.Effect]:
+        """What the machine makes of them. Meanwhile the effects before may still be written."""
+        effects: list[fx.Effect] = []
+        for event in events:
+            effects += self.machine.handle(event, time.monotonic())
+            self._note_place(self.machine.at or self._at)  # a job's end still belongs to it
+        return effects
+
+    async def _settle(self, effects: list[fx.Effect]) -> None:
+        """Let them happen in their order.
 
         From the first `Store` on, effects wait until all stores are made, in one write: nothing is
         said before what it rests on is durable.
         """
-        items: list[object] = []
-        waiting: list[fx.Effect] = []
-        for event in events:
-            effects = self.machine.handle(event, time.monotonic())
-            self._note_place(self.machine.at or self._at)  # a job's end still belongs to it
-            for effect in effects:
-                if isinstance(effect, fx.Store):
-                    items.append(effect.item)
-                elif items:
-                    waiting.append(effect)
-                else:
-                    await self._execute(effect)
-        if items:
-            await self._store(items)
-        for effect in waiting:
-            await self._execute(effect)
+        self._since_s = time.monotonic()
+        items = [effect.item for effect in effects if isinstance(effect, fx.Store)]
+        for effect in effects:
+            if isinstance(effect, fx.Store):
+                if items:
+                    await self._store(items)
+                    items = []
+            else:
+                await self._execute(effect)
         self._note_place(self.machine.at)
+        self._since_s = 0.0
 
     def _note_place(self, at: Exchanged | None) -> None:
         if at != self._at:

@@ -447,3 +447,49 @@ def test_the_end_waits_for_a_write_that_has_begun():
 
     asyncio.run(body())
     assert diary.lines == [("store", "a"), "durable"], "what rests on it is not said any more"
+
+
+def test_the_machine_goes_on_while_the_disk_is_written_and_its_words_wait():
+    diary, second = Diary(), threading.Event()
+
+    def answer(event: fx.Event) -> list[fx.Effect]:
+        assert isinstance(event, fx.Command)
+        if event.what == 2:
+            second.set()
+        return [fx.Store(event.what), fx.Report(f"after {event.what}")]
+
+    def store(item: object) -> None:
+        assert second.wait(20)
+        diary.lines.append(("store", item))
+
+    diary.store = store  # type: ignore[method-assign]
+
+    async def scene(runtime: Runtime) -> None:
+        runtime.post(fx.Command(1))
+        await until(lambda: len(script.seen) == 1)  # so that they are no group
+        runtime.post(fx.Command(2))
+        await until(lambda: len(diary.lines) == 6)
+
+    script = Script(answer)
+    played(script, diary, scene)
+    reports = [("report", "after 1"), ("report", "after 2")]
+    stores = [("store", 1), ("store", 2)]
+    assert diary.lines == [stores[0], "durable", reports[0], stores[1], "durable", reports[1]]
+
+
+def test_a_write_that_fails_ends_the_run_though_nothing_else_happens():
+    diary = Diary()
+
+    def store(item: object) -> None:
+        raise OSError("disk full")
+
+    diary.store = store  # type: ignore[method-assign]
+
+    async def body() -> None:
+        runtime = Runtime(Script(started([fx.Store("a")])), diary, diary.publish, None, LOG, LIMIT)
+        running = asyncio.ensure_future(runtime.run())
+        runtime.post(fx.Command("start"))
+        with pytest.raises(OSError, match="disk full"):
+            await asyncio.wait_for(running, 20)
+
+    asyncio.run(body())
