@@ -39,6 +39,8 @@ from fl_core.protocol.sealed import Sealing
 LOG = logging.getLogger("edgeveil.cloud")
 EVENTS = ("job_started", "batch", "round_repeated", "all_declined")  # what a job's events tell
 
+_NAMED = 5  # paused jobs in a reason
+
 
 class CloudHost:
     """The cloud's work; everything it decides is in the store before the machine goes on.
@@ -97,12 +99,20 @@ class CloudHost:
         if entry.ended:
             return
         if left.status == "paused":
-            self._store.set_status(entry.id, "paused", left.reason)
+            self._store.set_status(entry.id, "paused", self._why(left.reason))
             return
         plan = self.jobs.plan(entry)
         reason = left.reason or (plan.stop_note if left.status == "completed" else "")
         data = job_summary(self._store, plan, entry.id, self._all_declined)
         self._store.set_status(entry.id, left.status, reason, data)  # type: ignore[arg-type]
+
+    def _why(self, reason: str) -> str:
+        """With the jobs that fill the proxy's cache, if that is the reason."""
+        paused = [entry.id for entry in self._store.jobs() if entry.status == "paused"]
+        if "cache_full" not in reason or not paused:
+            return reason
+        named = ", ".join(paused[:_NAMED]) + ", …" * (len(paused) > _NAMED)
+        return f"{reason}; paused jobs keep their broadcasts there, resume or cancel them: {named}"
 
     def together(self) -> AbstractContextManager[None]:
         """Its few stores are each durable at once."""

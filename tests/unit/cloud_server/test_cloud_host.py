@@ -443,6 +443,19 @@ def test_a_job_that_fails_does_not_blame_the_rule() -> None:
     assert desk.store.job(desk.id).reason == "no device answered"
 
 
+def test_a_full_cache_is_told_with_the_paused_jobs_that_fill_it(desk: Desk) -> None:
+    first, full = desk.id, "the proxy refused the broadcast: cache_full"
+    desk.host.store(JobStatus(desk.wire, "paused", full))
+    assert desk.store.job(first).reason == full
+    desk.id = desk.run(job(job="next"))
+    desk.host.store(JobStatus(desk.wire, "paused", full))
+    reason = desk.store.job(desk.id).reason
+    assert reason.startswith(full) and first in reason and desk.id not in reason
+    desk.id = desk.run(job(job="other"))
+    desk.host.store(JobStatus(desk.wire, "paused", "silence"))
+    assert desk.store.job(desk.id).reason == "silence"
+
+
 def test_a_job_ends_once(desk: Desk) -> None:
     desk.host.store(JobStatus(desk.wire, "failed", "first"))
     desk.host.store(JobStatus(desk.wire, "completed"))
