@@ -28,6 +28,7 @@ from fl_core.protocol.tasks import (
 )
 from fl_core.sqlite_file import SqliteFile
 
+_VERSION = 1  # of the schema
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS seen (job BLOB PRIMARY KEY, round INTEGER, attempt INTEGER, digest BLOB,
   settled INTEGER);
@@ -53,7 +54,8 @@ class DeviceStore:
     """
 
     def __init__(self, path: Path | str, receipts_kept: int = receipts.KEPT) -> None:
-        self._file = SqliteFile(path, "the device's store", _SCHEMA + receipts.SCHEMA)
+        schema = _SCHEMA + receipts.SCHEMA
+        self._file = SqliteFile(path, "the device's store", schema, version=_VERSION)
         self._receipts_kept = receipts_kept
 
     def close(self) -> None:

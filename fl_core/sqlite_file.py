@@ -41,7 +41,8 @@ class SqliteFile:
 
     Safe to share between threads. Every method raises `error` in place of an `sqlite3.Error`;
     `damaged_fix` is what to do about a file that is no database. With `rollback_journal` there is
-    no write-ahead log beside the file; with `secure_delete` what is deleted is overwritten.
+    no write-ahead log beside the file; with `secure_delete` what is deleted is overwritten. With
+    `version` a new file gets this number, and one with another number, or none, is refused unread.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class SqliteFile:
         damaged_fix: str = _DAMAGED,
         rollback_journal: bool = False,
         secure_delete: bool = False,
+        version: int | None = None,
     ) -> None:
         self._path, self._name, self._error, self._damaged_fix = path, name, error, damaged_fix
         self._lock = threading.RLock()
@@ -64,7 +66,7 @@ class SqliteFile:
             self.db = sqlite3.connect(
                 path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
             )
-            self._prepare(schema, rollback_journal, secure_delete)
+            self._prepare(schema, rollback_journal, secure_delete, version)
 
     def close(self) -> None:
         """Close the file."""
@@ -124,17 +126,34 @@ class SqliteFile:
                 fix="check its folder, and the rights of this user there",
             ) from error
 
-    def _prepare(self, schema: str, rollback_journal: bool, secure_delete: bool) -> None:
+    def _prepare(
+        self, schema: str, rollback_journal: bool, secure_delete: bool, version: int | None
+    ) -> None:
         try:
+            if version is not None:
+                numbered = f"BEGIN IMMEDIATE; {schema}; PRAGMA user_version = {version}; COMMIT;"
+                schema = numbered if self._is_new(version) else ""
             if not rollback_journal:
                 self.db.execute("PRAGMA journal_mode=WAL")
             self.db.execute("PRAGMA synchronous=FULL")
             if secure_delete:
                 self.db.execute("PRAGMA secure_delete=ON")
             self.db.executescript(schema)
-        except _FAULTS:
+        except (*_FAULTS, EdgeVeilError):
             self.db.close()
             raise
+
+    def _is_new(self, version: int) -> bool:
+        """Whether the file is empty; if it is not, its version is checked."""
+        (found,) = self.db.execute("PRAGMA user_version").fetchone()
+        new = self.db.execute("SELECT 1 FROM sqlite_master").fetchone() is None
+        if found != version and not new:
+            raise self._error(
+                f"{self._name} has version {found}, this program knows {version}",
+                where=str(self._path),
+                fix="use the version of edgeveil that wrote it",
+            )
+        return new
 
     def _fix(self, error: Exception) -> str:
         if isinstance(error, UnicodeDecodeError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,23 @@ def path(tmp_path: Path) -> Path:
 
 def test_a_new_store_remembers_nothing(path: Path) -> None:
     assert reopened(path) == Memory()
+
+
+@pytest.mark.parametrize("version", [0, 9])
+def test_a_store_of_another_version_is_refused_and_left_alone(path: Path, version: int) -> None:
+    """0: written before there were numbers, with an outbox of other columns."""
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE outbox (one INTEGER PRIMARY KEY, data BLOB)")
+        db.execute(f"PRAGMA user_version = {version}")
+        db.commit()
+    with pytest.raises(StorageError) as caught:
+        DeviceStore(path)
+    error = caught.value
+    assert f"version {version}" in error.what
+    assert error.where == str(path)
+    assert error.fix
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("SELECT name FROM sqlite_master").fetchall() == [("outbox",)]
 
 
 def test_each_item_is_there_after_a_kill(path: Path) -> None:
