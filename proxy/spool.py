@@ -36,6 +36,7 @@ from fl_core.protocol.proxy_tasks import (
     ShuffleRound,
     UploadKept,
     UploadPart,
+    UploadsDropped,
     key_of,
     kind_of,
 )
@@ -130,8 +131,9 @@ class Spool:
                     "INSERT OR IGNORE INTO batches VALUES (?, ?, ?, ?, 0)",
                     (*key_of(at), _encode(signed)),
                 )
-                _run(db, "UPDATE uploads SET slot = -1, digest = x''", at)
-                self._files.drop(uploads_of(at))
+                self._forget_uploads(db, at)
+            case UploadsDropped(at=at):
+                self._forget_uploads(db, at)
             case BatchDelivered(at=at):
                 _run(db, "UPDATE batches SET delivered = 1", at)
                 self._files.drop(batch_of(at))
@@ -146,6 +148,11 @@ class Spool:
                     self._files.drop(kept_of(digest))
             case JobEnded(job_id=job_id, note=note):
                 self._end(db, job_id, note)
+
+    def _forget_uploads(self, db: sqlite3.Connection, at: Exchanged) -> None:
+        """Who answered stays known."""
+        _run(db, "UPDATE uploads SET slot = -1, digest = x''", at)
+        self._files.drop(uploads_of(at))
 
     def _forget(self) -> None:
         """The write-ahead log still holds the pages from before: who sent which upload."""

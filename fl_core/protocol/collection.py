@@ -67,6 +67,7 @@ class Collection:
     declined: set[str] = field(default_factory=set)
     slots: dict[str, int] = field(default_factory=dict)
     pending: set[str] | None = None
+    told: int = 0  # how often a shortfall was
 
     def __post_init__(self) -> None:
         sealed = (group.padded_bytes + SEAL_OVERHEAD_BYTES for group in self.manifest.groups)

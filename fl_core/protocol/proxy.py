@@ -84,7 +84,7 @@ class ProxyMachine:
     def _handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
         match event:
             case fx.Connected(peer=fx.Cloud()):
-                return self._send_roster() + self.rounds.hand_over_all()
+                return self._send_roster() + self.rounds.report_all()
             case fx.Connected(peer=fx.AllDevices()):
                 return self._greeting.here()
             case fx.Command(what="started"):
@@ -174,7 +174,7 @@ class ProxyMachine:
                 if isinstance(body, Close):
                     return self.broadcasts.close(body, note)
                 if isinstance(body, Here):
-                    return self._send_roster()
+                    return self._send_roster() + self.rounds.report_short()
         raise ProtocolError("unexpected_body")
 
     def _cloud_need(self, need: Need) -> list[fx.Effect]:

@@ -15,6 +15,7 @@ from fl_core.protocol.proxy_tasks import (
     RoundKey,
     Shuffled,
     ShuffleRound,
+    UploadsDropped,
     key_of,
 )
 from fl_core.protocol.transfer import answer_need, part_bytes, sends
@@ -45,6 +46,8 @@ class Rounds:
         for upload in self._parts.memory.uploads:
             collection = self.by_key[key_of(upload.at)]
             collection.restore(upload.device, upload.held)
+            if upload.held.slot < 0 and collection.open:  # no batch was made of it
+                collection.state = State.SHORT
         self._parts.memory.uploads.clear()
         for collection in self.by_key.values():
             if not collection.open:
@@ -73,7 +76,7 @@ class Rounds:
             if collection.open:
                 out.append(self._set("deadline", key, collection.manifest.deadline_s))
                 out += self.advance(collection)
-        return out
+        return out + self.report_short()
 
     def begin(self, manifest: Manifest) -> list[fx.Effect]:
         """Open a round for uploads."""
@@ -145,7 +148,10 @@ class Rounds:
             grace_s = collection.manifest.grace_s + self._parts.settings.cover_window_s
             return [self._set("grace", key, grace_s)]
         self.arrivals.end(collection.manifest.at)
-        return self._short(key) if collection.state is State.SHORT else [self._shuffle(collection)]
+        if collection.state is not State.SHORT:
+            return [self._shuffle(collection)]
+        collection.forget_ciphertext()  # the cloud can only begin anew
+        return [fx.Store(UploadsDropped(collection.manifest.at)), *self._short(key)]
 
     @staticmethod
     def _shuffle(collection: Collection) -> fx.Effect:
@@ -164,7 +170,7 @@ class Rounds:
         key = key_of(task.at)
         collection = self.by_key.get(key)
         if collection is None or collection.state is not State.SHUFFLING:
-            # Its round went meanwhile; the file may have been written after the others were dropped.
+            # Its round went meanwhile, and this file was perhaps not there yet to be dropped.
             return [] if key in self._parts.memory.batches else [fx.Store(RoundDropped(task.at))]
         if not isinstance(result, Shuffled):  # perhaps the disk is full: try until it is not
             failed = fx.Report("shuffle_failed", {"round": task.at.round})
@@ -178,9 +184,15 @@ class Rounds:
         self._parts.memory.batches[key] = kept
         return [fx.Store(kept), *self._hand_over(key)]
 
-    def hand_over_all(self) -> list[fx.Effect]:
-        """Offer every batch that the cloud does not hold yet."""
-        return [effect for key in self._parts.memory.batches for effect in self._hand_over(key)]
+    def report_all(self) -> list[fx.Effect]:
+        """Offer every batch that the cloud does not hold yet, and tell every shortfall."""
+        batches = [effect for key in self._parts.memory.batches for effect in self._hand_over(key)]
+        return batches + self.report_short()
+
+    def report_short(self) -> list[fx.Effect]:
+        """Tell every shortfall."""
+        short = [key for key, known in self.by_key.items() if known.state is State.SHORT]
+        return [effect for key in short for effect in self._short(key)]
 
     def _hand_over(self, key: RoundKey, *, push: bool = True) -> list[fx.Effect]:
         """Offer the batch; the cloud asks for parts that did not come with the first offer."""
@@ -193,11 +205,14 @@ class Rounds:
         return [*packets, self._set("handover", key, self._parts.settings.resend_s)]
 
     def _short(self, key: RoundKey) -> list[fx.Effect]:
-        collection = self.by_key[key]
+        """Tell it, and again later: the longer the cloud has no use for it, the later."""
+        collection, settings = self.by_key[key], self._parts.settings
+        wait_s = min(settings.resend_s * 2.0 ** min(collection.told, 16), settings.waits_cap_s)
+        collection.told += 1
         note = Shortfall(collection.manifest.at, len(collection.uploads), len(collection.declined))
         return [
             fx.Send(fx.Cloud(), self._parts.signer.note(note)),
-            self._set("short", key, self._parts.settings.resend_s),
+            self._set("short", key, wait_s),
         ]
 
     def need(self, need: Need) -> list[fx.Effect]:

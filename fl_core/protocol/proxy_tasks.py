@@ -90,6 +90,13 @@ class BatchDelivered:
 
 
 @dataclass(frozen=True)
+class UploadsDropped:
+    """A round was short: who answered stays known, and it opens no more; no ciphertext stays."""
+
+    at: Exchanged
+
+
+@dataclass(frozen=True)
 class RoundDropped:
     """Everything of this round but its manifest may go; it opens no more, after a restart too."""
 
@@ -172,6 +179,7 @@ class ProxySettings:
     min_batch_floor: int = 3
     repair_s: float = 1.0
     resend_s: float = 3.0
+    waits_cap_s: float = 300.0  # to which the waits between repeated shortfalls grow
     ended_kept: int = 16
     hello_spread_s: float = 0.5  # over which devices come when the proxy (re)starts, at least
     cover_window_s: float = 0.0  # 0: no cover traffic

@@ -39,6 +39,7 @@ from fl_core.protocol.proxy_tasks import (
     ProxyMemory,
     RoundDropped,
     UploadKept,
+    UploadsDropped,
     key_of,
 )
 from proxy.spool import Spool
@@ -124,6 +125,16 @@ def test_a_dropped_round_stays_closed_and_keeps_no_ciphertext(path: Path) -> Non
     spool.close()
 
 
+def test_of_a_round_that_was_short_it_is_known_who_answered(path: Path) -> None:
+    spool = Spool(path)
+    keep(spool)
+    upload(spool, 0)
+    spool.store(UploadsDropped(at()))
+    assert [(u.device, u.held.slot) for u in reopened(path).uploads] == [(DEVICES[0], -1)]
+    assert names(path) == {"kept"}
+    spool.close()
+
+
 def test_of_a_job_the_announcement_the_newest_round_and_its_commit_stay(path: Path) -> None:
     spool = Spool(path)
     keep(spool, "job", at(0))
@@ -175,6 +186,7 @@ MARK = b"ciphertext that must not stay "
 UNUSED = {
     "batch made": (lambda s: upload(s, 0, data=MARK), lambda s: batch(s, 0)),
     "round dropped": (lambda s: upload(s, 0, data=MARK), lambda s: s.store(RoundDropped(at()))),
+    "round short": (lambda s: upload(s, 0, data=MARK), lambda s: s.store(UploadsDropped(at()))),
     "delivered": (
         lambda s: (upload(s, 0, data=MARK), batch(s, 1)),
         lambda s: s.store(BatchDelivered(at())),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from protocol_kit import (
@@ -31,13 +32,14 @@ from proxy_bench import FLEET, MODEL, cloud_says, fire, open_round, proxy, says,
 from fl_core.protocol import effects as fx
 from fl_core.protocol.codec import encode
 from fl_core.protocol.collection import State
-from fl_core.protocol.messages import Ack, Batch, Close, Decline, Hello, Need, Part, Shortfall
+from fl_core.protocol.messages import Ack, Batch, Close, Decline, Hello, Here, Need, Part, Shortfall
 from fl_core.protocol.proxy_tasks import (
     BatchDelivered,
     BatchKept,
     ProxyMemory,
     RoundDropped,
     UploadKept,
+    UploadsDropped,
 )
 
 
@@ -124,7 +126,9 @@ def test_below_either_floor_nothing_is_handed_over(job_floor, proxy_floor):
     out = fire(machine, "deadline")
     assert bodies(out, Shortfall) == [Shortfall(at(), 3, 0)]
     assert headers(out) == [] and state(machine) is State.SHORT
-    assert stored(out) == []
+    assert stored(out) == [UploadsDropped(at())] and machine.spool_bytes == 0
+    assert bodies(upload(machine, 0), Ack)[0].status == "held"
+    assert bodies(upload(machine, 3), Ack)[0].status == "closed"
 
 
 def test_a_quorum_below_the_floor_does_not_end_a_round_early():
@@ -151,6 +155,19 @@ def test_a_shortfall_is_told_until_the_round_is_repeated():
         assert bodies(fire(machine, "short"), Shortfall) == [Shortfall(at(), 0, 0)]
     open_round(machine, manifest(MODEL, at(1, 2)))
     assert fire(machine, "short") == []
+
+
+def test_a_shortfall_that_nobody_answers_is_told_ever_less_often_and_at_once_to_who_comes():
+    machine = opened()
+    waits = [timers(fire(machine, "deadline"))]
+    waits += [timers(fire(machine, "short")) for _ in range(20)]
+    waits_s = [next(iter(timer.values())) for timer in waits]
+    assert waits_s[:3] == [3.0, 6.0, 12.0] and waits_s[-1] == waits_s[-2] == 300.0
+    for event in (
+        fx.Connected(fx.Cloud()),
+        fx.Received(fx.Cloud(), CLOUD.note(Here(1.0))),
+    ):
+        assert bodies(machine.handle(event, 0.0), Shortfall) == [Shortfall(at(), 0, 0)]
 
 
 def test_timers_of_a_round_that_is_gone_do_nothing():
@@ -331,6 +348,17 @@ def test_uploads_survive_a_restart_and_the_deadline_runs_again():
     header, data = batch_of(fire(again, "deadline"))
     assert header.uploads == 4
     assert sorted(pieces(header, data)[0]) == sorted(sent(number, 0) for number in (0, 1, 2, 4))
+
+
+def test_a_round_that_was_short_is_so_after_a_restart():
+    machine = opened()
+    memory = durable(machine, *(upload(machine, number) for number in range(2)))
+    fire(machine, "deadline")
+    memory.uploads = [replace(u, held=replace(u.held, digest=b"", slot=-1)) for u in memory.uploads]
+    again = proxy(memory, min_batch_floor=3)
+    assert bodies(again.handle(fx.Command("started"), 0.0), Shortfall) == [Shortfall(at(), 2, 0)]
+    assert bodies(upload(again, 3), Ack)[0].status == "closed"
+    assert bodies(upload(again, 0), Ack)[0].status == "held"
 
 
 def test_a_round_that_was_complete_is_handed_over_after_a_restart():
