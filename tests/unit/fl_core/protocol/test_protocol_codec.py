@@ -87,7 +87,7 @@ bodies = st.one_of(
     st.builds(m.Hello, device_ids),
     st.builds(m.Here, seconds),
     st.builds(m.Later, seconds),
-    st.builds(m.Cover, seconds),
+    st.builds(m.Cover, st.floats(0, 864000, exclude_min=True)),
     st.builds(m.Want, st.binary(min_size=16, max_size=16)),
     st.builds(m.Decline, wheres),
     st.builds(m.Shortfall, wheres, counts, counts),
