@@ -7,9 +7,7 @@ at once, so a crash at any point resumes at the last committed exchange.
 from __future__ import annotations
 
 import secrets
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +15,7 @@ import sqlalchemy as sa
 
 from cloud_server import store_schema as tables
 from cloud_server.store_engine import MEMORY, forget_old_pages, open_engine
+from cloud_server.store_journal import Journal
 from cloud_server.store_keys import (
     last_attempt,
     read_enrolled,
@@ -36,7 +35,6 @@ from cloud_server.store_records import (
     JobEntry,
     LastCommit,
     Status,
-    StoredEvent,
     StoredRelease,
     StoreError,
 )
@@ -49,16 +47,14 @@ from cloud_server.store_rows import (
     has_row,
     job_of,
     last_commit,
-    next_sequence,
     write_commit,
-    write_event,
     write_opening,
     write_status,
 )
 from cloud_server.store_transaction import transaction
 
 
-class Store:
+class Store(Journal):
     """Opened by URL: `sqlite:///state/cloud.db`, `sqlite://` (memory), `postgresql://…`.
 
     Safe to share between the threads of one process. Raises StoreError if the database cannot
@@ -66,10 +62,7 @@ class Store:
     """
 
     def __init__(self, url: str = MEMORY, *, now_s: Callable[[], float] = time.time) -> None:
-        self._engine = open_engine(url)
-        self._now_s, self._lock = now_s, threading.RLock()
-        self._said: set[str] = set()  # jobs with events that are not committed yet
-        self._heard: Counter[str] = Counter()
+        super().__init__(open_engine(url), now_s)
         self._prepare()
 
     @transaction
@@ -274,41 +267,6 @@ class Store:
         return any_opened(db, job, exchange)
 
     @transaction
-    def append_event(
-        self, db: sa.Connection, job: str | None, kind: str, data: Mapping[str, Any]
-    ) -> StoredEvent:
-        """Store one event; `data` is JSON-able and holds no secret and no device's name."""
-        return self._event(db, job, kind, data)
-
-    @transaction
-    def announce(self, db: sa.Connection, job: str, data: Mapping[str, Any]) -> int:
-        """Store the event `broadcast`; the number for its manifest.
-
-        It grows with every call, also where the clock steps back, and with the clock, so that it
-        goes on growing when a cloud starts over with a new store.
-        """
-        self._event(db, job, "broadcast", data)
-        return next_sequence(db, self._now_s())
-
-    def news(self, job: str) -> int:
-        """A number that grows whenever events of the job were stored by this process; free."""
-        return self._heard[job]
-
-    @transaction
-    def events_after(
-        self, db: sa.Connection, seq: int, job: str | None = None, limit: int = 1000
-    ) -> tuple[StoredEvent, ...]:
-        """Up to `limit` events with a larger number than `seq`, of one job or of all.
-
-        Of a job the newest `EVENTS_KEPT` are kept.
-        """
-        table = tables.events
-        query = sa.select(table).where(table.c.seq > seq).order_by(table.c.seq).limit(limit)
-        if job is not None:
-            query = query.where(table.c.job == job)
-        return tuple(StoredEvent(**row) for row in db.execute(query).mappings())
-
-    @transaction
     def put_round_key(
         self, db: sa.Connection, job: str, exchange: int, attempt: int, secret: bytes
     ) -> None:
@@ -358,14 +316,3 @@ class Store:
     def _forget(self) -> None:
         with self._lock:
             forget_old_pages(self._engine)
-
-    def _event(
-        self, db: sa.Connection, job: str | None, kind: str, data: Mapping[str, Any]
-    ) -> StoredEvent:
-        if job is not None:
-            self._said.add(job)
-        return write_event(db, job, kind, data, self._now_s())
-
-    def _committed(self) -> None:
-        self._heard.update(self._said)
-        self._said.clear()
