@@ -86,7 +86,7 @@ class _Proxy:
             self.metrics, self.host, self.machine, lambda: len(self.registry.devices())
         )
         host = MeteredHost(self.host, self.metrics, seen.watch)
-        rate = DeviceRate(limits.device_messages_per_s, limits.devices)
+        rate = DeviceRate(limits.device_messages_per_s, limits.devices, self.machine.asks)
         self.runtime = Runtime(
             self.machine, host, self._publish, None, LOG, packet_bytes, allows=rate.allows
         )

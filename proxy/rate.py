@@ -12,7 +12,7 @@ BURST_S = 2.0  # a device that was silent may say at once what it may say in thi
 
 
 class DeviceRate:
-    """Counts a device's offers, requests and notes. Parts are not: each was asked for.
+    """Counts a device's messages. Parts of a device that is `asked` for some are not counted.
 
     Of each device it remembers one number, and only while it speaks: until when its messages so
     far last at `per_s` a second. Devices send again by their timers, so a dropped message costs
@@ -20,14 +20,21 @@ class DeviceRate:
     """
 
     def __init__(
-        self, per_s: float, devices: int, clock: Callable[[], float] = time.monotonic
+        self,
+        per_s: float,
+        devices: int,
+        asked: Callable[[str], bool],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._each_s, self._devices, self._clock = 1.0 / per_s, devices, clock
+        self._each_s, self._devices = 1.0 / per_s, devices
+        self._asked, self._clock = asked, clock
         self._until_s: dict[str, float] = {}
 
     def allows(self, sender: fx.Address, message: Message) -> bool:
         """Whether to take this message."""
-        if not isinstance(sender, fx.Device) or isinstance(message, Part):
+        if not isinstance(sender, fx.Device):
+            return True
+        if isinstance(message, Part) and self._asked(sender.id):
             return True
         now_s = self._clock()
         until_s = max(now_s, self._until_s.get(sender.id, now_s)) + self._each_s

@@ -90,6 +90,11 @@ class Credit:
         """Whether a grant of this sender is running."""
         return who in self._lane(who).granted
 
+    def expects(self, who: str) -> bool:
+        """Whether some of this sender's grant has not come yet."""
+        grant = self._lane(who).granted.get(who)
+        return grant is not None and grant.left_bytes > 0
+
     def knows(self, who: str) -> bool:
         """Whether this sender waits, or holds a grant."""
         return self.holds(who) or who in self._lane(who).waiting

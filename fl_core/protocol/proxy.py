@@ -129,6 +129,10 @@ class ProxyMachine:
         """Bytes that devices were asked for and that have not come yet."""
         return self.rounds.arrivals.credit.granted_bytes
 
+    def asks(self, device: str) -> bool:
+        """Whether parts that this device was asked for have not come yet."""
+        return self.rounds.arrivals.credit.expects(device)
+
     @property
     def open_rounds(self) -> int:
         """Rounds that take uploads."""

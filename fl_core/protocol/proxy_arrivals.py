@@ -96,9 +96,13 @@ class Arrivals:
         for device in over:
             self.forget(device)
 
+    def take(self, device: str, arrival: Arrival, part: Part, now_s: float) -> int | None:
+        """The part's place, as `Arrival.add`. Also one that is wrong is one of those asked for."""
+        self.credit.arrived(device, arrival.header.blob.part_bytes, now_s)
+        return arrival.add(part)
+
     def came(self, device: str, arrival: Arrival, part: Part, now_s: float) -> list[fx.Effect]:
         """A part has come and more must: ask on when those asked for are through."""
-        self.credit.arrived(device, len(part.data), now_s)
         if arrival.asked_last(part):
             return self._wait(device, arrival, now_s)
         return self.deal(now_s)

@@ -91,7 +91,7 @@ class Uploads:
         arrival = arrivals.get(device)
         if arrival is None or arrival.header.blob.digest != part.blob:
             raise ProtocolError("unknown_blob")
-        place = arrival.add(part)
+        place = arrivals.take(device, arrival, part, now_s)
         if place is None:
             return arrivals.came(device, arrival, part, now_s)
         collection = self._rounds.by_key[key_of(arrival.header.at)]

@@ -337,3 +337,17 @@ def test_a_slow_device_is_asked_for_a_quarter_of_the_credit_at_most():
     machine = opened(size, credit_bytes=size, credit_patience_s=5.0)
     assert needs(offered(machine, 0, size=size)) == [(0, tuple(range(NEED_LIMIT)))]
     assert needs(machine.handle(fx.Timer("credit"), 5.0)) == [(0, (0, 1, 2, 3))]
+
+
+def test_a_device_is_asked_for_so_many_parts_right_or_wrong_and_no_more():
+    machine = opened()
+    assert not machine.asks(FLEET[0].id)
+    offered(machine, 0)
+    wrong = msgspec.structs.replace(big(0)[1][0], data=b"")
+    for _ in range(4):
+        assert machine.asks(FLEET[0].id)
+        assert refused(says(machine, FLEET[0], wrong)) == ["bad_part"]
+    assert not machine.asks(FLEET[0].id)
+    for piece in big(0)[1]:  # the right ones still count
+        out = says(machine, FLEET[0], piece)
+    assert acks(out) == [("held", "")] and not machine.asks(FLEET[0].id)
