@@ -145,6 +145,17 @@ def test_while_devices_have_yet_to_say_hello_nothing_is_over():
     assert batch.uploads == 6
 
 
+def test_a_new_link_to_the_devices_gives_them_that_time_again():
+    machine = came(range(4))
+    machine.handle(fx.Connected(fx.AllDevices()), 20.0)
+    open_round(machine, manifest(MODEL, selected=4, quorum=4, min_batch=3))
+    for number in range(4):
+        upload(machine, number)
+    assert state(machine) is State.COLLECTING
+    (batch,) = batches(machine.handle(fx.Timer("hellos"), 24.0))
+    assert batch.uploads == 4
+
+
 def test_who_was_told_to_come_later_has_that_time():
     machine = proxy(cover_window_s=10.0, hellos_per_s=1.0)
     machine.handle(fx.Connected(fx.AllDevices()), 0.0)
