@@ -10,6 +10,8 @@ from fl_core.protocol.envelope import Signer
 from fl_core.protocol.messages import Ack, Batch, Need, Note, Offer, Part, Roster
 from fl_core.protocol.transfer import Fetch, check_fetchable, first_data
 
+_BATCH_CREDIT = 64  # parts under way from the proxy: they go to the disk, not into memory
+
 
 class Arrivals:
     """Both as far as they are there. The timer `repair` asks for what is missing; `watchdog`,
@@ -45,7 +47,8 @@ class Arrivals:
         """The batch of the round under way is offered (again). A large one is pulled at once."""
         new = self._batch is None or self._batch.header != header
         if self._batch is None or new:
-            self._batch = Fetch(offer, header, self._settings.spool_bytes, keep=False)
+            limit = self._settings.spool_bytes
+            self._batch = Fetch(offer, header, limit, keep=False, credit=_BATCH_CREDIT)
         out: list[fx.Effect] = []
         for part in first_data(offer, header.blob):
             out += self._put_away(self._batch, part)

@@ -45,14 +45,21 @@ class Fetch:
     """One blob under way towards us, and when to ask for what is missing.
 
     Parts are pushed where the blob is small. Where no part came since the last look, the
-    missing ones are asked for, at most `NEED_LIMIT` at a time; the next request follows as soon as
-    half of those have come, so that the sender never waits for us. With `keep=False` the bytes
-    are the caller's to put away.
+    missing ones are asked for, at most `NEED_LIMIT` at a time and `credit` in all; the next request
+    follows as soon as half a limit is free again, so that the sender never waits for us. With
+    `keep=False` the bytes are the caller's to put away.
     """
 
     def __init__(
-        self, offer: Offer, header: Header, limit_bytes: int, *, keep: bool = True
+        self,
+        offer: Offer,
+        header: Header,
+        limit_bytes: int,
+        *,
+        keep: bool = True,
+        credit: int = NEED_LIMIT,
     ) -> None:
+        self._credit = credit
         self.offer, self.header = offer, header
         self.assembly = Assembly(header.blob, limit_bytes, keep=keep)
         self._asked: set[int] = set()  # and not come yet
@@ -79,7 +86,7 @@ class Fetch:
             self._pulling = True
             self._asked.clear()
             self._next = 0
-        elif not self._pulling or len(self._asked) > NEED_LIMIT // 2:
+        elif not self._pulling or len(self._asked) > self._credit - NEED_LIMIT // 2:
             return None
         need = self._fresh()
         if not need.indices and not self._asked:  # all were asked for, some came to nothing
@@ -88,7 +95,8 @@ class Fetch:
         return need if need.indices else None
 
     def _fresh(self) -> Need:
-        need = self.assembly.missing(NEED_LIMIT - len(self._asked), self._next)
+        room = min(NEED_LIMIT, self._credit - len(self._asked))
+        need = self.assembly.missing(room, self._next)
         if need.indices:
             self._asked.update(need.indices)
             self._next = need.indices[-1] + 1

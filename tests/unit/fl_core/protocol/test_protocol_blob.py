@@ -151,11 +151,11 @@ def test_an_offer_with_other_bytes_inside_is_refused():
         list(first_data(CLOUD.offer(header, b"mode"), header.blob))
 
 
-def pulled(parts_count):
+def pulled(parts_count, **options):
     """A fetch that has just asked for its first parts, and all the parts."""
     data = hashlib.shake_256(b"pulled").digest(SIZE * parts_count)
     header = manifest(data, blob=describe(data, SIZE))
-    fetch = Fetch(CLOUD.offer(header), header, len(data))
+    fetch = Fetch(CLOUD.offer(header), header, len(data), **options)
     assert fetch.next_need(timer=True).indices == tuple(range(min(NEED_LIMIT, parts_count)))
     return fetch, list(parts(header.blob, data))
 
@@ -183,16 +183,22 @@ def test_a_fetch_asks_only_after_a_silent_look_and_then_keeps_pulling():
     assert fetch.next_need(timer=True) is None
 
 
-@given(st.integers(NEED_LIMIT + 1, 5 * NEED_LIMIT), st.data())
-def test_no_more_than_the_credit_is_ever_on_its_way(count, draw):
-    fetch, pieces = pulled(count)
-    on_its_way = list(range(NEED_LIMIT))
+@given(
+    st.integers(NEED_LIMIT + 1, 5 * NEED_LIMIT),
+    st.sampled_from([NEED_LIMIT, 2 * NEED_LIMIT + 3]),
+    st.data(),
+)
+def test_no_more_than_the_credit_is_ever_on_its_way(count, credit, draw):
+    fetch, pieces = pulled(count, credit=credit)
+    on_its_way, most = list(range(NEED_LIMIT)), 0
     while on_its_way:
         place = draw.draw(st.integers(0, len(on_its_way) - 1))
         fetch.add(pieces[on_its_way.pop(place)])
         need = fetch.next_need(timer=False)
+        assert need is None or len(need.indices) <= NEED_LIMIT
         on_its_way += need.indices if need else ()
-        assert len(on_its_way) <= NEED_LIMIT
+        most = max(most, len(on_its_way))
+    assert min(count, credit) - NEED_LIMIT // 2 <= most <= credit, "used, and kept to"
     assert fetch.assembly.complete
 
 
