@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO
 
 from fl_core.file_data import FileData, sync_folder
 from fl_core.protocol.proxy_tasks import Shuffled, ShuffleRound
@@ -15,7 +15,7 @@ from fl_core.protocol.proxy_tasks import Shuffled, ShuffleRound
 Shuffle = Callable[[list[int]], None]
 """Permutes a list in place, uniformly, from the operating system's randomness."""
 
-_BLOCK_BYTES = 4 << 20
+_BLOCK_BYTES = 1 << 20
 
 
 def shuffle_round(task: ShuffleRound, uploads: Path, batch: Path, shuffle: Shuffle) -> Shuffled:
@@ -27,44 +27,53 @@ def shuffle_round(task: ShuffleRound, uploads: Path, batch: Path, shuffle: Shuff
     groups = _places(task)
     for places in groups:
         shuffle(places)
-    source, digest = FileData(uploads), hashlib.sha256()
-    descriptor = os.open(batch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb", buffering=0) as target, ThreadPoolExecutor(1) as hasher:
-        hashed: Future[None] | None = None
-        for block in _blocks(task.segment_bytes, groups, source):
-            if hashed is not None:
+    digest = hashlib.sha256()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    source = os.open(uploads, os.O_RDONLY | os.O_CLOEXEC)
+    target = os.open(batch, flags, 0o600)
+    try:
+        with ThreadPoolExecutor(1) as hasher:
+            hashed = hasher.submit(digest.update, b"")
+            for block in _blocks(source, _pieces(task.segment_bytes, groups)):
                 hashed.result()
-            hashed = hasher.submit(digest.update, block)
-            _write(target, block)
-        if hashed is not None:
+                hashed = hasher.submit(digest.update, block)
+                _write(target, block)
             hashed.result()
-        os.fdatasync(target.fileno())
-    source.close()
+        os.fdatasync(target)
+    finally:
+        os.close(source)
+        os.close(target)
     sync_folder(batch.parent)
     return Shuffled(tuple(map(len, groups)), digest.digest(), FileData(batch))
 
 
-def _blocks(
-    segment_bytes: Sequence[int], groups: Sequence[Sequence[int]], source: FileData
-) -> Iterator[bytes]:
-    """The segments in the order of their places, some megabytes at a time."""
-    held: list[bytes] = []
-    room = _BLOCK_BYTES
+def _pieces(
+    segment_bytes: Sequence[int], groups: Sequence[Sequence[int]]
+) -> Iterator[tuple[int, int]]:
+    """(place, size) of what is read at once, in the order of the batch."""
     for size_bytes, places in zip(segment_bytes, groups, strict=True):
         for place in places:
-            held.append(source[place : place + size_bytes])
-            room -= size_bytes
-            if room <= 0:
-                yield b"".join(held)
-                held, room = [], _BLOCK_BYTES
-    if held:
-        yield b"".join(held)
+            for start in range(0, size_bytes, _BLOCK_BYTES):
+                yield place + start, min(_BLOCK_BYTES, size_bytes - start)
 
 
-def _write(target: BinaryIO, block: bytes) -> None:
-    rest = memoryview(block)
-    while rest:
-        rest = rest[target.write(rest) :]
+def _blocks(source: int, pieces: Iterable[tuple[int, int]]) -> Iterator[memoryview]:
+    """The pieces one after the other. A block is good until the next but one is asked for."""
+    now, other = memoryview(bytearray(_BLOCK_BYTES)), memoryview(bytearray(_BLOCK_BYTES))
+    filled = 0
+    for place, size_bytes in pieces:
+        if filled + size_bytes > _BLOCK_BYTES:
+            yield now[:filled]
+            now, other, filled = other, now, 0
+        if os.preadv(source, [now[filled : filled + size_bytes]], place) != size_bytes:
+            raise OSError(errno.EIO, "the round's uploads are cut off")
+        filled += size_bytes
+    yield now[:filled]
+
+
+def _write(target: int, block: memoryview) -> None:
+    while block:
+        block = block[os.write(target, block) :]
 
 
 def _places(task: ShuffleRound) -> list[list[int]]:
