@@ -44,6 +44,7 @@ from fl_core.sqlite_file import SqliteFile, StorageError
 from proxy.shuffle import Shuffle, shuffle_round
 from proxy.spool_files import SpoolFiles, arriving_of, batch_of, kept_of, uploads_of
 
+_VERSION = 1  # of the tables below
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS kept (number INTEGER PRIMARY KEY AUTOINCREMENT,
   digest BLOB UNIQUE, job BLOB, kind TEXT, signed BLOB);
@@ -67,7 +68,7 @@ class Spool:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = SqliteFile(path, "the spool", _SCHEMA, secure_delete=True)
+        self._file = SqliteFile(path, "the spool", _SCHEMA, secure_delete=True, version=_VERSION)
         self._together = self._emptied = False
         self._counted_on: set[str] = set()  # files that rows of this transaction count on
         with self._told():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,7 @@ from fl_core.protocol.proxy_tasks import (
     UploadsDropped,
     key_of,
 )
+from fl_core.sqlite_file import StorageError
 from proxy.spool import Spool
 
 
@@ -52,6 +54,15 @@ def path(tmp_path: Path) -> Path:
 
 def test_a_new_spool_is_empty(path: Path) -> None:
     assert reopened(path) == ProxyMemory()
+
+
+def test_a_spool_of_another_version_is_refused(path: Path) -> None:
+    """One without a number keeps its rows in the order in which uploads came."""
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE uploads (device TEXT, slot INTEGER)")
+    with pytest.raises(StorageError) as caught:
+        Spool(path)
+    assert "version 0" in caught.value.what and caught.value.fix
 
 
 def test_each_item_is_there_after_a_kill_right_behind_it(path: Path) -> None:
