@@ -11,6 +11,7 @@ from typing import overload
 import numpy as np
 
 from cloud_server.round_secret import RoundSecret
+from fl_core.aggregation.fedavg import BLOCK_VALUES
 from fl_core.algorithms.base import Array, Exchange, SegmentSpec
 from fl_core.plan import JobPlan
 from fl_core.protocol import sealed as real_sealing
@@ -19,7 +20,7 @@ from fl_core.protocol.messages import SEAL_OVERHEAD_BYTES, Batch, Exchanged, Gro
 from fl_core.protocol.sealed import Sealing, segment_mark
 
 NORM_FACTOR = 100.0  # a segment this many times the group's median norm is not a noised update
-KEPT_BYTES = 64 << 20  # opened arrays in memory; the others are opened again when they are needed
+KEPT_BYTES = 192 << 20  # opened arrays in memory; the others are opened again when they are needed
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,7 @@ def _valid(opener: Opener, start: int, count: int, room: int, refused: Counter[s
             refused["bad_padding"] += 1
         else:
             array = opener.array(plain)
-            largest = float(np.abs(array).max(initial=0))
+            largest = max(float(array.max(initial=0)), -float(array.min(initial=0)))
             if not math.isfinite(largest):
                 refused["not_finite"] += 1
                 continue
@@ -185,9 +186,12 @@ def _valid(opener: Opener, start: int, count: int, room: int, refused: Counter[s
 
 def _norm(array: Array) -> float:
     # Not numpy's: that goes to BLAS, whose threads stand in the way of everybody else here.
-    flat = array.astype(np.float64).ravel()
+    flat, total = array.ravel(), 0.0
     with np.errstate(over="ignore"):
-        return math.sqrt(float(np.einsum("i,i->", flat, flat)))
+        for start in range(0, flat.size, BLOCK_VALUES):
+            block = flat[start : start + BLOCK_VALUES].astype(np.float64)
+            total += float(np.einsum("i,i->", block, block))
+    return math.sqrt(total)
 
 
 def _of_usual_size(found: list[Found], refused: Counter[str]) -> list[Found]:

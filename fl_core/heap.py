@@ -11,12 +11,12 @@ import sys
 from contextlib import suppress
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # mallopt(3)
-KEPT_BYTES = 16 << 20
-LARGE_BYTES = 1 << 20
+KEPT_BYTES = 32 << 20
+LARGE_BYTES = 32 << 20
 
 
 def keep_heap() -> None:
-    """Keep up to 16 MiB of free memory, and blocks below 1 MiB on the heap; only where glibc is."""
+    """Keep up to 32 MiB of free memory, and blocks below 32 MiB on the heap; only where glibc is."""
     if sys.platform != "linux":
         return
     with suppress(OSError, AttributeError):
