@@ -16,7 +16,7 @@ LARGE_BYTES = 32 << 20
 
 
 def keep_heap() -> None:
-    """Keep up to 32 MiB of free memory, and blocks below 32 MiB on the heap; only where glibc is."""
+    """Keep blocks below 32 MiB on the heap, and up to 32 MiB of it free; only where glibc is."""
     if sys.platform != "linux":
         return
     with suppress(OSError, AttributeError):
