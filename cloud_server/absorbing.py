@@ -13,7 +13,7 @@ from cloud_server.rounds import TooFewDevices, aggregate
 from cloud_server.sealing import RoundMarks
 from cloud_server.store import Store
 from cloud_server.store_records import ExchangeRecord
-from cloud_server.summary import exchange_event, round_timeline, shown_clusters
+from cloud_server.summary import exchange_event, round_timeline, shown_clusters, shown_mean
 from fl_core.errors import JobFailed
 from fl_core.plan import SOFTMAX
 from fl_core.protocol.blob import Data, describe
@@ -85,6 +85,7 @@ class Absorber:
         )
         event = {
             **exchange_event(record, plan, timeline),
+            **shown_mean(plan, state),
             "declined": batch.declined,
             "accepted": len(opened.accepted),
             "refused": dict(opened.refused),

@@ -49,6 +49,13 @@ def exchange_event(
     }
 
 
+def shown_mean(plan: JobPlan, state: Mapping[str, Array]) -> dict[str, float]:
+    """`mean_of_values` after a round of pure noise, so that a load test can check the sum."""
+    if plan.job.train.method != "noise_only":
+        return {}
+    return {"mean_of_values": float(state["mean"][0])}
+
+
 def shown_clusters(scores: ClusterScores | None, vectors: list[Array]) -> dict[str, Any] | None:
     """Scores with the noised rows they were made from; None in a round without evaluation.
 

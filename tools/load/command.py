@@ -25,6 +25,7 @@ from tools.load.report import write_load_report
 from tools.load.running_site import running_target
 from tools.load.session import LOOPBACK, Session, Show
 from tools.load.table import show
+from tools.load.verdict import faults
 from tools.load.view import LiveView
 from tools.result import write_json
 from tools.run_children import Children
@@ -45,8 +46,9 @@ class Sharing:
 
 
 def run(options: LoadOptions, sharing: Sharing, *, as_json: bool) -> int:
-    """Play it; 0, or 130 after Ctrl-C. Raises EdgeVeilError.
+    """Play it; 0, 1 for a loss, a wrong sum or growing memory, 130 after Ctrl-C.
 
+    Raises EdgeVeilError.
     What was measured until a failure or Ctrl-C is written all the same.
     """
     _check(options, sharing)
@@ -68,7 +70,7 @@ def run(options: LoadOptions, sharing: Sharing, *, as_json: bool) -> int:
         return INTERRUPTED
     if failure is not None:
         raise failure
-    return 0
+    return int(any(True for result in results for _ in faults(result)))
 
 
 def _check(options: LoadOptions, sharing: Sharing) -> None:
@@ -170,7 +172,7 @@ def _until_stopped(session: Session) -> BaseException | None:
             await task
         except asyncio.CancelledError:
             failure.append(KeyboardInterrupt())
-            session.measured.reason = "interrupted"
+            session.measured.reason, session.measured.interrupted = "interrupted", True
         except EdgeVeilError as error:
             failure.append(error)
             session.measured.reason = str(error)

@@ -25,6 +25,16 @@ KEEPALIVE_S = 60
 BACKOFF_BASE_S, BACKOFF_CAP_S = 1.0, 60.0  # as the real link's
 _STEADY_S = 5.0
 
+
+@dataclass(frozen=True)
+class _Upload:
+    """The newest real one. `offered_s` is the leader's time."""
+
+    at: Exchanged
+    blob: bytes
+    offered_s: float
+
+
 Dial = Callable[["LoadDevice"], None]
 Queue = Callable[["LoadDevice", object], None]
 
@@ -68,7 +78,9 @@ class LoadDevice:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._client: Client | None = None
         self._failures, self._up_since_s, self._dialled_s = 0, 0.0, 0.0
-        self._upload: tuple[Exchanged, bytes] | None = None
+        self._upload: _Upload | None = None
+        self._held_before_s: float | None = None
+        self._counted_before_s: float | None = None
         self.online = False
 
     # --- the connection ---
@@ -110,6 +122,8 @@ class LoadDevice:
         tally.first_up_s = tally.first_up_s or self._shared.now_s()
         tally.last_up_s = self._shared.now_s()
         self._up_since_s = now_s
+        if self._upload is not None:
+            tally.back(self._upload.at, self._upload.blob)
         self._take(fx.Connected(fx.Proxy()))
 
     def on_down(self, reason: str) -> None:
@@ -127,7 +141,7 @@ class LoadDevice:
         if not self.online:
             return
         if self._upload is not None:
-            tally.away(*self._upload)
+            tally.away(self._upload.at, self._upload.blob)
         if was_up:
             tally.reconnects += 1
         else:
@@ -207,6 +221,8 @@ class LoadDevice:
                     self._offered(item)
                 case fx.Refuse(reason=reason):
                     self._shared.tally.refused[f"device: {reason}"] += 1
+                case fx.Report(what="counted", data=data) if data["counted"] == data["segments"]:
+                    self._counted(data["round"])
                 case fx.Report(what="declined", data=data):
                     self._shared.tally.refused[f"declined: {data['why']}"] += 1
 
@@ -224,7 +240,7 @@ class LoadDevice:
             return
         frame = encode(message)  # type: ignore[arg-type]
         if self._upload is not None and isinstance(message, Offer | Part):
-            row = self._shared.tally.round(self._upload[0])
+            row = self._shared.tally.round(self._upload.at)
             row.upload_messages += 1
             row.upload_bytes += len(frame)
         self._client.publish(frame, self._setup.qos)
@@ -233,17 +249,28 @@ class LoadDevice:
         if item.dummy:
             self._upload = None
             return
-        blob = item.upload.blob.digest
-        self._upload = (item.at, blob)
-        self._shared.tally.offer(item.at, blob, item.marks, self._shared.now_s())
+        blob, now_s, tally = item.upload.blob.digest, self._shared.now_s(), self._shared.tally
+        self._upload = _Upload(item.at, blob, now_s)
+        tally.offer(item.at, blob, item.marks, now_s, self._worker.total)
         if self._client is None or not self._client.up:
-            self._shared.tally.away(item.at, blob)
+            tally.away(item.at, blob)
 
     def _note_ack(self, note: Note) -> None:
         body = decode_body(note.body)
-        if isinstance(body, Ack) and self._upload is not None and body.blob == self._upload[1]:
-            at, blob = self._upload
-            self._shared.tally.ack(at, blob, body.status, body.reason, self._shared.now_s())
+        upload = self._upload
+        if isinstance(body, Ack) and upload is not None and body.blob == upload.blob:
+            now_s, before_s = self._shared.now_s(), self._held_before_s
+            took_s = self._shared.tally.ack(
+                upload.at, upload.blob, body.status, body.reason, now_s, before_s
+            )
+            self._held_before_s = before_s if took_s is None else took_s
+
+    def _counted(self, number: object) -> None:
+        """This device read that its upload in this round was counted."""
+        if self._upload is not None and self._upload.at.round == number:
+            took_s = self._shared.now_s() - self._upload.offered_s
+            self._shared.tally.counted_s.add(took_s, self._counted_before_s)
+            self._counted_before_s = took_s
 
     def _fire(self, name: str) -> None:
         self._timers.pop(name, None)

@@ -13,22 +13,20 @@ _PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
 class Histogram:
-    """Counts durations. `jitter` is the mean difference between one and the next, in order."""
+    """Counts durations. `jitter` is the mean change of a device from its last one to the next."""
 
     def __init__(self) -> None:
         self.buckets: Counter[int] = Counter()
         self.max_s = 0.0
         self._changes_s, self._changes = 0.0, 0
-        self._last_s: float | None = None
 
-    def add(self, duration_s: float) -> None:
-        """One more."""
+    def add(self, duration_s: float, before_s: float | None = None) -> None:
+        """One more; `before_s` is what the same device took the last time."""
         self.buckets[_bucket(duration_s)] += 1
         self.max_s = max(self.max_s, duration_s)
-        if self._last_s is not None:
-            self._changes_s += abs(duration_s - self._last_s)
+        if before_s is not None:
+            self._changes_s += abs(duration_s - before_s)
             self._changes += 1
-        self._last_s = duration_s
 
     @property
     def count(self) -> int:

@@ -27,10 +27,10 @@ Rows = dict[tuple[int, int], dict[str, Any]]  # by round and attempt
 _BODY_BYTES = 8 << 20
 _ADDED = (
     *("connected", "connects", "failed", "reconnects", "bytes_up", "bytes_down"),
-    *("offered", "acknowledged", "counted", "missing", "duplicated", "waiting"),
+    *("offered", "acknowledged", "counted", "missing", "contradicted", "waiting"),
 )
 _ROUND_ADDED = (
-    *("offered", "acknowledged", "upload_bytes", "upload_messages"),
+    *("offered", "acknowledged", "counted", "counted_sum", "upload_bytes", "upload_messages"),
     *("unconfirmed", "unanswered"),
 )
 _ROUND_FIRST, _ROUND_LAST = ("began_s", "first_offer_s"), ("last_ack_s",)
@@ -152,6 +152,9 @@ class Totals:
     def __init__(self, tallies: list[dict[str, Any]], rounds: list[Rows]) -> None:
         self._tallies = tallies
         self.counts = {name: sum(int(t[name]) for t in tallies) for name in _ADDED}
+        # Every generator reads the same commit records.
+        repeated = max((int(t["repeated"]) for t in tallies), default=0)
+        self.counts["duplicated"] = self.counts["contradicted"] + repeated
         self.refused: Counter[str] = Counter()
         for tally in tallies:
             self.refused.update(tally["refused"])

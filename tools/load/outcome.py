@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from tools.load.options import LoadOptions
 from tools.load.processes import Watch
 from tools.load.rounds import Course
 from tools.load.samples import Samples
+from tools.load.verdict import losses, sum_matches
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,14 @@ class Measured:
     connecting_s: float = 0.0
     idle: dict[str, Any] | None = None
     reason: str = ""
+    interrupted: bool = False
+    enrolled: int = 0
     _marks: list[Mark] = field(default_factory=list)
+
+    @property
+    def others(self) -> int:
+        """Enrolled devices that are not of this test."""
+        return max(0, self.enrolled - self.options.devices)
 
     def mark(self, cpu_s: Mapping[str, float], counts: Mapping[str, int], rounds: int) -> None:
         """The rounds begin, or one more is committed."""
@@ -68,7 +76,7 @@ def outcome(
             "python": platform.python_version(),
             "broker": measured.broker,
         },
-        "status": "failed" if measured.reason else "completed",
+        "status": _status(measured),
         "reason": measured.reason,
         "connects": {
             "devices": measured.connects,
@@ -87,8 +95,10 @@ def outcome(
         },
         "latency_s": totals.histogram("counted_s").summary(),
         "acknowledged_s": totals.histogram("ack_s").summary(),
-        **_losses(totals, course),
+        **losses(totals, course, alone=measured.others == 0),
         "duplicated": totals.counts["duplicated"],
+        "sum_matches": sum_matches(totals, course, options.values),
+        "warnings": list(_warnings(measured, rows)),
         "refused": {**course.refused, **totals.refused},
         "processes": {
             name: {
@@ -134,18 +144,24 @@ def _cost(measured: Measured, rows: list[dict[str, Any]]) -> _Cost:
     )
 
 
-def _losses(totals: Totals, course: Course) -> dict[str, int]:
-    """`lost`: acknowledged and not in the round's commit record, or offered and never answered
-    though the device stayed. Of an attempt that was given up nothing is lost: it is repeated.
-    """
-    kept = {(one["round"], one["attempt"]) for one in course.committed}
-    rows = [row for key, row in totals.rounds.items() if key in kept]
-    unanswered = sum(row["unanswered"] for row in rows)
-    unconfirmed = sum(row["unconfirmed"] for row in rows)
-    return {
-        "lost": totals.counts["missing"] + unconfirmed + unanswered,
-        "unanswered": unanswered,
-    }
+def _status(measured: Measured) -> str:
+    if measured.interrupted:
+        return "interrupted"
+    return "failed" if measured.reason else "completed"
+
+
+def _warnings(measured: Measured, rows: list[dict[str, Any]]) -> Iterator[str]:
+    """What makes the figures say less than they seem to."""
+    devices, deadline_s = measured.options.devices, float(measured.options.deadline_s)
+    selected = max((row["selected"] for row in rows), default=0)
+    if selected > devices:
+        yield (
+            f"{selected - devices} enrolled devices that are not of this test were selected with"
+            f" its {devices}: rounds do not wait for them"
+        )
+    late = sum(row["seconds"] - row["absorb_s"] >= deadline_s for row in rows)
+    if late:
+        yield f"{late} of {len(rows)} rounds closed at their deadline of {deadline_s:g} s"
 
 
 def _drift(one: Drift) -> dict[str, Any]:

@@ -18,6 +18,7 @@ class Course:
     ended: str = ""
     reason: str = ""
     phase: str = ""
+    mean_of_values: float | None = None
     _broadcast_s: float = 0.0
     _selected: int = 0
     _batch_s: float = 0.0
@@ -35,6 +36,8 @@ class Course:
         elif kind == "exchange_committed":
             for reason, count in dict(data.get("refused", {})).items():
                 self.refused[reason] = self.refused.get(reason, 0) + int(count)
+            if "mean_of_values" in data:
+                self.mean_of_values = float(data["mean_of_values"])
             self.committed.append(
                 {
                     "round": int(data["exchange"]),

@@ -130,6 +130,7 @@ class Session:
         with suppress(OSError, EdgeVeilError):
             token = read_token(target.token_file)
             known = int(get_json(f"{target.cloud}/status", token).get("enrolled", 0))
+            self.measured.enrolled = known
             if known < wanted:
                 return False
             if target.proxy_status is None:
@@ -167,7 +168,7 @@ class Session:
         self._phase = "announcing the job"
         self._mark()
         self._loaded = True
-        job = await asyncio.to_thread(client.submit, job_yaml(options))
+        job = await asyncio.to_thread(client.submit, job_yaml(options, self.measured.enrolled))
         end_s = time.monotonic() + 60 * options.minutes if options.minutes is not None else None
         try:
             await self._follow(client, job, end_s)

@@ -88,7 +88,7 @@ class Shared:
             if not isinstance(header, Commit) or self.tally.committed(header.at):
                 return
             if message.data or not header.blob.size_bytes:
-                self.tally.commit(header.at, message.data, self.now_s())
+                self.tally.commit(header.at, message.data)
             else:
                 assembly = Assembly(header.blob, header.blob.size_bytes)
                 self._commits.setdefault(header.blob.digest, (header, assembly))
@@ -96,7 +96,7 @@ class Shared:
             header, assembly = self._commits[message.blob]
             if assembly.add(message):
                 del self._commits[message.blob]
-                self.tally.commit(header.at, assembly.finish(), self.now_s())
+                self.tally.commit(header.at, assembly.finish())
 
     def _forget(self) -> None:
         """A new round: what was for the one before hardly comes again."""

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tools.load.drift import drifts
+from tools.load.verdict import faults
 
 Result = Mapping[str, Any]
 _REASONS = 4
@@ -63,9 +64,8 @@ def warnings(result: Result) -> Iterator[str]:
         generator = one["generator"]
         if generator.get("bottleneck"):
             yield f"The figures are the generator's own limit: {generator['note']}"
-        if one["lost"] or one["duplicated"]:
-            devices = one["connects"]["devices"]
-            yield f"{devices:,} devices: {one['lost']} lost, {one['duplicated']} duplicated"
+        yield from one.get("warnings", ())
+        yield from faults(one)
 
 
 def shortened(reasons: Mapping[str, int]) -> str:

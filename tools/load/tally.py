@@ -22,6 +22,9 @@ class RoundTally:
     last_ack_s: float | None = None
     offered: int = 0
     acknowledged: int = 0
+    answered: int = 0
+    counted: int = 0
+    counted_sum: float = 0.0  # of all values of the counted uploads
     upload_bytes: int = 0
     upload_messages: int = 0
 
@@ -32,6 +35,7 @@ class Sent:
 
     hashes: tuple[bytes, ...]
     offered_s: float
+    total: float = 0.0  # of its values
     said: str = ""
     away: bool = False  # the device lost its connection before the proxy spoke
 
@@ -50,7 +54,8 @@ class Tally:
     acknowledged: int = 0
     counted: int = 0
     missing: int = 0
-    duplicated: int = 0
+    contradicted: int = 0  # held, then refused
+    repeated: int = 0  # in commit records: every generator reads the same
     refused: Counter[str] = field(default_factory=Counter)
     connect_s: Histogram = field(default_factory=Histogram)
     ack_s: Histogram = field(default_factory=Histogram)
@@ -66,31 +71,51 @@ class Tally:
         """The counts of this attempt."""
         return self.rounds.setdefault((at.round, at.attempt), RoundTally())
 
-    def offer(self, at: Exchanged, blob: bytes, hashes: tuple[bytes, ...], now_s: float) -> None:
-        """An upload is offered for the first time."""
+    def offer(
+        self,
+        at: Exchanged,
+        blob: bytes,
+        hashes: tuple[bytes, ...],
+        now_s: float,
+        total: float = 0.0,
+    ) -> None:
+        """An upload is offered for the first time; `total` is the sum of its values."""
         row = self.round(at)
         row.offered += 1
         row.first_offer_s = row.first_offer_s or now_s
         self.offered += 1
-        self._sent.setdefault((at.round, at.attempt), {})[blob] = Sent(hashes, now_s)
+        self._sent.setdefault((at.round, at.attempt), {})[blob] = Sent(hashes, now_s, total)
 
-    def ack(self, at: Exchanged, blob: bytes, status: str, reason: str, now_s: float) -> None:
-        """The proxy spoke of an upload; a second, different word on a held one is a fault."""
+    def ack(
+        self,
+        at: Exchanged,
+        blob: bytes,
+        status: str,
+        reason: str,
+        now_s: float,
+        before_s: float | None = None,
+    ) -> float | None:
+        """The proxy spoke of an upload; a second, different word on a held one is a fault.
+
+        Returns how long it took to be held, if it was just now. `before_s` is what the device's
+        upload before took.
+        """
         sent = self._sent.get((at.round, at.attempt), {}).get(blob)
         if sent is None:
-            return
+            return None
         if sent.said:
-            self.duplicated += sent.said == "held" and status in ("refused", "duplicate")
-            return
-        sent.said = status
-        if status == "held":
-            row = self.round(at)
-            row.acknowledged += 1
-            row.last_ack_s = now_s
-            self.acknowledged += 1
-            self.ack_s.add(now_s - sent.offered_s)
-        else:
+            self.contradicted += sent.said == "held" and status in ("refused", "duplicate")
+            return None
+        sent.said, row = status, self.round(at)
+        row.answered += 1
+        if status != "held":
             self.refused[f"upload: {reason or status}"] += 1
+            return None
+        row.acknowledged += 1
+        row.last_ack_s = now_s
+        self.acknowledged += 1
+        self.ack_s.add(now_s - sent.offered_s, before_s)
+        return now_s - sent.offered_s
 
     def away(self, at: Exchanged, blob: bytes) -> None:
         """The upload's device is gone for now: nobody can be asked for an answer to it."""
@@ -98,7 +123,13 @@ class Tally:
         if sent is not None and not sent.said:
             sent.away = True
 
-    def commit(self, at: Exchanged, hashes: bytes, now_s: float) -> None:
+    def back(self, at: Exchanged, blob: bytes) -> None:
+        """The upload's device is connected again, and will ask."""
+        sent = self._sent.get((at.round, at.attempt), {}).get(blob)
+        if sent is not None:
+            sent.away = False
+
+    def commit(self, at: Exchanged, hashes: bytes) -> None:
         """A round's commit record: which of its uploads were counted, each once."""
         key = (at.round, at.attempt)
         if key in self._committed:
@@ -107,13 +138,14 @@ class Tally:
         listed = [hashes[i : i + 32] for i in range(0, len(hashes), 32)]
         accepted = set(listed)
         again = sum(len(accepted & earlier) for earlier in self._accepted)
-        self.duplicated += len(listed) - len(accepted) + again
+        self.repeated += len(listed) - len(accepted) + again
         self._accepted.append(accepted)
-        uploads = self._sent.pop(key, {})
+        row, uploads = self.round(at), self._sent.pop(key, {})
         for blob, sent in uploads.items():
             if accepted.issuperset(sent.hashes):
                 self.counted += 1
-                self.counted_s.add(now_s - sent.offered_s)
+                row.counted += 1
+                row.counted_sum += sent.total
             elif sent.said == "held":
                 self.missing += 1
             elif not sent.said:  # its answer may still come
@@ -164,5 +196,5 @@ class Tally:
 
 _COUNTS = (
     *("connected", "connects", "failed", "reconnects", "bytes_up", "bytes_down"),
-    *("offered", "acknowledged", "counted", "missing", "duplicated"),
+    *("offered", "acknowledged", "counted", "missing", "contradicted", "repeated"),
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
+
 from fl_core.crypto.keys import OpeningKey
 from fl_core.errors import EdgeVeilError, ProtocolError
 from fl_core.protocol import effects as fx
@@ -24,13 +26,16 @@ from tools.load.shared import Shared
 
 
 class Worker:
-    """One device's opening key and the membership of its newest round."""
+    """One device's opening key and the membership of its newest round.
 
-    __slots__ = ("_membership", "_opening", "_shared")
+    `total` is the sum of the newest upload's values.
+    """
+
+    __slots__ = ("_membership", "_opening", "_shared", "total")
 
     def __init__(self, shared: Shared, opening: OpeningKey) -> None:
         self._shared, self._opening = shared, opening
-        self._membership = b""
+        self._membership, self.total = b"", 0.0
 
     def perform(self, task: object) -> object:
         """The outcome of one task; `Failed` where it cannot be done."""
@@ -68,9 +73,11 @@ class Worker:
         if manifest.groups != plan.groups(exchange):
             raise ProtocolError("wrong_groups")
         specs = plan.segments(exchange)
+        noise = [self._shared.noise(spec.byte_count) for spec in specs]
+        self.total = sum(float(np.frombuffer(n, "<f4").sum(dtype=np.float64)) for n in noise)
         sealed = [
-            sealing.seal_segment(manifest, group, membership, self._shared.noise(spec.byte_count))
-            for spec, group in zip(specs, manifest.groups, strict=True)
+            sealing.seal_segment(manifest, group, membership, one)
+            for one, group in zip(noise, manifest.groups, strict=True)
         ]
         groups, sizes = tuple(range(len(sealed))), tuple(map(len, sealed))
         leave_at = self._shared.chance.random()

@@ -36,7 +36,10 @@ def test_merged_it_says_what_one_alone_would(left, right):
     }
 
 
-def test_jitter_is_the_mean_change_from_one_to_the_next():
-    assert of([0.1, 0.3, 0.2]).summary()["jitter"] == pytest.approx(0.15)
-    assert of([0.5] * 5).summary()["jitter"] == 0
+def test_jitter_is_the_mean_change_of_a_device_from_its_last():
+    histogram = of([0.1, 9.0])  # two devices' first: nothing changed yet
+    assert histogram.summary()["jitter"] == 0
+    histogram.add(0.3, 0.1)
+    histogram.add(8.9, 9.0)
+    assert histogram.summary()["jitter"] == pytest.approx(0.15)
     assert Histogram().summary() == dict.fromkeys(("p50", "p95", "p99", "max", "jitter"), 0)

@@ -69,7 +69,7 @@ def test_a_commit_record_is_read_once_whoever_gets_it(shared, accepted):
     for frame in [*frames, *frames]:
         shared.message(frame)
     assert shared.tally.counted == 1
-    assert shared.tally.duplicated == 0
+    assert shared.tally.repeated == 0
 
 
 def test_noise_is_finite_and_not_the_same_twice(shared):
