@@ -10,7 +10,7 @@ from fl_core.protocol.envelope import Signer
 from fl_core.protocol.messages import Ack, Batch, Need, Note, Offer, Part, Roster
 from fl_core.protocol.transfer import Fetch, check_fetchable, first_data
 
-_BATCH_CREDIT = 64  # parts under way from the proxy: they go to the disk, not into memory
+BATCH_CREDIT = 64  # parts under way from the proxy: they go to the disk, not into memory
 
 
 class Arrivals:
@@ -48,7 +48,7 @@ class Arrivals:
         new = self._batch is None or self._batch.header != header
         if self._batch is None or new:
             limit = self._settings.spool_bytes
-            self._batch = Fetch(offer, header, limit, keep=False, credit=_BATCH_CREDIT)
+            self._batch = Fetch(offer, header, limit, keep=False, credit=BATCH_CREDIT)
         out: list[fx.Effect] = []
         for part in first_data(offer, header.blob):
             out += self._put_away(self._batch, part)

@@ -19,6 +19,7 @@ from protocol_kit import (
 
 from fl_core.protocol import effects as fx
 from fl_core.protocol.blob import NEED_LIMIT
+from fl_core.protocol.cloud_arrivals import BATCH_CREDIT
 from fl_core.protocol.cloud_states import State
 from fl_core.protocol.cloud_tasks import (
     Absorb,
@@ -70,7 +71,7 @@ def test_a_small_batch_is_waited_for_and_its_missing_parts_are_asked_for():
     assert receive(machine, pieces[0]) == [] and fire(machine, "repair") == []
 
 
-def test_a_large_batch_is_pulled_at_once_with_half_a_window_always_open():
+def test_a_large_batch_is_pulled_at_once_with_many_parts_always_under_way():
     machine, header, pieces, out = pulling()
     wanted, came, open_at_once = asked(out), [], []
     assert wanted == list(range(NEED_LIMIT))
@@ -81,8 +82,8 @@ def test_a_large_batch_is_pulled_at_once_with_half_a_window_always_open():
         wanted += asked(out)
         open_at_once.append(len(wanted))
     assert came == list(range(len(pieces))) and tasks(out) == [Absorb(header)]
-    assert max(open_at_once) <= NEED_LIMIT
-    assert min(open_at_once[:-NEED_LIMIT]) >= NEED_LIMIT // 2
+    assert max(open_at_once) <= BATCH_CREDIT
+    assert min(open_at_once[:-BATCH_CREDIT]) >= NEED_LIMIT // 2
 
 
 def test_each_part_is_stored_at_its_place_and_once():
