@@ -30,7 +30,10 @@ def test_a_short_run_in_which_the_site_keeps_its_word(tmp_path: Path) -> None:
     assert found["faults"].keys() == KINDS
     assert found["faults"]["kill"] == 10
     assert sum(row["killed"] for row in found["processes"].values()) == 10
-    assert len(found["checks"]) == 8
+    assert len(found["checks"]) == 10
+    assert found["rounds_during_faults"] > 0
+    assert found["touched"].keys() == KINDS
+    assert len(found["warnings"]) == sum(not count for count in found["touched"].values())
     assert all(check["looked"] and not check["violations"] for check in found["checks"])
     assert len(found["jobs"]) >= 2
     assert "every check holds" in (out / "report.html").read_text()

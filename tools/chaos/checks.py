@@ -3,29 +3,48 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from fl_core.privacy.events import Event
 from tools.chaos.evidence import DeviceFacts, Evidence, JobFacts
 from tools.chaos.plan import Fault
+from tools.chaos.sums import sums_right
 from tools.chaos.supervisor import Ended, Trace
 
 SHOWN = 20  # violations of one check that are listed
-_NETWORK = ("broker", "cut", "delay", "corrupt", "duplicate")
+_AWAY = ("broker", "cut", "delay")  # a first dial fails; once it was up, a process comes back
+_REACHES = {  # whose broker is away: of a link, or where a broker itself is
+    "devices-edge": ("worker",),
+    "proxy-edge": ("proxy",),
+    "proxy-cloud": ("proxy",),
+    "cloud-cloud": ("cloud",),
+    "edge": ("proxy", "worker"),
+    "cloud": ("proxy", "cloud"),
+}
 _BROKER_CODE = 3
-_DIAL_S = 15.0  # a process may give up so long after its broker was away
+_DIAL_S = 10.0  # a dial may last so long
+_FIRST_DIAL_S = 20.0  # after a start, its own time on a busy machine included
+_DISK_S = 15.0
 _STARTING_S = 10.0  # before it has begun to listen to SIGTERM
+_MANY_KILLS = 10  # of which some must hit a round under way
 _PROMISED = ("held", "counted", "missing")
 
 
 @dataclass(frozen=True)
 class Course:
-    """What the run itself saw; `up_s` is when the faults began, on the clock of the ends."""
+    """What the run itself saw.
+
+    On the clock of the ends the faults began at `up_s` and were over at `quiet_s`; that clock
+    began at `begun_at`, in seconds since 1970. `touched`: what the faults of each kind met.
+    """
 
     faults: Sequence[Fault] = ()
     up_s: float = 0.0
+    quiet_s: float = 0.0
+    begun_at: float = 0.0
+    touched: Mapping[str, int] = field(default_factory=dict)
     ends: Sequence[Ended] = ()
     traces: Sequence[Trace] = ()
     late: Sequence[str] = ()
@@ -114,6 +133,32 @@ def acknowledged_counted(found: Evidence, _course: Course) -> Iterator[str | int
                 )
 
 
+def faults_met(found: Evidence, course: Course) -> Iterator[str | int]:
+    """rounds were committed while the faults went on"""
+    count = rounds_during_faults(found, course)
+    yield count
+    kills = sum(fault.kind == "kill" for fault in course.faults)
+    if not count and kills >= _MANY_KILLS:
+        yield f"no round was committed during {kills} kills: this run proves nothing"
+
+
+def rounds_during_faults(found: Evidence, course: Course) -> int:
+    """How many rounds were committed between the first fault and the quiet time."""
+    times_s = [c.committed_s - course.begun_at for job in found.jobs for c in job.commits]
+    return sum(course.up_s <= at_s <= course.quiet_s for at_s in times_s)
+
+
+def warnings(found: Evidence, course: Course) -> list[str]:
+    """What makes a run prove less than it seems to."""
+    lines = []
+    if course.faults and not rounds_during_faults(found, course):
+        lines.append("no round was committed while the faults went on")
+    kinds = sorted({fault.kind for fault in course.faults})
+    return lines + [
+        f"the faults '{kind}' met nothing" for kind in kinds if not course.touched[kind]
+    ]
+
+
 def ledgers_exact(found: Evidence, _course: Course) -> Iterator[str | int]:
     """each release priced once, as the job says; nothing stored or sent without a price"""
     jobs = {job.wire.hex(): job for job in found.jobs}
@@ -191,9 +236,11 @@ CHECKS: tuple[Callable[[Evidence, Course], Iterator[str | int]], ...] = (
     jobs_complete,
     rounds_intact,
     counted_once,
+    sums_right,
     acknowledged_counted,
     ledgers_exact,
     models_same,
+    faults_met,
     processes_sound,
     logs_silent,
 )
@@ -222,15 +269,21 @@ def _excused(end: Ended, course: Course) -> bool:
         return True
     if end.how == "stopped":
         return end.code == 0 or (end.code < 0 and end.ran_s < _STARTING_S)
-    for fault in course.faults:
-        after_s = end.at_s - course.up_s - fault.at_s
-        if not 0 <= after_s <= fault.lasts_s + _DIAL_S or end.code <= 0:
-            continue
-        if fault.kind == "disk" and fault.target == end.name:
-            return True
-        if fault.kind in _NETWORK and end.code == _BROKER_CODE:
-            return True
-    return False
+    return end.code > 0 and any(
+        _excuses(fault, end, end.at_s - course.up_s - fault.at_s) for fault in course.faults
+    )
+
+
+def _excuses(fault: Fault, end: Ended, after_s: float) -> bool:
+    if fault.kind == "disk":
+        return fault.target == end.name and 0 <= after_s <= fault.lasts_s + _DISK_S
+    return (
+        fault.kind in _AWAY
+        and end.code == _BROKER_CODE
+        and end.name.startswith(_REACHES[fault.target])
+        and end.ran_s <= _FIRST_DIAL_S
+        and 0 <= after_s <= fault.lasts_s + _DIAL_S
+    )
 
 
 def _at(job: JobFacts, index: int) -> str:

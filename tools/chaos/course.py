@@ -23,6 +23,12 @@ from tools.run_children import tail
 from tools.run_job import submitted
 
 START_S = 120.0
+TOUCHES = {  # by kind of fault, what the relays count
+    "cut": ("cut", "refused"),
+    "delay": ("delayed",),
+    "corrupt": ("corrupted",),
+    "duplicate": ("duplicated",),
+}
 RELEASES_S = 60.0
 _LOOK_S = 0.4
 _START_ENDS = 3  # so many ends by themselves, and the site will not start
@@ -86,6 +92,9 @@ class Course:
         """
         self.site.start()
         self._until(self._all_online, START_S, "the site did not start")
+        self.site.tap_ledgers()
+        self.state.doing = "a first round"
+        self._until(self._first_round, START_S, "no round was committed")
         self.up_s = self._now_s()
         self._faults_s = time.monotonic()
         director = self._director = Director(self.site, self.faults, self._since_up_s)
@@ -118,8 +127,27 @@ class Course:
         """What the checks want to know of the run."""
         supervisor = self.site.supervisor
         return checks.Course(
-            self.faults_done, self.up_s, supervisor.ends, supervisor.traces, self.late, self.stalled
+            self.faults_done,
+            self.up_s,
+            self.quiet_s,
+            self.begun_at,
+            self.touched(),
+            supervisor.ends,
+            supervisor.traces,
+            self.late,
+            self.stalled,
         )
+
+    def touched(self) -> dict[str, int]:
+        """How many packets, connections or processes the faults of each kind met."""
+        links = self.site.relays.counts().values()
+        found = {
+            kind: sum(link.get(what, 0) for link in links for what in whats)
+            for kind, whats in TOUCHES.items()
+        }
+        found["kill"] = sum(end.how == "killed" for end in self.site.supervisor.ends)
+        found["broker"] = sum(fault.kind == "broker" for fault in self.faults_done)
+        return found | {"disk": self.site.supervisor.filled}
 
     # --- waiting ---
 
@@ -159,6 +187,11 @@ class Course:
                 fix = f"See the logs in {self._logs}; the {name}'s ends:\n{tail(log)}"
                 raise JobFailed(f"{otherwise} within {limit_s:.0f} s", fix=fix)
             self._look()
+
+    def _first_round(self) -> bool:
+        if self.jobs.idle:
+            self.jobs.submit()
+        return self.jobs.committed > 0
 
     def _all_online(self) -> bool:
         return self.state.online >= self.site.site.plan.devices and self.jobs.look()

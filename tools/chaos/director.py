@@ -40,7 +40,9 @@ class Director:
         for work in self._under_way:
             if work.done():
                 work.result()
-        return not self._thread.is_alive() and all(work.done() for work in self._under_way)
+        if self._thread.is_alive() or self._site.waiting():
+            return False
+        return all(work.done() for work in self._under_way)
 
     def stop(self) -> None:
         """Bring no more faults; returns when none is being brought."""

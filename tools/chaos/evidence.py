@@ -22,6 +22,7 @@ from fl_core.plan import JobPlan
 from fl_core.privacy.ledger import LEDGER_FILE, read_ledger
 from fl_core.privacy.ledger_book import JobEntry
 from fl_core.protocol.package import unpack_tensors
+from tools.chaos import tap
 from tools.provision import Site
 
 HASH_BYTES = 32
@@ -48,6 +49,7 @@ class JobFacts:
     plan: JobPlan = field(repr=False)
     commits: tuple[Commit, ...]
     release_digest: str = ""
+    state: bytes = field(default=b"", repr=False)  # tensors after the last committed round
     faults: tuple[str, ...] = ()
 
     @property
@@ -58,7 +60,10 @@ class JobFacts:
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """One device's own files. `links`: (job, exchange) of each release in the ledger's chain."""
+    """One device's own files. `links`: (job, exchange) of each release in the ledger's chain.
+
+    `releases`: the noised tensors of each.
+    """
 
     number: int
     trains: bool
@@ -66,6 +71,7 @@ class DeviceFacts:
     links: tuple[tuple[str, int], ...]
     ledger: dict[str, JobEntry]
     release: tuple[str, str] | None  # job on the wire (hex), digest of the model
+    releases: dict[tuple[str, int], bytes] = field(default_factory=dict, repr=False)
     faults: tuple[str, ...] = ()
 
 
@@ -123,7 +129,8 @@ def _job(db: sqlite3.Connection, job: str, status: str, reason: str, canonical: 
         faults.append(fault)
     digest = hashlib.sha256(release[0]).hexdigest() if release else ""
     plan = JobPlan(Job.from_canonical(canonical))
-    return JobFacts(job, status, reason, plan, commits, digest, tuple(faults))
+    packed = bytes(state[1]) if state else b""
+    return JobFacts(job, status, reason, plan, commits, digest, packed, tuple(faults))
 
 
 def _device(state: Path, number: int, trains: bool) -> DeviceFacts:
@@ -131,6 +138,7 @@ def _device(state: Path, number: int, trains: bool) -> DeviceFacts:
     receipts: Sequence[Receipt] = ()
     links: tuple[tuple[str, int], ...] = ()
     ledger: dict[str, JobEntry] = {}
+    releases: dict[tuple[str, int], bytes] = {}
     release = None
     try:
         store = DeviceStore(state / "device.sqlite")
@@ -141,11 +149,14 @@ def _device(state: Path, number: int, trains: bool) -> DeviceFacts:
         with closing(sqlite3.connect(state / LEDGER_FILE)) as db:
             found = db.execute("SELECT job, exchange FROM links WHERE kind = 'released'")
             links = tuple(found.fetchall())
+            releases = tap.releases(db)
         held = ReleaseStore(state / "releases").current()
         release = None if held is None else (str(held.meta.get("job_id")), held.digest)
     except (EdgeVeilError, sqlite3.Error) as error:
         faults.append(str(error))
-    return DeviceFacts(number, trains, tuple(receipts), links, ledger, release, tuple(faults))
+    return DeviceFacts(
+        number, trains, tuple(receipts), links, ledger, release, releases, tuple(faults)
+    )
 
 
 def _hashes(packed: bytes) -> tuple[bytes, ...]:

@@ -14,6 +14,8 @@ LINKS = ("devices-edge", "proxy-edge", "proxy-cloud", "cloud-cloud")
 SIDES = ("edge", "cloud")
 EVERY_S = 1.5
 _AGAIN = 0.25  # share of kills that hit a process which has just been started
+_START = (0.02, 1.2)  # where in its start, as a share of the time that a start takes
+_START_S = 3.0  # about
 _REST = 0.3  # share of kills with a rest before them, so that rounds go on and are hit midway
 _LASTS_S: dict[Kind, tuple[float, float]] = {
     "broker": (0.0, 2.0),
@@ -34,7 +36,8 @@ _AMOUNT: dict[Kind, tuple[float, float]] = {
 class Fault:
     """One fault, `at_s` seconds after the site is up; `target` is a process, a link or a broker.
 
-    `amount`: seconds a packet waits (`delay`), or the share of publications that are hit.
+    `amount`: seconds a packet waits (`delay`), the share of publications that are hit, or of a
+    kill: 0 at once, else when the next life of the target has come so far, 1 being a whole start.
     """
 
     at_s: float
@@ -79,14 +82,16 @@ def _kills(rng: random.Random, kills: int, processes: Sequence[str], every_s: fl
     at_s, target, deck = 0.0, "", list[str]()
     for _ in range(kills):
         chance = rng.random()
+        amount = 0.0
         if target and chance < _AGAIN:
-            at_s += rng.uniform(0.05, 0.6) * every_s
+            amount = round(rng.uniform(*_START), 3)
         else:
             deck = deck or rng.sample(processes, len(processes))  # each in turn, in random order
             target = deck.pop()
             rests = chance > 1 - _REST
             at_s += rng.uniform(2.0, 4.0) * every_s if rests else rng.uniform(0.2, 1.0) * every_s
-        found.append(Fault(round(at_s, 3), "kill", target))
+        found.append(Fault(round(at_s, 3), "kill", target, amount=amount))
+        at_s += amount * _START_S
     return found
 
 

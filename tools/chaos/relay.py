@@ -60,6 +60,7 @@ class Relay:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._amount("cut") is not None:
+            self.counts["refused"] += 1
             writer.transport.abort()
             return
         self.counts["connections"] += 1

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tools.chaos.checks import SHOWN, Checked
+from tools.chaos.checks import SHOWN, Checked, rounds_during_faults, warnings
 from tools.chaos.course import Course
 from tools.chaos.evidence import Evidence
 
@@ -17,6 +17,7 @@ def result_of(
 ) -> dict[str, Any]:
     """Plain values for JSON; times in seconds since the run's beginning."""
     asked = course.asked
+    facts = course.facts()
     resumed = course.jobs.resumed
     return {
         "ok": all(one.holds for one in checked),
@@ -30,6 +31,9 @@ def result_of(
         "quiet_s": course.quiet_s,
         "seconds": course.state.elapsed_s,
         "faults": dict(Counter(fault.kind for fault in course.faults_done)),
+        "touched": dict(facts.touched),
+        "rounds_during_faults": rounds_during_faults(found, facts),
+        "warnings": warnings(found, facts),
         "processes": _processes(course),
         "links": course.site.relays.counts(),
         "jobs": [

@@ -14,8 +14,10 @@ import yaml
 from fl_core.config import Job, LocalRun
 from fl_core.config.load import load_site
 from fl_core.errors import BrokerError
+from fl_core.privacy.ledger import LEDGER_FILE
 from tools.broker_plan import BrokerPlan
 from tools.brokers import BrokerProcess, choose_engine, free_ports
+from tools.chaos import tap
 from tools.chaos.plan import LINKS, SIDES, Fault
 from tools.chaos.relay import Relays
 from tools.chaos.supervisor import Supervisor
@@ -95,9 +97,16 @@ class ChaosSite:
             configs = [word for path in mine for word in ("--config", str(path))]
             self.supervisor.start(f"worker-{k + 1}", ["edge", *configs])
 
+    def tap_ledgers(self) -> None:
+        """Once every device is up, before its first job: no release is forgotten from now on."""
+        for number in range(1, self.site.plan.devices + 1):
+            tap.install(self.site.plan.edge_state(number) / LEDGER_FILE)
+
     def begin(self, fault: Fault) -> None:
         """Bring a fault. A relay ends its own; the others end with `end`."""
-        if fault.kind == "kill":
+        if fault.kind == "kill" and fault.amount:
+            self.supervisor.kill_starting(fault.target, fault.amount)
+        elif fault.kind == "kill":
             self.supervisor.kill(fault.target)
         elif fault.kind == "disk":
             self.supervisor.fill(fault.target, True)
@@ -114,6 +123,10 @@ class ChaosSite:
         elif fault.kind == "broker":
             with self._lock:
                 _start(self.brokers[fault.target])
+
+    def waiting(self) -> int:
+        """Faults that were begun and are still to strike."""
+        return self.supervisor.waiting
 
     def stop(self) -> list[str]:
         """End everything, the brokers last; names of the processes that had to be killed."""

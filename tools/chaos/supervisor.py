@@ -8,6 +8,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -58,7 +59,9 @@ class _Kept:
     process: subprocess.Popen[bytes] | None = None
     started_s: float = 0.0
     starts: int = 0
-    doomed: bool = False  # killed, or to be killed as soon as it starts
+    start_s: float = 2.0  # how long its last start took, to its first word
+    doomed: int = 0  # kills that it was given, or will be as soon as it starts
+    armed: deque[float] = field(default_factory=deque)  # shares of a start, one for each next life
     full: bool = False
     keeper: threading.Thread | None = field(default=None, repr=False)
 
@@ -74,7 +77,9 @@ class Supervisor:
         self._lifeline = Lifeline()
         self._lock = threading.RLock()
         self._stopping = False
+        self._waiting = 0
         self._all: dict[str, _Kept] = {}
+        self.filled = 0  # processes that a full disk met
         self.ends: list[Ended] = []
         self.traces: list[Trace] = []
 
@@ -93,15 +98,26 @@ class Supervisor:
         """SIGKILL; a process that is just being started again gets it first thing."""
         kept = self._all[name]
         with self._lock:
-            kept.doomed = True
+            kept.doomed += 1
             _signal(kept.process, signal.SIGKILL)
+
+    def kill_starting(self, name: str, share: float) -> None:
+        """SIGKILL in its next life, after this share of the time that its last start took."""
+        with self._lock:
+            self._all[name].armed.append(share)
+            self._waiting += 1
+
+    @property
+    def waiting(self) -> int:
+        """Kills of `kill_starting` that are still to come."""
+        return self._waiting
 
     def fill(self, name: str, full: bool) -> None:
         """Whether writes of this process, and of those that follow it, fail as on a full disk."""
         kept = self._all[name]
         with self._lock:
             kept.full = full
-            _limit(kept)
+            self.filled += _limit(kept) and full
 
     def starts(self) -> int:
         """How often a process was started."""
@@ -155,16 +171,28 @@ class Supervisor:
         threads = 1 if kept.name.startswith("worker") else None
         process = spawn(kept.arguments, subprocess.PIPE, self._lifeline, threads=threads)
         kept.process, kept.started_s, kept.starts = process, self._now_s(), kept.starts + 1
-        _limit(kept)
+        self.filled += _limit(kept) and kept.full
         if kept.doomed:
             _signal(process, signal.SIGKILL)
+        elif kept.armed:
+            timer = threading.Timer(kept.armed.popleft() * kept.start_s, self._strike, (kept,))
+            timer.daemon = True
+            timer.start()
         return process
+
+    def _strike(self, kept: _Kept) -> None:
+        with self._lock:
+            self._waiting -= 1
+            if not self._stopping:
+                self.kill(kept.name)
 
     def _copy(self, kept: _Kept, process: subprocess.Popen[bytes], log: BinaryIO) -> str:
         """All that it writes into its log; its last line."""
-        line = b""
+        line, heard = b"", False
         with process.stdout or open(os.devnull, "rb") as out:  # noqa: PTH123
             for line in out:
+                if not heard:
+                    heard, kept.start_s = True, self._now_s() - kept.started_s
                 log.write(line)
                 if _TRACE.match(line) and len(self.traces) < _KEPT_TRACES:
                     text = line.decode("utf-8", "replace").strip()
@@ -175,21 +203,23 @@ class Supervisor:
         with self._lock:
             how: How = "by itself"
             if kept.doomed and code == -signal.SIGKILL:
-                how, kept.doomed = "killed", False
+                how, kept.doomed = "killed", kept.doomed - 1
             elif self._stopping:
                 how = "stopped"
             now = self._now_s()
             self.ends.append(Ended(kept.name, now, now - kept.started_s, code, how, said))
 
 
-def _limit(kept: _Kept) -> None:
-    """Fit the largest file that the process may write to whether its disk is full."""
+def _limit(kept: _Kept) -> bool:
+    """Fit the largest file that the process may write to whether its disk is full; False: gone."""
     if kept.process is None or kept.process.poll() is not None:
-        return
+        return False
     with suppress(psutil.Error, OSError):
         process = psutil.Process(kept.process.pid)
         hard = process.rlimit(psutil.RLIMIT_FSIZE)[1]
         process.rlimit(psutil.RLIMIT_FSIZE, (FULL_BYTES if kept.full else hard, hard))
+        return True
+    return False
 
 
 def _signal(process: subprocess.Popen[bytes] | None, number: signal.Signals) -> None:

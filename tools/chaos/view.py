@@ -89,7 +89,8 @@ def show_result(console: Console, result: Mapping[str, Any]) -> None:
         ),
         (
             "rounds",
-            f"{len(result['rounds'])} in {sum(j['attempts'] for j in result['jobs'])} attempts",
+            f"{len(result['rounds'])} in {sum(j['attempts'] for j in result['jobs'])} attempts,"
+            f" {result['rounds_during_faults']} rounds during the faults",
         ),
         ("uploads", ", ".join(f"{n} {state}" for state, n in sorted(result["receipts"].items()))),
         ("seconds", f"{result['seconds']:.0f}"),
@@ -111,6 +112,8 @@ def show_result(console: Console, result: Mapping[str, Any]) -> None:
     for check in result["checks"]:
         for line in check["violations"]:
             console.print(f"  {escape(line)}", style="red", soft_wrap=True)
+    for line in result["warnings"]:
+        console.print(f"  warning: {escape(line)}", style="yellow", soft_wrap=True)
     console.print()
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from hashlib import sha256
 
+import numpy as np
 import pytest
 
+from cloud_server.opening import Opened
+from cloud_server.rounds import aggregate
 from edge_client.receipts import Receipt
 from fl_core.config import load_job
 from fl_core.plan import JobPlan
 from fl_core.privacy.ledger_book import JobEntry, Release
-from tools.chaos.checks import Course, check_all
+from fl_core.protocol.package import pack_tensors
+from tools.chaos.checks import Course, check_all, rounds_during_faults, warnings
 from tools.chaos.evidence import Commit, DeviceFacts, Evidence, JobFacts
 from tools.chaos.plan import Fault
 from tools.chaos.run import JOB
@@ -40,9 +44,26 @@ def sound() -> Evidence:
         )
         for index in ROUNDS
     )
-    job = JobFacts(NAME, "completed", "", PLAN, commits, "digest")
+    job = JobFacts(NAME, "completed", "", PLAN, commits, "digest", state_of(range(DEVICES)))
     devices = tuple(device_of(job, number) for number in range(DEVICES))
     return Evidence((job,), devices, {"cloud": "running", "worker-1": "box-1: counted"})
+
+
+def tensors(device: int, index: int) -> dict[str, np.ndarray]:
+    random = np.random.default_rng((device, index))
+    specs = PLAN.segments(PLAN.exchange(index))
+    return {s.name: random.normal(size=s.shape).astype(s.dtype) for s in specs}
+
+
+def state_of(counted: Iterable[int], only: int | None = None) -> bytes:
+    """As the cloud itself makes it; `only`: all devices count but in this round."""
+    state = PLAN.cloud.initial_state()
+    for index in ROUNDS:
+        chosen = counted if only in (None, index) else range(DEVICES)
+        found = [tensors(device, index) for device in chosen]
+        arrays = {name: [one[name] for one in found] for name in found[0]}
+        state, _ = aggregate(PLAN, PLAN.exchange(index), state, Opened(arrays))
+    return pack_tensors(state)
 
 
 def device_of(job: JobFacts, number: int) -> DeviceFacts:
@@ -64,6 +85,7 @@ def device_of(job: JobFacts, number: int) -> DeviceFacts:
         links=tuple((wire, index) for index in ROUNDS),
         ledger={wire: JobEntry(PLAN.request(wire), releases=releases)},
         release=(wire, "digest"),
+        releases={(wire, index): pack_tensors(tensors(number, index)) for index in ROUNDS},
     )
 
 
@@ -84,7 +106,8 @@ def with_device(found: Evidence, **changes: object) -> Evidence:
 def without_segment(found: Evidence) -> Evidence:
     lost = segments(0, 2)[0]
     accepted = tuple(h for h in found.jobs[0].commits[1].accepted if h != lost)
-    return with_commit(found, 1, accepted=accepted, uploads=DEVICES - 1)
+    rest = with_commit(found, 1, accepted=accepted, uploads=DEVICES - 1)
+    return with_job(rest, state=state_of([1, 2, 3], only=2))
 
 
 def repriced(found: Evidence) -> Evidence:
@@ -122,6 +145,15 @@ FOUND: dict[str, list[Callable[[Evidence], Evidence]]] = {
         counted_again,
         lambda f: with_commit(f, 0, accepted=(*f.jobs[0].commits[0].accepted[1:], bytes(32))),
     ],
+    "sums right": [
+        lambda f: with_job(f, state=state_of([0, 1, 2], only=3)),  # one is listed and left out
+        lambda f: with_job(f, state=state_of([0, 1, 1, 3], only=len(ROUNDS))),  # twice for another
+        lambda f: with_job(f, state=b""),
+        lambda f: with_job(f, state=b"no tensors"),
+        lambda f: with_device(f, releases={}),
+        lambda f: with_commit(f, 1, uploads=DEVICES - 1),
+        lambda f: with_commit(f, 1, accepted=f.jobs[0].commits[1].accepted[1:]),
+    ],
     "acknowledged counted": [
         without_segment,
         lambda f: with_device(without_segment(f), receipts=receipts(f, "held")),
@@ -154,8 +186,9 @@ def violated(found: Evidence, course: Course | None = None) -> set[str]:
 
 
 def test_a_sound_site_keeps_its_word_and_every_check_has_looked() -> None:
-    checked = check_all(sound(), Course(ends=[Ended("cloud", 9.0, 9.0, 0, "stopped")]))
-    assert [one.violations for one in checked] == [[]] * 8
+    ends = [Ended("cloud", 9.0, 9.0, 0, "stopped")]
+    checked = check_all(sound(), Course(ends=ends, quiet_s=99.0))
+    assert [one.violations for one in checked] == [[]] * 10
     assert all(one.looked for one in checked)
 
 
@@ -186,8 +219,14 @@ def test_a_site_that_stands_still_is_a_violation() -> None:
     assert violated(sound(), Course(stalled={"at_s": 300.0})) == {"jobs complete"}
 
 
-DISK = Fault(10.0, "disk", "proxy", 3.0)
-CUT = Fault(10.0, "cut", "proxy-edge", 1.0)
+FAULTS = [
+    Fault(10.0, "disk", "proxy", 3.0),
+    Fault(10.0, "cut", "proxy-edge", 1.0),
+    Fault(50.0, "broker", "cloud", 2.0),
+    Fault(50.0, "corrupt", "devices-edge", 60.0),
+    Fault(90.0, "delay", "devices-edge", 4.0),
+]
+UP_S = 5.0
 
 
 @pytest.mark.parametrize(
@@ -200,17 +239,40 @@ CUT = Fault(10.0, "cut", "proxy-edge", 1.0)
         (Ended("proxy", 60.0, 0.4, -15, "stopped"), True),
         (Ended("proxy", 60.0, 40.0, -15, "stopped"), False),
         (Ended("proxy", 60.0, 40.0, 1, "stopped"), False),
-        (Ended("proxy", 17.0, 9.0, 1, "by itself"), True),
-        (Ended("cloud", 17.0, 9.0, 1, "by itself"), False),
-        (Ended("cloud", 17.0, 9.0, 3, "by itself"), True),
-        (Ended("cloud", 14.0, 9.0, 3, "by itself"), False),
-        (Ended("cloud", 60.0, 9.0, 3, "by itself"), False),
-        (Ended("cloud", 17.0, 9.0, 0, "by itself"), False),
+        (Ended("proxy", 17.0, 99.0, 1, "by itself"), True),  # its disk is full
+        (Ended("cloud", 17.0, 9.0, 1, "by itself"), False),  # that of another is
+        (Ended("proxy", 40.0, 9.0, 1, "by itself"), False),  # not any more
+        (Ended("cloud", 17.0, 9.0, 3, "by itself"), False),  # another's link was cut
+        (Ended("worker-1", 17.0, 9.0, 3, "by itself"), False),
+        (Ended("cloud", 58.0, 4.0, 3, "by itself"), True),
+        (Ended("proxy", 58.0, 4.0, 3, "by itself"), True),
+        (Ended("cloud", 58.0, 40.0, 3, "by itself"), False),  # it was up, and should come back
+        (Ended("cloud", 54.0, 4.0, 3, "by itself"), False),  # before the fault
+        (Ended("cloud", 68.0, 4.0, 3, "by itself"), False),  # long after it
+        (Ended("cloud", 58.0, 4.0, 0, "by itself"), False),
+        (Ended("worker-1", 58.0, 4.0, 3, "by itself"), False),  # spoiled packets end nobody
+        (Ended("worker-2", 97.0, 4.0, 3, "by itself"), True),
     ],
 )
 def test_which_ends_of_a_process_are_excused(end: Ended, sound_end: bool) -> None:
-    found = violated(sound(), Course(faults=[DISK, CUT], up_s=5.0, ends=[end]))
+    found = violated(sound(), Course(faults=FAULTS, up_s=UP_S, ends=[end]))
     assert found == (set() if sound_end else {"processes sound"})
+
+
+def test_a_run_whose_faults_hit_no_round_proves_nothing() -> None:
+    few, many = ([Fault(1.0, "kill", "cloud")] * count for count in (9, 10))
+    late = Course(faults=many, up_s=float(len(ROUNDS) + 1), quiet_s=99.0, touched={"kill": 10})
+    assert violated(sound(), late) == {"faults met"}
+    assert violated(sound(), replace(late, faults=few)) == set()
+    assert warnings(sound(), late) == ["no round was committed while the faults went on"]
+    assert warnings(sound(), replace(late, up_s=0.0)) == []
+    assert rounds_during_faults(sound(), replace(late, up_s=2.0)) == len(ROUNDS) - 1
+
+
+def test_a_kind_of_fault_that_met_nothing_is_told() -> None:
+    touched = {"disk": 1, "cut": 0, "broker": 1, "corrupt": 7, "delay": 3}
+    course = Course(faults=FAULTS, quiet_s=99.0, touched=touched)
+    assert warnings(sound(), course) == ["the faults 'cut' met nothing"]
 
 
 def test_a_trace_and_a_process_that_does_not_stop_are_violations() -> None:

@@ -44,3 +44,14 @@ def test_every_process_is_killed_about_as_often(seed: int) -> None:
     faults = schedule(seed, 80, PROCESSES)
     counts = [sum(f.kind == "kill" and f.target == name for f in faults) for name in PROCESSES]
     assert min(counts) >= 10
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_kills_of_a_starting_process_fall_all_over_its_start(seed: int) -> None:
+    kills = [fault for fault in schedule(seed, 200, PROCESSES) if fault.kind == "kill"]
+    shares = [fault.amount for fault in kills if fault.amount]
+    assert len(shares) > 20
+    assert min(shares) < 0.2
+    assert max(shares) > 1.0
+    for before, fault in pairwise(kills):
+        assert not fault.amount or fault.target == before.target

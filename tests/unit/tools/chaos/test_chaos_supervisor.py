@@ -90,6 +90,32 @@ def test_a_kill_between_two_lives_hits_the_next_one(site: Supervisor, tmp_path: 
     assert site.ends[0].said == "running"
 
 
+def test_an_armed_kill_hits_the_next_life_a_share_of_a_start_after_its_begin(
+    site: Supervisor, tmp_path: Path
+) -> None:
+    site.start("one", ["runs", str(tmp_path)])
+    wait_for(lambda: "running" in log(tmp_path))
+    for share in (3.0, 0.0):  # one life for each: past a whole start, and at once
+        site.kill_starting("one", share)
+    assert site.waiting == 2
+    site.kill("one")
+    wait_for(lambda: log(tmp_path).count("--- start") == 4)
+    assert site.waiting == 0
+    wait_for(lambda: "running" in log(tmp_path).partition("--- start 4")[2])
+    assert [end.how for end in site.ends] == ["killed"] * 3
+    lives = log(tmp_path).split("--- start")
+    assert "running" in lives[2]
+    assert "running" not in lives[3]
+
+
+def test_two_kills_between_two_lives_hit_the_next_two(site: Supervisor, tmp_path: Path) -> None:
+    site.start("one", ["ends", str(tmp_path)])
+    wait_for(lambda: site.ends)
+    site.kill("one")
+    site.kill("one")
+    wait_for(lambda: [end.how for end in site.ends].count("killed") == 2)
+
+
 def test_what_no_process_should_write_is_noted(site: Supervisor, tmp_path: Path) -> None:
     site.start("one", ["fails", str(tmp_path)])
     wait_for(lambda: site.traces)
@@ -107,5 +133,6 @@ def test_a_full_disk_fails_writes_and_leaves_the_log_alone(
     wait_for(lambda: "full" in log(tmp_path))
     site.kill("one")  # its successor finds the disk full too
     wait_for(lambda: "full" in log(tmp_path).partition("--- start 2")[2])
+    assert site.filled == 2
     site.fill("one", False)
     wait_for(lambda: "written" in log(tmp_path).rpartition("full")[2])
