@@ -58,7 +58,7 @@ def run(options: LoadOptions, sharing: Sharing, *, as_json: bool) -> int:
     try:
         for count in options.counts:
             one = options.model_copy(update={"devices": count, "sweep": ()})
-            result, failure = _play(one, sharing, console)
+            result, failure = _play(one, sharing, console, spans=bool(options.sweep))
             results.append(result)
             if failure is not None:
                 break
@@ -97,7 +97,7 @@ def _check(options: LoadOptions, sharing: Sharing) -> None:
 
 
 def _play(
-    options: LoadOptions, sharing: Sharing, console: Console
+    options: LoadOptions, sharing: Sharing, console: Console, *, spans: bool
 ) -> tuple[dict[str, Any], BaseException | None]:
     """One count of devices: its result, and what ended it early."""
     # A second Ctrl-C must not leave children behind; stopping takes a few seconds at most.
@@ -135,6 +135,7 @@ def _play(
             remote=sharing.remote,
             token_file=sharing.token_file or folder / "join.token",
             password=password,
+            spans=spans,
         )
         failure = _until_stopped(session)
         result = session.result()

@@ -18,6 +18,7 @@ from tools.load.device import LoadDevice, Setup
 from tools.load.dialler import Dialler
 from tools.load.options import LoadOptions
 from tools.load.shared import Shared, SharedVerifyKey
+from tools.load.strain import Meter
 from tools.load.wire import Share
 
 TICK_S = 1.0
@@ -33,7 +34,7 @@ class Generator:
     def __init__(self, share: Share, options: LoadOptions, offset_s: float) -> None:
         self.options = options
         self.shared = Shared(options.packet_bytes, options.payload_bytes, offset_s)
-        self.longest_lag_s = 0.0
+        self.meter = Meter()
         self._work: deque[tuple[LoadDevice, object]] = deque()
         self._starts: dict[tuple[int, int], float] = {}
         self._begun: dict[tuple[int, int], int] = {}
@@ -64,12 +65,15 @@ class Generator:
     async def run(self) -> None:
         """Keep connections alive and look how late the loop is, until cancelled."""
         loop = asyncio.get_running_loop()
-        next_tick_s = loop.time() + TICK_S
+        next_tick_s, counted = loop.time() + TICK_S, False
         while True:
             due_s = loop.time() + _LAG_S
             await asyncio.sleep(_LAG_S)
             now_s = loop.time()
-            self.longest_lag_s = max(self.longest_lag_s, now_s - due_s)
+            under_way = bool(self._work) or self.shared.tally.pending
+            counts = self.shared.tally.offering and (under_way or counted)
+            self.meter.look(now_s - due_s, _LAG_S, counts=counts)
+            counted = self.shared.tally.offering and under_way
             if now_s >= next_tick_s:
                 next_tick_s = now_s + TICK_S
                 for device in self.devices:

@@ -16,15 +16,16 @@ _RETRIES = 2
 _ROUNDING = 1e-6  # a share that means six devices must not ask for a seventh
 
 
-def job_yaml(options: LoadOptions, enrolled: int) -> bytes:
-    """`noise_only` for all devices, in as many rounds as are asked for.
+def job_yaml(options: LoadOptions, enrolled: int, *, open_end: bool = False) -> bytes:
+    """`noise_only` for all devices, in as many rounds as are asked for; with `open_end` until
+    it is cancelled.
 
     All `enrolled` devices are selected; the quorum is of the test's own, which alone answer.
     """
     quorum = options.quorum
     if enrolled > options.devices:
         quorum = max(_ROUNDING, quorum * options.devices / enrolled - _ROUNDING / enrolled)
-    rounds = MANY_ROUNDS if options.minutes is not None else options.rounds
+    rounds = MANY_ROUNDS if open_end or options.minutes is not None else options.rounds
     job: dict[str, Any] = {
         "job": "loadtest",
         "data": {"source": "digits", "classes": 10, "input_shape": [64], "nominal_records": 1},

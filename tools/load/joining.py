@@ -12,7 +12,6 @@ from typing import Any
 
 import aiohttp
 import msgspec
-import psutil
 
 from fl_core.errors import UsageError
 from fl_core.heap import keep_heap
@@ -45,8 +44,6 @@ class _Member:
     def __init__(self, url: str, token: str, local: bool) -> None:
         self._url, self._local = url.rstrip("/"), local
         self._headers = {"Authorization": f"Bearer {token}"}
-        self._cpu_s, self._wall_s = time.process_time(), time.monotonic()
-        self._process = psutil.Process()
 
     async def run(self) -> int:
         files = raise_files_limit()
@@ -85,13 +82,8 @@ class _Member:
             await self._report(number, "done", generator)
 
     async def _report(self, number: int, state: Any, generator: Generator) -> Answer:
-        cpu_s, wall_s = time.process_time(), time.monotonic()
-        busy = (cpu_s - self._cpu_s) / max(wall_s - self._wall_s, 1e-3)
-        self._cpu_s, self._wall_s = cpu_s, wall_s
-        lag_s, generator.longest_lag_s = generator.longest_lag_s, 0.0
-        rss = int(self._process.memory_info().rss)
         tally = generator.shared.tally.to_plain()
-        report = Report(number, state, tally, busy, lag_s, cpu_s, rss)
+        report = Report(number, state, tally, generator.meter.strain)
         answer: Answer = await self._post("report", report, Answer)
         return answer
 

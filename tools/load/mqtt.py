@@ -17,6 +17,7 @@ from tools.load import mqtt_packets as packets
 
 _WINDOW_MESSAGES = 64  # unacknowledged messages of one device, unless the broker allows fewer
 _SLOW_BUFFER_BYTES = 16384
+_SLICE_S = 0.1  # of a slow link
 _HEADER_BYTES = 64 * 1024  # above a packet's limit: room for topic and properties
 
 
@@ -42,6 +43,7 @@ class Client(asyncio.Protocol):
     __slots__ = (
         "_framer",
         "_heard_s",
+        "_held_back",
         "_in_flight",
         "_login",
         "_loop",
@@ -79,7 +81,7 @@ class Client(asyncio.Protocol):
         self._queue: deque[tuple[bytes, int]] = deque()
         self._in_flight: set[int] = set()
         self._window, self._next_id = _WINDOW_MESSAGES, 0
-        self._sending = False
+        self._sending, self._held_back = False, b""
         self._heard_s = self._sent_s = self._loop.time()
         self.up = False
         self.bytes_in = self.bytes_out = 0
@@ -136,7 +138,11 @@ class Client(asyncio.Protocol):
         self._heard_s = self._loop.time()
         if self._slow_bytes_per_s and self._transport is not None:
             self._transport.pause_reading()
-            self._loop.call_later(len(data) / self._slow_bytes_per_s, self._read_again)
+            self._loop.call_later(len(data) / self._slow_bytes_per_s, self._arrived, data)
+        else:
+            self._take_in(data)
+
+    def _take_in(self, data: bytes) -> None:
         try:
             for first, body in self._framer.feed(data):
                 self._packet(first, body)
@@ -185,11 +191,29 @@ class Client(asyncio.Protocol):
             if qos:
                 self._in_flight.add(packet_id)
             head = packets.publish_head(self._up_topic, len(frame), packet_id, self._protocol)
-            self._write(head, frame)
             if self._slow_bytes_per_s:
                 self._sending = True
-                self._loop.call_later(len(frame) / self._slow_bytes_per_s, self._drain)
+                self._trickle(memoryview(head + frame))
                 return
+            self._write(head, frame)
+
+    def _trickle(self, rest: memoryview) -> None:
+        """Over a slow link: each slice once the time is over that it takes."""
+        if not rest:
+            waiting, self._held_back = self._held_back, b""
+            if waiting:
+                self._raw_write(waiting)
+            self._drain()
+            return
+        piece = rest[: max(1, int(self._slow_bytes_per_s * _SLICE_S))]
+        self._loop.call_later(
+            len(piece) / self._slow_bytes_per_s, self._trickled, piece, rest[len(piece) :]
+        )
+
+    def _trickled(self, piece: memoryview, rest: memoryview) -> None:
+        if self._transport is not None:
+            self._raw_write(bytes(piece))
+            self._trickle(rest)
 
     def _packet_id(self) -> int:
         while True:
@@ -200,6 +224,14 @@ class Client(asyncio.Protocol):
     def _write(self, *pieces: bytes) -> None:
         if self._transport is None or self._transport.is_closing():
             return
+        if self._sending:  # in the middle of another packet
+            self._held_back += b"".join(pieces)
+            return
+        self._raw_write(*pieces)
+
+    def _raw_write(self, *pieces: bytes) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
         self._sent_s = self._loop.time()
         self.bytes_out += sum(map(len, pieces))
         if len(pieces) == 1:
@@ -207,7 +239,10 @@ class Client(asyncio.Protocol):
         else:
             self._transport.writelines(pieces)
 
-    def _read_again(self) -> None:
+    def _arrived(self, data: bytes) -> None:
+        """A slow link's bytes are here only now."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._take_in(data)
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,9 @@ from tools.load.rounds import Course
 from tools.load.samples import Samples
 from tools.load.verdict import losses, sum_matches
 
+LEAST_S = 10.0
+"""What a span must last for its costs to be told."""
+
 
 @dataclass(frozen=True)
 class Mark:
@@ -24,6 +28,7 @@ class Mark:
     cpu_s: Mapping[str, float]
     counts: Mapping[str, int]
     rounds: int
+    at_s: float
 
 
 @dataclass
@@ -38,6 +43,7 @@ class Measured:
     reason: str = ""
     interrupted: bool = False
     enrolled: int = 0
+    spans: bool = False
     _marks: list[Mark] = field(default_factory=list)
 
     @property
@@ -47,7 +53,7 @@ class Measured:
 
     def mark(self, cpu_s: Mapping[str, float], counts: Mapping[str, int], rounds: int) -> None:
         """The rounds begin, or one more is committed."""
-        self._marks.append(Mark(cpu_s, counts, rounds))
+        self._marks.append(Mark(cpu_s, counts, rounds, time.monotonic()))
 
     def span(self) -> tuple[Mark, Mark] | None:
         """From the end of the first round to the end of the last: what is done once, such as
@@ -56,6 +62,11 @@ class Measured:
         if len(self._marks) < 2:
             return None
         return self._marks[1 if len(self._marks) > 2 else 0], self._marks[-1]
+
+    def seconds(self) -> float:
+        """How long that span is."""
+        span = self.span()
+        return span[1].at_s - span[0].at_s if span else 0.0
 
 
 def outcome(
@@ -91,7 +102,7 @@ def outcome(
         "uploads_per_s": _rate(uploads, seconds),
         "mb_per_s": {
             "up": _rate(moved_up / 1e6, seconds),
-            "down": _rate(cost.down_bytes / 1e6, cost.seconds),
+            "down": cost.rate(cost.down_bytes / 1e6, cost.seconds),
         },
         "latency_s": totals.histogram("counted_s").summary(),
         "acknowledged_s": totals.histogram("ack_s").summary(),
@@ -103,13 +114,13 @@ def outcome(
         "processes": {
             name: {
                 "cpu_s": round(cost.cpu_s.get(name, 0.0), 3),
-                "cpu_percent": _rate(100 * cost.cpu_s.get(name, 0.0), cost.seconds),
+                "cpu_percent": cost.rate(100 * cost.cpu_s.get(name, 0.0), cost.seconds),
                 "peak_rss_bytes": peak[name],
             }
             for name in peak
         },
         "peak_rss_bytes": peak,
-        "cpu_ms_per_upload": {n: _rate(1000 * s, cost.uploads) for n, s in cost.cpu_s.items()},
+        "cpu_ms_per_upload": {n: cost.rate(1000 * s, cost.uploads) for n, s in cost.cpu_s.items()},
         "idle": measured.idle,
         "raw": None,
         "raw_ratio": None,
@@ -129,6 +140,10 @@ class _Cost:
     uploads: int = 0
     seconds: float = 0.0
 
+    def rate(self, amount: float, by: float) -> float | None:
+        """None where the span is too short: its ends are known to a fraction of a second."""
+        return _rate(amount, by) if self.seconds >= LEAST_S else None
+
 
 def _cost(measured: Measured, rows: list[dict[str, Any]]) -> _Cost:
     span = measured.span()
@@ -140,7 +155,7 @@ def _cost(measured: Measured, rows: list[dict[str, Any]]) -> _Cost:
         {name: cpu_s - first.cpu_s.get(name, 0.0) for name, cpu_s in last.cpu_s.items()},
         last.counts["bytes_down"] - first.counts["bytes_down"],
         sum(row["uploads"] for row in within),
-        sum(row["seconds"] for row in within),
+        measured.seconds(),
     )
 
 

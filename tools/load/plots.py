@@ -180,7 +180,7 @@ def cost_plot(sweep: Sequence[Result]) -> str:
     with svg_figure(WIDTH, 3.4, "cost") as (figure, done):
         axes, ends = figure.add_subplot(), []
         for number, name in enumerate(names):
-            values = [one["cpu_ms_per_upload"].get(name, np.nan) for one in sweep]
+            values = [_or_nan(one["cpu_ms_per_upload"].get(name)) for one in sweep]
             colour = CLUSTERS[number % len(CLUSTERS)]
             axes.plot(devices, values, color=colour, marker="o")
             if np.isfinite(values[-1]):
@@ -247,3 +247,7 @@ def _name_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
             name, (1.0, place), (6, 0), xycoords="axes fraction", textcoords="offset points",
             color=colour, va="center", fontsize=8,
         )  # fmt: skip
+
+
+def _or_nan(value: float | None) -> float:
+    return np.nan if value is None else value

@@ -7,9 +7,11 @@ from typing import Any
 
 from tools.load.leader import Leader, Totals
 from tools.load.processes import Watch
+from tools.load.strain import Strain
 
 _BUSY = 0.9
-_LATE_S = 0.5
+_LATE_S = 0.02  # two slices of its own work
+_LATE_SHARE = 0.1  # of the time until an upload is acknowledged
 
 
 class Samples:
@@ -20,12 +22,9 @@ class Samples:
         self._began_s = self._last_s = time.monotonic()
         self._before: dict[str, int] = {}
         self.series: list[dict[str, Any]] = []
-        self.busiest, self.latest_s = 0.0, 0.0
-        self._busy: list[float] = []
-        self._late = 0
 
-    def take(self, phase: str, rounds_done: int, *, loaded: bool) -> dict[str, Any]:
-        """One more sample; `loaded` while rounds are played, when saturation counts."""
+    def take(self, phase: str, rounds_done: int) -> dict[str, Any]:
+        """One more sample."""
         self._watch.add({n: p for n, p in self._leader.pids.items() if n not in self._names()})
         self._watch.look()
         totals, now_s = self._leader.totals(), time.monotonic()
@@ -36,8 +35,6 @@ class Samples:
             for name in ("counted", "acknowledged", "bytes_up", "bytes_down")
         }
         self._before = counts
-        if loaded:
-            self._look_at_generators()
         entry = {
             "t_s": round(now_s - self._began_s, 2),
             "connected": counts["connected"],
@@ -52,36 +49,36 @@ class Samples:
         return {**entry, "phase": phase, "rounds_done": rounds_done, **_live(totals)}
 
     def generator(self) -> dict[str, Any]:
-        """How busy the generators were in the rounds, and whether they held the test back."""
-        mean = sum(self._busy) / len(self._busy) if self._busy else 0.0
-        late = self._late > max(1, len(self._busy) // 10)
-        bottleneck = mean > _BUSY or late
+        """How hard the generators worked while uploads were under way, and whether that held the
+        test back.
+        """
+        strains = [report.strain for report in self._leader.reports.values()] or [Strain()]
+        busy, late_s = max(s.busy for s in strains), max(s.mean_late_s for s in strains)
+        usual_s = self._leader.totals().histogram("ack_s").percentile(0.5)
         note = ""
-        if mean > _BUSY:
-            note = f"a generator used {100 * mean:.0f} % of a core: add --processes or hosts"
-        elif late:
+        if busy > _BUSY:
+            note = f"a generator used or waited for {busy:.0%} of a core: add --processes or hosts"
+        elif usual_s and late_s > max(_LATE_S, _LATE_SHARE * usual_s):
             note = (
-                f"a generator's loop was up to {self.latest_s:.1f} s late: add --processes or hosts"
+                f"a generator's loop was {1000 * late_s:.0f} ms late on average, an upload is"
+                f" acknowledged after {1000 * usual_s:.0f} ms: add --processes or hosts"
             )
         return {
             "processes": len(self._leader.reports),
-            "busy_percent": round(100 * mean, 1),
-            "busiest_percent": round(100 * self.busiest, 1),
-            "lag_s": round(self.latest_s, 3),
-            "bottleneck": bottleneck,
+            "busy_percent": round(100 * busy, 1),
+            "waited_percent": round(100 * max(_waited(s) for s in strains), 1),
+            "late_s": round(late_s, 4),
+            "latest_s": round(max(s.worst_s for s in strains), 3),
+            "bottleneck": bool(note),
             "note": note,
         }
 
-    def _look_at_generators(self) -> None:
-        reports = self._leader.reports.values()
-        busy = max((report.busy for report in reports), default=0.0)
-        lag_s = max((report.lag_s for report in reports), default=0.0)
-        self._busy.append(busy)
-        self._late += lag_s > _LATE_S
-        self.busiest, self.latest_s = max(self.busiest, busy), max(self.latest_s, lag_s)
-
     def _names(self) -> set[str]:
         return set(self._watch.cpu_s())
+
+
+def _waited(strain: Strain) -> float:
+    return strain.waited_s / strain.wall_s if strain.wall_s > 0 else 0.0
 
 
 def _live(totals: Totals) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from tools.load.job import job_yaml
 from tools.load.leader import Leader, Where, join_token
 from tools.load.local_site import LocalSite, Target
 from tools.load.options import LoadOptions
-from tools.load.outcome import Measured, outcome
+from tools.load.outcome import LEAST_S, Measured, outcome
 from tools.load.processes import Watch
 from tools.load.rounds import Course
 from tools.load.samples import Samples
@@ -32,13 +32,16 @@ _ROSTER_S = 60.0
 _SETTLE_S = 5.0
 _LEAVE_S = 10.0
 _LOOK_S = 0.2
-_EVENTS_S = 0.5
+_EVENTS_S = 1.0  # waited for the next event
 
 Show = Callable[[dict[str, Any]], None]
 
 
 class Session:
-    """Plays one count of devices against `target`. `site` is what was started for it, if it was."""
+    """Plays one count of devices against `target`. `site` is what was started for it, if it was.
+
+    With `spans`, as in a sweep, rounds go on until their costs can be told.
+    """
 
     def __init__(
         self,
@@ -53,6 +56,7 @@ class Session:
         remote: int = 0,
         token_file: Path,
         password: str | None = None,
+        spans: bool = False,
     ) -> None:
         self._options, self._target, self._site = options, target, site
         self._children, self._show, self._listen = generators, show, listen
@@ -70,7 +74,8 @@ class Session:
         self._samples = Samples(self._leader, self._watch)
         self._course = Course()
         self._phase, self._loaded = "start", False
-        self.measured = Measured(options, site.broker_name if site else target.broker)
+        broker = site.broker_name if site else target.broker
+        self.measured = Measured(options, broker, spans=spans)
 
     async def run(self) -> None:
         """All phases; what was measured so far is in `result` however it ends."""
@@ -168,7 +173,9 @@ class Session:
         self._phase = "announcing the job"
         self._mark()
         self._loaded = True
-        job = await asyncio.to_thread(client.submit, job_yaml(options, self.measured.enrolled))
+        job = await asyncio.to_thread(
+            client.submit, job_yaml(options, self.measured.enrolled, open_end=self.measured.spans)
+        )
         end_s = time.monotonic() + 60 * options.minutes if options.minutes is not None else None
         try:
             await self._follow(client, job, end_s)
@@ -183,17 +190,36 @@ class Session:
     async def _follow(self, client: CloudClient, job: str, end_s: float | None) -> None:
         after = 0
         while not self._course.ended:
-            await asyncio.sleep(_EVENTS_S)  # each tells its own time: asking often only costs
             done = len(self._course.committed)
-            for event in await asyncio.to_thread(client.events, job, after):
+            for event in await asyncio.to_thread(client.events, job, after, _EVENTS_S):
                 after = int(event["seq"])
                 self._course.take(event)
                 self._phase = self._course.phase or self._phase
             if len(self._course.committed) > done:
                 self._mark()
-                if end_s is not None and time.monotonic() > end_s:
+                if self._enough(end_s):
+                    await self._recorded()
                     return
             self._check()
+
+    async def _recorded(self) -> None:
+        """Let the last round's record reach the devices: a job that is cancelled sends no more."""
+        last = self._course.committed[-1]
+        end_s = time.monotonic() + _SETTLE_S
+        while time.monotonic() < end_s:
+            row = self._leader.totals().rounds.get((last["round"], last["attempt"]))
+            if row is not None and row["counted"] >= last["uploads"]:
+                return
+            await asyncio.sleep(_LOOK_S)
+
+    def _enough(self, end_s: float | None) -> bool:
+        """Whether a job that could play on has played enough."""
+        if end_s is not None:
+            return time.monotonic() > end_s
+        if not self.measured.spans:
+            return False
+        done = len(self._course.committed)
+        return done >= self._options.rounds and self.measured.seconds() >= LEAST_S
 
     async def _settle(self) -> None:
         """Wait a little until every upload's fate is known."""
@@ -242,9 +268,7 @@ class Session:
 
     async def _sample(self) -> None:
         while True:
-            self._show(
-                self._samples.take(self._now(), len(self._course.committed), loaded=self._loaded)
-            )
+            self._show(self._samples.take(self._now(), len(self._course.committed)))
             await asyncio.sleep(1.0)
 
     async def _for(self, seconds: float) -> None:

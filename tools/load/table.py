@@ -114,7 +114,8 @@ def _processes(result: Result) -> Table:
     for name in columns:
         table.add_column(name, justify="right")
     for name, used in result["processes"].items():
-        cells = [f"{used['cpu_s']:.1f} s", f"{used['cpu_percent']:.0f} %"]
+        percent = used["cpu_percent"]
+        cells = [f"{used['cpu_s']:.1f} s", "–" if percent is None else f"{percent:.0f} %"]
         cells += [per_upload(result, name), mib(used["peak_rss_bytes"])]
         cells += [f"{rate(idle['cpu_percent'].get(name))} %"] if idle else []
         cells += [str(grown.get(name, "–"))] if grown else []

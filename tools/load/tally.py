@@ -156,6 +156,18 @@ class Tally:
         return (at.round, at.attempt) in self._committed
 
     @property
+    def offering(self) -> bool:
+        """Whether the newest attempt has an upload, and no commit record yet."""
+        key = next(reversed(self.rounds), None)
+        return key is not None and key not in self._committed and self.rounds[key].offered > 0
+
+    @property
+    def pending(self) -> bool:
+        """Whether an upload of the newest attempt waits for its answer."""
+        key = next(reversed(self.rounds), None)
+        return key is not None and self.rounds[key].offered > self.rounds[key].answered
+
+    @property
     def waiting(self) -> int:
         """Uploads whose fate is not known yet."""
         return sum(1 for row in self._sent.values() for s in row.values() if s.said in ("", "held"))

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from tools.load.fleet import Member
+from tools.load.strain import Strain
 
 Command = Literal["wait", "connect", "stop"]
 
@@ -42,12 +43,7 @@ class Report(msgspec.Struct, frozen=True):
     number: int
     state: Literal["ready", "connecting", "connected", "done"]
     tally: dict[str, Any]
-    busy: float
-    """Share of one core used since the last report."""
-    lag_s: float
-    """The longest that the event loop was late since then."""
-    cpu_s: float
-    rss_bytes: int
+    strain: Strain
 
 
 class Answer(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ from fl_core.errors import UsageError
 from tools.load.fleet import Fleet
 from tools.load.leader import Leader, Where, join_token
 from tools.load.options import LoadOptions
+from tools.load.strain import Strain
 from tools.load.tally import Tally
 from tools.load.wire import Answer, Joining, Report, Share
 
@@ -23,7 +24,7 @@ TOKEN = "the-word"
 def report(number: int, state: str) -> Report:
     tally = Tally()
     tally.connected = tally.connects = number
-    return Report(number, state, tally.to_plain(), 0.5, 0.01, 1.0, 1000)
+    return Report(number, state, tally.to_plain(), Strain())
 
 
 async def post(url: str, path: str, content: object, token: str = TOKEN) -> tuple[int, bytes]:

@@ -26,7 +26,8 @@ def test_a_fault_is_named(found, said):
 
 
 @pytest.mark.parametrize(
-    "found", [{}, {"sum_matches": None}, {"sum_matches": True}, {"drift": FLAT}]
+    "found",
+    [{}, {"sum_matches": None}, {"sum_matches": True}, {"drift": FLAT}],
 )
 def test_a_sound_result_has_none(found):
     assert not list(faults(result() | found))
