@@ -112,9 +112,17 @@ def test_a_job_moves_as_the_table_says_and_an_illegal_move_changes_nothing(store
         assert after.ended == (after.ended_at is not None)
     else:
         with pytest.raises(StoreError, match=f"is {before.status}"):
-            store.set_status(job, target)
+            store.set_status(job, target, "for another reason")
         assert store.job(job) == before
         assert len(store.events_after(0)) == seq
+
+
+def test_a_move_that_was_made_already_is_done(store):
+    job = running(store)
+    paused = store.set_status(job, "paused", "why")
+    seq = len(store.events_after(0))
+    assert store.set_status(job, "paused", "why") == paused
+    assert len(store.events_after(0)) == seq
 
 
 def test_the_start_of_a_job_is_kept_when_it_resumes(store):
