@@ -22,11 +22,13 @@ from typing import Literal
 
 from fl_core.config.site import BrokerSite
 from fl_core.errors import BrokerError
+from tools import broker_tied
 from tools.broker_plan import BrokerPlan, Engine, ListenerTls, mosquitto_lines, write_private
 from tools.broker_rules import acl_text, read_users, rules_for, users_text
 
 START_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 5.0
+_TLS_S = 0.2
 
 
 def choose_engine(engine: Engine = "auto") -> Literal["amqtt", "mosquitto"]:
@@ -68,8 +70,9 @@ def free_ports(count: int) -> list[int]:
 
 
 class BrokerProcess:
-    """One broker. Its files go to `directory`; `users` (name to password) or `users_file` log in.
+    """One broker, which ends with its starter, however that ends. Its files go to `directory`.
 
+    `users` (name to password) or `users_file` log in.
     Neither given: everyone on this machine may connect.
     """
 
@@ -193,7 +196,8 @@ class BrokerProcess:
             except OSError:
                 time.sleep(0.02)
             else:
-                return
+                if self._plan.tls is None or self._stays():
+                    return
         said = self._log.read_text("utf-8", "replace").strip().splitlines()
         self.stop()
         raise BrokerError(
@@ -201,6 +205,13 @@ class BrokerProcess:
             where=f"{self._plan.host}:{self.port}",
             fix=f"see {self._log}",
         )
+
+    def _stays(self) -> bool:
+        """mosquitto listens first, and then ends where it cannot read its certificate."""
+        with suppress(subprocess.TimeoutExpired):
+            if self._child is not None:
+                self._child.wait(_TLS_S)
+        return self.running()
 
     def _mosquitto(self) -> list[str]:
         plan, lines = self._plan, []
@@ -212,7 +223,8 @@ class BrokerProcess:
             lines.append(f"password_file {self._directory / 'users'}")
         lines += mosquitto_lines(plan, self.port, open_to_all=not self._authenticated)
         write_private(self._directory / "mosquitto.conf", "\n".join(lines) + "\n")
-        return ["mosquitto", "-c", str(self._directory / "mosquitto.conf")]
+        command = ["mosquitto", "-c", str(self._directory / "mosquitto.conf")]
+        return [sys.executable, "-I", "-S", broker_tied.__file__, *command]
 
     def _amqtt(self) -> list[str]:
         plan, tls = self._plan, self._plan.tls

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from broker_harness import PASSWORDS, linked, make_link
 
@@ -184,20 +185,21 @@ def test_a_site_broker_takes_new_users_and_ends_on_ctrl_c(engine, tmp_path):
     socket.create_server(("127.0.0.1", port)).close()  # the port is free again
 
 
-def test_a_broker_does_not_outlive_a_killed_starter(tmp_path):
-    """Of amqtt: it reads the end of its standard input."""
+def test_a_broker_does_not_outlive_a_killed_starter(engine, tmp_path):
+    """amqtt reads the end of its standard input; mosquitto has a watcher that does."""
     code = (
         "import time; from pathlib import Path; from tools.brokers import *;"
         "from tools.broker_plan import *;"
-        f"b = BrokerProcess(BrokerPlan(engine='amqtt'), Path({str(tmp_path)!r})); b.start();"
-        "print(b.pid, flush=True); time.sleep(600)"
+        f"b = BrokerProcess(BrokerPlan(engine={engine!r}), Path({str(tmp_path)!r})); b.start();"
+        "import psutil; c = psutil.Process(b.pid).children();"
+        "print(*[b.pid, *(p.pid for p in c)], flush=True); time.sleep(600)"
     )
     starter = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    pid = int(starter.stdout.readline())
+    pids = [int(word) for word in starter.stdout.readline().split()]
     starter.kill()
     starter.communicate()
 
-    async def gone():
+    async def gone(pid):
         while True:
             try:
                 os.kill(pid, 0)
@@ -207,7 +209,14 @@ def test_a_broker_does_not_outlive_a_killed_starter(tmp_path):
                 return  # dead, and waiting for somebody to notice
             await asyncio.sleep(0.05)
 
-    asyncio.run(asyncio.wait_for(gone(), 30))
+    for pid in pids:
+        asyncio.run(asyncio.wait_for(gone(pid), 30))
+
+
+def test_nothing_of_a_stopped_broker_stays(broker):
+    watchers = psutil.Process(broker.pid).children()
+    broker.stop()
+    assert psutil.wait_procs(watchers, timeout=10)[1] == []
 
 
 def test_a_broker_that_cannot_start_says_why(engine, tmp_path, monkeypatch):
