@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from fl_core.config.base import Block, Mix, PortNumber, Seconds, SitePath, refuse
+from fl_core.config.base import Block, Mix, Seconds, SitePath, refuse
 from fl_core.config.site_blocks import BrokerUrl, PacketBytes
 
 VALUE_BYTES = 4  # uploads and packages are float32
@@ -19,6 +19,20 @@ def _whole_values(count: int) -> int:
     return count
 
 
+def _address(text: str) -> str:
+    host, colon, port = text.rpartition(":")
+    if not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536 and (host or not colon)):
+        raise ValueError(f"must be a port or HOST:PORT, got {text!r}")
+    return text
+
+
+def _as_text(value: object) -> object:
+    return str(value) if type(value) is int else value
+
+
+PortOrAddress = Annotated[
+    str, Field(max_length=260), BeforeValidator(_as_text), AfterValidator(_address)
+]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 FloatBytes = Annotated[int, Field(ge=4, le=1 << 26), AfterValidator(_whole_values)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -95,8 +109,8 @@ class LoadOptions(Block):
     """PEM file of that certificate's private key."""
     compare: Literal["raw"] | None = None
     """`raw`: afterwards carry the same bytes through a bare relay, and print the ratio."""
-    prometheus: PortNumber | None = None
-    """Port on which live figures are served for Prometheus."""
+    prometheus: PortOrAddress | None = Field(default=None, examples=["9400", "0.0.0.0:9400"])
+    """Port, of this machine alone, or HOST:PORT on which live figures are served for Prometheus."""
     out: SitePath | None = None
     """Folder for load.json and load.html."""
 

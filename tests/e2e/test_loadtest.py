@@ -94,10 +94,10 @@ def test_ctrl_c_ends_everything_and_leaves_what_was_measured(tmp_path):
 
 
 def test_a_port_for_figures_that_is_taken_is_said_at_once(tmp_path):
-    with socket.create_server(("0.0.0.0", 0)) as taken:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         done = loadtest("--devices", 5, "--prometheus", taken.getsockname()[1])
     assert done.returncode == 2
-    assert "--prometheus: port" in done.stderr
+    assert "--prometheus: " in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -15,7 +15,13 @@ from rich.console import Console
 from fl_core.errors import EdgeVeilError, UsageError
 from tools.load.fleet import Fleet
 from tools.load.joining import on_fast_loop
-from tools.load.limits import check_files, check_ports, raise_files_limit
+from tools.load.limits import (
+    check_address,
+    check_files,
+    check_ports,
+    check_readable,
+    raise_files_limit,
+)
 from tools.load.local_site import LocalSite
 from tools.load.options import LoadOptions
 from tools.load.prometheus import Metrics
@@ -65,7 +71,8 @@ def run(options: LoadOptions, sharing: Sharing, *, as_json: bool) -> int:
     except KeyboardInterrupt as stop:
         failure = stop
     if results:
-        _keep(options, results, console, as_json=as_json)
+        with signals(signal.SIG_IGN):
+            _keep(options, results, console, as_json=as_json)
     if isinstance(failure, KeyboardInterrupt):
         return INTERRUPTED
     if failure is not None:
@@ -85,6 +92,8 @@ def _check(options: LoadOptions, sharing: Sharing) -> None:
             where="--remote",
             fix="name a running site with --broker, --cloud, --token-file and --fleet",
         )
+    check_readable(options)
+    check_address(sharing.listen)
     if options.out is not None:
         try:
             options.out.mkdir(parents=True, exist_ok=True)
@@ -179,7 +188,10 @@ def _until_stopped(session: Session) -> BaseException | None:
             session.measured.reason = str(error)
         return 0
 
-    on_fast_loop(body())
+    try:
+        on_fast_loop(body())
+    except KeyboardInterrupt as stop:  # once more, while the loop was closing
+        failure.append(stop)
     for number in (signal.SIGINT, signal.SIGTERM):  # the loop left them at their defaults
         signal.signal(number, signal.SIG_IGN)
     return failure[0] if failure else None

@@ -96,7 +96,8 @@ class LoadDevice:
             keepalive_s=KEEPALIVE_S,
             packet_bytes=setup.packet_bytes,
         )
-        self._dialled_s = self._loop.time()
+        self._dialled_s, tally = self._loop.time(), self._shared.tally
+        tally.first_dial_s = tally.first_dial_s or self._shared.now_s()
         topics = (ALL_DOWN, device_down(self.id))
         self._client = Client(
             self, login, setup.protocol, topics, self._topic, self._slow_bytes_per_s
@@ -119,7 +120,6 @@ class LoadDevice:
         tally.connected += 1
         tally.connects += 1
         tally.connect_s.add(now_s - self._dialled_s)
-        tally.first_up_s = tally.first_up_s or self._shared.now_s()
         tally.last_up_s = self._shared.now_s()
         self._up_since_s = now_s
         if self._upload is not None:

@@ -23,6 +23,8 @@ from tools.load.wire import Answer, Joining, Report, Share
 REPORT_S = 1.0
 _ASK_S = 0.2
 _PATIENCE_S = 10.0
+_SAID = (400, 401, 409)  # with the leader's own words
+_SAID_CHARACTERS = 100
 
 
 def run_generator(url: str, token: str, *, local: bool) -> int:
@@ -95,12 +97,19 @@ class _Member:
             try:
                 async with self._http.post(f"{self._url}/{path}", data=body) as answer:
                     raw = await answer.read()
-                    if answer.status != 200:
-                        text = raw.decode("utf-8", "replace")[:200]
-                        fix = "check the token, and that the test still takes generators"
-                        raise UsageError(text or "refused", where=self._url, fix=fix)
-                    return msgspec.msgpack.decode(raw, type=kind)
-            except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
+                if answer.status in _SAID:
+                    text = " ".join(raw.decode("utf-8", "replace")[:_SAID_CHARACTERS].split())
+                    fix = "check the token, and that the test still takes generators"
+                    raise UsageError(text or "refused", where=self._url, fix=fix)
+                try:
+                    return msgspec.msgpack.decode(raw if answer.status == 200 else b"", type=kind)
+                except ValueError:
+                    raise UsageError(
+                        "something else than a load test answers there",
+                        where=self._url,
+                        fix="use the address that the leader's --listen names",
+                    ) from None
+            except (aiohttp.ClientError, TimeoutError) as error:
                 if time.monotonic() >= end_s:
                     raise UsageError(
                         f"no load test answers ({type(error).__name__})",

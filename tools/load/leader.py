@@ -24,6 +24,7 @@ from tools.load.wire import Answer, Command, Joining, Report, Share
 
 Rows = dict[tuple[int, int], dict[str, Any]]  # by round and attempt
 
+_BROKEN = (msgspec.DecodeError, ValueError, LookupError, TypeError, AttributeError, OverflowError)
 _BODY_BYTES = 8 << 20
 _ADDED = (
     *("connected", "connects", "failed", "reconnects", "bytes_up", "bytes_down"),
@@ -87,7 +88,7 @@ class Leader:
             return web.Response(status=409, text="all generators of this test are there")
         try:
             joining = msgspec.msgpack.decode(await request.read(), type=Joining)
-        except msgspec.DecodeError:
+        except _BROKEN:
             return _not_understood()
         self._joined += 1
         number, members = self._joined, self._fleet.members
@@ -112,16 +113,19 @@ class Leader:
             return refused
         try:
             report = msgspec.msgpack.decode(await request.read(), type=Report)
-        except msgspec.DecodeError:
+            rows = {(row["round"], row["attempt"]): row for row in report.tally["rounds"]}
+            told = Totals([report.tally], [rows])
+            for name in ("connect_s", "ack_s", "counted_s"):
+                told.histogram(name)
+        except _BROKEN:
             return _not_understood()
         self.reports[report.number] = report
-        rounds = self._rounds.setdefault(report.number, {})
-        rounds.update({(row["round"], row["attempt"]): row for row in report.tally["rounds"]})
+        self._rounds.setdefault(report.number, {}).update(rows)
         return web.Response(body=msgspec.msgpack.encode(Answer(self.command)))
 
     def _refused(self, request: web.Request) -> web.Response | None:
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._token.encode()):
+        if hmac.compare_digest(given.encode("utf-8", "replace"), self._token.encode()):
             return None
         return web.Response(status=401, text="wrong token")
 
@@ -165,8 +169,8 @@ class Totals:
         return Histogram.merged(tally[name] for tally in self._tallies)
 
     def connecting_s(self) -> float:
-        """From the first connection to the last new one."""
-        first = [t["first_up_s"] for t in self._tallies if t["first_up_s"] is not None]
+        """From the first dial to the last new connection."""
+        first = [t["first_dial_s"] for t in self._tallies if t["first_dial_s"] is not None]
         last = [t["last_up_s"] for t in self._tallies if t["last_up_s"] is not None]
         return max(last) - min(first) if first else 0.0
 

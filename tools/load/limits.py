@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import socket
 from pathlib import Path
 
 from fl_core.errors import UsageError
+from tools.load.options import LoadOptions, option_of
 
 _SPARE_FILES = 100
 _PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -44,3 +47,34 @@ def check_ports(connections: int) -> None:
             fix="widen it (sysctl net.ipv4.ip_local_port_range='1024 65535'),"
             " or play the rest from another host",
         )
+
+
+def check_address(listen: tuple[str, int]) -> None:
+    """Raise UsageError unless generators can be taken at this host and port."""
+    host, port = listen
+    if port == 0:
+        return
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        raise UsageError(
+            f"cannot be listened at ({os.strerror(error.errno or 0)})",
+            where=f"--listen {host}:{port}",
+            fix="name an address of this machine and a free port",
+        ) from None
+
+
+def check_readable(options: LoadOptions) -> None:
+    """Raise UsageError for a file among the options that cannot be read."""
+    for key in ("ca", "cert", "key", "password_file", "fleet"):
+        path: Path | None = getattr(options, key)
+        try:
+            if path is not None:
+                path.open("rb").close()
+        except OSError as error:
+            raise UsageError(
+                f"{path} cannot be read ({error.strerror})",
+                where=option_of(key),
+                fix="name a file that you may read",
+            ) from None

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
 from fl_core.errors import UsageError
 
+LOOPBACK = "127.0.0.1"
 _PLAIN = {
     "connected": "Devices connected now.",
     "uploads": "Uploads acknowledged by the proxy.",
@@ -20,9 +21,13 @@ _PLAIN = {
 
 
 class Metrics:
-    """Serves the newest sample on `port` of every interface. Raises UsageError if it is taken."""
+    """Serves the newest sample at `address`, HOST:PORT or a port of this machine alone.
 
-    def __init__(self, port: int) -> None:
+    Raises UsageError if it cannot be had.
+    """
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
         registry = CollectorRegistry()
         self._plain = {
             key: Gauge(f"edgeveil_load_{key}", text, registry=registry)
@@ -41,12 +46,14 @@ class Metrics:
             "edgeveil_load_rss_bytes", "Memory of a process.", ["process"], registry=registry
         )
         try:
-            self._server, self._thread = start_http_server(port, registry=registry)
+            self._server, self._thread = start_http_server(
+                int(port), addr=host.strip("[]") or LOOPBACK, registry=registry
+            )
         except OSError as error:
             raise UsageError(
-                f"port {port} cannot be had ({error.strerror})",
+                f"{address} cannot be had ({error.strerror})",
                 where="--prometheus",
-                fix="name another port",
+                fix="name another port, or an address of this machine",
             ) from None
 
     def update(self, sample: Mapping[str, Any]) -> None:

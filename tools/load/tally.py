@@ -60,7 +60,7 @@ class Tally:
     connect_s: Histogram = field(default_factory=Histogram)
     ack_s: Histogram = field(default_factory=Histogram)
     counted_s: Histogram = field(default_factory=Histogram)
-    first_up_s: float | None = None
+    first_dial_s: float | None = None
     last_up_s: float | None = None
     rounds: dict[RoundKey, RoundTally] = field(default_factory=dict)
     _sent: dict[RoundKey, dict[bytes, Sent]] = field(default_factory=dict)
@@ -186,7 +186,7 @@ class Tally:
 
     def _plain(self) -> dict[str, Any]:
         return {
-            **{name: getattr(self, name) for name in (*_COUNTS, "first_up_s", "last_up_s")},
+            **{name: getattr(self, name) for name in (*_COUNTS, "first_dial_s", "last_up_s")},
             "waiting": self.waiting,
             "refused": dict(self.refused),
             "connect_s": self.connect_s.to_plain(),

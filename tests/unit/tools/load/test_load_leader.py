@@ -97,8 +97,18 @@ def test_who_does_not_know_the_word_gets_no_keys(token):
 
 def test_what_it_does_not_understand_changes_nothing():
     async def play(leader, url, fleet):
+        tally = Tally().to_plain()
         for path in ("join", "report"):
             assert (await post(url, path, b"\xc1"))[0] == 400
+            assert (await post(url, path, b"\x81\xa1\xff\x01"))[0] == 400
+        for wrong in (
+            {},
+            {**tally, "rounds": [{}]},
+            {**tally, "ack_s": 1},
+            {**tally, "refused": 7},
+        ):
+            assert (await post(url, "report", Report(1, "ready", wrong, Strain())))[0] == 400
+        assert not leader.reports
         assert (await post(url, "join", Joining(0.0, 1, True, 1)))[0] == 200
 
     served(play)
