@@ -8,13 +8,14 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from fl_core.errors import EdgeVeilError
-from tools.fuzz.campaign import Bounds, Outcome, fuzz
+from fl_core.errors import EdgeVeilError, UsageError
+from tools.fuzz.campaign import Bounds, Outcome, fuzz, side_by_side
 from tools.fuzz.table import NAMES, target
 
 _EXAMPLES = """examples:
   python -m tools.fuzz --runs 1000000          every target
   python -m tools.fuzz frame job_yaml          two of them
+  python -m tools.fuzz --jobs 4                four targets side by side
   python -m tools.fuzz --list
   python -m tools.fuzz frame --replay FILE     one input again, with its traceback
 """
@@ -29,17 +30,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     made.add_argument("targets", nargs="*", metavar="TARGET", help="names; none: all")
     bounds = Bounds()
-    made.add_argument("--runs", type=int, default=bounds.runs, help="inputs per target")
-    made.add_argument("--seconds", type=int, default=0, help="at most so long per target")
+
+    def number(name: str, default: int, about: str, unit: str = "N") -> None:
+        about = f"{about} (default %(default)s)"
+        made.add_argument(name, type=int, default=default, metavar=unit, help=about)
+
+    number("--runs", bounds.runs, "inputs per target")
+    number("--seconds", bounds.seconds, "at most so long per target; 0: until all are fed", "S")
+    number("--jobs", 1, "targets side by side")
+    number("--input-timeout", bounds.input_timeout_s, "longer for one input is a finding", "S")
+    number("--rss-mb", bounds.rss_mb, "more memory than this is a finding", "MB")
+    number("--seed", bounds.seed, "for the same inputs again; 0: others each time")
     made.add_argument(
-        "--input-timeout", type=int, default=bounds.input_timeout_s, metavar="S",
-        help="an input that takes longer is a finding",
+        "--out", type=Path, default=Path("out/fuzz"), metavar="DIR",
+        help="where findings go (default %(default)s)",
     )  # fmt: skip
-    made.add_argument(
-        "--rss-mb", type=int, default=bounds.rss_mb, help="more memory than this is a finding"
-    )
-    made.add_argument("--seed", type=int, default=0, help="for the same inputs again; 0: others")
-    made.add_argument("--out", type=Path, default=Path("out/fuzz"), help="where findings go")
     made.add_argument("--json", action="store_true", help="print the outcomes as JSON")
     made.add_argument("--list", action="store_true", help="name the targets and end")
     made.add_argument("--replay", type=Path, metavar="FILE", help="feed this input, no fuzzing")
@@ -72,24 +77,26 @@ def _all(options: argparse.Namespace) -> list[Outcome]:
     bounds = Bounds(
         options.runs, options.seconds, options.input_timeout, options.rss_mb, options.seed
     )
-    live = sys.stderr.isatty()
+    if options.jobs < 1:
+        raise UsageError("a number is too small", where="--jobs", fix="use 1 or more")
+    live = sys.stderr.isatty() and options.jobs == 1
+    table = sys.stderr if options.json else sys.stdout
 
     def tell(line: str) -> None:
         if live:
             print(f"\r{line[:100]:100}", end="", file=sys.stderr, flush=True)
 
-    table = sys.stderr if options.json else sys.stdout
-    print(_row("target", "runs", "runs/s", "edges", "new", "MB", "outcome"), file=table)
-    outcomes = []
-    for name in options.targets or NAMES:
+    def told(name: str) -> Outcome:
         one = fuzz(name, bounds, options.out, tell)
-        outcomes.append(one)
         if live:
             print("\r", end="", file=sys.stderr)
         ended = ", ".join(one.crashes) or one.ended
         row = (name, one.runs, one.runs_per_s, one.coverage, one.new_paths, one.peak_rss_mb, ended)
         print(_row(*row), file=table, flush=True)
-    return outcomes
+        return one
+
+    print(_row("target", "runs", "runs/s", "edges", "new", "MB", "outcome"), file=table, flush=True)
+    return side_by_side(told, options.targets or NAMES, options.jobs)
 
 
 def _row(*cells: object) -> str:

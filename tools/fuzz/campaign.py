@@ -8,15 +8,21 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from fl_core.errors import UsageError
+from fl_core.transport.process import OwnFolder
 from tools.fuzz.table import target
 from tools.lifeline import Lifeline
+from tools.scratch import MEMORY, sweep
+
+PREFIX = "edgeveil-fuzz-"
 
 _LOOKED = re.compile(r"^#(\d+)\s+(\w+)\s+cov: (\d+)")
 _STAT = re.compile(r"^stat::(\w+):\s+(\d+)")
@@ -87,6 +93,25 @@ def fuzz(name: str, bounds: Bounds, out: Path, tell: Callable[[str], None]) -> O
     return outcome(name, lines, seconds, status)
 
 
+def side_by_side(one: Callable[[str], Outcome], names: Iterable[str], jobs: int) -> list[Outcome]:
+    """`one` of each name, `jobs` of them at a time; an error or Ctrl-C ends all that run."""
+    _stopping.clear()
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            return list(pool.map(one, names))
+        except BaseException:
+            _stopping.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in tuple(_running):
+                child.terminate()
+            raise
+
+
+_running: set[subprocess.Popen[str]] = set()
+_stopping = threading.Event()
+_making = threading.Lock()
+
+
 def _run(command: list[str], folder: Path, tell: Callable[[str], None]) -> tuple[list[str], int]:
     """The child's lines that matter, and its exit status; it ends with this process."""
     lifeline = Lifeline()
@@ -100,12 +125,16 @@ def _run(command: list[str], folder: Path, tell: Callable[[str], None]) -> tuple
         text=True,
         errors="replace",
     ) as child:
+        _running.add(child)
         try:
+            if _stopping.is_set():
+                child.terminate()
             lines = _watched(child, tell)
         except BaseException:
             child.terminate()
             raise
         finally:
+            _running.discard(child)
             lifeline.close()
     return lines, child.returncode
 
@@ -148,14 +177,21 @@ def outcome(name: str, lines: list[str], seconds: float, status: int) -> Outcome
 
 @contextmanager
 def _memory_folder() -> Iterator[Path]:
-    """A folder, on a file system in memory where there is one: inputs are written a lot."""
-    memory = Path("/dev/shm")  # noqa: S108 - a private folder is made in it
-    place = str(memory) if os.access(memory, os.W_OK) else None
-    folder = Path(tempfile.mkdtemp(prefix="edgeveil-fuzz-", dir=place))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    """A folder, on a file system in memory where there is one: inputs are written a lot.
+
+    The lock in it says that its driver lives; what a killed one left is swept first.
+    """
+    place = MEMORY if os.access(MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+    with _making:  # a folder that is not locked yet would look left behind
+        sweep(place, PREFIX)
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
+        own = OwnFolder(folder)
+    with own:
+        try:
+            (folder / "inputs").mkdir()
+            yield folder / "inputs"
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _escaped(word: bytes) -> str:
