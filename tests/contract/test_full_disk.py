@@ -1,0 +1,147 @@
+"""Every durable file on a file system that is really full: the fault is named, and it goes on."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloud_server.spool import BatchSpool
+from cloud_server.store import Store
+from edge_client.store import DeviceStore
+from fl_core.errors import EdgeVeilError
+from fl_core.privacy.ledger import Ledger
+from fl_core.privacy.mechanisms import gaussian_event
+from fl_core.privacy.policy import JobRequest, Limits
+from fl_core.protocol.blob import describe
+from fl_core.protocol.cloud_tasks import BatchPart
+from fl_core.protocol.collection import Held
+from fl_core.protocol.messages import Exchanged
+from fl_core.protocol.proxy_tasks import ProxyMemory, UploadKept, UploadPart
+from proxy.spool import Spool
+
+DISK_BYTES = 2 << 20
+BIG = 400_000
+AT = Exchanged(b"J" * 16, 1, 1)
+DATA = bytes(BIG)
+BLOB = describe(DATA, 4096)
+EVENT = gaussian_event("linear", 2**24, 0.5, 30, grid_bits=24)
+LIMITS = Limits(20, 50, 1e-4, 100)
+
+
+def opened_ledger(folder: Path) -> Ledger:
+    ledger = Ledger(folder / "ledger.sqlite", "digits")
+    ledger.open_job(JobRequest("job", 1e-5, (EVENT,)), LIMITS)
+    return ledger
+
+
+def recalled(ledger: Ledger) -> bytes:
+    found = ledger.recall("job", 1)
+    return found[1] if found else b""
+
+
+def taken(spool: BatchSpool) -> int:
+    spool.drop()
+    for offset in range(0, BIG, 4096):
+        spool.put(BatchPart(BLOB.digest, offset, DATA[offset : offset + 4096]))
+    return len(spool.whole(BLOB))
+
+
+def stored(spool: Spool) -> None:
+    with spool.together():
+        spool.store(UploadPart(AT, 0, DATA))
+        spool.store(UploadKept(AT, "0" * 16, Held((BIG,), b"d" * 32, 0)))
+
+
+def opened_store(folder: Path) -> Store:
+    return Store(f"sqlite:///{folder}/cloud.sqlite")
+
+
+@dataclass(frozen=True)
+class Case:
+    """How to open it, to write much into it, and to see that this is there."""
+
+    open: Callable[[Path], Any]
+    write: Callable[[Any], object]
+    held: Callable[[Any], bool]
+
+
+CASES = {
+    "cloud store": Case(
+        opened_store,
+        lambda s: s.submit_job("one", DATA, bytes(32)),
+        lambda s: [job.name for job in s.jobs()] == ["one"],
+    ),
+    "cloud batch": Case(BatchSpool, taken, lambda s: taken(s) == BIG),
+    "spool": Case(
+        lambda folder: Spool(folder / "spool.sqlite"),
+        lambda s: s.store(UploadKept(AT, "0" * 16, Held(tuple(range(BIG)), b"d" * 32, 0))),
+        lambda s: s.load() != ProxyMemory(),
+    ),
+    "spooled upload": Case(
+        lambda folder: Spool(folder / "spool.sqlite"), stored, lambda s: s.load() != ProxyMemory()
+    ),
+    "device store": Case(
+        lambda folder: DeviceStore(folder / "device.sqlite"),
+        lambda s: s.put_job(b"j", b"", DATA),
+        lambda s: s.job(b"j") == (b"", DATA),
+    ),
+    "ledger": Case(
+        opened_ledger,
+        lambda ledger: ledger.commit("job", 1, [EVENT], DATA),
+        lambda ledger: recalled(ledger) == DATA,
+    ),
+}
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small file system of its own, in memory."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    options = f"size={DISK_BYTES},mode=0700"
+    mount = ["mount", "-t", "tmpfs", "-o", options, "edgeveil-test", str(folder)]
+    if (
+        not sys.platform.startswith("linux")
+        or subprocess.run(mount, capture_output=True).returncode
+    ):
+        pytest.skip("may not mount a file system here")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(ballast: Path) -> None:
+    with ballast.open("wb", buffering=0) as file:
+        for size in (65536, 4096, 1):
+            with suppress(OSError):
+                while file.write(bytes(size)) == size:
+                    pass
+        with pytest.raises(OSError) as caught:
+            file.write(bytes(4096))
+    assert caught.value.errno == errno.ENOSPC
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_without_room_it_says_so_and_with_room_it_goes_on(case: Case, disk: Path) -> None:
+    opened = case.open(disk)
+    ballast = disk / "ballast"
+    fill(ballast)
+    for _ in range(2):
+        with pytest.raises(EdgeVeilError, match=r"full|No space left|check its disk") as caught:
+            case.write(opened)
+        assert caught.value.fix
+    ballast.unlink()
+    case.write(opened)
+    assert case.held(opened)
+    if hasattr(opened, "close"):
+        opened.close()
+        again = case.open(disk)
+        assert case.held(again)
+        again.close()
