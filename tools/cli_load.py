@@ -23,6 +23,7 @@ edgeveil loadtest --scenario configs/load/storm.yaml --out out/storm
 edgeveil loadtest --devices 100,500,2000 --out out/sweep
 edgeveil loadtest --devices 10000 --rounds 0 --hold 60 --json
 edgeveil loadtest --site my-site --devices 200
+edgeveil loadtest --broker mqtt://edge:1883 --user load --password-file load.password
 several hosts, against a site that runs elsewhere:
 edgeveil loadtest --make-fleet load.fleet --devices 5000
 edgeveil proxy admit --config configs/proxy.yaml load.fleet.enrolments

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from fl_core.config.base import Block, Mix, Seconds, SitePath, refuse
 from fl_core.config.site_blocks import BrokerUrl, PacketBytes
 
+_RUNNING = ("cloud", "token_file", "fleet", "keys")  # beside `broker`, of a running site
 VALUE_BYTES = 4  # uploads and packages are float32
 
 
@@ -84,7 +85,10 @@ class LoadOptions(Block):
     processes: int = Field(default=1, ge=1, le=256)
     """Generator processes on this machine."""
     broker: BrokerUrl | None = Field(default=None, examples=["mqtt://127.0.0.1:1883"])
-    """The edge broker of a running site; none: brokers, cloud and proxy are started here."""
+    """The edge broker; alone: cloud and proxy are started here, to measure that broker. None:
+    everything is."""
+    cloud_broker: BrokerUrl | None = Field(default=None, examples=["mqtt://127.0.0.1:1884"])
+    """With a broker alone: the broker between cloud and proxy; none: one is started here."""
     cloud: str | None = Field(default=None, max_length=300, examples=["http://127.0.0.1:8701"])
     """Address of the running cloud's control page."""
     token_file: SitePath | None = None
@@ -136,8 +140,18 @@ class LoadOptions(Block):
 
     @property
     def starts_site(self) -> bool:
-        """Whether brokers, cloud and proxy are started here."""
-        return self.broker is None and self.site is None
+        """Whether cloud and proxy are started here."""
+        return self.site is None and (self.broker is None or not _named(self))
+
+    @property
+    def starts_brokers(self) -> bool:
+        """Whether the brokers are started here too."""
+        return self.starts_site and self.broker is None and self.cloud_broker is None
+
+
+def _named(options: LoadOptions) -> list[str]:
+    """The keys of a running site that are given."""
+    return [name for name in _RUNNING if getattr(options, name) is not None]
 
 
 def _mixes(options: LoadOptions) -> Iterator[Mix]:
@@ -162,20 +176,22 @@ def _site_mixes(options: LoadOptions) -> Iterator[Mix]:
     """What a running site needs, and what only one that is started here allows."""
     if options.broker is not None and options.site is not None:
         yield Mix(("broker", "site"), "both name the site to load; leave one out")
-    needed = ("cloud", "token_file", "fleet", "keys")
-    missing = [name for name in needed if getattr(options, name) is None]
-    if options.broker is not None and missing:
+    named = _named(options)
+    missing = [name for name in _RUNNING if name not in named]
+    if options.broker is not None and named and missing:
         yield Mix(
             ("broker", *missing),
-            f"a running site also needs {', '.join(missing)}; or leave broker out to start one",
+            f"a running site also needs {', '.join(missing)}; a broker alone needs none of them",
         )
+    if options.cloud_broker is not None and (options.broker is None or named):
+        yield Mix(("cloud_broker", "broker"), "goes with a broker alone; leave it out")
     if options.sweep and not options.starts_site:
         yield Mix(
             ("sweep", "broker", "site"), "a sweep starts a fresh site for each count; name none"
         )
     if (options.cert is None) != (options.key is None):
         yield Mix(("cert", "key"), "a certificate and its key go together; give both or none")
-    if options.user is not None and options.starts_site:
+    if options.user is not None and options.starts_brokers:
         yield Mix(
             ("user", "broker", "site"),
             "a broker that is started here gives each device its account; leave user out",
@@ -188,7 +204,7 @@ def _compare_mixes(options: LoadOptions) -> Iterator[Mix]:
     """What the bare relay cannot be compared under."""
     if options.compare is None:
         return
-    if not options.starts_site:
+    if not options.starts_brokers:
         yield Mix(
             ("compare", "broker", "site"),
             "the bare relay is measured on brokers that are started here; name no running site",

@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from tests.e2e.live import wait_for
-from tools.brokers import free_ports
+from tools.broker_plan import BrokerPlan
+from tools.brokers import BrokerProcess, choose_engine, free_ports
 
 PHASES = ("broadcast_s", "upload_s", "handover_s", "absorb_s")
 
@@ -173,3 +174,36 @@ def _open(port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.parametrize("both", [False, True], ids=["edge", "edge-and-cloud"])
+def test_ones_own_broker_is_measured_with_one_command(tmp_path, both):
+    """One account at the edge broker for the devices and the proxy; the rest is started here."""
+    (tmp_path / "password").write_text("secret\n")
+    ports = free_ports(2)
+    brokers = [
+        BrokerProcess(
+            BrokerPlan(engine=choose_engine(), port=port, acl=None),
+            tmp_path / str(port),
+            users={"load": "secret"},
+        )
+        for port in ports
+    ]
+    cloud_side = ("--cloud-broker", f"mqtt://127.0.0.1:{ports[1]}") if both else ()
+    try:
+        for broker in brokers:
+            broker.start()
+        done = loadtest(
+            *("--devices", 6, "--rounds", 1, "--payload-bytes", 1024, "--json", *cloud_side),
+            *("--broker", f"mqtt://127.0.0.1:{ports[0]}", "--user", "load"),
+            *("--password-file", tmp_path / "password"),
+        )
+    finally:
+        for broker in brokers:
+            broker.stop()
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert [row["uploads"] for row in result["rounds"]] == [6]
+    assert result["environment"]["broker"] == f"mqtt://127.0.0.1:{ports[0]}"
+    assert ("broker-cloud" in result["processes"]) is not both
+    assert "broker-edge" not in result["processes"]

@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from fl_core.errors import EdgeVeilError, UsageError
+from fl_core.transport.sessions import read_password
 from tools.load.fleet import Fleet
 from tools.load.joining import on_fast_loop
 from tools.load.limits import (
@@ -119,6 +120,7 @@ def _play(
         site, target, fleet, password = None, None, None, None
         if options.starts_site:
             fleet = Fleet.make(options.devices)
+            password = read_password(options.password_file)
             site = LocalSite(options, fleet, folder, logs)
             stack.callback(site.stop)
             with signals(_interrupt):

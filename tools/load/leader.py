@@ -172,7 +172,7 @@ class Totals:
         """From the first dial to the last new connection."""
         first = [t["first_dial_s"] for t in self._tallies if t["first_dial_s"] is not None]
         last = [t["last_up_s"] for t in self._tallies if t["last_up_s"] is not None]
-        return max(last) - min(first) if first else 0.0
+        return max(last) - min(first) if first and last else 0.0
 
 
 def _merged_rounds(generators: list[Rows]) -> Rows:

@@ -53,6 +53,7 @@ class LocalSite:
         self._options, self._fleet, self.folder, self._logs = options, fleet, folder, logs
         self.children = Children(logs)
         self._brokers: dict[str, BrokerProcess] = {}
+        self._outside = {"edge": options.broker, "cloud": options.cloud_broker}
         self.accounts: dict[str, str] = {}
         engine = choose_engine()
         self._plan = SitePlan(
@@ -68,8 +69,9 @@ class LocalSite:
 
     @property
     def broker_name(self) -> str:
-        """Engine and version."""
-        return self._brokers["edge"].name
+        """Engine and version, or the address of a broker that runs elsewhere."""
+        edge = self._brokers.get("edge")
+        return edge.name if edge else str(self._options.broker)
 
     def start(self) -> Target:
         """Write everything, start everything. Raises BrokerError, UsageError, OSError."""
@@ -85,20 +87,21 @@ class LocalSite:
             hosts = ["localhost", plan.host]
             make_certificates(folder / "tls", hosts, [f"broker-{side}" for side in SIDES])
         for side in SIDES:
-            self._start_broker(side)
+            if self._outside[side] is None:
+                self._start_broker(side)
         for role, settings in (("cloud", self._cloud()), ("proxy", self._proxy())):
             path = folder / f"{role}.yaml"
             path.write_text(yaml.safe_dump(settings), "utf-8")
             load_site(path)
             self.children.start(role, [role, "--config", str(path)])
         return Target(
-            broker=self._brokers["edge"].url,
+            broker=self._outside["edge"] or self._brokers["edge"].url,
             cloud=plan.url,
             token_file=folder / "state" / "cloud" / "http.token",
             cloud_key=keys["cloud"],
             proxy_key=keys["proxy"],
             proxy_status=f"http://{plan.host}:{plan.ports.proxy_http}/status",
-            ca=folder / "tls" / "ca.crt" if plan.tls else None,
+            ca=folder / "tls" / "ca.crt" if plan.tls and not self._outside["edge"] else None,
         )
 
     def pids(self) -> dict[str, int]:
@@ -161,14 +164,30 @@ class LocalSite:
         self._brokers[side] = broker
         broker.start()
 
+    def _link(self, settings: dict[str, Any], key: str, side: str) -> None:
+        """Let it use the broker of this side that runs elsewhere, if there is one."""
+        options, url = self._options, self._outside[side]
+        if url is not None:
+            files = {"password_file": options.password_file, "ca_file": options.ca}
+            files |= {"cert_file": options.cert, "key_file": options.key}
+            settings[key] = {
+                "url": url,
+                "protocol": options.protocol,
+                "username": options.user,
+                **{name: str(path.absolute()) for name, path in files.items() if path},
+            }
+
     def _cloud(self) -> dict[str, Any]:
         settings = self._plan.cloud()
         settings["cloud"]["test_data"] = None
+        self._link(settings["cloud"], "broker", "cloud")
         settings["cloud"]["limits"]["packet_bytes"] = self._options.packet_bytes
         return settings
 
     def _proxy(self) -> dict[str, Any]:
         settings = self._plan.proxy()
+        for side in SIDES:
+            self._link(settings["proxy"], f"{side}_broker", side)
         limits = settings["proxy"]["limits"]
         limits["packet_bytes"] = self._options.packet_bytes
         limits["devices"] = max(_DEVICES, self._plan.devices)

@@ -205,3 +205,15 @@ def test_wide_swings_over_a_short_time_tell_nothing():
 def test_a_test_by_rounds_has_no_verdict():
     assert drifts(result(seconds=1800)) == []
     assert drifts(result(seconds=20, minutes=1)) == []
+
+
+def test_costs_of_a_short_test_are_left_open(tmp_path):
+    found = result()
+    found["cpu_ms_per_upload"] = dict.fromkeys(NAMES)
+    found["mb_per_s"]["down"] = None
+    for used in found["processes"].values():
+        used["cpu_percent"] = None
+    write_load_report({**found, "sweep": [found, found]}, tmp_path / "sweep.html")
+    write_load_report(found, tmp_path / "load.html")
+    assert "<td>–</td>" in (tmp_path / "load.html").read_text()
+    show(Console(file=io.StringIO()), found)
