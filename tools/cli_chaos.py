@@ -20,7 +20,7 @@ def add(commands: Subparsers) -> None:
             "and over while, by a schedule drawn from the seed, processes are killed (kill -9),\n"
             "brokers restarted, links cut and slowed, messages corrupted and repeated, and disks\n"
             "filled. Then everything may come back, and what the parties hold on their disks is\n"
-            "compared: jobs, rounds, acknowledgements, ledgers, models, logs.\n"
+            "compared: jobs, rounds, acknowledgements, sums, ledgers, models, logs.\n"
             "\n"
             "Ends with 0 when every check holds, 1 on any violation, 130 after Ctrl-C."
         ),
