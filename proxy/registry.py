@@ -186,6 +186,17 @@ class Registry:
             db.execute("UPDATE roster SET epoch = epoch + 1")
         return True
 
+    def revoke_many(self, device_ids: Iterable[str]) -> int:
+        """Take devices out in one transaction; how many were active. Unknown ones are left."""
+        with self._change() as db:
+            out = db.executemany(
+                "UPDATE device SET revoked_s = ? WHERE id = ? AND revoked_s IS NULL",
+                [(self._now_s(), device_id) for device_id in device_ids],
+            ).rowcount
+            if out > 0:
+                db.execute("UPDATE roster SET epoch = epoch + 1")
+        return max(0, out)
+
     # --- inside ---
 
     def _prepare(self) -> None:

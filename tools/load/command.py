@@ -29,7 +29,7 @@ from tools.load.prometheus import Metrics
 from tools.load.raw import RawSite, ratio, run_raw
 from tools.load.raw_parts import RawDevice
 from tools.load.report import write_load_report
-from tools.load.running_site import running_target
+from tools.load.running_site import dismiss, running_target
 from tools.load.session import LOOPBACK, Session, Show
 from tools.load.table import show
 from tools.load.verdict import faults
@@ -127,6 +127,7 @@ def _play(
                 target = site.start()
         else:
             target, fleet, password = running_target(options)
+            stack.callback(dismiss, options, fleet)
         if target.ca is not None and options.ca is None:
             options = options.model_copy(update={"ca": target.ca})
         view = stack.enter_context(LiveView(options, console))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -113,6 +113,15 @@ def admit(registry_file: Path, enrolments: list[Enrolment], limit: int) -> None:
     registry = Registry(registry_file, limit=limit)
     try:
         registry.admit_many(enrolments, note="load test")
+    finally:
+        registry.close()
+
+
+def revoke(registry_file: Path, enrolments: Iterable[Enrolment], limit: int) -> None:
+    """Take all of them out again."""
+    registry = Registry(registry_file, limit=limit)
+    try:
+        registry.revoke_many(enrolment.device_id for enrolment in enrolments)
     finally:
         registry.close()
 

@@ -18,6 +18,8 @@ class Course:
     ended: str = ""
     reason: str = ""
     phase: str = ""
+    ahead_s: float = 0.0
+    """What the cloud's clock is ahead of ours."""
     mean_of_values: float | None = None
     _broadcast_s: float = 0.0
     _selected: int = 0
@@ -25,7 +27,7 @@ class Course:
 
     def take(self, event: Mapping[str, Any]) -> None:
         """The next event; unknown ones change nothing."""
-        kind, data, time_s = event["type"], event["data"], float(event["time"])
+        kind, data, time_s = event["type"], event["data"], float(event["time"]) - self.ahead_s
         if kind == "broadcast":
             self.phase = str(data.get("round", ""))
             if data.get("kind") == "round":

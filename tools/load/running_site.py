@@ -13,7 +13,7 @@ from proxy.registry import REGISTRY_FILE
 from tools.broker_plan import write_private
 from tools.broker_rules import users_text
 from tools.cli_common import load_as
-from tools.load.fleet import Fleet, admit
+from tools.load.fleet import Fleet, admit, revoke
 from tools.load.local_site import Target
 from tools.load.options import LoadOptions
 
@@ -80,18 +80,31 @@ def _on_this_machine(options: LoadOptions, folder: Path) -> tuple[Target, Fleet]
 
 
 def _admitted(folder: Path, proxy: ProxySite, devices: int) -> Fleet:
-    """The site's own fleet for load tests; made, admitted and given accounts at first use."""
+    """The site's own fleet for load tests, made and given accounts at first use.
+
+    Admitted until `dismiss`.
+    """
     path = folder / FLEET_FILE
-    if path.exists():
-        return Fleet.load(path)
-    fleet = Fleet.make(devices)
-    enrolments = list(fleet.enrolments())
+    known_fleet = path.exists()
+    fleet = Fleet.load(path) if known_fleet else Fleet.make(devices)
+    if len(fleet.members) < devices:
+        return fleet
+    enrolments = list(Fleet(fleet.members[:devices]).enrolments())
     admit(proxy.state_dir / REGISTRY_FILE, enrolments, proxy.limits.devices)
+    if known_fleet:
+        return fleet
     users = folder / _USERS
     known = users.read_text("utf-8") if users.exists() else ""
     write_private(users, known + users_text(fleet.users(enrolments)))
     fleet.save(path)
     return fleet
+
+
+def dismiss(options: LoadOptions, fleet: Fleet) -> None:
+    """Revoke the devices that `running_target` admitted to a site of this machine."""
+    if options.site is not None:
+        proxy = load_as(ProxySite, options.site / "proxy.yaml")
+        revoke(proxy.state_dir / REGISTRY_FILE, fleet.enrolments(), proxy.limits.devices)
 
 
 def _keys(folder: Path) -> tuple[VerifyKey, VerifyKey]:

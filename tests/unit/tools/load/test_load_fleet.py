@@ -10,7 +10,7 @@ from fl_core.enrolment import Enrolment, EnrolmentError
 from fl_core.errors import UsageError
 from proxy.registry import Registry
 from tools.broker_rules import password_matches, read_users
-from tools.load.fleet import Fleet, admit
+from tools.load.fleet import Fleet, admit, revoke
 from tools.load.running_site import write_fleet
 
 
@@ -38,6 +38,22 @@ def test_the_proxy_admits_all_of_them_and_the_broker_knows_them(made):
     assert admitted == set(users) == {e.device_id for e in Fleet.load(made).enrolments()}
     first = Fleet.load(made).members[0]
     assert password_matches(users[first.enrolment().device_id], first.password)
+
+
+def test_a_load_test_takes_out_what_it_admitted_and_nobody_else(made):
+    file, enrolments = made.parent / "registry.sqlite", list(Fleet.load(made).enrolments())
+    admit(file, enrolments, 100)
+    revoke(file, enrolments[:2], 100)
+    revoke(file, enrolments[:2], 100)
+    registry = Registry(file)
+    assert [entry.device_id for entry in registry.devices()] == [enrolments[2].device_id]
+    epoch, _ = registry.roster()
+    registry.close()
+    assert epoch == 2
+    admit(file, enrolments, 100)  # the next test comes with the same fleet
+    registry = Registry(file)
+    assert len(registry.devices()) == 3
+    registry.close()
 
 
 def test_a_fleet_is_never_written_over(made):

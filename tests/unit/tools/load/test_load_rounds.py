@@ -64,3 +64,12 @@ def test_an_acknowledgement_after_the_batch_does_not_make_a_phase_negative():
     counts = {"first_offer_s": 103.0, "last_ack_s": 107.5, "offered": 60}
     [row] = played().rows({(1, 1): counts})
     assert (row["upload_s"], row["handover_s"], row["absorb_s"]) == (3.0, 0.0, 2.0)
+
+
+def test_a_cloud_whose_clock_is_ahead_is_told_by_ours():
+    course = Course(ahead_s=50.0)
+    course.take(event("broadcast", 150.0, kind="round", round="round 1", selected=60))
+    course.take(event("batch", 156.0))
+    course.take(committed(158.0))
+    [row] = course.rows({(1, 1): {"first_offer_s": 103.0, "last_ack_s": 105.0, "offered": 60}})
+    assert (row["broadcast_s"], row["upload_s"], row["absorb_s"]) == (3.0, 2.0, 2.0)
