@@ -134,7 +134,7 @@ def _add_edge(commands: Subparsers) -> None:
 
 def _broker(args: argparse.Namespace) -> int:
     from fl_core.config import BrokerSite
-    from tools.brokers import run_broker
+    from tools.run_broker import run_broker
 
     return run_broker(load_as(BrokerSite, args.config))
 

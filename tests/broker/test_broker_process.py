@@ -15,7 +15,7 @@ from broker_harness import PASSWORDS, linked, make_link
 
 from fl_core.errors import BrokerError
 from tools import brokers
-from tools.broker_plan import BrokerPlan
+from tools.broker_plan import BrokerPlan, ListenerTls
 from tools.brokers import BrokerProcess, choose_engine, free_port
 
 OUT, IN = "edgeveil/v1/cloud/out", "edgeveil/v1/cloud/in"
@@ -144,7 +144,8 @@ def broker_site(tmp_path, engine, port):
     )
     code = (
         "import sys; from pathlib import Path; from fl_core.config import load_site;"
-        "from tools.brokers import run_broker; sys.exit(run_broker(load_site(Path(sys.argv[1]))))"
+        "from tools.run_broker import run_broker;"
+        "sys.exit(run_broker(load_site(Path(sys.argv[1]))))"
     )
     return [sys.executable, "-c", code, str(tmp_path / "broker.yaml")]
 
@@ -222,7 +223,7 @@ def test_nothing_of_a_stopped_broker_stays(broker):
 def test_a_broker_that_cannot_start_says_why(engine, tmp_path, monkeypatch):
     monkeypatch.setattr(brokers, "START_TIMEOUT_S", 30.0)
     (tmp_path / "x.crt").write_text("no certificate")
-    tls = brokers.ListenerTls(tmp_path / "x.crt", tmp_path / "x.crt")
+    tls = ListenerTls(tmp_path / "x.crt", tmp_path / "x.crt")
     process = BrokerProcess(BrokerPlan(engine=engine, tls=tls), tmp_path / "b")
     with pytest.raises(BrokerError, match=f"{engine} did not start: ."):
         process.start()

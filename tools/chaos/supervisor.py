@@ -26,6 +26,7 @@ STOP_S = 15.0
 FULL_BYTES = 1  # past this offset nothing is written to a file while the disk is "full"
 _AGAIN_S = 0.2
 _TRACE = re.compile(rb"^(Traceback |Fatal Python error|edgeveil: unexpected )")
+_ERROR = b"edgeveil: "
 _KEPT_TRACES = 20
 
 
@@ -191,7 +192,7 @@ class Supervisor:
         line, heard = b"", False
         with process.stdout or open(os.devnull, "rb") as out:  # noqa: PTH123
             for line in out:
-                if not heard:
+                if not heard and not line.startswith(_ERROR):  # that start came to nothing
                     heard, kept.start_s = True, self._now_s() - kept.started_s
                 log.write(line)
                 if _TRACE.match(line) and len(self.traces) < _KEPT_TRACES:
