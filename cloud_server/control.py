@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -75,6 +76,7 @@ class Control:
         """What the cloud does now; counts only."""
         job, counts = self._machine.job, self._store.counts()
         return {
+            "time_s": time.time(),
             "state": self._machine.state.value,
             "job": self._host.jobs.name(job.start.job_id) if job else None,
             "round": job.round if job else None,

@@ -7,11 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+from proxy.registry import REGISTRY_FILE, Registry
 from tests.e2e.live import wait_for
 from tools.broker_plan import BrokerPlan
 from tools.brokers import BrokerProcess, choose_engine, free_ports
@@ -87,6 +89,8 @@ def test_ctrl_c_ends_everything_and_leaves_what_was_measured(tmp_path):
     children = psutil.Process(process.pid).children(recursive=True)
     assert len(children) >= 4
     process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)  # once more, while it ends
     assert process.wait(60) == 130
     psutil.wait_procs(children, 10)
     assert not [child for child in children if child.is_running()]
@@ -155,6 +159,12 @@ def test_generators_of_another_host_share_the_test(tmp_path):
         out, said = leader.communicate(timeout=150)
         assert leader.returncode == 0, said
         assert joined.wait(20) == 0
+        again = loadtest("--site", site, "--devices", 3, "--rounds", 1, "--json")
+        assert again.returncode == 0, again.stderr
+        registry = Registry(site / "state" / "proxy" / REGISTRY_FILE)
+        assert len(registry.devices()) == 7  # as before: its own three are out again
+        assert len(registry.devices(revoked=True)) == 10
+        registry.close()
     finally:
         for process in reversed(started):
             process.terminate()
