@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fl_core.errors import JobFailed
+
 Merged = Mapping[tuple[int, int], Mapping[str, Any]]
 
 
@@ -53,6 +55,12 @@ class Course:
             )
         elif kind in ("job_completed", "job_failed", "job_cancelled", "job_paused"):
             self.ended, self.reason = kind.removeprefix("job_"), str(data.get("reason") or "")
+
+    def require_completed(self, job: str) -> None:
+        """Raise JobFailed if the job ended in another way."""
+        if self.ended not in ("", "completed"):
+            reason = self.reason or f"the job {self.ended}"
+            raise JobFailed(reason, where=job, fix="see the logs of cloud and proxy")
 
     def rows(self, merged: Merged) -> list[dict[str, Any]]:
         """The committed rounds, as a result lists them."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cloud_server.http_token import read_token
-from fl_core.errors import BrokerError, EdgeVeilError, JobFailed
+from fl_core.errors import BrokerError, EdgeVeilError
 from tools.cloud_client import CloudClient, get_json
 from tools.load.fleet import Fleet
 from tools.load.job import job_yaml
@@ -188,7 +188,7 @@ class Session:
                     await asyncio.to_thread(client.cancel, job)
         await self._settle()
         self._loaded = False
-        self._require_completed(job)
+        self._course.require_completed(job)
 
     async def _follow(self, client: CloudClient, job: str, end_s: float | None) -> None:
         after = 0
@@ -232,12 +232,6 @@ class Session:
             if not self._leader.totals().counts["waiting"]:
                 await asyncio.sleep(1.0)  # the report after the last commit record
                 return
-
-    def _require_completed(self, job: str) -> None:
-        ended = self._course.ended
-        if ended not in ("", "completed"):
-            reason = self._course.reason or f"the job {ended}"
-            raise JobFailed(reason, where=job, fix="see the logs of cloud and proxy")
 
     async def _leave(self) -> None:
         self._leader.command = "stop"
