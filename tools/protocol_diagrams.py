@@ -92,7 +92,8 @@ def _type(kind: Any) -> str:
             high = kind.le if kind.le is not None else (kind.lt or 0) - 1
             return f"integer {kind.ge}..{_number(high)}"
         case msgspec.inspect.FloatType():
-            return f"float {kind.ge}..{_number(kind.le or 0)}"
+            low = kind.ge if kind.ge is not None else f"above {kind.gt}"
+            return f"float {low}..{_number(kind.le or 0)}"
         case msgspec.inspect.LiteralType():
             return ", ".join(f"`{value}`" for value in kind.values)
         case msgspec.inspect.VarTupleType():
