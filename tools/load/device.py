@@ -82,6 +82,7 @@ class LoadDevice:
         self._held_before_s: float | None = None
         self._counted_before_s: float | None = None
         self.online = False
+        self.answered = asyncio.Event()  # by the broker, or the connection is gone
 
     # --- the connection ---
 
@@ -96,6 +97,7 @@ class LoadDevice:
             keepalive_s=KEEPALIVE_S,
             packet_bytes=setup.packet_bytes,
         )
+        self.answered.clear()
         self._dialled_s, tally = self._loop.time(), self._shared.tally
         tally.first_dial_s = tally.first_dial_s or self._shared.now_s()
         topics = (ALL_DOWN, device_down(self.id))
@@ -116,6 +118,7 @@ class LoadDevice:
 
     def on_up(self) -> None:
         """The broker took us."""
+        self.answered.set()
         now_s, tally = self._loop.time(), self._shared.tally
         tally.connected += 1
         tally.connects += 1
@@ -128,6 +131,7 @@ class LoadDevice:
 
     def on_down(self, reason: str) -> None:
         """The connection is gone: come again after a random wait, longer after each failure."""
+        self.answered.set()
         tally, client = self._shared.tally, self._client
         was_up = self._up_since_s > 0
         if client is not None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
+from contextlib import suppress
 
 from fl_core.transport.faults import dial_fault
 from fl_core.transport.link import BrokerAddress
 from tools.load.device import LoadDevice
 
-_AT_ONCE = 100
+_AT_ONCE = 32  # brokers queue about 100 connections: one that finds no place waits for a second
 _TIMEOUT_S = 30.0
 _STEP_S = 0.01
 
@@ -83,3 +84,7 @@ class Dialler:
                 )
         except (OSError, TimeoutError) as error:
             device.on_down(dial_fault(error, self._address).what)
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_TIMEOUT_S):
+                await device.answered.wait()
