@@ -20,7 +20,7 @@ from fl_core.errors import BrokerError, UsageError
 Access = Literal["read", "write"]
 
 WIRETAP = "wiretap"
-_ITERATIONS = 101  # as mosquitto_passwd: passwords made here are random keys, and many log in at once
+_ITERATIONS = 101  # as mosquitto_passwd; passwords made here are random keys
 _MAX_ITERATIONS = 1_000_000
 _SALT_BYTES = 12
 
