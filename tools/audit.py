@@ -33,6 +33,7 @@ from fl_core.registry import nearest
 from tools.audit_attacks import FULL, QUICK, Attack, Effort, single_mechanisms
 from tools.audit_claimed import claimed_attacks
 from tools.audit_fm import fm_attacks
+from tools.audit_noise_only import noise_only_attack
 from tools.audit_statistics import BETA, Counts, caught, lower_bound
 
 PIECES = 24  # of an attack's runs, so that all cores have work and the bar moves
@@ -70,7 +71,8 @@ class Finding:
 @cache
 def attacks(effort: Effort) -> tuple[Attack, ...]:
     """Every attack there is."""
-    return (*single_mechanisms(effort), *fm_attacks(effort.jobs), *claimed_attacks(effort))
+    own = (*single_mechanisms(effort), *fm_attacks(effort.jobs), noise_only_attack(effort.values))
+    return (*own, *claimed_attacks(effort))
 
 
 def audit(
