@@ -23,6 +23,7 @@ from tools.load.work import Worker
 
 KEEPALIVE_S = 60
 BACKOFF_BASE_S, BACKOFF_CAP_S = 1.0, 60.0  # as the real link's
+_ANSWER_S = 2 * Settings.resend_s  # within it an upload is offered again
 _STEADY_S = 5.0
 
 
@@ -126,8 +127,13 @@ class LoadDevice:
         tally.last_up_s = self._shared.now_s()
         self._up_since_s = now_s
         if self._upload is not None:
-            tally.back(self._upload.at, self._upload.blob)
+            self._loop.call_later(_ANSWER_S, self._owed, self._client, self._upload)
         self._take(fx.Connected(fx.Proxy()))
+
+    def _owed(self, client: Client | None, upload: _Upload) -> None:
+        """Back for long enough to have offered once more: from now on an answer is missed."""
+        if self._client is client and self._upload is upload:
+            self._shared.tally.back(upload.at, upload.blob)
 
     def on_down(self, reason: str) -> None:
         """The connection is gone: come again after a random wait, longer after each failure."""
