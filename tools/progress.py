@@ -5,21 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import IO, Self
+from typing import IO
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from fl_core.privacy.figures import up
+from tools.live_view import Picture
 from tools.run_children import Children
 
 MIB = 1 << 20
-_REFRESH_PER_S = 8
 
 
 @dataclass
@@ -43,59 +40,33 @@ class View:
     memory_bytes: int = 0
 
 
-class Progress:
+class Progress(Picture):
     """Shows a View: live on a terminal, else one line whenever something is committed."""
 
     def __init__(
         self, view: View, stream: IO[str], now_s: Callable[[], float] = time.monotonic
     ) -> None:
         self.view = view
-        self.console = Console(file=stream, highlight=False)
+        super().__init__(Console(file=stream, highlight=False))
         self._now_s, self._started_s = now_s, now_s()
-        self._live: Live | None = None
         self._said = ""
-
-    def __enter__(self) -> Self:
-        if self.console.is_terminal:
-            self._live = Live(
-                get_renderable=self._picture,
-                console=self.console,
-                refresh_per_second=_REFRESH_PER_S,
-                transient=True,
-            )
-            self._live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        live, self._live = self._live, None
-        if live is not None:
-            live.stop()
 
     @property
     def elapsed_s(self) -> float:
         """Seconds since the beginning."""
         return self._now_s() - self._started_s
 
-    def note(self, line: str) -> None:
-        """A line that stays."""
-        self.console.print(escape(line), soft_wrap=True)
-
     def doing(self, what: str) -> None:
         """What goes on now; a line of its own where nothing is live."""
         self.view.doing = what
-        if self._live is None and what != self._said:
+        if not self.live and what != self._said:
             self._said = what
             self.note(f"{self.elapsed_s:6.1f} s  {what}")
 
     def committed(self) -> None:
         """The view has a newly committed exchange."""
         view = self.view
-        if self._live is None:
+        if not self.live:
             figures = [f"{view.uploads} answered"]
             if view.declined:
                 figures.append(f"{view.declined} declined")
@@ -105,7 +76,7 @@ class Progress:
             self.note(f"{self.elapsed_s:6.1f} s  {view.doing}: {', '.join(figures)}")
             self._said = view.doing
 
-    def _picture(self) -> RenderableType:
+    def picture(self) -> RenderableType:
         view = self.view
         head = Table.grid(padding=(0, 1))
         bar = ProgressBar(total=max(1, view.exchanges), completed=view.committed, width=28)

@@ -37,12 +37,7 @@ from tools.simulate import Box
 FLOOD = 500
 
 Tensor = Callable[[Manifest, int], bytes]
-"""What to put in the segment of a group, at most its padded size."""
-
-
-def declines(_manifest: Manifest, _group: int) -> bytes:
-    """Nothing at all: the fleet without the attack."""
-    raise NotImplementedError
+"""What to put in the segment of a group, at most its padded size; None: nothing is sent."""
 
 
 def filled(value: float) -> Tensor:
@@ -62,7 +57,7 @@ def every_bit(manifest: Manifest, group: int) -> bytes:
 class Attacker:
     """The host of a device that answers rounds with `tensor`; an honest one in all else."""
 
-    def __init__(self, fleet: Fleet, box: Box, tensor: Tensor) -> None:
+    def __init__(self, fleet: Fleet, box: Box, tensor: Tensor | None) -> None:
         self._fleet, self._box, self._inner, self._tensor = fleet, box, box.host, tensor
         self.signer = Signer(box.id, box.host.identity.signing)
         self.spam: Callable[[Attacker, Manifest], list[Message]] = lambda _who, _round: []
@@ -86,7 +81,7 @@ class Attacker:
             return self._inner.perform(task)
         for message in self.spam(self, task.manifest):
             self.says(message)
-        if self._tensor is declines:
+        if self._tensor is None:
             return Declined("an honest box that does not want to")
         return self.sealed(task.manifest)
 

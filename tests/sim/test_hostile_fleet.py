@@ -22,7 +22,7 @@ JOB = small_job(
 class Outcome:
     """A job among attackers: its model, who was counted, and what was refused at the proxy."""
 
-    def __init__(self, folder: Path, tensor: hostile.Tensor, spam: object = None) -> None:
+    def __init__(self, folder: Path, tensor: hostile.Tensor | None, spam: object = None) -> None:
         self.fleet = fleet = Fleet(folder, DEVICES)
         fleet.net.wire = []
         self.attackers = [Attacker(fleet, box, tensor) for box in fleet.boxes[:ATTACKERS]]
@@ -48,7 +48,7 @@ class Outcome:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """The same fleet, whose attackers only decline."""
-    outcome = Outcome(tmp_path_factory.mktemp("undisturbed"), hostile.declines)
+    outcome = Outcome(tmp_path_factory.mktemp("undisturbed"), None)
     assert outcome.status == "completed" and outcome.model
     assert {r["uploads"] for r in outcome.rounds} == {DEVICES - ATTACKERS}
     assert not outcome.refused and not outcome.refused_by_cloud

@@ -3,64 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from tools.chaos.course import State
+from tools.live_view import Picture
 
 _LINE_EVERY_S = 10.0
 
 
-class View:
+class View(Picture):
     """Live on a terminal, else a line now and then."""
 
     def __init__(self, stream: IO[str]) -> None:
-        self.console = Console(file=stream, highlight=False)
-        self._live: Live | None = None
+        super().__init__(Console(file=stream, highlight=False))
         self._state, self._said = State(), ("", -_LINE_EVERY_S)
-
-    def __enter__(self) -> Self:
-        if self.console.is_terminal:
-            self._live = Live(
-                get_renderable=self._picture,
-                console=self.console,
-                refresh_per_second=4,
-                transient=True,
-            )
-            self._live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        live, self._live = self._live, None
-        if live is not None:
-            live.stop()
-
-    def note(self, line: str) -> None:
-        """A line that stays."""
-        self.console.print(escape(line), soft_wrap=True)
 
     def show(self, state: State) -> None:
         """How it stands."""
         self._state = state
         what, when_s = self._said
         due = state.doing != what or state.elapsed_s - when_s >= _LINE_EVERY_S
-        if self._live is None and due:
+        if not self.live and due:
             self._said = (state.doing, state.elapsed_s)
             self.note(f"{state.elapsed_s:6.1f} s  {state.doing}: {' · '.join(_figures(state))}")
 
-    def _picture(self) -> RenderableType:
+    def picture(self) -> RenderableType:
         state = self._state
         head = Table.grid(padding=(0, 1))
         bar = ProgressBar(total=max(1, state.faults), completed=state.faults_done, width=28)

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from fl_core.config import LoadOptions
+from tools.live_view import Picture
 from tools.load.table import mib, ms, rate, shortened
 
-_REFRESH_PER_S = 4
 _LINE_S = 5.0  # without a terminal, a line so often and when something else than a round begins
 
 
-class LiveView:
+class LiveView(Picture):
     """Shows samples as they come: entries of the result's `series`, with `phase` in words.
 
     Where known, a sample also has `rounds_done`, `latency_s` {p50, p99} and `refused`. `devices`
@@ -33,44 +31,18 @@ class LiveView:
         console: Console,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.console = console
+        super().__init__(console)
         self.devices = options.counts[0]
         self._options, self._now_s = options, now_s
         self._newest: Mapping[str, Any] | None = None
-        self._live: Live | None = None
         self._said, self._said_s = "", 0.0
-
-    def __enter__(self) -> Self:
-        if self.console.is_terminal:
-            self._live = Live(
-                get_renderable=self.picture,
-                console=self.console,
-                refresh_per_second=_REFRESH_PER_S,
-                transient=True,
-            )
-            self._live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        live, self._live = self._live, None
-        if live is not None:
-            live.stop()
-
-    def note(self, line: str) -> None:
-        """A line that stays."""
-        self.console.print(Text(line), soft_wrap=True)
 
     def update(self, sample: Mapping[str, Any]) -> None:
         """The newest sample."""
         self._newest = sample
         now_s, phase = self._now_s(), str(sample.get("phase", ""))
         kind = phase.partition(" ")[0]
-        if self._live is None and (kind != self._said or now_s - self._said_s >= _LINE_S):
+        if not self.live and (kind != self._said or now_s - self._said_s >= _LINE_S):
             self._said, self._said_s = kind, now_s
             going = " · ".join([*self._going(sample), *self._figures(sample)])
             self.note(f"{sample['t_s']:7.1f} s  {phase}: {going}")
