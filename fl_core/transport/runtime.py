@@ -11,7 +11,6 @@ import asyncio
 import contextvars
 import logging
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager
@@ -25,8 +24,8 @@ from fl_core.protocol.codec import decode, encode
 from fl_core.protocol.messages import Exchanged, Message
 from fl_core.transport.flow import Window
 from fl_core.transport.link import LinkDown
+from fl_core.transport.refusals import Refusals
 
-LOG_EVERY_S = 60.0
 INBOX_EVENTS = 4096
 INBOX_BYTES = 16 * 1024 * 1024
 TOGETHER_EVENTS = 64  # waiting events whose stores share one write to the disk
@@ -53,23 +52,6 @@ class Host(Protocol):
     def report(self, report: fx.Report) -> None:
         """Tell a person; quick."""
         ...
-
-
-class Refusals:
-    """Counts refusals by reason and logs each reason at most once a minute."""
-
-    def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
-        self.counts: Counter[str] = Counter()
-        self._log, self._clock = log, clock
-        self._said: dict[str, float] = {}
-
-    def add(self, reason: str) -> None:
-        """One more refusal for this reason."""
-        self.counts[reason] += 1
-        now = self._clock()
-        if now - self._said.get(reason, -LOG_EVERY_S) >= LOG_EVERY_S:
-            self._said[reason] = now
-            self._log.warning("refused", extra={"reason": reason, "total": self.counts[reason]})
 
 
 def short_name(job_id: bytes) -> str:

@@ -17,7 +17,8 @@ from fl_core.protocol import effects as fx
 from fl_core.protocol.codec import decode, encode
 from fl_core.protocol.messages import Exchanged, Need, Part
 from fl_core.transport.link import LinkDown
-from fl_core.transport.runtime import INBOX_EVENTS, Refusals, Runtime
+from fl_core.transport.refusals import Refusals
+from fl_core.transport.runtime import INBOX_EVENTS, Runtime
 
 LOG = logging.getLogger("edgeveil.test")
 LIMIT = 256
