@@ -88,7 +88,7 @@ SPAM = {
 def test_what_a_device_says_beside_its_answer_is_refused_and_counted(
     tmp_path, undisturbed, spam, reasons
 ):
-    outcome = Outcome(tmp_path, hostile.declines, spam)
+    outcome = Outcome(tmp_path, None, spam)
     assert outcome.status == "completed"
     assert outcome.model == undisturbed.model
     assert reasons <= set(outcome.refused)
