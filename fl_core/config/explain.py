@@ -130,7 +130,7 @@ class Explainer:
         known = self.walk.keys(schema)
         if get_close_matches(name, known, cutoff=0.75):
             return f"unknown key, {nearest(name, known)}"
-        elsewhere = [place for place in self.walk.paths() if place.rsplit(".", 1)[-1] == name]
+        elsewhere = [place for place in self.walk.paths if place.rsplit(".", 1)[-1] == name]
         if elsewhere:
             full = ".".join([*map(str, self.prefix), elsewhere[0]])
             return f"unknown key here, did you mean '{full}'?"

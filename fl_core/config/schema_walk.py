@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 Schema = dict[str, Any]
@@ -63,14 +64,17 @@ class SchemaWalk:
         names = (name for variant in self.variants(node) for name in variant.get("properties", {}))
         return list(dict.fromkeys(names))
 
-    def paths(self, node: Schema | None = None, prefix: str = "") -> Iterator[str]:
+    @cached_property
+    def paths(self) -> tuple[str, ...]:
         """Every dotted key path of the schema, lists left out."""
-        node = self.root if node is None else node
+        return tuple(self._paths(self.root, ""))
+
+    def _paths(self, node: Schema, prefix: str) -> Iterator[str]:
         for key in self.keys(node):
             yield prefix + key
             child = self.property(node, key)
             if child is not None:
-                yield from self.paths(child, f"{prefix}{key}.")
+                yield from self._paths(child, f"{prefix}{key}.")
 
 
 def bounds(node: Schema) -> str:

@@ -79,6 +79,14 @@ class _Served:
         self.store = Store()
         self.app = make_app(self.store, _Control(self.store), _TOKEN)
         self.job = _Control(self.store).submit("job: small")
+        # Made once: a mock costs more than a request.
+        self.protocol = mock.Mock(spec=BaseProtocol, _reading_paused=False)
+        one = make_mocked_request("GET", "/", app=self.app, loop=_loop())
+        self.ends: dict[str, Any] = {
+            "protocol": one.protocol,
+            "writer": one.writer,
+            "transport": one.transport,
+        }
         self.app.freeze()
         _done(self.app.shutdown())  # so that nobody waits for events
 
@@ -98,21 +106,22 @@ def _http(data: bytes) -> None:
     method = tape.choice(("GET", "POST", "PUT", "DELETE"))
     trusted = bool(tape.number(8))
     token = _TOKEN if trusted else tape.take(6).decode("latin-1")
-    status = _done(_answer(served.app, method, path, f"Bearer {token}", tape.rest()))
+    status = _done(_answer(served, method, path, f"Bearer {token}", tape.rest()))
     demand(status < 500, "a request cannot break the server")
     open_to_all = path.startswith(("/healthz", "/metrics"))
     demand(trusted or open_to_all or status in (401, 404, 405), "a stranger learns nothing")
 
 
-async def _answer(app: web.Application, method: str, path: str, token: str, body: bytes) -> int:
-    protocol = mock.Mock(spec=BaseProtocol, _reading_paused=False)
-    payload = StreamReader(protocol, 1 << 20, loop=asyncio.get_running_loop())
+async def _answer(served: _Served, method: str, path: str, token: str, body: bytes) -> int:
+    payload = StreamReader(served.protocol, 1 << 20, loop=asyncio.get_running_loop())
     payload.feed_data(body)
     payload.feed_eof()
     headers = {"Authorization": token, "Content-Length": str(len(body))}
-    request = make_mocked_request(method, path, headers=headers, payload=payload, app=app)
+    request = make_mocked_request(
+        method, path, headers=headers, payload=payload, app=served.app, **served.ends
+    )
     try:
-        answer = await app._handle(request)
+        answer = await served.app._handle(request)
     except web.HTTPException as refusal:  # an unknown path or method
         return refusal.status
     if isinstance(answer, web.Response) and answer.content_type == "application/json":
@@ -176,15 +185,19 @@ def _amqtt(data: bytes) -> None:
     _done(_read(tape.rest(), sizes))
 
 
+@cache
+def _transport() -> asyncio.WriteTransport:
+    return mock.Mock(spec=asyncio.WriteTransport)
+
+
 async def _read(stream: bytes, sizes: list[int]) -> None:
     reader = asyncio.StreamReader()
     reader.feed_data(stream)
     reader.feed_eof()
-    transport = mock.Mock(spec=asyncio.WriteTransport)
     try:
         first = await first_bytes(reader)
         demand(len(first) <= 12, "no more than the head of a CONNECT")
-        bounded = BoundedReader(reader, transport, _LIMIT_BYTES, first)
+        bounded = BoundedReader(reader, _transport(), _LIMIT_BYTES, first)
         got = b""
         for size in sizes:
             piece = await bounded.read(size)

@@ -69,7 +69,7 @@ def test_every_key_is_documented(block):
 def test_every_key_of_the_schema_stands_in_an_example(kind):
     examples = "\n".join(path.read_text() for path in FILES)
     walk = SchemaWalk(json_schema(kind))
-    keys = {place.rsplit(".", 1)[-1] for place in walk.paths()}
+    keys = {place.rsplit(".", 1)[-1] for place in walk.paths}
     assert keys
     assert {key for key in keys if not re.search(rf"\b{key}\b", examples)} == set()
 
