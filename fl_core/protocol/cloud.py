@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fl_core.crypto.keys import VerifyKey
 from fl_core.crypto.labels import BODY, HEADER
 from fl_core.errors import ProtocolError
 from fl_core.protocol import effects as fx
 from fl_core.protocol.cloud_arrivals import Arrivals
 from fl_core.protocol.cloud_ends import Ends
+from fl_core.protocol.cloud_job import Job
 from fl_core.protocol.cloud_outgoing import Outgoing
 from fl_core.protocol.cloud_states import TABLE, State
 from fl_core.protocol.cloud_tasks import (
@@ -24,7 +23,6 @@ from fl_core.protocol.cloud_tasks import (
     JobStatus,
     SealJob,
     SealRelease,
-    SealRound,
     Start,
     TooFew,
 )
@@ -54,16 +52,6 @@ _ALL_DECLINED = (
 _SILENT = "the proxy did not answer in time"
 
 
-@dataclass
-class _Job:
-    start: Start
-    round: int
-    attempt: int
-    retries_left: int
-    selected: int = 0  # by the newest broadcast
-    patience_s: float = 0.0  # with the proxy, from each sign that the broadcast moves on
-
-
 class CloudMachine:
     """One cloud behind one proxy."""
 
@@ -73,7 +61,7 @@ class CloudMachine:
         self.signer, self.proxy_key = signer, proxy_key
         self.settings = settings or CloudSettings()
         self.state = TABLE.start
-        self.job: _Job | None = None
+        self.job: Job | None = None
         self._out = Outgoing(signer, self.settings)
         self._arrivals = Arrivals(signer, self.settings)
         self._ends = Ends(signer, self.settings)
@@ -81,8 +69,7 @@ class CloudMachine:
     @property
     def at(self) -> Exchanged | None:
         """The running job and its round."""
-        job = self.job
-        return Exchanged(job.start.job_id, job.round, job.attempt) if job else None
+        return self.job.at if self.job else None
 
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
         """Take an event; hostile or stale input ends as one `Refuse`."""
@@ -121,16 +108,13 @@ class CloudMachine:
 
     def _start(self, start: Start) -> list[fx.Effect]:
         self.state = TABLE.step(self.state, "start")
-        self.job = _Job(start, start.round, start.attempt, start.retries)
+        self.job = Job.begin(start)
         what = {"job_id": start.job_id.hex(), "rounds": start.rounds}
         return [fx.Report("job_started", what), fx.Work(SealJob(start.job_id))]
 
-    def _seal(self, job: _Job) -> fx.Effect:
-        return fx.Work(SealRound(job.start.job_id, job.round, job.attempt))
-
     def _done(self, task: object, result: object) -> list[fx.Effect]:
         job = self.job
-        if job is None or not self._current(task, job):
+        if job is None or not job.awaits(task):
             return []
         match result:
             case Failed(reason=reason) | Blocked(reason=reason) if isinstance(task, Absorb):
@@ -148,21 +132,9 @@ class CloudMachine:
                 return self._arrivals.acknowledge_batch() + self._repeat(job, reason)
         return []
 
-    @staticmethod
-    def _current(task: object, job: _Job) -> bool:
-        match task:
-            case SealJob(job_id=job_id) | SealRelease(job_id=job_id):
-                return job_id == job.start.job_id
-            case SealRound():
-                return task == SealRound(job.start.job_id, job.round, job.attempt)
-            case Absorb(batch=batch):
-                return batch.at == Exchanged(job.start.job_id, job.round, job.attempt)
-        return False
-
-    def _sealed(self, job: _Job, manifest: Manifest, data: bytes) -> list[fx.Effect]:
+    def _sealed(self, job: Job, manifest: Manifest, data: bytes) -> list[fx.Effect]:
         self.state = TABLE.step(self.state, "sealed")
-        job.selected = manifest.selected
-        job.patience_s = manifest.deadline_s + manifest.grace_s + self.settings.proxy_margin_s
+        job.broadcasts(manifest, self.settings.proxy_margin_s)
         what = {
             "round": manifest.at.round,
             "kind": manifest.kind,
@@ -180,7 +152,7 @@ class CloudMachine:
         out = self._out.answer(need)
         return [*out, fx.SetTimer("watchdog", self.job.patience_s)] if self.job else out
 
-    def _held(self, job: _Job) -> list[fx.Effect]:
+    def _held(self, job: Job) -> list[fx.Effect]:
         """The proxy holds the broadcast."""
         released = self.state is State.RELEASING
         # A job may be taken up again after its last commit and before its release.
@@ -196,11 +168,11 @@ class CloudMachine:
         if trained:
             return [*out, fx.Work(SealRelease(job.start.job_id))]
         if self.state is State.SEALING:
-            return [*out, self._seal(job)]
+            return [*out, job.seal()]
         # The proxy's deadline runs from here, not from the sealing.
         return [*out, fx.SetTimer("watchdog", job.patience_s)]
 
-    def _committed(self, job: _Job, commit: Commit, data: bytes) -> list[fx.Effect]:
+    def _committed(self, job: Job, commit: Commit, data: bytes) -> list[fx.Effect]:
         last = job.round >= job.start.rounds
         self.state = TABLE.step(self.state, "committed_last" if last else "committed")
         out = self._arrivals.acknowledge_batch()
@@ -211,9 +183,9 @@ class CloudMachine:
         if last:
             return [*out, fx.Work(SealRelease(job.start.job_id))]
         job.round += 1
-        return [*out, self._seal(job)]
+        return [*out, job.seal()]
 
-    def _repeat(self, job: _Job, reason: str) -> list[fx.Effect]:
+    def _repeat(self, job: Job, reason: str) -> list[fx.Effect]:
         if job.retries_left <= 0:
             return self._pause(job, reason)
         self.state = TABLE.step(self.state, "repeat")
@@ -221,9 +193,9 @@ class CloudMachine:
         job.attempt += 1
         self._out.drop()
         what = {"round": job.round, "attempt": job.attempt, "why": reason}
-        return [*self._arrivals.drop_batch(), fx.Report("round_repeated", what), self._seal(job)]
+        return [*self._arrivals.drop_batch(), fx.Report("round_repeated", what), job.seal()]
 
-    def _pause(self, job: _Job, reason: str) -> list[fx.Effect]:
+    def _pause(self, job: Job, reason: str) -> list[fx.Effect]:
         """Others are missing: the job keeps its round and its devices until somebody resumes it."""
         self.state = TABLE.step(self.state, "pause")
         return self._leave(job, "paused", reason, [])
@@ -234,10 +206,10 @@ class CloudMachine:
         self.state = TABLE.step(self.state, "end")
         return self._finish(self.job, status, reason)
 
-    def _finish(self, job: _Job, status: str, reason: str) -> list[fx.Effect]:
+    def _finish(self, job: Job, status: str, reason: str) -> list[fx.Effect]:
         return self._leave(job, status, reason, self._ends.tell(job.start.job_id, status))
 
-    def _leave(self, job: _Job, status: str, reason: str, told: list[fx.Effect]) -> list[fx.Effect]:
+    def _leave(self, job: Job, status: str, reason: str, told: list[fx.Effect]) -> list[fx.Effect]:
         self.job = None
         self._out.drop()
         return [
@@ -320,7 +292,7 @@ class CloudMachine:
                 return self._wait_again(job)
         return []
 
-    def _wait_again(self, job: _Job) -> list[fx.Effect]:
+    def _wait_again(self, job: Job) -> list[fx.Effect]:
         """An announcement or release is offered on; each further wait takes one of the retries."""
         if job.retries_left <= 0:
             return self._pause(job, _SILENT)

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -23,13 +22,13 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from fl_core.errors import BrokerError, ProtocolError
 from fl_core.transport import faults
+from fl_core.transport.dialling import dial_in_thread
 from fl_core.transport.flow import Intake, Window
 from fl_core.transport.link import LinkDown, LinkSettings, overhead_bytes
 from fl_core.transport.socket_loop import SocketLoop
 from fl_core.transport.tls import client_context
 
 _LOG = logging.getLogger("edgeveil.link")
-_DIALLERS = ThreadPoolExecutor(max_workers=16, thread_name_prefix="edgeveil-dial")
 _MISC_S = 5.0
 _SUBACK_S = 10.0
 _RECEIVE_MESSAGES = 256  # how many the broker may send before we acknowledge (MQTT 5)
@@ -70,7 +69,8 @@ class Session:
 
     async def open(self, dial_s: float, answer_s: float) -> None:
         """Dial and log in. Raises BrokerError, or NotSpoken when another version may do better."""
-        await self._dial_in_thread(dial_s)
+        self._client.connect_timeout = dial_s
+        await dial_in_thread(self._dial, self._abandon, self._address, dial_s)
         self._attach()
         try:
             with self.intake.awaiting():
@@ -196,17 +196,6 @@ class Session:
         client.on_publish = self._on_publish
         client.on_subscribe = self._on_subscribe
         return client
-
-    async def _dial_in_thread(self, timeout_s: float) -> None:
-        self._client.connect_timeout = timeout_s
-        job = _DIALLERS.submit(self._dial)
-        try:
-            await asyncio.wait_for(asyncio.wrap_future(job), timeout_s)
-        except BaseException as error:
-            job.add_done_callback(lambda _: self._abandon())
-            if isinstance(error, (OSError, ValueError, TimeoutError)):
-                raise faults.dial_fault(error, self._address) from None
-            raise
 
     def _dial(self) -> None:
         options: dict[str, Any] = {}
