@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import zlib
 from collections.abc import Iterator
 from typing import Protocol
 
+from fl_core.checksum import crc32
 from fl_core.errors import ProtocolError
 from fl_core.protocol.messages import Blob, Need, Part
 
@@ -32,7 +32,7 @@ def part(blob: Blob, data: Data, index: int) -> Part:
     if index >= blob.parts:
         raise ProtocolError("bad_index")
     piece = data[index * blob.part_bytes : (index + 1) * blob.part_bytes]
-    return Part(blob.digest, index, zlib.crc32(piece), piece)
+    return Part(blob.digest, index, crc32(piece), piece)
 
 
 def parts(blob: Blob, data: Data) -> Iterator[Part]:
@@ -116,7 +116,7 @@ def check_part(blob: Blob, message: Part) -> None:
     if index >= blob.parts:
         raise ProtocolError("bad_part")
     expected = min(blob.part_bytes, blob.size_bytes - index * blob.part_bytes)
-    if len(message.data) != expected or zlib.crc32(message.data) != message.crc:
+    if len(message.data) != expected or crc32(message.data) != message.crc:
         raise ProtocolError("bad_part")
 
 

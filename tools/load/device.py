@@ -211,9 +211,10 @@ class LoadDevice:
             return
         self._take(fx.Received(fx.Proxy(), message))
 
-    def perform(self, task: object) -> None:
-        """Do a task that `queue` was given; the machine gets the outcome."""
-        self._take(fx.Done(task, self._worker.perform(task)))
+    def perform(self, task: object) -> Callable[[], None]:
+        """Do a task that `queue` was given; the machine gets the outcome by what is returned."""
+        done = fx.Done(task, self._worker.perform(task))
+        return lambda: self._take(done)
 
     def _take(self, event: fx.Event) -> None:
         for effect in self.machine.handle(event, self._loop.time()):

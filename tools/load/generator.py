@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import ssl
-import time
-from collections import deque
 from contextlib import suppress
 
 from fl_core.crypto.keys import VerifyKey
@@ -19,11 +17,11 @@ from tools.load.dialler import Dialler
 from tools.load.options import LoadOptions
 from tools.load.shared import Shared, SharedVerifyKey
 from tools.load.strain import Meter
+from tools.load.turns import Turns
 from tools.load.wire import Share
 
 TICK_S = 1.0
 _LAG_S = 0.05
-_SLICE_S = 0.01  # of work at a time, so that the sockets are served meanwhile
 _GOODBYE_S = 1.0
 _AWAY_S = 1.0  # a device that drops does so within this time of its answer
 
@@ -35,7 +33,7 @@ class Generator:
         self.options = options
         self.shared = Shared(options.packet_bytes, options.payload_bytes, offset_s)
         self.meter = Meter()
-        self._work: deque[tuple[LoadDevice, object]] = deque()
+        self._turns = Turns()
         self._starts: dict[tuple[int, int], float] = {}
         self._begun: dict[tuple[int, int], int] = {}
         self._last_start_s = float("-inf")
@@ -70,7 +68,7 @@ class Generator:
             due_s = loop.time() + _LAG_S
             await asyncio.sleep(_LAG_S)
             now_s = loop.time()
-            under_way = bool(self._work) or self.shared.tally.pending
+            under_way = self._turns.busy or self.shared.tally.pending
             counts = self.shared.tally.offering and (under_way or counted)
             self.meter.look(now_s - due_s, _LAG_S, counts=counts)
             counted = self.shared.tally.offering and under_way
@@ -98,23 +96,9 @@ class Generator:
             wait_s = self._wait_s(task.manifest.at)
             self._trouble(device, task.manifest.at, wait_s)
         if wait_s > 0:
-            asyncio.get_running_loop().call_later(wait_s, self._append, device, task)
+            asyncio.get_running_loop().call_later(wait_s, self._turns.add, device, task)
         else:
-            self._append(device, task)
-
-    def _append(self, device: LoadDevice, task: object) -> None:
-        if not self._work:
-            asyncio.get_running_loop().call_soon(self._pump)
-        self._work.append((device, task))
-
-    def _pump(self) -> None:
-        end_s = time.perf_counter() + _SLICE_S
-        while self._work and time.perf_counter() < end_s:
-            device, task = self._work[0]
-            device.perform(task)
-            self._work.popleft()
-        if self._work:
-            asyncio.get_running_loop().call_soon(self._pump)
+            self._turns.add(device, task)
 
     # --- pauses and trouble ---
 
