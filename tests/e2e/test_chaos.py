@@ -33,6 +33,7 @@ def test_a_short_run_in_which_the_site_keeps_its_word(tmp_path: Path) -> None:
     assert len(found["checks"]) == 10
     assert found["rounds_during_faults"] > 0
     assert found["touched"].keys() == KINDS
+    assert found["disk_by"] in ("full", "limit")
     assert len(found["warnings"]) == sum(not count for count in found["touched"].values())
     assert all(check["looked"] and not check["violations"] for check in found["checks"])
     assert len(found["jobs"]) >= 2

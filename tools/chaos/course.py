@@ -15,6 +15,7 @@ from fl_core.config import Job, LocalRun
 from fl_core.errors import DataError, JobFailed
 from tools.chaos import checks
 from tools.chaos.director import Director
+from tools.chaos.disks import Disks
 from tools.chaos.jobs import Jobs
 from tools.chaos.plan import Fault, schedule
 from tools.chaos.site import ChaosSite
@@ -67,14 +68,16 @@ class Course:
         job: Job,
         run: LocalRun,
         asked: Asked,
+        disks: Disks,
         folder: Path,
         logs: Path,
         look: Callable[[State], None],
     ) -> None:
         self.asked, self._logs, self._show = asked, logs, look
+        self.disk_by = disks.by
         self._begun_s = self._faults_s = time.monotonic()
         self.begun_at = time.time()
-        self.site = ChaosSite(job, run, folder, logs, asked.seed, self._now_s)
+        self.site = ChaosSite(job, run, disks, folder, logs, asked.seed, self._now_s)
         self.faults = schedule(asked.seed, asked.kills, self.site.processes, asked.every_s)
         self.jobs = Jobs(self._client, submitted(job))
         self.state = State(faults=len(self.faults))

@@ -21,7 +21,7 @@ _COLOURS = {
     "disk": "#8A8A8A",
 }
 _ROW_INCHES = 0.28
-_LEAST_S = 0.15  # a bar that can be seen
+_LEAST_SHARE = 1 / 160  # of the time line: a bar that can be seen
 
 
 def write_report(result: Mapping[str, Any], path: Path) -> None:
@@ -35,13 +35,14 @@ def timeline(result: Mapping[str, Any]) -> str:
     up_s, faults = result["up_s"], result["schedule"]
     targets = sorted({_row(fault) for fault in faults})
     rows = {target: place for place, target in enumerate(targets, start=1)}
+    least_s = _LEAST_SHARE * result["seconds"]
     with svg_figure(7.4, 0.9 + _ROW_INCHES * (len(rows) + 1), "chaos") as (figure, done):
         axes = figure.add_subplot()
         for kind, colour in _COLOURS.items():
             mine = [fault for fault in faults if fault["kind"] == kind]
             axes.barh(
                 [rows[_row(fault)] for fault in mine],
-                [max(_LEAST_S, fault["lasts_s"]) for fault in mine],
+                [max(least_s, fault["lasts_s"]) for fault in mine],
                 left=[up_s + fault["at_s"] for fault in mine],
                 height=0.62 if kind == "kill" else 0.4,
                 color=colour,

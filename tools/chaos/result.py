@@ -32,6 +32,7 @@ def result_of(
         "seconds": course.state.elapsed_s,
         "faults": dict(Counter(fault.kind for fault in course.faults_done)),
         "touched": dict(facts.touched),
+        "disk_by": course.disk_by,
         "rounds_during_faults": rounds_during_faults(found, facts),
         "warnings": warnings(found, facts),
         "processes": _processes(course),

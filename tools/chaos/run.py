@@ -16,6 +16,7 @@ from fl_core.errors import UsageError
 from tools.brokers import choose_engine
 from tools.chaos import checks
 from tools.chaos.course import Asked, Course
+from tools.chaos.disks import own_disks
 from tools.chaos.evidence import collect
 from tools.chaos.report import write_report
 from tools.chaos.result import result_of
@@ -49,12 +50,16 @@ def run_chaos(
     logs = _prepare(out)
     view = View(sys.stderr if as_json else sys.stdout)
     # A second Ctrl-C must not leave processes behind; stopping takes a few seconds at most.
-    with signals(signal.SIG_IGN), scratch(keep=keep, in_memory=False) as folder:
+    with (
+        signals(signal.SIG_IGN),
+        scratch(keep=keep, in_memory=False) as folder,
+        own_disks(folder, keep=keep) as disks,
+    ):
         course: Course | None = None
         interrupted = False
         try:
             with signals(_interrupt), view:
-                course = Course(job, run, asked, folder, logs, view.show)
+                course = Course(job, run, asked, disks, folder, logs, view.show)
                 view.note(f"{len(course.faults)} faults from seed {asked.seed}; logs in {logs}")
                 course.run()
         except KeyboardInterrupt:

@@ -18,6 +18,7 @@ from fl_core.privacy.ledger import LEDGER_FILE
 from tools.broker_plan import BrokerPlan
 from tools.brokers import BrokerProcess, choose_engine, free_ports
 from tools.chaos import tap
+from tools.chaos.disks import Disks
 from tools.chaos.plan import LINKS, SIDES, Fault
 from tools.chaos.relay import Relays
 from tools.chaos.supervisor import Supervisor
@@ -43,6 +44,7 @@ class ChaosSite:
         self,
         job: Job,
         run: LocalRun,
+        disks: Disks,
         folder: Path,
         logs: Path,
         seed: int,
@@ -58,7 +60,10 @@ class ChaosSite:
             engine=engine,
             protocol=4 if engine == "amqtt" else int(run.protocol),
         )
-        self.site, self.engine = provision(plan), engine
+        states = plan.folder / "state"
+        self._disks = {name: disks.under(states / name) for name in ("cloud", "proxy")}
+        self._edge_disks = [disks.under(plan.edge_state(k + 1)) for k in range(plan.devices)]
+        self.site, self.engine = provision(plan, force=True), engine
         relayed = {link: (ports[link], ports[link.partition("-")[2]]) for link in LINKS}
         self.relays = Relays(relayed, seed)
         for path in (self.site.cloud, self.site.proxy, *self.site.edges):
@@ -90,12 +95,13 @@ class ChaosSite:
         for broker in self.brokers.values():
             broker.start()
         self.relays.start()
-        self.supervisor.start("cloud", ["cloud", "--config", str(self.site.cloud)])
-        self.supervisor.start("proxy", ["proxy", "--config", str(self.site.proxy)])
+        for name, path in (("cloud", self.site.cloud), ("proxy", self.site.proxy)):
+            self.supervisor.start(name, [name, "--config", str(path)], self._disks[name])
         for k in range(self._workers):
             mine = self.site.edges[k :: self._workers]
             configs = [word for path in mine for word in ("--config", str(path))]
-            self.supervisor.start(f"worker-{k + 1}", ["edge", *configs])
+            disks = [disk for made in self._edge_disks[k :: self._workers] for disk in made]
+            self.supervisor.start(f"worker-{k + 1}", ["edge", *configs], disks)
 
     def tap_ledgers(self) -> None:
         """Once every device is up, before its first job: no release is forgotten from now on."""

@@ -17,6 +17,7 @@ from typing import BinaryIO, Literal
 
 import psutil
 
+from tools.chaos.disks import Disk
 from tools.lifeline import Lifeline
 from tools.run_children import spawn
 
@@ -57,6 +58,7 @@ class _Kept:
 
     name: str
     arguments: tuple[str, ...]
+    disks: tuple[Disk, ...] = ()
     process: subprocess.Popen[bytes] | None = None
     started_s: float = 0.0
     starts: int = 0
@@ -89,9 +91,9 @@ class Supervisor:
         """Of all processes."""
         return tuple(self._all)
 
-    def start(self, name: str, arguments: Sequence[str]) -> None:
-        """Run `edgeveil <arguments>` from now on."""
-        kept = self._all[name] = _Kept(name, tuple(arguments))
+    def start(self, name: str, arguments: Sequence[str], disks: Sequence[Disk] = ()) -> None:
+        """Run `edgeveil <arguments>`, whose state lies on these disks, from now on."""
+        kept = self._all[name] = _Kept(name, tuple(arguments), tuple(disks))
         kept.keeper = threading.Thread(target=self._keep, args=(kept,), daemon=True, name=name)
         kept.keeper.start()
 
@@ -114,10 +116,14 @@ class Supervisor:
         return self._waiting
 
     def fill(self, name: str, full: bool) -> None:
-        """Whether writes of this process, and of those that follow it, fail as on a full disk."""
+        """Whether the disks of this process, and of those that follow it, are full.
+
+        Where it has none of its own, a limit on the size of its files stands for that.
+        """
         kept = self._all[name]
         with self._lock:
             kept.full = full
+            _fill(kept)
             self.filled += _limit(kept) and full
 
     def starts(self) -> int:
@@ -138,6 +144,7 @@ class Supervisor:
             self._stopping = True
             for kept in self._all.values():
                 kept.full = False
+                _fill(kept)
                 _limit(kept)
                 _signal(kept.process, signal.SIGTERM)
         end_s = time.monotonic() + STOP_S
@@ -211,10 +218,18 @@ class Supervisor:
             self.ends.append(Ended(kept.name, now, now - kept.started_s, code, how, said))
 
 
+def _fill(kept: _Kept) -> None:
+    """Fit its disks to whether they are full."""
+    for disk in kept.disks:
+        disk.fill() if kept.full else disk.make_room()
+
+
 def _limit(kept: _Kept) -> bool:
-    """Fit the largest file that the process may write to whether its disk is full; False: gone."""
+    """Fit the size of files to it, where it has no disk of its own; False: the process is gone."""
     if kept.process is None or kept.process.poll() is not None:
         return False
+    if kept.disks:
+        return True
     with suppress(psutil.Error, OSError):
         process = psutil.Process(kept.process.pid)
         hard = process.rlimit(psutil.RLIMIT_FSIZE)[1]

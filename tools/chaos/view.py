@@ -15,6 +15,10 @@ from tools.chaos.course import State
 from tools.live_view import Picture
 
 _LINE_EVERY_S = 10.0
+_FULL = {
+    "full": "a file system without a free block",
+    "limit": "a limit on the size of files: no file system may be mounted here",
+}
 
 
 class View(Picture):
@@ -51,6 +55,7 @@ def show_result(console: Console, result: Mapping[str, Any]) -> None:
     ends = sum(row["by_itself"] for row in result["processes"].values())
     rows = [
         ("faults", ", ".join(f"{count} {kind}" for kind, count in sorted(faults.items()))),
+        ("a full disk", _FULL[result["disk_by"]]),
         ("packets", ", ".join(f"{count} {what}" for what, count in hit.items())),
         (
             "processes",

@@ -136,3 +136,31 @@ def test_a_full_disk_fails_writes_and_leaves_the_log_alone(
     assert site.filled == 2
     site.fill("one", False)
     wait_for(lambda: "written" in log(tmp_path).rpartition("full")[2])
+
+
+class Noted:
+    """What was asked of a disk."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def fill(self) -> None:
+        self.asked.append("fill")
+
+    def make_room(self) -> None:
+        self.asked.append("make room")
+
+
+def test_a_disk_of_its_own_is_filled_instead_and_has_room_again_at_the_end(
+    site: Supervisor, tmp_path: Path
+) -> None:
+    disks = [Noted(), Noted()]
+    site.start("one", ["runs", str(tmp_path)], disks)  # type: ignore[arg-type]
+    wait_for(lambda: "written" in log(tmp_path))
+    site.fill("one", True)
+    assert [disk.asked for disk in disks] == [["fill"]] * 2
+    site.kill("one")
+    wait_for(lambda: "written" in log(tmp_path).partition("--- start 2")[2])  # by no limit
+    assert site.filled == 2
+    site.stop()
+    assert [disk.asked for disk in disks] == [["fill", "make room"]] * 2
