@@ -15,7 +15,7 @@ from fl_core.crypto.labels import BODY, HEADER
 from fl_core.errors import ProtocolError
 from fl_core.protocol import effects as fx
 from fl_core.protocol.codec import decode_body, decode_header
-from fl_core.protocol.device_fetches import Complete, Fetches
+from fl_core.protocol.device_fetches import Complete, Fetches, job_of, kind_of
 from fl_core.protocol.device_greeting import Greeting
 from fl_core.protocol.device_jobs import Jobs
 from fl_core.protocol.device_outbox import Outbox
@@ -81,7 +81,7 @@ class DeviceMachine:
         pace = Pace(signer.name)
         self.fetches = Fetches(self.settings, pace)
         self.round = Round(signer, memory, self.settings, pace)
-        self._jobs = Jobs(signer, memory, self.settings, pace)
+        self._jobs = Jobs(signer, memory, self.settings, pace, self.fetches)
         self._releases = Releases(memory)
         self._greeting = Greeting(signer, self.settings, pace)
 
@@ -149,13 +149,13 @@ class DeviceMachine:
         if header.kind == "job":
             return self._fetch(offer, header) if self._jobs.fresh(header) else []
         if not self._jobs.ready(header.at.job_id):
-            return self._jobs.want(offer, header, self._now_s)
+            return self._jobs.ahead(offer, header, self._now_s)
         return self._round(offer, header)
 
     def _release(self, offer: Offer, header: Manifest) -> list[fx.Effect]:
         if not self._releases.fresh(header):
             return []
-        self.fetches.make_room(offer, header, over=lambda old: _kind(old) == "release")
+        self.fetches.make_room(offer, header, over=lambda old: kind_of(old) == "release")
         self._releases.heard(header)
         return self._fetch(offer, header)
 
@@ -173,7 +173,7 @@ class DeviceMachine:
         """Whether a fetch ends when a newer round comes; not the record of the last answer."""
         if isinstance(fetched, Commit):
             return not self.outbox.is_for(fetched.at)
-        return _kind(fetched) == "round"
+        return kind_of(fetched) == "round"
 
     # --- fetching ---
 
@@ -186,9 +186,13 @@ class DeviceMachine:
         match complete:
             case (Commit() as commit, data):
                 return self.round.committed(commit, data)
+            case (Manifest() as manifest, data) if self._jobs.is_ahead(manifest):
+                self._jobs.put_by(manifest, data)
+                return []
             case (Manifest(kind="round") as manifest, data):
                 return self.round.complete(manifest, data, self._now_s)
             case (Manifest() as manifest, data):
+                self._jobs.complete(manifest)
                 return [fx.Work(Open(manifest, data))]
         return []
 
@@ -219,8 +223,10 @@ class DeviceMachine:
     def _opened(self, manifest: Manifest, package: Package | None) -> list[fx.Effect]:
         if package is None:
             return self._not_for_me(manifest)
-        if manifest.kind == "job" and isinstance(package, JobPackage):
-            return [fx.Work(Learn(manifest, package))]
+        if manifest.kind == "job":
+            if isinstance(package, JobPackage):
+                return [fx.Work(Learn(manifest, package))]
+            return [*self._not_for_me(manifest), fx.Refuse("malformed_package")]
         if manifest.kind == "release" and isinstance(package, ReleasePackage):
             fresh = self._releases.is_newest(manifest)
             return [fx.Work(Install(manifest, package))] if fresh else []
@@ -263,7 +269,7 @@ class DeviceMachine:
         ended = self._jobs.closed(close)
         if not ended:
             return []
-        self.fetches.forget(lambda old: _kind(old) != "release" and _job_of(old) == close.job_id)
+        self.fetches.forget(lambda old: kind_of(old) != "release" and job_of(old) == close.job_id)
         what = {"job_id": close.job_id.hex(), "status": close.status}
         return [*self.round.job_closed(close.job_id), *ended, fx.Report("job_closed", what)]
 
@@ -280,7 +286,9 @@ class DeviceMachine:
             case "resend":
                 return self.round.resend()
             case "deadline" if (out := self.round.expired()) is not None:
-                self.fetches.forget(lambda header: _kind(header) == "round")
+                self.fetches.forget(
+                    lambda old: kind_of(old) == "round" and not self._jobs.is_ahead(old)
+                )
                 return out
         return []
 
@@ -290,11 +298,3 @@ def _failed(reason: str) -> list[fx.Effect]:
     if _SLUG.fullmatch(reason):
         return [fx.Refuse(reason)]
     return [fx.Refuse("failed_work"), fx.Report("failed_work", {"why": reason})]
-
-
-def _kind(header: Header) -> str:
-    return header.kind if isinstance(header, Manifest) else "commit"
-
-
-def _job_of(header: Header) -> bytes | None:
-    return header.at.job_id if isinstance(header, Manifest | Commit) else None

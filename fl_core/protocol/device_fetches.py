@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from fl_core.errors import ProtocolError
 from fl_core.protocol import effects as fx
-from fl_core.protocol.messages import Header, Offer, Part
+from fl_core.protocol.messages import Commit, Header, Manifest, Offer, Part
 from fl_core.protocol.pace import Pace
 from fl_core.protocol.tasks import Settings
 from fl_core.protocol.transfer import Fetch, first_data
@@ -76,6 +76,11 @@ class Fetches:
         wait_s = self._pace.wait_s(self._settings.repair_s, looks, self._settings.waits_cap_s)
         return [*(fx.Send(fx.Proxy(), need) for need in needs), fx.SetTimer("repair", wait_s)]
 
+    def brings_job(self, job_id: bytes) -> bool:
+        """Whether this job's package is under way."""
+        headers = (fetch.header for fetch in self.under_way.values())
+        return any(kind_of(header) == "job" and job_of(header) == job_id for header in headers)
+
     def forget(self, over: Callable[[Header], bool]) -> None:
         """Stop fetching what is over: a fetch that cannot end must not take a place for good."""
         self.under_way = {d: f for d, f in self.under_way.items() if not over(f.header)}
@@ -84,3 +89,13 @@ class Fetches:
         data = fetch.assembly.finish()
         del self.under_way[fetch.header.blob.digest]
         return fetch.header, data
+
+
+def kind_of(header: Header) -> str:
+    """A manifest's kind; `commit` for anything else that is fetched."""
+    return header.kind if isinstance(header, Manifest) else "commit"
+
+
+def job_of(header: Header) -> bytes | None:
+    """The job that a fetch belongs to."""
+    return header.at.job_id if isinstance(header, Manifest | Commit) else None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from fl_core.errors import ProtocolError
 from fl_core.protocol import effects as fx
+from fl_core.protocol.device_fetches import Fetches
 from fl_core.protocol.envelope import Signer
-from fl_core.protocol.messages import Close, Exchanged, Manifest, Offer, Want
+from fl_core.protocol.messages import Close, Exchanged, Header, Manifest, Offer, Want
 from fl_core.protocol.pace import Pace
 from fl_core.protocol.tasks import CLOSED_KEPT, JobClosed, Memory, Settings
 
@@ -13,10 +14,19 @@ from fl_core.protocol.tasks import CLOSED_KEPT, JobClosed, Memory, Settings
 class Jobs:
     """Changes `memory` together with the effects that say so. One timer, `want`."""
 
-    def __init__(self, signer: Signer, memory: Memory, settings: Settings, pace: Pace) -> None:
+    def __init__(
+        self,
+        signer: Signer,
+        memory: Memory,
+        settings: Settings,
+        pace: Pace,
+        fetches: Fetches,
+    ) -> None:
         self._signer, self._memory, self._settings, self._pace = signer, memory, settings, pace
+        self._fetches = fetches
         self._foreign: dict[bytes, bytes] = {}  # of no use to this device -> the package's digest
-        self._waiting: tuple[bytes, Offer, float] | None = None  # job, its round, until when
+        self._at_work: dict[bytes, bytes] = {}  # the host opens or learns it -> likewise
+        self._waiting: tuple[Manifest, Offer, float] | None = None  # a round, and until when
         self._tries = 0
 
     def check_open(self, job_id: bytes) -> None:
@@ -27,8 +37,13 @@ class Jobs:
     def fresh(self, announced: Manifest) -> bool:
         """Whether to fetch a job's package."""
         job_id = announced.at.job_id
-        tried = self._foreign.get(job_id) == announced.blob.digest
-        return job_id not in self._memory.jobs and not tried
+        tried = (self._foreign.get(job_id), self._at_work.get(job_id))
+        return job_id not in self._memory.jobs and announced.blob.digest not in tried
+
+    def complete(self, announced: Manifest) -> None:
+        """A package is here. The host is at a job's until `learned` or `of_no_use`."""
+        if announced.kind == "job":
+            self._at_work[announced.at.job_id] = announced.blob.digest
 
     def ready(self, job_id: bytes) -> bool:
         """Whether a round of this job can be taken up: the job is known, or of no use here."""
@@ -36,26 +51,51 @@ class Jobs:
 
     # --- a round that waits ---
 
-    def want(self, offer: Offer, round_: Manifest, now_s: float) -> list[fx.Effect]:
-        """Ask for the round's job until it came or the round is over."""
+    def is_ahead(self, header: Header) -> bool:
+        """Whether it is a round of a job that is not known yet."""
+        if not isinstance(header, Manifest) or header.kind != "round":
+            return False
+        return not self.ready(header.at.job_id)
+
+    def ahead(self, offer: Offer, round_: Manifest, now_s: float) -> list[fx.Effect]:
+        """Keep such a round, take what is pushed of its package, and see to its job.
+
+        Raises ProtocolError `too_many_fetches`.
+        """
+        self._fetches.make_room(offer, round_, self.is_ahead)
+        if self._waiting is not None and self._waiting[0] == round_ and not offer.data:
+            offer = self._waiting[1]
         until_s = now_s + round_.deadline_s + round_.grace_s
-        self._waiting, self._tries = (round_.at.job_id, offer, until_s), 0
-        return self.want_again(now_s)
+        self._waiting, self._tries = (round_, offer, until_s), 0
+        out = self.want_again(now_s)
+        if offer.data:
+            return out
+        self._fetches.offer(offer, round_)
+        return [*out, fx.SetTimer("repair", self._settings.repair_s)]
 
     def want_again(self, now_s: float) -> list[fx.Effect]:
-        """The same once more, ever more rarely."""
+        """Ask for its job, unless that is coming, ever more rarely until the round is over."""
         if self._waiting is None or now_s > self._waiting[2]:
             self._waiting = None
+            self._fetches.forget(self.is_ahead)
             return []
-        note = self._signer.note(Want(self._waiting[0]))
-        settings = self._settings
+        job_id, settings = self._waiting[0].at.job_id, self._settings
         wait_s = self._pace.wait_s(settings.resend_s, self._tries, settings.waits_cap_s)
         self._tries += 1
-        return [fx.Send(fx.Proxy(), note), fx.SetTimer("want", wait_s)]
+        timer = fx.SetTimer("want", wait_s)
+        if job_id in self._at_work or self._fetches.brings_job(job_id):
+            return [timer]
+        return [fx.Send(fx.Proxy(), self._signer.note(Want(job_id))), timer]
+
+    def put_by(self, round_: Manifest, data: bytes) -> None:
+        """The package of the round that waits is here."""
+        if self._waiting is not None and self._waiting[0] == round_:
+            _, offer, until_s = self._waiting
+            self._waiting = (round_, Offer(offer.header, data), until_s)
 
     def released(self, job_id: bytes) -> Offer | None:
         """The round that waited for this job, once."""
-        if self._waiting is None or self._waiting[0] != job_id:
+        if self._waiting is None or self._waiting[0].at.job_id != job_id:
             return None
         (_, offer, _), self._waiting = self._waiting, None
         return offer
@@ -67,6 +107,7 @@ class Jobs:
 
         Its end was not heard, or the cloud runs too many at once; that of `at` is not taken.
         """
+        self._at_work.pop(job_id, None)
         if job_id in self._memory.closed:  # it ended while the host was at it
             return [fx.Store(JobClosed(job_id, "forgotten"))]
         self._foreign.pop(job_id, None)
@@ -78,6 +119,7 @@ class Jobs:
 
     def of_no_use(self, announced: Manifest) -> None:
         """The package is not for this device, or nothing it can learn: not to be fetched again."""
+        self._at_work.pop(announced.at.job_id, None)
         self._foreign[announced.at.job_id] = announced.blob.digest
         if len(self._foreign) > self._settings.jobs:
             del self._foreign[next(iter(self._foreign))]
@@ -94,5 +136,6 @@ class Jobs:
         memory.jobs.pop(job_id, None)
         memory.seen.pop(job_id, None)
         self._foreign.pop(job_id, None)
+        self._at_work.pop(job_id, None)
         self.released(job_id)
         return [fx.Store(JobClosed(job_id, status))]

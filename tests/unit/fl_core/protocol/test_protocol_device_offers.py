@@ -17,7 +17,6 @@ from device_bench import (
     work_on,
 )
 from protocol_kit import (
-    CLOUD,
     JOB,
     PART_BYTES,
     PROXY,
@@ -41,12 +40,11 @@ from protocol_kit import (
 
 from fl_core.protocol import effects as fx
 from fl_core.protocol.device_states import State
-from fl_core.protocol.messages import Blob, Close, Exchanged, Hello, Need, Want
+from fl_core.protocol.messages import Blob, Exchanged, Hello, Need
 from fl_core.protocol.package import JobPackage, ReleasePackage
 from fl_core.protocol.tasks import (
     Failed,
     Install,
-    Learn,
     Learned,
     Memory,
     Open,
@@ -207,37 +205,6 @@ def test_a_newer_round_takes_the_place_of_the_one_at_work():
     assert tasks(receive(machine, offer(new, b"newer"))) == [Open(new, b"newer")]
     assert done(machine, Open(old, MODEL), Opened(PACKAGE)) == []
     assert tasks(done(machine, Open(new, b"newer"), Opened(PACKAGE))) == [Work(new, PACKAGE)]
-
-
-# --- jobs ---------------------------------------------------------------------------------
-
-JOB_DATA = b"sealed job"
-JOB_HEADER = manifest(JOB_DATA, at(0), kind="job", groups=(), selected=0)
-
-
-def test_a_round_waits_for_its_job():
-    machine, header = device(Memory()), manifest(MODEL)
-    out = receive(machine, offer(header, MODEL))
-    assert bodies(out, Want) == [Want(JOB)] and tasks(out) == []
-    receive(machine, offer(JOB_HEADER, JOB_DATA))
-    package = JobPackage(b"{}", b"graph")
-    out = done(machine, Open(JOB_HEADER, JOB_DATA), Opened(package))
-    assert tasks(out) == [Learn(JOB_HEADER, package)]
-    out = done(machine, Learn(JOB_HEADER, package), Learned())
-    assert tasks(out) == [Open(header, MODEL)] and list(machine.memory.jobs) == [JOB]
-
-
-def test_a_known_job_is_not_fetched_again():
-    assert receive(device(), offer(JOB_HEADER, JOB_DATA)) == []
-
-
-def test_a_closed_job_stays_closed():
-    machine = device()
-    out = receive(machine, CLOUD.note(Close(JOB, "completed")))
-    assert reports(out)["job_closed"]["status"] == "completed"
-    assert receive(machine, CLOUD.note(Close(JOB, "completed"))) == []
-    for header, data in ((manifest(MODEL), MODEL), (JOB_HEADER, JOB_DATA)):
-        assert refused(receive(machine, offer(header, data))) == ["closed_job"]
 
 
 def test_fetches_that_never_end_do_not_stop_later_rounds():
