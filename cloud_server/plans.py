@@ -7,7 +7,6 @@ from functools import lru_cache
 
 from fl_core.config import Job
 from fl_core.features import backbone_digests
-from fl_core.models.softmax_head import build_graph
 from fl_core.plan import JobPlan
 
 Backbones = Callable[[str], bytes | None]
@@ -25,6 +24,4 @@ def plan_of(canonical: bytes, backbone: Backbones) -> JobPlan:
 @lru_cache(maxsize=8)
 def graph_of(canonical: bytes, backbone: Backbones) -> bytes:
     """The job's ONNX graph, its weights as inputs; DataError without the job's backbones."""
-    plan = plan_of(canonical, backbone)
-    data = plan.job.data
-    return build_graph(plan.features, data.input_shape, data.classes, plan.setting.kept)
+    return plan_of(canonical, backbone).graph()

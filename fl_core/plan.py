@@ -6,11 +6,13 @@ check that a manifest asks for what the job said.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 
 from fl_core.algorithms import METHODS, Setting
 from fl_core.algorithms.base import CloudMethod, DeviceMethod, Exchange, SegmentSpec
 from fl_core.algorithms.fm_released import COVARIANCE
+from fl_core.algorithms.stages import STAGES
 from fl_core.config import Job
 from fl_core.errors import ProtocolError
 from fl_core.features import (
@@ -21,6 +23,8 @@ from fl_core.features import (
     check_backbones,
     projection_of,
 )
+from fl_core.models import Network, build_network
+from fl_core.models.softmax_head import build_graph
 from fl_core.privacy.events import Event
 from fl_core.privacy.policy import JobRequest, Quote, price
 from fl_core.privacy.self_stop import exchanges_within
@@ -42,7 +46,7 @@ class JobPlan:
         self.job, self.artifacts = job, artifacts
         self.features: FeatureMap = build_features(job.features, artifacts)
         asked = job.selection.devices
-        self.setting = Setting(
+        setting = Setting(
             epsilon=job.privacy.epsilon,
             delta=job.privacy.delta,
             max_participations=job.max_participations,
@@ -53,7 +57,22 @@ class JobPlan:
             devices=asked if isinstance(asked, int) else 1,
             infer_every=job.infer_every,
             projection=projection_of(job.features),
+            network=self._network(),
+            whole=job.proxy.shuffle == "whole",
         )
+        stages = tuple(STAGES[entry.name].build(entry, setting) for entry in job.update)
+        self.setting = replace(setting, stages=stages)
+
+    def _network(self) -> Network | None:
+        data, model = self.job.data, self.job.model
+        return build_network(model, data.input_shape, data.classes) if model else None
+
+    def graph(self) -> bytes:
+        """The job's ONNX graph, its weights as inputs; DataError without the job's backbones."""
+        setting, data = self.setting, self.job.data
+        if setting.network is not None:
+            return setting.network.graph()
+        return build_graph(self.features, data.input_shape, data.classes, setting.kept)
 
     def check_backbones(self) -> None:
         """Raise DataError unless each backbone is here, plain layers, and as the job says."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from fl_core.algorithms.fm import FmCloud, FmDevice
 from fl_core.algorithms.fm_paper import FmPaperParameters
 from fl_core.algorithms.fm_paper_cloud import FmPaperCloud
@@ -9,17 +12,37 @@ from fl_core.algorithms.fm_paper_device import FmPaperDevice
 from fl_core.algorithms.fm_parameters import FmParameters
 from fl_core.algorithms.noise_only import NoiseOnlyCloud, NoiseOnlyDevice, NoiseOnlyParameters
 from fl_core.algorithms.setting import Method, Setting
+from fl_core.algorithms.updates.base import Trainer
+from fl_core.algorithms.updates.cloud import UpdateCloud
+from fl_core.algorithms.updates.device import UpdateDevice
+from fl_core.algorithms.updates.fedprox import FedProx, FedProxParameters
+from fl_core.algorithms.updates.sgd import Sgd, SgdParameters
 from fl_core.registry import Table
 
-__all__ = ["METHODS", "Method", "MethodParameters", "Setting"]
+__all__ = ["METHODS", "UPDATE_METHODS", "Method", "MethodParameters", "Setting"]
+
+
+def _updates(parameters: type[Any], trainer: Callable[[Any, Setting], Trainer]) -> Method:
+    """A method that trains a whole network and uploads its update."""
+    return Method(parameters, lambda p, s: UpdateDevice(trainer(p, s), s), UpdateCloud)
+
 
 METHODS: Table[Method] = Table(
     "method",
     {
         "fm": Method(FmParameters, FmDevice, FmCloud),
         "fm_paper": Method(FmPaperParameters, FmPaperDevice, FmPaperCloud),
+        "sgd": _updates(SgdParameters, Sgd),
+        "fedprox": _updates(FedProxParameters, FedProx),
         "noise_only": Method(NoiseOnlyParameters, NoiseOnlyDevice, NoiseOnlyCloud),
     },
 )
 
-MethodParameters = FmParameters | FmPaperParameters | NoiseOnlyParameters
+MethodParameters = (
+    FmParameters | FmPaperParameters | SgdParameters | FedProxParameters | NoiseOnlyParameters
+)
+
+UPDATE_METHODS: frozenset[str] = frozenset(
+    name for name in METHODS if METHODS[name].cloud is UpdateCloud
+)
+"""Methods that train the job's `model` and upload what changed."""

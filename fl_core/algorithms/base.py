@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -79,6 +79,8 @@ class Answer:
 
     segments: Mapping[str, NDArray[np.generic]]
     events: tuple[Event, ...]
+    kept: Mapping[str, NDArray[np.generic]] = field(default_factory=dict)
+    """What the device keeps to itself for its next round of this job; it never leaves."""
 
 
 class DeviceMethod(Protocol):

@@ -25,7 +25,7 @@ def minimise_quadratic(
     """
     import torch
 
-    device = _chosen(processor)
+    device = chosen_processor(processor)
     a = torch.as_tensor(curvature.astype(np.float32, copy=False)).to(device)
     # Rows of d values: a narrow (c, d) product with a symmetric matrix is the faster way round.
     residual = -torch.as_tensor(linear.T.astype(np.float32, order="C")).to(device)
@@ -41,7 +41,8 @@ def minimise_quadratic(
     return np.ascontiguousarray(total.cpu().numpy().T)
 
 
-def _chosen(processor: str) -> str:
+def chosen_processor(processor: str) -> str:
+    """`cuda`, `mps` or `cpu` for `auto` or one of them; UsageError where it is not there."""
     import torch
 
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}

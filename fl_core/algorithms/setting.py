@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fl_core.algorithms.base import CloudMethod, DeviceMethod
 from fl_core.errors import PrivacyError
 from fl_core.features import FeatureMap
 from fl_core.features.pca import PcaParameters
+from fl_core.models.network import Network
+
+if TYPE_CHECKING:
+    from fl_core.algorithms.updates.base import Stage
 
 
 @dataclass(frozen=True)
@@ -20,7 +24,9 @@ class Setting:
     takes part in at most `max_participations` training rounds. `input_shape` is a record's,
     `nominal_records` the public divisor per device, `devices` the number expected per round.
     Training rounds whose number is a multiple of `infer_every` ask for softmax uploads; 0: none.
-    `projection` names the federated PCA that follows the public `features`, if any.
+    `projection` names the federated PCA that follows the public `features`, if any. `network` is
+    what methods that upload updates train, `stages` what these then pass through; `whole` asks
+    for an update in one segment.
     """
 
     epsilon: float
@@ -33,6 +39,9 @@ class Setting:
     devices: int
     infer_every: int = 0
     projection: PcaParameters | None = None
+    network: Network | None = None
+    stages: tuple[Stage, ...] = ()
+    whole: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (

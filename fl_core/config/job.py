@@ -19,8 +19,9 @@ from fl_core.config.job_blocks import (
     Unsupervised,
 )
 from fl_core.config.job_mixes import job_mixes
+from fl_core.config.job_updates import Proxy
 from fl_core.config.local_run import LocalRun
-from fl_core.config.methods import FeatureParameters, TrainParameters
+from fl_core.config.methods import FeatureParameters, ModelBlock, StageBlock, TrainParameters
 from fl_core.errors import ProtocolError
 
 CANONICAL_BYTES = 1 << 16
@@ -34,17 +35,25 @@ class Job(Block):
     data: JobData
     """What the devices' records look like."""
     features: tuple[FeatureParameters, ...] = Field(
-        min_length=1, max_length=8, examples=[[{"name": "identity"}]]
+        default=(), max_length=8, examples=[[{"name": "identity"}]]
     )
     """The public feature maps, put side by side; a PCA may follow them as the last entry."""
+    model: ModelBlock | None = Field(default=None, examples=[{"name": "mlp"}])
+    """The model that methods such as `sgd` train whole; null for methods that learn on features."""
     train: TrainParameters = Field(examples=[{"method": "fm"}])
     """The training method and its parameters."""
+    update: tuple[StageBlock, ...] = Field(
+        default=(), max_length=8, examples=[[{"name": "upload_top_k", "share": 0.1}]]
+    )
+    """What an update passes through on the device, in this order, before it is sealed."""
     privacy: Privacy
     """The training guarantee."""
     selection: Selection = Selection()
     """Which devices take part in a round."""
     round: Round = Round()
     """When a round closes."""
+    proxy: Proxy = Proxy()
+    """What the proxy does with the uploads."""
     aggregation: Aggregation = Aggregation()
     """How uploads become one."""
     encrypt: Encrypt = Encrypt()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from fl_core.config.base import Mix
+from fl_core.config.job_updates import update_mixes
 from fl_core.config.local_run_mixes import policy_mixes, run_mixes, shape_mixes
 from fl_core.config.schema_walk import number
 from fl_core.errors import DataError, PrivacyError
@@ -43,7 +44,7 @@ def _mixes(job: Job) -> Iterator[Mix]:
             f"one record would hold more than {RECORD_VALUES} values; make it smaller",
         )
     else:
-        wrong = list(shape_mixes(job)) or list(_features(job))
+        wrong = list(shape_mixes(job)) or list(_features(job)) or list(update_mixes(job))
         yield from wrong or _own_bases(job)
         yield from wrong or _prices(job)
 

@@ -80,8 +80,10 @@ def build_features(entries: Sequence[FeatureParameters], artifacts: Artifacts = 
 
     `artifacts` holds backbones by their SHA-256 (hex). Without one, an entry that was read from a
     job file takes that file's; another knows its dimension and cannot be called. A PCA entry is
-    no map and left out.
+    no map and left out. No entries at all: the records' values themselves.
     """
+    if not entries:
+        return Identity(IdentityParameters())
     named = [entry for entry in entries if not isinstance(entry, PcaParameters)]
     maps = [FEATURES[entry.name].build(entry, artifacts) for entry in named]
     return maps[0] if len(maps) == 1 else Concatenation(maps, [entry.weight for entry in named])

@@ -1,1 +1,36 @@
+"""Models that are trained whole: one per file, one table of names."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fl_core.models import mlp
+from fl_core.models.base import ModelParameters
+from fl_core.models.layers import Shape
+from fl_core.models.mlp import MlpParameters
+from fl_core.models.network import Network
+from fl_core.registry import Table
+
+__all__ = ["MODELS", "AnyModelParameters", "Model", "Network", "build_network"]
+
+
+@dataclass(frozen=True)
+class Model:
+    """One entry: its parameters, and the network that they make for records of a shape."""
+
+    parameters: type[ModelParameters]
+    build: Callable[[Any, Shape, int], Network]
+
+
+MODELS: Table[Model] = Table("model", {"mlp": Model(MlpParameters, mlp.build)})
+
+AnyModelParameters = MlpParameters
+
+
+def build_network(parameters: AnyModelParameters, input_shape: Shape, classes: int) -> Network:
+    """The network of a `model` block. Raises DataError for records that it does not take."""
+    network = MODELS[parameters.name].build(parameters, input_shape, classes)
+    network.weights  # noqa: B018 - shapes are checked here
+    return network

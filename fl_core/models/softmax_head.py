@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fl_core.errors import DataError
 from fl_core.features.base import FeatureMap, Float64
-from fl_core.features.onnx_nodes import IR_VERSION, OPSET
+from fl_core.models.serialise import serialise
 from fl_core.privacy.grid import row_norms
 
 WEIGHTS = ("centre", "radius", "weight")
@@ -66,7 +66,7 @@ def build_graph(
     ]
     outputs = [value("probabilities", ["N", classes])]
     graph = helper.make_graph(nodes, "softmax_head", inputs, outputs, initializers)
-    return _serialise(graph)
+    return serialise(graph)
 
 
 def bake(graph_bytes: bytes, weights: Mapping[str, NDArray[np.generic]]) -> bytes:
@@ -89,7 +89,7 @@ def bake(graph_bytes: bytes, weights: Mapping[str, NDArray[np.generic]]) -> byte
         graph.input.remove(given)
     graph.node.append(helper.make_node("ArgMax", ["probabilities"], ["label"], axis=1, keepdims=0))
     graph.output.append(helper.make_tensor_value_info("label", TensorProto.INT64, ["N"]))
-    return _serialise(graph)
+    return serialise(graph)
 
 
 def probabilities(
@@ -113,14 +113,3 @@ def softmax(logits: Float64) -> Float64:
     powers = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
     result: Float64 = powers / powers.sum(axis=1, keepdims=True)
     return result
-
-
-def _serialise(graph: Any) -> bytes:
-    import onnx
-    from onnx import helper
-
-    opset = [helper.make_opsetid("", OPSET)]
-    model = helper.make_model(graph, opset_imports=opset, ir_version=IR_VERSION)
-    onnx.checker.check_model(model)
-    data: bytes = model.SerializeToString()
-    return data

@@ -1,0 +1,81 @@
+"""Device half of every method that uploads updates: train, pass the stages, price."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_core.algorithms.base import Answer, Exchange, Records, Tensors
+from fl_core.algorithms.setting import Setting
+from fl_core.algorithms.updates.base import Memory, Task, Trainer, Update
+from fl_core.algorithms.updates.form import network_of, segments_of
+from fl_core.errors import ProtocolError
+from fl_core.features import valid_records
+from fl_core.privacy.events import Event, UnprotectedEvent
+from fl_core.privacy.sampler import RandomBytes, os_random
+
+KEPT = "kept/"  # before the name of what the device keeps to itself, among an answer's tensors
+
+
+class UpdateDevice:
+    """Built from public facts alone."""
+
+    def __init__(self, trainer: Trainer, setting: Setting) -> None:
+        self._trainer, self._setting = trainer, setting
+        self._network = network_of(setting)
+        self._stages = setting.stages
+
+    def price(self, exchange: Exchange) -> tuple[Event, ...]:
+        """The trainer's events and the stages'; of an un-noised update none where one protects."""
+        events = self._trainer.price(exchange)
+        if any(stage.protects for stage in self._stages):
+            events = tuple(e for e in events if not isinstance(e, UnprotectedEvent))
+        return events + tuple(e for stage in self._stages for e in stage.price(exchange))
+
+    def answer(
+        self,
+        exchange: Exchange,
+        tensors: Tensors,
+        records: Records,
+        random_bytes: RandomBytes = os_random,
+        processor: str = "auto",
+    ) -> Answer:
+        """The update's segments, float32. Tensors named `kept/…` are this device's own.
+
+        Raises `ProtocolError` for a package of wrong form, before any record is read.
+        """
+        weights = self._checked(tensors)
+        memory: Memory = {
+            name.removeprefix(KEPT): np.asarray(array)
+            for name, array in tensors.items()
+            if name.startswith(KEPT)
+        }
+        network, setting = self._network, self._setting
+        valid = valid_records(records.x, records.y, setting.classes)
+        own = Records(records.x[valid], records.y[valid])
+        task = Task(exchange, network, weights, own, memory, random_bytes, processor)
+        start = weights
+        for stage in self._stages:
+            start = stage.start(task) or start
+        update = finite(self._trainer.train(task, start))
+        for stage in self._stages:
+            update = stage.apply(task, update)
+        return Answer(
+            segments_of(network, update, whole=setting.whole), self.price(exchange), task.memory
+        )
+
+    def _checked(self, tensors: Tensors) -> dict[str, NDArray[np.float32]]:
+        weights = {}
+        for weight in self._network.weights:
+            found = tensors.get(weight.name)
+            if found is None or (found.shape, str(found.dtype)) != (weight.shape, "float32"):
+                raise ProtocolError("bad_package", f"tensor '{weight.name}' has a wrong form")
+            if not np.isfinite(found).all():
+                raise ProtocolError("bad_package", f"tensor '{weight.name}' is not finite")
+            weights[weight.name] = np.asarray(found, np.float32)
+        return weights
+
+
+def finite(update: Update) -> Update:
+    """The update with 0 for what is no number: whether training diverged is not told."""
+    return {name: np.nan_to_num(array, posinf=0.0, neginf=0.0) for name, array in update.items()}

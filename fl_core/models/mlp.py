@@ -1,0 +1,29 @@
+"""A perceptron with hidden layers (`mlp`)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fl_core.models.base import ModelParameters
+from fl_core.models.layers import Dense, Flatten, Layer, Relu, Shape
+from fl_core.models.network import Network
+
+
+class MlpParameters(ModelParameters):
+    """The `model` block of a job with `name: mlp`."""
+
+    name: Literal["mlp"] = "mlp"
+    """Dense layers with ReLU between them."""
+    hidden: tuple[Annotated[int, Field(ge=1, le=8192)], ...] = Field(default=(128,), max_length=8)
+    """Widths of the hidden layers."""
+
+
+def build(parameters: MlpParameters, input_shape: Shape, classes: int) -> Network:
+    """d - hidden… - classes."""
+    layers: list[tuple[str, Layer]] = [("flat", Flatten())]
+    for number, width in enumerate(parameters.hidden, start=1):
+        layers += [(f"hidden{number}", Dense(width)), (f"relu{number}", Relu())]
+    layers.append(("output", Dense(classes)))
+    return Network(tuple(layers), input_shape, classes, parameters.input_scale)
