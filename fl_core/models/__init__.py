@@ -6,11 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fl_core.models import mlp
+from fl_core.models import alexnet, cnn, lenet, mlp, resnet
+from fl_core.models.alexnet import AlexnetParameters
 from fl_core.models.base import ModelParameters
+from fl_core.models.cnn import CnnParameters
 from fl_core.models.layers import Shape
-from fl_core.models.mlp import MlpParameters
+from fl_core.models.lenet import LenetParameters
+from fl_core.models.mlp import Mlp300100Parameters, MlpParameters
 from fl_core.models.network import Network
+from fl_core.models.resnet import Resnet20Parameters
 from fl_core.registry import Table
 
 __all__ = ["MODELS", "AnyModelParameters", "Model", "Network", "build_network"]
@@ -24,9 +28,26 @@ class Model:
     build: Callable[[Any, Shape, int], Network]
 
 
-MODELS: Table[Model] = Table("model", {"mlp": Model(MlpParameters, mlp.build)})
+MODELS: Table[Model] = Table(
+    "model",
+    {
+        "mlp": Model(MlpParameters, mlp.build),
+        "mlp_300_100": Model(Mlp300100Parameters, mlp.build),
+        "cnn": Model(CnnParameters, cnn.build),
+        "lenet": Model(LenetParameters, lenet.build),
+        "alexnet": Model(AlexnetParameters, alexnet.build),
+        "resnet20": Model(Resnet20Parameters, resnet.build),
+    },
+)
 
-AnyModelParameters = MlpParameters
+AnyModelParameters = (
+    MlpParameters
+    | Mlp300100Parameters
+    | CnnParameters
+    | LenetParameters
+    | AlexnetParameters
+    | Resnet20Parameters
+)
 
 
 def build_network(parameters: AnyModelParameters, input_shape: Shape, classes: int) -> Network:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -48,6 +48,15 @@ class Layer(Protocol):
     def nodes(self, graph: NodeList, name: str, x: str, given: Shape) -> str:
         """The same as ONNX nodes, weights as graph inputs of their names; the output's name."""
         ...
+
+
+def placed(
+    layers: tuple[tuple[str, Layer], ...], shape: Shape
+) -> Iterator[tuple[str, Layer, Shape]]:
+    """Each of layers in a row with its name and the shape of the records that reach it."""
+    for name, layer in layers:
+        yield name, layer, shape
+        shape = layer.output_shape(shape)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A perceptron with hidden layers (`mlp`)."""
+"""Perceptrons with hidden layers (`mlp`, `mlp_300_100`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,21 @@ class MlpParameters(ModelParameters):
     """Widths of the hidden layers."""
 
 
-def build(parameters: MlpParameters, input_shape: Shape, classes: int) -> Network:
+class Mlp300100Parameters(ModelParameters):
+    """The `model` block of a job with `name: mlp_300_100`."""
+
+    name: Literal["mlp_300_100"] = "mlp_300_100"
+    """The perceptron of text 003: dense layers of 300 and 100 units with ReLU."""
+
+    @property
+    def hidden(self) -> tuple[int, ...]:
+        """Widths of the hidden layers."""
+        return (300, 100)
+
+
+def build(
+    parameters: MlpParameters | Mlp300100Parameters, input_shape: Shape, classes: int
+) -> Network:
     """d - hidden… - classes."""
     layers: list[tuple[str, Layer]] = [("flat", Flatten())]
     for number, width in enumerate(parameters.hidden, start=1):

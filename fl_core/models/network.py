@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_core.models.layers import Layer, Shape, Weight
+from fl_core.models.layers import Layer, Shape, Weight, placed
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +34,7 @@ class Network:
     def weights(self) -> tuple[Weight, ...]:
         """Names and shapes of all weights, in order. Raises DataError for impossible shapes."""
         found: list[Weight] = []
-        for name, layer, given in self._placed():
+        for name, layer, given in placed(self.layers, self.input_shape):
             found += layer.weights(name, given)
         return tuple(found)
 
@@ -66,7 +66,7 @@ class Network:
 
         parts = NodeList()
         x = parts.add("Div", "x", parts.number(self.input_scale))
-        for name, layer, given in self._placed():
+        for name, layer, given in placed(self.layers, self.input_shape):
             x = layer.nodes(parts, name, x, given)
         parts.nodes.append(helper.make_node("Softmax", [x], ["probabilities"], axis=1))
 
@@ -79,11 +79,3 @@ class Network:
         return serialise(
             helper.make_graph(parts.nodes, "network", inputs, outputs, parts.initializers)
         )
-
-    def _placed(self) -> list[tuple[str, Layer, Shape]]:
-        """Each layer with its name and the shape of the records that reach it."""
-        shape, placed = self.input_shape, []
-        for name, layer in self.layers:
-            placed.append((name, layer, shape))
-            shape = layer.output_shape(shape)
-        return placed
