@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from edge_client.inference import InferenceSession
-from fl_core.algorithms.base import Answer, Array, Exchange, Records, Tensors
+from fl_core.algorithms.base import KEPT, Answer, Array, Exchange, Records, Tensors
 from fl_core.data.slots import slot_records
 from fl_core.errors import PrivacyError, ProtocolError
 from fl_core.plan import SOFTMAX, JobPlan
@@ -24,6 +24,8 @@ from fl_core.protocol.messages import Manifest
 from fl_core.protocol.package import RoundPackage, pack_tensors, unpack_tensors
 from fl_core.protocol.sealed import Sealing, segment_mark
 from fl_core.protocol.tasks import Sealed
+
+MEMORY_BYTES = 1 << 26
 
 
 def check_package(plan: JobPlan, manifest: Manifest, package: RoundPackage) -> Exchange:
@@ -55,6 +57,12 @@ def own_answers(plan: JobPlan, exchange: Exchange, ledger: Ledger, job_id: str) 
     return result
 
 
+def kept_tensors(ledger: Ledger, job_id: str) -> Tensors:
+    """What this device's last answer kept for this one, named as methods expect it."""
+    held = ledger.kept(job_id)
+    return {KEPT + name: array for name, array in unpack_tensors(held).items()} if held else {}
+
+
 def training_answer(
     plan: JobPlan,
     exchange: Exchange,
@@ -64,8 +72,14 @@ def training_answer(
     noise: RandomBytes,
     processor: str,
 ) -> Answer:
-    """The method's noised segments and their events; `own` as `own_answers` gives it."""
-    tensors = {**unpack_tensors(package.tensors), **own}
+    """The method's noised segments and their events; `own`: `own_answers` and `kept_tensors`.
+
+    Raises ProtocolError for a package that would pass for this device's memory.
+    """
+    given = unpack_tensors(package.tensors)
+    if any(name.startswith(KEPT) for name in given):
+        raise ProtocolError("bad_package", "the cloud names tensors that are the device's own")
+    tensors = {**given, **own}
     return plan.device.answer(exchange, tensors, training, noise, processor)
 
 
@@ -97,16 +111,32 @@ def softmax_answer(
     return Answer({SOFTMAX: noised}, (event,))
 
 
-def release(ledger: Ledger, manifest: Manifest, parts: list[Answer]) -> tuple[Receipt, bytes]:
-    """Commit the events and the tensors; what may be sealed is what the ledger holds."""
+def release(
+    ledger: Ledger, manifest: Manifest, parts: list[Answer], memory_bytes: int = MEMORY_BYTES
+) -> tuple[Receipt, bytes]:
+    """Commit the events, the tensors and what is kept; what may be sealed the ledger holds.
+
+    Raises PrivacyError where more than `memory_bytes` would be kept.
+    """
     segments = {name: array for part in parts for name, array in part.segments.items()}
     events = [event for part in parts for event in part.events]
     job_id, index = manifest.at.job_id.hex(), manifest.at.round
-    ledger.commit(job_id, index, events, pack_tensors(segments))
+    ledger.commit(job_id, index, events, pack_tensors(segments), _packed(parts, memory_bytes))
     held = ledger.recall(job_id, index)
     if held is None:
         raise PrivacyError("the ledger lost a release")
     return held
+
+
+def _packed(parts: list[Answer], memory_bytes: int) -> bytes:
+    kept = {name: array for part in parts for name, array in part.kept.items()}
+    size_bytes = sum(array.nbytes for array in kept.values())
+    if size_bytes > memory_bytes:  # follows from the job's model alone, never from records
+        raise PrivacyError(
+            f"the job would keep {size_bytes} bytes from round to round, more than {memory_bytes}",
+            where="limits.memory_bytes",
+        )
+    return pack_tensors(kept) if kept else b""
 
 
 def seal_release(

@@ -10,6 +10,7 @@ from secrets import SystemRandom
 
 from edge_client.answer import (
     check_package,
+    kept_tensors,
     own_answers,
     release,
     seal_dummies,
@@ -22,7 +23,7 @@ from edge_client.consent import consent
 from edge_client.identity import Identity
 from edge_client.inference import InferenceSession
 from edge_client.store import DeviceStore
-from fl_core.algorithms.base import Answer, Records
+from fl_core.algorithms.base import Answer, Exchange, Records, Tensors
 from fl_core.config import EdgeSite, Job
 from fl_core.data.device import device_records
 from fl_core.errors import DataError, PrivacyError, ProtocolError, UsageError
@@ -154,7 +155,7 @@ class RoundWork:
         # Before records are read: a graph is refused for what it is, never for what it meets.
         if trains:
             plan.check_backbones()
-        own = own_answers(plan, exchange, self._ledger, manifest.at.job_id.hex()) if trains else {}
+        own = self._own_tensors(plan, exchange, manifest) if trains else {}
         session = self._inference(graph, plan.job.data.classes) if exchange.infer else None
         training, evaluation = self._own_records(plan.job.data.evaluation_share)
         parts: list[Answer] = []
@@ -168,7 +169,12 @@ class RoundWork:
                     plan, exchange, package, own, training, self._noise, self.site.device
                 )
             )
-        return release(self._ledger, manifest, parts)
+        return release(self._ledger, manifest, parts, self.site.limits.memory_bytes)
+
+    def _own_tensors(self, plan: JobPlan, exchange: Exchange, manifest: Manifest) -> Tensors:
+        job_id = manifest.at.job_id.hex()
+        earlier = own_answers(plan, exchange, self._ledger, job_id)
+        return {**earlier, **kept_tensors(self._ledger, job_id)}
 
     def _inference(self, graph: bytes, classes: int) -> InferenceSession:
         digest = hashlib.sha256(graph).digest()

@@ -74,6 +74,8 @@ class EdgeLimits(Block):
     """Packages on their way at once, all together."""
     outbox_bytes: ByteLimit = 1 << 28
     """Disk for a sealed upload that waits for the proxy."""
+    memory_bytes: ByteLimit = 1 << 26
+    """What a job may keep here from round to round, for itself alone."""
     jobs: int = Field(default=32, ge=1, le=10**4)
     """Jobs kept at once, each of at most blob_bytes; the oldest makes room."""
     receipts: int = Field(default=1000, ge=1, le=10**6)

@@ -64,7 +64,7 @@ def noised_update(
     """`values` (d,) clipped to the event's norm, on its grid, with its noise."""
     total = clipped_steps(values, event.sensitivity_steps, event.grid_bits)
     noised, _ = gaussian(total, event, random_bytes)
-    return noised * 2.0**-event.grid_bits
+    return np.asarray(noised * 2.0**-event.grid_bits, np.float64)
 
 
 def clipped_steps(values: NDArray[np.float64], steps: int, grid_bits: int) -> NDArray[np.int64]:

@@ -24,6 +24,8 @@ from fl_core.privacy.policy import TRAIN, JobRequest, Limits, Quote, check_job, 
 from fl_core.sqlite_file import SqliteFile
 
 LEDGER_FILE = "ledger.sqlite"
+_KEPT = """CREATE TABLE IF NOT EXISTS kept (
+  dataset TEXT, job TEXT, kept BLOB NOT NULL, PRIMARY KEY (dataset, job))"""
 _MADE_BY_LEDGER = object()
 
 
@@ -61,8 +63,9 @@ class Ledger:
         self._file = _open(self._path)
         self._chain = Chain(self._file, self._path)
         try:
-            with self._file.transaction():
+            with self._file.transaction() as db:
                 self._chain.make_tables()
+                db.execute(_KEPT)
             with self._file.transaction():
                 self._chain.open(create=True)
         except PrivacyError:
@@ -113,11 +116,16 @@ class Ledger:
         entry.request.admit(entry.events, events)
 
     def commit(
-        self, job_id: str, exchange: int, events: Sequence[Event], payload: bytes
+        self,
+        job_id: str,
+        exchange: int,
+        events: Sequence[Event],
+        payload: bytes,
+        kept: bytes = b"",
     ) -> Receipt:
         """Record events and noised tensors together, durably, and return the receipt.
 
-        A second commit for the same job and exchange changes nothing and returns the first
+        `kept` is what the device keeps to itself until its next release of this job. A second commit for the same job and exchange changes nothing and returns the first
         receipt, which does not cover another payload: publish what `recall` gives. Raises
         `PrivacyError` if the job is not open or the events go past what it reserved.
         """
@@ -128,7 +136,22 @@ class Ledger:
                 released = Change(self.dataset, "released", job_id, exchange, body)
                 number = self._chain.append(db, released)
                 db.execute("INSERT INTO payloads VALUES (?, ?)", (number, payload))
+                self._keep(db, job_id, kept)
         return self._receipt(job_id, exchange)
+
+    def kept(self, job_id: str) -> bytes:
+        """What the device's newest release of a job left for its next one; b"": nothing."""
+        with self._file.guard() as db:
+            row = db.execute(
+                "SELECT CAST(kept AS BLOB) FROM kept WHERE dataset = ? AND job = ?",
+                (self.dataset, job_id),
+            ).fetchone()
+        return bytes(row[0]) if row else b""
+
+    def _keep(self, db: sqlite3.Connection, job_id: str, kept: bytes) -> None:
+        db.execute("DELETE FROM kept WHERE dataset = ? AND job = ?", (self.dataset, job_id))
+        if kept:
+            db.execute("INSERT INTO kept VALUES (?, ?, ?)", (self.dataset, job_id, kept))
 
     def recall(self, job_id: str, exchange: int) -> tuple[Receipt, bytes] | None:
         """The receipt and the stored payload of an earlier commit, or None.
@@ -154,7 +177,7 @@ class Ledger:
     def close_job(self, job_id: str) -> None:
         """End a job: what it reserved and did not spend (`Account.spent`) is free again.
 
-        Its stored tensors are forgotten; events and digests stay. An unknown job changes nothing.
+        Its stored tensors and what was kept are forgotten; events and digests stay. An unknown job changes nothing.
         """
         with self._written() as db:
             entry = self._account().jobs.get(job_id)
@@ -163,6 +186,7 @@ class Ledger:
             self._chain.append(db, Change(self.dataset, "closed", job_id))
             numbers = [(release.number,) for release in entry.releases.values()]
             db.executemany("DELETE FROM payloads WHERE number = ?", numbers)
+            self._keep(db, job_id, b"")
 
     def spent(self, job_id: str | None = None, purpose: str = TRAIN) -> Guarantee:
         """What was spent: see `Account.spent`."""
@@ -232,6 +256,7 @@ def _open(path: Path) -> SqliteFile:
         path,
         "the privacy ledger",
         error=PrivacyError,
+        secure_delete=True,  # what a device keeps to itself holds no noise
         damaged_fix="restore it from a backup; a new file would forget what was spent",
     )
 

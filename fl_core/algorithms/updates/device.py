@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_core.algorithms.base import Answer, Exchange, Records, Tensors
+from fl_core.algorithms.base import KEPT, Answer, Exchange, Records, Tensors
 from fl_core.algorithms.setting import Setting
 from fl_core.algorithms.updates.base import Memory, Task, Trainer, Update
 from fl_core.algorithms.updates.form import network_of, segments_of
@@ -13,8 +13,6 @@ from fl_core.errors import ProtocolError
 from fl_core.features import valid_records
 from fl_core.privacy.events import Event, UnprotectedEvent
 from fl_core.privacy.sampler import RandomBytes, os_random
-
-KEPT = "kept/"  # before the name of what the device keeps to itself, among an answer's tensors
 
 
 class UpdateDevice:
