@@ -23,6 +23,7 @@ Array = NDArray[np.generic]
 Tensors = Mapping[str, NDArray[np.generic]]
 
 TRAIN = "train"
+KEPT = "kept/"  # before the name of what a device keeps to itself, among an answer's tensors
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,17 @@ class Answer:
     """What the device keeps to itself for its next round of this job; it never leaves."""
 
 
+@dataclass(frozen=True)
+class Aim:
+    """What an exchange's segments are about: the global `weights`, by the segments' names.
+
+    `change`: a segment is added to them; else it takes their place.
+    """
+
+    weights: Tensors
+    change: bool
+
+
 class DeviceMethod(Protocol):
     """The half that runs where the records are."""
 
@@ -124,10 +136,14 @@ class CloudMethod(Protocol):
         """Tensors broadcast to the selected devices."""
         ...
 
+    def aim(self, state: Tensors, exchange: Exchange) -> Aim | None:
+        """The weights that this exchange's segments change; None where they are noised sums."""
+        ...
+
     def absorb(
         self, state: Tensors, exchange: Exchange, mean: Tensors, uploads: int
     ) -> dict[str, Array]:
-        """State after the mean of `uploads` devices' segments."""
+        """State after the mean of `uploads` devices' segments, or what a rule made of them."""
         ...
 
     def model(self, state: Tensors) -> dict[str, Array]:
