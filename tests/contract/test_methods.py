@@ -5,10 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fl_core.algorithms import METHODS, Setting
+from fl_core.algorithms import METHODS, UPDATE_METHODS, Setting
 from fl_core.algorithms.base import TRAIN, Records
 from fl_core.errors import ProtocolError, UsageError
 from fl_core.features import IdentityParameters, PcaParameters, build_features
+from fl_core.models import MlpParameters, build_network
 from fl_core.models.softmax_head import WEIGHTS
 from fl_core.privacy.events import event_from_dict, to_dict
 from fl_core.privacy.sampler import SeededRandom
@@ -58,6 +59,9 @@ VARIANTS = {
 
 
 READING = [name for name in VARIANTS if name != "noise_only"]
+UNPROTECTED = {"sgd", "fedprox"}  # they add no noise, and say so
+NOISED = [name for name in VARIANTS if name not in UNPROTECTED]
+SUMMING = [name for name in VARIANTS if name not in UPDATE_METHODS]
 
 
 @pytest.fixture(params=list(VARIANTS))
@@ -71,9 +75,24 @@ def reading(request):
     return made(request.param)
 
 
+@pytest.fixture(params=NOISED)
+def noised(request):
+    """The halves of a method that adds noise."""
+    return made(request.param)
+
+
+@pytest.fixture(params=SUMMING)
+def summing(request):
+    """The halves of a method that uploads sums over records."""
+    return made(request.param)
+
+
 def made(variant):
     name, options, projection = VARIANTS[variant]
     method, setting = METHODS[name], replace(SETTING, projection=projection)
+    if name in UPDATE_METHODS:
+        model = build_network(MlpParameters(hidden=(4,)), SETTING.input_shape, SETTING.classes)
+        setting = replace(setting, network=model)
     parameters = method.parameters(rounds=ROUNDS, **options)
     return method.device(parameters, setting), method.cloud(parameters, setting)
 
@@ -113,8 +132,8 @@ def test_segments_have_their_public_shape_whatever_the_records(halves, records):
             assert np.isfinite(found).all()
 
 
-def test_an_empty_data_set_sends_noise_not_silence(halves):
-    for _, _, answer, _ in play(halves, EMPTY):
+def test_an_empty_data_set_sends_noise_not_silence(noised):
+    for _, _, answer, _ in play(noised, EMPTY):
         assert all(np.any(value) for value in answer.segments.values())
 
 
@@ -161,16 +180,16 @@ def test_a_package_that_does_not_fit_is_refused_before_a_record_is_read(halves):
                     device.answer(exchange, broken, Unreadable(), SeededRandom(0))
 
 
-def test_the_order_of_records_changes_no_bit(halves):
+def test_the_order_of_records_changes_no_bit(summing):
     records = some_records()
     backwards = Records(records.x[::-1].copy(), records.y[::-1].copy())
-    for a, b in zip(play(halves, records), play(halves, backwards), strict=True):
+    for a, b in zip(play(summing, records), play(summing, backwards), strict=True):
         for name, value in a[2].segments.items():
             np.testing.assert_array_equal(value, b[2].segments[name])
 
 
-def test_noise_is_fresh_by_its_bytes_alone(halves):
-    one, two = (list(play(halves, some_records(), seed)) for seed in (1, 2))
+def test_noise_is_fresh_by_its_bytes_alone(noised):
+    one, two = (list(play(noised, some_records(), seed)) for seed in (1, 2))
     for a, b in zip(one, two, strict=True):
         for name, value in a[2].segments.items():
             assert not np.array_equal(value, b[2].segments[name])
@@ -190,8 +209,10 @@ def test_the_state_keeps_its_names_shapes_and_types(halves):
 def test_the_model_feeds_the_graph(halves):
     for _, _, _, state in play(halves, some_records()):
         model = halves[1].model(state)
+        network = halves[1].setting.network
         projected = halves[1].setting.projection is not None
-        assert set(model) == {*WEIGHTS, *(["basis"] if projected else [])}
+        head = {*WEIGHTS, *(["basis"] if projected else [])}
+        assert set(model) == ({weight.name for weight in network.weights} if network else head)
         assert {value.dtype for value in model.values()} == {np.dtype(np.float32)}
 
 

@@ -6,9 +6,9 @@ from typing import Protocol
 
 import numpy as np
 
-from fl_core.algorithms.base import TRAIN, Array, Exchange, SegmentSpec, Tensors
+from fl_core.algorithms.base import TRAIN, Aim, Array, Exchange, SegmentSpec, Tensors
 from fl_core.algorithms.setting import Setting
-from fl_core.algorithms.updates.form import network_of, specs_of, update_of
+from fl_core.algorithms.updates.form import network_of, segments_of, specs_of, update_of
 
 LARGEST_WEIGHT = 1e6  # no aggregate moves a weight further; so that no model stops being finite
 
@@ -24,12 +24,12 @@ class UpdateCloud:
     """State: the weights, by name, float32."""
 
     def __init__(self, parameters: Rounds, setting: Setting) -> None:
-        self._rounds, self._setting = parameters.rounds, setting
+        self._rounds, self.setting = parameters.rounds, setting
         self._network = network_of(setting)
 
     def plan(self) -> tuple[Exchange, ...]:
         """The training rounds."""
-        every = self._setting.infer_every
+        every = self.setting.infer_every
         return tuple(
             Exchange(k, TRAIN, k, infer=every > 0 and k % every == 0)
             for k in range(1, self._rounds + 1)
@@ -37,7 +37,7 @@ class UpdateCloud:
 
     def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
         """float32, the form that the job's `proxy.shuffle` asks for."""
-        return specs_of(self._network, whole=self._setting.whole)
+        return specs_of(self._network, whole=self.setting.whole)
 
     def initial_state(self) -> dict[str, Array]:
         """The network's first weights, which are public."""
@@ -46,6 +46,11 @@ class UpdateCloud:
     def package(self, state: Tensors, exchange: Exchange) -> dict[str, Array]:
         """All weights."""
         return {w.name: np.asarray(state[w.name]) for w in self._network.weights}
+
+    def aim(self, state: Tensors, exchange: Exchange) -> Aim | None:
+        """All weights, in the segments' form; updates are added to them."""
+        weights = segments_of(self._network, state, whole=self.setting.whole)
+        return Aim(dict(weights), change=True)
 
     def absorb(
         self, state: Tensors, exchange: Exchange, mean: Tensors, uploads: int

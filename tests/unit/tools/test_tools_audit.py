@@ -98,9 +98,12 @@ def test_the_gaussian_event_is_where_the_curve_is_tight():
 # --- sound mechanisms pass --------------------------------------------------------------------
 
 
+UNPROTECTED = {"sgd", "fedprox"}  # they claim nothing that could be refuted
+
+
 def test_every_registered_mechanism_and_method_is_attacked():
     attacked = {attack.mechanism for attack in audit.attacks(QUICK)}
-    assert set(MECHANISMS) | set(METHODS) <= attacked
+    assert set(MECHANISMS) | set(METHODS) - UNPROTECTED <= attacked
     names = [attack.name for attack in audit.attacks(FULL)]
     assert len(names) == len(set(names))
 
@@ -109,7 +112,9 @@ def test_the_quick_audit_of_everything_passes(capsys):
     assert main(["audit", "--quick", "--json"]) == 0
     plain = json.loads(capsys.readouterr().out)
     assert plain["failed"] == 0
-    assert {row["mechanism"] for row in plain["findings"]} >= set(MECHANISMS) | set(METHODS)
+    assert {row["mechanism"] for row in plain["findings"]} >= set(MECHANISMS) | set(
+        METHODS
+    ) - UNPROTECTED
     refuted = {row["mechanism"] for row in plain["findings"] if row["verdict"] == "refuted"}
     assert refuted >= {"softmax", "wishart", "local_pca"}
 
