@@ -10,7 +10,8 @@ from typing import Any
 
 from fl_core.config import Policy
 from fl_core.privacy.accountant import Guarantee
-from fl_core.privacy.events import Event, to_dict
+from fl_core.privacy.event_codec import to_dict
+from fl_core.privacy.events import Event
 from fl_core.privacy.figures import down
 from fl_core.privacy.ledger_book import Account, Book, JobEntry
 from fl_core.privacy.policy import INFER, Quote, countable_quote, price, total

@@ -1,16 +1,15 @@
 """What was released: frozen facts that the accountant prices.
 
 An event states the mathematics (sensitivity and noise in integer steps), not a price. It is
-plain data: `to_dict` and `event_from_dict` carry it over the wire and into the ledger.
+plain data: `event_codec` carries it over the wire and into the ledger.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Literal
 
 from fl_core.errors import PrivacyError
 
@@ -71,8 +70,7 @@ class GaussianEvent(_Event):
     @property
     def mu(self) -> float:
         """Gaussian-DP parameter: sensitivity over σ, rounded up."""
-        ratio = Fraction(self.sensitivity_steps**2, self.sigma_squared)
-        return math.nextafter(math.sqrt(math.nextafter(float(ratio), math.inf)), math.inf)
+        return _ratio_up(self.sensitivity_steps, self.sigma_squared)
 
     @property
     def sensitivity(self) -> float:
@@ -83,6 +81,50 @@ class GaussianEvent(_Event):
     def sigma_steps(self) -> float:
         """The least standard deviation of any coordinate, in steps."""
         return math.sqrt(self.finest_sigma_squared)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledGaussianEvent(_Event):
+    """`steps` noised sums, each over a fresh Poisson sample of the records.
+
+    In every step each record is in the sum with `sampling_probability`, independently and in
+    secret; one record changes a sum that it is in by at most `sensitivity_steps` in L2, and
+    discrete Gaussian noise of `sigma_squared` steps² is added to each of the `coordinates`.
+    """
+
+    sensitivity_steps: int
+    sigma_squared: int
+    sampling_probability: float
+    steps: int
+    coordinates: int
+    grid_bits: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sensitivity_steps < 0 or self.coordinates < 0 or self.steps < 1:
+            raise PrivacyError(f"event '{self.what}': negative sensitivity or size, or no step")
+        if self.sigma_squared <= 0 or not 0 < self.sampling_probability <= 1:
+            raise PrivacyError(f"event '{self.what}': needs σ² > 0 and a probability in (0, 1]")
+
+    @property
+    def mu(self) -> float:
+        """Gaussian-DP parameter of one step without sampling, rounded up."""
+        return _ratio_up(self.sensitivity_steps, self.sigma_squared)
+
+    @property
+    def sensitivity(self) -> float:
+        """The sensitivity in the units of the data."""
+        return self.sensitivity_steps * 2.0**-self.grid_bits
+
+    @property
+    def finest_sigma_squared(self) -> int:
+        """All coordinates have the same noise."""
+        return self.sigma_squared
+
+    @property
+    def sigma_steps(self) -> float:
+        """The standard deviation, in steps."""
+        return math.sqrt(self.sigma_squared)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +196,34 @@ class SelectionEvent(_Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TwoValueEvent(_Event):
+    """`coordinates` values of one unit, each sent as one of two public values.
+
+    The chance of either moves by a factor of at most e^ε, whatever the value; ε of one value is
+    an exact rational, and all of them belong to the same unit, so it counts for each.
+    """
+
+    coordinates: int
+    epsilon_numerator: int
+    epsilon_denominator: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.coordinates < 0 or self.epsilon_numerator <= 0 or self.epsilon_denominator <= 0:
+            raise PrivacyError(f"event '{self.what}': needs an ε > 0 and a size >= 0")
+
+    @property
+    def epsilon(self) -> Fraction:
+        """The exact pure ε of all values together."""
+        return Fraction(self.coordinates * self.epsilon_numerator, self.epsilon_denominator)
+
+    @property
+    def sensitivity(self) -> float:
+        """The values' range is public, their number too: all of them may change."""
+        return float(self.coordinates)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClaimedEvent(_Event):
     """A release whose text claims `claimed_epsilon` without a proof that holds."""
 
@@ -188,50 +258,12 @@ class UnprotectedEvent(_Event):
         return math.inf
 
 
-PureEvent = LaplaceEvent | SelectionEvent  # those with an exact pure ε
-Event = GaussianEvent | PureEvent | ClaimedEvent | UnprotectedEvent
-
-KINDS: dict[str, type[Event]] = {
-    "gaussian": GaussianEvent,
-    "laplace": LaplaceEvent,
-    "selection": SelectionEvent,
-    "claimed": ClaimedEvent,
-    "unprotected": UnprotectedEvent,
-}
-# Steps may exceed 64 bits, which JSON and MessagePack readers need not carry: sent as text.
-_WIDE = {"sigma_squared", "finest_sigma_squared", "scale_numerator", "scale_denominator"}
+PureEvent = LaplaceEvent | SelectionEvent | TwoValueEvent  # those with an exact pure ε
+NoisyEvent = GaussianEvent | SampledGaussianEvent  # those with a δ
+Event = NoisyEvent | PureEvent | ClaimedEvent | UnprotectedEvent
 
 
-def to_dict(event: Event) -> dict[str, Any]:
-    """Plain values of an event, with its `kind`; the inverse of `event_from_dict`."""
-    kind = next(name for name, known in KINDS.items() if type(event) is known)
-    plain = {k: str(v) if k in _WIDE else v for k, v in asdict(event).items()}
-    return {"kind": kind, **plain}
-
-
-def event_from_dict(plain: Mapping[str, Any]) -> Event:
-    """The event of `to_dict`. Unknown kinds, unknown fields and wrong values raise."""
-    values = dict(plain)
-    kind = values.pop("kind", None)
-    if kind not in KINDS:
-        raise PrivacyError(f"unknown privacy event '{kind}'", fix="update this device")
-    cls = KINDS[kind]
-    known = {f.name: f.type for f in fields(cls)}
-    if set(values) - set(known):
-        raise PrivacyError(f"{kind} event: unknown fields {sorted(set(values) - set(known))}")
-    try:
-        typed = {k: _typed(known[k], k, v) for k, v in values.items()}
-        return cls(**typed)
-    except (TypeError, ValueError) as error:
-        raise PrivacyError(f"{kind} event: {error}") from None
-
-
-def _typed(kind: object, name: str, value: Any) -> Any:
-    if name in _WIDE and isinstance(value, str):
-        return int(value)
-    want: tuple[type, ...] = {"int": (int,), "float": (int, float), "bool": (bool,)}.get(
-        str(kind), (str,)
-    )
-    if isinstance(value, bool) != (kind == "bool") or not isinstance(value, want):
-        raise TypeError(f"{name} has a wrong type")
-    return value
+def _ratio_up(sensitivity: int, sigma_squared: int) -> float:
+    """Sensitivity over σ, rounded up."""
+    ratio = Fraction(sensitivity**2, sigma_squared)
+    return math.nextafter(math.sqrt(math.nextafter(float(ratio), math.inf)), math.inf)

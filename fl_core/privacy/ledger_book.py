@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fl_core.privacy.accountant import Guarantee, weakest
-from fl_core.privacy.events import Event, event_from_dict, to_dict
+from fl_core.privacy.event_codec import event_from_dict, to_dict
+from fl_core.privacy.events import Event
 from fl_core.privacy.policy import TRAIN, JobRequest, Quote, price, total
 
 Kind = Literal["opened", "released", "closed"]

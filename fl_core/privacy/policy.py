@@ -11,7 +11,8 @@ from fractions import Fraction
 
 from fl_core.errors import PrivacyError
 from fl_core.privacy.accountant import Guarantee, epsilon, weakest
-from fl_core.privacy.events import Event, PureEvent, UnprotectedEvent, event_from_dict, to_dict
+from fl_core.privacy.event_codec import event_from_dict, to_dict
+from fl_core.privacy.events import Event, PureEvent, UnprotectedEvent
 from fl_core.privacy.figures import up
 
 TRAIN, INFER = "train", "infer"

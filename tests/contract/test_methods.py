@@ -11,7 +11,7 @@ from fl_core.errors import ProtocolError, UsageError
 from fl_core.features import IdentityParameters, PcaParameters, build_features
 from fl_core.models import MlpParameters, build_network
 from fl_core.models.softmax_head import WEIGHTS
-from fl_core.privacy.events import event_from_dict, to_dict
+from fl_core.privacy.event_codec import event_from_dict, to_dict
 from fl_core.privacy.sampler import SeededRandom
 
 ROUNDS = 3

@@ -11,7 +11,8 @@ from scipy.stats import chi2, chi2_contingency
 
 from fl_core.errors import PrivacyError
 from fl_core.privacy.accountant import epsilon
-from fl_core.privacy.events import SELECTIONS, event_from_dict, to_dict
+from fl_core.privacy.event_codec import event_from_dict, to_dict
+from fl_core.privacy.events import SELECTIONS
 from fl_core.privacy.sampler import SeededRandom
 from fl_core.privacy.selection import (
     SOURCES,
