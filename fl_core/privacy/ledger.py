@@ -125,9 +125,10 @@ class Ledger:
     ) -> Receipt:
         """Record events and noised tensors together, durably, and return the receipt.
 
-        `kept` is what the device keeps to itself until its next release of this job. A second commit for the same job and exchange changes nothing and returns the first
-        receipt, which does not cover another payload: publish what `recall` gives. Raises
-        `PrivacyError` if the job is not open or the events go past what it reserved.
+        `kept` is what the device keeps to itself until its next release of this job. A second
+        commit for the same job and exchange changes nothing and returns the first receipt, which
+        does not cover another payload: publish what `recall` gives. Raises `PrivacyError` if the
+        job is not open or the events go past what it reserved.
         """
         with self._written() as db:
             if self._release(job_id, exchange) is None:
@@ -177,7 +178,8 @@ class Ledger:
     def close_job(self, job_id: str) -> None:
         """End a job: what it reserved and did not spend (`Account.spent`) is free again.
 
-        Its stored tensors and what was kept are forgotten; events and digests stay. An unknown job changes nothing.
+        Its stored tensors and what was kept are forgotten; events and digests stay. An unknown
+        job changes nothing.
         """
         with self._written() as db:
             entry = self._account().jobs.get(job_id)

@@ -1,6 +1,7 @@
-"""Only the largest changes are uploaded, the others as 0 (`upload_top_k`; text 004's λ_u).
+"""Only the largest changes are uploaded, the others as 0 (`upload_top_k`).
 
-Post-processing of what it is given: free after the noise, no guarantee of its own before it.
+λ_u of anonymous federated learning (Zhao et al. 2021), whose order is noise first: then this is
+post-processing and free. Before the noise, *which* values are chosen follows from the records.
 """
 
 from __future__ import annotations
@@ -8,50 +9,31 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from fl_core.algorithms.base import Exchange
+from fl_core.algorithms.setting import Setting
+from fl_core.algorithms.stages.base import Plain, StageBlock, flat, largest, shaped
 from fl_core.algorithms.updates.base import Task, Update
-from fl_core.privacy.events import Event
 
 
-class TopKParameters(BaseModel):
+class TopKParameters(StageBlock):
     """An `upload_top_k` entry of a job's `update` list."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
     name: Literal["upload_top_k"] = "upload_top_k"
-    """Keep the values of largest magnitude, set the others to 0."""
+    """Keep the values of largest magnitude, set the others to 0; free after a stage of noise."""
     share: float = Field(default=0.1, gt=0, le=1)
     """λ_u: the share of all values that is kept."""
 
 
-class TopK:
+class TopK(Plain):
     """Over all weights together; of equal magnitudes the earlier one is kept."""
 
-    protects = False
+    chooses = True
 
-    def __init__(self, parameters: TopKParameters) -> None:
+    def __init__(self, parameters: TopKParameters, setting: Setting) -> None:
         self.parameters = parameters
-
-    def price(self, exchange: Exchange) -> tuple[Event, ...]:
-        """Nothing."""
-        return ()
-
-    def start(self, task: Task) -> dict[str, NDArray[np.float32]] | None:
-        """Training starts where it would."""
-        return None
 
     def apply(self, task: Task, update: Update) -> Update:
         """The same with all but the largest values 0."""
-        flat = np.concatenate([np.abs(array).ravel() for array in update.values()])
-        kept = np.zeros(flat.size, bool)
-        count = int(np.ceil(self.parameters.share * flat.size))
-        kept[np.argsort(-flat, kind="stable")[:count]] = True
-        result, start = {}, 0
-        for name, array in update.items():
-            mask = kept[start : start + array.size].reshape(array.shape)
-            result[name] = np.where(mask, array, np.float32(0))
-            start += array.size
-        return result
+        values = flat(update)
+        return shaped(update, np.where(largest(values, self.parameters.share), values, 0.0))

@@ -52,10 +52,13 @@ class Stage(Protocol):
     """One entry of a job's `update` list.
 
     `protects`: its own events price the whole update, whatever the trainer did with the records;
-    an un-noised trainer then has no event of its own.
+    an un-noised trainer then has no event of its own. `chooses`: it sets values to 0, and which
+    follows from what it is given. `leads`: it must stand first, beside what the trainer made.
     """
 
     protects: bool
+    chooses: bool
+    leads: bool
 
     def price(self, exchange: Exchange) -> tuple[Event, ...]:
         """What it adds to the price; () for post-processing."""

@@ -9,9 +9,10 @@ from fl_core.algorithms.base import KEPT, Answer, Exchange, Records, Tensors
 from fl_core.algorithms.setting import Setting
 from fl_core.algorithms.updates.base import Memory, Task, Trainer, Update
 from fl_core.algorithms.updates.form import network_of, segments_of
+from fl_core.algorithms.updates.pipeline import Pipeline
 from fl_core.errors import ProtocolError
 from fl_core.features import valid_records
-from fl_core.privacy.events import Event, UnprotectedEvent
+from fl_core.privacy.events import Event
 from fl_core.privacy.sampler import RandomBytes, os_random
 
 
@@ -21,14 +22,11 @@ class UpdateDevice:
     def __init__(self, trainer: Trainer, setting: Setting) -> None:
         self._trainer, self._setting = trainer, setting
         self._network = network_of(setting)
-        self._stages = setting.stages
+        self._stages = Pipeline(setting)
 
     def price(self, exchange: Exchange) -> tuple[Event, ...]:
         """The trainer's events and the stages'; of an un-noised update none where one protects."""
-        events = self._trainer.price(exchange)
-        if any(stage.protects for stage in self._stages):
-            events = tuple(e for e in events if not isinstance(e, UnprotectedEvent))
-        return events + tuple(e for stage in self._stages for e in stage.price(exchange))
+        return self._stages.price(exchange, self._trainer.price(exchange))
 
     def answer(
         self,
@@ -52,12 +50,8 @@ class UpdateDevice:
         valid = valid_records(records.x, records.y, setting.classes)
         own = Records(records.x[valid], records.y[valid])
         task = Task(exchange, network, weights, own, memory, random_bytes, processor)
-        start = weights
-        for stage in self._stages:
-            start = stage.start(task) or start
-        update = finite(self._trainer.train(task, start))
-        for stage in self._stages:
-            update = stage.apply(task, update)
+        update = finite(self._trainer.train(task, self._stages.start(task)))
+        update = self._stages.apply(task, update)
         return Answer(
             segments_of(network, update, whole=setting.whole), self.price(exchange), task.memory
         )

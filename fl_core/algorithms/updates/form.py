@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -28,6 +29,11 @@ def specs_of(network: Network, *, whole: bool) -> tuple[SegmentSpec, ...]:
         return tuple(SegmentSpec(w.name, w.shape, "float32") for w in network.weights)
     size = sum(int(np.prod(w.shape)) for w in network.weights)
     return (SegmentSpec(WHOLE, (size,), "float32"),)
+
+
+def size_of(setting: Setting) -> int:
+    """d, the number of all values of an update."""
+    return sum(math.prod(weight.shape) for weight in network_of(setting).weights)
 
 
 def segments_of(
