@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from fl_core.algorithms import UPDATE_METHODS
 from fl_core.config.base import Block, Mix
+from fl_core.config.job_stages import stage_mixes
 from fl_core.errors import DataError, UsageError
 from fl_core.models import build_network
 
@@ -17,8 +18,12 @@ if TYPE_CHECKING:
 class Proxy(Block):
     """What the proxy does with the uploads of a round."""
 
-    shuffle: Literal["split", "whole"] = "split"
-    """`split`: each layer's segments are permuted alone. `whole`: a device's update stays one."""
+    shuffle: Literal["split", "whole", "none"] = "split"
+    """`split`: each layer's segments are permuted alone. `whole`: a device's update stays one.
+
+    `none`: uploads keep the order in which they came, so the cloud can tell which segments came
+    together and may follow a device by when it answers; owners must allow it.
+    """
 
 
 def update_mixes(job: Job) -> Iterator[Mix]:
@@ -50,13 +55,15 @@ def update_mixes(job: Job) -> Iterator[Mix]:
         build_network(job.model, job.data.input_shape, job.data.classes)
     except (DataError, UsageError) as error:
         yield Mix(("model", "data.input_shape"), f"{error.what}; {error.fix}")
+        return
+    yield from stage_mixes(job)
 
 
 def _for_updates_alone(job: Job) -> Iterator[Mix]:
     for key, given in (
         ("model", job.model is not None),
         ("update", bool(job.update)),
-        ("proxy.shuffle", job.proxy.shuffle != "split"),
+        ("proxy.shuffle", job.proxy.shuffle == "whole"),
     ):
         if given:
             yield Mix(

@@ -13,6 +13,8 @@ from fl_core.algorithms.setting import Setting
 from fl_core.algorithms.updates.base import Stage, Task, Update
 from fl_core.privacy.events import ClaimedEvent, Event, UnprotectedEvent
 
+_HAIR = 1.0 - 2.0**-40  # room for the rounding of a sum of shares of ε
+
 
 @dataclass(frozen=True)
 class Pipeline:
@@ -66,6 +68,6 @@ class Pipeline:
         return ClaimedEvent(
             what=f"{event.what}, on values that were chosen before the noise",
             unit=event.unit,
-            claimed_epsilon=self.setting.epsilon / self.setting.max_participations,
+            claimed_epsilon=self.setting.epsilon * _HAIR / self.setting.max_participations,
             source=event.source,
         )
