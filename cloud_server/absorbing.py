@@ -16,6 +16,7 @@ from cloud_server.store_records import ExchangeRecord
 from cloud_server.summary import exchange_event, round_timeline, shown_clusters, shown_mean
 from fl_core.errors import JobFailed
 from fl_core.plan import SOFTMAX
+from fl_core.privacy.sampler import RandomBytes
 from fl_core.protocol.blob import Data, describe
 from fl_core.protocol.cloud_tasks import Absorbed, TooFew
 from fl_core.protocol.messages import Batch, Commit, Exchanged
@@ -36,10 +37,12 @@ class Absorber:
         sealing: Sealing,
         recorder: Recorder | None,
         part_bytes: int,
+        random_bytes: RandomBytes,
     ) -> None:
         self._store, self._jobs, self._evaluation = store, jobs, evaluation
         self._marks, self._clock, self._sealing = marks, clock, sealing
         self._recorder, self._part_bytes = recorder, part_bytes
+        self._random_bytes = random_bytes
 
     def absorb(self, batch: Batch, data: Callable[[], Data]) -> Absorbed | TooFew:
         """Open what `data` gives and commit it. Raises JobFailed or StoreError."""
@@ -58,9 +61,10 @@ class Absorber:
         opened = open_batch(
             plan, exchange, secret, batch, data(), len(secret.recipients), self._sealing
         )
-        before = self._jobs.state(entry)
+        before, graph = self._jobs.state(entry), self._jobs.graph(entry)
+        score = self._evaluation.score(plan, exchange, graph, before)
         try:
-            state, uploads = aggregate(plan, exchange, before, opened)
+            state, uploads = aggregate(plan, exchange, before, opened, self._random_bytes, score)
         except TooFewDevices as error:
             return TooFew(str(error))
         if self._recorder is not None:
@@ -69,7 +73,6 @@ class Absorber:
             self._recorder.keep(plan.job, exchange, sent, opened.arrays, model)
         vectors = list(opened.arrays.get(SOFTMAX, ()))
         scores = clusters(plan, exchange, vectors)
-        graph = self._jobs.graph(entry)
         accuracy = self._evaluation.accuracy(plan, exchange, graph, state)
         timeline = round_timeline(self._marks.times_s, started_s, self._clock())
         record = ExchangeRecord(

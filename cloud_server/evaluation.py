@@ -7,8 +7,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from fl_core.aggregation.base import Score
 from fl_core.algorithms.base import Array, Exchange, Records
 from fl_core.algorithms.pca_own import own_weights
+from fl_core.errors import JobFailed
 from fl_core.evaluation.accuracy import HeldTest
 from fl_core.evaluation.clustering import ClusterScores, Noise, cluster_scores
 from fl_core.plan import JobPlan
@@ -19,12 +21,41 @@ LOG = logging.getLogger("edgeveil.cloud")
 
 
 class Evaluation:
-    """Tests models on the cloud's own records, where it has some."""
+    """Tests models on the cloud's own records, where it has some.
+
+    A rule that scores uploads has the first of them, and the models are tested on the others.
+    """
 
     def __init__(self, test: Records | None) -> None:
         self._test = test
-        self._held: tuple[bytes, HeldTest] | None = None  # of this graph
+        self._held: dict[tuple[bytes, int | None, int | None], HeldTest] = {}  # of one graph
         self._said = False
+
+    def check(self, plan: JobPlan) -> None:
+        """Raise JobFailed where the job's rule has no records to score uploads on."""
+        asked, test = plan.rule.validation_records, self._fitting(plan)
+        there = 0 if test is None else len(test)
+        if asked >= there and asked:
+            raise JobFailed(
+                f"scores uploads on {asked} of the cloud's own records and tests models on others,"
+                f" but there are {there}",
+                where="aggregation.validation_records",
+                fix="name more records of the job's form as cloud.test_data, or ask for fewer",
+            )
+
+    def score(
+        self, plan: JobPlan, exchange: Exchange, graph: bytes, state: Mapping[str, Array]
+    ) -> Score | None:
+        """How an upload is scored; None where the job's rule does not ask for it."""
+        asked, test = plan.rule.validation_records, self._fitting(plan)
+        if not asked or test is None:
+            return None
+        held = self._on(test, graph, slice(asked))
+
+        def right(segments: Mapping[str, Array]) -> int:
+            return held.right(self.weights(plan, plan.cloud.absorb(state, exchange, segments, 1)))
+
+        return right
 
     def weights(self, plan: JobPlan, state: Mapping[str, Array]) -> dict[str, Array]:
         """The graph's weights; what each holder of records computes itself is of the test's."""
@@ -40,9 +71,16 @@ class Evaluation:
         test = self._fitting(plan)
         if test is None or exchange.number == 0:
             return None
-        if self._held is None or self._held[0] != graph:
-            self._held = graph, HeldTest(graph, test.x, test.y)
-        return self._held[1].accuracy(self.weights(plan, state))
+        held = self._on(test, graph, slice(plan.rule.validation_records, None))
+        return held.accuracy(self.weights(plan, state))
+
+    def _on(self, test: Records, graph: bytes, part: slice) -> HeldTest:
+        if any(key[0] != graph for key in self._held):
+            self._held.clear()
+        key = graph, part.start, part.stop
+        if key not in self._held:
+            self._held[key] = HeldTest(graph, test.x[part], test.y[part])
+        return self._held[key]
 
     def _fitting(self, plan: JobPlan) -> Records | None:
         """The cloud's records, if the job is about records of their form."""

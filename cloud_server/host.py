@@ -21,6 +21,7 @@ from cloud_server.store import Store
 from cloud_server.store_records import StoreError
 from cloud_server.summary import job_summary
 from fl_core.algorithms.base import Records
+from fl_core.privacy.sampler import RandomBytes, os_random
 from fl_core.protocol import effects as fx
 from fl_core.protocol import sealed as real_sealing
 from fl_core.protocol.cloud_tasks import (
@@ -46,6 +47,7 @@ class CloudHost:
     """The cloud's work; everything it decides is in the store before the machine goes on.
 
     `spool_dir` holds the batch under way (None: the system's folder for temporary files).
+    `random_bytes` is what aggregation rules draw from.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class CloudHost:
         sealing: Sealing = real_sealing,
         choose: Choose = draw,
         recorder: Recorder | None = None,
+        random_bytes: RandomBytes = os_random,
     ) -> None:
         self._store, self._clock = store, clock
         self.jobs = Jobs(store)
@@ -77,6 +80,7 @@ class CloudHost:
             sealing,
             recorder,
             limits.part_bytes,
+            random_bytes,
         )
         self._running = ""  # the job that reports are about
         self._all_declined = False  # in the round that the job ended with

@@ -11,7 +11,7 @@ from typing import overload
 import numpy as np
 
 from cloud_server.round_secret import RoundSecret
-from fl_core.aggregation.fedavg import BLOCK_VALUES
+from fl_core.aggregation.mean import BLOCK_VALUES
 from fl_core.algorithms.base import Array, Exchange, SegmentSpec
 from fl_core.plan import JobPlan
 from fl_core.protocol import sealed as real_sealing

@@ -7,11 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from cloud_server.opening import Opened
 from cloud_server.round_secret import RoundSecret
-from fl_core.aggregation import AGGREGATIONS
-from fl_core.algorithms.base import Array, Exchange
+from fl_core.aggregation import Uploads
+from fl_core.aggregation.base import Score
+from fl_core.aggregation.mean import mean
+from fl_core.algorithms.base import TRAIN, Array, Exchange
 from fl_core.crypto.keys import OpeningKey, SealingKey
 from fl_core.errors import JobFailed
 from fl_core.plan import SOFTMAX, JobPlan
+from fl_core.privacy.sampler import RandomBytes, os_random
 from fl_core.protocol import sealed as real_sealing
 from fl_core.protocol.messages import Exchanged, Manifest
 from fl_core.protocol.package import RoundPackage, encode_package, pack_tensors
@@ -86,15 +89,29 @@ def seal_round(
 
 
 def aggregate(
-    plan: JobPlan, exchange: Exchange, state: Mapping[str, Array], opened: Opened
+    plan: JobPlan,
+    exchange: Exchange,
+    state: Mapping[str, Array],
+    opened: Opened,
+    random_bytes: RandomBytes = os_random,
+    score: Score | None = None,
 ) -> tuple[dict[str, Array], int]:
-    """The method's next state and the number of uploads in it. Raises TooFewDevices."""
+    """The method's next state and the number of uploads in it. Raises TooFewDevices.
+
+    Sums of a preparatory exchange are averaged where the job's rule is not defined on sums.
+    """
     training = {name: arrays for name, arrays in opened.arrays.items() if name != SOFTMAX}
     uploads = min((len(arrays) for arrays in training.values()), default=0)
-    if uploads < plan.job.round.min_batch:
+    ruled = plan.rule.sums or exchange.phase == TRAIN
+    least = max(plan.job.round.min_batch, plan.rule.least if ruled else 1)
+    if uploads < least:
         raise TooFewDevices(
-            f"{uploads} valid uploads, at least {plan.job.round.min_batch} are needed",
+            f"{uploads} valid uploads, at least {least} are needed",
             where=exchange.label,
+            fix=f"select more devices, or ask less of aggregation '{plan.job.aggregation.name}'",
         )
-    mean = AGGREGATIONS[plan.job.aggregation.name](training)
-    return plan.cloud.absorb(state, exchange, mean, uploads), uploads
+    if not ruled:
+        return plan.cloud.absorb(state, exchange, mean(training), uploads), uploads
+    found = Uploads(training, plan.cloud.aim(state, exchange), random_bytes, score)
+    combined = plan.rule.combine(found)
+    return plan.cloud.absorb(state, exchange, combined, plan.rule.counted(uploads)), uploads

@@ -69,6 +69,7 @@ class Sealer:
         self._cohort = self._store.enrolled()
         plan = self._jobs.plan(entry)
         plan.check_backbones()
+        self._evaluation.check(plan)
         backbones = tuple(plan.artifacts[one] for one in backbone_digests(plan.job.features))
         package = JobPackage(entry.canonical, self._jobs.graph(entry), backbones)
         return self._to_all(entry, "job", package)

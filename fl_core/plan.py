@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 
+from fl_core.aggregation import Rule, build_rule
 from fl_core.algorithms import METHODS, Setting
 from fl_core.algorithms.base import CloudMethod, DeviceMethod, Exchange, SegmentSpec
 from fl_core.algorithms.fm_released import COVARIANCE
@@ -87,6 +88,11 @@ class JobPlan:
     def device(self) -> DeviceMethod:
         """The method's device half."""
         return METHODS[self.job.train.method].device(self.job.train, self.setting)
+
+    @cached_property
+    def rule(self) -> Rule:
+        """How the cloud combines uploads."""
+        return build_rule(self.job.aggregation)
 
     @cached_property
     def planned(self) -> tuple[Exchange, ...]:

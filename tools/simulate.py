@@ -67,6 +67,10 @@ class Seeds:
         """The noise of device `device`, from 1: a stream that goes on from exchange to exchange."""
         return SeededRandom(self._number(f"noise/{device}"))
 
+    def draws(self) -> RandomBytes:
+        """What the cloud's aggregation rules draw from."""
+        return SeededRandom(self._number("aggregation"))
+
     def split_key(self, device: int) -> bytes:
         """What places a device's records in its two halves, 32 bytes."""
         return self._digest(f"split/{device}")
@@ -239,6 +243,7 @@ class MemoryFleet:
             sealing=self._sealing,
             choose=self._choose,
             recorder=Recorder(self.plan.record_dir) if self.plan.record_dir else None,
+            random_bytes=self._seeds.draws(),
         )
 
     def _choose(self, keys: Sequence[bytes], count: int) -> list[bytes]:

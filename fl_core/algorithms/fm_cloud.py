@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_core.algorithms.base import TRAIN, Array, Exchange, SegmentSpec, Tensors
+from fl_core.algorithms.base import TRAIN, Aim, Array, Exchange, SegmentSpec, Tensors
 from fl_core.algorithms.fm_budget import Budget, budget
 from fl_core.algorithms.fm_device import HEAD
 from fl_core.algorithms.fm_package import forms
@@ -77,6 +77,10 @@ class FmCloud:
         """The tensors of the exchange's form; what a device adds itself is not in the state."""
         needed = forms(exchange, self.parameters, self.setting)
         return {name: np.asarray(state[name]) for name in needed if name in state}
+
+    def aim(self, state: Tensors, exchange: Exchange) -> Aim | None:
+        """Nothing: a step on a noised polynomial is a linear image of its coefficients."""
+        return None
 
     def absorb(
         self, state: Tensors, exchange: Exchange, mean: Tensors, uploads: int

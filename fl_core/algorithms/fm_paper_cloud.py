@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fl_core.algorithms.base import TRAIN, Array, Exchange, SegmentSpec, Tensors
+from fl_core.algorithms.base import TRAIN, Aim, Array, Exchange, SegmentSpec, Tensors
 from fl_core.algorithms.fm_cloud import FmCloud
 from fl_core.algorithms.fm_paper import HIDDEN, OUTPUT, FmPaperParameters, projecting
 from fl_core.algorithms.fm_released import COVARIANCE
@@ -51,6 +51,12 @@ class FmPaperCloud:
         shared = projection is not None and projection.name == "ldp_fpca"
         names = (HIDDEN, OUTPUT, "basis") if shared else (HIDDEN, OUTPUT)
         return {name: np.asarray(state[name]) for name in names}
+
+    def aim(self, state: Tensors, exchange: Exchange) -> Aim | None:
+        """Training: both weights, which the uploaded ones replace."""
+        if exchange.phase != TRAIN:
+            return None
+        return Aim({name: np.asarray(state[name]) for name in (HIDDEN, OUTPUT)}, change=False)
 
     def absorb(
         self, state: Tensors, exchange: Exchange, mean: Tensors, uploads: int

@@ -12,7 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from fl_core.algorithms.base import TRAIN, Answer, Array, Exchange, Records, SegmentSpec, Tensors
+from fl_core.algorithms.base import (
+    TRAIN,
+    Aim,
+    Answer,
+    Array,
+    Exchange,
+    Records,
+    SegmentSpec,
+    Tensors,
+)
 from fl_core.algorithms.setting import Setting
 from fl_core.errors import ProtocolError
 from fl_core.privacy.events import Event
@@ -88,6 +97,10 @@ class NoiseOnlyCloud:
     def package(self, state: Tensors, exchange: Exchange) -> dict[str, Array]:
         """`package` (package_values,) float32, zero."""
         return {PACKAGE: np.zeros(self.parameters.package_values, np.float32)}
+
+    def aim(self, state: Tensors, exchange: Exchange) -> Aim | None:
+        """Nothing."""
+        return None
 
     def absorb(
         self, state: Tensors, exchange: Exchange, mean: Tensors, uploads: int

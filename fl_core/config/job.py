@@ -8,9 +8,9 @@ from typing import Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from fl_core.aggregation import FedAvgParameters
 from fl_core.config.base import Block, refuse
 from fl_core.config.job_blocks import (
-    Aggregation,
     Encrypt,
     JobData,
     Privacy,
@@ -21,7 +21,13 @@ from fl_core.config.job_blocks import (
 from fl_core.config.job_mixes import job_mixes
 from fl_core.config.job_updates import Proxy
 from fl_core.config.local_run import LocalRun
-from fl_core.config.methods import FeatureParameters, ModelBlock, StageBlock, TrainParameters
+from fl_core.config.methods import (
+    AggregationBlock,
+    FeatureParameters,
+    ModelBlock,
+    StageBlock,
+    TrainParameters,
+)
 from fl_core.errors import ProtocolError
 
 CANONICAL_BYTES = 1 << 16
@@ -54,8 +60,8 @@ class Job(Block):
     """When a round closes."""
     proxy: Proxy = Proxy()
     """What the proxy does with the uploads."""
-    aggregation: Aggregation = Aggregation()
-    """How uploads become one."""
+    aggregation: AggregationBlock = Field(default=FedAvgParameters(), examples=[{"name": "fedavg"}])
+    """How the uploads of a round become one."""
     encrypt: Encrypt = Encrypt()
     """How inference uploads are protected."""
     unsupervised: Unsupervised = Unsupervised(every_rounds=0)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from fl_core.aggregation import AGGREGATIONS
-from fl_core.config.base import Block, Seconds, named_in
+from fl_core.config.base import Block, Seconds
 
 
 class JobData(Block):
@@ -77,17 +76,6 @@ class Round(Block):
     """Fewest uploads the proxy ever hands over in one shuffled batch."""
     retries: int = Field(default=2, ge=0, le=100)
     """Further attempts at a round that closed with too few uploads."""
-
-
-class Aggregation(Block):
-    """How the uploads of a round become one."""
-
-    name: Annotated[
-        str,
-        AfterValidator(named_in("aggregation", AGGREGATIONS)),
-        Field(json_schema_extra={"enum": list(AGGREGATIONS)}),
-    ] = "fedavg"
-    """`fedavg`: the mean of the devices' segments."""
 
 
 class LaplaceEval(Block):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from fl_core.config.base import Mix
+from fl_core.config.job_aggregation import aggregation_mixes
 from fl_core.config.job_updates import update_mixes
 from fl_core.config.local_run_mixes import policy_mixes, run_mixes, shape_mixes
 from fl_core.config.schema_walk import number
@@ -178,6 +179,7 @@ def _prices(job: Job) -> Iterator[Mix]:
             f"met, {error.what}; {error.fix}",
         )
     else:
+        yield from aggregation_mixes(job, plan)
         yield from _claims(job, plan)
         yield from _self_stop(job, plan)
     if not job.infer_every or plan.softmax_epsilon is None:

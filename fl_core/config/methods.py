@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from fl_core.aggregation import AggregationParameters as _AggregationParameters
 from fl_core.algorithms import METHODS, MethodParameters
 from fl_core.algorithms.stages import StageParameters as _StageParameters
 from fl_core.features import FeatureParameters as _FeatureParameters
@@ -16,4 +17,5 @@ FeatureParameters = Annotated[_FeatureParameters, Field(discriminator="name")]
 # A discriminator needs two alternatives.
 ModelBlock = Annotated[AnyModelParameters, Field(discriminator="name")]
 StageBlock = Annotated[_StageParameters, Field(discriminator="name")]
+AggregationBlock = Annotated[_AggregationParameters, Field(discriminator="name")]
 METHOD_NAMES: tuple[str, ...] = tuple(METHODS.names())

@@ -42,11 +42,15 @@ class HeldTest:
 
     def accuracy(self, weights: Mapping[str, NDArray[Any]]) -> float:
         """Share in [0, 1] whose largest probability is at the label; not finite counts as wrong."""
+        return self.right(weights) / len(self._y)
+
+    def right(self, weights: Mapping[str, NDArray[Any]]) -> int:
+        """The number of them."""
         feed = {name: np.asarray(value, np.float32) for name, value in weights.items()}
         parts = [_run(self._head, OUTPUT, {**feed, self._joint: phi}) for phi in self._features]
         found = np.concatenate(parts)
         right = (np.argmax(found, axis=1) == self._y) & np.isfinite(found).all(axis=1)
-        return float(right.mean())
+        return int(np.count_nonzero(right))
 
 
 def cut(graph: bytes) -> tuple[bytes | None, bytes, str]:

@@ -8,7 +8,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from fl_core.aggregation import AGGREGATIONS
+from fl_core.aggregation.mean import mean
 from fl_core.algorithms.base import Records
 from fl_core.algorithms.fm import FmCloud, FmDevice, FmParameters
 from fl_core.algorithms.fm_released import COVARIANCE
@@ -79,7 +79,7 @@ def learned(parameters: FmParameters, chosen: Setting, seed: int) -> float:
             uploads.append(answer.segments)
             if exchange.phase == COVARIANCE:  # as a device's ledger holds it
                 kept[i] = dict(answer.segments)
-        mean = AGGREGATIONS["fedavg"]({n: [u[n] for u in uploads] for n in uploads[0]})
-        state = cloud.absorb(state, exchange, mean, len(shards))
+        means = mean({n: [u[n] for u in uploads] for n in uploads[0]})
+        state = cloud.absorb(state, exchange, means, len(shards))
     weights = {**cloud.model(state), **own_weights(chosen, test)}
     return accuracy(weights, chosen, test)

@@ -3,10 +3,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from fl_core.aggregation import AGGREGATIONS
+from fl_core.aggregation.mean import mean
 from fl_core.errors import JobFailed
-
-mean = AGGREGATIONS["fedavg"]
 
 
 def test_takes_the_plain_mean_per_segment():
@@ -41,7 +39,7 @@ def test_floats_of_any_size_are_summed_exactly(scale):
 def test_a_long_segment_is_summed_in_blocks(monkeypatch):
     arrays = [np.arange(7, dtype=np.float32) * k for k in range(3)]
     whole = mean({"a": arrays})["a"]
-    monkeypatch.setattr("fl_core.aggregation.fedavg.BLOCK_VALUES", 3)
+    monkeypatch.setattr("fl_core.aggregation.mean.BLOCK_VALUES", 3)
     np.testing.assert_array_equal(mean({"a": arrays})["a"], whole)
 
 
