@@ -3,14 +3,14 @@
 Sources: Dong, Roth and Su, "Gaussian Differential Privacy" (2022), cor. 2.13 (δ(ε)) and
 cor. 3.3 (μ² adds up, adaptively too); Balle and Wang (2018), thm 8, for the same δ(ε). The
 discreteness of the noise costs (1 + e^ε)·Σ coordinates·TV, TV <= 1/(16σ²); the proof is in
-`docs/privacy.md`. Mixtures of the two: `mixtures.py`.
+`docs/privacy.md`. Mixtures of the two, and sampled steps: `mixtures.py` and `moments.py`.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -20,16 +20,18 @@ from fl_core.privacy.events import (
     ClaimedEvent,
     Event,
     GaussianEvent,
+    NoisyEvent,
     PureEvent,
+    SampledGaussianEvent,
     Status,
     Unit,
     UnprotectedEvent,
 )
-from fl_core.privacy.figures import up
-from fl_core.privacy.mixtures import Curve, mixture_curve
+from fl_core.privacy.figures import ROUND_UP, up
+from fl_core.privacy.mixtures import Curve, Sampled, mixture_curve
+from fl_core.privacy.moments import added, delta_at, gaussian_moments, pure_moments, times
 
 FINEST_SIGMA_BITS = 20  # coarser Gaussian noise is not priced as Gaussian DP
-ROUND_UP = 1.0 + 1e-9  # covers the float64 rounding of the printed ε
 LARGEST_EPSILON = 700.0
 
 
@@ -53,8 +55,8 @@ class Guarantee:
         return f"ε = {up(self.epsilon)}, δ = {up(self.delta)} per {self.unit}"
 
 
-def discreteness_tv(event: GaussianEvent) -> float:
-    """Bound on the total variation between the noise and a rounded Gaussian, all coordinates.
+def discreteness_tv(event: NoisyEvent) -> float:
+    """Bound on the total variation between the noise and a rounded Gaussian, all that is drawn.
 
     Raises `PrivacyError` below σ = 2**20 steps.
     """
@@ -63,7 +65,8 @@ def discreteness_tv(event: GaussianEvent) -> float:
             f"{event.what}: noise of {event.sigma_steps:.3g} steps is too coarse to price",
             fix=f"use a finer grid (at least 2^{FINEST_SIGMA_BITS} steps)",
         )
-    return event.coordinates / (16.0 * event.finest_sigma_squared)
+    drawn = event.coordinates * (event.steps if isinstance(event, SampledGaussianEvent) else 1)
+    return drawn / (16.0 * event.finest_sigma_squared)
 
 
 def gaussian_delta(epsilon: float, mu: float) -> float:
@@ -102,8 +105,9 @@ def epsilon(events: Iterable[Event], delta: float) -> Guarantee:
 
     Gaussian and pure-ε events together cost the lesser of basic composition and, where the
     library for it is installed, the composition of their privacy-loss distributions: both are
-    proven. No events cost ε = 0. A claimed or unprotected event leaves no proven guarantee: ε is
-    infinite or, if all others are claimed, the claimed sum. Raises `PrivacyError` for mixed units.
+    proven. Where steps are sampled, log moments stand in for basic composition. No events cost
+    ε = 0. A claimed or unprotected event leaves no proven guarantee: ε is infinite or, if all
+    others are claimed, the claimed sum. Raises `PrivacyError` for mixed units.
     """
     listed = tuple(events)
     units = {event.unit for event in listed}
@@ -112,16 +116,21 @@ def epsilon(events: Iterable[Event], delta: float) -> Guarantee:
     unit: Unit = units.pop() if units else "record"
     pure = Counter(e.epsilon for e in listed if isinstance(e, PureEvent) and e.epsilon)
     claimed = math.fsum(e.claimed_epsilon for e in listed if isinstance(e, ClaimedEvent))
-    gaussians = [e for e in listed if isinstance(e, GaussianEvent)]
+    noisy = Counter(e for e in listed if isinstance(e, NoisyEvent))
     proven = _sum_up(sum((e * n for e, n in pure.items()), Fraction(0)))
-    if gaussians:
-        mu, tv = total_mu(gaussians), math.fsum(discreteness_tv(event) for event in gaussians)
-        proven = _with_gaussians(mu, tv, delta, proven, frozenset(pure.items()))
+    if noisy:
+        tv = math.fsum(n * discreteness_tv(event) for event, n in noisy.items())
+        groups, steps = frozenset(pure.items()), _sampled(noisy)
+        mu = total_mu(e for e in listed if isinstance(e, GaussianEvent))
+        if steps:
+            proven = _with_sampled(mu, tv, delta, groups, steps)
+        else:
+            proven = _with_gaussians(mu, tv, delta, proven, groups)
     total = math.nextafter(proven + claimed, math.inf) if claimed else proven
     status: Status = weakest(event.status for event in listed)
     if any(isinstance(event, UnprotectedEvent) for event in listed):
         total = math.inf
-    return Guarantee(total, delta if gaussians else 0.0, unit, status)
+    return Guarantee(total, delta if noisy else 0.0, unit, status)
 
 
 def pure_epsilon(events: Iterable[Event]) -> Fraction:
@@ -154,19 +163,67 @@ def _with_gaussians(
 
     Basic composition, or less. Raises `PrivacyError` if there is no finite ε.
     """
-    if not 0 < delta < 1:
-        raise PrivacyError(f"privacy.delta: must be in (0, 1), got {delta}")
-    alone = _least_epsilon(lambda candidate: gaussian_delta(candidate, mu), tv, delta)
-    if alone == math.inf:
-        raise PrivacyError(
-            f"no finite ε at δ = {delta}: too much is released, or the grid is too coarse",
-            fix="raise delta or add noise",
-        )
+    alone = _finite(_least_epsilon(lambda e: gaussian_delta(e, mu), tv, delta), delta)
     if not pure:
         return alone
     basic = math.nextafter(pure + alone, math.inf)
     curve = mixture_curve(mu, dict(groups)) if mu and basic <= LARGEST_EPSILON else None
     return min(basic, _least_epsilon(curve, tv, delta, alone)) if curve else basic
+
+
+@lru_cache(maxsize=256)
+def _with_sampled(
+    mu: float,
+    tv: float,
+    delta: float,
+    groups: frozenset[tuple[Fraction, int]],
+    sampled: frozenset[Sampled],
+) -> float:
+    """ε of sampled steps beside a μ-GDP release and pure ones; all noise is off by `tv`.
+
+    By log moments, which the discrete noise itself keeps to, or less by loss distributions.
+    Raises `PrivacyError` if there is no finite ε.
+    """
+    moments = added(
+        [
+            gaussian_moments(mu),
+            *[times(pure_moments(math.nextafter(float(e), math.inf)), n) for e, n in groups],
+            *[steps.moments for steps in sampled],
+        ]
+    )
+    high = _finite(_least_epsilon(lambda e: delta_at(e, moments), 0.0, delta), delta)
+    curve = mixture_curve(mu, dict(groups), sampled)
+    if curve is None or curve(high) + (1 + math.exp(high)) * tv > delta:
+        return high
+    low = 0.0
+    while high - low > 1e-7 * high:  # whatever the curve's form, it holds at `high`
+        middle = (low + high) / 2
+        if curve(middle) + (1 + math.exp(middle)) * tv <= delta:
+            high = middle
+        else:
+            low = middle
+    return high * ROUND_UP
+
+
+def _sampled(noisy: Mapping[NoisyEvent, int]) -> frozenset[Sampled]:
+    """The sampled steps, those that are alike together."""
+    steps: Counter[tuple[float, float]] = Counter()
+    for event, count in noisy.items():
+        if isinstance(event, SampledGaussianEvent) and event.sensitivity_steps:
+            steps[event.sampling_probability, event.mu] += count * event.steps
+    return frozenset(Sampled(q, mu, count) for (q, mu), count in steps.items())
+
+
+def _finite(value: float, delta: float) -> float:
+    """`value`, for a δ that may be asked for and an ε that was found."""
+    if not 0 < delta < 1:
+        raise PrivacyError(f"privacy.delta: must be in (0, 1), got {delta}")
+    if value == math.inf:
+        raise PrivacyError(
+            f"no finite ε at δ = {delta}: too much is released, or the grid is too coarse",
+            fix="raise delta or add noise",
+        )
+    return value
 
 
 def _least_epsilon(curve: Curve, tv: float, delta: float, start: float = 0.0) -> float:

@@ -1,10 +1,11 @@
-"""Gaussian and pure-ε releases on the same data, composed by privacy-loss distributions.
+"""Releases of several kinds on the same data, composed by privacy-loss distributions.
 
 Every (ε, 0)-DP release is dominated by randomised response at ε (Kairouz, Oh and Viswanath
-2015), a μ-GDP release by a pair of Gaussians, and an adaptive composition by the product of the
-dominating pairs (Zhu, Dong and Wang 2022). `dp-accounting` composes these numerically, rounding
-losses upward. It is an optional library (extra `cloud`): without it there is no curve, and the
-caller keeps basic composition, which is valid and looser.
+2015), a μ-GDP release by a pair of Gaussians, a Poisson-sampled one by that pair mixed (in either
+direction), and an adaptive composition by the product of the dominating pairs (Zhu, Dong and Wang
+2022). `dp-accounting` composes these numerically, rounding losses upward. It is an optional
+library (extra `cloud`): without it there is no curve, and the caller keeps basic composition or
+log moments, which are valid and looser.
 """
 
 from __future__ import annotations
@@ -12,21 +13,45 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
+
+from fl_core.privacy.moments import ORDERS, Moments, sampled_moments, times
 
 POINTS = 1 << 17  # of the grid of losses: decides time and tightness, not validity
 GROUPS = 16  # each costs a convolution
 # Covers the absolute error of the library's FFT, measured below 1e-12 at 10,000 compositions.
 FFT_SLACK = 1e-10
 
+SAMPLED_POINTS = 1 << 15  # for sampled steps, whose library rounds to second order
+LEAST_CHANCE = 50.0  # losses of chance e^-50 or less need no room on the grid
+
 Curve = Callable[[float], float]
 
 
-def mixture_curve(mu: float, pure: Mapping[Fraction, int]) -> Curve | None:
-    """δ(ε), never too small, of a μ-GDP release (μ > 0) and `pure[ε₀]` releases of each pure ε₀.
+@dataclass(frozen=True)
+class Sampled:
+    """So many `steps`, each on a Poisson sample, of noise that is `mu`-GDP without sampling."""
 
-    Few groups enter the composition: of more, near ones are merged at an ε not below theirs, and
-    past the largest the ε add up. None where the library is missing.
+    probability: float
+    mu: float
+    steps: int
+
+    @property
+    def moments(self) -> Moments:
+        """Of all its steps."""
+        return times(sampled_moments(self.probability, self.mu), self.steps)
+
+
+def mixture_curve(
+    mu: float, pure: Mapping[Fraction, int], sampled: frozenset[Sampled] = frozenset()
+) -> Curve | None:
+    """δ(ε), never too small, of a μ-GDP release, `pure[ε₀]` releases of each ε₀, and `sampled`.
+
+    At least one of μ and `sampled` must be there. Few groups of pure releases enter the
+    composition: of more, near ones are merged at an ε not below theirs, and past the largest the
+    ε add up. None where the library is missing.
     """
     try:
         from dp_accounting.pld import common, privacy_loss_distribution
@@ -34,15 +59,26 @@ def mixture_curve(mu: float, pure: Mapping[Fraction, int]) -> Curve | None:
         return None
     groups, rest = _grouped(pure)
     offset = math.nextafter(float(sum(e * count for e, count in rest)), math.inf) if rest else 0.0
-    step = _loss_step(mu, groups)
-    composed = privacy_loss_distribution.from_gaussian_mechanism(
-        1 / mu, value_discretization_interval=step
-    )
+    step = _loss_step(mu, groups, sampled)
+    parts: list[Any] = []
+    if mu:
+        noise = privacy_loss_distribution.from_gaussian_mechanism(
+            1 / mu, value_discretization_interval=step
+        )
+        parts.append(noise)
+    for one in sorted(sampled, key=lambda group: (group.probability, group.mu)):
+        noise = privacy_loss_distribution.from_gaussian_mechanism(
+            1 / one.mu, value_discretization_interval=step, sampling_prob=one.probability
+        )
+        parts.append(noise.self_compose(one.steps))
     for e, count in groups:
         rounded = step * math.ceil(e / Fraction(step))  # exact: a step has few digits
-        one = common.DifferentialPrivacyParameters(rounded)
-        part = privacy_loss_distribution.from_privacy_parameters(one, step)
-        composed = composed.compose(part.self_compose(count))
+        worst = common.DifferentialPrivacyParameters(rounded)
+        response = privacy_loss_distribution.from_privacy_parameters(worst, step)
+        parts.append(response.self_compose(count))
+    composed = parts[0]
+    for part in parts[1:]:
+        composed = composed.compose(part)
     return lambda epsilon: float(composed.get_delta_for_epsilon(epsilon - offset)) + FFT_SLACK
 
 
@@ -59,16 +95,25 @@ def _grouped(
     return ranked[:GROUPS], ranked[GROUPS:]
 
 
-def _loss_step(mu: float, groups: list[tuple[Fraction, int]]) -> float:
-    """A grid step that divides the first group's ε (nearly) and spans the losses in `POINTS`."""
+def _loss_step(mu: float, groups: list[tuple[Fraction, int]], sampled: frozenset[Sampled]) -> float:
+    """A grid step that spans the losses in so many points and divides the first ε (nearly)."""
     spread = mu * (mu + 18.0)
     for e, count in groups:
         one = float(e)
         spread += 2 * one * min(count, count * math.tanh(one / 2) + 9 * math.sqrt(count))
-    first = float(groups[0][0])
-    times = max(1, math.floor(first * POINTS / spread))
-    # Of 24 digits, so that its multiples are exact in float64.
-    return _short(max(first / times, spread / POINTS), 24)
+    points = SAMPLED_POINTS if sampled and not groups else POINTS
+    spread += sum(2 * _largest_loss(one) for one in sampled)
+    step = spread / points
+    if groups:
+        first = float(groups[0][0])
+        step = max(first / max(1, math.floor(first / step)), step)
+    return _short(step, 24)  # so that its multiples are exact in float64
+
+
+def _largest_loss(sampled: Sampled) -> float:
+    """A loss that is passed with chance e^-50 at most (Markov, on the moments)."""
+    pairs = zip(ORDERS, sampled.moments, strict=True)
+    return min((moment + LEAST_CHANCE) / order for order, moment in pairs)
 
 
 def _short(value: float, digits: int) -> float:

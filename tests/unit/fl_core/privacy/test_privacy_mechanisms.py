@@ -8,12 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fl_core.errors import PrivacyError
-from fl_core.privacy.events import (
-    ClaimedEvent,
-    UnprotectedEvent,
-    event_from_dict,
-    to_dict,
-)
+from fl_core.privacy.event_codec import event_from_dict, to_dict
+from fl_core.privacy.events import ClaimedEvent, UnprotectedEvent
 from fl_core.privacy.mechanisms import (
     diagonal_of_triangle,
     gaussian,

@@ -12,7 +12,8 @@ from fl_core.privacy.accountant import gaussian_delta
 from fl_core.privacy.events import ClaimedEvent, UnprotectedEvent
 from fl_core.privacy.mechanisms import gaussian_event, laplace_event
 from fl_core.privacy.selection import selection_event
-from fl_core.privacy.self_stop import ORDERS, MomentsAccountant, _log_moments, exchanges_within
+from fl_core.privacy.moments import ORDERS, log_moments
+from fl_core.privacy.self_stop import MomentsAccountant, exchanges_within
 
 
 def gauss(mu):
@@ -39,7 +40,7 @@ def test_the_gaussian_moment_is_the_integral(order):
         return norm.pdf(x, mu) * math.exp(order * (mu * x - mu**2 / 2))
 
     whole = quad(weight, mean - 20, mean + 20, epsabs=1e-14, limit=200)[0]
-    assert _log_moments(gauss(mu))[at] == pytest.approx(math.log(whole), rel=1e-6)
+    assert log_moments(gauss(mu))[at] == pytest.approx(math.log(whole), rel=1e-6)
 
 
 @pytest.mark.parametrize("epsilon", [Fraction(1, 20), Fraction(1), Fraction(5)])
@@ -47,7 +48,7 @@ def test_the_pure_moment_bounds_that_of_randomised_response(epsilon):
     """Which is the worst of all mechanisms of that ε."""
     e = float(epsilon)
     p = 1 / (1 + math.exp(-e))
-    for order, bound in zip(ORDERS, _log_moments(pure(epsilon)), strict=True):
+    for order, bound in zip(ORDERS, log_moments(pure(epsilon)), strict=True):
         if order * e < 600:
             worst = math.log(p * math.exp(order * e) + (1 - p) * math.exp(-order * e))
             assert worst <= bound
