@@ -15,6 +15,7 @@ from fl_core.config import EdgeSite, Job, load_job, load_site
 from fl_core.data.check import DataReport, check_records
 from fl_core.data.csvfile import csv_faults
 from fl_core.data.device import device_records
+from fl_core.data.images import image_faults
 from fl_core.data.split import SPLIT_KEY_FILE, load_split_key
 from fl_core.errors import DataError, UsageError
 
@@ -56,12 +57,14 @@ def data_check(edge_site: Path, job_file: Path | None = None) -> int:
 
 
 def _places(site: EdgeSite) -> list[str]:
-    """Where the lines stand that are dropped for their form, the first few of them."""
-    if site.data.source != "csv":
-        return []
-    faults = csv_faults(site.data.path, site.data.label_column)
+    """Where the lines or pictures stand that are dropped for their form, the first few of them."""
+    data, faults = site.data, []
+    if data.source == "csv":
+        faults = csv_faults(data.path, data.label_column)
+    elif data.source == "images":
+        faults = image_faults(data.path, data.images)
     more = len(faults) - LINES_SHOWN
-    return faults[:LINES_SHOWN] + [f"… and {more} more lines"] * (more > 0)
+    return faults[:LINES_SHOWN] + [f"… and {more} more"] * (more > 0)
 
 
 def _range(job: Job | None) -> tuple[float, float] | None:

@@ -12,14 +12,14 @@ import yaml
 from fl_core.algorithms.base import Records
 from fl_core.config import DataSource, Job, LocalRun, load_job, parse_job
 from fl_core.data.device import dealt_records, held_records
-from fl_core.data.mnist import FILES, missing_files
 from fl_core.data.partition import Shares
+from fl_core.data.published import PUBLISHED
 from fl_core.data.sources import Origin
 from fl_core.errors import ConfigError, UsageError
 from fl_core.features import OnnxParameters, backbone_digests
 from tools.site_plan import SitePlan
 
-PLACES = (Path("../shared/data/mnist"), Path("data/mnist"))  # looked at where no folder is named
+PLACES = (Path("../shared/data"), Path("data"))  # looked at where no folder is named
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def local_job(path: Path, overrides: Overrides) -> tuple[Job, LocalRun]:
 
 def _refuse_unused(overrides: Overrides, job: Job, run: LocalRun) -> None:
     """Raise UsageError for options that would change nothing in this run."""
-    if overrides.data_dir is not None and job.data.source != "mnist":
+    if overrides.data_dir is not None and job.data.source not in PUBLISHED:
         raise UsageError(
             f"the job's records are those of '{job.data.source}', which reads no folder",
             where="--data",
@@ -95,11 +95,12 @@ def submitted(job: Job) -> bytes:
 def check_data(job: Job, run: LocalRun) -> None:
     """Raise UsageError or DataError unless the records fit the job; nothing has started yet."""
     name = job.data.source
-    if name not in ("digits", "mnist") and not name.startswith("python:"):
+    if name != "digits" and name not in PUBLISHED and not name.startswith("python:"):
         raise UsageError(
             f"'{name}' cannot be dealt out on one machine",
             where="data.source",
-            fix="use digits, mnist or `python: module:function`; or provision a site of your own",
+            fix=f"use digits, {', '.join(PUBLISHED)} or `python: module:function`; or provision a "
+            "site of your own",
         )
     pool, test = dealt(job, run)[0], held(job, run)
     for what, records in (("training", pool), ("test", test)):
@@ -125,18 +126,16 @@ def held(job: Job, run: LocalRun) -> Records:
 
 
 def dealt(job: Job, run: LocalRun) -> tuple[Records, Shares]:
-    """All devices' records, and the indices into them of each device."""
-    data, rule = source(job, run), run.partition
+    """All records as the devices hold them, and the indices into them of each device."""
+    data = source(job, run)
     origin = Origin(path=data.path, test_records=data.test_records)
-    return dealt_records(
-        data.source, origin, run.devices, rule.kind, rule.classes_per_device, run.seed
-    )
+    return dealt_records(data.source, origin, run.devices, run.partition, run.seed)
 
 
 def source(job: Job, run: LocalRun) -> DataSource:
     """The run's data set, as the sites of its processes name it. Raises UsageError."""
     name = job.data.source
-    folder = _folder(run) if name == "mnist" else None
+    folder = _folder(name, run) if name in PUBLISHED else None
     return DataSource(name=name, source=name, path=folder, test_records=run.test_records)
 
 
@@ -159,16 +158,18 @@ def site_of(job: Job, run: LocalRun, folder: Path, record_dir: Path | None = Non
     )
 
 
-def _folder(run: LocalRun) -> Path:
+def _folder(name: str, run: LocalRun) -> Path:
     if run.data_dir is not None:
         return Path(run.data_dir)
-    for place in PLACES:
-        if not missing_files(place):
+    files = PUBLISHED[name].files
+    places = [place / name for place in PLACES]
+    for place in places:
+        if not files.missing(place):
             return place.absolute()
     raise UsageError(
-        f"MNIST is neither in {PLACES[0]} nor in {PLACES[1]}",
+        f"{name} is neither in {places[0]} nor in {places[1]}",
         where="data.source",
-        fix=f"name the folder that holds {', '.join(FILES)} with --data DIR",
+        fix=f"name the folder that holds {', '.join(files.names)} with --data DIR",
     )
 
 

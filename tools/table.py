@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fl_core.config import Job, LocalRun, load_job
+from fl_core.data.published import PUBLISHED
 from fl_core.errors import EdgeVeilError, JobFailed, UsageError
 from tools.result import versions
 from tools.run_job import Overrides, check_data, local_job
@@ -54,7 +55,7 @@ class Asked:
 
     def overrides(self, job: Job) -> Overrides:
         """For all runs of this job; the folder is for those that read one."""
-        data = self.data if job.data.source == "mnist" else None
+        data = self.data if job.data.source in PUBLISHED else None
         return Overrides(simulate=True, data_dir=data)
 
 

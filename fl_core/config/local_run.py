@@ -28,7 +28,7 @@ class LocalRun(Block):
     partition: Partition = Partition()
     """How the records are dealt to the devices."""
     test_records: int | None = Field(default=None, ge=1, le=10**9)
-    """Records that no device gets and the cloud tests on; null: 360 of digits, all of mnist's."""
+    """Records that no device gets and the cloud tests on; null: 360 of digits, all of others'."""
     broker: Literal["auto", "amqtt", "mosquitto"] = "auto"
     """Broker to start; `auto`: mosquitto where it is installed, else amqtt."""
     protocol: Literal[5, 4] = 5

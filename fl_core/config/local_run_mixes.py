@@ -8,6 +8,8 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from fl_core.config.base import Mix
+from fl_core.config.policy import partition_mixes
+from fl_core.data.published import PUBLISHED
 from fl_core.errors import PrivacyError
 from fl_core.privacy.policy import Limits, check_job
 
@@ -15,8 +17,11 @@ if TYPE_CHECKING:
     from fl_core.config.job import Job
     from fl_core.config.local_run import LocalRun
 
-SHAPES = {"digits": (64,), "mnist": (28, 28)}
-"""Records of the data sets that a run brings along."""
+FORMS = {
+    "digits": ((64,), 10),
+    **{name: (PUBLISHED[name].shape, PUBLISHED[name].classes) for name in PUBLISHED},
+}
+"""Shape of a record and classes of the data sets that a run brings along or finds in a folder."""
 _NO_LIMITS = Limits(math.inf, math.inf, math.inf, math.inf, True, True)
 
 
@@ -48,6 +53,7 @@ def run_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
             f"{trainers} training devices, so no round could ever close; raise local_run.devices "
             "or lower round.min_batch",
         )
+    yield from partition_mixes(run.partition, "local_run.partition")
     split = run.partition
     if split.kind == "n_class" and split.classes_per_device > job.data.classes:
         yield Mix(
@@ -58,13 +64,21 @@ def run_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
 
 
 def shape_mixes(job: Job) -> Iterator[Mix]:
-    """A wrong shape of records that the run brings along."""
-    shape = SHAPES.get(job.data.source) if job.local_run is not None else None
-    if shape is not None and job.data.input_shape != shape:
+    """A wrong form of records that the run brings along."""
+    name = job.data.source
+    if job.local_run is None or name not in FORMS:
+        return
+    shape, classes = FORMS[name]
+    if job.data.input_shape != shape:
         yield Mix(
             ("data.input_shape", "data.source", "local_run"),
-            f"is {list(job.data.input_shape)}, records of {job.data.source} have {list(shape)}; "
+            f"is {list(job.data.input_shape)}, records of {name} have {list(shape)}; "
             f"write input_shape: {list(shape)}",
+        )
+    if job.data.classes < classes:
+        yield Mix(
+            ("data.classes", "data.source", "local_run"),
+            f"is {job.data.classes}, {name} has {classes} classes; write classes: {classes}",
         )
 
 
@@ -83,6 +97,8 @@ def policy_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
             "min_devices",
             f"{selected} devices are selected, the owner asks for {policy.min_devices}",
         )
+    if job.proxy.shuffle == "none" and not policy.accept_unshuffled:
+        yield _refusal("accept_unshuffled", "the proxy would not mix the uploads (proxy.shuffle)")
     if policy.require_cover:
         yield _refusal("require_cover", "a local run's proxy asks for no cover traffic")
     request = JobPlan(job).request(job.job)

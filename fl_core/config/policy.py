@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from fl_core.config.base import Block, named_in
+from fl_core.config.base import Block, Mix, named_in
 from fl_core.config.methods import METHOD_NAMES
+from fl_core.data.partition import PARTITIONS
 
 
 class Policy(Block):
@@ -25,6 +27,8 @@ class Policy(Block):
     """Take part in jobs whose guarantee is claimed and not proven."""
     accept_unprotected: bool = False
     """Upload inferences without noise when a job asks for it."""
+    accept_unshuffled: bool = False
+    """Take part in jobs with `proxy.shuffle: none`, whose uploads are not mixed at the proxy."""
     allowed_methods: tuple[
         Annotated[
             str,
@@ -48,7 +52,28 @@ class Policy(Block):
 class Partition(Block):
     """How the records of one data set are dealt to simulated devices."""
 
-    kind: Literal["iid", "n_class"] = "iid"
-    """`iid`: at random. `n_class`: each device holds records of about so many classes."""
+    kind: Annotated[
+        str,
+        AfterValidator(named_in("partition", PARTITIONS)),
+        Field(json_schema_extra={"enum": PARTITIONS.names()}),
+    ] = "iid"
+    """`iid`: at random. `n_class`: each device holds records of about so many classes.
+    `dirichlet`: each class is cut in uneven proportions. `quantity_skew`: sizes are uneven."""
     classes_per_device: int = Field(default=2, ge=1, le=10000)
     """Classes of one device; read by `n_class` alone."""
+    alpha: float = Field(default=0.5, gt=0, le=1e6)
+    """Evenness of `dirichlet` and `quantity_skew`: 0.1 is very uneven, 100 nearly even."""
+    lq_user: float = Field(default=0.0, ge=0, le=1)
+    """Share of the devices that hold records of low quality."""
+    lq_data: float = Field(default=0.0, ge=0, le=1)
+    """Share of such a device's records that are of low quality: of another class, and noisy."""
+    lq_noise: float = Field(default=0.5, ge=0, le=100)
+    """Standard deviation of that noise, as a share of the range of the data set's values."""
+
+
+def partition_mixes(rule: Partition, at: str) -> Iterator[Mix]:
+    """Impossible mixes of one `partition` block that stands at key `at`."""
+    if bool(rule.lq_user) != bool(rule.lq_data):
+        set_key, zero = ("lq_user", "lq_data") if rule.lq_user else ("lq_data", "lq_user")
+        text = f"disturbs nothing while {zero} is 0; set both, or neither"
+        yield Mix((f"{at}.{set_key}", f"{at}.{zero}"), text)

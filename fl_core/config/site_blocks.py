@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field
 
 from fl_core.config.base import Block, Mix, PortNumber, SitePath, named_in
-from fl_core.config.policy import Partition
+from fl_core.config.policy import Partition, partition_mixes
+from fl_core.data.published import PUBLISHED
 from fl_core.data.sources import SOURCES
 
 _PYTHON = re.compile(r"python:\s*[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
@@ -47,6 +48,8 @@ def _source(name: str) -> str:
 BrokerUrl = Annotated[str, Field(max_length=300), AfterValidator(_broker_url)]
 PacketBytes = Annotated[int, Field(ge=4096, le=268_435_455)]
 ByteLimit = Annotated[int, Field(ge=65536, le=1 << 50)]
+Pixels = Annotated[int, Field(ge=1, le=4096)]
+FolderName = Annotated[str, Field(min_length=1, max_length=255)]
 
 
 class BrokerLink(Block):
@@ -97,21 +100,40 @@ class Log(Block):
     """`text` to read, `json` for one object a line."""
 
 
+class Images(Block):
+    """What each picture of an image folder becomes."""
+
+    size: tuple[Pixels, Pixels] = Field(examples=[[28, 28]])
+    """Height and width; pictures of another size are scaled to it."""
+    colours: Literal["grey", "rgb"] = "grey"
+    """`grey`: records of [height, width]; `rgb`: of [3, height, width]."""
+    classes: tuple[FolderName, ...] | None = Field(
+        default=None, min_length=1, max_length=10000, examples=[["cat", "dog"]]
+    )
+    """The classes' folders, class 0 first; null: all folders by name. Set it where some device
+    may lack a class: its own folders would be numbered otherwise."""
+
+
 class DataSource(Block):
     """Where records come from."""
 
     name: str = Field(min_length=1, max_length=64, examples=["digits"])
     """The data set's lasting name: the ledger is kept under it, jobs name it as `data.source`."""
     source: Annotated[str, AfterValidator(_source)] = Field(max_length=300, examples=["digits"])
-    """`digits` (ships inside scikit-learn), `mnist`, `npz`, `csv`, `idx`, `python: m:function`."""
+    """`digits` (ships inside scikit-learn), `mnist`, `emnist` (Balanced), `cifar10`, `cifar100`
+    (their published files), `npz`, `csv`, `parquet`, `idx`, `images`, `python: m:function`."""
     path: SitePath | None = None
-    """The data file; for `idx` the images, for `mnist` the folder of its four files."""
+    """The data file; for `idx` the images; for `images` the folder with one folder for each class,
+    for published sets the folder of their files."""
     labels_path: SitePath | None = None
     """The labels of `idx`."""
     label_column: str | None = Field(default=None, min_length=1, max_length=128)
-    """The label's column in `csv`; none: the last one."""
+    """The label's column in `csv` and `parquet`; none: the last one."""
+    images: Images | None = None
+    """The form of the records of `images`."""
     test_records: int | None = Field(default=None, ge=0, le=10**9)
-    """`digits`, `mnist`: records of the cloud's test, the same at all parties; null: 360, all."""
+    """`digits` and published sets: records of the cloud's test, the same at all parties; null: 360
+    of digits, all of the others'."""
 
 
 class Shard(Block):
@@ -150,24 +172,35 @@ def broker_mixes(link: BrokerLink, at: str) -> Iterator[Mix]:
         yield Mix((f"{at}.password_file", f"{at}.username"), text)
 
 
+_READERS = {
+    "labels_path": ("idx",),
+    "label_column": ("csv", "parquet"),
+    "images": ("images",),
+}
+
+
 def data_mixes(data: DataSource, at: str) -> Iterator[Mix]:
     """Impossible mixes of one data block that stands at key `at`."""
     source = f"{at}.source"
-    if data.source in ("npz", "csv", "idx") and data.path is None:
-        yield Mix((source, f"{at}.path"), f"{data.source} is read from a file; add path")
-    if data.source == "mnist" and data.path is None:
-        text = "mnist is read from a folder with its four IDX files; add path"
-        yield Mix((source, f"{at}.path"), text)
+    if data.path is None:
+        if data.source in ("npz", "csv", "parquet", "idx"):
+            yield Mix((source, f"{at}.path"), f"{data.source} is read from a file; add path")
+        if data.source == "images" or data.source in PUBLISHED:
+            text = f"{data.source} is read from a folder of its files; add path"
+            yield Mix((source, f"{at}.path"), text)
     if data.source == "idx" and data.labels_path is None:
         text = "idx keeps labels in a file of their own; add labels_path"
         yield Mix((source, f"{at}.labels_path"), text)
-    if data.labels_path is not None and data.source != "idx":
-        text = f"is read for idx alone, and the source is {data.source}; drop it"
-        yield Mix((f"{at}.labels_path", source), text)
-    if data.label_column is not None and data.source != "csv":
-        text = f"is read for csv alone, and the source is {data.source}; drop it"
-        yield Mix((f"{at}.label_column", source), text)
+    if data.source == "images" and data.images is None:
+        text = "images needs the form of its records; add images: {size: [28, 28]}"
+        yield Mix((source, f"{at}.images"), text)
+    for key, readers in _READERS.items():
+        if getattr(data, key) is not None and data.source not in readers:
+            text = f"is read for {' and '.join(readers)} alone, and the source is {data.source}"
+            yield Mix((f"{at}.{key}", source), f"{text}; drop it")
     shard = data.shard if isinstance(data, DeviceData) else None
+    if shard is not None:
+        yield from partition_mixes(shard.partition, f"{at}.shard.partition")
     if shard is not None and shard.index >= shard.devices:
         text = f"must be below shard.devices = {shard.devices}, got {shard.index}; count from 0"
         yield Mix((f"{at}.shard.index", f"{at}.shard.devices"), text)

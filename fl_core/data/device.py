@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
@@ -11,20 +12,17 @@ from numpy.typing import NDArray
 
 from fl_core.algorithms.base import Records
 from fl_core.data.digits import load_digits_split
-from fl_core.data.mnist import mnist_test
-from fl_core.data.partition import Shares, partition
+from fl_core.data.images import ImageForm
+from fl_core.data.low_quality import LowQuality, disturbed
+from fl_core.data.partition import PartitionRule, Shares, partition
+from fl_core.data.published import PUBLISHED, published_test
 from fl_core.data.sources import Origin, load_records
 from fl_core.data.split import split_once
 from fl_core.errors import DataError
 
 
-class PartitionSettings(Protocol):
-    """How a public data set is shared out."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def classes_per_device(self) -> int: ...
+class DealingRule(PartitionRule, LowQuality, Hashable, Protocol):
+    """How a public data set is shared out, and how much of it is of low quality."""
 
 
 class ShardSettings(Protocol):
@@ -35,7 +33,7 @@ class ShardSettings(Protocol):
     @property
     def index(self) -> int: ...
     @property
-    def partition(self) -> PartitionSettings: ...
+    def partition(self) -> DealingRule: ...
     @property
     def seed(self) -> int: ...
 
@@ -52,6 +50,8 @@ class SourceSettings(Protocol):
     @property
     def label_column(self) -> str | None: ...
     @property
+    def images(self) -> ImageForm | None: ...
+    @property
     def test_records(self) -> int | None: ...
 
 
@@ -63,11 +63,11 @@ class DataSettings(SourceSettings, Protocol):
 
 
 def held_records(data: SourceSettings) -> Records:
-    """The records that a cloud tests models on: of `digits` and `mnist` those no device gets."""
+    """What a cloud tests models on: of `digits` and published sets the records no device gets."""
     if data.source == "digits":
         return load_digits_split(data.test_records)[1]
-    if data.source == "mnist":
-        return mnist_test(data.path, data.test_records)
+    if data.source in PUBLISHED:
+        return published_test(data.source, data.path, data.test_records)
     return load_records(data.source, _origin(data))
 
 
@@ -82,28 +82,23 @@ def own_records(data: DataSettings) -> Records:
             where="data.shard.index",
             fix="number the devices from 0",
         )
-    rule = shard.partition
     records, shares = dealt_records(
-        data.source,
-        _origin(data),
-        shard.devices,
-        rule.kind,
-        rule.classes_per_device,
-        shard.seed,
+        data.source, _origin(data), shard.devices, shard.partition, shard.seed
     )
     return take(records, shares[shard.index])
 
 
 @lru_cache(maxsize=1)
 def dealt_records(
-    source: str, origin: Origin, devices: int, kind: str, classes_per_device: int, seed: int
+    source: str, origin: Origin, devices: int, rule: DealingRule, seed: int
 ) -> tuple[Records, Shares]:
-    """A whole data set and each device's indices into it.
+    """A whole data set as its devices hold it, and each device's indices into it.
 
     Kept, so that the many devices of one process read and deal their data set once.
     """
     records = load_records(source, origin)
-    return records, partition(records.y, devices, kind, classes_per_device, seed)
+    shares = partition(records.y, devices, rule, seed)
+    return disturbed(records, shares, rule, seed), shares
 
 
 def device_records(
@@ -125,5 +120,6 @@ def _origin(data: SourceSettings) -> Origin:
         path=data.path,
         labels_path=data.labels_path,
         label_column=data.label_column,
+        images=data.images,
         test_records=data.test_records,
     )

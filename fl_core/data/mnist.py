@@ -1,38 +1,39 @@
-"""MNIST in its original IDX files: a folder with the 60,000 for training and the 10,000 for tests.
+"""MNIST and EMNIST in their original IDX files: images and labels, for training and for tests.
 
-Pixels stay 0 to 255. Any data set that is published in the same four files is read alike.
+Pixels stay 0 to 255.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+
+import numpy as np
 
 from fl_core.algorithms.base import Records
+from fl_core.data.file_set import FileSet
 from fl_core.data.idx import idx_array
 from fl_core.data.limits import MAX_BYTES, as_records
 from fl_core.errors import DataError
 
-Half = Literal["train", "t10k"]
-FILES = tuple(
-    f"{half}-{what}.gz"
-    for half in ("train", "t10k")
-    for what in ("images-idx3-ubyte", "labels-idx1-ubyte")
-)
+_KINDS = ("images-idx3-ubyte.gz", "labels-idx1-ubyte.gz")
+EMNIST_CLASSES = 47
 
 
-def read_mnist(folder: Path | None, half: Half, max_bytes: int = MAX_BYTES) -> Records:
-    """One half, x (n, rows, columns) float32. Raises DataError that names the file and the fault.
+def _named(begin: str) -> tuple[str, ...]:
+    return tuple(f"{begin}-{kind}" for kind in _KINDS)
 
-    Files may be gzipped or not, whatever their ending says.
+
+MNIST_FILES = FileSet(_named("train"), _named("t10k"))
+EMNIST_FILES = FileSet(_named("emnist-balanced-train"), _named("emnist-balanced-test"), "gzip")
+
+
+def read_mnist(files: tuple[Path, ...], max_bytes: int = MAX_BYTES) -> Records:
+    """Records x (n, rows, columns) float32 of an images and a labels file.
+
+    Any data set that is published in the same form is read alike. Files may be gzipped or not,
+    whatever their ending says. Raises DataError that names the file and the fault.
     """
-    if folder is None:
-        raise DataError(
-            "no folder is named", where="data.path", fix=f"set it to a folder with {_listed()}"
-        )
-    if not folder.is_dir():
-        raise DataError("no such folder", where=str(folder), fix=f"name one with {_listed()}")
-    images, labels = (_file(folder, name) for name in FILES if name.startswith(half))
+    images, labels = files
     x, y = idx_array(images, max_bytes), idx_array(labels, max_bytes)
     if (x.ndim, y.ndim) == (1, 3):
         raise DataError(
@@ -50,45 +51,19 @@ def read_mnist(folder: Path | None, half: Half, max_bytes: int = MAX_BYTES) -> R
     return records
 
 
-def mnist_test(folder: Path | None, test_records: int | None = None) -> Records:
-    """The first `test_records` of the test half; None: all of it."""
-    records = read_mnist(folder, "t10k")
-    if test_records is None:
-        return records
-    if not 0 <= test_records <= len(records):
+def read_emnist(files: tuple[Path, ...], max_bytes: int = MAX_BYTES) -> Records:
+    """EMNIST Balanced (Cohen et al. 2017): 47 classes from 0, images upright.
+
+    The files hold each image with rows and columns exchanged. A label outside the classes means
+    another split of EMNIST: DataError with its place.
+    """
+    records = read_mnist(files, max_bytes)
+    wrong = np.flatnonzero((records.y < 0) | (records.y >= EMNIST_CLASSES))
+    if len(wrong):
         raise DataError(
-            f"cannot test on {test_records} of {len(records)} records",
-            where="test_records",
-            fix=f"choose 0 to {len(records)}, or leave it out for all",
+            f"label {wrong[0]} (from 0) is {records.y[wrong[0]]}, EMNIST Balanced has 0 to "
+            f"{EMNIST_CLASSES - 1}",
+            where=str(files[1]),
+            fix="take the files of the split `balanced`",
         )
-    return Records(records.x[:test_records], records.y[:test_records])
-
-
-def missing_files(folder: Path) -> list[str]:
-    """The names that the folder lacks; empty where it can be read."""
-    return [name for name in FILES if _found(folder, name) is None]
-
-
-def _file(folder: Path, name: str) -> Path:
-    found = _found(folder, name)
-    if found is None:
-        raise DataError(
-            f"has no {name} (nor one without .gz)",
-            where=str(folder),
-            fix=f"name the folder with {_listed()}",
-        )
-    return found
-
-
-def _found(folder: Path, name: str) -> Path | None:
-    """The file as it is published, unpacked, or with the dot that some archives write."""
-    plain = name.removesuffix(".gz")
-    dotted = plain.replace("-idx", ".idx")
-    for one in (name, plain, dotted, f"{dotted}.gz"):
-        if (folder / one).is_file():
-            return folder / one
-    return None
-
-
-def _listed() -> str:
-    return ", ".join(FILES)
+    return Records(np.ascontiguousarray(records.x.swapaxes(1, 2)), records.y)

@@ -2,59 +2,121 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_core.data.order import public_order
-from fl_core.errors import DataError, UsageError
-from fl_core.registry import nearest
+from fl_core.data.order import public_chance, public_order
+from fl_core.errors import DataError
+from fl_core.registry import Table
 
-Shares = list[NDArray[np.int64]]
+Indices = NDArray[np.int64]
+Shares = list[Indices]
 
-PARTITIONS = ("iid", "n_class")
+
+class PartitionRule(Protocol):
+    """How a data set is shared out; a partition reads what concerns it."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def classes_per_device(self) -> int: ...
+    @property
+    def alpha(self) -> float: ...
 
 
-def partition(
-    y: NDArray[np.int64], devices: int, kind: str, classes_per_device: int = 2, seed: int = 0
-) -> Shares:
-    """One array of record indices for each device; every record stands in exactly one.
+Partition = Callable[[Indices, int, PartitionRule, int], Shares]
 
-    `iid`: sizes differ by at most one. `n_class`: each device holds `classes_per_device` pieces
-    of the records sorted by label (McMahan et al. 2017, the non-IID split), so about that many
-    classes, and sizes differ by at most `classes_per_device`. Raises DataError on impossible
-    numbers, UsageError on an unknown kind.
+
+def partition(y: Indices, devices: int, rule: PartitionRule, seed: int = 0) -> Shares:
+    """One ascending array of indices into labels y (n,) for each device; each index once.
+
+    Raises DataError on impossible numbers, UsageError on an unknown kind.
     """
-    if devices < 1 or classes_per_device < 1:
+    if devices < 1 or rule.classes_per_device < 1 or not rule.alpha > 0:
         raise DataError(
-            f"cannot share records over {devices} devices with {classes_per_device} classes each",
+            f"cannot share records over {devices} devices with {rule.classes_per_device} classes "
+            f"each and alpha = {rule.alpha}",
             where="partition",
-            fix="use at least one of each",
+            fix="use at least one device and one class, and an alpha above 0",
         )
-    if kind == "iid":
-        return [np.sort(part) for part in _pieces(public_order(len(y), seed, "iid"), devices)]
-    if kind == "n_class":
-        return _n_class(y, devices, classes_per_device, seed)
-    raise UsageError(f"unknown partition '{kind}'", fix=nearest(kind, list(PARTITIONS)))
+    shares = PARTITIONS[rule.kind](y, devices, rule, seed)
+    return [np.sort(share) for share in shares]
 
 
-def _n_class(y: NDArray[np.int64], devices: int, pieces: int, seed: int) -> Shares:
+def iid(y: Indices, devices: int, _rule: PartitionRule, seed: int) -> Shares:
+    """At random; sizes differ by at most one."""
+    return _pieces(public_order(len(y), seed, "iid"), devices)
+
+
+def n_class(y: Indices, devices: int, rule: PartitionRule, seed: int) -> Shares:
+    """Each device gets `classes_per_device` pieces of the records sorted by label, so about that
+    many classes (McMahan et al. 2017, the non-IID split); sizes differ by at most that number.
+    """
+    pieces = rule.classes_per_device
     classes = np.unique(y)
     rank = np.argsort(public_order(len(classes), seed, "classes"))  # classes in a seeded order
     order = public_order(len(y), seed, "records")
     by_class = order[np.argsort(rank[np.searchsorted(classes, y[order])], kind="stable")]
     parts = _pieces(by_class, devices * pieces)
-    shares: list[list[NDArray[np.int64]]] = [[] for _ in range(devices)]
+    shares: list[Shares] = [[] for _ in range(devices)]
     # Each device takes one piece from each of `pieces` stretches of the class order, so that its
     # pieces come from different classes.
     for stretch in range(pieces):
         chosen = public_order(devices, seed, f"stretch-{stretch}")
         for device, piece in enumerate(chosen):
             shares[device].append(parts[stretch * devices + int(piece)])
-    return [np.sort(np.concatenate(share)) for share in shares]
+    return [np.concatenate(share) for share in shares]
 
 
-def _pieces(order: NDArray[np.int64], count: int) -> Shares:
+def dirichlet(y: Indices, devices: int, rule: PartitionRule, seed: int) -> Shares:
+    """Each class is cut over the devices in proportions drawn from Dirichlet(alpha) (Yurochkin et
+    al. 2019): the smaller alpha, the fewer devices share a class. A device may get nothing.
+    """
+    order = public_order(len(y), seed, "records")
+    chance = public_chance(seed, "dirichlet")
+    shares: list[Shares] = [[] for _ in range(devices)]
+    for label in np.unique(y):
+        cut = _cut(order[y[order] == label], _proportions(devices, rule.alpha, chance))
+        for share, part in zip(shares, cut, strict=True):
+            share.append(part)
+    return [np.concatenate([*share, np.empty(0, np.int64)]) for share in shares]
+
+
+def quantity_skew(y: Indices, devices: int, rule: PartitionRule, seed: int) -> Shares:
+    """At random, in sizes proportional to a draw from Dirichlet(alpha) (Li et al. 2022): the
+    smaller alpha, the more unequal. A device may get nothing.
+    """
+    sizes = _proportions(devices, rule.alpha, public_chance(seed, "quantity"))
+    return _cut(public_order(len(y), seed, "iid"), sizes)
+
+
+PARTITIONS: Table[Partition] = Table(
+    "partition",
+    {"iid": iid, "n_class": n_class, "dirichlet": dirichlet, "quantity_skew": quantity_skew},
+)
+
+
+def _pieces(order: Indices, count: int) -> Shares:
     edges = [len(order) * k // count for k in range(count + 1)]
     return [order[a:b] for a, b in pairwise(edges)]
+
+
+def _cut(order: Indices, proportions: NDArray[np.float64]) -> Shares:
+    inner = np.floor(np.cumsum(proportions)[:-1] * len(order) + 0.5).astype(np.int64)
+    return np.split(order, np.minimum(inner, len(order)))
+
+
+def _proportions(count: int, alpha: float, chance: np.random.RandomState) -> NDArray[np.float64]:
+    """A draw from the symmetric Dirichlet distribution, shape (count,).
+
+    Through logarithms of Gamma(alpha + 1): for a small alpha, Gamma(alpha) itself is zero in
+    floating point, and zeros have no proportions.
+    """
+    uniform = 1.0 - chance.random_sample(count)  # in (0, 1]
+    logs = np.log(chance.standard_gamma(alpha + 1.0, count)) + np.log(uniform) / alpha
+    weights = np.exp(logs - logs.max())
+    return np.asarray(weights / weights.sum(), dtype=np.float64)

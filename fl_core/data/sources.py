@@ -13,9 +13,11 @@ from fl_core.algorithms.base import Records
 from fl_core.data.csvfile import read_csv
 from fl_core.data.digits import load_digits_split
 from fl_core.data.idx import read_idx
+from fl_core.data.images import ImageForm, read_images
 from fl_core.data.limits import MAX_BYTES, as_records, require_room
-from fl_core.data.mnist import read_mnist
 from fl_core.data.npz import read_npz
+from fl_core.data.parquet import read_parquet
+from fl_core.data.published import PUBLISHED, read_published
 from fl_core.errors import DataError
 from fl_core.registry import Table
 
@@ -28,6 +30,7 @@ class Origin:
     labels_path: Path | None = None
     label_column: str | None = None
     function: str | None = None
+    images: ImageForm | None = None
     test_records: int | None = None  # held back by the cloud; None: as the source has it
     max_bytes: int = MAX_BYTES
 
@@ -64,8 +67,16 @@ def _idx(origin: Origin) -> Records:
     return read_idx(origin.path, origin.labels_path, origin.max_bytes)
 
 
-def _mnist(origin: Origin) -> Records:
-    return read_mnist(origin.path, "train", origin.max_bytes)
+def _parquet(origin: Origin) -> Records:
+    return read_parquet(origin.path, origin.label_column, origin.max_bytes)
+
+
+def _images(origin: Origin) -> Records:
+    return read_images(origin.path, origin.images, origin.max_bytes)
+
+
+def _published(name: str) -> Source:
+    return lambda origin: read_published(name, origin.path, "train", origin.max_bytes)
 
 
 def _python(origin: Origin) -> Records:
@@ -102,10 +113,12 @@ SOURCES: Table[Source] = Table(
     "data source",
     {
         "digits": _digits,
-        "mnist": _mnist,
+        **{name: _published(name) for name in PUBLISHED},
         "npz": _npz,
         "csv": _csv,
+        "parquet": _parquet,
         "idx": _idx,
+        "images": _images,
         "python": _python,
     },
 )

@@ -13,8 +13,9 @@ import numpy as np
 from fl_core.algorithms.base import Records
 from fl_core.data.csvfile import csv_faults, read_csv
 from fl_core.data.idx import read_idx
-from fl_core.data.mnist import read_mnist
+from fl_core.data.mnist import EMNIST_CLASSES
 from fl_core.data.npz import read_npz
+from fl_core.data.published import read_published
 from fl_core.errors import BrokerError, DataError, UsageError
 from tools.broker_rules import read_users
 from tools.fuzz.target import Tape, Target, as_file, demand, scratch
@@ -47,7 +48,18 @@ def _mnist(data: bytes) -> None:
     rest = tape.rest()
     as_file("train-images-idx3-ubyte.gz", rest[:cut])
     as_file("train-labels-idx1-ubyte.gz", rest[cut:])
-    _sound(read_mnist(scratch(), "train", _MAX_BYTES))
+    _sound(read_published("mnist", scratch(), "train", _MAX_BYTES))
+
+
+def _emnist(data: bytes) -> None:
+    tape = Tape(data)
+    cut = tape.number(512)
+    rest = tape.rest()
+    as_file("emnist-balanced-test-images-idx3-ubyte.gz", rest[:cut])
+    as_file("emnist-balanced-test-labels-idx1-ubyte.gz", rest[cut:])
+    records = read_published("emnist", scratch(), "test", _MAX_BYTES)
+    _sound(records)
+    demand(bool(np.all(records.y < EMNIST_CLASSES)), "a label of the 47")
 
 
 def _idx_pair() -> tuple[bytes, bytes]:
@@ -132,6 +144,7 @@ TARGETS = {
         _idx, _idx_seeds, (DataError,), 1024, (b"\0\0\x08\3", b"\0\0\x0e\1", b"\x1f\x8b")
     ),
     "mnist": Target(_mnist, _mnist_seeds, (DataError,), 1024, (b"\0\0\x08\3", b"\x1f\x8b\x08")),
+    "emnist": Target(_emnist, _mnist_seeds, (DataError,), 1024, (b"\0\0\x08\3", b"\x1f\x8b\x08")),
     "csv": Target(
         _csv, _csv_seeds, (DataError,), 1024, (b'"', b"label", b",", b"nan", b"\xef\xbb\xbf")
     ),

@@ -10,7 +10,8 @@ from tools.fuzz.target import Target
 MODULES = {
     "wire": ("frame", "inner", "package", "tensors", "assembly", "fetch", "topic"),
     "sealed": ("stream", "stanzas", "broadcast", "segment", "enrolment", "key_file", "ledger"),
-    "files": ("idx", "mnist", "csv", "npz", "users", "fleet"),
+    "files": ("idx", "mnist", "emnist", "csv", "npz", "users", "fleet"),
+    "datasets": ("cifar", "parquet", "picture"),
     "graphs": ("onnx_wire", "graph_check", "backbone"),
     "machines": ("device", "proxy", "cloud"),
     "batches": ("batch", "spool"),

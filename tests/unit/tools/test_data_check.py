@@ -77,7 +77,7 @@ def test_lines_out_of_form_are_named_without_what_they_hold(folder, capsys):
     assert data_check(folder / "edge.yaml", folder / "job.yaml") == DataError.exit_code
     shown = capsys.readouterr().out
     assert "25 records of shape (4,), 1 usable" in shown
-    for text in ("o:2: column 2", "o:3: 2 columns", "o:4: the label", "and 14 more lines"):
+    for text in ("o:2: column 2", "o:3: 2 columns", "o:4: the label", "and 14 more"):
         assert text in shown
     assert "24 labels are outside" not in shown  # line 2 has a label
     assert "23 labels are outside" in shown

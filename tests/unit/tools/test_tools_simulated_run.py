@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from fl_core.config import Policy
-from fl_core.data.mnist import FILES
+from fl_core.data.mnist import MNIST_FILES
 from fl_core.errors import JobFailed, UsageError
 from tools import run_job
 from tools.cli import main
@@ -193,7 +193,7 @@ def test_the_job_files_folder_counts_from_the_job_file(tmp_path, mnist, nowhere)
 def test_the_usual_places_are_looked_at(tmp_path, mnist, nowhere):
     job, run = local_job(mnist_job(tmp_path), Overrides())
     for place in run_job.PLACES:
-        here = nowhere / place
+        here = nowhere / place / "mnist"
         here.parent.mkdir(parents=True, exist_ok=True)
         mnist.rename(here)
         assert source(job, run).path.resolve() == here.resolve()
@@ -204,7 +204,7 @@ def test_mnist_that_is_nowhere_names_the_option_and_the_files(tmp_path, nowhere)
     with pytest.raises(UsageError) as caught:
         check_data(*local_job(mnist_job(tmp_path), Overrides()))
     assert "--data DIR" in str(caught.value)
-    assert all(name in str(caught.value) for name in FILES)
+    assert all(name in str(caught.value) for name in MNIST_FILES.names)
 
 
 # --- tables -------------------------------------------------------------------------------------

@@ -110,6 +110,18 @@ def test_one_fault_is_named_with_its_line(old, new, key, what):
         ("_eps: 20}", "_eps: 1.0e-7}", ["encrypt.laplace_eval.laplace_eval_eps"], "raise epsilon"),
         ("delta: 1.0e-5 ", "delta: 0.02 ", ["privacy.delta"], "protects nobody"),
         ("per_device: 1}", "per_device: 11}", ["local_run.partition.classes_per_device"], "10"),
+        (
+            "per_device: 1}",
+            "per_device: 1, lq_user: 0.3}",
+            ["local_run.partition.lq_user"],
+            "lq_data",
+        ),
+        (
+            "per_device: 1}",
+            "per_device: 1, lq_data: 1}",
+            ["local_run.partition.lq_data"],
+            "lq_user",
+        ),
         ("[64]", "[1000000, 1000000]", ["data.input_shape"], "make it smaller"),
         (
             "eval_type: SILHOUETTE_SCORE ",
@@ -276,7 +288,7 @@ def test_a_job_is_not_a_site_nor_the_other_way_round():
 @pytest.mark.parametrize(
     ("features", "where", "told"),
     [
-        ("[]", r":3 features: ", "got an empty list"),
+        ("[]", r":3 features: ", "learns on public features"),
         ("\n  - name: identity\n  - name: gabor", r":5 features\[1\]: ", "grey image"),
     ],
 )

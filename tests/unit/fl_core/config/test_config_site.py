@@ -77,7 +77,7 @@ def test_keys_that_do_not_exist_are_for_the_process_to_see(tmp_path):
         ("edge", "source: digits ", "source: idx ", "edge.data.source", "add labels_path"),
         ("edge", "source: digits ", "source: python ", "edge.data.source", "names no function"),
         ("edge", "source: digits ", "source: 'python: a b:c' ", "edge.data.source", "function"),
-        ("edge", "# label_column", "label_column", "edge.data.label_column", "for csv alone"),
+        ("edge", "# label_column", "label_column", "edge.data.label_column", "for csv and parquet alone"),
         ("edge", "../site/keys/cloud.pub", "''", "edge.cloud_key_file", "must be a path"),
         ("edge", "max_load: null", "max_load: 0", "edge.conditions.max_load", "more than 0"),
         ("broker", "  users_file", "  # users_file", "broker.acl", "add users_file"),

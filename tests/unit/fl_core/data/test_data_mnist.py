@@ -9,11 +9,13 @@ import pytest
 from fl_core.config import DataSource, DeviceData
 from fl_core.data import device
 from fl_core.data.device import held_records, own_records
-from fl_core.data.mnist import FILES, missing_files, read_mnist
+from fl_core.data.mnist import MNIST_FILES
+from fl_core.data.published import read_published
 from fl_core.data.sources import Origin, load_records
 from fl_core.errors import DataError
 
 TRAIN, TEST = 30, 12
+FILES = MNIST_FILES.names
 
 
 def idx(array):
@@ -86,8 +88,8 @@ def test_unpacked_and_dotted_names_are_found(folder, name):
     packed = folder / "train-images-idx3-ubyte.gz"
     (folder / name).write_bytes(gzip.decompress(packed.read_bytes()))
     packed.unlink()
-    assert not missing_files(folder)
-    assert len(read_mnist(folder, "train")) == TRAIN
+    assert not MNIST_FILES.missing(folder)
+    assert len(read_published("mnist", folder, "train")) == TRAIN
 
 
 @pytest.mark.parametrize("name", FILES[:2])
@@ -96,7 +98,7 @@ def test_missing_file_is_named_with_all_that_are_wanted(folder, name):
     text = refused(folder)
     assert name in text
     assert all(one in text for one in FILES)
-    assert missing_files(folder) == [name]
+    assert MNIST_FILES.missing(folder) == [name]
 
 
 def test_no_folder_names_the_key():
@@ -145,6 +147,6 @@ def test_swapped_files_and_a_folder_that_is_not_there_are_told(folder):
     images.write_bytes(labels.read_bytes())
     labels.write_bytes(kept)
     with pytest.raises(DataError, match="are the two files swapped"):
-        read_mnist(folder, "train")
+        read_published("mnist", folder, "train")
     with pytest.raises(DataError, match="no such folder"):
-        read_mnist(folder / "nope", "train")
+        read_published("mnist", folder / "nope", "train")

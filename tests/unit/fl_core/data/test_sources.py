@@ -199,4 +199,4 @@ def test_python_source(tmp_path, monkeypatch):
 def test_unknown_source_is_named():
     with pytest.raises(UsageError, match="did you mean 'digits'"):
         load_records("digit")
-    assert SOURCES.names() == ["digits", "mnist", "npz", "csv", "idx", "python"]
+    assert set(SOURCES) >= {"digits", "mnist", "npz", "csv", "parquet", "idx", "images", "python"}
