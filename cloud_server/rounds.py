@@ -81,6 +81,7 @@ def seal_round(
         grace_s=job.round.grace_s,
         groups=plan.groups(exchange),
         cloud_key=opening.public().to_bytes(),
+        shuffled=job.proxy.shuffle != "none",
     )
     keys = [SealingKey(raw) for raw in recipients]
     plain = encode_package(package)

@@ -34,6 +34,8 @@ def check_package(plan: JobPlan, manifest: Manifest, package: RoundPackage) -> E
     said = (package.phase, package.number, package.infer)
     if said != (exchange.phase, exchange.number, exchange.infer) or manifest.phase != package.phase:
         raise ProtocolError("wrong_phase")
+    if manifest.shuffled != (plan.job.proxy.shuffle != "none"):
+        raise ProtocolError("wrong_shuffle")
     if manifest.groups != plan.groups(exchange):
         raise ProtocolError("wrong_groups")
     return exchange

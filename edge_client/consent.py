@@ -49,5 +49,10 @@ def consent(site: EdgeSite, plan: JobPlan, manifest: Manifest, ledger: Ledger) -
             f"{manifest.selected} devices are selected, the owner asks for {policy.min_devices}",
             where="policy.min_devices",
         )
+    if job.proxy.shuffle == "none" and not policy.accept_unshuffled:
+        raise PrivacyError(
+            "the proxy would hand uploads over in the order in which they came",
+            where="policy.accept_unshuffled",
+        )
     request = plan.request(manifest.at.job_id.hex(), trains=site.role == "train")
     ledger.open_job(request, limits_of(policy))

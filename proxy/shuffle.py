@@ -25,7 +25,7 @@ def shuffle_round(task: ShuffleRound, uploads: Path, batch: Path, shuffle: Shuff
     while it is written and the next one read.
     """
     groups = _places(task)
-    for places in groups:
+    for places in () if task.keep_order else groups:
         shuffle(places)
     digest = hashlib.sha256()
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC

@@ -94,6 +94,8 @@ def _type(kind: Any) -> str:
         case msgspec.inspect.FloatType():
             low = kind.ge if kind.ge is not None else f"above {kind.gt}"
             return f"float {low}..{_number(kind.le or 0)}"
+        case msgspec.inspect.BoolType():
+            return "true or false"
         case msgspec.inspect.LiteralType():
             return ", ".join(f"`{value}`" for value in kind.values)
         case msgspec.inspect.VarTupleType():

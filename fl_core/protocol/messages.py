@@ -109,7 +109,8 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, tag="manifest"):
     `commitment` binds the content key and `package_digest` the plaintext, so that two devices
     cannot be shown different models under one ciphertext. `cloud_key` is the HPKE key of this
     round alone (zeros for a job or a release). `sequence` grows with every broadcast of a cloud:
-    an old release cannot be put in place of a newer one.
+    an old release cannot be put in place of a newer one. Unless `shuffled`, the proxy hands uploads
+    over in the order in which they came.
     """
 
     kind: Literal["job", "round", "release"]
@@ -129,6 +130,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, tag="manifest"):
     commitment: Digest
     cloud_key: Key
     blob: Blob
+    shuffled: bool = True
 
 
 SEAL_OVERHEAD_BYTES = 48  # HPKE: an encapsulated key of 32 bytes and a tag of 16
@@ -143,7 +145,10 @@ class Upload(msgspec.Struct, frozen=True, array_like=True, tag="upload"):
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
-    """The proxy's hand-over: `counts[g]` segments of group g, each group shuffled on its own."""
+    """The proxy's hand-over: `counts[g]` segments of group g, each group shuffled on its own.
+
+    Of a manifest that is not `shuffled` they stand in the order in which uploads came.
+    """
 
     at: Exchanged
     uploads: Count

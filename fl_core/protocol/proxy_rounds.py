@@ -162,6 +162,7 @@ class Rounds:
             collection.slot_bytes,
             collection.floor,
             uploads,
+            keep_order=not collection.manifest.shuffled,
         )
         return fx.Work(task)
 

@@ -126,6 +126,7 @@ class KeepBroadcast:
 class ShuffleRound:
     """Write every group's segments in an order of its own; outcome `Shuffled`, or `Failed`.
 
+    With `keep_order` they stay in the order of `uploads`, which is that in which they came.
     `uploads` are (slot, groups): a slot of the round's file is `slot_bytes` long and holds the
     segments of these groups one after the other, `segment_bytes[g]` each. A group with fewer
     segments than `floor` is left out: its few senders would stand alone.
@@ -136,6 +137,7 @@ class ShuffleRound:
     slot_bytes: int
     floor: int
     uploads: tuple[tuple[int, tuple[int, ...]], ...]
+    keep_order: bool = False
 
 
 @dataclass(frozen=True)

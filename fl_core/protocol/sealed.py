@@ -47,6 +47,7 @@ class Terms:
     grace_s: float = 0.0
     groups: tuple[Group, ...] = ()
     cloud_key: bytes = NO_KEY
+    shuffled: bool = True
 
     def manifest(
         self,
@@ -77,6 +78,7 @@ class Terms:
             commitment=commitment,
             cloud_key=self.cloud_key,
             blob=describe(data, part_bytes),
+            shuffled=self.shuffled,
         )
 
 

@@ -104,7 +104,7 @@ class Disk:
                 groups[g].append(bytes(self.uploads[task.at][offset : offset + size]))
                 offset += size
         groups = [group if len(group) >= task.floor else [] for group in groups]
-        for group in groups:
+        for group in () if task.keep_order else groups:
             shuffle(group)
         data = b"".join(b"".join(group) for group in groups)
         return Shuffled(tuple(map(len, groups)), hashlib.sha256(data).digest(), data)

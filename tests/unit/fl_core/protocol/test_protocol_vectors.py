@@ -6,6 +6,7 @@ import hashlib
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fl_core.crypto.keys import VerifyKey
@@ -18,6 +19,7 @@ from fl_core.protocol.messages import Body, Header, Message, Note, Offer
 FILE = json.loads((Path(__file__).parents[3] / "vectors" / "wire.json").read_text())
 VECTORS = FILE["vectors"]
 PACKET_BYTES = 65536
+NEW = {"Manifest": (True,)}  # fields that came later: what a frame without them means
 FIRST = 49  # how many there were when the digest below was taken
 FIRST_DIGEST = "17c263b7fa3e3e24e63bc9b2ae0e6b983271fe2336c8f6b47fa0192c3d890edd"
 
@@ -44,6 +46,15 @@ def test_every_kind_of_message_has_a_vector():
     assert {kind.__struct_config__.tag for kind in kinds} <= found
 
 
+def as_recorded(inner, payload: bytes) -> bool:
+    """Written again it is the same, but for last fields that came later and have their defaults."""
+    if encode_inner(inner) == payload:
+        return True
+    written, recorded = map(msgspec.msgpack.decode, (encode_inner(inner), payload))
+    later = tuple(written[len(recorded) :])
+    return written[: len(recorded)] == recorded and later == NEW[type(inner).__name__]
+
+
 @pick(refused=True)
 def test_a_refused_frame_is_refused_for_the_recorded_reason(vector):
     with pytest.raises(ProtocolError) as caught:
@@ -67,6 +78,6 @@ def test_an_accepted_frame_is_read_and_written_as_recorded(vector):
         return
     inner = read(signed)
     assert type(inner).__name__.lower() == vector["expect"]["inner"]
-    assert encode_inner(inner) == signed.payload
+    assert as_recorded(inner, signed.payload)
     key = VerifyKey(bytes.fromhex(FILE["keys"][vector["expect"]["signed_by"]]))
     check(signed, signed.signer, key, HEADER if isinstance(message, Offer) else BODY)
