@@ -11,24 +11,32 @@ from markupsafe import Markup
 
 from fl_core.evaluation.corrected import NOT_IDENTIFIABLE
 from fl_core.privacy.figures import up
+from fl_core.shuffled import Shuffled
 from tools import report_plots as plots
 from tools.pages import write_page
+from tools.report_holdings import Holdings, holdings_plot
 from tools.result import course_text, guarantee_text
 
 _NO_CORRECTION = {"squared": None, "corrected": None, "corrected_reason": ""}
 
 
 def write_report(
-    result: Mapping[str, Any], events: Sequence[Mapping[str, Any]], path: Path
+    result: Mapping[str, Any],
+    events: Sequence[Mapping[str, Any]],
+    path: Path,
+    held: Holdings | None = None,
 ) -> None:
-    """Write the page from the content of `result.json` and `events.jsonl`."""
+    """Write the page from the content of `result.json` and `events.jsonl`, and what was dealt."""
     filters: dict[str, Callable[..., str]] = {
         "figure": _figure,
         "up": _up,
         "size": plots.byte_text,
         "corrected": _corrected,
     }
-    write_page(path, "report.html", _content(result, events), filters)
+    content = {**_content(result, events), "held": held}
+    if held is not None:
+        content["pictures"]["held"] = Markup(holdings_plot(held))  # noqa: S704 - our own
+    write_page(path, "report.html", content, filters)
 
 
 def _content(result: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -57,6 +65,7 @@ def _content(result: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> 
         "pictures": {name: Markup(svg) for name, svg in pictures.items()},  # noqa: S704 - our own
         "training": _guarantee(result["privacy"], "training"),
         "inference": _guarantee(result["privacy"], "inference"),
+        "shuffle": [str(Shuffled(**credit)) for credit in result.get("shuffle", ())],
         "evaluations": len(evaluations),
         "scored": [{**_NO_CORRECTION, **scores} for scores in evaluations],
         "short": any(scores["used"] < scores["wanted"] for scores in evaluations),

@@ -24,6 +24,10 @@
                           the job's whole plan however early it ended; status is `proven`,
     privacy.inference     `claimed` or `none`; inference also has epsilon_per_round. An ε that is
                           infinite or not asked for is null. Neither alone is "the" ε.
+    shuffle               what the shuffle earned, proven by the clone bound against a curious cloud
+                          alone; of training and of inference {purpose, epsilon, delta, uploads,
+                          rounds, local_epsilon, segments, claimed_epsilon}; empty where its
+                          conditions fail or a round was repeated
     bytes                 by hop: {cloud_to_proxy, proxy_to_devices, devices_to_proxy,
                           proxy_to_cloud}; what the proxy publishes for all counts once
     broker, protocol      engine with version; MQTT version asked for, null in a simulation
@@ -102,6 +106,11 @@ class Record:
         return len(self.rounds) + len(self.phases)
 
     @property
+    def repeated(self) -> bool:
+        """Whether a committed exchange took more than one attempt."""
+        return any(row["attempt"] > 1 for row in (*self.phases, *self.rounds))
+
+    @property
     def accuracy(self) -> float | None:
         """After the last committed round."""
         return self.rounds[-1]["accuracy"] if self.rounds else None
@@ -128,6 +137,7 @@ class Facts:
     bytes: Mapping[str, int]
     privacy: Mapping[str, Any]
     simulated: bool = False
+    shuffle: Sequence[Mapping[str, Any]] = ()
 
 
 def build(record: Record, facts: Facts) -> dict[str, Any]:
@@ -142,6 +152,7 @@ def build(record: Record, facts: Facts) -> dict[str, Any]:
         "final": {"accuracy": record.accuracy},
         "reference": {"accuracy": reference[-1] if reference else None, "rounds": reference},
         "privacy": (facts.status == "completed" and record.privacy) or dict(facts.privacy),
+        "shuffle": [dict(credit) for credit in facts.shuffle],
         "bytes": dict(facts.bytes),
         "broker": facts.broker,
         "protocol": facts.protocol,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
 from fl_core.config import Job, LocalRun
 from fl_core.errors import JobFailed
 from fl_core.plan import JobPlan
+from fl_core.shuffled import shuffled
 from tools.progress import Progress, View
 from tools.result import Facts, Record, build, finite, privacy_of
 from tools.run_reference import Reference
@@ -94,5 +96,6 @@ class Course:
                 bytes=bytes,
                 privacy=privacy_of(quote, float(once) if once is not None else None, event.unit),
                 simulated=simulated,
+                shuffle=[] if self.record.repeated else [asdict(c) for c in shuffled(plan)],
             ),
         )

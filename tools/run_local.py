@@ -21,10 +21,12 @@ from rich.table import Table
 
 from fl_core.config import LocalRun
 from fl_core.errors import BrokerError, EdgeVeilError, JobFailed, UsageError
+from fl_core.shuffled import Shuffled
 from tools.attack_recording import keep_run
 from tools.brokers import choose_engine
 from tools.progress import Progress
 from tools.report import write_report
+from tools.report_holdings import Holdings, holdings
 from tools.result import course_text, guarantee_text, write_json, write_whole
 from tools.run_fleet import Fleet
 from tools.run_job import Overrides, check_data, local_job
@@ -91,7 +93,8 @@ def run_local(
     if failure is None and not brief:
         show(fleet.progress, result)
     with fleet.progress.console.status("drawing the report"):
-        _report(result, fleet.course.record.events, out / "report.html")
+        held = holdings(job, run)
+        _report(result, fleet.course.record.events, out / "report.html", held)
     if failure is not None:
         known = isinstance(failure, JobFailed | BrokerError)
         raise failure if known else JobFailed(str(failure))
@@ -109,9 +112,11 @@ def _recording(out: Path, run: LocalRun) -> Path:
     return folder
 
 
-def _report(result: dict[str, Any], events: list[dict[str, Any]], path: Path) -> None:
+def _report(
+    result: dict[str, Any], events: list[dict[str, Any]], path: Path, held: Holdings
+) -> None:
     try:
-        write_report(result, events, path)
+        write_report(result, events, path, held)
     except OSError as error:
         raise UsageError(
             f"the report cannot be written ({error.strerror}); result.json and the model are there",
@@ -159,6 +164,7 @@ def summary(result: dict[str, Any]) -> list[tuple[str, str]]:
         *([] if reference is None else [("without noise", _share(reference))]),
         ("training guarantee", guarantee_text(result["privacy"], "training")),
         ("inference guarantee", guarantee_text(result["privacy"], "inference")),
+        *[("after the shuffle", str(Shuffled(**credit))) for credit in result.get("shuffle", ())],
         ("course", f"{course_text(result)}{why}"),
         ("uploads", f"{uploads} from {result['devices']} devices"),
         *([("bytes", f"{sum(hops.values()):,}")] if hops else []),

@@ -7,10 +7,13 @@ from pathlib import Path
 from fl_core.config import Job, load
 from fl_core.errors import ConfigError
 from fl_core.plan import JobPlan
+from fl_core.shuffled import shuffled
 
 
 def validate(paths: list[Path]) -> int:
     """Print `FILE: ok (kind)` or every problem of each file, and where a job would stop early.
+
+    Of a job also what the shuffle earns it, where that is proven.
 
     Returns 0 where all are sound, else 2. Whether the keys, passwords and data that a site
     file names exist is for the process to see when it starts.
@@ -23,6 +26,9 @@ def validate(paths: list[Path]) -> int:
             print(error)
             code = error.exit_code
         else:
-            note = JobPlan(found).stop_note if isinstance(found, Job) else ""
+            plan = JobPlan(found) if isinstance(found, Job) else None
+            note = plan.stop_note if plan else ""
             print(f"{path}: ok ({kind}{'; will be ' + note if note else ''})")
+            for credit in shuffled(plan) if plan else ():
+                print(f"  after the shuffle, {credit}")
     return code
