@@ -1,0 +1,130 @@
+"""Laws that every aggregation rule of the table keeps."""
+
+import tracemalloc
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fl_core.aggregation import AGGREGATIONS, Uploads, base
+from fl_core.algorithms.base import Aim
+
+OPTIONS = {
+    "min_divergence": {"k": 4, "sampling": "top_k"},
+    "secprobe": {"k": 4, "sampling": "top_k"},
+    "trimmed_mean": {"share": 0.3},
+    "krum": {"k": 4, "malicious": 3},
+}
+DRAWN = ("min_divergence", "secprobe")
+COUNT = 11
+
+
+def rule(name, **changes):
+    entry = AGGREGATIONS[name]
+    return entry.rule(entry.parameters(**{**OPTIONS.get(name, {}), **changes}))
+
+
+def score(segments):
+    """A score, at most 200 as the rules have it, that differs from upload to upload."""
+    return int(np.clip(100 + 25 * float(segments["layer"].ravel()[0]), 0, 200))
+
+
+def uploads(arrays, seed=0):
+    """One layer of (3, 50), random weights."""
+    rng = np.random.default_rng(seed)
+    aim = Aim({"layer": rng.normal(size=(3, 50)).astype(np.float32)}, change=True)
+    chance = np.random.default_rng(seed).bytes
+    return Uploads({"layer": arrays}, aim, chance, score)
+
+
+def some(seed=0, count=COUNT):
+    """Larger and larger, so that no two turn as many signs."""
+    rng = np.random.default_rng(seed)
+    return [(1.6**k / 5 * rng.normal(size=(3, 50))).astype(np.float32) for k in range(count)]
+
+
+@pytest.fixture(params=list(AGGREGATIONS))
+def name(request):
+    return request.param
+
+
+def test_the_order_of_arrival_changes_nothing(name):
+    arrays = some()
+    expected = rule(name).combine(uploads(arrays))["layer"]
+    for seed in range(5):
+        order = np.random.default_rng(seed).permutation(COUNT)
+        found = rule(name).combine(uploads([arrays[i] for i in order]))["layer"]
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_uploads_that_agree_are_the_result(name):
+    one = some()[0]
+    found = rule(name).combine(uploads([one] * COUNT))
+    assert list(found) == ["layer"]
+    assert (found["layer"].shape, found["layer"].dtype) == ((3, 50), np.float64)
+    np.testing.assert_allclose(found["layer"], one, rtol=1e-15)
+
+
+def test_the_result_lies_between_the_uploads(name):
+    arrays = some()
+    found = rule(name).combine(uploads(arrays))["layer"]
+    assert (found >= np.min(arrays, axis=0)).all()
+    assert (found <= np.max(arrays, axis=0)).all()
+
+
+def test_it_works_with_the_fewest_uploads_it_asks_for(name):
+    one = rule(name)
+    found = one.combine(uploads(some(count=one.least)))["layer"]
+    assert np.isfinite(found).all()
+
+
+def test_it_counts_no_more_uploads_than_there_are(name):
+    one = rule(name)
+    assert all(1 <= one.counted(count) <= count for count in range(one.least, 40))
+
+
+def test_the_largest_numbers_stay_finite(name):
+    extremes = [np.full((3, 50), sign * np.finfo(np.float32).max) for sign in (1, -1)] * 6
+    found = rule(name).combine(uploads([array.astype(np.float32) for array in extremes]))
+    assert np.isfinite(found["layer"]).all()
+
+
+@pytest.mark.parametrize("chosen", DRAWN)
+def test_a_draw_changes_with_its_bytes_alone(chosen):
+    arrays, one = some(), rule(chosen, sampling="exponential", k=2)
+    found = [one.combine(uploads(arrays, seed=0))["layer"] for _ in range(2)]
+    np.testing.assert_array_equal(*found)
+    rest = uploads(arrays)
+    others = [replace(rest, random_bytes=np.random.default_rng(k).bytes) for k in range(20)]
+    many = {one.combine(other)["layer"].tobytes() for other in others}
+    assert len(many) > 10  # of 55 pairs
+
+
+class Opened(Sequence):
+    """Arrays that are made anew each time one is asked for, as a large batch opens them."""
+
+    def __init__(self, count, size):
+        self.count, self.size = count, size
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        if not 0 <= index < self.count:
+            raise IndexError(index)
+        return np.random.default_rng(index).random(self.size, np.float32)
+
+
+def test_a_batch_is_never_in_memory_as_a_whole(name, monkeypatch):
+    monkeypatch.setattr(base, "BLOCK_BYTES", 1 << 20)
+    arrays = Opened(count=40, size=1 << 16)
+    whole_bytes = 40 * 4 << 16
+    aim = Aim({"layer": np.zeros(1 << 16, np.float32)}, change=True)
+    tracemalloc.start()
+    try:
+        rule(name).combine(Uploads({"layer": arrays}, aim, np.random.default_rng(0).bytes, score))
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < whole_bytes / 2
