@@ -20,7 +20,6 @@ from fl_core.privacy.events import Event, LaplaceEvent, TwoValueEvent
 from fl_core.privacy.figures import up
 from fl_core.privacy.policy import INFER, TRAIN
 
-
 LEAST_GAIN = 0.99  # what is less of a gain is not worth a line
 
 
@@ -28,8 +27,9 @@ LEAST_GAIN = 0.99  # what is less of a gain is not worth a line
 class Shuffled:
     """(ε, δ) per device against a curious cloud alone.
 
-    Of `rounds` rounds, each with at least `uploads` uploads. `local_epsilon` is the same without the shuffle, against everybody; `claimed_epsilon` what a
-    text's m-fold amplification would make of it for m `segments`, which is not proven.
+    Of `rounds` rounds, each with at least `uploads` uploads. `local_epsilon` is the same without
+    the shuffle, against everybody; `claimed_epsilon` what a text's m-fold amplification would make
+    of it for m `segments`, which is not proven.
     """
 
     purpose: str

@@ -12,6 +12,7 @@ from typing import Any
 from fl_core.privacy.mechanisms import gaussian, laplace
 from fl_core.privacy.selection import exponential_mechanism, report_noisy_max
 from fl_core.privacy.softmax import softmax_laplace
+from fl_core.privacy.two_value import two_value
 from fl_core.registry import Table
 
 MECHANISMS: Table[Callable[..., tuple[Any, Any]]] = Table(
@@ -20,6 +21,7 @@ MECHANISMS: Table[Callable[..., tuple[Any, Any]]] = Table(
         "gaussian": gaussian,
         "laplace": laplace,
         "softmax": softmax_laplace,
+        "two_value": two_value,
         "exponential": exponential_mechanism,
         "report_noisy_max": report_noisy_max,
     },
