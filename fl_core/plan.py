@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 
-from fl_core.aggregation import Rule, build_rule
+from fl_core.aggregation import ChoosingParameters, Rule, build_rule
 from fl_core.algorithms import METHODS, Setting
 from fl_core.algorithms.base import CloudMethod, DeviceMethod, Exchange, SegmentSpec
 from fl_core.algorithms.fm_released import COVARIANCE
@@ -27,6 +27,7 @@ from fl_core.features import (
 from fl_core.models import Network, build_network
 from fl_core.models.softmax_head import build_graph
 from fl_core.privacy.events import Event
+from fl_core.privacy.figures import up
 from fl_core.privacy.policy import JobRequest, Quote, price
 from fl_core.privacy.self_stop import exchanges_within
 from fl_core.privacy.softmax import softmax_event
@@ -198,6 +199,24 @@ class JobPlan:
         if exchange.number > self.job.max_participations:
             return ()
         return self.device.price(exchange)
+
+    @property
+    def aggregation_note(self) -> str:
+        """What a person reads of a rule that draws uploads, as texts price it, or ""."""
+        rule = self.job.aggregation
+        if not isinstance(rule, ChoosingParameters) or rule.sampling != "exponential":
+            return ""
+        events = (event for exchange in self.planned for event in self.device.price(exchange))
+        cost = (
+            "the uploads are noised, so to the records it costs nothing"
+            if all(event.status == "proven" for event in events)
+            else "it protects no record, and the uploads have no proven guarantee either"
+        )
+        each, total = up(rule.epsilon_3), up(rule.epsilon_3 * self.rounds)
+        return (
+            f"aggregation '{self.job.aggregation.name}' draws at ε₃ = {each} a round, {total} in"
+            f" all, as texts claim it, unproven; {cost}"
+        )
 
     def request(self, job_id: str, *, trains: bool = True) -> JobRequest:
         """What the ledger reserves."""

@@ -28,6 +28,7 @@
                           alone; of training and of inference {purpose, epsilon, delta, uploads,
                           rounds, local_epsilon, segments, claimed_epsilon}; empty where its
                           conditions fail or a round was repeated
+    aggregation           {rule, note}: how uploads became one, and what texts claim of its chance
     bytes                 by hop: {cloud_to_proxy, proxy_to_devices, devices_to_proxy,
                           proxy_to_cloud}; what the proxy publishes for all counts once
     broker, protocol      engine with version; MQTT version asked for, null in a simulation
@@ -138,6 +139,7 @@ class Facts:
     privacy: Mapping[str, Any]
     simulated: bool = False
     shuffle: Sequence[Mapping[str, Any]] = ()
+    aggregation: Mapping[str, str] = field(default_factory=dict)
 
 
 def build(record: Record, facts: Facts) -> dict[str, Any]:
@@ -153,6 +155,7 @@ def build(record: Record, facts: Facts) -> dict[str, Any]:
         "reference": {"accuracy": reference[-1] if reference else None, "rounds": reference},
         "privacy": (facts.status == "completed" and record.privacy) or dict(facts.privacy),
         "shuffle": [dict(credit) for credit in facts.shuffle],
+        "aggregation": dict(facts.aggregation),
         "bytes": dict(facts.bytes),
         "broker": facts.broker,
         "protocol": facts.protocol,

@@ -96,6 +96,7 @@ class Course:
                 bytes=bytes,
                 privacy=privacy_of(quote, float(once) if once is not None else None, event.unit),
                 simulated=simulated,
+                aggregation={"rule": plan.job.aggregation.name, "note": plan.aggregation_note},
                 shuffle=[] if self.record.repeated else [asdict(c) for c in shuffled(plan)],
             ),
         )

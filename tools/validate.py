@@ -13,7 +13,7 @@ from fl_core.shuffled import shuffled
 def validate(paths: list[Path]) -> int:
     """Print `FILE: ok (kind)` or every problem of each file, and where a job would stop early.
 
-    Of a job also what the shuffle earns it, where that is proven.
+    Of a job also what the shuffle earns it, where that is proven, and what its aggregation claims.
 
     Returns 0 where all are sound, else 2. Whether the keys, passwords and data that a site
     file names exist is for the process to see when it starts.
@@ -29,6 +29,8 @@ def validate(paths: list[Path]) -> int:
             plan = JobPlan(found) if isinstance(found, Job) else None
             note = plan.stop_note if plan else ""
             print(f"{path}: ok ({kind}{'; will be ' + note if note else ''})")
+            if plan and plan.aggregation_note:
+                print(f"  {plan.aggregation_note}")
             for credit in shuffled(plan) if plan else ():
                 print(f"  after the shuffle, {credit}")
     return code
