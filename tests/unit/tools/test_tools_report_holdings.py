@@ -50,7 +50,7 @@ def picture(counts, low_quality):
 
 def test_colour_grows_with_the_count_and_tells_low_quality():
     shades = picture([[100, 25, 0], [0, 100, 1]], [1]).astype(int)
-    assert shades[:, :, 3].tolist() == [[255, 0], [143, 255], [0, 53]]  # 0.12 + 0.88 sqrt(share)
+    assert shades[:, :, 3].tolist() == [[255, 0], [142, 255], [0, 53]]  # 0.12 + 0.88 sqrt(share)
     blue, red = shades[0, 0, :3], shades[1, 1, :3]
     assert blue[2] > blue[0]
     assert red[0] > red[2]
