@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from fl_core.privacy.mechanisms import (
 from fl_core.privacy.selection import selection_event
 from fl_core.privacy.softmax import SOFTMAX_BITS, softmax_event, softmax_laplace
 from fl_core.privacy.table import MECHANISMS
+from fl_core.privacy.two_value import two_value, two_value_event
 from tools.audit_statistics import gaussian_threshold
 
 Hits = NDArray[np.bool_]
@@ -86,7 +88,7 @@ class Attack:
         return f"{self.mechanism}: {self.title}"
 
 
-Noise = Callable[[NDArray[np.int64], Any], tuple[NDArray[Any], Any]]
+Noise = Callable[[NDArray[Any], Any], tuple[NDArray[Any], Any]]
 Softmax = Callable[..., tuple[NDArray[np.float64], Any]]
 Select = Callable[[NDArray[np.int64], Any], tuple[int, Any]]
 
@@ -144,6 +146,18 @@ def laplace_attack(runs: int, mechanism: Noise = laplace) -> Attack:
 
     claims = _claims("past the value", EPSILON)
     return Attack("laplace", "one value", claims, play, runs)
+
+
+def two_value_attack(runs: int, mechanism: Noise = two_value) -> Attack:
+    """The two ends of the range, where the chances differ by e^ε."""
+
+    def play(present: bool, count: int) -> Hits:
+        event = two_value_event("audit", Fraction(EPSILON), count)
+        out = mechanism(np.full(count, 1.0 if present else -1.0), event)[0]
+        return np.stack([out > 0, np.abs(out) != np.abs(out[0])])
+
+    claims = (Claim("the upper value", EPSILON), Claim("another size", EPSILON))
+    return Attack("two_value", "one value", claims, play, runs)
 
 
 def selection_attack(
@@ -232,6 +246,7 @@ def single_mechanisms(effort: Effort) -> tuple[Attack, ...]:
         symmetric_attack(max(1, values // 4), diagonal=True),
         symmetric_attack(values, diagonal=False),
         laplace_attack(values),
+        two_value_attack(values),
         *(
             selection_attack(calls, name, monotonic=monotonic)
             for name in ("exponential", "report_noisy_max")

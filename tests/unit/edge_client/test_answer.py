@@ -67,6 +67,12 @@ def test_the_groups_must_be_those_of_the_job_in_number_name_size_and_order(devic
         assert reason(sealed, right, groups=groups) == "wrong_groups"
 
 
+def test_an_order_of_arrival_that_the_job_does_not_ask_for_is_refused(device: Device) -> None:
+    sealed = Round(PLAN, FIRST, device.keys())
+    right = RoundPackage("train", 1, True, b"", b"")
+    assert reason(sealed, right, shuffled=False) == "wrong_shuffle"
+
+
 # --- price, then seal -------------------------------------------------------------------------
 
 

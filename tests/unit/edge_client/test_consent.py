@@ -75,6 +75,19 @@ def test_inferences_without_noise_need_the_owners_word(tmp_path: Path) -> None:
     assert isinstance(willing.answer(Round(plan, FIRST, willing.keys())), Sealed)
 
 
+def test_uploads_in_their_order_need_the_owners_word(tmp_path: Path) -> None:
+    plan = JobPlan(job(proxy={"shuffle": "none"}))
+    device = Device(tmp_path / "a", unread()).knows(plan)
+    answer = device.answer(Round(plan, QUADRATIC, device.keys()))
+    assert isinstance(answer, Declined)
+    assert answer.why.startswith("policy.accept_unshuffled: ")
+    policy = {"min_devices": 3, "accept_unshuffled": True}
+    willing = Device(tmp_path / "b", policy=policy).knows(plan)
+    sealed = Round(plan, QUADRATIC, willing.keys())
+    assert not sealed.manifest.shuffled
+    assert isinstance(willing.answer(sealed), Sealed)
+
+
 class ClaimedPlan(JobPlan):
     """The same job, had its method no proof."""
 

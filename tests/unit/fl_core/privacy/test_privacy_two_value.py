@@ -23,8 +23,9 @@ def chance_of_high(value, asked):
     low, high = 0, WORDS
     while low < high:
         middle = (low + high) // 2
-        sent = two_value(np.array([value]), event(asked), lambda _n: middle.to_bytes(8, "little"))
-        low, high = (middle + 1, high) if sent[0][0] > 0 else (low, middle)
+        word = middle.to_bytes(8, "little")
+        (sent,), _ = two_value(np.array([value]), event(asked), lambda _n, word=word: word)
+        low, high = (middle + 1, high) if sent > 0 else (low, middle)
     return Fraction(low, WORDS)
 
 

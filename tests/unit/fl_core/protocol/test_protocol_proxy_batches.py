@@ -233,6 +233,14 @@ def test_every_group_is_shuffled_on_its_own():
     assert next(turns) == len(GROUPS)
 
 
+def test_without_a_shuffle_every_group_keeps_the_order_of_arrival():
+    machine = opened(shuffle=list.reverse, shuffled=False)
+    for number in (2, 0, 1):
+        upload(machine, number)
+    found = pieces(*batch_of(fire(machine, "deadline")))
+    assert [[segment[0] - 1 for segment in group] for group in found] == [[2, 0, 1]] * len(GROUPS)
+
+
 def test_the_batch_says_nothing_of_who_in_what_order_or_when():
     """Under a shuffle that forgets the order, two arrivals give the same bytes."""
     frames = []
