@@ -78,7 +78,9 @@ class Dense:
     def apply(
         self, weights: Mapping[str, torch.Tensor], name: str, x: torch.Tensor
     ) -> torch.Tensor:
-        return x @ weights[f"{name}.weight"] + weights[f"{name}.bias"]
+        import torch
+
+        return torch.addmm(weights[f"{name}.bias"], x, weights[f"{name}.weight"])
 
     def nodes(self, graph: NodeList, name: str, x: str, given: Shape) -> str:
         return graph.add("Gemm", x, f"{name}.weight", f"{name}.bias")
