@@ -1,0 +1,35 @@
+"""`edgeveil methods`: what a job file may name."""
+
+from __future__ import annotations
+
+import argparse
+
+from tools.cli_common import Subparsers, command
+
+
+def add(commands: Subparsers) -> None:
+    """Add the command of this file."""
+    methods = command(
+        commands,
+        "methods",
+        "list the names that a job file may use, with sources and privacy status",
+        about=(
+            "Lists training methods, update stages, aggregation rules, models, features,\n"
+            "partitions, mechanisms, shuffles and presets: source, needs, what each reveals, and\n"
+            "whether its guarantee is proven, claimed or none."
+        ),
+        examples=(
+            "edgeveil methods\n"
+            "edgeveil methods fm min_divergence\n"
+            "edgeveil methods aggregation --json"
+        ),
+    )
+    methods.add_argument("names", nargs="*", metavar="NAME", help="a name, or a family of names")
+    methods.add_argument("--json", action="store_true", help="print JSON")
+    methods.set_defaults(handler=_methods)
+
+
+def _methods(args: argparse.Namespace) -> int:
+    from tools.methods import methods
+
+    return methods(args.names, as_json=args.json)
