@@ -11,6 +11,7 @@ from fl_core.config.base import Mix
 from fl_core.config.policy import partition_mixes
 from fl_core.data.published import PUBLISHED
 from fl_core.errors import PrivacyError
+from fl_core.models import runs_python
 from fl_core.privacy.policy import Limits, check_job
 
 if TYPE_CHECKING:
@@ -89,6 +90,8 @@ def policy_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
     policy, method = run.policy, job.train.method
     if method not in policy.allowed_methods:
         yield _refusal("allowed_methods", f"method '{method}' is not among those allowed")
+    if runs_python(job.model) and not policy.allow_python_models:
+        yield _refusal("allow_python_models", "the job's model is Python code")
     asked = job.selection.devices
     wanted = math.inf if asked == "all" else math.ceil(asked * job.selection.over_select)
     selected = min(wanted, run.devices)

@@ -43,6 +43,8 @@ class Policy(Block):
 
     The owners that `edgeveil run` plays allow those of its own job.
     """
+    allow_python_models: bool = False
+    """Run the installed Python code that a job's `model: {name: python}` names, as this user."""
     min_devices: int = Field(default=5, ge=1)
     """Fewest devices a round must select; hiding among fewer is refused."""
     require_cover: bool = False
