@@ -196,9 +196,11 @@ def _norm(array: Array) -> float:
 
 def _of_usual_size(found: list[Found], refused: Counter[str]) -> list[Found]:
     """Drop arrays whose norm is far above the group's median: no honest noise reaches there."""
-    if len(found) < 3:
+    # A device without records sends zeros where there is no noise: they say nothing of what is usual.
+    norms = [one.norm for one in found if one.norm > 0]
+    if len(norms) < 3:
         return found
-    limit = NORM_FACTOR * float(np.median([one.norm for one in found]))
+    limit = NORM_FACTOR * float(np.median(norms))
     kept = [one for one in found if one.norm <= limit]
     if len(kept) < len(found):
         refused["norm"] += len(found) - len(kept)

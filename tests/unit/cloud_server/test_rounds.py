@@ -101,6 +101,11 @@ def test_a_norm_far_above_the_median_is_refused_and_one_below_stays() -> None:
     assert kept == [1, 2, 3]
 
 
+def test_devices_without_records_or_noise_make_no_other_upload_unusual() -> None:
+    mixed = [ROUND.segment(0, ROUND.array(0, value)) for value in (0.0, 0.0, 0.0, 1.0)]
+    assert ROUND.opened([mixed, HONEST[1]]).refused == {}
+
+
 def test_the_largest_numbers_are_refused_in_a_preparatory_sum_too() -> None:
     centre = CloudRound(CENTRE)
     (group,) = centre.honest()

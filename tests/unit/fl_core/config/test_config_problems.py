@@ -122,6 +122,7 @@ def test_one_fault_is_named_with_its_line(old, new, key, what):
             ["local_run.partition.lq_data"],
             "lq_user",
         ),
+        ("classes: 10", "classes: 9", ["data.classes"], "digits has 10 classes"),
         ("[64]", "[1000000, 1000000]", ["data.input_shape"], "make it smaller"),
         (
             "eval_type: SILHOUETTE_SCORE ",
