@@ -15,7 +15,16 @@ from fl_core.algorithms.setting import Method, Setting
 from fl_core.algorithms.updates.base import Trainer
 from fl_core.algorithms.updates.cloud import UpdateCloud
 from fl_core.algorithms.updates.device import UpdateDevice
+from fl_core.algorithms.updates.dp_sgd import DpSgd, DpSgdParameters
 from fl_core.algorithms.updates.fedprox import FedProx, FedProxParameters
+from fl_core.algorithms.updates.gep import Gep, GepParameters
+from fl_core.algorithms.updates.output_perturbation import (
+    OutputPerturbation,
+    OutputPerturbationParameters,
+)
+from fl_core.algorithms.updates.pso_dp_fl import PsoDpFl, PsoDpFlParameters
+from fl_core.algorithms.updates.pso_dp_sgd import PsoDpSgd, PsoDpSgdParameters
+from fl_core.algorithms.updates.rgp import Rgp, RgpParameters
 from fl_core.algorithms.updates.sgd import Sgd, SgdParameters
 from fl_core.registry import Table
 
@@ -34,12 +43,28 @@ METHODS: Table[Method] = Table(
         "fm_paper": Method(FmPaperParameters, FmPaperDevice, FmPaperCloud),
         "sgd": _updates(SgdParameters, Sgd),
         "fedprox": _updates(FedProxParameters, FedProx),
+        "dp_sgd": _updates(DpSgdParameters, DpSgd),
+        "output_perturbation": _updates(OutputPerturbationParameters, OutputPerturbation),
+        "pso_dp_sgd": _updates(PsoDpSgdParameters, PsoDpSgd),
+        "pso_dp_fl": _updates(PsoDpFlParameters, PsoDpFl),
+        "gep": _updates(GepParameters, Gep),
+        "rgp": _updates(RgpParameters, Rgp),
         "noise_only": Method(NoiseOnlyParameters, NoiseOnlyDevice, NoiseOnlyCloud),
     },
 )
 
 MethodParameters = (
-    FmParameters | FmPaperParameters | SgdParameters | FedProxParameters | NoiseOnlyParameters
+    FmParameters
+    | FmPaperParameters
+    | SgdParameters
+    | FedProxParameters
+    | DpSgdParameters
+    | OutputPerturbationParameters
+    | PsoDpSgdParameters
+    | PsoDpFlParameters
+    | GepParameters
+    | RgpParameters
+    | NoiseOnlyParameters
 )
 
 UPDATE_METHODS: frozenset[str] = frozenset(

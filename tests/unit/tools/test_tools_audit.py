@@ -18,6 +18,7 @@ import pytest
 from fl_core.algorithms import METHODS, fm_features
 from fl_core.algorithms.base import Records
 from fl_core.algorithms.fm import FmDevice
+from fl_core.algorithms.updates import record_gradients
 from fl_core.privacy.accountant import gaussian_delta
 from fl_core.privacy.mechanisms import gaussian, laplace
 from fl_core.privacy.sampler import discrete_gaussian
@@ -36,6 +37,7 @@ from tools.audit_attacks import (
 )
 from tools.audit_fm import PARAMETERS, SETTING, Scene, gaussian_job
 from tools.audit_statistics import Counts, caught, epsilon_at, gaussian_threshold, lower_bound
+from tools.audit_updates import dp_sgd_attack, steps_attack
 from tools.cli import main
 
 BETA = 1e-6
@@ -116,7 +118,7 @@ def test_the_quick_audit_of_everything_passes(capsys):
         METHODS
     ) - UNPROTECTED
     refuted = {row["mechanism"] for row in plain["findings"] if row["verdict"] == "refuted"}
-    assert refuted >= {"softmax", "wishart", "local_pca"}
+    assert refuted >= {"softmax", "wishart", "local_pca", "output_perturbation"}
 
 
 # --- broken ones fail -------------------------------------------------------------------------
@@ -143,6 +145,17 @@ def test_laplace_noise_a_tenth_too_small_is_found():
         return laplace(total, replace(event, scale_numerator=event.scale_numerator * 9 // 10))
 
     assert failing(laplace_attack(400_000, mechanism)) == {"past the value"}
+
+
+def test_a_sample_that_is_larger_than_priced_is_found():
+    assert failing(steps_attack(100_000, lambda count, _: np.arange(count))) != set()
+    assert failing(steps_attack(100_000)) == set()
+
+
+def test_a_gradient_that_is_not_clipped_is_found(monkeypatch):
+    monkeypatch.setattr(record_gradients, "AIM", 8.0)
+    monkeypatch.setattr(record_gradients, "LIMIT", 65.0)
+    assert failing(dp_sgd_attack(200)) == {"past the threshold"}
 
 
 def test_float_noise_is_found_by_its_last_bits():
