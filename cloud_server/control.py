@@ -12,9 +12,11 @@ from cloud_server.host import LOG, CloudHost
 from cloud_server.jobs import wire_id
 from cloud_server.store import Store
 from cloud_server.store_records import JobEntry
-from fl_core.config import parse_job
-from fl_core.errors import EdgeVeilError
+from fl_core.config import Job, parse_job
+from fl_core.errors import DataError, EdgeVeilError
 from fl_core.features import backbone_digests, check_backbones, match_backbones
+from fl_core.models import runs_python
+from fl_core.plan import JobPlan
 from fl_core.protocol import effects as fx
 from fl_core.protocol.cloud import CloudMachine
 from fl_core.protocol.cloud_states import State
@@ -29,10 +31,17 @@ class Control:
     """Submits, cancels, resumes and starts jobs; one runs at a time, in the order they came."""
 
     def __init__(
-        self, store: Store, host: CloudHost, machine: CloudMachine, runtime: Runtime, queue: int
+        self,
+        store: Store,
+        host: CloudHost,
+        machine: CloudMachine,
+        runtime: Runtime,
+        queue: int,
+        *,
+        python_models: bool = False,
     ) -> None:
         self._store, self._host, self._machine = store, host, machine
-        self._runtime, self._queue = runtime, queue
+        self._runtime, self._queue, self._python_models = runtime, queue, python_models
         self._poke = asyncio.Event()
         self._waiting: tuple[str, int] | None = None
         self._given = ""  # the job that the machine was given last
@@ -41,9 +50,12 @@ class Control:
     def submit(self, job_yaml: str) -> str:
         """Validate and queue; the job's id. Raises ConfigError with every problem.
 
-        DataError if a backbone that the job names was not put before, or is not what it says.
+        DataError if a backbone that the job names was not put before, or is not what it says, or
+        if its model is Python code that may not run here, or cannot.
         """
         job = parse_job(job_yaml)
+        if runs_python(job.model):
+            self._check_python(job)
         kept = {one: self._store.backbone(one) for one in backbone_digests(job.features)}
         found = match_backbones(job.features, (graph for graph in kept.values() if graph))
         check_backbones(job.features, found)
@@ -52,6 +64,15 @@ class Control:
         )
         self._poke.set()
         return entry.id
+
+    def _check_python(self, job: Job) -> None:
+        if not self._python_models:
+            raise DataError(
+                "the job's model is Python code, which may not run here",
+                where="cloud.allow_python_models",
+                fix="the operator allows it in the cloud's site file",
+            )
+        JobPlan(job).graph()
 
     def cancel(self, job: str) -> None:
         """Cancel a job that has not ended. Raises UnknownJob, or StoreError if it has."""

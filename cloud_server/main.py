@@ -98,7 +98,14 @@ async def _run(site: CloudSite, stop: asyncio.Event) -> int:
             name_job=host.jobs.name,
         )
         runtime.follow_logs()
-        control = Control(store, host, machine, runtime, site.limits.jobs_queued)
+        control = Control(
+            store,
+            host,
+            machine,
+            runtime,
+            site.limits.jobs_queued,
+            python_models=site.allow_python_models,
+        )
         await session.attach(runtime, on_state)
         metrics.registry.register(Linked(runtime, {"cloud": session}))
         health, token = _health(site, session, runtime, store), load_or_make_token(site.state_dir)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fl_core.config import EdgeSite, Policy
 from fl_core.errors import PrivacyError
 from fl_core.features import backbone_digests
+from fl_core.models import runs_python
 from fl_core.plan import JobPlan
 from fl_core.privacy.ledger import Ledger
 from fl_core.privacy.policy import Limits
@@ -44,6 +45,12 @@ def consent(site: EdgeSite, plan: JobPlan, manifest: Manifest, ledger: Ledger) -
                 where="policy.allowed_backbones",
                 fix="add this digest if you know what the model does",
             )
+    if site.role == "train" and runs_python(job.model) and not policy.allow_python_models:
+        raise PrivacyError(
+            "the job's model is Python code, which may not run here",
+            where="policy.allow_python_models",
+            fix="allow it if you know what the installed code does",
+        )
     if manifest.selected < policy.min_devices:
         raise PrivacyError(
             f"{manifest.selected} devices are selected, the owner asks for {policy.min_devices}",

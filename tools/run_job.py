@@ -17,6 +17,8 @@ from fl_core.data.published import PUBLISHED
 from fl_core.data.sources import Origin
 from fl_core.errors import ConfigError, UsageError
 from fl_core.features import OnnxParameters, backbone_digests
+from fl_core.models import runs_python
+from fl_core.plan import JobPlan
 from tools.site_plan import SitePlan
 
 PLACES = (Path("../shared/data"), Path("data"))  # looked at where no folder is named
@@ -94,6 +96,8 @@ def submitted(job: Job) -> bytes:
 
 def check_data(job: Job, run: LocalRun) -> None:
     """Raise UsageError or DataError unless the records fit the job; nothing has started yet."""
+    if runs_python(job.model):
+        JobPlan(job).graph()  # what the code is, shows only when it runs
     name = job.data.source
     if name != "digits" and name not in PUBLISHED and not name.startswith("python:"):
         raise UsageError(

@@ -110,6 +110,8 @@ class CloudSite(Block):
     """Labelled records to test each round's model on; null: none."""
     record_dir: SitePath | None = None
     """Keeps what the cloud sees of a job here, for a demonstration of one's own; null: none."""
+    allow_python_models: bool = False
+    """Run the installed Python code that a submitted job's `model: {name: python}` names."""
     limits: CloudLimits = CloudLimits()
     """Bounds."""
     log: Log = Log()

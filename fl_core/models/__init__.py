@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fl_core.models import alexnet, cnn, lenet, mlp, resnet
+from fl_core.models import alexnet, cnn, lenet, mlp, python_model, resnet
 from fl_core.models.alexnet import AlexnetParameters
 from fl_core.models.base import ModelParameters
 from fl_core.models.cnn import CnnParameters
@@ -14,10 +14,11 @@ from fl_core.models.layers import Shape
 from fl_core.models.lenet import LenetParameters
 from fl_core.models.mlp import Mlp300100Parameters, MlpParameters
 from fl_core.models.network import Network
+from fl_core.models.python_model import PythonParameters
 from fl_core.models.resnet import Resnet20Parameters
 from fl_core.registry import Table
 
-__all__ = ["MODELS", "AnyModelParameters", "Model", "Network", "build_network"]
+__all__ = ["MODELS", "AnyModelParameters", "Model", "Network", "build_network", "runs_python"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ MODELS: Table[Model] = Table(
         "lenet": Model(LenetParameters, lenet.build),
         "alexnet": Model(AlexnetParameters, alexnet.build),
         "resnet20": Model(Resnet20Parameters, resnet.build),
+        "python": Model(PythonParameters, python_model.build),
     },
 )
 
@@ -47,6 +49,7 @@ AnyModelParameters = (
     | LenetParameters
     | AlexnetParameters
     | Resnet20Parameters
+    | PythonParameters
 )
 
 
@@ -55,3 +58,8 @@ def build_network(parameters: AnyModelParameters, input_shape: Shape, classes: i
     network = MODELS[parameters.name].build(parameters, input_shape, classes)
     network.weights  # noqa: B018 - shapes are checked here
     return network
+
+
+def runs_python(parameters: AnyModelParameters | None) -> bool:
+    """Whether a `model` block names Python code, which runs only where it is allowed."""
+    return isinstance(parameters, PythonParameters)
