@@ -196,7 +196,7 @@ def _norm(array: Array) -> float:
 
 def _of_usual_size(found: list[Found], refused: Counter[str]) -> list[Found]:
     """Drop arrays whose norm is far above the group's median: no honest noise reaches there."""
-    # A device without records sends zeros where there is no noise: they say nothing of what is usual.
+    # A device without records sends zeros where there is no noise: they do not say what is usual.
     norms = [one.norm for one in found if one.norm > 0]
     if len(norms) < 3:
         return found

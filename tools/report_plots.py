@@ -88,7 +88,7 @@ def accuracy_plot(rounds: Sequence[Mapping[str, Any]], reference: Sequence[float
             _at_end(axes, shown[-1], "without noise", ORANGE, above=shown[-1][1] > points[-1][1])
         axes.plot(*zip(*points, strict=True), color=BLUE, marker="o")
         above = not reference or points[-1][1] >= shown[-1][1]
-        _at_end(axes, points[-1], "private", BLUE, above=above)
+        _at_end(axes, points[-1], "this run", BLUE, above=above)
         axes.set_ylim(max(0.0, math.floor(lowest * 20 - 0.5) / 20), 1.0)
         axes.set_xlim(points[0][0] - 0.4, points[-1][0] + 0.4 + 0.16 * len(points))
         step = max(1, math.ceil(points[-1][0] / 20))
