@@ -15,6 +15,7 @@ from fl_core.algorithms.base import Answer, Records
 from fl_core.errors import ProtocolError
 from fl_core.plan import JobPlan
 from fl_core.privacy.ledger import Ledger
+from fl_core.privacy.sampler import os_random
 from fl_core.protocol.package import JobPackage, RoundPackage, pack_tensors, unpack_tensors
 from fl_core.protocol.tasks import Declined, JobClosed, Learn, Learned, Sealed
 
@@ -157,9 +158,10 @@ def test_more_than_the_owner_allows_is_declined_and_nothing_released(tmp_path: P
 
 
 def test_a_cloud_cannot_put_words_into_the_device_s_memory() -> None:
-    tensors = pack_tensors({"kept/stc": np.ones(15, np.float32)})
+    weights = PLAN.cloud.package(PLAN.cloud.initial_state(), PLAN.exchange(1))
+    tensors = pack_tensors({**weights, "kept/stc": np.ones(15, np.float32)})
     package = RoundPackage("train", 1, False, tensors, b"")
     nobody = Records(np.zeros((0, 4), np.float32), np.zeros(0, np.int64))
     with pytest.raises(ProtocolError) as caught:
-        answers.training_answer(PLAN, PLAN.exchange(1), package, {}, nobody, bytes, "cpu")
+        answers.training_answer(PLAN, PLAN.exchange(1), package, {}, nobody, os_random, "cpu")
     assert caught.value.reason == "bad_package"
