@@ -120,7 +120,8 @@ class Round:
 def trained(plan: JobPlan) -> dict[str, Any]:
     """A state in the middle of the job."""
     state = dict(plan.cloud.initial_state())
-    state["iterate"] = state["iterate"] + 7
+    if "iterate" in state:
+        state["iterate"] = state["iterate"] + 7
     return state
 
 
