@@ -18,9 +18,15 @@ def add(commands: Subparsers) -> None:
         "validate",
         "check configuration files, start nothing",
         about="Prints every problem of every file as `file:line key: what, why, fix`.",
-        examples="edgeveil validate configs/*.yaml configs/jobs/*.yaml",
+        examples=(
+            "edgeveil validate configs/*.yaml configs/jobs/*.yaml\n"
+            "edgeveil validate configs/jobs/digits_preset.yaml --show"
+        ),
     )
     validate.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    validate.add_argument(
+        "--show", action="store_true", help="print jobs whole, with what presets and defaults give"
+    )
     validate.add_argument("--json", action="store_true", help="one JSON object a file and line")
     validate.set_defaults(handler=_validate)
     schema = command(
@@ -130,17 +136,19 @@ def _validate(args: argparse.Namespace) -> int:
 
     ensure_for_jobs(args.files)
     if not args.json:
-        return validate(args.files)
+        return validate(args.files, show=args.show)
     import json
 
-    from fl_core.config import load
+    from fl_core.config import Job, load
     from fl_core.errors import ConfigError
 
     code = 0
     for path in args.files:
         found: dict[str, object] = {"file": str(path), "kind": None, "problems": []}
         try:
-            found["kind"] = load(path)[0]
+            found["kind"], read = load(path)
+            if args.show and isinstance(read, Job):
+                found["job"] = read.model_dump(mode="json")
         except ConfigError as error:
             found["problems"], code = error.problems, error.exit_code
         print(json.dumps({**found, "ok": not found["problems"]}))

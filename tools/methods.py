@@ -13,6 +13,7 @@ from fl_core.aggregation import AGGREGATIONS
 from fl_core.algorithms import METHODS
 from fl_core.algorithms.stages import STAGES
 from fl_core.config.job_updates import Proxy
+from fl_core.config.presets import PRESETS
 from fl_core.data.partition import PARTITIONS
 from fl_core.errors import UsageError
 from fl_core.features import FEATURES, PcaParameters
@@ -87,6 +88,8 @@ def _named() -> Iterator[tuple[str, str, str]]:
             yield family, name, _first_line(table[name])
     for name in get_args(Proxy.model_fields["shuffle"].annotation):
         yield "proxy.shuffle", name, ""
+    for name in PRESETS:
+        yield "preset", name, ""
 
 
 def _described(parameters: Any, key: str) -> str:

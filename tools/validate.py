@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import yaml
+
 from fl_core.config import Job, load
 from fl_core.errors import ConfigError
 from fl_core.plan import JobPlan
 from fl_core.shuffled import shuffled
 
 
-def validate(paths: list[Path]) -> int:
+def validate(paths: list[Path], *, show: bool = False) -> int:
     """Print `FILE: ok (kind)` or every problem of each file, and where a job would stop early.
 
     Of a job also what the shuffle earns it, where that is proven, and what its aggregation claims.
+
+    `show` prints each job whole: what its preset and the defaults fill in.
 
     Returns 0 where all are sound, else 2. Whether the keys, passwords and data that a site
     file names exist is for the process to see when it starts.
@@ -33,4 +37,7 @@ def validate(paths: list[Path]) -> int:
                 print(f"  {plan.aggregation_note}")
             for credit in shuffled(plan) if plan else ():
                 print(f"  after the shuffle, {credit}")
+            if show and plan:
+                plain = plan.job.model_dump(mode="json")
+                print(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), end="")
     return code

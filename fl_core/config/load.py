@@ -17,6 +17,8 @@ from fl_core.config.base import MIX, Block
 from fl_core.config.explain import Explainer
 from fl_core.config.job import Job
 from fl_core.config.load_test import LoadOptions
+from fl_core.config.presets import KEY as PRESET
+from fl_core.config.presets import expand, with_preset
 from fl_core.config.schema_walk import Schema, SchemaWalk
 from fl_core.config.site import BrokerSite, CloudSite, EdgeSite, ProxySite
 from fl_core.config.yaml_tree import Problem, Tree, path_text, read_tree
@@ -103,6 +105,9 @@ def parse_job(text: str | bytes, where: str = "(posted)", *, folder: Path | None
         command = f"edgeveil {kind}" if kind in SITES else "edgeveil loadtest --scenario"
         text = f"this is {what}, not a job; pass it to `{command}`"
         raise _error(where, [Problem((), tree.line(()), text)])
+    expand(tree)
+    if PRESET in tree.value:  # without what it would give, all else would seem to be missing
+        raise _error(where, tree.problems)
     return _checked(Job, tree, where, folder=folder)
 
 
@@ -118,7 +123,7 @@ def json_schema(kind: str) -> Schema:
     if kind not in KINDS:
         raise ConfigError([f"unknown kind '{kind}', {nearest(kind, list(KINDS))}"])
     if kind == "job":
-        return Job.model_json_schema()
+        return with_preset(Job.model_json_schema())
     inner = _BLOCKS[kind].model_json_schema()
     definitions = inner.pop("$defs", {})
     return {
@@ -195,7 +200,8 @@ def _checked(
 
 @cache
 def _walk(model: type[BaseModel]) -> SchemaWalk:
-    return SchemaWalk(model.model_json_schema())
+    schema = model.model_json_schema()
+    return SchemaWalk(with_preset(schema) if model is Job else schema)
 
 
 def _merged(first: list[Problem], then: list[Problem]) -> list[Problem]:
