@@ -15,37 +15,27 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
 
 from fl_core.algorithms.base import Exchange
-from fl_core.algorithms.local_steps import chosen_processor
 from fl_core.algorithms.setting import Setting
 from fl_core.algorithms.updates.base import Task, Update
-from fl_core.algorithms.updates.form import network_of
-from fl_core.algorithms.updates.record_gradients import RECORD_BITS, RecordGradients
+from fl_core.algorithms.updates.form import size_of
+from fl_core.algorithms.updates.noised_sgd import (
+    LocalDpSgd,
+    NoisedSgd,
+    NoisedSums,
+    Plain,
+    noised_steps,
+    update_to,
+)
 from fl_core.privacy.events import Event, SampledGaussianEvent
-from fl_core.privacy.sampled import Steps, calibrated, noised_step, poisson_sample
-
-NOISE_BITS = 30  # noise and sums stand on 2^-30 of the clip norm: far finer than the noise
 
 
-class DpSgdParameters(BaseModel):
+class DpSgdParameters(LocalDpSgd):
     """The `train` block of a job with `method: dp_sgd`; all of it is public."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     method: Literal["dp_sgd"] = "dp_sgd"
     """SGD with a clip per record, Poisson sampling and Gaussian noise in every local step."""
-    rounds: int = Field(default=10, ge=1, le=10_000)
-    """Training rounds."""
-    local_steps: int = Field(default=10, ge=1, le=10_000)
-    """Noised steps of one device in one round; each of them is paid for."""
-    sampling_rate: float = Field(default=0.1, gt=0, le=1)
-    """Chance with which a record is in a step's sample; 1: every step takes all records."""
-    clip_norm: float = Field(default=1.0, gt=0, le=1e6)
-    """C: the L2 norm that one record's gradient is clipped to."""
-    learning_rate: float = Field(default=0.5, gt=0, le=100)
-    """Step size, for a gradient that is the sample's mean."""
 
 
 class DpSgd:
@@ -57,17 +47,8 @@ class DpSgd:
     @cached_property
     def event(self) -> SampledGaussianEvent:
         """What one round costs. Raises PrivacyError where no noise meets the job's budget."""
-        p, setting = self.parameters, self.setting
-        steps = Steps(
-            what="gradient steps",
-            sampling_probability=p.sampling_rate,
-            steps=p.local_steps,
-            sensitivity_steps=1 << NOISE_BITS,
-            coordinates=sum(int(np.prod(w.shape)) for w in network_of(setting).weights),
-            grid_bits=NOISE_BITS,
-        )
-        times = min(setting.max_participations, p.rounds)
-        return calibrated(steps, times, setting.epsilon, setting.delta)
+        p = self.parameters
+        return noised_steps(p, self.setting, p.local_steps, size_of(self.setting))
 
     def price(self, exchange: Exchange) -> tuple[Event, ...]:
         """The round's steps, together."""
@@ -75,19 +56,9 @@ class DpSgd:
 
     def train(self, task: Task, start: Mapping[str, NDArray[np.float32]]) -> Update:
         """Weights after the noised steps, minus the global ones. Needs torch."""
-        import torch
-
-        p, processor = self.parameters, chosen_processor(task.processor)
-        gradients = RecordGradients(task.network, task.records, processor, task.random_bytes)
-        weights = {name: torch.tensor(array, device=processor) for name, array in start.items()}
-        batch = p.sampling_rate * self.setting.nominal_records
-        rate = p.learning_rate * p.clip_norm * 2.0**-NOISE_BITS / batch
+        p = self.parameters
+        sgd = NoisedSgd(task, NoisedSums(task, self.event), p, self.setting)
+        weights = sgd.weights(start)
         for _ in range(p.local_steps):
-            chosen = poisson_sample(len(task.records), p.sampling_rate, task.random_bytes)
-            total = gradients.clipped_sum(weights, chosen, p.clip_norm)
-            noised = noised_step(total << (NOISE_BITS - RECORD_BITS), self.event, task.random_bytes)
-            step = torch.as_tensor((rate * noised).astype(np.float32)).to(processor)
-            parts = torch.split(step, [value.numel() for value in weights.values()])
-            for value, part in zip(weights.values(), parts, strict=True):
-                value.sub_(part.view_as(value))
-        return {name: value.cpu().numpy() - task.weights[name] for name, value in weights.items()}
+            sgd.take(weights, Plain(p.clip_norm))
+        return update_to(weights, task)
