@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -45,20 +45,17 @@ def training_s(job: Job, run: LocalRun) -> float:
     return (time.process_time() - begun_s) / REPEATS
 
 
-def played(job: Job, run: LocalRun, rounds: int) -> list[tuple[float, float]]:
+def played(job: Job, run: LocalRun, rounds: int) -> Iterator[tuple[float, float]]:
     """(wall, processor's) seconds of each exchange; the first reads the records too."""
-    measured = []
     with scratch(keep=False, in_memory=True) as folder, ThreadPoolExecutor(THREADS) as executor:
         site = site_of(job, run, folder)
         fleet = MemoryFleet(site, sealing=PlainSealing(), executor=executor)
         job_id = fleet.submit(job)
         for index in range(1, min(rounds, len(JobPlan(job).exchanges)) + 1):
             wall_s, busy_s = time.perf_counter(), time.process_time()
-
             fleet.net.run(_committed(fleet, job_id, index), limit_s=float("inf"))
-            measured.append((time.perf_counter() - wall_s, time.process_time() - busy_s))
+            yield time.perf_counter() - wall_s, time.process_time() - busy_s
         fleet.close()
-    return measured
 
 
 def _committed(fleet: MemoryFleet, job_id: str, index: int) -> Callable[[], bool]:
@@ -89,7 +86,7 @@ def main() -> None:
     with threadpool_limits(1):
         alone_s = training_s(job, run)
         for number, (wall_s, busy_s) in enumerate(played(job, run, args.rounds), start=1):
-            print(f"exchange {number}: {wall_s:6.2f} s, processor {busy_s:6.2f} s")
+            print(f"exchange {number}: {wall_s:6.2f} s, processor {busy_s:6.2f} s", flush=True)
     everybody_s = alone_s * run.devices
     print(
         f"training alone: {run.devices} x {1000 * alone_s:.1f} ms = {everybody_s:.2f} s processor"
