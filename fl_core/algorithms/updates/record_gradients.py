@@ -36,7 +36,7 @@ Int64 = NDArray[np.int64]
 
 RECORD_BITS = 16  # steps of 2^-16 of the clip norm; sums of a block stay below 2^24
 PLACES = {"cpu": 16}  # of a block, a power of two; elsewhere 128
-CHUNK = 1024  # a float32 sum of so many squares is off by less than 2^-14 of itself
+CHUNK = 1024  # a float32 sum of so many squares is off by less than 2^-13 of itself
 AIM, LIMIT = 1 - 2.0**-12, 1 - 2.0**-13  # of the norm that is scaled to; of the square allowed
 
 
@@ -127,7 +127,7 @@ def in_places(
 
 
 def _squared_norms(rows: list[torch.Tensor]) -> torch.Tensor:
-    """Squared L2 norms (n,), float64, off by less than 2⁻¹³·½ of themselves: sums of chunks."""
+    """Squared L2 norms (n,), float64, off by less than 2⁻¹³ of themselves: sums of chunks."""
     import torch
 
     parts = []
