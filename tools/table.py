@@ -66,7 +66,7 @@ def table(paths: Sequence[Path], asked: Asked) -> int:
     """
     if asked.seeds < 1:
         raise UsageError("no seed to run", where="--seeds", fix="use 1 or more")
-    studies = [_study(path, asked) for path in paths]
+    studies = [study_of(path, asked) for path in paths]
     names = [study.folder for study in studies]
     if len(set(names)) < len(names):
         raise UsageError(
@@ -77,7 +77,7 @@ def table(paths: Sequence[Path], asked: Asked) -> int:
     for study in studies:
         for number in range(asked.seeds):
             try:
-                if _run(study, number, asked, stream) == INTERRUPTED:
+                if run_seed(study, number, asked, stream) == INTERRUPTED:
                     return INTERRUPTED
             except EdgeVeilError as error:
                 failures.append(f"{study.path}, seed {study.run.seed + number}: {error}")
@@ -97,7 +97,7 @@ def table(paths: Sequence[Path], asked: Asked) -> int:
 
 def row(study: Study, seeds: int) -> dict[str, Any]:
     """One row of `table.json`, of the runs that completed."""
-    results = [found for n in range(seeds) if (found := _done(study, study.run.seed + n))]
+    results = [found for n in range(seeds) if (found := done(study, study.run.seed + n))]
     accuracies = [r["final"]["accuracy"] for r in results if r["final"]["accuracy"] is not None]
     references = [r["reference"]["accuracy"] for r in results]
     known = [value for value in references if value is not None]
@@ -123,16 +123,18 @@ def row(study: Study, seeds: int) -> dict[str, Any]:
     }
 
 
-def _study(path: Path, asked: Asked) -> Study:
+def study_of(path: Path, asked: Asked) -> Study:
+    """The job file, checked with its records. ConfigError, UsageError or DataError."""
     job, run = local_job(path, asked.overrides(load_job(path)))
     check_data(job, run)
     return Study(path, job, run, asked.out / path.stem)
 
 
-def _run(study: Study, number: int, asked: Asked, stream: IO[str]) -> int:
+def run_seed(study: Study, number: int, asked: Asked, stream: IO[str]) -> int:
+    """Run the seed `number` from 0, unless it has completed; 0 or 130. Raises EdgeVeilError."""
     seed = study.run.seed + number
     folder = study.folder / f"seed-{seed}"
-    if not asked.force and _done(study, seed):
+    if not asked.force and done(study, seed):
         print(f"{study.path}, seed {seed}: done before", file=stream)
         return 0
     (folder / STAMP).unlink(missing_ok=True)
@@ -154,7 +156,7 @@ def _run(study: Study, number: int, asked: Asked, stream: IO[str]) -> int:
     return code
 
 
-def _done(study: Study, seed: int) -> Mapping[str, Any] | None:
+def done(study: Study, seed: int) -> Mapping[str, Any] | None:
     """The result of a completed run of this very job, or None."""
     folder = study.folder / f"seed-{seed}"
     try:
