@@ -23,7 +23,7 @@ from fl_core.algorithms.stages.gradient_gaussian import GradientGaussian, Gradie
 from fl_core.algorithms.updates.base import Task, Update
 from fl_core.algorithms.updates.pso_swarm import Swarm, SwarmKeys
 from fl_core.algorithms.updates.sgd import LocalSgd, Sgd
-from fl_core.privacy.events import Event
+from fl_core.privacy.events import Event, GaussianEvent
 
 BLOCK = 1024  # records of one forward pass, so that memory is bounded
 
@@ -46,9 +46,14 @@ class PsoDpFl:
         clip = GradientGaussianParameters(clip_norm=parameters.clip_norm)
         self._noise = GradientGaussian(clip, setting)
 
+    @property
+    def event(self) -> GaussianEvent:
+        """One round's. Raises PrivacyError where (ε, δ) cannot be met."""
+        return self._noise.event
+
     def price(self, exchange: Exchange) -> tuple[Event, ...]:
         """One Gaussian release, for a whole device."""
-        return self._noise.price(exchange)
+        return (self.event,)
 
     def train(self, task: Task, start: Mapping[str, NDArray[np.float32]]) -> Update:
         """The noised change to the swarm's best; without records the noise alone. Needs torch."""
