@@ -35,6 +35,7 @@ from tools.audit_claimed import claimed_attacks
 from tools.audit_fm import fm_attacks
 from tools.audit_noise_only import noise_only_attack
 from tools.audit_statistics import BETA, Counts, caught, lower_bound
+from tools.audit_swarms import swarm_attacks
 from tools.audit_updates import update_attacks
 
 PIECES = 24  # of an attack's runs, so that all cores have work and the bar moves
@@ -73,7 +74,12 @@ class Finding:
 def attacks(effort: Effort) -> tuple[Attack, ...]:
     """Every attack there is."""
     own = (*single_mechanisms(effort), *fm_attacks(effort.jobs), noise_only_attack(effort.values))
-    return (*own, *update_attacks(effort.values, effort.jobs), *claimed_attacks(effort))
+    return (
+        *own,
+        *update_attacks(effort.values, effort.jobs),
+        *swarm_attacks(max(1, effort.jobs // 10)),
+        *claimed_attacks(effort),
+    )
 
 
 def audit(
