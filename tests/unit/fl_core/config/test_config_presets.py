@@ -62,7 +62,9 @@ def test_the_text_of_noised_inference_stands_as_it_is():
 
 
 def test_what_the_file_says_comes_first():
-    found = job("delm_enhanced", "train: {rounds: 3}\naggregation: {k: 7}\nfeatures:\n- name: gabor")
+    found = job(
+        "delm_enhanced", "train: {rounds: 3}\naggregation: {k: 7}\nfeatures:\n- name: gabor"
+    )
     assert (found.train.rounds, found.train.method) == (3, "fm_paper")
     assert (found.aggregation.name, found.aggregation.k) == ("min_divergence", 7)
     assert [entry.name for entry in found.features] == ["gabor"]
