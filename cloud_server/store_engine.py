@@ -14,6 +14,7 @@ from sqlalchemy.pool import StaticPool
 from cloud_server.store_records import StoreError
 
 MEMORY = "sqlite://"
+CONNECT_S = 5  # a server that does not take or keep up a connection for so long is away
 
 
 def open_engine(url: str) -> sa.Engine:
@@ -42,6 +43,9 @@ def open_engine(url: str) -> sa.Engine:
 def _server(url: sa.URL) -> sa.Engine:
     if url.drivername == "postgresql":
         url = url.set(drivername="postgresql+psycopg")
+    if url.drivername == "postgresql+psycopg":
+        bounds = {"connect_timeout": str(CONNECT_S), "tcp_user_timeout": str(1000 * CONNECT_S)}
+        url = url.update_query_dict({**bounds, **url.query})
     return sa.create_engine(url, pool_pre_ping=True)
 
 

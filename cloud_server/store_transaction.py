@@ -23,6 +23,7 @@ class Database(Protocol):
 
     _engine: sa.Engine
     _lock: threading.RLock
+    away: bool
 
     def _committed(self) -> None:
         """A transaction has been committed."""
@@ -42,18 +43,22 @@ def transaction(
     @functools.wraps(method)
     def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
         end_s, wait_s = time.monotonic() + AWAY_S, _FIRST_WAIT_S
-        while True:
-            try:
-                with self._lock:
-                    with self._engine.begin() as db:
-                        result = method(self, db, *args, **kwargs)
-                    self._committed()
-                    return result
-            except sa.exc.SQLAlchemyError as error:
-                if not _away(error) or time.monotonic() + wait_s > end_s:
-                    raise _told(error) from error
-            time.sleep(wait_s)
-            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+        try:
+            while True:
+                try:
+                    with self._lock:
+                        with self._engine.begin() as db:
+                            result = method(self, db, *args, **kwargs)
+                        self._committed()
+                        return result
+                except sa.exc.SQLAlchemyError as error:
+                    self.away = _away(error)
+                    if not self.away or time.monotonic() + wait_s > end_s:
+                        raise _told(error) from error
+                time.sleep(wait_s)
+                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+        finally:
+            self.away = False
 
     return run
 
