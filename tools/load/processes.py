@@ -47,18 +47,18 @@ class _Watched:
         except (OSError, EdgeVeilError) as error:
             self.fresh, self.trouble = False, str(error)
             return
+        now_s, mark_bytes = time.monotonic(), found.peak_bytes or 0
         if self.peak_before_bytes is None:
-            self.peak_before_bytes = found.peak_bytes or 0
-        now_s, before = time.monotonic(), (self.cpu_s, self.looked_s, self.started_s)
-        if before[2] not in (None, found.started_s):
-            self.cpu_before_s, self.peak_before_bytes = self.cpu_s, 0
+            self.peak_before_bytes = mark_bytes
+        if self.started_s is not None:
+            if self.started_s != found.started_s:
+                self.cpu_before_s, self.peak_before_bytes = self.cpu_s, 0
+            used_s = self.cpu_before_s + found.cpu_s - self.cpu_s
+            self.percent = 100 * used_s / max(now_s - self.looked_s, 1e-3)
         self.cpu_s, self.looked_s = self.cpu_before_s + found.cpu_s, now_s
         self.started_s, self.rss_bytes = found.started_s, found.rss_bytes
-        if before[2] is not None:
-            self.percent = 100 * (self.cpu_s - before[0]) / max(now_s - before[1], 1e-3)
-        mark = found.peak_bytes or 0
-        known = mark if mark > self.peak_before_bytes else 0
-        self.peak_bytes = max(self.peak_bytes or 0, found.rss_bytes, known)
+        risen_bytes = mark_bytes if mark_bytes > self.peak_before_bytes else 0
+        self.peak_bytes = max(self.peak_bytes or 0, found.rss_bytes, risen_bytes)
 
 
 class Watch:
