@@ -10,6 +10,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 import sqlalchemy as sa
 
+from cloud_server.store_engine import cause
 from cloud_server.store_records import StoreAway
 
 P = ParamSpec("P")
@@ -71,12 +72,12 @@ def _away(error: sa.exc.SQLAlchemyError) -> bool:
 
 
 def _told(error: sa.exc.SQLAlchemyError) -> StoreAway:
-    # The text of a driver may hold data or a password: only its class is shown.
-    cause = type(getattr(error, "orig", None) or error).__name__
     if _away(error):
         return StoreAway(
-            f"the database did not answer for {AWAY_S:.0f} s ({cause})",
+            f"the database did not answer for {AWAY_S:.0f} s ({cause(error)})",
             where="store_url",
             fix="bring it back, then start the cloud again: jobs go on where they stood",
         )
-    return StoreAway(f"the store failed ({cause})", fix="check its disk and its database server")
+    return StoreAway(
+        f"the store failed ({cause(error)})", fix="check its disk and its database server"
+    )
