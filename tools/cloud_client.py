@@ -20,10 +20,11 @@ POLL_S = 20.0
 UPLOAD_S = 120.0
 AGAIN_S = 0.5
 _PAGE_BYTES = 1 << 20
+_AWAY_STATUS = 503
 
 
 class CloudAway(UsageError):  # noqa: N818 - the state's name
-    """Nothing answers at the cloud's address."""
+    """The cloud, or the database behind it, does not answer now."""
 
 
 class CloudClient:
@@ -146,7 +147,8 @@ class CloudClient:
         if isinstance(found.get("problems"), list):
             return ConfigError([str(problem) for problem in found["problems"]])
         what = str(found.get("what", f"answers HTTP status {status}"))
-        return UsageError(what, where=self.url, fix=str(found.get("fix", "")))
+        kind = CloudAway if status == _AWAY_STATUS else UsageError
+        return kind(what, where=self.url, fix=str(found.get("fix", "")))
 
 
 def _mapping(content: bytes) -> dict[str, Any] | None:
