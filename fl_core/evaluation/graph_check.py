@@ -41,7 +41,7 @@ _CONSTANT_INPUTS = {
     "Unsqueeze": (1,),
 }
 # Operators whose inputs may be left out by an empty name, since others follow. Elsewhere nothing is
-# gained by one, and ONNX Runtime (seen at 1.31) crashes on a LayerNormalization with an unnamed bias.
+# gained by one, and ONNX Runtime 1.31 crashes on a LayerNormalization whose bias has no name.
 _LEAVES_OUT = frozenset({"Clip", "Pad", "Slice"})
 _FLOATS = frozenset({1, 10, 11, 16})  # TensorProto: float, float16, double, bfloat16
 _STANDARD = frozenset({"", "ai.onnx"})
