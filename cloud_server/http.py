@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from aiohttp import web
 
 from cloud_server.store import Store
-from cloud_server.store_records import JobEntry, StoreAway, StoreError, UnknownJob
+from cloud_server.store_records import JobEntry, StoreAway, StoredEvent, StoreError, UnknownJob
 from fl_core.errors import ConfigError, EdgeVeilError
 from fl_core.features.backbone import check_size
 from fl_core.transport.health import Health
@@ -28,11 +28,25 @@ _POLL_S = 0.1
 _PAGE = 1000
 _CHUNK_BYTES = 1 << 16
 
+T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+class Ask(Protocol):
+    """Where the store and the control are asked; it may refuse with StoreAway."""
+
+    def __call__(self, question: Callable[[], T], /) -> Awaitable[T]:
+        """What `question` returns or raises."""
+        ...
+
+
+async def ask_here(question: Callable[[], T]) -> T:
+    """On the loop that serves HTTP."""
+    return question()
+
+
 class JobControl(Protocol):
-    """What the job runner offers. The methods are quick; they run on the event loop."""
+    """What the job runner offers. The methods are quick; they run on the cloud's event loop."""
 
     def submit(self, job_yaml: str) -> str:
         """Validate and queue; returns the job's id. ConfigError holds every problem."""
@@ -57,15 +71,16 @@ def make_app(
     token: str,
     health: Health | None = None,
     metrics: Metrics | None = None,
+    ask: Ask = ask_here,
 ) -> web.Application:
     """The application; pass it to `fl_core.transport.http.serve`."""
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors, _guard(token)])
-    routes = _Routes(store, control)
+    routes = _Routes(store, control, metrics or Metrics(), ask)
     app.on_shutdown.append(routes.close)
     app.add_routes(
         [
             web.get("/healthz", (health or Health({})).page),
-            web.get("/metrics", (metrics or Metrics()).page),
+            web.get("/metrics", routes.metrics),
             web.get("/status", routes.status),
             web.put("/backbones", routes.backbone),
             web.post("/jobs", routes.submit),
@@ -82,15 +97,18 @@ def make_app(
 
 
 class _Routes:
-    def __init__(self, store: Store, control: JobControl) -> None:
-        self._store, self._control = store, control
-        self._closing = asyncio.Event()
+    def __init__(self, store: Store, control: JobControl, metrics: Metrics, ask: Ask) -> None:
+        self._store, self._control, self._metrics = store, control, metrics
+        self._ask, self._closing = ask, asyncio.Event()
 
     async def close(self, _app: web.Application) -> None:
         self._closing.set()
 
+    async def metrics(self, _request: web.Request) -> web.Response:
+        return await self._ask(self._metrics.shown)
+
     async def status(self, _request: web.Request) -> web.Response:
-        return web.json_response(dict(self._control.status()))
+        return web.json_response(dict(await self._ask(self._control.status)))
 
     async def submit(self, request: web.Request) -> web.Response:
         body = await request.read()
@@ -98,7 +116,8 @@ class _Routes:
             text = body.decode("utf-8")
         except UnicodeDecodeError as error:
             raise ConfigError([f"(posted):1 : not UTF-8 text at byte {error.start}"]) from error
-        return web.json_response({"id": self._control.submit(text)}, status=201)
+        job = await self._ask(lambda: self._control.submit(text))
+        return web.json_response({"id": job}, status=201)
 
     async def backbone(self, request: web.Request) -> web.Response:
         """Before the job that names it: a feature extractor (ONNX), kept under its digest."""
@@ -106,43 +125,48 @@ class _Routes:
         async for chunk in request.content.iter_chunked(_CHUNK_BYTES):
             graph += chunk
             check_size(graph)
-        return web.json_response({"sha256": self._store.put_backbone(bytes(graph))}, status=201)
+        digest = await self._ask(lambda: self._store.put_backbone(bytes(graph)))
+        return web.json_response({"sha256": digest}, status=201)
 
     async def jobs(self, _request: web.Request) -> web.Response:
-        return web.json_response({"jobs": [_summary(entry) for entry in self._store.jobs()]})
+        entries = await self._ask(self._store.jobs)
+        return web.json_response({"jobs": [_summary(entry) for entry in entries]})
 
     async def job(self, request: web.Request) -> web.Response:
-        entry = self._store.job(request.match_info["id"])
-        rounds = [asdict(record) for record in self._store.exchanges(entry.id)]
+        entry = await self._entry(request)
+        records = await self._ask(lambda: self._store.exchanges(entry.id))
+        rounds = [asdict(record) for record in records]
         return web.json_response({**_summary(entry), "exchanges": rounds})
 
     async def events(self, request: web.Request) -> web.Response:
-        job = self._store.job(request.match_info["id"]).id
+        job = (await self._entry(request)).id
         after = int(_number(request, "after", 0.0, 2.0**53))
         wait_s = _number(request, "wait_s", 0.0, MAX_WAIT_S)
+
+        def read() -> Sequence[StoredEvent]:
+            return self._store.events_after(after, job, _PAGE)
+
         deadline = asyncio.get_running_loop().time() + wait_s
-        news, found = self._store.news(job), self._store.events_after(after, job, _PAGE)
+        news, found = self._store.news(job), await self._ask(read)
         while not found and asyncio.get_running_loop().time() < deadline:
             if self._closing.is_set():
                 break
             await asyncio.sleep(_POLL_S)
             if news != (now := self._store.news(job)):
-                news, found = now, self._store.events_after(after, job, _PAGE)
+                news, found = now, await self._ask(read)
         return web.json_response({"events": [asdict(event) for event in found]})
 
     async def cancel(self, request: web.Request) -> web.Response:
-        job = request.match_info["id"]
-        self._control.cancel(job)
-        return web.json_response(_summary(self._store.job(job)))
+        await self._ask(lambda: self._control.cancel(request.match_info["id"]))
+        return web.json_response(_summary(await self._entry(request)))
 
     async def resume(self, request: web.Request) -> web.Response:
-        job = request.match_info["id"]
-        self._control.resume(job)
-        return web.json_response(_summary(self._store.job(job)))
+        await self._ask(lambda: self._control.resume(request.match_info["id"]))
+        return web.json_response(_summary(await self._entry(request)))
 
     async def model(self, request: web.Request) -> web.Response:
-        entry = self._store.job(request.match_info["id"])
-        release = self._store.release(entry.id)
+        entry = await self._entry(request)
+        release = await self._ask(lambda: self._store.release(entry.id))
         if release is None:
             raise UnknownModel(entry)
         onnx = request.path.endswith(".onnx")
@@ -152,6 +176,10 @@ class _Routes:
             content_type="application/octet-stream",
             headers={"Content-Disposition": f'attachment; filename="{name}"'},
         )
+
+    async def _entry(self, request: web.Request) -> JobEntry:
+        """The job that the address names."""
+        return await self._ask(lambda: self._store.job(request.match_info["id"]))
 
 
 class UnknownModel(UnknownJob):

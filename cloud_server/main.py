@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from cloud_server.control import Control
 from cloud_server.host import LOG, CloudHost
 from cloud_server.http import make_app
+from cloud_server.http_thread import Desk, HttpThread
 from cloud_server.http_token import load_or_make_token
 from cloud_server.metrics import CloudMetrics
 from cloud_server.recording import Recorder
@@ -24,7 +25,6 @@ from fl_core.protocol.cloud_tasks import CloudSettings
 from fl_core.protocol.envelope import Signer
 from fl_core.protocol.transfer import part_bytes
 from fl_core.transport.health import STUCK_S, Health, Probe, writable
-from fl_core.transport.http import serve
 from fl_core.transport.metrics import Linked, MeteredHost, Metrics
 from fl_core.transport.process import (
     OwnFolder,
@@ -109,8 +109,10 @@ async def _run(site: CloudSite, stop: asyncio.Event) -> int:
         await session.attach(runtime, on_state)
         metrics.registry.register(Linked(runtime, {"cloud": session}))
         health, token = _health(site, session, runtime, store), load_or_make_token(site.state_dir)
-        app = make_app(store, control, token, health, metrics)
-        http = await serve(app, site.http.host, site.http.port)
+        desk = Desk(asyncio.get_running_loop(), lambda: store.away)
+        app = make_app(store, control, token, health, metrics, desk)
+        http = HttpThread()
+        await http.start(app, site.http.host, site.http.port)
         try:
             await session.link.connect_or_raise()
             LOG.info("running", extra={"http": http.url, "enrolled": store.counts().enrolled})
@@ -131,10 +133,11 @@ def _health(site: CloudSite, session: Session, runtime: Runtime, store: Store) -
             return False
         return writable(site.state_dir)
 
+    probe = Probe(stores)
     return Health(
         {
             "broker": lambda: session.link.connected,
             "machine": lambda: runtime.step_s < STUCK_S,
-            "store": Probe(stores),
+            "store": lambda: False if store.away else probe(),
         }
     )

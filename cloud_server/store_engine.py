@@ -14,6 +14,7 @@ from sqlalchemy.pool import StaticPool
 from cloud_server.store_records import StoreError
 
 MEMORY = "sqlite://"
+CONNECT_S = 5  # a server that does not take or keep up a connection for so long is away
 
 
 def open_engine(url: str) -> sa.Engine:
@@ -30,9 +31,8 @@ def open_engine(url: str) -> sa.Engine:
             fix=f"pip install '{error.name}[binary]'" if error.name == "psycopg" else "install it",
         ) from error
     except (sa.exc.SQLAlchemyError, OSError) as error:
-        # The text of a driver may repeat the URL with its password: only its class is shown.
         raise StoreError(
-            f"the store cannot be opened ({_cause(error)})",
+            f"the store cannot be opened ({cause(error)})",
             where=_shown(url),
             fix="check that the address is right, reachable and writable",
         ) from error
@@ -42,6 +42,9 @@ def open_engine(url: str) -> sa.Engine:
 def _server(url: sa.URL) -> sa.Engine:
     if url.drivername == "postgresql":
         url = url.set(drivername="postgresql+psycopg")
+    if url.drivername == "postgresql+psycopg":
+        bounds = {"connect_timeout": str(CONNECT_S), "tcp_user_timeout": str(1000 * CONNECT_S)}
+        url = url.update_query_dict({**bounds, **url.query})
     return sa.create_engine(url, pool_pre_ping=True)
 
 
@@ -91,7 +94,8 @@ def forget_old_pages(engine: sa.Engine) -> None:
             connection.close()
 
 
-def _cause(error: BaseException) -> str:
+def cause(error: BaseException) -> str:
+    """What SQLite says, which holds no data; of another driver, whose text may, the class."""
     original = getattr(error, "orig", None)
     if original is not None and type(original).__module__ == "sqlite3":
         return str(original)

@@ -20,6 +20,7 @@ class Journal:
 
     def __init__(self, engine: sa.Engine, now_s: Callable[[], float]) -> None:
         self._engine, self._now_s, self._lock = engine, now_s, threading.RLock()
+        self.away = False  # whether a transaction waits for the database's return at this moment
         self._said: set[str] = set()  # jobs with events that are not committed yet
         self._heard: Counter[str] = Counter()
 

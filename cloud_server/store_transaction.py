@@ -10,6 +10,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 import sqlalchemy as sa
 
+from cloud_server.store_engine import cause
 from cloud_server.store_records import StoreAway
 
 P = ParamSpec("P")
@@ -23,6 +24,7 @@ class Database(Protocol):
 
     _engine: sa.Engine
     _lock: threading.RLock
+    away: bool
 
     def _committed(self) -> None:
         """A transaction has been committed."""
@@ -42,18 +44,22 @@ def transaction(
     @functools.wraps(method)
     def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
         end_s, wait_s = time.monotonic() + AWAY_S, _FIRST_WAIT_S
-        while True:
-            try:
-                with self._lock:
-                    with self._engine.begin() as db:
-                        result = method(self, db, *args, **kwargs)
-                    self._committed()
-                    return result
-            except sa.exc.SQLAlchemyError as error:
-                if not _away(error) or time.monotonic() + wait_s > end_s:
-                    raise _told(error) from error
-            time.sleep(wait_s)
-            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+        try:
+            while True:
+                try:
+                    with self._lock:
+                        with self._engine.begin() as db:
+                            result = method(self, db, *args, **kwargs)
+                        self._committed()
+                        return result
+                except sa.exc.SQLAlchemyError as error:
+                    self.away = _away(error)
+                    if not self.away or time.monotonic() + wait_s > end_s:
+                        raise _told(error) from error
+                time.sleep(wait_s)
+                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+        finally:
+            self.away = False
 
     return run
 
@@ -66,12 +72,12 @@ def _away(error: sa.exc.SQLAlchemyError) -> bool:
 
 
 def _told(error: sa.exc.SQLAlchemyError) -> StoreAway:
-    # The text of a driver may hold data or a password: only its class is shown.
-    cause = type(getattr(error, "orig", None) or error).__name__
     if _away(error):
         return StoreAway(
-            f"the database did not answer for {AWAY_S:.0f} s ({cause})",
+            f"the database did not answer for {AWAY_S:.0f} s ({cause(error)})",
             where="store_url",
             fix="bring it back, then start the cloud again: jobs go on where they stood",
         )
-    return StoreAway(f"the store failed ({cause})", fix="check its disk and its database server")
+    return StoreAway(
+        f"the store failed ({cause(error)})", fix="check its disk and its database server"
+    )

@@ -28,8 +28,8 @@ several hosts, against a site that runs elsewhere:
 edgeveil loadtest --make-fleet load.fleet --devices 5000
 edgeveil proxy admit --config configs/proxy.yaml load.fleet.enrolments
 edgeveil loadtest --devices 5000 --broker mqtt://edge:1883 --cloud http://cloud:8701 \\
-    --token-file http.token --fleet load.fleet --keys keys --listen 10.0.0.5:9000 --remote 2 \\
-    --join-token join.token
+    --proxy-http http://proxy:8702 --token-file http.token --fleet load.fleet --keys keys \\
+    --listen 10.0.0.5:9000 --remote 2 --join-token join.token
 edgeveil loadtest --join http://10.0.0.5:9000 --join-token join.token
 """
 

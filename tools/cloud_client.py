@@ -19,10 +19,12 @@ TIMEOUT_S = 10.0
 POLL_S = 20.0
 UPLOAD_S = 120.0
 AGAIN_S = 0.5
+_PAGE_BYTES = 1 << 20
+_AWAY_STATUS = 503
 
 
 class CloudAway(UsageError):  # noqa: N818 - the state's name
-    """Nothing answers at the cloud's address."""
+    """The cloud, or the database behind it, does not answer now."""
 
 
 class CloudClient:
@@ -145,7 +147,8 @@ class CloudClient:
         if isinstance(found.get("problems"), list):
             return ConfigError([str(problem) for problem in found["problems"]])
         what = str(found.get("what", f"answers HTTP status {status}"))
-        return UsageError(what, where=self.url, fix=str(found.get("fix", "")))
+        kind = CloudAway if status == _AWAY_STATUS else UsageError
+        return kind(what, where=self.url, fix=str(found.get("fix", "")))
 
 
 def _mapping(content: bytes) -> dict[str, Any] | None:
@@ -158,13 +161,20 @@ def _mapping(content: bytes) -> dict[str, Any] | None:
 
 def get_json(url: str, token: str = "") -> dict[str, Any]:
     """A JSON object over HTTP, past any proxy of the system; OSError when there is none."""
+    found = _mapping(get_text(url, token).encode())
+    if found is None:
+        raise OSError("no JSON object")
+    return found
+
+
+def get_text(url: str, token: str = "", timeout_s: float = 2.0) -> str:
+    """A page over HTTP, past any proxy of the system; OSError when there is none."""
     request = urllib.request.Request(url)  # noqa: S310 - our own address
     if token:
         request.add_header("Authorization", f"Bearer {token}")
     try:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(request, timeout=2.0) as answer:
-            found = json.load(answer)
+        with opener.open(request, timeout=timeout_s) as answer:
+            return str(answer.read(_PAGE_BYTES).decode("utf-8", "replace"))
     except (ValueError, urllib.error.URLError, HTTPException) as error:
-        raise OSError(str(error)) from error
-    return found if isinstance(found, dict) else {}
+        raise OSError(str(getattr(error, "reason", None) or error)) from error

@@ -204,12 +204,14 @@ def timeline_plot(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def byte_text(count: float) -> str:
-    """A number of bytes for a person: `1.1 MiB`."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
+    """A number of bytes for a person, in three digits: `1.1 MiB`, `0.977 MiB` for 1000 KiB."""
+    if count < 1024:
+        return f"{count:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
         count /= 1024
-    return f"{count:.3g} GiB"
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+    return f"{count / 1024:,.2f} TiB"
 
 
 @contextmanager

@@ -93,6 +93,8 @@ class LoadOptions(Block):
     """Address of the running cloud's control page."""
     token_file: SitePath | None = None
     """The running cloud's `http.token`."""
+    proxy_http: str | None = Field(default=None, max_length=300, examples=["http://127.0.0.1:8702"])
+    """Address of the running proxy's status page, for its processor time and memory."""
     fleet: SitePath | None = None
     """Keys of the devices that the running site's proxy has admitted, from `--make-fleet`."""
     keys: SitePath | None = None
@@ -182,6 +184,11 @@ def _site_mixes(options: LoadOptions) -> Iterator[Mix]:
         yield Mix(
             ("broker", *missing),
             f"a running site also needs {', '.join(missing)}; a broker alone needs none of them",
+        )
+    if options.proxy_http is not None and (options.broker is None or not named):
+        yield Mix(
+            ("proxy_http", "broker"),
+            "goes with a running site that is named by broker, cloud and the rest; leave it out",
         )
     if options.cloud_broker is not None and (options.broker is None or named):
         yield Mix(("cloud_broker", "broker"), "goes with a broker alone; leave it out")

@@ -115,7 +115,7 @@ class DeviceMachine:
             case fx.Received(message=Offer() as offer):
                 return self._offer(offer)
             case fx.Received(message=Part() as part):
-                taken = self.fetches.part(part)
+                taken = self.fetches.part(part, self._jobs.is_ahead)
                 return taken if isinstance(taken, list) else self._complete(taken)
             case fx.Received(message=Need() as need):
                 return self.outbox.need(need)
@@ -186,9 +186,6 @@ class DeviceMachine:
         match complete:
             case (Commit() as commit, data):
                 return self.round.committed(commit, data)
-            case (Manifest() as manifest, data) if self._jobs.is_ahead(manifest):
-                self._jobs.put_by(manifest, data)
-                return []
             case (Manifest(kind="round") as manifest, data):
                 return self.round.complete(manifest, data, self._now_s)
             case (Manifest() as manifest, data):

@@ -17,7 +17,10 @@ Complete = tuple[Header, bytes]
 
 
 class Fetches:
-    """Offered blobs by digest. What is complete is handed out once and forgotten."""
+    """Offered blobs by digest. What is complete is handed out once and forgotten.
+
+    What stays, such as a round that came before its job, is handed out when it is offered again.
+    """
 
     def __init__(self, settings: Settings, pace: Pace) -> None:
         self._settings, self._pace = settings, pace
@@ -51,18 +54,22 @@ class Fetches:
         digest = header.blob.digest
         fetch = self.under_way.get(digest) or Fetch(offer, header, self._settings.blob_bytes)
         self.under_way[digest] = fetch
-        complete = False
         for part in first_data(offer, header.blob):
-            complete = fetch.add(part)
-        return self._finish(fetch) if complete else None
+            fetch.add(part)
+        return self._finish(fetch) if fetch.assembly.complete else None
 
-    def part(self, part: Part) -> Complete | list[fx.Effect]:
-        """Take a part: the whole blob, or what to ask for next."""
+    def part(self, part: Part, stays: Callable[[Header], bool]) -> Complete | list[fx.Effect]:
+        """Take a part: the whole blob, unless it `stays`, or what to ask for next."""
         fetch = self.under_way.get(part.blob)
         if fetch is None:
             return []  # parts are broadcast: most are of no interest here
+        again = part.index in fetch.assembly
         if fetch.add(part):
-            return self._finish(fetch)
+            if not stays(fetch.header):
+                return self._finish(fetch)
+            if not again:
+                fetch.assembly.finish()  # checks it: what is not the blob is forgotten
+            return []
         need = fetch.next_need(timer=False)
         return [fx.Send(fx.Proxy(), need)] if need else []
 

@@ -68,7 +68,7 @@ class Jobs:
         until_s = now_s + round_.deadline_s + round_.grace_s
         self._waiting, self._tries = (round_, offer, until_s), 0
         out = self.want_again(now_s)
-        if offer.data:
+        if offer.data or round_.blob.digest in self._fetches.under_way:
             return out
         self._fetches.offer(offer, round_)
         return [*out, fx.SetTimer("repair", self._settings.repair_s)]
@@ -86,12 +86,6 @@ class Jobs:
         if job_id in self._at_work or self._fetches.brings_job(job_id):
             return [timer]
         return [fx.Send(fx.Proxy(), self._signer.note(Want(job_id))), timer]
-
-    def put_by(self, round_: Manifest, data: bytes) -> None:
-        """The package of the round that waits is here."""
-        if self._waiting is not None and self._waiting[0] == round_:
-            _, offer, until_s = self._waiting
-            self._waiting = (round_, Offer(offer.header, data), until_s)
 
     def released(self, job_id: bytes) -> Offer | None:
         """The round that waited for this job, once."""

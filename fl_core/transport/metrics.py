@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
@@ -32,9 +33,14 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
+        self.registry.register(_Peak())
 
     async def page(self, _request: web.Request) -> web.Response:
         """Everything in Prometheus' text form."""
+        return self.shown()
+
+    def shown(self) -> web.Response:
+        """The same, read now."""
         body = generate_latest(self.registry)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
@@ -59,6 +65,26 @@ def counter(
     for key, count in counts:
         family.add_metric(key, count)
     return family
+
+
+class _Peak(Collector):
+    """What ProcessCollector leaves out."""
+
+    def collect(self) -> Iterator[Metric]:
+        if (peak_bytes := peak_rss_bytes()) is not None:
+            text = "The most resident memory since the process began."
+            yield gauge("peak_resident_memory_bytes", text, peak_bytes)
+
+
+def peak_rss_bytes(pid: int | None = None) -> int | None:
+    """The kernel's mark of a process's memory, this one's without `pid`; None if it has none."""
+    with suppress(OSError, ValueError, IndexError):
+        for line in (
+            Path(f"/proc/{pid or 'self'}/status").read_text("ascii", "replace").splitlines()
+        ):
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return None
 
 
 class Linked(Collector):

@@ -115,7 +115,9 @@ async def first_of(stop: asyncio.Event, *work: Awaitable[object]) -> None:
     for task in (waiting, *tasks):
         if task not in done:
             task.cancel()
-    await asyncio.wait([waiting, *tasks], timeout=EXIT_S)
-    for task in done:
-        if task is not waiting:
-            task.result()
+    ended, _ = await asyncio.wait([waiting, *tasks], timeout=EXIT_S)
+    # All are looked at: an error that nobody took would be a traceback of asyncio's in the log.
+    errors = {task: task.exception() for task in ended if not task.cancelled()}
+    for task in tasks:
+        if task in done and (error := errors.get(task)) is not None:
+            raise error

@@ -148,6 +148,7 @@ def test_generators_of_another_host_share_the_test(tmp_path):
             *("loadtest", "--devices", 6, "--rounds", 2, "--payload-bytes", 1024, "--json"),
             *("--broker", f"mqtt://127.0.0.1:{edge}"),
             *("--cloud", f"http://127.0.0.1:{cloud_http}"),
+            *("--proxy-http", f"http://127.0.0.1:{proxy_http}/"),
             *("--token-file", site / "state" / "cloud" / "http.token", "--keys", site / "keys"),
             *("--fleet", fleet, "--listen", f"127.0.0.1:{port}", "--remote", 1),
             *("--join-token", token, "--deadline", 60),
@@ -161,6 +162,7 @@ def test_generators_of_another_host_share_the_test(tmp_path):
         assert joined.wait(20) == 0
         again = loadtest("--site", site, "--devices", 3, "--rounds", 1, "--json")
         assert again.returncode == 0, again.stderr
+        told_by_their_pages(json.loads(again.stdout))
         registry = Registry(site / "state" / "proxy" / REGISTRY_FILE)
         assert len(registry.devices()) == 7  # as before: its own three are out again
         assert len(registry.devices(revoked=True)) == 10
@@ -178,6 +180,18 @@ def test_generators_of_another_host_share_the_test(tmp_path):
     [warning] = result["warnings"]
     assert warning.startswith("1 enrolled devices that are not of this test were selected")
     assert (result["lost"], result["duplicated"], result["sum_matches"]) == (0, 0, True)
+    told_by_their_pages(result)
+
+
+def told_by_their_pages(result: dict) -> None:
+    """What a running site's cloud and proxy spend is in the result as that of children is."""
+    for name in ("cloud", "proxy"):
+        used = result["processes"][name]
+        assert used["cpu_s"] > 0
+        assert used["peak_rss_bytes"] == result["peak_rss_bytes"][name] > 1 << 24
+        assert result["series"][-1]["rss_bytes"][name] > 1 << 24
+        assert name in result["series"][-1]["cpu_percent"]
+        assert result["cpu_ms_per_upload"][name] is None  # of less than ten seconds
 
 
 def _open(port: int) -> bool:

@@ -23,7 +23,7 @@ class Disk:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
         _mount("-t", "tmpfs", "-o", f"size={_ROOM},mode=0700", "edgeveil-chaos", str(folder))
 
     def fill(self) -> None:

@@ -61,6 +61,7 @@ class ChaosSite:
             protocol=4 if engine == "amqtt" else int(run.protocol),
         )
         states = plan.folder / "state"
+        states.mkdir(mode=0o700)
         self._disks = {name: disks.under(states / name) for name in ("cloud", "proxy")}
         self._edge_disks = [disks.under(plan.edge_state(k + 1)) for k in range(plan.devices)]
         self.site, self.engine = provision(plan, force=True), engine

@@ -65,6 +65,7 @@ class _Kept:
     start_s: float = 2.0  # how long its last start took, to its first word
     doomed: int = 0  # kills that it was given, or will be as soon as it starts
     armed: deque[float] = field(default_factory=deque)  # shares of a start, one for each next life
+    aimed: int = 0  # of them, those whose time runs
     full: bool = False
     keeper: threading.Thread | None = field(default=None, repr=False)
 
@@ -105,10 +106,16 @@ class Supervisor:
             _signal(kept.process, signal.SIGKILL)
 
     def kill_starting(self, name: str, share: float) -> None:
-        """SIGKILL in its next life, after this share of the time that its last start took."""
+        """SIGKILL in its next life, after this share of the time that its last start took.
+
+        In this life where nothing is about to end it: the next one might never come.
+        """
+        kept = self._all[name]
         with self._lock:
-            self._all[name].armed.append(share)
+            kept.armed.append(share)
             self._waiting += 1
+            if _alive(kept) and not kept.doomed and not kept.aimed:
+                self._aim(kept)
 
     @property
     def waiting(self) -> int:
@@ -133,10 +140,7 @@ class Supervisor:
     def alive(self) -> dict[str, bool]:
         """Which processes run."""
         with self._lock:
-            return {
-                kept.name: kept.process is not None and kept.process.poll() is None
-                for kept in self._all.values()
-            }
+            return {kept.name: _alive(kept) for kept in self._all.values()}
 
     def stop(self) -> list[str]:
         """End all by SIGTERM; the names of those that had to be killed. May be called twice."""
@@ -183,14 +187,20 @@ class Supervisor:
         if kept.doomed:
             _signal(process, signal.SIGKILL)
         elif kept.armed:
-            timer = threading.Timer(kept.armed.popleft() * kept.start_s, self._strike, (kept,))
-            timer.daemon = True
-            timer.start()
+            self._aim(kept)
         return process
+
+    def _aim(self, kept: _Kept) -> None:
+        """Let the time of the next armed kill run."""
+        timer = threading.Timer(kept.armed.popleft() * kept.start_s, self._strike, (kept,))
+        timer.daemon = True
+        timer.start()
+        kept.aimed += 1
 
     def _strike(self, kept: _Kept) -> None:
         with self._lock:
             self._waiting -= 1
+            kept.aimed -= 1
             if not self._stopping:
                 self.kill(kept.name)
 
@@ -216,6 +226,10 @@ class Supervisor:
                 how = "stopped"
             now = self._now_s()
             self.ends.append(Ended(kept.name, now, now - kept.started_s, code, how, said))
+
+
+def _alive(kept: _Kept) -> bool:
+    return kept.process is not None and kept.process.poll() is None
 
 
 def _fill(kept: _Kept) -> None:

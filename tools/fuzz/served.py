@@ -24,7 +24,7 @@ from tools.load import mqtt_packets as load
 
 _TOKEN = "a token"  # noqa: S105 - nobody else's
 _LIMIT_BYTES = 1024
-_STORE_INPUTS = 200  # then the store is a new one: it must not grow with the inputs
+_STORE_INPUTS = 2_000  # then the store is a new one: it must not grow with the inputs
 _PATHS = (
     *("/jobs", "/jobs/{}", "/jobs/{}/events", "/jobs/{}/cancel", "/jobs/{}/resume", "/status"),
     *("/backbones", "/jobs/{}/model.onnx", "/jobs/{}/model.safetensors", "/healthz", "/metrics"),

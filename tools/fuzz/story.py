@@ -32,6 +32,7 @@ from tools.fuzz.samples import (
     signing_key,
 )
 from tools.fuzz.target import Tape, demand
+from tools.load.shared import SharedVerifyKey
 
 PART_BYTES = 256
 SEALED_BYTES = tuple(group.padded_bytes + m.SEAL_OVERHEAD_BYTES for group in GROUPS)
@@ -96,7 +97,7 @@ def _signed(tape: Tape, inner: m.Header | m.Body, by: str, label: bytes) -> m.Si
 
 @cache
 def public_key(name: str) -> VerifyKey:
-    return signing_key(name).public()
+    return SharedVerifyKey(signing_key(name).public().to_bytes())
 
 
 @lru_cache(maxsize=10_000)

@@ -42,7 +42,7 @@ class Target:
     token_file: Path
     cloud_key: VerifyKey
     proxy_key: VerifyKey
-    proxy_status: str | None = None
+    proxy_http: str | None = None
     ca: Path | None = None
 
 
@@ -100,7 +100,7 @@ class LocalSite:
             token_file=folder / "state" / "cloud" / "http.token",
             cloud_key=keys["cloud"],
             proxy_key=keys["proxy"],
-            proxy_status=f"http://{plan.host}:{plan.ports.proxy_http}/status",
+            proxy_http=f"http://{plan.host}:{plan.ports.proxy_http}",
             ca=folder / "tls" / "ca.crt" if plan.tls and not self._outside["edge"] else None,
         )
 

@@ -93,6 +93,8 @@ def _type(node: Schema) -> type[int] | type[float] | type[str]:
 def _metavar(key: str, node: Schema) -> str:
     if node.get("format") == "path":
         return "DIR" if key in ("out", "site") else "FILE"
+    if key in ("cloud", "proxy_http") or key.endswith("broker"):
+        return "URL"
     if key.endswith("_s"):
         return "X" if key.endswith("_per_s") else "S"
     return {"integer": "N", "number": "X"}.get(str(node.get("type")), key.upper())

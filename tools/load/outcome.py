@@ -109,18 +109,11 @@ def outcome(
         **losses(totals, course, alone=measured.others == 0),
         "duplicated": totals.counts["duplicated"],
         "sum_matches": sum_matches(totals, course, options.values),
-        "warnings": list(_warnings(measured, rows)),
+        "warnings": [*_warnings(measured, rows), *_unknown(measured, watch, cost)],
         "refused": {**course.refused, **totals.refused},
-        "processes": {
-            name: {
-                "cpu_s": round(cost.cpu_s.get(name, 0.0), 3),
-                "cpu_percent": cost.rate(100 * cost.cpu_s.get(name, 0.0), cost.seconds),
-                "peak_rss_bytes": peak[name],
-            }
-            for name in peak
-        },
+        "processes": {name: cost.of(name) | {"peak_rss_bytes": peak[name]} for name in peak},
         "peak_rss_bytes": peak,
-        "cpu_ms_per_upload": {n: cost.rate(1000 * s, cost.uploads) for n, s in cost.cpu_s.items()},
+        "cpu_ms_per_upload": {name: cost.ms_per_upload(name) for name in peak},
         "idle": measured.idle,
         "raw": None,
         "raw_ratio": None,
@@ -133,7 +126,7 @@ def outcome(
 
 @dataclass(frozen=True)
 class _Cost:
-    """What the measured rounds took."""
+    """What the measured rounds took; `cpu_s` of the processes that told it at both ends."""
 
     cpu_s: Mapping[str, float] = field(default_factory=dict)
     down_bytes: int = 0
@@ -144,6 +137,18 @@ class _Cost:
         """None where the span is too short: its ends are known to a fraction of a second."""
         return _rate(amount, by) if self.seconds >= LEAST_S else None
 
+    def of(self, process: str) -> dict[str, float | None]:
+        """Processor time of one process; None for what is not known."""
+        used_s = self.cpu_s.get(process)
+        if used_s is None:
+            return {"cpu_s": None, "cpu_percent": None}
+        return {"cpu_s": round(used_s, 3), "cpu_percent": self.rate(100 * used_s, self.seconds)}
+
+    def ms_per_upload(self, process: str) -> float | None:
+        """The same for one upload."""
+        used_s = self.cpu_s.get(process)
+        return None if used_s is None else self.rate(1000 * used_s, self.uploads)
+
 
 def _cost(measured: Measured, rows: list[dict[str, Any]]) -> _Cost:
     span = measured.span()
@@ -152,7 +157,7 @@ def _cost(measured: Measured, rows: list[dict[str, Any]]) -> _Cost:
     first, last = span
     within = rows[first.rounds : last.rounds]
     return _Cost(
-        {name: cpu_s - first.cpu_s.get(name, 0.0) for name, cpu_s in last.cpu_s.items()},
+        {n: cpu_s - first.cpu_s[n] for n, cpu_s in last.cpu_s.items() if n in first.cpu_s},
         last.counts["bytes_down"] - first.counts["bytes_down"],
         sum(row["uploads"] for row in within),
         measured.seconds(),
@@ -177,6 +182,14 @@ def _warnings(measured: Measured, rows: list[dict[str, Any]]) -> Iterator[str]:
     late = sum(row["seconds"] - row["absorb_s"] >= deadline_s for row in rows)
     if late:
         yield f"{late} of {len(rows)} rounds closed at their deadline of {deadline_s:g} s"
+
+
+def _unknown(measured: Measured, watch: Watch, cost: _Cost) -> Iterator[str]:
+    """Of which processes figures are missing, and why."""
+    rounds, peak = measured.span() is not None, watch.peak_rss_bytes()
+    for name, why in watch.troubles().items():
+        if peak[name] is None or (rounds and name not in cost.cpu_s):
+            yield f"processor time and memory of {name} are not known in full: {why}"
 
 
 def _drift(one: Drift) -> dict[str, Any]:

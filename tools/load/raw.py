@@ -201,7 +201,7 @@ def _figures(
     devices: int,
     seconds: Sequence[float],
     used_s: Mapping[str, float],
-    peaks: Mapping[str, int],
+    peaks: Mapping[str, int | None],
 ) -> dict[str, Any]:
     uploads, upload_bytes, took_s = devices * len(seconds), sum(map(len, frames)), sum(seconds)
     return {

@@ -13,6 +13,7 @@ from proxy.registry import REGISTRY_FILE
 from tools.broker_plan import write_private
 from tools.broker_rules import users_text
 from tools.cli_common import load_as
+from tools.cloud_client import get_json
 from tools.load.fleet import Fleet, admit, revoke
 from tools.load.local_site import Target
 from tools.load.options import LoadOptions
@@ -60,7 +61,24 @@ def _anywhere(options: LoadOptions) -> Target:
         token_file=_given(options.token_file, "token_file"),
         cloud_key=cloud,
         proxy_key=proxy,
+        proxy_http=_answering(options.proxy_http),
     )
+
+
+def _answering(proxy_http: str | None) -> str | None:
+    """The proxy's address without its last slash. Raises UsageError if nobody answers there."""
+    if proxy_http is None:
+        return None
+    url = proxy_http.rstrip("/")
+    try:
+        get_json(f"{url}/status")
+    except OSError as error:
+        raise UsageError(
+            f"no proxy answers at {url} ({error})",
+            where="--proxy-http",
+            fix="name http.host and http.port of its site file, or leave the option out",
+        ) from None
+    return url
 
 
 def _on_this_machine(options: LoadOptions, folder: Path) -> tuple[Target, Fleet]:
@@ -73,7 +91,7 @@ def _on_this_machine(options: LoadOptions, folder: Path) -> tuple[Target, Fleet]
         token_file=cloud.state_dir / "http.token",
         cloud_key=cloud_key,
         proxy_key=proxy_key,
-        proxy_status=f"http://{proxy.http.host}:{proxy.http.port}/status",
+        proxy_http=f"http://{proxy.http.host}:{proxy.http.port}",
         ca=proxy.edge_broker.ca_file,
     )
     return target, _admitted(folder, proxy, options.devices)

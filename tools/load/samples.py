@@ -24,9 +24,7 @@ class Samples:
         self.series: list[dict[str, Any]] = []
 
     def take(self, phase: str, rounds_done: int) -> dict[str, Any]:
-        """One more sample."""
-        self._watch.add({n: p for n, p in self._leader.pids.items() if n not in self._names()})
-        self._watch.look()
+        """One more sample, of what `watch` saw last."""
         totals, now_s = self._leader.totals(), time.monotonic()
         elapsed_s, self._last_s = max(now_s - self._last_s, 1e-3), now_s
         counts = totals.counts
@@ -72,9 +70,6 @@ class Samples:
             "bottleneck": bool(note),
             "note": note,
         }
-
-    def _names(self) -> set[str]:
-        return set(self._watch.cpu_s())
 
 
 def _waited(strain: Strain) -> float:

@@ -16,9 +16,9 @@ from tools.load.fleet import Fleet
 from tools.load.job import job_yaml
 from tools.load.leader import Leader, Where, join_token
 from tools.load.local_site import LocalSite, Target
+from tools.load.metrics_page import watch_of
 from tools.load.options import LoadOptions
 from tools.load.outcome import LEAST_S, Measured, outcome
-from tools.load.processes import Watch
 from tools.load.rounds import Course
 from tools.load.samples import Samples
 from tools.run_children import Children
@@ -69,8 +69,7 @@ class Session:
         self._token_file = token_file
         count = options.processes + remote
         self._leader = Leader(options, fleet, count, where, join_token(token_file))
-        self._watch = Watch()
-        self._watch.add(site.pids() if site else {})
+        self._watch = watch_of(site, target)
         self._samples = Samples(self._leader, self._watch)
         self._course = Course()
         self._phase, self._loaded = "start", False
@@ -131,7 +130,7 @@ class Session:
 
     def _all_known(self) -> bool:
         """Whether the proxy heard every device and the cloud has every key."""
-        wanted, target = self._options.devices, self._target
+        wanted, target, proxy = self._options.devices, self._target, self._target.proxy_http
         with suppress(OSError, EdgeVeilError):
             token, asked_s = read_token(target.token_file), time.time()
             status = get_json(f"{target.cloud}/status", token)
@@ -141,9 +140,7 @@ class Session:
             self.measured.enrolled = known
             if known < wanted:
                 return False
-            if target.proxy_status is None:
-                return True
-            return int(get_json(target.proxy_status).get("online", 0)) >= wanted
+            return not proxy or get_json(f"{proxy}/status").get("online", 0) >= wanted
         return False
 
     async def _hold(self) -> None:
@@ -151,18 +148,19 @@ class Session:
         if not hold_s:
             return
         self._phase = "holding"
-        self._watch.look()
+        await self._look()
         began_s, cpu, totals = time.monotonic(), self._watch.cpu_s(), self._leader.totals()
         await self._for(hold_s)
-        self._watch.look()
+        await self._look()
         elapsed_s, after = time.monotonic() - began_s, self._leader.totals().counts
         moved = sum(after[n] - totals.counts[n] for n in ("bytes_up", "bytes_down"))
         self.measured.idle = {
             "seconds": round(elapsed_s, 2),
             "connected": after["connected"],
             "cpu_percent": {
-                name: round(100 * (now - cpu.get(name, 0.0)) / elapsed_s, 2)
-                for name, now in self._watch.cpu_s().items()
+                name: round(100 * (now_s - cpu[name]) / elapsed_s, 2)
+                for name, now_s in self._watch.cpu_s().items()
+                if name in cpu
             },
             "rss_bytes": self._watch.rss_bytes(),
             "bytes_per_s": round(moved / elapsed_s, 1),
@@ -174,7 +172,7 @@ class Session:
             return
         client = CloudClient(self._target.cloud, self._target.token_file)
         self._phase = "announcing the job"
-        self._mark()
+        await self._mark()
         self._loaded = True
         job = await asyncio.to_thread(
             client.submit, job_yaml(options, self.measured.enrolled, open_end=self.measured.spans)
@@ -199,7 +197,7 @@ class Session:
                 self._course.take(event)
                 self._phase = self._course.phase or self._phase
             if len(self._course.committed) > done:
-                self._mark()
+                await self._mark()
                 if self._enough(end_s):
                     await self._recorded()
                     return
@@ -243,9 +241,14 @@ class Session:
 
     # --- meanwhile ---
 
-    def _mark(self) -> None:
+    async def _look(self) -> None:
+        """New figures of all processes; those that tell theirs over HTTP are waited for."""
+        self._watch.add(self._leader.pids)
+        await asyncio.to_thread(self._watch.look)
+
+    async def _mark(self) -> None:
         """Note what was spent up to here."""
-        self._watch.look()
+        await self._look()
         counts, done = self._leader.totals().counts, len(self._course.committed)
         self.measured.mark(self._watch.cpu_s(), counts, done)
 
@@ -265,6 +268,7 @@ class Session:
 
     async def _sample(self) -> None:
         while True:
+            await self._look()
             self._show(self._samples.take(self._now(), len(self._course.committed)))
             await asyncio.sleep(1.0)
 

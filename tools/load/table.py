@@ -115,7 +115,10 @@ def _processes(result: Result) -> Table:
         table.add_column(name, justify="right")
     for name, used in result["processes"].items():
         percent = used["cpu_percent"]
-        cells = [f"{used['cpu_s']:.1f} s", "–" if percent is None else f"{percent:.0f} %"]
+        cells = [
+            "–" if used["cpu_s"] is None else f"{used['cpu_s']:.1f} s",
+            "–" if percent is None else f"{percent:.0f} %",
+        ]
         cells += [per_upload(result, name), mib(used["peak_rss_bytes"])]
         cells += [f"{rate(idle['cpu_percent'].get(name))} %"] if idle else []
         cells += [str(grown.get(name, "–"))] if grown else []

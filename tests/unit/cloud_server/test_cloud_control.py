@@ -306,6 +306,7 @@ def test_a_paused_job_lets_the_next_one_run_and_goes_on_after_it(store: Store) -
         assert cloud.status(first) == "queued"
         cloud.control.cancel(second)
         await cloud.until(lambda: cloud.runs(first))
+        await cloud.until(cloud.closed)  # sent after the step that said so
 
     cloud.play(scene)
     assert cloud.types(first)[-1] != "job_paused"

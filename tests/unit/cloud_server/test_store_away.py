@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 
-from cloud_server import store_transaction
+from cloud_server import store_engine, store_transaction
 from cloud_server.store import Store
 from cloud_server.store_records import ExchangeRecord, StoreError
 from tests.postgres_server import PostgresServer, postgres_server
@@ -87,6 +88,16 @@ def test_a_database_that_stays_away_is_an_error_with_a_fix_and_without_the_addre
     finally:
         server.start()
     assert store.counts().enrolled == 0
+
+
+def test_a_server_that_takes_a_connection_and_says_nothing_is_given_up(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_engine, "CONNECT_S", 1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"postgresql://edgeveil@127.0.0.1:{silent.getsockname()[1]}/postgres"
+        with pytest.raises(StoreError, match="cannot be opened"):
+            Store(address)
 
 
 def test_a_refusal_is_no_absence(store: Store, waits: list[float]) -> None:

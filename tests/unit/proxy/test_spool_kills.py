@@ -18,6 +18,9 @@ from functools import cache
 from pathlib import Path
 from random import Random
 
+import msgspec
+import spool_kit
+
 from fl_core.crypto.keys import SigningKey, VerifyKey
 from fl_core.protocol import effects as fx
 from fl_core.protocol.blob import describe, part
@@ -81,23 +84,12 @@ class Admitted:
 
 def manifest(model: bytes) -> Manifest:
     groups = [Group(f"g{n}", size - SEAL_OVERHEAD_BYTES) for n, size in enumerate(SEALED_BYTES)]
-    return Manifest(
-        kind="round",
-        at=AT,
-        sequence=1,
-        job_digest=bytes(32),
-        phase="train",
+    return msgspec.structs.replace(
+        spool_kit.manifest("round", AT, model),
         selected=DEVICES,
-        min_batch=3,
         quorum=DEVICES,
         deadline_s=600.0,
-        grace_s=1.0,
         groups=tuple(groups),
-        stanza_bytes=0,
-        package_digest=bytes(32),
-        package_bytes=1,
-        commitment=bytes(32),
-        cloud_key=bytes(32),
         blob=describe(model, PART_BYTES),
     )
 

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from cloud_server.http import make_app
+from cloud_server.http import ask_here, make_app
 from cloud_server.http_token import load_or_make_token
 from cloud_server.store import Store
-from cloud_server.store_records import ExchangeRecord
+from cloud_server.store_records import ExchangeRecord, StoreAway
 from fl_core.config import Job, parse_job
 from fl_core.errors import ConfigError, JobFailed, UsageError
 from fl_core.features import backbone_digests
 from fl_core.transport.http import serve
 from tests.backbone_files import small_backbone
 from tools import jobs
-from tools.cloud_client import CloudClient
+from tools.cloud_client import CloudAway, CloudClient
 
 QUICKSTART = Path(__file__).parents[3] / "configs" / "jobs" / "quickstart.yaml"
 
@@ -42,13 +42,13 @@ class Control:
 
 
 @contextmanager
-def cloud(tmp_path):
+def cloud(tmp_path, ask=ask_here):
     """(url, token file, store) of a control served by a thread."""
     store, ready, found = Store(), threading.Event(), {}
     token = load_or_make_token(tmp_path)
 
     async def run():
-        server = await serve(make_app(store, Control(store), token), "127.0.0.1", 0)
+        server = await serve(make_app(store, Control(store), token, ask=ask), "127.0.0.1", 0)
         found.update(url=server.url, loop=asyncio.get_running_loop(), end=asyncio.Event())
         ready.set()
         await found["end"].wait()
@@ -138,6 +138,26 @@ def test_a_long_life_is_followed_to_its_end(tmp_path):
         store.cancel(job)
         types = [event["type"] for event in CloudClient(url, token).follow(job)]
         assert types == ["job_submitted", *["note"] * 1005, "job_cancelled"]
+
+
+def test_a_database_that_is_away_for_a_while_is_waited_out_as_a_restart_is(tmp_path, capsys):
+    refused = []
+
+    async def ask(question):
+        if 1 <= len(refused) < 4:
+            refused.append(1)
+            raise StoreAway("the database does not answer", fix="try again when it is back")
+        return question()
+
+    with cloud(tmp_path, ask) as (url, token, store):
+        entry = store.submit_job("one", b"{}", bytes(32))
+        finish(store, entry.id)
+        refused.append(1)
+        with pytest.raises(CloudAway, match="database does not answer"):
+            CloudClient(url, token).jobs()
+        assert jobs.watch(entry.id, url, token) == 0
+    assert len(refused) == 4
+    assert entry.id in capsys.readouterr().out
 
 
 def test_watch_of_a_failed_job_fails_with_its_reason(tmp_path):

@@ -290,7 +290,19 @@ def test_spending_without_a_number_is_drawn_as_a_gap():
 
 @pytest.mark.parametrize(
     ("count", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (2048, "2 KiB"), (3 << 20, "3 MiB"), (5 << 30, "5 GiB")],
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (2048, "2 KiB"),
+        (999 << 10, "999 KiB"),
+        (1000 << 10, "0.977 MiB"),
+        (1 << 20, "1 MiB"),
+        (int(1.1 * 2**20), "1.1 MiB"),
+        (1_023_900_000, "976 MiB"),
+        (1000 << 20, "0.977 GiB"),
+        (5 << 30, "5 GiB"),
+        (5000 << 40, "5,000.00 TiB"),
+    ],
 )
 def test_bytes_in_words(count, text):
     assert plots.byte_text(count) == text

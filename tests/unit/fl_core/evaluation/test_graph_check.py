@@ -164,6 +164,16 @@ def test_further_outputs_are_refused():
     assert "0 outputs" in refused(node("Abs", ["x"], []))
 
 
+@pytest.mark.parametrize("operator", ["LayerNormalization", "Sum", "Gemm", "Conv"])
+def test_an_input_without_a_name_is_refused_where_none_needs_it(operator):
+    assert "without a name" in refused(node(operator, ["x", "ints", ""], ["probabilities"]))
+
+
+def test_inputs_before_others_may_be_left_out():
+    clip = node("Clip", ["x", "", "ints"], ["probabilities"])
+    check_graph(model(clip).SerializeToString())
+
+
 def test_graphs_inside_operators_are_refused():
     inside = node("Identity", ["x"], ["probabilities"], body=branch("probabilities"))
     several = node("Identity", ["x"], ["probabilities"], bodies=[branch("probabilities")])

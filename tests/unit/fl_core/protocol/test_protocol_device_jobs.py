@@ -76,8 +76,20 @@ def test_a_round_put_by_stays_when_it_is_offered_again():
     machine, header = at_its_job()
     for piece in parts_of(header, LONG):
         receive(machine, piece)
-    assert tasks(receive(machine, offer(header))) == []
-    assert fire(machine, "repair") == []
+    for out in (receive(machine, offer(header)), fire(machine, "repair")):
+        assert tasks(out) == [] and messages(out, Need) == []
+    assert tasks(job_learned(machine)) == [Open(header, LONG)]
+
+
+def test_what_is_not_the_round_is_found_before_it_is_put_by():
+    machine, header = at_its_job()
+    *wrong, last = parts_of(header, LONG[::-1])
+    for piece in wrong:
+        assert receive(machine, piece) == []
+    assert refused(receive(machine, last)) == ["bad_digest"]
+    for piece in parts_of(header, LONG):
+        assert receive(machine, piece) == []
+    assert receive(machine, last) == []  # one too many
     assert tasks(job_learned(machine)) == [Open(header, LONG)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -130,6 +131,25 @@ def test_the_first_error_is_raised_and_the_others_are_ended() -> None:
 
     asyncio.run(asyncio.wait_for(scene(), 20))
     assert ended == ["a"]
+
+
+def test_several_errors_at_once_are_one_error_and_no_word_of_the_event_loop() -> None:
+    said: list[object] = []
+
+    async def fails_when_ended() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise ValueError("on the way out")
+
+    async def scene() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, what: said.append(what))
+        with pytest.raises(BrokerError, match="refused"):
+            await first_of(asyncio.Event(), fails(), fails(), fails_when_ended())
+        gc.collect()
+
+    asyncio.run(asyncio.wait_for(scene(), 20))
+    assert said == []
 
 
 def test_a_task_that_returns_ends_the_process_too() -> None:

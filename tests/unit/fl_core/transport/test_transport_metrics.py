@@ -14,7 +14,14 @@ from fl_core.errors import ProtocolError
 from fl_core.protocol import effects as fx
 from fl_core.protocol.codec import encode
 from fl_core.protocol.messages import Need
-from fl_core.transport.metrics import REASONS, Linked, MeteredHost, Metrics, bounded
+from fl_core.transport.metrics import (
+    REASONS,
+    Linked,
+    MeteredHost,
+    Metrics,
+    bounded,
+    peak_rss_bytes,
+)
 from fl_core.transport.runtime import Runtime
 
 
@@ -54,6 +61,15 @@ class Host:
         return "result"
 
     def report(self, report: fx.Report) -> None: ...
+
+
+def test_a_process_tells_its_peak_of_memory() -> None:
+    block = b"x" * (128 << 20)
+    del block
+    found = samples(Metrics())
+    now_bytes = found["process_resident_memory_bytes", ""]
+    assert found["edgeveil_peak_resident_memory_bytes", ""] > now_bytes + (64 << 20) > 65 << 20
+    assert peak_rss_bytes(2**22 + 1) is None  # no such process
 
 
 def test_reasons_from_outside_stay_few_and_of_known_form() -> None:

@@ -33,7 +33,7 @@ def apart(play: Callable[[Disks], None], folder: Path, *, keep: bool = False) ->
 
 def test_a_full_one_takes_nothing_more_until_there_is_room(tmp_path: Path) -> None:
     def play(disks: Disks) -> None:
-        (disk,) = disks.under(tmp_path / "state" / "cloud")
+        (disk,) = disks.under(tmp_path / "cloud")
         for content in (b"some", bytes(10_000)):
             (disk.folder / "before").write_bytes(content)
             disk.fill()

@@ -95,10 +95,10 @@ def test_an_armed_kill_hits_the_next_life_a_share_of_a_start_after_its_begin(
 ) -> None:
     site.start("one", ["runs", str(tmp_path)])
     wait_for(lambda: "running" in log(tmp_path))
+    site.kill("one")
     for share in (3.0, 0.0):  # one life for each: past a whole start, and at once
         site.kill_starting("one", share)
     assert site.waiting == 2
-    site.kill("one")
     wait_for(lambda: log(tmp_path).count("--- start") == 4)
     assert site.waiting == 0
     wait_for(lambda: "running" in log(tmp_path).partition("--- start 4")[2])
@@ -106,6 +106,17 @@ def test_an_armed_kill_hits_the_next_life_a_share_of_a_start_after_its_begin(
     lives = log(tmp_path).split("--- start")
     assert "running" in lives[2]
     assert "running" not in lives[3]
+
+
+def test_an_armed_kill_strikes_this_life_where_no_other_may_come(
+    site: Supervisor, tmp_path: Path
+) -> None:
+    site.start("one", ["runs", str(tmp_path)])
+    wait_for(lambda: "running" in log(tmp_path))
+    for share in (0.5, 0.5):  # nothing ends this life but these
+        site.kill_starting("one", share)
+    wait_for(lambda: log(tmp_path).count("--- start") == 3)
+    assert site.waiting == 0
 
 
 def test_two_kills_between_two_lives_hit_the_next_two(site: Supervisor, tmp_path: Path) -> None:

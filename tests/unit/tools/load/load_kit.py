@@ -2,7 +2,13 @@
 
 import math
 
+from tools.load.fleet import Fleet
+from tools.load.leader import Leader, Totals, Where
 from tools.load.options import LoadOptions
+from tools.load.outcome import Mark, Measured, outcome
+from tools.load.processes import Watch
+from tools.load.rounds import Course
+from tools.load.samples import Samples
 
 NAMES = ("cloud", "proxy", "broker-edge", "broker-cloud", "generator-1")
 SIZES_MIB = {"cloud": 180, "proxy": 140, "broker-edge": 40, "broker-cloud": 20, "generator-1": 220}
@@ -82,3 +88,16 @@ IDLE = {
     "seconds": 30.0, "connected": 2000, "cpu_percent": dict.fromkeys(NAMES, 1.2),
     "rss_bytes": {name: size << 20 for name, size in SIZES_MIB.items()}, "bytes_per_s": 5120.0,
 }  # fmt: skip
+
+
+def outcome_of(totals=None, watch=None, marks=(), **measured):
+    """The result of a test of which only this was measured; `marks` are (cpu_s, at_s) of rounds."""
+    options, course, watch = LoadOptions(devices=5), Course(), watch or Watch()
+    where = Where("mqtt://127.0.0.1:1", b"c" * 32, b"p" * 32, None)
+    samples = Samples(Leader(options, Fleet([]), 1, where, "word"), watch)
+    noted = [Mark(cpu_s, {"bytes_down": 0}, n, at_s) for n, (cpu_s, at_s) in enumerate(marks)]
+    for number in range(1, len(noted)):
+        data = {"exchange": number, "attempt": 1, "uploads": 5}
+        course.take({"type": "exchange_committed", "time": 10.0 * number, "data": data})
+    found = Measured(options, "a broker", _marks=noted, **measured)
+    return outcome(found, totals or Totals([], []), course, samples, watch)
