@@ -126,12 +126,12 @@ def test_a_method_without_a_model_is_told():
 @pytest.mark.parametrize(("share", "kept"), [(0.5, [0, -3, 2, 0]), (0.26, [0, -3, 2, 0])])
 def test_top_k_keeps_the_largest(share, kept):
     update = {"a": np.array([1, -3], np.float32), "b": np.array([[2, -1]], np.float32)}
-    found = TopK(TopKParameters(share=share)).apply(None, update)
+    found = TopK(TopKParameters(share=share), SETTING).apply(None, update)
     assert [*found["a"], *found["b"].ravel()] == kept
     assert found["b"].shape == (1, 2)
 
 
 def test_top_k_of_equal_values_keeps_the_first():
     update = {"a": np.ones(4, np.float32)}
-    found = TopK(TopKParameters(share=0.25)).apply(None, update)
+    found = TopK(TopKParameters(share=0.25), SETTING).apply(None, update)
     assert list(found["a"]) == [1, 0, 0, 0]
