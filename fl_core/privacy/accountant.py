@@ -121,7 +121,7 @@ def epsilon(events: Iterable[Event], delta: float) -> Guarantee:
     if noisy:
         tv = math.fsum(n * discreteness_tv(event) for event, n in noisy.items())
         groups, steps = frozenset(pure.items()), _sampled(noisy)
-        mu = total_mu(e for e in listed if isinstance(e, GaussianEvent))
+        mu = math.sqrt(math.fsum(n * _squared_mu(event) for event, n in noisy.items()))
         if steps:
             proven = _with_sampled(mu, tv, delta, groups, steps)
         else:
@@ -205,11 +205,18 @@ def _with_sampled(
     return high * ROUND_UP
 
 
+def _squared_mu(event: NoisyEvent) -> float:
+    """μ² of a release that takes every record; 0 of one that samples."""
+    if isinstance(event, GaussianEvent):
+        return event.mu**2
+    return event.steps * event.mu**2 if event.sampling_probability == 1 else 0.0
+
+
 def _sampled(noisy: Mapping[NoisyEvent, int]) -> frozenset[Sampled]:
     """The sampled steps, those that are alike together."""
     steps: Counter[tuple[float, float]] = Counter()
     for event, count in noisy.items():
-        if isinstance(event, SampledGaussianEvent) and event.sensitivity_steps:
+        if isinstance(event, SampledGaussianEvent) and event.sampling_probability < 1:
             steps[event.sampling_probability, event.mu] += count * event.steps
     return frozenset(Sampled(q, mu, count) for (q, mu), count in steps.items())
 

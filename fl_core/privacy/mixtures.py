@@ -25,6 +25,7 @@ GROUPS = 16  # each costs a convolution
 FFT_SLACK = 1e-10
 
 SAMPLED_POINTS = 1 << 15  # for sampled steps, whose library rounds to second order
+MOST_POINTS = 1 << 18  # past them, and of losses finer than the grid, a composition takes minutes
 LEAST_CHANCE = 50.0  # losses of chance e^-50 or less need no room on the grid
 
 Curve = Callable[[float], float]
@@ -51,7 +52,7 @@ def mixture_curve(
 
     At least one of μ and `sampled` must be there. Few groups of pure releases enter the
     composition: of more, near ones are merged at an ε not below theirs, and past the largest the
-    ε add up. None where the library is missing.
+    ε add up. None where the library is missing, or would take minutes: many tiny sampled steps.
     """
     try:
         from dp_accounting.pld import common, privacy_loss_distribution
@@ -60,6 +61,8 @@ def mixture_curve(
     groups, rest = _grouped(pure)
     offset = math.nextafter(float(sum(e * count for e, count in rest)), math.inf) if rest else 0.0
     step = _loss_step(mu, groups, sampled)
+    if step is None:
+        return None
     parts: list[Any] = []
     if mu:
         noise = privacy_loss_distribution.from_gaussian_mechanism(
@@ -95,19 +98,31 @@ def _grouped(
     return ranked[:GROUPS], ranked[GROUPS:]
 
 
-def _loss_step(mu: float, groups: list[tuple[Fraction, int]], sampled: frozenset[Sampled]) -> float:
-    """A grid step that spans the losses in so many points and divides the first ε (nearly)."""
+def _loss_step(
+    mu: float, groups: list[tuple[Fraction, int]], sampled: frozenset[Sampled]
+) -> float | None:
+    """A grid step that spans the losses in so many points and divides the first ε (nearly).
+
+    None where a sampled step's loss would be lost between so many points.
+    """
     spread = mu * (mu + 18.0)
     for e, count in groups:
         one = float(e)
         spread += 2 * one * min(count, count * math.tanh(one / 2) + 9 * math.sqrt(count))
     points = SAMPLED_POINTS if sampled and not groups else POINTS
     spread += sum(2 * _largest_loss(one) for one in sampled)
-    step = spread / points
+    step = min([spread / points, *[_deviation(one) / 4 for one in sampled]])
+    if step * MOST_POINTS < spread:
+        return None
     if groups:
         first = float(groups[0][0])
         step = max(first / max(1, math.floor(first / step)), step)
     return _short(step, 24)  # so that its multiples are exact in float64
+
+
+def _deviation(sampled: Sampled) -> float:
+    """About the standard deviation of one step's loss: q·√(e^μ² − 1)."""
+    return sampled.probability * math.sqrt(math.expm1(min(sampled.mu**2, 50.0)))
 
 
 def _largest_loss(sampled: Sampled) -> float:

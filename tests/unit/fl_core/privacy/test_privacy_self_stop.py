@@ -11,8 +11,8 @@ from fl_core.errors import PrivacyError
 from fl_core.privacy.accountant import gaussian_delta
 from fl_core.privacy.events import ClaimedEvent, UnprotectedEvent
 from fl_core.privacy.mechanisms import gaussian_event, laplace_event
-from fl_core.privacy.selection import selection_event
 from fl_core.privacy.moments import ORDERS, log_moments
+from fl_core.privacy.selection import selection_event
 from fl_core.privacy.self_stop import MomentsAccountant, exchanges_within
 
 
