@@ -77,7 +77,7 @@ def attacks(effort: Effort) -> tuple[Attack, ...]:
     return (
         *own,
         *update_attacks(effort.values, effort.jobs),
-        *swarm_attacks(max(1, effort.jobs // 10)),
+        *swarm_attacks(max(1, effort.jobs // 20)),
         *claimed_attacks(effort),
     )
 

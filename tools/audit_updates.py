@@ -50,7 +50,7 @@ Sample = Callable[[int, float], NDArray[np.int64]]
 
 def update_attacks(values: int, jobs: int) -> tuple[Attack, ...]:
     """All of this file."""
-    return (steps_attack(values), dp_sgd_attack(-(-jobs // 2)), output_attack(-(-jobs // 4)))
+    return (steps_attack(values), dp_sgd_attack(-(-jobs // 12)), output_attack(-(-jobs // 4)))
 
 
 def steps_attack(runs: int, sample: Sample = poisson_sample) -> Attack:

@@ -110,6 +110,7 @@ def test_every_registered_mechanism_and_method_is_attacked():
     assert len(names) == len(set(names))
 
 
+@pytest.mark.timeout(900)  # it plays every mechanism and method
 def test_the_quick_audit_of_everything_passes(capsys):
     assert main(["audit", "--quick", "--json"]) == 0
     plain = json.loads(capsys.readouterr().out)

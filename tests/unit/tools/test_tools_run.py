@@ -297,7 +297,7 @@ def test_the_live_display_fits_a_terminal_and_shows_all_figures(monkeypatch):
         inference_epsilon=40.0, memory_bytes=900 << 20,
     )  # fmt: skip
     with progress.console.capture() as captured:
-        progress.console.print(progress._picture())
+        progress.console.print(progress.picture())
     text = captured.get()
     for part in ("round 12 of 15", "18/20 answered", "2 declined", "20/20 online", "0.901",
                  "without noise 0.944", "training 7.22", "inference 40", "900 MiB"):  # fmt: skip
