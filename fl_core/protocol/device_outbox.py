@@ -20,6 +20,10 @@ from fl_core.protocol.tasks import (
 )
 from fl_core.protocol.transfer import answer_need, part_bytes, sends
 
+# A fleet answers all at once, and a broker drops what it cannot queue: larger uploads wait until
+# the proxy asks, so that thousands of devices need no more than this each at the broker.
+INLINE_PACKET_BYTES = 16384
+
 
 class Outbox:
     """Sends what `memory.outbox` holds; changes it together with the `Store` that says so."""
@@ -57,7 +61,7 @@ class Outbox:
         return [fx.Store(item), *self.send()]
 
     def send(self) -> list[fx.Effect]:
-        """Offer the upload, whole if it fits one packet, and set the time of the next offer.
+        """Offer the upload, whole if it is small, and set the time of the next offer.
 
         The proxy asks for the parts of a larger one when it has room for them.
         """
@@ -66,7 +70,8 @@ class Outbox:
             return []
         wait_s = self._pace.wait_s(settings.resend_s, self._resends, settings.waits_cap_s)
         to, blob = fx.Proxy(), item.upload.blob
-        packets = sends(to, item.header, blob, item.data, settings.packet_bytes, push=False)
+        whole_bytes = min(settings.packet_bytes, INLINE_PACKET_BYTES)
+        packets = sends(to, item.header, blob, item.data, whole_bytes, push=False)
         return [*packets, fx.SetTimer("resend", wait_s)]
 
     def send_again(self) -> list[fx.Effect]:

@@ -132,6 +132,15 @@ def test_a_large_upload_is_offered_and_its_parts_are_pulled():
     assert receive(machine, Need(b"x" * 32, (0,))) == []
 
 
+@pytest.mark.parametrize(("size", "inline"), [(15_000, True), (17_000, False)])
+def test_a_small_upload_alone_is_offered_whole_however_large_packets_may_be(size, inline):
+    machine, header = device(packet_bytes=1 << 18), manifest(MODEL)
+    work_on(machine, header)
+    out = done(machine, Work(header, PACKAGE), Sealed((0,), (size,), bytes(size), (b"m" * 32,)))
+    (offered,) = messages(out, Offer)
+    assert len(offered.data) == (size if inline else 0)
+
+
 def test_the_upload_is_kept_after_the_acknowledgement():
     machine = device()
     upload(machine)
