@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,17 @@ from fl_core.privacy.grid import GRID_BITS
 UNIT = 2.0**GRID_BITS
 
 
+def exchanges(first: Sequence[str], rounds: int, infer_every: int) -> tuple[Exchange, ...]:
+    """One for each preparatory phase, then the training rounds."""
+    return (
+        *(Exchange(index, phase, 0) for index, phase in enumerate(first, start=1)),
+        *(
+            Exchange(len(first) + k, TRAIN, k, infer=infer_every > 0 and k % infer_every == 0)
+            for k in range(1, rounds + 1)
+        ),
+    )
+
+
 class FmCloud:
     """Cloud half: sees only the mean of the devices' noised segments."""
 
@@ -31,14 +43,7 @@ class FmCloud:
     def plan(self) -> tuple[Exchange, ...]:
         """The preparatory sums that are released, then the training rounds."""
         first = phases(self.parameters, self.setting.projection)
-        every = self.setting.infer_every
-        return (
-            *(Exchange(index, phase, 0) for index, phase in enumerate(first, start=1)),
-            *(
-                Exchange(len(first) + k, TRAIN, k, infer=every > 0 and k % every == 0)
-                for k in range(1, self.parameters.rounds + 1)
-            ),
-        )
+        return exchanges(first, self.parameters.rounds, self.setting.infer_every)
 
     def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
         """One float32 segment: a triangle, the centre (d,), or `head.weight` (d, c).

@@ -58,10 +58,12 @@ class FmPaperParameters(BaseModel):
     """Largest absolute value of a weight."""
 
 
-def projecting(parameters: FmPaperParameters) -> FmParameters:
-    """The part of `fm` that bounds and projects features; of its releases only the covariance."""
-    rounds = parameters.rounds
-    return FmParameters(rounds=rounds, noise="laplace", centre=False, quadratic="never", radius=1.0)
+def projecting() -> FmParameters:
+    """The part of `fm` that bounds and projects features; of its releases only the covariance.
+
+    One round: its own training never comes, and must not make a budget look too small.
+    """
+    return FmParameters(rounds=1, noise="laplace", centre=False, quadratic="never", radius=1.0)
 
 
 def noise_scale(parameters: FmPaperParameters, setting: Setting) -> float:
@@ -73,7 +75,7 @@ def noise_scale(parameters: FmPaperParameters, setting: Setting) -> float:
 def claimed_epsilon(parameters: FmPaperParameters, setting: Setting) -> float:
     """The ε that the text claims for all training rounds together."""
     projection = setting.projection
-    released = COVARIANCE in phases(projecting(parameters), projection)
+    released = COVARIANCE in phases(projecting(), projection)
     share = projection.share if projection is not None and released else 0.0
     return setting.epsilon * (1 - share) * HAIR
 
@@ -94,7 +96,7 @@ def check_package(
 ) -> None:
     """Raise `ProtocolError` unless a training round's tensors have their public form."""
     d, k, c = setting.dimension, parameters.hidden, setting.classes
-    basis = forms(exchange, projecting(parameters), setting)
+    basis = forms(exchange, projecting(), setting)
     needed = {name: form for name, form in basis.items() if name in ("basis", COVARIANCE)}
     needed |= {HIDDEN: ((d, k), "float32"), OUTPUT: ((k, c), "float32")}
     if exchange.phase != TRAIN:

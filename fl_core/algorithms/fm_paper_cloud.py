@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from fl_core.algorithms.base import TRAIN, Aim, Array, Exchange, SegmentSpec, Tensors
-from fl_core.algorithms.fm_cloud import FmCloud
+from fl_core.algorithms.fm_cloud import FmCloud, exchanges
 from fl_core.algorithms.fm_paper import HIDDEN, OUTPUT, FmPaperParameters, projecting
-from fl_core.algorithms.fm_released import COVARIANCE
+from fl_core.algorithms.fm_released import COVARIANCE, phases
 from fl_core.algorithms.pca_basis import as_weights, top_basis
 from fl_core.algorithms.setting import Setting
 
@@ -19,11 +19,12 @@ class FmPaperCloud:
 
     def __init__(self, parameters: FmPaperParameters, setting: Setting) -> None:
         self.parameters, self.setting = parameters, setting
-        self._fm = FmCloud(projecting(parameters), setting)
+        self._fm = FmCloud(projecting(), setting)
 
     def plan(self) -> tuple[Exchange, ...]:
         """The covariance where there is a federated PCA, then the training rounds."""
-        return self._fm.plan()
+        first = phases(projecting(), self.setting.projection)
+        return exchanges(first, self.parameters.rounds, self.setting.infer_every)
 
     def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
         """`hidden.weight` (d, hidden) and `output.weight` (hidden, c), float32."""

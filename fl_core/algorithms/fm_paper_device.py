@@ -30,7 +30,7 @@ class FmPaperDevice:
 
     def __init__(self, parameters: FmPaperParameters, setting: Setting) -> None:
         self.parameters, self.setting = parameters, setting
-        self._fm = FmDevice(projecting(parameters), setting)
+        self._fm = FmDevice(projecting(), setting)
         self._scale = noise_scale(parameters, setting)
 
     def price(self, exchange: Exchange) -> tuple[Event, ...]:

@@ -215,3 +215,11 @@ def test_a_job_must_ask_for_it_by_name():
 
 def test_no_owner_allows_it_unless_they_name_it():
     assert Policy().allowed_methods == ("fm",)
+
+
+def test_a_small_epsilon_for_many_rounds_is_no_matter_of_a_release_that_never_comes():
+    wishart = PcaParameters(name="ldp_fpca", noise="wishart")
+    place = setting(epsilon=1e-4, max_participations=10_000, projection=wishart)
+    parameters = FmPaperParameters(rounds=10_000)
+    assert len(FmPaperCloud(parameters, place).plan()) == 10_001
+    assert FmPaperDevice(parameters, place).price(ROUND)[0].claimed_epsilon < 1e-8
