@@ -25,7 +25,7 @@ from fl_core.errors import EdgeVeilError, UsageError
 from fl_core.features import backbone_digests, projection_of
 from fl_core.plan import JobPlan
 from fl_core.protocol.package import unpack_tensors
-from tools.run_job import dealt, held
+from tools.run_data import dealt, held
 
 RUN = "run.json"
 Float64 = NDArray[np.float64]
@@ -64,7 +64,8 @@ class Recording:
                 " DIR/recording",
             ) from error
         if data is not None:
-            run = run.model_copy(update={"data_dir": str(data.absolute())})
+            files = run.data.model_copy(update={"path": data.absolute()})
+            run = run.model_copy(update={"data": files})
         what = why_not(job)
         if what:
             raise UsageError(

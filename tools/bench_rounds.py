@@ -19,7 +19,8 @@ from fl_core.config import Job, LocalRun
 from fl_core.plan import JobPlan
 from fl_core.privacy.sampler import SeededRandom
 from tools.plain_sealing import PlainSealing
-from tools.run_job import Overrides, dealt, local_job, site_of
+from tools.run_data import dealt
+from tools.run_job import Overrides, local_job, site_of
 from tools.run_simulated import THREADS
 from tools.scratch import scratch
 from tools.simulate import MemoryFleet
@@ -78,10 +79,10 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("job", type=Path, metavar="JOB", help="job file with a local_run block")
-    parser.add_argument("--data", metavar="DIR", help="folder of the data set's files")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="folder of the data set's files")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="exchanges to play")
     args = parser.parse_args()
-    job, run = local_job(args.job, Overrides(simulate=True, data_dir=args.data))
+    job, run = local_job(args.job, Overrides(simulate=True, data=args.data))
     torch.set_num_threads(1)
     with threadpool_limits(1):
         alone_s = training_s(job, run)

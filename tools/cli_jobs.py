@@ -66,7 +66,10 @@ def _add_run(commands: Subparsers) -> None:
         help="play all parties in this process, without encryption; default: as the job says",
     )
     run.add_argument(
-        "--data", type=Path, metavar="DIR", help="folder of MNIST's files, for jobs that learn it"
+        "--data",
+        type=Path,
+        metavar="PATH",
+        help="the records: a data file, a folder of pictures, or that of a published set's files",
     )
     run.add_argument(
         "--no-reference",
@@ -148,7 +151,7 @@ def _run(args: argparse.Namespace) -> int:
         workers=args.workers,
         seed=args.seed,
         simulate=args.simulate,
-        data_dir=None if args.data is None else str(args.data),
+        data=args.data,
     )
     return run_local(
         args.job,

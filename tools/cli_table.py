@@ -45,7 +45,7 @@ def _table(args: argparse.Namespace) -> int:
     asked = Asked(
         seeds=args.seeds,
         out=args.out,
-        data=None if args.data is None else str(args.data),
+        data=args.data,
         force=args.force,
         as_json=args.json,
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from fl_core.config import EdgeSite, Job, load_job, load_site
+from fl_core.config import DataSource, EdgeSite, Job, load_job, load_site
 from fl_core.data.check import DataReport, check_records
 from fl_core.data.csvfile import csv_faults
 from fl_core.data.device import device_records
@@ -44,9 +44,9 @@ def data_check(edge_site: Path, job_file: Path | None = None) -> int:
         evaluation,
         classes=None if job is None else job.data.classes,
         input_shape=None if job is None else job.data.input_shape,
-        input_range=_range(job),
+        input_range=input_range(job),
     )
-    problems = report.problems + _places(site)
+    problems = report.problems + places(site.data)
     if job is not None and job.data.source != site.data.name:
         problems.append(
             f"the job learns from '{job.data.source}', this device's data set is called "
@@ -56,9 +56,9 @@ def data_check(edge_site: Path, job_file: Path | None = None) -> int:
     return DataError.exit_code if problems else 0
 
 
-def _places(site: EdgeSite) -> list[str]:
+def places(data: DataSource) -> list[str]:
     """Where the lines or pictures stand that are dropped for their form, the first few of them."""
-    data, faults = site.data, []
+    faults: list[str] = []
     if data.source == "csv":
         faults = csv_faults(data.path, data.label_column)
     elif data.source == "images":
@@ -67,7 +67,8 @@ def _places(site: EdgeSite) -> list[str]:
     return faults[:LINES_SHOWN] + [f"… and {more} more"] * (more > 0)
 
 
-def _range(job: Job | None) -> tuple[float, float] | None:
+def input_range(job: Job | None) -> tuple[float, float] | None:
+    """The values that a job's features expect, least and largest; None where they do not say."""
     scales = [getattr(one, "input_scale", 0.0) for one in job.features] if job else []
     largest = max(scales, default=0.0)
     return (-largest, largest) if largest else None

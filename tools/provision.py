@@ -164,7 +164,7 @@ def _mosquitto(plan: SitePlan, side: str) -> None:
 
 
 def _job(plan: SitePlan) -> None:
-    if plan.data_source != "digits":
+    if plan.source.source != "digits":
         return
     trainers = plan.devices - plan.infer_only
     text = JOB_TEMPLATE.read_text("utf-8").format(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fl_core.config import Job, LocalRun
 from fl_core.data.low_quality import low_quality_devices
 from tools.report_plots import BLUE, RED, svg_figure
-from tools.run_job import dealt
+from tools.run_data import dealt
 
 _FAINTEST = 0.12  # of one record, so that it is seen
 

@@ -28,8 +28,9 @@ from tools.progress import Progress
 from tools.report import write_report
 from tools.report_holdings import Holdings, holdings
 from tools.result import course_text, guarantee_text, write_json, write_whole
+from tools.run_data import check_data
 from tools.run_fleet import Fleet
-from tools.run_job import Overrides, check_data, local_job
+from tools.run_job import Overrides, local_job
 from tools.run_simulated import Simulation
 from tools.scratch import scratch
 
@@ -58,7 +59,7 @@ def run_local(
     JobFailed (or BrokerError) when the job failed, its `result.json` written.
     """
     job, run = local_job(path, overrides)
-    check_data(job, run)
+    notes = check_data(job, run)
     if not run.simulate:
         choose_engine(run.broker)
     prepare(out)
@@ -71,6 +72,8 @@ def run_local(
         fleet = kind(
             job, run, site, out, stream or shown, reference=reference, record_dir=record_dir
         )
+        for note in notes:
+            fleet.progress.note(f"Records: {note}")
         try:
             with signals(_interrupt), fleet.progress:
                 fleet.run()

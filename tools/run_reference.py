@@ -17,7 +17,7 @@ from fl_core.data.split import SPLIT_KEY_FILE, load_split_key, split_once
 from fl_core.errors import EdgeVeilError
 from fl_core.features import read_backbones
 from fl_core.plan import JobPlan
-from tools.run_job import dealt, held
+from tools.run_data import dealt, held
 from tools.site_plan import SitePlan
 
 LOG = logging.getLogger("edgeveil.run")

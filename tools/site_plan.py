@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fl_core.config import Partition, Policy
+from fl_core.config import DataSource, Partition, Policy
 from fl_core.config.site import BrokerLimits, CloudLimits, EdgeLimits, ProxyLimits
 from fl_core.protocol.blob import NEED_LIMIT
 
@@ -29,7 +29,7 @@ class SitePlan:
     """A site of two brokers, a cloud, a proxy and `devices` devices below `folder`.
 
     The last `infer_only` devices only evaluate. Device k of n (from 1) takes share k − 1 of
-    the data set `data_name`, read from `data_source`. Limits are raised, where the usual ones
+    the data set `source`. Limits are raised, where the usual ones
     are too small, so that all devices may upload `upload_bytes` in one round.
     """
 
@@ -41,10 +41,7 @@ class SitePlan:
     tls: bool = False
     engine: str = "auto"
     protocol: int = 5
-    data_name: str = "digits"
-    data_source: str = "digits"
-    data_path: Path | None = None
-    test_records: int | None = None
+    source: DataSource = field(default=DataSource(name="digits", source="digits"))
     partition: Partition = field(default_factory=Partition)
     seed: int = 7
     policy: Policy = field(default_factory=Policy)
@@ -160,12 +157,7 @@ class SitePlan:
 
     def data(self) -> Settings:
         """The data set, as the cloud tests on it and a device takes its share of it."""
-        plain: Settings = {
-            "name": self.data_name,
-            "source": self.data_source,
-            "test_records": self.test_records,
-        }
-        return plain if self.data_path is None else {**plain, "path": str(self.data_path)}
+        return self.source.model_dump(mode="json", exclude_none=True)
 
     def _link(self, side: str, username: str, password: str) -> Settings:
         scheme = "mqtts" if self.tls else "mqtt"

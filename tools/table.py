@@ -20,7 +20,8 @@ from fl_core.config import Job, LocalRun, load_job
 from fl_core.data.published import PUBLISHED
 from fl_core.errors import EdgeVeilError, JobFailed, UsageError
 from tools.result import versions
-from tools.run_job import Overrides, check_data, local_job
+from tools.run_data import check_data
+from tools.run_job import Overrides, local_job
 from tools.run_local import INTERRUPTED, run_local
 from tools.table_claims import claims
 from tools.table_output import FILES, show, write_table
@@ -49,14 +50,14 @@ class Asked:
 
     seeds: int
     out: Path
-    data: str | None = None
+    data: Path | None = None
     force: bool = False
     as_json: bool = False
 
     def overrides(self, job: Job) -> Overrides:
         """For all runs of this job; the folder is for those that read one."""
         data = self.data if job.data.source in PUBLISHED else None
-        return Overrides(simulate=True, data_dir=data)
+        return Overrides(simulate=True, data=data)
 
 
 def table(paths: Sequence[Path], asked: Asked) -> int:

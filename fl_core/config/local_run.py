@@ -8,6 +8,15 @@ from pydantic import Field
 
 from fl_core.config.base import Block
 from fl_core.config.policy import Partition, Policy
+from fl_core.config.site_blocks import DataFiles, SourceName
+
+
+class RunData(DataFiles):
+    """The user's own records; digits and published sets that are in a usual place need none."""
+
+    source: SourceName | None = Field(default=None, max_length=300, examples=["csv"])
+    """What the records are read from, as in a site file; null: what the job's `data.source` names.
+    `images` without a form have that of `data.input_shape`."""
 
 
 class LocalRun(Block):
@@ -21,14 +30,15 @@ class LocalRun(Block):
     """Seed of the dealing of records, and where `simulate` is true of the noise. Never of keys."""
     simulate: bool = False
     """Play all parties in one process, in memory, without encryption, the noise seeded."""
-    data_dir: str | None = Field(default=None, min_length=1, max_length=1024)
-    """Folder of the data set's files, from the job file's own; `--data` replaces it."""
+    data: RunData = RunData()
+    """Where the records are that are dealt to the devices."""
     infer_only: int = Field(default=0, ge=0, le=10000)
     """How many of the devices have the role `infer` and take part in evaluation alone."""
     partition: Partition = Partition()
     """How the records are dealt to the devices."""
     test_records: int | None = Field(default=None, ge=1, le=10**9)
-    """Records that no device gets and the cloud tests on; null: 360 of digits, all of others'."""
+    """Records that no device gets and the cloud tests on; null: 360 of digits, all of a published
+    test half, a fifth of other data."""
     broker: Literal["auto", "amqtt", "mosquitto"] = "auto"
     """Broker to start; `auto`: mosquitto where it is installed, else amqtt."""
     protocol: Literal[5, 4] = 5

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from fl_core.config.base import Mix
 from fl_core.config.policy import partition_mixes
+from fl_core.config.site_blocks import unread_mixes
 from fl_core.data.published import PUBLISHED
 from fl_core.errors import PrivacyError
 from fl_core.models import runs_python
@@ -55,6 +56,8 @@ def run_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
             "or lower round.min_batch",
         )
     yield from partition_mixes(run.partition, "local_run.partition")
+    source = run.data.source or job.data.source
+    yield from unread_mixes(run.data, source, "local_run.data", "data.source")
     split = run.partition
     if split.kind == "n_class" and split.classes_per_device > job.data.classes:
         yield Mix(
@@ -66,8 +69,10 @@ def run_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
 
 def shape_mixes(job: Job) -> Iterator[Mix]:
     """A wrong form of records that the run brings along."""
-    name = job.data.source
-    if job.local_run is None or name not in FORMS:
+    if job.local_run is None:
+        return
+    name = job.local_run.data.source or job.data.source
+    if name not in FORMS:
         return
     shape, classes = FORMS[name]
     if job.data.input_shape != shape:

@@ -45,6 +45,7 @@ def _source(name: str) -> str:
     return named_in("data source", SOURCES)(name)
 
 
+SourceName = Annotated[str, AfterValidator(_source)]
 BrokerUrl = Annotated[str, Field(max_length=300), AfterValidator(_broker_url)]
 PacketBytes = Annotated[int, Field(ge=4096, le=268_435_455)]
 ByteLimit = Annotated[int, Field(ge=65536, le=1 << 50)]
@@ -114,14 +115,9 @@ class Images(Block):
     may lack a class: its own folders would be numbered otherwise."""
 
 
-class DataSource(Block):
-    """Where records come from."""
+class DataFiles(Block):
+    """The files of a data source, as far as it has any."""
 
-    name: str = Field(min_length=1, max_length=64, examples=["digits"])
-    """The data set's lasting name: the ledger is kept under it, jobs name it as `data.source`."""
-    source: Annotated[str, AfterValidator(_source)] = Field(max_length=300, examples=["digits"])
-    """`digits` (ships inside scikit-learn), `mnist`, `emnist` (Balanced), `cifar10`, `cifar100`
-    (their published files), `npz`, `csv`, `parquet`, `idx`, `images`, `python: m:function`."""
     path: SitePath | None = None
     """The data file; for `idx` the images; for `images` the folder with one folder for each class,
     for published sets the folder of their files."""
@@ -131,9 +127,20 @@ class DataSource(Block):
     """The label's column in `csv` and `parquet`; none: the last one."""
     images: Images | None = None
     """The form of the records of `images`."""
+
+
+class DataSource(DataFiles):
+    """Where records come from."""
+
+    name: str = Field(min_length=1, max_length=64, examples=["digits"])
+    """The data set's lasting name: the ledger is kept under it, jobs name it as `data.source`."""
+    source: SourceName = Field(max_length=300, examples=["digits"])
+    """`digits` (ships inside scikit-learn), `mnist`, `emnist` (Balanced), `cifar10`, `cifar100`
+    (their published files), `npz`, `csv`, `parquet`, `idx`, `images`, `python: m:function`."""
     test_records: int | None = Field(default=None, ge=0, le=10**9)
-    """`digits` and published sets: records of the cloud's test, the same at all parties; null: 360
-    of digits, all of the others'."""
+    """Records of the cloud's test, the same at all parties; null: 360 of digits, of published sets
+    their test half. Of other sources so many are held back from the devices; null: none are, the
+    cloud has a file of its own."""
 
 
 class Shard(Block):
@@ -194,13 +201,18 @@ def data_mixes(data: DataSource, at: str) -> Iterator[Mix]:
     if data.source == "images" and data.images is None:
         text = "images needs the form of its records; add images: {size: [28, 28]}"
         yield Mix((source, f"{at}.images"), text)
-    for key, readers in _READERS.items():
-        if getattr(data, key) is not None and data.source not in readers:
-            text = f"is read for {' and '.join(readers)} alone, and the source is {data.source}"
-            yield Mix((f"{at}.{key}", source), f"{text}; drop it")
+    yield from unread_mixes(data, data.source, at, source)
     shard = data.shard if isinstance(data, DeviceData) else None
     if shard is not None:
         yield from partition_mixes(shard.partition, f"{at}.shard.partition")
     if shard is not None and shard.index >= shard.devices:
         text = f"must be below shard.devices = {shard.devices}, got {shard.index}; count from 0"
         yield Mix((f"{at}.shard.index", f"{at}.shard.devices"), text)
+
+
+def unread_mixes(files: DataFiles, source: str, at: str, source_key: str) -> Iterator[Mix]:
+    """Keys of `files` that the source, named at `source_key`, does not read."""
+    for key, readers in _READERS.items():
+        if getattr(files, key) is not None and source not in readers:
+            text = f"is read for {' and '.join(readers)} alone, and the source is {source}"
+            yield Mix((f"{at}.{key}", source_key), f"{text}; drop it")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from fl_core.algorithms.base import Records
 from fl_core.data.digits import load_digits_split
+from fl_core.data.held import hold_back
 from fl_core.data.images import ImageForm
 from fl_core.data.low_quality import LowQuality, disturbed
 from fl_core.data.partition import PartitionRule, Shares, partition
@@ -63,19 +65,22 @@ class DataSettings(SourceSettings, Protocol):
 
 
 def held_records(data: SourceSettings) -> Records:
-    """What a cloud tests models on: of `digits` and published sets the records no device gets."""
+    """What a cloud tests models on: records that no device gets, or a file of the cloud's own."""
     if data.source == "digits":
         return load_digits_split(data.test_records)[1]
     if data.source in PUBLISHED:
         return published_test(data.source, data.path, data.test_records)
-    return load_records(data.source, _origin(data))
+    if data.test_records is None:
+        return load_records(data.source, origin_of(data))
+    whole = load_records(data.source, replace(origin_of(data), test_records=None))
+    return hold_back(whole, data.test_records)[1]
 
 
 def own_records(data: DataSettings) -> Records:
     """All records of this device, its shard where one is set. Raises DataError, UsageError."""
     shard = data.shard
     if shard is None:
-        return load_records(data.source, _origin(data))
+        return load_records(data.source, origin_of(data))
     if not 0 <= shard.index < shard.devices:
         raise DataError(
             f"must be in 0..{shard.devices - 1}, got {shard.index}",
@@ -83,7 +88,7 @@ def own_records(data: DataSettings) -> Records:
             fix="number the devices from 0",
         )
     records, shares = dealt_records(
-        data.source, _origin(data), shard.devices, shard.partition, shard.seed
+        data.source, origin_of(data), shard.devices, shard.partition, shard.seed
     )
     return take(records, shares[shard.index])
 
@@ -115,7 +120,8 @@ def take(records: Records, indices: NDArray[np.int64]) -> Records:
     return Records(records.x[indices], records.y[indices])
 
 
-def _origin(data: SourceSettings) -> Origin:
+def origin_of(data: SourceSettings) -> Origin:
+    """Where the records of a `data` block are."""
     return Origin(
         path=data.path,
         labels_path=data.labels_path,

@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_core.algorithms.base import Records
-from fl_core.data.order import public_order
+from fl_core.data.held import SPLIT_SEED, hold_back
 from fl_core.errors import DataError
 
 TEST_RECORDS = 360
-SPLIT_SEED = 0
 
 
 def load_digits_split(
@@ -26,30 +25,8 @@ def load_digits_split(
     The split is public and the same everywhere for one `seed`; `test_records` None means 360.
     Raises DataError if scikit-learn is not installed or `test_records` is not in 0..1797.
     """
-    x, y = _all_digits()
     count = TEST_RECORDS if test_records is None else test_records
-    if not 0 <= count <= len(y):
-        raise DataError(
-            f"cannot hold back {count} of {len(y)} digits",
-            where="test_records",
-            fix=f"choose 0 to {len(y)}",
-        )
-    held = _stratified(y, count, seed)
-    return Records(x[~held].copy(), y[~held].copy()), Records(x[held].copy(), y[held].copy())
-
-
-def _stratified(y: NDArray[np.int64], count: int, seed: int) -> NDArray[np.bool_]:
-    """Mask (n,) with exactly `count` true, each class in proportion (largest remainder)."""
-    classes, sizes = np.unique(y, return_counts=True)
-    exact = sizes * (count / len(y))
-    quotas = np.floor(exact).astype(np.int64)
-    short = count - int(quotas.sum())
-    quotas[np.argsort(quotas - exact, kind="stable")[:short]] += 1
-    order = public_order(len(y), seed, "digits")
-    mask = np.zeros(len(y), dtype=np.bool_)
-    for label, quota in zip(classes, quotas, strict=True):
-        mask[order[y[order] == label][:quota]] = True
-    return mask
+    return hold_back(Records(*_all_digits()), count, seed, "digits")
 
 
 @lru_cache(maxsize=1)

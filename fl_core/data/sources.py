@@ -12,6 +12,7 @@ import numpy as np
 from fl_core.algorithms.base import Records
 from fl_core.data.csvfile import read_csv
 from fl_core.data.digits import load_digits_split
+from fl_core.data.held import hold_back
 from fl_core.data.idx import read_idx
 from fl_core.data.images import ImageForm, read_images
 from fl_core.data.limits import MAX_BYTES, as_records, require_room
@@ -31,7 +32,7 @@ class Origin:
     label_column: str | None = None
     function: str | None = None
     images: ImageForm | None = None
-    test_records: int | None = None  # held back by the cloud; None: as the source has it
+    test_records: int | None = None  # held back for the cloud; None: as the source has it
     max_bytes: int = MAX_BYTES
 
 
@@ -41,14 +42,23 @@ Source = Callable[[Origin], Records]
 def load_records(source: str, origin: Origin | None = None) -> Records:
     """Records of a source named as in the YAML: a name of SOURCES, or `python: module:function`.
 
-    Raises DataError (file, place, fix) for bad data, UsageError for an unknown name.
+    Without those that are held back for the cloud (`Origin.test_records`). Raises DataError (file,
+    place, fix) for bad data, UsageError for an unknown name.
     """
     chosen = origin or Origin()
     name, colon, function = source.partition(":")
     if colon and name.strip() == "python":
         chosen = Origin(**{**chosen.__dict__, "function": function.strip()})
         name = "python"
-    return SOURCES[name if name == "python" else source](chosen)
+    records = SOURCES[name if name == "python" else source](chosen)
+    if chosen.test_records is None or brings_its_test(source):
+        return records
+    return hold_back(records, chosen.test_records)[0]
+
+
+def brings_its_test(source: str) -> bool:
+    """Whether a source says itself which of its records the cloud tests on."""
+    return source == "digits" or source in PUBLISHED
 
 
 def _digits(origin: Origin) -> Records:

@@ -22,7 +22,8 @@ from tools.chaos.report import write_report
 from tools.chaos.result import result_of
 from tools.chaos.view import View, show_result
 from tools.result import write_json
-from tools.run_job import Overrides, check_data, local_job
+from tools.run_data import check_data
+from tools.run_job import Overrides, local_job
 from tools.run_local import INTERRUPTED, signals
 from tools.scratch import scratch
 

@@ -11,7 +11,8 @@ import pytest
 
 from fl_core.data.low_quality import low_quality_devices
 from tools.report_holdings import Holdings, holdings, holdings_plot
-from tools.run_job import Overrides, dealt, local_job
+from tools.run_data import dealt
+from tools.run_job import Overrides, local_job
 
 JOB = Path("configs/jobs/digits_skewed.yaml")
 

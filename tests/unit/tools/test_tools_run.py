@@ -18,7 +18,8 @@ from tools import run_reference
 from tools.progress import MemoryPeak, Progress, View
 from tools.provision import provision
 from tools.run_children import Children, tail
-from tools.run_job import Overrides, check_data, local_job, submitted
+from tools.run_data import check_data
+from tools.run_job import Overrides, local_job, submitted
 from tools.run_local import FILES, prepare
 from tools.site_plan import SitePlan
 
@@ -82,7 +83,7 @@ def test_small_numbers_survive_the_yaml(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"data__source": "cats"}, "cannot be dealt out"),
+        ({"data__source": "cats"}, "'cats' is no source of records"),
         ({"local_run__devices": 1438}, "play at most 1437"),
     ],
 )

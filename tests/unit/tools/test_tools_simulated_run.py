@@ -14,9 +14,10 @@ import yaml
 from fl_core.config import Policy
 from fl_core.data.mnist import MNIST_FILES
 from fl_core.errors import JobFailed, UsageError
-from tools import run_job
+from tools import run_data
 from tools.cli import main
-from tools.run_job import Overrides, check_data, local_job, source
+from tools.run_data import check_data, source
+from tools.run_job import Overrides, local_job
 from tools.run_local import FILES as LEFT
 from tools.run_local import prepare, run_local, summary
 from tools.run_simulated import Simulation
@@ -119,14 +120,14 @@ def test_the_switch_of_the_command_line_wins(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options", [{"broker": "amqtt"}, {"protocol": 4}, {"workers": 2}, {"data_dir": "/"}]
+    "options", [{"broker": "amqtt"}, {"protocol": 4}, {"workers": 2}, {"data": Path("/")}]
 )
 def test_an_option_that_would_change_nothing_is_refused(tmp_path, options):
     path = job_file(tmp_path)
     with pytest.raises(UsageError) as raised:
         local_job(path, Overrides(**options))
-    assert str(raised.value).startswith(f"--{next(iter(options)).removesuffix('_dir')}: ")
-    if "data_dir" not in options:
+    assert str(raised.value).startswith(f"--{next(iter(options))}: ")
+    if "data" not in options:
         local_job(path, Overrides(simulate=False, **options))
 
 
@@ -176,23 +177,23 @@ def test_a_simulated_job_that_pauses_ends_the_run_with_its_reason(tmp_path):
 
 
 def test_mnist_is_learned_from_the_folder_given(tmp_path, mnist, nowhere):
-    result = left_by(mnist_job(tmp_path), tmp_path / "out", data_dir=str(mnist))
+    result = left_by(mnist_job(tmp_path), tmp_path / "out", data=mnist)
     assert result["status"] == "completed"
     assert [row["uploads"] for row in result["rounds"]] == [5, 5]
 
 
 def test_the_job_files_folder_counts_from_the_job_file(tmp_path, mnist, nowhere):
-    job, run = local_job(mnist_job(tmp_path, data_dir="mnist"), Overrides())
+    job, run = local_job(mnist_job(tmp_path, data={"path": "mnist"}), Overrides())
     check_data(job, run)
     assert source(job, run).path == mnist
     other = tmp_path / "other"
-    job, run = local_job(tmp_path / "tiny.yaml", Overrides(data_dir=str(other)))
+    job, run = local_job(tmp_path / "tiny.yaml", Overrides(data=other))
     assert source(job, run).path == other
 
 
 def test_the_usual_places_are_looked_at(tmp_path, mnist, nowhere):
     job, run = local_job(mnist_job(tmp_path), Overrides())
-    for place in run_job.PLACES:
+    for place in run_data.PLACES:
         here = nowhere / place / "mnist"
         here.parent.mkdir(parents=True, exist_ok=True)
         mnist.rename(here)
@@ -262,7 +263,7 @@ def test_all_job_files_are_checked_before_the_first_one_runs(tmp_path, nowhere):
 
 def test_the_folder_of_a_table_is_for_the_jobs_that_read_one(tmp_path, mnist, nowhere):
     paths = [job_file(tmp_path), mnist_job(tmp_path)]
-    assert table(paths, Asked(seeds=1, out=tmp_path / "t", data=str(mnist))) == 0
+    assert table(paths, Asked(seeds=1, out=tmp_path / "t", data=mnist)) == 0
 
 
 def test_published_figures_stand_beside_their_job_alone():

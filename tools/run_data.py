@@ -1,0 +1,167 @@
+"""The records of a local run: where they are, who gets which, whether the job can learn them."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from pydantic import ValidationError
+
+from fl_core.algorithms.base import Records
+from fl_core.config import DataSource, Job, LocalRun
+from fl_core.config.site_blocks import Images, data_mixes
+from fl_core.data.check import check_records
+from fl_core.data.csvfile import read_matrix
+from fl_core.data.device import dealt_records, held_records, origin_of
+from fl_core.data.partition import Shares
+from fl_core.data.published import PUBLISHED
+from fl_core.data.sources import SOURCES, Origin, brings_its_test, load_records
+from fl_core.errors import DataError, UsageError
+from fl_core.plan import JobPlan
+from fl_core.registry import nearest
+from tools.data_check import input_range, places
+
+PLACES = (Path("../shared/data"), Path("data"))  # looked at where no folder is named
+TEST_SHARE = 0.2  # of records that come without a test half
+
+
+def check_data(job: Job, run: LocalRun) -> list[str]:
+    """What a person should know of the records that a run deals; empty if all is well.
+
+    Raises UsageError or DataError, with file and place, unless the job can learn from them;
+    nothing has started yet.
+    """
+    JobPlan(job).check_own_code()
+    data = source(job, run)
+    pool, test = dealt(job, run)[0], held(job, run)
+    for what, records in (("training", pool), ("test", test)):
+        shape = tuple(records.x.shape[1:])
+        if shape != job.data.input_shape:
+            raise UsageError(
+                f"is {list(job.data.input_shape)}, the {what} records of {_called(data)} have"
+                f" {list(shape)}",
+                where="data.input_shape",
+                fix=f"write input_shape: {list(shape)}",
+            )
+    if len(pool) < run.devices:
+        raise UsageError(
+            f"{len(pool)} records cannot be dealt to {run.devices} devices",
+            where="local_run.devices",
+            fix=f"play at most {len(pool)}",
+        )
+    return [] if brings_its_test(data.source) else _own(job, data, pool, test)
+
+
+def held(job: Job, run: LocalRun) -> Records:
+    """The cloud's test records."""
+    return held_records(source(job, run))
+
+
+def dealt(job: Job, run: LocalRun) -> tuple[Records, Shares]:
+    """All records as the devices hold them, and the indices into them of each device."""
+    data = source(job, run)
+    return dealt_records(data.source, origin_of(data), run.devices, run.partition, run.seed)
+
+
+def source(job: Job, run: LocalRun) -> DataSource:
+    """The run's records, as the sites of its processes name them. Raises UsageError, DataError."""
+    name, own = run.data.source or job.data.source, run.data
+    kind = name if name in SOURCES else name.partition(":")[0]
+    if kind not in SOURCES:
+        raise UsageError(
+            f"'{name}' is no source of records, {nearest(name, SOURCES.names())}",
+            where="data.source",
+            fix="name one there, or under local_run.data.source",
+        )
+    path = _folder(name) if kind in PUBLISHED and own.path is None else own.path
+    try:
+        found = DataSource(
+            name=job.data.source,
+            source=name,
+            path=path,
+            labels_path=own.labels_path,
+            label_column=own.label_column,
+            images=_form(job) if kind == "images" and own.images is None else own.images,
+            test_records=run.test_records,
+        )
+    except ValidationError as error:
+        what = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+        raise UsageError(f"'{name}' {what}", where="data.source") from None
+    for mix in data_mixes(found, "local_run.data"):
+        raise UsageError(mix.text, where="local_run.data", fix="or give the path with --data PATH")
+    if run.test_records is None and not brings_its_test(name):
+        share = max(1, round(TEST_SHARE * _count(name, origin_of(found))))
+        return found.model_copy(update={"test_records": share})
+    return found
+
+
+@lru_cache(maxsize=1)
+def _count(name: str, origin: Origin) -> int:
+    return len(load_records(name, origin))
+
+
+def _folder(name: str) -> Path:
+    files = PUBLISHED[name].files
+    folders = [folder / name for folder in PLACES]
+    for folder in folders:
+        if not files.missing(folder):
+            return folder.absolute()
+    raise UsageError(
+        f"{name} is neither in {folders[0]} nor in {folders[1]}",
+        where="data.source",
+        fix=f"name the folder that holds {', '.join(files.names)} with --data DIR",
+    )
+
+
+def _form(job: Job) -> Images:
+    """What pictures become where the file does not say: records of the job's shape."""
+    *colours, height, width = (0, *job.data.input_shape)
+    if colours not in ([0], [0, 3]):
+        raise UsageError(
+            f"pictures are [height, width] or [3, height, width], not {list(job.data.input_shape)}",
+            where="data.input_shape",
+            fix="write input_shape: [28, 28]",
+        )
+    return Images(size=(height, width), colours="rgb" if len(colours) > 1 else "grey")
+
+
+def _own(job: Job, data: DataSource, pool: Records, test: Records) -> list[str]:
+    """What is wrong with a user's own records: told, where learning drops only some of them."""
+    classes = job.data.classes
+    largest = int(max(pool.y.max(initial=-1), test.y.max(initial=-1)))
+    if largest >= classes:
+        raise DataError(
+            f"has the label {largest}, data.classes is {classes}",
+            where=_first(data, classes),
+            fix=f"correct the labels, which count from 0, or write classes: {largest + 1}",
+        )
+    report = check_records(
+        pool,
+        test,
+        classes=classes,
+        input_shape=job.data.input_shape,
+        input_range=input_range(job),
+    )
+    if report.usable:
+        return report.problems + places(data)
+    raise DataError(
+        "no record can be learned from",
+        where=(places(data) or [_called(data)])[0],
+        fix=f"give each record numbers and a label of 0 to {classes - 1}",
+    )
+
+
+def _first(data: DataSource, classes: int) -> str:
+    """Where the first record stands whose label is none of the classes."""
+    whole = load_records(data.source, origin_of(data.model_copy(update={"test_records": None})))
+    index = int(np.flatnonzero(whole.y >= classes)[0])
+    if data.source == "csv" and data.path is not None:
+        lines: list[int] = []
+        read_matrix(data.path, lines=lines)
+        return f"{data.path}:{lines[index]}"
+    return f"{_called(data)}, record {index + 1}"
+
+
+def _called(data: DataSource) -> str:
+    return data.source if data.path is None else str(data.path)
