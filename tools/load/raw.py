@@ -190,6 +190,7 @@ def _rounds(parts_: _Parts, counted: Any, start: Any, rounds: int, round_bytes: 
                 raise JobFailed(
                     f"nothing arrives any more, {seen} of {number * round_bytes} bytes did",
                     where="--compare raw",
+                    fix="run it again with less beside it: the bare relay sends nothing twice",
                 )
         seconds.append(time.monotonic() - began_s)
     start.wait(raw_parts.CONNECT_S)
