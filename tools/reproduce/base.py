@@ -1,4 +1,4 @@
-"""What an experiment of a text is: trials, each a job, with the figure that the text has for it."""
+"""What an experiment of a text is: trials, each a job, with the figures that the text has."""
 
 from __future__ import annotations
 
@@ -17,18 +17,37 @@ def final_accuracy(result: Result) -> float | None:
 
 
 @dataclass(frozen=True)
-class Trial:
-    """One row: a job (its YAML as plain values), and what the text says of it.
+class Point:
+    """A row of the table: the text's figure, None where it prints none, and how to measure ours.
 
-    `claimed` is the text's figure, None where it prints none; `claimed_privacy` the guarantee as
-    the text has it.
+    `series` and `x` place it in a picture of lines; `label` follows the trial's own, to tell
+    several points of one trial apart.
+    """
+
+    claimed: float | None = None
+    measure: Measure = final_accuracy
+    series: str = ""
+    x: float | None = None
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A job (its YAML as plain values), run once for each seed, and the figures taken from it.
+
+    `claimed_privacy` is the guarantee as the text has it.
     """
 
     name: str
     label: str
     job: Mapping[str, Any] = field(repr=False)
-    claimed: float | None
+    points: tuple[Point, ...]
     claimed_privacy: str
+
+    @property
+    def source(self) -> str:
+        """The data set's name, as in `data.source`."""
+        return str(self.job["data"]["source"])
 
 
 @dataclass(frozen=True)
@@ -37,6 +56,10 @@ class Experiment:
 
     `quick` rows learn the digits that are always there, in a few rounds: they show that all runs,
     and their figures are no answer to the text's. `remark` is what a reader must know.
+
+    `picture`: `rows`, one line of the picture for each row; `lines`, the figure against `x`
+    (named `x_label`), a line for each series; `rounds`, the test accuracy after each round, a line
+    for each trial, with the text's figure at its last round.
     """
 
     title: str
@@ -44,5 +67,7 @@ class Experiment:
     figure: str
     trials: Callable[[bool], tuple[Trial, ...]]
     remark: str
-    measure: Measure = final_accuracy
     guarantee: Literal["training", "inference"] = "training"
+    picture: Literal["rows", "lines", "rounds"] = "rows"
+    x_label: str = ""
+    x_log: bool = False

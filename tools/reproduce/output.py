@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-from matplotlib.figure import Figure
-
 from fl_core.errors import UsageError
-from tools.report_plots import BLUE, ORANGE
+from tools.reproduce.picture import picture
 from tools.result import write_json, write_whole
 
-FILES = ("reproduction.md", "reproduction.json", "reproduction.png", "reproduction.svg")
+KEPT = "reproduction.json"
+FILES = ("reproduction.md", KEPT, "reproduction.png", "reproduction.svg")
 COLUMNS = (
     "row",
     "text",
-    "ours, median (range)",
+    "ours",
     "privacy as claimed",
     "privacy as proven",
     "rounds",
@@ -30,11 +28,10 @@ def write(content: Mapping[str, Any], out: Path) -> None:
     """Write all files. Raises UsageError where they cannot be written."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        write_json(out / "reproduction.json", content)
+        write_json(out / KEPT, content)
         write_whole(out / "reproduction.md", markdown(content).encode())
         for kind in ("png", "svg"):
-            picture = _picture(content["rows"], content["figure"], kind)
-            write_whole(out / f"reproduction.{kind}", picture)
+            write_whole(out / f"reproduction.{kind}", picture(content, kind))
     except OSError as error:
         raise UsageError(
             f"cannot be written ({error.strerror})",
@@ -43,12 +40,36 @@ def write(content: Mapping[str, Any], out: Path) -> None:
         ) from error
 
 
+def kept(out: Path) -> dict[str, Any] | None:
+    """What a former run left in this folder; None where there is nothing that can be read."""
+    try:
+        found = json.loads((out / KEPT).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def kept_rows(out: Path, name: str, quick: bool) -> dict[str, list[dict[str, Any]]]:
+    """By trial, the rows that a former run of this experiment measured."""
+    found = kept(out)
+    if found is None or (found.get("experiment"), found.get("quick")) != (name, quick):
+        return {}
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for row in found["rows"]:
+        if row.get("command"):
+            rows.setdefault(row["trial"], []).append(row)
+    return rows
+
+
 def markdown(content: Mapping[str, Any]) -> str:
-    """The table under its title, with what must be known of it."""
-    lines = [f"### {content['experiment']}: {content['title']}", "", f"{content['source']}."]
-    lines += [content["remark"], "", f"Figure: {content['figure']}.", ""]
+    """The table under its title, with what must be known of it and the commands that made it."""
+    lines = [f"## {content['experiment']}: {content['title']}", "", f"{content['source']}."]
+    lines += [content["remark"], ""]
     if content["quick"]:
         lines += ["Quick: digits, few rounds. It shows that all runs; not to be compared.", ""]
+    commands = dict.fromkeys(row["command"] for row in content["rows"] if row["command"])
+    lines += ["```sh", *commands, "```", ""]
+    lines += [f"Figure: {content['figure']}. Of several seeds the median, and the range.", ""]
     lines += ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
     lines += ["| " + " | ".join(_cells(row)) + " |" for row in content["rows"]]
     lines += [f"\nFailed: {failure}" for failure in content["failures"]]
@@ -64,32 +85,16 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         _number(row["ours"]) + spread,
         row["claimed_privacy"],
         row["proven_privacy"] or "not run",
-        str(row["rounds"]),
+        _rounds(row["rounds"], row["full_rounds"]),
         "–" if seconds is None else f"{seconds:.0f}",
     )
 
 
+def _rounds(played: int | None, full: int | None) -> str:
+    if played is None:
+        return "–"
+    return str(played) if played == full else f"**{played}** of {full}"
+
+
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
-
-
-def _picture(rows: Sequence[Mapping[str, Any]], figure_of: str, kind: str) -> bytes:
-    with mpl.rc_context({"font.size": 9, "svg.fonttype": "path", "svg.hashsalt": "edgeveil"}):
-        figure = Figure(figsize=(7.2, 1.1 + 0.4 * len(rows)), layout="constrained")
-        axes = figure.add_subplot()
-        for y, row in enumerate(reversed(rows)):
-            if row["claimed"] is not None:
-                axes.plot(row["claimed"], y, "D", color=ORANGE, label="text, as claimed")
-            axes.plot(row["values"], [y] * len(row["values"]), "o", color=BLUE, label="ours")
-        axes.set_yticks(range(len(rows)), [row["label"] for row in reversed(rows)])
-        axes.set_xlabel(figure_of)
-        axes.grid(axis="x", color="#dddddd", linewidth=0.6)
-        axes.set_axisbelow(True)
-        handles, labels = axes.get_legend_handles_labels()
-        named = dict(zip(labels, handles, strict=True))
-        axes.legend(named.values(), named.keys(), frameon=False)
-        raw = io.BytesIO()
-        figure.savefig(
-            raw, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else None
-        )
-    return raw.getvalue()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import statistics
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,61 +12,77 @@ from typing import IO, Any
 
 import yaml
 
+from fl_core.config import load_job
 from fl_core.errors import EdgeVeilError, JobFailed, UsageError
 from tools.backbone import ensure_for_jobs
 from tools.reproduce import EXPERIMENTS
 from tools.reproduce.base import Experiment, Trial
-from tools.reproduce.output import FILES, markdown, write
-from tools.result import guarantee_text, versions, write_whole
+from tools.reproduce.data import folder_of, refuse, without_files
+from tools.reproduce.output import FILES, kept_rows, markdown, write
+from tools.reproduce.rows import Played, not_run, rows_of
+from tools.result import versions, write_whole
 from tools.run_local import INTERRUPTED
-from tools.table import Asked, Study, done, run_seed, study_of
+from tools.table import Asked, run_seed, study_of
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the command line asks for; `only` names trials, none for all of them."""
+    """What the command line asks for; `only` names trials, none for all of them.
+
+    `rounds` caps the training rounds of every trial; None: as many as the text plays.
+    """
 
     out: Path
     seeds: int = 3
-    data: str | None = None
+    data: Path | None = None
     quick: bool = False
     only: Sequence[str] = ()
+    rounds: int | None = None
     as_json: bool = False
+
+    def command(self, name: str) -> str:
+        """The command that asks for this, with no path of the machine in it."""
+        parts = ["edgeveil", "reproduce", name]
+        parts += ["--data", "DIR"] if self.data is not None else []
+        parts += ["--quick"] if self.quick else []
+        parts += ["--seeds", str(self.seeds)]
+        parts += [] if self.rounds is None else ["--rounds", str(self.rounds)]
+        parts += ["--only", *self.only] if self.only else []
+        return shlex.join(parts)
 
 
 def reproduce(name: str, wanted: Wanted) -> int:
     """Run what is missing and write the table; 0, 6 where a trial failed, 130 after Ctrl-C.
 
-    UsageError for an unknown name or trial, and where files of data are missing (it names them).
+    Rows that are not asked for stay as a former run into the same folder left them. UsageError
+    for an unknown name or trial, and where data files are missing that nothing runs without.
     """
     experiment = EXPERIMENTS[name]
-    if wanted.seeds < 1:
-        raise UsageError("no seed to run", where="--seeds", fix="use 1 or more")
-    trials = _chosen(experiment.trials(wanted.quick), wanted.only)
-    asked = Asked(wanted.seeds, wanted.out, wanted.data, as_json=wanted.as_json)
-    studies = [_study(trial, asked) for trial in trials]
+    for value, option in ((wanted.seeds, "--seeds"), (wanted.rounds, "--rounds")):
+        if value is not None and value < 1:
+            raise UsageError(f"no {option[2:-1]} to run", where=option, fix="use 1 or more")
+    trials = experiment.trials(wanted.quick)
+    chosen = _chosen(trials, wanted.only)
     stream = sys.stderr if wanted.as_json else sys.stdout
+    lacking = without_files(chosen, wanted.data)
+    able = [trial for trial in chosen if trial.source not in lacking]
+    if lacking and (wanted.only or not able):
+        refuse(lacking)
+    for files in lacking.values():
+        print(f"left out, for want of files: {files}", file=stream)
+    played = [_prepared(trial, wanted) for trial in able]
     failures: list[str] = []
-    for trial, study in zip(trials, studies, strict=True):
-        for number in range(wanted.seeds):
-            try:
-                if run_seed(study, number, asked, stream) == INTERRUPTED:
-                    return INTERRUPTED
-            except EdgeVeilError as error:
-                failures.append(f"{trial.name}, seed {study.run.seed + number}: {error}")
-                print(f"edgeveil: {failures[-1]}", file=sys.stderr)
-    content = {
-        "experiment": name,
-        "title": experiment.title,
-        "source": experiment.source,
-        "figure": experiment.figure,
-        "remark": experiment.remark,
-        "quick": wanted.quick,
-        "rows": [_row(experiment, *pair) for pair in zip(trials, studies, strict=True)],
-        "failures": failures,
-        "versions": versions(),
-    }
-    _show(content, wanted, stream)
+    for one in played:
+        if _run(one, wanted, stream, failures) == INTERRUPTED:
+            return INTERRUPTED
+    made = {one.trial.name: rows_of(experiment, one, wanted.command(name)) for one in played}
+    kept = kept_rows(wanted.out, name, wanted.quick)
+    rows = [
+        row
+        for trial in trials
+        for row in made.get(trial.name) or kept.get(trial.name) or not_run(trial, lacking)
+    ]
+    _show(_content(name, experiment, wanted, rows, failures), wanted, stream)
     return JobFailed.exit_code if failures else 0
 
 
@@ -78,34 +94,56 @@ def _chosen(trials: tuple[Trial, ...], only: Sequence[str]) -> list[Trial]:
     return [trial for trial in trials if not only or trial.name in only]
 
 
-def _study(trial: Trial, asked: Asked) -> Study:
-    path = asked.out / "jobs" / f"{trial.name}.yaml"
+def _prepared(trial: Trial, wanted: Wanted) -> Played:
+    """The trial's job file, written, cut to the rounds asked for, and checked with its records."""
+    path = wanted.out / "jobs" / f"{trial.name}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, yaml.safe_dump(dict(trial.job), sort_keys=False).encode())
+    job = dict(trial.job)
+    _dump(path, job)
     ensure_for_jobs([path])
-    return study_of(path, asked)
+    full = load_job(path).rounds
+    if wanted.rounds is not None and wanted.rounds < full:
+        _dump(path, {**job, "train": {**job.get("train", {}), "rounds": wanted.rounds}})
+    folder = folder_of(trial.source, wanted.data)
+    asked = Asked(wanted.seeds, wanted.out, folder, as_json=wanted.as_json)
+    return Played(trial, study_of(path, asked), asked, full)
 
 
-def _row(experiment: Experiment, trial: Trial, study: Study) -> dict[str, Any]:
-    seeds = range(study.run.seed, study.run.seed + 10_000)
-    results = []
-    for seed in seeds:
-        found = done(study, seed)
-        if found is None:
-            break
-        results.append(found)
-    values = [value for found in results if (value := experiment.measure(found)) is not None]
-    privacy = results[0]["privacy"] if results else None
+def _dump(path: Path, job: dict[str, Any]) -> None:
+    write_whole(path, yaml.safe_dump(job, sort_keys=False).encode())
+
+
+def _run(one: Played, wanted: Wanted, stream: IO[str], failures: list[str]) -> int:
+    for number in range(wanted.seeds):
+        try:
+            if run_seed(one.study, number, one.asked, stream) == INTERRUPTED:
+                return INTERRUPTED
+        except EdgeVeilError as error:
+            failures.append(f"{one.trial.name}, seed {one.study.run.seed + number}: {error}")
+            print(f"edgeveil: {failures[-1]}", file=sys.stderr)
+    return 0
+
+
+def _content(
+    name: str,
+    experiment: Experiment,
+    wanted: Wanted,
+    rows: list[dict[str, Any]],
+    failures: list[str],
+) -> dict[str, Any]:
     return {
-        "trial": trial.name,
-        "label": trial.label,
-        "claimed": trial.claimed,
-        "ours": statistics.median(values) if values else None,
-        "values": values,
-        "claimed_privacy": trial.claimed_privacy,
-        "proven_privacy": guarantee_text(privacy, experiment.guarantee) if privacy else None,
-        "rounds": study.job.rounds,
-        "seconds": statistics.median(f["seconds"] for f in results) if results else None,
+        "experiment": name,
+        "title": experiment.title,
+        "source": experiment.source,
+        "figure": experiment.figure,
+        "remark": experiment.remark,
+        "picture": experiment.picture,
+        "x_label": experiment.x_label,
+        "x_log": experiment.x_log,
+        "quick": wanted.quick,
+        "rows": rows,
+        "failures": failures,
+        "versions": versions(),
     }
 
 

@@ -9,7 +9,7 @@ from fl_core.config import parse_job
 from fl_core.registry import Table
 from tools import cli
 from tools.reproduce import EXPERIMENTS
-from tools.reproduce.base import Experiment, Trial
+from tools.reproduce.base import Experiment, Point, Trial
 from tools.reproduce.laplace_inference import agreement
 
 TOY = {
@@ -20,7 +20,7 @@ TOY = {
     "privacy": {"epsilon": 8.0},
     "local_run": {"devices": 5},
 }
-ROWS = (Trial("toy", "toy row", TOY, 0.5, "ε = 1, they say"),)
+ROWS = (Trial("toy", "toy row", TOY, (Point(0.5),), "ε = 1, they say"),)
 
 
 @pytest.fixture
