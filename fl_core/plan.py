@@ -14,6 +14,8 @@ from fl_core.algorithms import METHODS, Setting
 from fl_core.algorithms.base import CloudMethod, DeviceMethod, Exchange, SegmentSpec
 from fl_core.algorithms.fm_released import COVARIANCE
 from fl_core.algorithms.stages import STAGES
+from fl_core.algorithms.updates.form import network_of
+from fl_core.algorithms.updates.own_code import check_own_code
 from fl_core.config import Job
 from fl_core.errors import ProtocolError
 from fl_core.features import (
@@ -24,7 +26,7 @@ from fl_core.features import (
     check_backbones,
     projection_of,
 )
-from fl_core.models import Network, build_network
+from fl_core.models import Network, build_network, runs_python
 from fl_core.models.softmax_head import build_graph
 from fl_core.privacy.events import Event
 from fl_core.privacy.figures import up
@@ -75,6 +77,11 @@ class JobPlan:
         if setting.network is not None:
             return setting.network.graph()
         return build_graph(self.features, data.input_shape, data.classes, setting.kept)
+
+    def check_own_code(self) -> None:
+        """Raise DataError unless the user's own model can be trained; runs its code."""
+        if runs_python(self.job.model):
+            check_own_code(network_of(self.setting), self.job.train)
 
     def check_backbones(self) -> None:
         """Raise DataError unless each backbone is here, plain layers, and as the job says."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
+from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, model_validator
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from fl_core.features.onnx_nodes import NodeList
 
+_CALLS = Lock()  # torch puts the weights into the module itself for a call
 _NAME = r"[A-Za-z_]\w{0,63}"
 _FUNCTION = rf"^{_NAME}(\.{_NAME})*:{_NAME}$"
 _Size = Annotated[int, Field(ge=1, le=1 << 24)]
@@ -106,7 +108,9 @@ class Module:
         from torch.func import functional_call
 
         own = {one: weights[f"{name}.{one}"] for one, _ in self.parameters.weights}
-        found: torch.Tensor = functional_call(self.loaded(), own, (x,), strict=True)
+        module = self.loaded()
+        with _CALLS:  # devices of one process train side by side
+            found: torch.Tensor = functional_call(module, own, (x,), strict=True)
         if found.shape != (len(x), self.classes):
             raise self.refused(f"gives {list(found.shape[1:])} a record, not [{self.classes}]")
         return found
@@ -159,6 +163,10 @@ def loaded(function: str) -> torch.nn.Module:
         make = getattr(import_module(module_name), function_name)
     except (ImportError, AttributeError) as error:
         raise _refused(function, str(error), "install the module, check both names") from error
+    except Exception as error:  # of the user's code
+        raise _refused(
+            function, f"cannot be imported, {type(error).__name__}: {error}", "correct the module"
+        ) from error
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(START_SEED)
