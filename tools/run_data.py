@@ -6,20 +6,18 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from pydantic import ValidationError
 
 from fl_core.algorithms.base import Records
 from fl_core.config import DataSource, Job, LocalRun
-from fl_core.config.site_blocks import Images, data_mixes
+from fl_core.config.site_blocks import MAX_SIDE, Images, data_mixes
 from fl_core.data.check import check_records
 from fl_core.data.csvfile import read_matrix
 from fl_core.data.device import dealt_records, held_records, origin_of
 from fl_core.data.partition import Shares
 from fl_core.data.published import PUBLISHED
-from fl_core.data.sources import SOURCES, Origin, brings_its_test, load_records
+from fl_core.data.sources import Origin, brings_its_test, load_records
 from fl_core.errors import DataError, UsageError
 from fl_core.plan import JobPlan
-from fl_core.registry import nearest
 from tools.data_check import input_range, places
 
 PLACES = (Path("../shared/data"), Path("data"))  # looked at where no folder is named
@@ -67,27 +65,16 @@ def dealt(job: Job, run: LocalRun) -> tuple[Records, Shares]:
 def source(job: Job, run: LocalRun) -> DataSource:
     """The run's records, as the sites of its processes name them. Raises UsageError, DataError."""
     name, own = run.data.source or job.data.source, run.data
-    kind = name if name in SOURCES else name.partition(":")[0]
-    if kind not in SOURCES:
-        raise UsageError(
-            f"'{name}' is no source of records, {nearest(name, SOURCES.names())}",
-            where="data.source",
-            fix="name one there, or under local_run.data.source",
-        )
-    path = _folder(name) if kind in PUBLISHED and own.path is None else own.path
-    try:
-        found = DataSource(
-            name=job.data.source,
-            source=name,
-            path=path,
-            labels_path=own.labels_path,
-            label_column=own.label_column,
-            images=_form(job) if kind == "images" and own.images is None else own.images,
-            test_records=run.test_records,
-        )
-    except ValidationError as error:
-        what = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
-        raise UsageError(f"'{name}' {what}", where="data.source") from None
+    path = _folder(name) if name in PUBLISHED and own.path is None else own.path
+    found = DataSource(
+        name=job.data.source,
+        source=name,
+        path=path,
+        labels_path=own.labels_path,
+        label_column=own.label_column,
+        images=_form(job) if name == "images" and own.images is None else own.images,
+        test_records=run.test_records,
+    )
     for mix in data_mixes(found, "local_run.data"):
         raise UsageError(mix.text, where="local_run.data", fix="or give the path with --data PATH")
     if run.test_records is None and not brings_its_test(name):
@@ -117,9 +104,10 @@ def _folder(name: str) -> Path:
 def _form(job: Job) -> Images:
     """What pictures become where the file does not say: records of the job's shape."""
     *colours, height, width = (0, *job.data.input_shape)
-    if colours not in ([0], [0, 3]):
+    if colours not in ([0], [0, 3]) or max(height, width) > MAX_SIDE:
         raise UsageError(
-            f"pictures are [height, width] or [3, height, width], not {list(job.data.input_shape)}",
+            "pictures are [height, width] or [3, height, width], at most"
+            f" {MAX_SIDE} a side, not {list(job.data.input_shape)}",
             where="data.input_shape",
             fix="write input_shape: [28, 28]",
         )

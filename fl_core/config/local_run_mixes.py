@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fl_core.config.base import Mix
 from fl_core.config.policy import partition_mixes
-from fl_core.config.site_blocks import unread_mixes
+from fl_core.config.site_blocks import source_name, unread_mixes
 from fl_core.data.published import PUBLISHED
 from fl_core.errors import PrivacyError
 from fl_core.models import runs_python
@@ -56,8 +56,7 @@ def run_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
             "or lower round.min_batch",
         )
     yield from partition_mixes(run.partition, "local_run.partition")
-    source = run.data.source or job.data.source
-    yield from unread_mixes(run.data, source, "local_run.data", "data.source")
+    yield from _source_mixes(job, run)
     split = run.partition
     if split.kind == "n_class" and split.classes_per_device > job.data.classes:
         yield Mix(
@@ -65,6 +64,20 @@ def run_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
             f"{split.classes_per_device} is more than the {job.data.classes} classes of the data; "
             f"set at most {job.data.classes}",
         )
+
+
+def _source_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
+    """Records that cannot be read, or files that are not."""
+    source = run.data.source or job.data.source
+    try:
+        source_name(source)
+    except ValueError as error:
+        yield Mix(
+            ("data.source", "local_run"),
+            f"{error}; local_run.data.source may say what records of another name are read from",
+        )
+    else:
+        yield from unread_mixes(run.data, source, "local_run.data", "data.source")
 
 
 def shape_mixes(job: Job) -> Iterator[Mix]:

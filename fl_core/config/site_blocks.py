@@ -35,7 +35,8 @@ def _broker_url(url: str) -> str:
     return url
 
 
-def _source(name: str) -> str:
+def source_name(name: str) -> str:
+    """The name, if records can be read from it. Raises ValueError."""
     if name.startswith("python:"):
         if not _PYTHON.fullmatch(name):
             raise ValueError("must be `python: module:function`, both names of Python")
@@ -45,11 +46,12 @@ def _source(name: str) -> str:
     return named_in("data source", SOURCES)(name)
 
 
-SourceName = Annotated[str, AfterValidator(_source)]
+SourceName = Annotated[str, AfterValidator(source_name)]
 BrokerUrl = Annotated[str, Field(max_length=300), AfterValidator(_broker_url)]
 PacketBytes = Annotated[int, Field(ge=4096, le=268_435_455)]
 ByteLimit = Annotated[int, Field(ge=65536, le=1 << 50)]
-Pixels = Annotated[int, Field(ge=1, le=4096)]
+MAX_SIDE = 4096  # of a picture, as it becomes a record
+Pixels = Annotated[int, Field(ge=1, le=MAX_SIDE)]
 FolderName = Annotated[str, Field(min_length=1, max_length=255)]
 
 

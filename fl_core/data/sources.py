@@ -97,10 +97,12 @@ def _python(origin: Origin) -> Records:
         raise DataError("names no function", where=where, fix="write python: module:function")
     try:
         function = getattr(import_module(module_name), function_name)
-    except (ImportError, AttributeError) as error:
-        raise DataError(str(error), where=where, fix="install the module, check both names") from (
-            error
-        )
+    except Exception as error:  # the owner's module may raise anything
+        raise DataError(
+            f"cannot be imported, {type(error).__name__}: {error}",
+            where=where,
+            fix="install the module, check both names",
+        ) from error
     try:
         found = function()
     except Exception as error:  # the owner's code may raise anything

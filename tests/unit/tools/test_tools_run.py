@@ -83,8 +83,8 @@ def test_small_numbers_survive_the_yaml(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"data__source": "cats"}, "'cats' is no source of records"),
         ({"local_run__devices": 1438}, "play at most 1437"),
+        ({"data__source": "csv", "local_run__test_records": 9}, "csv is read from a file"),
     ],
 )
 def test_data_that_does_not_fit_is_found_before_anything_starts(tmp_path, changes, text):

@@ -12,7 +12,7 @@ def job(rule, method="sgd", **changes):
     )
     plain = {
         "job": "ruled",
-        "data": {"source": "bench", "classes": 3, "input_shape": (4,), "nominal_records": 30},
+        "data": {"source": "npz", "classes": 3, "input_shape": (4,), "nominal_records": 30},
         "train": {"method": method, "rounds": 2},
         "privacy": {"epsilon": 4.0, "accept_unproven": True},
         "aggregation": rule,

@@ -11,7 +11,7 @@ from fl_core.plan import JobPlan
 
 PLAIN = {
     "job": "stages",
-    "data": {"source": "bench", "classes": 3, "input_shape": [4], "nominal_records": 30},
+    "data": {"source": "npz", "classes": 3, "input_shape": [4], "nominal_records": 30},
     "model": {"name": "mlp", "hidden": []},
     "train": {"method": "sgd", "rounds": 2},
     "privacy": {"epsilon": 4.0},
