@@ -28,7 +28,7 @@ def add(commands: Subparsers) -> None:
     table.add_argument(
         "--seeds", type=int, default=3, metavar="N", help="runs of each job, default 3"
     )
-    table.add_argument("--data", type=Path, metavar="DIR", help="folder of MNIST's files")
+    table.add_argument("--data", type=Path, metavar="DIR", help="folder of a published set's files")
     table.add_argument(
         "--out", type=Path, default=Path("out/table"), metavar="DIR", help="default out/table"
     )
