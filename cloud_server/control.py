@@ -72,7 +72,7 @@ class Control:
                 where="cloud.allow_python_models",
                 fix="the operator allows it in the cloud's site file",
             )
-        JobPlan(job).graph()
+        JobPlan(job).check_own_code()
 
     def cancel(self, job: str) -> None:
         """Cancel a job that has not ended. Raises UnknownJob, or StoreError if it has."""
