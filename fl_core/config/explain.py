@@ -91,12 +91,11 @@ class Explainer:
         if kind == "missing":
             return f"is missing and has no default{_example(schema)}"
         if kind == "union_tag_not_found":
-            tags = list(schema.get("discriminator", {}).get("mapping", {}))
-            return f"is missing, it says which keys belong here; set it to {' or '.join(tags)}"
+            tags = " or ".join(self.walk.tags(schema))
+            return f"is missing, it says which keys belong here; set it to {tags}"
         if kind == "union_tag_invalid":
-            tags = list(schema.get("discriminator", {}).get("mapping", {}))
             tag = str(detail["ctx"]["tag"])[:64]
-            return f"unknown name '{tag}', {nearest(tag, tags)}"
+            return f"unknown name '{tag}', {nearest(tag, self.walk.tags(schema))}"
         if kind == "value_error":
             return str(detail["ctx"]["error"])
         if kind in _RANGE and len(self.walk.variants(schema)) == 1 and bounds(schema):
@@ -121,13 +120,17 @@ class Explainer:
 
     def _unknown(self, path: Path) -> str:
         name = str(path[-1])[:64]
-        schema = self.walk.root
+        schema, value = self.walk.root, self.value
         for step in path[:-1]:
             if isinstance(step, int):
                 schema = self.walk.item(schema)
             else:
                 schema = self.walk.property(schema, step) or {}
-        known = self.walk.keys(schema)
+            value = value[step]
+        owners = self.walk.owners(schema, name)
+        known = self.walk.keys(self.walk.chosen(schema, value))
+        if owners and name not in known:
+            return f"unknown key here, it belongs to {' and '.join(owners)}"
         if get_close_matches(name, known, cutoff=0.75):
             return f"unknown key, {nearest(name, known)}"
         elsewhere = [place for place in self.walk.paths if place.rsplit(".", 1)[-1] == name]

@@ -56,8 +56,30 @@ class SchemaWalk:
 
     def tagged(self, node: Schema, tag: str) -> Schema | None:
         """The alternative that a discriminator's value names."""
-        mapping = node.get("discriminator", {}).get("mapping", {})
+        mapping = self._mapping(node)
         return self.follow({"$ref": mapping[tag]}) if tag in mapping else None
+
+    def tags(self, node: Schema) -> list[str]:
+        """The names that a discriminator may have, empty for a node without one."""
+        return list(self._mapping(node))
+
+    def owners(self, node: Schema, key: str) -> list[str]:
+        """The names whose blocks have a key, of a node with a discriminator."""
+        tags = self.tags(node)
+        return [tag for tag in tags if key in self.keys(self.tagged(node, tag) or {})]
+
+    def chosen(self, node: Schema, value: Any) -> Schema:
+        """The alternative that `value` names; the node itself where it has or names none."""
+        given = value.get(self._discriminator(node).get("propertyName")) if value else None
+        return (self.tagged(node, given) if isinstance(given, str) else None) or node
+
+    def _mapping(self, node: Schema) -> dict[str, str]:
+        found: dict[str, str] = self._discriminator(node).get("mapping", {})
+        return found
+
+    def _discriminator(self, node: Schema) -> dict[str, Any]:
+        options = (node, *map(self.follow, node.get("anyOf", ())))  # a block may be null
+        return next((one["discriminator"] for one in options if "discriminator" in one), {})
 
     def keys(self, node: Schema) -> list[str]:
         """The keys a block may have, over all its alternatives."""
