@@ -1,4 +1,4 @@
-"""Blocks whose `name` or `method` says which keys belong in them: what a user reads of a wrong one."""
+"""Blocks whose `name` or `method` says which keys belong there: what is told of a wrong one."""
 
 import pytest
 import yaml
