@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fl_core.registry import Table
 from tools.reproduce import (
+    anonymous_lambda,
     delm_fig2,
     delm_fig3,
     delm_fig4,
@@ -11,6 +12,9 @@ from tools.reproduce import (
     delm_table3,
     delm_table4,
     laplace_inference,
+    pso_fig4_5,
+    pso_fig8_9,
+    pso_table2,
 )
 from tools.reproduce.base import Experiment
 
@@ -23,6 +27,11 @@ EXPERIMENTS: Table[Experiment] = Table(
         "delm-table3": delm_table3.EXPERIMENT,
         "delm-table4": delm_table4.EXPERIMENT,
         "delm-low-quality": delm_low_quality.EXPERIMENT,
+        "anonymous-lambda": anonymous_lambda.EXPERIMENT,
         "laplace-inference": laplace_inference.EXPERIMENT,
+        "pso-fig4": pso_fig4_5.FIG4,
+        "pso-fig5": pso_fig4_5.FIG5,
+        "pso-fig8-9": pso_fig8_9.EXPERIMENT,
+        "pso-table2": pso_table2.EXPERIMENT,
     },
 )

@@ -71,3 +71,4 @@ class Experiment:
     picture: Literal["rows", "lines", "rounds"] = "rows"
     x_label: str = ""
     x_log: bool = False
+    needs_gpu: bool = False  # but for its quick rows

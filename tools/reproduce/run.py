@@ -18,6 +18,7 @@ from tools.backbone import ensure_for_jobs
 from tools.reproduce import EXPERIMENTS
 from tools.reproduce.base import Experiment, Trial
 from tools.reproduce.data import folder_of, refuse, without_files
+from tools.reproduce.gpu import require_gpu
 from tools.reproduce.output import FILES, kept_rows, markdown, write
 from tools.reproduce.rows import Played, not_run, rows_of
 from tools.result import versions, write_whole
@@ -55,7 +56,7 @@ def reproduce(name: str, wanted: Wanted) -> int:
     """Run what is missing and write the table; 0, 6 where a trial failed, 130 after Ctrl-C.
 
     Rows that are not asked for stay as a former run into the same folder left them. UsageError
-    for an unknown name or trial, and where data files are missing that nothing runs without.
+    for an unknown name or trial, and for a GPU or data files that nothing runs without.
     """
     experiment = EXPERIMENTS[name]
     for value, option in ((wanted.seeds, "--seeds"), (wanted.rounds, "--rounds")):
@@ -63,6 +64,8 @@ def reproduce(name: str, wanted: Wanted) -> int:
             raise UsageError(f"no {option[2:-1]} to run", where=option, fix="use 1 or more")
     trials = experiment.trials(wanted.quick)
     chosen = _chosen(trials, wanted.only)
+    if experiment.needs_gpu and not wanted.quick:
+        require_gpu(name)
     stream = sys.stderr if wanted.as_json else sys.stdout
     lacking = without_files(chosen, wanted.data)
     able = [trial for trial in chosen if trial.source not in lacking]
@@ -105,7 +108,7 @@ def _prepared(trial: Trial, wanted: Wanted) -> Played:
     if wanted.rounds is not None and wanted.rounds < full:
         _dump(path, {**job, "train": {**job.get("train", {}), "rounds": wanted.rounds}})
     folder = folder_of(trial.source, wanted.data)
-    asked = Asked(wanted.seeds, wanted.out, folder, as_json=wanted.as_json)
+    asked = Asked(wanted.seeds, wanted.out, folder, as_json=wanted.as_json, reference=False)
     return Played(trial, study_of(path, asked), asked, full)
 
 

@@ -145,13 +145,22 @@ def test_output_perturbation_noises_the_trained_weights_and_claims_the_budget():
     parameters = entry.parameters(rounds=3, learning_rate=1e-9, sensitivity=0.5)
     wide = build_network(MlpParameters(hidden=(100,)), (1,), 2)
     device = entry.device(parameters, replace(SETTING, network=wide))
-    assert device.price(ROUND) == (
-        ClaimedEvent(what="noised weights", unit="record", claimed_epsilon=4.0 / 3),
-    )
+    (event,) = device.price(ROUND)
+    assert isinstance(event, ClaimedEvent)
+    assert event.unit == "record"
+    assert event.claimed_epsilon == pytest.approx(4.0 / 3)
     found = device.answer(ROUND, wide.initial(), ONE, SeededRandom(1), "cpu").segments
     noise = np.concatenate([array.ravel() for array in found.values()]).astype(float)
     # Gaussian DP: (4, 10⁻⁵) is μ = 0.9249 (δ(ε) of Balle and Wang), of three rounds μ/√3 each.
     assert np.std(noise) == pytest.approx(0.5 * 3**0.5 / 0.9249, rel=0.2)
+
+
+@pytest.mark.parametrize("rounds", [3, 49, 50])
+def test_the_claims_of_all_rounds_are_within_the_budget_after_rounding(rounds):
+    entry = METHODS["output_perturbation"]
+    setting = replace(SETTING, max_participations=rounds)
+    (event,) = entry.device(entry.parameters(rounds=rounds), setting).price(ROUND)
+    assert 3.999 < epsilon([event] * rounds, 1e-5).epsilon <= 4.0
 
 
 def test_output_perturbation_past_what_can_be_drawn_is_told():
