@@ -12,7 +12,7 @@ from tools.reproduce.base import Experiment, Point, Trial
 from tools.reproduce.delm import Scene, low_quality
 
 SHARES = (0.3, 0.5)
-ROUNDS = 20
+ROUNDS = 10
 RULES = {
     "fedavg": "fedavg",
     "top_k": "min_divergence, the least 50",
