@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from cloud_server.host import CloudHost
 from cloud_server.store import Store
 from cloud_server.store_records import TRANSITIONS
-from fl_core.privacy.accountant import Guarantee
+from fl_core.privacy.guarantee import Guarantee
 from fl_core.privacy.policy import Quote
 from fl_core.protocol import effects as fx
 from fl_core.protocol.cloud import CloudMachine

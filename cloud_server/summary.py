@@ -13,8 +13,8 @@ from cloud_server.store_records import ExchangeRecord
 from fl_core.algorithms.base import Array
 from fl_core.evaluation.clustering import ClusterScores
 from fl_core.plan import JobPlan
-from fl_core.privacy.accountant import Guarantee
 from fl_core.privacy.events import LaplaceEvent
+from fl_core.privacy.guarantee import Guarantee
 
 SHOWN_ROWS = 4096
 
@@ -102,4 +102,5 @@ def _plain(guarantee: Guarantee) -> dict[str, Any]:
         "delta": guarantee.delta,
         "unit": guarantee.unit,
         "status": guarantee.status,
+        **guarantee.of_records,
     }

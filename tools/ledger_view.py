@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from fl_core.config import Policy
-from fl_core.privacy.accountant import Guarantee
 from fl_core.privacy.event_codec import to_dict
 from fl_core.privacy.events import Event
 from fl_core.privacy.figures import down
+from fl_core.privacy.guarantee import Guarantee
 from fl_core.privacy.ledger_book import Account, Book, JobEntry
 from fl_core.privacy.policy import INFER, Quote, countable_quote, price, total
 
@@ -149,5 +149,6 @@ def _guarantee(found: Guarantee) -> dict[str, Any]:
         "delta": found.delta if found.proven else None,
         "unit": found.unit,
         "status": found.status,
+        **(found.of_records if found.proven else {}),
         **({"claimed_epsilon": found.epsilon} if claimed else {}),
     }

@@ -23,7 +23,8 @@
     privacy.training      {epsilon, delta, unit, status} of what was spent, with Gaussian noise
                           the job's whole plan however early it ended; status is `proven`,
     privacy.inference     `claimed` or `none`; inference also has epsilon_per_round. An ε that is
-                          infinite or not asked for is null. Neither alone is "the" ε.
+                          infinite or not asked for is null. Neither alone is "the" ε. Noise that
+                          hides a device from none has a record_epsilon for one record among others
     shuffle               what the shuffle earned, proven by the clone bound against a curious cloud
                           alone; of training and of inference {purpose, epsilon, delta, uploads,
                           rounds, local_epsilon, segments, claimed_epsilon}; empty where its
@@ -178,7 +179,13 @@ def privacy_of(
     """Both guarantees as `result.json` holds them; `inference_unit` is that of the job's uploads,
     which an inference guarantee without any release does not know."""
     parts: dict[str, dict[str, Any]] = {
-        name: {"epsilon": g.epsilon, "delta": g.delta, "unit": g.unit, "status": g.status}
+        name: {
+            "epsilon": g.epsilon,
+            "delta": g.delta,
+            "unit": g.unit,
+            "status": g.status,
+            **g.of_records,
+        }
         for name, g in (("training", quote.training), ("inference", quote.inference))
     }
     parts["inference"]["epsilon_per_round"] = epsilon_per_round
@@ -200,7 +207,9 @@ def guarantee_text(privacy: Mapping[str, Any], which: str) -> str:
         return (
             f"ε = {up(part['epsilon_per_round'])} per round, {total} in total, per {unit}, proven"
         )
-    return f"({total}) per {unit}, whole job, proven"
+    among = part.get("record_epsilon")
+    record = f"; for one record among a device's others ε = {up(among)}" if among else ""
+    return f"({total}) per {unit}, whole job, proven{record}"
 
 
 def course_text(result: Mapping[str, Any]) -> str:

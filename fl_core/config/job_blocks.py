@@ -38,7 +38,7 @@ class SelfStop(Block):
 
 
 class Privacy(Block):
-    """The training guarantee per record, for the whole job and all its rounds together."""
+    """The training guarantee for the whole job, per record, or per device as some methods have it."""
 
     epsilon: float = Field(gt=0, examples=[8])
     """ε of the whole training. No default: a guarantee is chosen, not inherited."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
@@ -26,33 +25,15 @@ from fl_core.privacy.events import (
     Status,
     Unit,
     UnprotectedEvent,
+    for_one_record,
 )
-from fl_core.privacy.figures import ROUND_UP, up
+from fl_core.privacy.figures import ROUND_UP
+from fl_core.privacy.guarantee import Guarantee
 from fl_core.privacy.mixtures import Curve, Sampled, mixture_curve
 from fl_core.privacy.moments import added, delta_at, gaussian_moments, pure_moments, times
 
 FINEST_SIGMA_BITS = 20  # coarser Gaussian noise is not priced as Gaussian DP
 LARGEST_EPSILON = 700.0
-
-
-@dataclass(frozen=True)
-class Guarantee:
-    """(ε, δ) for one unit. Where `status` is not `proven`, ε and δ are not a guarantee."""
-
-    epsilon: float
-    delta: float
-    unit: Unit
-    status: Status
-
-    @property
-    def proven(self) -> bool:
-        """Whether the numbers may be printed as a guarantee."""
-        return self.status == "proven"
-
-    def __str__(self) -> str:
-        if not self.proven:
-            return "no proven guarantee"
-        return f"ε = {up(self.epsilon)}, δ = {up(self.delta)} per {self.unit}"
 
 
 def discreteness_tv(event: NoisyEvent) -> float:
@@ -130,7 +111,17 @@ def epsilon(events: Iterable[Event], delta: float) -> Guarantee:
     status: Status = weakest(event.status for event in listed)
     if any(isinstance(event, UnprotectedEvent) for event in listed):
         total = math.inf
-    return Guarantee(total, delta if noisy else 0.0, unit, status)
+    spent = delta if noisy else 0.0
+    return Guarantee(total, spent, unit, status, _among_others(listed, delta, total))
+
+
+def _among_others(events: tuple[Event, ...], delta: float, whole: float) -> float | None:
+    if not any(isinstance(e, GaussianEvent) and e.unit == "device" for e in events):
+        return None
+    try:
+        return max(whole, epsilon(map(for_one_record, events), delta).epsilon)
+    except PrivacyError:
+        return math.inf
 
 
 def pure_epsilon(events: Iterable[Event]) -> Fraction:

@@ -7,7 +7,7 @@ plain data: `event_codec` carries it over the wire and into the ledger.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
@@ -261,6 +261,18 @@ class UnprotectedEvent(_Event):
 PureEvent = LaplaceEvent | SelectionEvent | TwoValueEvent  # those with an exact pure ε
 NoisyEvent = GaussianEvent | SampledGaussianEvent  # those with a δ
 Event = NoisyEvent | PureEvent | ClaimedEvent | UnprotectedEvent
+
+
+def for_one_record(event: Event) -> Event:
+    """The same release as it is for one record of a device that keeps its others.
+
+    A noised update hides a device from one without records, at most C apart. With a record and
+    without it a device has two updates, up to 2C apart. A device's pure events hold for any two
+    data sets.
+    """
+    if isinstance(event, GaussianEvent) and event.unit == "device":
+        return replace(event, unit="record", sensitivity_steps=2 * event.sensitivity_steps)
+    return replace(event, unit="record")
 
 
 def _ratio_up(sensitivity: int, sigma_squared: int) -> float:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fl_core.errors import PrivacyError, UsageError
-from fl_core.privacy.accountant import Guarantee
 from fl_core.privacy.events import Event
+from fl_core.privacy.guarantee import Guarantee
 from fl_core.privacy.ledger_book import Account, Book, Change, Release
 from fl_core.privacy.ledger_chain import Chain, broken, require_database
 from fl_core.privacy.policy import TRAIN, JobRequest, Limits, Quote, check_job, countable_quote

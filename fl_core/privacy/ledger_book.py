@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from fl_core.privacy.accountant import Guarantee, weakest
+from fl_core.privacy.accountant import weakest
 from fl_core.privacy.event_codec import event_from_dict, to_dict
 from fl_core.privacy.events import Event
+from fl_core.privacy.guarantee import Guarantee
 from fl_core.privacy.policy import TRAIN, JobRequest, Quote, price, total
 
 Kind = Literal["opened", "released", "closed"]
@@ -104,7 +105,7 @@ class Account:
             return result
         taint = weakest(event.status for entry in chosen for event in entry.events)
         status = weakest([result.status, taint])
-        return Guarantee(result.epsilon, result.delta, result.unit, status)
+        return replace(result, status=status)
 
 
 class Book:

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from fl_core.errors import PrivacyError
-from fl_core.privacy.accountant import Guarantee, epsilon, weakest
+from fl_core.privacy.accountant import epsilon, weakest
 from fl_core.privacy.event_codec import event_from_dict, to_dict
 from fl_core.privacy.events import Event, PureEvent, UnprotectedEvent
 from fl_core.privacy.figures import up
+from fl_core.privacy.guarantee import Guarantee
 
 TRAIN, INFER = "train", "infer"
 
@@ -22,7 +23,8 @@ TRAIN, INFER = "train", "infer"
 class Limits:
     """The owner's limits for one data set.
 
-    `max_epsilon_per_job`, `lifetime_epsilon` and `lifetime_delta` bound training (unit record);
+    `max_epsilon_per_job`, `lifetime_epsilon` and `lifetime_delta` bound training, in the jobs' own
+    unit where all have one, else per record;
     `max_inference_epsilon` bounds the inference uploads of the data set's whole life.
     """
 
@@ -113,20 +115,25 @@ def price(events: Iterable[Event], delta: float) -> Quote:
 def total(parts: Iterable[Guarantee]) -> Guarantee:
     """Basic composition of several jobs: ε and δ add up, the weakest status stays.
 
-    Of different units the sum holds per record: what hides a device's whole data hides each
-    record in it.
+    Of different units the sum holds per record, with what each job costs one record.
     """
     listed = tuple(parts)
     units = {part.unit for part in listed if part.epsilon > 0}
-    exact = sum((Fraction(p.epsilon) for p in listed if math.isfinite(p.epsilon)), Fraction(0))
-    finite = all(math.isfinite(part.epsilon) for part in listed)
-    up = math.nextafter(float(exact), math.inf) if len(listed) > 1 and exact else float(exact)
-    return Guarantee(
-        epsilon=up if finite else math.inf,
-        delta=math.fsum(part.delta for part in listed),
-        unit=units.pop() if len(units) == 1 else "record",
-        status=weakest(part.status for part in listed),
-    )
+    of_records = _added(part.record_epsilon for part in listed)
+    delta, status = math.fsum(p.delta for p in listed), weakest(p.status for p in listed)
+    if len(units) > 1:
+        return Guarantee(of_records, delta, "record", status)
+    unit = units.pop() if units else "record"
+    told = of_records if any(part.among_others is not None for part in listed) else None
+    return Guarantee(_added(part.epsilon for part in listed), delta, unit, status, told)
+
+
+def _added(epsilons: Iterable[float]) -> float:
+    listed = tuple(epsilons)
+    if not all(map(math.isfinite, listed)):
+        return math.inf
+    exact = sum(map(Fraction, listed), Fraction(0))
+    return math.nextafter(float(exact), math.inf) if len(listed) > 1 and exact else float(exact)
 
 
 def check_job(request: JobRequest, limits: Limits, others: Iterable[Quote]) -> Quote:

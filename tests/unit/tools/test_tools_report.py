@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from fl_core.privacy.accountant import Guarantee
+from fl_core.privacy.guarantee import Guarantee
 from fl_core.privacy.policy import Quote
 from tools import report_plots as plots
 from tools.report import write_report

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from fl_core.privacy.accountant import Guarantee
+from fl_core.privacy.guarantee import Guarantee
 from fl_core.privacy.policy import Quote
 from tools.result import Facts, Record, build, guarantee_text, privacy_of, write_json
 
@@ -68,6 +68,17 @@ def course():
     record.take(committed(2, 1, 0.5))
     record.take(committed(3, 2, 0.625, CLUSTERS))
     return record
+
+
+def test_noise_that_hides_a_device_from_none_is_told_for_a_record_too():
+    device = Guarantee(8.0, 1e-5, "device", "proven", among_others=19.15)
+    told = privacy_of(replace(QUOTE, training=device), 20.0)
+    assert told["training"]["record_epsilon"] == 19.15
+    assert guarantee_text(told, "training") == (
+        "(ε = 8, δ = 1e-05) per device, whole job, proven; for one record among a device's others "
+        "ε = 19.15"
+    )
+    assert "record_epsilon" not in privacy_of(QUOTE, 20.0)["training"]
 
 
 def test_the_result_has_every_key_that_scripts_read():

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_core.privacy.accountant import Guarantee
 from fl_core.privacy.figures import down, up
+from fl_core.privacy.guarantee import Guarantee
 
 POSITIVE = st.floats(1e-300, 1e300)
 

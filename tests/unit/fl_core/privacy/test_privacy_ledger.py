@@ -199,6 +199,25 @@ def test_uploads_of_both_units_add_up_per_record(ledger):
     assert (both.epsilon, both.unit) == (pytest.approx(7), "record")
 
 
+def test_noise_that_hides_a_device_from_none_is_priced_anew_for_a_record_among_others(ledger):
+    """With and without one record a device's update may be C either way, 2C apart."""
+    wide = replace(WIDE, max_epsilon_per_job=100, lifetime_epsilon=100)
+    whole = gaussian_event("update", 2**24, 0.5, 30, grid_bits=24, unit="device")
+    apart = gaussian_event("update", 2**24, 1.0, 30, grid_bits=24)
+    for job, event in (("updates", whole), ("sums", LINEAR)):
+        ledger.open_job(JobRequest(job, 1e-5, (event,)), wide)
+        ledger.commit(job, 1, [event], b"")
+    alone = ledger.spent("updates")
+    assert (alone.unit, alone.epsilon) == ("device", pytest.approx(ledger.spent("sums").epsilon))
+    assert alone.record_epsilon == pytest.approx(price([apart], 1e-5).training.epsilon)
+    both = ledger.spent()
+    assert both.unit == "record"
+    assert both.epsilon == pytest.approx(alone.record_epsilon + ledger.spent("sums").epsilon)
+    assert ledger.spent("updates").record_epsilon > 2 * alone.epsilon
+    with pytest.raises(PrivacyError, match="would take"):
+        ledger.check(request("next", rounds=1), replace(wide, lifetime_epsilon=both.epsilon + 1))
+
+
 def test_a_changed_request_under_the_same_name_is_refused(ledger):
     ledger.open_job(request(rounds=2), WIDE)
     ledger.open_job(request(rounds=2), WIDE)
