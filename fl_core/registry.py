@@ -12,9 +12,14 @@ T = TypeVar("T")
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """`did you mean 'x'?` for the closest known name, or the list of all of them."""
-    close = get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(sorted(known))}"
+    """`did you mean 'x'?` for the closest known name, or the list of all of them.
+
+    One that begins as `name` does is closer than any other; case does not count.
+    """
+    given, names = name.casefold(), {one.casefold(): one for one in known}
+    begun = [one for one in names if given and one.startswith(given)]
+    close = get_close_matches(given, begun or names, n=1, cutoff=0.5)
+    return f"did you mean '{names[close[0]]}'?" if close else f"known: {', '.join(sorted(known))}"
 
 
 class Table(Generic[T]):

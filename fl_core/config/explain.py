@@ -113,7 +113,7 @@ class Explainer:
             options = [c for v in self.walk.variants(schema) for c in v.get("enum", [])]
             choices = [choice for choice in options if isinstance(choice, str)]
             if choices:
-                return f"must be {wanted}, got {shown(given)}; {_likely(given[:64], choices)}"
+                return f"must be {wanted}, got {shown(given)}; {nearest(given[:64], choices)}"
         if isinstance(given, bool) and "text" in wanted:
             return f"must be {wanted}, got the switch {shown(given)}; put it in quotes"
         return f"must be {wanted}, got {shown(given)}{_example(schema)}"
@@ -142,11 +142,6 @@ class Explainer:
 
 def _steps(dotted: str) -> Path:
     return tuple(int(step) if step.isdecimal() else step for step in dotted.split("."))
-
-
-def _likely(name: str, known: list[str]) -> str:
-    same = [other for other in known if other.casefold() == name.casefold()]
-    return f"did you mean '{same[0]}'?" if same else nearest(name, known)
 
 
 def _touch(one: Path, other: Path) -> bool:
