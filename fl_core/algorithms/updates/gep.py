@@ -15,11 +15,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fl_core.algorithms.base import Exchange
 from fl_core.algorithms.setting import Setting
@@ -53,6 +53,15 @@ class GepParameters(LocalDpSgd):
     """k: directions of the subspace, at most `auxiliary` and the number of weights."""
     auxiliary: int = Field(default=64, ge=1, le=1024)
     """Random records whose gradients span the subspace."""
+
+    @model_validator(mode="after")
+    def _spanned(self) -> Self:
+        if self.subspace > self.auxiliary:
+            raise ValueError(
+                f"{self.auxiliary} auxiliary records span no subspace of {self.subspace}; raise "
+                "auxiliary or lower subspace"
+            )
+        return self
 
 
 class Gep:

@@ -9,8 +9,13 @@ KNOWN = ["mnist", "fedavg", "delm_basic", "delm_enhanced", "model", "LAPLACE"]
 
 @pytest.mark.parametrize(
     ("name", "suggested"),
-    [("delm", "delm_basic"), ("FedAvg", "fedavg"), ("MNIST", "mnist"), ("fedvag", "fedavg")]
-    + [("minst", "mnist"), ("modell", "model"), ("laplce", "LAPLACE")],
+    [
+        ("delm", "delm_basic"),
+        ("FedAvg", "fedavg"),
+        ("minst", "mnist"),
+        ("modell", "model"),
+        ("laplce", "LAPLACE"),
+    ],
 )
 def test_the_closest_is_suggested(name, suggested):
     assert nearest(name, KNOWN) == f"did you mean '{suggested}'?"

@@ -6,12 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from test_updates_sgd import NETWORK, ONE, ROUND, SETTING, ZERO
 
 from fl_core.algorithms.base import Records
 from fl_core.algorithms.stages.base import flat
 from fl_core.algorithms.updates.base import Task
-from fl_core.algorithms.updates.gep import Embedding, anchors
+from fl_core.algorithms.updates.gep import Embedding, GepParameters, anchors
 from fl_core.algorithms.updates.noised_sgd import NoisedSums
 from fl_core.algorithms.updates.pso_dp_sgd import Losses, PsoDpSgd, PsoDpSgdParameters
 from fl_core.algorithms.updates.record_gradients import RecordSums, record_gradients
@@ -87,6 +88,12 @@ def test_the_subspace_is_the_same_for_everyone():
     weights = {name: torch.tensor(value) for name, value in ZERO.items()}
     first, again = anchors(NETWORK, weights, 8), anchors(NETWORK, weights, 8)
     assert first.shape == (8, 6) and torch.equal(first, again) and bool(first.any())
+
+
+def test_no_subspace_is_wider_than_its_auxiliary_records_span():
+    assert GepParameters(subspace=8, auxiliary=8)
+    with pytest.raises(ValidationError, match="raise auxiliary or lower subspace"):
+        GepParameters(subspace=9, auxiliary=8)
 
 
 # --- pso_dp_sgd -------------------------------------------------------------------------------
