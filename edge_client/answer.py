@@ -36,6 +36,8 @@ def check_package(plan: JobPlan, manifest: Manifest, package: RoundPackage) -> E
         raise ProtocolError("wrong_phase")
     if manifest.shuffled != (plan.job.proxy.shuffle != "none"):
         raise ProtocolError("wrong_shuffle")
+    if manifest.min_batch < plan.job.round.min_batch:
+        raise ProtocolError("wrong_batch")  # what the shuffle earns is reckoned for that many
     if manifest.groups != plan.groups(exchange):
         raise ProtocolError("wrong_groups")
     return exchange

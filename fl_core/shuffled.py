@@ -1,11 +1,12 @@
 """What the proxy's shuffle earns a job, where the clone bound's conditions hold, and only there.
 
 They are: the proxy shuffles; every release of the kind is pure local DP of a device's whole data
-(any two data sets); a batch has at least `round.min_batch` real uploads, so there is no cover
-traffic, whose dummies count in a batch; the cloud keeps to the protocol, does not collude with the
-proxy, and never gets two batches of one round, whose difference would name uploads. The first two
-follow from the job, the others are said beside the figure. Each device's own noise holds without
-any of this.
+(any two data sets), with noise of its own: what a device keeps of an upload would lead from one
+round's batch to its next upload; a batch has at least `round.min_batch` uploads of devices that
+keep to the protocol and tell nobody, so there is no cover traffic, whose dummies count in a batch;
+the cloud keeps to the protocol, does not collude with the proxy or with devices, and never gets two
+batches of one round, whose difference would name uploads. The first three follow from the job, the
+others are said beside the figure. Each device's own noise holds without any of this.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class Shuffled:
         claimed = f"; {self.segments}-fold as texts claim it, unproven: {up(self.claimed_epsilon)}"
         return (
             f"{kind}: ε = {up(self.epsilon)}, δ = {up(self.delta)} per device against a curious "
-            f"cloud alone, {self.uploads} uploads a batch or more (clone bound); without the "
-            f"shuffle ε = {up(self.local_epsilon)}" + (claimed if self.segments > 1 else "")
+            f"cloud alone, {self.uploads} honest uploads a batch or more (clone bound); without "
+            f"the shuffle ε = {up(self.local_epsilon)}" + (claimed if self.segments > 1 else "")
         )
 
 
@@ -58,6 +59,8 @@ def shuffled(plan: JobPlan) -> tuple[Shuffled, ...]:
         return ()
     prices = [(e, plan.device.price(e)) for e in plan.exchanges]
     trained = [price for e, price in prices if e.number <= job.max_participations]
+    if any(stage.remembers for stage in plan.setting.stages):
+        trained = []
     inferred = [(plan.softmax_event(),) for e in plan.exchanges if e.infer]
     layers = sum(s.name != SOFTMAX for s in plan.segments(plan.exchanges[-1]))
     found = (

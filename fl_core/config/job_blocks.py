@@ -38,7 +38,7 @@ class SelfStop(Block):
 
 
 class Privacy(Block):
-    """The training guarantee for the whole job, per record, or per device as some methods have it."""
+    """The training guarantee of the whole job, per record; of some methods per device."""
 
     epsilon: float = Field(gt=0, examples=[8])
     """ε of the whole training. No default: a guarantee is chosen, not inherited."""

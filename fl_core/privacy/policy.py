@@ -24,8 +24,8 @@ class Limits:
     """The owner's limits for one data set.
 
     `max_epsilon_per_job`, `lifetime_epsilon` and `lifetime_delta` bound training, in the jobs' own
-    unit where all have one, else per record;
-    `max_inference_epsilon` bounds the inference uploads of the data set's whole life.
+    unit where all have one, else per record; `max_inference_epsilon` bounds the inference uploads
+    of the data set's whole life.
     """
 
     max_epsilon_per_job: float

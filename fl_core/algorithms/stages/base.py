@@ -25,6 +25,7 @@ class Plain:
     protects = False
     chooses = False
     leads = False
+    remembers = False
 
     def price(self, exchange: Exchange) -> tuple[Event, ...]:
         """Nothing."""

@@ -32,6 +32,7 @@ class Stc(Plain):
     """Over all weights together."""
 
     chooses = True
+    remembers = True
 
     def __init__(self, parameters: StcParameters, setting: Setting) -> None:
         self.parameters = parameters

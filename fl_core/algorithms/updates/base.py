@@ -54,11 +54,13 @@ class Stage(Protocol):
     `protects`: its own events price the whole update, whatever the trainer did with the records;
     an un-noised trainer then has no event of its own. `chooses`: it sets values to 0, and which
     follows from what it is given. `leads`: it must stand first, beside what the trainer made.
+    `remembers`: what the device keeps follows from its upload, so that the next one tells of it.
     """
 
     protects: bool
     chooses: bool
     leads: bool
+    remembers: bool
 
     def price(self, exchange: Exchange) -> tuple[Event, ...]:
         """What it adds to the price; () for post-processing."""

@@ -73,6 +73,15 @@ def test_an_order_of_arrival_that_the_job_does_not_ask_for_is_refused(device: De
     assert reason(sealed, right, shuffled=False) == "wrong_shuffle"
 
 
+def test_a_smaller_batch_than_the_job_says_is_refused(device: Device) -> None:
+    sealed = Round(PLAN, FIRST, device.keys())
+    right = RoundPackage("train", 1, True, b"", b"")
+    asked = PLAN.job.round.min_batch
+    assert reason(sealed, right, min_batch=asked - 1) == "wrong_batch"
+    larger = msgspec.structs.replace(sealed.manifest, min_batch=asked + 1)
+    assert answers.check_package(PLAN, larger, right) == PLAN.exchange(FIRST)
+
+
 # --- price, then seal -------------------------------------------------------------------------
 
 

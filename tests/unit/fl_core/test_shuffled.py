@@ -49,6 +49,10 @@ def test_a_device_s_segments_count_together():
     "changes",
     [
         {"proxy": {"shuffle": "none"}},
+        {  # what stays on a device follows from its own upload: the next one is told by it
+            "update": (TWO, {"name": "stc", "share": 0.5}),
+            "unsupervised": {"every_rounds": 0},
+        },
         {"round": {"min_batch": 5}},
         {
             "update": ({"name": "gradient_gaussian"},),
@@ -71,6 +75,12 @@ def test_a_device_s_segments_count_together():
 )
 def test_no_credit_where_a_condition_fails(changes):
     assert credits_of(**changes) == {}
+
+
+def test_memory_from_before_the_noise_costs_no_credit():
+    """It follows from the device's data and the broadcasts, as any input of the round does."""
+    found = credits_of(update=({"name": "download_random"}, TWO, {"name": "upload_top_k"}))
+    assert set(found) == {"train", "infer"}
 
 
 def test_each_kind_is_judged_alone():
