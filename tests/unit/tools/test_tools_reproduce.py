@@ -36,9 +36,9 @@ def test_every_row_is_a_job_that_loads(name, quick):
     assert len({trial.name for trial in trials}) == len(trials)
     for trial in trials:
         written = dict(trial.job)
-        maps = [entry["name"] for entry in written.get("features", ())]
-        if "onnx" not in maps:  # its file is trained first
-            parse_job(yaml.safe_dump(written), trial.name)
+        if any(entry["name"] == "onnx" for entry in written.get("features", ())):
+            written["features"] = [{"name": "gabor"}]  # the backbone's file is trained first
+        parse_job(yaml.safe_dump(written), trial.name)
 
 
 def test_text_and_measurement_stand_side_by_side(toy, tmp_path, capsys):
@@ -82,3 +82,8 @@ def test_agreement_is_the_correlation_of_ranks():
     assert agreement(rounds([(0.1, 0.2), (0.2, 0.5), (0.9, 0.6)])) == pytest.approx(1.0)
     assert agreement(rounds([(0.1, 0.9), (0.2, 0.5), (0.9, 0.1)])) == pytest.approx(-1.0)
     assert agreement(rounds([(0.1, 0.9), (None, 0.5), (0.9, 0.1)])) is None
+
+
+def test_without_a_name_the_experiments_are_listed(capsys):
+    assert cli.main(["reproduce", "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)) == EXPERIMENTS.names()
