@@ -126,7 +126,10 @@ class Embedding:
 
 
 def anchors(network: Network, weights: Mapping[str, torch.Tensor], count: int) -> torch.Tensor:
-    """Gradients (count, d) of public random records: uniform values, labels in turn."""
+    """Gradients (count, d) of public random records: uniform values, labels in turn.
+
+    0 for what is no number, since no subspace is found of that.
+    """
     import torch
 
     chance = np.random.default_rng(START_SEED)
@@ -135,4 +138,5 @@ def anchors(network: Network, weights: Mapping[str, torch.Tensor], count: int) -
     x = torch.as_tensor(records.astype(np.float32)).to(device)
     y = torch.as_tensor(np.arange(count) % network.classes).to(device)
     found = record_gradients(network)(weights, x, y)
-    return torch.cat([found[name].flatten(1) for name in weights], 1)
+    whole = torch.cat([found[name].flatten(1) for name in weights], 1)
+    return whole.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)

@@ -37,6 +37,7 @@ from fl_core.algorithms.updates.noised_sgd import (
 )
 from fl_core.algorithms.updates.pso_dp_fl import mean_loss
 from fl_core.algorithms.updates.pso_swarm import Swarm, SwarmKeys
+from fl_core.algorithms.updates.record_gradients import record_losses
 from fl_core.privacy.events import ClaimedEvent, Event, SampledGaussianEvent
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ class Losses:
     ) -> None:
         import torch
 
-        self._logits, self._clip = task.network.logits, clip
+        self._losses, self._clip = record_losses(task.network), clip
         self._weights = [
             {
                 name: torch.as_tensor(array).to(processor)
@@ -146,11 +147,8 @@ class Losses:
     def rows(self, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
         """(n, N); a loss that is no number is the largest."""
         import torch
-        from torch.nn.functional import cross_entropy
 
         with torch.no_grad():
-            losses = torch.stack(
-                [cross_entropy(self._logits(w, x), y, reduction="none") for w in self._weights], 1
-            )
+            losses = torch.stack([self._losses(w, x, y) for w in self._weights], 1)
         losses = torch.nan_to_num(losses, nan=self._clip, posinf=self._clip)
         return [losses.clamp(0, self._clip) - self._clip / 2]

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     Parts = list[torch.Tensor]
     Rows = Callable[[torch.Tensor, torch.Tensor], Parts]
+    Losses = Callable[[Mapping[str, torch.Tensor], torch.Tensor, torch.Tensor], torch.Tensor]
     Gradients = Callable[
         [Mapping[str, torch.Tensor], torch.Tensor, torch.Tensor], Mapping[str, torch.Tensor]
     ]
@@ -92,13 +93,25 @@ class RecordGradients:
 
 def record_gradients(network: Network) -> Gradients:
     """The gradients (n, …) of the cross-entropy of n records, each by itself, of every weight."""
-    import torch
     from torch.func import grad, vmap
+
+    return vmap(grad(_loss_of(network)), in_dims=(None, 0, 0))
+
+
+def record_losses(network: Network) -> Losses:
+    """The cross-entropies (n,) of n records, each by itself even where a model mixes batches."""
+    from torch.func import vmap
+
+    return vmap(_loss_of(network), in_dims=(None, 0, 0))
+
+
+def _loss_of(network: Network) -> Losses:
+    import torch
 
     def loss(weights: Mapping[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.cross_entropy(network.logits(weights, x[None]), y[None])
 
-    return vmap(grad(loss), in_dims=(None, 0, 0))
+    return loss
 
 
 def to_steps(rows: list[torch.Tensor], there: torch.Tensor, clip_norm: float) -> list[torch.Tensor]:
