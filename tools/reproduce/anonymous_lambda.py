@@ -25,7 +25,7 @@ def trials(quick: bool) -> tuple[Trial, ...]:
         label = f"λ_u = {up:g}, λ_d = {down:g}, no noise"
         found.append(Trial(name, label, _job(name, parts, 8.0, 1e-5, quick), (Point(),), "none"))
     for epsilon, delta in NOISED:
-        name = f"eps{epsilon:g}_delta{delta:.0e}".replace("-0", "")
+        name = f"eps{epsilon:g}_delta{delta:.0e}".replace("e-0", "e-")
         label = f"λ_u = 0.1, λ_d = 0.5, ε = {epsilon:g}, δ = {delta:g}"
         job = _job(name, {}, epsilon, delta, quick)
         found.append(Trial(name, label, job, (Point(),), f"ε = {epsilon:g}, δ = {delta:g}"))
