@@ -1,0 +1,222 @@
+"""Laws that every update stage of the table keeps, alone and in every order of two."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from fl_core.algorithms import Setting
+from fl_core.algorithms.base import TRAIN, Exchange, Records
+from fl_core.algorithms.stages import STAGES
+from fl_core.algorithms.updates.base import Task
+from fl_core.config import Job
+from fl_core.features import build_features
+from fl_core.models import MlpParameters, build_network
+from fl_core.privacy.event_codec import event_from_dict, to_dict
+from fl_core.privacy.sampler import SeededRandom
+from fl_core.protocol.package import pack_tensors, unpack_tensors
+
+NETWORK = build_network(MlpParameters(hidden=(5,)), (2, 2), 3)
+SIZE = sum(math.prod(weight.shape) for weight in NETWORK.weights)
+SETTING = Setting(
+    epsilon=6.0,
+    delta=1e-5,
+    max_participations=2,
+    classes=3,
+    input_shape=(2, 2),
+    features=build_features([]),
+    nominal_records=20,
+    devices=4,
+    network=NETWORK,
+)
+ROUND = Exchange(1, TRAIN, 1)
+OPTIONS = {"upload_top_k": {"share": 0.2}, "stc": {"share": 0.2}}
+HUGE = float(np.finfo(np.float32).max)
+
+
+def built(name):
+    entry = STAGES[name]
+    return entry.build(entry.parameters(**OPTIONS.get(name, {})), SETTING)
+
+
+ALL = {name: built(name) for name in STAGES}
+NOISY = [name for name, stage in ALL.items() if stage.protects]
+PLAIN = [name for name in ALL if name not in NOISY]
+
+
+@pytest.fixture(params=list(STAGES))
+def name(request):
+    return request.param
+
+
+def some(seed=0, scale=0.1):
+    """An update: every weight's change, by name."""
+    rng = np.random.default_rng(seed)
+    return {w.name: (scale * rng.normal(size=w.shape)).astype(np.float32) for w in NETWORK.weights}
+
+
+def task(seed=0, count=3, memory=None):
+    kept = {} if memory is None else memory
+    records = Records(np.ones((count, 2, 2), np.float32), np.zeros(count, np.int64))
+    return Task(ROUND, NETWORK, NETWORK.initial(), records, kept, SeededRandom(seed), "cpu")
+
+
+def same(one, other):
+    return all(np.array_equal(one[key], other[key]) for key in one.keys() | other.keys())
+
+
+def flat(update):
+    return np.concatenate([array.ravel() for array in update.values()])
+
+
+def test_the_default_settings_suffice(name):
+    STAGES[name].build(STAGES[name].parameters(), SETTING)
+    assert STAGES[name].parameters().name == name
+
+
+@pytest.mark.parametrize("count", [3, 0], ids=["records", "none"])
+def test_an_update_keeps_its_names_shapes_and_type(name, count):
+    given, memory = some(), {}
+    for seed in range(2):
+        sent = built(name).apply(task(seed, count, memory), given)
+        assert list(sent) == list(given)
+        for weight in NETWORK.weights:
+            assert (sent[weight.name].shape, sent[weight.name].dtype) == (weight.shape, np.float32)
+            assert np.isfinite(sent[weight.name]).all()
+
+
+def test_the_largest_numbers_stay_finite(name):
+    given = {key: np.full_like(array, HUGE) for key, array in some().items()}
+    sent = built(name).apply(task(), given)
+    assert all(np.isfinite(array).all() for array in sent.values())
+
+
+def test_neither_the_update_nor_the_weights_are_written_to(name):
+    given, asked = some(), task()
+    before = [{key: array.copy() for key, array in d.items()} for d in (given, asked.weights)]
+    stage = built(name)
+    stage.apply(asked, given)
+    stage.start(asked)
+    assert same(given, before[0])
+    assert same(asked.weights, before[1])
+
+
+def test_it_follows_from_the_update_the_memory_and_the_random_bytes_alone(name):
+    results = []
+    for _ in range(2):
+        memory = {}
+        started, sent = [], []
+        for seed in range(3):
+            asked = task(seed, memory=memory)
+            started.append(built(name).start(asked) or {})
+            sent.append(built(name).apply(asked, some(seed)))
+        results.append((started, sent, memory))
+    (started, sent, memory), again = results
+    assert all(map(same, started, again[0]))
+    assert all(map(same, sent, again[1]))
+    assert same(memory, again[2])
+
+
+@pytest.mark.parametrize("noisy", NOISY)
+def test_noise_that_protects_is_drawn_anew_and_without_records_too(noisy):
+    for count in (3, 0):
+        drawn = [flat(built(noisy).apply(task(seed, count), some())) for seed in range(3)]
+        assert not np.array_equal(drawn[0], drawn[1])
+        assert not np.array_equal(drawn[1], drawn[2])
+
+
+@pytest.mark.parametrize("plain", PLAIN)
+def test_what_adds_no_noise_applies_no_chance(plain):
+    assert same(*(built(plain).apply(task(seed), some()) for seed in (0, 1)))
+
+
+def test_it_has_a_price_exactly_where_it_protects(name):
+    stage = built(name)
+    price = stage.price(ROUND)
+    assert bool(price) == stage.protects
+    assert price == stage.price(ROUND)
+    for event in price:
+        assert event.unit == "device"
+        assert event_from_dict(to_dict(event)) == event
+
+
+def test_what_chooses_sends_no_more_than_its_share(name):
+    stage = built(name)
+    sent = np.count_nonzero(flat(stage.apply(task(), some())))
+    assert (sent <= math.ceil(0.2 * SIZE)) == stage.chooses
+
+
+def test_only_what_leads_changes_where_training_starts(name):
+    stage, memory = built(name), {}
+    assert stage.start(task(memory=memory)) is None
+    stage.apply(task(memory=memory), some())
+    started = stage.start(task(seed=1, memory=memory))
+    assert (started is not None) == stage.leads
+    if started is not None:
+        assert {key: array.shape for key, array in started.items()} == {
+            weight.name: weight.shape for weight in NETWORK.weights
+        }
+
+
+def test_its_memory_survives_being_written_down(name):
+    memory = {}
+    built(name).apply(task(memory=memory), some())
+    back = unpack_tensors(pack_tensors(memory)) if memory else {}
+    ends = [built(name).apply(task(1, memory=dict(kept)), some(1)) for kept in (memory, back)]
+    assert same(*ends)
+
+
+# --- what may stand where -----------------------------------------------------------------------
+
+
+def job(names, method="sgd", **privacy):
+    return Job.model_validate(
+        {
+            "job": "staged",
+            "data": {
+                "source": "digits",
+                "classes": 10,
+                "input_shape": (64,),
+                "nominal_records": 30,
+            },
+            "model": {"name": "mlp", "hidden": ()},
+            "train": {"method": method, "rounds": 2},
+            "update": tuple({"name": name, **OPTIONS.get(name, {})} for name in names),
+            "privacy": {"epsilon": 6.0, **privacy},
+        }
+    )
+
+
+def reason(names, *, unproven):
+    """What is said against stages in this order; empty where nothing is."""
+    first, second = (ALL[name] for name in names)
+    if names[0] == names[1]:
+        return "stands twice"
+    if first.protects and second.protects:
+        return "would each spend the whole of privacy.epsilon"
+    if second.leads:
+        return "put it first"
+    if unproven:
+        return ""
+    if first.chooses and second.protects:
+        return "is told without noise"
+    return "" if first.protects or second.protects else "no guarantee is proven"
+
+
+@pytest.mark.parametrize("unproven", [False, True])
+@pytest.mark.parametrize("names", list(itertools.product(STAGES, repeat=2)), ids="-".join)
+def test_two_stages_work_together_or_are_refused_with_the_reason(names, unproven):
+    expected = reason(names, unproven=unproven)
+    if not expected:
+        assert [one.name for one in job(names, accept_unproven=unproven).update] == list(names)
+        return
+    with pytest.raises(ValidationError, match=expected):
+        job(names, accept_unproven=unproven)
+
+
+@pytest.mark.parametrize("noisy", NOISY)
+def test_noise_is_not_added_to_a_method_that_has_its_own(noisy):
+    with pytest.raises(ValidationError, match="adds noise of its own"):
+        job([noisy], method="dp_sgd")

@@ -1,0 +1,123 @@
+"""Devices that train as they should and lie about what they learned: which rules bear it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fl_core.config import Job, Policy
+from fl_core.protocol.messages import Manifest
+from fl_core.protocol.package import unpack_tensors
+from fl_core.protocol.tasks import Work
+from tests.sim.hostile import Attacker
+from tools.simulate import Box, MemoryFleet
+from tools.site_plan import SitePlan
+
+DEVICES, LIARS = 10, 3
+Lie = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+
+
+def turned(update: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The opposite of what was learned, many times over."""
+    return -8 * update
+
+
+def agreed(update: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The same direction at all liars, thirty times as far as they learned."""
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], update.shape)
+    return 30 * np.sqrt(np.mean(update**2)) * signs
+
+
+LIES: dict[str, Lie] = {"turned": turned, "agreed": agreed}
+RULES = {
+    "median": {"name": "median"},
+    "trimmed_mean": {"name": "trimmed_mean", "share": 0.3},
+    "krum": {"name": "krum", "malicious": LIARS, "k": 4},
+}
+POLICY = Policy(accept_unproven=True, accept_unprotected=True, allowed_methods=("sgd",))
+
+
+class Liar(Attacker):
+    """A device whose ledger holds what it learned, and whose upload is a lie about it."""
+
+    def __init__(self, fleet: MemoryFleet, box: Box, lie: Lie) -> None:
+        super().__init__(fleet, box, self._lied)
+        self._lie = lie
+
+    def perform(self, task: object) -> object:
+        if isinstance(task, Work):
+            self._inner.perform(task)
+        return super().perform(task)
+
+    def _lied(self, manifest: Manifest, group: int) -> bytes:
+        held = self._box.ledger.recall(manifest.at.job_id.hex(), manifest.at.round)
+        learned = unpack_tensors(held[1])[manifest.groups[group].name]
+        return self._lie(learned).astype(np.float32).tobytes()
+
+
+def job(rule: dict[str, object]) -> Job:
+    """FedAvg of a small network on digits."""
+    return Job.model_validate(
+        {
+            "job": "poisoned",
+            "data": {
+                "source": "digits",
+                "classes": 10,
+                "input_shape": (64,),
+                "nominal_records": 120,
+            },
+            "model": {"name": "mlp", "hidden": (32,), "input_scale": 16.0},
+            "train": {
+                "method": "sgd",
+                "rounds": 8,
+                "local_epochs": 2,
+                "batch_size": 16,
+                "learning_rate": 0.3,
+            },
+            "privacy": {"epsilon": 8.0, "accept_unproven": True},
+            "proxy": {"shuffle": "whole"},
+            "round": {"min_batch": DEVICES},
+            "aggregation": rule,
+        }
+    )
+
+
+def accuracy(folder: Path, rule: dict[str, object], lie: Lie | None) -> float:
+    """Of the final model, where some devices lie; every upload of theirs is accepted."""
+    plan = SitePlan(folder, devices=DEVICES, policy=POLICY)
+    fleet = MemoryFleet(plan, packet_bytes=1 << 20)
+    try:
+        for box in fleet.boxes[:LIARS] if lie else ():
+            Liar(fleet, box, lie)
+        number = fleet.submit(job(rule))
+        fleet.net.run(lambda: fleet.store.job(number).ended, fleet.net.now_s + 3600)
+        committed = [
+            dict(event.data)
+            for event in fleet.store.events_after(0, number)
+            if event.type == "exchange_committed"
+        ]
+        assert [one["uploads"] for one in committed] == [DEVICES] * 8
+        assert not any(one.get("refused") for one in committed)
+        return committed[-1]["accuracy"]
+    finally:
+        fleet.close()
+
+
+@pytest.mark.parametrize("rule", [{"name": "fedavg"}, *RULES.values()], ids=["fedavg", *RULES])
+def test_all_rules_learn_among_honest_devices(tmp_path, rule):
+    assert accuracy(tmp_path, rule, None) > 0.9
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+def test_a_mean_is_ruined_by_liars(tmp_path, lie):
+    assert accuracy(tmp_path, {"name": "fedavg"}, lie) < 0.5
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+def test_a_robust_rule_learns_among_liars(tmp_path, rule, lie):
+    assert accuracy(tmp_path, rule, lie) > 0.85
