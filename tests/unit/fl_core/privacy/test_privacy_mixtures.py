@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from scipy.stats import binom, norm
 
 from fl_core.privacy import accountant
-from fl_core.privacy.accountant import epsilon, total_mu
+from fl_core.privacy.accountant import epsilon, gaussian_delta, total_mu
 from fl_core.privacy.events import LaplaceEvent
 from fl_core.privacy.mechanisms import gaussian_event
-from fl_core.privacy.mixtures import FFT_SLACK, mixture_curve
+from fl_core.privacy.mixtures import FFT_SLACK, Sampled, mixture_curve
 from fl_core.privacy.selection import selection_event
 
 DELTA = 1e-5
@@ -101,6 +101,13 @@ def test_thousands_of_events_stay_tight_and_keep_to_the_slack(mu, groups):
     events = [gauss(mu), *[pure(e) for e, n in groups for _ in range(n)]]
     truth = true_epsilon(mu, groups, DELTA)
     assert truth <= epsilon(events, DELTA).epsilon <= 1.01 * truth
+
+
+def test_the_error_of_millions_of_compositions_is_charged():
+    """Steps that take every record are a Gaussian of μ·√n; an FFT's error grows with n."""
+    steps, mu = 3_000_000, 5e-4
+    curve = mixture_curve(0.0, {}, frozenset([Sampled(1.0, mu, steps)]))
+    assert curve(6.0) >= gaussian_delta(6.0, mu * math.sqrt(steps)) > 4e-12
 
 
 def test_a_mixture_costs_less_than_the_sum_of_its_parts():
