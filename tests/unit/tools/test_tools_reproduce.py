@@ -34,11 +34,18 @@ def toy(monkeypatch):
 def test_every_row_is_a_job_that_loads(name, quick):
     trials = EXPERIMENTS[name].trials(quick)
     assert len({trial.name for trial in trials}) == len(trials)
-    for trial in trials:
+    for trial in {_kind(trial): trial for trial in trials}.values():
         written = dict(trial.job)
         if any(entry["name"] == "onnx" for entry in written.get("features", ())):
             written["features"] = [{"name": "gabor"}]  # the backbone's file is trained first
         parse_job(yaml.safe_dump(written), trial.name)
+
+
+def _kind(trial):
+    """One of several ε stands for all where the noise takes a second to find, of sampled steps."""
+    if "sampling_rate" not in trial.job.get("train", {}):
+        return trial.name
+    return repr({**trial.job, "job": "", "privacy": ""})
 
 
 def test_text_and_measurement_stand_side_by_side(toy, tmp_path, capsys):
