@@ -1,0 +1,91 @@
+"""Laws that every mechanism of the table keeps: what it takes, gives back and says that it cost."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from fl_core.errors import PrivacyError
+from fl_core.privacy.event_codec import event_from_dict, to_dict
+from fl_core.privacy.mechanisms import gaussian_event, laplace_event
+from fl_core.privacy.sampler import SeededRandom
+from fl_core.privacy.selection import selection_event
+from fl_core.privacy.table import MECHANISMS
+from fl_core.privacy.two_value import two_value_event
+
+STEPS = np.arange(-20, 20, dtype=np.int64).reshape(4, 10)
+SCORES = np.arange(40, dtype=np.int64)
+SOFTMAX = np.full((4, 10), 0.1)
+EVENTS = {
+    "gaussian": gaussian_event("sum", 1 << 20, 0.5, STEPS.size, grid_bits=20),
+    "laplace": laplace_event("sum", 1 << 20, 1 << 20, 1.0, STEPS.size, 20),
+    "two_value": two_value_event("values", Fraction(1, 2), STEPS.size),
+    "exponential": selection_event("choice", SCORES.size, 1, 0.1),
+    "report_noisy_max": selection_event(
+        "choice", SCORES.size, 1, 0.1, mechanism="report_noisy_max"
+    ),
+}
+CASES = {
+    "gaussian": (STEPS, EVENTS["gaussian"]),
+    "laplace": (STEPS, EVENTS["laplace"]),
+    "softmax": (SOFTMAX, 2.0),
+    "two_value": (STEPS / 20, EVENTS["two_value"]),
+    "exponential": (SCORES, EVENTS["exponential"]),
+    "report_noisy_max": (SCORES, EVENTS["report_noisy_max"]),
+}
+CHOOSING = ("exponential", "report_noisy_max")
+
+
+@pytest.fixture(params=list(MECHANISMS))
+def name(request):
+    return request.param
+
+
+def released(name, seed=0):
+    """(what is released, its event)"""
+    values, price = CASES[name]
+    return MECHANISMS[name](values, price, random_bytes=SeededRandom(seed))
+
+
+def test_every_mechanism_is_here():
+    assert set(CASES) == set(MECHANISMS)
+
+
+def test_it_gives_back_the_form_it_was_given_or_one_index(name):
+    values, _ = CASES[name]
+    found, _ = released(name)
+    if name in CHOOSING:
+        assert isinstance(found, int)
+        assert 0 <= found < len(values)
+    else:
+        assert found.shape == values.shape
+        assert np.isfinite(found).all()
+
+
+def test_the_event_is_the_one_that_was_asked_for_and_survives_the_ledger(name):
+    _, event = released(name)
+    assert event == EVENTS.get(name, event)
+    assert event.status == "proven"
+    assert event_from_dict(to_dict(event)) == event
+
+
+def test_it_follows_from_its_random_bytes_alone(name):
+    def drawn(seed):
+        return np.asarray(released(name, seed)[0]).tobytes()
+
+    assert drawn(1) == drawn(1)
+    assert len({drawn(seed) for seed in range(10)}) > 1
+
+
+def test_what_it_is_given_stays_as_it_is(name):
+    values, _ = CASES[name]
+    before = values.copy()
+    released(name)
+    np.testing.assert_array_equal(values, before)
+
+
+@pytest.mark.parametrize("priced", EVENTS)
+def test_another_number_of_values_than_was_priced_is_refused(priced):
+    values, price = CASES[priced]
+    with pytest.raises(PrivacyError, match="priced as"):
+        MECHANISMS[priced](values.ravel()[1:], price, random_bytes=SeededRandom(0))
