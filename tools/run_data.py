@@ -48,6 +48,13 @@ def check_data(job: Job, run: LocalRun) -> list[str]:
             where="local_run.devices",
             fix=f"play at most {len(pool)}",
         )
+    scored = JobPlan(job).rule.validation_records
+    if len(test) <= scored:
+        raise UsageError(
+            f"{scored} records score uploads and others test the model, but there are {len(test)}",
+            where="aggregation.validation_records",
+            fix="ask for fewer, or raise local_run.test_records",
+        )
     return [] if brings_its_test(data.source) else _own(job, data, pool, test)
 
 

@@ -239,6 +239,24 @@ def test_what_cannot_be_learned_is_refused_before_training(tmp_path, records, ma
     assert not (tmp_path / "out").exists()
 
 
+def test_a_rule_that_scores_on_more_than_is_held_back_is_refused(tmp_path, records):
+    path = job_file(
+        tmp_path,
+        csv(tmp_path, records),
+        privacy={"accept_unproven": True},
+        train={"method": "sgd"},
+        local_run={"policy": {"accept_unprotected": True, "accept_unproven": True}},
+    )
+    plain = yaml.safe_load(path.read_text())
+    del plain["features"]
+    plain["model"], plain["proxy"] = {"name": "mlp"}, {"shuffle": "whole"}
+    plain["aggregation"] = {"name": "secprobe", "k": 3, "validation_records": 12}
+    plain["local_run"]["policy"]["allowed_methods"] = ["sgd"]
+    path.write_text(yaml.safe_dump(plain))
+    with pytest.raises(UsageError, match="12 records score uploads .* there are 12"):
+        check_data(*local_job(path, Overrides()))
+
+
 def test_more_test_records_than_there_are_is_refused(tmp_path, records):
     path = job_file(tmp_path, csv(tmp_path, records), local_run={"test_records": 61})
     with pytest.raises(DataError, match="cannot hold back 61 of 60 records"):
