@@ -32,6 +32,7 @@ SWARM = "PSO-DP (text 003)"
 ANONYMOUS = "Zhao et al. 2021, anonymous federated learning"
 _UPDATE = "each device's update, layers shuffled among the devices"
 _NOISED = "each device's noised update"
+_PER_DEVICE = "per device; for one record among others at the price of twice the sensitivity"
 _FEATURES = "features"
 _MODEL = "model"
 
@@ -89,7 +90,11 @@ METHODS = {
         "proven",
     ),
     "pso_dp_fl": About(
-        f"{SWARM}, alg. 2", _MODEL, "each device's clipped and noised update", "proven"
+        f"{SWARM}, alg. 2",
+        _MODEL,
+        "each device's clipped and noised update",
+        "proven",
+        _PER_DEVICE,
     ),
     "noise_only": About("a test of links and load", reveals="nothing", privacy="proven"),
 }
@@ -98,13 +103,13 @@ STAGES = {
     "download_random": About(
         f"{ANONYMOUS}, λ_d", "to be the first stage; a device's memory", "nothing of its own"
     ),
-    "gradient_gaussian": About(ANONYMOUS, "a method without noise", _NOISED, "proven"),
+    "gradient_gaussian": About(ANONYMOUS, "a method without noise", _NOISED, "proven", _PER_DEVICE),
     "ldp_fl": About(
         "Sun, Qian and Chen 2021 (LDP-FL), alg. 2",
         "a method without noise",
         "every weight as one of two values",
         "proven",
-        "`composition: parallel` is claimed",
+        "per device, any two data sets; `composition: parallel` is claimed",
     ),
     "upload_top_k": About(
         f"{ANONYMOUS}, λ_u",
@@ -274,7 +279,7 @@ PRESETS = {
         "owners who allow sgd",
         _NOISED,
         "proven",
-        "the clip is ours: the text bounds no update; per device",
+        f"the clip is ours: the text bounds no update; {_PER_DEVICE}",
         "Random download share, Gaussian noise on the update, largest values uploaded.",
     ),
     "laplace_inference": About(
@@ -290,7 +295,7 @@ PRESETS = {
         "owners who allow pso_dp_fl",
         "each device's clipped and noised update",
         "proven",
-        "per device",
+        _PER_DEVICE,
         "A local swarm of N = 3 particles, w = 0.1; one clip and noise on the update.",
     ),
     "ldp_fl": About(

@@ -208,7 +208,7 @@ def guarantee_text(privacy: Mapping[str, Any], which: str) -> str:
             f"ε = {up(part['epsilon_per_round'])} per round, {total} in total, per {unit}, proven"
         )
     among = part.get("record_epsilon")
-    record = f"; for one record among a device's others ε = {up(among)}" if among else ""
+    record = f"; per record ε = {up(among)}" if among else ""
     return f"({total}) per {unit}, whole job, proven{record}"
 
 

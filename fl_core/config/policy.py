@@ -26,7 +26,7 @@ class Policy(Block):
     accept_unproven: bool = False
     """Take part in jobs whose guarantee is claimed and not proven."""
     accept_unprotected: bool = False
-    """Upload inferences without noise when a job asks for it."""
+    """Upload inferences, or trained updates, without noise when a job asks for it."""
     accept_unshuffled: bool = False
     """Take part in jobs with `proxy.shuffle: none`, whose uploads are not mixed at the proxy."""
     allowed_methods: tuple[

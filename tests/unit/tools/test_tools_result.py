@@ -75,8 +75,7 @@ def test_noise_that_hides_a_device_from_none_is_told_for_a_record_too():
     told = privacy_of(replace(QUOTE, training=device), 20.0)
     assert told["training"]["record_epsilon"] == 19.15
     assert guarantee_text(told, "training") == (
-        "(ε = 8, δ = 1e-05) per device, whole job, proven; for one record among a device's others "
-        "ε = 19.15"
+        "(ε = 8, δ = 1e-05) per device, whole job, proven; per record ε = 19.15"
     )
     assert "record_epsilon" not in privacy_of(QUOTE, 20.0)["training"]
 
