@@ -64,7 +64,7 @@ def _job(
 
 
 EXPERIMENT = Experiment(
-    title="shares of the parameters that are sent, and noise",
+    title="anonymous federated learning: shares of the parameters that are sent, and noise",
     source="Zhao et al. 2021 (text 004)",
     figure="accuracy",
     trials=trials,

@@ -41,7 +41,7 @@ def trials(quick: bool) -> tuple[Trial, ...]:
 
 
 EXPERIMENT = Experiment(
-    title="ResNet-20 at ε = 8, one holder of all records",
+    title="ResNet-20 at ε = 8, one holder of all records; needs a GPU",
     source=f"{TEXT}, table 2",
     figure="accuracy",
     trials=trials,
