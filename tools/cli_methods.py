@@ -14,9 +14,9 @@ def add(commands: Subparsers) -> None:
         "methods",
         "list the names that a job file may use, with sources and privacy status",
         about=(
-            "Lists training methods, update stages, aggregation rules, models, features,\n"
-            "partitions, mechanisms, shuffles and presets: source, needs, what each reveals, and\n"
-            "whether its guarantee is proven, claimed or none."
+            "Lists training methods, update stages, aggregation rules, models, features, data\n"
+            "sources, partitions, evaluations, mechanisms, shuffles and presets: source, needs,\n"
+            "what each reveals, and whether its guarantee is proven, claimed or none."
         ),
         examples=(
             "edgeveil methods\n"

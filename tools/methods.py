@@ -12,19 +12,25 @@ from typing import Any, get_args
 from fl_core.aggregation import AGGREGATIONS
 from fl_core.algorithms import METHODS
 from fl_core.algorithms.stages import STAGES
+from fl_core.config.job_blocks import Encrypt
 from fl_core.config.job_updates import Proxy
 from fl_core.config.presets import PRESETS
 from fl_core.data.partition import PARTITIONS
+from fl_core.data.sources import SOURCES
 from fl_core.errors import UsageError
+from fl_core.evaluation.cluster_labels import LABELLERS
+from fl_core.evaluation.clustering import EVALUATIONS, SILHOUETTES
 from fl_core.features import FEATURES, PcaParameters
 from fl_core.models import MODELS
 from fl_core.privacy.table import MECHANISMS
 from fl_core.registry import nearest
 from tools.methods_about import FAMILIES, About
+from tools.methods_about_data import FAMILIES as DATA_FAMILIES
 
 _MIN_WIDTH = 60
 _MAX_WIDTH = 110
 _OWN_STATUS = "–"
+ABOUT = {**FAMILIES, **DATA_FAMILIES}
 _UNKNOWN = About("not stated", "not stated", "not stated", note="not stated")
 
 
@@ -81,15 +87,23 @@ def _named() -> Iterator[tuple[str, str, str]]:
         yield "features", name, ""
     functions: tuple[tuple[str, Any], ...] = (
         ("local_run.partition", PARTITIONS),
+        ("unsupervised.eval_type", EVALUATIONS),
+        ("unsupervised.silhouette", SILHOUETTES),
+        ("unsupervised.labels", LABELLERS),
         ("mechanism", MECHANISMS),
     )
     for family, table in functions:
         for name in table:
             yield family, name, _first_line(table[name])
-    for name in get_args(Proxy.model_fields["shuffle"].annotation):
-        yield "proxy.shuffle", name, ""
-    for name in PRESETS:
-        yield "preset", name, ""
+    for family, block, key in (
+        ("proxy.shuffle", Proxy, "shuffle"),
+        ("encrypt.privacy_eval_type", Encrypt, "privacy_eval_type"),
+    ):
+        for name in get_args(block.model_fields[key].annotation):
+            yield family, name, ""
+    for family, names in (("local_run.data.source", SOURCES), ("preset", PRESETS)):
+        for name in names:
+            yield family, name, ""
 
 
 def _described(parameters: Any, key: str) -> str:
@@ -102,7 +116,7 @@ def _first_line(function: Callable[..., Any]) -> str:
 
 
 def _entry(family: str, name: str, text: str) -> Entry:
-    about = FAMILIES[family].get(name, _UNKNOWN)
+    about = ABOUT[family].get(name, _UNKNOWN)
     summary = about.summary or text
     return Entry(
         family, name, summary, about.source, about.needs, about.reveals, about.privacy, about.note

@@ -28,7 +28,8 @@ class About:
 
 
 DELM = "Cao et al. 2023 (DELM)"
-SWARM = "PSO-DP (text 003)"
+SWARM = "Zhang, Wu and Dong (PSO-DP, text 003)"
+TEXT_001 = "protected inference results of horizontal federated learning (text 001)"
 ANONYMOUS = "Zhao et al. 2021, anonymous federated learning"
 _UPDATE = "each device's update, layers shuffled among the devices"
 _NOISED = "each device's noised update"
@@ -158,7 +159,7 @@ MODELS = {
 
 _PCA = "to be the last of the features"
 FEATURES = {
-    "identity": About("–"),
+    "identity": About("the records themselves"),
     "random": About("Rahimi and Recht 2008; Cho and Saul 2009"),
     "gabor": About("Bruna and Mallat 2013, fixed scattering", "pictures"),
     "onnx": About("any public extractor, as a file", "an ONNX file that owners allow"),
@@ -187,13 +188,6 @@ FEATURES = {
     ),
 }
 
-PARTITIONS = {
-    "iid": About("–"),
-    "n_class": About("McMahan et al. 2017", "classes_per_device"),
-    "dirichlet": About("Yurochkin et al. 2019", "alpha"),
-    "quantity_skew": About("Li et al. 2022", "alpha"),
-}
-
 MECHANISMS = {
     "gaussian": About(
         "Dong, Roth, Su 2022; Canonne et al. 2020",
@@ -208,7 +202,7 @@ MECHANISMS = {
         "proven",
     ),
     "softmax": About(
-        "Laplace-protected inference (text 001), sensitivity 2 in place of 1",
+        f"{TEXT_001}, sensitivity 2 in place of 1",
         "encrypt.laplace_eval",
         "a device's noised softmax",
         "proven",
@@ -239,7 +233,7 @@ SHUFFLES = {
         summary="Updates are permuted; a device's update stays one.",
     ),
     "none": About(
-        "–",
+        "no protection of the text's",
         "policy.accept_unshuffled",
         "which layers came together, and the order of arrival",
         summary="Uploads keep the order in which they came.",
@@ -283,7 +277,7 @@ PRESETS = {
         "Random download share, Gaussian noise on the update, largest values uploaded.",
     ),
     "laplace_inference": About(
-        "Laplace-protected inference (text 001)",
+        TEXT_001,
         "owners whose max_inference_epsilon allows it",
         "each device's noised softmax",
         "proven",
@@ -336,7 +330,6 @@ FAMILIES: dict[str, dict[str, About]] = {
     "aggregation": AGGREGATIONS,
     "model": MODELS,
     "features": FEATURES,
-    "local_run.partition": PARTITIONS,
     "mechanism": MECHANISMS,
     "proxy.shuffle": SHUFFLES,
     "preset": PRESETS,

@@ -253,7 +253,7 @@ def test_a_rule_that_scores_on_more_than_is_held_back_is_refused(tmp_path, recor
     plain["aggregation"] = {"name": "secprobe", "k": 3, "validation_records": 12}
     plain["local_run"]["policy"]["allowed_methods"] = ["sgd"]
     path.write_text(yaml.safe_dump(plain))
-    with pytest.raises(UsageError, match="12 records score uploads .* there are 12"):
+    with pytest.raises(UsageError, match=r"12 records score uploads .* there are 12"):
         check_data(*local_job(path, Overrides()))
 
 
