@@ -14,6 +14,7 @@ import yaml
 
 from fl_core.config import load_job
 from fl_core.errors import EdgeVeilError, JobFailed, UsageError
+from fl_core.registry import nearest
 from tools.backbone import ensure_for_jobs
 from tools.reproduce import EXPERIMENTS
 from tools.reproduce.base import Experiment, Trial
@@ -93,7 +94,7 @@ def _chosen(trials: tuple[Trial, ...], only: Sequence[str]) -> list[Trial]:
     names = [trial.name for trial in trials]
     for name in only:
         if name not in names:
-            raise UsageError(f"unknown trial '{name}'", where="--only", fix=", ".join(names))
+            raise UsageError(f"unknown trial '{name}'", where="--only", fix=nearest(name, names))
     return [trial for trial in trials if not only or trial.name in only]
 
 
