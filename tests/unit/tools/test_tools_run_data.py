@@ -118,7 +118,10 @@ def test_pictures_take_the_form_of_the_jobs_records(tmp_path):
         )
         job, run = local_job(path, Overrides())
         check_data(job, run)
-        assert dealt(job, run)[0].x.shape[1:] == tuple(shape)
+        site = provision(site_of(job, run, tmp_path / f"site-{len(shape)}"))
+        boxes = [own_records(load_site(path).data).x for path in site.edges]
+        assert [one.shape[1:] for one in boxes] == [tuple(shape)] * DEVICES
+        assert sum(map(len, boxes)) == 10
         device.dealt_records.cache_clear()
     with pytest.raises(UsageError, match=r"pictures are \[height, width\]"):
         check_data(
@@ -126,8 +129,9 @@ def test_pictures_take_the_form_of_the_jobs_records(tmp_path):
         )
 
 
-def test_the_sites_of_a_run_share_the_file_between_devices_and_cloud(tmp_path, records):
-    job, run = local_job(job_file(tmp_path, csv(tmp_path, records)), Overrides())
+@pytest.mark.parametrize("kind", [kind for kind in FILES if kind != "python"])
+def test_the_sites_of_a_run_share_the_file_between_devices_and_cloud(kind, tmp_path, records):
+    job, run = local_job(job_file(tmp_path, FILES[kind](tmp_path, records)), Overrides())
     site = provision(site_of(job, run, tmp_path / "site"))
     boxes = [own_records(load_site(path).data).x for path in site.edges]
     cloud = held_records(load_site(site.cloud).test_data).x
