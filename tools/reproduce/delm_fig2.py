@@ -36,6 +36,7 @@ EXPERIMENT = Experiment(
     figure="accuracy",
     trials=trials,
     picture="rounds",
+    x_log=True,
     remark="The text prints the figures at convergence, and says that before round 100 LDP-FL is "
     "ahead of DELM. Its noise Δ = d + d²/4 on the sums of 600 records leaves nothing to learn: at "
     "d = 392 and its share of ε it is about 58,000 on each coefficient.",
