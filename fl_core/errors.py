@@ -21,7 +21,9 @@ class EdgeVeilError(Exception):
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.what}" if self.where else self.what
-        return f"{text}. {self.fix}" if self.fix else text
+        if not self.fix:
+            return text
+        return f"{text} {self.fix}" if text.endswith((".", "?")) else f"{text}. {self.fix}"
 
 
 class ConfigError(EdgeVeilError):

@@ -139,7 +139,9 @@ def _number(cell: str) -> float | None:
 def _label_index(header: list[str] | None, width: int, name: str | None, file: Path) -> int:
     if width < 2:
         raise DataError(
-            "has a single column", where=str(file), fix="give each line its values and a label"
+            "has a single column",
+            where=f"{file}:1",
+            fix="give each line its values and a label, with commas between them",
         )
     if name is None:
         return width - 1

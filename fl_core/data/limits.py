@@ -21,7 +21,8 @@ def require_file(path: Path | None, key: str) -> Path:
     if path is None:
         raise DataError("no file is named", where=key, fix=f"set {key} to the file's path")
     if not path.is_file():
-        raise DataError("no such file", where=str(path), fix=f"check {key}")
+        what = "is a folder, not a file" if path.is_dir() else "no such file"
+        raise DataError(what, where=str(path), fix=f"check {key}")
     return path
 
 

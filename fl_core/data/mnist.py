@@ -17,6 +17,7 @@ from fl_core.errors import DataError
 
 _KINDS = ("images-idx3-ubyte.gz", "labels-idx1-ubyte.gz")
 EMNIST_CLASSES = 47
+_HEADER_BYTES = 8  # of a file of labels
 
 
 def _named(begin: str) -> tuple[str, ...]:
@@ -28,11 +29,31 @@ EMNIST_FILES = FileSet(_named("emnist-balanced-train"), _named("emnist-balanced-
 
 
 def read_mnist(files: tuple[Path, ...], max_bytes: int = MAX_BYTES) -> Records:
-    """Records x (n, rows, columns) float32 of an images and a labels file.
+    """MNIST, or a data set of ten classes that is published in the same form.
 
-    Any data set that is published in the same form is read alike. Files may be gzipped or not,
-    whatever their ending says. Raises DataError that names the file and the fault.
+    Files may be gzipped or not, whatever their ending says. Raises DataError that names the file,
+    the place and the fault.
     """
+    return _labelled(_read(files, max_bytes), 10, files[1], "MNIST", "copy the file again")
+
+
+def read_emnist(files: tuple[Path, ...], max_bytes: int = MAX_BYTES) -> Records:
+    """EMNIST Balanced (Cohen et al. 2017): 47 classes from 0, images upright.
+
+    The files hold each image with rows and columns exchanged. Raises DataError as `read_mnist`.
+    """
+    records = _labelled(
+        _read(files, max_bytes),
+        EMNIST_CLASSES,
+        files[1],
+        "EMNIST Balanced",
+        "take the files of the split `balanced`",
+    )
+    return Records(np.ascontiguousarray(records.x.swapaxes(1, 2)), records.y)
+
+
+def _read(files: tuple[Path, ...], max_bytes: int) -> Records:
+    """Records x (n, rows, columns) float32 of an images and a labels file."""
     images, labels = files
     x, y = idx_array(images, max_bytes), idx_array(labels, max_bytes)
     if (x.ndim, y.ndim) == (1, 3):
@@ -51,19 +72,13 @@ def read_mnist(files: tuple[Path, ...], max_bytes: int = MAX_BYTES) -> Records:
     return records
 
 
-def read_emnist(files: tuple[Path, ...], max_bytes: int = MAX_BYTES) -> Records:
-    """EMNIST Balanced (Cohen et al. 2017): 47 classes from 0, images upright.
-
-    The files hold each image with rows and columns exchanged. A label outside the classes means
-    another split of EMNIST: DataError with its place.
-    """
-    records = read_mnist(files, max_bytes)
-    wrong = np.flatnonzero((records.y < 0) | (records.y >= EMNIST_CLASSES))
+def _labelled(records: Records, classes: int, labels: Path, name: str, fix: str) -> Records:
+    """The records, if every label is one of the classes; else DataError with its place."""
+    wrong = np.flatnonzero((records.y < 0) | (records.y >= classes))
     if len(wrong):
         raise DataError(
-            f"label {wrong[0]} (from 0) is {records.y[wrong[0]]}, EMNIST Balanced has 0 to "
-            f"{EMNIST_CLASSES - 1}",
-            where=str(files[1]),
-            fix="take the files of the split `balanced`",
+            f"record {wrong[0]} has the label {records.y[wrong[0]]}, {name} has 0 to {classes - 1}",
+            where=f"{labels}, byte {_HEADER_BYTES + wrong[0]} unpacked",
+            fix=fix,
         )
-    return Records(np.ascontiguousarray(records.x.swapaxes(1, 2)), records.y)
+    return records

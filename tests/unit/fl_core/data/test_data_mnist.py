@@ -120,6 +120,19 @@ def test_wrong_magic_is_told(folder):
     assert FILES[1] in text
 
 
+def test_a_label_that_the_set_does_not_have_is_told_with_its_place(folder):
+    labels = np.arange(TRAIN) % 10
+    labels[17] = 11
+    (folder / FILES[1]).write_bytes(gzip.compress(idx(labels)))
+    text = refused(folder)
+    assert f"{FILES[1]}, byte 25 unpacked: record 17 has the label 11" in text
+
+
+def test_a_folder_in_place_of_a_file_is_told(tmp_path):
+    with pytest.raises(DataError, match="is a folder, not a file"):
+        load_records("csv", Origin(path=tmp_path))
+
+
 def test_labels_in_place_of_images_are_told(folder):
     labels = (folder / FILES[1]).read_bytes()
     (folder / FILES[0]).write_bytes(labels)
