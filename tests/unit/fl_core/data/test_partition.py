@@ -42,6 +42,22 @@ def test_every_record_stands_in_exactly_one_share(y, devices, kind, classes, alp
         assert max(sizes) - min(sizes) <= (1 if kind == "iid" else classes)
 
 
+def test_iid_cuts_the_public_order_evenly():
+    order = public_order(7, 1, "iid").tolist()
+    shares = [share.tolist() for share in dealt(np.arange(7), "iid")]
+    assert shares == [sorted(order[:2]), sorted(order[2:4]), sorted(order[4:])]
+
+
+@pytest.mark.parametrize(("classes", "records"), [(1, 6), (2, 3)])
+def test_n_class_deals_whole_classes_where_they_fit(classes, records):
+    """Four devices of `classes` pieces each, of as many classes as there are pieces."""
+    y = np.random.default_rng(0).permutation(np.repeat(np.arange(4 * classes), records))
+    held = [y[share] for share in partition(y, 4, rule("n_class", classes), 3)]
+    assert [len(one) for one in held] == [classes * records] * 4
+    assert [len(np.unique(one)) for one in held] == [classes] * 4
+    assert sorted(np.concatenate([np.unique(one) for one in held])) == list(range(4 * classes))
+
+
 def test_n_class_gives_each_device_few_classes_and_iid_many():
     y = load_digits_split()[0].y
     few = [len(np.unique(y[share])) for share in partition(y, 20, rule("n_class"), 7)]
