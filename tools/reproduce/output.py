@@ -41,12 +41,13 @@ def write(content: Mapping[str, Any], out: Path) -> None:
 
 
 def kept(out: Path) -> dict[str, Any] | None:
-    """What a former run left in this folder; None where there is nothing that can be read."""
+    """What a former run left in this folder; None where there is nothing of this form."""
     try:
         found = json.loads((out / KEPT).read_bytes())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    known = isinstance(found, dict) and all("command" in row for row in found.get("rows", ()))
+    return found if known else None
 
 
 def kept_rows(out: Path, name: str, quick: bool) -> dict[str, list[dict[str, Any]]]:

@@ -68,11 +68,12 @@ def reproduce(name: str, wanted: Wanted) -> int:
     if experiment.needs_gpu and not wanted.quick:
         require_gpu(name)
     stream = sys.stderr if wanted.as_json else sys.stdout
-    lacking = without_files(chosen, wanted.data)
+    lacking = without_files(trials, wanted.data)
     able = [trial for trial in chosen if trial.source not in lacking]
-    if lacking and (wanted.only or not able):
-        refuse(lacking)
-    for files in lacking.values():
+    left_out = {one.source: lacking[one.source] for one in chosen if one.source in lacking}
+    if left_out and (wanted.only or not able):
+        refuse(left_out)
+    for files in left_out.values():
         print(f"left out, for want of files: {files}", file=stream)
     played = [_prepared(trial, wanted) for trial in able]
     failures: list[str] = []

@@ -80,8 +80,13 @@ def test_the_table_has_the_median_the_range_and_the_command():
     )
 
 
-def test_where_nothing_is_kept_nothing_is_written(tmp_path, capsys):
+@pytest.mark.parametrize(
+    "there", ["", "{", "[1]", '{"experiment": "other", "rows": []}', '{"rows": [{"trial": "x"}]}']
+)
+def test_where_nothing_is_kept_nothing_is_written(there, tmp_path, capsys):
     page = tmp_path / "page.md"
+    if there:
+        (tmp_path / "reproduction.json").write_text(there)
     assert cli.main(["reproduce", "toy", "--out", str(tmp_path), "--write", str(page)]) == 2
     assert "holds no table of toy" in capsys.readouterr().err
     assert not page.exists()

@@ -89,6 +89,10 @@ def test_rows_without_files_are_left_out_where_others_run(toy, tmp_path, capsys)
     said = capsys.readouterr().out
     assert said.startswith("left out, for want of files: mnist as it is published: train-images")
     assert "| not run: no files of mnist | – | – |" in said
+    assert cli.main(["reproduce", "toy", "--only", "curve", *options]) == 0
+    said = capsys.readouterr().out
+    assert "left out" not in said  # it was not asked for
+    assert "| not run: no files of mnist | – | – |" in said
 
 
 def test_a_row_without_files_that_is_asked_for_is_refused(toy, tmp_path, capsys):
