@@ -79,6 +79,7 @@ def reproduce(name: str, wanted: Wanted) -> int:
     failures: list[str] = []
     for one in played:
         if _run(one, wanted, stream, failures) == INTERRUPTED:
+            print("edgeveil: interrupted; the same command goes on", file=sys.stderr)
             return INTERRUPTED
     made = {one.trial.name: rows_of(experiment, one, wanted.command(name)) for one in played}
     kept = kept_rows(wanted.out, name, wanted.quick)
