@@ -46,13 +46,13 @@ def _add_run(commands: Subparsers) -> None:
             "are played in this process: no broker, no encryption, and a run repeats exactly."
         ),
         examples=(
-            "edgeveil run configs/jobs/quickstart.yaml --out out/quickstart\n"
+            "edgeveil run configs/jobs/quickstart.yaml\n"
             "edgeveil run configs/jobs/quickstart.yaml --out out/small --devices 8 --broker amqtt\n"
             "edgeveil run configs/jobs/quickstart.yaml --out out/fast --simulate --seed 3"
         ),
     )
     run.add_argument("job", type=Path, metavar="JOB", help="job file")
-    run.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for results")
+    run.add_argument("--out", type=Path, metavar="DIR", help="folder for results; default out/JOB")
     run.add_argument("--broker", choices=("auto", "amqtt", "mosquitto"), help="broker to start")
     run.add_argument("--protocol", type=int, choices=(5, 4), help="MQTT 5, or 4 for 3.1.1")
     run.add_argument("--devices", type=int, metavar="N", help="devices to play")
@@ -155,7 +155,7 @@ def _run(args: argparse.Namespace) -> int:
     )
     return run_local(
         args.job,
-        args.out,
+        args.out or Path("out") / args.job.stem,
         overrides,
         as_json=args.json,
         keep=args.keep,

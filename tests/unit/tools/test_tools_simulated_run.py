@@ -280,3 +280,10 @@ def test_the_picture_is_the_same_for_the_same_rows():
            "accuracies": [0.9, 0.91], "median": 0.905, "reference": None}  # fmt: skip
     assert picture([row], "svg") == picture([row], "svg")
     assert picture([{**row, "median": None, "accuracies": []}], "png").startswith(b"\x89PNG")
+
+
+def test_results_lie_in_a_folder_of_the_jobs_file_where_none_is_named(tmp_path, monkeypatch):
+    path = job_file(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", str(path), "--no-reference"]) == 0
+    assert (tmp_path / "out" / "small" / "report.html").is_file()
