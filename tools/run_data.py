@@ -139,7 +139,7 @@ def _own(job: Job, data: DataSource, pool: Records, test: Records) -> list[str]:
         input_range=input_range(job),
     )
     if report.usable:
-        return report.problems + places(data)
+        return report.problems + (places(data) if report.usable < report.records else [])
     raise DataError(
         "no record can be learned from",
         where=(places(data) or [_called(data)])[0],

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from rich.console import Console
 from rich.table import Table
 
 from fl_core.config import LocalRun
@@ -59,7 +60,8 @@ def run_local(
     JobFailed (or BrokerError) when the job failed, its `result.json` written.
     """
     job, run = local_job(path, overrides)
-    notes = check_data(job, run)
+    with Console(stderr=True).status("reading the records"):
+        notes = check_data(job, run)
     if not run.simulate:
         choose_engine(run.broker)
     prepare(out)

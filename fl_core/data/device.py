@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
@@ -18,7 +17,7 @@ from fl_core.data.images import ImageForm
 from fl_core.data.low_quality import LowQuality, disturbed
 from fl_core.data.partition import PartitionRule, Shares, partition
 from fl_core.data.published import PUBLISHED, published_test
-from fl_core.data.sources import Origin, load_records
+from fl_core.data.sources import Origin, brings_its_test, load_records
 from fl_core.data.split import split_once
 from fl_core.errors import DataError
 
@@ -72,15 +71,14 @@ def held_records(data: SourceSettings) -> Records:
         return published_test(data.source, data.path, data.test_records)
     if data.test_records is None:
         return load_records(data.source, origin_of(data))
-    whole = load_records(data.source, replace(origin_of(data), test_records=None))
-    return hold_back(whole, data.test_records)[1]
+    return _halves(data.source, origin_of(data))[1]
 
 
 def own_records(data: DataSettings) -> Records:
     """All records of this device, its shard where one is set. Raises DataError, UsageError."""
     shard = data.shard
     if shard is None:
-        return load_records(data.source, origin_of(data))
+        return devices_records(data.source, origin_of(data))
     if not 0 <= shard.index < shard.devices:
         raise DataError(
             f"must be in 0..{shard.devices - 1}, got {shard.index}",
@@ -101,9 +99,22 @@ def dealt_records(
 
     Kept, so that the many devices of one process read and deal their data set once.
     """
-    records = load_records(source, origin)
+    records = devices_records(source, origin)
     shares = partition(records.y, devices, rule, seed)
     return disturbed(records, shares, rule, seed), shares
+
+
+def devices_records(source: str, origin: Origin) -> Records:
+    """All records but those that are held back for the cloud. Raises DataError, UsageError."""
+    if origin.test_records is None or brings_its_test(source):
+        return load_records(source, origin)
+    return _halves(source, origin)[0]
+
+
+@lru_cache(maxsize=1)
+def _halves(source: str, origin: Origin) -> tuple[Records, Records]:
+    """The devices' part and the cloud's of a file that they share, read once for both."""
+    return hold_back(load_records(source, origin), origin.test_records or 0)
 
 
 def device_records(

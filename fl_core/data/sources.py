@@ -12,7 +12,6 @@ import numpy as np
 from fl_core.algorithms.base import Records
 from fl_core.data.csvfile import read_csv
 from fl_core.data.digits import load_digits_split
-from fl_core.data.held import hold_back
 from fl_core.data.idx import read_idx
 from fl_core.data.images import ImageForm, read_images
 from fl_core.data.limits import MAX_BYTES, as_records, require_room
@@ -42,18 +41,14 @@ Source = Callable[[Origin], Records]
 def load_records(source: str, origin: Origin | None = None) -> Records:
     """Records of a source named as in the YAML: a name of SOURCES, or `python: module:function`.
 
-    Without those that are held back for the cloud (`Origin.test_records`). Raises DataError (file,
-    place, fix) for bad data, UsageError for an unknown name.
+    Raises DataError (file, place, fix) for bad data, UsageError for an unknown name.
     """
     chosen = origin or Origin()
     name, colon, function = source.partition(":")
     if colon and name.strip() == "python":
         chosen = Origin(**{**chosen.__dict__, "function": function.strip()})
         name = "python"
-    records = SOURCES[name if name == "python" else source](chosen)
-    if chosen.test_records is None or brings_its_test(source):
-        return records
-    return hold_back(records, chosen.test_records)[0]
+    return SOURCES[name if name == "python" else source](chosen)
 
 
 def brings_its_test(source: str) -> bool:
