@@ -22,9 +22,8 @@ from fl_core.algorithms.setting import Setting
 from fl_core.errors import PrivacyError
 from fl_core.privacy.accountant import discreteness_tv, epsilon, mu_for, pure_epsilon
 from fl_core.privacy.events import ClaimedEvent, Event, GaussianEvent, LaplaceEvent
+from fl_core.privacy.figures import HAIR
 from fl_core.privacy.mechanisms import scale_of
-
-HAIR = 1.0 - 2.0**-40  # room for the rounding of a sum of shares of ε
 
 
 @dataclass(frozen=True)

@@ -28,13 +28,13 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from fl_core.algorithms.base import TRAIN, Exchange, Tensors
-from fl_core.algorithms.fm_budget import HAIR
 from fl_core.algorithms.fm_package import forms
 from fl_core.algorithms.fm_parameters import FmParameters
 from fl_core.algorithms.fm_released import COVARIANCE, phases
 from fl_core.algorithms.setting import Setting
 from fl_core.errors import ProtocolError
 from fl_core.privacy.events import ClaimedEvent
+from fl_core.privacy.figures import HAIR
 
 HIDDEN, OUTPUT = "hidden.weight", "output.weight"
 

@@ -6,6 +6,7 @@ import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
 DIGITS = 4
+HAIR = 1.0 - 2.0**-40  # room for the rounding of a sum of shares of ε
 ROUND_UP = 1.0 + 1e-9  # covers the float64 rounding of a computed ε or δ
 # Relative: what turning exact sums and decimals into float64 may have added, a few last bits.
 _SLACK = Decimal(2) ** -50

@@ -25,9 +25,8 @@ from fl_core.algorithms.stages.base import Plain, StageBlock, flat, shaped
 from fl_core.algorithms.updates.base import Task, Update
 from fl_core.algorithms.updates.form import size_of
 from fl_core.privacy.events import ClaimedEvent, Event, TwoValueEvent
+from fl_core.privacy.figures import HAIR
 from fl_core.privacy.two_value import two_value, two_value_event
-
-_HAIR = 1 - Fraction(1, 1 << 40)  # room for the rounding of a sum of shares of ε
 
 
 class LdpFlParameters(StageBlock):
@@ -76,4 +75,4 @@ class LdpFl(Plain):
 
     @property
     def _round_epsilon(self) -> Fraction:
-        return Fraction(self._setting.epsilon) * _HAIR / self._setting.max_participations
+        return Fraction(self._setting.epsilon) * Fraction(HAIR) / self._setting.max_participations

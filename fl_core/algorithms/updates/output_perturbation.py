@@ -24,10 +24,10 @@ from fl_core.algorithms.updates.sgd import LocalSgd, Sgd
 from fl_core.errors import PrivacyError
 from fl_core.privacy.accountant import mu_for
 from fl_core.privacy.events import ClaimedEvent, Event
+from fl_core.privacy.figures import HAIR
 from fl_core.privacy.sampler import LARGEST_SCALE, discrete_gaussian
 
 BITS = 24  # weights and noise stand on 2^-24
-_HAIR = 1.0 - 2.0**-40  # room for the rounding of a sum of shares of ε
 LARGEST = 2.0**20  # a trained change beyond it is cut, so that it stays on the grid
 
 
@@ -65,7 +65,7 @@ class OutputPerturbation(Sgd):
         """The claim's share of one round, told together with whether its noise can be drawn."""
         del exchange
         _ = self.sigma_steps
-        share = self.setting.epsilon * _HAIR / self._times
+        share = self.setting.epsilon * HAIR / self._times
         return (ClaimedEvent(what="noised weights", unit="record", claimed_epsilon=share),)
 
     def train(self, task: Task, start: Mapping[str, NDArray[np.float32]]) -> Update:

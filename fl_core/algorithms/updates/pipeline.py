@@ -12,8 +12,7 @@ from fl_core.algorithms.base import Exchange
 from fl_core.algorithms.setting import Setting
 from fl_core.algorithms.updates.base import Stage, Task, Update
 from fl_core.privacy.events import ClaimedEvent, Event, UnprotectedEvent
-
-_HAIR = 1.0 - 2.0**-40  # room for the rounding of a sum of shares of ε
+from fl_core.privacy.figures import HAIR
 
 
 @dataclass(frozen=True)
@@ -68,6 +67,6 @@ class Pipeline:
         return ClaimedEvent(
             what=f"{event.what}, on values that were chosen before the noise",
             unit=event.unit,
-            claimed_epsilon=self.setting.epsilon * _HAIR / self.setting.max_participations,
+            claimed_epsilon=self.setting.epsilon * HAIR / self.setting.max_participations,
             source=event.source,
         )

@@ -39,11 +39,10 @@ from fl_core.algorithms.updates.pso_dp_fl import mean_loss
 from fl_core.algorithms.updates.pso_swarm import Swarm, SwarmKeys
 from fl_core.algorithms.updates.record_gradients import record_losses
 from fl_core.privacy.events import ClaimedEvent, Event, SampledGaussianEvent
+from fl_core.privacy.figures import HAIR
 
 if TYPE_CHECKING:
     import torch
-
-_HAIR = 1.0 - 2.0**-40  # room for the rounding of a sum of shares of ε
 
 
 class PsoDpSgdParameters(LocalDpSgd, SwarmKeys):
@@ -84,7 +83,7 @@ class PsoDpSgd:
         claimed = ClaimedEvent(
             what="noised steps, the best chosen by exact losses",
             unit="record",
-            claimed_epsilon=self.setting.epsilon * _HAIR / times,
+            claimed_epsilon=self.setting.epsilon * HAIR / times,
             source="Zhang, Wu and Dong, PSO-DP",
         )
         return (claimed,)
