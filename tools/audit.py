@@ -34,6 +34,7 @@ from tools.audit_attacks import FULL, QUICK, Attack, Effort, single_mechanisms
 from tools.audit_claimed import claimed_attacks
 from tools.audit_fm import fm_attacks
 from tools.audit_noise_only import noise_only_attack
+from tools.audit_stages import stage_attacks
 from tools.audit_statistics import BETA, Counts, caught, lower_bound
 from tools.audit_swarms import swarm_attacks
 from tools.audit_updates import update_attacks
@@ -78,6 +79,7 @@ def attacks(effort: Effort) -> tuple[Attack, ...]:
         *own,
         *update_attacks(effort.values, effort.jobs),
         *swarm_attacks(max(1, effort.jobs // 20)),
+        *stage_attacks(effort.jobs),
         *claimed_attacks(effort),
     )
 

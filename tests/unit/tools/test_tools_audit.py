@@ -18,6 +18,7 @@ import pytest
 from fl_core.algorithms import METHODS, fm_features
 from fl_core.algorithms.base import Records
 from fl_core.algorithms.fm import FmDevice
+from fl_core.algorithms.stages import STAGES
 from fl_core.algorithms.updates import record_gradients
 from fl_core.privacy.accountant import gaussian_delta
 from fl_core.privacy.mechanisms import gaussian, laplace
@@ -25,7 +26,7 @@ from fl_core.privacy.sampler import discrete_gaussian
 from fl_core.privacy.selection import exponential_mechanism
 from fl_core.privacy.softmax import softmax_laplace
 from fl_core.privacy.table import MECHANISMS
-from tools import audit
+from tools import audit, audit_stages, audit_updates
 from tools.audit_attacks import (
     FULL,
     QUICK,
@@ -100,12 +101,17 @@ def test_the_gaussian_event_is_where_the_curve_is_tight():
 # --- sound mechanisms pass --------------------------------------------------------------------
 
 
+def stage(name):
+    return STAGES[name].build(STAGES[name].parameters(), audit_updates.SETTING)
+
+
 UNPROTECTED = {"sgd", "fedprox"}  # they claim nothing that could be refuted
 
 
 def test_every_registered_mechanism_and_method_is_attacked():
     attacked = {attack.mechanism for attack in audit.attacks(QUICK)}
-    assert set(MECHANISMS) | set(METHODS) - UNPROTECTED <= attacked
+    noised = {name for name in STAGES if stage(name).protects}
+    assert noised and noised | set(MECHANISMS) | set(METHODS) - UNPROTECTED <= attacked
     names = [attack.name for attack in audit.attacks(FULL)]
     assert len(names) == len(set(names))
 
@@ -157,6 +163,14 @@ def test_a_gradient_that_is_not_clipped_is_found(monkeypatch):
     monkeypatch.setattr(record_gradients, "AIM", 8.0)
     monkeypatch.setattr(record_gradients, "LIMIT", 65.0)
     assert failing(dp_sgd_attack(200)) == {"past the threshold"}
+
+
+def test_an_update_priced_as_hidden_from_none_alone_is_found(monkeypatch):
+    """A record may turn a device's update round: that is twice the clip, and has its own price."""
+    monkeypatch.setattr(audit_stages, "for_one_record", lambda event: event)
+    assert failing(audit_stages.noised_attack(2000)) == {"past the threshold"}
+    monkeypatch.undo()
+    assert failing(audit_stages.noised_attack(2000)) == set()
 
 
 def test_float_noise_is_found_by_its_last_bits():
