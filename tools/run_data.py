@@ -83,7 +83,11 @@ def source(job: Job, run: LocalRun) -> DataSource:
         test_records=run.test_records,
     )
     for mix in data_mixes(found, "local_run.data"):
-        raise UsageError(mix.text, where="local_run.data", fix="or give the path with --data PATH")
+        what, _, fix = mix.text.rpartition("; ")
+        by_option = (
+            " there, or give it with --data PATH" if "local_run.data.path" in mix.paths else ""
+        )
+        raise UsageError(what, where="local_run.data", fix=f"{fix}{by_option}")
     if run.test_records is None and not brings_its_test(name):
         share = max(1, round(TEST_SHARE * _count(name, origin_of(found))))
         return found.model_copy(update={"test_records": share})

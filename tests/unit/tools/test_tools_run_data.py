@@ -161,7 +161,7 @@ def test_the_option_replaces_the_path_and_the_source_may_be_the_jobs(tmp_path, r
     assert found == DataSource(
         name="csv", source="csv", path=tmp_path / "other.csv", test_records=12
     )
-    with pytest.raises(UsageError, match=r"csv is read from a file; add path.*--data PATH"):
+    with pytest.raises(UsageError, match="csv is read from a file; add path there, or give it with --data PATH"):
         check_data(*local_job(path, Overrides()))
 
 
@@ -230,7 +230,7 @@ REFUSED = {
     "no labels": (
         lambda folder, records: {"source": "idx", "path": "x.idx"},
         UsageError,
-        "idx keeps labels in a file of their own",
+        "idx keeps labels in a file of their own; add labels_path$",
     ),
 }
 
