@@ -207,9 +207,11 @@ def guarantee_text(privacy: Mapping[str, Any], which: str) -> str:
         return (
             f"ε = {up(part['epsilon_per_round'])} per round, {total} in total, per {unit}, proven"
         )
-    among = part.get("record_epsilon")
-    record = f"; per record ε = {up(among)}" if among else ""
-    return f"({total}) per {unit}, whole job, proven{record}"
+    text = f"({total}) per {unit}, whole job, proven"
+    if "record_epsilon" not in part:
+        return text
+    among = part["record_epsilon"]
+    return f"{text}; per record {'none' if among is None else f'ε = {up(among)}'}"
 
 
 def course_text(result: Mapping[str, Any]) -> str:

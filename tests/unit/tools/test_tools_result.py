@@ -78,6 +78,8 @@ def test_noise_that_hides_a_device_from_none_is_told_for_a_record_too():
         "(ε = 8, δ = 1e-05) per device, whole job, proven; per record ε = 19.15"
     )
     assert "record_epsilon" not in privacy_of(QUOTE, 20.0)["training"]
+    told["training"]["record_epsilon"] = None  # infinite
+    assert guarantee_text(told, "training").endswith("whole job, proven; per record none")
 
 
 def test_the_result_has_every_key_that_scripts_read():
