@@ -84,10 +84,9 @@ def source(job: Job, run: LocalRun) -> DataSource:
     )
     for mix in data_mixes(found, "local_run.data"):
         what, _, fix = mix.text.rpartition("; ")
-        by_option = (
-            " there, or give it with --data PATH" if "local_run.data.path" in mix.paths else ""
-        )
-        raise UsageError(what, where="local_run.data", fix=f"{fix}{by_option}")
+        if "local_run.data.path" in mix.paths:
+            fix += " there, or give it with --data PATH"
+        raise UsageError(what, where="local_run.data", fix=fix)
     if run.test_records is None and not brings_its_test(name):
         share = max(1, round(TEST_SHARE * _count(name, origin_of(found))))
         return found.model_copy(update={"test_records": share})

@@ -44,7 +44,7 @@ def local_job(path: Path, overrides: Overrides) -> tuple[Job, LocalRun]:
     block = (job.local_run or LocalRun()).model_dump(mode="json")
     plain["local_run"] = {**block, **changes}
     if overrides.data is not None:
-        plain["local_run"]["data"] = {**block["data"], "path": str(Path(overrides.data).absolute())}
+        plain["local_run"]["data"] = {**block["data"], "path": str(overrides.data.absolute())}
     allowed = plain["local_run"]["policy"]["allowed_backbones"]
     allowed += [digest for digest in backbone_digests(job.features) if digest not in allowed]
     devices = plain["local_run"]["devices"]

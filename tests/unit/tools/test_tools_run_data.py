@@ -161,7 +161,9 @@ def test_the_option_replaces_the_path_and_the_source_may_be_the_jobs(tmp_path, r
     assert found == DataSource(
         name="csv", source="csv", path=tmp_path / "other.csv", test_records=12
     )
-    with pytest.raises(UsageError, match="csv is read from a file; add path there, or give it with --data PATH"):
+    with pytest.raises(
+        UsageError, match=r"read from a file\. add path there, or give it with --data"
+    ):
         check_data(*local_job(path, Overrides()))
 
 
@@ -230,7 +232,7 @@ REFUSED = {
     "no labels": (
         lambda folder, records: {"source": "idx", "path": "x.idx"},
         UsageError,
-        "idx keeps labels in a file of their own; add labels_path$",
+        r"idx keeps labels in a file of their own\. add labels_path$",
     ),
 }
 
