@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,13 +68,22 @@ def markdown(content: Mapping[str, Any]) -> str:
     lines += [content["remark"], ""]
     if content["quick"]:
         lines += ["Quick: digits, few rounds. It shows that all runs; not to be compared.", ""]
-    commands = dict.fromkeys(row["command"] for row in content["rows"] if row["command"])
-    lines += ["```sh", *commands, "```", ""]
+    lines += ["```sh", *_commands(content["rows"]), "```", ""]
     lines += [f"Figure: {content['figure']}. Of several seeds the median, and the range.", ""]
     lines += ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
     lines += ["| " + " | ".join(_cells(row)) + " |" for row in content["rows"]]
     lines += [f"\nFailed: {failure}" for failure in content["failures"]]
     return "\n".join(lines) + "\n"
+
+
+def _commands(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Each command once, with the rows that it made where others are not its own."""
+    trials: dict[str, dict[str, None]] = {}
+    for row in rows:
+        trials.setdefault(row["command"] or "", {})[row["trial"]] = None
+    every = len(trials) == 1
+    made = [(command, names) for command, names in trials.items() if command]
+    return [command if every else f"{command} --only {' '.join(names)}" for command, names in made]
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -43,13 +43,12 @@ class Wanted:
     as_json: bool = False
 
     def command(self, name: str) -> str:
-        """The command that asks for this, with no path of the machine in it."""
+        """The command that asks for this: no path of the machine is in it, and no row's name."""
         parts = ["edgeveil", "reproduce", name]
         parts += ["--data", "DIR"] if self.data is not None else []
         parts += ["--quick"] if self.quick else []
         parts += ["--seeds", str(self.seeds)]
         parts += [] if self.rounds is None else ["--rounds", str(self.rounds)]
-        parts += ["--only", *self.only] if self.only else []
         return shlex.join(parts)
 
 

@@ -76,10 +76,10 @@ def test_rows_of_a_former_run_stay_and_each_names_its_command(play, tmp_path):
     (first, *_), rows = play("--only", "curve"), play("--only", "other", "--rounds", "1")
     kept, _, other, _ = rows
     assert kept == first
-    assert kept["command"] == "edgeveil reproduce toy --seeds 1 --only curve"
-    assert other["command"] == "edgeveil reproduce toy --seeds 1 --rounds 1 --only other"
+    assert kept["command"] == "edgeveil reproduce toy --seeds 1"
+    assert other["command"] == "edgeveil reproduce toy --seeds 1 --rounds 1"
     said = (tmp_path / "reproduction.md").read_text()
-    assert f"{kept['command']}\n{other['command']}\n" in said
+    assert f"{kept['command']} --only curve\n{other['command']} --only other\n" in said
     assert "| **1** of 2 |" in said
 
 
