@@ -14,6 +14,7 @@ import onnxruntime
 import psutil
 import pytest
 from safetensors.numpy import load_file
+from sklearn.datasets import load_digits
 
 from fl_core.data.digits import load_digits_split
 from tests.e2e.live import wait_for
@@ -84,6 +85,24 @@ def _model_is_the_one_scored(out: Path, accuracy: float) -> None:
     labels = session.run(["label"], {"x": test.x})[0]
     assert np.mean(labels == test.y) == pytest.approx(accuracy)
     assert load_file(out / "model.safetensors")["weight"].shape == (64, 10)
+
+
+def test_a_file_of_ones_own_is_dealt_to_devices_and_cloud(tmp_path: Path) -> None:
+    x, y = load_digits(return_X_y=True)
+    np.savetxt(tmp_path / "digits.csv", np.column_stack([x, y]), fmt="%d", delimiter=",")
+    job = QUICKSTART.with_name("own_data.yaml").read_text("utf-8")
+    assert "rounds: 10" in job
+    (tmp_path / "job.yaml").write_text(job.replace("rounds: 10", "rounds: 2"), "utf-8")
+    command = edgeveil("run", tmp_path / "job.yaml", "--out", tmp_path / "out", "--devices", 6)
+    command += ["--data", str(tmp_path / "digits.csv"), "--no-reference"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert [one["uploads"] for one in result["rounds"]] == [6, 6]
+    accuracy = result["final"]["accuracy"]
+    assert accuracy > 0.6
+    right = accuracy * round(len(y) / 5)  # of the fifth that no device holds
+    assert right == pytest.approx(round(right))
 
 
 def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
