@@ -47,15 +47,19 @@ class Control:
         self._given = ""  # the job that the machine was given last
         self._cancelled = ""  # the running job that was to be cancelled last
 
+    def check(self, job_yaml: str) -> None:
+        """Raise what `submit` would of the job itself. On any thread: code of a model may have to
+        be imported, torch with it, which takes seconds; `submit` then finds it there.
+        """
+        self._read(job_yaml)
+
     def submit(self, job_yaml: str) -> str:
         """Validate and queue; the job's id. Raises ConfigError with every problem.
 
         DataError if a backbone that the job names was not put before, or is not what it says, or
         if its model is Python code that may not run here, or cannot.
         """
-        job = parse_job(job_yaml)
-        if runs_python(job.model):
-            self._check_python(job)
+        job = self._read(job_yaml)
         kept = {one: self._store.backbone(one) for one in backbone_digests(job.features)}
         found = match_backbones(job.features, (graph for graph in kept.values() if graph))
         check_backbones(job.features, found)
@@ -65,14 +69,16 @@ class Control:
         self._poke.set()
         return entry.id
 
-    def _check_python(self, job: Job) -> None:
-        if not self._python_models:
+    def _read(self, job_yaml: str) -> Job:
+        job = parse_job(job_yaml)
+        if runs_python(job.model) and not self._python_models:
             raise DataError(
                 "the job's model is Python code, which may not run here",
                 where="cloud.allow_python_models",
                 fix="the operator allows it in the cloud's site file",
             )
         JobPlan(job).check_own_code()
+        return job
 
     def cancel(self, job: str) -> None:
         """Cancel a job that has not ended. Raises UnknownJob, or StoreError if it has."""

@@ -46,7 +46,12 @@ async def ask_here(question: Callable[[], T]) -> T:
 
 
 class JobControl(Protocol):
-    """What the job runner offers. The methods are quick; they run on the cloud's event loop."""
+    """What the job runner offers. The methods are quick and run on the cloud's event loop, but for
+    `check`."""
+
+    def check(self, job_yaml: str) -> None:
+        """Raise what `submit` would of the job itself. Not quick; runs on any thread."""
+        ...
 
     def submit(self, job_yaml: str) -> str:
         """Validate and queue; returns the job's id. ConfigError holds every problem."""
@@ -116,6 +121,7 @@ class _Routes:
             text = body.decode("utf-8")
         except UnicodeDecodeError as error:
             raise ConfigError([f"(posted):1 : not UTF-8 text at byte {error.start}"]) from error
+        await asyncio.to_thread(self._control.check, text)
         job = await self._ask(lambda: self._control.submit(text))
         return web.json_response({"id": job}, status=201)
 

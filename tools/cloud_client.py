@@ -60,7 +60,8 @@ class CloudClient:
         """
         for graph in backbones:
             self._json("PUT", "/backbones", graph, timeout_s=UPLOAD_S)
-        return str(self._json("POST", "/jobs", job_yaml)["id"])
+        # A model's code may have to be imported there, torch with it.
+        return str(self._json("POST", "/jobs", job_yaml, timeout_s=UPLOAD_S)["id"])
 
     def jobs(self) -> list[dict[str, Any]]:
         """All jobs, oldest first."""

@@ -58,9 +58,12 @@ class _Control:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def submit(self, job_yaml: str) -> str:
+    def check(self, job_yaml: str) -> None:
         if "job:" not in job_yaml:
             raise ConfigError(["(posted):1 job: missing"])
+
+    def submit(self, job_yaml: str) -> str:
+        self.check(job_yaml)
         return self._store.submit_job("job", b"{}", bytes(32), queue_limit=8).id
 
     def cancel(self, job: str) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import threading
 from unittest.mock import Mock
 
 import aiohttp
@@ -24,11 +25,15 @@ class Control:
     """A runner that accepts YAML with a `job:` line."""
 
     def __init__(self, store):
-        self.store = store
+        self.store, self.threads = store, []
 
-    def submit(self, job_yaml):
+    def check(self, job_yaml):
+        self.threads.append(threading.get_ident())
         if not job_yaml.startswith("job:"):
             raise ConfigError(["job.yaml:1 job: missing", "job.yaml:2 x: unknown key"])
+
+    def submit(self, job_yaml):
+        self.threads.append(threading.get_ident())
         return self.store.submit_job("quickstart", job_yaml.encode(), bytes(32)).id
 
     def cancel(self, job):
@@ -85,6 +90,25 @@ def test_a_job_from_submission_to_model():
         assert body(await ask("GET", "/status")) == {"running": None}
 
     play(scenario)
+
+
+def test_what_may_take_long_is_checked_beside_the_loop():
+    async def run():
+        store = Store()
+        control = Control(store)
+        server = await serve(make_app(store, control, TOKEN), "127.0.0.1", 0)
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        async with (
+            aiohttp.ClientSession(server.url, headers=headers) as session,
+            session.post("/jobs", data=b"job: quickstart\n") as answer,
+        ):
+            assert answer.status == 201
+        await server.stop()
+        store.close()
+        return control.threads
+
+    checked, submitted = asyncio.run(run())
+    assert submitted == threading.get_ident() != checked
 
 
 def test_every_problem_of_a_refused_job_is_returned():

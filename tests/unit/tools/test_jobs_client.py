@@ -27,6 +27,9 @@ class Control:
     def __init__(self, store):
         self.store = store
 
+    def check(self, job_yaml):
+        parse_job(job_yaml, "submitted.yaml")
+
     def submit(self, job_yaml):
         job = parse_job(job_yaml, "submitted.yaml")
         return self.store.submit_job(job.job, job.canonical(), job.digest()).id
