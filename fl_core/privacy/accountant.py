@@ -30,7 +30,14 @@ from fl_core.privacy.events import (
 from fl_core.privacy.figures import ROUND_UP
 from fl_core.privacy.guarantee import Guarantee
 from fl_core.privacy.mixtures import Curve, Sampled, mixture_curve
-from fl_core.privacy.moments import added, delta_at, gaussian_moments, pure_moments, times
+from fl_core.privacy.moments import (
+    added,
+    delta_at,
+    gaussian_moments,
+    log_moments,
+    pure_moments,
+    times,
+)
 
 FINEST_SIGMA_BITS = 20  # coarser Gaussian noise is not priced as Gaussian DP
 LARGEST_EPSILON = 700.0
@@ -116,12 +123,18 @@ def epsilon(events: Iterable[Event], delta: float) -> Guarantee:
 
 
 def _among_others(events: tuple[Event, ...], delta: float, whole: float) -> float | None:
+    """`Guarantee.among_others`; where the grid leaves none, by moments, which hold on any."""
     if not any(isinstance(e, GaussianEvent) and e.unit == "device" for e in events):
         return None
+    each = [for_one_record(event) for event in events]
     try:
-        return max(whole, epsilon(map(for_one_record, events), delta).epsilon)
+        return max(whole, epsilon(each, delta).epsilon)
     except PrivacyError:
-        return math.inf
+        known = [moments for event in each if (moments := log_moments(event)) is not None]
+        if len(known) < len(each):
+            return math.inf
+        together = added(known)
+        return _least_epsilon(lambda e: delta_at(e, together), 0.0, delta)
 
 
 def pure_epsilon(events: Iterable[Event]) -> Fraction:

@@ -16,6 +16,7 @@ from fl_core.privacy.accountant import (
     pure_epsilon,
     total_mu,
 )
+from fl_core.privacy.device_update import update_event
 from fl_core.privacy.events import ClaimedEvent, LaplaceEvent, UnprotectedEvent
 from fl_core.privacy.mechanisms import gaussian_event
 
@@ -139,3 +140,11 @@ def test_the_tv_bound_covers_the_exact_distance():
             for k, w in weights.items()
         )
         assert 1 / (64 * sigma**2) < distance <= 1 / (16 * sigma**2)
+
+
+def test_one_record_of_a_device_has_a_price_where_the_grid_has_none():
+    """Twice μ takes ε to where the discreteness of so many values is no small share of δ."""
+    event = update_event("update", 1.0, 100_000, 8.0, 1e-5, 50)
+    found = epsilon([event] * 50, 1e-5)
+    assert found.epsilon <= 8
+    assert 19.14 < found.record_epsilon < 22  # without discreteness 19.15
