@@ -26,11 +26,12 @@ from fl_core.privacy.table import MECHANISMS
 from fl_core.registry import nearest
 from tools.methods_about import FAMILIES, About
 from tools.methods_about_data import FAMILIES as DATA_FAMILIES
+from tools.methods_about_presets import PRESETS as ABOUT_PRESETS
 
 _MIN_WIDTH = 60
 _MAX_WIDTH = 110
 _OWN_STATUS = "–"
-ABOUT = {**FAMILIES, **DATA_FAMILIES}
+ABOUT = {**FAMILIES, **DATA_FAMILIES, "preset": ABOUT_PRESETS}
 _UNKNOWN = About("not stated", "not stated", "not stated", note="not stated")
 
 

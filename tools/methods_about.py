@@ -31,9 +31,9 @@ DELM = "Cao et al. 2023 (DELM)"
 SWARM = "Zhang, Wu and Dong (PSO-DP, text 003)"
 TEXT_001 = "protected inference results of horizontal federated learning (text 001)"
 ANONYMOUS = "Zhao et al. 2021, anonymous federated learning"
-_UPDATE = "each device's update, layers shuffled among the devices"
-_NOISED = "each device's noised update"
-_PER_DEVICE = "per device; for one record among others at the price of twice the sensitivity"
+UPDATE = "each device's update, layers shuffled among the devices"
+NOISED = "each device's noised update"
+PER_DEVICE = "per device; for one record among others at the price of twice the sensitivity"
 _FEATURES = "features"
 _MODEL = "model"
 
@@ -53,14 +53,14 @@ METHODS = {
     "sgd": About(
         "McMahan et al. 2017, alg. 1",
         f"{_MODEL}; an update stage that protects, or privacy.accept_unproven",
-        _UPDATE,
+        UPDATE,
         "none",
         "an update stage may protect it",
     ),
     "fedprox": About(
         "Li et al. 2020",
         f"{_MODEL}; an update stage that protects, or privacy.accept_unproven",
-        _UPDATE,
+        UPDATE,
         "none",
         "an update stage may protect it",
     ),
@@ -68,7 +68,7 @@ METHODS = {
     "output_perturbation": About(
         f"{SWARM}, comparison DP-params; Chaudhuri, Monteleoni, Sarwate 2011",
         f"{_MODEL}; privacy.accept_unproven",
-        _NOISED,
+        NOISED,
         "claimed",
     ),
     "pso_dp_sgd": About(
@@ -95,7 +95,7 @@ METHODS = {
         _MODEL,
         "each device's clipped and noised update",
         "proven",
-        _PER_DEVICE,
+        PER_DEVICE,
     ),
     "noise_only": About("a test of links and load", reveals="nothing", privacy="proven"),
 }
@@ -104,7 +104,7 @@ STAGES = {
     "download_random": About(
         f"{ANONYMOUS}, λ_d", "to be the first stage; a device's memory", "nothing of its own"
     ),
-    "gradient_gaussian": About(ANONYMOUS, "a method without noise", _NOISED, "proven", _PER_DEVICE),
+    "gradient_gaussian": About(ANONYMOUS, "a method without noise", NOISED, "proven", PER_DEVICE),
     "ldp_fl": About(
         "Sun, Qian and Chen 2021 (LDP-FL), alg. 2",
         "a method without noise",
@@ -240,90 +240,6 @@ SHUFFLES = {
     ),
 }
 
-_POLICY = "privacy.accept_unproven; owners who allow it"
-_OPEN = "privacy.accept_unproven; owners who accept unprotected updates"
-_DELM_NOTE = "`fm` is the proven relative"
-PRESETS = {
-    "delm_basic": About(
-        f"{DELM}, basic scheme",
-        _POLICY,
-        "noised covariances; weights after steps on noised polynomials",
-        "claimed",
-        _DELM_NOTE,
-        "Functional mechanism on a federated PCA; ε₁:ε₂ = 1:2, p = 0.5, T = 250.",
-    ),
-    "delm_enhanced": About(
-        f"{DELM}, enhanced scheme",
-        f"{_POLICY}; 50 devices",
-        "noised covariances; weights after steps on noised polynomials",
-        "claimed",
-        _DELM_NOTE,
-        "delm_basic with 50 uploads a layer, drawn by divergence; ε₃ = 2.",
-    ),
-    "delm_top_k": About(
-        f"{DELM}, for trusted users",
-        f"{_POLICY}; 50 devices",
-        "noised covariances; weights after steps on noised polynomials",
-        "claimed",
-        _DELM_NOTE,
-        "delm_basic with the 50 uploads a layer that diverge least.",
-    ),
-    "anonymous_fl": About(
-        ANONYMOUS,
-        "owners who allow sgd",
-        _NOISED,
-        "proven",
-        f"the clip is ours: the text bounds no update; {_PER_DEVICE}",
-        "Random download share, Gaussian noise on the update, largest values uploaded.",
-    ),
-    "laplace_inference": About(
-        TEXT_001,
-        "owners whose max_inference_epsilon allows it",
-        "each device's noised softmax",
-        "proven",
-        "the text's sensitivity 1 is kept, so the guarantee printed is 2ε",
-        "Silhouette score of noised inferences each round, ε = 230260; trained by fm.",
-    ),
-    "pso_dp_fl": About(
-        f"{SWARM}, alg. 2",
-        "owners who allow pso_dp_fl",
-        "each device's clipped and noised update",
-        "proven",
-        _PER_DEVICE,
-        "A local swarm of N = 3 particles, w = 0.1; one clip and noise on the update.",
-    ),
-    "ldp_fl": About(
-        "Sun, Qian and Chen 2021 (LDP-FL)",
-        _POLICY,
-        "every weight as one of two values",
-        "claimed",
-        "`composition: sequential` is proven",
-        "FedAvg whose weights travel as two values, ε counted once for all of them.",
-    ),
-    "fedavg": About(
-        "McMahan et al. 2017", _OPEN, _UPDATE, "none", "", "FedAvg without noise: a yardstick."
-    ),
-    "fedprox": About(
-        "Li et al. 2020", _OPEN, _UPDATE, "none", "", "FedProx, μ = 0.01, without noise."
-    ),
-    "secprobe": About(
-        f"Zhao et al. 2019 (SecProbe), as {DELM} has it",
-        f"{_OPEN}; 50 devices",
-        "whole updates in random order",
-        "none",
-        "",
-        "FedAvg over 50 updates that do well on the cloud's records, drawn at ε₃ = 1.",
-    ),
-    "stc": About(
-        "Sattler et al. 2020",
-        _OPEN,
-        "signs and places of each update's largest values",
-        "none",
-        "",
-        "FedAvg of sparse ternary updates, 1 % of the values, with error feedback.",
-    ),
-}
-
 FAMILIES: dict[str, dict[str, About]] = {
     "train.method": METHODS,
     "update": STAGES,
@@ -332,5 +248,4 @@ FAMILIES: dict[str, dict[str, About]] = {
     "features": FEATURES,
     "mechanism": MECHANISMS,
     "proxy.shuffle": SHUFFLES,
-    "preset": PRESETS,
 }

@@ -7,7 +7,7 @@ from fl_core.config.presets import PRESETS
 from fl_core.errors import ConfigError
 from fl_core.plan import JobPlan
 from fl_core.privacy.events import ClaimedEvent, UnprotectedEvent
-from tools.methods_about import PRESETS as SAID
+from tools.methods_about_presets import PRESETS as SAID
 
 HEAD = """job: toy
 preset: {name}
