@@ -11,7 +11,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
 from tools.report_plots import BLUE, CLUSTERS, ORANGE
 
@@ -20,8 +20,10 @@ Row = Mapping[str, Any]
 
 def picture(content: Mapping[str, Any], kind: str) -> bytes:
     """The experiment's kind of picture as a file of format `kind`, png or svg."""
-    rows = content["rows"]
-    height = 1.1 + 0.4 * len(rows) if content["picture"] == "rows" else 4.4
+    rows, height = content["rows"], 4.4
+    if content["picture"] == "rows":
+        rows = [row for row in rows if row["values"]] or rows  # those that were run
+        height = 1.1 + 0.4 * len(rows)
     with mpl.rc_context({"font.size": 9, "svg.fonttype": "path", "svg.hashsalt": "edgeveil"}):
         figure = Figure(figsize=(7.2, height), layout="constrained")
         axes = figure.add_subplot()
@@ -100,6 +102,7 @@ def _label(axes: Axes, content: Mapping[str, Any]) -> None:
     axes.set_xlabel("round" if content["picture"] == "rounds" else content["x_label"])
     if content["x_log"]:
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(ScalarFormatter())
 
 
 def _legend(axes: Axes, content: Mapping[str, Any]) -> None:
