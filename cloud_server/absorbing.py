@@ -12,8 +12,9 @@ from cloud_server.round_secret import RoundSecret
 from cloud_server.rounds import TooFewDevices, aggregate
 from cloud_server.sealing import RoundMarks
 from cloud_server.store import Store
-from cloud_server.store_records import ExchangeRecord
+from cloud_server.store_records import ExchangeRecord, JobEntry
 from cloud_server.summary import exchange_event, round_timeline, shown_clusters, shown_mean
+from fl_core.algorithms.base import Exchange
 from fl_core.errors import JobFailed
 from fl_core.plan import SOFTMAX
 from fl_core.privacy.sampler import RandomBytes
@@ -52,12 +53,7 @@ class Absorber:
         exchange = plan.exchange(batch.at.round)
         if self._store.batch_absorbed(entry.id, batch.blob.digest):
             return self._before(batch.at)
-        raw = self._store.round_key(entry.id, batch.at.round, batch.at.attempt)
-        if raw is None:
-            raise JobFailed("the round's key is gone", where=exchange.label)
-        if not self._store.open_once(entry.id, batch.at.round, batch.at.attempt, batch.blob.digest):
-            raise JobFailed("another batch of this attempt was opened", where=exchange.label)
-        secret = RoundSecret.from_bytes(raw)
+        secret = self._secret(entry, exchange, batch)
         opened = open_batch(
             plan, exchange, secret, batch, data(), len(secret.recipients), self._sealing
         )
@@ -103,6 +99,16 @@ class Absorber:
             batch.blob.digest,
         )
         return self._absorbed(batch.at, opened.accepted) if done else self._before(batch.at)
+
+    def _secret(self, entry: JobEntry, exchange: Exchange, batch: Batch) -> RoundSecret:
+        """What opens the round's first batch, and no other. Raises JobFailed."""
+        at = batch.at
+        raw = self._store.round_key(entry.id, at.round, at.attempt)
+        if raw is None:
+            raise JobFailed("the round's key is gone", where=exchange.label)
+        if not self._store.open_once(entry.id, at.round, at.attempt, batch.blob.digest):
+            raise JobFailed("another batch of this attempt was opened", where=exchange.label)
+        return RoundSecret.from_bytes(raw)
 
     def _before(self, at: Exchanged) -> Absorbed:
         """The exchange was committed already: what counted is what stands there."""
