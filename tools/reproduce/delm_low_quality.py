@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tools.reproduce.base import Experiment, Point, Trial
-from tools.reproduce.delm import Scene, low_quality
+from tools.reproduce.delm import OURS, Scene, low_quality
 
 SHARES = (0.3, 0.5)
 ROUNDS = 10
@@ -44,9 +44,9 @@ def _rows(scene: Scene) -> list[Trial]:
         name, point = f"{preset}_{tag}", Point(OF_TEXT.get(preset) if share == 0.5 else None)
         job = scene.job(name, scene.system(preset, **own))
         rows.append(Trial(name, f"lq {share}: fm_paper, {words}", job, (point,), "ε = 1"))
-    name = f"fm_{tag}"
-    job = scene.job(name, scene.fm())
-    rows.append(Trial(name, f"lq {share}: fm, fedavg", job, (Point(),), "not in the text"))
+    for kind, parts in (("fm", scene.fm()), ("gabor_fm", scene.gabor_fm())):
+        name, label = f"{kind}_{tag}", f"lq {share}: {OURS[kind]}, fedavg"
+        rows.append(Trial(name, label, scene.job(name, parts), (Point(),), "not in the text"))
     return rows
 
 

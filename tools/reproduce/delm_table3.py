@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tools.reproduce.base import Experiment, Point, Trial
-from tools.reproduce.delm import Scene
+from tools.reproduce.delm import OURS, Scene
 
 CLAIMED = {  # MNIST with 1 class and 2 classes, CIFAR-10 with 1 class and 2 classes
     "fedavg": ((0.792, 0.874), (0.723, 0.855)),
@@ -23,9 +23,11 @@ def trials(quick: bool) -> tuple[Trial, ...]:
     for classes in (1, 2):
         scene = _scene(quick, "mnist", classes)
         enhanced = CLAIMED["delm_enhanced"][0][classes - 1]
-        name, label = f"fm_{classes}_class", f"fm (in place of DELM), {classes} class"
-        job = scene.job(name, scene.fm())
-        rows.append(Trial(name, label, job, (Point(enhanced),), "ε = 1, as DELM"))
+        for kind, parts in (("fm", scene.fm()), ("gabor_fm", scene.gabor_fm())):
+            name = f"{kind}_{classes}_class"
+            label = f"{OURS[kind]} (in place of DELM), {classes} class"
+            job = scene.job(name, parts)
+            rows.append(Trial(name, label, job, (Point(enhanced),), "ε = 1, as DELM"))
     sources = ("mnist",) if quick else ("mnist", "cifar10")
     for source, column in zip(sources, (0, 1), strict=False):
         for preset, figures in CLAIMED.items():
