@@ -67,8 +67,6 @@ def run_local(
     prepare(out)
     record_dir = _recording(out, run) if record else None
     kind, shown = Simulation if run.simulate else Fleet, sys.stderr if as_json else sys.stdout
-    failure: EdgeVeilError | None = None
-    interrupted = False
     # A second Ctrl-C must not leave children or files behind; stopping takes a few seconds at most.
     with signals(signal.SIG_IGN), scratch(keep=keep, in_memory=run.simulate) as site:
         fleet = kind(
@@ -76,19 +74,11 @@ def run_local(
         )
         for note in notes:
             fleet.progress.note(f"Records: {note}")
-        try:
-            with signals(_interrupt), fleet.progress:
-                fleet.run()
-        except KeyboardInterrupt:
-            interrupted = True
-        except EdgeVeilError as error:
-            failure = error
-        finally:
-            fleet.stop()
+        failure = _played(fleet)
     if keep:
         fleet.progress.note(f"The site is kept in {site}")
-    reason = "interrupted" if interrupted else str(failure or "")
-    result = fleet.result(reason)
+    interrupted = isinstance(failure, KeyboardInterrupt)
+    result = fleet.result("interrupted" if interrupted else str(failure or ""))
     write_json(out / "result.json", result)
     if interrupted:
         fleet.progress.note(f"Interrupted; what there is so far is in {out}")
@@ -107,6 +97,18 @@ def run_local(
         fleet.progress.note(f"Files: {out}/ with {', '.join(FILES)}")
         fleet.progress.note(f"Look at {out / 'report.html'}")
     return 0
+
+
+def _played(fleet: Fleet | Simulation) -> EdgeVeilError | KeyboardInterrupt | None:
+    """Run to the end; what ended it early, if anything. No process of it is left."""
+    try:
+        with signals(_interrupt), fleet.progress:
+            fleet.run()
+    except (EdgeVeilError, KeyboardInterrupt) as stop:
+        return stop
+    finally:
+        fleet.stop()
+    return None
 
 
 def _recording(out: Path, run: LocalRun) -> Path:
