@@ -132,6 +132,22 @@ def test_segments_have_their_public_shape_whatever_the_records(halves, records):
             assert np.isfinite(found).all()
 
 
+@pytest.mark.parametrize("name", sorted(UPDATE_METHODS))
+@pytest.mark.parametrize("broadcast", [1.0, 3e38])
+def test_numbers_past_all_bounds_stop_no_device_and_upload_no_infinity(name, broadcast):
+    """Neither a record nor a cloud's weights decide whether a device answers."""
+    device, cloud = made(name)
+    exchange = cloud.plan()[0]
+    first = cloud.package(cloud.initial_state(), exchange)
+    weights = {key: np.full_like(value, broadcast) for key, value in first.items()}
+    records = some_records(8)
+    for row, value in enumerate((3e38, -3e38, 1e-45, 1e20)):
+        records.x[row] = value
+    found = device.answer(exchange, weights, records, SeededRandom(1), "cpu").segments
+    assert set(found) == {spec.name for spec in cloud.segments(exchange)}
+    assert all(np.isfinite(value).all() for value in found.values())
+
+
 def test_an_empty_data_set_sends_noise_not_silence(noised):
     for _, _, answer, _ in play(noised, EMPTY):
         assert all(np.any(value) for value in answer.segments.values())
