@@ -15,7 +15,7 @@ from fl_core.shuffled import Shuffled
 from tools import report_plots as plots
 from tools.pages import write_page
 from tools.report_holdings import Holdings, holdings_plot
-from tools.result import course_text, guarantee_text
+from tools.result import course_text, guarantee_text, record_text
 
 _NO_CORRECTION = {"squared": None, "corrected": None, "corrected_reason": ""}
 
@@ -102,6 +102,7 @@ def _guarantee(privacy: Mapping[str, Any], which: str) -> dict[str, Any]:
         "proven": proven,
         "figure": f"ε = {up(part['epsilon'])}" if proven else "no proven guarantee",
         "text": guarantee_text(privacy, which),
+        "record": record_text(part),
         "epsilon": part["epsilon"],
         "delta": part["delta"],
         "unit": part["unit"],

@@ -207,11 +207,15 @@ def guarantee_text(privacy: Mapping[str, Any], which: str) -> str:
         return (
             f"ε = {up(part['epsilon_per_round'])} per round, {total} in total, per {unit}, proven"
         )
-    text = f"({total}) per {unit}, whole job, proven"
+    return f"({total}) per {unit}, whole job, proven{record_text(part)}"
+
+
+def record_text(part: Mapping[str, Any]) -> str:
+    """`; per record ε = 19.15` where that is not the guarantee itself, else nothing."""
     if "record_epsilon" not in part:
-        return text
+        return ""
     among = part["record_epsilon"]
-    return f"{text}; per record {'none' if among is None else f'ε = {up(among)}'}"
+    return f"; per record {'none' if among is None else f'ε = {up(among)}'}"
 
 
 def course_text(result: Mapping[str, Any]) -> str:

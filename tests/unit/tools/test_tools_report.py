@@ -143,6 +143,14 @@ def test_both_guarantees_stand_together_with_their_units(page):
     assert "Neither number alone" in text
 
 
+def test_a_devices_guarantee_says_what_one_record_has(page):
+    device = Guarantee(8.0, 1e-5, "device", "proven", among_others=19.15)
+    text = " ".join(text_of(page(events(), quote=replace(PROVEN, training=device))).split())
+    assert "per device, whole job, proven; per record ε = 19.15" in text
+    assert "One record among others" in text
+    assert "One record among others" not in text_of(page(events()))
+
+
 def test_what_is_not_proven_gets_no_number(page):
     course = events()
     for one in course:
