@@ -38,7 +38,7 @@ def check_own_code(network: Network, parameters: Any) -> None:
     tensors = {name: torch.tensor(array) for name, array in weights.items()}
     try:
         _one_gradient(network, tensors, given, labels)
-    except RuntimeError as error:
+    except Exception as error:  # the user's code may raise anything
         raise _refused(
             "cannot be differentiated",
             error,
@@ -48,7 +48,7 @@ def check_own_code(network: Network, parameters: Any) -> None:
         return
     try:
         record_gradients(network)(tensors, given, labels)
-    except RuntimeError as error:
+    except Exception as error:
         raise _refused(
             f"has no gradient of one record by itself, which '{parameters.method}' needs",
             error,

@@ -60,6 +60,15 @@ class Together(Sound):
         return super().forward(x) * (1 + 0 * x.detach().abs().max().item())
 
 
+class Strict(Sound):
+    """Bears no batch of one."""
+
+    def forward(self, x):
+        if len(x) < 2:
+            raise ValueError("one is no batch")
+        return super().forward(x)
+
+
 def plan_of(tmp_path, model, method="sgd"):
     path = tmp_path / "job.yaml"
     path.write_text(JOB.format(function=f"{HERE}:{model}", method=method))
@@ -80,6 +89,7 @@ def test_a_sound_model_passes(tmp_path, method):
         ("Branching", "sgd", "other values as an ONNX graph"),
         ("Together", "dp_sgd", "'dp_sgd' needs"),
         ("Together", "pso_dp_sgd", "'pso_dp_sgd' needs"),
+        ("Strict", "rgp", "'rgp' needs: one is no batch"),
     ],
 )
 def test_what_the_method_cannot_train_is_refused(tmp_path, model, method, why):
