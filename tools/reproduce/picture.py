@@ -11,7 +11,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator, ScalarFormatter
+from matplotlib.ticker import MaxNLocator
 
 from tools.report_plots import BLUE, CLUSTERS, ORANGE
 
@@ -102,7 +102,7 @@ def _label(axes: Axes, content: Mapping[str, Any]) -> None:
     axes.set_xlabel("round" if content["picture"] == "rounds" else content["x_label"])
     if content["x_log"]:
         axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.xaxis.set_major_formatter("{x:g}")
 
 
 def _legend(axes: Axes, content: Mapping[str, Any]) -> None:
