@@ -58,9 +58,12 @@ def _reproduce(args: argparse.Namespace) -> int:
     from tools.reproduce import EXPERIMENTS
 
     if args.name is None:
-        titles = {name: EXPERIMENTS[name].title for name in EXPERIMENTS}
-        listed = "\n".join(f"{name:<20} {title}" for name, title in titles.items())
-        print(json.dumps(titles, ensure_ascii=False) if args.json else listed)
+        listed = {
+            name: {"title": EXPERIMENTS[name].title, "source": EXPERIMENTS[name].source}
+            for name in EXPERIMENTS
+        }
+        lines = [f"{name:<18} {f['source']}: {f['title']}" for name, f in listed.items()]
+        print(json.dumps(listed, ensure_ascii=False) if args.json else "\n".join(lines))
         return 0
     quick: bool = args.quick
     out = args.out or Path("out/reproduce") / (f"{args.name}-quick" if quick else args.name)
