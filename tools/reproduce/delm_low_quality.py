@@ -62,10 +62,10 @@ def _noiseless(scene: Scene, rule: str) -> dict[str, Any]:
 
 EXPERIMENT = Experiment(
     title="low-quality MNIST: min_divergence against fedavg",
-    source="Cao et al. 2023 (DELM), section 6.2.2; its figure 4 has the two figures at 0.5",
+    source="Cao et al. 2023 (DELM), section 6.2.2",
     figure="accuracy",
     trials=trials,
     remark="lq 0.3: 30 of 100 devices, of whose records 30 % have another class and noise; lq 0.5 "
     f"likewise. {ROUNDS} rounds, `fm` 25. Each run's report.html draws who holds what. "
-    "`min_divergence` is undefined on the sums that `fm` sends.",
+    "`min_divergence` is undefined on the sums that `fm` sends. The two figures are of figure 4.",
 )
