@@ -117,10 +117,13 @@ def _loss_of(network: Network) -> Losses:
 def to_steps(rows: list[torch.Tensor], there: torch.Tensor, clip_norm: float) -> list[torch.Tensor]:
     """Rows of float32 parts (n, …), clipped, as whole steps; 0 where not `there` or not finite."""
     norms = _squared_norms(rows).sqrt().clamp(min=clip_norm)
-    factor = (AIM * 2.0**RECORD_BITS / norms).float()[:, None]
-    whole = [(part * factor.to(part.device)).trunc_() for part in rows]
-    kept = there.to(norms.device) & (_squared_norms(whole) <= LIMIT * 4.0**RECORD_BITS)
-    return [part.masked_fill_(~kept.to(part.device)[:, None], 0.0) for part in whole]
+    scale = (AIM * 2.0**RECORD_BITS / norms * there.to(norms.device)).float()[:, None]
+    # Toward zero, as `trunc` does, which torch does not vectorise: 20 times slower on a CPU.
+    whole = [part.abs().mul_(scale.to(part.device)).floor_().copysign_(part) for part in rows]
+    kept = _squared_norms(whole) <= LIMIT * 4.0**RECORD_BITS  # not so for what is no number
+    if not bool(kept.all()):
+        whole = [part.masked_fill_(~kept.to(part.device)[:, None], 0.0) for part in whole]
+    return whole
 
 
 def in_places(
