@@ -73,9 +73,16 @@ class Partition(Block):
     """Standard deviation of that noise, as a share of the range of the data set's values."""
 
 
+_READ_BY = {"classes_per_device": ("n_class",), "alpha": ("dirichlet", "quantity_skew")}
+
+
 def partition_mixes(rule: Partition, at: str) -> Iterator[Mix]:
     """Impossible mixes of one `partition` block that stands at key `at`."""
     if bool(rule.lq_user) != bool(rule.lq_data):
         set_key, zero = ("lq_user", "lq_data") if rule.lq_user else ("lq_data", "lq_user")
         text = f"disturbs nothing while {zero} is 0; set both, or neither"
         yield Mix((f"{at}.{set_key}", f"{at}.{zero}"), text)
+    for key, kinds in _READ_BY.items():
+        if rule.kind not in kinds and getattr(rule, key) != Partition.model_fields[key].default:
+            text = f"is read by {' and '.join(kinds)} alone, and the kind is {rule.kind}; drop it"
+            yield Mix((f"{at}.{key}", f"{at}.kind"), text)

@@ -137,6 +137,14 @@ CASES = {
         TRAINED + run(partition="{lq_user: 0.3}"),
         "local_run.partition.lq_user: disturbs nothing while lq_data is 0",
     ),
+    "a key of another kind of partition": (
+        TRAINED + run(partition="{kind: iid, classes_per_device: 1}"),
+        "local_run.partition.classes_per_device: is read by n_class alone, and the kind is iid",
+    ),
+    "the evenness of a partition by classes": (
+        TRAINED + run(partition="{kind: n_class, alpha: 0.1}"),
+        "local_run.partition.alpha: is read by dirichlet and quantity_skew alone",
+    ),
     "a preset without its consent": (
         "preset: delm_enhanced\n",
         "features: no guarantee is proven for: covariance with Wishart noise",
