@@ -86,6 +86,8 @@ class Simulation:
 
     def stop(self) -> None:
         """Give up what is under way and close all files."""
+        if self._fleet is not None:
+            self._fleet.interrupt()
         if self._executor is not None:
             self._executor.shutdown(cancel_futures=True)
         if self._reference is not None:

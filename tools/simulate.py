@@ -125,7 +125,7 @@ class MemoryFleet:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.registry = Registry(folder / REGISTRY_FILE)
         self._order: dict[bytes, int] = {}  # public sealing key -> number of the device
-        self._clock = clock
+        self._clock, self._interrupted = clock, False
         self.boxes = [self._box(number) for number in range(1, plan.devices + 1)]
         self._start_proxy()
         self._start_cloud()
@@ -149,6 +149,10 @@ class MemoryFleet:
         """Let a paused job go on."""
         self.store.resume(job_id)
         self._start(job_id, job)
+
+    def interrupt(self) -> None:
+        """End the devices' work under way, in whatever threads, at the next thing they draw."""
+        self._interrupted = True
 
     def close(self) -> None:
         """Close all files."""
@@ -182,7 +186,7 @@ class MemoryFleet:
             identity,
             store,
             ledger,
-            noise=self._seeds.noise(number),
+            noise=self._noise(number),
             say=lambda line: self._say(f"{site.name}: {line}"),
             sealing=self._sealing,
         )
@@ -200,6 +204,16 @@ class MemoryFleet:
         )
         node = self.net.add(fx.Device(identity.device_id), machine, host)
         return Box(identity.device_id, site, host, ledger, node, store)
+
+    def _noise(self, number: int) -> RandomBytes:
+        draw = self._seeds.noise(number)
+
+        def random_bytes(count: int) -> bytes:
+            if self._interrupted:
+                raise KeyboardInterrupt
+            return draw(count)
+
+        return random_bytes
 
     def _start_proxy(self) -> None:
         self.spool = Spool(self.plan.folder / "spool.sqlite")

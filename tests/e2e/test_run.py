@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -122,6 +123,35 @@ def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
     assert alive == []
     assert "Traceback" not in text()
     assert json.loads((out / "result.json").read_text())["status"] == "failed"
+
+
+def test_ctrl_c_ends_a_simulation_while_a_device_is_at_work(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    job = (QUICKSTART.parent / "digits_dp_sgd.yaml").read_text("utf-8")
+    for old, new in {
+        "rounds: 10\n": "rounds: 1\n",
+        "local_steps: 10 ": "local_steps: 10000 ",  # minutes of work for each device
+        "hidden: []": "hidden: [300, 100]",
+        "local_run:": "local_run:\n  simulate: true",
+    }.items():
+        assert old in job
+        job = job.replace(old, new)
+    (tmp_path / "job.yaml").write_text(job, "utf-8")
+    with (tmp_path / "log").open("w") as log:
+        run = subprocess.Popen(
+            edgeveil("run", tmp_path / "job.yaml", "--out", out), stdout=log, stderr=log
+        )
+    said = out / "logs" / "simulation.log"
+    wait_for(lambda: said.exists() and "kind=round" in said.read_text(), "the round")
+    time.sleep(3)  # nobody tells that a device has begun
+    run.send_signal(signal.SIGINT)
+    try:
+        assert run.wait(30) == 130
+    finally:
+        run.kill()
+    text = (tmp_path / "log").read_text()
+    assert "Traceback" not in text
+    assert "Interrupted; what there is so far is in" in text
 
 
 def test_problems_are_all_told_before_anything_starts(tmp_path: Path) -> None:
