@@ -16,7 +16,6 @@ from cloud_server.sealing import Limits
 from cloud_server.store import Store
 from cloud_server.store_records import StoreError
 from fl_core import logs
-from fl_core.algorithms.base import Records
 from fl_core.config import CloudSite
 from fl_core.data.device import held_records
 from fl_core.protocol import effects as fx
@@ -44,36 +43,15 @@ def run(site: CloudSite) -> int:
     return run_until_stopped(lambda stop: _run_alone(site, stop))
 
 
-def _test_records(site: CloudSite) -> Records | None:
-    return held_records(site.test_data) if site.test_data else None
-
-
 async def _run_alone(site: CloudSite, stop: asyncio.Event) -> int:
     with OwnFolder(site.state_dir):
         return await _run(site, stop)
 
 
 async def _run(site: CloudSite, stop: asyncio.Event) -> int:
-    signer = Signer("cloud", own_signing_key(site.state_dir, "cloud"))
-    url = site.store_url or f"sqlite:///{site.state_dir / 'cloud.sqlite'}"
-    store = Store(url)
+    store = Store(site.store_url or f"sqlite:///{site.state_dir / 'cloud.sqlite'}")
+    host, machine = _host(site, store), _machine(site)
     packet_bytes = site.limits.packet_bytes
-    host = CloudHost(
-        store,
-        _test_records(site),
-        Limits(part_bytes(packet_bytes), site.limits.blob_bytes, site.limits.spool_bytes),
-        spool_dir=site.state_dir,
-        recorder=Recorder(site.record_dir) if site.record_dir else None,
-    )
-    machine = CloudMachine(
-        signer,
-        peer_key(site.proxy_key_file, "the proxy"),
-        CloudSettings(
-            packet_bytes=packet_bytes,
-            blob_bytes=site.limits.blob_bytes,
-            spool_bytes=site.limits.spool_bytes,
-        ),
-    )
     session = Session(
         link_settings(site.broker, "cloud", packet_bytes),
         [CLOUD_IN],
@@ -123,6 +101,30 @@ async def _run(site: CloudSite, stop: asyncio.Event) -> int:
             store.close()
     LOG.info("stopped")
     return 0
+
+
+def _host(site: CloudSite, store: Store) -> CloudHost:
+    limits = site.limits
+    return CloudHost(
+        store,
+        held_records(site.test_data) if site.test_data else None,
+        Limits(part_bytes(limits.packet_bytes), limits.blob_bytes, limits.spool_bytes),
+        spool_dir=site.state_dir,
+        recorder=Recorder(site.record_dir) if site.record_dir else None,
+    )
+
+
+def _machine(site: CloudSite) -> CloudMachine:
+    limits = site.limits
+    return CloudMachine(
+        Signer("cloud", own_signing_key(site.state_dir, "cloud")),
+        peer_key(site.proxy_key_file, "the proxy"),
+        CloudSettings(
+            packet_bytes=limits.packet_bytes,
+            blob_bytes=limits.blob_bytes,
+            spool_bytes=limits.spool_bytes,
+        ),
+    )
 
 
 def _health(site: CloudSite, session: Session, runtime: Runtime, store: Store) -> Health:

@@ -50,25 +50,14 @@ class _Proxy:
         self.registry = Registry(site.state_dir / REGISTRY_FILE, limit=site.limits.devices)
         self.spool = Spool(site.state_dir / "spool.sqlite")
         self.host = ProxyHost(self.spool, secrets.SystemRandom().shuffle)
-        limits = site.limits
         self.machine = ProxyMachine(
             Signer("proxy", key),
             peer_key(site.cloud_key_file, "the cloud"),
             self.registry,
             self.spool.load(),
-            ProxySettings(
-                packet_bytes=limits.packet_bytes,
-                blob_bytes=limits.blob_bytes,
-                upload_bytes=limits.upload_bytes,
-                spool_bytes=limits.spool_bytes,
-                cache_bytes=limits.cache_bytes,
-                credit_bytes=limits.credit_bytes,
-                hellos_per_s=limits.hellos_per_s,
-                cover_window_s=site.cover_window_s if site.cover_traffic else 0.0,
-                min_batch_floor=site.min_batch_floor,
-            ),
+            _settings(site),
         )
-        packet_bytes = limits.packet_bytes
+        packet_bytes, limits = site.limits.packet_bytes, site.limits
         self.edge = Session(
             link_settings(site.edge_broker, "proxy", packet_bytes),
             [DEVICES_UP],
@@ -162,3 +151,18 @@ def _said(hop: str) -> Callable[[bool, str], None]:
         LOG.log(20 if connected else 30, event, extra={"hop": hop, "reason": reason})
 
     return on_state
+
+
+def _settings(site: ProxySite) -> ProxySettings:
+    limits = site.limits
+    return ProxySettings(
+        packet_bytes=limits.packet_bytes,
+        blob_bytes=limits.blob_bytes,
+        upload_bytes=limits.upload_bytes,
+        spool_bytes=limits.spool_bytes,
+        cache_bytes=limits.cache_bytes,
+        credit_bytes=limits.credit_bytes,
+        hellos_per_s=limits.hellos_per_s,
+        cover_window_s=site.cover_window_s if site.cover_traffic else 0.0,
+        min_batch_floor=site.min_batch_floor,
+    )
