@@ -89,12 +89,13 @@ def _add_job(commands: Subparsers) -> None:
     job = command(
         commands,
         "job",
-        "submit, list, watch, resume and cancel jobs",
+        "submit, list, watch, resume and cancel jobs, fetch their models",
         examples=(
             "edgeveil job submit configs/jobs/quickstart.yaml --config site/cloud.yaml\n"
             "edgeveil job watch quickstart-1a2b3c4d --cloud http://127.0.0.1:8701 "
             "--token-file http.token\n"
-            "edgeveil job resume quickstart-1a2b3c4d --config site/cloud.yaml"
+            "edgeveil job resume quickstart-1a2b3c4d --config site/cloud.yaml\n"
+            "edgeveil job fetch quickstart-1a2b3c4d --out model.onnx --config site/cloud.yaml"
         ),
     )
     parts = job.add_subparsers(title="sub-commands", metavar="SUB-COMMAND", required=True)
@@ -117,25 +118,48 @@ def _add_job(commands: Subparsers) -> None:
         examples="edgeveil job resume quickstart-1a2b3c4d --config site/cloud.yaml",
     )
     cancel = command(parts, "cancel", "cancel a job that has not ended")
-    for one in (watch, resume, cancel):
+    fetch = _add_fetch(parts)
+    for one in (watch, resume, cancel, fetch):
         one.add_argument("id", metavar="ID", help="a job's id, see `job list`")
     for one in (listed, watch):
         one.add_argument("--json", action="store_true", help="one JSON object a line")
-    for one in (submit, listed, watch, resume, cancel):
-        one.add_argument(
-            "--config",
-            type=Path,
-            default=None,
-            metavar="FILE",
-            help=f"the cloud's site file, for address and token (default {DEFAULT_CLOUD_CONFIG})",
-        )
-        one.add_argument("--cloud", metavar="URL", help="address instead, http://127.0.0.1:8701")
-        one.add_argument("--token-file", type=Path, metavar="FILE", help="the cloud's http.token")
+    for one in (submit, listed, watch, resume, cancel, fetch):
+        _add_cloud(one)
     submit.set_defaults(handler=_submit)
     listed.set_defaults(handler=_list)
     watch.set_defaults(handler=_watch)
     resume.set_defaults(handler=_resume)
     cancel.set_defaults(handler=_cancel)
+    fetch.set_defaults(handler=_fetch)
+
+
+def _add_fetch(parts: Subparsers) -> argparse.ArgumentParser:
+    fetch = command(
+        parts,
+        "fetch",
+        "download a completed job's model",
+        about=(
+            "The final model as ONNX, which `edgeveil predict` and every ONNX runtime take, or as\n"
+            ".safetensors, the weights alone. Prints the file's name."
+        ),
+        examples="edgeveil job fetch quickstart-1a2b3c4d --out model.onnx",
+    )
+    fetch.add_argument(
+        "--out", type=Path, metavar="FILE", help="FILE.onnx or FILE.safetensors; default ID.onnx"
+    )
+    return fetch
+
+
+def _add_cloud(one: argparse.ArgumentParser) -> None:
+    one.add_argument(
+        "--config",
+        type=Path,
+        default=None,
+        metavar="FILE",
+        help=f"the cloud's site file, for address and token (default {DEFAULT_CLOUD_CONFIG})",
+    )
+    one.add_argument("--cloud", metavar="URL", help="address instead, http://127.0.0.1:8701")
+    one.add_argument("--token-file", type=Path, metavar="FILE", help="the cloud's http.token")
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -206,6 +230,12 @@ def _cancel(args: argparse.Namespace) -> int:
     from tools import jobs
 
     return jobs.cancel(args.id, *_cloud(args))
+
+
+def _fetch(args: argparse.Namespace) -> int:
+    from tools import jobs
+
+    return jobs.fetch(args.id, *_cloud(args), args.out)
 
 
 def _predict(args: argparse.Namespace) -> int:

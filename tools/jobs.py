@@ -1,4 +1,4 @@
-"""`edgeveil job submit | list | watch | resume | cancel`: over the cloud's HTTP control."""
+"""`edgeveil job submit | list | watch | resume | cancel | fetch`: by the cloud's HTTP control."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from fl_core.config import load_job
 from fl_core.errors import JobFailed, UsageError
 from fl_core.features import read_backbones
 from tools.cloud_client import CloudClient
+from tools.result import write_whole
 from tools.run_job import submitted
 
 COLUMNS = ("round", "answered", "accuracy", "score", "corrected", "seconds", "bytes")
+MODEL_KINDS = ("onnx", "safetensors")
 AWAY_S = 60.0  # a watch outlives a restart of the cloud
 
 
@@ -110,6 +112,33 @@ def resume(job: str, cloud_url: str, token_file: Path) -> int:
     """Let a paused job go on at the round where it stood."""
     entry = CloudClient(cloud_url, token_file).resume(job)
     print(f"{entry['id']}: {entry['status']}")
+    return 0
+
+
+def fetch(job: str, cloud_url: str, token_file: Path, out: Path | None = None) -> int:
+    """Write the final model to `out`, ID.onnx where none is named; `.safetensors`: weights alone.
+
+    Raises UsageError for another ending, a job without a model, a file that cannot be written.
+    """
+    path = out or Path(f"{job}.onnx")
+    kind = path.suffix.removeprefix(".")
+    if kind not in MODEL_KINDS:
+        raise UsageError(
+            f"a model is no '{path.suffix}' file",
+            where="--out",
+            fix="end it in .onnx (for edgeveil predict) or .safetensors (weights alone)",
+        )
+    content = CloudClient(cloud_url, token_file).model(job, kind)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, content)
+    except OSError as error:
+        raise UsageError(
+            f"cannot be written ({error.strerror})",
+            where=str(path),
+            fix="name a file that you may write to with --out",
+        ) from error
+    print(path)
     return 0
 
 

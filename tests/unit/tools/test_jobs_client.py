@@ -171,6 +171,28 @@ def test_watch_of_a_failed_job_fails_with_its_reason(tmp_path):
             jobs.watch(job, url, token)
 
 
+def test_a_completed_jobs_model_is_fetched_in_either_form(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with cloud(tmp_path) as (url, token, store):
+        job = store.submit_job("one", b"{}", bytes(32)).id
+        with pytest.raises(UsageError, match=f"job '{job}' has no model: it is queued"):
+            jobs.fetch(job, url, token)
+        finish(store, job)
+        store.put_release(job, b"an onnx graph", b"weights")
+        assert jobs.fetch(job, url, token) == 0
+        assert Path(f"{job}.onnx").read_bytes() == b"an onnx graph"
+        assert jobs.fetch(job, url, token, tmp_path / "new" / "w.safetensors") == 0
+        assert (tmp_path / "new" / "w.safetensors").read_bytes() == b"weights"
+        assert capsys.readouterr().out.split() == [f"{job}.onnx", f"{tmp_path}/new/w.safetensors"]
+        for out, said in (("model.pt", "a model is no '.pt' file"), ("new", "no '' file")):
+            with pytest.raises(UsageError, match=said):
+                jobs.fetch(job, url, token, tmp_path / out)
+        with pytest.raises(UsageError, match="cannot be written"):
+            jobs.fetch(job, url, token, tmp_path / "http.token" / "model.onnx")
+        with pytest.raises(UsageError, match="no job 'none'"):
+            jobs.fetch("none", url, token)
+
+
 def test_the_clouds_problems_and_refusals_are_shown(tmp_path):
     with cloud(tmp_path) as (url, token, store):
         bad = tmp_path / "bad.yaml"
