@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 from array import array
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -119,6 +120,8 @@ def _row(line: str, width: int) -> tuple[list[float], str]:
         return [missing] * width, "is not readable CSV"
     if len(cells) != width:
         return [missing] * width, f"{len(cells)} columns, the first line has {width}"
+    with suppress(ValueError):
+        return list(map(float, cells)), ""  # nearly every line
     row = [_number(cell) for cell in cells]
     if None in row:  # the text may be private: it is not shown
         fault = f"column {row.index(None) + 1} holds text where a number belongs"
