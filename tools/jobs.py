@@ -57,7 +57,8 @@ def _once_it_answers(cloud_url: str, token_file: Path, wait_s: float) -> CloudCl
 
 def list_jobs(cloud_url: str, token_file: Path, *, as_json: bool = False) -> int:
     """Print all jobs, oldest first; as one JSON line each if `as_json`."""
-    jobs = CloudClient(cloud_url, token_file).jobs()
+    client = CloudClient(cloud_url, token_file)
+    jobs = client.jobs()
     if as_json:
         for job in jobs:
             print(json.dumps(job))
@@ -67,7 +68,7 @@ def list_jobs(cloud_url: str, token_file: Path, *, as_json: bool = False) -> int
         table.add_column(column, overflow="fold")
     for job in jobs:
         when = datetime.fromtimestamp(job["submitted_at"]).isoformat(" ", "seconds")
-        table.add_row(job["id"], job["status"], when, escape(job["reason"]))
+        table.add_row(job["id"], job["status"], when, escape(_reason(client, job)))
     Console().print(table if jobs else "no jobs yet", markup=False)
     return 0
 
@@ -85,7 +86,7 @@ def watch(job: str, cloud_url: str, token_file: Path, *, as_json: bool = False) 
     elif not Console().is_terminal:
         shown = 0
         for event in client.follow(job):
-            _say_pause(event)
+            _say_stand(event)
             rows = list(_cells(client.job(job)["exchanges"]))
             for row in rows[shown:]:
                 print("  ".join(f"{name} {v}" for name, v in zip(COLUMNS, row, strict=True) if v))
@@ -94,7 +95,9 @@ def watch(job: str, cloud_url: str, token_file: Path, *, as_json: bool = False) 
         print(f"{job}: {client.job(job)['status']}", flush=True)
     else:
         with Live(_rounds(client.job(job)), auto_refresh=False) as live:
-            for _event in client.follow(job):
+            for event in client.follow(job):
+                if event["type"] == "job_waiting":
+                    live.console.print(_waiting(event["data"]))
                 live.update(_rounds(client.job(job)), refresh=True)
             live.update(_rounds(client.job(job)), refresh=True)
         print()
@@ -142,8 +145,24 @@ def fetch(job: str, cloud_url: str, token_file: Path, out: Path | None = None) -
     return 0
 
 
-def _say_pause(event: Mapping[str, Any]) -> None:
-    if event["type"] == "job_paused":
+def _reason(client: CloudClient, job: Mapping[str, Any]) -> str:
+    """Why a job stands as it does; of one that waits for devices the events tell."""
+    if job["status"] == "queued":
+        for event in reversed(client.events(job["id"])):
+            if event["type"] == "job_waiting":
+                return _waiting(event["data"])
+    return str(job["reason"])
+
+
+def _waiting(data: Mapping[str, Any]) -> str:
+    return f"waits for devices: {data['enrolled']} are enrolled, it asks for {data['wanted']}"
+
+
+def _say_stand(event: Mapping[str, Any]) -> None:
+    """Why no round comes, and that one will."""
+    if event["type"] == "job_waiting":
+        print(_waiting(event["data"]))
+    elif event["type"] == "job_paused":
         print(f"paused: {event['data'].get('reason', '')}; edgeveil job resume {event['job']}")
     elif event["type"] == "job_resumed":
         print("resumed")

@@ -109,6 +109,23 @@ def test_watch_follows_a_job_that_is_still_running(tmp_path, capsys):
         assert types == ["job_submitted", "job_running", "job_completed"]
 
 
+def test_a_job_that_waits_for_devices_says_so(tmp_path, capsys):
+    with cloud(tmp_path) as (url, token, store):
+        job = store.submit_job("one", b"{}", bytes(32)).id
+        store.append_event(job, "job_waiting", {"enrolled": 2, "wanted": 20})
+        store.append_event(job, "job_waiting", {"enrolled": 3, "wanted": 20})
+        assert jobs.list_jobs(url, token) == 0
+        listed = " ".join(capsys.readouterr().out.split())
+        assert "3 are enrolled" in listed and "2 are enrolled" not in listed
+        finish(store, job)
+        assert jobs.list_jobs(url, token) == 0
+        assert "enrolled" not in capsys.readouterr().out
+        assert jobs.watch(job, url, token) == 0
+        shown = capsys.readouterr().out
+        assert "waits for devices: 3 are enrolled, it asks for 20" in shown
+        assert shown.index("3 are enrolled") < shown.index("completed")
+
+
 def test_a_pause_is_listed_shown_and_waited_out(tmp_path, capsys):
     with cloud(tmp_path) as (url, token, store):
         job = CloudClient(url, token).submit(QUICKSTART.read_bytes())
