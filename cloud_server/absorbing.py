@@ -69,7 +69,7 @@ class Absorber:
             self._recorder.keep(plan.job, exchange, sent, opened.arrays, model)
         vectors = list(opened.arrays.get(SOFTMAX, ()))
         scores = clusters(plan, exchange, vectors)
-        accuracy = self._evaluation.accuracy(plan, exchange, graph, state)
+        tested = self._evaluation.tested(plan, exchange, graph, state)
         timeline = round_timeline(self._marks.times_s, started_s, self._clock())
         record = ExchangeRecord(
             index=exchange.index,
@@ -77,7 +77,8 @@ class Absorber:
             number=exchange.number,
             attempt=batch.at.attempt,
             uploads=uploads,
-            accuracy=accuracy,
+            accuracy=tested.accuracy if tested else None,
+            loss=tested.loss if tested else None,
             scores=scores.to_dict() if scores else None,
             seconds=sum(timeline.values()),
             bytes={"cloud_out": self._marks.sent_bytes, "cloud_in": batch.blob.size_bytes},

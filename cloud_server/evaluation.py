@@ -11,7 +11,7 @@ from fl_core.aggregation.base import Score
 from fl_core.algorithms.base import Array, Exchange, Records
 from fl_core.algorithms.pca_own import own_weights
 from fl_core.errors import JobFailed
-from fl_core.evaluation.accuracy import HeldTest
+from fl_core.evaluation.accuracy import HeldTest, Tested
 from fl_core.evaluation.clustering import ClusterScores, Noise, cluster_scores
 from fl_core.plan import JobPlan
 from fl_core.privacy.events import LaplaceEvent
@@ -61,10 +61,10 @@ class Evaluation:
         """The graph's weights; what each holder of records computes itself is of the test's."""
         return {**plan.cloud.model(state), **own_weights(plan.setting, self._fitting(plan))}
 
-    def accuracy(
+    def tested(
         self, plan: JobPlan, exchange: Exchange, graph: bytes, state: Mapping[str, Array]
-    ) -> float | None:
-        """Share of the test records that the model after a training round gets right.
+    ) -> Tested | None:
+        """How the model after a training round does on the test records.
 
         None without test records, or where the job is about records of another form.
         """
@@ -72,7 +72,7 @@ class Evaluation:
         if test is None or exchange.number == 0:
             return None
         held = self._on(test, graph, slice(plan.rule.validation_records, None))
-        return held.accuracy(self.weights(plan, state))
+        return held.tested(self.weights(plan, state))
 
     def _on(self, test: Records, graph: bytes, part: slice) -> HeldTest:
         if any(key[0] != graph for key in self._held):

@@ -49,8 +49,9 @@ async def _run_alone(site: CloudSite, stop: asyncio.Event) -> int:
 
 
 async def _run(site: CloudSite, stop: asyncio.Event) -> int:
+    machine = _machine(site)  # its key makes the folder, for the owner alone
     store = Store(site.store_url or f"sqlite:///{site.state_dir / 'cloud.sqlite'}")
-    host, machine = _host(site, store), _machine(site)
+    host = _host(site, store)
     packet_bytes = site.limits.packet_bytes
     session = Session(
         link_settings(site.broker, "cloud", packet_bytes),

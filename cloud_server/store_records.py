@@ -73,7 +73,7 @@ class ExchangeRecord:
     """One committed exchange, as reports show it.
 
     `number` is the training round (0 in a preparatory phase), `attempt` counts from 1, `bytes`
-    maps a hop to its bytes, `scores` is a ClusterScores as a mapping or None.
+    maps a hop to its bytes, `scores` is a ClusterScores as a mapping or None, `loss` in nats.
     """
 
     index: int
@@ -85,6 +85,7 @@ class ExchangeRecord:
     scores: Mapping[str, Any] | None = None
     seconds: float = 0.0
     bytes: Mapping[str, int] = field(default_factory=dict)
+    loss: float | None = None
     committed_at: float | None = None  # set by the store
 
 

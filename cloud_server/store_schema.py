@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-VERSION = 1
+VERSION = 2
 
 metadata = sa.MetaData()
 _serial = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
@@ -36,6 +36,7 @@ exchanges = sa.Table(
     sa.Column("attempt", sa.Integer, nullable=False),
     sa.Column("uploads", sa.Integer, nullable=False),
     sa.Column("accuracy", sa.Float),
+    sa.Column("loss", sa.Float),
     sa.Column("scores", sa.JSON(none_as_null=True)),
     sa.Column("seconds", sa.Float, nullable=False),
     sa.Column("bytes", sa.JSON, nullable=False),

@@ -39,7 +39,7 @@ def exchange_event(
 ) -> dict[str, Any]:
     """A committed exchange with ε by plan up to it, training and inference together."""
     quote = plan.quote(record.index)
-    names = ("phase", "number", "attempt", "uploads", "accuracy", "seconds")
+    names = ("phase", "number", "attempt", "uploads", "accuracy", "loss", "seconds")
     return {
         "exchange": record.index,
         **{name: getattr(record, name) for name in names},

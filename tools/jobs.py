@@ -22,7 +22,7 @@ from tools.cloud_client import CloudClient
 from tools.result import write_whole
 from tools.run_job import submitted
 
-COLUMNS = ("round", "answered", "accuracy", "score", "corrected", "seconds", "bytes")
+COLUMNS = ("round", "answered", "accuracy", "loss", "score", "corrected", "seconds", "bytes")
 MODEL_KINDS = ("onnx", "safetensors")
 AWAY_S = 60.0  # a watch outlives a restart of the cloud
 
@@ -191,6 +191,7 @@ def _cells(exchanges: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, ...]]:
             str(record["number"]) if record["number"] else record["phase"],
             str(record["uploads"]),
             _figure(record["accuracy"]),
+            _figure(record["loss"]),
             _figure(scores.get("score")),
             _figure(scores.get("corrected")),
             f"{record['seconds']:.1f}",

@@ -5,7 +5,8 @@
                           completed job, whether a rule ended it before its last round
     rounds                one entry per committed training round:
         round             its number, from 1
-        accuracy          of the global model on the cloud's test records, or null
+        accuracy, loss    of the global model on the cloud's test records, or null; the loss is
+                          the mean cross-entropy in nats
         uploads, declined answers that were counted, devices that refused
         cluster_scores    null, or {eval_type, score, reason, used, wanted, labels, squared,
                           corrected, corrected_error, corrected_reason, noise_variance}: `used` of
@@ -268,6 +269,7 @@ def _row(data: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **name,
         "accuracy": data.get("accuracy"),
+        "loss": data.get("loss"),
         "uploads": data["uploads"],
         "declined": data.get("declined", 0),
         "cluster_scores": {key: clusters.get(key) for key in _SCORES} if clusters else None,

@@ -1,8 +1,9 @@
-"""Accuracy of a model on test data that the cloud itself holds, their features computed once."""
+"""Accuracy and loss of a model on test data of the cloud's own, their features computed once."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,23 @@ from fl_core.errors import DataError
 from fl_core.evaluation.onnx_session import BATCH_RECORDS, open_session, run_session
 
 DATA, OUTPUT = "x", "probabilities"
+LEAST = float(np.finfo(np.float32).tiny)  # probability that a loss is told for
+
+
+@dataclass(frozen=True)
+class Tested:
+    """How one model does on all records.
+
+    `accuracy` is the share whose largest probability is at the label, `loss` the mean cross-entropy
+    in nats, of no record above 88. What is not finite is wrong, and has the largest loss.
+    """
+
+    accuracy: float
+    loss: float
 
 
 class HeldTest:
-    """Accuracy of one job's model on x (n, ...) and labels y (n,), for any weights.
+    """Tests of one job's model on x (n, ...) and labels y (n,), for any weights.
 
     `graph` is the job's, weights as inputs. It is cut where weights first enter: what comes before
     depends on the records alone. Needs the `onnx` package. Raises DataError if there is no record
@@ -40,17 +54,28 @@ class HeldTest:
             _run(features, self._joint, {DATA: batch}) if features else batch for batch in batches
         ]
 
-    def accuracy(self, weights: Mapping[str, NDArray[Any]]) -> float:
-        """Share in [0, 1] whose largest probability is at the label; not finite counts as wrong."""
-        return self.right(weights) / len(self._y)
+    def tested(self, weights: Mapping[str, NDArray[Any]]) -> Tested:
+        """How the model with these weights does."""
+        found = self._probabilities(weights)
+        at_label = np.take_along_axis(found, self._y[:, None], axis=1)[:, 0].astype(np.float64)
+        losses = -np.log(np.clip(np.where(_finite(found), at_label, 0.0), LEAST, 1.0))
+        return Tested(self._right(found) / len(self._y), float(losses.mean()))
 
     def right(self, weights: Mapping[str, NDArray[Any]]) -> int:
-        """The number of them."""
+        """The number of records that the model with these weights gets right."""
+        return self._right(self._probabilities(weights))
+
+    def _probabilities(self, weights: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
         feed = {name: np.asarray(value, np.float32) for name, value in weights.items()}
         parts = [_run(self._head, OUTPUT, {**feed, self._joint: phi}) for phi in self._features]
-        found = np.concatenate(parts)
-        right = (np.argmax(found, axis=1) == self._y) & np.isfinite(found).all(axis=1)
-        return int(np.count_nonzero(right))
+        return np.concatenate(parts)
+
+    def _right(self, found: NDArray[Any]) -> int:
+        return int(np.count_nonzero((np.argmax(found, axis=1) == self._y) & _finite(found)))
+
+
+def _finite(found: NDArray[Any]) -> NDArray[np.bool_]:
+    return np.asarray(np.isfinite(found).all(axis=1))
 
 
 def cut(graph: bytes) -> tuple[bytes | None, bytes, str]:

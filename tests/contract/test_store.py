@@ -199,7 +199,9 @@ def test_a_jobs_events_are_bounded_and_the_newest_stay(store, monkeypatch):
 def test_a_commit_is_read_back_and_only_the_newest_state_is_kept(store):
     job = running(store)
     assert store.last_commit(job) is None
-    record = exchange(1, accuracy=0.5, scores={"score": None, "labels": [1]}, bytes={"up": 7})
+    record = exchange(
+        1, accuracy=0.5, loss=1.25, scores={"score": None, "labels": [1]}, bytes={"up": 7}
+    )
     hashes = [bytes([k]) * 32 for k in (3, 1, 2)]
     assert store.commit_exchange(job, record, b"state one", [], hashes)
     last = store.last_commit(job)

@@ -59,7 +59,8 @@ class Experiment:
 
     `picture`: `rows`, one line of the picture for each row; `lines`, the figure against `x`
     (named `x_label`), a line for each series; `rounds`, the test accuracy after each round, a line
-    for each trial, with the text's figure at its last round.
+    for each trial, with the text's figure at its last round; `scores`, cluster score and test loss
+    after each round, one below the other.
     """
 
     title: str
@@ -68,7 +69,7 @@ class Experiment:
     trials: Callable[[bool], tuple[Trial, ...]]
     remark: str
     guarantee: Literal["training", "inference"] = "training"
-    picture: Literal["rows", "lines", "rounds"] = "rows"
+    picture: Literal["rows", "lines", "rounds", "scores"] = "rows"
     x_label: str = ""
     x_log: bool = False
     needs_gpu: bool = False  # but for its quick rows

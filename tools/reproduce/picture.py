@@ -26,10 +26,13 @@ def picture(content: Mapping[str, Any], kind: str) -> bytes:
         height = 1.1 + 0.4 * len(rows)
     with mpl.rc_context({"font.size": 9, "svg.fonttype": "path", "svg.hashsalt": "edgeveil"}):
         figure = Figure(figsize=(7.2, height), layout="constrained")
-        axes = figure.add_subplot()
-        _DRAWN[content["picture"]](axes, rows)
-        _label(axes, content)
-        axes.set_axisbelow(True)
+        if content["picture"] == "scores":
+            axes = _scores(figure, rows)
+        else:
+            axes = figure.add_subplot()
+            _DRAWN[content["picture"]](axes, rows)
+            _label(axes, content)
+            axes.set_axisbelow(True)
         _legend(axes, content)
         raw = io.BytesIO()
         metadata = {"Date": None} if kind == "svg" else None
@@ -72,6 +75,26 @@ def _rounds(axes: Axes, rows: Sequence[Row]) -> None:
     axes.grid(color="#dddddd", linewidth=0.6)
 
 
+def _scores(figure: Figure, rows: Sequence[Row]) -> Axes:
+    """Score and loss of each trial's first seed over the rounds; the upper axes."""
+    score, loss = figure.subplots(2, 1, sharex=True)
+    for colour, style, trial in zip(_colours(), _STYLES, _by(rows, "trial").values(), strict=False):
+        row = trial[0]
+        if row["scores"]:
+            rounds, scores, losses = zip(*row["scores"], strict=True)
+            score.plot(rounds, scores, style, color=colour, label=row["label"])
+            loss.plot(rounds, losses, style, color=colour)
+    for axes, name in ((score, "cluster score"), (loss, "test loss")):
+        axes.set_ylabel(name)
+        axes.grid(color="#dddddd", linewidth=0.6)
+        axes.set_axisbelow(True)
+    loss.set_xlabel("round")
+    loss.xaxis.set_major_locator(MaxNLocator(integer=True))
+    upper: Axes = score
+    return upper
+
+
+_STYLES = ("-", "--", ":") * 4  # lines may lie on each other
 _DRAWN: dict[str, Callable[[Axes, Sequence[Row]], None]] = {
     "rows": _rows,
     "lines": _lines,

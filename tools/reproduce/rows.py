@@ -38,6 +38,7 @@ def rows_of(experiment: Experiment, played: Played, command: str) -> list[dict[s
         "full_rounds": played.full_rounds,
         "seconds": statistics.median(r["seconds"] for r in results) if results else None,
         "curve": _curve(results[0]) if results else [],
+        "scores": scores(results[0]) if results else [],
         "command": command,
     }
     return [
@@ -56,6 +57,7 @@ def not_run(trial: Trial, lacking: Mapping[str, str]) -> list[dict[str, Any]]:
         "full_rounds": None,
         "seconds": None,
         "curve": [],
+        "scores": [],
         "command": None,
     }
     return [{**_begun(trial, point), **shared} for point in trial.points]
@@ -80,3 +82,12 @@ def _measured(point: Point, results: list[Result]) -> dict[str, Any]:
 def _curve(result: Result) -> list[list[float]]:
     """Round and accuracy of the first seed, where the cloud tested."""
     return [[r["round"], r["accuracy"]] for r in result["rounds"] if r["accuracy"] is not None]
+
+
+def scores(result: Result) -> list[list[float]]:
+    """Round, cluster score and test loss, of the rounds that have both."""
+    return [
+        [row["round"], row["cluster_scores"]["score"], row["loss"]]
+        for row in result["rounds"]
+        if row["cluster_scores"] and None not in (row["cluster_scores"]["score"], row["loss"])
+    ]

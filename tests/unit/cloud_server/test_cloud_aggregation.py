@@ -104,8 +104,9 @@ def test_an_upload_is_scored_by_the_model_it_makes_on_the_first_records() -> Non
     update = np.random.default_rng(0).normal(size=at.array(0, 0).shape).astype(np.float32)
     state = of.cloud.absorb(at.state, at.exchange, {UPDATE: update}, 1)
     plain, first = plan({"name": "fedavg"}), Records(RECORDS.x[:6], RECORDS.y[:6])
-    expected = Evaluation(first).accuracy(plain, at.exchange, graph, state)
-    assert score({UPDATE: update}) == pytest.approx(6 * (expected or 0))
+    expected = Evaluation(first).tested(plain, at.exchange, graph, state)
+    assert expected is not None
+    assert score({UPDATE: update}) == pytest.approx(6 * expected.accuracy)
 
 
 def test_accuracy_is_measured_on_the_records_that_score_nothing() -> None:
@@ -115,8 +116,8 @@ def test_accuracy_is_measured_on_the_records_that_score_nothing() -> None:
     for seed in range(5):
         update = np.random.default_rng(seed).normal(size=at.array(0, 0).shape)
         state = of.cloud.absorb(at.state, at.exchange, {UPDATE: update}, 1)
-        found = Evaluation(RECORDS).accuracy(of, at.exchange, graph, state)
-        assert found == Evaluation(rest).accuracy(plain, at.exchange, graph, state)
+        found = Evaluation(RECORDS).tested(of, at.exchange, graph, state)
+        assert found == Evaluation(rest).tested(plain, at.exchange, graph, state)
 
 
 def test_the_upload_that_does_best_counts() -> None:

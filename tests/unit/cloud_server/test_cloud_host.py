@@ -357,6 +357,7 @@ def test_a_training_round_is_tested_and_its_inferences_are_clustered(desk: Desk)
         desk.commit(index)
     event = desk.events("exchange_committed")[-1]
     assert 0 <= event["accuracy"] <= 1
+    assert event["loss"] > 0
     assert event["clusters"]["used"] == 3
     assert event["clusters"]["vectors"] == [[n] * 3 for n in (1.0, 2.0, 3.0)]
     plan = desk.host.jobs.plan(desk.store.job(desk.id))

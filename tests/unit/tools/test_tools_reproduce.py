@@ -82,13 +82,19 @@ def test_what_is_asked_must_exist(argv, said, tmp_path, capsys):
 
 
 def rounds(pairs):
-    return {"rounds": [{"cluster_scores": s and {"score": s}, "accuracy": a} for s, a in pairs]}
+    return {
+        "rounds": [
+            {"round": n, "cluster_scores": s and {"score": s}, "loss": loss}
+            for n, (s, loss) in enumerate(pairs, start=1)
+        ]
+    }
 
 
 def test_agreement_is_the_correlation_of_ranks():
     assert agreement(rounds([(0.1, 0.2), (0.2, 0.5), (0.9, 0.6)])) == pytest.approx(1.0)
     assert agreement(rounds([(0.1, 0.9), (0.2, 0.5), (0.9, 0.1)])) == pytest.approx(-1.0)
     assert agreement(rounds([(0.1, 0.9), (None, 0.5), (0.9, 0.1)])) is None
+    assert agreement(rounds([(0.1, 0.9), (0.2, None), (0.9, 0.1)])) is None
 
 
 def test_without_a_name_the_experiments_are_listed(capsys):

@@ -93,7 +93,7 @@ def test_the_result_has_every_key_that_scripts_read():
     assert [row["round"] for row in found["rounds"]] == [1, 2]
     assert [row["phase"] for row in found["phases"]] == ["centre"]
     for row in found["rounds"]:
-        wanted = {"round", "accuracy", "uploads", "declined", "cluster_scores", "seconds", "bytes"}
+        wanted = {"round", "accuracy", "loss", "uploads", "declined", "cluster_scores", "bytes"}
         assert set(row) >= wanted
 
 

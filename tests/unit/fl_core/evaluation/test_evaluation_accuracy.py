@@ -1,7 +1,8 @@
-"""A model's accuracy from features that are computed once: the same as from the whole graph."""
+"""A model's accuracy and loss from features that are computed once, as from the whole graph."""
 
 import numpy as np
 import pytest
+from sklearn.metrics import log_loss
 
 from fl_core.errors import DataError
 from fl_core.evaluation import accuracy
@@ -39,13 +40,16 @@ def weights(given, kept=None):
 
 @pytest.mark.parametrize("kept", [None, 12])
 @pytest.mark.parametrize("name", MAPS)
-def test_it_is_the_accuracy_of_the_whole_graph(name, kept):
+def test_accuracy_and_loss_are_those_of_the_whole_graph(name, kept):
     made, given = graph(MAPS[name], kept)
     held = HeldTest(made, X, Y)
     for _ in range(3):
         model = weights(given, kept)
-        found = OnnxModel(made).probabilities(X, model).argmax(axis=1)
-        assert held.accuracy(model) == (found == Y).mean()
+        found = OnnxModel(made).probabilities(X, model)
+        tested = held.tested(model)
+        assert tested.accuracy == (found.argmax(axis=1) == Y).mean()
+        whole = found / found.sum(axis=1, keepdims=True, dtype=np.float64)  # it wants exact rows
+        assert tested.loss == pytest.approx(log_loss(Y, whole), rel=1e-5)
 
 
 def test_features_are_computed_once(monkeypatch):
@@ -56,15 +60,17 @@ def test_features_are_computed_once(monkeypatch):
     monkeypatch.setattr(
         accuracy, "_run", lambda s, out, feed: asked.append(out) or real(s, out, feed)
     )
-    held.accuracy(weights(given))
-    held.accuracy(weights(given))
+    held.tested(weights(given))
+    held.tested(weights(given))
     assert set(asked) == {"probabilities"}
 
 
 def test_weights_that_are_not_finite_make_every_record_wrong():
     made, given = graph(MAPS["identity"])
     spoilt = {**weights(given), "weight": np.full((given, 10), np.nan, np.float32)}
-    assert HeldTest(made, X, Y).accuracy(spoilt) == 0
+    tested = HeldTest(made, X, Y).tested(spoilt)
+    assert tested.accuracy == 0
+    assert tested.loss == pytest.approx(126 * np.log(2))
 
 
 def test_what_does_not_fit_is_a_data_error():
@@ -75,7 +81,7 @@ def test_what_does_not_fit_is_a_data_error():
         HeldTest(made, X[:, :63], Y)
     missing = {name: value for name, value in weights(given).items() if name != "centre"}
     with pytest.raises(DataError, match="cannot be run"):
-        HeldTest(made, X, Y).accuracy(missing)
+        HeldTest(made, X, Y).tested(missing)
 
 
 def test_a_graph_whose_weights_enter_at_the_records_is_not_cut():
@@ -100,7 +106,10 @@ def test_a_graph_whose_weights_enter_at_the_records_is_not_cut():
     assert cut(made)[0] is None
     x, y = np.eye(4, dtype=np.float32), np.array([0, 1, 2, 2])
     weight = np.eye(4, 3, dtype=np.float32) * 5
-    assert HeldTest(made, x, y).accuracy({"weight": weight}) == 0.75
+    tested = HeldTest(made, x, y).tested({"weight": weight})
+    assert tested.accuracy == 0.75
+    at_5 = np.log(1 + 2 * np.exp(-5))  # three rows with 5 at the label, one with 0 everywhere
+    assert tested.loss == pytest.approx((3 * at_5 + np.log(3)) / 4)
 
 
 def test_accuracy_counts_the_largest_probability():
@@ -108,5 +117,5 @@ def test_accuracy_counts_the_largest_probability():
     model = weights(given)
     y = OnnxModel(made).probabilities(X, model).argmax(axis=1)
     y[:30] = (y[:30] + 1) % 10
-    assert HeldTest(made, X, y).accuracy(model) == 0.8
-    assert HeldTest(made, X[:30], y[:30]).accuracy(model) == 0
+    assert HeldTest(made, X, y).tested(model).accuracy == 0.8
+    assert HeldTest(made, X[:30], y[:30]).tested(model).accuracy == 0

@@ -20,6 +20,7 @@ ROW = {
     "full_rounds": 2,
     "seconds": 3.0,
     "curve": [[1, 0.2], [2, 0.5]],
+    "scores": [[1, 0.1, 2.0], [2, 0.4, 1.5]],
     "command": "edgeveil reproduce toy --seeds 2",
 }
 CONTENT = {
@@ -45,7 +46,7 @@ def test_a_section_takes_the_place_of_the_former_one():
     assert replaced("", "toy", "\\1\n") == "<!-- reproduce: toy -->\n\\1\n<!-- end -->\n"
 
 
-@pytest.mark.parametrize("kind", ["rows", "lines", "rounds"])
+@pytest.mark.parametrize("kind", ["rows", "lines", "rounds", "scores"])
 def test_the_kept_table_and_its_picture_land_in_the_page(kind, tmp_path, capsys):
     out, page = tmp_path / "out", tmp_path / "docs" / "page.md"
     content = {**CONTENT, "picture": kind}
@@ -70,6 +71,14 @@ def test_the_text_s_figure_is_in_the_picture(tmp_path):
         write({**CONTENT, "picture": kind, "rows": [{**ROW, "claimed": None}]}, without)
         svg = [(folder / "reproduction.svg").read_bytes() for folder in (with_text, without)]
         assert svg[0] != svg[1]
+
+
+def test_score_and_loss_are_in_the_picture(tmp_path):
+    drawn = []
+    for found in ([[1, 0.1, 2.0], [2, 0.4, 1.5]], [[1, 0.1, 2.0], [2, 0.4, 1.0]], []):
+        write({**CONTENT, "picture": "scores", "rows": [{**ROW, "scores": found}]}, tmp_path)
+        drawn.append((tmp_path / "reproduction.svg").read_bytes())
+    assert len(set(drawn)) == 3
 
 
 def test_the_table_has_the_median_the_range_and_the_command():
