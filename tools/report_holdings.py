@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
@@ -46,27 +47,37 @@ def holdings(job: Job, run: LocalRun) -> Holdings:
 
 def holdings_plot(held: Holdings) -> str:
     """Devices from left to right: how many records, and below of which classes, as inline SVG."""
-    devices, classes = held.counts.shape
-    height = 2.2 + min(2.6, 0.16 * classes)
-    with svg_figure(7.4, height, "holdings") as (figure, done):
-        sizes, grid = figure.subplots(
-            2, 1, sharex=True, gridspec_kw={"height_ratios": [1.0, height - 1.4]}
-        )
-        _draw_sizes(sizes, held)
-        grid.imshow(
-            _shades(held),
-            aspect="auto",
-            origin="lower",
-            interpolation="none",
-            extent=(0.5, devices + 0.5, -0.5, classes - 0.5),
-        )
-        grid.set_title(f"records by class; the fullest colour stands for {held.counts.max()}")
-        grid.set_ylabel("class")
-        grid.set_xlabel("device")
-        for axis in (grid.xaxis, grid.yaxis):
-            axis.set_major_locator(MaxNLocator(nbins=20, integer=True))
-        grid.set_xlim(0.5, devices + 0.5)
+    with svg_figure(7.4, height_of(held), "holdings") as (figure, done):
+        draw(figure, held)
     return done[0]
+
+
+def height_of(held: Holdings) -> float:
+    """Of the picture, in inches."""
+    classes: int = held.counts.shape[1]
+    return 2.2 + min(2.6, 0.16 * classes)
+
+
+def draw(figure: Figure, held: Holdings) -> None:
+    """Fill an empty figure."""
+    devices, classes = held.counts.shape
+    sizes, grid = figure.subplots(
+        2, 1, sharex=True, gridspec_kw={"height_ratios": [1.0, height_of(held) - 1.4]}
+    )
+    _draw_sizes(sizes, held)
+    grid.imshow(
+        _shades(held),
+        aspect="auto",
+        origin="lower",
+        interpolation="none",
+        extent=(0.5, devices + 0.5, -0.5, classes - 0.5),
+    )
+    grid.set_title(f"records by class; the fullest colour stands for {held.counts.max()}")
+    grid.set_ylabel("class")
+    grid.set_xlabel("device")
+    for axis in (grid.xaxis, grid.yaxis):
+        axis.set_major_locator(MaxNLocator(nbins=20, integer=True))
+    grid.set_xlim(0.5, devices + 0.5)
 
 
 def _draw_sizes(axes: Axes, held: Holdings) -> None:
