@@ -2,6 +2,7 @@
 VENV   ?= .venv
 PYTHON ?= python3
 OUT    ?= out/quickstart
+WORKERS ?= 2
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 export PATH := $(PATH):/usr/sbin:/usr/local/sbin
@@ -18,8 +19,8 @@ setup: $(VENV)/.all  ## make .venv and install everything
 run: $(VENV)/.tools  ## run the quickstart job: brokers, cloud, proxy, 20 devices
 	$(BIN)/edgeveil run configs/jobs/quickstart.yaml --out $(OUT)
 
-test: mosquitto postgresql setup run  ## the quickstart, then every test
-	$(BIN)/python -m pytest
+test: mosquitto postgresql setup run  ## the quickstart, then every test, on WORKERS=2 cores
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 check: $(VENV)/.all  ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .
