@@ -55,6 +55,7 @@ QUICK_FM: dict[str, Any] = {
     "privacy": {"epsilon": 8.0, "delta": 1.0e-5},
 }
 OURS = {"fm": "fm", "gabor_fm": "fm, nothing pretrained"}
+LDP_FL_ROUNDS = 100.0
 METHODS = ("fm", "fm_paper", "sgd", "fedprox")
 
 
@@ -96,6 +97,10 @@ class Scene:
             parts["train"] = {**parts.get("train", {}), "rounds": 10}
         return parts
 
+    def ldp_fl_a_round(self) -> dict[str, Any]:
+        """LDP-FL with ε = 1 in each of its 100 rounds, as if a round forgot the one before."""
+        return self.system("ldp_fl", epsilon=LDP_FL_ROUNDS)
+
     def chosen(self, k: int, **own: Any) -> dict[str, Any]:
         """An `aggregation` block of k of 100 devices, in proportion where there are fewer."""
         return {"k": k * QUICK_DEVICES // DEVICES if self.quick else k, **own}
@@ -105,6 +110,8 @@ class Scene:
         source, devices = self.source, DEVICES
         if self.quick:
             source, devices = "digits", QUICK_DEVICES
+        epsilon = parts["privacy"]["epsilon"] if "privacy" in parts else 1.0
+        wide = {"max_epsilon_per_job": epsilon, "lifetime_epsilon": epsilon}
         return {
             "job": name,
             "data": {"source": source, **DATA[source], "evaluation_share": 0},
@@ -118,6 +125,7 @@ class Scene:
                     "accept_unproven": True,
                     "accept_unprotected": True,
                     "allowed_methods": list(METHODS),
+                    **(wide if epsilon > 10 else {}),
                 },
             },
         }

@@ -33,6 +33,8 @@ def trials(quick: bool) -> tuple[Trial, ...]:
         for preset, figures in CLAIMED.items():
             for classes, figure in zip((1, 2), figures[column], strict=True):
                 rows.append(_row(_scene(quick, source, classes), preset, classes, figure))
+            if (source, preset) == ("mnist", "ldp_fl"):
+                rows += [_a_round(quick, 1 + n, each) for n, each in enumerate(figures[column])]
     return tuple(rows)
 
 
@@ -53,6 +55,12 @@ def _row(scene: Scene, preset: str, classes: int, figure: float) -> Trial:
     return Trial(
         name, label, scene.job(name, scene.system(preset, **own)), (Point(figure),), claimed
     )
+
+
+def _a_round(quick: bool, classes: int, figure: float) -> Trial:
+    scene, name = _scene(quick, "mnist", classes), f"ldp_fl_a_round_{classes}_class"
+    job = scene.job(name, scene.ldp_fl_a_round())
+    return Trial(name, f"ldp_fl, ε = 1 a round, {classes} class", job, (Point(figure),), "ε = 1")
 
 
 EXPERIMENT = Experiment(

@@ -20,7 +20,8 @@ def test_figure_2_plays_from_end_to_end(tmp_path, capsys):
     content = json.loads(capsys.readouterr().out)
     rows = {row["trial"]: row for row in content["rows"]}
     assert list(rows) == [
-        *("fm", "fedavg", "delm_basic", "ldp_fl", "delm_ldp_pca", "delm_local_pca")
+        *("fm", "fedavg", "delm_basic", "ldp_fl", "ldp_fl_a_round"),
+        *("delm_ldp_pca", "delm_local_pca"),
     ]
     assert content["failures"] == []
     assert all(len(row["curve"]) == row["rounds"] == 2 for row in rows.values())
@@ -40,6 +41,7 @@ def test_figure_3_prints_both_figures_of_one_run():
 
 def test_tables_have_the_other_data_sets_rows_too():
     assert claimed("delm-table3")["delm_enhanced_1_class_cifar10"] == [0.842]
+    assert claimed("delm-table3")["ldp_fl_a_round_2_class"] == [0.847]
     assert claimed("delm-table4")["secprobe_high"] == [0.714]
     assert claimed("delm-table4")["secprobe_low_cifar100"] == [0.497]
     sources = {trial.source for trial in EXPERIMENTS["delm-table4"].trials(False)}
