@@ -106,10 +106,10 @@ def test_effects_run_in_order_and_what_is_stored_is_stored_before_it_is_sent() -
     async def scene(runtime: Runtime) -> None:
         runtime.post(fx.Command("start"))
         runtime.post(fx.Command("next"))
-        await until(lambda: len(script.seen) == 2)
+        await until(lambda: len(script.seen) == 2 and diary.lines[-2:] == [("report", "r"), sent])
 
-    played(script, diary, scene)
     sent = ("sent", fx.Proxy(), NEED)
+    played(script, diary, scene)
     stored = [("store", "a"), ("store", "b"), "durable"]
     assert diary.lines == [*stored, sent, ("report", "r"), sent]
 
@@ -238,10 +238,12 @@ def test_a_machines_refusals_and_a_lost_link_are_counted_and_the_rest_goes_on() 
     script, diary = Script(started(effects)), Diary()
 
     async def scene(runtime: Runtime) -> None:
-        for down in (LinkDown("gone"), ProtocolError("oversized_packet")):
+        counts = runtime.refusals.counts
+        for down, refused in ((LinkDown("gone"), 2), (ProtocolError("oversized_packet"), 4)):
             diary.down = down
             runtime.post(fx.Command("start"))
-            await until(lambda: diary.lines)  # what comes after the failed publication
+            # What comes after the failed publication, too.
+            await until(lambda n=refused: sum(counts.values()) == n and diary.lines)
             diary.lines.clear()
 
     runtime = played(script, diary, scene)
