@@ -55,7 +55,7 @@ QUICK_FM: dict[str, Any] = {
     "privacy": {"epsilon": 8.0, "delta": 1.0e-5},
 }
 OURS = {"fm": "fm", "gabor_fm": "fm, nothing pretrained"}
-LDP_FL_ROUNDS = 100.0
+LDP_FL_EPSILON = 100.0  # 1 for each of the preset's rounds
 METHODS = ("fm", "fm_paper", "sgd", "fedprox")
 
 
@@ -98,8 +98,8 @@ class Scene:
         return parts
 
     def ldp_fl_a_round(self) -> dict[str, Any]:
-        """LDP-FL with ε = 1 in each of its 100 rounds, as if a round forgot the one before."""
-        return self.system("ldp_fl", epsilon=LDP_FL_ROUNDS)
+        """LDP-FL with ε = 1 in each of the text's rounds, as if a round forgot the one before."""
+        return self.system("ldp_fl", epsilon=LDP_FL_EPSILON)
 
     def chosen(self, k: int, **own: Any) -> dict[str, Any]:
         """An `aggregation` block of k of 100 devices, in proportion where there are fewer."""
@@ -110,7 +110,7 @@ class Scene:
         source, devices = self.source, DEVICES
         if self.quick:
             source, devices = "digits", QUICK_DEVICES
-        epsilon = parts["privacy"]["epsilon"] if "privacy" in parts else 1.0
+        epsilon = parts["privacy"]["epsilon"]
         wide = {"max_epsilon_per_job": epsilon, "lifetime_epsilon": epsilon}
         return {
             "job": name,

@@ -19,7 +19,7 @@ def trials(quick: bool) -> tuple[Trial, ...]:
         ("fedavg", "FedAvg", scene.system("fedavg"), 0.973, "none"),
         ("delm_basic", "DELM, LDP-FPCA", scene.system("delm_basic"), 0.962, "ε = 1"),
         ("ldp_fl", "LDP-FL", scene.system("ldp_fl"), 0.927, "ε = 1"),
-        ("ldp_fl_a_round", "LDP-FL, ε = 1 a round", scene.ldp_fl_a_round(), 0.927, "ε = 1"),
+        ("ldp_fl_a_round", "LDP-FL, ε = 100 in all", scene.ldp_fl_a_round(), 0.927, "ε = 1"),
         ("delm_ldp_pca", "DELM, LDP-PCA", _delm(scene, "ldp_pca", share=1 / 3), 0.911, "ε = 1"),
         ("delm_local_pca", "DELM, local PCA", _delm(scene, "local_pca"), 0.871, "ε = 1"),
     )

@@ -60,7 +60,7 @@ def _row(scene: Scene, preset: str, classes: int, figure: float) -> Trial:
 def _a_round(quick: bool, classes: int, figure: float) -> Trial:
     scene, name = _scene(quick, "mnist", classes), f"ldp_fl_a_round_{classes}_class"
     job = scene.job(name, scene.ldp_fl_a_round())
-    return Trial(name, f"ldp_fl, ε = 1 a round, {classes} class", job, (Point(figure),), "ε = 1")
+    return Trial(name, f"ldp_fl, ε = 100 in all, {classes} class", job, (Point(figure),), "ε = 1")
 
 
 EXPERIMENT = Experiment(
