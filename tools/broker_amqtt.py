@@ -45,7 +45,7 @@ class UsersPlugin(BaseAuthPlugin):  # type: ignore[misc]
     def __init__(self, context: Any) -> None:
         super().__init__(context)
         self._path = Path(self.config.users_file) if self.config.users_file else None
-        self._read_at_ns = 0
+        self._read_at = (0, 0)
         self._users: dict[str, str] = {}
 
     async def authenticate(self, *, session: Any) -> bool:
@@ -57,9 +57,10 @@ class UsersPlugin(BaseAuthPlugin):  # type: ignore[misc]
 
     def _current(self, path: Path) -> dict[str, str]:
         with contextlib.suppress(OSError, BrokerError):  # being replaced: the old list holds
-            changed_ns = path.stat().st_mtime_ns
-            if changed_ns != self._read_at_ns:
-                self._users, self._read_at_ns = read_users(path), changed_ns
+            found = path.stat()
+            stamp = (found.st_mtime_ns, found.st_size)
+            if stamp != self._read_at:
+                self._users, self._read_at = read_users(path), stamp
         return self._users
 
 

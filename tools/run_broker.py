@@ -44,11 +44,11 @@ def _run_until_signal(plan: BrokerPlan, users_file: Path | None) -> int:
         broker.start()
         sys.stdout.write(f"{broker.name} listens on {broker.url}\n")
         sys.stdout.flush()
-        changed_ns = _changed_ns(users_file)
+        known = _stamp(users_file)
         try:
             while broker.running() and not stop.wait(1.0):
-                if _changed_ns(users_file) != changed_ns:
-                    changed_ns = _changed_ns(users_file)
+                if (stamp := _stamp(users_file)) != known:
+                    known = stamp
                     _refresh(broker)
         finally:
             died = not broker.running()
@@ -67,8 +67,10 @@ def _refresh(broker: BrokerProcess) -> None:
         sys.stderr.write(f"{error}\n")
 
 
-def _changed_ns(path: Path | None) -> int:
+def _stamp(path: Path | None) -> tuple[int, int]:
+    """Time and size: a file that is emptied and written may keep one time for both."""
     try:
-        return path.stat().st_mtime_ns if path is not None else 0
+        found = path.stat() if path is not None else None
     except OSError:
-        return 0
+        found = None
+    return (found.st_mtime_ns, found.st_size) if found else (0, 0)
