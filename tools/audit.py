@@ -33,6 +33,7 @@ from fl_core.registry import nearest
 from tools.audit_attacks import FULL, QUICK, Attack, Effort, single_mechanisms
 from tools.audit_claimed import claimed_attacks
 from tools.audit_fm import fm_attacks
+from tools.audit_guards import Guard, GuardFinding, guards, judged
 from tools.audit_noise_only import noise_only_attack
 from tools.audit_stages import stage_attacks
 from tools.audit_statistics import BETA, Counts, caught, lower_bound
@@ -95,25 +96,37 @@ def audit(
     if runs is not None:
         effort = Effort(runs, runs, runs)
     chosen = [attack for attack in attacks(effort) if mechanism in ("", attack.mechanism)]
-    if not chosen:
-        names = sorted({attack.mechanism for attack in attacks(effort)})
+    guarded = [guard for guard in guards() if mechanism in ("", guard.mechanism)]
+    if not chosen and not guarded:
+        names = sorted(
+            {a.mechanism for a in attacks(effort)} | {guard.mechanism for guard in guards()}
+        )
         raise UsageError(
             f"no mechanism '{mechanism}'", where="--mechanism", fix=nearest(mechanism, names)
         )
     console = Console(stderr=as_json, highlight=False)
     with Progress(console=console, transient=True) as progress:
-        total = sum(2 * len(pieces(attack)) for attack in chosen)
+        total = sum(2 * len(pieces(attack)) for attack in chosen) + len(guarded)
         bar = progress.add_task("attacking", total=total)
         findings = judge(chosen, spread(chosen, effort, lambda: progress.advance(bar)))
-    failed = [found for found in findings if found.proven and found.exceeds]
+        kept = [_guarded(guard, quick, lambda: progress.advance(bar)) for guard in guarded]
+    failed = sum(found.proven and found.exceeds for found in findings)
+    failed += sum(found.verdict != "holds" for found in kept)
     if as_json:
         rows = [{**asdict(found), "verdict": found.verdict} for found in findings]
-        plain = {"beta": BETA, "tests": len(findings), "failed": len(failed), "findings": rows}
+        plain = {"beta": BETA, "tests": len(findings), "failed": failed, "findings": rows}
+        plain["guards"] = [{**asdict(found), "verdict": found.verdict} for found in kept]
         json.dump(_finite(plain), sys.stdout, allow_nan=False)
         print(flush=True)
     else:
-        show(console, findings)
+        show(console, findings, kept)
     return 1 if failed else 0
+
+
+def _guarded(guard: Guard, quick: bool, advance: Callable[[], object]) -> GuardFinding:
+    found = judged(guard.mechanism, guard.promise, quick)
+    advance()
+    return found
 
 
 def judge(chosen: Sequence[Attack], counted: dict[str, NDArray[np.int64]]) -> list[Finding]:
@@ -121,7 +134,7 @@ def judge(chosen: Sequence[Attack], counted: dict[str, NDArray[np.int64]]) -> li
 
     The error probability is shared out over all tests of the call (Bonferroni).
     """
-    beta = BETA / sum(len(attack.claims) for attack in chosen)
+    beta = BETA / max(1, sum(len(attack.claims) for attack in chosen))
     findings = []
     for attack in chosen:
         for k, claim in enumerate(attack.claims):
@@ -216,15 +229,19 @@ def _count_named(effort: Effort, name: str, present: bool, runs: int) -> NDArray
     return count(attack, present, runs)
 
 
-def show(console: Console, findings: Sequence[Finding]) -> None:
-    """Two tables: what EdgeVeil proves, and what texts claim."""
+def show(console: Console, findings: Sequence[Finding], kept: Sequence[GuardFinding] = ()) -> None:
+    """Three tables: what EdgeVeil proves, what texts claim, and what is guarded."""
     for proven, title in ((True, "proven"), (False, "claimed, not proven")):
         rows = [found for found in findings if found.proven == proven]
         if rows:
             console.print(_table(rows, title))
+    if kept:
+        console.print(_guard_table(kept))
     failed = sum(found.proven and found.exceeds for found in findings)
+    failed += sum(found.verdict != "holds" for found in kept)
     console.print(
-        f"{len(findings)} tests, one error in a million allowed over all of them;",
+        f"{len(findings)} tests, one error in a million allowed over all of them,"
+        f" and {len(kept)} guards;",
         f"[red]{failed} failed[/red]" if failed else "[green]every proven claim stands[/green]",
     )
 
@@ -248,6 +265,21 @@ def _table(rows: Sequence[Finding], title: str) -> Table:
             up(found.delta),
             f"{found.measured_epsilon:.3f}",
             f"{found.caught:.3f}",
+            f"[{colour}]{found.verdict}[/{colour}]",
+        )
+    return table
+
+
+def _guard_table(rows: Sequence[GuardFinding]) -> Table:
+    table = Table(title="guards", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    for name in ("promise", "attacked as it stands", "attacked with a flaw planted", "verdict"):
+        table.add_column(name)
+    for found in rows:
+        colour = "green" if found.verdict == "holds" else "red"
+        table.add_row(
+            f"[bold]{found.mechanism}[/bold]: {found.promise}",
+            found.stands.figure,
+            f"{found.flaw}: {found.flawed.figure}",
             f"[{colour}]{found.verdict}[/{colour}]",
         )
     return table
