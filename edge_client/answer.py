@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from edge_client.inference import InferenceSession
 from fl_core.algorithms.base import KEPT, Answer, Array, Exchange, Records, Tensors
 from fl_core.data.slots import slot_records
 from fl_core.errors import PrivacyError, ProtocolError
+from fl_core.evaluation.inference import InferenceSession
 from fl_core.plan import SOFTMAX, JobPlan
 from fl_core.privacy.ledger import Ledger, Receipt
 from fl_core.privacy.sampler import RandomBytes

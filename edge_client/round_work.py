@@ -21,12 +21,12 @@ from edge_client.answer import (
 from edge_client.conditions import why_not_now
 from edge_client.consent import consent
 from edge_client.identity import Identity
-from edge_client.inference import InferenceSession
 from edge_client.store import DeviceStore
 from fl_core.algorithms.base import Answer, Exchange, Records, Tensors
 from fl_core.config import EdgeSite, Job
 from fl_core.data.device import device_records
 from fl_core.errors import DataError, PrivacyError, ProtocolError, UsageError
+from fl_core.evaluation.inference import InferenceSession
 from fl_core.features import match_backbones
 from fl_core.plan import SOFTMAX, JobPlan
 from fl_core.privacy.ledger import Ledger, Receipt

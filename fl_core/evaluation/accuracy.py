@@ -81,40 +81,47 @@ def _finite(found: NDArray[Any]) -> NDArray[np.bool_]:
 def cut(graph: bytes) -> tuple[bytes | None, bytes, str]:
     """The graph before any weight enters, the graph after it, and the tensor that joins them.
 
-    None where the weights enter at the records themselves. Raises DataError where more than one
-    tensor joins the two.
+    None where there is no such graph: the weights enter at the records themselves, or records and
+    weights meet at more than one tensor, and then the graph after it is all of it.
     """
     import onnx
     from onnx import TensorProto, helper
 
     model = onnx.load_model_from_string(graph)
-    whole, weighted = model.graph, {given.name for given in model.graph.input} - {DATA}
+    whole = model.graph
     weights = [given for given in whole.input if given.name != DATA]
     records = [given for given in whole.input if given.name == DATA]
+    weighted, of_records = {given.name for given in weights}, {DATA}
+    public: dict[str, Any] = {}  # what follows from neither, by the name of its output
     before, after = [], []
     for node in whole.node:  # each stands after what it needs
-        if weighted.isdisjoint(node.input):
-            before.append(node)
-        else:
+        if not weighted.isdisjoint(node.input):
             after.append(node)
             weighted.update(node.output)
-    known = {DATA}.union(*(node.output for node in before))
-    joints = known & {name for node in after for name in node.input}
-    if len(joints) != 1:
-        raise DataError(f"joins its weights at {sorted(joints)}", where="ONNX graph")
+        elif not of_records.isdisjoint(node.input):
+            before.append(node)
+            of_records.update(node.output)
+        else:
+            public.update(dict.fromkeys(node.output, node))
+    joints = of_records & {name for node in after for name in node.input}
+    if len(joints) != 1 or joints == {DATA}:
+        return None, graph, DATA
     (joint,) = joints
 
     def part(nodes: list[Any], inputs: list[Any], outputs: list[Any]) -> bytes:
         needed = {name for node in nodes for name in node.input}
+        constants = []
+        for node in reversed(whole.node):
+            if any(public.get(name) is node for name in needed.intersection(node.output)):
+                constants.insert(0, node)
+                needed.update(node.input)
         kept = [array for array in whole.initializer if array.name in needed]
-        made = helper.make_graph(nodes, "part", inputs, outputs, kept)
+        made = helper.make_graph([*constants, *nodes], "part", inputs, outputs, kept)
         opsets, version = model.opset_import, model.ir_version
         one = helper.make_model(made, opset_imports=opsets, ir_version=version)
         found: bytes = one.SerializeToString()
         return found
 
-    if joint == DATA:
-        return None, part(after, [*records, *weights], list(whole.output)), joint
     through = helper.make_tensor_value_info(joint, TensorProto.FLOAT, None)
     first = part(before, records, [through])
     return first, part(after, [through, *weights], list(whole.output)), joint

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from onnx import TensorProto, helper
 
-from edge_client.inference import InferenceSession
 from fl_core.data.slots import EMPTY
 from fl_core.errors import DataError, ProtocolError
+from fl_core.evaluation.inference import InferenceSession
 from fl_core.features.identity import Identity, IdentityParameters
 from fl_core.models.softmax_head import build_graph, probabilities
 
@@ -163,7 +163,7 @@ for name in ("torch", "onnx", "sklearn", "sqlalchemy", "aiohttp"):
     sys.modules[name] = None  # importing it raises ImportError
 from hashlib import sha256
 import numpy as np
-from edge_client.inference import InferenceSession
+from fl_core.evaluation.inference import InferenceSession
 import edge_client.predict
 graph = open(sys.argv[1], "rb").read()
 one = InferenceSession(graph, sha256(graph).digest(), classes=3)

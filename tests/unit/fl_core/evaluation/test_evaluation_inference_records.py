@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from edge_client import inference
-from edge_client.inference import InferenceSession
 from fl_core.data.slots import slot_records
 from fl_core.errors import DataError
+from fl_core.evaluation import inference
+from fl_core.evaluation.inference import InferenceSession
 from fl_core.evaluation.onnx_session import BATCH_RECORDS, OnnxModel
 from fl_core.features.identity import Identity, IdentityParameters
 from fl_core.models.softmax_head import build_graph, probabilities

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fl_core.data.limits import flat_rows
 from fl_core.data.slots import EMPTY
-from fl_core.errors import ProtocolError
+from fl_core.errors import DataError, ProtocolError
 from fl_core.evaluation.graph_check import check_graph
 from fl_core.evaluation.onnx_session import BATCH_RECORDS, MAX_GRAPH_BYTES, OnnxModel, aligned
 
@@ -35,6 +35,21 @@ class InferenceSession:
         check_graph(graph)
         self.digest, self.classes = digest, classes
         self._model = OnnxModel(graph, max_bytes)
+
+    def require_probabilities(
+        self, x: NDArray[np.float32], weights: Mapping[str, NDArray[Any]]
+    ) -> None:
+        """Raise DataError unless each of the public records x (n, ...) has its distribution.
+
+        Only for records that are nobody's: on a user's own the answer itself is to be total.
+        """
+        found = self._model.probabilities(x, weights)
+        if len(_distributions(found, self.classes)) < len(x):
+            raise DataError(
+                f"gives made-up records no probabilities over {self.classes} classes",
+                where="ONNX graph",
+                fix="let the model give finite logits, one a class",
+            )
 
     def mean_softmax(
         self, x: NDArray[np.float32], weights: Mapping[str, NDArray[Any]]
