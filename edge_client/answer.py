@@ -6,6 +6,7 @@ the receipt. A repeated attempt finds the tensors in the ledger and seals those 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -94,18 +95,19 @@ def softmax_answer(
     x: Array,
     noise: RandomBytes,
     slot_key: bytes,
+    row_s: float = math.inf,
 ) -> Answer:
     """The noised softmax of this device's evaluation records x (n, ...), and its event.
 
     Their mean, or one row a slot where the job asks for `per_sample`; `slot_key` puts records
-    into slots.
+    into slots, and a row may take `row_s` seconds.
     """
     records, samples = x.astype(np.float32, copy=False), plan.softmax_samples
     if samples is None:
         found = session.mean_softmax(records, dict(weights))
     else:
         held = slot_records(records, samples, slot_key)
-        found = session.slot_softmax(records, dict(weights), held)
+        found = session.slot_softmax(records, dict(weights), held, row_s)
     noised, event = softmax_laplace(
         found,
         plan.softmax_epsilon,

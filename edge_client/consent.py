@@ -24,11 +24,8 @@ def limits_of(policy: Policy) -> Limits:
     )
 
 
-def consent(site: EdgeSite, plan: JobPlan, manifest: Manifest, ledger: Ledger) -> None:
-    """Reserve the whole job's price, or raise PrivacyError with the owner's reason.
-
-    Reads no record, so a refusal says nothing about data.
-    """
+def judge(site: EdgeSite, plan: JobPlan) -> None:
+    """Raise PrivacyError with the owner's reason against a job as such; reads no record."""
     policy, job = site.policy, plan.job
     if job.data.source != site.data.name:
         raise PrivacyError(
@@ -51,15 +48,31 @@ def consent(site: EdgeSite, plan: JobPlan, manifest: Manifest, ledger: Ledger) -
             where="policy.allow_python_models",
             fix="allow it if you know what the installed code does",
         )
-    if manifest.selected < policy.min_devices:
-        raise PrivacyError(
-            f"{manifest.selected} devices are selected, the owner asks for {policy.min_devices}",
-            where="policy.min_devices",
-        )
     if job.proxy.shuffle == "none" and not policy.accept_unshuffled:
         raise PrivacyError(
             "the proxy would hand uploads over in the order in which they came",
             where="policy.accept_unshuffled",
+        )
+    budget_s = job.round.time_budget_s
+    if budget_s > policy.max_budget_s:
+        raise PrivacyError(
+            f"a round's time budget is {budget_s:g} s, the owner allows {policy.max_budget_s:g} s",
+            where="policy.max_budget_s",
+            fix="raise it if the box may compute for so long",
+        )
+
+
+def consent(site: EdgeSite, plan: JobPlan, manifest: Manifest, ledger: Ledger) -> None:
+    """Reserve the whole job's price, or raise PrivacyError with the owner's reason.
+
+    Reads no record, so a refusal says nothing about data.
+    """
+    judge(site, plan)
+    policy = site.policy
+    if manifest.selected < policy.min_devices:
+        raise PrivacyError(
+            f"{manifest.selected} devices are selected, the owner asks for {policy.min_devices}",
+            where="policy.min_devices",
         )
     request = plan.request(manifest.at.job_id.hex(), trains=site.role == "train")
     ledger.open_job(request, limits_of(policy))

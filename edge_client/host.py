@@ -7,17 +7,20 @@ import logging
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from secrets import SystemRandom
 
+from edge_client.computation import Compute
+from edge_client.computer import Computer, Load, load_own
 from edge_client.identity import Identity
 from edge_client.releases import ReleaseStore
-from edge_client.round_work import Load, RoundWork, load_own
+from edge_client.round_work import RoundWork
 from edge_client.store import DeviceStore
 from fl_core.config import EdgeSite, Job
 from fl_core.errors import DataError, ProtocolError
 from fl_core.features import match_backbones
+from fl_core.privacy.derived import NoiseFor, noise_from
 from fl_core.privacy.ledger import Ledger
 from fl_core.privacy.policy import INFER
-from fl_core.privacy.sampler import RandomBytes, os_random
 from fl_core.protocol import effects as fx
 from fl_core.protocol import sealed as real_sealing
 from fl_core.protocol.messages import Manifest
@@ -35,6 +38,7 @@ from fl_core.protocol.tasks import (
 )
 
 LOG = logging.getLogger("edgeveil.edge")
+_chance = SystemRandom().random
 _SLUG = re.compile(r"[a-z_]{1,40}")
 # What the owner reads on the console, and whether the log warns of it too.
 _LINES = {
@@ -57,14 +61,17 @@ class DeviceHost:
         identity: Identity,
         store: DeviceStore,
         ledger: Ledger,
-        noise: RandomBytes = os_random,
+        noise_for: NoiseFor | None = None,
         load: Load = load_own,
         say: Callable[[str], None] = lambda _line: None,
         sealing: Sealing = real_sealing,
+        compute: Compute | None = None,
     ) -> None:
         self.site, self.identity, self._sealing = site, identity, sealing
         self._store, self._ledger, self._say = store, ledger, say
-        self._work = RoundWork(site, identity, store, ledger, noise, load, sealing)
+        noise_for = noise_for or noise_from(ledger.noise_key())
+        compute = compute or Computer(site, identity.split_key, load)
+        self._work = RoundWork(site, identity, store, ledger, noise_for, compute, sealing, say)
         self._releases = ReleaseStore(site.state_dir / "releases", site.limits.releases)
         self._membership: dict[bytes, bytes] = {}
 
@@ -105,7 +112,7 @@ class DeviceHost:
                 return self._learn(manifest, package)
             case Work(manifest=manifest, package=RoundPackage() as package):
                 membership = self._membership.get(manifest.blob.digest)
-                return self._work.answer(manifest, package, membership)
+                return self._work.answer(task, package, membership)
             case Dummies(manifest=manifest):
                 return self._work.dummies(manifest)
             case Install(manifest=manifest, package=package):
@@ -119,12 +126,15 @@ class DeviceHost:
 
     def _open(self, manifest: Manifest, blob: bytes) -> Opened:
         opened = self._sealing.open_broadcast(self.identity.opening, manifest, blob)
+        chance = _chance()
         if opened is None:
-            return Opened(None)
+            return Opened(None, chance)
         package, membership = opened
-        if manifest.kind == "round":  # a release may be opened while a round waits for its work
-            self._membership = {manifest.blob.digest: membership}
-        return Opened(decode_package(package))
+        if manifest.kind != "round":
+            return Opened(decode_package(package), chance)
+        # A release may be opened while a round waits for its work.
+        self._membership = {manifest.blob.digest: membership}
+        return Opened(decode_package(package), chance, self._work.budget_s(manifest))
 
     def _learn(self, manifest: Manifest, package: JobPackage) -> Learned:
         if hashlib.sha256(package.job).digest() != manifest.job_digest:
@@ -136,4 +146,9 @@ class DeviceHost:
             raise ProtocolError("wrong_backbone", str(error)) from None
         job_id = manifest.at.job_id
         self._store.put_job(job_id, package.job, package.graph, found.values())
+        self._work.take_up(manifest)
         return Learned()
+
+    def warm_up(self) -> None:
+        """After a restart: load what the jobs under way need, before their next round."""
+        self._work.warm_up()

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from edge_client.compute_process import ComputeProcess, RemoteComputer
 from edge_client.host import LOG, DeviceHost
 from edge_client.identity import Identity
 from edge_client.store import DeviceStore
@@ -39,13 +40,19 @@ def run(sites: Sequence[EdgeSite]) -> int:
 
 async def _run(sites: Sequence[EdgeSite], stop: asyncio.Event) -> int:
     # One worker: the devices of a process share its cores, and torch uses them well alone.
+    computing = ComputeProcess(shared=len(sites))
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="edgeveil-work") as executor:
-        devices = [Device(site, executor) for site in sites]
+        devices = [Device(site, executor, computing) for site in sites]
+        executor.submit(computing.start)
+        for device in devices:
+            executor.submit(device.host.warm_up)
         LOG.info("running", extra={"devices": len(devices)})
         try:
             await first_of(stop, *(device.run() for device in devices))
         finally:
+            computing.close()
             await asyncio.gather(*(device.stop() for device in devices))
+    computing.end()
     LOG.info("stopped")
     return 0
 
@@ -53,14 +60,19 @@ async def _run(sites: Sequence[EdgeSite], stop: asyncio.Event) -> int:
 class Device:
     """One device on its link."""
 
-    def __init__(self, site: EdgeSite, executor: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, site: EdgeSite, executor: ThreadPoolExecutor, computing: ComputeProcess
+    ) -> None:
         self._folder = OwnFolder(site.state_dir)
         identity = Identity.load_or_create(site.state_dir)
         self.site, self.id = site, identity.device_id
         self.store = DeviceStore(site.state_dir / "device.sqlite", site.limits.receipts)
         self.ledger = Ledger(site.state_dir / LEDGER_FILE, site.data.name)
         signer = Signer(self.id, identity.signing)
-        host = DeviceHost(site, identity, self.store, self.ledger, say=self._say)
+        compute = RemoteComputer(computing, self.id, site, identity.split_key)
+        host = self.host = DeviceHost(
+            site, identity, self.store, self.ledger, say=self._say, compute=compute
+        )
         limits = site.limits
         machine = DeviceMachine(
             signer,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Callable
-from dataclasses import replace
-from secrets import SystemRandom
+from dataclasses import asdict, replace
 
 from edge_client.answer import (
     check_package,
@@ -15,40 +15,32 @@ from edge_client.answer import (
     release,
     seal_dummies,
     seal_release,
-    softmax_answer,
-    training_answer,
 )
+from edge_client.computation import Computation, Compute, TaughtJob, Trial
 from edge_client.conditions import why_not_now
-from edge_client.consent import consent
+from edge_client.consent import consent, judge
 from edge_client.identity import Identity
-from edge_client.store import DeviceStore
-from fl_core.algorithms.base import Answer, Exchange, Records, Tensors
+from edge_client.store import DeviceStore, trial_name
+from fl_core.algorithms.base import Answer, Exchange, Tensors
 from fl_core.config import EdgeSite, Job
-from fl_core.data.device import device_records
 from fl_core.errors import DataError, PrivacyError, ProtocolError, UsageError
-from fl_core.evaluation.inference import InferenceSession
 from fl_core.features import match_backbones
 from fl_core.plan import SOFTMAX, JobPlan
+from fl_core.privacy.derived import NoiseFor, Question
+from fl_core.privacy.events import Event
 from fl_core.privacy.ledger import Ledger, Receipt
-from fl_core.privacy.sampler import RandomBytes
+from fl_core.protocol.device_moment import WORK_SHARE
 from fl_core.protocol.messages import SEAL_OVERHEAD_BYTES, Manifest
-from fl_core.protocol.package import RoundPackage, unpack_tensors
+from fl_core.protocol.package import RoundPackage
 from fl_core.protocol.sealed import Sealing
-from fl_core.protocol.tasks import Declined, Sealed
+from fl_core.protocol.tasks import Declined, Sealed, Work
 
-Load = Callable[[EdgeSite, bytes, float], tuple[Records, Records]]
 _MEMBERSHIP_BYTES = 32
 _FURTHER_ATTEMPTS = 3  # beyond the job's own, for a cloud that pauses or starts again
-_chance = SystemRandom().random
-
-
-def load_own(site: EdgeSite, split_key: bytes, share: float) -> tuple[Records, Records]:
-    """(training, evaluation) records of this device."""
-    return device_records(site.data, split_key, evaluation_share=share)
 
 
 class RoundWork:
-    """What a device computes for rounds; its records and plans are kept between them."""
+    """What a device computes for rounds; its plans are kept between them."""
 
     def __init__(
         self,
@@ -56,29 +48,99 @@ class RoundWork:
         identity: Identity,
         store: DeviceStore,
         ledger: Ledger,
-        noise: RandomBytes,
-        load: Load,
+        noise_for: NoiseFor,
+        compute: Compute,
         sealing: Sealing,
+        say: Callable[[str], None],
     ) -> None:
-        self.site, self.identity, self._sealing = site, identity, sealing
-        self._store, self._ledger, self._noise, self._load = store, ledger, noise, load
-        self._plans: dict[bytes, JobPlan] = {}
-        self._session: InferenceSession | None = None
-        self._records: tuple[Records, Records] | None = None
+        self.site, self.identity, self._sealing, self._say = site, identity, sealing, say
+        self._store, self._ledger, self._noise_for = store, ledger, noise_for
+        self._compute = compute
+        self._jobs: dict[bytes, TaughtJob] = {}
+
+    # --- jobs ---
 
     def forget(self, job_id: bytes) -> None:
         """The job has ended."""
-        self._plans.pop(job_id, None)
+        job = self._jobs.pop(job_id, None)
+        if job is not None:
+            self._compute.forget(job)
+
+    def budget_s(self, manifest: Manifest) -> float:
+        """The time budget of the job's rounds; 0 for a job that is not known here."""
+        try:
+            return self._job(manifest).plan.job.round.time_budget_s
+        except ProtocolError:
+            return 0.0
+
+    def take_up(self, manifest: Manifest) -> None:
+        """Play a new job on made-up records, unless the owner refuses it anyway.
+
+        Before any record is read it is settled, once and for all rounds, whether this device can
+        play the job within its time budget.
+        """
+        job = self._job(manifest)
+        try:
+            judge(self.site, job.plan)
+        except PrivacyError:
+            return  # told with the first round, and nothing of the job is run
+        found = self._compute.try_job(job, trains=self.site.role == "train")
+        why = found.refused or self._too_slow(found, job.plan.job.round.time_budget_s * WORK_SHARE)
+        if why:
+            self._say(f"a job is declined: {why}")
+        trial = Trial(found.needed_s, why)
+        self._store.put_fact(trial_name(manifest.at.job_id), json.dumps(asdict(trial)))
+
+    def warm_up(self) -> None:
+        """After a restart: load what the jobs under way need; their trials stand."""
+        for job_id in self._store.load().jobs:
+            trial = self._trial(job_id)
+            if trial is not None and not trial.refused:
+                self._compute.try_job(self._known(job_id), trains=self.site.role == "train")
+
+    def _trial(self, job_id: bytes) -> Trial | None:
+        fact = self._store.fact(trial_name(job_id))
+        return Trial(**json.loads(fact)) if fact else None
+
+    def _too_slow(self, trial: Trial, allowed_s: float) -> str:
+        if trial.needed_s <= allowed_s:
+            return ""
+        return (
+            f"an answer takes this box {trial.needed_s:.3g} s on made-up records, and the round's"
+            f" time budget (round.budget_s) leaves {allowed_s:.3g} s"
+        )
+
+    def _job(self, manifest: Manifest) -> TaughtJob:
+        job = self._known(manifest.at.job_id)
+        if hashlib.sha256(job.canonical).digest() != manifest.job_digest:
+            raise ProtocolError("wrong_job")
+        return job
+
+    def _known(self, job_id: bytes) -> TaughtJob:
+        found = self._jobs.get(job_id)
+        if found is None:
+            known = self._store.job(job_id)
+            if known is None:
+                raise ProtocolError("unknown_job")
+            canonical, graph = known
+            job = Job.from_canonical(canonical)
+            kept = match_backbones(job.features, self._store.backbones(job_id))
+            found = self._jobs[job_id] = TaughtJob(JobPlan(job, kept), canonical, graph)
+        return found
+
+    # --- rounds ---
 
     def answer(
-        self, manifest: Manifest, package: RoundPackage, membership: bytes | None
+        self, task: Work, package: RoundPackage, membership: bytes | None
     ) -> Sealed | Declined:
         """The round's answer, priced before it is sealed, or the owner's reason against it.
 
         Without `membership` the round is not the newest one that was opened. Raises ProtocolError
         for that, and for a package that is not what the job says.
         """
-        plan, graph = self._plan(manifest)
+        manifest = task.manifest
+        job = self._job(manifest)
+        plan = job.plan
         exchange = check_package(plan, manifest, package)
         if membership is None:
             raise ProtocolError("superseded_round")
@@ -88,16 +150,18 @@ class RoundWork:
         why = why or self._too_often(manifest, plan)
         if why:
             return Declined(why)
+        price = self._price(plan, exchange)
         try:
             self._check_share(plan.job.data.evaluation_share)
             consent(self.site, plan, manifest, self._ledger)
+            self._check_trial(task)
             earlier = self._ledger.recall(manifest.at.job_id.hex(), manifest.at.round)
             if earlier is None:
-                earlier = self._release(manifest, package, plan, graph)
+                earlier = self._release(task, job, exchange, package, price)
         except (PrivacyError, DataError, UsageError) as error:
             return Declined(str(error))
         sealed = seal_release(*earlier, plan, manifest, membership, self._sealing)
-        return replace(sealed, leave_at=_chance())
+        return replace(sealed, at_once=not price)
 
     def dummies(self, manifest: Manifest) -> Sealed | Declined:
         """What an answer of this device would look like, under a membership that nobody has.
@@ -111,22 +175,7 @@ class RoundWork:
         inferred = [index for index in every if manifest.groups[index].name == SOFTMAX]
         groups = every if self.site.role == "train" else inferred or every
         membership = os.urandom(_MEMBERSHIP_BYTES)
-        sealed = seal_dummies(manifest, groups, membership, self._sealing)
-        return replace(sealed, leave_at=_chance())
-
-    def _plan(self, manifest: Manifest) -> tuple[JobPlan, bytes]:
-        known = self._store.job(manifest.at.job_id)
-        if known is None:
-            raise ProtocolError("unknown_job")
-        canonical, graph = known
-        if hashlib.sha256(canonical).digest() != manifest.job_digest:
-            raise ProtocolError("wrong_job")
-        plan = self._plans.get(manifest.at.job_id)
-        if plan is None:
-            job = Job.from_canonical(canonical)
-            kept = match_backbones(job.features, self._store.backbones(manifest.at.job_id))
-            plan = self._plans[manifest.at.job_id] = JobPlan(job, kept)
-        return plan, graph
+        return seal_dummies(manifest, groups, membership, self._sealing)
 
     def _too_large(self, manifest: Manifest) -> str:
         """The reason to decline an upload that the outbox may not hold, or an empty string."""
@@ -143,44 +192,56 @@ class RoundWork:
         asked = self._store.answered_before(manifest.at)
         return f"this round was answered {asked} times already" * (asked >= most)
 
+    def _price(self, plan: JobPlan, exchange: Exchange) -> tuple[Event, ...]:
+        price = plan.device.price(exchange) if self.site.role == "train" else ()
+        return (*price, plan.softmax_event()) if exchange.infer else price
+
+    def _check_trial(self, task: Work) -> None:
+        """Raise PrivacyError where the job's trial, before any record was read, was against it."""
+        if self._trial(task.manifest.at.job_id) is None:
+            self.take_up(task.manifest)
+        trial = self._trial(task.manifest.at.job_id) or Trial()
+        why = trial.refused or self._too_slow(trial, task.allowed_s)
+        if why:
+            raise PrivacyError(why)
+
     def _release(
-        self, manifest: Manifest, package: RoundPackage, plan: JobPlan, graph: bytes
+        self,
+        task: Work,
+        job: TaughtJob,
+        exchange: Exchange,
+        package: RoundPackage,
+        price: tuple[Event, ...],
     ) -> tuple[Receipt, bytes]:
-        exchange = plan.exchange(manifest.at.round)
-        trains = self.site.role == "train"
-        asked = plan.device.price(exchange) if trains else ()
-        if exchange.infer:
-            asked += (plan.softmax_event(),)
-        self._ledger.admit(manifest.at.job_id.hex(), asked)
-        # Before records are read: a graph is refused for what it is, never for what it meets.
-        if trains:
-            plan.check_backbones()
-        own = self._own_tensors(plan, exchange, manifest) if trains else {}
-        session = self._inference(graph, plan.job.data.classes) if exchange.infer else None
-        training, evaluation = self._own_records(plan.job.data.evaluation_share)
-        parts: list[Answer] = []
-        if session is not None:
-            weights = unpack_tensors(package.model)
-            key = self.identity.split_key
-            parts.append(softmax_answer(plan, session, weights, evaluation.x, self._noise, key))
-        if trains:
-            parts.append(
-                training_answer(
-                    plan, exchange, package, own, training, self._noise, self.site.device
-                )
+        manifest, trains = task.manifest, self.site.role == "train"
+        self._ledger.admit(manifest.at.job_id.hex(), price)
+        found = self._compute.answer(
+            Computation(
+                job,
+                exchange,
+                package,
+                self._own_tensors(job.plan, exchange, manifest) if trains else {},
+                trains,
+                self._noise_for(self._question(manifest)),
+                task.until_s,
+                task.allowed_s,
             )
-        return release(self._ledger, manifest, parts, self.site.limits.memory_bytes)
+        )
+        if found.without:
+            self._say(f"round {manifest.at.round} is answered without records: {found.without}")
+        self._store.put_fact("evaluation_share", repr(job.plan.job.data.evaluation_share))
+        _check_price(price, found.parts)
+        return release(self._ledger, manifest, list(found.parts), self.site.limits.memory_bytes)
+
+    def _question(self, manifest: Manifest) -> Question:
+        """What is asked: the same in every attempt that brings the same package."""
+        at = manifest.at
+        return Question(self._ledger.dataset, at.job_id.hex(), at.round, manifest.package_digest)
 
     def _own_tensors(self, plan: JobPlan, exchange: Exchange, manifest: Manifest) -> Tensors:
         job_id = manifest.at.job_id.hex()
         earlier = own_answers(plan, exchange, self._ledger, job_id)
         return {**earlier, **kept_tensors(self._ledger, job_id)}
-
-    def _inference(self, graph: bytes, classes: int) -> InferenceSession:
-        digest = hashlib.sha256(graph).digest()
-        if self._session is None or self._session.digest != digest:
-            self._session = InferenceSession(graph, digest, classes=classes)
-        return self._session
 
     def _check_share(self, share: float) -> None:
         """A second job may not move the line between training and evaluation records."""
@@ -191,9 +252,9 @@ class RoundWork:
                 where="data.evaluation_share",
             )
 
-    def _own_records(self, share: float) -> tuple[Records, Records]:
-        """This device's halves, loaded once."""
-        if self._records is None:
-            self._records = self._load(self.site, self.identity.split_key, share)
-            self._store.put_fact("evaluation_share", repr(share))
-        return self._records
+
+def _check_price(price: tuple[Event, ...], parts: tuple[Answer, ...]) -> None:
+    """Raise PrivacyError unless what was computed costs what the ledger admitted."""
+    events = [event for part in parts for event in part.events]
+    if sorted(map(repr, events)) != sorted(map(repr, price)):
+        raise PrivacyError("the answer was made at another price than the job says")

@@ -107,6 +107,7 @@ class DeviceStore:
                     db.execute("DELETE FROM backbones WHERE job = ?", (job_id,))
                     db.execute("DELETE FROM seen WHERE job = ?", (job_id,))
                     db.execute("DELETE FROM answered WHERE job = ?", (job_id,))
+                    db.execute("DELETE FROM facts WHERE name = ?", (trial_name(job_id),))
 
     def answered_before(self, at: Exchanged) -> int:
         """How many other attempts at this round were answered with an upload."""
@@ -179,6 +180,11 @@ class DeviceStore:
         """Remember a value."""
         with self._file.transaction() as db:
             db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+
+
+def trial_name(job_id: bytes) -> str:
+    """The fact that holds what a job's trial on made-up records came to."""
+    return f"trial/{job_id.hex()}"
 
 
 def _count(db: sqlite3.Connection, put: OutboxPut) -> None:

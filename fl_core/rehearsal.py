@@ -8,6 +8,7 @@ no user's record, so a failure costs nothing and says nothing of data.
 
 from __future__ import annotations
 
+import time
 from hashlib import sha256
 
 import numpy as np
@@ -46,8 +47,9 @@ def rehearse_device(
     processor: str,
     random_bytes: RandomBytes = os_random,
     memory_bytes: int | None = None,
-) -> None:
-    """Play one device's part of the job on `records` made-up training records.
+) -> float:
+    """Play one device's part of the job on `records` made-up training records; the seconds that
+    its longest answer took, softmax upload and slowest exchange together.
 
     `graph` is the job's ONNX graph, `trains` the device's role, `memory_bytes` the most that it
     keeps from round to round. Evaluation runs on the job's share of as many. What one answer needs
@@ -58,13 +60,16 @@ def rehearse_device(
     """
     try:
         made, state = made_up_records(plan, records), plan.cloud.initial_state()
+        begun_s, trained_s = time.perf_counter(), 0.0
         if any(exchange.infer for exchange in plan.exchanges):
             share = plan.job.data.evaluation_share
             x = made.x[: max(1, int(np.ceil(share * len(made))))]
             rehearsed_softmax(plan, graph, plan.cloud.model(state), x, random_bytes)
+        inferred_s = time.perf_counter() - begun_s
         if trains:
             plan.check_backbones()
-            _train(plan, made, state, processor, random_bytes, memory_bytes)
+            trained_s = _train(plan, made, state, processor, random_bytes, memory_bytes)
+        return inferred_s + trained_s
     except (DataError, PrivacyError, ProtocolError):
         raise
     except EdgeVeilError as error:
@@ -143,16 +148,20 @@ def _train(
     processor: str,
     random_bytes: RandomBytes,
     memory_bytes: int | None,
-) -> None:
+) -> float:
+    """Seconds of the slowest exchange."""
+    longest_s = 0.0
     released: dict[str, dict[str, Array]] = {}
     kept: dict[str, Array] = {}
     for exchange in training_kinds(plan):
         earlier = [released.get(one.phase, {}) for one in plan.recalled(exchange)]
         own = {name: array for one in (*earlier, kept) for name, array in one.items()}
         package = plan.cloud.package(state, exchange)
+        begun_s = time.perf_counter()
         released[exchange.phase], kept = rehearsed_answer(
             plan, exchange, package, own, records, processor, random_bytes
         )
+        longest_s = max(longest_s, time.perf_counter() - begun_s)
         size_bytes = sum(array.nbytes for array in kept.values())
         if memory_bytes is not None and size_bytes > memory_bytes:
             raise PrivacyError(
@@ -161,3 +170,4 @@ def _train(
                 where="limits.memory_bytes",
                 fix="raise it, or sit this job out",
             )
+    return longest_s

@@ -63,11 +63,18 @@ class Selection(Block):
     """Enrolled devices the cloud waits for before the first round."""
 
 
+LARGEST_DEFAULT_BUDGET_S = 60.0
+
+
 class Round(Block):
     """When a round closes."""
 
     deadline_s: Seconds = 30.0
     """Seconds from the broadcast after which the round closes with what has come."""
+    budget_s: Seconds | None = Field(default=None, examples=[0.5])
+    """Public time budget: seconds from the package's arrival within which every answer leaves, at
+    a moment fixed before records are read. Work that is not done by then counts as if there were
+    no records. null: a tenth of deadline_s, at most 60."""
     quorum: float = Field(default=0.8, gt=0, le=1)
     """Share of the wanted devices whose uploads close the round early."""
     grace_s: float = Field(default=2.0, ge=0, le=3600)
@@ -76,6 +83,13 @@ class Round(Block):
     """Fewest uploads the proxy ever hands over in one shuffled batch."""
     retries: int = Field(default=2, ge=0, le=100)
     """Further attempts at a round that closed with too few uploads."""
+
+    @property
+    def time_budget_s(self) -> float:
+        """`budget_s`, or what stands for it."""
+        if self.budget_s is not None:
+            return self.budget_s
+        return min(self.deadline_s / 10, LARGEST_DEFAULT_BUDGET_S)
 
 
 class LaplaceEval(Block):

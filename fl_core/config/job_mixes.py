@@ -37,6 +37,7 @@ def _mixes(job: Job) -> Iterator[Mix]:
     yield from _evaluation(job)
     yield from _fleet(job)
     yield from _participations(job)
+    yield from _budget(job)
     if job.local_run is not None:
         yield from run_mixes(job, job.local_run)
     if math.prod(job.data.input_shape) > RECORD_VALUES:
@@ -65,6 +66,17 @@ def _privacy(job: Job) -> Iterator[Mix]:
             ("privacy.max_participations", "train.rounds"),
             f"{limit} is more than the {job.rounds} rounds of the job, so noise would be added "
             f"for rounds that never come; set at most {job.rounds}, or leave it out",
+        )
+
+
+def _budget(job: Job) -> Iterator[Mix]:
+    closes_s = job.round.deadline_s
+    if job.round.time_budget_s >= closes_s:
+        yield Mix(
+            ("round.budget_s", "round.deadline_s"),
+            f"answers leave up to {number(job.round.time_budget_s)} s after the package, but the "
+            f"round closes {number(closes_s)} s after the broadcast; set at most "
+            f"{number(closes_s / 2)}, or a later deadline_s",
         )
 
 

@@ -110,6 +110,12 @@ def policy_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
         yield _refusal("allowed_methods", f"method '{method}' is not among those allowed")
     if runs_python(job.model) and not policy.allow_python_models:
         yield _refusal("allow_python_models", "the job's model is Python code")
+    budget_s = job.round.time_budget_s
+    if budget_s > policy.max_budget_s:
+        longest = f"{policy.max_budget_s:g} s"
+        yield _refusal(
+            "max_budget_s", f"round.budget_s is {budget_s:g} s, the owner's cap {longest}"
+        )
     asked = job.selection.devices
     wanted = math.inf if asked == "all" else math.ceil(asked * job.selection.over_select)
     selected = min(wanted, run.devices)

@@ -47,6 +47,8 @@ class Policy(Block):
     """Run the installed Python code that a job's `model: {name: python}` names, as this user."""
     min_devices: int = Field(default=5, ge=1)
     """Fewest devices a round must select; hiding among fewer is refused."""
+    max_budget_s: float = Field(default=120.0, gt=0, le=86400)
+    """Longest time budget of a job's rounds (`round.budget_s`), in seconds."""
     require_cover: bool = False
     """Answer no round without cover traffic (`cover_traffic` at the proxy), and say nothing."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from hashlib import sha256
 from hmac import compare_digest
@@ -74,13 +75,16 @@ class InferenceSession:
         x: NDArray[np.float32],
         weights: Mapping[str, NDArray[Any]],
         held: NDArray[np.int64],
+        row_s: float = math.inf,
     ) -> NDArray[np.float64]:
         """Probabilities (slots, classes) of the records of x (n, ...) that `held` (slots,) names.
 
         A row is a function of its own record alone, bit for bit: each run is of one record at an
         aligned address, for neighbours in a batch or another place in `x` may change the order
         of sums. An empty slot (`EMPTY`) and a record without a distribution give the uniform row;
-        an empty slot still makes a run. Raises DataError as `mean_softmax` does.
+        an empty slot still makes a run. So does a run that takes longer than `row_s` seconds: it is
+        ended between two operators, and other rows keep their time. Raises DataError as
+        `mean_softmax` does.
         """
         weights = {name: aligned(np.asarray(value)) for name, value in weights.items()}
         blank = self._blank(1)
@@ -89,7 +93,8 @@ class InferenceSession:
         for slot, index in enumerate(held):
             record = blank if index == EMPTY else x[index : index + 1]
             try:
-                found = _distributions(self._model.probabilities(record, weights), self.classes)
+                output = self._model.probabilities(record, weights, limit_s=row_s)
+                found = _distributions(output, self.classes)
             except Exception:  # noqa: S112 - as above: this record's own doing, and its own row's
                 continue
             if index != EMPTY and len(found):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
 from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -75,11 +77,16 @@ class OnnxModel:
         )
 
     def probabilities(
-        self, x: NDArray[np.float32], weights: Mapping[str, NDArray[Any]]
+        self,
+        x: NDArray[np.float32],
+        weights: Mapping[str, NDArray[Any]],
+        *,
+        limit_s: float = math.inf,
     ) -> NDArray[np.float64]:
         """The graph's output (n, classes) for records x (n, ...), n may be 0; never checked.
 
-        Raises DataError if weights are missing or x or a weight has the wrong shape.
+        Raises DataError if weights are missing or x or a weight has the wrong shape, and for a
+        batch whose run takes longer than `limit_s`: it is ended between two operators.
         """
         missing = self.weight_names - set(weights)
         if missing:
@@ -92,14 +99,14 @@ class OnnxModel:
                 fix="check data.input_shape of the job",
             )
         parts = [
-            self._run({**feed, "x": aligned(x[start : start + BATCH_RECORDS])})
+            self._run({**feed, "x": aligned(x[start : start + BATCH_RECORDS])}, limit_s)
             for start in range(0, max(len(x), 1), BATCH_RECORDS)
         ]
         return np.concatenate(parts).astype(np.float64)
 
-    def _run(self, feed: dict[str, NDArray[Any]]) -> NDArray[Any]:
+    def _run(self, feed: dict[str, NDArray[Any]], limit_s: float) -> NDArray[Any]:
         try:
-            found = run_session(self._session, "probabilities", feed)
+            found = run_session(self._session, "probabilities", feed, limit_s=limit_s)
         except Exception as error:  # ONNX Runtime's own exceptions have no common root
             raise DataError(
                 f"cannot be run: {type(error).__name__}: {error}", where="ONNX graph"
@@ -123,7 +130,6 @@ def _bound_memory() -> None:
     )
 
 
-@cache
 def _releasing() -> RunOptions:
     """A run so gives its memory back when it ends; else it would stay with the process."""
     import onnxruntime as ort
@@ -133,10 +139,26 @@ def _releasing() -> RunOptions:
     return options
 
 
-def run_session(session: OrtSession, output: str, feed: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-    """One output of a run. Raises whatever ONNX Runtime does: its errors have no common root."""
-    # A copy: what is kept may be much, and the bound is for runs.
-    return np.array(session.run([output], dict(feed), _releasing())[0])
+def run_session(
+    session: OrtSession, output: str, feed: Mapping[str, NDArray[Any]], *, limit_s: float = math.inf
+) -> NDArray[Any]:
+    """One output of a run. Raises whatever ONNX Runtime does: its errors have no common root.
+
+    A run that took longer than `limit_s` raises too, whether or not it could be ended before.
+    """
+    options, begun_s = _releasing(), time.monotonic()
+    if limit_s < math.inf:
+        ending = threading.Timer(limit_s, setattr, (options, "terminate", True))
+        ending.start()
+        try:
+            found = session.run([output], dict(feed), options)[0]
+        finally:
+            ending.cancel()
+        if time.monotonic() - begun_s > limit_s:
+            raise TimeoutError(f"a run took longer than {limit_s:g} s")
+    else:
+        found = session.run([output], dict(feed), options)[0]
+    return np.array(found)  # a copy: what is kept may be much, and the bound is for runs
 
 
 def open_session(graph: bytes) -> OrtSession:

@@ -197,8 +197,9 @@ class DeviceMachine:
 
     def _done(self, task: object, result: object) -> list[fx.Effect]:
         match task, result:
-            case Open(manifest=manifest), Opened(package=package):
-                return self._opened(manifest, package)
+            case Open(manifest=manifest), Opened() as opened:
+                self.round.fix_moment(manifest, opened)
+                return self._opened(manifest, opened.package)
             case (Open() | Learn()) as work, Failed(reason=reason):
                 return [*self._not_for_me(work.manifest), *_failed(reason)]
             case Learn(manifest=manifest), Learned():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fl_core.protocol.device_moment import Moment, moment
 from fl_core.protocol.messages import Cover, Manifest
 
 
@@ -40,12 +41,6 @@ class Covering:
         left_s = max(0.0, manifest.deadline_s - (now_s - self._heard_s))
         self._begun_s, self._span_s = now_s, min(self._window_s, left_s / 2)
 
-    def wait_s(self, leave_at: float, now_s: float) -> float:
-        """How long an answer waits, with `leave_at` in [0, 1) drawn by chance.
-
-        The first half of the window is for work, so that its length does not show: answers leave
-        in the second half, or in what is left of it.
-        """
-        gone_s = now_s - self._begun_s
-        from_s = max(self._span_s / 2, gone_s)
-        return max(0.0, from_s + leave_at * (self._span_s - from_s) - gone_s)
+    def moment(self, budget_s: float, chance: float) -> Moment:
+        """When an answer to the package at hand leaves, also where there is no cover."""
+        return moment(self._begun_s, budget_s, self._span_s, chance)

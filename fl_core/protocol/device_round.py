@@ -7,6 +7,7 @@ from dataclasses import replace
 from fl_core.errors import ProtocolError
 from fl_core.protocol import effects as fx
 from fl_core.protocol.device_cover import Covering
+from fl_core.protocol.device_moment import Moment
 from fl_core.protocol.device_outbox import Outbox, counted
 from fl_core.protocol.device_states import TABLE, State
 from fl_core.protocol.envelope import Signer
@@ -18,6 +19,7 @@ from fl_core.protocol.tasks import (
     LateRecord,
     Memory,
     Open,
+    Opened,
     OutboxPut,
     Outcome,
     Sealed,
@@ -36,6 +38,7 @@ class Round:
         self.manifest: Manifest | None = None
         self.outbox = Outbox(signer, memory, settings, pace)
         self.cover = Covering()
+        self._moment = Moment()
 
     @property
     def at(self) -> Exchanged | None:
@@ -88,6 +91,11 @@ class Round:
 
     # --- outcomes of the host's work ---
 
+    def fix_moment(self, manifest: Manifest, opened: Opened) -> None:
+        """Say when the answer to the package leaves, whatever it will be."""
+        if manifest == self.manifest:
+            self._moment = self.cover.moment(opened.budget_s, opened.chance)
+
     def opened(self, manifest: Manifest, package: Package) -> list[fx.Effect]:
         """The package is for this device: consent and work."""
         if manifest.kind != "round" or not isinstance(package, RoundPackage):
@@ -97,7 +105,7 @@ class Round:
         self.state = TABLE.step(self.state, "opened")
         if self._settings.require_cover and not self.cover.on:
             return self.uncovered(manifest, "policy.require_cover, and the proxy asks for no cover")
-        return [fx.Work(Work(manifest, package))]
+        return [fx.Work(Work(manifest, package, self._moment.begun_s, self._moment.allowed_s))]
 
     def not_for_me(self, manifest: Manifest) -> list[fx.Effect]:
         """Not selected, or not to be opened: nothing to do but to cover those who were."""
@@ -132,11 +140,12 @@ class Round:
         return [fx.Report("uncovered", {"round": manifest.at.round, "why": why})]
 
     def sealed(self, manifest: Manifest, sealed: Sealed, now_s: float) -> list[fx.Effect]:
-        """An answer is ready: keep it and send it, when it may leave."""
+        """An answer is ready: keep it and send it, at its moment."""
         if manifest != self.manifest:
             return []  # a newer round came while this one was computed
         self.state = TABLE.step(self.state, "sealed")
-        return self.outbox.put(manifest.at, sealed, self.cover.wait_s(sealed.leave_at, now_s))
+        at_once = sealed.at_once and not self.cover.on
+        return self.outbox.put(manifest.at, sealed, 0.0 if at_once else self._moment.wait_s(now_s))
 
     # --- what becomes of the answer ---
 

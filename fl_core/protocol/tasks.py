@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -22,9 +23,15 @@ class Open:
 
 @dataclass(frozen=True)
 class Opened:
-    """The package, or None where no stanza was for this device."""
+    """The package, or None where no stanza was for this device.
+
+    `chance` in [0, 1) and the job's `budget_s` (0: not known) fix the moment at which what follows
+    leaves; both are there before any record is read.
+    """
 
     package: Package | None
+    chance: float = 0.0
+    budget_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -42,10 +49,20 @@ class Learned:
 
 @dataclass(frozen=True)
 class Work:
-    """Consent, infer, train, price, seal; outcome `Sealed` or `Declined`."""
+    """Consent, infer, train, price, seal; outcome `Sealed` or `Declined`.
+
+    What has read records ends `allowed_s` after `begun_s` (the machine's time) at the latest.
+    """
 
     manifest: Manifest
     package: Package
+    begun_s: float = 0.0
+    allowed_s: float = math.inf
+
+    @property
+    def until_s(self) -> float:
+        """The machine's time at which the work must have ended."""
+        return self.begun_s + self.allowed_s
 
 
 @dataclass(frozen=True)
@@ -62,8 +79,7 @@ class Dummies:
 class Sealed:
     """The priced, sealed segments, in the order of `groups`; each with its mark (`segment_mark`).
 
-    `leave_at` in [0, 1) is drawn by the host: the moment of the window in which it leaves, where
-    there is cover traffic.
+    `at_once`: no record had a part in it, so that it need not wait for its moment.
     """
 
     groups: tuple[int, ...]
@@ -71,7 +87,7 @@ class Sealed:
     data: bytes
     marks: tuple[bytes, ...]
     dummy: bool = False
-    leave_at: float = 0.0
+    at_once: bool = False
 
 
 @dataclass(frozen=True)

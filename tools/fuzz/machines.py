@@ -55,11 +55,11 @@ def _finish_device(task: object, tape: Tape) -> object:
                 ReleasePackage("job", b""),
                 None,
             )
-            return dt.Opened(tape.choice(packages))
+            return dt.Opened(tape.choice(packages), 0.5, tape.choice((0.0, 1.0)))
         case dt.Work() | dt.Dummies() if tape.number(4):
             text = bytes((tape.number(256),)) * sum(SEALED_BYTES)
             marks = (bytes(32), text[:32])
-            return dt.Sealed((0, 1), SEALED_BYTES, text, marks, isinstance(task, dt.Dummies), 0.5)
+            return dt.Sealed((0, 1), SEALED_BYTES, text, marks, isinstance(task, dt.Dummies))
         case dt.Work() | dt.Dummies():
             return dt.Declined("no")
     return dt.Learned()

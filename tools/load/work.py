@@ -60,12 +60,13 @@ class Worker:
 
     def _open(self, manifest: Manifest, blob: bytes) -> Opened:
         opened = sealing.open_broadcast(self._opening, manifest, blob)
+        chance = self._shared.chance.random()
         if opened is None:
-            return Opened(None)
+            return Opened(None, chance)
         package, membership = opened
         if manifest.kind == "round":
             self._membership = membership
-        return Opened(decode_package(package))
+        return Opened(decode_package(package), chance)
 
     def _seal(self, manifest: Manifest, membership: bytes, *, dummy: bool) -> Sealed:
         plan = self._shared.plan(manifest)
@@ -80,6 +81,5 @@ class Worker:
             for one, group in zip(noise, manifest.groups, strict=True)
         ]
         groups, sizes = tuple(range(len(sealed))), tuple(map(len, sealed))
-        leave_at = self._shared.chance.random()
         marks = tuple(sealing.segment_mark(membership, segment) for segment in sealed)
-        return Sealed(groups, sizes, b"".join(sealed), marks, dummy, leave_at)
+        return Sealed(groups, sizes, b"".join(sealed), marks, dummy)

@@ -179,7 +179,7 @@ def test_the_softmax_is_noised_and_priced(device: Device) -> None:
             Certain(),  # type: ignore[arg-type]
             {},
             np.zeros((2, 4)),
-            device.host._work._noise,
+            os_random,
             bytes(32),
         )
         for _ in range(400)

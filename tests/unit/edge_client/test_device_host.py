@@ -71,7 +71,20 @@ def refused(device: Device, task: object) -> str:
 
 def test_a_round_for_others_is_a_normal_outcome(device: Device, tmp_path: Path) -> None:
     sealed = Round(PLAN, CENTRE, Device(tmp_path / "other").keys())
-    assert device.host.perform(Open(sealed.manifest, sealed.blob)) == Opened(None)
+    found = device.host.perform(Open(sealed.manifest, sealed.blob))
+    assert isinstance(found, Opened)
+    assert (found.package, found.budget_s) == (None, 0.0)
+
+
+def test_the_moment_of_an_answer_is_drawn_with_the_package_and_from_the_job_s_budget(
+    device: Device,
+) -> None:
+    sealed = Round(PLAN, CENTRE, device.keys())
+    drawn = [device.host.perform(Open(sealed.manifest, sealed.blob)) for _ in range(3)]
+    assert {found.budget_s for found in drawn} == {PLAN.job.round.time_budget_s}
+    assert len({found.chance for found in drawn}) == 3
+    assert all(0 <= found.chance < 1 for found in drawn)
+    assert device.load.reads == 0
 
 
 def test_a_package_that_is_none_is_refused(device: Device) -> None:

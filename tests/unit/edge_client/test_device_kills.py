@@ -136,6 +136,7 @@ def live(folder: Path, rounds: dict[tuple[int, int], Round], chance: Random, bea
                 log = logging.getLogger("life")
                 events.append(fx.Done(effect.task, perform(device.host, effect.task, log)))
         if not events:  # all was said and nothing came of it: as after a lost link
+            events.append(fx.Timer("resend"))  # the moment of an answer that waits for it
             events += [fx.Received(fx.Proxy(), message) for message in world.offer()]
             time.sleep(0.001)
 

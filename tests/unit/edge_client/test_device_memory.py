@@ -70,7 +70,7 @@ def test_what_a_round_keeps_is_what_the_next_one_gets(
         seen.append({name: array.copy() for name, array in own.items()})
         return real(plan, exchange, package, own, *rest)
 
-    monkeypatch.setattr("edge_client.round_work.training_answer", watched)
+    monkeypatch.setattr("edge_client.computer.training_answer", watched)
     answered(one, 1)
     first = kept(one)["stc"]
     assert first.any()

@@ -109,6 +109,7 @@ def test_the_end_of_a_claimed_job_prints_no_number_as_a_guarantee(device: Device
 def test_a_graph_that_may_not_run_is_declined_before_a_record_is_read(device: Device) -> None:
     canonical, graph = device.store.job(JOB_ID)
     device.store.put_job(JOB_ID, canonical, graph.replace(b"Softmax", b"Hardmax"))
+    device = device.restarted()
     sealed = Round(PLAN, FIRST, device.keys())
     assert sealed.exchange.infer
     assert "Hardmax" in why(device, sealed)

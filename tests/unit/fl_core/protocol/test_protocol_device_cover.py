@@ -128,40 +128,49 @@ def test_an_owner_who_requires_cover_answers_nothing_without_it_not_even_that() 
     assert machine.state is State.IDLE
     receive(machine, PROXY.note(Cover(10.0)))
     second = manifest(MODEL, at(2), deadline_s=60.0)
-    assert tasks(work_on(machine, second)) == [Work(second, PACKAGE)]
+    (task,) = tasks(work_on(machine, second))
+    assert isinstance(task, Work)
+    assert (task.manifest, task.package) == (second, PACKAGE)
 
 
 # --- the moment ---------------------------------------------------------------------------
 
 
 def answer(
-    machine: DeviceMachine, leave_at: float, work_s: float, *, dummy: bool
+    machine: DeviceMachine, chance: float, work_s: float, *, dummy: bool
 ) -> list[fx.Effect]:
     """The package comes at 100 s, the work ends `work_s` later."""
     machine.handle(fx.Received(fx.Proxy(), offer(HEADER, MODEL)), 100.0)
-    opened = Opened(None if dummy else PACKAGE)
+    opened = Opened(None if dummy else PACKAGE, chance, budget_s=0.0 if dummy else 2.0)
     (task,) = tasks(machine.handle(fx.Done(Open(HEADER, MODEL), opened), 100.0))
-    sealed = replace(SEALED, dummy=dummy, leave_at=leave_at)
+    sealed = replace(SEALED, dummy=dummy)
     return machine.handle(fx.Done(task, sealed), 100.0 + work_s)
 
 
-@pytest.mark.parametrize("leave_at", [0.0, 0.25, 0.999])
-def test_the_length_of_the_work_does_not_show(leave_at: float) -> None:
+@pytest.mark.parametrize("chance", [0.0, 0.25, 0.999])
+def test_the_length_of_the_work_does_not_show(chance: float) -> None:
     """All leave in the second half of the window, whether they had anything to compute or not."""
     moments = set()
     for work_s, dummy in ((0.001, True), (4.9, False)):
-        out = answer(covered(10.0), leave_at, work_s, dummy=dummy)
+        out = answer(covered(10.0), chance, work_s, dummy=dummy)
         assert messages(out, Offer) == []
         moments.add(round(work_s + timers(out)["resend"], 6))
     (moment,) = moments
-    assert moment == pytest.approx(5.0 + leave_at * 5.0)
+    assert moment == pytest.approx(5.0 + chance * 5.0)
 
 
-@pytest.mark.parametrize("dummy", [False, True])
-def test_long_work_leaves_in_what_is_left_of_the_window(dummy: bool) -> None:
-    out = answer(covered(10.0), 0.5, 8.0, dummy=dummy)
-    assert timers(out)["resend"] == pytest.approx(1.0)
-    assert len(headers(answer(covered(10.0), 0.5, 11.0, dummy=dummy))) == 1
+def test_an_answer_s_work_ends_with_the_window_s_first_half() -> None:
+    for budget_s, allowed_s in ((2.0, 1.75), (60.0, 5.0), (0.0, 5.0)):
+        machine = covered(10.0)
+        machine.handle(fx.Received(fx.Proxy(), offer(HEADER, MODEL)), 100.0)
+        opened = fx.Done(Open(HEADER, MODEL), Opened(PACKAGE, 0.5, budget_s))
+        (work,) = tasks(machine.handle(opened, 101.0))
+        assert isinstance(work, Work)
+        assert (work.begun_s, work.allowed_s) == (100.0, allowed_s)
+
+
+def test_what_is_ready_after_its_moment_leaves_at_once() -> None:
+    assert len(headers(answer(covered(10.0), 0.5, 11.0, dummy=True))) == 1
 
 
 def test_the_window_is_at_most_half_of_the_round() -> None:
@@ -175,8 +184,8 @@ def test_the_window_ends_before_the_round_however_late_the_package_is(came_s: fl
     machine.handle(fx.Received(fx.Proxy(), offer(LARGE)), 0.0)
     for part in parts_of(LARGE, LARGE_MODEL):
         machine.handle(fx.Received(fx.Proxy(), part), came_s)
-    machine.handle(fx.Done(Open(LARGE, LARGE_MODEL), Opened(None)), came_s)
-    out = machine.handle(fx.Done(Dummies(LARGE), replace(DUMMY, leave_at=0.999)), came_s)
+    machine.handle(fx.Done(Open(LARGE, LARGE_MODEL), Opened(None, 0.999)), came_s)
+    out = machine.handle(fx.Done(Dummies(LARGE), DUMMY), came_s)
     wait_s = 0.0 if messages(out, Offer) else timers(out)["resend"]
     assert wait_s <= max(0.0, LARGE.deadline_s - came_s) / 2
 
@@ -200,9 +209,9 @@ def test_a_restart_before_the_moment_does_not_tell_who_was_selected(selected: bo
     receive(machine, offer(LARGE))
     for part in parts_of(LARGE, LARGE_MODEL):
         receive(machine, part)
-    done(machine, Open(LARGE, LARGE_MODEL), Opened(PACKAGE if selected else None))
+    done(machine, Open(LARGE, LARGE_MODEL), Opened(PACKAGE if selected else None, 0.5))
     if not selected:
-        done(machine, Dummies(LARGE), replace(DUMMY, leave_at=0.5))
+        done(machine, Dummies(LARGE), DUMMY)
     machine = device(copy.deepcopy(machine.memory))
     out = machine.handle(fx.Connected(fx.Proxy()), 0.0)
     out += receive(machine, PROXY.note(Cover(30.0)))
@@ -266,7 +275,3 @@ def test_the_answer_s_form_does_not_tell_dummies_from_true_ones() -> None:
     assert len(true.data) == len(false.data)
     assert len(true.header.payload) == len(false.header.payload)
 
-
-def test_a_sealed_answer_says_where_in_the_window_it_leaves() -> None:
-    assert Sealed((0,), (1,), b"x", (b"m" * 32,)).leave_at == 0.0
-    assert not Sealed((0,), (1,), b"x", (b"m" * 32,)).dummy

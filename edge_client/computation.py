@@ -1,0 +1,73 @@
+"""What a device computes of its records: one question of the cloud, and the answer to it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+from fl_core.algorithms.base import Answer, Exchange, Tensors
+from fl_core.plan import JobPlan
+from fl_core.privacy.sampler import RandomBytes
+from fl_core.protocol.package import RoundPackage
+
+
+@dataclass(frozen=True)
+class TaughtJob:
+    """A job as it came: its plan, and the bytes that the plan was made from."""
+
+    plan: JobPlan
+    canonical: bytes
+    graph: bytes
+
+
+@dataclass(frozen=True)
+class Computation:
+    """One exchange's work. `own`: what the device adds from its ledger; the clock's `until_s` is
+    when the work must have ended, `allowed_s` how long it may take in all."""
+
+    job: TaughtJob
+    exchange: Exchange
+    package: RoundPackage
+    own: Tensors
+    trains: bool
+    noise: RandomBytes
+    until_s: float = math.inf
+    allowed_s: float = math.inf
+
+
+@dataclass(frozen=True)
+class Computed:
+    """The parts of an answer. `without` says why they were made as if there were no records."""
+
+    parts: tuple[Answer, ...]
+    without: str = ""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What playing a job on made-up records came to: the seconds that its longest answer takes,
+    or why this device cannot play it."""
+
+    needed_s: float = 0.0
+    refused: str = ""
+
+
+class Compute(Protocol):
+    """Where a device computes. Calls come one at a time."""
+
+    def try_job(self, job: TaughtJob, *, trains: bool) -> Trial:
+        """Play every kind of exchange on made-up records; never reads a record."""
+        ...
+
+    def answer(self, one: Computation) -> Computed:
+        """The answer from this device's records, as if it had none where that takes too long.
+
+        Raises DataError for records that cannot be read as a whole; PrivacyError, ProtocolError or
+        DataError for a job or package that is not in order, before a record is read.
+        """
+        ...
+
+    def forget(self, job: TaughtJob) -> None:
+        """The job has ended."""
+        ...

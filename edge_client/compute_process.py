@@ -1,0 +1,255 @@
+"""Computing with records in a process of its own, which is ended where it takes too long.
+
+Time is an output: how long a computation takes, or that it never ends, could tell about a record.
+So what a device answers is there at a public moment at the latest. Before a record is read the
+child hands over the answer of a device without records; if the other one is not there in time, or
+the child dies of it, the first one is sent, and nobody outside can tell.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe
+
+from edge_client import compute_wire as wire
+from edge_client.computation import Computation, Computed, TaughtJob, Trial
+from fl_core.config import EdgeSite
+from fl_core.errors import PrivacyError, ProtocolError
+from fl_core.privacy.derived import DerivedRandom
+
+TRIAL_S = 180.0  # for the imports of a slow box too; a graph that never ends is ended then
+
+
+class ComputeProcess:
+    """One child for all devices of a process, `shared` by so many, whose answers wait in turn.
+
+    Calls come one at a time; `close` may come at any time.
+    """
+
+    def __init__(self, shared: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
+        self.shared, self._clock = shared, clock
+        self._child: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        self._lifeline = -1
+        self._known: set[bytes] = set()
+        self._met: set[str] = set()
+        self._trials: dict[tuple[bytes, bytes, bool, str], Trial] = {}
+        self._number = 0
+        self._closed = False
+
+    def start(self) -> None:
+        """Start the child ahead of its first task."""
+        if self._closed:
+            raise ProtocolError("stopping")
+        if self._child is not None and self._child.poll() is None:
+            return
+        self.end()
+        ours, theirs = Pipe()
+        reading, self._lifeline = os.pipe()
+        try:
+            self._child = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "edge_client.compute_child",
+                    str(theirs.fileno()),
+                    str(reading),
+                ],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno(), reading],
+                start_new_session=True,  # Ctrl-C is for the starter, which ends its child
+            )
+        finally:
+            theirs.close()
+            os.close(reading)
+        self._connection = ours
+
+    def end(self) -> None:
+        """End the child, whatever it is at; the next task starts another one."""
+        child, connection, lifeline = self._child, self._connection, self._lifeline
+        self._child, self._connection, self._lifeline = None, None, -1
+        self._known.clear()
+        self._met.clear()
+        if child is not None:
+            child.kill()
+            child.wait()
+        if connection is not None:
+            connection.close()
+        if lifeline >= 0:
+            os.close(lifeline)
+
+    def close(self) -> None:
+        """End the child for good; what waits for it raises ProtocolError `stopping`."""
+        self._closed = True
+        child = self._child
+        if child is not None:
+            child.kill()
+
+    # --- tasks ---
+
+    def try_job(self, device: RemoteComputer, job: TaughtJob, *, trains: bool) -> Trial:
+        """See `Compute.try_job`. Devices of one kind have one trial."""
+        site = device.site
+        key = (digest_of(job), hashlib.sha256(job.graph).digest(), trains, site.device)
+        found = self._trials.get(key)
+        if found is None:
+            found = self._trials[key] = self._tried(device, job, trains)
+        return found
+
+    def _tried(self, device: RemoteComputer, job: TaughtJob, trains: bool) -> Trial:
+        self._teach(device, job)
+        self._send(wire.Try(device.name, digest_of(job), trains))
+        limit_s = TRIAL_S + 4 * job.plan.job.round.time_budget_s
+        reply = self._receive(self._clock() + limit_s)
+        if isinstance(reply, wire.Tried):
+            return Trial(reply.needed_s * self.shared, reply.refused)
+        self.end()
+        how = "ended the process" if reply is None else f"did not end within {limit_s:g} s"
+        return Trial(0.0, f"the job's computation on made-up records {how}")
+
+    def read_ahead(self, device: RemoteComputer, job: TaughtJob) -> None:
+        """Let the child read the device's records before a round asks for them."""
+        with suppress(ProtocolError, OSError):
+            self._teach(device, job)
+            self._send(wire.Read(device.name, digest_of(job)))
+
+    def answer(self, device: RemoteComputer, one: Computation) -> Computed:
+        """See `Compute.answer`; it takes until `one.until_s` at most.
+
+        Raises PrivacyError where not even the answer without records is there in time: that follows
+        from the box and the job, and from no record.
+        """
+        if not isinstance(one.noise, DerivedRandom):
+            raise PrivacyError("only derived noise can be drawn in another process")
+        self._number += 1
+        number = self._number
+        self._teach(device, one.job)
+        key = one.noise.to_bytes()
+        self._send(wire.ask(number, device.name, digest_of(one.job), one, key))
+        blank = self._reply(number, one.until_s)
+        if blank is None:
+            self.end()
+            raise PrivacyError(
+                "the box was too slow: the round's time budget passed before records were read",
+                where="round.budget_s",
+                fix="raise it, or give the box less other work",
+            )
+        without = ""
+        try:
+            full = self._reply(number, one.until_s)
+            if full is None:
+                without = "computing with the records was not done within the round's time budget"
+        except EOFError:
+            full, without = None, "the computing process ended with the records"
+        if full is None:
+            self.end()
+            with suppress(OSError):
+                self.start()  # it loads its libraries while the round goes on
+            return Computed(wire.answers_of(blank.parts), without)
+        return Computed(wire.answers_of(full.parts), full.without)
+
+    def forget(self, job: TaughtJob) -> None:
+        """The job has ended."""
+        digest = digest_of(job)
+        for key in [key for key in self._trials if key[0] == digest]:
+            del self._trials[key]
+        if digest in self._known and self._connection is not None:
+            self._known.discard(digest)
+            with suppress(ProtocolError):
+                self._send(wire.Forget(digest))
+
+    # --- the pipe ---
+
+    def _teach(self, device: RemoteComputer, job: TaughtJob) -> None:
+        """Have a child that knows this job and this device."""
+        self.start()
+        digest = digest_of(job)
+        if device.name not in self._met:
+            site = device.site.model_dump_json().encode()
+            self._send(wire.Meet(device.name, site, device.split_key))
+            self._met.add(device.name)
+        if digest not in self._known:
+            backbones = tuple(job.plan.artifacts.values())
+            self._send(wire.Know(digest, job.canonical, job.graph, backbones))
+            self._known.add(digest)
+
+    def _send(self, request: wire.Request) -> None:
+        try:
+            if self._connection is None:
+                raise OSError("no pipe")
+            self._connection.send_bytes(wire.encode(request))
+        except OSError:
+            self.end()
+            reason = "stopping" if self._closed else "no_computing"
+            raise ProtocolError(reason, "the computing process has ended") from None
+
+    def _reply(self, number: int, until_s: float) -> wire.Parts | None:
+        """The next part of an answer; None where it does not come in time.
+
+        Raises what the child refused with, EOFError where it ended.
+        """
+        while True:
+            reply = self._receive(until_s)
+            if reply is None:
+                raise EOFError
+            if isinstance(reply, TimeoutError):
+                return None
+            if isinstance(reply, wire.Refused) and reply.number == number:
+                raise wire.error_of(reply)
+            if isinstance(reply, wire.Parts) and reply.number == number:
+                return reply
+
+    def _receive(self, until_s: float) -> wire.Reply | TimeoutError | None:
+        """A reply, `TimeoutError` where none comes in time, None where the child has ended."""
+        connection = self._connection
+        if connection is None:
+            return None
+        try:
+            left_s = until_s - self._clock()
+            wait_s = None if left_s == float("inf") else max(0.0, left_s)
+            if not connection.poll(wait_s):
+                return TimeoutError()
+            return wire.decode_reply(connection.recv_bytes())
+        except (EOFError, OSError):
+            if self._closed:
+                raise ProtocolError("stopping") from None
+            return None
+
+
+class RemoteComputer:
+    """One device's share of a `ComputeProcess`, as `Compute` wants it."""
+
+    def __init__(
+        self, process: ComputeProcess, name: str, site: EdgeSite, split_key: bytes
+    ) -> None:
+        self._process, self.name, self.site, self.split_key = process, name, site, split_key
+
+    def try_job(self, job: TaughtJob, *, trains: bool) -> Trial:
+        """See `Compute`."""
+        found = self._process.try_job(self, job, trains=trains)
+        if not found.refused:
+            self._process.read_ahead(self, job)
+        return found
+
+    def answer(self, one: Computation) -> Computed:
+        """See `Compute`."""
+        try:
+            return self._process.answer(self, one)
+        except EOFError:
+            self._process.end()
+            raise PrivacyError("the computing process ended before records were read") from None
+
+    def forget(self, job: TaughtJob) -> None:
+        """See `Compute`."""
+        self._process.forget(job)
+
+
+def digest_of(job: TaughtJob) -> bytes:
+    """The job's identity, SHA-256."""
+    return hashlib.sha256(job.canonical).digest()

@@ -1,0 +1,114 @@
+"""A device's computing, in the process that calls it: sessions, records and what is made of them.
+
+What is checked before a record is read is the same for all records. From there on nothing may fail
+for what a record holds: whatever a computation raises then, the answer is that of a device without
+records, noised and priced like any other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from edge_client.answer import softmax_answer, training_answer
+from edge_client.computation import Computation, Computed, TaughtJob, Trial
+from fl_core.algorithms.base import Answer, Records
+from fl_core.config import EdgeSite
+from fl_core.data.device import device_records
+from fl_core.evaluation.inference import InferenceSession
+from fl_core.plan import JobPlan
+from fl_core.protocol.package import unpack_tensors
+from fl_core.subnormals import flushed
+
+Load = Callable[[EdgeSite, bytes, float], tuple[Records, Records]]
+
+
+def load_own(site: EdgeSite, split_key: bytes, share: float) -> tuple[Records, Records]:
+    """(training, evaluation) records of this device."""
+    return device_records(site.data, split_key, evaluation_share=share)
+
+
+def no_records(plan: JobPlan) -> Records:
+    """An empty data set of the job's form."""
+    return Records(np.zeros((0, *plan.job.data.input_shape), np.float32), np.zeros(0, np.int64))
+
+
+class Computer:
+    """One device's records and sessions, kept between rounds."""
+
+    def __init__(self, site: EdgeSite, split_key: bytes, load: Load = load_own) -> None:
+        self._site, self._split_key, self._load = site, split_key, load
+        self._session: InferenceSession | None = None
+        self._records: tuple[Records, Records] | None = None
+
+    def try_job(self, job: TaughtJob, *, trains: bool) -> Trial:
+        """Nothing: who computes in this process has no limit to keep."""
+        return Trial()
+
+    def forget(self, job: TaughtJob) -> None:
+        """Nothing is kept of a job."""
+
+    def answer(self, one: Computation) -> Computed:
+        """See `Compute.answer`; takes the time that it takes."""
+        with flushed():
+            return self._answer(one)
+
+    def _answer(self, one: Computation) -> Computed:
+        self.prepare(one)
+        records = self.records(one.job.plan)
+        try:
+            return Computed(self.compute(one, *records))
+        except Exception as error:  # whatever it was, the records made it: it must not show
+            return Computed(self.blank(one), failure(error))
+
+    def prepare(self, one: Computation) -> None:
+        """Check and load what the answer needs beside records."""
+        plan = one.job.plan
+        if one.trains:
+            plan.check_backbones()
+        if one.exchange.infer:
+            self._inference(one.job.graph, plan.job.data.classes)
+
+    def blank(self, one: Computation) -> tuple[Answer, ...]:
+        """What a device without records answers. Raises what the package's form is to blame for."""
+        empty = no_records(one.job.plan)
+        return self.compute(one, empty, empty)
+
+    def records(self, plan: JobPlan) -> tuple[Records, Records]:
+        """This device's halves, loaded once. Raises DataError."""
+        if self._records is None:
+            share = plan.job.data.evaluation_share
+            self._records = self._load(self._site, self._split_key, share)
+        return self._records
+
+    def compute(
+        self, one: Computation, training: Records, evaluation: Records
+    ) -> tuple[Answer, ...]:
+        """The parts of the answer from these records."""
+        plan, package, parts = one.job.plan, one.package, []
+        if one.exchange.infer:
+            session = self._inference(one.job.graph, plan.job.data.classes)
+            weights = unpack_tensors(package.model)
+            key, noise = self._split_key, one.noise
+            samples = plan.softmax_samples
+            row_s = one.allowed_s / (2 * samples) if samples else math.inf
+            parts.append(softmax_answer(plan, session, weights, evaluation.x, noise, key, row_s))
+        if one.trains:
+            own, noise, processor = one.own, one.noise, self._site.device
+            exchange = one.exchange
+            parts.append(training_answer(plan, exchange, package, own, training, noise, processor))
+        return tuple(parts)
+
+    def _inference(self, graph: bytes, classes: int) -> InferenceSession:
+        digest = hashlib.sha256(graph).digest()
+        if self._session is None or self._session.digest != digest:
+            self._session = InferenceSession(graph, digest, classes=classes)
+        return self._session
+
+
+def failure(error: Exception) -> str:
+    """What the owner reads. The text of an error could quote a record, so only its type is told."""
+    return f"computing with the records failed ({type(error).__name__})"
