@@ -15,9 +15,9 @@ from edge_client.store import DeviceStore
 from fl_core.config import EdgeSite, Job
 from fl_core.errors import DataError, ProtocolError
 from fl_core.features import match_backbones
+from fl_core.privacy.derived import NoiseFor, noise_from
 from fl_core.privacy.ledger import Ledger
 from fl_core.privacy.policy import INFER
-from fl_core.privacy.sampler import RandomBytes, os_random
 from fl_core.protocol import effects as fx
 from fl_core.protocol import sealed as real_sealing
 from fl_core.protocol.messages import Manifest
@@ -57,14 +57,15 @@ class DeviceHost:
         identity: Identity,
         store: DeviceStore,
         ledger: Ledger,
-        noise: RandomBytes = os_random,
+        noise_for: NoiseFor | None = None,
         load: Load = load_own,
         say: Callable[[str], None] = lambda _line: None,
         sealing: Sealing = real_sealing,
     ) -> None:
         self.site, self.identity, self._sealing = site, identity, sealing
         self._store, self._ledger, self._say = store, ledger, say
-        self._work = RoundWork(site, identity, store, ledger, noise, load, sealing)
+        noise_for = noise_for or noise_from(ledger.noise_key())
+        self._work = RoundWork(site, identity, store, ledger, noise_for, load, sealing)
         self._releases = ReleaseStore(site.state_dir / "releases", site.limits.releases)
         self._membership: dict[bytes, bytes] = {}
 

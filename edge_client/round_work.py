@@ -29,8 +29,8 @@ from fl_core.data.device import device_records
 from fl_core.errors import DataError, PrivacyError, ProtocolError, UsageError
 from fl_core.features import match_backbones
 from fl_core.plan import SOFTMAX, JobPlan
+from fl_core.privacy.derived import NoiseFor, Question
 from fl_core.privacy.ledger import Ledger, Receipt
-from fl_core.privacy.sampler import RandomBytes
 from fl_core.protocol.messages import SEAL_OVERHEAD_BYTES, Manifest
 from fl_core.protocol.package import RoundPackage, unpack_tensors
 from fl_core.protocol.sealed import Sealing
@@ -56,12 +56,12 @@ class RoundWork:
         identity: Identity,
         store: DeviceStore,
         ledger: Ledger,
-        noise: RandomBytes,
+        noise_for: NoiseFor,
         load: Load,
         sealing: Sealing,
     ) -> None:
         self.site, self.identity, self._sealing = site, identity, sealing
-        self._store, self._ledger, self._noise, self._load = store, ledger, noise, load
+        self._store, self._ledger, self._noise_for, self._load = store, ledger, noise_for, load
         self._plans: dict[bytes, JobPlan] = {}
         self._session: InferenceSession | None = None
         self._records: tuple[Records, Records] | None = None
@@ -158,18 +158,22 @@ class RoundWork:
         own = self._own_tensors(plan, exchange, manifest) if trains else {}
         session = self._inference(graph, plan.job.data.classes) if exchange.infer else None
         training, evaluation = self._own_records(plan.job.data.evaluation_share)
+        noise = self._noise_for(self._question(manifest))
         parts: list[Answer] = []
         if session is not None:
             weights = unpack_tensors(package.model)
             key = self.identity.split_key
-            parts.append(softmax_answer(plan, session, weights, evaluation.x, self._noise, key))
+            parts.append(softmax_answer(plan, session, weights, evaluation.x, noise, key))
         if trains:
             parts.append(
-                training_answer(
-                    plan, exchange, package, own, training, self._noise, self.site.device
-                )
+                training_answer(plan, exchange, package, own, training, noise, self.site.device)
             )
         return release(self._ledger, manifest, parts, self.site.limits.memory_bytes)
+
+    def _question(self, manifest: Manifest) -> Question:
+        """What is asked: the same in every attempt that brings the same package."""
+        at = manifest.at
+        return Question(self._ledger.dataset, at.job_id.hex(), at.round, manifest.package_digest)
 
     def _own_tensors(self, plan: JobPlan, exchange: Exchange, manifest: Manifest) -> Tensors:
         job_id = manifest.at.job_id.hex()
