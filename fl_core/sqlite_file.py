@@ -36,6 +36,15 @@ class StorageError(EdgeVeilError):
     """A durable file cannot be used."""
 
 
+def _identity(path: Path | str) -> tuple[int, int] | None:
+    """Device and inode of the file at `path`; None without one."""
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 class SqliteFile:
     """Opens `path` (made with mode 0600) and runs `schema`; `name` is how errors call it.
 
@@ -62,6 +71,7 @@ class SqliteFile:
         with self._told("used"):
             if str(path) != MEMORY:
                 self._make()
+            self._opened = _identity(path)
             # Autocommit: transactions begin and end in `transaction` alone.
             self.db = sqlite3.connect(
                 path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
@@ -72,6 +82,10 @@ class SqliteFile:
         """Close the file."""
         with self._lock:
             self.db.close()
+
+    def replaced(self) -> bool:
+        """Whether another file stands at the path now, or none: this one is then written unseen."""
+        return self._path != MEMORY and _identity(self._path) != self._opened
 
     @contextmanager
     def guard(self, what: str = "used") -> Iterator[sqlite3.Connection]:

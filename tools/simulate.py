@@ -29,6 +29,7 @@ from fl_core.data.device import held_records
 from fl_core.data.split import SPLIT_KEY_FILE
 from fl_core.features import read_backbones
 from fl_core.plan import JobPlan
+from fl_core.privacy.derived import NoiseFor
 from fl_core.privacy.ledger import Ledger
 from fl_core.privacy.sampler import RandomBytes, SeededRandom
 from fl_core.protocol import effects as fx
@@ -186,7 +187,7 @@ class MemoryFleet:
             identity,
             store,
             ledger,
-            noise=self._noise(number),
+            noise_for=self._noise_for(number),
             say=lambda line: self._say(f"{site.name}: {line}"),
             sealing=self._sealing,
         )
@@ -205,7 +206,8 @@ class MemoryFleet:
         node = self.net.add(fx.Device(identity.device_id), machine, host)
         return Box(identity.device_id, site, host, ledger, node, store)
 
-    def _noise(self, number: int) -> RandomBytes:
+    def _noise_for(self, number: int) -> NoiseFor:
+        """One stream for all questions, which goes on from exchange to exchange."""
         draw = self._seeds.noise(number)
 
         def random_bytes(count: int) -> bytes:
@@ -213,7 +215,7 @@ class MemoryFleet:
                 raise KeyboardInterrupt
             return draw(count)
 
-        return random_bytes
+        return lambda _question: random_bytes
 
     def _start_proxy(self) -> None:
         self.spool = Spool(self.plan.folder / "spool.sqlite")

@@ -9,6 +9,7 @@ import numpy as np
 from fl_core.algorithms.fm_sums import PRODUCT_BITS
 from fl_core.algorithms.triangle import upper
 from fl_core.errors import PrivacyError
+from fl_core.privacy.derived import bound
 from fl_core.privacy.events import ClaimedEvent, Event, GaussianEvent, LaplaceEvent
 from fl_core.privacy.grid import Int64, exact_matmul
 from fl_core.privacy.mechanisms import diagonal_of_triangle, gaussian, laplace
@@ -22,7 +23,8 @@ def noised(total: Int64, event: Event, random_bytes: RandomBytes) -> Int64:
     if isinstance(event, LaplaceEvent):
         return laplace(total, event, random_bytes)[0]
     if isinstance(event, ClaimedEvent):
-        return total + wishart(total.size, event.claimed_epsilon, random_bytes)
+        source = bound(random_bytes, event, total)
+        return total + wishart(total.size, event.claimed_epsilon, source)
     raise PrivacyError(f"'{event.what}' states no noise")
 
 

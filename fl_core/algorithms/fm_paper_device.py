@@ -18,6 +18,7 @@ from fl_core.algorithms.fm_paper import (
     round_event,
 )
 from fl_core.algorithms.setting import Setting
+from fl_core.privacy.derived import bound
 from fl_core.privacy.events import Event
 from fl_core.privacy.grid import GRID_BITS, Float64, exact_gram, exact_matmul
 from fl_core.privacy.sampler import RandomBytes, discrete_laplace, os_random
@@ -60,9 +61,11 @@ class FmPaperDevice:
             return self._fm.answer(exchange, tensors, records, random_bytes, processor)
         check_package(exchange, tensors, self.parameters, self.setting)
         linear, quadratic = coefficients(self._fm.bounded(records, tensors), self.setting.classes)
+        law = round_event(self.parameters, self.setting)
+        total = np.concatenate([linear.ravel(), quadratic.ravel()])
         hidden, output = tensors[HIDDEN].astype(np.float64), tensors[OUTPUT].astype(np.float64)
         for _ in range(self.parameters.local_steps):
-            noisy = self._noised(linear, quadratic, random_bytes)
+            noisy = self._noised(linear, quadratic, bound(random_bytes, law, total))
             slope = (noisy[0] + 2 * noisy[1] @ (hidden @ output)) / self.setting.nominal_records
             hidden, output = (
                 self._stepped(hidden, slope @ output.T),

@@ -5,6 +5,7 @@ from fl_core.crypto.errors import CryptoError
 from fl_core.crypto.keys import (
     ContentKey,
     LedgerKey,
+    NoiseKey,
     OpeningKey,
     SealingKey,
     SigningKey,
@@ -24,6 +25,7 @@ __all__ = [
     "ContentKey",
     "CryptoError",
     "LedgerKey",
+    "NoiseKey",
     "OpeningKey",
     "SealingKey",
     "SigningKey",

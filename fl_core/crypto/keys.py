@@ -15,7 +15,10 @@ from typing import ClassVar, NoReturn, Self, TypeVar, cast
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from fl_core.crypto import labels
 from fl_core.crypto.errors import CryptoError
 from fl_core.crypto.key_files import read_key, write_key
 
@@ -179,3 +182,15 @@ class LedgerKey(SecretKey):
 
     __slots__ = ()
     tag = "edgeveil-ledger-key-1"
+
+    def noise_key(self) -> NoiseKey:
+        """The key of this device's noise: HKDF-SHA256, so that neither key tells the other."""
+        derive = HKDF(SHA256(), KEY_BYTES, salt=None, info=labels.separated(labels.NOISE_KEY))
+        return NoiseKey(derive.derive(self._raw))
+
+
+class NoiseKey(SecretKey):
+    """Key that all of a device's noise is derived from: who has it can take the noise away."""
+
+    __slots__ = ()
+    tag = "edgeveil-noise-key-1"

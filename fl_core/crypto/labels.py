@@ -25,10 +25,16 @@ STREAM_KEY = b"edgeveil/v1/stream-key"
 STANZA_TAG = b"edgeveil/v1/stanza-tag"
 SEGMENT_MARK = b"edgeveil/v1/segment-mark"
 COMMITMENT = b"edgeveil/v1/commitment"
+NOISE_KEY = b"edgeveil/v1/noise-key"
 
-# Keyed hashes: one link of a device's privacy ledger, an evaluation record's slot.
+# Keyed hashes: one link of a device's privacy ledger, an evaluation record's slot; and a device's
+# noise: one question's key, its secret samples, the noise on one exact sum. A change in how bytes
+# become noise is a change in what is derived.
 LEDGER_LINK = b"edgeveil/v1/ledger-link"
 EVALUATION_SLOT = b"edgeveil/v1/evaluation-slot"
+NOISE_QUESTION = b"edgeveil/v1/noise-question"
+NOISE_SAMPLES = b"edgeveil/v1/noise-samples"
+NOISE_SUM = b"edgeveil/v1/noise-sum"
 
 ALL = (
     HEADER,
@@ -42,8 +48,12 @@ ALL = (
     STANZA_TAG,
     SEGMENT_MARK,
     COMMITMENT,
+    NOISE_KEY,
     LEDGER_LINK,
     EVALUATION_SLOT,
+    NOISE_QUESTION,
+    NOISE_SAMPLES,
+    NOISE_SUM,
 )
 
 

@@ -8,10 +8,15 @@ from fractions import Fraction
 from functools import lru_cache
 
 GUARD_BITS = 64
+MOST_BITS = 64 + 1024  # of one uniform number; it gets there with a chance below 2^-1000
 
 
 class LazyUniform:
-    """A uniform number in [0, 1), known to `count` leading bits and extended on demand."""
+    """A uniform number in [0, 1), known to `count` leading bits and extended on demand.
+
+    With `MOST_BITS` nothing is drawn any more: what they leave open counts as not less, and zeros
+    alone as 2**-MOST_BITS. So every method ends, whatever the bits are.
+    """
 
     def __init__(self, bits: int, count: int, random_bytes: Callable[[int], bytes]) -> None:
         self._bits, self._count, self._random_bytes = bits, count, random_bytes
@@ -21,30 +26,44 @@ class LazyUniform:
         self._count += 64
 
     def less_than_exp(self, gamma: Fraction) -> bool:
-        """Whether U < exp(-gamma), for gamma >= 0. Ends with probability 1, 64 bits a step."""
+        """Whether U < exp(-gamma), for gamma >= 0."""
         if gamma <= 0:
             return True
         while True:
             low, high = exp_bracket(gamma, self._count)
             if self._bits + 1 <= low:
                 return True
-            if self._bits >= high:
+            if self._bits >= high or self._count >= MOST_BITS:
                 return False
             self._extend()
 
     def geometric(self, t: Fraction) -> int:
-        """floor(-t·ln U): the largest x with U < exp(-x/t) (ties have probability 0)."""
-        while self._bits == 0:
+        """floor(-t·ln U): the largest x with U < exp(-x/t) (ties have probability 0).
+
+        From a guess in float64 outward in doubling steps, then by halves: some 2·log₂(1100·t)
+        comparisons at most, and as many again when further bits are drawn, for a new guess.
+        """
+        while self._bits == 0 and self._count < MOST_BITS:
             self._extend()
-        guess = -float(t) * (math.log(self._bits) - self._count * math.log(2))
-        x = max(0, round(guess))
-        if self.less_than_exp(x / t):
-            while self.less_than_exp((x + 1) / t):
-                x += 1
-            return x
-        while not self.less_than_exp((x - 1) / t):
-            x -= 1
-        return x - 1
+        self._bits = max(1, self._bits)
+        low, high = 0, math.ceil(t * self._count)  # U >= 2^-count > exp(-count)
+        x, step, turned = self._near(t), 1, {True: False, False: False}
+        while high - low > 1:
+            x, known = min(max(x, low + 1), high - 1), self._count
+            less = self.less_than_exp(x / t)
+            low, high = (x, high) if less else (low, x)
+            turned[less] = True
+            if self._count > known:
+                x, step, turned = self._near(t), 1, {True: False, False: False}
+            elif all(turned.values()):
+                x = (low + high) // 2
+            else:
+                x, step = (x + step if less else x - step), 2 * step
+        return low
+
+    def _near(self, t: Fraction) -> int:
+        """-t·ln U for the least U that the bits allow, in float64."""
+        return round(-float(t) * (math.log(self._bits) - self._count * math.log(2)))
 
 
 def exp_bracket(gamma: Fraction, bits: int) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fl_core.crypto import NoiseKey
 from fl_core.errors import PrivacyError, UsageError
 from fl_core.privacy.events import Event
 from fl_core.privacy.guarantee import Guarantee
@@ -75,6 +76,10 @@ class Ledger:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+    def noise_key(self) -> NoiseKey:
+        """The key of this device's noise, which follows from the chain's alone."""
+        return self._chain.noise_key()
 
     def check(self, request: JobRequest, limits: Limits) -> Quote:
         """The quote of the *whole* job, or `PrivacyError` if it does not fit what is left.

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fl_core.crypto import CryptoError, LedgerKey, labels
+from fl_core.crypto import CryptoError, LedgerKey, NoiseKey, labels
 from fl_core.crypto.key_files import read_key, write_key
 from fl_core.errors import PrivacyError
 from fl_core.privacy.ledger_book import Book, Change
@@ -36,7 +36,8 @@ _HEAD_TAG = "edgeveil-ledger-head-1"
 _MAC_BYTES = 32
 _TYPES = (int, str, str, str, int, str, bytes)
 _FIX = (
-    "put back the newest copies of the ledger's files, all from one moment; without them,"
+    "with the device stopped, put back the newest copies of the ledger's files, all from one"
+    " moment; without them,"
     " enrol a new device with a state_dir of its own"
 )
 
@@ -80,6 +81,7 @@ class Chain:
     def __init__(self, file: SqliteFile, path: Path) -> None:
         self._file, self._path = file, path
         self._key_path, self._head_path = path.with_suffix(".key"), path.with_suffix(".head")
+        self._settled = 0  # the furthest that the head was seen to be
         self.book = Book()
 
     def open(self, *, create: bool) -> None:
@@ -104,6 +106,10 @@ class Chain:
             ) from error
         self._before = self._last = self._start()
         self.settle(write=create)
+
+    def noise_key(self) -> NoiseKey:
+        """What the open chain's key says of noise."""
+        return self._key.noise_key()
 
     def make_tables(self) -> None:
         """Make what a new ledger lacks, in a transaction before `open`'s, which writes the key.
@@ -159,9 +165,21 @@ class Chain:
             self._take(row)
 
     def settle(self, *, write: bool = True) -> None:
-        """`follow`, and compare with the head; where it is one link behind, move it forward."""
+        """`follow`, and compare with the head; where it is one link behind, move it forward.
+
+        Finds files that were put back under the running device, a moment ago or long ago.
+        """
+        if self._file.replaced():
+            raise broken("another database was put in its place while it was open", self._path)
         self.follow()
         head = Head.load(self._head_path)
+        if head.number < self._settled:
+            raise broken(
+                f"its head was put back from link {self._settled} to link {head.number} while it"
+                " was open",
+                self._head_path,
+            )
+        self._settled = head.number
         if head == self._last:
             return
         if head.number > self._last.number:
@@ -173,6 +191,7 @@ class Chain:
             raise broken(f"its head, link {head.number}, is not one of its links", self._head_path)
         if write:
             self._last.save(self._head_path)
+            self._settled = self._last.number
 
     def append(self, db: sqlite3.Connection, change: Change) -> int:
         """Add a link within a transaction, after `settle`; its number."""

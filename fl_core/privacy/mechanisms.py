@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_core.errors import PrivacyError
+from fl_core.privacy.derived import bound
 from fl_core.privacy.events import GaussianEvent, LaplaceEvent, Unit
 from fl_core.privacy.sampler import (
     LARGEST_SCALE,
@@ -69,6 +70,7 @@ def gaussian(
     """
     if total.size != event.coordinates:
         raise PrivacyError(f"{event.what}: {total.size} values, priced as {event.coordinates}")
+    random_bytes = bound(random_bytes, event, total)
     if event.finest_sigma_squared == event.sigma_squared:
         return total + discrete_gaussian(event.sigma_squared, total.shape, random_bytes), event
     if 2 * event.finest_sigma_squared != event.sigma_squared:
@@ -94,7 +96,8 @@ def laplace(
     """`total` (any shape, steps) plus the discrete Laplace noise that `event` states."""
     if total.size != event.coordinates:
         raise PrivacyError(f"{event.what}: {total.size} values, priced as {event.coordinates}")
-    return total + discrete_laplace(scale_of(event), total.shape, random_bytes), event
+    noise = discrete_laplace(scale_of(event), total.shape, bound(random_bytes, event, total))
+    return total + noise, event
 
 
 def scale_of(event: LaplaceEvent) -> Fraction:

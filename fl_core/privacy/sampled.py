@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fl_core.errors import PrivacyError
 from fl_core.privacy.accountant import epsilon, mu_for
+from fl_core.privacy.derived import bound
 from fl_core.privacy.events import SampledGaussianEvent
 from fl_core.privacy.sampler import LARGEST_SCALE, RandomBytes, discrete_gaussian, os_random
 
@@ -75,7 +76,8 @@ def noised_step(
     """The exact sum (coordinates,) of one sample, in steps, plus the noise that `event` states."""
     if total.size != event.coordinates:
         raise PrivacyError(f"{event.what}: {total.size} values, priced as {event.coordinates}")
-    return total + discrete_gaussian(event.sigma_squared, total.shape, random_bytes)
+    source = bound(random_bytes, event, total)
+    return total + discrete_gaussian(event.sigma_squared, total.shape, source)
 
 
 @lru_cache(maxsize=64)

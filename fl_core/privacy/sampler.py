@@ -36,6 +36,10 @@ SMALLEST_FAST = np.uint64(1 << 52)  # below it, 64 bits say too little about ln 
 os_random: RandomBytes = os.urandom
 
 
+class SampleBytes:
+    """Bytes that no noise may be drawn from: those of secret samples (`derived.py`)."""
+
+
 class SeededRandom:
     """Reproducible bytes (numpy PCG64), for simulations and tests only: not a CSPRNG."""
 
@@ -54,6 +58,7 @@ def discrete_laplace(
     Raises `PrivacyError` unless 0 < scale <= 2**40 steps.
     """
     t = _checked(Fraction(scale), "scale")
+    _check_source(random_bytes)
     return _collect(shape, 1.6, lambda count: _laplace_candidates(t, count, random_bytes))
 
 
@@ -67,6 +72,7 @@ def discrete_gaussian(
     variance = Fraction(sigma_squared)
     if not 0 < variance <= LARGEST_SCALE**2:
         raise PrivacyError(f"sigma² must be in (0, 2^80] steps², got {variance}")
+    _check_source(random_bytes)
     t = math.isqrt(int(variance)) + 1
 
     def candidates(count: int) -> Int64:
@@ -81,6 +87,13 @@ def _checked(scale: Fraction, name: str) -> Fraction:
     if not 0 < scale <= LARGEST_SCALE:
         raise PrivacyError(f"{name} must be in (0, 2^40] steps, got {scale}")
     return scale
+
+
+def _check_source(random_bytes: RandomBytes) -> None:
+    if isinstance(random_bytes, SampleBytes):
+        raise PrivacyError(
+            "derived noise must be bound to the sum it hides", fix="draw it by `derived.bound`"
+        )
 
 
 def _collect(shape: tuple[int, ...], surplus: float, draw: Callable[[int], Int64]) -> Int64:

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_core.errors import PrivacyError
+from fl_core.privacy.derived import bound
 from fl_core.privacy.events import SelectionEvent, Unit
 from fl_core.privacy.exact import LazyUniform
 from fl_core.privacy.sampler import RandomBytes, os_random
@@ -81,6 +82,7 @@ def exponential_mechanism(
     By rejection: a uniform candidate is kept with probability exp(-(best - score)/scale); n
     tries are expected at most. Raises `PrivacyError` if the event prices another selection.
     """
+    random_bytes = bound(random_bytes, event, scores)
     wins = _flip(scores, event, "exponential", random_bytes)
     while True:
         index = _below(event.candidates, random_bytes)
@@ -96,6 +98,7 @@ def report_noisy_max(
     Permute-and-flip: candidates in random order, the first whose Bernoulli(exp(-(best -
     score)/scale)) succeeds; the best one always does. Raises `PrivacyError` as above.
     """
+    random_bytes = bound(random_bytes, event, scores)
     wins = _flip(scores, event, "report_noisy_max", random_bytes)
     order = list(range(event.candidates))
     while True:

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_core.errors import PrivacyError
+from fl_core.privacy.derived import bound
 from fl_core.privacy.events import LaplaceEvent, Unit, UnprotectedEvent
 from fl_core.privacy.mechanisms import laplace_event, scale_of
 from fl_core.privacy.sampler import RandomBytes, discrete_laplace, os_random
@@ -79,7 +80,8 @@ def softmax_laplace(
     samples = len(softmax) if softmax.ndim == 2 else None
     event = softmax_event(steps.shape[-1], epsilon, sensitivity=sensitivity, samples=samples)
     if isinstance(event, LaplaceEvent):
-        steps = steps + discrete_laplace(scale_of(event), steps.shape, random_bytes)
+        source = bound(random_bytes, event, steps)
+        steps = steps + discrete_laplace(scale_of(event), steps.shape, source)
     noised: Float64 = steps.astype(np.float64) * 2.0**-SOFTMAX_BITS
     return noised, event
 

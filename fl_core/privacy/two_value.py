@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_core.errors import PrivacyError
+from fl_core.privacy.derived import bound
 from fl_core.privacy.events import TwoValueEvent, Unit
 from fl_core.privacy.sampler import RandomBytes, os_random
 
@@ -52,7 +53,8 @@ def two_value(
         raise PrivacyError(f"{event.what}: {values.size} values, priced as {event.coordinates}")
     tilt = _tilt(event)
     steps = np.trunc(np.clip(np.nan_to_num(values), -1, 1) * 2.0**VALUE_BITS).astype(np.int64)
-    words = np.frombuffer(random_bytes(8 * values.size), "<u8").reshape(values.shape)
+    source = bound(random_bytes, event, steps)
+    words = np.frombuffer(source(8 * values.size), "<u8").reshape(values.shape)
     drawn = (words >> np.uint64(1)).astype(np.int64)
     high = drawn < (1 << (VALUE_BITS + TILT_BITS)) + steps * tilt
     size = 2.0**TILT_BITS / tilt

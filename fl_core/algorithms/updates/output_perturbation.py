@@ -23,6 +23,7 @@ from fl_core.algorithms.updates.base import Task, Update
 from fl_core.algorithms.updates.sgd import LocalSgd, Sgd
 from fl_core.errors import PrivacyError
 from fl_core.privacy.accountant import mu_for
+from fl_core.privacy.derived import bound
 from fl_core.privacy.events import ClaimedEvent, Event
 from fl_core.privacy.figures import HAIR
 from fl_core.privacy.sampler import LARGEST_SCALE, discrete_gaussian
@@ -74,6 +75,7 @@ class OutputPerturbation(Sgd):
         for name, change in super().train(task, start).items():
             bounded = np.clip(np.nan_to_num(change), -LARGEST, LARGEST).astype(np.float64)
             steps = np.trunc(bounded * 2.0**BITS).astype(np.int64)
-            steps += discrete_gaussian(self.sigma_steps**2, steps.shape, task.random_bytes)
+            source = bound(task.random_bytes, f"{name}, σ = {self.sigma_steps} steps", steps)
+            steps += discrete_gaussian(self.sigma_steps**2, steps.shape, source)
             noised[name] = (steps * 2.0**-BITS).astype(np.float32)
         return noised

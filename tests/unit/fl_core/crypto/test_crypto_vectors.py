@@ -3,10 +3,12 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fl_core.crypto import (
     ContentKey,
+    LedgerKey,
     OpeningKey,
     SealingKey,
     SigningKey,
@@ -19,6 +21,7 @@ from fl_core.crypto import (
     sign,
     verify,
 )
+from fl_core.privacy.derived import DerivedRandom, Question, question_key
 
 VECTORS = json.loads((Path(__file__).parents[3] / "vectors" / "crypto.json").read_text())
 
@@ -76,3 +79,17 @@ def test_stanzas(case):
     key = OpeningKey.from_bytes(unhex(case, "opening_key"))
     expected = case["content_key"] and ContentKey.from_bytes(unhex(case, "content_key"))
     assert open_stanzas(key, unhex(case, "info"), unhex(case, "area")) == expected
+
+
+@pytest.mark.parametrize("case", VECTORS["noise"])
+def test_derived_noise(case):
+    key = LedgerKey.from_bytes(unhex(case, "ledger_key")).noise_key()
+    assert key.to_bytes() == unhex(case, "noise_key")
+    asked = (case["dataset"], case["job_id"], case["exchange"], unhex(case, "package_digest"))
+    question = question_key(key, Question(*asked))
+    assert question == unhex(case, "question_key")
+    stream, total = DerivedRandom(question), np.array(case["total"], np.int64)
+    first, second = stream.bound(case["law"], total), stream.bound(case["law"], total)
+    assert stream(80) == unhex(case, "samples")
+    assert first(80) == unhex(case, "first_draw")
+    assert second(80) == unhex(case, "second_draw")

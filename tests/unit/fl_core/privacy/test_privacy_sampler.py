@@ -1,5 +1,6 @@
 import math
 from fractions import Fraction
+from random import Random
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from scipy.stats import chi2, chi2_contingency
 
 from fl_core.errors import PrivacyError
 from fl_core.privacy import sampler
-from fl_core.privacy.exact import LazyUniform, exp_bracket
+from fl_core.privacy.derived import DerivedRandom
+from fl_core.privacy.exact import MOST_BITS, LazyUniform, exp_bracket
 from fl_core.privacy.sampler import SeededRandom, discrete_gaussian, discrete_laplace
 
 
@@ -31,19 +33,26 @@ def p_value(sample, probabilities, cells):
     return chi2.sf(statistic, used.sum() - 1)
 
 
+def derived(number):
+    """Noise as a device derives it, of a question of its own."""
+    return DerivedRandom(number.to_bytes(32, "big")).bound("law", np.zeros(1, np.int64))
+
+
+@pytest.mark.parametrize("source", [SeededRandom, derived])
 @pytest.mark.parametrize("variance", [Fraction(1, 10), Fraction(1), Fraction(7, 3), Fraction(400)])
-def test_the_discrete_gaussian_has_its_exact_probabilities(variance):
+def test_the_discrete_gaussian_has_its_exact_probabilities(variance, source):
     cells = int(3 * math.sqrt(variance)) + 1
     probabilities = exact_probabilities(lambda k: math.exp(-k * k / (2 * variance)), cells)
-    sample = discrete_gaussian(variance, (300_000,), SeededRandom(1))
+    sample = discrete_gaussian(variance, (300_000,), source(1))
     assert p_value(sample, probabilities, cells) > 1e-4
 
 
+@pytest.mark.parametrize("source", [SeededRandom, derived])
 @pytest.mark.parametrize("scale", [Fraction(1, 3), Fraction(1), Fraction(13, 2), Fraction(40)])
-def test_the_discrete_laplace_has_its_exact_probabilities(scale):
+def test_the_discrete_laplace_has_its_exact_probabilities(scale, source):
     cells = int(4 * scale) + 1
     probabilities = exact_probabilities(lambda k: math.exp(-abs(k) / scale), cells)
-    sample = discrete_laplace(scale, (300_000,), SeededRandom(2))
+    sample = discrete_laplace(scale, (300_000,), source(2))
     assert p_value(sample, probabilities, cells) > 1e-4
 
 
@@ -102,6 +111,94 @@ def test_a_uniform_of_64_zero_bits_is_continued_not_clipped():
     words = iter([0, 1 << 63])
     draw = LazyUniform(next(words), 64, lambda n: next(words).to_bytes(n, "little"))
     assert draw.geometric(Fraction(10)) == math.floor(10 * 65 * math.log(2))
+
+
+class CountedUniform(LazyUniform):
+    """Counts comparisons and words, and says where a search goes astray."""
+
+    compared = 0
+
+    def less_than_exp(self, gamma):
+        self.compared += 1
+        assert self.compared < 300
+        return super().less_than_exp(gamma)
+
+
+WORDS = (0, 1, 2, 3, 5, 2**20, 2**40 + 1, 2**52 - 1, 2**63, 2**64 - 2, 2**64 - 1)
+NEXT = (0, 1, 2**63, 2**64 - 1)
+
+
+@pytest.mark.parametrize("scale", [Fraction(1, 3), Fraction(1), Fraction(10**6, 7), 2**40])
+@pytest.mark.parametrize("following", NEXT)
+@pytest.mark.parametrize("word", WORDS)
+def test_a_geometric_draw_is_the_floor_for_every_word(word, following, scale):
+    rest = Random(1)
+    tail = [following, *(rest.getrandbits(64) for _ in range(15))]
+    words = iter(tail)
+    draw = CountedUniform(word, 64, lambda n: next(words).to_bytes(n, "little"))
+    found = draw.geometric(Fraction(scale))
+    mp.prec = 1400
+    bits = word
+    for one in tail:
+        bits = bits << 64 | one
+    t = mp.mpf(Fraction(scale).numerator) / Fraction(scale).denominator
+    ends = [-t * mp.log(mp.mpf(b) / mp.mpf(2) ** (64 * 17)) for b in (bits, bits + 1)]
+    assert [int(mp.floor(end)) for end in ends] == [found, found]
+
+
+@pytest.mark.parametrize("byte", [b"\0", b"\xff"])
+@pytest.mark.parametrize("word", [0, 1, 2**64 - 1])
+def test_a_geometric_draw_ends_when_all_further_bits_are_the_same(word, byte):
+    drawn = []
+    draw = CountedUniform(word, 64, lambda n: drawn.append(n) or byte * n)
+    found = draw.geometric(Fraction(2**40))
+    assert len(drawn) <= 16
+    if (word, byte) == (0, b"\0"):
+        assert len(drawn) == 16
+        assert 0 <= found - 2**40 * MOST_BITS * math.log(2) + 2**40 * math.log(3) < 2**42
+    if word == 2**64 - 1:
+        assert found == 0
+
+
+def test_a_comparison_ends_where_the_bits_follow_exp_for_ever():
+    mp.prec = 4000
+    digits = int(mp.exp(-mp.mpf("0.5")) * mp.mpf(2) ** 3200)
+    words = iter((digits >> shift) & (2**64 - 1) for shift in range(3200 - 128, 0, -64))
+    drawn = []
+    draw = LazyUniform(
+        digits >> (3200 - 64),
+        64,
+        lambda n: drawn.append(n) or next(words).to_bytes(n, "little"),
+    )
+    assert draw.less_than_exp(Fraction(1, 2)) is False
+    assert 64 * len(drawn) == MOST_BITS - 64
+    assert Fraction(3, 2**MOST_BITS) < Fraction(1, 2**1000)  # as likely as bits so near are
+
+
+def walked(draw, t):
+    """The walk from a guess, step by step, that `geometric` once was."""
+    while draw._bits == 0:
+        draw._extend()
+    x = max(0, round(-float(t) * (math.log(draw._bits) - draw._count * math.log(2))))
+    if draw.less_than_exp(x / t):
+        while draw.less_than_exp((x + 1) / t):
+            x += 1
+        return x
+    while not draw.less_than_exp((x - 1) / t):
+        x -= 1
+    return x - 1
+
+
+@pytest.mark.parametrize("scale", [Fraction(2, 5), Fraction(7), Fraction(12345, 11), 2**30, 2**40])
+def test_a_geometric_draw_is_what_a_walk_step_by_step_gives_from_the_same_bits(scale):
+    random, long = Random(2), scale > 2**20
+    for _ in range(300):
+        word = random.getrandbits(64) if long else random.getrandbits(random.randint(1, 64))
+        seed, ends = random.getrandbits(60), []
+        for find in (LazyUniform.geometric, walked):
+            stream = SeededRandom(seed)
+            ends.append((find(LazyUniform(word, 64, stream), Fraction(scale)), stream(8)))
+        assert ends[0] == ends[1]
 
 
 @pytest.mark.parametrize("noise", ["gaussian", "laplace"])
