@@ -15,6 +15,7 @@ from fl_core.data.slots import EMPTY
 from fl_core.errors import ProtocolError
 from fl_core.evaluation.graph_check import check_graph
 from fl_core.evaluation.onnx_session import BATCH_RECORDS, MAX_GRAPH_BYTES, OnnxModel, aligned
+from fl_core.subnormals import flushed
 
 
 class InferenceSession:
@@ -36,6 +37,7 @@ class InferenceSession:
         self.digest, self.classes = digest, classes
         self._model = OnnxModel(graph, max_bytes)
 
+    @flushed()
     def mean_softmax(
         self, x: NDArray[np.float32], weights: Mapping[str, NDArray[Any]]
     ) -> NDArray[np.float64]:
@@ -54,6 +56,7 @@ class InferenceSession:
             return uniform
         return uniform if mean is None else mean
 
+    @flushed()
     def slot_softmax(
         self,
         x: NDArray[np.float32],

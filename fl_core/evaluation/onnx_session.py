@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_core.errors import DataError
+from fl_core.subnormals import flushed
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession as OrtSession
-    from onnxruntime import RunOptions
+    from onnxruntime import RunOptions, SessionOptions
 
 BATCH_RECORDS = 64
 MAX_GRAPH_BYTES = 64 << 20
@@ -134,13 +135,20 @@ def _releasing() -> RunOptions:
 
 
 def run_session(session: OrtSession, output: str, feed: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-    """One output of a run. Raises whatever ONNX Runtime does: its errors have no common root."""
-    # A copy: what is kept may be much, and the bound is for runs.
-    return np.array(session.run([output], dict(feed), _releasing())[0])
+    """One output of a run, with subnormal numbers as zero in whatever thread.
+
+    Raises whatever ONNX Runtime does: its errors have no common root.
+    """
+    with flushed():
+        # A copy: what is kept may be much, and the bound is for runs.
+        return np.array(session.run([output], dict(feed), _releasing())[0])
 
 
 def open_session(graph: bytes) -> OrtSession:
-    """A session on the CPU with one thread; DataError if the graph cannot be loaded."""
+    """A session on the CPU with one thread; DataError if the graph cannot be loaded.
+
+    PrivacyError where subnormal numbers cannot be flushed. Run it with `run_session` alone.
+    """
     # A tensor stored outside the graph is marked by the key "location"; loading it would let
     # the graph's author choose a file of this machine to read.
     if b"location" in graph:
@@ -158,6 +166,15 @@ def open_session(graph: bytes) -> OrtSession:
     options.log_severity_level = 4  # errors come back as exceptions
     _bound_memory()
     options.add_session_config_entry("session.use_env_allocators", "1")
+    # Acts on the thread of the process's first session alone, hence `flushed` beside it.
+    options.add_session_config_entry("session.set_denormal_as_zero", "1")
+    with flushed():
+        return _loaded(graph, options)
+
+
+def _loaded(graph: bytes, options: SessionOptions) -> OrtSession:
+    import onnxruntime as ort
+
     try:
         # Folding constants takes its memory elsewhere, without a bound.
         return ort.InferenceSession(
