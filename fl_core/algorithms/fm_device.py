@@ -28,6 +28,7 @@ from fl_core.algorithms.triangle import unpacked
 from fl_core.privacy.events import Event
 from fl_core.privacy.grid import Int64
 from fl_core.privacy.sampler import RandomBytes, os_random
+from fl_core.subnormals import flushed, flushed_training
 
 HEAD = "head.weight"
 
@@ -52,6 +53,7 @@ class FmDevice:
         """Compute the features of `records` ahead of the first exchange."""
         self._cache.features(records)
 
+    @flushed_training()
     def answer(
         self,
         exchange: Exchange,
@@ -70,6 +72,7 @@ class FmDevice:
         segments = self.finish(exchange, tensors, result, processor)
         return Answer(segments, self.price(exchange))
 
+    @flushed()
     def sums(self, exchange: Exchange, tensors: Tensors, records: Records) -> Int64:
         """The exact sum over records, before any noise, in steps of the phase's grid.
 

@@ -19,6 +19,7 @@ from fl_core.algorithms.pca_basis import BASIS_BITS, Basis
 from fl_core.algorithms.setting import Setting
 from fl_core.features import valid_records
 from fl_core.privacy.grid import Int64, clip_rows, exact_matmul, quantise, squared_norms
+from fl_core.subnormals import flushed
 
 FEATURE_BITS = 24
 BLOCK = 4096  # rows at a time: bounds memory; a multiple of the 64 rows of one norm
@@ -50,6 +51,7 @@ def blocks(count: int) -> Iterator[slice]:
         yield slice(start, start + BLOCK)
 
 
+@flushed()
 def features_of(records: Records, setting: Setting) -> Features:
     """Features of the valid records; the others are dropped."""
     mask = valid_records(records.x, records.y, setting.classes)

@@ -22,6 +22,7 @@ from fl_core.privacy.derived import bound
 from fl_core.privacy.events import Event
 from fl_core.privacy.grid import GRID_BITS, Float64, exact_gram, exact_matmul
 from fl_core.privacy.sampler import RandomBytes, discrete_laplace, os_random
+from fl_core.subnormals import flushed_training
 
 NOISE_STEPS = 1 << 20  # Laplace noise is drawn at this scale, in whole steps, then scaled
 
@@ -45,6 +46,7 @@ class FmPaperDevice:
         """Compute the features of `records` ahead of the first exchange."""
         self._fm.prepare(records)
 
+    @flushed_training()
     def answer(
         self,
         exchange: Exchange,

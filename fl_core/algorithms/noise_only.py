@@ -26,6 +26,7 @@ from fl_core.algorithms.setting import Setting
 from fl_core.errors import ProtocolError
 from fl_core.privacy.events import Event
 from fl_core.privacy.sampler import RandomBytes, os_random
+from fl_core.subnormals import flushed_training
 
 PACKAGE, NOISE = "package", "noise"
 _LARGEST = 1 << 24  # values, 64 MiB
@@ -56,6 +57,7 @@ class NoiseOnlyDevice:
         """Nothing."""
         return ()
 
+    @flushed_training()
     def answer(
         self,
         exchange: Exchange,

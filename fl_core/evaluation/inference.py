@@ -16,6 +16,7 @@ from fl_core.data.slots import EMPTY
 from fl_core.errors import DataError, ProtocolError
 from fl_core.evaluation.graph_check import check_graph
 from fl_core.evaluation.onnx_session import BATCH_RECORDS, MAX_GRAPH_BYTES, OnnxModel, aligned
+from fl_core.subnormals import flushed
 
 
 class InferenceSession:
@@ -52,6 +53,7 @@ class InferenceSession:
                 fix="let the model give finite logits, one a class",
             )
 
+    @flushed()
     def mean_softmax(
         self, x: NDArray[np.float32], weights: Mapping[str, NDArray[Any]]
     ) -> NDArray[np.float64]:
@@ -70,6 +72,7 @@ class InferenceSession:
             return uniform
         return uniform if mean is None else mean
 
+    @flushed()
     def slot_softmax(
         self,
         x: NDArray[np.float32],

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_core.errors import DataError
+from fl_core.subnormals import flushed
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession as OrtSession
-    from onnxruntime import RunOptions
+    from onnxruntime import RunOptions, SessionOptions
 
 BATCH_RECORDS = 64
 MAX_GRAPH_BYTES = 64 << 20
@@ -142,27 +144,38 @@ def _releasing() -> RunOptions:
 def run_session(
     session: OrtSession, output: str, feed: Mapping[str, NDArray[Any]], *, limit_s: float = math.inf
 ) -> NDArray[Any]:
-    """One output of a run. Raises whatever ONNX Runtime does: its errors have no common root.
+    """One output of a run, with subnormal numbers as zero in whatever thread.
 
-    A run that took longer than `limit_s` raises too, whether or not it could be ended before.
+    Raises whatever ONNX Runtime does: its errors have no common root. A run that took longer than
+    `limit_s` raises too, whether or not it could be ended before.
     """
     options, begun_s = _releasing(), time.monotonic()
-    if limit_s < math.inf:
-        ending = threading.Timer(limit_s, setattr, (options, "terminate", True))
-        ending.start()
-        try:
-            found = session.run([output], dict(feed), options)[0]
-        finally:
-            ending.cancel()
-        if time.monotonic() - begun_s > limit_s:
-            raise TimeoutError(f"a run took longer than {limit_s:g} s")
-    else:
+    with flushed(), _ended_after(options, limit_s):
         found = session.run([output], dict(feed), options)[0]
+    if time.monotonic() - begun_s > limit_s:
+        raise TimeoutError(f"a run took longer than {limit_s:g} s")
     return np.array(found)  # a copy: what is kept may be much, and the bound is for runs
 
 
+@contextmanager
+def _ended_after(options: RunOptions, limit_s: float) -> Iterator[None]:
+    """ONNX Runtime looks at the options' switch between two operators."""
+    if limit_s == math.inf:
+        yield
+        return
+    ending = threading.Timer(limit_s, setattr, (options, "terminate", True))
+    ending.start()
+    try:
+        yield
+    finally:
+        ending.cancel()
+
+
 def open_session(graph: bytes) -> OrtSession:
-    """A session on the CPU with one thread; DataError if the graph cannot be loaded."""
+    """A session on the CPU with one thread; DataError if the graph cannot be loaded.
+
+    PrivacyError where subnormal numbers cannot be flushed. Run it with `run_session` alone.
+    """
     # A tensor stored outside the graph is marked by the key "location"; loading it would let
     # the graph's author choose a file of this machine to read.
     if b"location" in graph:
@@ -180,6 +193,15 @@ def open_session(graph: bytes) -> OrtSession:
     options.log_severity_level = 4  # errors come back as exceptions
     _bound_memory()
     options.add_session_config_entry("session.use_env_allocators", "1")
+    # Acts on the thread of the process's first session alone, hence `flushed` beside it.
+    options.add_session_config_entry("session.set_denormal_as_zero", "1")
+    with flushed():
+        return _loaded(graph, options)
+
+
+def _loaded(graph: bytes, options: SessionOptions) -> OrtSession:
+    import onnxruntime as ort
+
     try:
         # Folding constants takes its memory elsewhere, without a bound.
         return ort.InferenceSession(

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fl_core.errors import DataError
 from fl_core.evaluation.graph_check import check_graph
-from fl_core.evaluation.onnx_session import open_session
+from fl_core.evaluation.onnx_session import open_session, run_session
 from fl_core.features.backbone import Backbone, opened
 from fl_core.features.onnx_nodes import IR_VERSION, OPSET, NodeList
 
@@ -81,7 +81,7 @@ def check_batches(backbone: bytes) -> None:
     check_graph(raw)
     try:
         wanted = np.stack([_features(alone, probe[None]) for probe in probes])
-        found = open_session(raw).run([features], {"x": probes})[0]
+        found = run_session(open_session(raw), features, {"x": probes})
     except Exception:  # ONNX Runtime's own exceptions have no common root
         wanted, found = np.ones(1, np.float32), np.zeros(1)
     wanted, found = (np.nan_to_num(one, posinf=0.0, neginf=0.0) for one in (wanted, found))

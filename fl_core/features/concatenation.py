@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_core.features.base import FeatureMap, Float64
+from fl_core.subnormals import flushed
 
 if TYPE_CHECKING:
     from fl_core.features.onnx_nodes import NodeList
@@ -29,6 +30,7 @@ class Concatenation:
         """The sum of the maps' dimensions."""
         return sum(one.output_dim(input_shape) for one in self.maps)
 
+    @flushed()
     def __call__(self, x: NDArray[np.float32]) -> Float64:
         """Features (n, d) float64 of records (n, ...)."""
         found = np.empty((len(x), self.output_dim(x.shape[1:])))

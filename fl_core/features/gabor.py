@@ -16,6 +16,7 @@ from fl_core.errors import DataError
 from fl_core.features.base import Float64, MapParameters, size_of, unit_rows, usable
 from fl_core.features.gabor_filters import LEVELS, TAP_STEPS, Filters, filters, modulus
 from fl_core.privacy.grid import row_norms
+from fl_core.subnormals import flushed
 
 if TYPE_CHECKING:
     from fl_core.features.onnx_nodes import NodeList
@@ -59,6 +60,7 @@ class Gabor:
         grid, p = self._grid(input_shape), self.parameters
         return (1 + p.orientations * p.scales) * grid.windows
 
+    @flushed()
     def __call__(self, x: Float32) -> Float64:
         """Features (n, d) float64 of records (n, rows, columns)."""
         grid, (rows, valid) = self._grid(x.shape[1:]), usable(x)

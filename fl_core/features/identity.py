@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fl_core.features.base import Float64, MapParameters, size_of, unit_rows
+from fl_core.subnormals import flushed
 
 if TYPE_CHECKING:
     from fl_core.features.onnx_nodes import NodeList
@@ -37,6 +38,7 @@ class Identity:
         """The number of values of a record."""
         return size_of(input_shape)
 
+    @flushed()
     def __call__(self, x: NDArray[np.float32]) -> Float64:
         """Features (n, d) float64 of records (n, ...)."""
         flat = x.reshape(len(x), self.output_dim(x.shape[1:])).astype(np.float64)

@@ -19,6 +19,7 @@ from fl_core.features.backbone import (
     sha256_hex,
 )
 from fl_core.features.base import Float64, MapParameters, size_of, unit_rows, usable
+from fl_core.subnormals import flushed
 
 if TYPE_CHECKING:
     from fl_core.features.onnx_nodes import NodeList
@@ -113,6 +114,7 @@ class OnnxMap:
             )
         return self.parameters.output_dim
 
+    @flushed()
     def __call__(self, x: NDArray[np.float32]) -> Float64:
         """Features (n, d) float64 of records (n, ...)."""
         found = np.zeros((len(x), self.output_dim(x.shape[1:])))

@@ -13,6 +13,7 @@ from pydantic import Field
 from fl_core.errors import DataError
 from fl_core.features.base import Float64, MapParameters, size_of, unit_rows, usable
 from fl_core.privacy.grid import Int64, exact_matmul
+from fl_core.subnormals import flushed
 
 if TYPE_CHECKING:
     from fl_core.features.onnx_nodes import NodeList
@@ -76,6 +77,7 @@ class RandomRelu:
             )
         return wanted
 
+    @flushed()
     def __call__(self, x: NDArray[np.float32]) -> Float64:
         """Features (n, dimension) float64 of records (n, ...)."""
         p, (rows, valid) = self.parameters, usable(x)

@@ -19,6 +19,7 @@ from fl_core.features import (
 )
 from fl_core.features.backbone import sha256_hex
 from fl_core.features.onnx_nodes import IR_VERSION, OPSET, NodeList
+from fl_core.subnormals import flushed
 from tests.backbone_files import centring_backbone, small_backbone
 
 SHAPE = (8, 8)
@@ -153,3 +154,12 @@ def test_parameters_come_back_from_json_and_stay_as_they_are(name):
     assert type(entry).model_validate_json(entry.model_dump_json(), strict=True) == entry
     with pytest.raises(ValueError, match="frozen"):
         entry.weight = 3.0
+
+
+def test_features_have_the_same_bits_where_subnormal_numbers_are_flushed(phi):
+    records = images(12)
+    records[:4] *= np.float32(1e-39)
+    records[4:8] *= np.float32(1e-36)
+    here = phi(records)
+    with flushed():
+        assert phi(records).tobytes() == here.tobytes()

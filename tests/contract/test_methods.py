@@ -1,18 +1,21 @@
 """Laws that every training method of the table keeps."""
 
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from fl_core import subnormals
 from fl_core.algorithms import METHODS, UPDATE_METHODS, Setting
 from fl_core.algorithms.base import TRAIN, Records
-from fl_core.errors import ProtocolError, UsageError
+from fl_core.errors import PrivacyError, ProtocolError, UsageError
 from fl_core.features import IdentityParameters, PcaParameters, build_features
 from fl_core.models import MlpParameters, build_network
 from fl_core.models.softmax_head import WEIGHTS
 from fl_core.privacy.event_codec import event_from_dict, to_dict
 from fl_core.privacy.sampler import SeededRandom
+from fl_core.subnormals import subnormals_flushed
 
 ROUNDS = 3
 SETTING = Setting(
@@ -175,6 +178,36 @@ def test_no_record_is_read_before_the_answer(reading):
         device.price(exchange)
     package = cloud.package(cloud.initial_state(), cloud.plan()[0])
     with pytest.raises(AssertionError, match="read records"):
+        device.answer(cloud.plan()[0], package, Unreadable(), SeededRandom(0))
+
+
+class Watched(Records):
+    """Records that note whether who reads them flushes subnormal numbers."""
+
+    def __getattribute__(self, name):
+        if name in "xy":
+            FLUSHED.append(subnormals_flushed())
+        return super().__getattribute__(name)
+
+
+FLUSHED = []
+
+
+def test_subnormal_numbers_are_flushed_while_records_are_read(reading):
+    FLUSHED.clear()
+    records = some_records()
+    for _ in play(reading, Watched(records.x, records.y)):
+        pass
+    assert FLUSHED
+    assert all(FLUSHED)
+
+
+def test_no_record_is_read_where_subnormal_numbers_cannot_be_flushed(reading, monkeypatch):
+    monkeypatch.setattr(subnormals, "_SWITCHES", {})
+    monkeypatch.setitem(sys.modules, "torch", None)
+    device, cloud = reading
+    package = cloud.package(cloud.initial_state(), cloud.plan()[0])
+    with pytest.raises(PrivacyError, match="subnormal numbers"):
         device.answer(cloud.plan()[0], package, Unreadable(), SeededRandom(0))
 
 

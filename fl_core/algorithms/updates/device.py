@@ -14,6 +14,7 @@ from fl_core.errors import ProtocolError
 from fl_core.features import valid_records
 from fl_core.privacy.events import Event
 from fl_core.privacy.sampler import RandomBytes, os_random
+from fl_core.subnormals import flushed_training
 
 
 class UpdateDevice:
@@ -28,6 +29,7 @@ class UpdateDevice:
         """The trainer's events and the stages'; of an un-noised update none where one protects."""
         return self._stages.price(exchange, self._trainer.price(exchange))
 
+    @flushed_training()
     def answer(
         self,
         exchange: Exchange,

@@ -16,6 +16,7 @@ from fl_core.algorithms.base import Answer
 from fl_core.errors import PrivacyError, ProtocolError
 from fl_core.plan import JobPlan
 from fl_core.privacy.ledger import Receipt
+from fl_core.privacy.sampler import os_random
 from fl_core.protocol.messages import Group
 from fl_core.protocol.package import RoundPackage, pack_tensors
 from fl_core.protocol.tasks import Sealed

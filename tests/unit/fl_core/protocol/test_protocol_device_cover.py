@@ -38,7 +38,6 @@ from fl_core.protocol.tasks import (
     OutboxDrop,
     OutboxHeld,
     OutboxPut,
-    Sealed,
     Work,
 )
 
@@ -136,9 +135,7 @@ def test_an_owner_who_requires_cover_answers_nothing_without_it_not_even_that() 
 # --- the moment ---------------------------------------------------------------------------
 
 
-def answer(
-    machine: DeviceMachine, chance: float, work_s: float, *, dummy: bool
-) -> list[fx.Effect]:
+def answer(machine: DeviceMachine, chance: float, work_s: float, *, dummy: bool) -> list[fx.Effect]:
     """The package comes at 100 s, the work ends `work_s` later."""
     machine.handle(fx.Received(fx.Proxy(), offer(HEADER, MODEL)), 100.0)
     opened = Opened(None if dummy else PACKAGE, chance, budget_s=0.0 if dummy else 2.0)
@@ -274,4 +271,3 @@ def test_the_answer_s_form_does_not_tell_dummies_from_true_ones() -> None:
     (true,), (false,) = sent
     assert len(true.data) == len(false.data)
     assert len(true.header.payload) == len(false.header.payload)
-

@@ -1,4 +1,4 @@
-"""An answer leaves at a moment that is fixed as its package arrives, however long the work takes."""
+"""An answer leaves at a moment fixed as its package arrives, however long the work takes."""
 
 from __future__ import annotations
 
