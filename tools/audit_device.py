@@ -1,0 +1,189 @@
+"""One real device under a stopwatch: what the proxy can measure of it, round by round.
+
+Machine, runtime, host, ledger and computing process are those of `edgeveil edge`; cloud and proxy
+are a script, and no broker stands between. `guarded=False` plants the flaw that public moments
+mend: answers are computed in the device's own process and leave when they are ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+
+from cloud_server.rounds import seal_round
+from edge_client.compute_process import ComputeProcess, RemoteComputer
+from edge_client.computer import Computer
+from edge_client.host import DeviceHost
+from edge_client.identity import Identity
+from edge_client.store import DeviceStore
+from fl_core.algorithms.base import Records
+from fl_core.config import EdgeSite, Job
+from fl_core.crypto.keys import OpeningKey, SealingKey, SigningKey
+from fl_core.plan import JobPlan
+from fl_core.privacy.ledger import Ledger
+from fl_core.protocol import effects as fx
+from fl_core.protocol.codec import decode, encode
+from fl_core.protocol.device import DeviceMachine
+from fl_core.protocol.envelope import Signer
+from fl_core.protocol.messages import Exchanged, Manifest, Offer
+from fl_core.protocol.package import JobPackage, encode_package
+from fl_core.protocol.sealed import Terms, seal_broadcast
+from fl_core.protocol.tasks import Settings
+from fl_core.transport.runtime import Runtime
+
+PACKET_BYTES = 1 << 24
+JOB_ID = bytes(16)
+DEADLINE_S = 60.0
+
+
+def audit_job(records: Records, classes: int, budget_s: float, rounds: int) -> Job:
+    """A job that asks a device for its mean softmax in each of so many rounds."""
+    return Job.model_validate(
+        {
+            "job": "audit",
+            "data": {
+                "source": "audited",
+                "classes": classes,
+                "input_shape": tuple(records.x.shape[1:]),
+                "nominal_records": max(1, len(records)),
+                "evaluation_share": 0.5,
+            },
+            "features": ({"name": "identity"},),
+            "train": {"method": "fm", "rounds": rounds},
+            "privacy": {"epsilon": 1.0},
+            "round": {"deadline_s": DEADLINE_S, "budget_s": budget_s},
+            "encrypt": {"laplace_eval": {"laplace_eval_eps": 1.0}},
+            "unsupervised": {"every_rounds": 1},
+        }
+    )
+
+
+class TimedDevice:
+    """A device that evaluates the graph of a job on records of a file, below `folder`."""
+
+    def __init__(
+        self, folder: Path, graph: bytes, records: Records, job: Job, *, guarded: bool = True
+    ) -> None:
+        folder.mkdir(parents=True)
+        np.savez(folder / "own.npz", x=records.x, y=records.y)
+        self._plan, self._graph, self._guarded = JobPlan(job), graph, guarded
+        self._cloud, self._proxy = SigningKey.generate(), SigningKey.generate()
+        self._loop = asyncio.new_event_loop()
+        self._left: asyncio.Future[float] | None = None
+        self._started = False
+        self._executor = ThreadPoolExecutor(max_workers=1)
+        self._process = ComputeProcess()
+        self._build(folder)
+        self._rounds = (exchange for exchange in self._plan.exchanges if exchange.infer)
+        self._sequence = 0
+
+    def _build(self, folder: Path) -> None:
+        identity = Identity.load_or_create(folder / "state")
+        site = EdgeSite.model_validate_json(json.dumps(_site(folder)))
+        self._store = DeviceStore(folder / "state" / "device.sqlite")
+        self._ledger = Ledger(folder / "state" / "ledger.sqlite", site.data.name)
+        remote = RemoteComputer(self._process, identity.device_id, site, identity.split_key)
+        compute = remote if self._guarded else Computer(site, identity.split_key)
+        host = DeviceHost(site, identity, self._store, self._ledger, compute=compute)
+        machine = DeviceMachine(
+            Signer(identity.device_id, identity.signing),
+            self._cloud.public(),
+            self._proxy.public(),
+            self._store.load(),
+            Settings(PACKET_BYTES, blob_bytes=1 << 30, fetch_bytes=1 << 30),
+        )
+        if not self._guarded:
+            host._work.budget_s = lambda _manifest: 0.0  # type: ignore[method-assign]
+        self._keys = [identity.opening.public()]
+        self._keys += [OpeningKey.generate().public() for _ in range(4)]
+        log = logging.getLogger("edgeveil.audit")
+        self._runtime = Runtime(machine, host, self._publish, self._executor, log, PACKET_BYTES)
+
+    async def _publish(self, _to: fx.Address, frame: bytes) -> None:
+        left = self._left
+        if left is not None and not left.done() and isinstance(decode(frame, PACKET_BYTES), Offer):
+            left.set_result(time.perf_counter())
+
+    def seconds(self) -> float:
+        """From the package's arrival until an upload leaves, in the job's next round.
+
+        Infinite where none leaves before the round's deadline.
+        """
+        return self._loop.run_until_complete(self._next_round())
+
+    async def _next_round(self) -> float:
+        if not self._started:
+            self._started = True
+            self._feed = asyncio.ensure_future(self._runtime.run())
+            await self._hear(*self._announcement())
+        exchange = next(self._rounds)
+        self._sequence += 1
+        state = self._plan.cloud.initial_state()
+        at, keys = Exchanged(JOB_ID, exchange.index, 1), [key.to_bytes() for key in self._keys]
+        manifest, blob, _ = seal_round(
+            self._plan, exchange, state, keys, at, self._sequence, PACKET_BYTES
+        )
+        self._left = asyncio.get_running_loop().create_future()
+        begun_s = time.perf_counter()
+        await self._hear(manifest, blob)
+        try:
+            return await asyncio.wait_for(self._left, DEADLINE_S) - begun_s
+        except TimeoutError:
+            return math.inf
+
+    async def _hear(self, manifest: Manifest, blob: bytes) -> None:
+        offer = Signer("cloud", self._cloud).offer(manifest, blob)
+        await self._runtime.receive(fx.Proxy(), encode(offer))
+
+    def _announcement(self) -> tuple[Manifest, bytes]:
+        job = self._plan.job
+        terms = Terms("job", Exchanged(JOB_ID, 0, 1), 0, job.digest(), "job")
+        package = encode_package(JobPackage(job.canonical(), self._graph))
+        keys = [SealingKey(key.to_bytes()) for key in self._keys]
+        manifest, blob, _ = seal_broadcast(terms, package, keys, PACKET_BYTES)
+        return manifest, blob
+
+    def close(self) -> None:
+        """End its process and close its files."""
+        if self._started:
+            self._feed.cancel()
+            self._loop.run_until_complete(asyncio.wait([self._feed]))
+        self._process.close()
+        self._executor.shutdown()
+        self._process.end()
+        self._loop.close()
+        self._store.close()
+        self._ledger.close()
+
+
+def _site(folder: Path) -> dict[str, object]:
+    return {
+        "name": "audited",
+        "role": "infer",
+        "broker": {"url": "mqtt://127.0.0.1:1883"},
+        "state_dir": str(folder / "state"),
+        "cloud_key_file": str(folder / "cloud.pub"),
+        "proxy_key_file": str(folder / "proxy.pub"),
+        "data": {"name": "audited", "source": "npz", "path": str(folder / "own.npz")},
+        "policy": {"max_inference_epsilon": 1e9, "max_epsilon_per_job": 10},
+    }
+
+
+@contextmanager
+def subnormals_computed() -> Iterator[None]:
+    """The flaw: sessions of this process compute with subnormal numbers."""
+    with (
+        patch("fl_core.evaluation.onnx_session.flushed", nullcontext),
+        patch("edge_client.computer.flushed", nullcontext),
+    ):
+        yield
