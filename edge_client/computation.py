@@ -24,7 +24,8 @@ class TaughtJob:
 @dataclass(frozen=True)
 class Computation:
     """One exchange's work. `own`: what the device adds from its ledger; the clock's `until_s` is
-    when the work must have ended, `allowed_s` how long it may take in all."""
+    when work on records must have ended, `allowed_s` how long it may take in all, and `closes_s`
+    when nobody waits for an answer any more."""
 
     job: TaughtJob
     exchange: Exchange
@@ -34,6 +35,7 @@ class Computation:
     noise: RandomBytes
     until_s: float = math.inf
     allowed_s: float = math.inf
+    closes_s: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,11 @@ class Compute(Protocol):
         Raises DataError for records that cannot be read as a whole; PrivacyError, ProtocolError or
         DataError for a job or package that is not in order, before a record is read.
         """
+        ...
+
+    def read_ahead(self, share: float) -> None:
+        """Read the device's records before a round asks for them, `share` of them for evaluation;
+        whatever is wrong with them is told with the first answer."""
         ...
 
     def forget(self, job: TaughtJob) -> None:

@@ -113,17 +113,19 @@ class ComputeProcess:
         how = "ended the process" if reply is None else f"did not end within {limit_s:g} s"
         return Trial(0.0, f"the job's computation on made-up records {how}")
 
-    def read_ahead(self, device: RemoteComputer, job: TaughtJob) -> None:
+    def read_ahead(self, device: RemoteComputer, share: float) -> None:
         """Let the child read the device's records before a round asks for them."""
         with suppress(ProtocolError, OSError):
-            self._teach(device, job)
-            self._send(wire.Read(device.name, digest_of(job)))
+            self.start()
+            self._meet(device)
+            self._send(wire.Read(device.name, share))
 
     def answer(self, device: RemoteComputer, one: Computation) -> Computed:
-        """See `Compute.answer`; it takes until `one.until_s` at most.
+        """See `Compute.answer`; it takes until `one.until_s`.
 
-        Raises PrivacyError where not even the answer without records is there in time: that follows
-        from the box and the job, and from no record.
+        Longer only where not even the answer without records is there by then: that follows from
+        the box and the job, and from no record. Raises PrivacyError where it is not there before
+        the round closes.
         """
         if not isinstance(one.noise, DerivedRandom):
             raise PrivacyError("only derived noise can be drawn in another process")
@@ -132,11 +134,11 @@ class ComputeProcess:
         self._teach(device, one.job)
         key = one.noise.to_bytes()
         self._send(wire.ask(number, device.name, digest_of(one.job), one, key))
-        blank = self._reply(number, one.until_s)
+        blank = self._reply(number, max(one.until_s, one.closes_s))
         if blank is None:
             self.end()
             raise PrivacyError(
-                "the box was too slow: the round's time budget passed before records were read",
+                "the box was too slow: the round closed before records were read",
                 where="round.budget_s",
                 fix="raise it, or give the box less other work",
             )
@@ -170,14 +172,17 @@ class ComputeProcess:
         """Have a child that knows this job and this device."""
         self.start()
         digest = digest_of(job)
-        if device.name not in self._met:
-            site = device.site.model_dump_json().encode()
-            self._send(wire.Meet(device.name, site, device.split_key))
-            self._met.add(device.name)
+        self._meet(device)
         if digest not in self._known:
             backbones = tuple(job.plan.artifacts.values())
             self._send(wire.Know(digest, job.canonical, job.graph, backbones))
             self._known.add(digest)
+
+    def _meet(self, device: RemoteComputer) -> None:
+        if device.name not in self._met:
+            site = device.site.model_dump_json().encode()
+            self._send(wire.Meet(device.name, site, device.split_key))
+            self._met.add(device.name)
 
     def _send(self, request: wire.Request) -> None:
         try:
@@ -232,10 +237,11 @@ class RemoteComputer:
 
     def try_job(self, job: TaughtJob, *, trains: bool) -> Trial:
         """See `Compute`."""
-        found = self._process.try_job(self, job, trains=trains)
-        if not found.refused:
-            self._process.read_ahead(self, job)
-        return found
+        return self._process.try_job(self, job, trains=trains)
+
+    def read_ahead(self, share: float) -> None:
+        """See `Compute`."""
+        self._process.read_ahead(self, share)
 
     def answer(self, one: Computation) -> Computed:
         """See `Compute`."""

@@ -44,7 +44,7 @@ class Server:
                 self._try(request)
             case wire.Read():
                 with suppress(Exception):  # it fails again, and is told, with the first question
-                    self._devices[request.device][1].records(self._jobs[request.digest].plan)
+                    self._devices[request.device][1].records(request.share)
             case wire.Ask():
                 self._answer(request)
 
@@ -77,7 +77,7 @@ class Server:
             return
         self._send(blank)
         try:
-            records = computer.records(one.job.plan)
+            records = computer.records(one.job.plan.job.data.evaluation_share)
         except Exception as error:
             self._send(wire.refused(number, error))
             return

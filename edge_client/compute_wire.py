@@ -45,7 +45,7 @@ class Read(msgspec.Struct, frozen=True, tag="read"):
     """Read the device's records ahead of its first answer; nothing comes back."""
 
     device: str
-    digest: bytes
+    share: float
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):

@@ -42,11 +42,14 @@ class Computer:
     def __init__(self, site: EdgeSite, split_key: bytes, load: Load = load_own) -> None:
         self._site, self._split_key, self._load = site, split_key, load
         self._session: InferenceSession | None = None
-        self._records: tuple[Records, Records] | None = None
+        self._records: dict[float, tuple[Records, Records]] = {}  # of one share at most
 
     def try_job(self, job: TaughtJob, *, trains: bool) -> Trial:
         """Nothing: who computes in this process has no limit to keep."""
         return Trial()
+
+    def read_ahead(self, share: float) -> None:
+        """Nothing: here records are read when they are asked for."""
 
     def forget(self, job: TaughtJob) -> None:
         """Nothing is kept of a job."""
@@ -58,7 +61,7 @@ class Computer:
 
     def _answer(self, one: Computation) -> Computed:
         self.prepare(one)
-        records = self.records(one.job.plan)
+        records = self.records(one.job.plan.job.data.evaluation_share)
         try:
             return Computed(self.compute(one, *records))
         except Exception as error:  # whatever it was, the records made it: it must not show
@@ -77,12 +80,11 @@ class Computer:
         empty = no_records(one.job.plan)
         return self.compute(one, empty, empty)
 
-    def records(self, plan: JobPlan) -> tuple[Records, Records]:
+    def records(self, share: float) -> tuple[Records, Records]:
         """This device's halves, loaded once. Raises DataError."""
-        if self._records is None:
-            share = plan.job.data.evaluation_share
-            self._records = self._load(self._site, self._split_key, share)
-        return self._records
+        if share not in self._records:
+            self._records = {share: self._load(self._site, self._split_key, share)}
+        return self._records[share]
 
     def compute(
         self, one: Computation, training: Records, evaluation: Records

@@ -150,5 +150,5 @@ class DeviceHost:
         return Learned()
 
     def warm_up(self) -> None:
-        """After a restart: load what the jobs under way need, before their next round."""
+        """At a start: load what rounds will need, before the next one."""
         self._work.warm_up()

@@ -23,6 +23,7 @@ from edge_client.identity import Identity
 from edge_client.store import DeviceStore, trial_name
 from fl_core.algorithms.base import Answer, Exchange, Tensors
 from fl_core.config import EdgeSite, Job
+from fl_core.config.job_blocks import JobData
 from fl_core.errors import DataError, PrivacyError, ProtocolError, UsageError
 from fl_core.features import match_backbones
 from fl_core.plan import SOFTMAX, JobPlan
@@ -35,6 +36,7 @@ from fl_core.protocol.package import RoundPackage
 from fl_core.protocol.sealed import Sealing
 from fl_core.protocol.tasks import Declined, Sealed, Work
 
+USUAL_SHARE = float(JobData.model_fields["evaluation_share"].default)
 _MEMBERSHIP_BYTES = 32
 _FURTHER_ATTEMPTS = 3  # beyond the job's own, for a cloud that pauses or starts again
 
@@ -92,7 +94,9 @@ class RoundWork:
         self._store.put_fact(trial_name(manifest.at.job_id), json.dumps(asdict(trial)))
 
     def warm_up(self) -> None:
-        """After a restart: load what the jobs under way need; their trials stand."""
+        """At a start: read the records, and load what jobs under way need; their trials stand."""
+        fixed = self._store.fact("evaluation_share")
+        self._compute.read_ahead(USUAL_SHARE if fixed is None else float(fixed))
         for job_id in self._store.load().jobs:
             trial = self._trial(job_id)
             if trial is not None and not trial.refused:
@@ -225,6 +229,7 @@ class RoundWork:
                 self._noise_for(self._question(manifest)),
                 task.until_s,
                 task.allowed_s,
+                task.begun_s + manifest.deadline_s,
             )
         )
         if found.without:

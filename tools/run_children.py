@@ -70,12 +70,17 @@ class Children:
                 )
 
     def memory_bytes(self) -> int:
-        """Memory of all of them and of this process, shared pages counted once where known."""
-        total = 0
+        """Memory of all of them, of what they started and of this process.
+
+        Shared pages count once where that is known.
+        """
+        total = _memory(psutil.Process())
         pids = [child.process.pid for child in self._children]
-        for pid in [os.getpid(), *pids, *(pid for _, pid in self._foreign)]:
+        for pid in [*pids, *(pid for _, pid in self._foreign)]:
             with suppress(psutil.Error):
-                total += _memory(psutil.Process(pid))
+                process = psutil.Process(pid)
+                for one in (process, *process.children(recursive=True)):
+                    total += _memory(one)
         return total
 
     def stop(self) -> None:

@@ -50,7 +50,7 @@ preset: {name}
 data: {{source: digits, classes: 10, input_shape: [64], nominal_records: 215}}
 train: {{rounds: 2}}
 privacy: {{accept_unproven: true}}
-round: {{deadline_s: 60, quorum: 1, min_batch: {devices}}}
+round: {{deadline_s: 60, budget_s: 2, quorum: 1, min_batch: {devices}}}
 selection: {{min_devices: {devices}}}
 """
 

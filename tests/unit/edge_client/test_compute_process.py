@@ -30,6 +30,13 @@ from fl_core.protocol.package import RoundPackage, pack_tensors
 
 KEY, SPLIT_KEY = bytes(range(32)), bytes(32)
 MODULE = "hostile_net"
+DATA = {
+    "source": "own",
+    "classes": 3,
+    "input_shape": (4,),
+    "nominal_records": 30,
+    "evaluation_share": 0.2,
+}
 TRIGGER = 1000.0  # the value by which the model knows the record
 CODE = f"""
 import os, signal, time
@@ -62,13 +69,7 @@ def site(folder: Path, path: Path) -> EdgeSite:
 def taught(graph: bytes | None = None, **changes: Any) -> TaughtJob:
     plain = {
         "job": "small",
-        "data": {
-            "source": "own",
-            "classes": 3,
-            "input_shape": (4,),
-            "nominal_records": 30,
-            "evaluation_share": 0.2,
-        },
+        "data": DATA,
         "features": ({"name": "identity"},),
         "train": {"method": "fm", "rounds": 2},
         "privacy": {"epsilon": 8.0},
@@ -144,6 +145,17 @@ def child(process: ComputeProcess) -> psutil.Process:
 
 
 # --- what comes back ----------------------------------------------------------------------------
+
+
+def test_records_are_read_ahead_of_the_first_question(process, tmp_path) -> None:
+    path = records(tmp_path / "own.npz")
+    far = remote(process, tmp_path, path)
+    far.read_ahead(0.2)
+    far.try_job(taught(), trains=True)  # comes back when the records have been read
+    path.unlink()
+    assert far.answer(computation(taught())).without == ""
+    with pytest.raises(DataError):  # another share is read anew
+        far.answer(computation(taught(data={**DATA, "evaluation_share": 0.5})))
 
 
 def test_another_process_gives_the_same_bits_at_the_same_price(process, tmp_path) -> None:
@@ -239,8 +251,16 @@ def test_a_computation_that_never_ends_does_not_outlast_its_moment(
 def test_without_time_for_even_the_empty_answer_the_device_says_so(process, tmp_path) -> None:
     far = remote(process, tmp_path, records(tmp_path / "own.npz"))
     with pytest.raises(PrivacyError, match="too slow"):
-        far.answer(computation(taught(), until_s=0.0))
+        far.answer(replace(computation(taught(), until_s=0.0), closes_s=0.0))
     assert far.answer(computation(taught())).without == ""
+
+
+def test_a_box_that_is_late_with_the_empty_answer_sends_that_late(process, tmp_path) -> None:
+    far = remote(process, tmp_path, records(tmp_path / "own.npz"))
+    found = far.answer(computation(taught(), until_s=0.0))
+    nobody = Computer(site(tmp_path, records(tmp_path / "none.npz", 0)), SPLIT_KEY)
+    assert tensors(found) == tensors(nobody.answer(computation(taught())))
+    assert "not done within" in found.without
 
 
 # --- trials -------------------------------------------------------------------------------------
