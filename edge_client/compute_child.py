@@ -1,38 +1,100 @@
-"""The process in which a device computes with its records, and which its device may end.
+"""The process that computes for a device: it stays warm, and its worker may be ended at any moment.
 
-    python -m edge_client.compute_child PIPE LIFELINE
+    python -m edge_client.compute_child SOCKET
 
-It serves one request after the other and ends with its starter. Subnormal numbers are flushed
-before anything else is loaded, so that every thread of the process inherits it.
+It loads libraries, jobs and records, and runs nothing on them. What does run is a *worker*, forked
+from it: ended where it takes too long, and replaced within milliseconds by one that knows as much.
+So the rounds after such an end are answered as promptly as ever; they would tell about records
+otherwise. Nothing here starts threads that a fork would lose: torch is imported and never used, a
+session is opened in workers alone.
+
+Subnormal numbers are flushed before anything else is loaded, so that all that follows inherits it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
+import socket
 import sys
-import threading
 from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
 
 from fl_core.subnormals import flush_subnormals
 
+if TYPE_CHECKING:
+    from edge_client.compute_server import Server
+
 NICE = 10  # the device's own process stays quick to answer while this one computes
+_PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Serve until the pipe is closed."""
+    """Serve until the socket is closed, which is also when the starter ends."""
     flush_subnormals()
-    pipe, lifeline = (int(text) for text in sys.argv[1:3])
-    threading.Thread(target=_end_with_the_starter, args=(lifeline,), daemon=True).start()
     os.nice(NICE)
     from edge_client.compute_server import Server
 
-    with Connection(pipe) as connection:
-        Server(connection).serve()
+    with socket.socket(fileno=int(sys.argv[1])) as control:
+        Nursery(control, Server()).serve()
 
 
-def _end_with_the_starter(lifeline: int) -> None:
-    os.read(lifeline, 1)  # nothing is ever written: it ends when the starter does
-    os._exit(0)
+class Nursery:
+    """Keeps what workers know, and one worker at a time."""
+
+    def __init__(self, control: socket.socket, server: Server) -> None:
+        self._control, self._server, self._worker = control, server, 0
+
+    def serve(self) -> None:
+        """One request after the other."""
+        while True:
+            header, descriptors = self._receive(8)
+            if len(header) < 8:
+                break
+            raw = self._whole(int.from_bytes(header, "big"))
+            if descriptors:
+                self._fork(descriptors[0])
+            else:
+                reply = self._server.learn(raw)
+                self._control.sendall(len(reply).to_bytes(8, "big") + reply)
+        self._end()
+
+    def _receive(self, count: int) -> tuple[bytes, list[int]]:
+        raw, descriptors, _, _ = socket.recv_fds(self._control, count, 1)
+        return raw + (self._whole(count - len(raw)) if raw else b""), descriptors
+
+    def _whole(self, count: int) -> bytes:
+        parts = []
+        while count:
+            part = self._control.recv(min(count, 1 << 20))
+            if not part:
+                raise SystemExit(0)
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)
+
+    def _fork(self, pipe: int) -> None:
+        """A new worker in place of the one before, which may be at anything."""
+        self._end()
+        starter = os.getpid()
+        self._worker = os.fork()
+        if self._worker:
+            os.close(pipe)
+            return
+        try:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() == starter:  # it may have ended before it could be noticed
+                self._control.close()
+                self._server.work(Connection(pipe))
+        finally:
+            os._exit(0)
+
+    def _end(self) -> None:
+        if self._worker:
+            os.kill(self._worker, signal.SIGKILL)
+            os.waitpid(self._worker, 0)
+            self._worker = 0
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -29,14 +31,15 @@ TRIAL_S = 180.0  # for the imports of a slow box too; a graph that never ends is
 class ComputeProcess:
     """One child for all devices of a process, `shared` by so many, whose answers wait in turn.
 
+    The child keeps what is known and forks a worker from it that computes (`compute_child.py`).
     Calls come one at a time; `close` may come at any time.
     """
 
     def __init__(self, shared: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
         self.shared, self._clock = shared, clock
         self._child: subprocess.Popen[bytes] | None = None
-        self._connection: Connection | None = None
-        self._lifeline = -1
+        self._control: socket.socket | None = None
+        self._connection: Connection | None = None  # to the worker
         self._known: set[bytes] = set()
         self._met: set[str] = set()
         self._trials: dict[tuple[bytes, bytes, bool, str], Trial] = {}
@@ -50,46 +53,36 @@ class ComputeProcess:
         if self._child is not None and self._child.poll() is None:
             return
         self.end()
-        ours, theirs = Pipe()
-        reading, self._lifeline = os.pipe()
-        try:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", "edge_client.compute_child", str(theirs.fileno())]
             self._child = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "edge_client.compute_child",
-                    str(theirs.fileno()),
-                    str(reading),
-                ],
+                command,
                 stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno(), reading],
+                pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C is for the starter, which ends its child
             )
-        finally:
-            theirs.close()
-            os.close(reading)
-        self._connection = ours
+        self._control = ours
 
     def end(self) -> None:
-        """End the child, whatever it is at; the next task starts another one."""
-        child, connection, lifeline = self._child, self._connection, self._lifeline
-        self._child, self._connection, self._lifeline = None, None, -1
+        """End child and worker, whatever they are at; the next task starts others."""
+        child, control = self._child, self._control
+        self._child, self._control = None, None
+        self._drop_worker()
         self._known.clear()
         self._met.clear()
         if child is not None:
-            child.kill()
+            _kill(child)
             child.wait()
-        if connection is not None:
-            connection.close()
-        if lifeline >= 0:
-            os.close(lifeline)
+        if control is not None:
+            control.close()
 
     def close(self) -> None:
-        """End the child for good; what waits for it raises ProtocolError `stopping`."""
+        """End them for good; what waits for an answer raises ProtocolError `stopping`."""
         self._closed = True
         child = self._child
         if child is not None:
-            child.kill()
+            _kill(child)
 
     # --- tasks ---
 
@@ -103,22 +96,23 @@ class ComputeProcess:
         return found
 
     def _tried(self, device: RemoteComputer, job: TaughtJob, trains: bool) -> Trial:
-        self._teach(device, job)
+        refused = self._teach(device, job, trains)
+        if refused:
+            return Trial(0.0, refused)
         self._send(wire.Try(device.name, digest_of(job), trains))
         limit_s = TRIAL_S + 4 * job.plan.job.round.time_budget_s
         reply = self._receive(self._clock() + limit_s)
         if isinstance(reply, wire.Tried):
             return Trial(reply.needed_s * self.shared, reply.refused)
-        self.end()
+        self._replace_worker()
         how = "ended the process" if reply is None else f"did not end within {limit_s:g} s"
         return Trial(0.0, f"the job's computation on made-up records {how}")
 
     def read_ahead(self, device: RemoteComputer, share: float) -> None:
         """Let the child read the device's records before a round asks for them."""
-        with suppress(ProtocolError, OSError):
-            self.start()
+        with suppress(ProtocolError):
             self._meet(device)
-            self._send(wire.Read(device.name, share))
+            self._tell(wire.Read(device.name, share))
 
     def answer(self, device: RemoteComputer, one: Computation) -> Computed:
         """See `Compute.answer`; it takes until `one.until_s`.
@@ -131,12 +125,14 @@ class ComputeProcess:
             raise PrivacyError("only derived noise can be drawn in another process")
         self._number += 1
         number = self._number
-        self._teach(device, one.job)
+        refused = self._teach(device, one.job, one.trains)
+        if refused:
+            raise PrivacyError(refused)
         key = one.noise.to_bytes()
         self._send(wire.ask(number, device.name, digest_of(one.job), one, key))
         blank = self._reply(number, max(one.until_s, one.closes_s))
         if blank is None:
-            self.end()
+            self._replace_worker()
             raise PrivacyError(
                 "the box was too slow: the round closed before records were read",
                 where="round.budget_s",
@@ -150,9 +146,7 @@ class ComputeProcess:
         except EOFError:
             full, without = None, "the computing process ended with the records"
         if full is None:
-            self.end()
-            with suppress(OSError):
-                self.start()  # it loads its libraries while the round goes on
+            self._replace_worker()
             return Computed(wire.answers_of(blank.parts), without)
         return Computed(wire.answers_of(full.parts), full.without)
 
@@ -161,38 +155,88 @@ class ComputeProcess:
         digest = digest_of(job)
         for key in [key for key in self._trials if key[0] == digest]:
             del self._trials[key]
-        if digest in self._known and self._connection is not None:
+        if digest in self._known:
             self._known.discard(digest)
             with suppress(ProtocolError):
-                self._send(wire.Forget(digest))
+                self._tell(wire.Forget(digest))
 
-    # --- the pipe ---
+    # --- the child ---
 
-    def _teach(self, device: RemoteComputer, job: TaughtJob) -> None:
-        """Have a child that knows this job and this device."""
-        self.start()
+    def _teach(self, device: RemoteComputer, job: TaughtJob, trains: bool) -> str:
+        """Have a child that knows this job and this device; why it cannot learn the job, or ""."""
         digest = digest_of(job)
         self._meet(device)
-        if digest not in self._known:
-            backbones = tuple(job.plan.artifacts.values())
-            self._send(wire.Know(digest, job.canonical, job.graph, backbones))
-            self._known.add(digest)
+        if digest in self._known:
+            return ""
+        backbones = tuple(job.plan.artifacts.values())
+        reply = self._tell(wire.Know(digest, job.canonical, job.graph, backbones, trains))
+        if isinstance(reply, wire.Refused):
+            return str(wire.error_of(reply))
+        self._known.add(digest)
+        return ""
 
     def _meet(self, device: RemoteComputer) -> None:
+        self.start()
         if device.name not in self._met:
             site = device.site.model_dump_json().encode()
-            self._send(wire.Meet(device.name, site, device.split_key))
+            self._tell(wire.Meet(device.name, site, device.split_key))
             self._met.add(device.name)
+
+    def _tell(self, request: wire.Request) -> wire.Reply:
+        """Have the child take something in; the worker, which does not know it, is given up."""
+        self._drop_worker()
+        raw = wire.encode(request)
+        try:
+            control = self._require(self._control)
+            control.sendall(len(raw).to_bytes(8, "big") + raw)
+            size = int.from_bytes(_whole(control, 8), "big")
+            return wire.decode_reply(_whole(control, size))
+        except OSError:
+            raise self._lost() from None
+
+    def _fork(self) -> Connection:
+        """A worker that knows what the child knows."""
+        if self._connection is not None:
+            return self._connection
+        ours, theirs = Pipe()
+        try:
+            with theirs:
+                socket.send_fds(self._require(self._control), [bytes(8)], [theirs.fileno()])
+        except OSError:
+            ours.close()
+            raise self._lost() from None
+        self._connection = ours
+        return ours
+
+    def _require(self, control: socket.socket | None) -> socket.socket:
+        if control is None:
+            raise OSError("no child")
+        return control
+
+    def _drop_worker(self) -> None:
+        """Speak to it no more; the child ends it when it makes the next one."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _replace_worker(self) -> None:
+        """End it now, whatever it is at: the next one is ready before the next round."""
+        self._drop_worker()
+        with suppress(ProtocolError):
+            self._fork()
+
+    def _lost(self) -> ProtocolError:
+        self.end()
+        reason = "stopping" if self._closed else "no_computing"
+        return ProtocolError(reason, "the computing process has ended")
+
+    # --- the worker ---
 
     def _send(self, request: wire.Request) -> None:
         try:
-            if self._connection is None:
-                raise OSError("no pipe")
-            self._connection.send_bytes(wire.encode(request))
+            self._fork().send_bytes(wire.encode(request))
         except OSError:
-            self.end()
-            reason = "stopping" if self._closed else "no_computing"
-            raise ProtocolError(reason, "the computing process has ended") from None
+            raise self._lost() from None
 
     def _reply(self, number: int, until_s: float) -> wire.Parts | None:
         """The next part of an answer; None where it does not come in time.
@@ -254,6 +298,24 @@ class RemoteComputer:
     def forget(self, job: TaughtJob) -> None:
         """See `Compute`."""
         self._process.forget(job)
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    """End it and its worker, which are in a group of their own."""
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+
+
+def _whole(control: socket.socket, count: int) -> bytes:
+    """So many bytes; OSError where the other end was closed."""
+    parts = []
+    while count:
+        part = control.recv(min(count, 1 << 20))
+        if not part:
+            raise OSError("closed")
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
 
 
 def digest_of(job: TaughtJob) -> bytes:

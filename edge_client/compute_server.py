@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from importlib import import_module
 from multiprocessing.connection import Connection
 
 from edge_client import compute_wire as wire
@@ -18,40 +19,54 @@ from fl_core.protocol.package import RoundPackage, unpack_tensors
 
 
 class Server:
-    """Keeps each device's records and sessions, and each job's plan."""
+    """Each device's records and sessions, and each job's plan.
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    `learn` fills it where nothing is computed; `work` serves questions from what a fork inherited.
+    """
+
+    def __init__(self) -> None:
+        self._connection: Connection | None = None
         self._jobs: dict[bytes, TaughtJob] = {}
         self._devices: dict[str, tuple[EdgeSite, Computer]] = {}
 
-    def serve(self) -> None:
-        """Until the other end is closed."""
+    def learn(self, raw: bytes) -> bytes:
+        """Take in what workers should know; the reply says that it is there, or why not."""
+        request = wire.decode_request(raw)
+        try:
+            match request:
+                case wire.Know():
+                    self._know(request)
+                case wire.Meet():
+                    site = EdgeSite.model_validate_json(request.site)
+                    self._devices[request.device] = site, Computer(site, request.split_key)
+                case wire.Read():
+                    with suppress(Exception):  # it is told with the first question
+                        self._devices[request.device][1].records(request.share)
+                case wire.Forget():
+                    self._jobs.pop(request.digest, None)
+        except EdgeVeilError as error:
+            return wire.encode(wire.refused(0, error))
+        return wire.encode(wire.Tried(0.0, ""))
+
+    def work(self, connection: Connection) -> None:
+        """Answer one question after the other, until the other end is closed."""
+        self._connection = connection
         with suppress(EOFError, OSError):
             while True:
-                self._handle(wire.decode_request(self._connection.recv_bytes()))
-
-    def _handle(self, request: wire.Request) -> None:
-        match request:
-            case wire.Know():
-                self._know(request)
-            case wire.Meet():
-                site = EdgeSite.model_validate_json(request.site)
-                self._devices[request.device] = site, Computer(site, request.split_key)
-            case wire.Forget():
-                self._jobs.pop(request.digest, None)
-            case wire.Try():
-                self._try(request)
-            case wire.Read():
-                with suppress(Exception):  # it fails again, and is told, with the first question
-                    self._devices[request.device][1].records(request.share)
-            case wire.Ask():
-                self._answer(request)
+                request = wire.decode_request(connection.recv_bytes())
+                if isinstance(request, wire.Try):
+                    self._try(request)
+                elif isinstance(request, wire.Ask):
+                    self._answer(request)
 
     def _know(self, request: wire.Know) -> None:
         job = Job.from_canonical(request.canonical)
         plan = JobPlan(job, match_backbones(job.features, request.backbones))
         self._jobs[request.digest] = TaughtJob(plan, request.canonical, request.graph)
+        if request.trains and any(plan.device.price(one) for one in plan.exchanges):
+            _load("torch", "torch.func")
+        if any(one.infer for one in plan.exchanges):
+            _load("onnxruntime")
 
     def _try(self, request: wire.Try) -> None:
         site, _ = self._devices[request.device]
@@ -106,4 +121,13 @@ class Server:
         )
 
     def _send(self, reply: wire.Reply) -> None:
+        if self._connection is None:
+            raise OSError("nobody asked")
         self._connection.send_bytes(wire.encode(reply))
+
+
+def _load(*modules: str) -> None:
+    """Import them ahead of the workers; who lacks one is told when it is used."""
+    for module in modules:
+        with suppress(ImportError):
+            import_module(module)

@@ -23,6 +23,7 @@ class Know(msgspec.Struct, frozen=True, tag="know"):
     canonical: bytes
     graph: bytes
     backbones: tuple[bytes, ...]
+    trains: bool
 
 
 class Meet(msgspec.Struct, frozen=True, tag="meet"):
@@ -42,7 +43,7 @@ class Try(msgspec.Struct, frozen=True, tag="try"):
 
 
 class Read(msgspec.Struct, frozen=True, tag="read"):
-    """Read the device's records ahead of its first answer; nothing comes back."""
+    """Read the device's records ahead of its first answer."""
 
     device: str
     share: float
@@ -70,7 +71,7 @@ class Forget(msgspec.Struct, frozen=True, tag="forget"):
 
 
 class Tried(msgspec.Struct, frozen=True, tag="tried"):
-    """What a trial came to; see `Trial`."""
+    """What a trial came to, see `Trial`; also that something was taken in."""
 
     needed_s: float
     refused: str

@@ -242,10 +242,13 @@ def test_a_computation_that_never_ends_does_not_outlast_its_moment(
     job = own_net()
     far = remote(process, tmp_path, records(tmp_path / "own.npz", first=TRIGGER))
     far.try_job(job, trains=True)
-    ended = child(process)
-    far.answer(computation(job, until_s=1.0))
-    assert not ended.is_running() or ended.status() == psutil.STATUS_ZOMBIE
-    assert child(process).is_running()
+    nursery, (ended,) = child(process), child(process).children()
+    found = far.answer(computation(job, until_s=1.0))
+    assert "not done within" in found.without
+    assert far.answer(computation(job, until_s=1.0)).without == found.without  # served at once
+    assert not ended.is_running()
+    assert child(process) == nursery  # what is loaded once is there for the next worker
+    assert len(nursery.children()) == 1
 
 
 def test_without_time_for_even_the_empty_answer_the_device_says_so(process, tmp_path) -> None:
@@ -316,18 +319,26 @@ def test_the_child_ends_with_the_process_that_started_it(tmp_path) -> None:
         inner = ComputeProcess()
         inner.start()
         assert inner._child is not None
-        (tmp_path / "pid").write_text(str(inner._child.pid))
+        inner._fork()
+        while not child(inner).children():
+            time.sleep(0.05)
+        pids = [inner._child.pid, *(one.pid for one in child(inner).children())]
+        (tmp_path / "pid").write_text(" ".join(map(str, pids)))
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(pid, 0)
-    started = int((tmp_path / "pid").read_text())
+    started = [int(text) for text in (tmp_path / "pid").read_text().split()]
+    assert len(started) == 2
     until_s = time.monotonic() + 30
-    while psutil.pid_exists(started) and time.monotonic() < until_s:
-        if psutil.Process(started).status() == psutil.STATUS_ZOMBIE:
-            break
+    while any(map(alive, started)) and time.monotonic() < until_s:
         time.sleep(0.05)
-    assert not psutil.pid_exists(started) or (
-        psutil.Process(started).status() == psutil.STATUS_ZOMBIE
-    )
+    assert not any(map(alive, started))
+
+
+def alive(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_who_stops_gets_an_end_and_no_answer(process, tmp_path) -> None:
