@@ -14,6 +14,7 @@ from fl_core.plan import JobPlan
 from fl_core.shuffled import shuffled
 from tools.progress import Progress, View
 from tools.result import Facts, Record, build, finite, privacy_of
+from tools.run_data import is_published
 from tools.run_reference import Reference
 
 
@@ -96,6 +97,7 @@ class Course:
                 bytes=bytes,
                 privacy=privacy_of(quote, float(once) if once is not None else None, event.unit),
                 simulated=simulated,
+                published=is_published(plan.job, run),
                 aggregation={"rule": plan.job.aggregation.name, "note": plan.aggregation_note},
                 shuffle=[] if self.record.repeated else [asdict(c) for c in shuffled(plan)],
             ),

@@ -69,6 +69,11 @@ def dealt(job: Job, run: LocalRun) -> tuple[Records, Shares]:
     return dealt_records(data.source, origin_of(data), run.devices, run.partition, run.seed)
 
 
+def is_published(job: Job, run: LocalRun) -> bool:
+    """Whether the run's records are those of a published set: of them all figures may be shown."""
+    return brings_its_test(run.data.source or job.data.source)
+
+
 def source(job: Job, run: LocalRun) -> DataSource:
     """The run's records, as the sites of its processes name them. Raises UsageError, DataError."""
     name, own = run.data.source or job.data.source, run.data

@@ -53,7 +53,7 @@ class Asked:
     data: Path | None = None
     force: bool = False
     as_json: bool = False
-    reference: bool = True  # of the first seed, the accuracy without noise
+    reference: bool | None = None  # of the first seed; None: of a published set
 
     def overrides(self, job: Job) -> Overrides:
         """For all runs of this job; the folder is for those that read one."""
@@ -144,7 +144,7 @@ def run_seed(study: Study, number: int, asked: Asked, stream: IO[str]) -> int:
         study.path,
         folder,
         replace(asked.overrides(study.job), seed=seed),
-        reference=asked.reference and number == 0,  # one seed's is like another's
+        reference=asked.reference if number == 0 else False,  # one seed's is like another's
         brief=True,
         stream=stream if stream.isatty() else io.StringIO(),  # one line a run is enough in a file
     )
