@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from fl_core.evaluation.corrected import NOT_IDENTIFIABLE
-from fl_core.privacy.figures import up
+from fl_core.privacy.figures import up, worth
 from fl_core.shuffled import Shuffled
 from tools import report_plots as plots
 from tools.pages import write_page
@@ -105,6 +105,7 @@ def _guarantee(privacy: Mapping[str, Any], which: str) -> dict[str, Any]:
         "figure": f"ε = {up(part['epsilon'])}" if proven else "no proven guarantee",
         "text": guarantee_text(privacy, which),
         "record": record_text(part),
+        "worth": worth(part["epsilon"]) if proven else "",
         "epsilon": part["epsilon"],
         "delta": part["delta"],
         "unit": part["unit"],

@@ -28,7 +28,8 @@
                           the job's whole plan however early it ended; status is `proven`,
     privacy.inference     `claimed` or `none`; inference also has epsilon_per_round. An ε that is
                           infinite or not asked for is null. Neither alone is "the" ε. Noise that
-                          hides a device from none has a record_epsilon for one record among others
+                          hides a device from none has a record_epsilon for one record among
+                          others; a note says of an ε that it is too large to protect
     shuffle               what the shuffle earned, proven by the clone bound against a curious cloud
                           alone; of training and of inference {purpose, epsilon, delta, uploads,
                           rounds, local_epsilon, segments, claimed_epsilon}; empty where its
@@ -62,7 +63,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fl_core.privacy.events import Unit
-from fl_core.privacy.figures import up
+from fl_core.privacy.figures import up, worth
 from fl_core.privacy.policy import Quote
 
 Status = Literal["completed", "failed"]
@@ -75,7 +76,8 @@ UNPROTECTED = (
 )
 MEASURED_ON = {
     True: "the published set's test records",
-    False: "records held back from the run's own: exact figures of these, which no guarantee covers",
+    False: "records held back from the run's own: exact figures of these, which no guarantee"
+    " covers",
 }
 HOPS = ("cloud_to_proxy", "proxy_to_devices", "devices_to_proxy", "proxy_to_cloud")
 LIBRARIES = ("numpy", "torch", "onnxruntime", "cryptography", "paho-mqtt")
@@ -202,6 +204,7 @@ def privacy_of(
             "unit": g.unit,
             "status": g.status,
             **g.of_records,
+            **g.notes,
         }
         for name, g in (("training", quote.training), ("inference", quote.inference))
     }
@@ -222,9 +225,10 @@ def guarantee_text(privacy: Mapping[str, Any], which: str) -> str:
     total = f"ε = {up(part['epsilon'])}" + (f", δ = {up(delta)}" if delta else "")
     if which == "inference" and part.get("epsilon_per_round"):
         return (
-            f"ε = {up(part['epsilon_per_round'])} per round, {total} in total, per {unit}, proven"
+            f"ε = {up(part['epsilon_per_round'])} per round, {total} in total, per {unit},"
+            f" proven{worth(part['epsilon'])}"
         )
-    return f"({total}) per {unit}, whole job, proven{record_text(part)}"
+    return f"({total}) per {unit}, whole job, proven{record_text(part)}{worth(part['epsilon'])}"
 
 
 def record_text(part: Mapping[str, Any]) -> str:

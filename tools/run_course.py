@@ -11,6 +11,7 @@ from typing import IO, Any
 from fl_core.config import Job, LocalRun
 from fl_core.errors import JobFailed
 from fl_core.plan import JobPlan
+from fl_core.protocol.pause_advice import RESUME
 from fl_core.shuffled import shuffled
 from tools.progress import Progress, View
 from tools.result import Facts, Record, build, finite, privacy_of
@@ -57,6 +58,7 @@ class Course:
         """
         if self.record.ended != "completed":
             why = self.record.reason or f"the job was {self.record.ended}"
+            why = why.partition(RESUME)[0].rstrip(" ,;")  # nobody can: this run's cloud has ended
             why = f"the job paused: {why}" if self.record.ended == "paused" else why
             raise JobFailed(
                 f"{why}; first of all, {declined}" if declined else why,

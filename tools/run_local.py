@@ -81,6 +81,8 @@ def run_local(
             reference=published if reference is None else reference,
             record_dir=record_dir,
         )
+        for line in fleet.course.plan.notes:
+            fleet.progress.note(f"Privacy: {line}")
         for note in notes:
             fleet.progress.note(f"Records{'' if published else ', for your eyes'}: {note}")
         failure = _played(fleet)
