@@ -76,7 +76,7 @@ def summary(
     return {
         "job": recording.job.job,
         "note": "" if is_published(recording.job, recording.run) else UNPROTECTED,
-        "epsilon": privacy.epsilon,
+        "epsilon": recording.plan.setting.epsilon,
         "delta": privacy.delta,
         "unit": "record",
         "devices": len(recording.devices),
@@ -126,7 +126,8 @@ def _write(
         target.mkdir(parents=True, exist_ok=True)
         if inversion is not None:
             draw_inversion(inversion, target / "inversion.png")
-        draw_membership(membership, privacy.epsilon, privacy.delta, target / "membership.png")
+        epsilon = recording.plan.setting.epsilon
+        draw_membership(membership, epsilon, privacy.delta, target / "membership.png")
         write_json(target / "attack.json", found)
         pictures = {
             name: base64.b64encode((target / f"{name}.png").read_bytes()).decode()

@@ -172,7 +172,7 @@ def _prices(job: Job) -> Iterator[Mix]:
     plan = JobPlan(job)
     if job.privacy.epsilon is None and _adds_noise(plan):
         yield Mix(
-            ("privacy.epsilon", "privacy", "train", "update"),
+            ("privacy.epsilon",),
             "is missing and has no default: training adds noise, and a guarantee is chosen, not "
             "inherited; set for example epsilon: 8",
         )

@@ -23,6 +23,7 @@ _ADVICE = (
     ("did not answer in time", "see that the proxy runs and that both reach their broker"),
     ("limits.spool_bytes is", "raise limits.spool_bytes at the cloud and start it again"),
     ("below the minimum", _AWAY),
+    ("valid upload", f"see what the devices' consoles say; {_AWAY}"),
     ("no device answered", _AWAY),
     ("the disk cannot be used", "make room in the cloud's state_dir, or mend its rights"),
 )

@@ -1,17 +1,13 @@
-from decimal 
 import math
 from dataclasses import replace
-
-from fl_core.privacy.figures import protects_nothing, worth
-from fl_core.privacy.guarantee import Guarantee
-import Decimal
+from decimal import Decimal
 from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_core.privacy.figures import down, up
+from fl_core.privacy.figures import down, protects_nothing, up, worth
 from fl_core.privacy.guarantee import Guarantee
 
 POSITIVE = st.floats(1e-300, 1e300)
@@ -54,9 +50,9 @@ def test_a_guarantee_is_printed_rounded_up():
 
 
 def test_an_epsilon_that_makes_anyone_sure_is_told_to_protect_nothing():
-    # Posterior odds of one among all people alive, at most e^ε times the prior ones.
-    assert not protects_nothing(22.8) and math.exp(22.8) / 8.2e9 < 1
-    assert protects_nothing(22.9) and math.exp(22.9) / 8.2e9 > 1
+    # Posterior odds of one among all people alive: at most e^ε times the prior ones.
+    assert math.exp(22.8) / 8.2e9 < 1 < math.exp(22.9) / 8.2e9
+    assert not protects_nothing(22.8) and protects_nothing(22.9)
     assert worth(921_040) == ", so large that it protects nothing"
     assert worth(8) == ""
 
