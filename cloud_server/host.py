@@ -35,6 +35,7 @@ from fl_core.protocol.cloud_tasks import (
     SealRelease,
     SealRound,
 )
+from fl_core.protocol.pause_advice import RESUME, advice
 from fl_core.protocol.sealed import Sealing
 
 LOG = logging.getLogger("edgeveil.cloud")
@@ -84,6 +85,7 @@ class CloudHost:
         )
         self._running = ""  # the job that reports are about
         self._all_declined = False  # in the round that the job ended with
+        self._advised = ""  # the last reason that came with its own way out
 
     def store(self, item: object) -> None:
         """Durable before the next effect; a batch's parts are on the disk, and need not last."""
@@ -103,7 +105,8 @@ class CloudHost:
         if entry.ended:
             return
         if left.status == "paused":
-            self._store.set_status(entry.id, "paused", self._why(left.reason))
+            why = f"{self._why(left.reason)}; {self._next_step(entry.id, left.reason)}"
+            self._store.set_status(entry.id, "paused", why)
             return
         plan = self.jobs.plan(entry)
         reason = left.reason or (plan.stop_note if left.status == "completed" else "")
@@ -117,6 +120,12 @@ class CloudHost:
             return reason
         named = ", ".join(paused[:_NAMED]) + ", …" * (len(paused) > _NAMED)
         return f"{reason}; paused jobs keep their broadcasts there, resume or cancel them: {named}"
+
+    def _next_step(self, job: str, reason: str) -> str:
+        """What its operator does; a reason that says its own way out needs no other."""
+        told = self._advised == reason
+        first = "" if told else f"{advice(reason)}, "
+        return f"{first}{RESUME}{job}"
 
     def together(self) -> AbstractContextManager[None]:
         """Its few stores are each durable at once."""
@@ -138,6 +147,7 @@ class CloudHost:
         try:
             return self._perform(task)
         except (TooFewDevices, StoreError) as error:
+            self._advised = str(error) if error.fix else ""
             return Blocked(str(error))
         except OSError as error:
             return Blocked(f"the disk cannot be used ({error.strerror or type(error).__name__})")

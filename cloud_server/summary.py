@@ -103,4 +103,5 @@ def _plain(guarantee: Guarantee) -> dict[str, Any]:
         "unit": guarantee.unit,
         "status": guarantee.status,
         **guarantee.of_records,
+        **guarantee.notes,
     }

@@ -28,7 +28,7 @@ from fl_core.features import (
 )
 from fl_core.models import Network, build_network, runs_python
 from fl_core.models.softmax_head import build_graph
-from fl_core.privacy.events import Event
+from fl_core.privacy.events import Event, UnprotectedEvent
 from fl_core.privacy.figures import up
 from fl_core.privacy.policy import JobRequest, Quote, price
 from fl_core.privacy.self_stop import exchanges_within
@@ -37,6 +37,7 @@ from fl_core.protocol.messages import SEAL_OVERHEAD_BYTES, Group
 from fl_core.protocol.sealed import padded
 
 SOFTMAX = "softmax"
+_NO_EPSILON = 1.0  # stands where a job needs none: no noise is made from it, see `adds_noise`
 
 
 class JobPlan:
@@ -51,7 +52,7 @@ class JobPlan:
         self.features: FeatureMap = build_features(job.features, artifacts)
         asked = job.selection.devices
         setting = Setting(
-            epsilon=job.privacy.epsilon,
+            epsilon=job.privacy.epsilon or _NO_EPSILON,
             delta=job.privacy.delta,
             max_participations=job.max_participations,
             classes=job.data.classes,
@@ -162,6 +163,31 @@ class JobPlan:
         return max(sum(g.padded_bytes + SEAL_OVERHEAD_BYTES for g in of) for of in groups)
 
     # --- prices ---
+
+    @cached_property
+    def adds_noise(self) -> bool:
+        """Whether training adds noise at all, so that `privacy.epsilon` means something.
+
+        Raises PrivacyError where that noise cannot be made for the job's ε.
+        """
+        events = (event for e in self.planned for event in self.device.price(e))
+        return not all(isinstance(event, UnprotectedEvent) for event in events)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person should read of the job's ε before it runs."""
+        quote, given = self.quote(), self.job.privacy.epsilon
+        found = [
+            f"{which} {guarantee}"
+            for which, guarantee in (("training:", quote.training), ("inference:", quote.inference))
+            if guarantee.notes
+        ]
+        if given is not None and not self.adds_noise:
+            found.append(
+                f"privacy.epsilon: {given:g} means nothing here, for training with method "
+                f"'{self.job.train.method}' adds no noise; leave it out"
+            )
+        return tuple(found)
 
     @property
     def softmax_epsilon(self) -> float | None:

@@ -18,7 +18,7 @@ from fl_core.plan import SOFTMAX, JobPlan
 from fl_core.privacy.accountant import pure_epsilon
 from fl_core.privacy.amplification import shuffled_epsilon
 from fl_core.privacy.events import Event, LaplaceEvent, TwoValueEvent
-from fl_core.privacy.figures import up
+from fl_core.privacy.figures import up, worth
 from fl_core.privacy.policy import INFER, TRAIN
 
 LEAST_GAIN = 0.99  # what is less of a gain is not worth a line
@@ -47,8 +47,9 @@ class Shuffled:
         claimed = f"; {self.segments}-fold as texts claim it, unproven: {up(self.claimed_epsilon)}"
         return (
             f"{kind}: ε = {up(self.epsilon)}, δ = {up(self.delta)} per device against a curious "
-            f"cloud alone, {self.uploads} honest uploads a batch or more (clone bound); without "
-            f"the shuffle ε = {up(self.local_epsilon)}" + (claimed if self.segments > 1 else "")
+            f"cloud alone{worth(self.epsilon)}, {self.uploads} honest uploads a batch or more "
+            f"(clone bound); without the shuffle ε = {up(self.local_epsilon)}"
+            + (claimed if self.segments > 1 else "")
         )
 
 

@@ -23,7 +23,8 @@ from tools.attack_membership import steps as membership_steps
 from tools.attack_pictures import Inversion, Inverted, attacks, invert, why_no_pictures
 from tools.attack_plots import draw_inversion, draw_membership
 from tools.attack_recording import Recording
-from tools.result import write_json, write_whole
+from tools.result import UNPROTECTED, write_json, write_whole
+from tools.run_data import is_published
 
 
 def attack(
@@ -52,6 +53,8 @@ def attack(
     else:
         console.print(_pictures_table(inversion))
     console.print(_members_table(membership))
+    if found["note"]:
+        console.print(f"All figures: {found['note']}")
     console.print(f"Look at {target / 'attack.html'}")
     return 0
 
@@ -72,7 +75,8 @@ def summary(
         }
     return {
         "job": recording.job.job,
-        "epsilon": privacy.epsilon,
+        "note": "" if is_published(recording.job, recording.run) else UNPROTECTED,
+        "epsilon": recording.plan.setting.epsilon,
         "delta": privacy.delta,
         "unit": "record",
         "devices": len(recording.devices),
@@ -122,7 +126,8 @@ def _write(
         target.mkdir(parents=True, exist_ok=True)
         if inversion is not None:
             draw_inversion(inversion, target / "inversion.png")
-        draw_membership(membership, privacy.epsilon, privacy.delta, target / "membership.png")
+        epsilon = recording.plan.setting.epsilon
+        draw_membership(membership, epsilon, privacy.delta, target / "membership.png")
         write_json(target / "attack.json", found)
         pictures = {
             name: base64.b64encode((target / f"{name}.png").read_bytes()).decode()

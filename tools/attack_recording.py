@@ -32,7 +32,7 @@ Float64 = NDArray[np.float64]
 
 
 def keep_run(folder: Path, run: LocalRun) -> None:
-    """Put beside a recording how its records were dealt; public, as all of a demonstration is."""
+    """Put beside a recording how its records were dealt: settings and paths, no record."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     (folder / RUN).write_text(json.dumps(run.model_dump(mode="json"), indent=2) + "\n")
 

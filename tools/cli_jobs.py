@@ -72,10 +72,10 @@ def _add_run(commands: Subparsers) -> None:
         help="the records: a data file, a folder of pictures, or that of a published set's files",
     )
     run.add_argument(
-        "--no-reference",
-        action="store_false",
-        dest="reference",
-        help="do not train the noise-free reference",
+        "--reference",
+        action=argparse.BooleanOptionalAction,
+        help="train the noise-free reference beside it, and draw who holds what; default: for a"
+        " published set, of own records these are figures without any protection",
     )
     run.add_argument(
         "--record", action="store_true", help="keep what the cloud sees, for edgeveil attack"

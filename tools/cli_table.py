@@ -32,6 +32,12 @@ def add(commands: Subparsers) -> None:
     table.add_argument(
         "--out", type=Path, default=Path("out/table"), metavar="DIR", help="default out/table"
     )
+    table.add_argument(
+        "--reference",
+        action=argparse.BooleanOptionalAction,
+        help="train each job's noise-free reference once; default: of published sets, of own"
+        " records it is a figure without any protection",
+    )
     table.add_argument("--force", action="store_true", help="run completed seeds again")
     table.add_argument("--json", action="store_true", help="print table.json, progress to stderr")
     table.set_defaults(handler=_table)
@@ -48,5 +54,6 @@ def _table(args: argparse.Namespace) -> int:
         data=args.data,
         force=args.force,
         as_json=args.json,
+        reference=args.reference,
     )
     return table(args.jobs, asked)

@@ -16,11 +16,13 @@ from fl_core.data.check import DataReport, check_records
 from fl_core.data.csvfile import csv_faults
 from fl_core.data.device import device_records
 from fl_core.data.images import image_faults
+from fl_core.data.published import PUBLISHED
 from fl_core.data.split import SPLIT_KEY_FILE, load_split_key
 from fl_core.errors import DataError, UsageError
 
 DEFAULT_SHARE = 0.1
 LINES_SHOWN = 10
+DIGITS_LARGEST = 16.0
 
 
 def data_check(edge_site: Path, job_file: Path | None = None) -> int:
@@ -68,10 +70,29 @@ def places(data: DataSource) -> list[str]:
 
 
 def input_range(job: Job | None) -> tuple[float, float] | None:
-    """The values that a job's features expect, least and largest; None where they do not say."""
-    scales = [getattr(one, "input_scale", 0.0) for one in job.features] if job else []
+    """The values that features or model expect, least and largest; None where they do not say."""
+    parts = () if job is None else (*job.features, job.model)
+    scales = [getattr(one, "input_scale", 0.0) for one in parts]
     largest = max(scales, default=0.0)
     return (-largest, largest) if largest else None
+
+
+def scale_notes(job: Job, largest: float) -> list[str]:
+    """What to say of a job whose records reach `largest`, beyond its `input_scale`; mostly []."""
+    wanted = input_range(job)
+    if wanted is None or largest <= wanted[1]:
+        return []
+    return [
+        f"values reach {largest:g}, beyond the job's input_scale of {wanted[1]:g}: write"
+        f" input_scale: {largest:g}"
+    ]
+
+
+def published_largest(source: str) -> float:
+    """The largest value of a published set's records; 0 for a source that does not say it."""
+    if source == "digits":
+        return DIGITS_LARGEST
+    return PUBLISHED[source].largest if source in PUBLISHED else 0.0
 
 
 def _print(report: DataReport, problems: list[str], *, exact_split: bool) -> None:

@@ -18,6 +18,7 @@ from rich.table import Table
 from fl_core.config import load_job
 from fl_core.errors import JobFailed, UsageError
 from fl_core.features import read_backbones
+from fl_core.plan import JobPlan
 from tools.cloud_client import CloudClient
 from tools.result import write_whole
 from tools.run_job import submitted
@@ -39,6 +40,8 @@ def submit(
     client = _once_it_answers(cloud_url, token_file, wait_s)
     job = client.submit(submitted(found), backbones.values())
     print(job, flush=True)
+    for line in JobPlan(found, backbones).notes:
+        print(f"{job}: {line}", file=sys.stderr)
     return watch(job, cloud_url, token_file) if follow else 0
 
 
@@ -163,7 +166,7 @@ def _say_stand(event: Mapping[str, Any]) -> None:
     if event["type"] == "job_waiting":
         print(_waiting(event["data"]))
     elif event["type"] == "job_paused":
-        print(f"paused: {event['data'].get('reason', '')}; edgeveil job resume {event['job']}")
+        print(f"paused: {event['data'].get('reason', '')}")
     elif event["type"] == "job_resumed":
         print("resumed")
 

@@ -150,5 +150,6 @@ def _guarantee(found: Guarantee) -> dict[str, Any]:
         "unit": found.unit,
         "status": found.status,
         **(found.of_records if found.proven else {}),
+        **found.notes,
         **({"claimed_epsilon": found.epsilon} if claimed else {}),
     }

@@ -10,12 +10,12 @@ from typing import Any
 from markupsafe import Markup
 
 from fl_core.evaluation.corrected import NOT_IDENTIFIABLE
-from fl_core.privacy.figures import up
+from fl_core.privacy.figures import up, worth
 from fl_core.shuffled import Shuffled
 from tools import report_plots as plots
 from tools.pages import write_page
 from tools.report_holdings import Holdings, holdings_plot
-from tools.result import course_text, guarantee_text, record_text
+from tools.result import MEASURED_ON, UNPROTECTED, course_text, guarantee_text, record_text
 
 _NO_CORRECTION = {"squared": None, "corrected": None, "corrected_reason": ""}
 
@@ -33,7 +33,8 @@ def write_report(
         "size": plots.byte_text,
         "corrected": _corrected,
     }
-    content = {**_content(result, events), "held": held}
+    published = result["final"]["measured_on"] == MEASURED_ON[True]
+    content = {**_content(result, events), "held": held, "published": published}
     if held is not None:
         content["pictures"]["held"] = Markup(holdings_plot(held))  # noqa: S704 - our own
     write_page(path, "report.html", content, filters)
@@ -59,6 +60,7 @@ def _content(result: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> 
     }
     return {
         "result": result,
+        "unprotected": UNPROTECTED,
         "course": course_text(result),
         "rows": rows,
         "planned": [f"per {units[key]} ({key})" for key in plots.spent(rows)],
@@ -103,6 +105,7 @@ def _guarantee(privacy: Mapping[str, Any], which: str) -> dict[str, Any]:
         "figure": f"ε = {up(part['epsilon'])}" if proven else "no proven guarantee",
         "text": guarantee_text(privacy, which),
         "record": record_text(part),
+        "worth": worth(part["epsilon"]) if proven else "",
         "epsilon": part["epsilon"],
         "delta": part["delta"],
         "unit": part["unit"],

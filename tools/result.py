@@ -19,13 +19,17 @@
                           the guarantee, also of a run that ended here, is `privacy`
         attempt           from 1
     phases                the same for the exchanges before round 1, `phase` instead of `round`
-    final.accuracy        after the last committed round, or null
-    reference             noise-free on the same records: {accuracy, rounds: [accuracy …]}
+    final                 {accuracy, measured_on}: after the last committed round, or null; and on
+                          which records this and the loss and accuracy of all rounds are measured
+    reference             noise-free on the same records: {accuracy, rounds: [accuracy …], note};
+                          of a run on own records only with --reference, and the note then says
+                          that it is a figure without any protection
     privacy.training      {epsilon, delta, unit, status} of what was spent, with Gaussian noise
                           the job's whole plan however early it ended; status is `proven`,
     privacy.inference     `claimed` or `none`; inference also has epsilon_per_round. An ε that is
                           infinite or not asked for is null. Neither alone is "the" ε. Noise that
-                          hides a device from none has a record_epsilon for one record among others
+                          hides a device from none has a record_epsilon for one record among
+                          others; a note says of an ε that it is too large to protect
     shuffle               what the shuffle earned, proven by the clone bound against a curious cloud
                           alone; of training and of inference {purpose, epsilon, delta, uploads,
                           rounds, local_epsilon, segments, claimed_epsilon}; empty where its
@@ -59,13 +63,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fl_core.privacy.events import Unit
-from fl_core.privacy.figures import up
+from fl_core.privacy.figures import up, worth
 from fl_core.privacy.policy import Quote
 
 Status = Literal["completed", "failed"]
 SIMULATED = (
     "simulated with seeded noise: this run protects nobody; ε is what a real run of the job costs"
 )
+UNPROTECTED = (
+    "computed from the run's own records without any protection: no guarantee covers it, not for"
+    " passing on"
+)
+MEASURED_ON = {
+    True: "the published set's test records",
+    False: "records held back from the run's own: exact figures of these, which no guarantee"
+    " covers",
+}
 HOPS = ("cloud_to_proxy", "proxy_to_devices", "devices_to_proxy", "proxy_to_cloud")
 LIBRARIES = ("numpy", "torch", "onnxruntime", "cryptography", "paho-mqtt")
 _ENDS = ("job_completed", "job_failed", "job_cancelled", "job_paused")  # of a run
@@ -140,6 +153,7 @@ class Facts:
     bytes: Mapping[str, int]
     privacy: Mapping[str, Any]
     simulated: bool = False
+    published: bool = True  # whether the records are those of a published set
     shuffle: Sequence[Mapping[str, Any]] = ()
     aggregation: Mapping[str, str] = field(default_factory=dict)
 
@@ -153,8 +167,12 @@ def build(record: Record, facts: Facts) -> dict[str, Any]:
         "reason": facts.reason or record.reason,
         "rounds": record.rounds,
         "phases": record.phases,
-        "final": {"accuracy": record.accuracy},
-        "reference": {"accuracy": reference[-1] if reference else None, "rounds": reference},
+        "final": {"accuracy": record.accuracy, "measured_on": MEASURED_ON[facts.published]},
+        "reference": {
+            "accuracy": reference[-1] if reference else None,
+            "rounds": reference,
+            "note": UNPROTECTED if reference and not facts.published else "",
+        },
         "privacy": (facts.status == "completed" and record.privacy) or dict(facts.privacy),
         "shuffle": [dict(credit) for credit in facts.shuffle],
         "aggregation": dict(facts.aggregation),
@@ -186,6 +204,7 @@ def privacy_of(
             "unit": g.unit,
             "status": g.status,
             **g.of_records,
+            **g.notes,
         }
         for name, g in (("training", quote.training), ("inference", quote.inference))
     }
@@ -206,9 +225,10 @@ def guarantee_text(privacy: Mapping[str, Any], which: str) -> str:
     total = f"ε = {up(part['epsilon'])}" + (f", δ = {up(delta)}" if delta else "")
     if which == "inference" and part.get("epsilon_per_round"):
         return (
-            f"ε = {up(part['epsilon_per_round'])} per round, {total} in total, per {unit}, proven"
+            f"ε = {up(part['epsilon_per_round'])} per round, {total} in total, per {unit},"
+            f" proven{worth(part['epsilon'])}"
         )
-    return f"({total}) per {unit}, whole job, proven{record_text(part)}"
+    return f"({total}) per {unit}, whole job, proven{record_text(part)}{worth(part['epsilon'])}"
 
 
 def record_text(part: Mapping[str, Any]) -> str:

@@ -11,9 +11,11 @@ from typing import IO, Any
 from fl_core.config import Job, LocalRun
 from fl_core.errors import JobFailed
 from fl_core.plan import JobPlan
+from fl_core.protocol.pause_advice import RESUME
 from fl_core.shuffled import shuffled
 from tools.progress import Progress, View
 from tools.result import Facts, Record, build, finite, privacy_of
+from tools.run_data import is_published
 from tools.run_reference import Reference
 
 
@@ -56,6 +58,7 @@ class Course:
         """
         if self.record.ended != "completed":
             why = self.record.reason or f"the job was {self.record.ended}"
+            why = why.partition(RESUME)[0].rstrip(" ,;")  # nobody can: this run's cloud has ended
             why = f"the job paused: {why}" if self.record.ended == "paused" else why
             raise JobFailed(
                 f"{why}; first of all, {declined}" if declined else why,
@@ -96,6 +99,7 @@ class Course:
                 bytes=bytes,
                 privacy=privacy_of(quote, float(once) if once is not None else None, event.unit),
                 simulated=simulated,
+                published=is_published(plan.job, run),
                 aggregation={"rule": plan.job.aggregation.name, "note": plan.aggregation_note},
                 shuffle=[] if self.record.repeated else [asdict(c) for c in shuffled(plan)],
             ),

@@ -18,7 +18,7 @@ from fl_core.data.published import PUBLISHED
 from fl_core.data.sources import Origin, brings_its_test, load_records
 from fl_core.errors import DataError, UsageError
 from fl_core.plan import JobPlan
-from tools.data_check import input_range, places
+from tools.data_check import input_range, places, scale_notes
 
 PLACES = (Path("../shared/data"), Path("data"))  # looked at where no folder is named
 TEST_SHARE = 0.2  # of records that come without a test half
@@ -55,7 +55,9 @@ def check_data(job: Job, run: LocalRun) -> list[str]:
             where="aggregation.validation_records",
             fix="ask for fewer, or raise local_run.test_records",
         )
-    return [] if brings_its_test(data.source) else _own(job, data, pool, test)
+    if brings_its_test(data.source):
+        return scale_notes(job, float(np.abs(pool.x).max(initial=0.0)))
+    return _own(job, data, pool, test)
 
 
 def held(job: Job, run: LocalRun) -> Records:
@@ -67,6 +69,11 @@ def dealt(job: Job, run: LocalRun) -> tuple[Records, Shares]:
     """All records as the devices hold them, and the indices into them of each device."""
     data = source(job, run)
     return dealt_records(data.source, origin_of(data), run.devices, run.partition, run.seed)
+
+
+def is_published(job: Job, run: LocalRun) -> bool:
+    """Whether the run's records are those of a published set: of them all figures may be shown."""
+    return brings_its_test(run.data.source or job.data.source)
 
 
 def source(job: Job, run: LocalRun) -> DataSource:

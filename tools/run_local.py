@@ -28,8 +28,8 @@ from tools.brokers import choose_engine
 from tools.progress import Progress
 from tools.report import write_report
 from tools.report_holdings import Holdings, holdings
-from tools.result import course_text, guarantee_text, write_json, write_whole
-from tools.run_data import check_data
+from tools.result import MEASURED_ON, course_text, guarantee_text, write_json, write_whole
+from tools.run_data import check_data, is_published
 from tools.run_fleet import Fleet
 from tools.run_job import Overrides, local_job
 from tools.run_simulated import Simulation
@@ -46,7 +46,7 @@ def run_local(
     *,
     as_json: bool = False,
     keep: bool = False,
-    reference: bool = True,
+    reference: bool | None = None,
     record: bool = False,
     brief: bool = False,
     stream: IO[str] | None = None,
@@ -54,12 +54,15 @@ def run_local(
     """Run the job file `path`; 0 when it completed, 130 after Ctrl-C.
 
     `stream` shows the progress: standard output, or the other one with `as_json`. `brief` leaves
-    out what a completed run says at its end.
+    out what a completed run says at its end. `reference`: whether to train the noise-free
+    reference; None: of a published set only. Of other records neither that nor who holds what is
+    computed unless it is true: both are exact figures of them.
 
     Raises ConfigError, UsageError, DataError or BrokerError before anything has started;
     JobFailed (or BrokerError) when the job failed, its `result.json` written.
     """
     job, run = local_job(path, overrides)
+    published = is_published(job, run)
     with Console(stderr=True).status("reading the records"):
         notes = check_data(job, run)
     if not run.simulate:
@@ -70,10 +73,18 @@ def run_local(
     # A second Ctrl-C must not leave children or files behind; stopping takes a few seconds at most.
     with signals(signal.SIG_IGN), scratch(keep=keep, in_memory=run.simulate) as site:
         fleet = kind(
-            job, run, site, out, stream or shown, reference=reference, record_dir=record_dir
+            job,
+            run,
+            site,
+            out,
+            stream or shown,
+            reference=published if reference is None else reference,
+            record_dir=record_dir,
         )
+        for line in fleet.course.plan.notes:
+            fleet.progress.note(f"Privacy: {line}")
         for note in notes:
-            fleet.progress.note(f"Records: {note}")
+            fleet.progress.note(f"Records{'' if published else ', for your eyes'}: {note}")
         failure = _played(fleet)
     if keep:
         fleet.progress.note(f"The site is kept in {site}")
@@ -88,7 +99,7 @@ def run_local(
     if failure is None and not brief:
         show(fleet.progress, result)
     with fleet.progress.console.status("drawing the report"):
-        held = holdings(job, run)
+        held = holdings(job, run) if published or reference else None
         _report(result, fleet.course.record.events, out / "report.html", held)
     if failure is not None:
         known = isinstance(failure, JobFailed | BrokerError)
@@ -120,7 +131,7 @@ def _recording(out: Path, run: LocalRun) -> Path:
 
 
 def _report(
-    result: dict[str, Any], events: list[dict[str, Any]], path: Path, held: Holdings
+    result: dict[str, Any], events: list[dict[str, Any]], path: Path, held: Holdings | None
 ) -> None:
     try:
         write_report(result, events, path, held)
@@ -163,12 +174,18 @@ def summary(result: dict[str, Any]) -> list[tuple[str, str]]:
     """The lines of that table. Training and inference guarantee always stand together."""
     rounds = result["rounds"]
     uploads = sum(row["uploads"] for row in rounds + result["phases"])
-    hops, reference = result["bytes"], result["reference"]["accuracy"]
+    hops, final, reference = result["bytes"], result["final"], result["reference"]
+    own = "" if final["measured_on"] == MEASURED_ON[True] else f", on {final['measured_on']}"
+    unprotected = f", {reference['note']}" if reference["note"] else ""
     why = f"; {result['reason']}" if result["reason"] else ""
     return [
         *([("note", result["note"])] if result["note"] else []),
-        ("final accuracy", _share(result["final"]["accuracy"])),
-        *([] if reference is None else [("without noise", _share(reference))]),
+        ("final accuracy", _share(final["accuracy"]) + own),
+        *(
+            []
+            if reference["accuracy"] is None
+            else [("without noise", _share(reference["accuracy"]) + unprotected)]
+        ),
         ("training guarantee", guarantee_text(result["privacy"], "training")),
         ("inference guarantee", guarantee_text(result["privacy"], "inference")),
         *[("after the shuffle", str(Shuffled(**credit))) for credit in result.get("shuffle", ())],

@@ -32,8 +32,9 @@ def has_reference(job: Job) -> bool:
 class Reference:
     """Trains in a thread. `rounds`: accuracy after each round, empty while not finished.
 
-    It reads the same public records that the devices were dealt, through no ledger; nothing of
-    it reaches a device or the cloud.
+    It reads the same records that the devices were dealt, through no ledger, so its figures are
+    for published sets, or for the eyes of those whose records they are; nothing of it reaches a
+    device or the cloud.
     """
 
     def __init__(self, job: Job, run: LocalRun, plan: SitePlan) -> None:

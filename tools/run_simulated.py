@@ -27,6 +27,7 @@ from tools.progress import MemoryPeak, Progress
 from tools.result import write_whole
 from tools.run_children import Children
 from tools.run_course import Course
+from tools.run_data import is_published
 from tools.run_job import site_of
 from tools.run_reference import Reference, has_reference
 from tools.simulate import MemoryFleet
@@ -122,7 +123,10 @@ class Simulation:
         self._take_events(fleet.store)
         if not self.course.record.ended:
             raise JobFailed("the simulation came to a stand", where=self._job_id)
-        self.course.require_completed(self._job_id, self._declined)
+        published = is_published(self.job, self.settings)
+        if self._declined and not published:  # may quote a record: for this console alone
+            self.progress.note(self._declined)
+        self.course.require_completed(self._job_id, self._declined if published else "")
         release = fleet.store.release(self._job_id)
         if release is None:
             raise JobFailed("the job left no model", where=self._job_id)

@@ -19,11 +19,11 @@ from typing import IO, Any
 from fl_core.config import Job, LocalRun, load_job
 from fl_core.data.published import PUBLISHED
 from fl_core.errors import EdgeVeilError, JobFailed, UsageError
-from tools.result import versions
-from tools.run_data import check_data
+from tools.result import MEASURED_ON, UNPROTECTED, versions
+from tools.run_data import check_data, is_published
 from tools.run_job import Overrides, local_job
 from tools.run_local import INTERRUPTED, run_local
-from tools.table_claims import claims
+from tools.table_claims import chosen_note, claims, was_tuned
 from tools.table_output import FILES, show, write_table
 
 STAMP = "table.stamp"
@@ -53,7 +53,7 @@ class Asked:
     data: Path | None = None
     force: bool = False
     as_json: bool = False
-    reference: bool = True  # of the first seed, the accuracy without noise
+    reference: bool | None = None  # of the first seed; None: of a published set
 
     def overrides(self, job: Job) -> Overrides:
         """For all runs of this job; the folder is for those that read one."""
@@ -86,6 +86,7 @@ def table(paths: Sequence[Path], asked: Asked) -> int:
                 print(f"edgeveil: {failures[-1]}", file=sys.stderr)
     content = {
         "rows": [row(study, asked.seeds) for study in studies],
+        "notes": notes(studies),
         "failures": failures,
         "versions": versions(),
     }
@@ -109,7 +110,7 @@ def row(study: Study, seeds: int) -> dict[str, Any]:
         "job": study.job.job,
         "features": " + ".join(entry.name for entry in study.job.features),
         "method": study.job.train.method,
-        "epsilon": training.get("epsilon") or privacy.epsilon,
+        "epsilon": training.get("epsilon") or privacy.epsilon,  # null: training adds no noise
         "delta": privacy.delta,
         "unit": training.get("unit", "record"),
         "status": training.get("status", "unknown"),
@@ -123,6 +124,17 @@ def row(study: Study, seeds: int) -> dict[str, Any]:
         "memory_peak_bytes": max((r["memory_peak_bytes"] or 0 for r in results), default=None),
         "claims": [{"text": claim.text, **vars(claim)} for claim in claims(study.job.job)],
     }
+
+
+def notes(studies: Sequence[Study]) -> list[str]:
+    """What must be read beside the rows: where settings were chosen, and figures of own records."""
+    tuned = [s.job.job for s in studies if was_tuned(s.job.job, s.job.data.source)]
+    own = [study.job.job for study in studies if not is_published(study.job, study.run)]
+    found = [chosen_note(tuned)] if tuned else []
+    if own:
+        found.append(f"accuracies of {', '.join(own)}: on {MEASURED_ON[False]}")
+        found.append(f"{', '.join(own)} without noise, where it stands: {UNPROTECTED}")
+    return found
 
 
 def study_of(path: Path, asked: Asked) -> Study:
@@ -144,7 +156,7 @@ def run_seed(study: Study, number: int, asked: Asked, stream: IO[str]) -> int:
         study.path,
         folder,
         replace(asked.overrides(study.job), seed=seed),
-        reference=asked.reference and number == 0,  # one seed's is like another's
+        reference=asked.reference if number == 0 else False,  # one seed's is like another's
         brief=True,
         stream=stream if stream.isatty() else io.StringIO(),  # one line a run is enough in a file
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -16,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fl_core.errors import UsageError
-from fl_core.privacy.figures import up
+from fl_core.privacy.figures import up, worth
 from tools.report_plots import BLUE, GREEN, ORANGE
 from tools.result import write_json, write_whole
 
@@ -42,7 +43,7 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         row["job"],
         row["features"],
-        up(row["epsilon"]),
+        _epsilon(row),
         up(row["delta"]),
         row["unit"],
         "proven" if row["status"] == "proven" else f"{row['status']}: no proven guarantee",
@@ -61,7 +62,10 @@ def show(content: Mapping[str, Any], stream: IO[str]) -> None:
     for row in content["rows"]:
         named = dict(zip(COLUMNS, cells(row), strict=True))
         shown.add_row(*(named[name].replace(" (", "\n(") for name in _SHORT))
-    Console(file=stream).print(shown)
+    console = Console(file=stream)
+    console.print(shown)
+    for note in content["notes"]:
+        console.print(note, markup=False)
 
 
 def write_table(content: Mapping[str, Any], out: Path) -> None:
@@ -71,7 +75,7 @@ def write_table(content: Mapping[str, Any], out: Path) -> None:
         write_json(out / "table.json", content)
         write_whole(out / "table.md", markdown(content).encode())
         for kind in ("png", "svg"):
-            write_whole(out / f"table.{kind}", picture(content["rows"], kind))
+            write_whole(out / f"table.{kind}", picture(content["rows"], kind, content["notes"]))
     except OSError as error:
         raise UsageError(
             f"cannot be written ({error.strerror})",
@@ -86,6 +90,7 @@ def markdown(content: Mapping[str, Any]) -> str:
     lines += ["| " + " | ".join(cells(row)) + " |" for row in content["rows"]]
     seeds = sorted({len(row["accuracies"]) for row in content["rows"]})
     lines += ["", f"Seeds for each job: {', '.join(map(str, seeds))}. Simulated, noise seeded."]
+    lines += [f"{note[:1].upper()}{note[1:]}." for note in content["notes"]]
     sources = {
         claim["source"]: claim["method"] for row in content["rows"] for claim in row["claims"]
     }
@@ -95,7 +100,7 @@ def markdown(content: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def picture(rows: Sequence[Mapping[str, Any]], kind: str) -> bytes:
+def picture(rows: Sequence[Mapping[str, Any]], kind: str, notes: Sequence[str] = ()) -> bytes:
     """Accuracy of each run, a line for each job; published figures as bars behind."""
     with mpl.rc_context({"font.size": 9, "svg.fonttype": "path", "svg.hashsalt": "edgeveil"}):
         figure = Figure(figsize=(7.2, 1.1 + 0.62 * len(rows)), layout="constrained")
@@ -104,7 +109,8 @@ def picture(rows: Sequence[Mapping[str, Any]], kind: str) -> bytes:
             _draw(axes, y, row)
         axes.set_yticks(range(len(rows)), [_label(row) for row in reversed(rows)])
         axes.set_ylim(-0.6, len(rows) - 0.4)
-        axes.set_xlabel("accuracy on the test records")
+        below = [textwrap.fill(note, 110) for note in notes]
+        axes.set_xlabel("\n".join(["accuracy on the test records", *below]))
         axes.grid(axis="x", color="#dddddd", linewidth=0.6)
         axes.set_axisbelow(True)
         for side in ("top", "right", "left"):
@@ -154,7 +160,14 @@ def _legend(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
 
 def _label(row: Mapping[str, Any]) -> str:
     proven = "" if row["status"] == "proven" else f", {row['status']}"
-    return f"{row['job']}\n{row['features']}, ε = {up(row['epsilon'])}{proven}"
+    return f"{row['job']}\n{row['features']}, ε = {_epsilon(row)}{proven}"
+
+
+def _epsilon(row: Mapping[str, Any]) -> str:
+    """What the job asks for; a dash where nothing of it is kept, for training adds no noise."""
+    if row["epsilon"] is None or row["status"] == "none":
+        return "–"
+    return up(row["epsilon"]) + worth(row["epsilon"])
 
 
 def _spread(values: Sequence[float], median: float | None) -> str:

@@ -10,6 +10,7 @@ from fl_core.config import Job, load
 from fl_core.errors import ConfigError
 from fl_core.plan import JobPlan
 from fl_core.shuffled import shuffled
+from tools.data_check import published_largest, scale_notes
 
 
 def validate(paths: list[Path], *, show: bool = False) -> int:
@@ -33,6 +34,9 @@ def validate(paths: list[Path], *, show: bool = False) -> int:
             plan = JobPlan(found) if isinstance(found, Job) else None
             note = plan.stop_note if plan else ""
             print(f"{path}: ok ({kind}{'; will be ' + note if note else ''})")
+            scale = scale_notes(plan.job, published_largest(plan.job.data.source)) if plan else []
+            for line in (*plan.notes, *scale) if plan else ():
+                print(f"  {line}")
             if plan and plan.aggregation_note:
                 print(f"  {plan.aggregation_note}")
             for credit in shuffled(plan) if plan else ():

@@ -52,7 +52,7 @@ class Job(Block):
         default=(), max_length=8, examples=[[{"name": "upload_top_k", "share": 0.1}]]
     )
     """What an update passes through on the device, in this order, before it is sealed."""
-    privacy: Privacy
+    privacy: Privacy = Privacy()
     """The training guarantee."""
     selection: Selection = Selection()
     """Which devices take part in a round."""

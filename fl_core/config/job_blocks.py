@@ -40,8 +40,9 @@ class SelfStop(Block):
 class Privacy(Block):
     """The training guarantee of the whole job, per record; of some methods per device."""
 
-    epsilon: float = Field(gt=0, examples=[8])
-    """ε of the whole training. No default: a guarantee is chosen, not inherited."""
+    epsilon: float | None = Field(default=None, gt=0, examples=[8])
+    """ε of the whole training: needed where training adds noise, a guarantee is chosen, not
+    inherited. null: it adds none, as `sgd` and `fedprox` without a stage that does."""
     delta: float = Field(default=1e-5, gt=0, lt=1, examples=[1e-5])
     """δ of the whole training; must stay below 1 / data.nominal_records."""
     max_participations: int | None = Field(default=None, ge=1)

@@ -182,12 +182,19 @@ def _prices(job: Job) -> Iterator[Mix]:
     from fl_core.plan import JobPlan  # builds on the configuration
 
     plan = JobPlan(job)
+    if job.privacy.epsilon is None and _adds_noise(plan):
+        yield Mix(
+            ("privacy.epsilon",),
+            "is missing and has no default: training adds noise, and a guarantee is chosen, not "
+            "inherited; set for example epsilon: 8",
+        )
+        return
     try:
         plan.device.price(plan.planned[0])
     except PrivacyError as error:
         yield Mix(
             ("privacy.epsilon", "privacy", "train", "data", "features"),
-            f"ε = {number(job.privacy.epsilon)} with δ = {number(job.privacy.delta)} cannot be "
+            f"ε = {number(plan.setting.epsilon)} with δ = {number(job.privacy.delta)} cannot be "
             f"met, {error.what}; {error.fix}",
         )
     else:
@@ -203,6 +210,13 @@ def _prices(job: Job) -> Iterator[Mix]:
             ("encrypt.laplace_eval.laplace_eval_eps", "data.classes"),
             f"{number(plan.softmax_epsilon)} cannot be met, {error.what}; {error.fix}",
         )
+
+
+def _adds_noise(plan: JobPlan) -> bool:
+    try:
+        return plan.adds_noise
+    except PrivacyError:
+        return True  # noise that cannot be made without a chosen ε
 
 
 def _claims(job: Job, plan: JobPlan) -> Iterator[Mix]:

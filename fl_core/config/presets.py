@@ -77,19 +77,16 @@ PRESETS: Table[dict[str, Any]] = Table(
         "fedavg": {
             "model": _MLP,
             "train": {"method": "sgd", "rounds": 200, **_BATCHES},
-            "privacy": _AT_1,
             "aggregation": {"name": "fedavg"},
         },
         "fedprox": {
             "model": _MLP,
             "train": {"method": "fedprox", "rounds": 250, **_BATCHES, "mu": 0.01},
-            "privacy": _AT_1,
             "aggregation": {"name": "fedavg"},
         },
         "secprobe": {
             "model": _MLP,
             "train": {"method": "sgd", "rounds": 300, **_BATCHES},
-            "privacy": _AT_1,
             "proxy": {"shuffle": "whole"},
             "aggregation": {
                 "name": "secprobe",
@@ -102,7 +99,6 @@ PRESETS: Table[dict[str, Any]] = Table(
             "model": _MLP,
             "train": {"method": "sgd", "rounds": 200, **_BATCHES},
             "update": [{"name": "stc", "share": 0.01}],
-            "privacy": _AT_1,
         },
     },
 )

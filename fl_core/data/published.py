@@ -24,6 +24,7 @@ class Published:
     shape: tuple[int, ...]
     classes: int
     read: Callable[[tuple[Path, ...], int], Records]
+    largest: float = 255.0  # that a value of a record can be
 
 
 PUBLISHED: Table[Published] = Table(

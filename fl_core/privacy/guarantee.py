@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from fl_core.privacy.events import Status, Unit
-from fl_core.privacy.figures import up
+from fl_core.privacy.figures import PROTECTS_NOTHING, protects_nothing, up, worth
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,12 @@ class Guarantee:
         return {"record_epsilon": self.among_others if self.among_others < math.inf else None}
 
     @property
+    def notes(self) -> dict[str, str]:
+        """A `note` in words for readers of JSON where a proven ε protects nothing, else {}."""
+        said = self.proven and protects_nothing(self.epsilon)
+        return {"note": f"ε is {PROTECTS_NOTHING}"} if said else {}
+
+    @property
     def record_epsilon(self) -> float:
         """ε of one record, whatever the unit."""
         return self.epsilon if self.among_others is None else self.among_others
@@ -44,6 +50,6 @@ class Guarantee:
         if not self.proven:
             return "no proven guarantee"
         whole = f"ε = {up(self.epsilon)}, δ = {up(self.delta)} per {self.unit}"
-        if self.among_others is None:
-            return whole
-        return f"{whole} (ε = {up(self.among_others)} per record)"
+        if self.among_others is not None:
+            whole += f" (ε = {up(self.among_others)} per record)"
+        return whole + worth(self.epsilon)

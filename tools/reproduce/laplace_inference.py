@@ -106,5 +106,6 @@ EXPERIMENT = Experiment(
     guarantee="inference",
     remark="The text prints no number: it says that the score rises as the loss falls, with the "
     "noise as without. It trains LeNet without noise on pictures that are not published with it; "
-    "here `fm` learns digits at ε = 8 on 50 devices of one digit each.",
+    "here `fm` learns digits at ε = 8 on 50 devices of one digit each, nine with up to three "
+    "records of a second.",
 )

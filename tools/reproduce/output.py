@@ -72,6 +72,8 @@ def markdown(content: Mapping[str, Any]) -> str:
     lines += [f"Figure: {content['figure']}. Of several seeds the median, and the range.", ""]
     lines += ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
     lines += ["| " + " | ".join(_cells(row)) + " |" for row in content["rows"]]
+    if content.get("chosen"):
+        lines += ["", f"{content['chosen'][:1].upper()}{content['chosen'][1:]}."]
     lines += [f"\nFailed: {failure}" for failure in content["failures"]]
     return "\n".join(lines) + "\n"
 

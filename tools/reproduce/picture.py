@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,8 @@ def picture(content: Mapping[str, Any], kind: str) -> bytes:
             _label(axes, content)
             axes.set_axisbelow(True)
         _legend(axes, content)
+        if content.get("chosen"):
+            figure.supxlabel(textwrap.fill(content["chosen"].replace("`", ""), 120), fontsize=6.5)
         raw = io.BytesIO()
         metadata = {"Date": None} if kind == "svg" else None
         figure.savefig(raw, format=kind, dpi=160, metadata=metadata)

@@ -25,6 +25,7 @@ from tools.reproduce.rows import Played, not_run, rows_of
 from tools.result import versions, write_whole
 from tools.run_local import INTERRUPTED
 from tools.table import Asked, run_seed, study_of
+from tools.table_claims import chosen_note
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,7 @@ def _content(
         "source": experiment.source,
         "figure": experiment.figure,
         "remark": experiment.remark,
+        "chosen": chosen_note(tuned_rows(rows, experiment.trials(wanted.quick))),
         "picture": experiment.picture,
         "x_label": experiment.x_label,
         "x_log": experiment.x_log,
@@ -150,6 +152,14 @@ def _content(
         "failures": failures,
         "versions": versions(),
     }
+
+
+def tuned_rows(rows: Sequence[dict[str, Any]], trials: Sequence[Trial]) -> list[str]:
+    """The measured rows whose settings were chosen on the same images: those of `fm` on MNIST."""
+    ours = (t for t in trials if t.source == "mnist")
+    tuned = {t.name for t in ours if t.job.get("train", {}).get("method") == "fm"}
+    measured = (row for row in rows if row["trial"] in tuned and row["values"])
+    return list(dict.fromkeys(f"`{row['trial']}`" for row in measured))
 
 
 def _show(content: dict[str, Any], wanted: Wanted, stream: IO[str]) -> None:

@@ -16,6 +16,7 @@ from cloud_server import absorbing
 from cloud_server.host import CloudHost, wire_id
 from cloud_server.recording import Recorder
 from cloud_server.round_secret import RoundSecret
+from cloud_server.rounds import TooFewDevices
 from cloud_server.sealing import Limits
 from cloud_server.store import Store
 from cloud_server.store_records import ExchangeRecord
@@ -447,14 +448,48 @@ def test_a_job_that_fails_does_not_blame_the_rule() -> None:
 def test_a_full_cache_is_told_with_the_paused_jobs_that_fill_it(desk: Desk) -> None:
     first, full = desk.id, "the proxy refused the broadcast: cache_full"
     desk.host.store(JobStatus(desk.wire, "paused", full))
-    assert desk.store.job(first).reason == full
+    step = "wait for other jobs to end, or raise limits.cache_bytes at the proxy"
+    assert desk.store.job(first).reason == f"{full}; {step}, then: edgeveil job resume {first}"
     desk.id = desk.run(job(job="next"))
     desk.host.store(JobStatus(desk.wire, "paused", full))
     reason = desk.store.job(desk.id).reason
-    assert reason.startswith(full) and first in reason and desk.id not in reason
+    assert reason.startswith(full) and f"cancel them: {first};" in reason
+    assert reason.endswith(f"then: edgeveil job resume {desk.id}")
     desk.id = desk.run(job(job="other"))
     desk.host.store(JobStatus(desk.wire, "paused", "silence"))
-    assert desk.store.job(desk.id).reason == "silence"
+    assert desk.store.job(desk.id).reason.startswith("silence; ")
+
+
+@pytest.mark.parametrize(
+    ("reason", "step"),
+    [
+        ("the proxy did not answer in time", "see that the proxy runs"),
+        ("1 uploads, 2 declined, below the minimum", "look at the devices"),
+        ("the batch has 9 bytes, limits.spool_bytes is 8", "raise limits.spool_bytes at the cloud"),
+        ("the disk cannot be used (No space left on device)", "make room in the cloud's state_dir"),
+        ("the proxy refused the broadcast: closed_job", "cancel it and submit it anew"),
+        ("the proxy refused the broadcast: anything", "look at the proxy's log"),
+        ("a reason of the future", "see the cloud's log"),
+    ],
+)
+def test_a_paused_job_says_what_to_do(desk: Desk, reason: str, step: str) -> None:
+    desk.host.store(JobStatus(desk.wire, "paused", reason))
+    told = desk.store.job(desk.id).reason
+    assert told.startswith(reason) and step in told
+    assert told.endswith(f"then: edgeveil job resume {desk.id}")
+    assert desk.events("job_paused")[0]["reason"] == told
+
+
+def test_a_reason_with_its_own_way_out_gets_no_other(desk: Desk) -> None:
+    def few(_task: object) -> object:
+        raise TooFewDevices("no device is enrolled", fix="admit devices at the proxy")
+
+    desk.host._perform = few
+    blocked = desk.host.perform(object())
+    desk.host.store(JobStatus(desk.wire, "paused", blocked.reason))
+    assert desk.store.job(desk.id).reason == (
+        "no device is enrolled. admit devices at the proxy; then: edgeveil job resume " + desk.id
+    )
 
 
 def test_a_job_ends_once(desk: Desk) -> None:

@@ -130,7 +130,8 @@ def test_a_pause_is_listed_shown_and_waited_out(tmp_path, capsys):
     with cloud(tmp_path) as (url, token, store):
         job = CloudClient(url, token).submit(QUICKSTART.read_bytes())
         store.set_status(job, "running")
-        store.set_status(job, "paused", "1 uploads, below the minimum")
+        why = f"1 uploads, below the minimum; then: edgeveil job resume {job}"
+        store.set_status(job, "paused", why)
         assert jobs.list_jobs(url, token) == 0
         listed = capsys.readouterr().out
         assert "paused" in listed and "below" in listed
@@ -144,7 +145,7 @@ def test_a_pause_is_listed_shown_and_waited_out(tmp_path, capsys):
         assert jobs.watch(job, url, token) == 0
         later.join()
         shown = capsys.readouterr().out
-        assert f"paused: 1 uploads, below the minimum; edgeveil job resume {job}" in shown
+        assert f"paused: {why}\n" in shown
         assert shown.index("paused:") < shown.index("resumed") < shown.index("completed")
         with pytest.raises(UsageError, match="only a paused one"):
             jobs.resume(job, url, token)

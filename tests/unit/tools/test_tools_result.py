@@ -88,13 +88,22 @@ def test_the_result_has_every_key_that_scripts_read():
         "job", "status", "reason", "rounds", "phases", "final", "reference", "privacy",
         "broker", "devices", "seconds", "memory_peak_bytes", "versions", "bytes",
     }  # fmt: skip
-    assert found["final"] == {"accuracy": 0.625}
-    assert found["reference"] == {"accuracy": 0.75, "rounds": [0.5, 0.75]}
+    assert found["final"] == {"accuracy": 0.625, "measured_on": "the published set's test records"}
+    assert found["reference"] == {"accuracy": 0.75, "rounds": [0.5, 0.75], "note": ""}
     assert [row["round"] for row in found["rounds"]] == [1, 2]
     assert [row["phase"] for row in found["phases"]] == ["centre"]
     for row in found["rounds"]:
         wanted = {"round", "accuracy", "uploads", "declined", "cluster_scores", "seconds", "bytes"}
         assert set(row) >= wanted | {"loss"}
+
+
+def test_figures_of_own_records_are_called_what_they_are():
+    own = replace(FACTS, published=False)
+    found = build(course(), own)
+    assert "no guarantee covers" in found["final"]["measured_on"]
+    assert "without any protection" in found["reference"]["note"]
+    assert "not for passing on" in found["reference"]["note"]
+    assert build(course(), replace(own, reference=[]))["reference"]["note"] == ""
 
 
 def test_cluster_scores_come_without_the_vectors():

@@ -149,7 +149,28 @@ def test_a_run_learns_from_a_file_and_says_which_records_it_drops(tmp_path, reco
     assert run_local(path, tmp_path / "out", Overrides(), reference=False, stream=said) == 0
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["final"]["accuracy"] > 0.5
-    assert f"Records: {tmp_path / 'own.csv'}:62: 2 columns" in said.getvalue().replace("\n", "")
+    told = said.getvalue().replace("\n", "")
+    assert f"Records, for your eyes: {tmp_path / 'own.csv'}:62: 2 columns" in told
+
+
+@pytest.mark.parametrize("reference", [None, True, False])
+def test_exact_figures_of_own_records_are_there_only_if_asked_for_and_labelled(
+    reference, tmp_path, records
+):
+    path, out, said = job_file(tmp_path, csv(tmp_path, records)), tmp_path / "out", io.StringIO()
+    assert run_local(path, out, Overrides(), reference=reference, stream=said) == 0
+    result = json.loads((out / "result.json").read_text())
+    page = (out / "report.html").read_text()
+    told = " ".join(said.getvalue().split())
+    assert bool(result["reference"]["rounds"]) == bool(reference)
+    assert ("Who holds what" in page) == bool(reference)
+    label = "without any protection: no guarantee covers it, not for passing on"
+    assert (label in result["reference"]["note"]) == bool(reference)
+    assert (label in told) == bool(reference)
+    assert page.count(label.replace("'", "&#39;")) == (3 if reference else 0)
+    assert "public data set" not in page
+    for where in (result["final"]["measured_on"], told, page.replace("&#39;", "'")):
+        assert "held back from the run's own: exact figures of these, which no guarantee" in where
 
 
 def test_the_option_replaces_the_path_and_the_source_may_be_the_jobs(tmp_path, records):

@@ -109,7 +109,7 @@ def test_one_seed_repeats_exactly_and_without_reference_if_asked(tmp_path):
     models = [(tmp_path / name / "model.onnx").read_bytes() for name in "abc"]
     assert models[0] == models[1] != models[2]
     result = json.loads((tmp_path / "a" / "result.json").read_text())
-    assert result["reference"] == {"accuracy": None, "rounds": []}
+    assert result["reference"] == {"accuracy": None, "rounds": [], "note": ""}
 
 
 def test_the_switch_of_the_command_line_wins(tmp_path):

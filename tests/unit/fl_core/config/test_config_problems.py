@@ -52,7 +52,7 @@ def line_of(text: str, key: str) -> int:
         ("delta: 1.0e-5 ", "delta: 1.5 ", "privacy.delta", "must be in (0, 1), got 1.5"),
         ("delta: 1.0e-5 ", "delta: 1.5 ", "privacy.delta", "set for example 1.0e-5"),
         ("delta: 1.0e-5 ", "delta: 1e-5 ", "privacy.delta", "write 1.0e-5"),
-        ("epsilon: 8\n", "epsilon: 0\n", "privacy.epsilon", "must be more than 0, got 0"),
+        ("epsilon: 8\n", "epsilon: 0\n", "privacy.epsilon", "more than 0, got 0"),
         ("epsilon: 8\n", "epsilon: .nan\n", "privacy.epsilon", "must be a finite number"),
         ("epsilon: 8\n", "epsilon: 1.0e+999\n", "privacy.epsilon", "must be a finite number"),
         ("epsilon: 8\n", "epsilon: yes\n", "privacy.epsilon", "must be a number more than 0"),
