@@ -54,7 +54,9 @@ class GuardFinding:
 @cache
 def guards() -> tuple[Guard, ...]:
     """Every guard there is."""
-    return ()
+    from tools.audit_timing import SUBNORMALS
+
+    return (SUBNORMALS,)
 
 
 def judged(mechanism: str, promise: str, quick: bool) -> GuardFinding:
