@@ -139,9 +139,7 @@ class Search:
 def main(argv: list[str] | None = None) -> int:
     """0, whatever is found."""
     parser = argparse.ArgumentParser(prog="python -m tools.audit_timing_search")
-    parser.add_argument(
-        "--seconds", type=float, default=60, help="how long to search (default %(default)s)"
-    )
+    parser.add_argument("--seconds", type=float, default=60, help="how long (default %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the chains (default %(default)s)")
     parser.add_argument("--unflushed", action="store_true", help="do not flush subnormals")
     options = parser.parse_args(argv)
