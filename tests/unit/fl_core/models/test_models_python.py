@@ -52,6 +52,13 @@ class Sloped(torch.nn.Module):
         return self.update((self.slope(self.x(x)) ** 2).flatten(1))
 
 
+class Rooted(Sloped):
+    """Takes a root in the form of a power."""
+
+    def forward(self, x):
+        return super().forward(torch.relu(x) ** 0.5)
+
+
 class Batched(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -178,3 +185,11 @@ def test_a_job_without_its_weights_is_refused(tmp_path):
     raw = job_of(tmp_path).model_dump()["model"]
     with pytest.raises(ValueError, match="submit it with edgeveil job submit"):
         python_model.PythonParameters.model_validate({**raw, "weights": ()})
+
+
+def test_an_operator_that_devices_do_not_run_is_told_before_a_job_is_taken(tmp_path):
+    plan = JobPlan(job_of(tmp_path, f"{HERE}:Rooted"))
+    with pytest.raises(DataError, match="another power than 2 or 3") as refusal:
+        plan.check_own_code()
+    assert "Sqrt" in refusal.value.fix
+    JobPlan(job_of(tmp_path, f"{HERE}:Sloped")).check_own_code()
