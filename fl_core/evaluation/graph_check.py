@@ -6,6 +6,11 @@ answer. Allowed is what computes the same way for every record: operators of `OP
 no subgraphs, one output each, integers and shapes from the graph's own constants only. The shape
 of a value is such a constant too: with these operators it never follows from a value.
 
+Nor may a kernel take its time from the values: what is allowed was measured on many kinds of them
+(`tools/sweep_operators.py`). `Pow` is fast for the exponents 2 and 3 alone, `PRelu` branches on
+each sign, and neither half precision nor a division of whole numbers, which can end the process, is
+needed.
+
 Batch normalisation must use the statistics it holds. Those of the batch would let one record
 change the results of others.
 """
@@ -13,9 +18,16 @@ change the results of others.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Set as AbstractSet
+from collections.abc import Mapping
 
 from fl_core.errors import DataError
+from fl_core.evaluation.onnx_constants import (
+    DOUBLE,
+    FLOAT,
+    FLOATS,
+    INT64,
+    ConstantTensor,
+)
 from fl_core.evaluation.onnx_wire import Field, fields, message, messages, number, text
 
 OPERATORS = frozenset(
@@ -23,7 +35,7 @@ OPERATORS = frozenset(
     Abs Add AveragePool BatchNormalization Cast Clip Concat Constant Conv Div Elu Erf Exp Flatten
     Gather Gelu Gemm GlobalAveragePool GlobalMaxPool HardSigmoid HardSwish Identity
     InstanceNormalization LayerNormalization LeakyRelu Log LogSoftmax MatMul Max MaxPool Mean Min
-    Mul Neg PRelu Pad Pow Reciprocal ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape Selu
+    Mul Neg Pad Pow Reciprocal ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape Selu
     Shape Sigmoid Slice Softmax Softplus Sqrt Squeeze Sub Sum Tanh Transpose Unsqueeze
     """.split()  # noqa: SIM905
 )
@@ -43,7 +55,11 @@ _CONSTANT_INPUTS = {
 # Operators whose inputs may be left out by an empty name, since others follow. Elsewhere nothing is
 # gained by one, and ONNX Runtime 1.31 crashes on a LayerNormalization whose bias has no name.
 _LEAVES_OUT = frozenset({"Clip", "Pad", "Slice"})
-_FLOATS = frozenset({1, 10, 11, 16})  # TensorProto: float, float16, double, bfloat16
+_CAST_TO = frozenset({FLOAT, DOUBLE})
+_EXPONENTS = frozenset({2.0, 3.0})  # ONNX Runtime multiplies for these, and calls pow() for others
+_INSTEAD = {"PRelu": "write it as Relu(x) - slope * Relu(-x)"}
+Constants = Mapping[str, ConstantTensor]
+_PLAIN = "use plain layers with constant shapes"
 _STANDARD = frozenset({"", "ai.onnx"})
 
 # Field numbers of onnx.proto, in the order of the messages.
@@ -68,18 +84,25 @@ def check_graph(graph: bytes) -> None:
     if any(field.number == _SPARSE_INITIALIZER for field in parts):
         raise _refused("holds sparse tensors")
     nodes = [_Node(node) for node in messages(parts, _NODE)]
-    names = Counter(text(fields(t), _TENSOR_NAME) for t in messages(parts, _INITIALIZER))
-    constants = set(names)
+    tensors = [fields(t) for t in messages(parts, _INITIALIZER)]
+    names = Counter(text(t, _TENSOR_NAME) for t in tensors)
+    known = {text(t, _TENSOR_NAME): ConstantTensor.from_tensor(t) for t in tensors}
     names.update(text(fields(v), _VALUE_NAME) for v in messages(parts, _INPUT))
     names.update(node.output for node in nodes)
-    constants |= {node.output for node in nodes if node.operator == "Constant"}
+    known |= {
+        node.output: ConstantTensor.from_attributes(node.attributes)
+        for node in nodes
+        if node.operator == "Constant"
+    }
     # A name that stands for two things is no constant, whatever the graph says beside it.
     single = {name for name, count in names.items() if count == 1}
-    constants &= single
+    constants = {name: tensor for name, tensor in known.items() if name in single}
     for node in nodes:
         node.check(constants)
         if node.output in single and node.is_constant(constants):
-            constants.add(node.output)
+            constants.setdefault(node.output, ConstantTensor(node.kind(constants)))
+    if any(t.kind not in FLOATS for name, t in known.items() if name not in single):
+        raise _refused("gives a name to whole numbers and to something else")
 
 
 class _Node:
@@ -94,15 +117,24 @@ class _Node:
         self.output = self.outputs[0] if self.outputs else ""
         self.attributes = [fields(raw) for raw in messages(parts, _ATTRIBUTE)]
 
-    def is_constant(self, constants: AbstractSet[str]) -> bool:
+    def is_constant(self, constants: Constants) -> bool:
         """Whether the output is the same for all records: a shape, or made of constants alone."""
         return self.operator == "Shape" or all(name in constants for name in self.inputs if name)
 
-    def check(self, constants: AbstractSet[str]) -> None:
+    def kind(self, constants: Constants) -> int:
+        """The output's TensorProto.DataType where it is a constant, 0 if unknown."""
+        if self.operator == "Shape":
+            return INT64
+        if self.operator == "Cast":
+            return self._cast_to() or 0
+        return next((constants[name].kind for name in self.inputs if name in constants), 0)
+
+    def check(self, constants: Constants) -> None:
         """Raise DataError unless this operator works the same way on every record."""
         name = self.operator[:32]
         if self.domain not in _STANDARD or self.operator not in OPERATORS:
-            raise _refused(f"uses the operator {name!r}, which a device does not run")
+            what = f"uses the operator {name!r}, which a device does not run"
+            raise _refused(what, _INSTEAD.get(name, _PLAIN))
         if not all(self.inputs) and self.operator not in _LEAVES_OUT:
             raise _refused(f"leaves an input of {name!r} without a name")
         if self.operator == "BatchNormalization" and len(self.outputs) > 1:
@@ -111,8 +143,10 @@ class _Node:
             raise _refused(f"asks {name!r} for {len(self.outputs)} outputs instead of 1")
         if any(field.number in _SUBGRAPHS for attribute in self.attributes for field in attribute):
             raise _refused(f"has a graph or a sparse tensor inside {name!r}")
-        if self.operator == "Cast" and not (self._casts_to_float() or self.is_constant(constants)):
-            raise _refused("turns values into whole numbers")
+        if not self.is_constant(constants):
+            self._check_values(constants)
+        elif self.operator == "Div":
+            self._check_division(constants)
         if self.operator == "BatchNormalization" and any(map(_trains, self.attributes)):
             raise _refused(
                 "normalises by the batch, so that records change each other's results",
@@ -123,9 +157,33 @@ class _Node:
             if steering and steering not in constants:
                 raise _refused(f"steers {name!r} by a value that is no constant of the graph")
 
-    def _casts_to_float(self) -> bool:
+    def _check_values(self, constants: Constants) -> None:
+        """What only matters where values are worked on that are no constants."""
+        if self.operator == "Cast" and self._cast_to() not in _CAST_TO:
+            what = "turns values into whole numbers or into half precision"
+            raise _refused(what, "use float32 or float64")
+        if self.operator == "Pow":
+            exponent = constants.get(self.inputs[1]) if len(self.inputs) == 2 else None
+            values = None if exponent is None else exponent.values
+            if values is None or values.size != 1 or float(values[0]) not in _EXPONENTS:
+                raise _refused(
+                    "raises values to another power than 2 or 3, whose time follows from them",
+                    "multiply, use Sqrt or Reciprocal, or Exp and Log",
+                )
+
+    def _check_division(self, constants: Constants) -> None:
+        """The least whole number divided by -1 ends the process that tries."""
+        if self.kind(constants) in FLOATS:
+            return
+        divisor = constants[self.inputs[1]].values if len(self.inputs) == 2 else None
+        if divisor is None or not all(int(value) > 0 for value in divisor):
+            raise _refused(
+                "divides whole numbers by what is not plainly above 0", "write the quotient"
+            )
+
+    def _cast_to(self) -> int | None:
         wanted: list[list[Field]] = [a for a in self.attributes if text(a, _ATTRIBUTE_NAME) == "to"]
-        return len(wanted) == 1 and number(wanted[0], _ATTRIBUTE_INT) in _FLOATS
+        return number(wanted[0], _ATTRIBUTE_INT) if len(wanted) == 1 else None
 
 
 def _trains(attribute: list[Field]) -> bool:
@@ -137,5 +195,5 @@ def _name(raw: memoryview) -> str:
     return bytes(raw).decode("utf-8", "surrogateescape")
 
 
-def _refused(what: str, fix: str = "use plain layers with constant shapes") -> DataError:
+def _refused(what: str, fix: str = _PLAIN) -> DataError:
     return DataError(what, where="ONNX graph", fix=fix)

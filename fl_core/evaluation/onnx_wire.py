@@ -83,6 +83,15 @@ def number(parts: list[Field], number: int) -> int | None:
     return found[0] if found and isinstance(found[0], int) else None
 
 
+def varints(raw: memoryview) -> list[int]:
+    """The numbers of a packed field, each below 2⁶⁴."""
+    found, at = [], 0
+    while at < len(raw):
+        value, at = _varint(raw, at, 10)
+        found.append(value % 2**64)
+    return found
+
+
 def _varint(raw: memoryview, at: int, longest: int) -> tuple[int, int]:
     """A number of base 128 at `at`, and where it ends; `longest` in bytes."""
     value = 0

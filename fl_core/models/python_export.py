@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fl_core.errors import DataError
 from fl_core.features.onnx_nodes import OPSET
@@ -40,8 +40,25 @@ def exported_nodes(layer: Module, name: str, graph: NodeList, x: str, given: Sha
         for index, given_name in enumerate(node.output):
             names[given_name] = node.output[index] = graph.fresh(node.op_type)
         node.name = ""
-        graph.nodes.append(node)
+        graph.nodes += _plain(node, graph)
     return names[parts.output[0].name]
+
+
+def _plain(node: Any, graph: NodeList) -> list[Any]:
+    """The node, or others that do the same in a time that is the same for all values."""
+    from onnx import helper
+
+    if node.op_type != "PRelu":
+        return [node]
+    x, slope = node.input
+    below, above, turned, sloped = (graph.fresh("PRelu") for _ in range(4))
+    return [
+        helper.make_node("Relu", [x], [above]),
+        helper.make_node("Neg", [x], [turned]),
+        helper.make_node("Relu", [turned], [below]),
+        helper.make_node("Mul", [slope, below], [sloped]),
+        helper.make_node("Sub", [above, sloped], list(node.output)),
+    ]
 
 
 def _exported(layer: Module, given: Shape) -> bytes:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from fractions import Fraction
 from threading import Thread
 
 import numpy as np
@@ -11,6 +12,8 @@ from onnx import TensorProto, helper
 from fl_core import subnormals
 from fl_core.errors import PrivacyError
 from fl_core.evaluation.onnx_session import open_session, run_session
+from fl_core.privacy.grid import exact_matmul, quantise
+from fl_core.privacy.sampler import SeededRandom, discrete_gaussian, discrete_laplace
 from fl_core.subnormals import (
     flush_subnormals,
     flushed,
@@ -174,6 +177,25 @@ for kind, tiny in ((np.float32, 1e-39), (np.float64, 1e-310)):
     print(np.count_nonzero(np.full((900, 900), tiny, kind) @ np.full((900, 900), 1e30, kind)))
 """
     assert alone(script).split() == ["0", "0"]
+
+
+def drawn_and_summed():
+    """Noise of every exact sampler from one seed, and exact sums of the largest and least rows."""
+    random = SeededRandom(5)
+    scales = Fraction(1, 3), Fraction(2**40)
+    noise = [discrete_laplace(scale, (50,), random) for scale in scales]
+    noise += [discrete_gaussian(scale, (50,), random) for scale in scales]
+    rows = np.random.default_rng(1).normal(size=(70, 5))
+    rows[0], rows[1], rows[2] = 1e-310, 1e308, 5e-324
+    rows[3, :2] = 1e-308, 1e-160
+    steps = quantise(rows, 1.0)
+    return [part.tobytes() for part in (*noise, steps, exact_matmul(steps.T, steps))]
+
+
+def test_noise_and_exact_sums_keep_their_bits():
+    plain = drawn_and_summed()
+    with flushed():
+        assert drawn_and_summed() == plain
 
 
 @pytest.fixture

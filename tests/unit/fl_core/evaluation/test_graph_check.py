@@ -270,3 +270,95 @@ def test_any_bytes_pass_or_are_refused(raw):
         check_graph(wrapped(raw[:100]) + raw[100:])
     except DataError as error:
         assert error.where == "ONNX graph"
+
+
+def constant(name, kind, values):
+    return helper.make_tensor(name, kind, [len(values)], values)
+
+
+def given(name, kind, values):
+    """A Constant node."""
+    return node("Constant", [], [name], value=constant(name, kind, values))
+
+
+FLOAT, INT32, INT64 = TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64
+POWER = node("Pow", ["x", "p"], ["probabilities"])
+
+
+@pytest.mark.parametrize("exponent", [2, 3])
+@pytest.mark.parametrize("kind", [FLOAT, INT32, INT64, TensorProto.DOUBLE])
+def test_squares_and_cubes_pass(exponent, kind):
+    check_graph(model(given("p", kind, [exponent]), POWER).SerializeToString())
+    raw = model(POWER)
+    raw.graph.initializer.append(constant("p", kind, [exponent]))
+    check_graph(raw.SerializeToString())
+
+
+@pytest.mark.parametrize("exponent", [[0.5], [-1], [2.5], [1], [2, 3], [float("nan")], []])
+def test_other_powers_are_refused(exponent):
+    assert "another power" in refused(given("p", FLOAT, exponent), POWER)
+
+
+def test_an_exponent_that_is_computed_is_refused():
+    assert "another power" in refused(node("Pow", ["x", "x"], ["probabilities"]))
+    computed = node("Neg", ["q"], ["p"])
+    assert "another power" in refused(given("q", FLOAT, [-2]), computed, POWER)
+    assert "another power" in refused(node("Constant", [], ["p"], value_float=2.0), POWER)
+
+
+def test_a_constant_may_have_any_power():
+    check_graph(
+        model(
+            given("p", FLOAT, [0.5]),
+            node("Pow", ["p", "p"], ["q"]),
+            node("Mul", ["x", "q"], ["probabilities"]),
+        ).SerializeToString()
+    )
+
+
+def test_prelu_is_refused_with_what_to_write_in_its_place():
+    slope = given("s", FLOAT, [0.5])
+    assert "Relu(-x)" in refused(slope, node("PRelu", ["x", "s"], ["probabilities"]))
+
+
+DIVISION = [
+    node("Div", ["a", "b"], ["c"]),
+    node("Cast", ["c"], ["d"], to=FLOAT),
+    node("Add", ["x", "d"], ["probabilities"]),
+]
+
+
+@pytest.mark.parametrize("divisor", [[-1], [0], [2, 0], []])
+@pytest.mark.parametrize("kind", [INT32, INT64])
+def test_whole_numbers_are_divided_by_what_is_plainly_above_zero(divisor, kind):
+    least = -(2**31) if kind == INT32 else -(2**63)
+    nodes = [given("a", kind, [least]), given("b", kind, divisor), *DIVISION]
+    if divisor:
+        assert "divides whole numbers" in refused(*nodes)
+    check_graph(
+        model(given("a", kind, [least]), given("b", kind, [2]), *DIVISION).SerializeToString()
+    )
+
+
+def test_a_computed_divisor_of_whole_numbers_is_refused():
+    nodes = given("a", INT64, [7]), given("n", INT64, [2]), node("Neg", ["n"], ["b"]), *DIVISION
+    assert "divides whole numbers" in refused(*nodes)
+    sizes = node("Shape", ["x"], ["a"]), node("Shape", ["x"], ["b"]), *DIVISION
+    assert "divides whole numbers" in refused(*sizes)
+
+
+def test_constant_fractions_may_be_divided():
+    nodes = given("a", FLOAT, [7]), given("n", FLOAT, [2]), node("Sqrt", ["n"], ["b"]), *DIVISION
+    check_graph(model(*nodes).SerializeToString())
+
+
+def test_whole_numbers_that_may_be_fed_are_refused():
+    raw = model(*DIVISION, inputs=("x", "a"))
+    raw.graph.initializer.extend([constant("a", INT64, [5]), constant("b", INT64, [-1])])
+    with pytest.raises(DataError, match="whole numbers and to something else"):
+        check_graph(raw.SerializeToString())
+
+
+@pytest.mark.parametrize("to", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+def test_half_precision_is_refused(to):
+    assert "half precision" in refused(node("Cast", ["x"], ["probabilities"], to=to))

@@ -37,6 +37,28 @@ class Net(torch.nn.Module):
         return self.update((y + 0.5 * torch.tanh(x)).flatten(1))
 
 
+class Sloped(torch.nn.Module):
+    """With a slope of its own for each channel, and a square."""
+
+    def __init__(self):
+        super().__init__()
+        self.x = torch.nn.Conv2d(1, 4, 3, padding=1)
+        self.slope = torch.nn.PReLU(4)
+        self.update = torch.nn.Linear(4 * 36, 3)
+        with torch.no_grad():
+            self.slope.weight.copy_(torch.tensor([0.5, -1.5, 0.1, 2.0]))
+
+    def forward(self, x):
+        return self.update((self.slope(self.x(x)) ** 2).flatten(1))
+
+
+class Rooted(Sloped):
+    """Takes a root in the form of a power."""
+
+    def forward(self, x):
+        return super().forward(torch.relu(x) ** 0.5)
+
+
 class Batched(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -86,8 +108,9 @@ def test_a_job_from_the_wire_is_read_and_priced_without_running_the_code(tmp_pat
         plan.graph()
 
 
-def test_onnx_runtime_and_torch_agree(tmp_path):
-    network = JobPlan(job_of(tmp_path)).setting.network
+@pytest.mark.parametrize("function", ["Net", "Sloped"])
+def test_onnx_runtime_and_torch_agree(tmp_path, function):
+    network = JobPlan(job_of(tmp_path, f"{HERE}:{function}")).setting.network
     weights = network.initial()
     x = np.random.default_rng(0).uniform(-4, 4, (5, 1, 6, 6)).astype(np.float32)
     graph = network.graph()
@@ -162,3 +185,11 @@ def test_a_job_without_its_weights_is_refused(tmp_path):
     raw = job_of(tmp_path).model_dump()["model"]
     with pytest.raises(ValueError, match="submit it with edgeveil job submit"):
         python_model.PythonParameters.model_validate({**raw, "weights": ()})
+
+
+def test_an_operator_that_devices_do_not_run_is_told_before_a_job_is_taken(tmp_path):
+    plan = JobPlan(job_of(tmp_path, f"{HERE}:Rooted"))
+    with pytest.raises(DataError, match="another power than 2 or 3") as refusal:
+        plan.check_own_code()
+    assert "Sqrt" in refusal.value.fix
+    JobPlan(job_of(tmp_path, f"{HERE}:Sloped")).check_own_code()
