@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from fl_core.crypto import NoiseKey
 from fl_core.privacy.derived import DerivedRandom, Question, noise_from, question_key
-from fl_core.privacy.events import GaussianEvent
+from fl_core.privacy.events import GaussianEvent, LaplaceEvent
 from fl_core.privacy.exact import LazyUniform
 from fl_core.privacy.ledger import LEDGER_FILE, Ledger
 from fl_core.privacy.mechanisms import gaussian, gaussian_event, laplace, laplace_event
@@ -109,16 +110,21 @@ def other_sums(flawed: bool, quick: bool) -> Seen:
     worst, exact = 0.0, 0
     for number in range(4):
         question = question_key(key, Question(DATASET, JOB, number, bytes(32)))
-        for mechanism in (
-            lambda t, r: gaussian(t, normal, r)[0],
-            lambda t, r: laplace(t, flat, r)[0],
-        ):
-            without = mechanism(total, _source(question, flawed))
-            present = mechanism(neighbour, _source(question, flawed))
+        for law in (normal, flat):
+            without = _sent(total, law, _source(question, flawed))
+            present = _sent(neighbour, law, _source(question, flawed))
             exact += int((present - without)[0] == GAP)
             worst = max(worst, abs(np.corrcoef(without, present - neighbour)[0, 1]))
     figure = f"{exact} of 8 differences are exact, correlation {worst:.3f}"
     return Seen(exact > 0 or worst > 6 / np.sqrt(count), figure)
+
+
+def _sent(
+    total: NDArray[np.int64], law: GaussianEvent | LaplaceEvent, source: RandomBytes
+) -> NDArray[np.int64]:
+    if isinstance(law, GaussianEvent):
+        return gaussian(total, law, source)[0]
+    return laplace(total, law, source)[0]
 
 
 def _source(question: bytes, flawed: bool) -> RandomBytes:
@@ -157,13 +163,17 @@ class _Walk(_Counted):
         return x
 
 
+def _repeated(tail: bytes, count: int) -> bytes:
+    return (tail * count)[:count]
+
+
 def endless_words(flawed: bool, quick: bool) -> Seen:
     """Force the words of single draws, at the largest scale there is."""
     kind, endless, most = (_Walk if flawed else _Counted), 0, 0
     tails = [byte * 8 for byte in (b"\0", b"\x01", b"\x55", b"\xff")]
     for word in WORDS:
         for tail in tails:
-            draw = kind(word, 64, lambda count, tail=tail: (tail * count)[:count])
+            draw = kind(word, 64, partial(_repeated, tail))
             try:
                 draw.geometric(Fraction(1 << 40))
             except _EndlessError:
