@@ -1,6 +1,7 @@
 """Attacks on single mechanisms: two neighbours with the whole gap on one coordinate.
 
-Where noise is drawn value by value, one call on many equal values plays many runs at once.
+Where noise is drawn value by value, one call on many equal values plays many runs at once. Chance
+is as on devices: derived, each call a question of its own.
 """
 
 from __future__ import annotations
@@ -9,13 +10,17 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
+from itertools import count as count_from
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_core.crypto import NoiseKey
 from fl_core.data.slots import slot_records
 from fl_core.privacy.accountant import epsilon
+from fl_core.privacy.derived import DerivedRandom, Question, question_key
 from fl_core.privacy.mechanisms import (
     diagonal_of_triangle,
     gaussian,
@@ -88,12 +93,36 @@ class Attack:
         return f"{self.mechanism}: {self.title}"
 
 
+_key = cache(NoiseKey.generate)
+_asked = count_from(0)
+
+
+def fresh_noise() -> DerivedRandom:
+    """Chance as a device has it for one answer: derived, of a question that was never asked."""
+    question = Question("audit", "", next(_asked), bytes(32))
+    return DerivedRandom(question_key(_key(), question))
+
+
+def derived(mechanism: Callable[..., Any]) -> Callable[..., Any]:
+    """`mechanism` with the noise of a new question in each call."""
+
+    def play(*values: Any, **options: Any) -> Any:
+        return mechanism(*values, random_bytes=fresh_noise(), **options)
+
+    return play
+
+
 Noise = Callable[[NDArray[Any], Any], tuple[NDArray[Any], Any]]
 Softmax = Callable[..., tuple[NDArray[np.float64], Any]]
 Select = Callable[[NDArray[np.int64], Any], tuple[int, Any]]
 
+_gaussian: Noise = derived(gaussian)
+_laplace: Noise = derived(laplace)
+_two_value: Noise = derived(two_value)
+_softmax: Softmax = derived(softmax_laplace)
 
-def gaussian_attack(runs: int, mechanism: Noise = gaussian) -> Attack:
+
+def gaussian_attack(runs: int, mechanism: Noise = _gaussian) -> Attack:
     """Discrete Gaussian noise on one value whose whole sensitivity is the gap."""
     one = gaussian_event("audit", ONE, MU, 1, grid_bits=BITS)
     edge, delta = gaussian_threshold(one.mu, runs)
@@ -109,7 +138,7 @@ def gaussian_attack(runs: int, mechanism: Noise = gaussian) -> Attack:
     return Attack("gaussian", "one value", claims, play, runs)
 
 
-def symmetric_attack(runs: int, mechanism: Noise = gaussian, *, diagonal: bool) -> Attack:
+def symmetric_attack(runs: int, mechanism: Noise = _gaussian, *, diagonal: bool) -> Attack:
     """The symmetric layout, the gap on diagonal values, or on off-diagonal ones alone.
 
     A matrix of Frobenius norm 1 may have 1 on the diagonal, or 1/√2 at two mirrored places, of
@@ -136,7 +165,7 @@ def symmetric_attack(runs: int, mechanism: Noise = gaussian, *, diagonal: bool) 
     return Attack("gaussian", title, claims, play, runs)
 
 
-def laplace_attack(runs: int, mechanism: Noise = laplace) -> Attack:
+def laplace_attack(runs: int, mechanism: Noise = _laplace) -> Attack:
     """Discrete Laplace noise on one value; the ratio is e^ε all the way past the larger one."""
 
     def play(present: bool, count: int) -> Hits:
@@ -148,7 +177,7 @@ def laplace_attack(runs: int, mechanism: Noise = laplace) -> Attack:
     return Attack("laplace", "one value", claims, play, runs)
 
 
-def two_value_attack(runs: int, mechanism: Noise = two_value) -> Attack:
+def two_value_attack(runs: int, mechanism: Noise = _two_value) -> Attack:
     """The two ends of the range, where the chances differ by e^ε."""
 
     def play(present: bool, count: int) -> Hits:
@@ -168,7 +197,7 @@ def selection_attack(
     The more candidates, the less the favoured one's gain moves the sum of all chances, and the
     nearer the ratio comes to e^ε.
     """
-    select = mechanism or MECHANISMS[name]
+    select = mechanism or derived(MECHANISMS[name])
     event = selection_event("audit", CANDIDATES, 1, EPSILON, mechanism=name, monotonic=monotonic)
     without = np.full(CANDIDATES, 0 if monotonic else 1, np.int64)
     without[0] = 0
@@ -184,7 +213,7 @@ def selection_attack(
     return Attack(name, title, claims, play, runs)
 
 
-def softmax_attack(runs: int, mechanism: Softmax = softmax_laplace, *, sensitivity: int) -> Attack:
+def softmax_attack(runs: int, mechanism: Softmax = _softmax, *, sensitivity: int) -> Attack:
     """Mean softmax of two devices that are sure of different classes.
 
     With `sensitivity` 1 the text's own ε, half of the proven one, is tried by the same draws.
@@ -205,7 +234,7 @@ def softmax_attack(runs: int, mechanism: Softmax = softmax_laplace, *, sensitivi
     return Attack("softmax", f"mean, sensitivity {sensitivity}", claims, play, runs)
 
 
-def per_sample_attack(runs: int, mechanism: Softmax = softmax_laplace) -> Attack:
+def per_sample_attack(runs: int, mechanism: Softmax = _softmax) -> Attack:
     """Per-sample softmax: the added record takes a slot from another that is sure of a class.
 
     Rows are noised independently, so one call on many copies of the slot's row plays many runs.

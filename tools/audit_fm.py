@@ -24,7 +24,7 @@ from fl_core.features.pca import PcaParameters
 from fl_core.privacy.accountant import epsilon, pure_epsilon, total_mu
 from fl_core.privacy.events import Event, GaussianEvent, LaplaceEvent
 from tools.attack_models import event_variances
-from tools.audit_attacks import Attack, Claim, Hits
+from tools.audit_attacks import Attack, Claim, Hits, fresh_noise
 from tools.audit_statistics import gaussian_threshold
 
 Float64 = NDArray[np.float64]
@@ -97,7 +97,7 @@ class Listener:
     def hear_one(self, k: int, device: FmDevice, records: Records) -> Float64:
         """The same of exchange `k` alone, from 0."""
         exchange = self.exchanges[k]
-        answer = device.answer(exchange, self.broadcasts[k], records, processor="cpu")
+        answer = device.answer(exchange, self.broadcasts[k], records, fresh_noise(), "cpu")
         values = next(iter(answer.segments.values())).astype(np.float64).ravel()
         if exchange.phase == TRAIN:  # unit curvature: a step is the noised sum, negated
             values = values / -self.steps[k]

@@ -54,9 +54,9 @@ class GuardFinding:
 @cache
 def guards() -> tuple[Guard, ...]:
     """Every guard there is."""
-    from tools import audit_disclosure, audit_timing
+    from tools import audit_derived, audit_disclosure, audit_timing
 
-    return (audit_timing.SUBNORMALS, audit_disclosure.guard())
+    return (audit_timing.SUBNORMALS, audit_disclosure.guard(), *audit_derived.derived_guards())
 
 
 def judged(mechanism: str, promise: str, quick: bool) -> GuardFinding:

@@ -15,8 +15,7 @@ from fl_core.algorithms.updates.base import Stage, Task
 from fl_core.algorithms.updates.form import network_of
 from fl_core.privacy.accountant import epsilon
 from fl_core.privacy.events import for_one_record
-from fl_core.privacy.sampler import os_random
-from tools.audit_attacks import Attack, Claim, Hits
+from tools.audit_attacks import Attack, Claim, Hits, fresh_noise
 from tools.audit_statistics import gaussian_threshold
 from tools.audit_updates import SETTING
 
@@ -61,7 +60,7 @@ def sent(stage: Stage, present: bool, count: int) -> NDArray[np.float64]:
     """What leaves the stage (count, values), of updates far to one side or to the other."""
     records = Records(np.zeros((1, 1), np.float32), np.zeros(1, np.int64))
     exchange = Exchange(1, TRAIN, 1)
-    task = Task(exchange, _NETWORK, _WEIGHTS, records, {}, os_random, "cpu")
+    task = Task(exchange, _NETWORK, _WEIGHTS, records, {}, fresh_noise(), "cpu")
     size = flat(_WEIGHTS).size
     update = shaped(_WEIGHTS, np.full(size, _LARGE if present else -_LARGE))
     return np.stack([flat(stage.apply(task, update)) for _ in range(count)])

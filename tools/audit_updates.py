@@ -28,7 +28,7 @@ from fl_core.models.mlp import MlpParameters
 from fl_core.privacy.accountant import epsilon
 from fl_core.privacy.events import SampledGaussianEvent
 from fl_core.privacy.sampled import Steps, noised_step, poisson_sample
-from tools.audit_attacks import Attack, Claim, Hits
+from tools.audit_attacks import Attack, Claim, Hits, fresh_noise
 from tools.audit_fm import SETTING as FM_SETTING
 
 DELTA = 0.02  # of the events; ε follows
@@ -64,7 +64,7 @@ def steps_attack(runs: int, sample: Sample = poisson_sample) -> Attack:
     def play(present: bool, count: int) -> Hits:
         total = np.zeros(count, np.int64)
         total[sample(count, 0.25)] = present << 30
-        out = noised_step(total, event(count))
+        out = noised_step(total, event(count), fresh_noise())
         return np.array([out >= edge * 2.0**30])
 
     claimed = epsilon([event(1)], DELTA).epsilon
@@ -107,7 +107,7 @@ def heard(trainer: Trainer, present: bool, count: int) -> NDArray[np.float64]:
     weights = {w.name: np.zeros(w.shape, np.float32) for w in network.weights}
     apart = np.empty(count)
     for k in range(count):
-        answer = device.answer(_ROUND, weights, records, processor="cpu")
+        answer = device.answer(_ROUND, weights, records, fresh_noise(), "cpu")
         one, other = answer.segments["output.weight"][0].astype(np.float64)
         apart[k] = (one - other) / math.sqrt(2)
     return apart

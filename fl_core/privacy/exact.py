@@ -46,19 +46,20 @@ class LazyUniform:
         while self._bits == 0 and self._count < MOST_BITS:
             self._extend()
         self._bits = max(1, self._bits)
-        low, high = 0, math.ceil(t * self._count)  # U >= 2^-count > exp(-count)
-        x, step, turned = self._near(t), 1, {True: False, False: False}
+        low, high = 0, (self._count * t.numerator) // t.denominator + 1  # U >= 2^-count
+        x, step, rose, fell = self._near(t), 1, False, False
         while high - low > 1:
             x, known = min(max(x, low + 1), high - 1), self._count
-            less = self.less_than_exp(x / t)
-            low, high = (x, high) if less else (low, x)
-            turned[less] = True
+            if self.less_than_exp(x / t):
+                low, rose = x, True
+            else:
+                high, fell = x, True
             if self._count > known:
-                x, step, turned = self._near(t), 1, {True: False, False: False}
-            elif all(turned.values()):
+                x, step, rose, fell = self._near(t), 1, False, False
+            elif rose and fell:
                 x = (low + high) // 2
             else:
-                x, step = (x + step if less else x - step), 2 * step
+                x, step = (x + step if rose else x - step), 2 * step
         return low
 
     def _near(self, t: Fraction) -> int:

@@ -13,6 +13,7 @@ from fl_core.errors import PrivacyError, ProtocolError, UsageError
 from fl_core.features import IdentityParameters, PcaParameters, build_features
 from fl_core.models import MlpParameters, build_network
 from fl_core.models.softmax_head import WEIGHTS
+from fl_core.privacy.derived import DerivedRandom
 from fl_core.privacy.event_codec import event_from_dict, to_dict
 from fl_core.privacy.sampler import SeededRandom
 from fl_core.subnormals import subnormals_flushed
@@ -268,3 +269,19 @@ def test_the_model_feeds_the_graph(halves):
 def test_an_unknown_method_is_answered_with_the_nearest_name():
     with pytest.raises(UsageError, match="did you mean 'fm'"):
         METHODS["fmm"]
+
+
+def test_a_question_asked_again_has_the_same_answer_and_other_records_have_other_noise(noised):
+    device, whole = noised[0], some_records()
+    less = Records(whole.x[1:], whole.y[1:])
+    for exchange, package, _, _ in play(noised, whole):
+        key = exchange.index.to_bytes(32, "big")
+        answers = [
+            device.answer(exchange, package, records, DerivedRandom(key), processor="cpu")
+            for records in (whole, whole, less)
+        ]
+        for name in answers[0].segments:
+            first, again, other = (answer.segments[name] for answer in answers)
+            np.testing.assert_array_equal(first, again)
+            if len(device.price(exchange)):
+                assert (first != other).mean() > 0.9

@@ -1,4 +1,7 @@
-"""A device killed between its noise and its upload: paid once, and the same tensors come again."""
+"""A device killed between its noise and its upload: paid once, and the same tensors come again.
+
+Also where nothing was recorded yet: the noise is derived, so it is the same again.
+"""
 
 from __future__ import annotations
 
