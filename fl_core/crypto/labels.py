@@ -30,6 +30,13 @@ COMMITMENT = b"edgeveil/v1/commitment"
 LEDGER_LINK = b"edgeveil/v1/ledger-link"
 EVALUATION_SLOT = b"edgeveil/v1/evaluation-slot"
 
+# Keyed hashes of records, whose key follows from a public seed: held back for the cloud's test,
+# dealt to a device, disturbed.
+PUBLIC_SEED = b"edgeveil/v1/public-seed"
+RECORD_HELD = b"edgeveil/v1/record-held"
+RECORD_DEALT = b"edgeveil/v1/record-dealt"
+RECORD_DISTURBED = b"edgeveil/v1/record-disturbed"
+
 ALL = (
     HEADER,
     BODY,
@@ -44,6 +51,10 @@ ALL = (
     COMMITMENT,
     LEDGER_LINK,
     EVALUATION_SLOT,
+    PUBLIC_SEED,
+    RECORD_HELD,
+    RECORD_DEALT,
+    RECORD_DISTURBED,
 )
 
 

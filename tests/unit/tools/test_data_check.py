@@ -73,11 +73,11 @@ def test_a_missing_file_and_another_site_are_refused(folder):
 def test_lines_out_of_form_are_named_without_what_they_hold(folder, capsys):
     (folder / "edge.yaml").write_text(SITE.format().replace("npz, path: own.npz", "csv, path: o"))
     bad = ["1,secret,3,4,1", "1,2", "1,2,3,4,2.5", "1,2,3,4,"]
-    (folder / "o").write_text("\n".join(["1,2,3,4,0", *bad, *["1,2"] * 20]))
+    (folder / "o").write_text("\n".join(["a,b,c,d,label", "1,2,3,4,0", *bad, *["1,2"] * 20]))
     assert data_check(folder / "edge.yaml", folder / "job.yaml") == DataError.exit_code
     shown = capsys.readouterr().out
     assert "25 records of shape (4,), 1 usable" in shown
-    for text in ("o:2: column 2", "o:3: 2 columns", "o:4: the label", "and 14 more"):
+    for text in ("o:3: column 2", "o:4: 2 columns", "o:5: the label", "and 14 more"):
         assert text in shown
     assert "24 labels are outside" not in shown  # line 2 has a label
     assert "23 labels are outside" in shown
