@@ -1,6 +1,9 @@
 """Laws of an owner's own records: one record more or less moves no other, and stops no device."""
 
+import hashlib
+import hmac
 import json
+import struct
 import sys
 from collections import Counter
 
@@ -8,8 +11,10 @@ import numpy as np
 import pytest
 
 from fl_core.config import DataSource, DeviceData
+from fl_core.crypto.labels import RECORD_DEALT
 from fl_core.data import device
 from fl_core.data.device import device_records, held_records, of_shape
+from fl_core.data.own_dealing import OWN_DEALING, record_words
 from fl_core.data.partition import PARTITIONS
 from tools.audit_forms import CLASSES, FORMS, SIDE, Table, made_up
 from tools.audit_records import by_index
@@ -62,6 +67,10 @@ def moved(form, dealing, folder):
     return worst
 
 
+def test_every_rule_deals_own_records_too():
+    assert OWN_DEALING.names() == PARTITIONS.names()
+
+
 @pytest.mark.parametrize("dealing", DEALINGS, ids=range(6))
 @pytest.mark.parametrize("form", ["npz", "parquet"])
 def test_a_record_removed_from_the_file_moves_no_other(form, dealing, tmp_path):
@@ -76,6 +85,16 @@ def test_nor_does_it_in_another_form(form, tmp_path):
 def test_dealt_by_index_it_moves_many(tmp_path):
     with by_index():
         assert moved("npz", {"kind": "iid"}, tmp_path) > 5
+
+
+def test_a_records_words_are_the_same_on_every_machine():
+    # HMAC-SHA256 keyed by SHA-256 of the label, NUL and the seed's text behind its length; of the
+    # label, NUL and the record behind its length: worked out apart from this code
+    key = hashlib.sha256(b"edgeveil/v1/public-seed\0\0\0\0\x017").digest()
+    row = struct.pack("<2f", 0.0, 1.5)
+    digest = hmac.digest(key, b"edgeveil/v1/record-dealt\0\0\0\0\x08" + row, "sha256")
+    x = np.array([[-0.0, 1.5]], np.float32)
+    assert record_words(x, 7, RECORD_DEALT).tolist() == [list(struct.unpack(">4Q", digest))]
 
 
 @pytest.mark.parametrize("form", FORMS)
