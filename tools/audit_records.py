@@ -51,7 +51,7 @@ REMOVED, REMOVED_QUICK, DEVICES = 50, 3, 4
 DELTA = 1e-5
 _SHARES = {"evaluation_share": 0.3, "test_share": 0.2}
 _POOR = {"kind": "iid", "lq_user": 0.5, "lq_data": 0.5, "lq_range": [0.0, 255.0]}
-_DEALINGS = (*({"kind": kind} for kind in PARTITIONS.names()), _POOR)
+_DEALINGS: list[dict[str, Any]] = [*({"kind": kind} for kind in PARTITIONS.names()), _POOR]
 
 
 def records_guard() -> Guard:
@@ -178,10 +178,10 @@ def _fleet(shape: tuple[int, ...], noise: str) -> Fleet:
 
 def _squared(change: Sequence[int], event: GaussianEvent) -> int:
     """Squared norm in the metric of the noise: of the whole matrix where it is symmetric."""
-    squares = [value * value for value in change]
+    squares: list[int] = [value * value for value in change]
     if event.finest_sigma_squared == event.sigma_squared:
         return sum(squares)
-    return 2 * sum(squares) - sum(squares[k] for k in diagonal_of_triangle(len(squares)))
+    return 2 * sum(squares) - sum(squares[int(k)] for k in diagonal_of_triangle(len(squares)))
 
 
 # --- the attack ---
