@@ -27,7 +27,7 @@ class Evaluation:
     """
 
     def __init__(self, test: Records | None) -> None:
-        self._test = test
+        self._test = test if test is not None and len(test) else None
         self._held: dict[tuple[bytes, int | None, int | None], HeldTest] = {}  # of one graph
         self._said = False
 

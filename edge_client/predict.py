@@ -81,7 +81,7 @@ def _records(file: Path, shape: tuple[int | None, ...]) -> NDArray[np.float32]:
     elif file.suffix == ".npy":
         values = npy_array(file)
     elif file.suffix == ".csv":
-        values = read_matrix(file)[1]
+        values = read_matrix(file, need_header=False)[1]
     else:
         raise UsageError(f"unknown kind '{file.suffix}'", where=str(file), fix="use npz, npy, csv")
     per_record = int(np.prod([axis or 1 for axis in shape], dtype=np.int64))

@@ -103,7 +103,7 @@ class TimedDevice:
             Settings(PACKET_BYTES, blob_bytes=1 << 30, fetch_bytes=1 << 30),
         )
         if not self._guarded:
-            host._work.budget_s = lambda _manifest: 0.0  # type: ignore[method-assign]
+            host._work.budget_s = lambda manifest: 0.0  # type: ignore[method-assign]
         self._keys = [identity.opening.public()]
         self._keys += [OpeningKey.generate().public() for _ in range(4)]
         log = logging.getLogger("edgeveil.audit")

@@ -54,9 +54,14 @@ class GuardFinding:
 @cache
 def guards() -> tuple[Guard, ...]:
     """Every guard there is."""
-    from tools import audit_derived, audit_disclosure, audit_timing
+    from tools import audit_derived, audit_disclosure, audit_records, audit_timing
 
-    return (audit_timing.SUBNORMALS, audit_disclosure.guard(), *audit_derived.derived_guards())
+    return (
+        audit_timing.SUBNORMALS,
+        audit_records.records_guard(),
+        audit_disclosure.guard(),
+        *audit_derived.derived_guards(),
+    )
 
 
 def judged(mechanism: str, promise: str, quick: bool) -> GuardFinding:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
 from fl_core.algorithms.base import Records
 from fl_core.config import DataSource, Job, LocalRun
-from fl_core.config.site_blocks import MAX_SIDE, Images, data_mixes
+from fl_core.config.site_blocks import MAX_SIDE, DataFiles, Images, data_mixes
 from fl_core.data.check import check_records
 from fl_core.data.csvfile import read_matrix
 from fl_core.data.device import dealt_records, held_records, origin_of
+from fl_core.data.images import class_folders
 from fl_core.data.partition import Shares
 from fl_core.data.published import PUBLISHED
-from fl_core.data.sources import Origin, brings_its_test, load_records
+from fl_core.data.sources import brings_its_test, load_records
 from fl_core.errors import DataError, UsageError
 from fl_core.plan import JobPlan
 from tools.data_check import input_range, places, scale_notes
@@ -28,7 +28,8 @@ def check_data(job: Job, run: LocalRun) -> list[str]:
     """What a person should know of the records that a run deals; empty if all is well.
 
     Raises UsageError or DataError, with file and place, unless the job can learn from them;
-    nothing has started yet.
+    nothing has started yet. What it says of a user's own records is for that console alone: no
+    device asks it. How many devices get any, or how many are held back, refuses nothing.
     """
     JobPlan(job).check_own_code()
     data = source(job, run)
@@ -42,22 +43,23 @@ def check_data(job: Job, run: LocalRun) -> list[str]:
                 where="data.input_shape",
                 fix=f"write input_shape: {list(shape)}",
             )
-    if len(pool) < run.devices:
+    if brings_its_test(data.source) and len(pool) < run.devices:
         raise UsageError(
             f"{len(pool)} records cannot be dealt to {run.devices} devices",
             where="local_run.devices",
             fix=f"play at most {len(pool)}",
         )
     scored = JobPlan(job).rule.validation_records
-    if len(test) <= scored:
+    if scored and len(test) <= scored:
         raise UsageError(
             f"{scored} records score uploads and others test the model, but there are {len(test)}",
             where="aggregation.validation_records",
-            fix="ask for fewer, or raise local_run.test_records",
+            fix="ask for fewer, or raise local_run."
+            + ("test_records" if brings_its_test(data.source) else "test_share"),
         )
     if brings_its_test(data.source):
         return scale_notes(job, float(np.abs(pool.x).max(initial=0.0)))
-    return _own(job, data, pool, test)
+    return _own(job, run, data, pool, test)
 
 
 def held(job: Job, run: LocalRun) -> Records:
@@ -68,7 +70,14 @@ def held(job: Job, run: LocalRun) -> Records:
 def dealt(job: Job, run: LocalRun) -> tuple[Records, Shares]:
     """All records as the devices hold them, and the indices into them of each device."""
     data = source(job, run)
-    return dealt_records(data.source, origin_of(data), run.devices, run.partition, run.seed)
+    classes = dealt_classes(job, data)
+    origin, rule = origin_of(data), run.partition
+    return dealt_records(data.source, origin, run.devices, rule, run.seed, classes)
+
+
+def dealt_classes(job: Job, data: DataSource) -> int | None:
+    """The job's number of classes, where own records may be dealt by it."""
+    return None if brings_its_test(data.source) else job.data.classes
 
 
 def is_published(job: Job, run: LocalRun) -> bool:
@@ -86,23 +95,18 @@ def source(job: Job, run: LocalRun) -> DataSource:
         path=path,
         labels_path=own.labels_path,
         label_column=own.label_column,
-        images=_form(job) if name == "images" and own.images is None else own.images,
+        images=_form(job, own) if name == "images" else own.images,
         test_records=run.test_records,
+        test_share=run.test_share,
     )
     for mix in data_mixes(found, "local_run.data"):
         what, _, fix = mix.text.rpartition("; ")
         if "local_run.data.path" in mix.paths:
             fix += " there, or give it with --data PATH"
         raise UsageError(what, where="local_run.data", fix=fix)
-    if run.test_records is None and not brings_its_test(name):
-        share = max(1, round(TEST_SHARE * _count(name, origin_of(found))))
-        return found.model_copy(update={"test_records": share})
+    if run.test_share is None and not brings_its_test(name):
+        return found.model_copy(update={"test_share": TEST_SHARE})
     return found
-
-
-@lru_cache(maxsize=1)
-def _count(name: str, origin: Origin) -> int:
-    return len(load_records(name, origin))
 
 
 def _folder(name: str) -> Path:
@@ -118,8 +122,21 @@ def _folder(name: str) -> Path:
     )
 
 
-def _form(job: Job) -> Images:
-    """What pictures become where the file does not say: records of the job's shape."""
+def _form(job: Job, own: DataFiles) -> Images:
+    """What pictures become where the file does not say: records of the job's shape, of a class for
+    each folder that is there as the run starts."""
+    form = own.images or _shape(job)
+    if form.classes is not None or own.path is None:
+        return form
+    names = [folder.name for folder in class_folders(own.path)]
+    if not names:
+        raise DataError(
+            "holds no folders", where=str(own.path), fix="put each class's pictures into a folder"
+        )
+    return form.model_copy(update={"classes": tuple(names)})
+
+
+def _shape(job: Job) -> Images:
     *colours, height, width = (0, *job.data.input_shape)
     if colours not in ([0], [0, 3]) or max(height, width) > MAX_SIDE:
         raise UsageError(
@@ -131,7 +148,7 @@ def _form(job: Job) -> Images:
     return Images(size=(height, width), colours="rgb" if len(colours) > 1 else "grey")
 
 
-def _own(job: Job, data: DataSource, pool: Records, test: Records) -> list[str]:
+def _own(job: Job, run: LocalRun, data: DataSource, pool: Records, test: Records) -> list[str]:
     """What is wrong with a user's own records: told, where learning drops only some of them."""
     classes = job.data.classes
     largest = int(max(pool.y.max(initial=-1), test.y.max(initial=-1)))
@@ -149,7 +166,8 @@ def _own(job: Job, data: DataSource, pool: Records, test: Records) -> list[str]:
         input_range=input_range(job),
     )
     if report.usable:
-        return report.problems + (places(data) if report.usable < report.records else [])
+        told = places(data) if report.usable < report.records else []
+        return _sizes(run, pool, test) + report.problems + told
     raise DataError(
         "no record can be learned from",
         where=(places(data) or [_called(data)])[0],
@@ -157,9 +175,19 @@ def _own(job: Job, data: DataSource, pool: Records, test: Records) -> list[str]:
     )
 
 
+def _sizes(run: LocalRun, pool: Records, test: Records) -> list[str]:
+    """What sizes mean for the run; they refuse nothing, since one record more would flip that."""
+    told = []
+    if not len(test):
+        told.append("no record is held back: the models will not be tested")
+    if len(pool) < run.devices:
+        told.append(f"{len(pool)} records for {run.devices} devices: some have none")
+    return told
+
+
 def _first(data: DataSource, classes: int) -> str:
     """Where the first record stands whose label is none of the classes."""
-    whole = load_records(data.source, origin_of(data.model_copy(update={"test_records": None})))
+    whole = load_records(data.source, origin_of(data))
     index = int(np.flatnonzero(whole.y >= classes)[0])
     if data.source == "csv" and data.path is not None:
         lines: list[int] = []

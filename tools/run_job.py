@@ -12,7 +12,7 @@ import yaml
 from fl_core.config import Job, LocalRun, load_job, parse_job
 from fl_core.errors import ConfigError, UsageError
 from fl_core.features import OnnxParameters, backbone_digests
-from tools.run_data import source
+from tools.run_data import dealt_classes, source
 from tools.site_plan import SitePlan
 
 
@@ -88,12 +88,14 @@ def submitted(job: Job) -> bytes:
 
 def site_of(job: Job, run: LocalRun, folder: Path, record_dir: Path | None = None) -> SitePlan:
     """The site of a run below `folder`; ports, broker and limits are its usual ones."""
+    data = source(job, run)
     return SitePlan(
         folder=folder,
         devices=run.devices,
         infer_only=run.infer_only,
-        source=source(job, run),
+        source=data,
         partition=run.partition,
+        classes=dealt_classes(job, data),
         seed=run.seed,
         policy=run.policy,
         min_batch_floor=min(3, job.round.min_batch),

@@ -82,6 +82,9 @@ def train(job: Job, run: LocalRun, plan: SitePlan, stop: threading.Event) -> lis
     """Test accuracy after each round without noise; empty for a method without a reference."""
     if not isinstance(job.train, FmParameters):
         return []
+    test = held(job, run)
+    if not len(test):
+        return []
     whole = JobPlan(job, read_backbones(job.features))
     setting = replace(whole.setting, devices=run.devices - run.infer_only)
 
@@ -90,9 +93,7 @@ def train(job: Job, run: LocalRun, plan: SitePlan, stop: threading.Event) -> lis
             raise _Stopped
 
     parameters = job.train.model_copy(update={"ridge": job.train.ridge * RIDGE_SHARE})
-    accuracies = noise_free_reference(
-        parameters, setting, pooled(job, run, plan), held(job, run), go_on
-    )
+    accuracies = noise_free_reference(parameters, setting, pooled(job, run, plan), test, go_on)
     return accuracies[: whole.rounds]
 
 

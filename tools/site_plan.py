@@ -43,6 +43,7 @@ class SitePlan:
     protocol: int = 5
     source: DataSource = field(default=DataSource(name="digits", source="digits"))
     partition: Partition = field(default_factory=Partition)
+    classes: int | None = None  # of a source of one's own, where records are dealt by class
     seed: int = 7
     policy: Policy = field(default_factory=Policy)
     min_batch_floor: int = 3
@@ -132,6 +133,7 @@ class SitePlan:
                         "index": number - 1,
                         "partition": self.partition.model_dump(mode="json"),
                         "seed": self.seed,
+                        "classes": self.classes,
                     },
                 },
                 "policy": self.policy.model_dump(mode="json"),

@@ -37,8 +37,11 @@ class LocalRun(Block):
     partition: Partition = Partition()
     """How the records are dealt to the devices."""
     test_records: int | None = Field(default=None, ge=1, le=10**9)
-    """Records that no device gets and the cloud tests on; null: 360 of digits, all of a published
-    test half, a fifth of other data."""
+    """Records that no device gets and the cloud tests on, of digits and published sets; null: 360
+    of digits, all of a published test half."""
+    test_share: float | None = Field(default=None, ge=0, lt=1, examples=[0.2])
+    """The same as a share, of files of your own: each record is held back or dealt by a hash of its
+    own; null: a fifth."""
     broker: Literal["auto", "amqtt", "mosquitto"] = "auto"
     """Broker to start; `auto`: mosquitto where it is installed, else amqtt."""
     protocol: Literal[5, 4] = 5

@@ -8,8 +8,8 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from fl_core.config.base import Mix
-from fl_core.config.policy import partition_mixes
-from fl_core.config.site_blocks import source_name, unread_mixes
+from fl_core.config.policy import dealing_mixes, partition_mixes
+from fl_core.config.site_blocks import source_name, test_mixes, unread_mixes
 from fl_core.data.published import PUBLISHED
 from fl_core.errors import PrivacyError
 from fl_core.models import runs_python
@@ -55,7 +55,6 @@ def run_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
             f"{trainers} training devices, so no round could ever close; raise local_run.devices "
             "or lower round.min_batch",
         )
-    yield from partition_mixes(run.partition, "local_run.partition")
     yield from _source_mixes(job, run)
     split = run.partition
     if split.kind == "n_class" and split.classes_per_device > job.data.classes:
@@ -76,8 +75,12 @@ def _source_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
             ("data.source", "local_run"),
             f"{error}; local_run.data.source may say what records of another name are read from",
         )
+        yield from partition_mixes(run.partition, "local_run.partition")
     else:
-        yield from unread_mixes(run.data, source, "local_run.data", "data.source")
+        named = "data.source"
+        yield from unread_mixes(run.data, source, "local_run.data", named)
+        yield from dealing_mixes(run.partition, source, "local_run.partition", named)
+        yield from test_mixes(source, run.test_records, run.test_share, "local_run", named)
 
 
 def shape_mixes(job: Job) -> Iterator[Mix]:

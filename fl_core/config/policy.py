@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field
 from fl_core.config.base import Block, Mix, named_in
 from fl_core.config.methods import METHOD_NAMES
 from fl_core.data.partition import PARTITIONS
+from fl_core.data.sources import brings_its_test
 
 
 class Policy(Block):
@@ -73,9 +74,26 @@ class Partition(Block):
     """Share of such a device's records that are of low quality: of another class, and noisy."""
     lq_noise: float = Field(default=0.5, ge=0, le=100)
     """Standard deviation of that noise, as a share of the range of the data set's values."""
+    lq_range: tuple[float, float] | None = Field(default=None, examples=[[0, 255]])
+    """That range, least and greatest value, for files of your own, of whose records it may not
+    follow; published sets have theirs."""
 
 
 _READ_BY = {"classes_per_device": ("n_class",), "alpha": ("dirichlet", "quantity_skew")}
+
+
+def dealing_mixes(rule: Partition, source: str, at: str, source_key: str) -> Iterator[Mix]:
+    """What the dealing of one data set needs or does not read; the rule stands at key `at`."""
+    yield from partition_mixes(rule, at)
+    published = brings_its_test(source)
+    if published and rule.lq_range is not None:
+        text = f"is for files of your own, {source} has a range of its own; drop it"
+        yield Mix((f"{at}.lq_range", source_key), text)
+    if rule.lq_data and rule.lq_range is None and not published:
+        text = (
+            "is noise in a range that may not follow from your own records; add lq_range: [0, 255]"
+        )
+        yield Mix((f"{at}.lq_data", f"{at}.lq_range"), text)
 
 
 def partition_mixes(rule: Partition, at: str) -> Iterator[Mix]:
@@ -84,6 +102,11 @@ def partition_mixes(rule: Partition, at: str) -> Iterator[Mix]:
         set_key, zero = ("lq_user", "lq_data") if rule.lq_user else ("lq_data", "lq_user")
         text = f"disturbs nothing while {zero} is 0; set both, or neither"
         yield Mix((f"{at}.{set_key}", f"{at}.{zero}"), text)
+    if rule.lq_range is not None and rule.lq_range[0] >= rule.lq_range[1]:
+        text = (
+            f"must be the least and the greatest value, got {list(rule.lq_range)}; write [0, 255]"
+        )
+        yield Mix((f"{at}.lq_range",), text)
     for key, kinds in _READ_BY.items():
         if rule.kind not in kinds and getattr(rule, key) != Partition.model_fields[key].default:
             text = f"is read by {' and '.join(kinds)} alone, and the kind is {rule.kind}; drop it"

@@ -10,9 +10,10 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field
 
 from fl_core.config.base import Block, Mix, PortNumber, SitePath, named_in
-from fl_core.config.policy import Partition, partition_mixes
+from fl_core.config.policy import Partition, dealing_mixes
+from fl_core.data.own_dealing import needs_classes
 from fl_core.data.published import PUBLISHED
-from fl_core.data.sources import SOURCES
+from fl_core.data.sources import SOURCES, brings_its_test
 
 _PYTHON = re.compile(r"python:\s*[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 
@@ -113,8 +114,8 @@ class Images(Block):
     classes: tuple[FolderName, ...] | None = Field(
         default=None, min_length=1, max_length=10000, examples=[["cat", "dog"]]
     )
-    """The classes' folders, class 0 first; null: all folders by name. Set it where some device
-    may lack a class: its own folders would be numbered otherwise."""
+    """The classes' folders, class 0 first. Needed in a site file: were it the folders that are
+    there, one could number all others. In a run, null: the folders by name, as it starts."""
 
 
 class DataFiles(Block):
@@ -140,9 +141,11 @@ class DataSource(DataFiles):
     """`digits` (ships inside scikit-learn), `mnist`, `emnist` (Balanced), `cifar10`, `cifar100`
     (their published files), `npz`, `csv`, `parquet`, `idx`, `images`, `python: m:function`."""
     test_records: int | None = Field(default=None, ge=0, le=10**9)
-    """Records of the cloud's test, the same at all parties; null: 360 of digits, of published sets
-    their test half. Of other sources so many are held back from the devices; null: none are, the
-    cloud has a file of its own."""
+    """Records of the cloud's test, for digits and published sets; null: 360 of digits, of published
+    sets their test half."""
+    test_share: float | None = Field(default=None, ge=0, lt=1, examples=[0.2])
+    """Of other sources: the share held back from the devices for the cloud's test, the same at all
+    parties, each record by a hash of its own; null: none is, the cloud has a file of its own."""
 
 
 class Shard(Block):
@@ -156,6 +159,9 @@ class Shard(Block):
     """How records are dealt."""
     seed: int = Field(default=7, ge=0, lt=1 << 63)
     """Seed of the dealing; the same on all devices of the demonstration."""
+    classes: int | None = Field(default=None, ge=1, le=10**6, examples=[10])
+    """How many classes there are, where a file of your own is dealt or disturbed by class: that may
+    not follow from its records."""
 
 
 class DeviceData(DataSource):
@@ -203,13 +209,47 @@ def data_mixes(data: DataSource, at: str) -> Iterator[Mix]:
     if data.source == "images" and data.images is None:
         text = "images needs the form of its records; add images: {size: [28, 28]}"
         yield Mix((source, f"{at}.images"), text)
+    if data.images is not None and data.images.classes is None:
+        text = "the folders that are there may not number the classes; add classes: [cat, dog]"
+        yield Mix((f"{at}.images.classes", f"{at}.images"), text)
+    yield from test_mixes(data.source, data.test_records, data.test_share, at, source)
     yield from unread_mixes(data, data.source, at, source)
     shard = data.shard if isinstance(data, DeviceData) else None
     if shard is not None:
-        yield from partition_mixes(shard.partition, f"{at}.shard.partition")
+        yield from dealing_mixes(shard.partition, data.source, f"{at}.shard.partition", source)
+        yield from _class_mixes(shard, data.source, f"{at}.shard", source)
     if shard is not None and shard.index >= shard.devices:
         text = f"must be below shard.devices = {shard.devices}, got {shard.index}; count from 0"
         yield Mix((f"{at}.shard.index", f"{at}.shard.devices"), text)
+
+
+def _class_mixes(shard: Shard, source: str, at: str, source_key: str) -> Iterator[Mix]:
+    """Classes that are needed, or not read."""
+    published = brings_its_test(source)
+    if shard.classes is not None and published:
+        text = f"is for files of your own, and the source is {source}; drop it"
+        yield Mix((f"{at}.classes", source_key), text)
+    if shard.classes is None and not published and needs_classes(shard.partition):
+        text = (
+            "deals by class, and which classes there are may not follow from your own records;"
+            f" add classes: 10 to {at}, as the job has it"
+        )
+        yield Mix((f"{at}.partition", f"{at}.classes"), text)
+
+
+def test_mixes(
+    source: str, records: int | None, share: float | None, at: str, source_key: str
+) -> Iterator[Mix]:
+    """A test part that is counted where it must be a share, or the other way round."""
+    if records is not None and not brings_its_test(source):
+        text = (
+            f"counts records, and of {source} a share is held back, so that one record more moves"
+            " no other; write test_share: 0.2"
+        )
+        yield Mix((f"{at}.test_records", source_key), text)
+    if share is not None and brings_its_test(source):
+        text = f"is for files of your own, and {source} counts its test; write test_records"
+        yield Mix((f"{at}.test_share", source_key), text)
 
 
 def unread_mixes(files: DataFiles, source: str, at: str, source_key: str) -> Iterator[Mix]:

@@ -36,6 +36,13 @@ NOISE_QUESTION = b"edgeveil/v1/noise-question"
 NOISE_SAMPLES = b"edgeveil/v1/noise-samples"
 NOISE_SUM = b"edgeveil/v1/noise-sum"
 
+# Keyed hashes of records, whose key follows from a public seed: held back for the cloud's test,
+# dealt to a device, disturbed.
+PUBLIC_SEED = b"edgeveil/v1/public-seed"
+RECORD_HELD = b"edgeveil/v1/record-held"
+RECORD_DEALT = b"edgeveil/v1/record-dealt"
+RECORD_DISTURBED = b"edgeveil/v1/record-disturbed"
+
 ALL = (
     HEADER,
     BODY,
@@ -54,6 +61,10 @@ ALL = (
     NOISE_QUESTION,
     NOISE_SAMPLES,
     NOISE_SUM,
+    PUBLIC_SEED,
+    RECORD_HELD,
+    RECORD_DEALT,
+    RECORD_DISTURBED,
 )
 
 

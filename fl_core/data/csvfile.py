@@ -1,8 +1,9 @@
 """CSV files of numbers: one record a line, the label in the last or a named column.
 
-The first line states the form of the file; no later line can make it unreadable, since whether a
-device takes part may not depend on a record. A line out of form becomes a record that learning
-drops, and `csv_faults` tells the owner where it stands.
+The first line names the columns and so states the form of the file; no later line can make it
+unreadable, since whether a device takes part may not depend on a record. A file whose first line
+is a record is refused: without that record the next one would state the form, or nothing. A line
+out of form becomes a record that learning drops, and `csv_faults` tells the owner where it stands.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from fl_core.data.limits import MAX_BYTES, as_records, require_file, whole_label
 from fl_core.errors import DataError
 from fl_core.registry import nearest
 
+_NAME_THEM = "write a first line that names every column, such as v1,v2,label"
+
 Tell = Callable[[int, str], object]  # line number from 1, what is wrong there
 
 
@@ -29,13 +32,14 @@ def read_csv(
 ) -> Records:
     """Records with x (n, columns-1); the label is the last column or the one named.
 
-    A header is recognised by a cell of its first line that is no number. A cell that is empty or
-    no number is NaN, such a label -1, and a line of another width all of that: these records are
-    dropped when learning. Raises DataError for a file that is no such table as a whole.
+    The first line must hold a name for every column, none of them empty or a number. A later cell
+    that is empty or no number is NaN, such a label -1, and a line of another width all of that:
+    these records are dropped when learning. Raises DataError for a file that is no such table as a
+    whole.
     """
     file = require_file(path, "data.path")
     header, table = read_matrix(file, max_bytes)
-    column = _label_index(header, table.shape[1], label_column, file)
+    column = _label_index(header, label_column, file)
     return as_records(np.delete(table, column, axis=1), table[:, column], where=str(file))
 
 
@@ -48,7 +52,7 @@ def csv_faults(path: Path | None, label_column: str | None = None) -> list[str]:
     found: dict[int, str] = {}
     numbers: list[int] = []
     header, table = read_matrix(file, tell=found.setdefault, lines=numbers)
-    labels = table[:, _label_index(header, table.shape[1], label_column, file)]
+    labels = table[:, _label_index(header, label_column, file)]
     for line, label, whole in zip(numbers, labels, whole_labels(labels), strict=True):
         if label != whole:
             found.setdefault(line, "the label is missing or no whole number")
@@ -60,11 +64,14 @@ def read_matrix(
     max_bytes: int = MAX_BYTES,
     tell: Tell = lambda _line, _what: None,
     lines: list[int] | None = None,
-) -> tuple[list[str] | None, NDArray[np.float64]]:
-    """(header or None, table (n, columns) float64) of a CSV file; n is 0 under a mere header.
+    *,
+    need_header: bool = True,
+) -> tuple[list[str], NDArray[np.float64]]:
+    """(header, table (n, columns) float64) of a CSV file; n is 0 under a mere header.
 
-    What is no number is NaN, and `tell` hears its line; `lines` gets each record's line. Raises
-    DataError for a file without a first line that can be read, or of more than `max_bytes`.
+    What is no number is NaN, and `tell` hears its line; `lines` gets each record's line. Without
+    `need_header` a first line of numbers is a record, and the header then empty. Raises DataError
+    for a file without a header that is needed and can be read, or of more than `max_bytes`.
     """
     # A cell takes at least two bytes of text and eight in memory.
     if 4 * file.stat().st_size > max_bytes:
@@ -73,7 +80,7 @@ def read_matrix(
             where=str(file),
             fix="store the records as NPZ, or fewer of them",
         )
-    header: list[str] | None = None
+    header: list[str] = []
     width, values = 0, array("d")
     with file.open(encoding="utf-8-sig", errors="replace") as stream:
         for number, line in enumerate(stream, start=1):
@@ -82,8 +89,10 @@ def read_matrix(
             if not width:
                 first = _first_row(line, f"{file}:{number}")
                 width = len(first)
-                if any(_number(cell) is None for cell in first):
-                    header = [cell.strip() for cell in first]
+                if need_header:
+                    _require_names(first, f"{file}:{number}")
+                if need_header or any(_number(cell) is None for cell in first):
+                    header = first
                     continue
             row, fault = _row(line, width)
             values.extend(row)
@@ -92,7 +101,7 @@ def read_matrix(
             if lines is not None:
                 lines.append(number)
     if not width:
-        raise DataError("holds no record", where=str(file), fix="add one line for each record")
+        raise DataError("is empty", where=str(file), fix=_NAME_THEM)
     return header, np.frombuffer(values, dtype=np.float64).reshape(-1, width)
 
 
@@ -105,7 +114,17 @@ def _first_row(line: str, where: str) -> list[str]:
         row, fault = [], str(error)
     if fault:
         raise DataError(f"is not readable CSV: {fault}", where=where, fix="save it as UTF-8 CSV")
-    return row
+    return [cell.strip() for cell in row]
+
+
+def _require_names(cells: list[str], where: str) -> None:
+    """Raise DataError for a line that may be a record."""
+    if not all(cells) or any(_number(cell) is not None for cell in cells):
+        raise DataError(
+            "holds no header: one record more or less would change the form of the file",
+            where=where,
+            fix=_NAME_THEM,
+        )
 
 
 def _row(line: str, width: int) -> tuple[list[float], str]:
@@ -139,21 +158,15 @@ def _number(cell: str) -> float | None:
         return None
 
 
-def _label_index(header: list[str] | None, width: int, name: str | None, file: Path) -> int:
-    if width < 2:
+def _label_index(header: list[str], name: str | None, file: Path) -> int:
+    if len(header) < 2:
         raise DataError(
             "has a single column",
             where=f"{file}:1",
             fix="give each line its values and a label, with commas between them",
         )
     if name is None:
-        return width - 1
-    if header is None:
-        raise DataError(
-            f"has no header line, so column '{name}' is unknown",
-            where=f"{file}:1",
-            fix="add a header or put the label in the last column",
-        )
+        return len(header) - 1
     if name not in header:
         raise DataError(f"has no column '{name}'", where=f"{file}:1", fix=nearest(name, header))
     return header.index(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from functools import lru_cache
 from pathlib import Path
@@ -12,22 +13,22 @@ from numpy.typing import NDArray
 
 from fl_core.algorithms.base import Records
 from fl_core.data.digits import load_digits_split
-from fl_core.data.held import hold_back
 from fl_core.data.images import ImageForm
-from fl_core.data.low_quality import LowQuality, disturbed
-from fl_core.data.partition import PartitionRule, Shares, partition
+from fl_core.data.low_quality import disturbed
+from fl_core.data.own_dealing import OwnRule, deal_own, hold_back_share
+from fl_core.data.partition import Shares, partition
 from fl_core.data.published import PUBLISHED, published_test
 from fl_core.data.sources import Origin, brings_its_test, load_records
 from fl_core.data.split import split_once
 from fl_core.errors import DataError
 
 
-class DealingRule(PartitionRule, LowQuality, Hashable, Protocol):
-    """How a public data set is shared out, and how much of it is of low quality."""
+class DealingRule(OwnRule, Hashable, Protocol):
+    """How a data set is shared out, and how much of it is of low quality."""
 
 
 class ShardSettings(Protocol):
-    """Which share of a public data set this device plays."""
+    """Which share of a data set this device plays."""
 
     @property
     def devices(self) -> int: ...
@@ -37,6 +38,8 @@ class ShardSettings(Protocol):
     def partition(self) -> DealingRule: ...
     @property
     def seed(self) -> int: ...
+    @property
+    def classes(self) -> int | None: ...
 
 
 class SourceSettings(Protocol):
@@ -54,6 +57,8 @@ class SourceSettings(Protocol):
     def images(self) -> ImageForm | None: ...
     @property
     def test_records(self) -> int | None: ...
+    @property
+    def test_share(self) -> float | None: ...
 
 
 class DataSettings(SourceSettings, Protocol):
@@ -69,7 +74,7 @@ def held_records(data: SourceSettings) -> Records:
         return load_digits_split(data.test_records)[1]
     if data.source in PUBLISHED:
         return published_test(data.source, data.path, data.test_records)
-    if data.test_records is None:
+    if data.test_share is None:
         return load_records(data.source, origin_of(data))
     return _halves(data.source, origin_of(data))[1]
 
@@ -86,27 +91,35 @@ def own_records(data: DataSettings) -> Records:
             fix="number the devices from 0",
         )
     records, shares = dealt_records(
-        data.source, origin_of(data), shard.devices, shard.partition, shard.seed
+        data.source, origin_of(data), shard.devices, shard.partition, shard.seed, shard.classes
     )
     return take(records, shares[shard.index])
 
 
 @lru_cache(maxsize=1)
 def dealt_records(
-    source: str, origin: Origin, devices: int, rule: DealingRule, seed: int
+    source: str,
+    origin: Origin,
+    devices: int,
+    rule: DealingRule,
+    seed: int,
+    classes: int | None = None,
 ) -> tuple[Records, Shares]:
     """A whole data set as its devices hold it, and each device's indices into it.
 
-    Kept, so that the many devices of one process read and deal their data set once.
+    A published one is dealt by index, an owner's own by each record alone. Kept, so that the many
+    devices of one process read and deal their data set once.
     """
     records = devices_records(source, origin)
+    if not brings_its_test(source):
+        return deal_own(records, devices, rule, seed, classes)
     shares = partition(records.y, devices, rule, seed)
     return disturbed(records, shares, rule, seed), shares
 
 
 def devices_records(source: str, origin: Origin) -> Records:
     """All records but those that are held back for the cloud. Raises DataError, UsageError."""
-    if origin.test_records is None or brings_its_test(source):
+    if origin.test_share is None or brings_its_test(source):
         return load_records(source, origin)
     return _halves(source, origin)[0]
 
@@ -114,7 +127,7 @@ def devices_records(source: str, origin: Origin) -> Records:
 @lru_cache(maxsize=1)
 def _halves(source: str, origin: Origin) -> tuple[Records, Records]:
     """The devices' part and the cloud's of a file that they share, read once for both."""
-    return hold_back(load_records(source, origin), origin.test_records or 0)
+    return hold_back_share(load_records(source, origin), origin.test_share or 0.0)
 
 
 def device_records(
@@ -124,6 +137,23 @@ def device_records(
     records = own_records(data)
     training, evaluation = split_once(records.x, evaluation_share, split_key)
     return take(records, training), take(records, evaluation)
+
+
+def of_shape(records: Records, input_shape: tuple[int, ...]) -> Records:
+    """The records, if they have as many values as those of `input_shape`; else DataError.
+
+    An empty list is stored without its records' shape, (0, 0): it is no records of any shape.
+    """
+    shape = records.x.shape[1:]
+    if math.prod(shape) == math.prod(input_shape):
+        return records
+    if not len(records) and shape == (0,):
+        return Records(np.zeros((0, *input_shape), np.float32), records.y)
+    raise DataError(
+        f"holds records of shape {list(shape)}, the job learns from {list(input_shape)}",
+        where="data",
+        fix="see `edgeveil data check --job`",
+    )
 
 
 def take(records: Records, indices: NDArray[np.int64]) -> Records:
@@ -139,4 +169,5 @@ def origin_of(data: SourceSettings) -> Origin:
         label_column=data.label_column,
         images=data.images,
         test_records=data.test_records,
+        test_share=data.test_share,
     )

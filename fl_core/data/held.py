@@ -1,4 +1,7 @@
-"""Records that no device gets, for the cloud to test on: a public share, of all classes alike."""
+"""Records that no device gets, for the cloud to test on: a public share, of all classes alike.
+
+By index and by all labels, so only of the digits, which are nobody's records.
+"""
 
 from __future__ import annotations
 

@@ -36,9 +36,10 @@ class ImageForm(Protocol):
 def read_images(folder: Path | None, form: ImageForm | None, max_bytes: int = MAX_BYTES) -> Records:
     """Records x (n, height, width), or (n, 3, height, width) in colour, float32 in 0..255.
 
-    Classes count from 0 in the order of `form.classes`, else of the folders' names; pictures in
-    a folder that is none of them have the label -1. Files are taken by name. Raises DataError
-    without Pillow, without such folders, and where the records would exceed `max_bytes`.
+    Classes count from 0 in the order of `form.classes`, which is needed: were they the folders
+    that are there, one of them could number all the others. Pictures in a folder that is none of
+    the classes have the label -1. Files are taken by name. Raises DataError without Pillow, without
+    a folder or classes, and where the records would exceed `max_bytes`.
     """
     found, _ = _read(folder, form, max_bytes)
     return found
@@ -58,6 +59,12 @@ def _read(folder: Path | None, form: ImageForm | None, max_bytes: int) -> tuple[
         )
     if form is None:
         raise DataError("is not set", where="data.images", fix="write images: {size: [28, 28]}")
+    if form.classes is None:
+        raise DataError(
+            "is not set, and the folders that are there may not number the classes",
+            where="data.images.classes",
+            fix="name the classes' folders, class 0 first, such as classes: [cat, dog]",
+        )
     listed = _listed(folder, form.classes)
     height, width = form.size
     shape = (3, height, width) if form.colours == "rgb" else (height, width)
@@ -72,24 +79,23 @@ def _read(folder: Path | None, form: ImageForm | None, max_bytes: int) -> tuple[
     return as_records(x, y, str(folder)), faults
 
 
-def _listed(folder: Path | None, classes: tuple[str, ...] | None) -> list[tuple[Path, int]]:
-    """Each picture with its class."""
+def class_folders(folder: Path | None) -> list[Path]:
+    """The folders below, by name, but the hidden ones. Raises DataError."""
     if folder is None or not folder.is_dir():
         raise DataError(
             "no such folder" if folder else "no folder is named",
             where=str(folder or "data.path"),
             fix="name the folder that holds one folder of pictures for each class",
         )
-    below = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
-    names = list(classes) if classes is not None else [one.name for one in below]
-    if not names:
-        raise DataError(
-            "holds no folders", where=str(folder), fix="put each class's pictures into a folder"
-        )
-    numbers = {name: number for number, name in enumerate(names)}
+    return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def _listed(folder: Path | None, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
+    """Each picture with its class."""
+    numbers = {name: number for number, name in enumerate(classes)}
     return [
         (file, numbers.get(one.name, -1))
-        for one in below
+        for one in class_folders(folder)
         for file in sorted(one.iterdir())
         if file.suffix.lower() in ENDINGS and file.is_file()
     ]

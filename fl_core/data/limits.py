@@ -44,8 +44,11 @@ def as_records(x: NDArray[Any], y: NDArray[Any], where: str) -> Records:
     """Records from any numeric `x` (n, ...) and labels `y` (n,).
 
     Raises DataError for types and shapes, which belong to the source as a whole; never for a
-    value, since whether a device takes part may not depend on a record.
+    value, since whether a device takes part may not depend on a record. Two arrays of shape (0,),
+    as an empty list is stored, are no records: x is then (0, 0).
     """
+    if x.shape == y.shape == (0,):
+        x = x.reshape(0, 0)
     if x.dtype.kind not in "buif" or y.dtype.kind not in "buif":
         raise DataError(
             f"x has type {x.dtype} and y {y.dtype}", where=where, fix="store plain numbers"
@@ -62,6 +65,9 @@ def as_records(x: NDArray[Any], y: NDArray[Any], where: str) -> Records:
             where=where,
             fix="store one label for each record",
         )
+    if x.dtype.kind in "iu" and x.dtype.itemsize > 4:
+        # A gap elsewhere makes a column of whole numbers float64: rounded the same way, then.
+        x = x.astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):  # what is too large becomes infinite
         values = np.ascontiguousarray(x, dtype=np.float32)
     return Records(values, whole_labels(y))
@@ -70,6 +76,12 @@ def as_records(x: NDArray[Any], y: NDArray[Any], where: str) -> Records:
 def flat_rows(x: NDArray[np.float32]) -> NDArray[np.float32]:
     """x (n, ...) as (n, values in a record); also for n = 0."""
     return x.reshape(len(x), math.prod(x.shape[1:]))
+
+
+def canonical_rows(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """x (n, ...) as (n, values in a record), little-endian: equal numbers have equal bytes."""
+    # Adding 0.0 turns -0.0 into 0.0.
+    return np.ascontiguousarray(flat_rows(x) + np.float32(0.0), dtype="<f4")
 
 
 def whole_labels(y: NDArray[Any]) -> NDArray[np.int64]:

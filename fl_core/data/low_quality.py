@@ -2,7 +2,7 @@
 
 The scenario of Cao et al. 2023 (section 5): a share `lq_user` of the users hold a share `lq_data`
 of records that are disturbed and have another class. The text gives no strength of the noise;
-`lq_noise` does.
+`lq_noise` does. By index, for published data sets; own records: `fl_core/data/own_dealing.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Parquet files of numbers: one record a row, the label in the last or a named column.
 
 The schema states the form of the file. A value that is missing is NaN, such a label -1, and
-learning drops these records; no row can make the file unreadable.
+learning drops these records; no row can make the file unreadable. All numbers are read as float64,
+so that a gap, which no whole number can be, rounds none of the others differently.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def read_parquet(
         ) as opened:
             _check_form(opened, str(file), max_bytes)
             table = opened.read(use_threads=False)
-            columns = [_numbers(column) for column in table.columns]
+            columns = [np.asarray(column.to_numpy(), np.float64) for column in table.columns]
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         raise DataError(
             f"is not readable Parquet: {str(error)[:200]}",
@@ -66,9 +67,9 @@ def _check_form(opened: Any, where: str, max_bytes: int) -> None:
         )
     for field in schema:
         kind = field.type
-        if not (
-            pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-        ):
+        numbers = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
+        # A column that holds gaps alone may have been written as one of nothing else.
+        if not any(is_kind(kind) for is_kind in (*numbers, pa.types.is_null)):
             raise DataError(
                 f"column '{field.name}' holds {str(kind)[:100]}, not numbers",
                 where=where,
@@ -77,12 +78,6 @@ def _check_form(opened: Any, where: str, max_bytes: int) -> None:
     require_room((footer.num_rows, len(schema)), 8, max_bytes, where)
     packed = sum(footer.row_group(k).total_byte_size for k in range(footer.num_row_groups))
     require_room((packed,), 1, 4 * max_bytes, where)
-
-
-def _numbers(column: Any) -> np.ndarray[Any, np.dtype[Any]]:
-    values: np.ndarray[Any, np.dtype[Any]] = column.to_numpy()
-    # Truth values with gaps come as objects.
-    return values if values.dtype != object else values.astype(np.float64)
 
 
 def _label_index(names: list[str], name: str | None, file: Path) -> int:

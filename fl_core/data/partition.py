@@ -1,4 +1,8 @@
-"""Sharing one data set out over devices, for demonstrations: seeded, disjoint, complete."""
+"""Sharing a published data set out over devices, for demonstrations: seeded, disjoint, complete.
+
+By index and by all labels, so one record more moves others: never for records of an owner's own,
+which `fl_core/data/own_dealing.py` deals.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +40,13 @@ def partition(y: Indices, devices: int, rule: PartitionRule, seed: int = 0) -> S
 
     Raises DataError on impossible numbers, UsageError on an unknown kind.
     """
+    check_dealing(devices, rule)
+    shares = PARTITIONS[rule.kind](y, devices, rule, seed)
+    return [np.sort(share) for share in shares]
+
+
+def check_dealing(devices: int, rule: PartitionRule) -> None:
+    """Raise DataError for numbers that no records can be dealt by."""
     if devices < 1 or rule.classes_per_device < 1 or not rule.alpha > 0:
         raise DataError(
             f"cannot share records over {devices} devices with {rule.classes_per_device} classes "
@@ -43,8 +54,6 @@ def partition(y: Indices, devices: int, rule: PartitionRule, seed: int = 0) -> S
             where="partition",
             fix="use at least one device and one class, and an alpha above 0",
         )
-    shares = PARTITIONS[rule.kind](y, devices, rule, seed)
-    return [np.sort(share) for share in shares]
 
 
 def iid(y: Indices, devices: int, _rule: PartitionRule, seed: int) -> Shares:
@@ -62,14 +71,17 @@ def n_class(y: Indices, devices: int, rule: PartitionRule, seed: int) -> Shares:
     order = public_order(len(y), seed, "records")
     by_class = order[np.argsort(rank[np.searchsorted(classes, y[order])], kind="stable")]
     parts = _pieces(by_class, devices * pieces)
-    shares: list[Shares] = [[] for _ in range(devices)]
-    # Each device takes one piece from each of `pieces` stretches of the class order, so that its
-    # pieces come from different classes.
-    for stretch in range(pieces):
-        chosen = public_order(devices, seed, f"stretch-{stretch}")
-        for device, piece in enumerate(chosen):
-            shares[device].append(parts[stretch * devices + int(piece)])
-    return [np.concatenate(share) for share in shares]
+    held = class_pieces(devices, pieces, seed)
+    return [np.concatenate([parts[piece] for piece in own]) for own in held]
+
+
+def class_pieces(devices: int, pieces: int, seed: int) -> NDArray[np.int64]:
+    """Numbers (devices, pieces) of the pieces of the class order that each device has.
+
+    One from each of `pieces` stretches of that order, so that they come from different classes.
+    """
+    stretches = [public_order(devices, seed, f"stretch-{k}") + k * devices for k in range(pieces)]
+    return np.stack(stretches, axis=1)
 
 
 def dirichlet(y: Indices, devices: int, rule: PartitionRule, seed: int) -> Shares:
@@ -80,7 +92,7 @@ def dirichlet(y: Indices, devices: int, rule: PartitionRule, seed: int) -> Share
     chance = public_chance(seed, "dirichlet")
     shares: list[Shares] = [[] for _ in range(devices)]
     for label in np.unique(y):
-        cut = _cut(order[y[order] == label], _proportions(devices, rule.alpha, chance))
+        cut = _cut(order[y[order] == label], proportions(devices, rule.alpha, chance))
         for share, part in zip(shares, cut, strict=True):
             share.append(part)
     return [np.concatenate([*share, np.empty(0, np.int64)]) for share in shares]
@@ -90,7 +102,7 @@ def quantity_skew(y: Indices, devices: int, rule: PartitionRule, seed: int) -> S
     """At random, in sizes proportional to a draw from Dirichlet(alpha) (Li et al. 2022): the
     smaller alpha, the more unequal. A device may get nothing.
     """
-    sizes = _proportions(devices, rule.alpha, public_chance(seed, "quantity"))
+    sizes = proportions(devices, rule.alpha, public_chance(seed, "quantity"))
     return _cut(public_order(len(y), seed, "iid"), sizes)
 
 
@@ -110,7 +122,7 @@ def _cut(order: Indices, proportions: NDArray[np.float64]) -> Shares:
     return np.split(order, np.minimum(inner, len(order)))
 
 
-def _proportions(count: int, alpha: float, chance: np.random.RandomState) -> NDArray[np.float64]:
+def proportions(count: int, alpha: float, chance: np.random.RandomState) -> NDArray[np.float64]:
     """A draw from the symmetric Dirichlet distribution, shape (count,).
 
     Through logarithms of Gamma(alpha + 1): for a small alpha, Gamma(alpha) itself is zero in

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_core.crypto.labels import EVALUATION_SLOT, context
-from fl_core.data.limits import flat_rows
+from fl_core.data.limits import canonical_rows
 
 EMPTY = -1
 
@@ -25,8 +25,7 @@ def slot_records(x: NDArray[np.float32], slots: int, key: bytes) -> NDArray[np.i
     slot, the whole digest ranks, the least first. Records with NaN or infinity take no slot.
     Equal records have one place, whichever of them holds it.
     """
-    # Adding 0.0 turns -0.0 into 0.0: equal numbers, equal bytes.
-    rows = np.ascontiguousarray(flat_rows(x) + np.float32(0.0), dtype="<f4")
+    rows = canonical_rows(x)
     held = np.full(slots, EMPTY, dtype=np.int64)
     ranks = [b""] * slots
     for index in np.flatnonzero(np.isfinite(rows).all(axis=1)):

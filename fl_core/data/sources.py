@@ -31,7 +31,8 @@ class Origin:
     label_column: str | None = None
     function: str | None = None
     images: ImageForm | None = None
-    test_records: int | None = None  # held back for the cloud; None: as the source has it
+    test_records: int | None = None  # of digits and published sets; None: as these have it
+    test_share: float | None = None  # of own files, held back for the cloud; None: nothing is
     max_bytes: int = MAX_BYTES
 
 
@@ -41,14 +42,44 @@ Source = Callable[[Origin], Records]
 def load_records(source: str, origin: Origin | None = None) -> Records:
     """Records of a source named as in the YAML: a name of SOURCES, or `python: module:function`.
 
-    Raises DataError (file, place, fix) for bad data, UsageError for an unknown name.
+    Raises DataError (file, place, fix) for bad data, also where its file is gone or becomes another
+    while it is read; UsageError for an unknown name.
     """
     chosen = origin or Origin()
     name, colon, function = source.partition(":")
     if colon and name.strip() == "python":
         chosen = Origin(**{**chosen.__dict__, "function": function.strip()})
         name = "python"
-    return SOURCES[name if name == "python" else source](chosen)
+    read = SOURCES[name if name == "python" else source]
+    try:
+        before = _state(chosen)
+        records = read(chosen)
+        after = _state(chosen)
+    except OSError as error:
+        raise DataError(
+            f"cannot be read ({error.strerror or type(error).__name__})",
+            where=str(error.filename or chosen.path or source),
+            fix="see that the file is there and may be read",
+        ) from error
+    changed = next((path for path, state in before.items() if after.get(path) != state), None)
+    if changed is not None:
+        raise DataError(
+            "was changed while it was read",
+            where=str(changed),
+            fix="let nothing write to it meanwhile, or write another file and rename it",
+        )
+    return records
+
+
+def _state(origin: Origin) -> dict[Path, tuple[int, int, int]]:
+    """(inode, bytes, time of the last change) of each file of an origin that is there.
+
+    Of a folder also those of the folders in it, which change with what these hold.
+    """
+    named = [path for path in (origin.path, origin.labels_path) if path is not None]
+    below = [inner for path in named if path.is_dir() for inner in path.iterdir() if inner.is_dir()]
+    seen = {path: path.stat() for path in (*named, *below) if path.exists()}
+    return {path: (one.st_ino, one.st_size, one.st_mtime_ns) for path, one in seen.items()}
 
 
 def brings_its_test(source: str) -> bool:
@@ -85,7 +116,11 @@ def _published(name: str) -> Source:
 
 
 def _python(origin: Origin) -> Records:
-    """The owner's own function: `module:function`, called without arguments, gives (x, y)."""
+    """The owner's own function: `module:function`, called without arguments, gives (x, y).
+
+    Two arrays, whose type and shape state the form of the records: those of a list would follow
+    from what it holds.
+    """
     where = f"data.source python: {origin.function or ''}"
     module_name, _, function_name = (origin.function or "").partition(":")
     if not module_name or not function_name:
@@ -108,6 +143,12 @@ def _python(origin: Origin) -> Records:
         found = (found.x, found.y)
     if not isinstance(found, tuple) or len(found) != 2:
         raise DataError("did not return (x, y)", where=where, fix="return two arrays")
+    if any(isinstance(part, list | tuple) for part in found):
+        raise DataError(
+            "returned a list, whose form would follow from its records",
+            where=where,
+            fix="return two arrays, numpy.asarray(x, numpy.float32) and numpy.asarray(y)",
+        )
     try:
         x, y = np.asarray(found[0]), np.asarray(found[1])
     except ValueError as error:

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_core.data.limits import flat_rows
+from fl_core.data.limits import canonical_rows
 from fl_core.errors import DataError
 
 SPLIT_KEY_FILE = "split.key"
@@ -45,12 +45,10 @@ def split_once(
             fix="restore the file from a backup",
         )
     below = math.floor(evaluation_share * 2.0**64)
-    # Adding 0.0 turns -0.0 into 0.0: equal numbers, equal bytes.
-    rows = np.ascontiguousarray(flat_rows(x) + np.float32(0.0), dtype="<f4")
     chosen = np.array(
         [
             int.from_bytes(hmac.digest(split_key, row.tobytes(), "sha256")[:8], "big") < below
-            for row in rows
+            for row in canonical_rows(x)
         ],
         dtype=np.bool_,
     )

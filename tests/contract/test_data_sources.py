@@ -11,8 +11,9 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
+from fl_core.config import DataSource
 from fl_core.config.site_blocks import Images
-from fl_core.data.device import devices_records
+from fl_core.data.device import devices_records, held_records
 from fl_core.data.published import PUBLISHED
 from fl_core.data.sources import SOURCES, Origin, brings_its_test, load_records
 from fl_core.errors import DataError
@@ -56,7 +57,7 @@ def images(folder):
         kind = folder / "pictures" / str(label)
         kind.mkdir(parents=True, exist_ok=True)
         Image.fromarray(row.reshape(2, 2).astype(np.uint8)).save(kind / f"{number:02}.png")
-    return Origin(path=folder / "pictures", images=Images(size=(2, 2)))
+    return Origin(path=folder / "pictures", images=Images(size=(2, 2), classes=("0", "1", "2")))
 
 
 def python(folder):
@@ -147,9 +148,17 @@ def test_what_the_cloud_tests_on_is_not_among_the_devices_records(made):
     name, origin = made
     source = "python: contract_source:make" if name == "python" else name
     whole = load_records(source, origin)
-    rest = devices_records(source, replace(origin, test_records=3))
-    gone = {"digits": 3 - 360}.get(name, 0 if brings_its_test(name) else 3)
-    assert len(whole) - len(rest) == gone
+    if brings_its_test(name):
+        rest = devices_records(source, replace(origin, test_records=3))
+        assert len(whole) - len(rest) == {"digits": 3 - 360}.get(name, 0)
+        return
+    shared = replace(origin, test_share=0.4)
+    shown = {key: value for key, value in vars(shared).items() if key in DataSource.model_fields}
+    held = held_records(DataSource(name="own", source=source, **shown))
+    rest = devices_records(source, shared)
+    assert 0 < len(held) < COUNT
+    everything = np.concatenate([rest.x, held.x])
+    assert sorted(everything.tolist()) == sorted(whole.x.tolist())
 
 
 @pytest.mark.parametrize("name", IN_FILES)

@@ -134,7 +134,7 @@ GOLDEN = {
             "cifar10": CIFAR,
             "cifar100": CIFAR,
             "npz": "data/test_sources.py::test_npz_roundtrip",
-            "csv": "data/test_sources.py::test_csv_with_and_without_header",
+            "csv": "data/test_sources.py::test_csv_under_a_header",
             "parquet": "data/test_data_parquet.py::"
             "test_numbers_of_every_kind_and_the_last_column_as_label",
             "idx": "data/test_sources.py::test_idx_is_big_endian",

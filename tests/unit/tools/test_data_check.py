@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fl_core.errors import DataError, UsageError
+from fl_core.errors import ConfigError, DataError, UsageError
 from tools.data_check import data_check
 
 SITE = """
@@ -73,12 +73,28 @@ def test_a_missing_file_and_another_site_are_refused(folder):
 def test_lines_out_of_form_are_named_without_what_they_hold(folder, capsys):
     (folder / "edge.yaml").write_text(SITE.format().replace("npz, path: own.npz", "csv, path: o"))
     bad = ["1,secret,3,4,1", "1,2", "1,2,3,4,2.5", "1,2,3,4,"]
-    (folder / "o").write_text("\n".join(["1,2,3,4,0", *bad, *["1,2"] * 20]))
+    (folder / "o").write_text("\n".join(["a,b,c,d,label", "1,2,3,4,0", *bad, *["1,2"] * 20]))
     assert data_check(folder / "edge.yaml", folder / "job.yaml") == DataError.exit_code
     shown = capsys.readouterr().out
     assert "25 records of shape (4,), 1 usable" in shown
-    for text in ("o:2: column 2", "o:3: 2 columns", "o:4: the label", "and 14 more"):
+    for text in ("o:3: column 2", "o:4: 2 columns", "o:5: the label", "and 14 more"):
         assert text in shown
     assert "24 labels are outside" not in shown  # line 2 has a label
     assert "23 labels are outside" in shown
     assert "secret" not in shown
+
+
+def test_forms_that_a_device_would_decline_are_said_with_what_to_write(folder):
+    site = SITE.format()
+    for data, text in (
+        ("csv, path: own.csv", "write a first line that names every column"),
+        ("csv, path: own.csv, label_column: kind", "write a first line that names every column"),
+    ):
+        (folder / "edge.yaml").write_text(site.replace("npz, path: own.npz", data))
+        (folder / "own.csv").write_text("1,2,3,4,0\n")
+        with pytest.raises(DataError, match=text):
+            data_check(folder / "edge.yaml")
+    images = "images, path: ., images: {size: [2, 2]}"
+    (folder / "edge.yaml").write_text(site.replace("npz, path: own.npz", images))
+    with pytest.raises(ConfigError, match=r"add classes: \[cat, dog\]"):
+        data_check(folder / "edge.yaml")

@@ -84,7 +84,7 @@ def test_small_numbers_survive_the_yaml(tmp_path):
     ("changes", "text"),
     [
         ({"local_run__devices": 1438}, "play at most 1437"),
-        ({"data__source": "csv", "local_run__test_records": 9}, "csv is read from a file"),
+        ({"data__source": "csv", "local_run__test_records": None}, "csv is read from a file"),
     ],
 )
 def test_data_that_does_not_fit_is_found_before_anything_starts(tmp_path, changes, text):

@@ -51,10 +51,10 @@ def job_file(folder, own, **changes):
     return folder / "job.yaml"
 
 
-def csv(folder, records, header="", name="own.csv"):
+def csv(folder, records, header="a,b,kind", name="own.csv"):
     x, y = records
     lines = [f"{a},{b},{label}" for (a, b), label in zip(x, y, strict=True)]
-    (folder / name).write_text("\n".join([*([header] if header else []), *lines]))
+    (folder / name).write_text("\n".join([header, *lines]))
     return {"source": "csv", "path": name}
 
 
@@ -97,9 +97,10 @@ def test_a_users_records_are_dealt_and_a_fifth_is_held_back(kind, tmp_path, reco
     assert check_data(job, run) == []
     pool, shares = dealt(job, run)
     test = held(job, run)
-    assert (len(pool), len(test)) == (48, 12)
-    assert sorted(len(share) for share in shares) == [9, 9, 10, 10, 10]
-    assert np.bincount(test.y).tolist() == [4, 4, 4]
+    assert len(pool) + len(test) == COUNT
+    assert 4 <= len(test) <= 20
+    assert sorted(np.concatenate(shares).tolist()) == list(range(len(pool)))
+    assert len(shares) == DEVICES
     rows = sorted(np.concatenate([pool.x, test.x])[:, 0].tolist())
     assert rows == sorted(np.float32(records[0][:, 0]).tolist())
 
@@ -108,7 +109,7 @@ def test_pictures_take_the_form_of_the_jobs_records(tmp_path):
     for label in ("cat", "dog"):
         (tmp_path / "pets" / label).mkdir(parents=True)
         for number in range(6):
-            grey = Image.new("L", (9, 7), 20 * number)
+            grey = Image.new("L", (9, 7), 20 * number + len(label + label * (label == "cat")))
             grey.save(tmp_path / "pets" / label / f"{number}.png")
     for shape in ([4, 6], [3, 4, 6]):
         path = job_file(
@@ -121,7 +122,8 @@ def test_pictures_take_the_form_of_the_jobs_records(tmp_path):
         site = provision(site_of(job, run, tmp_path / f"site-{len(shape)}"))
         boxes = [own_records(load_site(path).data).x for path in site.edges]
         assert [one.shape[1:] for one in boxes] == [tuple(shape)] * DEVICES
-        assert sum(map(len, boxes)) == 10
+        assert sum(map(len, boxes)) + len(held(job, run)) == 12
+        assert load_site(site.edges[0]).data.images.classes == ("cat", "dog")
         device.dealt_records.cache_clear()
     with pytest.raises(UsageError, match=r"pictures are \[height, width\]"):
         check_data(
@@ -145,7 +147,7 @@ def test_a_run_learns_from_a_file_and_says_which_records_it_drops(tmp_path, reco
     text = (tmp_path / "own.csv").read_text()
     (tmp_path / "own.csv").write_text(text + "\n1,2\n")
     said = io.StringIO()
-    path = job_file(tmp_path, data, local_run={"test_records": 15})
+    path = job_file(tmp_path, data, local_run={"test_share": 0.25})
     assert run_local(path, tmp_path / "out", Overrides(), reference=False, stream=said) == 0
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["final"]["accuracy"] > 0.5
@@ -180,7 +182,7 @@ def test_the_option_replaces_the_path_and_the_source_may_be_the_jobs(tmp_path, r
     assert check_data(job, run) == []
     found = source(job, run)
     assert found == DataSource(
-        name="csv", source="csv", path=tmp_path / "other.csv", test_records=12
+        name="csv", source="csv", path=tmp_path / "other.csv", test_share=0.2
     )
     with pytest.raises(
         UsageError, match=r"read from a file\. add path there, or give it with --data"
@@ -222,19 +224,19 @@ REFUSED = {
         r"own\.csv:8: has the label 7, data\.classes is 3.*write classes: 8",
     ),
     "labels in words": (
-        spoilt(lambda lines: [line.rsplit(",", 1)[0] + ",cat" for line in ["0,0,0", *lines]]),
+        spoilt(lambda lines: [lines[0], *(line.rsplit(",", 1)[0] + ",cat" for line in lines[1:])]),
         DataError,
         r"own\.csv:2: .*text where a number belongs: no record can be learned from",
     ),
     "another number of columns": (
-        spoilt(lambda lines: [f"5,{line}" for line in lines]),
+        spoilt(lambda lines: ["z," + lines[0], *(f"5,{line}" for line in lines[1:])]),
         UsageError,
         r"data\.input_shape: is \[2\], the training records of .*own\.csv have \[3\]",
     ),
-    "fewer records than devices": (
-        spoilt(lambda lines: lines[:5]),
-        UsageError,
-        "4 records cannot be dealt to 5 devices",
+    "a file without a header": (
+        spoilt(lambda lines: lines[1:]),
+        DataError,
+        r"own\.csv:1: holds no header.*write a first line that names every column",
     ),
     "a file that is cut off": (cut_npz, DataError, r"own\.npz:x: is not a readable NPZ"),
     "images and labels swapped": (swapped_idx, DataError, r"y\.idx"),
@@ -277,14 +279,39 @@ def test_a_rule_that_scores_on_more_than_is_held_back_is_refused(tmp_path, recor
     plain = yaml.safe_load(path.read_text())
     del plain["features"]
     plain["model"], plain["proxy"] = {"name": "mlp"}, {"shuffle": "whole"}
-    plain["aggregation"] = {"name": "secprobe", "k": 3, "validation_records": 12}
+    plain["aggregation"] = {"name": "secprobe", "k": 3, "validation_records": 30}
     plain["local_run"]["policy"]["allowed_methods"] = ["sgd"]
     path.write_text(yaml.safe_dump(plain))
-    with pytest.raises(UsageError, match=r"12 records score uploads .* there are 12"):
+    with pytest.raises(UsageError, match=r"30 records score uploads .*local_run\.test_share"):
         check_data(*local_job(path, Overrides()))
 
 
-def test_more_test_records_than_there_are_is_refused(tmp_path, records):
-    path = job_file(tmp_path, csv(tmp_path, records), local_run={"test_records": 61})
-    with pytest.raises(DataError, match="cannot hold back 61 of 60 records"):
-        check_data(*local_job(path, Overrides()))
+def test_a_count_of_test_records_is_refused_with_the_share_to_write(tmp_path, records):
+    path = job_file(tmp_path, csv(tmp_path, records), local_run={"test_records": 12})
+    with pytest.raises(
+        ConfigError, match=r"job\.yaml:\d+ local_run\.test_records: .*test_share: 0"
+    ):
+        local_job(path, Overrides())
+    path = job_file(tmp_path, {}, data={"source": "digits", "classes": 10, "input_shape": [64]})
+    plain = yaml.safe_load(path.read_text())
+    plain["local_run"]["test_share"] = 0.2
+    path.write_text(yaml.safe_dump(plain))
+    with pytest.raises(ConfigError, match=r"test_share: is for files of your own"):
+        local_job(path, Overrides())
+
+
+@pytest.mark.parametrize("count", [1, 3, 6])
+def test_fewer_records_than_devices_stop_nothing(count, tmp_path, records):
+    few = tuple(part[:count] for part in records)
+    path = job_file(tmp_path, csv(tmp_path, few), local_run={"test_share": 0.0})
+    said = check_data(*local_job(path, Overrides()))
+    assert [line for line in said if "not be tested" in line]
+    assert bool([line for line in said if f"{count} records for 5 devices" in line]) == (count < 5)
+
+
+@pytest.mark.parametrize("kind", ["n_class", "dirichlet"])
+def test_own_records_are_dealt_by_the_jobs_classes(kind, tmp_path, records):
+    path = job_file(tmp_path, csv(tmp_path, records), local_run={"partition": {"kind": kind}})
+    site = provision(site_of(*local_job(path, Overrides()), tmp_path / "site"))
+    shards = [load_site(edge).data.shard for edge in site.edges]
+    assert [shard.classes for shard in shards] == [3] * DEVICES

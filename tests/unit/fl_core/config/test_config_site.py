@@ -103,7 +103,60 @@ def test_one_fault_is_named_with_its_line(tmp_path, kind, old, new, key, what):
 
 def test_a_python_source_is_two_names(tmp_path):
     path = changed(tmp_path, "edge", "source: digits ", "source: 'python: own.data:read' ")
+    path.write_text(
+        path.read_text().replace("      seed: 7\n", "      seed: 7\n      classes: 10\n")
+    )
     assert load_site(path).data.source == "python: own.data:read"
+
+
+OWN = "source: 'python: own.data:read' "
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [
+        ("source: digits ", OWN, r"data\.shard\.partition: deals by class.*add classes: 10"),
+        ("seed: 7\n", "seed: 7\n      classes: 10\n", r"shard\.classes: is for files of your own"),
+        (
+            "source: digits ",
+            OWN + "\n    test_records: 40",
+            r"test_records: .*write test_share: 0\.2",
+        ),
+        ("source: digits ", "source: digits\n    test_share: 0.2 ", r"test_share: is for files of"),
+        ("source: digits ", OWN + "\n    test_share: 1.0 ", r"test_share: must be"),
+        (
+            "source: digits ",
+            "source: images\n    path: .\n    images: {size: [9, 9]} ",
+            r"images: .*may not number the classes; add classes: \[cat, dog\]",
+        ),
+        (
+            "partition: {kind: n_class, classes_per_device: 2}",
+            "partition: {kind: iid, lq_user: 0.5, lq_data: 0.5, lq_range: [0, 1]}",
+            r"lq_range: is for files of your own",
+        ),
+        (
+            "partition: {kind: n_class, classes_per_device: 2}",
+            "partition: {kind: iid, lq_range: [1, 0]}",
+            r"lq_range: must be the least and the greatest value, got \[1\.0, 0\.0\]",
+        ),
+    ],
+)
+def test_what_own_records_need_and_published_ones_do_not(tmp_path, old, new, text):
+    path = changed(tmp_path, "edge", old, new)
+    with pytest.raises(ConfigError, match=text):
+        load_site(path)
+
+
+def test_own_records_are_not_disturbed_in_a_range_of_their_own(tmp_path):
+    path = changed(tmp_path, "edge", "source: digits ", OWN)
+    plain = path.read_text().replace("      seed: 7\n", "      seed: 7\n      classes: 10\n")
+    poor = "kind: iid, lq_user: 0.5, lq_data: 0.5"
+    path.write_text(plain.replace("kind: n_class, classes_per_device: 2", poor))
+    with pytest.raises(ConfigError, match=r"lq_data: .*add lq_range: \[0, 255\]"):
+        load_site(path)
+    ranged = f"{poor}, lq_range: [0, 255]"
+    path.write_text(plain.replace("kind: n_class, classes_per_device: 2", ranged))
+    assert load_site(path).data.shard.partition.lq_range == (0.0, 255.0)
 
 
 def test_a_broker_open_to_the_network_needs_logins(tmp_path):

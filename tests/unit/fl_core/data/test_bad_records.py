@@ -11,7 +11,7 @@ from fl_core.data.limits import as_records, whole_labels
 from fl_core.data.sources import Origin, load_records
 from fl_core.features import valid_records
 
-GOOD = ["1,2,0", "3,4,1"]
+HEADER, GOOD = "a,b,label", ["1,2,0", "3,4,1"]
 
 
 def csv(path, *lines, label_column=None) -> Records:
@@ -50,14 +50,14 @@ def test_a_value_too_large_for_its_type_drops_its_record_alone(recwarn):
     ids=range(16),
 )
 def test_a_line_out_of_form_drops_its_record_alone(tmp_path, line):
-    got = csv(tmp_path, GOOD[0], line, GOOD[1])
+    got = csv(tmp_path, HEADER, GOOD[0], line, GOOD[1])
     assert got.x.shape == (3, 2)
     assert got.x[[0, 2]].tolist() == [[1, 2], [3, 4]]
     assert valid_records(got.x, got.y, 2).tolist() == [True, False, True]
     faults = csv_faults(tmp_path / "a.csv")
     missing_value = line == "5,,1"  # an owner may leave a value empty; it is counted, not a fault
     assert [fault.split(": ")[0] for fault in faults] == (
-        [] if missing_value else [f"{tmp_path / 'a.csv'}:2"]
+        [] if missing_value else [f"{tmp_path / 'a.csv'}:3"]
     )
     assert "secret" not in str(faults)
 

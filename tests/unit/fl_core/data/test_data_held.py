@@ -65,12 +65,12 @@ def test_as_many_classes_as_records_take_no_time():
 def test_devices_and_cloud_share_a_file_without_overlap(tmp_path):
     records = some([40, 20])
     np.savez(tmp_path / "own.npz", x=records.x, y=records.y)
-    block = {"name": "own", "source": "npz", "path": tmp_path / "own.npz", "test_records": 12}
+    block = {"name": "own", "source": "npz", "path": tmp_path / "own.npz", "test_share": 0.2}
     shards = [
         DeviceData.model_validate({**block, "shard": {"devices": 4, "index": index}})
         for index in range(4)
     ]
     shares = [own_records(shard).x[:, 0] for shard in shards]
     held = held_records(DataSource.model_validate(block)).x[:, 0]
-    assert [len(share) for share in shares] == [12] * 4
+    assert 4 <= len(held) <= 20
     assert sorted(np.concatenate([*shares, held])) == list(range(60))

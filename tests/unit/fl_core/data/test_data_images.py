@@ -14,6 +14,7 @@ from fl_core.data.images import image_faults, read_images
 from fl_core.errors import DataError
 
 Image = pytest.importorskip("PIL.Image")
+PETS = ("cat", "dog")
 
 
 def put(folder, name, pixels, **options):
@@ -38,7 +39,7 @@ def folder(tmp_path):
 
 
 def test_folders_and_files_are_taken_by_name(folder):
-    records = read_images(folder, Images(size=(2, 3)))
+    records = read_images(folder, Images(size=(2, 3), classes=PETS))
     assert records.x.shape == (3, 2, 3)
     assert records.y.tolist() == [0, 1, 1]
     assert records.x[1:, 0, 0].tolist() == [10.0, 20.0]
@@ -46,7 +47,7 @@ def test_folders_and_files_are_taken_by_name(folder):
 
 
 def test_colours_come_first(folder):
-    records = read_images(folder, Images(size=(2, 3), colours="rgb"))
+    records = read_images(folder, Images(size=(2, 3), colours="rgb", classes=PETS))
     assert records.x.shape == (3, 3, 2, 3)
     assert records.x[0, :, 1, 2].tolist() == [90.0, 60.0, 30.0]
     assert records.x[1, :, 1, 2].tolist() == [10.0, 10.0, 10.0]
@@ -61,10 +62,15 @@ def test_named_classes_number_a_device_that_lacks_one(folder):
     ]
 
 
+def test_a_folder_without_pictures_is_an_empty_data_set(tmp_path):
+    records = read_images(tmp_path, Images(size=(2, 3), classes=PETS))
+    assert (records.x.shape, len(records)) == ((0, 2, 3), 0)
+
+
 def test_another_size_is_scaled_and_16_bits_are_kept_in_range(tmp_path):
     put(tmp_path, "a/large.png", np.repeat(np.repeat([[0, 200]], 8, 0), 8, 1).astype(np.uint8))
     put(tmp_path, "a/wide.png", np.full((2, 2), 0x80FF, np.uint16))
-    records = read_images(tmp_path, Images(size=(2, 2)))
+    records = read_images(tmp_path, Images(size=(2, 2), classes=("a",)))
     assert records.x[0, :, 0].max() < 50
     assert records.x[0, :, 1].min() > 150
     assert records.x[1].tolist() == [[128.0, 128.0], [128.0, 128.0]]
@@ -72,7 +78,7 @@ def test_another_size_is_scaled_and_16_bits_are_kept_in_range(tmp_path):
 
 def test_jpeg_is_read(tmp_path):
     put(tmp_path, "a/one.jpeg", grey(120, (16, 16)), quality=95)
-    assert np.all(np.abs(read_images(tmp_path, Images(size=(16, 16))).x - 120) < 3)
+    assert np.all(np.abs(read_images(tmp_path, Images(size=(16, 16), classes=("a",))).x - 120) < 3)
 
 
 def bomb(width, height):
@@ -100,11 +106,11 @@ def bomb(width, height):
 )
 def test_a_bad_picture_drops_itself_alone(folder, content, told):
     (folder / "cat" / "bad.png").write_bytes(content)
-    records = read_images(folder, Images(size=(2, 3)))
+    records = read_images(folder, Images(size=(2, 3), classes=PETS))
     assert np.isnan(records.x[0]).all()
     assert records.y.tolist() == [0, 0, 1, 1]
     assert np.isfinite(records.x[1:]).all()
-    (fault,) = image_faults(folder, Images(size=(2, 3)))
+    (fault,) = image_faults(folder, Images(size=(2, 3), classes=PETS))
     assert fault.startswith(f"{folder / 'cat' / 'bad.png'}: ")
     assert told in fault
 
@@ -112,28 +118,30 @@ def test_a_bad_picture_drops_itself_alone(folder, content, told):
 def test_a_truncated_picture_is_dropped(folder):
     file = folder / "dog" / "a.PNG"
     file.write_bytes(file.read_bytes()[:-25])
-    assert np.isnan(read_images(folder, Images(size=(2, 3))).x[1]).all()
+    assert np.isnan(read_images(folder, Images(size=(2, 3), classes=PETS)).x[1]).all()
 
 
 def test_a_site_file_names_the_form(folder):
-    data = DeviceData(name="pets", source="images", path=folder, images=Images(size=(2, 3)))
+    data = DeviceData(
+        name="pets", source="images", path=folder, images=Images(size=(2, 3), classes=PETS)
+    )
     assert own_records(data).y.tolist() == [0, 1, 1]
 
 
 def test_refusals(folder, monkeypatch):
-    (folder / "empty").mkdir()
-    form = Images(size=(2, 3))
+    form = Images(size=(2, 3), classes=PETS)
     for place, told in (
         (folder / "none", "no such folder"),
         (None, "no folder"),
-        (folder / "empty", "holds no folders"),
     ):
         with pytest.raises(DataError, match=told):
             read_images(place, form)
     with pytest.raises(DataError, match="holds 72 bytes of numbers, the limit is 71"):
         read_images(folder, form, 71)
-    with pytest.raises(DataError, match=r"data\.images"):
+    with pytest.raises(DataError, match=r"data\.images: is not set"):
         read_images(folder, None)
+    with pytest.raises(DataError, match=r"data\.images\.classes: .*classes: \[cat, dog\]"):
+        read_images(folder, Images(size=(2, 3)))
     monkeypatch.setattr(reader, "find_spec", lambda name: None)
     with pytest.raises(DataError, match="needs Pillow"):
         read_images(folder, form)

@@ -77,7 +77,7 @@ def test_partition_follows_its_seed(kind):
 
 def test_dirichlet_and_quantity_skew_cut_where_hand_counted_proportions_say(monkeypatch):
     proportions = iter([[0.5, 0.25, 0.25], [0.0, 0.1, 0.9], [0.2, 0.0, 0.8]])
-    monkeypatch.setattr(module, "_proportions", lambda *_: np.array(next(proportions)))
+    monkeypatch.setattr(module, "proportions", lambda *_: np.array(next(proportions)))
     y = np.repeat([3, 7], [8, 10])
     held = [np.bincount(y[share], minlength=8)[[3, 7]].tolist() for share in dealt(y, "dirichlet")]
     assert held == [
@@ -115,7 +115,7 @@ def test_quantity_skew_changes_sizes_and_leaves_classes_mixed():
 def test_proportions_are_those_of_dirichlet():
     # Mean 1/k and variance (1 - 1/k) / (k (k alpha + 1)), k = 4, alpha = 0.5, so 1/16.
     chance = public_chance(3, "test")
-    drawn = np.array([module._proportions(4, 0.5, chance) for _ in range(4000)])
+    drawn = np.array([module.proportions(4, 0.5, chance) for _ in range(4000)])
     assert np.allclose(drawn.sum(axis=1), 1.0)
     assert np.all(np.abs(drawn.mean(axis=0) - 0.25) < 0.02)
     assert np.all(np.abs(drawn.var(axis=0) - 1 / 16) < 0.006)

@@ -108,9 +108,15 @@ def test_a_size_is_refused_from_the_header(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["1,2,0\n3,4,1\n", "a,b,label\n1,2,0\n3,4,1\n", "1,2,0\r\n\r\n3,4,1"]
+    "text",
+    [
+        "a,b,label\n1,2,0\n3,4,1\n",
+        "a,b,label\r\n\r\n1,2,0\r\n3,4,1",
+        '"p 1",b,"x,y"\n1,2,0\n\n3,4,1\n',
+        "\ufeffa,b,label\n1,2,0\n3,4,1",
+    ],
 )
-def test_csv_with_and_without_header(tmp_path, text):
+def test_csv_under_a_header(tmp_path, text):
     (tmp_path / "a.csv").write_text(text)
     got = load_records("csv", Origin(path=tmp_path / "a.csv"))
     assert got.x.tolist() == [[1, 2], [3, 4]]
@@ -129,18 +135,30 @@ def test_csv_refusals_are_about_the_file_as_a_whole(tmp_path):
     file = tmp_path / "a.csv"
     file.write_text("a,b,label\n1,2,0\n")
     assert "did you mean 'label'" in refused("csv", path=file, label_column="lable")
-    file.write_text("1,2\n")
-    assert "no header" in refused("csv", path=file, label_column="label")
     file.write_text("")
-    assert "no record" in refused("csv", path=file)
+    assert "is empty" in refused("csv", path=file)
     file.write_text(" \n\n")
-    assert "no record" in refused("csv", path=file)
+    assert "is empty" in refused("csv", path=file)
+    file.write_text("label\n1\n")
+    assert "single column" in refused("csv", path=file)
     file.write_bytes(b"\xff\xfe1,2")
     assert "UTF-8" in refused("csv", path=file)
     file.write_text('1,"2\n3,4\n')
     assert f"{file}:1" in refused("csv", path=file)
     file.write_text("1,2,0\n" * 100)
     assert "larger" in refused("csv", path=file, max_bytes=2000)
+
+
+@pytest.mark.parametrize(
+    "first", ["1,2,0", "n/a,2,0", "a,b,", "0,1,label", "nan,b,label", "inf,-inf,nan"]
+)
+def test_csv_whose_first_line_may_be_a_record_is_refused(tmp_path, first):
+    """Else the line after it would state the form once it is gone, or none would."""
+    file = tmp_path / "a.csv"
+    file.write_text(f"{first}\n3,4,1\n")
+    said = refused("csv", path=file)
+    assert f"{file}:1: holds no header" in said
+    assert "write a first line that names every column" in said
 
 
 @pytest.mark.parametrize("zipped", [False, True])
@@ -183,13 +201,16 @@ def test_idx_refusals(tmp_path):
 
 def test_python_source(tmp_path, monkeypatch):
     (tmp_path / "my_records_module.py").write_text(
-        "def good():\n    return [[1.0, 2.0]], [3]\n"
+        "import numpy as np\n"
+        "def good():\n    return np.ones((1, 2)), np.array([3])\n"
+        "def lists():\n    return [[1.0, 2.0]], [3]\n"
         "def bad():\n    return [[1.0]]\n"
         "def boom():\n    raise ValueError('no')\n"
     )
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     assert load_records("python: my_records_module:good").y.tolist() == [3]
     assert "two arrays" in refused("python:my_records_module:bad")
+    assert "returned a list" in refused("python: my_records_module:lists")
     assert "ValueError: no" in refused("python: my_records_module:boom")
     assert "my_records_module" in refused("python: my_records_module:absent")
     assert "No module" in refused("python: no_such_module_here:f")

@@ -1,0 +1,163 @@
+"""Laws of an owner's own records: one record more or less moves no other, and stops no device."""
+
+import hashlib
+import hmac
+import json
+import struct
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from fl_core.config import DataSource, DeviceData
+from fl_core.crypto.labels import RECORD_DEALT
+from fl_core.data import device
+from fl_core.data.device import device_records, held_records, of_shape
+from fl_core.data.own_dealing import OWN_DEALING, record_words
+from fl_core.data.partition import PARTITIONS
+from tools.audit_forms import CLASSES, FORMS, SIDE, Table, made_up
+from tools.audit_records import by_index
+
+DEVICES, KEY = 5, bytes(range(32))
+POOR = {"kind": "iid", "lq_user": 0.5, "lq_data": 0.5, "lq_range": [0, 255]}
+DEALINGS = [{"kind": kind} for kind in PARTITIONS.names()] + [POOR, {**POOR, "kind": "n_class"}]
+
+
+@pytest.fixture(autouse=True)
+def modules(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("edgeveil_audit_records", None)
+
+
+def written(form, place, table):
+    """A real file, as a site file names it."""
+    return {"name": "own", "test_share": 0.2, **FORMS[form](place, table)}
+
+
+def fleet(data, dealing, classes=CLASSES):
+    """Where each record is: (device and half, or the cloud; its bytes and label)."""
+    shard = {"devices": DEVICES, "partition": dealing, "seed": 3, "classes": classes}
+    found = Counter()
+
+    def count(place, records):
+        found.update(
+            (place, x.tobytes(), int(y)) for x, y in zip(records.x, records.y, strict=True)
+        )
+
+    for index in range(DEVICES):
+        block = DeviceData.model_validate_json(
+            json.dumps({**data, "shard": {**shard, "index": index}})
+        )
+        for half, records in enumerate(device_records(block, KEY, evaluation_share=0.3)):
+            count((index, half), records)
+    count("cloud", held_records(DataSource.model_validate_json(json.dumps(data))))
+    return found
+
+
+def moved(form, dealing, folder):
+    """The most records that moved when one was removed from the file, beside itself."""
+    table = made_up(40)
+    whole, worst = fleet(written(form, folder / "whole", table), dealing), 0
+    for index in range(40):
+        rest = fleet(written(form, folder / f"without_{index}", table.without(index)), dealing)
+        worst = max(worst, (whole - rest).total() - 1, (rest - whole).total())
+    assert whole.total() == 40
+    return worst
+
+
+def test_every_rule_deals_own_records_too():
+    assert OWN_DEALING.names() == PARTITIONS.names()
+
+
+@pytest.mark.parametrize("dealing", DEALINGS, ids=range(6))
+@pytest.mark.parametrize("form", ["npz", "parquet"])
+def test_a_record_removed_from_the_file_moves_no_other(form, dealing, tmp_path):
+    assert moved(form, dealing, tmp_path) == 0
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form not in ("npz", "parquet")])
+def test_nor_does_it_in_another_form(form, tmp_path):
+    assert moved(form, DEALINGS[1], tmp_path) == 0
+
+
+def test_dealt_by_index_it_moves_many(tmp_path):
+    with by_index():
+        assert moved("npz", {"kind": "iid"}, tmp_path) > 5
+
+
+def test_a_records_words_are_the_same_on_every_machine():
+    # HMAC-SHA256 keyed by SHA-256 of the label, NUL and the seed's text behind its length; of the
+    # label, NUL and the record behind its length: worked out apart from this code
+    key = hashlib.sha256(b"edgeveil/v1/public-seed\0\0\0\0\x017").digest()
+    row = struct.pack("<2f", 0.0, 1.5)
+    digest = hmac.digest(key, b"edgeveil/v1/record-dealt\0\0\0\0\x08" + row, "sha256")
+    x = np.array([[-0.0, 1.5]], np.float32)
+    assert record_words(x, 7, RECORD_DEALT).tolist() == [list(struct.unpack(">4Q", digest))]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_a_device_answers_with_however_few_records(form, count, tmp_path):
+    table = Table(np.full((count, SIDE, SIDE), 7.0), np.zeros(count, np.int64))
+    found = fleet(written(form, tmp_path / "few", table), POOR)
+    assert found.total() == count
+    assert len(found) == min(count, 1)  # equal records share a place
+
+
+@pytest.mark.parametrize("gaps", [0, 1, 2])
+def test_gaps_in_every_value_of_a_column_change_no_form(gaps, tmp_path):
+    table = Table(np.full((2, SIDE, SIDE), 7.0), np.zeros(2, np.int64))
+    table.x[:gaps] = np.nan
+    assert fleet(written("parquet", tmp_path / "gaps", table), {"kind": "iid"}).total() == 2
+
+
+def test_an_empty_list_is_no_records_of_any_shape(tmp_path):
+    np.savez(tmp_path / "empty.npz", x=[], y=[])
+    block = DeviceData(name="own", source="npz", path=tmp_path / "empty.npz")
+    for half in device_records(block, KEY, evaluation_share=0.3):
+        assert of_shape(half, (4, 4)).x.shape == (0, 4, 4)
+
+
+def test_equal_records_share_a_fate_whatever_their_labels(tmp_path):
+    x = np.repeat(np.random.default_rng(0).integers(0, 255, (30, SIDE, SIDE)), 2, axis=0)
+    table = Table(x.astype(float), np.arange(60) % 2)
+    found = fleet(written("npz", tmp_path / "twice", table), {"kind": "iid"})
+    places = {}
+    for place, record, _ in found:
+        places.setdefault(record, set()).add(place)
+    assert len(places) == 30
+    assert all(len(one) == 1 for one in places.values())
+
+
+@pytest.mark.parametrize("kind", PARTITIONS.names())
+def test_own_records_are_dealt_about_as_the_rule_says(kind, tmp_path):
+    chance = np.random.default_rng(1)
+    table = Table(chance.integers(0, 255, (3000, SIDE, SIDE)).astype(float), np.arange(3000) % 10)
+    found = fleet(written("npz", tmp_path / "many", table), {"kind": kind}, classes=10)
+    sizes, kinds = np.zeros(DEVICES + 1), [Counter() for _ in range(DEVICES)]
+    for (place, _, label), count in found.items():
+        at = DEVICES if place == "cloud" else place[0]
+        sizes[at] += count
+        if at < DEVICES:
+            kinds[at][label] += count
+    assert abs(sizes[-1] - 600) < 110  # five standard deviations
+    shares = sizes[:-1] / sizes[:-1].sum()
+    if kind in ("iid", "n_class"):
+        assert np.abs(shares - 0.2).max() < 0.05
+    if kind == "n_class":
+        assert [len(one) for one in kinds] == [2] * DEVICES
+        assert {label for one in kinds for label in one} == set(range(10))
+    if kind in ("iid", "quantity_skew"):
+        assert all(len(one) == 10 for one in kinds if one.total() > 200)
+    if kind in ("dirichlet", "quantity_skew"):
+        assert shares.max() > 1.3 * shares.min()
+
+
+def test_labels_outside_the_classes_are_dealt_all_the_same(tmp_path):
+    table = made_up(40)
+    table.y[:] = [-1, CLASSES, 2**40, 0] * 10
+    for dealing in DEALINGS:
+        assert fleet(written("npz", tmp_path / "odd", table), dealing).total() == 40
+        device.dealt_records.cache_clear()
