@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _AWAY = (
-    "look at the devices (edgeveil proxy's status says how many are online); a job submitted anew "
+    "look at the devices (the proxy's /status counts those online); a job submitted anew "
     "may give them more time (round.deadline_s) or attempts (round.retries)"
 )
 _PROXY = "look at the proxy's log"

@@ -299,7 +299,8 @@ def test_a_paused_job_lets_the_next_one_run_and_goes_on_after_it(store: Store) -
     async def scene() -> None:
         await cloud.until(lambda: cloud.runs(first))
         pause(cloud, first)
-        assert (cloud.status(first), store.job(first).reason) == ("paused", "no device answered")
+        assert cloud.status(first) == "paused"
+        assert store.job(first).reason.startswith("no device answered; look at the devices")
         await cloud.until(lambda: cloud.runs(second))
         assert cloud.control.status()["paused"] == 1
         cloud.control.resume(first)
