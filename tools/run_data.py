@@ -30,7 +30,6 @@ def check_data(job: Job, run: LocalRun) -> list[str]:
     Raises UsageError or DataError, with file and place, unless the job can learn from them;
     nothing has started yet.
     """
-    JobPlan(job).check_own_code()
     data = source(job, run)
     pool, test = dealt(job, run)[0], held(job, run)
     for what, records in (("training", pool), ("test", test)):

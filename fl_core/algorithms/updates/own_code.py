@@ -76,9 +76,19 @@ def _check_graph(
     """The graph was traced, so what the code does with other values is not in it."""
     import torch
 
+    from fl_core.evaluation.graph_check import check_graph
     from fl_core.evaluation.onnx_session import OnnxModel
 
-    graph = OnnxModel(network.graph())
+    raw = network.graph()
+    try:
+        check_graph(raw)
+        graph = OnnxModel(raw)
+    except DataError as error:
+        raise DataError(
+            f"its ONNX graph {error.what}",
+            where="model.function",
+            fix="use layers that docs/models.md lists, with sizes that no value decides",
+        ) from error
     alone = [graph.probabilities(x[k : k + 1], weights) for k in range(len(x))]
     with torch.no_grad():
         tensors = {name: torch.tensor(array) for name, array in weights.items()}
