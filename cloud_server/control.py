@@ -10,11 +10,12 @@ from typing import Any
 
 from cloud_server.host import LOG, CloudHost
 from cloud_server.jobs import wire_id
+from cloud_server.rehearsal import rehearse_job
 from cloud_server.store import Store
 from cloud_server.store_records import JobEntry
 from fl_core.config import Job, parse_job
 from fl_core.errors import DataError, EdgeVeilError
-from fl_core.features import backbone_digests, check_backbones, match_backbones
+from fl_core.features import backbone_digests, match_backbones
 from fl_core.models import runs_python
 from fl_core.plan import JobPlan
 from fl_core.protocol import effects as fx
@@ -46,23 +47,22 @@ class Control:
         self._waiting: tuple[str, int] | None = None
         self._given = ""  # the job that the machine was given last
         self._cancelled = ""  # the running job that was to be cancelled last
+        self._rehearsed = b""  # the job that was found possible last
 
     def check(self, job_yaml: str) -> None:
-        """Raise what `submit` would of the job itself. On any thread: code of a model may have to
-        be imported, torch with it, which takes seconds; `submit` then finds it there.
+        """Raise what `submit` would of the job itself. On any thread: it is played on made-up
+        records, which takes seconds; `submit` then knows that it can be done.
         """
         self._read(job_yaml)
 
     def submit(self, job_yaml: str) -> str:
         """Validate and queue; the job's id. Raises ConfigError with every problem.
 
-        DataError if a backbone that the job names was not put before, or is not what it says, or
-        if its model is Python code that may not run here, or cannot.
+        DataError if a backbone that the job names was not put before, or is not what it says, if
+        its model is Python code that may not run here, or if some later stage of it would fail on
+        made-up records; JobFailed if this cloud lacks the records that its rule asks for.
         """
         job = self._read(job_yaml)
-        kept = {one: self._store.backbone(one) for one in backbone_digests(job.features)}
-        found = match_backbones(job.features, (graph for graph in kept.values() if graph))
-        check_backbones(job.features, found)
         entry = self._store.submit_job(
             job.job, job.canonical(), job.digest(), queue_limit=self._queue
         )
@@ -77,7 +77,14 @@ class Control:
                 where="cloud.allow_python_models",
                 fix="the operator allows it in the cloud's site file",
             )
-        JobPlan(job).check_own_code()
+        kept = {one: self._store.backbone(one) for one in backbone_digests(job.features)}
+        found = match_backbones(job.features, (graph for graph in kept.values() if graph))
+        plan = JobPlan(job, found)
+        self._host.evaluation.check(plan)
+        if job.digest() != self._rehearsed:
+            # Devices play their own half before they price it; here torch would stay in memory.
+            rehearse_job(plan, self._host.limits, devices=False)
+            self._rehearsed = job.digest()
         return job
 
     def cancel(self, job: str) -> None:

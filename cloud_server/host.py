@@ -68,7 +68,8 @@ class CloudHost:
         self.jobs = Jobs(store)
         self._spool = BatchSpool(spool_dir)
         self._marks = RoundMarks()
-        evaluation = Evaluation(test)
+        evaluation = self.evaluation = Evaluation(test)
+        self.limits = limits
         self._sealer = Sealer(
             store, self.jobs, evaluation, limits, self._marks, clock, sealing, choose
         )

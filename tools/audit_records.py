@@ -24,7 +24,6 @@ from unittest import mock
 
 import numpy as np
 import yaml
-from fl_core.evaluation.inference import InferenceSession
 from numpy.typing import NDArray
 
 from fl_core.algorithms.base import TRAIN, Exchange, Records, Tensors
@@ -38,6 +37,7 @@ from fl_core.data.own_dealing import OwnRule
 from fl_core.data.partition import PARTITIONS, Shares, partition
 from fl_core.data.slots import slot_records
 from fl_core.errors import PrivacyError
+from fl_core.evaluation.inference import InferenceSession
 from fl_core.plan import JobPlan
 from fl_core.privacy.accountant import epsilon
 from fl_core.privacy.events import Event, GaussianEvent, LaplaceEvent

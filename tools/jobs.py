@@ -20,6 +20,7 @@ from fl_core.errors import JobFailed, UsageError
 from fl_core.features import read_backbones
 from fl_core.plan import JobPlan
 from tools.cloud_client import CloudClient
+from tools.rehearsed import rehearse_file
 from tools.result import write_whole
 from tools.run_job import submitted
 
@@ -33,9 +34,11 @@ def submit(
 ) -> int:
     """Queue the job file `path`, print its id, and follow it to its end if `follow`.
 
-    Waits up to `wait_s` for the cloud to answer. ConfigError lists every problem of the file.
+    Waits up to `wait_s` for the cloud to answer. ConfigError lists every problem of the file, or
+    says which stage of the job would fail, by made-up records.
     """
     found = load_job(path)
+    rehearse_file(path, found)
     backbones = read_backbones(found.features)
     client = _once_it_answers(cloud_url, token_file, wait_s)
     job = client.submit(submitted(found), backbones.values())

@@ -31,7 +31,6 @@ def check_data(job: Job, run: LocalRun) -> list[str]:
     nothing has started yet. What it says of a user's own records is for that console alone: no
     device asks it. How many devices get any, or how many are held back, refuses nothing.
     """
-    JobPlan(job).check_own_code()
     data = source(job, run)
     pool, test = dealt(job, run)[0], held(job, run)
     for what, records in (("training", pool), ("test", test)):

@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,6 +27,7 @@ from fl_core.shuffled import Shuffled
 from tools.attack_recording import keep_run
 from tools.brokers import choose_engine
 from tools.progress import Progress
+from tools.rehearsed import USUAL_LIMITS, rehearse_file
 from tools.report import write_report
 from tools.report_holdings import Holdings, holdings
 from tools.result import MEASURED_ON, course_text, guarantee_text, write_json, write_whole
@@ -37,6 +39,7 @@ from tools.scratch import scratch
 
 FILES = ("result.json", "events.jsonl", "model.onnx", "model.safetensors", "report.html")
 INTERRUPTED = 130
+_LIMITS = replace(USUAL_LIMITS, batch_bytes=1 << 62)  # a run's site is made for its uploads
 
 
 def run_local(
@@ -65,6 +68,9 @@ def run_local(
     published = is_published(job, run)
     with Console(stderr=True).status("reading the records"):
         notes = check_data(job, run)
+    with Console(stderr=True).status("playing the job on made-up records"):
+        # Devices play their own half before they price it: no torch here for processes' sake.
+        rehearse_file(path, job, devices=run.simulate, limits=_LIMITS)
     if not run.simulate:
         choose_engine(run.broker)
     prepare(out)

@@ -11,12 +11,15 @@ from fl_core.errors import ConfigError
 from fl_core.plan import JobPlan
 from fl_core.shuffled import shuffled
 from tools.data_check import published_largest, scale_notes
+from tools.rehearsed import rehearse_file
 
 
 def validate(paths: list[Path], *, show: bool = False) -> int:
     """Print `FILE: ok (kind)` or every problem of each file, and where a job would stop early.
 
-    Of a job also what the shuffle earns it, where that is proven, and what its aggregation claims.
+    A job is played on made-up records, one round of each kind, so that whatever would fail after
+    budget was spent fails here. Told of it too: what the shuffle earns it, where that is proven,
+    and what its aggregation claims.
 
     `show` prints each job whole: what its preset and the defaults fill in.
 
@@ -27,6 +30,8 @@ def validate(paths: list[Path], *, show: bool = False) -> int:
     for path in paths:
         try:
             kind, found = load(path)
+            if isinstance(found, Job):
+                rehearse_file(path, found)
         except ConfigError as error:
             print(error)
             code = error.exit_code

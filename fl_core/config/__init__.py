@@ -8,6 +8,7 @@ from fl_core.config.load import (
     Site,
     json_schema,
     kind_of,
+    line_of,
     load,
     load_job,
     load_scenario,
@@ -17,13 +18,14 @@ from fl_core.config.load import (
 from fl_core.config.load_test import LoadOptions
 from fl_core.config.local_run import LocalRun
 from fl_core.config.policy import Partition, Policy
-from fl_core.config.site import BrokerSite, CloudSite, EdgeSite, ProxySite
+from fl_core.config.site import BrokerSite, CloudLimits, CloudSite, EdgeSite, ProxySite
 from fl_core.config.site_blocks import BrokerLink, DataSource, DeviceData, Shard
 
 __all__ = [
     "KINDS",
     "BrokerLink",
     "BrokerSite",
+    "CloudLimits",
     "CloudSite",
     "DataSource",
     "DeviceData",
@@ -38,6 +40,7 @@ __all__ = [
     "Site",
     "json_schema",
     "kind_of",
+    "line_of",
     "load",
     "load_job",
     "load_scenario",

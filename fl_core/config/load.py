@@ -111,6 +111,11 @@ def parse_job(text: str | bytes, where: str = "(posted)", *, folder: Path | None
     return _checked(Job, tree, where, folder=folder)
 
 
+def line_of(path: Path, key: str) -> int:
+    """The line of a dotted key in a file, or of the nearest block around it that the file has."""
+    return read_tree(_read(path)).line(tuple(key.split(".")))
+
+
 def kind_of(value: Any) -> str:
     """The kind of a file by its top-level keys: a site's own name or `load`, else `job`."""
     keys = value if isinstance(value, dict) else {}

@@ -110,7 +110,7 @@ def cut(graph: bytes) -> tuple[bytes | None, bytes, str]:
 
     def part(nodes: list[Any], inputs: list[Any], outputs: list[Any]) -> bytes:
         needed = {name for node in nodes for name in node.input}
-        constants = []
+        constants: list[Any] = []
         for node in reversed(whole.node):
             if any(public.get(name) is node for name in needed.intersection(node.output)):
                 constants.insert(0, node)

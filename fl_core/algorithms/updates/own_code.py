@@ -82,11 +82,13 @@ def _check_graph(
     raw = network.graph()
     try:
         check_graph(raw)
+        graph = OnnxModel(raw)
     except DataError as error:
         raise DataError(
-            f"has an ONNX form that {error.what}", where="model.function", fix=error.fix
+            f"its ONNX graph {error.what}",
+            where="model.function",
+            fix="use layers that docs/models.md lists, with sizes that no value decides",
         ) from error
-    graph = OnnxModel(raw)
     alone = [graph.probabilities(x[k : k + 1], weights) for k in range(len(x))]
     with torch.no_grad():
         tensors = {name: torch.tensor(array) for name, array in weights.items()}

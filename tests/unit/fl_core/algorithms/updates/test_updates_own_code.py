@@ -84,7 +84,7 @@ def test_a_sound_model_passes(tmp_path, method):
     ("model", "method", "why"),
     [
         ("Cut", "sgd", "cannot be differentiated"),
-        ("Chosen", "dp_sgd", "cannot be differentiated"),
+        ("Chosen", "dp_sgd", "uses the operator 'ArgMax'"),
         ("Mixing", "sgd", "other values as an ONNX graph"),
         ("Branching", "sgd", "other values as an ONNX graph"),
         ("Together", "dp_sgd", "'dp_sgd' needs"),
