@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from unittest.mock import patch
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -40,10 +40,14 @@ from fl_core.protocol.package import JobPackage, encode_package
 from fl_core.protocol.sealed import Terms, seal_broadcast
 from fl_core.protocol.tasks import Settings
 from fl_core.transport.runtime import Runtime
+from tools.audit_guards import Guard
+from tools.audit_timing import CLASSES, DeviceAnswer, Values, leaves_in_public, not_flushing
 
 PACKET_BYTES = 1 << 24
 JOB_ID = bytes(16)
 DEADLINE_S = 60.0
+BUDGET_S = 0.5
+_ROUNDS = 1000
 
 
 def audit_job(records: Records, classes: int, budget_s: float, rounds: int) -> Job:
@@ -56,7 +60,7 @@ def audit_job(records: Records, classes: int, budget_s: float, rounds: int) -> J
                 "classes": classes,
                 "input_shape": tuple(records.x.shape[1:]),
                 "nominal_records": max(1, len(records)),
-                "evaluation_share": 0.5,
+                "evaluation_share": 1 - 2**-50,  # all of them are evaluated
             },
             "features": ({"name": "identity"},),
             "train": {"method": "fm", "rounds": rounds},
@@ -180,10 +184,32 @@ def _site(folder: Path) -> dict[str, object]:
 
 
 @contextmanager
-def subnormals_computed() -> Iterator[None]:
-    """The flaw: sessions of this process compute with subnormal numbers."""
-    with (
-        patch("fl_core.evaluation.onnx_session.flushed", nullcontext),
-        patch("edge_client.computer.flushed", nullcontext),
-    ):
-        yield
+def device(flawed: bool) -> Iterator[DeviceAnswer]:
+    """What the proxy can measure of devices that hold given evaluation records.
+
+    `flawed`: their answers leave when they are ready, and subnormal numbers are not flushed.
+    """
+    made: dict[tuple[bytes, bytes], TimedDevice] = {}
+    with TemporaryDirectory() as folder, not_flushing() if flawed else nullcontext():
+
+        def answer(graph: bytes, x: Values) -> float:
+            key = (graph, x.tobytes())
+            if key not in made:
+                records = Records(x, np.zeros(len(x), np.int64))
+                job = audit_job(records, CLASSES, BUDGET_S, _ROUNDS)
+                place = Path(folder) / str(len(made))
+                made[key] = TimedDevice(place, graph, records, job, guarded=not flawed)
+                made[key].seconds()  # the first round is slower than the others
+            return made[key].seconds()
+
+        try:
+            yield answer
+        finally:
+            for one in made.values():
+                one.close()
+
+
+def device_guard() -> Guard:
+    """The crafted graphs against real devices under a stopwatch."""
+    flaw = "answers leave when they are ready, subnormal numbers are not flushed"
+    return leaves_in_public(device, flaw, runs=(200, 12))

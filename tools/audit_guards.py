@@ -54,10 +54,11 @@ class GuardFinding:
 @cache
 def guards() -> tuple[Guard, ...]:
     """Every guard there is."""
-    from tools import audit_derived, audit_disclosure, audit_records, audit_timing
+    from tools import audit_derived, audit_device, audit_disclosure, audit_records, audit_timing
 
     return (
         audit_timing.SUBNORMALS,
+        audit_device.device_guard(),
         audit_records.records_guard(),
         audit_disclosure.guard(),
         *audit_derived.derived_guards(),
