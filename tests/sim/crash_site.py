@@ -95,7 +95,8 @@ class CrashSite(Fleet):
 
     def _box(self, number: int) -> Box:
         box = super()._box(number)
-        box.host._noise = os_random  # seeded noise begins again, and would hide a second draw
+        # Noise that is the same again, seeded or derived, would hide a second draw.
+        box.host._work._noise_for = lambda _question: os_random
         return box
 
 

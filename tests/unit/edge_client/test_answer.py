@@ -15,8 +15,8 @@ from edge_client.consent import consent
 from fl_core.algorithms.base import Answer
 from fl_core.errors import PrivacyError, ProtocolError
 from fl_core.plan import JobPlan
+from fl_core.privacy.derived import DerivedRandom
 from fl_core.privacy.ledger import Receipt
-from fl_core.privacy.sampler import os_random
 from fl_core.protocol.messages import Group
 from fl_core.protocol.package import RoundPackage, pack_tensors
 from fl_core.protocol.tasks import Sealed
@@ -174,13 +174,14 @@ def test_the_softmax_is_noised_and_priced(device: Device) -> None:
         def mean_softmax(self, x: object, weights: object) -> np.ndarray:
             return np.array([1.0, 0.0, 0.0])
 
+    noise = DerivedRandom(bytes(32))  # one answer's: each draw is another
     draws = [
         answers.softmax_answer(
             PLAN,
             Certain(),  # type: ignore[arg-type]
             {},
             np.zeros((2, 4)),
-            os_random,
+            noise,
             bytes(32),
         )
         for _ in range(400)

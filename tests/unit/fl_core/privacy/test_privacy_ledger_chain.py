@@ -317,3 +317,33 @@ def test_two_processes_write_one_chain(tmp_path):
     book = read_ledger(path)
     assert book.links == 42
     assert [len(entry.releases) for entry in book.account("digits").jobs.values()] == [20, 20]
+
+
+@pytest.mark.parametrize("step", ["commit", "recall", "close_job"])
+def test_a_head_put_back_by_one_link_is_no_crash_to_the_process_that_moved_it(path, tmp_path, step):
+    older = copy(path, tmp_path / "backup")
+    ledger = Ledger(path, "digits")
+    ledger.commit("j2", 2, [LINEAR], b"four")
+    newest = path.with_suffix(".head").read_bytes()
+    restore(path, older, ".head")
+    acts = {"commit": ("j2", 1, [LINEAR], b"x"), "recall": ("j2", 1), "close_job": ("j2",)}
+    with pytest.raises(PrivacyError, match="put back from link 7 to link 6") as caught:
+        getattr(ledger, step)(*acts[step])
+    assert "with the device stopped" in caught.value.fix
+    path.with_suffix(".head").write_bytes(newest)
+    assert ledger.recall("j2", 2)[1] == b"four"
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_database_exchanged_under_an_open_ledger_is_not_written_past(path, tmp_path, gone):
+    older = copy(path, tmp_path / "backup")
+    ledger = Ledger(path, "digits")
+    path.rename(tmp_path / "aside")
+    if not gone:
+        restore(path, older, ".sqlite")
+    with pytest.raises(PrivacyError, match="another database was put in its place"):
+        ledger.commit("j2", 2, [LINEAR], b"four")
+    (tmp_path / "aside").replace(path)
+    assert read_ledger(path).links == 6
+    ledger.commit("j2", 2, [LINEAR], b"four")
+    assert read_ledger(path).links == 7
