@@ -231,7 +231,8 @@ def _class_mixes(shard: Shard, source: str, at: str, source_key: str) -> Iterato
         yield Mix((f"{at}.classes", source_key), text)
     if shard.classes is None and not published and needs_classes(shard.partition):
         text = (
-            "deals or disturbs by class, and which classes there are may not follow from your own records;"
+            "deals or disturbs by class, and which classes there are may not follow from your own"
+            " records;"
             f" add classes: 10 to {at}, as the job has it"
         )
         yield Mix((f"{at}.partition", f"{at}.classes"), text)
