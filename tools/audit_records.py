@@ -47,7 +47,7 @@ from fl_core.privacy.softmax import SOFTMAX_BITS
 from tools.audit_forms import CLASSES, FORMS, PYTHON_MODULE, SEED, SIDE, forms, made_up
 from tools.audit_guards import Guard, Seen
 
-REMOVED, REMOVED_QUICK, DEVICES = 50, 3, 4
+REMOVED, REMOVED_QUICK, DEVICES = 50, 8, 4
 DELTA = 1e-5
 _SHARES = {"evaluation_share": 0.3, "test_share": 0.2}
 _POOR = {"kind": "iid", "lq_user": 0.5, "lq_data": 0.5, "lq_range": [0.0, 255.0]}
@@ -215,8 +215,8 @@ def play(flawed: bool, quick: bool) -> Seen:
     printed = fleet.printed
     ours, theirs = (f"{worst[key]:.4g} of {printed[at]:.4g}" for at, key in enumerate(worst))
     figure = (
-        f"{pairs} pairs of files, at most {moved} records moved; ε {ours} in training, {theirs} in"
-        " an inference"
+        f"{pairs} pairs of files, at most {moved} of {len(table.y)} records moved; ε {ours} in"
+        f" training, {theirs} in an inference"
     )
     return Seen(broke, figure)
 

@@ -41,7 +41,11 @@ SOURCES = {
         summary="60,000 coloured photographs of 32×32 pixels, 100 classes.",
     ),
     "npz": About("the user's own data", _FILE, summary="NumPy's arrays x and y."),
-    "csv": About("the user's own data", _FILE, summary="Numbers, one record a line."),
+    "csv": About(
+        "the user's own data",
+        _FILE,
+        summary="Numbers, one record a line, under a line that names the columns.",
+    ),
     "parquet": About(
         "the user's own data",
         f"{_FILE}; pip install 'edgeveil[parquet]'",
@@ -54,13 +58,13 @@ SOURCES = {
     ),
     "images": About(
         "the user's own data",
-        "a folder for each class; pip install 'edgeveil[images]'",
+        "a folder for each of images.classes; pip install 'edgeveil[images]'",
         summary="PNG and JPEG pictures, brought to one size.",
     ),
     "python": About(
         "the user's own code",
         "`python: module:function`, installed",
-        summary="What a function returns, (x, y).",
+        summary="What a function returns, two arrays (x, y).",
     ),
 }
 

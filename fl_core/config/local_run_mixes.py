@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fl_core.config.base import Mix
 from fl_core.config.policy import dealing_mixes, partition_mixes
-from fl_core.config.site_blocks import source_name, test_mixes, unread_mixes
+from fl_core.config.site_blocks import held_back_mixes, source_name, unread_mixes
 from fl_core.data.published import PUBLISHED
 from fl_core.errors import PrivacyError
 from fl_core.models import runs_python
@@ -80,7 +80,7 @@ def _source_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
         named = "data.source"
         yield from unread_mixes(run.data, source, "local_run.data", named)
         yield from dealing_mixes(run.partition, source, "local_run.partition", named)
-        yield from test_mixes(source, run.test_records, run.test_share, "local_run", named)
+        yield from held_back_mixes(source, run.test_records, run.test_share, "local_run", named)
 
 
 def shape_mixes(job: Job) -> Iterator[Mix]:

@@ -212,7 +212,7 @@ def data_mixes(data: DataSource, at: str) -> Iterator[Mix]:
     if data.images is not None and data.images.classes is None:
         text = "the folders that are there may not number the classes; add classes: [cat, dog]"
         yield Mix((f"{at}.images.classes", f"{at}.images"), text)
-    yield from test_mixes(data.source, data.test_records, data.test_share, at, source)
+    yield from held_back_mixes(data.source, data.test_records, data.test_share, at, source)
     yield from unread_mixes(data, data.source, at, source)
     shard = data.shard if isinstance(data, DeviceData) else None
     if shard is not None:
@@ -231,13 +231,14 @@ def _class_mixes(shard: Shard, source: str, at: str, source_key: str) -> Iterato
         yield Mix((f"{at}.classes", source_key), text)
     if shard.classes is None and not published and needs_classes(shard.partition):
         text = (
-            "deals by class, and which classes there are may not follow from your own records;"
+            "deals or disturbs by class, and which classes there are may not follow from your own"
+            " records;"
             f" add classes: 10 to {at}, as the job has it"
         )
         yield Mix((f"{at}.partition", f"{at}.classes"), text)
 
 
-def test_mixes(
+def held_back_mixes(
     source: str, records: int | None, share: float | None, at: str, source_key: str
 ) -> Iterator[Mix]:
     """A test part that is counted where it must be a share, or the other way round."""

@@ -115,7 +115,11 @@ OWN = "source: 'python: own.data:read' "
 @pytest.mark.parametrize(
     ("old", "new", "text"),
     [
-        ("source: digits ", OWN, r"data\.shard\.partition: deals by class.*add classes: 10"),
+        (
+            "source: digits ",
+            OWN,
+            r"data\.shard\.partition: deals or disturbs by class.*add classes: 10",
+        ),
         ("seed: 7\n", "seed: 7\n      classes: 10\n", r"shard\.classes: is for files of your own"),
         (
             "source: digits ",

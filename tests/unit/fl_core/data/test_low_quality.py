@@ -10,7 +10,9 @@ from fl_core.config import DeviceData
 from fl_core.data.device import own_records
 from fl_core.data.digits import load_digits_split
 from fl_core.data.low_quality import disturbed, low_quality_devices
+from fl_core.data.own_dealing import deal_own
 from fl_core.data.partition import partition
+from fl_core.errors import DataError
 
 SEED = 7
 
@@ -98,3 +100,37 @@ def test_a_device_reads_its_share_as_disturbed():
 def site(index, **quality):
     shard = {"devices": 4, "index": index, "seed": SEED, "partition": quality}
     return DeviceData(name="digits", source="digits", shard=shard)
+
+
+def test_own_records_are_disturbed_each_by_itself_in_a_public_range():
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (3000, 8)).astype(np.float32), rng.integers(0, 4, 3000)
+    x[0], y[1] = np.nan, -1
+    poor = rule(0.5, 0.4, 0.2)
+    poor.lq_range = (-10.0, 300.0)
+    given = Records(x, y)
+    spoilt, shares = deal_own(given, 4, poor, SEED, 4)
+    changed = (spoilt.x != x).any(axis=1) & np.isfinite(x).all(axis=1)
+    chosen = low_quality_devices(4, poor, SEED)
+    for device, share in enumerate(shares):
+        part = changed[share].mean()
+        assert abs(part - 0.4) < 0.1 if device in chosen else part == 0
+    assert (spoilt.y[changed & (y >= 0)] != y[changed & (y >= 0)]).all()
+    assert (np.bincount(spoilt.y[changed & (y >= 0)]) > 80).all()
+    assert (spoilt.y[1], np.isnan(spoilt.x[0]).all()) == (-1, True)
+    assert -10 <= np.nanmin(spoilt.x) < 0
+    assert 255 < np.nanmax(spoilt.x) <= 300
+    assert abs((spoilt.x - x)[changed].std() - 0.2 * 310) < 15
+    alone, _ = deal_own(Records(x[::2], y[::2]), 4, poor, SEED, 4)
+    assert np.array_equal(alone.x, spoilt.x[::2], equal_nan=True)
+    assert np.array_equal(alone.y, spoilt.y[::2])
+
+
+def test_what_is_not_said_of_own_records_is_not_taken_from_them():
+    given = Records(np.ones((3, 2), np.float32), np.arange(3))
+    poor = rule(0.5, 0.4)
+    poor.lq_range = None
+    with pytest.raises(DataError, match=r"data\.shard\.classes: .*write classes"):
+        deal_own(given, 2, poor, SEED, None)
+    with pytest.raises(DataError, match=r"lq_range: .*write lq_range"):
+        deal_own(given, 2, poor, SEED, 3)
