@@ -12,6 +12,7 @@ from fl_core.algorithms.updates.noised_sgd import LocalDpSgd
 from fl_core.algorithms.updates.record_gradients import record_gradients
 from fl_core.errors import DataError
 from fl_core.models.network import Network
+from fl_core.subnormals import flushed_training
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +21,7 @@ PROBES = 3  # made-up records
 FAR = 1e-3  # of a probability: rounding alone makes no such difference
 
 
+@flushed_training()  # so that torch's threads, which start here, flush as training will
 def check_own_code(network: Network, parameters: Any) -> None:
     """Raise DataError unless a method with these `parameters` can train the network.
 

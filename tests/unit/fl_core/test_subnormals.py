@@ -168,6 +168,21 @@ def test_torch_works_in_one_thread_where_its_others_started_without():
     assert after == f"{1 << 20} {1 << 20} 2"
 
 
+def test_a_trial_of_an_own_model_leaves_torch_with_threads_that_flush():
+    script = """
+import torch
+torch.set_num_threads(2)
+from fl_core.algorithms.updates.own_code import check_own_code
+from fl_core.algorithms.updates.sgd import SgdParameters
+from fl_core.models import MlpParameters, build_network
+from fl_core.subnormals import flushed_training
+check_own_code(build_network(MlpParameters(hidden=(3000,)), (400,), 3), SgdParameters())
+with flushed_training():
+    print(torch.get_num_threads())
+"""
+    assert alone(script) == "2"
+
+
 def test_blas_flushes_in_a_process_that_flushes_first():
     script = """
 from fl_core.subnormals import flush_subnormals

@@ -6,7 +6,8 @@ import pytest
 from fl_core.errors import DataError
 from fl_core.evaluation.graph_check import OPERATORS, check_graph
 from fl_core.evaluation.onnx_session import aligned, open_session, run_session
-from tools.sweep_operators import families, main, swept, table, variants
+from tools.sweep_operators import families, main, swept, table
+from tools.sweep_variants import variants
 
 VARIANTS = {variant.name: variant for variant in variants()}
 
