@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -29,25 +30,40 @@ from edge_client.store import DeviceStore
 from fl_core.algorithms.base import Records
 from fl_core.config import EdgeSite, Job
 from fl_core.crypto.keys import OpeningKey, SealingKey, SigningKey
+from fl_core.errors import PrivacyError
+from fl_core.evaluation.onnx_session import BATCH_RECORDS
 from fl_core.plan import JobPlan
 from fl_core.privacy.ledger import Ledger
 from fl_core.protocol import effects as fx
-from fl_core.protocol.codec import decode, encode
+from fl_core.protocol.codec import decode, decode_body, encode
 from fl_core.protocol.device import DeviceMachine
 from fl_core.protocol.envelope import Signer
-from fl_core.protocol.messages import Exchanged, Manifest, Offer
+from fl_core.protocol.messages import Decline, Exchanged, Manifest, Note, Offer
 from fl_core.protocol.package import JobPackage, encode_package
 from fl_core.protocol.sealed import Terms, seal_broadcast
 from fl_core.protocol.tasks import Settings
 from fl_core.transport.runtime import Runtime
-from tools.audit_guards import Guard
-from tools.audit_timing import CLASSES, DeviceAnswer, Values, leaves_in_public, not_flushing
+from tools.audit_guards import Guard, Seen
+from tools.audit_timing import (
+    CLASSES,
+    COUNTING,
+    SUBNORMAL,
+    Case,
+    DeviceAnswer,
+    Values,
+    attacked,
+    crafted,
+    not_flushing,
+    records,
+)
 
 PACKET_BYTES = 1 << 24
 JOB_ID = bytes(16)
 DEADLINE_S = 60.0
 BUDGET_S = 0.5
+RUNS = {False: (200, 20), True: (200, 60)}  # as it stands, flawed: all, quick
 _ROUNDS = 1000
+_REPEATS = 80  # of a chain, so that what a run takes stands out of what a busy machine adds
 
 
 def audit_job(records: Records, classes: int, budget_s: float, rounds: int) -> Job:
@@ -98,7 +114,10 @@ class TimedDevice:
         self._ledger = Ledger(folder / "state" / "ledger.sqlite", site.data.name)
         remote = RemoteComputer(self._process, identity.device_id, site, identity.split_key)
         compute = remote if self._guarded else Computer(site, identity.split_key)
-        host = DeviceHost(site, identity, self._store, self._ledger, compute=compute)
+        self._said = ["it does not say why"]
+        host = DeviceHost(
+            site, identity, self._store, self._ledger, say=self._said.append, compute=compute
+        )
         machine = DeviceMachine(
             Signer(identity.device_id, identity.signing),
             self._cloud.public(),
@@ -114,14 +133,19 @@ class TimedDevice:
         self._runtime = Runtime(machine, host, self._publish, self._executor, log, PACKET_BYTES)
 
     async def _publish(self, _to: fx.Address, frame: bytes) -> None:
-        left = self._left
-        if left is not None and not left.done() and isinstance(decode(frame, PACKET_BYTES), Offer):
+        left, message = self._left, decode(frame, PACKET_BYTES)
+        if left is None or left.done():
+            return
+        if isinstance(message, Offer):
             left.set_result(time.perf_counter())
+        elif isinstance(message, Note) and isinstance(decode_body(message.body), Decline):
+            left.set_exception(PrivacyError("the device declines", fix=self._said[-1]))
 
     def seconds(self) -> float:
         """From the package's arrival until an upload leaves, in the job's next round.
 
-        Infinite where none leaves before the round's deadline.
+        Infinite where none leaves before the round's deadline. Raises PrivacyError with the
+        device's reason where it declines.
         """
         return self._loop.run_until_complete(self._next_round())
 
@@ -195,10 +219,10 @@ def device(flawed: bool) -> Iterator[DeviceAnswer]:
         def answer(graph: bytes, x: Values) -> float:
             key = (graph, x.tobytes())
             if key not in made:
-                records = Records(x, np.zeros(len(x), np.int64))
-                job = audit_job(records, CLASSES, BUDGET_S, _ROUNDS)
+                own = Records(x, np.zeros(len(x), np.int64))
+                job = audit_job(own, CLASSES, BUDGET_S, _ROUNDS)
                 place = Path(folder) / str(len(made))
-                made[key] = TimedDevice(place, graph, records, job, guarded=not flawed)
+                made[key] = TimedDevice(place, graph, own, job, guarded=not flawed)
                 made[key].seconds()  # the first round is slower than the others
             return made[key].seconds()
 
@@ -211,5 +235,26 @@ def device(flawed: bool) -> Iterator[DeviceAnswer]:
 
 def device_guard() -> Guard:
     """The crafted graphs against real devices under a stopwatch."""
-    flaw = "answers leave when they are ready, subnormal numbers are not flushed"
-    return leaves_in_public(device, flaw, runs=(200, 12))
+
+    def played(flawed: bool, quick: bool) -> Seen:
+        with device(flawed) as answer:
+            return attacked(answer, _cases(), RUNS[flawed][quick])
+
+    return Guard(
+        "device answer",
+        "an upload leaves at a public moment, whatever the records are",
+        "answers leave when they are ready, subnormal numbers are not flushed",
+        played,
+    )
+
+
+def _cases() -> list[Case]:
+    """Numbers that are slow where r is there, and a batch that is there with r alone."""
+    given = records(BATCH_RECORDS + 1)
+    rest, record = given[: BATCH_RECORDS - 1], given[-1]
+    slow, long = (replace(chain, repeats=_REPEATS) for chain in (SUBNORMAL, COUNTING))
+    present = np.concatenate([rest, record[None]])
+    return [
+        Case("subnormal", crafted(slow, record), present, rest),
+        Case("counting", crafted(long, record), given[:1], given[:0]),
+    ]

@@ -5,8 +5,8 @@ of plain operators with it: with numbers that are slow to work on where r is the
 it is not. What the attacker sees is how long the answer takes to leave; the figure is the AUC, the
 chance that a device with r takes longer than one without (½: nothing is told).
 
-Guards: subnormal numbers cost no time inside a run, on sessions directly; and an upload leaves at a
-public moment, on whatever `DeviceAnswer` is given: `leaves_in_public`.
+The guard here is that subnormal numbers cost no time inside a run, on sessions directly. That an
+upload of a real device leaves at a public moment is guarded in `audit_device.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from unittest.mock import patch
@@ -195,22 +195,6 @@ def attacked(answer: DeviceAnswer, played: Sequence[Case], runs: int) -> Seen:
     worst = max(found, key=lambda name: abs(found[name] - 0.5))
     figure = f"AUC {found[worst]:.2f} ({worst}) over {runs} runs each"
     return Seen(any(tells(area, runs) for area in found.values()), figure)
-
-
-def leaves_in_public(
-    device: Callable[[bool], AbstractContextManager[DeviceAnswer]],
-    flaw: str,
-    runs: tuple[int, int] = (RUNS, QUICK_RUNS),
-    made: Callable[[], Sequence[Case]] = lambda: list(cases()),
-) -> Guard:
-    """The guard of a whole device: `device(flawed)` gives what is asked; `runs` full and quick."""
-
-    def played(flawed: bool, quick: bool) -> Seen:
-        with device(flawed) as answer:
-            return attacked(answer, made(), runs[quick])
-
-    promise = "an upload leaves at a public moment, whatever the records are"
-    return Guard("device answer", promise, flaw, played)
 
 
 class DirectSessions:

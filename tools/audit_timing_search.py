@@ -4,7 +4,7 @@
 
 Random chains of the operators that a device runs, then changes to the best of them, each scored by
 how far the time of an inference with the record lies from that without. What it ends with are
-attacks for `leaves_in_public`, and a look at what the operators still tell inside a run.
+attacks for `audit_device.py`, and a look at what the operators still tell inside a run.
 """
 
 from __future__ import annotations

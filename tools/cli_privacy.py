@@ -22,7 +22,7 @@ def add(commands: Subparsers) -> None:
         ),
         examples="edgeveil audit --quick\nedgeveil audit --mechanism fm --runs 200000 --json",
     )
-    audit.add_argument("--quick", action="store_true", help="fewer runs, about a minute")
+    audit.add_argument("--quick", action="store_true", help="fewer runs, some minutes")
     audit.add_argument(
         "--runs", type=_runs, metavar="N", help="runs a side; of the slowest attacks a part"
     )

@@ -19,7 +19,6 @@ from tools.audit_timing import (
     auc,
     cases,
     crafted,
-    leaves_in_public,
     not_flushing,
     play,
     records,
@@ -92,20 +91,6 @@ def test_runs_with_and_without_stand_side_by_side():
     present, absent = play(lambda graph, x: float(order.append(len(x)) or len(x)), case, 4)
     assert order == [64, 63, 63, 64, 64, 63, 63, 64]
     assert (present, absent) == ([64.0] * 4, [63.0] * 4)
-
-
-def test_the_guard_of_a_device_plays_it_as_it_stands_and_with_its_flaw():
-    from contextlib import contextmanager
-
-    @contextmanager
-    def device(flawed):
-        yield lambda graph, x: float(len(x)) if flawed else 5.0
-
-    guard = leaves_in_public(device, "answers leave when they are done", (20, 12))
-    assert not guard.play(False, True).broke
-    assert guard.play(True, True).broke
-    assert "12 runs" in guard.play(True, True).figure
-    assert "20 runs" in guard.play(True, False).figure
 
 
 def test_the_flaw_is_undone():

@@ -1,0 +1,37 @@
+"""The guard of a whole device: its uploads' moments tell nothing, and without them they do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fl_core.algorithms.base import Records
+from fl_core.errors import PrivacyError
+from tools.audit_device import TimedDevice, audit_job, device_guard
+from tools.audit_timing import SUBNORMAL, crafted, records
+
+
+@pytest.mark.timeout(600)  # forty rounds of each kind on four devices
+def test_moments_tell_nothing_and_the_planted_flaw_does() -> None:
+    guard = device_guard()
+    assert not guard.play(False, True).broke
+    assert guard.play(True, True).broke
+
+
+def test_a_graph_that_asks_for_more_than_the_budget_is_declined_once_and_unread(
+    tmp_path: Path,
+) -> None:
+    given = records(4)
+    own = Records(given, np.zeros(len(given), np.int64))
+    job = audit_job(own, 3, budget_s=0.001, rounds=3)
+    device = TimedDevice(tmp_path / "box", crafted(SUBNORMAL, given[0]), own, job)
+    (tmp_path / "box" / "own.npz").unlink()  # reading it would be told instead
+    try:
+        for _ in range(2):
+            with pytest.raises(PrivacyError, match=r"round\.budget_s"):
+                device.seconds()
+    finally:
+        device.close()
+    assert len([line for line in device._said if "a job is declined" in line]) == 1
