@@ -54,7 +54,16 @@ class GuardFinding:
 @cache
 def guards() -> tuple[Guard, ...]:
     """Every guard there is."""
-    return ()
+    from tools.audit_rehearsal import late_failures
+
+    return (
+        Guard(
+            "rehearsal",
+            "a job that fails late spends nothing",
+            "jobs are not played on made-up records",
+            late_failures,
+        ),
+    )
 
 
 def judged(mechanism: str, promise: str, quick: bool) -> GuardFinding:
