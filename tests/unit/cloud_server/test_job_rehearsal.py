@@ -25,6 +25,7 @@ from fl_core.models import python_model
 from fl_core.plan import JobPlan
 from fl_core.privacy.ledger import Ledger
 from tools import jobs as client
+from tools.cli import main
 from tools.rehearsed import rehearse_file
 from tools.run_job import Overrides, submitted
 from tools.run_local import run_local
@@ -133,6 +134,8 @@ def test_a_model_that_fails_late_is_refused_by_validate_run_and_submit(
     told = capsys.readouterr().out
     assert told.startswith(f"{path}:{line} model.function: ")
     assert why in told
+    assert main(["validate", str(path), "--json"]) == 2
+    assert why in capsys.readouterr().out
     out = tmp_path / "out"
     with pytest.raises(ConfigError, match=why):
         run_local(path, out, Overrides(), reference=False, stream=io.StringIO())
