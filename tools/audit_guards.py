@@ -54,7 +54,14 @@ class GuardFinding:
 @cache
 def guards() -> tuple[Guard, ...]:
     """Every guard there is."""
-    from tools import audit_derived, audit_device, audit_disclosure, audit_records, audit_timing
+    from tools import (
+        audit_derived,
+        audit_device,
+        audit_disclosure,
+        audit_records,
+        audit_rehearsal,
+        audit_timing,
+    )
 
     return (
         audit_timing.SUBNORMALS,
@@ -62,6 +69,12 @@ def guards() -> tuple[Guard, ...]:
         audit_records.records_guard(),
         audit_disclosure.guard(),
         *audit_derived.derived_guards(),
+        Guard(
+            "rehearsal",
+            "a job that fails late spends nothing",
+            "jobs are not played on made-up records",
+            audit_rehearsal.late_failures,
+        ),
     )
 
 

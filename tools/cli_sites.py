@@ -17,7 +17,10 @@ def add(commands: Subparsers) -> None:
         commands,
         "validate",
         "check configuration files, start nothing",
-        about="Prints every problem of every file as `file:line key: what, why, fix`.",
+        about=(
+            "Prints every problem of every file as `file:line key: what, why, fix`. A job is also\n"
+            "played on made-up records, so that what would fail late fails here."
+        ),
         examples=(
             "edgeveil validate configs/*.yaml configs/jobs/*.yaml\n"
             "edgeveil validate configs/jobs/digits_preset.yaml --show"
@@ -141,14 +144,17 @@ def _validate(args: argparse.Namespace) -> int:
 
     from fl_core.config import Job, load
     from fl_core.errors import ConfigError
+    from tools.rehearsed import rehearse_file
 
     code = 0
     for path in args.files:
         found: dict[str, object] = {"file": str(path), "kind": None, "problems": []}
         try:
             found["kind"], read = load(path)
-            if args.show and isinstance(read, Job):
-                found["job"] = read.model_dump(mode="json")
+            if isinstance(read, Job):
+                rehearse_file(path, read)
+                if args.show:
+                    found["job"] = read.model_dump(mode="json")
         except ConfigError as error:
             found["problems"], code = error.problems, error.exit_code
         print(json.dumps({**found, "ok": not found["problems"]}))

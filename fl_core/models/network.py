@@ -38,6 +38,9 @@ class Network:
             found += layer.weights(name, given)
         return tuple(found)
 
+    def prepare(self) -> None:
+        """Load what the layers run, before it is called inside a transform of torch.func."""
+
     def initial(self) -> dict[str, NDArray[np.float32]]:
         """First weights: He et al. 2015 (normal, by fan-in), the same in every job."""
         chance = np.random.default_rng(START_SEED)

@@ -137,6 +137,12 @@ class Module:
 class PythonNetwork(Network):
     """A network of one user's module, whose first weights are the module's own."""
 
+    def prepare(self) -> None:
+        """Make the module now: a transform forbids the chance that its first weights come from."""
+        for _, layer in self.layers:
+            if isinstance(layer, Module):
+                layer.loaded()
+
     def initial(self) -> dict[str, Any]:
         """The parameters that the function gives, with torch's seed fixed."""
         first = {}

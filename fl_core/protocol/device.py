@@ -148,6 +148,7 @@ class DeviceMachine:
         self._jobs.check_open(header.at.job_id)
         if header.kind == "job":
             return self._fetch(offer, header) if self._jobs.fresh(header) else []
+        self._releases.check_round(header)
         if not self._jobs.ready(header.at.job_id):
             return self._jobs.ahead(offer, header, self._now_s)
         return self._round(offer, header)

@@ -20,6 +20,15 @@ class Releases:
             raise ProtocolError("replayed_release")
         return release.sequence != self._memory.release_sequence
 
+    def check_round(self, round_: Manifest) -> None:
+        """Raise ProtocolError `outdated_round` for a round from before a release heard of.
+
+        A cloud whose numbers have fallen behind could not bring its model here in the end: to
+        answer would spend budget for nothing.
+        """
+        if round_.sequence < self._newest:
+            raise ProtocolError("outdated_round")
+
     def heard(self, release: Manifest) -> None:
         """It is being fetched: older ones are refused from now on."""
         self._newest = release.sequence

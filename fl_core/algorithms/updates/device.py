@@ -43,6 +43,7 @@ class UpdateDevice:
         Raises `ProtocolError` for a package of wrong form, before any record is read.
         """
         weights = self._checked(tensors)
+        self._network.prepare()
         memory: Memory = {
             name.removeprefix(KEPT): np.asarray(array)
             for name, array in tensors.items()

@@ -246,6 +246,14 @@ def test_an_older_release_cannot_take_the_place_of_the_installed_one():
     assert refused(out) == ["replayed_release"]
 
 
+def test_a_round_from_before_a_release_is_not_answered():
+    """Its cloud counts from behind: the job's model would be refused, the budget be gone."""
+    machine = device(Memory(jobs={JOB: None}, release_sequence=7))
+    behind, ahead = (manifest(MODEL, sequence=number) for number in (6, 8))
+    assert refused(receive(machine, offer(behind, MODEL))) == ["outdated_round"]
+    assert tasks(receive(machine, offer(ahead, MODEL))) == [Open(ahead, MODEL)]
+
+
 def test_an_older_release_under_way_is_not_installed_over_a_newer_one():
     machine = device()
     receive(machine, offer(release(6), b"final 6"))

@@ -9,6 +9,7 @@ import torch
 from fl_core.algorithms.base import Records
 from fl_core.config import load_job
 from fl_core.errors import DataError
+from fl_core.models import python_model
 from fl_core.plan import JobPlan
 from fl_core.privacy.sampler import SeededRandom
 
@@ -100,6 +101,17 @@ def test_what_the_method_cannot_train_is_refused(tmp_path, model, method, why):
 
 def test_a_batch_may_do_what_a_record_cannot(tmp_path):
     plan_of(tmp_path, "Together", "sgd").check_own_code()
+
+
+@pytest.mark.parametrize("method", ["dp_sgd", "pso_dp_sgd", "gep", "rgp"])
+def test_a_device_makes_the_module_before_gradients_of_records_are_taken(tmp_path, method):
+    """A device has the job from the wire: its first use of the code is the training itself."""
+    plan = plan_of(tmp_path, "Sound", method)
+    start = plan.cloud.package(plan.cloud.initial_state(), plan.exchanges[0])
+    records = Records(np.ones((8, 8), np.float32), np.arange(8) % 3)
+    python_model.loaded.cache_clear()
+    answer = plan.device.answer(plan.exchanges[0], start, records, SeededRandom(1), "cpu")
+    assert set(answer.segments) == set(start)
 
 
 def test_devices_that_train_side_by_side_do_not_meet_in_the_module(tmp_path):
