@@ -18,6 +18,7 @@ from edge_client.computation import Computation, Computed, TaughtJob, Trial
 from fl_core.algorithms.base import Answer, Records
 from fl_core.config import EdgeSite
 from fl_core.data.device import device_records
+from fl_core.errors import EdgeVeilError
 from fl_core.evaluation.inference import InferenceSession
 from fl_core.plan import JobPlan
 from fl_core.protocol.package import unpack_tensors
@@ -112,5 +113,7 @@ class Computer:
 
 
 def failure(error: Exception) -> str:
-    """What the owner reads. The text of an error could quote a record, so only its type is told."""
-    return f"computing with the records failed ({type(error).__name__})"
+    """What the owner reads on the console; of an unexpected error, whose text may be anything, only
+    its type."""
+    why = str(error) if isinstance(error, EdgeVeilError) else type(error).__name__
+    return f"computing with the records failed ({why})"

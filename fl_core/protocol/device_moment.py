@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-# Of the job's time budget: what comes after is for leaving, spread by chance, so that a fleet's
-# uploads do not come all at once.
-WORK_SHARE = 7 / 8
+# Of the time there is. Between the two an answer is put into the ledger and sealed, also one that
+# is there only because the work was ended; what comes after is for leaving, spread by chance, so
+# that a fleet's uploads do not come all at once.
+WORK_SHARE, LEAVE_SHARE = 3 / 4, 7 / 8
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,9 @@ def moment(begun_s: float, budget_s: float, cover_s: float, chance: float) -> Mo
     """
     if cover_s:
         half_s = cover_s / 2
-        allowed_s = min(budget_s * WORK_SHARE, half_s) if budget_s else half_s
+        allowed_s = min(budget_s or half_s, half_s) * WORK_SHARE
         return Moment(begun_s, allowed_s, begun_s + half_s + chance * half_s)
     if not budget_s:
         return Moment(begun_s, math.inf, begun_s)
-    allowed_s = budget_s * WORK_SHARE
-    return Moment(begun_s, allowed_s, begun_s + allowed_s + chance * (budget_s - allowed_s))
+    leaves = LEAVE_SHARE + chance * (1 - LEAVE_SHARE)
+    return Moment(begun_s, budget_s * WORK_SHARE, begun_s + budget_s * leaves)

@@ -157,7 +157,7 @@ def test_the_length_of_the_work_does_not_show(chance: float) -> None:
 
 
 def test_an_answer_s_work_ends_with_the_window_s_first_half() -> None:
-    for budget_s, allowed_s in ((2.0, 1.75), (60.0, 5.0), (0.0, 5.0)):
+    for budget_s, allowed_s in ((2.0, 1.5), (60.0, 3.75), (0.0, 3.75)):
         machine = covered(10.0)
         machine.handle(fx.Received(fx.Proxy(), offer(HEADER, MODEL)), 100.0)
         opened = fx.Done(Open(HEADER, MODEL), Opened(PACKAGE, 0.5, budget_s))
