@@ -119,3 +119,34 @@ def test_accuracy_counts_the_largest_probability():
     y[:30] = (y[:30] + 1) % 10
     assert HeldTest(made, X, y).tested(model).accuracy == 0.8
     assert HeldTest(made, X[:30], y[:30]).tested(model).accuracy == 0
+
+
+@pytest.mark.parametrize(("twice", "joint"), [(False, "phi"), (True, "x")])
+def test_constants_join_nothing_and_a_graph_that_meets_twice_is_not_cut(twice, joint):
+    """phi = x + 1 and, `twice`, x itself meet the weight; 1 comes from a node without inputs."""
+    from onnx import TensorProto, helper
+
+    def value(name, shape):
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+
+    one = helper.make_tensor("one", TensorProto.FLOAT, [], [1.0])
+    nodes = [
+        helper.make_node("Constant", [], ["one"], value=one),
+        helper.make_node("Add", ["x", "one"], ["phi"]),
+        helper.make_node("MatMul", ["phi", "weight"], ["first"]),
+        helper.make_node("MatMul", ["x" if twice else "phi", "weight"], ["second"]),
+        helper.make_node("Add", ["first", "second"], ["sum"]),
+        helper.make_node("Mul", ["sum", "one"], ["logits"]),
+        helper.make_node("Softmax", ["logits"], ["probabilities"], axis=1),
+    ]
+    ends = [value("x", ["N", 4]), value("weight", [4, 3])], [value("probabilities", ["N", 3])]
+    made = helper.make_model(
+        helper.make_graph(nodes, "g", *ends),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=8,
+    ).SerializeToString()
+    assert cut(made)[2] == joint
+    x, weight = RNG.normal(size=(20, 4)).astype(np.float32), RNG.normal(size=(4, 3))
+    y = OnnxModel(made).probabilities(x, {"weight": weight}).argmax(axis=1)
+    assert HeldTest(made, x, y).tested({"weight": weight}).accuracy == 1.0
+    assert HeldTest(made, x, (y + 1) % 3).tested({"weight": weight}).accuracy == 0.0
