@@ -18,6 +18,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
@@ -30,14 +31,53 @@ NICE = 10  # the device's own process stays quick to answer while this one compu
 _PR_SET_PDEATHSIG = 1
 
 
-def main() -> None:
+def serve(control: socket.socket) -> None:
     """Serve until the socket is closed, which is also when the starter ends."""
     flush_subnormals()
     os.nice(NICE)
     from edge_client.compute_server import Server
 
-    with socket.socket(fileno=int(sys.argv[1])) as control:
+    with control:
         Nursery(control, Server()).serve()
+
+
+class Forked:
+    """A child that shares the memory of what its starter has loaded.
+
+    For a starter without threads that hold locks: at the beginning of a process. Used as a
+    `subprocess.Popen`.
+    """
+
+    def __init__(self, ours: socket.socket, theirs: socket.socket) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                ours.close()
+                os.setsid()
+                for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                    signal.signal(number, signal.SIG_DFL)
+                serve(theirs)
+            finally:
+                os._exit(0)
+        self._ended = False
+
+    def poll(self) -> int | None:
+        """None while it runs."""
+        return self._reap(os.WNOHANG)
+
+    def wait(self) -> None:
+        """Until it has ended."""
+        self._reap(0)
+
+    def _reap(self, how: int) -> int | None:
+        if not self._ended:
+            with suppress(ChildProcessError):
+                if os.waitpid(self.pid, how)[0] == 0:
+                    return None
+            self._ended = True
+        return 0
 
 
 class Nursery:
@@ -98,4 +138,4 @@ class Nursery:
 
 
 if __name__ == "__main__":
-    main()
+    serve(socket.socket(fileno=int(sys.argv[1])))

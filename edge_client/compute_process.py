@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection, Pipe
 
 from edge_client import compute_wire as wire
 from edge_client.computation import Computation, Computed, TaughtJob, Trial
+from edge_client.compute_child import Forked
 from fl_core.config import EdgeSite
 from fl_core.errors import PrivacyError, ProtocolError
 from fl_core.privacy.derived import DerivedRandom
@@ -37,7 +38,7 @@ class ComputeProcess:
 
     def __init__(self, shared: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
         self.shared, self._clock = shared, clock
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: subprocess.Popen[bytes] | Forked | None = None
         self._control: socket.socket | None = None
         self._connection: Connection | None = None  # to the worker
         self._known: set[bytes] = set()
@@ -46,8 +47,15 @@ class ComputeProcess:
         self._number = 0
         self._closed = False
 
+    def fork_early(self) -> None:
+        """Start the child from this process, whose memory it then shares; before it has threads."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._child = Forked(ours, theirs)
+        self._control = ours
+
     def start(self) -> None:
-        """Start the child ahead of its first task."""
+        """Start the child ahead of its first task, unless it is there."""
         if self._closed:
             raise ProtocolError("stopping")
         if self._child is not None and self._child.poll() is None:
@@ -300,8 +308,11 @@ class RemoteComputer:
         self._process.forget(job)
 
 
-def _kill(child: subprocess.Popen[bytes]) -> None:
+def _kill(child: subprocess.Popen[bytes] | Forked) -> None:
     """End it and its worker, which are in a group of their own."""
+    if child.poll() is None:
+        with suppress(ProcessLookupError):
+            os.kill(child.pid, signal.SIGKILL)  # it may not be in its group yet
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
 

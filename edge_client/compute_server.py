@@ -64,7 +64,7 @@ class Server:
         plan = JobPlan(job, match_backbones(job.features, request.backbones))
         self._jobs[request.digest] = TaughtJob(plan, request.canonical, request.graph)
         if request.trains and any(plan.device.price(one) for one in plan.exchanges):
-            _load("torch", "torch.func")
+            _load("torch", *["torch.func"] * (job.model is not None))
         if any(one.infer for one in plan.exchanges):
             _load("onnxruntime")
 

@@ -35,15 +35,18 @@ from fl_core.transport.topics import ALL_DOWN, device_down, device_up
 def run(sites: Sequence[EdgeSite]) -> int:
     """Run the devices until SIGINT or SIGTERM; 0 after a clean stop. Raises EdgeVeilError."""
     logs.setup(sites[0].log.level, sites[0].log.format)
-    return run_until_stopped(lambda stop: _run(sites, stop))
-
-
-async def _run(sites: Sequence[EdgeSite], stop: asyncio.Event) -> int:
-    # One worker: the devices of a process share its cores, and torch uses them well alone.
     computing = ComputeProcess(shared=len(sites))
+    computing.fork_early()
+    try:
+        return run_until_stopped(lambda stop: _run(sites, computing, stop))
+    finally:
+        computing.end()
+
+
+async def _run(sites: Sequence[EdgeSite], computing: ComputeProcess, stop: asyncio.Event) -> int:
+    # One worker: the devices of a process share its cores, and torch uses them well alone.
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="edgeveil-work") as executor:
         devices = [Device(site, executor, computing) for site in sites]
-        executor.submit(computing.start)
         for device in devices:
             executor.submit(device.host.warm_up)
         LOG.info("running", extra={"devices": len(devices)})
@@ -52,7 +55,6 @@ async def _run(sites: Sequence[EdgeSite], stop: asyncio.Event) -> int:
         finally:
             computing.close()
             await asyncio.gather(*(device.stop() for device in devices))
-    computing.end()
     LOG.info("stopped")
     return 0
 

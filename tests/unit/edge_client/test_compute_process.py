@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -246,8 +248,10 @@ def test_a_computation_that_never_ends_does_not_outlast_its_moment(
     found = far.answer(computation(job, until_s=1.0))
     assert "not done within" in found.without
     assert far.answer(computation(job, until_s=1.0)).without == found.without  # served at once
-    assert not ended.is_running()
+    assert psutil.wait_procs([ended], timeout=30)[1] == []
     assert child(process) == nursery  # what is loaded once is there for the next worker
+    other = remote(process, tmp_path, records(tmp_path / "other.npz"), "d" * 16)
+    assert other.answer(computation(job)).without == ""
     assert len(nursery.children()) == 1
 
 
@@ -339,6 +343,30 @@ def alive(pid: int) -> bool:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
+
+
+def test_a_child_that_shares_its_starter_s_memory_gives_the_same_bits(process, tmp_path) -> None:
+    path = records(tmp_path / "own.npz")
+    first = tensors(remote(process, tmp_path, path).answer(computation(taught())))
+    code = f"import {Path(__file__).stem} as t; t.forked_early({str(tmp_path)!r}, {str(path)!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.decode().split() == [a.hex() for a in first.values()]
+
+
+def forked_early(folder: str, path: str) -> None:
+    """In a process that has no threads yet."""
+    early = ComputeProcess()
+    early.fork_early()
+    far = remote(early, Path(folder), Path(path))
+    print(*(a.hex() for a in tensors(far.answer(computation(taught()))).values()))
+    pids = [child(early).pid, *(one.pid for one in child(early).children())]
+    assert len(pids) == 2
+    early.close()
+    early.end()
+    assert not any(map(alive, pids))
 
 
 def test_who_stops_gets_an_end_and_no_answer(process, tmp_path) -> None:
