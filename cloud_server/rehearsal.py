@@ -38,6 +38,7 @@ from fl_core.protocol.package import (
     unpack_tensors,
 )
 from fl_core.rehearsal import (
+    brief,
     made_up_records,
     rehearsed_answer,
     rehearsed_softmax,
@@ -73,6 +74,7 @@ class _Rehearsal:
     """One job's stages in their order, each under the key of the job file that it follows from."""
 
     def __init__(self, plan: JobPlan, limits: Limits, devices: bool, processor: str) -> None:
+        plan = brief(plan)
         self._plan, self._limits, self._processor = plan, limits, processor
         own = runs_python(plan.job.model)
         self._devices = devices or own

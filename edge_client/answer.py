@@ -13,7 +13,6 @@ from dataclasses import replace
 import numpy as np
 
 from fl_core.algorithms.base import KEPT, Answer, Array, Exchange, Records, Tensors
-from fl_core.data.device import of_shape
 from fl_core.data.slots import slot_records
 from fl_core.errors import PrivacyError, ProtocolError
 from fl_core.evaluation.inference import InferenceSession
@@ -80,15 +79,13 @@ def training_answer(
 ) -> Answer:
     """The method's noised segments and their events; `own`: `own_answers` and `kept_tensors`.
 
-    Raises ProtocolError for a package that would pass for this device's memory, DataError for
-    records of another shape than the job's.
+    Raises ProtocolError for a package that would pass for this device's memory.
     """
     given = unpack_tensors(package.tensors)
     if any(name.startswith(KEPT) for name in given):
         raise ProtocolError("bad_package", "the cloud names tensors that are the device's own")
     tensors = {**given, **own}
-    records = of_shape(training, plan.job.data.input_shape)
-    return plan.device.answer(exchange, tensors, records, noise, processor)
+    return plan.device.answer(exchange, tensors, training, noise, processor)
 
 
 def softmax_answer(

@@ -37,7 +37,7 @@ def serve(control: socket.socket) -> None:
     os.nice(NICE)
     from edge_client.compute_server import Server
 
-    with control:
+    with control, suppress(OSError):  # the starter may end at any moment
         Nursery(control, Server()).serve()
 
 

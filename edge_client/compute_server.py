@@ -92,7 +92,7 @@ class Server:
             return
         self._send(blank)
         try:
-            records = computer.records(one.job.plan.job.data.evaluation_share)
+            records = computer.halves(one.job.plan)
         except Exception as error:
             self._send(wire.refused(number, error))
             return

@@ -17,7 +17,7 @@ from edge_client.answer import softmax_answer, training_answer
 from edge_client.computation import Computation, Computed, TaughtJob, Trial
 from fl_core.algorithms.base import Answer, Records
 from fl_core.config import EdgeSite
-from fl_core.data.device import device_records
+from fl_core.data.device import device_records, of_shape
 from fl_core.errors import EdgeVeilError
 from fl_core.evaluation.inference import InferenceSession
 from fl_core.plan import JobPlan
@@ -62,7 +62,7 @@ class Computer:
 
     def _answer(self, one: Computation) -> Computed:
         self.prepare(one)
-        records = self.records(one.job.plan.job.data.evaluation_share)
+        records = self.halves(one.job.plan)
         try:
             return Computed(self.compute(one, *records))
         except Exception as error:  # whatever it was, the records made it: it must not show
@@ -86,6 +86,12 @@ class Computer:
         if share not in self._records:
             self._records = {share: self._load(self._site, self._split_key, share)}
         return self._records[share]
+
+    def halves(self, plan: JobPlan) -> tuple[Records, Records]:
+        """What a job is answered from. Raises DataError for records of another form."""
+        data = plan.job.data
+        training, evaluation = self.records(data.evaluation_share)
+        return of_shape(training, data.input_shape), of_shape(evaluation, data.input_shape)
 
     def compute(
         self, one: Computation, training: Records, evaluation: Records

@@ -61,9 +61,10 @@ PACKET_BYTES = 1 << 24
 JOB_ID = bytes(16)
 DEADLINE_S = 60.0
 BUDGET_S = 0.5
-RUNS = {False: (200, 20), True: (200, 60)}  # as it stands, flawed: all, quick
+RUNS = {False: (200, 16), True: (60, 16)}  # as it stands, flawed: all, quick
 _ROUNDS = 1000
-_REPEATS = 80  # of a chain, so that what a run takes stands out of what a busy machine adds
+# Of a chain: what fits the budget; and so long that it stands out of what a busy machine adds.
+_REPEATS = {False: 80, True: 800}
 
 
 def audit_job(records: Records, classes: int, budget_s: float, rounds: int) -> Job:
@@ -238,7 +239,7 @@ def device_guard() -> Guard:
 
     def played(flawed: bool, quick: bool) -> Seen:
         with device(flawed) as answer:
-            return attacked(answer, _cases(), RUNS[flawed][quick])
+            return attacked(answer, _cases(_REPEATS[flawed]), RUNS[flawed][quick])
 
     return Guard(
         "device answer",
@@ -248,11 +249,11 @@ def device_guard() -> Guard:
     )
 
 
-def _cases() -> list[Case]:
+def _cases(repeats: int) -> list[Case]:
     """Numbers that are slow where r is there, and a batch that is there with r alone."""
     given = records(BATCH_RECORDS + 1)
     rest, record = given[: BATCH_RECORDS - 1], given[-1]
-    slow, long = (replace(chain, repeats=_REPEATS) for chain in (SUBNORMAL, COUNTING))
+    slow, long = (replace(chain, repeats=repeats) for chain in (SUBNORMAL, COUNTING))
     present = np.concatenate([rest, record[None]])
     return [
         Case("subnormal", crafted(slow, record), present, rest),

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edge_client.computer import Computer
 from fl_core import logs
 from fl_core.config import EdgeSite
 from fl_core.errors import DataError
@@ -43,8 +44,8 @@ def failing(_site: EdgeSite, _split_key: bytes, _share: float) -> tuple:
 def test_a_run_with_broken_data_on_two_boxes(tmp_path: Path, heard: io.StringIO) -> None:
     fleet, consoles = Fleet(tmp_path, 6), []
     for box, load in zip(fleet.boxes, (quoting, failing), strict=False):
-        box.host._work._load = load
-        box.host._say = consoles.append
+        box.host._work._compute = Computer(box.site, box.host.identity.split_key, load)
+        box.host._say = box.host._work._say = consoles.append
     job = fleet.submit(small_job(round={"deadline_s": 20.0, "min_batch": 3, "grace_s": 1.0}))
     assert fleet.finish(job) == "completed"
     assert any(MARKER in line for line in consoles)  # the owner is told

@@ -80,7 +80,7 @@ class Scene:
             "round": {"deadline_s": 3600, "quorum": 1.0, **parts.get("round", {})},
             "local_run": {
                 **run,
-                "test_records": 360 if self.quick else None,
+                "test_share": 0.2 if self.quick else None,
                 "policy": {
                     "accept_unproven": True,
                     "min_devices": min(devices, 5),

@@ -89,7 +89,7 @@ def _check_graph(
         raise DataError(
             f"its ONNX graph {error.what}",
             where="model.function",
-            fix="use layers that docs/models.md lists, with sizes that no value decides",
+            fix=f"{error.fix}; docs/models.md lists layers that can be used",
         ) from error
     alone = [graph.probabilities(x[k : k + 1], weights) for k in range(len(x))]
     with torch.no_grad():

@@ -364,9 +364,10 @@ def forked_early(folder: str, path: str) -> None:
     print(*(a.hex() for a in tensors(far.answer(computation(taught()))).values()))
     pids = [child(early).pid, *(one.pid for one in child(early).children())]
     assert len(pids) == 2
+    ended = [psutil.Process(pid) for pid in pids]
     early.close()
     early.end()
-    assert not any(map(alive, pids))
+    assert psutil.wait_procs(ended, timeout=30)[1] == []
 
 
 def test_who_stops_gets_an_end_and_no_answer(process, tmp_path) -> None:

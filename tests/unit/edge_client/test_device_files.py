@@ -12,7 +12,7 @@ import pytest
 from edge_kit import CENTRE, FIRST, QUADRATIC, Device, Round, job
 from pyarrow import parquet
 
-from edge_client.round_work import load_own
+from edge_client.computer import load_own
 from fl_core.data import csvfile, device, idx, npz
 from fl_core.plan import JobPlan
 from fl_core.protocol.tasks import Declined

@@ -69,7 +69,7 @@ def test_a_table_says_which_settings_were_chosen_on_its_images():
 
 
 def test_a_table_of_own_records_says_what_its_accuracy_is_of(tmp_path):
-    rows = "\n".join(f"{k % 7},{k % 3}" for k in range(60))
+    rows = "\n".join(["value,label", *(f"{k % 7},{k % 3}" for k in range(60))])
     (tmp_path / "own.csv").write_text(rows)
     path = job_file(
         tmp_path,

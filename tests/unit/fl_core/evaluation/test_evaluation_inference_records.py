@@ -108,9 +108,9 @@ def test_all_runs_are_whole_batches(monkeypatch, count):
     sizes = []
     run = OnnxModel._run
 
-    def seen(self, feed):
+    def seen(self, feed, limit_s):
         sizes.append(len(feed["x"]))
-        return run(self, feed)
+        return run(self, feed, limit_s)
 
     monkeypatch.setattr(OnnxModel, "_run", seen)
     x = np.random.default_rng(3).normal(size=(count, 3)).astype(np.float32)

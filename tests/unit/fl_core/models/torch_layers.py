@@ -89,7 +89,6 @@ def _usable():
     yield entry(
         "CosineSimilarity", PICTURE, how=lambda of, x: of(x[:, :2].flatten(2), x[:, 2:].flatten(2))
     )
-    yield entry("PairwiseDistance", ROW, how=lambda of, x: halves(of, x)[:, None])
     yield entry(
         "MultiheadAttention", SEQUENCE, 6, 2, batch_first=True, how=lambda of, x: of(x, x, x)[0]
     )
@@ -135,6 +134,7 @@ def _refused():
     yield entry("FractionalMaxPool2d", PICTURE, 2, output_size=3, why="no ONNX form")
     yield entry("FractionalMaxPool3d", VOLUME, 2, output_size=2, why="no ONNX form")
     yield entry("Bilinear", ROW, 6, 6, 4, how=halves, why="no ONNX form")
+    yield entry("PairwiseDistance", ROW, how=lambda of, x: halves(of, x)[:, None], why="power")
     yield entry("CELU", ROW, why="'Celu'")
     yield entry("GLU", ROW, why="'Split'")
     yield entry("Hardshrink", ROW, why="'Greater'")
