@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from fl_core.algorithms.base import Answer, Exchange, Tensors
 from fl_core.plan import JobPlan
+from fl_core.privacy.derived import DerivedRandom
 from fl_core.privacy.sampler import RandomBytes
 from fl_core.protocol.package import RoundPackage
+
+Half = Literal["train", "infer"]  # of an answer
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,14 @@ class Computation:
     until_s: float = math.inf
     allowed_s: float = math.inf
     closes_s: float = math.inf
+
+    def fresh_noise(self) -> RandomBytes:
+        """Derived noise from its beginning, for one half of an answer; another stream as it is.
+
+        Two halves never draw alike: what they draw for is part of what derived noise follows from.
+        """
+        noise = self.noise
+        return DerivedRandom(noise.to_bytes()) if isinstance(noise, DerivedRandom) else noise
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,8 @@ class Forked:
                 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                     signal.signal(number, signal.SIG_DFL)
                 serve(theirs)
+            except Exception as error:
+                _tell_of(error)
             finally:
                 os._exit(0)
         self._ended = False
@@ -123,10 +125,13 @@ class Nursery:
             os.close(pipe)
             return
         try:
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if sys.platform == "linux":  # elsewhere it ends with its next word to its starter
+                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() == starter:  # it may have ended before it could be noticed
                 self._control.close()
                 self._server.work(Connection(pipe))
+        except Exception as error:
+            _tell_of(error)
         finally:
             os._exit(0)
 
@@ -135,6 +140,12 @@ class Nursery:
             os.kill(self._worker, signal.SIGKILL)
             os.waitpid(self._worker, 0)
             self._worker = 0
+
+
+def _tell_of(error: Exception) -> None:
+    """Its type alone: its text could quote a record."""
+    sys.stderr.write(f"edgeveil: the computing process fails with {type(error).__name__}\n")
+    sys.stderr.flush()
 
 
 if __name__ == "__main__":

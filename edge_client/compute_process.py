@@ -43,7 +43,7 @@ class ComputeProcess:
         self._connection: Connection | None = None  # to the worker
         self._known: set[bytes] = set()
         self._met: set[str] = set()
-        self._trials: dict[tuple[bytes, bytes, bool, str], Trial] = {}
+        self._trials: dict[tuple[bytes, bytes, bool, str, int], Trial] = {}
         self._number = 0
         self._closed = False
 
@@ -97,7 +97,8 @@ class ComputeProcess:
     def try_job(self, device: RemoteComputer, job: TaughtJob, *, trains: bool) -> Trial:
         """See `Compute.try_job`. Devices of one kind have one trial."""
         site = device.site
-        key = (digest_of(job), hashlib.sha256(job.graph).digest(), trains, site.device)
+        graph, kept_bytes = hashlib.sha256(job.graph).digest(), site.limits.memory_bytes
+        key = (digest_of(job), graph, trains, site.device, kept_bytes)
         found = self._trials.get(key)
         if found is None:
             found = self._trials[key] = self._tried(device, job, trains)
@@ -111,8 +112,10 @@ class ComputeProcess:
         limit_s = TRIAL_S + 4 * job.plan.job.round.time_budget_s
         reply = self._receive(self._clock() + limit_s)
         if isinstance(reply, wire.Tried):
+            if reply.modules and not reply.refused:
+                self._tell(wire.Load(reply.modules))
             return Trial(reply.needed_s * self.shared, reply.refused)
-        self._replace_worker()
+        self.replace_worker()
         how = "ended the process" if reply is None else f"did not end within {limit_s:g} s"
         return Trial(0.0, f"the job's computation on made-up records {how}")
 
@@ -137,26 +140,39 @@ class ComputeProcess:
         if refused:
             raise PrivacyError(refused)
         key = one.noise.to_bytes()
-        self._send(wire.ask(number, device.name, digest_of(one.job), one, key))
-        blank = self._reply(number, max(one.until_s, one.closes_s))
+        asked, closes_s = wire.ask(number, device.name, digest_of(one.job), one, key), one.closes_s
+        try:
+            self._send(asked)
+            blank = self._reply(number, max(one.until_s, closes_s))
+        except EOFError:  # it may have ended before it was asked
+            self.replace_worker()
+            self._send(asked)
+            blank = self._reply(number, max(one.until_s, closes_s))
         if blank is None:
-            self._replace_worker()
+            self.replace_worker()
             raise PrivacyError(
                 "the box was too slow: the round closed before records were read",
                 where="round.budget_s",
                 fix="raise it, or give the box less other work",
             )
-        without = ""
+        late = self._clock() > one.until_s
+        halves, missing = dict(blank.parts), set(blank.parts)
+        without: list[str] = []
         try:
-            full = self._reply(number, one.until_s)
-            if full is None:
-                without = "computing with the records was not done within the round's time budget"
+            while missing:
+                found = self._reply(number, one.until_s)
+                if found is None:
+                    without.append("it was not done within the round's time budget")
+                    break
+                halves.update(found.parts)
+                missing -= set(found.parts)
+                without += [found.without] * bool(found.without)
         except EOFError:
-            full, without = None, "the computing process ended with the records"
-        if full is None:
-            self._replace_worker()
-            return Computed(wire.answers_of(blank.parts), without)
-        return Computed(wire.answers_of(full.parts), full.without)
+            without.append("the computing process ended with the records")
+        if missing and not late:  # else it had no time at all, and is not to blame
+            self.replace_worker()
+        answers = (wire.answer_of(halves[half]) for half in sorted(halves))
+        return Computed(tuple(answers), "; ".join(without))
 
     def forget(self, job: TaughtJob) -> None:
         """The job has ended."""
@@ -227,7 +243,7 @@ class ComputeProcess:
             self._connection.close()
             self._connection = None
 
-    def _replace_worker(self) -> None:
+    def replace_worker(self) -> None:
         """End it now, whatever it is at: the next one is ready before the next round."""
         self._drop_worker()
         with suppress(ProtocolError):
@@ -241,8 +257,14 @@ class ComputeProcess:
     # --- the worker ---
 
     def _send(self, request: wire.Request) -> None:
+        """To the worker, or to another one where it has ended by itself meanwhile."""
+        raw = wire.encode(request)
         try:
-            self._fork().send_bytes(wire.encode(request))
+            try:
+                self._fork().send_bytes(raw)
+            except OSError:
+                self._drop_worker()
+                self._fork().send_bytes(raw)
         except OSError:
             raise self._lost() from None
 
@@ -300,7 +322,7 @@ class RemoteComputer:
         try:
             return self._process.answer(self, one)
         except EOFError:
-            self._process.end()
+            self._process.replace_worker()
             raise PrivacyError("the computing process ended before records were read") from None
 
     def forget(self, job: TaughtJob) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
 from importlib import import_module
 from multiprocessing.connection import Connection
@@ -44,7 +45,9 @@ class Server:
                         self._devices[request.device][1].records(request.share)
                 case wire.Forget():
                     self._jobs.pop(request.digest, None)
-        except EdgeVeilError as error:
+                case wire.Load():
+                    _load(*request.modules)
+        except Exception as error:
             return wire.encode(wire.refused(0, error))
         return wire.encode(wire.Tried(0.0, ""))
 
@@ -70,38 +73,42 @@ class Server:
 
     def _try(self, request: wire.Try) -> None:
         site, _ = self._devices[request.device]
-        job = self._jobs[request.digest]
+        job, before = self._jobs[request.digest], set(sys.modules)
         try:
             needed_s, refused = tried(job, site, trains=request.trains), ""
         except EdgeVeilError as error:
             needed_s, refused = 0.0, str(error)
         except Exception as error:
             needed_s, refused = 0.0, failure(error)
-        self._send(wire.Tried(needed_s, refused))
+        self._send(wire.Tried(needed_s, refused, tuple(sorted(set(sys.modules) - before))))
 
     def _answer(self, request: wire.Ask) -> None:
-        """The answer of a device without records first: it stands if the other comes too late."""
+        """The answer of a device without records first: it stands where the other comes too late.
+
+        Then each half by itself, as soon as it is there.
+        """
         _, computer = self._devices[request.device]
         number = request.number
         try:
             one = self._computation(request)
             computer.prepare(one)
-            blank = wire.Parts(number, wire.parts_of(computer.blank(one)))
+            order = computer.order(one)
+            blank = {half: wire.part_of(computer.blank(one, half)) for half in order}
         except Exception as error:  # no record was read: it fails alike for all
             self._send(wire.refused(number, error))
             return
-        self._send(blank)
+        self._send(wire.Parts(number, blank))
         try:
             records = computer.halves(one.job.plan)
         except Exception as error:
             self._send(wire.refused(number, error))
             return
-        try:
-            parts = wire.parts_of(computer.compute(self._computation(request), *records))
-        except Exception as error:  # the records made it: it must not show
-            self._send(wire.Parts(number, blank.parts, failure(error)))
-            return
-        self._send(wire.Parts(number, parts))
+        for half in order:
+            try:
+                found, without = wire.part_of(computer.compute(one, half, *records)), ""
+            except Exception as error:  # the records made it: it must not show
+                found, without = blank[half], failure(error)
+            self._send(wire.Parts(number, {half: found}, without))
 
     def _computation(self, request: wire.Ask) -> Computation:
         """The question, its noise from the beginning."""
@@ -129,5 +136,5 @@ class Server:
 def _load(*modules: str) -> None:
     """Import them ahead of the workers; who lacks one is told when it is used."""
     for module in modules:
-        with suppress(ImportError):
+        with suppress(Exception):
             import_module(module)

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from edge_client.computation import Computation
+from edge_client.computation import Computation, Half
 from fl_core.algorithms.base import Answer
 from fl_core.errors import DataError, EdgeVeilError, PrivacyError, ProtocolError
 from fl_core.privacy.event_codec import event_from_dict, to_dict
@@ -50,7 +50,8 @@ class Read(msgspec.Struct, frozen=True, tag="read"):
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
-    """A question; answered by two `Parts` (without records, then with them) or one `Refused`."""
+    """A question; answered by `Parts` of both halves without records, then of each half with them,
+    or by one `Refused`."""
 
     number: int
     device: str
@@ -70,11 +71,19 @@ class Forget(msgspec.Struct, frozen=True, tag="forget"):
     digest: bytes
 
 
+class Load(msgspec.Struct, frozen=True, tag="load"):
+    """Import what a trial was seen to need, so that the next worker has it from its beginning."""
+
+    modules: tuple[str, ...]
+
+
 class Tried(msgspec.Struct, frozen=True, tag="tried"):
-    """What a trial came to, see `Trial`; also that something was taken in."""
+    """What a trial came to, see `Trial`, and the modules that it loaded; also that something was
+    taken in."""
 
     needed_s: float
     refused: str
+    modules: tuple[str, ...] = ()
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -86,10 +95,10 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Parts(msgspec.Struct, frozen=True, tag="parts"):
-    """An answer to question `number`. `without` says why records had no part in it."""
+    """Halves of the answer to question `number`. `without` says why records had no part in it."""
 
     number: int
-    parts: tuple[Part, ...]
+    parts: dict[Half, Part]
     without: str = ""
 
 
@@ -103,7 +112,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     fix: str
 
 
-Request = Know | Meet | Try | Read | Ask | Forget
+Request = Know | Meet | Try | Read | Ask | Forget | Load
 Reply = Tried | Parts | Refused
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -146,28 +155,16 @@ def ask(number: int, device: str, digest: bytes, one: Computation, noise_key: by
     )
 
 
-def parts_of(answers: tuple[Answer, ...]) -> tuple[Part, ...]:
-    """Answers as they travel."""
-    return tuple(
-        Part(
-            pack_tensors(answer.segments),
-            pack_tensors(answer.kept),
-            tuple(to_dict(event) for event in answer.events),
-        )
-        for answer in answers
-    )
+def part_of(answer: Answer) -> Part:
+    """One half's answer as it travels."""
+    events = tuple(to_dict(event) for event in answer.events)
+    return Part(pack_tensors(answer.segments), pack_tensors(answer.kept), events)
 
 
-def answers_of(parts: tuple[Part, ...]) -> tuple[Answer, ...]:
-    """The inverse of `parts_of`; raises ProtocolError, PrivacyError."""
-    return tuple(
-        Answer(
-            unpack_tensors(part.segments),
-            tuple(event_from_dict(event) for event in part.events),
-            unpack_tensors(part.kept),
-        )
-        for part in parts
-    )
+def answer_of(part: Part) -> Answer:
+    """The inverse of `part_of`; raises ProtocolError, PrivacyError."""
+    events = tuple(event_from_dict(event) for event in part.events)
+    return Answer(unpack_tensors(part.segments), events, unpack_tensors(part.kept))
 
 
 def refused(number: int, error: Exception) -> Refused:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from edge_client.answer import softmax_answer, training_answer
-from edge_client.computation import Computation, Computed, TaughtJob, Trial
+from edge_client.computation import Computation, Computed, Half, TaughtJob, Trial
 from fl_core.algorithms.base import Answer, Records
 from fl_core.config import EdgeSite
 from fl_core.data.device import device_records, of_shape
@@ -63,10 +63,23 @@ class Computer:
     def _answer(self, one: Computation) -> Computed:
         self.prepare(one)
         records = self.halves(one.job.plan)
-        try:
-            return Computed(self.compute(one, *records))
-        except Exception as error:  # whatever it was, the records made it: it must not show
-            return Computed(self.blank(one), failure(error))
+        parts: list[Answer] = []
+        without: list[str] = []
+        for half in self.order(one)[::-1]:
+            try:
+                parts.append(self.compute(one, half, *records))
+            except Exception as error:  # whatever it was, the records made it: it must not show
+                parts.append(self.blank(one, half))
+                without.append(failure(error))
+        return Computed(tuple(parts), "; ".join(without))
+
+    def order(self, one: Computation) -> tuple[Half, ...]:
+        """The halves of an answer, training first: no evaluation record may decide its fate."""
+        halves: tuple[tuple[Half, bool], ...] = (
+            ("train", one.trains),
+            ("infer", one.exchange.infer),
+        )
+        return tuple(half for half, wanted in halves if wanted)
 
     def prepare(self, one: Computation) -> None:
         """Check and load what the answer needs beside records."""
@@ -76,10 +89,10 @@ class Computer:
         if one.exchange.infer:
             self._inference(one.job.graph, plan.job.data.classes)
 
-    def blank(self, one: Computation) -> tuple[Answer, ...]:
+    def blank(self, one: Computation, half: Half) -> Answer:
         """What a device without records answers. Raises what the package's form is to blame for."""
         empty = no_records(one.job.plan)
-        return self.compute(one, empty, empty)
+        return self.compute(one, half, empty, empty)
 
     def records(self, share: float) -> tuple[Records, Records]:
         """This device's halves, loaded once. Raises DataError."""
@@ -94,22 +107,18 @@ class Computer:
         return of_shape(training, data.input_shape), of_shape(evaluation, data.input_shape)
 
     def compute(
-        self, one: Computation, training: Records, evaluation: Records
-    ) -> tuple[Answer, ...]:
-        """The parts of the answer from these records."""
-        plan, package, parts = one.job.plan, one.package, []
-        if one.exchange.infer:
-            session = self._inference(one.job.graph, plan.job.data.classes)
-            weights = unpack_tensors(package.model)
-            key, noise = self._split_key, one.noise
-            samples = plan.softmax_samples
-            row_s = one.allowed_s / (2 * samples) if samples else math.inf
-            parts.append(softmax_answer(plan, session, weights, evaluation.x, noise, key, row_s))
-        if one.trains:
-            own, noise, processor = one.own, one.noise, self._site.device
-            exchange = one.exchange
-            parts.append(training_answer(plan, exchange, package, own, training, noise, processor))
-        return tuple(parts)
+        self, one: Computation, half: Half, training: Records, evaluation: Records
+    ) -> Answer:
+        """One half of the answer from these records."""
+        plan, package, noise = one.job.plan, one.package, one.fresh_noise()
+        if half == "train":
+            processor, exchange = self._site.device, one.exchange
+            return training_answer(plan, exchange, package, one.own, training, noise, processor)
+        session = self._inference(one.job.graph, plan.job.data.classes)
+        weights, samples = unpack_tensors(package.model), plan.softmax_samples
+        row_s = one.allowed_s / (2 * samples) if samples else math.inf
+        key = self._split_key
+        return softmax_answer(plan, session, weights, evaluation.x, noise, key, row_s)
 
     def _inference(self, graph: bytes, classes: int) -> InferenceSession:
         digest = hashlib.sha256(graph).digest()

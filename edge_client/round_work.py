@@ -90,6 +90,9 @@ class RoundWork:
         why = found.refused or self._too_slow(found, job.plan.job.round.time_budget_s * WORK_SHARE)
         if why:
             self._say(f"a job is declined: {why}")
+        share, read = job.plan.job.data.evaluation_share, self._store.fact("evaluation_share")
+        if not why and share != (USUAL_SHARE if read is None else float(read)):
+            self._compute.read_ahead(share)
         trial = Trial(found.needed_s, why)
         self._store.put_fact(trial_name(manifest.at.job_id), json.dumps(asdict(trial)))
 

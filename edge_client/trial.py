@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from edge_client.computation import TaughtJob
 from fl_core.config import EdgeSite
+from fl_core.data.limits import MAX_BYTES, require_room
 from fl_core.rehearsal import rehearse_device
 
 _WARM_RECORDS = 8
@@ -30,6 +31,8 @@ def tried(job: TaughtJob, site: EdgeSite, *, trains: bool) -> float:
             memory_bytes=site.limits.memory_bytes,
         )
 
-    records = job.plan.job.data.nominal_records
+    data = job.plan.job.data
+    records = data.nominal_records
+    require_room((records, *data.input_shape), 4, MAX_BYTES, "data.nominal_records")
     play(min(records, _WARM_RECORDS))  # loads what is used from now on
     return min(play(records) for _ in range(_TRIES)) + min(play(0) for _ in range(_TRIES))

@@ -119,7 +119,8 @@ def _first_row(line: str, where: str) -> list[str]:
 
 def _require_names(cells: list[str], where: str) -> None:
     """Raise DataError for a line that may be a record."""
-    if not all(cells) or any(_number(cell) is not None for cell in cells):
+    named = all(cells) and len(set(cells)) == len(cells)
+    if not named or any(_number(cell) is not None for cell in cells):
         raise DataError(
             "holds no header: one record more or less would change the form of the file",
             where=where,

@@ -21,12 +21,14 @@ import psutil
 import pytest
 
 from edge_client import compute_process
+from edge_client import compute_wire as wire
+from edge_client.answer import softmax_answer
 from edge_client.computation import Computation, Computed, TaughtJob
-from edge_client.compute_process import ComputeProcess, RemoteComputer
+from edge_client.compute_process import ComputeProcess, RemoteComputer, digest_of
 from edge_client.computer import Computer
 from fl_core.config import EdgeSite, Job
 from fl_core.errors import DataError, EdgeVeilError, PrivacyError, ProtocolError
-from fl_core.plan import JobPlan
+from fl_core.plan import SOFTMAX, JobPlan
 from fl_core.privacy.derived import DerivedRandom
 from fl_core.protocol.package import RoundPackage, pack_tensors
 
@@ -270,6 +272,27 @@ def test_a_box_that_is_late_with_the_empty_answer_sends_that_late(process, tmp_p
     assert "not done within" in found.without
 
 
+def test_what_evaluation_records_do_changes_no_training_answer(tmp_path, monkeypatch) -> None:
+    path, index = records(tmp_path / "own.npz"), 3
+    job, own = taught(), site(tmp_path, path)
+    assert job.plan.exchange(index).infer
+    sound = Computer(own, SPLIT_KEY).answer(computation(job, index))
+    nobody = Computer(site(tmp_path, records(tmp_path / "none.npz", 0)), SPLIT_KEY)
+    real = softmax_answer
+
+    def fails(plan, session, weights, x, *rest):
+        if len(x):
+            raise ValueError("a record")
+        return real(plan, session, weights, x, *rest)
+
+    monkeypatch.setattr("edge_client.computer.softmax_answer", fails)
+    found = Computer(own, SPLIT_KEY).answer(computation(job, index))
+    assert "ValueError" in found.without
+    assert tensors(found)["head.weight"] == tensors(sound)["head.weight"]
+    assert tensors(found)[SOFTMAX] == tensors(nobody.answer(computation(job, index)))[SOFTMAX]
+    assert Computer(own, SPLIT_KEY).order(computation(job, index)) == ("train", "infer")
+
+
 # --- trials -------------------------------------------------------------------------------------
 
 
@@ -305,6 +328,35 @@ def test_a_trial_that_never_ends_is_ended_and_refused(process, tmp_path, monkeyp
     (tmp_path / "code" / f"{MODULE}.py").write_text(slow)
     found = remote(process, tmp_path, tmp_path / "nowhere.npz").try_job(own_net(), trains=True)
     assert "did not end" in found.refused
+
+
+def test_a_worker_begins_with_all_that_a_trial_loaded(process, tmp_path) -> None:
+    job = taught(
+        features=(),
+        model={"name": "mlp", "hidden": (4,)},
+        train={"method": "dp_sgd", "rounds": 2, "local_steps": 1},
+    )
+    far = remote(process, tmp_path, tmp_path / "nowhere.npz")
+    assert far.try_job(job, trains=True).refused == ""
+    process.replace_worker()
+    process._send(wire.Try(far.name, digest_of(job), True))
+    again = process._receive(time.monotonic() + 60)
+    assert isinstance(again, wire.Tried)
+    assert again.modules == ()
+
+
+def test_a_worker_that_ended_between_two_rounds_is_replaced(process, tmp_path) -> None:
+    far = remote(process, tmp_path, records(tmp_path / "own.npz"))
+    first, nursery = tensors(far.answer(computation(taught()))), child(process)
+    nursery.children()[0].kill()
+    assert tensors(far.answer(computation(taught()))) == first
+    assert child(process) == nursery
+
+
+def test_a_trial_takes_no_more_memory_than_records_may(process, tmp_path) -> None:
+    job = taught(data={**DATA, "nominal_records": 10**9}, privacy={"epsilon": 8.0, "delta": 1e-10})
+    found = remote(process, tmp_path, tmp_path / "nowhere.npz").try_job(job, trains=True)
+    assert "data.nominal_records" in found.refused
 
 
 def test_a_job_that_cannot_be_played_is_refused_with_the_reason(process, tmp_path) -> None:
