@@ -58,7 +58,7 @@ class Computed:
 
 
 @dataclass(frozen=True)
-class Trial:
+class JobTrial:
     """What playing a job on made-up records came to: the seconds that its longest answer takes,
     or why this device cannot play it."""
 
@@ -69,7 +69,7 @@ class Trial:
 class Compute(Protocol):
     """Where a device computes. Calls come one at a time."""
 
-    def try_job(self, job: TaughtJob, *, trains: bool) -> Trial:
+    def try_job(self, job: TaughtJob, *, trains: bool) -> JobTrial:
         """Play every kind of exchange on made-up records; never reads a record."""
         ...
 

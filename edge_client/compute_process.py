@@ -20,7 +20,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
 
 from edge_client import compute_wire as wire
-from edge_client.computation import Computation, Computed, TaughtJob, Trial
+from edge_client.computation import Computation, Computed, JobTrial, TaughtJob
 from edge_client.compute_child import Forked
 from fl_core.config import EdgeSite
 from fl_core.errors import PrivacyError, ProtocolError
@@ -43,7 +43,7 @@ class ComputeProcess:
         self._connection: Connection | None = None  # to the worker
         self._known: set[bytes] = set()
         self._met: set[str] = set()
-        self._trials: dict[tuple[bytes, bytes, bool, str, int], Trial] = {}
+        self._trials: dict[tuple[bytes, bytes, bool, str, int], JobTrial] = {}
         self._number = 0
         self._closed = False
 
@@ -94,7 +94,7 @@ class ComputeProcess:
 
     # --- tasks ---
 
-    def try_job(self, device: RemoteComputer, job: TaughtJob, *, trains: bool) -> Trial:
+    def try_job(self, device: RemoteComputer, job: TaughtJob, *, trains: bool) -> JobTrial:
         """See `Compute.try_job`. Devices of one kind have one trial."""
         site = device.site
         graph, kept_bytes = hashlib.sha256(job.graph).digest(), site.limits.memory_bytes
@@ -104,20 +104,20 @@ class ComputeProcess:
             found = self._trials[key] = self._tried(device, job, trains)
         return found
 
-    def _tried(self, device: RemoteComputer, job: TaughtJob, trains: bool) -> Trial:
+    def _tried(self, device: RemoteComputer, job: TaughtJob, trains: bool) -> JobTrial:
         refused = self._teach(device, job, trains)
         if refused:
-            return Trial(0.0, refused)
+            return JobTrial(0.0, refused)
         self._send(wire.Try(device.name, digest_of(job), trains))
         limit_s = TRIAL_S + 4 * job.plan.job.round.time_budget_s
         reply = self._receive(self._clock() + limit_s)
         if isinstance(reply, wire.Tried):
             if reply.modules and not reply.refused:
                 self._tell(wire.Load(reply.modules))
-            return Trial(reply.needed_s * self.shared, reply.refused)
+            return JobTrial(reply.needed_s * self.shared, reply.refused)
         self.replace_worker()
         how = "ended the process" if reply is None else f"did not end within {limit_s:g} s"
-        return Trial(0.0, f"the job's computation on made-up records {how}")
+        return JobTrial(0.0, f"the job's computation on made-up records {how}")
 
     def read_ahead(self, device: RemoteComputer, share: float) -> None:
         """Let the child read the device's records before a round asks for them."""
@@ -309,7 +309,7 @@ class RemoteComputer:
     ) -> None:
         self._process, self.name, self.site, self.split_key = process, name, site, split_key
 
-    def try_job(self, job: TaughtJob, *, trains: bool) -> Trial:
+    def try_job(self, job: TaughtJob, *, trains: bool) -> JobTrial:
         """See `Compute`."""
         return self._process.try_job(self, job, trains=trains)
 

@@ -59,7 +59,7 @@ class Server:
                 request = wire.decode_request(connection.recv_bytes())
                 if isinstance(request, wire.Try):
                     self._try(request)
-                elif isinstance(request, wire.Ask):
+                elif isinstance(request, wire.AskAnswer):
                     self._answer(request)
 
     def _know(self, request: wire.Know) -> None:
@@ -82,7 +82,7 @@ class Server:
             needed_s, refused = 0.0, failure(error)
         self._send(wire.Tried(needed_s, refused, tuple(sorted(set(sys.modules) - before))))
 
-    def _answer(self, request: wire.Ask) -> None:
+    def _answer(self, request: wire.AskAnswer) -> None:
         """The answer of a device without records first: it stands where the other comes too late.
 
         Then each half by itself, as soon as it is there.
@@ -110,7 +110,7 @@ class Server:
                 found, without = blank[half], failure(error)
             self._send(wire.Parts(number, {half: found}, without))
 
-    def _computation(self, request: wire.Ask) -> Computation:
+    def _computation(self, request: wire.AskAnswer) -> Computation:
         """The question, its noise from the beginning."""
         job = self._jobs[request.digest]
         exchange = job.plan.exchange(request.exchange)

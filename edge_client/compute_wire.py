@@ -49,7 +49,7 @@ class Read(msgspec.Struct, frozen=True, tag="read"):
     share: float
 
 
-class Ask(msgspec.Struct, frozen=True, tag="ask"):
+class AskAnswer(msgspec.Struct, frozen=True, tag="ask"):
     """A question; answered by `Parts` of both halves without records, then of each half with them,
     or by one `Refused`."""
 
@@ -78,7 +78,7 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
 
 
 class Tried(msgspec.Struct, frozen=True, tag="tried"):
-    """What a trial came to, see `Trial`, and the modules that it loaded; also that something was
+    """What a trial came to, see `JobTrial`, and the modules that it loaded; also that something was
     taken in."""
 
     needed_s: float
@@ -86,7 +86,7 @@ class Tried(msgspec.Struct, frozen=True, tag="tried"):
     modules: tuple[str, ...] = ()
 
 
-class Part(msgspec.Struct, frozen=True):
+class HalfAnswer(msgspec.Struct, frozen=True):
     """One mechanism's noised tensors, their events, and what the device keeps to itself."""
 
     segments: bytes
@@ -98,7 +98,7 @@ class Parts(msgspec.Struct, frozen=True, tag="parts"):
     """Halves of the answer to question `number`. `without` says why records had no part in it."""
 
     number: int
-    parts: dict[Half, Part]
+    parts: dict[Half, HalfAnswer]
     without: str = ""
 
 
@@ -112,7 +112,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     fix: str
 
 
-Request = Know | Meet | Try | Read | Ask | Forget | Load
+Request = Know | Meet | Try | Read | AskAnswer | Forget | Load
 Reply = Tried | Parts | Refused
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -138,10 +138,10 @@ def decode_reply(raw: bytes) -> Reply:
         raise ProtocolError("malformed_answer", "the computing process sent no answer") from None
 
 
-def ask(number: int, device: str, digest: bytes, one: Computation, noise_key: bytes) -> Ask:
+def ask(number: int, device: str, digest: bytes, one: Computation, noise_key: bytes) -> AskAnswer:
     """A question as it travels."""
     package = one.package
-    return Ask(
+    return AskAnswer(
         number,
         device,
         digest,
@@ -155,13 +155,13 @@ def ask(number: int, device: str, digest: bytes, one: Computation, noise_key: by
     )
 
 
-def part_of(answer: Answer) -> Part:
+def part_of(answer: Answer) -> HalfAnswer:
     """One half's answer as it travels."""
     events = tuple(to_dict(event) for event in answer.events)
-    return Part(pack_tensors(answer.segments), pack_tensors(answer.kept), events)
+    return HalfAnswer(pack_tensors(answer.segments), pack_tensors(answer.kept), events)
 
 
-def answer_of(part: Part) -> Answer:
+def answer_of(part: HalfAnswer) -> Answer:
     """The inverse of `part_of`; raises ProtocolError, PrivacyError."""
     events = tuple(event_from_dict(event) for event in part.events)
     return Answer(unpack_tensors(part.segments), events, unpack_tensors(part.kept))

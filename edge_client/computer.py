@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from edge_client.answer import softmax_answer, training_answer
-from edge_client.computation import Computation, Computed, Half, TaughtJob, Trial
+from edge_client.computation import Computation, Computed, Half, JobTrial, TaughtJob
 from fl_core.algorithms.base import Answer, Records
 from fl_core.config import EdgeSite
 from fl_core.data.device import device_records, of_shape
@@ -45,9 +45,9 @@ class Computer:
         self._session: InferenceSession | None = None
         self._records: dict[float, tuple[Records, Records]] = {}  # of one share at most
 
-    def try_job(self, job: TaughtJob, *, trains: bool) -> Trial:
+    def try_job(self, job: TaughtJob, *, trains: bool) -> JobTrial:
         """Nothing: who computes in this process has no limit to keep."""
-        return Trial()
+        return JobTrial()
 
     def read_ahead(self, share: float) -> None:
         """Nothing: here records are read when they are asked for."""

@@ -16,7 +16,7 @@ from edge_client.answer import (
     seal_dummies,
     seal_release,
 )
-from edge_client.computation import Computation, Compute, TaughtJob, Trial
+from edge_client.computation import Computation, Compute, JobTrial, TaughtJob
 from edge_client.conditions import why_not_now
 from edge_client.consent import consent, judge
 from edge_client.identity import Identity
@@ -93,7 +93,7 @@ class RoundWork:
         share, read = job.plan.job.data.evaluation_share, self._store.fact("evaluation_share")
         if not why and share != (USUAL_SHARE if read is None else float(read)):
             self._compute.read_ahead(share)
-        trial = Trial(found.needed_s, why)
+        trial = JobTrial(found.needed_s, why)
         self._store.put_fact(trial_name(manifest.at.job_id), json.dumps(asdict(trial)))
 
     def warm_up(self) -> None:
@@ -105,11 +105,11 @@ class RoundWork:
             if trial is not None and not trial.refused:
                 self._compute.try_job(self._known(job_id), trains=self.site.role == "train")
 
-    def _trial(self, job_id: bytes) -> Trial | None:
+    def _trial(self, job_id: bytes) -> JobTrial | None:
         fact = self._store.fact(trial_name(job_id))
-        return Trial(**json.loads(fact)) if fact else None
+        return JobTrial(**json.loads(fact)) if fact else None
 
-    def _too_slow(self, trial: Trial, allowed_s: float) -> str:
+    def _too_slow(self, trial: JobTrial, allowed_s: float) -> str:
         if trial.needed_s <= allowed_s:
             return ""
         return (
@@ -207,7 +207,7 @@ class RoundWork:
         """Raise PrivacyError where the job's trial, before any record was read, was against it."""
         if self._trial(task.manifest.at.job_id) is None:
             self.take_up(task.manifest)
-        trial = self._trial(task.manifest.at.job_id) or Trial()
+        trial = self._trial(task.manifest.at.job_id) or JobTrial()
         why = trial.refused or self._too_slow(trial, task.allowed_s)
         if why:
             raise PrivacyError(why)

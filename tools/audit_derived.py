@@ -19,7 +19,7 @@ from fl_core.privacy.ledger import LEDGER_FILE, Ledger
 from fl_core.privacy.mechanisms import gaussian, gaussian_event, laplace, laplace_event
 from fl_core.privacy.policy import JobRequest, Limits
 from fl_core.privacy.sampler import RandomBytes, os_random
-from tools.audit_guards import Guard, Seen
+from tools.audit_guards import AttackOutcome, Guard
 
 JOB, DATASET = "4a" * 16, "audit"
 BITS = 28
@@ -58,7 +58,7 @@ def derived_guards() -> tuple[Guard, ...]:
     )
 
 
-def restored(flawed: bool, quick: bool) -> Seen:
+def restored(flawed: bool, quick: bool) -> AttackOutcome:
     """Put the ledger's files back after each answer, and average the answers."""
     times, trials = (16, 4) if quick else (64, 10)
     event = gaussian_event("audit", GAP, MU, SIZE, grid_bits=BITS)
@@ -74,7 +74,7 @@ def restored(flawed: bool, quick: bool) -> Seen:
     figure = (
         f"{different} of {trials * (times - 1)} answers are new, their mean off by {error:.2f} σ"
     )
-    return Seen(different > 0 or error < LEAST_ERROR, figure)
+    return AttackOutcome(bool(different > 0 or error < LEAST_ERROR), figure)
 
 
 def _answers(
@@ -102,7 +102,7 @@ def _answers(
     return heard
 
 
-def other_sums(flawed: bool, quick: bool) -> Seen:
+def other_sums(flawed: bool, quick: bool) -> AttackOutcome:
     """Subtract two answers to one question, with a record and without it."""
     count = 20_000 if quick else 200_000
     normal = gaussian_event("audit", GAP, MU, count, grid_bits=BITS)
@@ -119,7 +119,7 @@ def other_sums(flawed: bool, quick: bool) -> Seen:
             exact += int((present - without)[0] == GAP)
             worst = max(worst, abs(np.corrcoef(without, present - neighbour)[0, 1]))
     figure = f"{exact} of 8 differences are exact, correlation {worst:.3f}"
-    return Seen(exact > 0 or worst > 6 / np.sqrt(count), figure)
+    return AttackOutcome(bool(exact > 0 or worst > 6 / np.sqrt(count)), figure)
 
 
 def _sent(
@@ -170,7 +170,7 @@ def _repeated(tail: bytes, count: int) -> bytes:
     return (tail * count)[:count]
 
 
-def endless_words(flawed: bool, quick: bool) -> Seen:
+def endless_words(flawed: bool, quick: bool) -> AttackOutcome:
     """Force the words of single draws, at the largest scale there is."""
     kind, endless, most = (_Walk if flawed else _Counted), 0, 0
     tails = [byte * 8 for byte in (b"\0", b"\x01", b"\x55", b"\xff")]
@@ -183,4 +183,4 @@ def endless_words(flawed: bool, quick: bool) -> Seen:
                 endless += 1
             most = max(most, draw.compared)
     figure = f"{endless} of {len(WORDS) * len(tails)} draws do not end, {most} comparisons at most"
-    return Seen(endless > 0, figure)
+    return AttackOutcome(endless > 0, figure)

@@ -43,7 +43,7 @@ from fl_core.protocol.package import JobPackage, encode_package
 from fl_core.protocol.sealed import Terms, seal_broadcast
 from fl_core.protocol.tasks import Settings
 from fl_core.transport.runtime import Runtime
-from tools.audit_guards import Guard, Seen
+from tools.audit_guards import AttackOutcome, Guard
 from tools.audit_timing import (
     CLASSES,
     COUNTING,
@@ -237,7 +237,7 @@ def device(flawed: bool) -> Iterator[DeviceAnswer]:
 def device_guard() -> Guard:
     """The crafted graphs against real devices under a stopwatch."""
 
-    def played(flawed: bool, quick: bool) -> Seen:
+    def played(flawed: bool, quick: bool) -> AttackOutcome:
         with device(flawed) as answer:
             return attacked(answer, _cases(_REPEATS[flawed]), RUNS[flawed][quick])
 

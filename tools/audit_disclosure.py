@@ -19,7 +19,7 @@ import numpy as np
 import yaml
 
 from fl_core.config import Job, LocalRun
-from tools.audit_guards import Guard, Seen
+from tools.audit_guards import AttackOutcome, Guard
 from tools.report_holdings import holdings, holdings_plot
 from tools.run_job import Overrides, local_job, site_of
 from tools.run_local import run_local
@@ -40,7 +40,7 @@ def guard() -> Guard:
     )
 
 
-def _play(flawed: bool, quick: bool) -> Seen:
+def _play(flawed: bool, quick: bool) -> AttackOutcome:
     with TemporaryDirectory() as name:
         folder = Path(name)
         path = _job(folder, rounds=2 if quick else 8)
@@ -50,7 +50,7 @@ def _play(flawed: bool, quick: bool) -> Seen:
             stream=io.StringIO(),
         )  # fmt: skip
         found = sorted(set(exact_figures(out, *local_job(path, Overrides()))))
-    return Seen(bool(found), "; ".join(found) or "none found")
+    return AttackOutcome(bool(found), "; ".join(found) or "none found")
 
 
 def exact_figures(out: Path, job: Job, run: LocalRun) -> Iterator[str]:

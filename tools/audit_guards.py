@@ -13,7 +13,7 @@ from functools import cache
 
 
 @dataclass(frozen=True)
-class Seen:
+class AttackOutcome:
     """What an attack came to: whether it `broke` the promise, and its `figure` in words."""
 
     broke: bool
@@ -30,7 +30,7 @@ class Guard:
     mechanism: str
     promise: str
     flaw: str
-    play: Callable[[bool, bool], Seen]
+    play: Callable[[bool, bool], AttackOutcome]
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class GuardFinding:
     mechanism: str
     promise: str
     flaw: str
-    stands: Seen
-    flawed: Seen
+    stands: AttackOutcome
+    flawed: AttackOutcome
 
     @property
     def verdict(self) -> str:

@@ -45,7 +45,7 @@ from fl_core.privacy.grid import Int64
 from fl_core.privacy.mechanisms import diagonal_of_triangle, scale_of
 from fl_core.privacy.softmax import SOFTMAX_BITS
 from tools.audit_forms import CLASSES, FORMS, PYTHON_MODULE, SEED, SIDE, forms, made_up
-from tools.audit_guards import Guard, Seen
+from tools.audit_guards import AttackOutcome, Guard
 
 REMOVED, REMOVED_QUICK, DEVICES = 50, 8, 4
 DELTA = 1e-5
@@ -73,7 +73,7 @@ class Released:
     rows: NDArray[np.float64]  # (devices, slots, classes) of one per-sample upload
 
 
-class Fleet:
+class DealtFleet:
     """The devices of a job on records of one shape; what they are asked is the same every time."""
 
     def __init__(self, shape: Sequence[int], noise: str) -> None:
@@ -172,8 +172,8 @@ class Fleet:
 
 
 @cache
-def _fleet(shape: tuple[int, ...], noise: str) -> Fleet:
-    return Fleet(shape, noise)
+def _fleet(shape: tuple[int, ...], noise: str) -> DealtFleet:
+    return DealtFleet(shape, noise)
 
 
 def _squared(change: Sequence[int], event: GaussianEvent) -> int:
@@ -187,7 +187,7 @@ def _squared(change: Sequence[int], event: GaussianEvent) -> int:
 # --- the attack ---
 
 
-def play(flawed: bool, quick: bool) -> Seen:
+def play(flawed: bool, quick: bool) -> AttackOutcome:
     """Remove records one by one from files of every form, dealt in every way."""
     removed, table = (REMOVED_QUICK if quick else REMOVED), made_up()
     # The equal ones, the broken one and the last of its class come first.
@@ -218,7 +218,7 @@ def play(flawed: bool, quick: bool) -> Seen:
         f"{pairs} pairs of files, at most {moved} of {len(table.y)} records moved; ε {ours} in"
         f" training, {theirs} in an inference"
     )
-    return Seen(broke, figure)
+    return AttackOutcome(broke, figure)
 
 
 def _cases() -> Iterator[tuple[str, str, dict[str, Any]]]:

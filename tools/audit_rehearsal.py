@@ -29,7 +29,7 @@ from fl_core.privacy.policy import Limits as Budget
 from fl_core.protocol.cloud_tasks import SealRelease
 from fl_core.protocol.package import pack_tensors
 from fl_core.rehearsal import made_up_records, rehearsed_answer, rehearsed_softmax
-from tools.audit_guards import Seen
+from tools.audit_guards import AttackOutcome
 
 if TYPE_CHECKING:
     import torch
@@ -65,7 +65,7 @@ def shrinking() -> torch.nn.Module:
     return nn.Sequential(nn.Linear(8, 3), nn.Softshrink())
 
 
-def late_failures(flawed: bool, quick: bool) -> Seen:
+def late_failures(flawed: bool, quick: bool) -> AttackOutcome:
     """Submit jobs that fail late; with the flaw no job is played on made-up records before."""
     del quick  # it takes seconds either way
     spent, why = 0.0, ""
@@ -76,10 +76,12 @@ def late_failures(flawed: bool, quick: bool) -> Seen:
             if epsilon:
                 spent, why = spent + epsilon, reason
     if spent:
-        return Seen(True, f"ε = {spent:.2f} spent, then: {why}")
+        return AttackOutcome(True, f"ε = {spent:.2f} spent, then: {why}")
     if not taken[0]:
-        return Seen(True, f"a sound job is refused: {taken[1]}")
-    return Seen(False, f"{len(_LATE)} of {len(_LATE)} jobs refused before anything was priced")
+        return AttackOutcome(True, f"a sound job is refused: {taken[1]}")
+    return AttackOutcome(
+        False, f"{len(_LATE)} of {len(_LATE)} jobs refused before anything was priced"
+    )
 
 
 def _submitted(model: str, blob_bytes: int) -> tuple[float, str]:

@@ -27,7 +27,7 @@ from fl_core.evaluation.graph_check import check_graph
 from fl_core.evaluation.inference import InferenceSession
 from fl_core.evaluation.onnx_session import BATCH_RECORDS
 from fl_core.models.serialise import serialise
-from tools.audit_guards import Guard, Seen
+from tools.audit_guards import AttackOutcome, Guard
 
 CLASSES = 3
 SHAPE = (8,)  # of one record, where the attack may choose
@@ -43,7 +43,7 @@ records x (n, ...); `math.inf` if none comes."""
 
 
 @dataclass(frozen=True)
-class Chain:
+class OperatorChain:
     """What a graph does once it knows whether r is there.
 
     It starts from pattern · scale + shift where r is there and from shift where not, as
@@ -62,11 +62,11 @@ class Chain:
 
 # Neither step leaves the numbers below the smallest normal one. Some processors multiply them as
 # fast as any, none divides them so.
-SUBNORMAL = Chain((("Mul", 1.0000001), ("Div", 1.0000001)), scale=1e-39)
+SUBNORMAL = OperatorChain((("Mul", 1.0000001), ("Div", 1.0000001)), scale=1e-39)
 # Found by `tools.audit_timing_search`: these kernels branch, on what no processor foresees.
-BRANCHES = Chain((("Selu", None), ("Elu", None)), scale=90.0, shift=1.0, pattern="signs")
+BRANCHES = OperatorChain((("Selu", None), ("Elu", None)), scale=90.0, shift=1.0, pattern="signs")
 # The same long work for any values: it tells how many batches there are.
-COUNTING = Chain((("Tanh", None),), scale=0.0, shift=0.5)
+COUNTING = OperatorChain((("Tanh", None),), scale=0.0, shift=0.5)
 
 
 CHAINS = (("subnormal", SUBNORMAL), ("branches", BRANCHES))
@@ -94,7 +94,7 @@ def pattern(name: str) -> Values:
     return made[name].astype(np.float32)
 
 
-def crafted(chain: Chain, record: Values, classes: int = CLASSES) -> bytes:
+def crafted(chain: OperatorChain, record: Values, classes: int = CLASSES) -> bytes:
     """The graph for one record (...) without a batch axis; it takes no weights.
 
     Passes `check_graph`; its output is a distribution unless the chain ends in NaN.
@@ -151,7 +151,7 @@ def records(count: int, shape: tuple[int, ...] = SHAPE, seed: int = 0) -> Values
 def cases(
     others: Values | None = None,
     record: Values | None = None,
-    chains: Sequence[tuple[str, Chain]] = CHAINS,
+    chains: Sequence[tuple[str, OperatorChain]] = CHAINS,
 ) -> Iterator[Case]:
     """The crafted graphs, on these records or on made-up ones.
 
@@ -189,12 +189,12 @@ def tells(area: float, runs: int) -> bool:
     return abs(area - 0.5) > max(_WITHIN, _SIGMAS * deviation)
 
 
-def attacked(answer: DeviceAnswer, played: Sequence[Case], runs: int) -> Seen:
+def attacked(answer: DeviceAnswer, played: Sequence[Case], runs: int) -> AttackOutcome:
     """Every case against one device; the figure is the AUC furthest from ½."""
     found = {case.name: auc(*play(answer, case, runs)) for case in played}
     worst = max(found, key=lambda name: abs(found[name] - 0.5))
     figure = f"AUC {found[worst]:.2f} ({worst}) over {runs} runs each"
-    return Seen(any(tells(area, runs) for area in found.values()), figure)
+    return AttackOutcome(any(tells(area, runs) for area in found.values()), figure)
 
 
 class DirectSessions:
@@ -234,7 +234,7 @@ def _left_off() -> bool:
     return True
 
 
-def play_subnormals(flawed: bool, quick: bool) -> Seen:
+def play_subnormals(flawed: bool, quick: bool) -> AttackOutcome:
     """Whether subnormal numbers cost time inside a run."""
     only = [case for case in cases() if case.name == "subnormal"]
     runs = QUICK_RUNS if quick else RUNS

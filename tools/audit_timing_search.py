@@ -21,7 +21,7 @@ import numpy as np
 
 from fl_core.errors import DataError
 from fl_core.evaluation.onnx_session import BATCH_RECORDS, OnnxModel
-from tools.audit_timing import Chain, Values, crafted, not_flushing, records
+from tools.audit_timing import OperatorChain, Values, crafted, not_flushing, records
 
 UNARY = """
     Abs Elu Erf Exp HardSigmoid HardSwish Identity LeakyRelu Log LogSoftmax Neg Reciprocal Relu
@@ -36,10 +36,10 @@ FEW, MANY = 4, 40  # interleaved runs of a first look, and of one at a new best
 
 
 @dataclass(frozen=True)
-class Found:
+class Scored:
     """A chain, and how many times as long the slower of the two sides takes."""
 
-    chain: Chain
+    chain: OperatorChain
     ratio: float
 
     def __str__(self) -> str:
@@ -59,9 +59,9 @@ def random_step(chance: random.Random) -> tuple[str, float | None]:
     return chance.choice(UNARY), None
 
 
-def random_chain(chance: random.Random) -> Chain:
+def random_chain(chance: random.Random) -> OperatorChain:
     """A short chain, small enough that thousands can be tried."""
-    return Chain(
+    return OperatorChain(
         tuple(random_step(chance) for _ in range(chance.randint(1, STEPS))),
         chance.choice(SCALES),
         chance.choice(SCALES),
@@ -72,7 +72,7 @@ def random_chain(chance: random.Random) -> Chain:
     )
 
 
-def changed(chain: Chain, chance: random.Random) -> Chain:
+def changed(chain: OperatorChain, chance: random.Random) -> OperatorChain:
     """`chain` with one thing about it another."""
     steps = list(chain.steps)
     match chance.randrange(6):
@@ -101,7 +101,7 @@ class Search:
         self._sides = given, np.concatenate([given[:-1], records(1, seed=seed + 1) - 999])
         self.tried = 0
 
-    def ratio(self, chain: Chain, runs: int) -> float:
+    def ratio(self, chain: OperatorChain, runs: int) -> float:
         """The slower side's least time over the other's; 1 where the graph cannot be run."""
         self.tried += 1
         try:
@@ -117,11 +117,11 @@ class Search:
             return 1.0
         return max(least) / min(least)
 
-    def climbed(self, seconds: float, tell: Callable[[Found], object]) -> list[Found]:
+    def climbed(self, seconds: float, tell: Callable[[Scored], object]) -> list[Scored]:
         """The best chains of several climbs within `seconds`, the best first."""
         ends, found = time.monotonic() + seconds, []
         while time.monotonic() < ends:
-            best = Found(random_chain(self.chance), 1.0)
+            best = Scored(random_chain(self.chance), 1.0)
             since = 0
             while since < 40 and time.monotonic() < ends:
                 since += 1
@@ -130,7 +130,7 @@ class Search:
                 if self.ratio(chain, FEW) > best.ratio * 1.02:
                     sure = self.ratio(chain, MANY)
                     if sure > best.ratio * 1.02:
-                        best, since = Found(chain, sure), 0
+                        best, since = Scored(chain, sure), 0
             found.append(best)
             tell(best)
         return sorted(found, key=lambda one: -one.ratio)

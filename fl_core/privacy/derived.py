@@ -19,6 +19,7 @@ import hmac
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
@@ -77,10 +78,12 @@ class DerivedRandom(SampleBytes):
         if len(question_key) != KEY_BYTES:
             raise PrivacyError(f"a question's key has {KEY_BYTES} bytes, got {len(question_key)}")
         self._key, self._draws = bytes(question_key), 0
-        label = labels.separated(labels.NOISE_SAMPLES)
-        self._samples = _Keystream(hmac.digest(self._key, label, "sha256"))
+        self._samples: _Keystream | None = None  # most answers need none
 
     def __call__(self, count: int) -> bytes:
+        if self._samples is None:
+            label = labels.separated(labels.NOISE_SAMPLES)
+            self._samples = _Keystream(hmac.digest(self._key, label, "sha256"))
         return self._samples(count)
 
     def __repr__(self) -> str:
@@ -93,11 +96,10 @@ class DerivedRandom(SampleBytes):
     def bound(self, law: Event | str, total: NDArray[np.generic]) -> RandomBytes:
         """The stream of the next draw, for noise by `law` on `total`; independent of all others."""
         little = np.ascontiguousarray(total, total.dtype.newbyteorder("<"))
-        named = law if isinstance(law, str) else json.dumps(to_dict(law), sort_keys=True)
         head = labels.context(
             labels.NOISE_SUM,
             self._draws.to_bytes(8, "big"),
-            named.encode(),
+            _named(law),
             little.dtype.str.encode(),
             str(total.shape).encode(),
         )
@@ -116,6 +118,13 @@ def bound(random_bytes: RandomBytes, law: Event | str, total: NDArray[np.generic
     if isinstance(random_bytes, DerivedRandom):
         return random_bytes.bound(law, total)
     return random_bytes
+
+
+@lru_cache(maxsize=64)
+def _named(law: Event | str) -> bytes:
+    """The law as it is hashed; one event prices many draws."""
+    named = law if isinstance(law, str) else json.dumps(to_dict(law), sort_keys=True)
+    return named.encode()
 
 
 class _Keystream:

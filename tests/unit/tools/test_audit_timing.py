@@ -14,7 +14,7 @@ from tools.audit_timing import (
     COUNTING,
     SUBNORMAL,
     SUBNORMALS,
-    Chain,
+    OperatorChain,
     attacked,
     auc,
     cases,
@@ -44,7 +44,7 @@ def test_more_than_chance_is_wider_for_fewer_runs():
 
 
 def test_the_crafted_graphs_pass_the_check_and_find_their_record_alone():
-    loud = Chain((("Relu", None),), scale=4.0, repeats=1, doublings=0)
+    loud = OperatorChain((("Relu", None),), scale=4.0, repeats=1, doublings=0)
     given = records(8)
     model = OnnxModel(crafted(loud, given[3]))
     shown = crafted(loud, given[3])
@@ -55,7 +55,9 @@ def test_the_crafted_graphs_pass_the_check_and_find_their_record_alone():
 
 
 def test_every_batch_is_found_to_hold_the_record_or_not():
-    ends = Chain((("Log", None),), scale=1.0, repeats=1, doublings=0)  # log 1 = 0, log 0 = -inf
+    ends = OperatorChain(
+        (("Log", None),), scale=1.0, repeats=1, doublings=0
+    )  # log 1 = 0, log 0 = -inf
     given = records(9)
     model = OnnxModel(crafted(ends, given[4]))
     assert np.isfinite(model.probabilities(given, {})).all()

@@ -3,8 +3,8 @@
 import random
 
 from fl_core.evaluation.graph_check import OPERATORS, check_graph
-from tools.audit_timing import Chain, crafted, records
-from tools.audit_timing_search import BINARY, UNARY, Found, Search, changed, main, random_chain
+from tools.audit_timing import OperatorChain, crafted, records
+from tools.audit_timing_search import BINARY, UNARY, Scored, Search, changed, main, random_chain
 
 
 def test_it_only_takes_operators_that_a_device_runs():
@@ -26,7 +26,7 @@ def test_a_seed_gives_the_same_chains():
 
 
 def test_a_graph_that_cannot_be_run_scores_nothing():
-    unknown = Chain((("Erf", None),), double=True)  # no kernel for double
+    unknown = OperatorChain((("Erf", None),), double=True)  # no kernel for double
     assert Search(1).ratio(unknown, 2) == 1.0
 
 
@@ -39,7 +39,7 @@ def test_the_search_ends_with_the_best_first():
 
 
 def test_what_is_found_is_told_in_words(capsys):
-    chain = Chain((("Mul", 0.5), ("Selu", None)), 90.0, 1.0, "signs", double=True)
-    assert str(Found(chain, 1.284)) == "1.28: Mul 0.5, Selu from signs·90 + 1, double"
+    chain = OperatorChain((("Mul", 0.5), ("Selu", None)), 90.0, 1.0, "signs", double=True)
+    assert str(Scored(chain, 1.284)) == "1.28: Mul 0.5, Selu from signs·90 + 1, double"
     assert main(["--seconds", "0.5", "--unflushed"]) == 0
     assert "graphs tried" in capsys.readouterr().out
