@@ -27,7 +27,7 @@ from fl_core.subnormals import flush_subnormals
 if TYPE_CHECKING:
     from edge_client.compute_server import Server
 
-NICE = 10  # the device's own process stays quick to answer while this one computes
+NICE = 2  # the device's own process stays quick to answer; more would starve it on a busy box
 _PR_SET_PDEATHSIG = 1
 
 
@@ -35,6 +35,8 @@ def serve(control: socket.socket) -> None:
     """Serve until the socket is closed, which is also when the starter ends."""
     flush_subnormals()
     os.nice(NICE)
+    # Read as torch is loaded: threads that spin for each other crawl on a busy box.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from edge_client.compute_server import Server
 
     with control, suppress(OSError):  # the starter may end at any moment
