@@ -9,6 +9,7 @@ the child dies of it, the first one is sent, and nobody outside can tell.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import signal
 import socket
@@ -20,7 +21,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
 
 from edge_client import compute_wire as wire
-from edge_client.computation import Computation, Computed, JobTrial, TaughtJob
+from edge_client.computation import Computation, Computed, Half, JobTrial, TaughtJob
 from edge_client.compute_child import Forked
 from fl_core.config import EdgeSite
 from fl_core.errors import PrivacyError, ProtocolError
@@ -71,6 +72,8 @@ class ComputeProcess:
                 start_new_session=True,  # Ctrl-C is for the starter, which ends its child
             )
         self._control = ours
+        if self._closed:  # meanwhile
+            raise self._lost()
 
     def end(self) -> None:
         """End child and worker, whatever they are at; the next task starts others."""
@@ -110,13 +113,19 @@ class ComputeProcess:
             return JobTrial(0.0, refused)
         self._send(wire.Try(device.name, digest_of(job), trains))
         limit_s = TRIAL_S + 4 * job.plan.job.round.time_budget_s
-        reply = self._receive(self._clock() + limit_s)
-        if isinstance(reply, wire.Tried):
+        try:
+            reply = self._receive(self._clock() + limit_s)
+        except TimeoutError:
+            how = f"did not end within {limit_s:g} s"
+        except EOFError:
+            how = "ended the process"
+        else:
+            if not isinstance(reply, wire.Tried):
+                raise ProtocolError("malformed_answer", "a trial was answered by something else")
             if reply.modules and not reply.refused:
                 self._tell(wire.Load(reply.modules))
             return JobTrial(reply.needed_s * self.shared, reply.refused)
         self.replace_worker()
-        how = "ended the process" if reply is None else f"did not end within {limit_s:g} s"
         return JobTrial(0.0, f"the job's computation on made-up records {how}")
 
     def read_ahead(self, device: RemoteComputer, share: float) -> None:
@@ -134,45 +143,51 @@ class ComputeProcess:
         """
         if not isinstance(one.noise, DerivedRandom):
             raise PrivacyError("only derived noise can be drawn in another process")
-        self._number += 1
-        number = self._number
         refused = self._teach(device, one.job, one.trains)
         if refused:
             raise PrivacyError(refused)
+        self._number += 1
         key = one.noise.to_bytes()
-        asked, closes_s = wire.ask(number, device.name, digest_of(one.job), one, key), one.closes_s
+        asked = wire.ask(self._number, device.name, digest_of(one.job), one, key)
+        halves = self._blank(asked, max(one.until_s, one.closes_s))
+        without = self._with_records(halves, one.until_s)
+        answers = (wire.answer_of(halves[half]) for half in sorted(halves))
+        return Computed(tuple(answers), "; ".join(without))
+
+    def _blank(self, asked: wire.AskAnswer, closes_s: float) -> dict[Half, wire.HalfAnswer]:
+        """Both halves as of a device without records. Raises PrivacyError without them by then."""
         try:
-            self._send(asked)
-            blank = self._reply(number, max(one.until_s, closes_s))
-        except EOFError:  # it may have ended before it was asked
-            self.replace_worker()
-            self._send(asked)
-            blank = self._reply(number, max(one.until_s, closes_s))
-        if blank is None:
-            self.replace_worker()
-            raise PrivacyError(
-                "the box was too slow: the round closed before records were read",
-                where="round.budget_s",
-                fix="raise it, or give the box less other work",
-            )
-        late = self._clock() > one.until_s
-        halves, missing = dict(blank.parts), set(blank.parts)
-        without: list[str] = []
+            try:
+                self._send(asked)
+                return dict(self._reply(asked.number, closes_s).parts)
+            except EOFError:  # the worker may have ended before it was asked
+                self.replace_worker()
+                self._send(asked)
+                return dict(self._reply(asked.number, closes_s).parts)
+        except TimeoutError:
+            what = "the box was too slow: the round closed"
+            fix = "raise it, or give the box less other work"
+        except EOFError:
+            what, fix = "the computing process ended", "see its line on the console"
+        self.replace_worker()
+        raise PrivacyError(f"{what} before records were read", where="round.budget_s", fix=fix)
+
+    def _with_records(self, halves: dict[Half, wire.HalfAnswer], until_s: float) -> list[str]:
+        """Put what comes in time in place of the blank halves; why some of them stay."""
+        in_time, missing, without = self._clock() <= until_s, set(halves), []
         try:
             while missing:
-                found = self._reply(number, one.until_s)
-                if found is None:
-                    without.append("it was not done within the round's time budget")
-                    break
+                found = self._reply(self._number, until_s)
                 halves.update(found.parts)
                 missing -= set(found.parts)
                 without += [found.without] * bool(found.without)
+        except TimeoutError:
+            without.append("it was not done within the round's time budget")
         except EOFError:
             without.append("the computing process ended with the records")
-        if missing and not late:  # else it had no time at all, and is not to blame
+        if missing and in_time:  # else it had no time at all, and is not to blame
             self.replace_worker()
-        answers = (wire.answer_of(halves[half]) for half in sorted(halves))
-        return Computed(tuple(answers), "; ".join(without))
+        return without
 
     def forget(self, job: TaughtJob) -> None:
         """The job has ended."""
@@ -268,37 +283,31 @@ class ComputeProcess:
         except OSError:
             raise self._lost() from None
 
-    def _reply(self, number: int, until_s: float) -> wire.Parts | None:
-        """The next part of an answer; None where it does not come in time.
-
-        Raises what the child refused with, EOFError where it ended.
-        """
+    def _reply(self, number: int, until_s: float) -> wire.Parts:
+        """The next halves of an answer. Raises as `_receive`, and what the worker refused with."""
         while True:
             reply = self._receive(until_s)
-            if reply is None:
-                raise EOFError
-            if isinstance(reply, TimeoutError):
-                return None
             if isinstance(reply, wire.Refused) and reply.number == number:
                 raise wire.error_of(reply)
             if isinstance(reply, wire.Parts) and reply.number == number:
                 return reply
 
-    def _receive(self, until_s: float) -> wire.Reply | TimeoutError | None:
-        """A reply, `TimeoutError` where none comes in time, None where the child has ended."""
+    def _receive(self, until_s: float) -> wire.Reply:
+        """The worker's next word. Raises TimeoutError without one by then, EOFError at its end."""
         connection = self._connection
         if connection is None:
-            return None
+            raise EOFError
+        left_s = until_s - self._clock()
         try:
-            left_s = until_s - self._clock()
-            wait_s = None if left_s == float("inf") else max(0.0, left_s)
-            if not connection.poll(wait_s):
-                return TimeoutError()
+            if not connection.poll(None if left_s == math.inf else max(0.0, left_s)):
+                raise TimeoutError
             return wire.decode_reply(connection.recv_bytes())
+        except TimeoutError:
+            raise
         except (EOFError, OSError):
             if self._closed:
                 raise ProtocolError("stopping") from None
-            return None
+            raise EOFError from None
 
 
 class RemoteComputer:
@@ -319,11 +328,7 @@ class RemoteComputer:
 
     def answer(self, one: Computation) -> Computed:
         """See `Compute`."""
-        try:
-            return self._process.answer(self, one)
-        except EOFError:
-            self._process.replace_worker()
-            raise PrivacyError("the computing process ended before records were read") from None
+        return self._process.answer(self, one)
 
     def forget(self, job: TaughtJob) -> None:
         """See `Compute`."""

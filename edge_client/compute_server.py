@@ -49,7 +49,7 @@ class Server:
                     _load(*request.modules)
         except Exception as error:
             return wire.encode(wire.refused(0, error))
-        return wire.encode(wire.Tried(0.0, ""))
+        return wire.encode(wire.Taken())
 
     def work(self, connection: Connection) -> None:
         """Answer one question after the other, until the other end is closed."""

@@ -77,9 +77,12 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     modules: tuple[str, ...]
 
 
+class Taken(msgspec.Struct, frozen=True, tag="taken"):
+    """What was told is known."""
+
+
 class Tried(msgspec.Struct, frozen=True, tag="tried"):
-    """What a trial came to, see `JobTrial`, and the modules that it loaded; also that something was
-    taken in."""
+    """What a trial came to, see `JobTrial`, and the modules that it loaded."""
 
     needed_s: float
     refused: str
@@ -113,7 +116,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 Request = Know | Meet | Try | Read | AskAnswer | Forget | Load
-Reply = Tried | Parts | Refused
+Reply = Taken | Tried | Parts | Refused
 
 _encode = msgspec.msgpack.Encoder().encode
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
