@@ -14,6 +14,7 @@ Subnormal numbers are flushed before anything else is loaded, so that all that f
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import socket
@@ -53,6 +54,7 @@ class Forked:
     def __init__(self, ours: socket.socket, theirs: socket.socket) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
+        gc.freeze()  # a collection on either side would copy what they share
         self.pid = os.fork()
         if self.pid == 0:
             try:

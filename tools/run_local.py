@@ -21,15 +21,13 @@ from typing import IO, Any
 from rich.console import Console
 from rich.table import Table
 
-from fl_core.config import LocalRun
+from fl_core.config import Job, LocalRun
 from fl_core.errors import BrokerError, EdgeVeilError, JobFailed, UsageError
 from fl_core.shuffled import Shuffled
 from tools.attack_recording import keep_run
 from tools.brokers import choose_engine
 from tools.progress import Progress
 from tools.rehearsed import USUAL_LIMITS, rehearse_file
-from tools.report import write_report
-from tools.report_holdings import Holdings, holdings
 from tools.result import MEASURED_ON, course_text, guarantee_text, write_json, write_whole
 from tools.run_data import check_data, is_published
 from tools.run_fleet import Fleet
@@ -105,8 +103,8 @@ def run_local(
     if failure is None and not brief:
         show(fleet.progress, result)
     with fleet.progress.console.status("drawing the report"):
-        held = holdings(job, run) if published or reference else None
-        _report(result, fleet.course.record.events, out / "report.html", held)
+        dealing = (job, run) if published or reference else None
+        _report(result, fleet.course.record.events, out / "report.html", dealing)
     if failure is not None:
         known = isinstance(failure, JobFailed | BrokerError)
         raise failure if known else JobFailed(str(failure))
@@ -137,10 +135,18 @@ def _recording(out: Path, run: LocalRun) -> Path:
 
 
 def _report(
-    result: dict[str, Any], events: list[dict[str, Any]], path: Path, held: Holdings | None
+    result: dict[str, Any],
+    events: list[dict[str, Any]],
+    path: Path,
+    dealing: tuple[Job, LocalRun] | None,
 ) -> None:
+    """Draw it, with who holds what where `dealing` says how that came."""
+    # Not above: what draws is loaded when no process runs beside it any more.
+    from tools.report import write_report
+    from tools.report_holdings import holdings
+
     try:
-        write_report(result, events, path, held)
+        write_report(result, events, path, holdings(*dealing) if dealing else None)
     except OSError as error:
         raise UsageError(
             f"the report cannot be written ({error.strerror}); result.json and the model are there",
