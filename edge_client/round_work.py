@@ -81,7 +81,9 @@ class RoundWork:
         Before any record is read it is settled, once and for all rounds, whether this device can
         play the job within its time budget.
         """
-        job = self._job(manifest)
+        self._try_out(manifest.at.job_id, self._job(manifest))
+
+    def _try_out(self, job_id: bytes, job: TaughtJob) -> None:
         try:
             judge(self.site, job.plan)
         except PrivacyError:
@@ -94,15 +96,20 @@ class RoundWork:
         if not why and share != (USUAL_SHARE if read is None else float(read)):
             self._compute.read_ahead(share)
         trial = JobTrial(found.needed_s, why)
-        self._store.put_fact(trial_name(manifest.at.job_id), json.dumps(asdict(trial)))
+        self._store.put_fact(trial_name(job_id), json.dumps(asdict(trial)))
 
     def warm_up(self) -> None:
-        """At a start: read the records, and load what jobs under way need; their trials stand."""
+        """At a start: read the records, and load what jobs under way need.
+
+        Their trials stand; those that the owner allows by now are tried.
+        """
         fixed = self._store.fact("evaluation_share")
         self._compute.read_ahead(USUAL_SHARE if fixed is None else float(fixed))
         for job_id in self._store.load().jobs:
             trial = self._trial(job_id)
-            if trial is not None and not trial.refused:
+            if trial is None:
+                self._try_out(job_id, self._known(job_id))
+            elif not trial.refused:
                 self._compute.try_job(self._known(job_id), trains=self.site.role == "train")
 
     def _trial(self, job_id: bytes) -> JobTrial | None:
@@ -205,9 +212,10 @@ class RoundWork:
 
     def _check_trial(self, task: Work) -> None:
         """Raise PrivacyError where the job's trial, before any record was read, was against it."""
-        if self._trial(task.manifest.at.job_id) is None:
+        trial = self._trial(task.manifest.at.job_id)
+        if trial is None:  # of this round's time: what is left may be too little for an answer
             self.take_up(task.manifest)
-        trial = self._trial(task.manifest.at.job_id) or JobTrial()
+            raise PrivacyError("the job could be tried only now; the next round is answered")
         why = trial.refused or self._too_slow(trial, task.allowed_s)
         if why:
             raise PrivacyError(why)

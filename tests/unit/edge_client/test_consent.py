@@ -88,6 +88,23 @@ def test_uploads_in_their_order_need_the_owners_word(tmp_path: Path) -> None:
     assert isinstance(willing.answer(sealed), Sealed)
 
 
+def test_a_job_allowed_later_is_tried_before_a_round_is_priced(tmp_path: Path) -> None:
+    plan = JobPlan(job(proxy={"shuffle": "none"}))
+    policy = {"min_devices": 3, "accept_unshuffled": True}
+    for name in ("warmed", "asked"):
+        refusing = Device(tmp_path / name).knows(plan)
+        assert isinstance(refusing.answer(Round(plan, QUADRATIC, refusing.keys())), Declined)
+    warmed = Device(tmp_path / "warmed", policy=policy)
+    warmed.host.warm_up()
+    assert isinstance(warmed.answer(Round(plan, QUADRATIC, warmed.keys())), Sealed)
+    asked = Device(tmp_path / "asked", unread(), policy=policy)  # a round comes before the warm-up
+    answer = asked.answer(Round(plan, QUADRATIC, asked.keys()))
+    assert isinstance(answer, Declined)
+    assert "the next round is answered" in answer.why
+    asked.load.error = None
+    assert isinstance(asked.answer(Round(plan, FIRST, asked.keys())), Sealed)
+
+
 class ClaimedPlan(JobPlan):
     """The same job, had its method no proof."""
 
