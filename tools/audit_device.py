@@ -22,6 +22,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from cloud_server.rounds import seal_round
+from edge_client.computation import Compute
 from edge_client.compute_process import ComputeProcess, RemoteComputer
 from edge_client.computer import Computer
 from edge_client.host import DeviceHost
@@ -47,6 +48,7 @@ from tools.audit_guards import AttackOutcome, Guard
 from tools.audit_timing import (
     CLASSES,
     COUNTING,
+    SHAPE,
     SUBNORMAL,
     Case,
     DeviceAnswer,
@@ -60,14 +62,16 @@ from tools.audit_timing import (
 PACKET_BYTES = 1 << 24
 JOB_ID = bytes(16)
 DEADLINE_S = 60.0
-BUDGET_S = 0.5
-RUNS = {False: (200, 16), True: (60, 16)}  # as it stands, flawed: all, quick
+BUDGET_S = 0.8
+RUNS, QUICK_RUNS, FLAWED_RUNS = 200, 12, 60  # with r, and as many without
 _ROUNDS = 1000
-# Of a chain: what fits the budget; and so long that it stands out of what a busy machine adds.
-_REPEATS = {False: 80, True: 800}
+_REPEATS = 400  # of a chain: 0.1 s, which fits the budget also on a busy machine
+_BATCHES = 400  # of 3 ms each and more: far beyond it
 
 
-def audit_job(records: Records, classes: int, budget_s: float, rounds: int) -> Job:
+def audit_job(
+    shape: tuple[int, ...], nominal_records: int, classes: int, budget_s: float, rounds: int
+) -> Job:
     """A job that asks a device for its mean softmax in each of so many rounds."""
     return Job.model_validate(
         {
@@ -75,8 +79,8 @@ def audit_job(records: Records, classes: int, budget_s: float, rounds: int) -> J
             "data": {
                 "source": "audited",
                 "classes": classes,
-                "input_shape": tuple(records.x.shape[1:]),
-                "nominal_records": max(1, len(records)),
+                "input_shape": shape,
+                "nominal_records": nominal_records,
                 "evaluation_share": 1 - 2**-50,  # all of them are evaluated
             },
             "features": ({"name": "identity"},),
@@ -97,24 +101,25 @@ class TimedDevice:
     ) -> None:
         folder.mkdir(parents=True)
         np.savez(folder / "own.npz", x=records.x, y=records.y)
-        self._plan, self._graph, self._guarded = JobPlan(job), graph, guarded
+        self._plan, self._graph = JobPlan(job), graph
         self._cloud, self._proxy = SigningKey.generate(), SigningKey.generate()
         self._loop = asyncio.new_event_loop()
         self._left: asyncio.Future[float] | None = None
         self._started = False
         self._executor = ThreadPoolExecutor(max_workers=1)
         self._process = ComputeProcess()
-        self._build(folder)
+        self._build(folder, guarded)
         self._rounds = (exchange for exchange in self._plan.exchanges if exchange.infer)
         self._sequence = 0
 
-    def _build(self, folder: Path) -> None:
+    def _build(self, folder: Path, guarded: bool) -> None:
         identity = Identity.load_or_create(folder / "state")
         site = EdgeSite.model_validate_json(json.dumps(_site(folder)))
         self._store = DeviceStore(folder / "state" / "device.sqlite")
         self._ledger = Ledger(folder / "state" / "ledger.sqlite", site.data.name)
-        remote = RemoteComputer(self._process, identity.device_id, site, identity.split_key)
-        compute = remote if self._guarded else Computer(site, identity.split_key)
+        compute: Compute = Computer(site, identity.split_key)
+        if guarded:
+            compute = RemoteComputer(self._process, identity.device_id, site, identity.split_key)
         self._said = ["it does not say why"]
         host = DeviceHost(
             site, identity, self._store, self._ledger, say=self._said.append, compute=compute
@@ -126,7 +131,7 @@ class TimedDevice:
             self._store.load(),
             Settings(PACKET_BYTES, blob_bytes=1 << 30, fetch_bytes=1 << 30),
         )
-        if not self._guarded:
+        if not guarded:
             host._work.budget_s = lambda manifest: 0.0  # type: ignore[method-assign]
         self._keys = [identity.opening.public()]
         self._keys += [OpeningKey.generate().public() for _ in range(4)]
@@ -209,21 +214,18 @@ def _site(folder: Path) -> dict[str, object]:
 
 
 @contextmanager
-def device(flawed: bool) -> Iterator[DeviceAnswer]:
-    """What the proxy can measure of devices that hold given evaluation records.
-
-    `flawed`: their answers leave when they are ready, and subnormal numbers are not flushed.
-    """
+def device(guarded: bool, nominal_records: int) -> Iterator[DeviceAnswer]:
+    """What the proxy can measure of devices, see `TimedDevice`, that hold evaluation records."""
     made: dict[tuple[bytes, bytes], TimedDevice] = {}
-    with TemporaryDirectory() as folder, not_flushing() if flawed else nullcontext():
+    with TemporaryDirectory() as folder:
 
         def answer(graph: bytes, x: Values) -> float:
             key = (graph, x.tobytes())
             if key not in made:
                 own = Records(x, np.zeros(len(x), np.int64))
-                job = audit_job(own, CLASSES, BUDGET_S, _ROUNDS)
+                job = audit_job(SHAPE, nominal_records, CLASSES, BUDGET_S, _ROUNDS)
                 place = Path(folder) / str(len(made))
-                made[key] = TimedDevice(place, graph, own, job, guarded=not flawed)
+                made[key] = TimedDevice(place, graph, own, job, guarded=guarded)
                 made[key].seconds()  # the first round is slower than the others
             return made[key].seconds()
 
@@ -234,28 +236,40 @@ def device(flawed: bool) -> Iterator[DeviceAnswer]:
                 one.close()
 
 
-def device_guard() -> Guard:
+def device_guards() -> tuple[Guard, ...]:
     """The crafted graphs against real devices under a stopwatch."""
-
-    def played(flawed: bool, quick: bool) -> AttackOutcome:
-        with device(flawed) as answer:
-            return attacked(answer, _cases(_REPEATS[flawed]), RUNS[flawed][quick])
-
-    return Guard(
-        "device answer",
-        "an upload leaves at a public moment, whatever the records are",
-        "answers leave when they are ready, subnormal numbers are not flushed",
-        played,
+    return (
+        Guard(
+            "device answer",
+            "an upload leaves at a public moment, whatever the records are",
+            "answers leave when they are ready, subnormal numbers are not flushed",
+            _subnormal,
+        ),
+        Guard(
+            "device overrun",
+            "so it does where far more records than a job expects overrun its budget",
+            "answers leave when they are ready, no run is ended",
+            _overrun,
+        ),
     )
 
 
-def _cases(repeats: int) -> list[Case]:
-    """Numbers that are slow where r is there, and a batch that is there with r alone."""
-    given = records(BATCH_RECORDS + 1)
-    rest, record = given[: BATCH_RECORDS - 1], given[-1]
-    slow, long = (replace(chain, repeats=repeats) for chain in (SUBNORMAL, COUNTING))
-    present = np.concatenate([rest, record[None]])
-    return [
-        Case("subnormal", crafted(slow, record), present, rest),
-        Case("counting", crafted(long, record), given[:1], given[:0]),
-    ]
+def _subnormal(flawed: bool, quick: bool) -> AttackOutcome:
+    """Numbers that are slow to work on where r is there."""
+    given = records(BATCH_RECORDS)
+    slow = crafted(replace(SUBNORMAL, repeats=_REPEATS), given[-1])
+    with not_flushing() if flawed else nullcontext(), device(not flawed, BATCH_RECORDS) as answer:
+        case = Case("subnormal", slow, given, given[:-1])
+        return attacked(answer, [case], _runs(flawed, quick))
+
+
+def _overrun(flawed: bool, quick: bool) -> AttackOutcome:
+    """The same work for each batch: far more of them than the job asks for, or none."""
+    given = records(_BATCHES * BATCH_RECORDS)
+    with device(not flawed, nominal_records=1) as answer:
+        case = Case("overrun", crafted(COUNTING, given[-1]), given, given[:0])
+        return attacked(answer, [case], _runs(flawed, quick))
+
+
+def _runs(flawed: bool, quick: bool) -> int:
+    return QUICK_RUNS if quick else FLAWED_RUNS if flawed else RUNS

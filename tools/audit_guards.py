@@ -65,7 +65,7 @@ def guards() -> tuple[Guard, ...]:
 
     return (
         audit_timing.SUBNORMALS,
-        audit_device.device_guard(),
+        *audit_device.device_guards(),
         audit_records.records_guard(),
         audit_disclosure.guard(),
         *audit_derived.derived_guards(),

@@ -10,7 +10,7 @@ import pytest
 from fl_core.algorithms.base import Records
 from fl_core.errors import PrivacyError
 from tools.audit_device import TimedDevice, audit_job
-from tools.audit_timing import SUBNORMAL, crafted, records
+from tools.audit_timing import SHAPE, SUBNORMAL, crafted, records
 
 
 def test_a_graph_that_asks_for_more_than_the_budget_is_declined_once_and_unread(
@@ -18,7 +18,7 @@ def test_a_graph_that_asks_for_more_than_the_budget_is_declined_once_and_unread(
 ) -> None:
     given = records(4)
     own = Records(given, np.zeros(len(given), np.int64))
-    job = audit_job(own, 3, budget_s=0.001, rounds=3)
+    job = audit_job(SHAPE, len(own), 3, budget_s=0.001, rounds=3)
     device = TimedDevice(tmp_path / "box", crafted(SUBNORMAL, given[0]), own, job)
     (tmp_path / "box" / "own.npz").unlink()  # reading it would be told instead
     try:

@@ -43,7 +43,7 @@ from tools.audit_updates import dp_sgd_attack, steps_attack
 from tools.cli import main
 
 BETA = 1e-6
-STOPWATCH = ("inference", "device answer")
+STOPWATCH = ("inference", "device answer", "device overrun")
 
 
 def findings(attack):
