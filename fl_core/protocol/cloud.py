@@ -46,8 +46,8 @@ from fl_core.protocol.messages import (
 from fl_core.protocol.transfer import sends
 
 _ALL_DECLINED = (
-    "all {} selected devices declined: a policy or a spent budget does not allow this job; "
-    "each device's console says why"
+    "all {} selected devices declined: a policy or a spent budget does not allow this job, or the "
+    "boxes are too slow for it; each device's console says why"
 )
 _SILENT = "the proxy did not answer in time"
 
