@@ -1,13 +1,15 @@
 """What is told beside figures: scales, settings chosen on the same records, large ε."""
 
 import io
+from pathlib import Path
 
 import pytest
 import yaml
 
 from tools.reproduce.output import markdown as reproduced
 from tools.reproduce.run import tuned_rows
-from tools.table import Asked, notes, study_of
+from tools.run_job import Overrides, local_job
+from tools.table import Asked, Study, notes, study_of
 from tools.table_claims import chosen_note, was_tuned
 from tools.table_output import cells, markdown, picture, show
 from tools.validate import validate
@@ -66,6 +68,13 @@ def test_a_table_says_which_settings_were_chosen_on_its_images():
     show(content, stream)
     assert "of mnist_fm_local were set by" in " ".join(stream.getvalue().split())
     assert picture([ROW], "svg", [told]) != picture([ROW], "svg")
+
+
+def test_a_table_of_chosen_settings_says_so_once_for_all_rows():
+    paths = [Path(f"configs/jobs/{name}.yaml") for name in ("mnist_fm_local", "quickstart")]
+    studies = [Study(path, *local_job(path, Overrides()), Path("out")) for path in paths]
+    assert notes(studies) == [chosen_note(["mnist_fm_local"])]
+    assert notes(studies[1:]) == []
 
 
 def test_a_table_of_own_records_says_what_its_accuracy_is_of(tmp_path):
