@@ -18,8 +18,8 @@ def test_a_run_on_an_own_file_tells_nothing_exact_and_the_flaw_is_found():
 @pytest.mark.parametrize("name", ["result.json", "events.jsonl", "logs/cloud.log"])
 def test_counts_are_found_wherever_they_stand(name, tmp_path):
     from tools import audit_disclosure
-    from tools.run_job import Overrides, local_job
     from tools.report_holdings import holdings
+    from tools.run_job import Overrides, local_job
 
     job, run = local_job(audit_disclosure._job(tmp_path, 1), Overrides())
     out = tmp_path / "out"
