@@ -29,12 +29,12 @@ check: $(VENV)/.all  ## ruff, mypy --strict, import-linter
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.all  ## time noise, codec and encryption
-	$(BIN)/python -m tools.bench
+	$(BIN)/python -m edgeveil_lab.bench
 
 RUNS   ?= 1000000
 fuzz: $(VENV)/.all  ## feed hostile inputs to every decoder and parser (RUNS=1000000 each)
 	$(PIP) install -q -c .ci/constraints.txt -e '.[fuzz]'
-	$(BIN)/python -m tools.fuzz --runs $(RUNS)
+	$(BIN)/python -m edgeveil_lab.fuzz --runs $(RUNS)
 
 long: mosquitto $(VENV)/.all  ## 200 kills, a crash at every boundary, 30 minutes of load
 	$(BIN)/edgeveil chaos --kills 200 --out out/chaos
@@ -42,7 +42,7 @@ long: mosquitto $(VENV)/.all  ## 200 kills, a crash at every boundary, 30 minute
 	$(BIN)/edgeveil loadtest --scenario configs/load/soak.yaml --out out/soak
 
 docs: $(VENV)/.all  ## redraw the state diagrams and the schemas' page
-	$(BIN)/python -m tools.protocol_diagrams --write
+	$(BIN)/python -m edgeveil_tools.protocol_diagrams --write
 
 mosquitto:
 	@command -v mosquitto >/dev/null 2>&1 || { \

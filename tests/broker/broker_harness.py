@@ -10,9 +10,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from fl_core.transport.link import LinkSettings
-from fl_core.transport.mqtt_link import MqttLink
-from tools.broker_plan import ListenerTls
+from edgeveil.transport.link import LinkSettings
+from edgeveil.transport.mqtt_link import MqttLink
+from edgeveil_tools.site.broker_plan import ListenerTls
 
 PASSWORDS = {"proxy": "proxy-word", "cloud": "cloud-word", "ada": "ada-word", "bob": "bob-word"}
 UP, DOWN, ALL = "edgeveil/v1/d/{}/up", "edgeveil/v1/d/{}/down", "edgeveil/v1/all/down"

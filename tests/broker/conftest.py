@@ -3,8 +3,8 @@
 import pytest
 from broker_harness import PASSWORDS, issue
 
-from tools.broker_plan import BrokerPlan
-from tools.brokers import BrokerProcess
+from edgeveil_tools.site.broker_plan import BrokerPlan
+from edgeveil_tools.site.brokers import BrokerProcess
 
 
 @pytest.fixture(params=["mosquitto", "amqtt"])

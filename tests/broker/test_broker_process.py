@@ -13,10 +13,10 @@ import psutil
 import pytest
 from broker_harness import PASSWORDS, linked, make_link
 
-from fl_core.errors import BrokerError
-from tools import brokers
-from tools.broker_plan import BrokerPlan, ListenerTls
-from tools.brokers import BrokerProcess, choose_engine, free_port
+from edgeveil.errors import BrokerError
+from edgeveil_tools.site import brokers
+from edgeveil_tools.site.broker_plan import BrokerPlan, ListenerTls
+from edgeveil_tools.site.brokers import BrokerProcess, choose_engine, free_port
 
 OUT, IN = "edgeveil/v1/cloud/out", "edgeveil/v1/cloud/in"
 
@@ -143,8 +143,8 @@ def broker_site(tmp_path, engine, port):
         f"broker: {{engine: {engine}, port: {port}, users_file: users, acl: edge}}\n"
     )
     code = (
-        "import sys; from pathlib import Path; from fl_core.config import load_site;"
-        "from tools.run_broker import run_broker;"
+        "import sys; from pathlib import Path; from edgeveil.jobs import load_site;"
+        "from edgeveil_tools.local.broker import run_broker;"
         "sys.exit(run_broker(load_site(Path(sys.argv[1]))))"
     )
     return [sys.executable, "-c", code, str(tmp_path / "broker.yaml")]
@@ -189,8 +189,8 @@ def test_a_site_broker_takes_new_users_and_ends_on_ctrl_c(engine, tmp_path):
 def test_a_broker_does_not_outlive_a_killed_starter(engine, tmp_path):
     """amqtt reads the end of its standard input; mosquitto has a watcher that does."""
     code = (
-        "import time; from pathlib import Path; from tools.brokers import *;"
-        "from tools.broker_plan import *;"
+        "import time; from pathlib import Path; from edgeveil_tools.site.brokers import *;"
+        "from edgeveil_tools.site.broker_plan import *;"
         f"b = BrokerProcess(BrokerPlan(engine={engine!r}), Path({str(tmp_path)!r})); b.start();"
         "import psutil; c = psutil.Process(b.pid).children();"
         "print(*[b.pid, *(p.pid for p in c)], flush=True); time.sleep(600)"

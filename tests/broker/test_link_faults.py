@@ -7,11 +7,11 @@ import socket
 import pytest
 from broker_harness import PASSWORDS, UP, linked, listener_tls, make_link
 
-from fl_core.errors import BrokerError
-from fl_core.transport.link import LinkSettings
-from fl_core.transport.mqtt_link import MqttLink
-from tools.broker_plan import BrokerPlan
-from tools.brokers import BrokerProcess, free_port
+from edgeveil.errors import BrokerError
+from edgeveil.transport.link import LinkSettings
+from edgeveil.transport.mqtt_link import MqttLink
+from edgeveil_tools.site.broker_plan import BrokerPlan
+from edgeveil_tools.site.brokers import BrokerProcess, free_port
 
 HANG_S = 30  # only ends a test that hangs
 

@@ -7,9 +7,9 @@ import ssl
 import pytest
 from broker_harness import WAIT_S, Ear
 
-from fl_core.errors import BrokerError, ProtocolError
-from fl_core.transport.link import LinkSettings
-from fl_core.transport.mqtt_link import MqttLink
+from edgeveil.errors import BrokerError, ProtocolError
+from edgeveil.transport.link import LinkSettings
+from edgeveil.transport.mqtt_link import MqttLink
 
 ACCEPTED_4 = bytes([0x20, 2, 0, 0])
 ACCEPTED_5 = bytes([0x20, 3, 0, 0, 0])

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from broker_harness import ALL, UP, WAIT_S, Ear, linked
 
-from fl_core.transport.link import LinkDown, LinkSettings
-from fl_core.transport.mqtt_link import MqttLink
+from edgeveil.transport.link import LinkDown, LinkSettings
+from edgeveil.transport.mqtt_link import MqttLink
 
 ACCEPTED = bytes([0x20, 2, 0, 0])
 LIMIT = 128 * 1024

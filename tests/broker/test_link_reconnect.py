@@ -8,10 +8,10 @@ import signal
 import pytest
 from broker_harness import DOWN, UP, WAIT_S, Ear, linked, make_link
 
-from fl_core.errors import BrokerError
-from fl_core.transport.link import LinkDown, LinkSettings, Will
-from fl_core.transport.mqtt_link import MqttLink
-from tools.brokers import free_port
+from edgeveil.errors import BrokerError
+from edgeveil.transport.link import LinkDown, LinkSettings, Will
+from edgeveil.transport.mqtt_link import MqttLink
+from edgeveil_tools.site.brokers import free_port
 
 
 async def up(ear):

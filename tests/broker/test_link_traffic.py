@@ -7,8 +7,8 @@ import socket
 import pytest
 from broker_harness import ALL, DOWN, UP, WAIT_S, linked, make_link
 
-from fl_core.errors import ProtocolError
-from fl_core.transport.link import LinkDown
+from edgeveil.errors import ProtocolError
+from edgeveil.transport.link import LinkDown
 
 
 def test_round_trip_in_both_directions(broker, protocol):

@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from fl_core.config import load_site
-from fl_core.errors import JobFailed
-from tools.broker_plan import BrokerPlan
-from tools.brokers import BrokerProcess, free_ports
-from tools.load.options import LoadOptions
-from tools.load.raw import RawSite, run_raw
-from tools.load.raw_parts import RawDevice
-from tools.provision import provision
-from tools.site_plan import Ports, SitePlan
+from edgeveil.errors import JobFailed
+from edgeveil.jobs import load_site
+from edgeveil_lab.load.options import LoadOptions
+from edgeveil_lab.load.raw import RawSite, run_raw
+from edgeveil_lab.load.raw_parts import RawDevice
+from edgeveil_tools.site.broker_plan import BrokerPlan
+from edgeveil_tools.site.brokers import BrokerProcess, free_ports
+from edgeveil_tools.site.provision import provision
+from edgeveil_tools.site.site_plan import Ports, SitePlan
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_every_upload_arrives_and_is_measured(site):
 
 def test_it_stops_where_nothing_arrives(site, monkeypatch):
     accounts, devices, brokers = site
-    monkeypatch.setattr("tools.load.raw.STALLED_S", 0.5)
+    monkeypatch.setattr("edgeveil_lab.load.raw.STALLED_S", 0.5)
     elsewhere = replace(accounts, onwards=accounts.edge)  # the relay writes to the wrong broker
     with pytest.raises(JobFailed, match="nothing arrives any more, 0 of"):
         run_raw(elsewhere, devices, LoadOptions(payload_bytes=64), rounds=1, brokers=brokers)

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fl_core.aggregation import AGGREGATIONS, Uploads, base
-from fl_core.algorithms.base import Aim
+from edgeveil.parts.aggregation import AGGREGATIONS, Uploads, base
+from edgeveil.parts.methods.base import Aim
 
 OPTIONS = {
     "min_divergence": {"k": 4, "sampling": "top_k"},

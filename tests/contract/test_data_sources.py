@@ -11,12 +11,12 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
-from fl_core.config import DataSource
-from fl_core.config.site_blocks import Images
-from fl_core.data.device import devices_records, held_records
-from fl_core.data.published import PUBLISHED
-from fl_core.data.sources import SOURCES, Origin, brings_its_test, load_records
-from fl_core.errors import DataError
+from edgeveil.data.device import devices_records, held_records
+from edgeveil.data.published import PUBLISHED
+from edgeveil.data.sources import SOURCES, Origin, brings_its_test, load_records
+from edgeveil.errors import DataError
+from edgeveil.jobs import DataSource
+from edgeveil.jobs.site_blocks import Images
 
 COUNT = 12
 LABELS = np.arange(COUNT) % 3

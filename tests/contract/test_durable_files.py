@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from edge_client.store import DeviceStore
-from fl_core.crypto.keys import OpeningKey, SigningKey
-from fl_core.enrolment import Enrolment
-from fl_core.errors import EdgeVeilError, PrivacyError
-from fl_core.privacy.ledger import Ledger
-from fl_core.privacy.mechanisms import gaussian_event
-from fl_core.privacy.policy import JobRequest, Limits
-from fl_core.protocol.collection import Held
-from fl_core.protocol.messages import Exchanged
-from fl_core.protocol.proxy_tasks import UploadKept
-from proxy.registry import Registry, RegistryError
-from proxy.spool import Spool
+from edgeveil.crypto.keys import OpeningKey, SigningKey
+from edgeveil.enrolment import Enrolment
+from edgeveil.errors import EdgeVeilError, PrivacyError
+from edgeveil.privacy.ledger import Ledger
+from edgeveil.privacy.mechanisms import gaussian_event
+from edgeveil.privacy.policy import JobRequest, Limits
+from edgeveil.protocol.collection import Held
+from edgeveil.protocol.messages import Exchanged
+from edgeveil.protocol.proxy_tasks import UploadKept
+from edgeveil_edge.store import DeviceStore
+from edgeveil_proxy.registry import Registry, RegistryError
+from edgeveil_proxy.spool import Spool
 
 BIG = 200_000
 LIMITS = Limits(

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx import TensorProto, helper
 
-from fl_core.evaluation.graph_check import check_graph
-from fl_core.evaluation.onnx_session import open_session
-from fl_core.features import (
+from edgeveil.evaluation.graph_check import check_graph
+from edgeveil.evaluation.onnx_session import open_session
+from edgeveil.parts.features import (
     FEATURES,
     GaborParameters,
     IdentityParameters,
@@ -17,9 +17,9 @@ from fl_core.features import (
     RandomParameters,
     build_features,
 )
-from fl_core.features.backbone import sha256_hex
-from fl_core.features.onnx_nodes import IR_VERSION, OPSET, NodeList
-from fl_core.subnormals import flushed
+from edgeveil.parts.features.backbone import sha256_hex
+from edgeveil.parts.features.onnx_nodes import IR_VERSION, OPSET, NodeList
+from edgeveil.subnormals import flushed
 from tests.backbone_files import centring_backbone, small_backbone
 
 SHAPE = (8, 8)

@@ -13,19 +13,19 @@ from typing import Any
 
 import pytest
 
-from cloud_server.spool import BatchSpool
-from cloud_server.store import Store
-from edge_client.store import DeviceStore
-from fl_core.errors import EdgeVeilError
-from fl_core.privacy.ledger import Ledger
-from fl_core.privacy.mechanisms import gaussian_event
-from fl_core.privacy.policy import JobRequest, Limits
-from fl_core.protocol.blob import describe
-from fl_core.protocol.cloud_tasks import BatchPart
-from fl_core.protocol.collection import Held
-from fl_core.protocol.messages import Exchanged
-from fl_core.protocol.proxy_tasks import ProxyMemory, UploadKept, UploadPart
-from proxy.spool import Spool
+from edgeveil.errors import EdgeVeilError
+from edgeveil.privacy.ledger import Ledger
+from edgeveil.privacy.mechanisms import gaussian_event
+from edgeveil.privacy.policy import JobRequest, Limits
+from edgeveil.protocol.blob import describe
+from edgeveil.protocol.cloud_tasks import BatchPart
+from edgeveil.protocol.collection import Held
+from edgeveil.protocol.messages import Exchanged
+from edgeveil.protocol.proxy_tasks import ProxyMemory, UploadKept, UploadPart
+from edgeveil_cloud.spool import BatchSpool
+from edgeveil_cloud.store import Store
+from edgeveil_edge.store import DeviceStore
+from edgeveil_proxy.spool import Spool
 
 DISK_BYTES = 2 << 20
 BIG = 400_000

@@ -5,20 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from fl_core.aggregation import AGGREGATIONS
-from fl_core.algorithms import METHODS
-from fl_core.algorithms.stages import STAGES
-from fl_core.config.presets import PRESETS
-from fl_core.data.partition import PARTITIONS
-from fl_core.data.sources import SOURCES
-from fl_core.evaluation.cluster_labels import LABELLERS
-from fl_core.evaluation.clustering import EVALUATIONS, SILHOUETTES
-from fl_core.features import FEATURES
-from fl_core.models import MODELS
-from fl_core.privacy.table import MECHANISMS
-from fl_core.selection import SELECTIONS
+from edgeveil.data.partition import PARTITIONS
+from edgeveil.data.sources import SOURCES
+from edgeveil.evaluation.cluster_labels import LABELLERS
+from edgeveil.evaluation.clustering import EVALUATIONS, SILHOUETTES
+from edgeveil.jobs.presets import PRESETS
+from edgeveil.parts.aggregation import AGGREGATIONS
+from edgeveil.parts.features import FEATURES
+from edgeveil.parts.methods import METHODS
+from edgeveil.parts.models import MODELS
+from edgeveil.parts.stages import STAGES
+from edgeveil.privacy.table import MECHANISMS
+from edgeveil.selection import SELECTIONS
 
-UNIT = Path(__file__).parents[1] / "unit" / "fl_core"
+UNIT = Path(__file__).parents[1] / "unit" / "edgeveil"
 SIZES = "models/test_models_networks.py::test_its_weights_are_as_many_as_the_text_says"
 PRESET = "config/test_config_presets.py::test_the_others_have_the_parameters_of_theirs"
 DELM = "config/test_config_presets.py::test_delm_has_the_parameters_of_the_text"

@@ -5,13 +5,13 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from fl_core.errors import PrivacyError
-from fl_core.privacy.event_codec import event_from_dict, to_dict
-from fl_core.privacy.mechanisms import gaussian_event, laplace_event
-from fl_core.privacy.sampler import SeededRandom
-from fl_core.privacy.selection import selection_event
-from fl_core.privacy.table import MECHANISMS
-from fl_core.privacy.two_value import two_value_event
+from edgeveil.errors import PrivacyError
+from edgeveil.privacy.event_codec import event_from_dict, to_dict
+from edgeveil.privacy.mechanisms import gaussian_event, laplace_event
+from edgeveil.privacy.sampler import SeededRandom
+from edgeveil.privacy.selection import selection_event
+from edgeveil.privacy.table import MECHANISMS
+from edgeveil.privacy.two_value import two_value_event
 
 STEPS = np.arange(-20, 20, dtype=np.int64).reshape(4, 10)
 SCORES = np.arange(40, dtype=np.int64)

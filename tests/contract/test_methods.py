@@ -6,17 +6,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fl_core import subnormals
-from fl_core.algorithms import METHODS, UPDATE_METHODS, Setting
-from fl_core.algorithms.base import TRAIN, Records
-from fl_core.errors import PrivacyError, ProtocolError, UsageError
-from fl_core.features import IdentityParameters, PcaParameters, build_features
-from fl_core.models import MlpParameters, build_network
-from fl_core.models.softmax_head import WEIGHTS
-from fl_core.privacy.derived import DerivedRandom
-from fl_core.privacy.event_codec import event_from_dict, to_dict
-from fl_core.privacy.sampler import SeededRandom
-from fl_core.subnormals import subnormals_flushed
+from edgeveil import subnormals
+from edgeveil.errors import PrivacyError, ProtocolError, UsageError
+from edgeveil.parts.features import IdentityParameters, PcaParameters, build_features
+from edgeveil.parts.methods import METHODS, UPDATE_METHODS, Setting
+from edgeveil.parts.methods.base import TRAIN, Records
+from edgeveil.parts.models import MlpParameters, build_network
+from edgeveil.parts.models.softmax_head import WEIGHTS
+from edgeveil.privacy.derived import DerivedRandom
+from edgeveil.privacy.event_codec import event_from_dict, to_dict
+from edgeveil.privacy.sampler import SeededRandom
+from edgeveil.subnormals import subnormals_flushed
 
 ROUNDS = 3
 SETTING = Setting(

@@ -10,14 +10,14 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from fl_core.config import DataSource, DeviceData
-from fl_core.crypto.labels import RECORD_DEALT
-from fl_core.data import device
-from fl_core.data.device import device_records, held_records, of_shape
-from fl_core.data.own_dealing import OWN_DEALING, record_words
-from fl_core.data.partition import PARTITIONS
-from tools.audit_forms import CLASSES, FORMS, SIDE, Table, made_up
-from tools.audit_records import by_index
+from edgeveil.crypto.labels import RECORD_DEALT
+from edgeveil.data import device
+from edgeveil.data.device import device_records, held_records, of_shape
+from edgeveil.data.own_dealing import OWN_DEALING, record_words
+from edgeveil.data.partition import PARTITIONS
+from edgeveil.jobs import DataSource, DeviceData
+from edgeveil_lab.audit.forms import CLASSES, FORMS, SIDE, Table, made_up
+from edgeveil_lab.audit.records import by_index
 
 DEVICES, KEY = 5, bytes(range(32))
 POOR = {"kind": "iid", "lq_user": 0.5, "lq_data": 0.5, "lq_range": [0, 255]}

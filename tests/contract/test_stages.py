@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from fl_core.algorithms import Setting
-from fl_core.algorithms.base import TRAIN, Exchange, Records
-from fl_core.algorithms.stages import STAGES
-from fl_core.algorithms.updates.base import Task
-from fl_core.config import Job
-from fl_core.features import build_features
-from fl_core.models import MlpParameters, build_network
-from fl_core.privacy.event_codec import event_from_dict, to_dict
-from fl_core.privacy.sampler import SeededRandom
-from fl_core.protocol.package import pack_tensors, unpack_tensors
+from edgeveil.jobs import Job
+from edgeveil.parts.features import build_features
+from edgeveil.parts.methods import Setting
+from edgeveil.parts.methods.base import TRAIN, Exchange, Records
+from edgeveil.parts.methods.updates.base import Task
+from edgeveil.parts.models import MlpParameters, build_network
+from edgeveil.parts.stages import STAGES
+from edgeveil.privacy.event_codec import event_from_dict, to_dict
+from edgeveil.privacy.sampler import SeededRandom
+from edgeveil.protocol.package import pack_tensors, unpack_tensors
 
 NETWORK = build_network(MlpParameters(hidden=(5,)), (2, 2), 3)
 SIZE = sum(math.prod(weight.shape) for weight in NETWORK.weights)

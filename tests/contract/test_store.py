@@ -9,10 +9,10 @@ from itertools import count
 
 import pytest
 
-from cloud_server.store import Store
-from cloud_server.store_records import TRANSITIONS, ExchangeRecord, StoreError, UnknownJob
-from cloud_server.store_rows import EVENTS_KEPT
-from cloud_server.store_schema import metadata
+from edgeveil_cloud.store import Store
+from edgeveil_cloud.store_records import TRANSITIONS, ExchangeRecord, StoreError, UnknownJob
+from edgeveil_cloud.store_rows import EVENTS_KEPT
+from edgeveil_cloud.store_schema import metadata
 from tests.postgres_server import GIVEN, empty, postgres_server
 
 KEY = bytes(range(32))
@@ -187,7 +187,7 @@ def test_counts_are_those_of_the_rows(store):
 
 def test_a_jobs_events_are_bounded_and_the_newest_stay(store, monkeypatch):
     assert EVENTS_KEPT >= 1000
-    monkeypatch.setattr("cloud_server.store_rows.EVENTS_KEPT", 20)
+    monkeypatch.setattr("edgeveil_cloud.store_rows.EVENTS_KEPT", 20)
     quiet, noisy = submitted(store), submitted(store)
     made = [store.append_event(noisy, "note", {"k": k}) for k in range(600)]
     kept = store.events_after(0, noisy)

@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fl_core.config import Policy
-from fl_core.errors import UsageError
-from tools.broker_plan import BrokerPlan
-from tools.brokers import BrokerProcess, free_port
-from tools.cloud_client import CloudClient
-from tools.provision import provision
-from tools.site_plan import Ports, SitePlan
+from edgeveil.errors import UsageError
+from edgeveil.jobs import Policy
+from edgeveil_tools.cloud_client import CloudClient
+from edgeveil_tools.site.broker_plan import BrokerPlan
+from edgeveil_tools.site.brokers import BrokerProcess, free_port
+from edgeveil_tools.site.provision import provision
+from edgeveil_tools.site.site_plan import Ports, SitePlan
 
 WAIT_S = 60.0
 BLOCK_TORCH = """import sys
@@ -82,7 +82,7 @@ class LiveSite:
 
     def start(self, name: str, *configs: Path, blocked: Path | None = None) -> subprocess.Popen:
         """`edgeveil cloud|proxy|edge --config …`; its output goes to a log of that name."""
-        command = [sys.executable, "-m", "tools.cli", name.split("-")[0], "--config"]
+        command = [sys.executable, "-m", "edgeveil_tools.cli", name.split("-")[0], "--config"]
         env = dict(os.environ)
         if blocked:
             (blocked / "sitecustomize.py").write_text(BLOCK_TORCH)

@@ -15,7 +15,7 @@ KINDS = {"kill", "broker", "cut", "delay", "corrupt", "duplicate", "disk"}
 
 
 def command(out: Path, *more: str) -> list[str]:
-    return [sys.executable, "-m", "tools.cli", "chaos", "--out", str(out), *more]
+    return [sys.executable, "-m", "edgeveil_tools.cli", "chaos", "--out", str(out), *more]
 
 
 def test_a_short_run_in_which_the_site_keeps_its_word(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ def test_the_ratio_to_a_bare_relay_comes_from_one_call(tmp_path: Path) -> None:
     line = (
         f"loadtest --devices 20 --rounds 1 --payload-bytes 65536 --compare raw --json --out {out}"
     )
-    command = [sys.executable, "-m", "tools.cli", *line.split()]
+    command = [sys.executable, "-m", "edgeveil_tools.cli", *line.split()]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout)

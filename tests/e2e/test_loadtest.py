@@ -13,16 +13,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from proxy.registry import REGISTRY_FILE, Registry
+from edgeveil_proxy.registry import REGISTRY_FILE, Registry
+from edgeveil_tools.site.broker_plan import BrokerPlan
+from edgeveil_tools.site.brokers import BrokerProcess, choose_engine, free_ports
 from tests.e2e.live import wait_for
-from tools.broker_plan import BrokerPlan
-from tools.brokers import BrokerProcess, choose_engine, free_ports
 
 PHASES = ("broadcast_s", "upload_s", "handover_s", "absorb_s")
 
 
 def edgeveil(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "tools.cli", *map(str, arguments)]
+    return [sys.executable, "-m", "edgeveil_tools.cli", *map(str, arguments)]
 
 
 def loadtest(*arguments: object, **options) -> subprocess.CompletedProcess[str]:

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from fl_core.algorithms import METHODS
-from fl_core.config import Policy, parse_job
-from fl_core.config.presets import PRESETS
-from fl_core.data.digits import load_digits_split
-from fl_core.evaluation.onnx_session import open_session
-from fl_core.plan import JobPlan
+from edgeveil.data.digits import load_digits_split
+from edgeveil.evaluation.onnx_session import open_session
+from edgeveil.jobs import Policy, parse_job
+from edgeveil.jobs.presets import PRESETS
+from edgeveil.parts.methods import METHODS
+from edgeveil.plan import JobPlan
 from tests.e2e.live import LiveSite
 
 DEVICES = 6

@@ -17,16 +17,16 @@ import pytest
 from safetensors.numpy import load_file
 from sklearn.datasets import load_digits
 
-from fl_core.algorithms.base import Records
-from fl_core.data.digits import load_digits_split
-from fl_core.data.own_dealing import hold_back_share
+from edgeveil.data.digits import load_digits_split
+from edgeveil.data.own_dealing import hold_back_share
+from edgeveil.parts.methods.base import Records
 from tests.e2e.live import wait_for
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "jobs" / "quickstart.yaml"
 
 
 def edgeveil(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "tools.cli", *map(str, arguments)]
+    return [sys.executable, "-m", "edgeveil_tools.cli", *map(str, arguments)]
 
 
 def shorter(folder: Path, **changes: str) -> Path:

@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
-from edge_client.predict import predict
-from fl_core.crypto.keys import SigningKey
-from fl_core.protocol.blob import describe
-from fl_core.protocol.codec import decode, encode
-from fl_core.protocol.envelope import Signer
-from fl_core.protocol.messages import Decline, Exchanged, Hello, Part, Upload
-from fl_core.transport.link import LinkSettings
-from fl_core.transport.mqtt_link import MqttLink
-from fl_core.transport.topics import device_up
+from edgeveil.crypto.keys import SigningKey
+from edgeveil.protocol.blob import describe
+from edgeveil.protocol.codec import decode, encode
+from edgeveil.protocol.envelope import Signer
+from edgeveil.protocol.messages import Decline, Exchanged, Hello, Part, Upload
+from edgeveil.transport.link import LinkSettings
+from edgeveil.transport.mqtt_link import MqttLink
+from edgeveil.transport.topics import device_up
+from edgeveil_edge.predict import predict
 from tests.e2e.live import LiveSite, wait_for
 
 
@@ -162,7 +162,7 @@ def test_cloud_and_proxy_killed_and_started_again(tmp_path: Path) -> None:
         live.start_all()
         job = live.submit(rounds=20, every=10)
         wait_for(lambda: len(live.client.job(job)["exchanges"]) >= 4, "some exchanges")
-        watch = [sys.executable, "-m", "tools.cli", "job", "watch", job, "--config"]
+        watch = [sys.executable, "-m", "edgeveil_tools.cli", "job", "watch", job, "--config"]
         watching = subprocess.Popen(
             [*watch, str(live.site.cloud)], stdout=subprocess.PIPE, text=True
         )

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 
-from fl_core.protocol import effects as fx
-from fl_core.transport.memory import Due, Faults, MemoryNet, Node, no_faults
+from edgeveil.protocol import effects as fx
+from edgeveil.transport.memory import Due, Faults, MemoryNet, Node, no_faults
 
 
 class Died(BaseException):

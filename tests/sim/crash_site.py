@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from cloud_server.control import Control
-from fl_core.config import Job, Policy
-from fl_core.privacy.ledger import LEDGER_FILE, read_ledger
-from fl_core.privacy.sampler import os_random
-from fl_core.protocol import effects as fx
-from fl_core.protocol.codec import decode, decode_body, decode_header
-from fl_core.protocol.messages import Ack, Commit, Note, Offer, Upload
-from fl_core.sqlite_file import SqliteFile
+from edgeveil.jobs import Job, Policy
+from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
+from edgeveil.privacy.sampler import os_random
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.codec import decode, decode_body, decode_header
+from edgeveil.protocol.messages import Ack, Commit, Note, Offer, Upload
+from edgeveil.sqlite_file import SqliteFile
+from edgeveil_cloud.control import Control
+from edgeveil_tools.local.simulate import Box
 from tests.sim.crash_net import CrashNet, Died
 from tests.sim.fleet import PACKET_BYTES, Fleet, small_job
-from tools.simulate import Box
 
 DEVICES = 3
 LOOK_S = 0.5

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fl_core.config import Job, Partition, Policy
-from fl_core.transport.memory import Faults, no_faults
-from tools.simulate import MemoryFleet
-from tools.site_plan import SitePlan
+from edgeveil.jobs import Job, Partition, Policy
+from edgeveil.transport.memory import Faults, no_faults
+from edgeveil_tools.local.simulate import MemoryFleet
+from edgeveil_tools.site.site_plan import SitePlan
 
 PACKET_BYTES = 16384
 

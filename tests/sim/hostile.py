@@ -9,10 +9,10 @@ from contextlib import AbstractContextManager
 
 import numpy as np
 
-from fl_core.protocol import effects as fx
-from fl_core.protocol.blob import describe
-from fl_core.protocol.envelope import Signer
-from fl_core.protocol.messages import (
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.blob import describe
+from edgeveil.protocol.envelope import Signer
+from edgeveil.protocol.messages import (
     SEAL_OVERHEAD_BYTES,
     Ack,
     Commit,
@@ -28,11 +28,11 @@ from fl_core.protocol.messages import (
     Upload,
     Want,
 )
-from fl_core.protocol.sealed import open_broadcast, seal_segment, segment_mark
-from fl_core.protocol.tasks import Declined, Open, Sealed, Work
-from fl_core.protocol.transfer import part_bytes
+from edgeveil.protocol.sealed import open_broadcast, seal_segment, segment_mark
+from edgeveil.protocol.tasks import Declined, Open, Sealed, Work
+from edgeveil.protocol.transfer import part_bytes
+from edgeveil_tools.local.simulate import Box
 from tests.sim.fleet import PACKET_BYTES, Fleet
-from tools.simulate import Box
 
 FLOOD = 500
 

@@ -9,29 +9,20 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 
-from fl_core.crypto.keys import SigningKey, VerifyKey
-from fl_core.protocol import effects as fx
-from fl_core.protocol.blob import describe
-from fl_core.protocol.cloud import CloudMachine
-from fl_core.protocol.cloud_tasks import (
-    CloudSettings,
-    Ended,
-)
-from fl_core.protocol.codec import decode, decode_body
-from fl_core.protocol.device import DeviceMachine, Settings
-from fl_core.protocol.envelope import Signer
-from fl_core.protocol.messages import (
-    Ack,
-    Note,
-    Upload,
-)
-from fl_core.protocol.proxy import ProxyMachine
-from fl_core.protocol.proxy_tasks import ProxySettings
-from fl_core.protocol.sealed import (
-    seal_segment,
-)
-from fl_core.protocol.transfer import part_bytes
-from fl_core.transport.memory import LATENCY_S, MemoryNet, Node, no_faults
+from edgeveil.crypto.keys import SigningKey, VerifyKey
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.blob import describe
+from edgeveil.protocol.cloud import CloudMachine
+from edgeveil.protocol.cloud_tasks import CloudSettings, Ended
+from edgeveil.protocol.codec import decode, decode_body
+from edgeveil.protocol.device import DeviceMachine, Settings
+from edgeveil.protocol.envelope import Signer
+from edgeveil.protocol.messages import Ack, Note, Upload
+from edgeveil.protocol.proxy import ProxyMachine
+from edgeveil.protocol.proxy_tasks import ProxySettings
+from edgeveil.protocol.sealed import seal_segment
+from edgeveil.protocol.transfer import part_bytes
+from edgeveil.transport.memory import LATENCY_S, MemoryNet, Node, no_faults
 from tests.sim.lossy_hosts import (
     FLOOR,
     GROUPS,

@@ -8,12 +8,10 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
-import proxy.host
-from edge_client.store import DeviceStore
-from fl_core.crypto.keys import OpeningKey, SealingKey, SigningKey
-from fl_core.protocol import effects as fx
-from fl_core.protocol.blob import describe, whole
-from fl_core.protocol.cloud_tasks import (
+from edgeveil.crypto.keys import OpeningKey, SealingKey, SigningKey
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.blob import describe, whole
+from edgeveil.protocol.cloud_tasks import (
     Absorb,
     Absorbed,
     BatchDropped,
@@ -27,21 +25,15 @@ from fl_core.protocol.cloud_tasks import (
     Start,
     TooFew,
 )
-from fl_core.protocol.messages import (
-    SEAL_OVERHEAD_BYTES,
-    Commit,
-    Exchanged,
-    Group,
-    Manifest,
-)
-from fl_core.protocol.package import (
+from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Commit, Exchanged, Group, Manifest
+from edgeveil.protocol.package import (
     JobPackage,
     ReleasePackage,
     RoundPackage,
     decode_package,
     encode_package,
 )
-from fl_core.protocol.sealed import (
+from edgeveil.protocol.sealed import (
     Terms,
     open_broadcast,
     open_segment,
@@ -49,9 +41,11 @@ from fl_core.protocol.sealed import (
     seal_segment,
     segment_mark,
 )
-from fl_core.protocol.tasks import Declined, Install, Learn, Learned, Open, Opened, Sealed, Work
-from fl_core.protocol.transfer import part_bytes
-from proxy.spool import Spool
+from edgeveil.protocol.tasks import Declined, Install, Learn, Learned, Open, Opened, Sealed, Work
+from edgeveil.protocol.transfer import part_bytes
+from edgeveil_edge.store import DeviceStore
+from edgeveil_proxy import host as proxy_host
+from edgeveil_proxy.spool import Spool
 
 PACKET_BYTES = 1536  # small, so that models, uploads and batches travel in parts
 JOB = b"simulated job.16"
@@ -151,7 +145,7 @@ class ProxyHost(Crashing):
         super().__init__(crashes)
         self._folder = TemporaryDirectory(prefix="edgeveil-spool-", dir=RAM)
         self.disk = Spool(Path(self._folder.name) / "spool.sqlite")
-        self._inner = proxy.host.ProxyHost(self.disk, Random(1).shuffle)
+        self._inner = proxy_host.ProxyHost(self.disk, Random(1).shuffle)
 
     def store(self, item: object) -> None:
         self._inner.store(item)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fl_core.config import Job, Policy, load_job
-from fl_core.features import backbone_digests
+from edgeveil.jobs import Job, Policy, load_job
+from edgeveil.parts.features import backbone_digests
 from tests.backbone_files import small_backbone
 from tests.sim.fleet import Fleet
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from fl_core.config import Policy
-from fl_core.privacy.ledger import LEDGER_FILE, read_ledger
-from fl_core.protocol import effects as fx
-from fl_core.protocol.codec import decode, decode_body, decode_header
-from fl_core.protocol.messages import Decline, Hello, Manifest, Note, Offer, Upload
-from fl_core.protocol.proxy import ProxyMachine
-from fl_core.transport.memory import LATENCY_S
+from edgeveil.jobs import Policy
+from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.codec import decode, decode_body, decode_header
+from edgeveil.protocol.messages import Decline, Hello, Manifest, Note, Offer, Upload
+from edgeveil.protocol.proxy import ProxyMachine
+from edgeveil.transport.memory import LATENCY_S
 from tests.sim.fleet import PACKET_BYTES, Fleet, small_job
 
 WINDOW_S = 4.0

@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from fl_core.protocol import effects as fx
+from edgeveil.protocol import effects as fx
 from tests.sim.crash_net import CrashNet, Died
 from tests.sim.lossy_fleet import LossyFleet
 from tests.sim.test_lossy_fleet import check_liveness, check_safety

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from cloud_server.round_secret import RoundSecret
-from cloud_server.sealing import Limits
-from fl_core.config import Policy
-from fl_core.privacy.ledger import LEDGER_FILE, read_ledger
-from fl_core.protocol import effects as fx
-from fl_core.protocol.codec import decode
-from fl_core.protocol.messages import Note
+from edgeveil.jobs import Policy
+from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.codec import decode
+from edgeveil.protocol.messages import Note
+from edgeveil_cloud.round_secret import RoundSecret
+from edgeveil_cloud.sealing import Limits
 from tests.sim.fleet import PACKET_BYTES, Fleet, small_job
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fl_core.config import Job, Policy
-from fl_core.privacy.ledger import read_ledger
+from edgeveil.jobs import Job, Policy
+from edgeveil.privacy.ledger import read_ledger
 from tests.sim.fleet import Fleet, small_job
 
 CONSENTING = Policy(accept_unproven=True, allowed_methods=("fm_paper",))

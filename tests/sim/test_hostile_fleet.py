@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_core.protocol import effects as fx
+from edgeveil.protocol import effects as fx
 from tests.sim import hostile
 from tests.sim.fleet import Fleet, small_job
 from tests.sim.hostile import Attacker

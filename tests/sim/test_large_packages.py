@@ -7,10 +7,10 @@ from random import Random
 
 import pytest
 
-from fl_core.protocol import effects as fx
-from fl_core.protocol.blob import NEED_LIMIT
-from fl_core.protocol.codec import decode
-from fl_core.protocol.messages import Need, Part
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.blob import NEED_LIMIT
+from edgeveil.protocol.codec import decode
+from edgeveil.protocol.messages import Need, Part
 from tests.sim.lossy_fleet import LossyFleet
 from tests.sim.lossy_hosts import Sizes
 

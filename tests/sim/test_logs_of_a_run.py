@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_client.computer import Computer
-from fl_core import logs
-from fl_core.config import EdgeSite
-from fl_core.errors import DataError
+from edgeveil import logs
+from edgeveil.errors import DataError
+from edgeveil.jobs import EdgeSite
+from edgeveil_edge.computer import Computer
 from tests.sim.fleet import Fleet, small_job
 
 MARKER = "0.1234567"

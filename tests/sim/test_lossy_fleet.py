@@ -11,9 +11,9 @@ from random import Random
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fl_core.protocol import effects as fx
-from fl_core.protocol.codec import decode, decode_header
-from fl_core.protocol.messages import Offer, Upload
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.codec import decode, decode_header
+from edgeveil.protocol.messages import Offer, Upload
 from tests.sim.lossy_fleet import LossyFleet
 from tests.sim.lossy_hosts import PACKET_BYTES
 

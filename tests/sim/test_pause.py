@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cloud_server.round_secret import RoundSecret
+from edgeveil_cloud.round_secret import RoundSecret
 from tests.sim.fleet import Fleet, small_job
 
 JOB = small_job(round={"deadline_s": 5.0, "min_batch": 3, "retries": 1, "grace_s": 1.0})

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fl_core.config import Job, Policy
-from fl_core.protocol.messages import Manifest
-from fl_core.protocol.package import unpack_tensors
-from fl_core.protocol.tasks import Work
+from edgeveil.jobs import Job, Policy
+from edgeveil.protocol.messages import Manifest
+from edgeveil.protocol.package import unpack_tensors
+from edgeveil.protocol.tasks import Work
+from edgeveil_tools.local.simulate import Box, MemoryFleet
+from edgeveil_tools.site.site_plan import SitePlan
 from tests.sim.hostile import Attacker
-from tools.simulate import Box, MemoryFleet
-from tools.site_plan import SitePlan
 
 DEVICES, LIARS = 10, 3
 Lie = Callable[[NDArray[np.float32]], NDArray[np.float32]]

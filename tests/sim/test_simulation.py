@@ -5,9 +5,9 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from edgeveil_tools.local.plain_sealing import PlainSealing
+from edgeveil_tools.local.simulate import Seeds
 from tests.sim.fleet import Fleet, small_job
-from tools.plain_sealing import PlainSealing
-from tools.simulate import Seeds
 
 PLAIN = {"sealing": PlainSealing(), "packet_bytes": 1 << 22}
 

@@ -1,0 +1,104 @@
+"""How good a round's model is, as far as the cloud can tell."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import numpy as np
+
+from edgeveil.errors import JobFailed
+from edgeveil.evaluation.accuracy import HeldTest, Tested
+from edgeveil.evaluation.clustering import ClusterScores, Noise, cluster_scores
+from edgeveil.parts.aggregation.base import Score
+from edgeveil.parts.methods.base import Array, Exchange, Records
+from edgeveil.parts.methods.pca_own import own_weights
+from edgeveil.plan import JobPlan
+from edgeveil.privacy.events import LaplaceEvent
+from edgeveil.privacy.softmax import noise_law
+
+LOG = logging.getLogger("edgeveil.cloud")
+
+
+class Evaluation:
+    """Tests models on the cloud's own records, where it has some.
+
+    A rule that scores uploads has the first of them, and the models are tested on the others.
+    """
+
+    def __init__(self, test: Records | None) -> None:
+        self._test = test if test is not None and len(test) else None
+        self._held: dict[tuple[bytes, int | None, int | None], HeldTest] = {}  # of one graph
+        self._said = False
+
+    def check(self, plan: JobPlan) -> None:
+        """Raise JobFailed where the job's rule has no records to score uploads on."""
+        asked, test = plan.rule.validation_records, self._fitting(plan)
+        there = 0 if test is None else len(test)
+        if asked >= there and asked:
+            raise JobFailed(
+                f"scores uploads on {asked} of the cloud's own records and tests models on others,"
+                f" but there are {there}",
+                where="aggregation.validation_records",
+                fix="name more records of the job's form as cloud.test_data, or ask for fewer",
+            )
+
+    def score(
+        self, plan: JobPlan, exchange: Exchange, graph: bytes, state: Mapping[str, Array]
+    ) -> Score | None:
+        """How an upload is scored; None where the job's rule does not ask for it."""
+        asked, test = plan.rule.validation_records, self._fitting(plan)
+        if not asked or test is None:
+            return None
+        held = self._on(test, graph, slice(asked))
+
+        def right(segments: Mapping[str, Array]) -> int:
+            return held.right(self.weights(plan, plan.cloud.absorb(state, exchange, segments, 1)))
+
+        return right
+
+    def weights(self, plan: JobPlan, state: Mapping[str, Array]) -> dict[str, Array]:
+        """The graph's weights; what each holder of records computes itself is of the test's."""
+        return {**plan.cloud.model(state), **own_weights(plan.setting, self._fitting(plan))}
+
+    def tested(
+        self, plan: JobPlan, exchange: Exchange, graph: bytes, state: Mapping[str, Array]
+    ) -> Tested | None:
+        """How the model after a training round does on the test records.
+
+        None without test records, or where the job is about records of another form.
+        """
+        test = self._fitting(plan)
+        if test is None or exchange.number == 0:
+            return None
+        held = self._on(test, graph, slice(plan.rule.validation_records, None))
+        return held.tested(self.weights(plan, state))
+
+    def _on(self, test: Records, graph: bytes, part: slice) -> HeldTest:
+        if any(key[0] != graph for key in self._held):
+            self._held.clear()
+        key = graph, part.start, part.stop
+        if key not in self._held:
+            self._held[key] = HeldTest(graph, test.x[part], test.y[part])
+        return self._held[key]
+
+    def _fitting(self, plan: JobPlan) -> Records | None:
+        """The cloud's records, if the job is about records of their form."""
+        if self._test is None or self._test.x.shape[1:] == tuple(plan.job.data.input_shape):
+            return self._test
+        if not self._said:
+            self._said = True
+            LOG.warning("test_data_does_not_fit", extra={"wanted": plan.job.data.input_shape})
+        return None
+
+
+def clusters(plan: JobPlan, exchange: Exchange, vectors: list[Array]) -> ClusterScores | None:
+    """Scores of the inferences uploaded in one exchange; None where none were asked for."""
+    if not exchange.infer:
+        return None
+    wanted = plan.job.unsupervised
+    rows = [vector.astype(np.float64) for vector in vectors]
+    stack = np.stack(rows) if rows else np.zeros((0, plan.job.data.classes))
+    event = plan.softmax_event()
+    noise = Noise(*noise_law(event)) if isinstance(event, LaplaceEvent) else None
+    return cluster_scores(stack, wanted, noise)

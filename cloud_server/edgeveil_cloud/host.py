@@ -1,0 +1,166 @@
+"""What the cloud's process does for its machine: seal, absorb, commit, release, record."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from edgeveil.parts.methods.base import Records
+from edgeveil.privacy.sampler import RandomBytes, os_random
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol import sealed as real_sealing
+from edgeveil.protocol.cloud_tasks import (
+    Absorb,
+    BatchDropped,
+    BatchPart,
+    Blocked,
+    JobStatus,
+    RosterKept,
+    SealJob,
+    SealRelease,
+    SealRound,
+)
+from edgeveil.protocol.pause_advice import RESUME, advice
+from edgeveil.protocol.sealed import Sealing
+from edgeveil_cloud.absorbing import Absorber
+from edgeveil_cloud.evaluation import Evaluation
+from edgeveil_cloud.jobs import Jobs
+from edgeveil_cloud.jobs import wire_id as wire_id
+from edgeveil_cloud.recording import Recorder
+from edgeveil_cloud.rounds import Choose, TooFewDevices, draw
+from edgeveil_cloud.sealing import Limits, RoundMarks, Sealer
+from edgeveil_cloud.spool import BatchSpool
+from edgeveil_cloud.store import Store
+from edgeveil_cloud.store_records import StoreError
+from edgeveil_cloud.summary import job_summary
+
+LOG = logging.getLogger("edgeveil.cloud")
+EVENTS = ("job_started", "batch", "round_repeated", "all_declined")  # what a job's events tell
+
+_NAMED = 5  # paused jobs in a reason
+
+
+class CloudHost:
+    """The cloud's work; everything it decides is in the store before the machine goes on.
+
+    `spool_dir` holds the batch under way (None: the system's folder for temporary files).
+    `random_bytes` is what aggregation rules draw from.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        test: Records | None,
+        limits: Limits,
+        *,
+        spool_dir: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sealing: Sealing = real_sealing,
+        choose: Choose = draw,
+        recorder: Recorder | None = None,
+        random_bytes: RandomBytes = os_random,
+    ) -> None:
+        self._store, self._clock = store, clock
+        self.jobs = Jobs(store)
+        self._spool = BatchSpool(spool_dir)
+        self._marks = RoundMarks()
+        evaluation = self.evaluation = Evaluation(test)
+        self.limits = limits
+        self._sealer = Sealer(
+            store, self.jobs, evaluation, limits, self._marks, clock, sealing, choose
+        )
+        self._absorber = Absorber(
+            store,
+            self.jobs,
+            evaluation,
+            self._marks,
+            clock,
+            sealing,
+            recorder,
+            limits.part_bytes,
+            random_bytes,
+        )
+        self._running = ""  # the job that reports are about
+        self._all_declined = False  # in the round that the job ended with
+        self._advised = ""  # the last reason that came with its own way out
+
+    def store(self, item: object) -> None:
+        """Durable before the next effect; a batch's parts are on the disk, and need not last."""
+        match item:
+            case BatchPart():
+                self._spool.put(item)
+            case BatchDropped():
+                self._spool.drop()
+            case RosterKept(keys=keys):
+                self._store.set_enrolled({keys[i : i + 32] for i in range(0, len(keys), 32)})
+            case JobStatus():
+                self._left(item)
+
+    def _left(self, left: JobStatus) -> None:
+        entry = self.jobs.entry(left.job_id)
+        self._running = ""
+        if entry.ended:
+            return
+        if left.status == "paused":
+            why = f"{self._why(left.reason)}; {self._next_step(entry.id, left.reason)}"
+            self._store.set_status(entry.id, "paused", why)
+            return
+        plan = self.jobs.plan(entry)
+        reason = left.reason or (plan.stop_note if left.status == "completed" else "")
+        data = job_summary(self._store, plan, entry.id, self._all_declined)
+        self._store.set_status(entry.id, left.status, reason, data)  # type: ignore[arg-type]
+
+    def _why(self, reason: str) -> str:
+        """With the jobs that fill the proxy's cache, if that is the reason."""
+        paused = [entry.id for entry in self._store.jobs() if entry.status == "paused"]
+        if "cache_full" not in reason or not paused:
+            return reason
+        named = ", ".join(paused[:_NAMED]) + ", …" * (len(paused) > _NAMED)
+        return f"{reason}; paused jobs keep their broadcasts there, resume or cancel them: {named}"
+
+    def _next_step(self, job: str, reason: str) -> str:
+        """What its operator does; a reason that says its own way out needs no other."""
+        told = self._advised == reason
+        first = "" if told else f"{advice(reason)}, "
+        return f"{first}{RESUME}{job}"
+
+    def together(self) -> AbstractContextManager[None]:
+        """Its few stores are each durable at once."""
+        return nullcontext()
+
+    def report(self, report: fx.Report) -> None:
+        """Into the log, and into the job's events where a person follows the job."""
+        data: Mapping[str, Any] = report.data
+        self._marks.times_s[report.what] = self._clock()
+        LOG.info(report.what, extra=dict(data))
+        if report.what == "job_started":
+            self._running = self.jobs.name(bytes.fromhex(data["job_id"]))
+        if self._running and report.what in EVENTS:
+            self._store.append_event(self._running, report.what, dict(data))
+        self._all_declined = report.what == "all_declined"
+
+    def perform(self, task: object) -> object:
+        """Do one task of the running job. What may be different later is `Blocked`."""
+        try:
+            return self._perform(task)
+        except (TooFewDevices, StoreError) as error:
+            self._advised = str(error) if error.fix else ""
+            return Blocked(str(error))
+        except OSError as error:
+            return Blocked(f"the disk cannot be used ({error.strerror or type(error).__name__})")
+
+    def _perform(self, task: object) -> object:
+        match task:
+            case SealJob(job_id=job_id):
+                return self._sealer.job(self.jobs.entry(job_id))
+            case SealRound():
+                return self._sealer.round(task)
+            case Absorb(batch=batch):
+                return self._absorber.absorb(batch, lambda: self._spool.whole(batch.blob))
+            case SealRelease(job_id=job_id):
+                return self._sealer.release(self.jobs.entry(job_id))
+        return fx.Failed("unknown task")

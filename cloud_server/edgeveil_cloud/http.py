@@ -1,0 +1,253 @@
+"""The cloud's local HTTP control: submit, list, watch, resume and cancel jobs, fetch the models.
+
+Bound to 127.0.0.1 by default. Everything but `/healthz`, `/metrics` too, wants `Authorization:
+Bearer <token>` with the token of a file that only the cloud's owner can read. Answers are JSON; an
+error is `{"what": …, "fix": …}`, a refused job `{"problems": [...]}`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Protocol, TypeVar
+
+from aiohttp import web
+
+from edgeveil.errors import ConfigError, EdgeVeilError
+from edgeveil.parts.features.backbone import check_size
+from edgeveil.transport.health import Health
+from edgeveil.transport.metrics import Metrics
+from edgeveil_cloud.store import Store
+from edgeveil_cloud.store_records import JobEntry, StoreAway, StoredEvent, StoreError, UnknownJob
+
+MAX_BODY_BYTES = 1 << 20
+MAX_WAIT_S = 30.0
+_POLL_S = 0.1
+_PAGE = 1000
+_CHUNK_BYTES = 1 << 16
+
+T = TypeVar("T")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Ask(Protocol):
+    """Where the store and the control are asked; it may refuse with StoreAway."""
+
+    def __call__(self, question: Callable[[], T], /) -> Awaitable[T]:
+        """What `question` returns or raises."""
+        ...
+
+
+async def ask_here(question: Callable[[], T]) -> T:
+    """On the loop that serves HTTP."""
+    return question()
+
+
+class JobControl(Protocol):
+    """What the job runner offers. The methods are quick and run on the cloud's event loop, but for
+    `check`."""
+
+    def check(self, job_yaml: str) -> None:
+        """Raise what `submit` would of the job itself. Not quick; runs on any thread."""
+        ...
+
+    def submit(self, job_yaml: str) -> str:
+        """Validate and queue; returns the job's id. ConfigError holds every problem."""
+        ...
+
+    def cancel(self, job: str) -> None:
+        """Cancel a job that has not ended. UnknownJob, or StoreError if it has."""
+        ...
+
+    def resume(self, job: str) -> None:
+        """Let a paused job go on. UnknownJob, or StoreError if it is not paused."""
+        ...
+
+    def status(self) -> Mapping[str, Any]:
+        """What the process does now, JSON-able; without secrets and device names."""
+        ...
+
+
+def make_app(
+    store: Store,
+    control: JobControl,
+    token: str,
+    health: Health | None = None,
+    metrics: Metrics | None = None,
+    ask: Ask = ask_here,
+) -> web.Application:
+    """The application; pass it to `edgeveil.transport.http.serve`."""
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors, _guard(token)])
+    routes = _Routes(store, control, metrics or Metrics(), ask)
+    app.on_shutdown.append(routes.close)
+    app.add_routes(
+        [
+            web.get("/healthz", (health or Health({})).page),
+            web.get("/metrics", routes.metrics),
+            web.get("/status", routes.status),
+            web.put("/backbones", routes.backbone),
+            web.post("/jobs", routes.submit),
+            web.get("/jobs", routes.jobs),
+            web.get("/jobs/{id}", routes.job),
+            web.get("/jobs/{id}/events", routes.events),
+            web.post("/jobs/{id}/cancel", routes.cancel),
+            web.post("/jobs/{id}/resume", routes.resume),
+            web.get("/jobs/{id}/model.onnx", routes.model),
+            web.get("/jobs/{id}/model.safetensors", routes.model),
+        ]
+    )
+    return app
+
+
+class _Routes:
+    def __init__(self, store: Store, control: JobControl, metrics: Metrics, ask: Ask) -> None:
+        self._store, self._control, self._metrics = store, control, metrics
+        self._ask, self._closing = ask, asyncio.Event()
+
+    async def close(self, _app: web.Application) -> None:
+        self._closing.set()
+
+    async def metrics(self, _request: web.Request) -> web.Response:
+        return await self._ask(self._metrics.shown)
+
+    async def status(self, _request: web.Request) -> web.Response:
+        return web.json_response(dict(await self._ask(self._control.status)))
+
+    async def submit(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        try:
+            text = body.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ConfigError([f"(posted):1 : not UTF-8 text at byte {error.start}"]) from error
+        await asyncio.to_thread(self._control.check, text)
+        job = await self._ask(lambda: self._control.submit(text))
+        return web.json_response({"id": job}, status=201)
+
+    async def backbone(self, request: web.Request) -> web.Response:
+        """Before the job that names it: a feature extractor (ONNX), kept under its digest."""
+        graph = bytearray()
+        async for chunk in request.content.iter_chunked(_CHUNK_BYTES):
+            graph += chunk
+            check_size(graph)
+        digest = await self._ask(lambda: self._store.put_backbone(bytes(graph)))
+        return web.json_response({"sha256": digest}, status=201)
+
+    async def jobs(self, _request: web.Request) -> web.Response:
+        entries = await self._ask(self._store.jobs)
+        return web.json_response({"jobs": [_summary(entry) for entry in entries]})
+
+    async def job(self, request: web.Request) -> web.Response:
+        entry = await self._entry(request)
+        records = await self._ask(lambda: self._store.exchanges(entry.id))
+        rounds = [asdict(record) for record in records]
+        return web.json_response({**_summary(entry), "exchanges": rounds})
+
+    async def events(self, request: web.Request) -> web.Response:
+        job = (await self._entry(request)).id
+        after = int(_number(request, "after", 0.0, 2.0**53))
+        wait_s = _number(request, "wait_s", 0.0, MAX_WAIT_S)
+
+        def read() -> Sequence[StoredEvent]:
+            return self._store.events_after(after, job, _PAGE)
+
+        deadline = asyncio.get_running_loop().time() + wait_s
+        news, found = self._store.news(job), await self._ask(read)
+        while not found and asyncio.get_running_loop().time() < deadline:
+            if self._closing.is_set():
+                break
+            await asyncio.sleep(_POLL_S)
+            if news != (now := self._store.news(job)):
+                news, found = now, await self._ask(read)
+        return web.json_response({"events": [asdict(event) for event in found]})
+
+    async def cancel(self, request: web.Request) -> web.Response:
+        await self._ask(lambda: self._control.cancel(request.match_info["id"]))
+        return web.json_response(_summary(await self._entry(request)))
+
+    async def resume(self, request: web.Request) -> web.Response:
+        await self._ask(lambda: self._control.resume(request.match_info["id"]))
+        return web.json_response(_summary(await self._entry(request)))
+
+    async def model(self, request: web.Request) -> web.Response:
+        entry = await self._entry(request)
+        release = await self._ask(lambda: self._store.release(entry.id))
+        if release is None:
+            raise UnknownModel(entry)
+        onnx = request.path.endswith(".onnx")
+        name = f"{entry.id}.{'onnx' if onnx else 'safetensors'}"
+        return web.Response(
+            body=release.onnx if onnx else release.safetensors,
+            content_type="application/octet-stream",
+            headers={"Content-Disposition": f'attachment; filename="{name}"'},
+        )
+
+    async def _entry(self, request: web.Request) -> JobEntry:
+        """The job that the address names."""
+        return await self._ask(lambda: self._store.job(request.match_info["id"]))
+
+
+class UnknownModel(UnknownJob):
+    """The job has no final model (yet)."""
+
+    def __init__(self, entry: JobEntry) -> None:
+        StoreError.__init__(
+            self,
+            f"job '{entry.id}' has no model: it is {entry.status}",
+            fix="" if entry.ended else "wait until it is completed",
+        )
+
+
+def _summary(entry: JobEntry) -> dict[str, Any]:
+    """A job for JSON. Its digest as hex; its text is what the owner submitted."""
+    shown = {**entry.__dict__, "digest": entry.digest.hex()}
+    del shown["canonical"]
+    return shown
+
+
+def _number(request: web.Request, name: str, low: float, high: float) -> float:
+    text = request.query.get(name, "0")
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not low <= value <= high:
+        raise ConfigError([f"{name}: must be a number in {low:g}..{high:g}, got {text[:40]!r}"])
+    return value
+
+
+def _guard(token: str) -> Any:
+    wanted = f"Bearer {token}".encode()
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        # Asked before anything else, so that a stranger cannot learn which jobs exist.
+        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        if request.path != "/healthz" and not hmac.compare_digest(given, wanted):
+            return _refusal(401, "the token is missing or wrong", "pass the file http.token")
+        return await handler(request)
+
+    return guard
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except ConfigError as error:
+        return web.json_response({"problems": error.problems}, status=422)
+    except UnknownJob as error:
+        return _refusal(404, error.what, error.fix)
+    except StoreAway as error:
+        return _refusal(503, error.what, error.fix)
+    except EdgeVeilError as error:
+        return _refusal(409, error.what, error.fix)
+    except web.HTTPRequestEntityTooLarge:
+        return _refusal(413, f"more than {MAX_BODY_BYTES} bytes", "send the job's YAML alone")
+    except web.HTTPException as error:
+        return _refusal(error.status, error.reason, "see the list of addresses in docs")
+
+
+def _refusal(status: int, what: str, fix: str) -> web.Response:
+    return web.json_response({"what": what, "fix": fix}, status=status)

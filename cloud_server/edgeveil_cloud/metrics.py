@@ -1,0 +1,111 @@
+"""The cloud's numbers for Prometheus: rounds, jobs, devices, ε. No device, no key, no model."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+
+from prometheus_client import Counter as Count
+from prometheus_client import Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from edgeveil.privacy.guarantee import Guarantee
+from edgeveil.privacy.policy import Quote
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.cloud import CloudMachine
+from edgeveil.protocol.cloud_tasks import Absorb, Absorbed, Broadcast, SealRound
+from edgeveil.transport.metrics import Metrics, gauge
+from edgeveil_cloud.host import CloudHost
+from edgeveil_cloud.store import Store
+from edgeveil_cloud.store_records import TRANSITIONS
+
+ROUND_BUCKETS_S = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3600.0, 86400.0)
+JOBS_KEPT = 16  # whose ε is shown
+_EPSILON = (
+    "What the job's releases cost one device at most, if the job ended now. NaN: no proven "
+    "guarantee. Training and inference count together; neither alone is the job's epsilon."
+)
+
+
+class CloudMetrics(Collector):
+    """Counts what the machine's host did, and reads the rest at each scrape."""
+
+    def __init__(
+        self, metrics: Metrics, store: Store, host: CloudHost, machine: CloudMachine
+    ) -> None:
+        self._store, self._host, self._machine = store, host, machine
+        self._round: tuple[bytes, int] | None = None
+        self._since_s = 0.0
+        self._asked: dict[bytes, int] = {}  # the newest round that a job's devices were asked for
+        self._priced: dict[bytes, tuple[int, str, Quote]] = {}
+        registry = metrics.registry
+        self._rounds = Count(
+            "edgeveil_rounds", "Rounds by how their attempts ended.", ["result"], registry=registry
+        )
+        for result in ("committed", "repeated"):
+            self._rounds.labels(result)
+        self._seconds = Histogram(
+            "edgeveil_round_seconds",
+            "From a round's first sealed attempt to its commit.",
+            registry=registry,
+            buckets=ROUND_BUCKETS_S,
+        )
+        text = "Encrypted segments that committed rounds counted."
+        self._segments = Count("edgeveil_segments_counted", text, registry=registry)
+        registry.register(self)
+
+    def watch(self, thing: object) -> None:
+        """Hear what passes the machine's host."""
+        match thing:
+            case fx.Done(task=SealRound(job_id=job_id, round=number), result=Broadcast()):
+                if self._round != (job_id, number):
+                    self._round, self._since_s = (job_id, number), time.monotonic()
+                    self._ask(job_id, number)
+            case fx.Done(task=Absorb(), result=Absorbed(commit=commit)):
+                self._rounds.labels("committed").inc()
+                self._segments.inc(commit.accepted)
+                if self._round == (commit.at.job_id, commit.at.round):
+                    self._seconds.observe(time.monotonic() - self._since_s)
+                self._round = None
+            case fx.Report(what="round_repeated"):
+                self._rounds.labels("repeated").inc()
+
+    def _ask(self, job_id: bytes, number: int) -> None:
+        self._asked.pop(job_id, None)
+        self._asked[job_id] = number
+        while len(self._asked) > JOBS_KEPT:
+            oldest = next(iter(self._asked))
+            del self._asked[oldest]
+            self._priced.pop(oldest, None)
+
+    def collect(self) -> Iterator[Metric]:
+        """Read at each scrape."""
+        counts = self._store.counts()
+        by_status: dict[str, float] = {status: counts.jobs.get(status, 0) for status in TRANSITIONS}
+        yield gauge("jobs", "Jobs by status.", by_status, "status")
+        enrolled = {"enrolled": float(counts.enrolled)}
+        yield gauge("devices", "Devices by state; the cloud knows keys alone.", enrolled, "state")
+        at = self._machine.at
+        yield gauge("current_round", "Round of the running job; 0: none.", at.round if at else 0)
+        family = GaugeMetricFamily("edgeveil_epsilon_spent", _EPSILON, labels=["job", "kind"])
+        for job, kind, epsilon in self._prices():
+            family.add_metric([job, kind], epsilon)
+        yield family
+
+    def _prices(self) -> Iterator[tuple[str, str, float]]:
+        """(job, kind, ε) of the newest jobs; priced anew when another round was asked for."""
+        for job_id, asked in list(self._asked.items()):
+            priced = self._priced.get(job_id)
+            if priced is None or priced[0] != asked:
+                entry = self._host.jobs.entry(job_id)
+                priced = (asked, entry.id, self._host.jobs.plan(entry).spent(asked))
+                self._priced[job_id] = priced
+            _, job, quote = priced
+            yield job, "training", _shown(quote.training)
+            yield job, "inference", _shown(quote.inference)
+
+
+def _shown(guarantee: Guarantee) -> float:
+    return guarantee.epsilon if guarantee.proven else math.nan

@@ -1,0 +1,240 @@
+"""A whole job on made-up records, before it is queued: whatever can fail later fails here.
+
+Each kind of exchange is played once: broadcast, answers, aggregation by the job's rule, the next
+state, its test, the clusters of inferences; then the final model, as it is kept, sent, loaded and
+used. There are no devices, no ledger and no records of anybody, so that it costs no budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from edgeveil.crypto.stanzas import stanza_area_bytes
+from edgeveil.crypto.stream import stream_bytes
+from edgeveil.errors import DataError, EdgeVeilError
+from edgeveil.evaluation.graph_check import check_graph
+from edgeveil.evaluation.onnx_session import BATCH_RECORDS, MAX_GRAPH_BYTES, OnnxModel
+from edgeveil.parts.features import backbone_digests
+from edgeveil.parts.methods.base import TRAIN, Array, Exchange, SegmentSpec
+from edgeveil.parts.models import runs_python
+from edgeveil.parts.models.softmax_head import bake
+from edgeveil.plan import JobPlan
+from edgeveil.privacy.sampler import os_random
+from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES
+from edgeveil.protocol.package import (
+    JobPackage,
+    Package,
+    ReleasePackage,
+    RoundPackage,
+    encode_package,
+    pack_tensors,
+    unpack_tensors,
+)
+from edgeveil.rehearsal import (
+    brief,
+    made_up_records,
+    rehearsed_answer,
+    rehearsed_softmax,
+    training_kinds,
+)
+from edgeveil_cloud.evaluation import Evaluation, clusters
+from edgeveil_cloud.opening import Opened
+from edgeveil_cloud.rounds import aggregate
+from edgeveil_cloud.sealing import Limits
+
+RECORDS = 16  # of a made-up device
+_FAR = 1e-3  # of a probability: rounding alone makes no such difference
+_KEYS = ("aggregation", "data", "features", "model", "privacy", "round", "selection", "train")
+
+
+class RefusedJobError(DataError):
+    """A job that could not be done; `where` is the key of the job file that it follows from."""
+
+
+def rehearse_job(
+    plan: JobPlan,
+    limits: Limits,
+    *,
+    devices: bool = True,
+    processor: str = "cpu",
+) -> None:
+    """Raise RefusedJobError with reason, key and fix unless the job can be done.
+
+    `limits` are those of the cloud that would run it. Without `devices` no device's half is
+    played, and uploads of the public form are made up: nothing then needs torch, unless the
+    model is a user's own; that is always tried.
+    """
+    _Rehearsal(plan, limits, devices, processor).play()
+
+
+class _Rehearsal:
+    """One job's stages in their order, each under the key of the job file that it follows from."""
+
+    def __init__(self, plan: JobPlan, limits: Limits, devices: bool, processor: str) -> None:
+        plan = brief(plan)
+        self._plan, self._limits, self._processor = plan, limits, processor
+        own = runs_python(plan.job.model)
+        self._devices = devices or own
+        named = "model.function" if own else "model"
+        self._network = named if plan.job.model else "features"
+        self._test = made_up_records(plan, BATCH_RECORDS + plan.rule.validation_records)
+        self._evaluation = Evaluation(self._test)
+        self._state: dict[str, Array] = {}
+
+    def play(self) -> None:
+        plan = self._plan
+        with _stage("the model", self._network):
+            plan.check_backbones()
+            plan.check_own_code()
+            graph = plan.graph()
+            check_graph(graph)
+            OnnxModel(graph)
+        with _stage("the first state", "train"):
+            self._state = plan.cloud.initial_state()
+        self._broadcast_job(graph)
+        self._exchanges(graph)
+        with _stage("the final model", self._network):
+            self._release(graph)
+
+    # --- exchanges ---
+
+    def _exchanges(self, graph: bytes) -> None:
+        plan = self._plan
+        released: dict[str, dict[str, Array]] = {}
+        kept: dict[str, Array] = {}
+        for exchange in training_kinds(plan):
+            with _stage(f"{exchange.label} on a device", "train"):
+                if self._devices:
+                    recalled = (released.get(one.phase, {}) for one in plan.recalled(exchange))
+                    own = {name: array for one in (*recalled, kept) for name, array in one.items()}
+                    upload, kept = rehearsed_answer(
+                        plan,
+                        exchange,
+                        plan.cloud.package(self._state, exchange),
+                        own,
+                        made_up_records(plan, RECORDS),
+                        self._processor,
+                    )
+                else:
+                    upload = _made_up(plan.cloud.segments(exchange))
+            released[exchange.phase] = upload
+            self._absorb(exchange, graph, upload)
+        for exchange in [one for one in plan.exchanges if one.infer][:1]:
+            with _stage("inference on a device", self._network):
+                model, x = plan.cloud.model(self._state), self._test.x[:RECORDS]
+                vector = rehearsed_softmax(plan, graph, model, x)
+            with _stage("clusters of inferences", "unsupervised"):
+                clusters(plan, exchange, [vector])
+
+    def _absorb(self, exchange: Exchange, graph: bytes, upload: dict[str, Array]) -> None:
+        """A batch of one upload, again and again, as many as the rule needs."""
+        plan, rule = self._plan, self._plan.rule
+        self._check_sizes(exchange)
+        with _stage(f"aggregation of {exchange.label}", "aggregation"):
+            ruled = rule.sums or exchange.phase == TRAIN
+            least = max(plan.job.round.min_batch, rule.least if ruled else 1)
+            opened = Opened(arrays={name: [array] * least for name, array in upload.items()})
+            score = self._evaluation.score(plan, exchange, graph, self._state)
+            state, _ = aggregate(plan, exchange, self._state, opened, os_random, score)
+            self._state = unpack_tensors(pack_tensors(state))
+        with _stage("the test of a model", self._network):
+            self._evaluation.tested(plan, exchange, graph, self._state)
+
+    # --- the final model ---
+
+    def _release(self, graph: bytes) -> None:
+        plan, x = self._plan, self._test.x[:RECORDS]
+        weights = self._evaluation.weights(plan, self._state)
+        onnx = bake(graph, weights)
+        unpack_tensors(pack_tensors(weights))
+        if len(onnx) > MAX_GRAPH_BYTES:
+            raise DataError(
+                f"has {len(onnx)} bytes, a device takes {MAX_GRAPH_BYTES}",
+                fix="learn a smaller model",
+            )
+        self._check_blob("the final model", ReleasePackage(plan.job.job, onnx))
+        model = OnnxModel(onnx)
+        if model.weight_names:
+            raise DataError(f"lacks the weights {sorted(model.weight_names)}")
+        wanted, found = OnnxModel(graph).probabilities(x, weights), model.probabilities(x, {})
+        if not np.allclose(found, wanted, rtol=0, atol=_FAR, equal_nan=True):
+            raise DataError("gives other values than the model that was learned")
+
+    # --- sizes ---
+
+    def _broadcast_job(self, graph: bytes) -> None:
+        with _stage("the job's graph", self._network):
+            if len(graph) > MAX_GRAPH_BYTES:
+                raise DataError(
+                    f"has {len(graph)} bytes, a device takes {MAX_GRAPH_BYTES}",
+                    fix="learn a smaller model",
+                )
+            digests = backbone_digests(self._plan.job.features)
+            backbones = tuple(self._plan.artifacts[one] for one in digests)
+            self._check_blob("the job", JobPackage(self._plan.job.canonical(), graph, backbones))
+
+    def _check_sizes(self, exchange: Exchange) -> None:
+        plan, limit = self._plan, self._limits.batch_bytes
+        tensors = pack_tensors(plan.cloud.package(self._state, exchange))
+        model = pack_tensors(plan.cloud.model(self._state)) if exchange.infer else b""
+        with _stage(exchange.label, self._network):
+            self._check_blob(
+                "its broadcast",
+                RoundPackage(exchange.phase, exchange.number, exchange.infer, tensors, model),
+            )
+            sizes = sum(g.padded_bytes + SEAL_OVERHEAD_BYTES for g in plan.groups(exchange))
+            if self._recipients * sizes > limit:
+                raise DataError(
+                    f"{self._recipients} uploads of {sizes} bytes pass the cloud's limit of"
+                    f" {limit} bytes a batch",
+                    fix="raise limits.spool_bytes at cloud and proxy, or learn a smaller model",
+                )
+
+    def _check_blob(self, what: str, package: Package) -> None:
+        plain, limit = len(encode_package(package)), self._limits.blob_bytes
+        size = stanza_area_bytes(self._recipients) + stream_bytes(plain)
+        if size > limit:
+            raise DataError(
+                f"{what} has {size} bytes when it is sealed, the limit is {limit}",
+                fix="learn a smaller model, or raise limits.blob_bytes at all parties",
+            )
+
+    @property
+    def _recipients(self) -> int:
+        """As many as a round has at least."""
+        return max(self._plan.job.selection.min_devices, self._plan.job.round.min_batch)
+
+
+def _made_up(specs: tuple[SegmentSpec, ...]) -> dict[str, Array]:
+    """Small values of the public form."""
+    chance = np.random.default_rng(0)
+    return {
+        spec.name: (chance.standard_normal(spec.shape) * 1e-3).astype(spec.dtype) for spec in specs
+    }
+
+
+@contextmanager
+def _stage(what: str, key: str) -> Iterator[None]:
+    """Whatever is raised inside is told once, at a key of the job."""
+    try:
+        yield
+    except (RefusedJobError, ImportError):  # a library that is missing is not the job's fault
+        raise
+    except EdgeVeilError as error:
+        place = f"{error.where}: " if error.where and error.where != key else ""
+        known = error.where.split(".")[0] in _KEYS
+        raise RefusedJobError(
+            error.what if known else f"{what} cannot be made: {place}{error.what}",
+            where=error.where if known else key,
+            fix=error.fix,
+        ) from error
+    except Exception as error:  # a user's own model, onnx and ONNX Runtime may raise anything
+        first = str(error).strip().partition("\n")[0][:200].rstrip(".")
+        raise RefusedJobError(
+            f"{what} cannot be made: {type(error).__name__}: {first}",
+            where=key,
+            fix=f"change {key} of the job",
+        ) from error

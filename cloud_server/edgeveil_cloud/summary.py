@@ -1,0 +1,107 @@
+"""What the cloud says of a round and of a job's end: plain data for events, reports and scripts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from edgeveil.evaluation.clustering import ClusterScores
+from edgeveil.parts.methods.base import Array
+from edgeveil.plan import JobPlan
+from edgeveil.privacy.events import LaplaceEvent
+from edgeveil.privacy.guarantee import Guarantee
+from edgeveil_cloud.store import Store
+from edgeveil_cloud.store_records import ExchangeRecord
+
+SHOWN_ROWS = 4096
+
+
+def round_timeline(
+    marks: Mapping[str, float], absorb_started: float, now_s: float
+) -> dict[str, float]:
+    """Seconds of a round's phases, from when the machine reported them."""
+    seal, sealed = marks.get("seal", absorb_started), marks.get("sealed", absorb_started)
+    held = marks.get("held", sealed)
+    batch = marks.get("batch", absorb_started)
+    return {
+        "seal_s": round(sealed - seal, 6),
+        "broadcast_s": round(max(0.0, held - sealed), 6),
+        "wait_s": round(max(0.0, batch - held), 6),
+        "absorb_s": round(now_s - batch, 6),
+    }
+
+
+def exchange_event(
+    record: ExchangeRecord, plan: JobPlan, timeline: Mapping[str, float]
+) -> dict[str, Any]:
+    """A committed exchange with ε by plan up to it, training and inference together."""
+    quote = plan.quote(record.index)
+    names = ("phase", "number", "attempt", "uploads", "accuracy", "loss", "seconds")
+    return {
+        "exchange": record.index,
+        **{name: getattr(record, name) for name in names},
+        "bytes": dict(record.bytes),
+        "timeline": dict(timeline),
+        "epsilon": {"training": _finite(quote.training), "inference": _finite(quote.inference)},
+    }
+
+
+def shown_mean(plan: JobPlan, state: Mapping[str, Array]) -> dict[str, float]:
+    """`mean_of_values` after a round of pure noise, so that a load test can check the sum."""
+    if plan.job.train.method != "noise_only":
+        return {}
+    return {"mean_of_values": float(state["mean"][0])}
+
+
+def shown_clusters(scores: ClusterScores | None, vectors: list[Array]) -> dict[str, Any] | None:
+    """Scores with the noised rows they were made from; None in a round without evaluation.
+
+    At most `SHOWN_ROWS` rows, and as many labels: an event is read by people and plots.
+    """
+    if scores is None:
+        return None
+    rows = [row for v in vectors for row in np.atleast_2d(v.astype(np.float64))[:SHOWN_ROWS]]
+    rounded = [[round(x, 6) for x in row.tolist()] for row in rows[:SHOWN_ROWS]]
+    plain = scores.to_dict()
+    return {**plain, "labels": plain["labels"][:SHOWN_ROWS], "vectors": rounded}
+
+
+def job_summary(
+    store: Store, plan: JobPlan, job: str, all_declined: bool = False
+) -> dict[str, Any]:
+    """What a job's end says: both guarantees together, and the last accuracy.
+
+    Devices may have released for the exchange after the last commit, so it is priced too if it
+    was sealed (its key is there until the job has ended), unless all of them declined it. A job
+    that ends early has spent what `JobPlan.spent` says: with Gaussian noise, the whole plan.
+    """
+    last = store.last_commit(job)
+    asked = last.index if last else 0
+    asked += not all_declined and store.round_key(job, asked + 1, 1) is not None
+    quote = plan.spent(asked)
+    event = plan.softmax_event()
+    per_round = float(event.epsilon) if isinstance(event, LaplaceEvent) else None
+    inference = {**_plain(quote.inference), "unit": event.unit, "epsilon_per_round": per_round}
+    return {
+        "privacy": {"training": _plain(quote.training), "inference": inference},
+        "final": {"accuracy": last.record.accuracy if last else None},
+    }
+
+
+def _finite(guarantee: Guarantee) -> float | None:
+    """ε, or None where there is no bound: JSON knows no infinity."""
+    return guarantee.epsilon if math.isfinite(guarantee.epsilon) else None
+
+
+def _plain(guarantee: Guarantee) -> dict[str, Any]:
+    return {
+        "epsilon": _finite(guarantee),
+        "delta": guarantee.delta,
+        "unit": guarantee.unit,
+        "status": guarantee.status,
+        **guarantee.of_records,
+        **guarantee.notes,
+    }

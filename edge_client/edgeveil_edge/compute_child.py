@@ -1,0 +1,156 @@
+"""The process that computes for a device: it stays warm, and its worker may be ended at any moment.
+
+    python -m edgeveil_edge.compute_child SOCKET
+
+It loads libraries, jobs and records, and runs nothing on them. What does run is a *worker*, forked
+from it: ended where it takes too long, and replaced within milliseconds by one that knows as much.
+So the rounds after such an end are answered as promptly as ever; they would tell about records
+otherwise. Nothing here starts threads that a fork would lose: torch is imported and never used, a
+session is opened in workers alone.
+
+Subnormal numbers are flushed before anything else is loaded, so that all that follows inherits it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
+
+from edgeveil.subnormals import flush_subnormals
+
+if TYPE_CHECKING:
+    from edgeveil_edge.compute_server import Server
+
+NICE = 2  # the device's own process stays quick to answer; more would starve it on a busy box
+_PR_SET_PDEATHSIG = 1
+
+
+def serve(control: socket.socket) -> None:
+    """Serve until the socket is closed, which is also when the starter ends."""
+    flush_subnormals()
+    os.nice(NICE)
+    # Read as torch is loaded: threads that spin for each other crawl on a busy box.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from edgeveil_edge.compute_server import Server
+
+    with control, suppress(OSError):  # the starter may end at any moment
+        Nursery(control, Server()).serve()
+
+
+class Forked:
+    """A child that shares the memory of what its starter has loaded.
+
+    For a starter without threads that hold locks: at the beginning of a process. Used as a
+    `subprocess.Popen`.
+    """
+
+    def __init__(self, ours: socket.socket, theirs: socket.socket) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        gc.freeze()  # a collection on either side would copy what they share
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                ours.close()
+                os.setsid()
+                for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                    signal.signal(number, signal.SIG_DFL)
+                serve(theirs)
+            except Exception as error:
+                _tell_of(error)
+            finally:
+                os._exit(0)
+        self._ended = False
+
+    def poll(self) -> int | None:
+        """None while it runs."""
+        return self._reap(os.WNOHANG)
+
+    def wait(self) -> None:
+        """Until it has ended."""
+        self._reap(0)
+
+    def _reap(self, how: int) -> int | None:
+        if not self._ended:
+            with suppress(ChildProcessError):
+                if os.waitpid(self.pid, how)[0] == 0:
+                    return None
+            self._ended = True
+        return 0
+
+
+class Nursery:
+    """Keeps what workers know, and one worker at a time."""
+
+    def __init__(self, control: socket.socket, server: Server) -> None:
+        self._control, self._server, self._worker = control, server, 0
+
+    def serve(self) -> None:
+        """One request after the other."""
+        while True:
+            header, descriptors = self._receive(8)
+            if len(header) < 8:
+                break
+            raw = self._whole(int.from_bytes(header, "big"))
+            if descriptors:
+                self._fork(descriptors[0])
+            else:
+                reply = self._server.learn(raw)
+                self._control.sendall(len(reply).to_bytes(8, "big") + reply)
+        self._end()
+
+    def _receive(self, count: int) -> tuple[bytes, list[int]]:
+        raw, descriptors, _, _ = socket.recv_fds(self._control, count, 1)
+        return raw + (self._whole(count - len(raw)) if raw else b""), descriptors
+
+    def _whole(self, count: int) -> bytes:
+        parts = []
+        while count:
+            part = self._control.recv(min(count, 1 << 20))
+            if not part:
+                raise SystemExit(0)
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)
+
+    def _fork(self, pipe: int) -> None:
+        """A new worker in place of the one before, which may be at anything."""
+        self._end()
+        starter = os.getpid()
+        self._worker = os.fork()
+        if self._worker:
+            os.close(pipe)
+            return
+        try:
+            if sys.platform == "linux":  # elsewhere it ends with its next word to its starter
+                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() == starter:  # it may have ended before it could be noticed
+                self._control.close()
+                self._server.work(Connection(pipe))
+        except Exception as error:
+            _tell_of(error)
+        finally:
+            os._exit(0)
+
+    def _end(self) -> None:
+        if self._worker:
+            os.kill(self._worker, signal.SIGKILL)
+            os.waitpid(self._worker, 0)
+            self._worker = 0
+
+
+def _tell_of(error: Exception) -> None:
+    """Its type alone: its text could quote a record."""
+    sys.stderr.write(f"edgeveil: the computing process fails with {type(error).__name__}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))

@@ -1,0 +1,361 @@
+"""Computing with records in a process of its own, which is ended where it takes too long.
+
+Time is an output: how long a computation takes, or that it never ends, could tell about a record.
+So what a device answers is there at a public moment at the latest. Before a record is read the
+child hands over the answer of a device without records; if the other one is not there in time, or
+the child dies of it, the first one is sent, and nobody outside can tell.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe
+
+from edgeveil.errors import PrivacyError, ProtocolError
+from edgeveil.jobs import EdgeSite
+from edgeveil.privacy.derived import DerivedRandom
+from edgeveil_edge import compute_wire as wire
+from edgeveil_edge.computation import Computation, Computed, Half, JobTrial, TaughtJob
+from edgeveil_edge.compute_child import Forked
+
+TRIAL_S = 180.0  # for the imports of a slow box too; a graph that never ends is ended then
+
+
+class ComputeProcess:
+    """One child for all devices of a process, `shared` by so many, whose answers wait in turn.
+
+    The child keeps what is known and forks a worker from it that computes (`compute_child.py`).
+    Calls come one at a time; `close` may come at any time.
+    """
+
+    def __init__(self, shared: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
+        self.shared, self._clock = shared, clock
+        self._child: subprocess.Popen[bytes] | Forked | None = None
+        self._control: socket.socket | None = None
+        self._connection: Connection | None = None  # to the worker
+        self._known: set[bytes] = set()
+        self._met: set[str] = set()
+        self._trials: dict[tuple[bytes, bytes, bool, str, int], JobTrial] = {}
+        self._number = 0
+        self._closed = False
+
+    def fork_early(self) -> None:
+        """Start the child from this process, whose memory it then shares; before it has threads."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._child = Forked(ours, theirs)
+        self._control = ours
+
+    def start(self) -> None:
+        """Start the child ahead of its first task, unless it is there."""
+        if self._closed:
+            raise ProtocolError("stopping")
+        if self._child is not None and self._child.poll() is None:
+            return
+        self.end()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", "edgeveil_edge.compute_child", str(theirs.fileno())]
+            self._child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C is for the starter, which ends its child
+            )
+        self._control = ours
+        if self._closed:  # meanwhile
+            raise self._lost()
+
+    def end(self) -> None:
+        """End child and worker, whatever they are at; the next task starts others."""
+        child, control = self._child, self._control
+        self._child, self._control = None, None
+        self._drop_worker()
+        self._known.clear()
+        self._met.clear()
+        if child is not None:
+            _kill(child)
+            child.wait()
+        if control is not None:
+            control.close()
+
+    def close(self) -> None:
+        """End them for good; what waits for an answer raises ProtocolError `stopping`."""
+        self._closed = True
+        child = self._child
+        if child is not None:
+            _kill(child)
+
+    # --- tasks ---
+
+    def try_job(self, device: RemoteComputer, job: TaughtJob, *, trains: bool) -> JobTrial:
+        """See `Compute.try_job`. Devices of one kind have one trial."""
+        site = device.site
+        graph, kept_bytes = hashlib.sha256(job.graph).digest(), site.limits.memory_bytes
+        key = (digest_of(job), graph, trains, site.device, kept_bytes)
+        found = self._trials.get(key)
+        if found is None:
+            found = self._trials[key] = self._tried(device, job, trains)
+        return found
+
+    def _tried(self, device: RemoteComputer, job: TaughtJob, trains: bool) -> JobTrial:
+        refused = self._teach(device, job, trains)
+        if refused:
+            return JobTrial(0.0, refused)
+        self._send(wire.Try(device.name, digest_of(job), trains))
+        limit_s = TRIAL_S + 4 * job.plan.job.round.time_budget_s
+        try:
+            reply = self._receive(self._clock() + limit_s)
+        except TimeoutError:
+            how = f"did not end within {limit_s:g} s"
+        except EOFError:
+            how = "ended the process"
+        else:
+            if not isinstance(reply, wire.Tried):
+                raise ProtocolError("malformed_answer", "a trial was answered by something else")
+            if reply.modules and not reply.refused:
+                self._tell(wire.Load(reply.modules))
+            return JobTrial(reply.needed_s * self.shared, reply.refused)
+        self.replace_worker()
+        return JobTrial(0.0, f"the job's computation on made-up records {how}")
+
+    def read_ahead(self, device: RemoteComputer, share: float) -> None:
+        """Let the child read the device's records before a round asks for them."""
+        with suppress(ProtocolError):
+            self._meet(device)
+            self._tell(wire.Read(device.name, share))
+
+    def answer(self, device: RemoteComputer, one: Computation) -> Computed:
+        """See `Compute.answer`; it takes until `one.until_s`.
+
+        Longer only where not even the answer without records is there by then: that follows from
+        the box and the job, and from no record. Raises PrivacyError where it is not there before
+        the round closes.
+        """
+        if not isinstance(one.noise, DerivedRandom):
+            raise PrivacyError("only derived noise can be drawn in another process")
+        refused = self._teach(device, one.job, one.trains)
+        if refused:
+            raise PrivacyError(refused)
+        self._number += 1
+        key = one.noise.to_bytes()
+        asked = wire.ask(self._number, device.name, digest_of(one.job), one, key)
+        halves = self._blank(asked, max(one.until_s, one.closes_s))
+        without = self._with_records(halves, one.until_s)
+        answers = (wire.answer_of(halves[half]) for half in sorted(halves))
+        return Computed(tuple(answers), "; ".join(without))
+
+    def _blank(self, asked: wire.AskAnswer, closes_s: float) -> dict[Half, wire.HalfAnswer]:
+        """Both halves as of a device without records. Raises PrivacyError without them by then."""
+        try:
+            try:
+                self._send(asked)
+                return dict(self._reply(asked.number, closes_s).parts)
+            except EOFError:  # the worker may have ended before it was asked
+                self.replace_worker()
+                self._send(asked)
+                return dict(self._reply(asked.number, closes_s).parts)
+        except TimeoutError:
+            what = "the box was too slow: the round closed"
+            fix = "raise it, or give the box less other work"
+        except EOFError:
+            what, fix = "the computing process ended", "see its line on the console"
+        self.replace_worker()
+        raise PrivacyError(f"{what} before records were read", where="round.budget_s", fix=fix)
+
+    def _with_records(self, halves: dict[Half, wire.HalfAnswer], until_s: float) -> list[str]:
+        """Put what comes in time in place of the blank halves; why some of them stay."""
+        in_time, missing, without = self._clock() <= until_s, set(halves), []
+        try:
+            while missing:
+                found = self._reply(self._number, until_s)
+                halves.update(found.parts)
+                missing -= set(found.parts)
+                without += [found.without] * bool(found.without)
+        except TimeoutError:
+            without.append("it was not done within the round's time budget")
+        except EOFError:
+            without.append("the computing process ended with the records")
+        if missing and in_time:  # else it had no time at all, and is not to blame
+            self.replace_worker()
+        return without
+
+    def forget(self, job: TaughtJob) -> None:
+        """The job has ended."""
+        digest = digest_of(job)
+        for key in [key for key in self._trials if key[0] == digest]:
+            del self._trials[key]
+        if digest in self._known:
+            self._known.discard(digest)
+            with suppress(ProtocolError):
+                self._tell(wire.Forget(digest))
+
+    # --- the child ---
+
+    def _teach(self, device: RemoteComputer, job: TaughtJob, trains: bool) -> str:
+        """Have a child that knows this job and this device; why it cannot learn the job, or ""."""
+        digest = digest_of(job)
+        self._meet(device)
+        if digest in self._known:
+            return ""
+        backbones = tuple(job.plan.artifacts.values())
+        reply = self._tell(wire.Know(digest, job.canonical, job.graph, backbones, trains))
+        if isinstance(reply, wire.Refused):
+            return str(wire.error_of(reply))
+        self._known.add(digest)
+        return ""
+
+    def _meet(self, device: RemoteComputer) -> None:
+        self.start()
+        if device.name not in self._met:
+            site = device.site.model_dump_json().encode()
+            self._tell(wire.Meet(device.name, site, device.split_key))
+            self._met.add(device.name)
+
+    def _tell(self, request: wire.Request) -> wire.Reply:
+        """Have the child take something in; the worker, which does not know it, is given up."""
+        self._drop_worker()
+        raw = wire.encode(request)
+        try:
+            control = self._require(self._control)
+            control.sendall(len(raw).to_bytes(8, "big") + raw)
+            size = int.from_bytes(_whole(control, 8), "big")
+            return wire.decode_reply(_whole(control, size))
+        except OSError:
+            raise self._lost() from None
+
+    def _fork(self) -> Connection:
+        """A worker that knows what the child knows."""
+        if self._connection is not None:
+            return self._connection
+        ours, theirs = Pipe()
+        try:
+            with theirs:
+                socket.send_fds(self._require(self._control), [bytes(8)], [theirs.fileno()])
+        except OSError:
+            ours.close()
+            raise self._lost() from None
+        self._connection = ours
+        return ours
+
+    def _require(self, control: socket.socket | None) -> socket.socket:
+        if control is None:
+            raise OSError("no child")
+        return control
+
+    def _drop_worker(self) -> None:
+        """Speak to it no more; the child ends it when it makes the next one."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def replace_worker(self) -> None:
+        """End it now, whatever it is at: the next one is ready before the next round."""
+        self._drop_worker()
+        with suppress(ProtocolError):
+            self._fork()
+
+    def _lost(self) -> ProtocolError:
+        self.end()
+        reason = "stopping" if self._closed else "no_computing"
+        return ProtocolError(reason, "the computing process has ended")
+
+    # --- the worker ---
+
+    def _send(self, request: wire.Request) -> None:
+        """To the worker, or to another one where it has ended by itself meanwhile."""
+        raw = wire.encode(request)
+        try:
+            try:
+                self._fork().send_bytes(raw)
+            except OSError:
+                self._drop_worker()
+                self._fork().send_bytes(raw)
+        except OSError:
+            raise self._lost() from None
+
+    def _reply(self, number: int, until_s: float) -> wire.Parts:
+        """The next halves of an answer. Raises as `_receive`, and what the worker refused with."""
+        while True:
+            reply = self._receive(until_s)
+            if isinstance(reply, wire.Refused) and reply.number == number:
+                raise wire.error_of(reply)
+            if isinstance(reply, wire.Parts) and reply.number == number:
+                return reply
+
+    def _receive(self, until_s: float) -> wire.Reply:
+        """The worker's next word. Raises TimeoutError without one by then, EOFError at its end."""
+        connection = self._connection
+        if connection is None:
+            raise EOFError
+        left_s = until_s - self._clock()
+        try:
+            if not connection.poll(None if left_s == math.inf else max(0.0, left_s)):
+                raise TimeoutError
+            return wire.decode_reply(connection.recv_bytes())
+        except TimeoutError:
+            raise
+        except (EOFError, OSError):
+            if self._closed:
+                raise ProtocolError("stopping") from None
+            raise EOFError from None
+
+
+class RemoteComputer:
+    """One device's share of a `ComputeProcess`, as `Compute` wants it."""
+
+    def __init__(
+        self, process: ComputeProcess, name: str, site: EdgeSite, split_key: bytes
+    ) -> None:
+        self._process, self.name, self.site, self.split_key = process, name, site, split_key
+
+    def try_job(self, job: TaughtJob, *, trains: bool) -> JobTrial:
+        """See `Compute`."""
+        return self._process.try_job(self, job, trains=trains)
+
+    def read_ahead(self, share: float) -> None:
+        """See `Compute`."""
+        self._process.read_ahead(self, share)
+
+    def answer(self, one: Computation) -> Computed:
+        """See `Compute`."""
+        return self._process.answer(self, one)
+
+    def forget(self, job: TaughtJob) -> None:
+        """See `Compute`."""
+        self._process.forget(job)
+
+
+def _kill(child: subprocess.Popen[bytes] | Forked) -> None:
+    """End it and its worker, which are in a group of their own."""
+    if child.poll() is None:
+        with suppress(ProcessLookupError):
+            os.kill(child.pid, signal.SIGKILL)  # it may not be in its group yet
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+
+
+def _whole(control: socket.socket, count: int) -> bytes:
+    """So many bytes; OSError where the other end was closed."""
+    parts = []
+    while count:
+        part = control.recv(min(count, 1 << 20))
+        if not part:
+            raise OSError("closed")
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+def digest_of(job: TaughtJob) -> bytes:
+    """The job's identity, SHA-256."""
+    return hashlib.sha256(job.canonical).digest()

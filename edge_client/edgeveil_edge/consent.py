@@ -1,0 +1,78 @@
+"""The owner's word: a job is judged by policy and budget, never by records."""
+
+from __future__ import annotations
+
+from edgeveil.errors import PrivacyError
+from edgeveil.jobs import EdgeSite, Policy
+from edgeveil.parts.features import backbone_digests
+from edgeveil.parts.models import runs_python
+from edgeveil.plan import JobPlan
+from edgeveil.privacy.ledger import Ledger
+from edgeveil.privacy.policy import Limits
+from edgeveil.protocol.messages import Manifest
+
+
+def limits_of(policy: Policy) -> Limits:
+    """The ledger's limits from the owner's policy."""
+    return Limits(
+        max_epsilon_per_job=policy.max_epsilon_per_job,
+        lifetime_epsilon=policy.lifetime_epsilon,
+        lifetime_delta=policy.lifetime_delta,
+        max_inference_epsilon=policy.max_inference_epsilon,
+        accept_unproven=policy.accept_unproven,
+        accept_unprotected=policy.accept_unprotected,
+    )
+
+
+def judge(site: EdgeSite, plan: JobPlan) -> None:
+    """Raise PrivacyError with the owner's reason against a job as such; reads no record."""
+    policy, job = site.policy, plan.job
+    if job.data.source != site.data.name:
+        raise PrivacyError(
+            f"the job is for data '{job.data.source}', this device holds '{site.data.name}'"
+        )
+    if site.role == "train" and job.train.method not in policy.allowed_methods:
+        raise PrivacyError(
+            f"method '{job.train.method}' is not allowed", where="policy.allowed_methods"
+        )
+    for digest in backbone_digests(job.features):
+        if digest not in policy.allowed_backbones:
+            raise PrivacyError(
+                f"the backbone {digest} of the job may not run on the data",
+                where="policy.allowed_backbones",
+                fix="add this digest if you know what the model does",
+            )
+    if site.role == "train" and runs_python(job.model) and not policy.allow_python_models:
+        raise PrivacyError(
+            "the job's model is Python code, which may not run here",
+            where="policy.allow_python_models",
+            fix="allow it if you know what the installed code does",
+        )
+    if job.proxy.shuffle == "none" and not policy.accept_unshuffled:
+        raise PrivacyError(
+            "the proxy would hand uploads over in the order in which they came",
+            where="policy.accept_unshuffled",
+        )
+    budget_s = job.round.time_budget_s
+    if budget_s > policy.max_budget_s:
+        raise PrivacyError(
+            f"a round's time budget is {budget_s:g} s, the owner allows {policy.max_budget_s:g} s",
+            where="policy.max_budget_s",
+            fix="raise it if the box may compute for so long",
+        )
+
+
+def consent(site: EdgeSite, plan: JobPlan, manifest: Manifest, ledger: Ledger) -> None:
+    """Reserve the whole job's price, or raise PrivacyError with the owner's reason.
+
+    Reads no record, so a refusal says nothing about data.
+    """
+    judge(site, plan)
+    policy = site.policy
+    if manifest.selected < policy.min_devices:
+        raise PrivacyError(
+            f"{manifest.selected} devices are selected, the owner asks for {policy.min_devices}",
+            where="policy.min_devices",
+        )
+    request = plan.request(manifest.at.job_id.hex(), trains=site.role == "train")
+    ledger.open_job(request, limits_of(policy))

@@ -1,0 +1,145 @@
+"""What a device's process does for its machine: open, consent, work, keep."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from secrets import SystemRandom
+
+from edgeveil.errors import DataError, ProtocolError
+from edgeveil.jobs import EdgeSite, Job
+from edgeveil.parts.features import match_backbones
+from edgeveil.privacy.derived import NoiseFor, noise_from
+from edgeveil.privacy.ledger import Ledger
+from edgeveil.privacy.policy import INFER
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol import sealed as real_sealing
+from edgeveil.protocol.messages import Manifest
+from edgeveil.protocol.package import JobPackage, RoundPackage, decode_package
+from edgeveil.protocol.sealed import Sealing
+from edgeveil.protocol.tasks import Dummies, Install, JobClosed, Learn, Learned, Open, Opened, Work
+from edgeveil_edge.computation import Compute
+from edgeveil_edge.computer import Computer, Load, load_own
+from edgeveil_edge.identity import Identity
+from edgeveil_edge.releases import ReleaseStore
+from edgeveil_edge.round_work import RoundWork
+from edgeveil_edge.store import DeviceStore
+
+LOG = logging.getLogger("edgeveil.edge")
+_chance = SystemRandom().random
+_SLUG = re.compile(r"[a-z_]{1,40}")
+# What the owner reads on the console, and whether the log warns of it too.
+_LINES = {
+    "counted": (False, "round {round}: {counted} of {segments} counted"),
+    "declined": (True, "round {round} declined: {why}"),
+    "failed_work": (True, "work for the cloud failed: {why}"),
+    "model_installed": (False, "the job's final model is in use; try edgeveil predict"),
+    "uncovered": (True, "round {round} is not covered: {why}"),
+    "unheard": (True, "the proxy does not answer; has its operator admitted this device?"),
+    "upload_refused": (True, ""),
+}
+
+
+class DeviceHost:
+    """One device's work. Its name never leaves this object but for the console."""
+
+    def __init__(
+        self,
+        site: EdgeSite,
+        identity: Identity,
+        store: DeviceStore,
+        ledger: Ledger,
+        noise_for: NoiseFor | None = None,
+        load: Load = load_own,
+        say: Callable[[str], None] = lambda _line: None,
+        sealing: Sealing = real_sealing,
+        compute: Compute | None = None,
+    ) -> None:
+        self.site, self.identity, self._sealing = site, identity, sealing
+        self._store, self._ledger, self._say = store, ledger, say
+        noise_for = noise_for or noise_from(ledger.noise_key())
+        compute = compute or Computer(site, identity.split_key, load)
+        self._work = RoundWork(site, identity, store, ledger, noise_for, compute, sealing, say)
+        self._releases = ReleaseStore(site.state_dir / "releases", site.limits.releases)
+        self._membership: dict[bytes, bytes] = {}
+
+    # --- the machine's host ---
+
+    def store(self, item: object) -> None:
+        """Durable before the next effect; inside `together`, when that ends."""
+        if isinstance(item, JobClosed):  # the ledger first: a reservation must not outlive its job
+            self._ledger.close_job(item.job_id.hex())
+            self._work.forget(item.job_id)
+            train, infer = self._ledger.spent(), self._ledger.spent(purpose=INFER)
+            self._say(
+                f"a job ended, {item.status}; spent on '{self.site.data.name}' so far:"
+                f" training: {train} (limit ε = {self.site.policy.lifetime_epsilon:g});"
+                f" inference: {infer} (limit ε = {self.site.policy.max_inference_epsilon:g})"
+            )
+        self._store.store(item)
+
+    def together(self) -> AbstractContextManager[None]:
+        """What is stored inside is durable when the block ends, all of it or nothing."""
+        return self._store.together()
+
+    def report(self, report: fx.Report) -> None:
+        """A line on the owner's console, without the name in the log."""
+        warns, line = _LINES.get(report.what, (False, ""))
+        # A reason in words may quote a path or a record: that is for the console alone.
+        told = {k: v for k, v in report.data.items() if k != "why" or _SLUG.fullmatch(str(v))}
+        LOG.log(logging.WARNING if warns else logging.DEBUG, report.what, extra=told)
+        if line:
+            self._say(line.format(**report.data))
+
+    def perform(self, task: object) -> object:
+        """Do one task; `Failed` and `Declined` are outcomes, not errors."""
+        match task:
+            case Open(manifest=manifest, blob=blob):
+                return self._open(manifest, blob)
+            case Learn(manifest=manifest, package=package):
+                return self._learn(manifest, package)
+            case Work(manifest=manifest, package=RoundPackage() as package):
+                membership = self._membership.get(manifest.blob.digest)
+                return self._work.answer(task, package, membership)
+            case Dummies(manifest=manifest):
+                return self._work.dummies(manifest)
+            case Install(manifest=manifest, package=package):
+                meta = {"job_id": manifest.at.job_id.hex(), "sequence": manifest.sequence}
+                self._releases.install(package.job_name, package.onnx, meta)
+                self._store.put_fact("release_sequence", str(manifest.sequence))
+                return Learned()
+        return fx.Failed("malformed_package")
+
+    # --- tasks ---
+
+    def _open(self, manifest: Manifest, blob: bytes) -> Opened:
+        opened = self._sealing.open_broadcast(self.identity.opening, manifest, blob)
+        chance = _chance()
+        if opened is None:
+            return Opened(None, chance)
+        package, membership = opened
+        if manifest.kind != "round":
+            return Opened(decode_package(package), chance)
+        # A release may be opened while a round waits for its work.
+        self._membership = {manifest.blob.digest: membership}
+        return Opened(decode_package(package), chance, self._work.budget_s(manifest))
+
+    def _learn(self, manifest: Manifest, package: JobPackage) -> Learned:
+        if hashlib.sha256(package.job).digest() != manifest.job_digest:
+            raise ProtocolError("wrong_job")
+        job = Job.from_canonical(package.job)
+        try:
+            found = match_backbones(job.features, package.backbones)
+        except DataError as error:
+            raise ProtocolError("wrong_backbone", str(error)) from None
+        job_id = manifest.at.job_id
+        self._store.put_job(job_id, package.job, package.graph, found.values())
+        self._work.take_up(manifest)
+        return Learned()
+
+    def warm_up(self) -> None:
+        """At a start: load what rounds will need, before the next one."""
+        self._work.warm_up()

@@ -1,0 +1,90 @@
+"""A device's own keys: made on the box at first use, never sent anywhere."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edgeveil.crypto.keys import OpeningKey, SigningKey
+from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key
+from edgeveil.enrolment import Enrolment
+from edgeveil.errors import UsageError
+
+IDENTITY_FILE = "identity.key"
+OPENING_FILE = "opening.key"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The three secrets of one device.
+
+    `signing` says who it is (Ed25519), `opening` opens what is sealed to it (HPKE X25519),
+    `split_key` (32 bytes) places each record in the training or the evaluation half.
+    """
+
+    signing: SigningKey = field(repr=False)
+    opening: OpeningKey = field(repr=False)
+    split_key: bytes = field(repr=False)
+
+    @property
+    def device_id(self) -> str:
+        """16 hexadecimal digits, the fingerprint of the public identity key."""
+        return self.signing.public().fingerprint()
+
+    def enrolment(self) -> Enrolment:
+        """The public halves, signed, for the proxy's operator."""
+        return Enrolment.make(self.signing, self.opening)
+
+    @classmethod
+    def load_or_create(cls, state_dir: Path) -> Identity:
+        """The keys in `state_dir`, made there (mode 0600) when there are none.
+
+        Raises UsageError when the folder cannot be used or one of the keys is gone, CryptoError
+        when a key file is damaged or open to others.
+        """
+        try:
+            state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with _alone(state_dir):
+                return cls._load_or_create(state_dir)
+        except OSError as error:
+            raise UsageError(
+                f"the state folder cannot be used ({error.strerror})",
+                where=str(state_dir),
+                fix="check state_dir in the device's site file and its rights",
+            ) from error
+
+    @classmethod
+    def _load_or_create(cls, state_dir: Path) -> Identity:
+        identity, opening = state_dir / IDENTITY_FILE, state_dir / OPENING_FILE
+        split = state_dir / SPLIT_KEY_FILE
+        if identity.exists():
+            # The identity is made last. A key missing beside it was lost, and a new split key
+            # would let one record count for training and for evaluation.
+            lost = [path.name for path in (opening, split) if not path.exists()]
+            if lost:
+                raise UsageError(
+                    f"{' and '.join(lost)} is gone",
+                    where=str(state_dir),
+                    fix="restore it from a backup, or enrol a new device with a new state_dir",
+                )
+        else:
+            load_split_key(split)
+            if not opening.exists():
+                OpeningKey.generate().save(opening)
+            SigningKey.generate().save(identity)
+        return cls(SigningKey.load(identity), OpeningKey.load(opening), load_split_key(split))
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock, so that two processes cannot both make keys."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,178 @@
+"""Final models on a device: swapped in atomically, kept, and rolled back on request.
+
+    releases/
+      versions/0001-quickstart/{model.onnx, manifest.json}
+      current.json            {"history": ["0001-quickstart"], "withdrawn": [digest, ...]}
+
+`current.json` alone says what is in use; it is replaced by a rename, so a crash at any point
+leaves the old version or the new one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from edgeveil.errors import DataError, UsageError
+
+KEEP_VERSIONS = 5
+_NAME = re.compile(r"[0-9]{4,}-[a-z0-9_-]{1,64}")
+
+
+@dataclass(frozen=True)
+class InstalledRelease:
+    """A model on this device. `meta` is the signed manifest's content as it was installed."""
+
+    version: str  # "0001-quickstart"
+    job: str
+    digest: str  # SHA-256 of the ONNX file, hex
+    path: Path
+    meta: Mapping[str, Any]
+
+
+class ReleaseStore:
+    """The folder of one device's models. One process writes, any may read."""
+
+    def __init__(self, folder: Path, keep: int = KEEP_VERSIONS) -> None:
+        if keep < 2:
+            raise UsageError(f"cannot roll back with {keep} versions kept", where="keep")
+        self.folder, self._keep = folder, keep
+        self._versions = folder / "versions"
+
+    def install(self, job: str, onnx: bytes, meta: Mapping[str, Any]) -> InstalledRelease:
+        """Put `onnx` in use, durably; returns the release in use afterwards.
+
+        A model that is already in use, or that the owner has rolled back, changes nothing: a
+        release that the network delivers again must not undo a roll-back. `job` is a name of
+        [a-z0-9_-]; DataError otherwise.
+        """
+        pointer = self._pointer()
+        digest = sha256(onnx).hexdigest()
+        try:
+            in_use = self.current()
+        except DataError:  # a damaged version is best left by installing a new one
+            in_use = None
+        if in_use is not None and (in_use.digest == digest or digest in pointer["withdrawn"]):
+            return in_use
+        version = f"{self._last_number() + 1:04d}-{job}"
+        if not _NAME.fullmatch(version):
+            raise DataError(f"'{job[:70]}' cannot name a release", where="release")
+        manifest = {"job": job, "digest": digest, "meta": dict(meta)}
+        draft = self._versions / f".draft-{version}"
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        _write(draft / "model.onnx", onnx)
+        _write(draft / "manifest.json", json.dumps(manifest, sort_keys=True).encode())
+        draft.rename(self._versions / version)
+        _sync_folder(self._versions)
+        self._point([*pointer["history"], version], pointer["withdrawn"])
+        self._prune()
+        return self._load(version)
+
+    def current(self) -> InstalledRelease | None:
+        """The release in use, its digest checked; None if there never was one.
+
+        Raises DataError if its file was changed or lost.
+        """
+        history = self._pointer()["history"]
+        return self._load(history[-1]) if history else None
+
+    def rollback(self) -> InstalledRelease:
+        """Put the version before this one in use again; UsageError if none is kept."""
+        pointer = self._pointer()
+        history = pointer["history"]
+        if len(history) < 2:
+            raise UsageError(
+                "there is no earlier version to go back to",
+                where=str(self.folder),
+                fix="wait for the next release",
+            )
+        earlier = self._load(history[-2])  # checked before anything changes
+        manifest = self._versions / history[-1] / "manifest.json"
+        withdrawn = list(pointer["withdrawn"])
+        if manifest.is_file():  # a lost version must not stop the owner from leaving it
+            withdrawn.append(str(_json(manifest).get("digest", "")))
+        self._point(history[:-1], withdrawn)
+        return earlier
+
+    def history(self) -> list[str]:
+        """Versions from the oldest one kept to the one in use."""
+        return list(self._pointer()["history"])
+
+    def _load(self, version: str) -> InstalledRelease:
+        folder = self._versions / version
+        manifest = _json(folder / "manifest.json")
+        path = folder / "model.onnx"
+        try:
+            digest = sha256(path.read_bytes()).hexdigest()
+        except OSError as error:
+            raise DataError(f"cannot be read: {error}", where=str(path), fix=_FIX) from error
+        if digest != manifest.get("digest"):
+            raise DataError("was changed after it was installed", where=str(path), fix=_FIX)
+        return InstalledRelease(version, str(manifest["job"]), digest, path, manifest["meta"])
+
+    def _pointer(self) -> dict[str, list[str]]:
+        path = self.folder / "current.json"
+        if not path.exists():
+            return {"history": [], "withdrawn": []}
+        found = _json(path)
+        history, withdrawn = found.get("history"), found.get("withdrawn")
+        if not isinstance(history, list) or not isinstance(withdrawn, list):
+            raise DataError("is not a list of versions", where=str(path), fix="remove the file")
+        if not all(isinstance(name, str) and _NAME.fullmatch(name) for name in history):
+            raise DataError("names no versions", where=str(path), fix="remove the file")
+        return {"history": history, "withdrawn": withdrawn}
+
+    def _point(self, history: list[str], withdrawn: list[str]) -> None:
+        text = json.dumps({"history": history[-self._keep :], "withdrawn": withdrawn})
+        draft = self.folder / ".current.json"
+        _write(draft, text.encode())
+        draft.replace(self.folder / "current.json")
+        _sync_folder(self.folder)
+
+    def _last_number(self) -> int:
+        if not self._versions.is_dir():
+            return 0
+        names = [path.name for path in self._versions.iterdir() if _NAME.fullmatch(path.name)]
+        return max((int(name.split("-")[0]) for name in names), default=0)
+
+    def _prune(self) -> None:
+        kept = set(self._pointer()["history"])
+        for path in self._versions.iterdir():
+            if path.name not in kept:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+_FIX = "go back with edgeveil predict --rollback, or wait for the next release"
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot be read: {error}", where=str(path), fix=_FIX) from error
+    if not isinstance(found, dict):
+        raise DataError("holds no mapping", where=str(path), fix=_FIX)
+    return found
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

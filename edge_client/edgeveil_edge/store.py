@@ -1,0 +1,196 @@
+"""What a device must not forget: rounds seen, jobs, the outbox, receipts. One SQLite file.
+
+Only noised, sealed bytes stand in the outbox; the ledger is a file of its own.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from edgeveil.protocol.codec import decode_header
+from edgeveil.protocol.messages import Exchanged, Signed, Upload
+from edgeveil.protocol.tasks import (
+    CLOSED_KEPT,
+    JobClosed,
+    LateRecord,
+    Memory,
+    OutboxDrop,
+    OutboxHeld,
+    OutboxPut,
+    Seen,
+)
+from edgeveil.sqlite_file import SqliteFile
+from edgeveil_edge import receipts
+from edgeveil_edge.receipts import Receipt
+
+_VERSION = 1  # of the schema
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS seen (job BLOB PRIMARY KEY, round INTEGER, attempt INTEGER, digest BLOB,
+  settled INTEGER);
+CREATE TABLE IF NOT EXISTS jobs (job BLOB PRIMARY KEY, canonical BLOB, graph BLOB);
+CREATE TABLE IF NOT EXISTS backbones (job BLOB, graph BLOB);
+CREATE TABLE IF NOT EXISTS closed (job BLOB PRIMARY KEY, status TEXT);
+CREATE TABLE IF NOT EXISTS outbox (one INTEGER PRIMARY KEY CHECK (one = 1),
+  job BLOB, round INTEGER, attempt INTEGER, header BLOB, marks BLOB, data BLOB,
+  dummy INTEGER, held INTEGER);
+CREATE TABLE IF NOT EXISTS answered (job BLOB, round INTEGER, attempt INTEGER,
+  PRIMARY KEY (job, round, attempt));
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT);
+"""
+
+_encode = msgspec.msgpack.encode
+
+
+class DeviceStore:
+    """The durable memory of one device. One process owns the file.
+
+    Of its receipts the newest `receipts_kept` stay. Every method raises StorageError when the file
+    cannot be used.
+    """
+
+    def __init__(self, path: Path | str, receipts_kept: int = receipts.KEPT) -> None:
+        schema = _SCHEMA + receipts.SCHEMA
+        self._file = SqliteFile(path, "the device's store", schema, version=_VERSION)
+        self._receipts_kept = receipts_kept
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is stored inside is durable when the block ends, all of it or nothing."""
+        with self._file.transaction():
+            yield
+
+    def store(self, item: object) -> None:
+        """Apply one of the machine's items, durably; inside `together`, when that ends."""
+        with self._file.transaction() as db:
+            match item:
+                case Seen(at=at, manifest_digest=digest, settled=settled):
+                    db.execute(
+                        "INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?, ?)",
+                        (at.job_id, at.round, at.attempt, digest, settled),
+                    )
+                case OutboxPut(at=at) as put:
+                    kept = (_encode(put.header), b"".join(put.marks), put.data, put.dummy, put.held)
+                    db.execute(
+                        "INSERT OR REPLACE INTO outbox VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?)",
+                        (at.job_id, at.round, at.attempt, *kept),
+                    )
+                    receipts.add(db, put, self._receipts_kept)
+                    _count(db, put)
+                case OutboxHeld(at=at):
+                    db.execute("UPDATE outbox SET held = 1")
+                    receipts.hold(db, at)
+                case OutboxDrop(at=at, outcome=outcome):
+                    db.execute("DELETE FROM outbox")
+                    db.execute(
+                        "UPDATE seen SET settled = 1 WHERE job = ? AND round = ? AND attempt = ?",
+                        (at.job_id, at.round, at.attempt),
+                    )
+                    receipts.end(db, at, outcome)
+                case LateRecord(at=at, outcome=outcome):
+                    receipts.end(db, at, outcome)
+                case JobClosed(job_id=job_id, status=status):
+                    db.execute("INSERT OR REPLACE INTO closed VALUES (?, ?)", (job_id, status))
+                    db.execute(
+                        "DELETE FROM closed WHERE rowid <= (SELECT max(rowid) FROM closed) - ?",
+                        (CLOSED_KEPT,),
+                    )
+                    db.execute("DELETE FROM jobs WHERE job = ?", (job_id,))
+                    db.execute("DELETE FROM backbones WHERE job = ?", (job_id,))
+                    db.execute("DELETE FROM seen WHERE job = ?", (job_id,))
+                    db.execute("DELETE FROM answered WHERE job = ?", (job_id,))
+                    db.execute("DELETE FROM facts WHERE name = ?", (trial_name(job_id),))
+
+    def answered_before(self, at: Exchanged) -> int:
+        """How many other attempts at this round were answered with an upload."""
+        with self._file.guard() as db:
+            row = db.execute(
+                "SELECT count(*) FROM answered WHERE job = ? AND round = ? AND attempt <> ?",
+                (at.job_id, at.round, at.attempt),
+            ).fetchone()
+        return int(row[0])
+
+    def receipts(self) -> list[Receipt]:
+        """What became of the newest uploads, the oldest of them first."""
+        with self._file.guard() as db:
+            return receipts.read(db)
+
+    def load(self) -> Memory:
+        """The machine's memory as it was when the last process ended."""
+        memory = Memory()
+        with self._file.guard() as db:
+            for job, number, attempt, digest, settled in db.execute("SELECT * FROM seen"):
+                memory.seen[job] = Seen(Exchanged(job, number, attempt), digest, bool(settled))
+            for (job,) in db.execute("SELECT job FROM jobs ORDER BY rowid"):
+                memory.jobs[job] = None
+            for (job,) in db.execute("SELECT job FROM closed ORDER BY rowid"):
+                memory.closed[job] = None
+            memory.release_sequence = int(self.fact("release_sequence") or -1)
+            row = db.execute(
+                "SELECT job, round, attempt, header, marks, data, dummy, held FROM outbox"
+            ).fetchone()
+        if row:
+            signed = msgspec.msgpack.decode(row[3], type=Signed)
+            upload = decode_header(signed)
+            if isinstance(upload, Upload):
+                marks = receipts.cut(row[4])
+                at, dummy, held = Exchanged(*row[:3]), bool(row[6]), bool(row[7])
+                memory.outbox = OutboxPut(at, signed, upload, marks, row[5], dummy, held)
+        return memory
+
+    def put_job(
+        self, job_id: bytes, canonical: bytes, graph: bytes, backbones: Iterable[bytes] = ()
+    ) -> None:
+        """Keep a job, its graph and its backbones."""
+        with self._file.transaction() as db:
+            db.execute("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?)", (job_id, canonical, graph))
+            db.execute("DELETE FROM backbones WHERE job = ?", (job_id,))
+            rows = [(job_id, backbone) for backbone in backbones]
+            db.executemany("INSERT INTO backbones VALUES (?, ?)", rows)
+
+    def job(self, job_id: bytes) -> tuple[bytes, bytes] | None:
+        """(canonical job, graph), or None."""
+        with self._file.guard() as db:
+            row: tuple[bytes, bytes] | None = db.execute(
+                "SELECT canonical, graph FROM jobs WHERE job = ?", (job_id,)
+            ).fetchone()
+        return row
+
+    def backbones(self, job_id: bytes) -> list[bytes]:
+        """The feature extractors that came with a job."""
+        with self._file.guard() as db:
+            rows = db.execute("SELECT graph FROM backbones WHERE job = ? ORDER BY rowid", (job_id,))
+            return [bytes(graph) for (graph,) in rows]
+
+    def fact(self, name: str) -> str | None:
+        """A remembered value, or None."""
+        with self._file.guard() as db:
+            row = db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        return str(row[0]) if row else None
+
+    def put_fact(self, name: str, value: str) -> None:
+        """Remember a value."""
+        with self._file.transaction() as db:
+            db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+
+
+def trial_name(job_id: bytes) -> str:
+    """The fact that holds what a job's trial on made-up records came to."""
+    return f"trial/{job_id.hex()}"
+
+
+def _count(db: sqlite3.Connection, put: OutboxPut) -> None:
+    """Of each job the attempts at its newest round; dummies show nothing."""
+    if put.dummy:
+        return
+    at = put.at
+    db.execute("DELETE FROM answered WHERE job = ? AND round <> ?", (at.job_id, at.round))
+    db.execute("INSERT OR IGNORE INTO answered VALUES (?, ?, ?)", (at.job_id, at.round, at.attempt))

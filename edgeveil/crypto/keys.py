@@ -1,0 +1,196 @@
+"""Key types. Each use has a type of its own; secrets hide, refuse pickling, never hash.
+
+Every key is 32 bytes. A key file holds one line, `<tag> <hex>`, and the tag names the type, so
+that a public key handed over where a secret one belongs is refused by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar, NoReturn, Self, TypeVar, cast
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from edgeveil.crypto import labels
+from edgeveil.crypto.errors import CryptoError
+from edgeveil.crypto.key_files import read_key, write_key
+
+KEY_BYTES = 32
+
+L = TypeVar("L")
+
+
+class Key:
+    """32 bytes with a purpose. Immutable; equality is by type and in constant time."""
+
+    __slots__ = ("_library", "_raw")
+    tag: ClassVar[str]
+    secret: ClassVar[bool]
+    _raw: bytes
+    _library: object
+
+    def __init__(self, raw: bytes) -> None:
+        if len(raw) != KEY_BYTES:
+            raise CryptoError(
+                f"{type(self).__name__} must be {KEY_BYTES} bytes, got {len(raw)}",
+                fix="copy the whole key file again",
+            )
+        object.__setattr__(self, "_raw", bytes(raw))
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"{type(self).__name__} is immutable")
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and hmac.compare_digest(self._raw, other._raw)
+
+    def to_bytes(self) -> bytes:
+        """The raw 32 bytes."""
+        return self._raw
+
+    def _made(self, make: Callable[[bytes], L]) -> L:
+        """The library's key, made once: making it costs as much as using it."""
+        if not hasattr(self, "_library"):
+            object.__setattr__(self, "_library", make(self._raw))
+        return cast(L, self._library)
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> Self:
+        """The key of these 32 bytes. Raises CryptoError for another length."""
+        return cls(raw)
+
+    def save(self, path: Path, *, overwrite: bool = False) -> None:
+        """Write the key file atomically: mode 0600 when secret, 0644 when public.
+
+        Raises CryptoError when the file exists (unless `overwrite`) or cannot be written.
+        """
+        write_key(
+            path, self.tag, self._raw, mode=0o600 if self.secret else 0o644, replace=overwrite
+        )
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a key file. Raises CryptoError: missing, another type, damaged, readable by all."""
+        return cls(read_key(path, cls.tag, secret=cls.secret))
+
+
+class SecretKey(Key):
+    """A key that shows nothing of itself and cannot leave the process by pickling."""
+
+    __slots__ = ()
+    secret = True
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(hidden)"
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(f"{type(self).__name__} cannot be pickled or copied")
+
+    @classmethod
+    def generate(cls) -> Self:
+        """A fresh key from the operating system's random source."""
+        return cls(os.urandom(KEY_BYTES))
+
+
+class PublicKey(Key):
+    """A key that anyone may hold; shown by its fingerprint only."""
+
+    __slots__ = ()
+    secret = False
+
+    def __hash__(self) -> int:
+        return hash((self.tag, self._raw))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.fingerprint()})"
+
+    def __reduce__(self) -> tuple[type[Self], tuple[bytes]]:
+        return type(self), (self._raw,)
+
+    def fingerprint(self) -> str:
+        """First 16 hexadecimal digits of the key's SHA-256."""
+        return hashlib.sha256(self._raw).hexdigest()[:16]
+
+
+class VerifyKey(PublicKey):
+    """Ed25519 public key: checks signatures."""
+
+    __slots__ = ()
+    tag = "edgeveil-verify-key-1"
+
+    def library_key(self) -> Ed25519PublicKey:
+        """The same key as `cryptography` knows it."""
+        return self._made(Ed25519PublicKey.from_public_bytes)
+
+
+class SigningKey(SecretKey):
+    """Ed25519 private key: signs."""
+
+    __slots__ = ()
+    tag = "edgeveil-signing-key-1"
+
+    def library_key(self) -> Ed25519PrivateKey:
+        """The same key as `cryptography` knows it."""
+        return self._made(Ed25519PrivateKey.from_private_bytes)
+
+    def public(self) -> VerifyKey:
+        """The key that checks this key's signatures."""
+        return VerifyKey(self.library_key().public_key().public_bytes_raw())
+
+
+class SealingKey(PublicKey):
+    """HPKE X25519 public key: anyone can seal to its owner."""
+
+    __slots__ = ()
+    tag = "edgeveil-sealing-key-1"
+
+    def library_key(self) -> X25519PublicKey:
+        """The same key as `cryptography` knows it."""
+        return self._made(X25519PublicKey.from_public_bytes)
+
+
+class OpeningKey(SecretKey):
+    """HPKE X25519 private key: opens what was sealed to it."""
+
+    __slots__ = ()
+    tag = "edgeveil-opening-key-1"
+
+    def library_key(self) -> X25519PrivateKey:
+        """The same key as `cryptography` knows it."""
+        return self._made(X25519PrivateKey.from_private_bytes)
+
+    def public(self) -> SealingKey:
+        """The key to seal to this key's owner with."""
+        return SealingKey(self.library_key().public_key().public_bytes_raw())
+
+
+class ContentKey(SecretKey):
+    """Symmetric key of one encrypted stream; fresh for each."""
+
+    __slots__ = ()
+    tag = "edgeveil-content-key-1"
+
+
+class LedgerKey(SecretKey):
+    """Key of the hash chain over a device's privacy ledger; never leaves the box."""
+
+    __slots__ = ()
+    tag = "edgeveil-ledger-key-1"
+
+    def noise_key(self) -> NoiseKey:
+        """The key of this device's noise: HKDF-SHA256, so that neither key tells the other."""
+        derive = HKDF(SHA256(), KEY_BYTES, salt=None, info=labels.separated(labels.NOISE_KEY))
+        return NoiseKey(derive.derive(self._raw))
+
+
+class NoiseKey(SecretKey):
+    """Key that all of a device's noise is derived from: who has it can take the noise away."""
+
+    __slots__ = ()
+    tag = "edgeveil-noise-key-1"

@@ -1,0 +1,85 @@
+"""Versioned labels: every use of a key is bound to one of them, so no two uses can be mixed up.
+
+A label is ASCII without NUL. A change in what is signed, sealed or derived takes a new version.
+"""
+
+from __future__ import annotations
+
+from edgeveil.crypto.errors import CryptoError
+
+VERSION = "v1"
+
+# Signatures: what a blob is, a small statement, a device's own keys.
+HEADER = b"edgeveil/v1/header"
+BODY = b"edgeveil/v1/body"
+ENROLMENT = b"edgeveil/v1/enrolment"
+
+# Sealing contexts (HPKE `info`) and the chunked stream.
+CONTENT_KEY = b"edgeveil/v1/content-key"
+SEGMENT = b"edgeveil/v1/segment"
+MEMBERSHIP = b"edgeveil/v1/membership"
+MODEL_STREAM = b"edgeveil/v1/model-stream"
+
+# Derivations inside this package.
+STREAM_KEY = b"edgeveil/v1/stream-key"
+STANZA_TAG = b"edgeveil/v1/stanza-tag"
+SEGMENT_MARK = b"edgeveil/v1/segment-mark"
+COMMITMENT = b"edgeveil/v1/commitment"
+NOISE_KEY = b"edgeveil/v1/noise-key"
+
+# Keyed hashes: one link of a device's privacy ledger, an evaluation record's slot; and a device's
+# noise: one question's key, its secret samples, the noise on one exact sum. A change in how bytes
+# become noise is a change in what is derived.
+LEDGER_LINK = b"edgeveil/v1/ledger-link"
+EVALUATION_SLOT = b"edgeveil/v1/evaluation-slot"
+NOISE_QUESTION = b"edgeveil/v1/noise-question"
+NOISE_SAMPLES = b"edgeveil/v1/noise-samples"
+NOISE_SUM = b"edgeveil/v1/noise-sum"
+
+# Keyed hashes of records, whose key follows from a public seed: held back for the cloud's test,
+# dealt to a device, disturbed.
+PUBLIC_SEED = b"edgeveil/v1/public-seed"
+RECORD_HELD = b"edgeveil/v1/record-held"
+RECORD_DEALT = b"edgeveil/v1/record-dealt"
+RECORD_DISTURBED = b"edgeveil/v1/record-disturbed"
+
+ALL = (
+    HEADER,
+    BODY,
+    ENROLMENT,
+    CONTENT_KEY,
+    SEGMENT,
+    MEMBERSHIP,
+    MODEL_STREAM,
+    STREAM_KEY,
+    STANZA_TAG,
+    SEGMENT_MARK,
+    COMMITMENT,
+    NOISE_KEY,
+    LEDGER_LINK,
+    EVALUATION_SLOT,
+    NOISE_QUESTION,
+    NOISE_SAMPLES,
+    NOISE_SUM,
+    PUBLIC_SEED,
+    RECORD_HELD,
+    RECORD_DEALT,
+    RECORD_DISTURBED,
+)
+
+
+def context(label: bytes, *parts: bytes) -> bytes:
+    """`label`, NUL, then each part behind its 4-byte big-endian length: one reading only.
+
+    Raises CryptoError when the label is empty or holds a NUL.
+    """
+    return separated(label) + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+
+
+def separated(label: bytes) -> bytes:
+    """The label and its NUL. Raises CryptoError when the label is empty or holds a NUL."""
+    if not label or b"\0" in label:
+        raise CryptoError(
+            "a label must be non-empty and free of NUL", fix="use edgeveil.crypto.labels"
+        )
+    return label + b"\0"

@@ -1,0 +1,98 @@
+"""Chunked AEAD stream (the STREAM construction of Hoang, Reyhanitabar, Rogaway and Vizár, 2015).
+
+    salt (32) ‖ chunk size (4, big-endian) ‖ chunk 0 ‖ chunk 1 ‖ …     each chunk: bytes ‖ tag (16)
+
+The key is HKDF-SHA256(content key, salt, label ‖ chunk size). A chunk's nonce is its position
+(11 bytes) and 1 for the last chunk, else 0, so a cut, moved, repeated or appended chunk fails;
+`context` is every chunk's associated data.
+"""
+
+from __future__ import annotations
+
+import os
+from io import BytesIO
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from edgeveil.crypto.errors import CryptoError
+from edgeveil.crypto.keys import KEY_BYTES, ContentKey
+from edgeveil.crypto.labels import STREAM_KEY
+from edgeveil.crypto.labels import context as bound_to
+
+CHUNK_BYTES = 65536
+MAX_CHUNK_BYTES = 1 << 24
+TAG_BYTES = 16
+SALT_BYTES = 32
+HEADER_BYTES = SALT_BYTES + 4
+
+
+def stream_bytes(plaintext_bytes: int, chunk_bytes: int = CHUNK_BYTES) -> int:
+    """Size of the stream of a text of `plaintext_bytes`; an empty text is one empty chunk."""
+    chunks = max(1, -(-plaintext_bytes // chunk_bytes))
+    return HEADER_BYTES + plaintext_bytes + chunks * TAG_BYTES
+
+
+def seal_stream(
+    content_key: ContentKey, context: bytes, plaintext: bytes, chunk_bytes: int = CHUNK_BYTES
+) -> bytes:
+    """`plaintext` as a stream of `stream_bytes(len(plaintext), chunk_bytes)` bytes.
+
+    Raises CryptoError for a chunk size outside 1..2^24.
+    """
+    if not 1 <= chunk_bytes <= MAX_CHUNK_BYTES:
+        raise CryptoError(f"chunk_bytes must be in 1..{MAX_CHUNK_BYTES}, got {chunk_bytes}")
+    salt = os.urandom(SALT_BYTES)
+    aead = _aead(content_key, salt, chunk_bytes)
+    view, stream = memoryview(plaintext), BytesIO()  # one growing buffer: a package may be large
+    stream.write(salt + chunk_bytes.to_bytes(4, "big"))
+    starts = range(0, max(1, len(plaintext)), chunk_bytes)
+    for position, start in enumerate(starts):
+        nonce = _nonce(position, last=position == len(starts) - 1)
+        stream.write(aead.encrypt(nonce, view[start : start + chunk_bytes], context))
+    return stream.getvalue()
+
+
+def open_stream(content_key: ContentKey, context: bytes, ciphertext: bytes | memoryview) -> bytes:
+    """The plaintext, whole or not at all.
+
+    Raises CryptoError when the key or context is another one, or when the stream was altered,
+    cut, reordered or extended.
+    """
+    view = memoryview(ciphertext)
+    chunk_bytes = int.from_bytes(view[SALT_BYTES:HEADER_BYTES], "big")
+    body = view[HEADER_BYTES:]
+    if not 1 <= chunk_bytes <= MAX_CHUNK_BYTES or len(body) < TAG_BYTES:
+        raise _refused()
+    aead = _aead(content_key, bytes(view[:SALT_BYTES]), chunk_bytes)
+    starts = range(0, len(body), chunk_bytes + TAG_BYTES)
+    opened = BytesIO()
+    for position, start in enumerate(starts):
+        last = position == len(starts) - 1
+        try:
+            piece = aead.decrypt(
+                _nonce(position, last=last), body[start : start + chunk_bytes + TAG_BYTES], context
+            )
+        except (InvalidTag, ValueError):
+            raise _refused() from None
+        # One text has one chunking: an empty last chunk behind full ones is nobody's output.
+        if not piece and position:
+            raise _refused()
+        opened.write(piece)
+    return opened.getvalue()
+
+
+def _aead(content_key: ContentKey, salt: bytes, chunk_bytes: int) -> ChaCha20Poly1305:
+    info = bound_to(STREAM_KEY, chunk_bytes.to_bytes(4, "big"))
+    hkdf = HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=salt, info=info)
+    return ChaCha20Poly1305(hkdf.derive(content_key.to_bytes()))
+
+
+def _nonce(position: int, *, last: bool) -> bytes:
+    return position.to_bytes(11, "big") + (b"\1" if last else b"\0")
+
+
+def _refused() -> CryptoError:
+    return CryptoError("the encrypted stream was altered, cut or made for another context")

@@ -1,0 +1,96 @@
+"""What an owner should know about the records before a device enrols; never leaves the console."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgeveil.data.limits import flat_rows
+from edgeveil.parts.methods.base import Records
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """Counts over one device's records. Private: for the owner's own console alone."""
+
+    records: int
+    training: int
+    evaluation: int
+    shape: tuple[int, ...]
+    shape_wanted: tuple[int, ...] | None
+    not_finite: int  # records with NaN or an infinity
+    labels_outside: int  # labels that are none of 0..classes-1; -1 stands for no whole number
+    out_of_range: int  # records with a value outside the declared range
+    usable: int  # records that learning will count
+    histogram: Mapping[int, int]  # usable records by class
+
+    @property
+    def problems(self) -> list[str]:
+        """One line for each thing the owner should look at; empty if all is well."""
+        found: list[str] = []
+        if self.shape_wanted is not None and self.shape != self.shape_wanted:
+            found.append(
+                f"a record has shape {self.shape}, the job wants {self.shape_wanted}: "
+                "nothing can be learned from it"
+            )
+        if self.not_finite:
+            found.append(f"{self.not_finite} records hold NaN or an infinity: they are dropped")
+        if self.labels_outside:
+            found.append(
+                f"{self.labels_outside} labels are outside the classes, missing or no whole "
+                "number: dropped"
+            )
+        if self.out_of_range:
+            found.append(
+                f"{self.out_of_range} records hold values beyond the job's input_scale: "
+                "check that the units are the same"
+            )
+        if not self.usable:
+            found.append("no record is usable: this device would send noise alone")
+        return found
+
+
+def check_records(
+    training: Records,
+    evaluation: Records,
+    *,
+    classes: int | None = None,
+    input_shape: tuple[int, ...] | None = None,
+    input_range: tuple[float, float] | None = None,
+) -> DataReport:
+    """Count what learning will drop or clip. `classes`, shape and range come from the job."""
+    shape = tuple(training.x.shape[1:])
+    y = np.concatenate([training.y, evaluation.y])
+    finite = np.concatenate([_finite(training), _finite(evaluation)])
+    outside = (y < 0) if classes is None else (y < 0) | (y >= classes)
+    beyond = np.zeros(len(y), dtype=np.bool_)
+    if input_range is not None:
+        beyond = np.concatenate([_beyond(part, input_range) for part in (training, evaluation)])
+    fits = input_shape is None or shape == tuple(input_shape)
+    usable = finite & ~outside & fits
+    labels, counts = np.unique(y[usable], return_counts=True)
+    return DataReport(
+        records=len(y),
+        training=len(training),
+        evaluation=len(evaluation),
+        shape=shape,
+        shape_wanted=None if input_shape is None else tuple(input_shape),
+        not_finite=int((~finite).sum()),
+        labels_outside=int(outside.sum()),
+        out_of_range=int((beyond & finite).sum()),
+        usable=int(usable.sum()),
+        histogram=dict(zip(labels.tolist(), counts.tolist(), strict=True)),
+    )
+
+
+def _finite(records: Records) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    return np.asarray(np.isfinite(flat_rows(records.x)).all(axis=1))
+
+
+def _beyond(
+    records: Records, bounds: tuple[float, float]
+) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    rows = flat_rows(records.x)
+    return np.asarray(((rows < bounds[0]) | (rows > bounds[1])).any(axis=1))

@@ -1,0 +1,92 @@
+"""CIFAR-10 and CIFAR-100 in their binary version: one byte or two of labels, then the pixels.
+
+A published data set, no owner's records: a label outside its classes says that the file is
+another one, and is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from edgeveil.data.file_set import FileSet
+from edgeveil.data.limits import MAX_BYTES, as_records, require_room
+from edgeveil.errors import DataError
+from edgeveil.parts.methods.base import Records
+
+SHAPE = (3, 32, 32)  # red, green, blue; then rows and columns
+_PIXELS = 3 * 32 * 32
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How one record stands in the file: `labels` bytes, of which the last is the class."""
+
+    name: str
+    labels: int
+    classes: int
+
+    @property
+    def record_bytes(self) -> int:
+        """Of one record."""
+        return self.labels + _PIXELS
+
+
+_CIFAR10 = _Form("CIFAR-10", 1, 10)
+_CIFAR100 = _Form("CIFAR-100", 2, 100)  # the coarse class, then the fine one
+
+CIFAR10_FILES = FileSet(
+    tuple(f"data_batch_{k}.bin" for k in range(1, 6)), ("test_batch.bin",), "cifar-10-batches-bin"
+)
+CIFAR100_FILES = FileSet(("train.bin",), ("test.bin",), "cifar-100-binary")
+
+
+def read_cifar10(files: tuple[Path, ...], max_bytes: int = MAX_BYTES) -> Records:
+    """Records x (n, 3, 32, 32) float32 in 0..255 of all files. Raises DataError with the place."""
+    return _read(files, _CIFAR10, max_bytes)
+
+
+def read_cifar100(files: tuple[Path, ...], max_bytes: int = MAX_BYTES) -> Records:
+    """The same with the 100 fine classes."""
+    return _read(files, _CIFAR100, max_bytes)
+
+
+def _read(files: tuple[Path, ...], form: _Form, max_bytes: int) -> Records:
+    counts = [_count(file, form) for file in files]
+    require_room((sum(counts), *SHAPE), 1, max_bytes, str(files[0].parent))
+    rows = [_rows(file, count, form) for file, count in zip(files, counts, strict=True)]
+    whole = np.concatenate(rows)
+    x = whole[:, form.labels :].reshape(-1, *SHAPE)
+    return as_records(x, whole[:, form.labels - 1], str(files[0].parent))
+
+
+def _count(file: Path, form: _Form) -> int:
+    size = file.stat().st_size
+    count, rest = divmod(size, form.record_bytes)
+    if rest or not count:
+        raise DataError(
+            f"holds {size} bytes, no multiple of the {form.record_bytes} of a {form.name} record",
+            where=str(file),
+            fix=f"copy the file again, or take it from the binary version of {form.name}",
+        )
+    return count
+
+
+def _rows(file: Path, count: int, form: _Form) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+    with file.open("rb") as stream:
+        content = stream.read(count * form.record_bytes)
+    if len(content) != count * form.record_bytes:
+        raise DataError("became shorter while it was read", where=str(file), fix="copy it again")
+    rows = np.frombuffer(content, np.uint8).reshape(count, form.record_bytes)
+    wrong = np.flatnonzero(rows[:, form.labels - 1] >= form.classes)
+    if len(wrong):
+        first = int(wrong[0])
+        raise DataError(
+            f"record {first} has the label {rows[first, form.labels - 1]}, {form.name} has "
+            f"0 to {form.classes - 1}",
+            where=f"{file}, byte {first * form.record_bytes + form.labels - 1}",
+            fix=f"take the file from the binary version of {form.name}",
+        )
+    return rows

@@ -1,0 +1,173 @@
+"""CSV files of numbers: one record a line, the label in the last or a named column.
+
+The first line names the columns and so states the form of the file; no later line can make it
+unreadable, since whether a device takes part may not depend on a record. A file whose first line
+is a record is refused: without that record the next one would state the form, or nothing. A line
+out of form becomes a record that learning drops, and `csv_faults` tells the owner where it stands.
+"""
+
+from __future__ import annotations
+
+import csv
+from array import array
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeveil.data.limits import MAX_BYTES, as_records, require_file, whole_labels
+from edgeveil.errors import DataError
+from edgeveil.parts.methods.base import Records
+from edgeveil.registry import nearest
+
+_NAME_THEM = "write a first line that names every column, such as v1,v2,label"
+
+Tell = Callable[[int, str], object]  # line number from 1, what is wrong there
+
+
+def read_csv(
+    path: Path | None, label_column: str | None = None, max_bytes: int = MAX_BYTES
+) -> Records:
+    """Records with x (n, columns-1); the label is the last column or the one named.
+
+    The first line must hold a name for every column, none of them empty or a number. A later cell
+    that is empty or no number is NaN, such a label -1, and a line of another width all of that:
+    these records are dropped when learning. Raises DataError for a file that is no such table as a
+    whole.
+    """
+    file = require_file(path, "data.path")
+    header, table = read_matrix(file, max_bytes)
+    column = _label_index(header, label_column, file)
+    return as_records(np.delete(table, column, axis=1), table[:, column], where=str(file))
+
+
+def csv_faults(path: Path | None, label_column: str | None = None) -> list[str]:
+    """`file:line: what is wrong` of each line that learning drops for its form.
+
+    For the owner's console alone; never shows what a cell holds. Raises DataError as `read_csv`.
+    """
+    file = require_file(path, "data.path")
+    found: dict[int, str] = {}
+    numbers: list[int] = []
+    header, table = read_matrix(file, tell=found.setdefault, lines=numbers)
+    labels = table[:, _label_index(header, label_column, file)]
+    for line, label, whole in zip(numbers, labels, whole_labels(labels), strict=True):
+        if label != whole:
+            found.setdefault(line, "the label is missing or no whole number")
+    return [f"{file}:{line}: {what}" for line, what in sorted(found.items())]
+
+
+def read_matrix(
+    file: Path,
+    max_bytes: int = MAX_BYTES,
+    tell: Tell = lambda _line, _what: None,
+    lines: list[int] | None = None,
+    *,
+    need_header: bool = True,
+) -> tuple[list[str], NDArray[np.float64]]:
+    """(header, table (n, columns) float64) of a CSV file; n is 0 under a mere header.
+
+    What is no number is NaN, and `tell` hears its line; `lines` gets each record's line. Without
+    `need_header` a first line of numbers is a record, and the header then empty. Raises DataError
+    for a file without a header that is needed and can be read, or of more than `max_bytes`.
+    """
+    # A cell takes at least two bytes of text and eight in memory.
+    if 4 * file.stat().st_size > max_bytes:
+        raise DataError(
+            f"is larger than {max_bytes // 4} bytes",
+            where=str(file),
+            fix="store the records as NPZ, or fewer of them",
+        )
+    header: list[str] = []
+    width, values = 0, array("d")
+    with file.open(encoding="utf-8-sig", errors="replace") as stream:
+        for number, line in enumerate(stream, start=1):
+            if not line.strip():
+                continue
+            if not width:
+                first = _first_row(line, f"{file}:{number}")
+                width = len(first)
+                if need_header:
+                    _require_names(first, f"{file}:{number}")
+                if need_header or any(_number(cell) is None for cell in first):
+                    header = first
+                    continue
+            row, fault = _row(line, width)
+            values.extend(row)
+            if fault:
+                tell(number, fault)
+            if lines is not None:
+                lines.append(number)
+    if not width:
+        raise DataError("is empty", where=str(file), fix=_NAME_THEM)
+    return header, np.frombuffer(values, dtype=np.float64).reshape(-1, width)
+
+
+def _first_row(line: str, where: str) -> list[str]:
+    """The cells of the line that says the form. Raises DataError."""
+    fault = "a byte that is no UTF-8" if "\ufffd" in line else ""
+    try:
+        row = next(csv.reader([line], strict=True))
+    except csv.Error as error:
+        row, fault = [], str(error)
+    if fault:
+        raise DataError(f"is not readable CSV: {fault}", where=where, fix="save it as UTF-8 CSV")
+    return [cell.strip() for cell in row]
+
+
+def _require_names(cells: list[str], where: str) -> None:
+    """Raise DataError for a line that may be a record."""
+    named = all(cells) and len(set(cells)) == len(cells)
+    if not named or any(_number(cell) is not None for cell in cells):
+        raise DataError(
+            "holds no header: one record more or less would change the form of the file",
+            where=where,
+            fix=_NAME_THEM,
+        )
+
+
+def _row(line: str, width: int) -> tuple[list[float], str]:
+    """The numbers of one record's line, and what is wrong with it. Raises nothing.
+
+    Each line is read alone, so that an open quote cannot swallow the records after it.
+    """
+    missing = float("nan")
+    try:
+        cells = next(csv.reader([line]))
+    except csv.Error:
+        return [missing] * width, "is not readable CSV"
+    if len(cells) != width:
+        return [missing] * width, f"{len(cells)} columns, the first line has {width}"
+    with suppress(ValueError):
+        return list(map(float, cells)), ""  # nearly every line
+    row = [_number(cell) for cell in cells]
+    if None in row:  # the text may be private: it is not shown
+        fault = f"column {row.index(None) + 1} holds text where a number belongs"
+        return [missing if cell is None else cell for cell in row], fault
+    return [cell for cell in row if cell is not None], ""
+
+
+def _number(cell: str) -> float | None:
+    text = cell.strip()
+    if not text:
+        return float("nan")
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _label_index(header: list[str], name: str | None, file: Path) -> int:
+    if len(header) < 2:
+        raise DataError(
+            "has a single column",
+            where=f"{file}:1",
+            fix="give each line its values and a label, with commas between them",
+        )
+    if name is None:
+        return len(header) - 1
+    if name not in header:
+        raise DataError(f"has no column '{name}'", where=f"{file}:1", fix=nearest(name, header))
+    return header.index(name)

@@ -1,0 +1,173 @@
+"""A device's own records: its source, its shard of it, and its two halves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from functools import lru_cache
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeveil.data.digits import load_digits_split
+from edgeveil.data.images import ImageForm
+from edgeveil.data.low_quality import disturbed
+from edgeveil.data.own_dealing import OwnRule, deal_own, hold_back_share
+from edgeveil.data.partition import Shares, partition
+from edgeveil.data.published import PUBLISHED, published_test
+from edgeveil.data.sources import Origin, brings_its_test, load_records
+from edgeveil.data.split import split_once
+from edgeveil.errors import DataError
+from edgeveil.parts.methods.base import Records
+
+
+class DealingRule(OwnRule, Hashable, Protocol):
+    """How a data set is shared out, and how much of it is of low quality."""
+
+
+class ShardSettings(Protocol):
+    """Which share of a data set this device plays."""
+
+    @property
+    def devices(self) -> int: ...
+    @property
+    def index(self) -> int: ...
+    @property
+    def partition(self) -> DealingRule: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def classes(self) -> int | None: ...
+
+
+class SourceSettings(Protocol):
+    """Where records come from, as a site file says it."""
+
+    @property
+    def source(self) -> str: ...
+    @property
+    def path(self) -> Path | None: ...
+    @property
+    def labels_path(self) -> Path | None: ...
+    @property
+    def label_column(self) -> str | None: ...
+    @property
+    def images(self) -> ImageForm | None: ...
+    @property
+    def test_records(self) -> int | None: ...
+    @property
+    def test_share(self) -> float | None: ...
+
+
+class DataSettings(SourceSettings, Protocol):
+    """The `data` block of a device's site file."""
+
+    @property
+    def shard(self) -> ShardSettings | None: ...
+
+
+def held_records(data: SourceSettings) -> Records:
+    """What a cloud tests models on: records that no device gets, or a file of the cloud's own."""
+    if data.source == "digits":
+        return load_digits_split(data.test_records)[1]
+    if data.source in PUBLISHED:
+        return published_test(data.source, data.path, data.test_records)
+    if data.test_share is None:
+        return load_records(data.source, origin_of(data))
+    return _halves(data.source, origin_of(data))[1]
+
+
+def own_records(data: DataSettings) -> Records:
+    """All records of this device, its shard where one is set. Raises DataError, UsageError."""
+    shard = data.shard
+    if shard is None:
+        return devices_records(data.source, origin_of(data))
+    if not 0 <= shard.index < shard.devices:
+        raise DataError(
+            f"must be in 0..{shard.devices - 1}, got {shard.index}",
+            where="data.shard.index",
+            fix="number the devices from 0",
+        )
+    records, shares = dealt_records(
+        data.source, origin_of(data), shard.devices, shard.partition, shard.seed, shard.classes
+    )
+    return take(records, shares[shard.index])
+
+
+@lru_cache(maxsize=1)
+def dealt_records(
+    source: str,
+    origin: Origin,
+    devices: int,
+    rule: DealingRule,
+    seed: int,
+    classes: int | None = None,
+) -> tuple[Records, Shares]:
+    """A whole data set as its devices hold it, and each device's indices into it.
+
+    A published one is dealt by index, an owner's own by each record alone. Kept, so that the many
+    devices of one process read and deal their data set once.
+    """
+    records = devices_records(source, origin)
+    if not brings_its_test(source):
+        return deal_own(records, devices, rule, seed, classes)
+    shares = partition(records.y, devices, rule, seed)
+    return disturbed(records, shares, rule, seed), shares
+
+
+def devices_records(source: str, origin: Origin) -> Records:
+    """All records but those that are held back for the cloud. Raises DataError, UsageError."""
+    if origin.test_share is None or brings_its_test(source):
+        return load_records(source, origin)
+    return _halves(source, origin)[0]
+
+
+@lru_cache(maxsize=1)
+def _halves(source: str, origin: Origin) -> tuple[Records, Records]:
+    """The devices' part and the cloud's of a file that they share, read once for both."""
+    return hold_back_share(load_records(source, origin), origin.test_share or 0.0)
+
+
+def device_records(
+    data: DataSettings, split_key: bytes, *, evaluation_share: float
+) -> tuple[Records, Records]:
+    """(training, evaluation) records of this device; disjoint and the same at every start."""
+    records = own_records(data)
+    training, evaluation = split_once(records.x, evaluation_share, split_key)
+    return take(records, training), take(records, evaluation)
+
+
+def of_shape(records: Records, input_shape: tuple[int, ...]) -> Records:
+    """The records, if they have as many values as those of `input_shape`; else DataError.
+
+    An empty list is stored without its records' shape, (0, 0): it is no records of any shape.
+    """
+    shape = records.x.shape[1:]
+    if math.prod(shape) == math.prod(input_shape):
+        return records
+    if not len(records) and shape == (0,):
+        return Records(np.zeros((0, *input_shape), np.float32), records.y)
+    raise DataError(
+        f"holds records of shape {list(shape)}, the job learns from {list(input_shape)}",
+        where="data",
+        fix="see `edgeveil data check --job`",
+    )
+
+
+def take(records: Records, indices: NDArray[np.int64]) -> Records:
+    """The records at `indices`, copied."""
+    return Records(records.x[indices], records.y[indices])
+
+
+def origin_of(data: SourceSettings) -> Origin:
+    """Where the records of a `data` block are."""
+    return Origin(
+        path=data.path,
+        labels_path=data.labels_path,
+        label_column=data.label_column,
+        images=data.images,
+        test_records=data.test_records,
+        test_share=data.test_share,
+    )

@@ -1,0 +1,128 @@
+"""Image folders: PNG and JPEG files, in one folder for each class.
+
+What each record looks like is stated by the owner, never by a picture: all are brought to one
+size and colour. A picture that cannot be read becomes a record that learning drops.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeveil.data.limits import MAX_BYTES, as_records, require_room
+from edgeveil.errors import DataError
+from edgeveil.parts.methods.base import Records
+
+ENDINGS = frozenset({".png", ".jpg", ".jpeg"})
+MAX_PIXELS = 1 << 26  # of one picture as it is stored
+_FORMATS = ("PNG", "JPEG")
+
+
+class ImageForm(Protocol):
+    """What each record looks like."""
+
+    @property
+    def size(self) -> tuple[int, int]: ...
+    @property
+    def colours(self) -> str: ...
+    @property
+    def classes(self) -> tuple[str, ...] | None: ...
+
+
+def read_images(folder: Path | None, form: ImageForm | None, max_bytes: int = MAX_BYTES) -> Records:
+    """Records x (n, height, width), or (n, 3, height, width) in colour, float32 in 0..255.
+
+    Classes count from 0 in the order of `form.classes`, which is needed: were they the folders
+    that are there, one of them could number all the others. Pictures in a folder that is none of
+    the classes have the label -1. Files are taken by name. Raises DataError without Pillow, without
+    a folder or classes, and where the records would exceed `max_bytes`.
+    """
+    found, _ = _read(folder, form, max_bytes)
+    return found
+
+
+def image_faults(folder: Path | None, form: ImageForm | None) -> list[str]:
+    """`file: what is wrong` of each picture that learning drops. For the owner's console alone."""
+    return _read(folder, form, MAX_BYTES)[1]
+
+
+def _read(folder: Path | None, form: ImageForm | None, max_bytes: int) -> tuple[Records, list[str]]:
+    if find_spec("PIL") is None:
+        raise DataError(
+            "the source 'images' needs Pillow, which is not installed",
+            where="data.source",
+            fix="pip install 'edgeveil[images]'",
+        )
+    if form is None:
+        raise DataError("is not set", where="data.images", fix="write images: {size: [28, 28]}")
+    if form.classes is None:
+        raise DataError(
+            "is not set, and the folders that are there may not number the classes",
+            where="data.images.classes",
+            fix="name the classes' folders, class 0 first, such as classes: [cat, dog]",
+        )
+    listed = _listed(folder, form.classes)
+    height, width = form.size
+    shape = (3, height, width) if form.colours == "rgb" else (height, width)
+    require_room((len(listed), *shape), 4, max_bytes, str(folder))
+    x = np.full((len(listed), *shape), np.nan, np.float32)
+    faults = []
+    for index, (file, label) in enumerate(listed):
+        fault = _into(x[index], file, form) if label >= 0 else "its folder is none of the classes"
+        if fault:
+            faults.append(f"{file}: {fault}")
+    y = np.array([label for _, label in listed], np.int64)
+    return as_records(x, y, str(folder)), faults
+
+
+def class_folders(folder: Path | None) -> list[Path]:
+    """The folders below, by name, but the hidden ones. Raises DataError."""
+    if folder is None or not folder.is_dir():
+        raise DataError(
+            "no such folder" if folder else "no folder is named",
+            where=str(folder or "data.path"),
+            fix="name the folder that holds one folder of pictures for each class",
+        )
+    return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def _listed(folder: Path | None, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
+    """Each picture with its class."""
+    numbers = {name: number for number, name in enumerate(classes)}
+    return [
+        (file, numbers.get(one.name, -1))
+        for one in class_folders(folder)
+        for file in sorted(one.iterdir())
+        if file.suffix.lower() in ENDINGS and file.is_file()
+    ]
+
+
+def _into(record: NDArray[np.float32], file: Path, form: ImageForm) -> str:
+    """Fill in one picture; what is wrong with it, or nothing. Raises nothing for its content."""
+    from PIL import Image
+
+    height, width = form.size
+    try:
+        with Image.open(file, formats=_FORMATS) as image:
+            if image.width * image.height > MAX_PIXELS:
+                return f"{image.width} by {image.height} pixels, at most {MAX_PIXELS} are read"
+            record[:] = _values(image, form.colours, (width, height))
+    except Exception as error:  # a decoder may raise anything; no picture may stop the device
+        return f"cannot be read ({type(error).__name__})"
+    return ""
+
+
+def _values(image: Any, colours: str, size: tuple[int, int]) -> NDArray[np.float32]:
+    from PIL import Image
+
+    if image.mode.startswith("I"):  # 16 bits a pixel, which conversion would cut off at 255
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    plain = image.convert("RGB" if colours == "rgb" else "L")
+    if plain.size != size:
+        plain = plain.resize(size, Image.Resampling.BILINEAR)
+    values = np.asarray(plain, np.float32)
+    return np.moveaxis(values, -1, 0) if colours == "rgb" else values

@@ -1,0 +1,98 @@
+"""NPZ files with the arrays `x` and `y`; headers are checked first, objects are refused."""
+
+from __future__ import annotations
+
+import io
+import tokenize
+import zipfile
+import zlib
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeveil.data.limits import MAX_BYTES, as_records, require_file, require_room
+from edgeveil.errors import DataError
+from edgeveil.parts.methods.base import Records
+
+# RuntimeError is how zipfile says that a member is encrypted or of an unknown compression.
+_UNREADABLE = (zipfile.BadZipFile, zlib.error, ValueError, OSError, EOFError, RuntimeError)
+
+_HEADER_BYTES = 10_000
+# By version: bytes of the header's length, and who reads the header.
+_READERS = {
+    (1, 0): (2, np.lib.format.read_array_header_1_0),
+    (2, 0): (4, np.lib.format.read_array_header_2_0),
+}
+
+
+def read_npz(path: Path | None, max_bytes: int = MAX_BYTES) -> Records:
+    """Records from `x` (n, ...) and `y` (n,). Raises DataError; never loads a pickle."""
+    file = require_file(path, "data.path")
+    return as_records(
+        npz_array(file, "x", max_bytes), npz_array(file, "y", max_bytes), where=str(file)
+    )
+
+
+def npz_array(file: Path, name: str, max_bytes: int = MAX_BYTES) -> NDArray[Any]:
+    """The array called `name` of an NPZ file, after its header passed."""
+    where = f"{file}:{name}"
+    try:
+        with zipfile.ZipFile(file) as archive:
+            members = archive.namelist()
+            if f"{name}.npy" not in members:
+                raise DataError(
+                    f"has no array '{name}', only: {', '.join(members[:8]) or 'nothing'}",
+                    where=str(file),
+                    fix=f"save it with numpy.savez(file, {name}=…)",
+                )
+            with archive.open(f"{name}.npy") as member:
+                return _read_npy(member, where, max_bytes)
+    except _UNREADABLE as error:
+        raise DataError(
+            f"is not a readable NPZ array: {error}", where=where, fix="save it with numpy.savez"
+        ) from error
+
+
+def npy_array(file: Path, max_bytes: int = MAX_BYTES) -> NDArray[Any]:
+    """The array of an NPY file, after its header passed. Raises DataError."""
+    try:
+        with file.open("rb") as stream:
+            return _read_npy(stream, str(file), max_bytes)
+    except (ValueError, OSError, EOFError) as error:
+        raise DataError(
+            f"is not a readable NPY array: {error}", where=str(file), fix="save it with numpy.save"
+        ) from error
+
+
+def _read_npy(stream: IO[bytes], where: str, max_bytes: int) -> NDArray[Any]:
+    shape, fortran, dtype = _header(stream)
+    if dtype.kind not in "buif":
+        raise DataError(f"holds {dtype}, not numbers", where=where, fix="store plain numbers")
+    require_room(shape, dtype.itemsize, max_bytes, where)
+    count = int(np.prod(shape, dtype=np.int64))
+    content = stream.read(count * dtype.itemsize + 1)
+    if len(content) != count * dtype.itemsize:
+        raise ValueError(f"{len(content)} bytes of data where the header says shape {shape}")
+    flat = np.frombuffer(content, dtype=dtype, count=count)
+    return flat.reshape(shape, order="F" if fortran else "C")
+
+
+def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, order and type of an NPY array. Raises ValueError.
+
+    The header's length is checked here: NumPy reads all of it, up to 4 GiB, before it looks.
+    """
+    version = np.lib.format.read_magic(stream)
+    if version not in _READERS:
+        raise ValueError(f"unknown NPY version {version}")
+    length_bytes, read = _READERS[version]
+    length = stream.read(length_bytes)
+    size = int.from_bytes(length, "little")
+    if size > _HEADER_BYTES:
+        raise ValueError(f"an NPY header of {size} bytes")
+    try:
+        return read(io.BytesIO(length + stream.read(size)))
+    except (tokenize.TokenError, SyntaxError, RecursionError, MemoryError, TypeError) as error:
+        raise ValueError(f"the NPY header is damaged ({type(error).__name__})") from None

@@ -1,0 +1,88 @@
+"""Parquet files of numbers: one record a row, the label in the last or a named column.
+
+The schema states the form of the file. A value that is missing is NaN, such a label -1, and
+learning drops these records; no row can make the file unreadable. All numbers are read as float64,
+so that a gap, which no whole number can be, rounds none of the others differently.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgeveil.data.limits import MAX_BYTES, as_records, require_file, require_room
+from edgeveil.errors import DataError
+from edgeveil.parts.methods.base import Records
+from edgeveil.registry import nearest
+
+_TEXT_BYTES = 1 << 20  # of one name in the footer
+_ITEMS = 1 << 16  # of one list there
+
+
+def read_parquet(
+    path: Path | None, label_column: str | None = None, max_bytes: int = MAX_BYTES
+) -> Records:
+    """Records with x (n, columns-1) float32 of a Parquet file.
+
+    Raises DataError without pyarrow, for a file that is none, for a column without numbers, and
+    for one of more than `max_bytes`, by its footer, before its rows are read.
+    """
+    file = require_file(path, "data.path")
+    if find_spec("pyarrow") is None:
+        raise DataError(
+            "the source 'parquet' needs pyarrow, which is not installed",
+            where="data.source",
+            fix="pip install 'edgeveil[parquet]'",
+        )
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(
+            file, thrift_string_size_limit=_TEXT_BYTES, thrift_container_size_limit=_ITEMS
+        ) as opened:
+            _check_form(opened, str(file), max_bytes)
+            table = opened.read(use_threads=False)
+            columns = [np.asarray(column.to_numpy(), np.float64) for column in table.columns]
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+        raise DataError(
+            f"is not readable Parquet: {str(error)[:200]}",
+            where=str(file),
+            fix="write it again, for example with pandas.DataFrame.to_parquet",
+        ) from None
+    label = columns.pop(_label_index(table.schema.names, label_column, file))
+    return as_records(np.column_stack(columns), label, str(file))
+
+
+def _check_form(opened: Any, where: str, max_bytes: int) -> None:
+    import pyarrow as pa
+
+    schema, footer = opened.schema_arrow, opened.metadata
+    if len(schema) < 2:
+        raise DataError(
+            "has fewer than two columns", where=where, fix="give each row its values and a label"
+        )
+    for field in schema:
+        kind = field.type
+        numbers = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
+        # A column that holds gaps alone may have been written as one of nothing else.
+        if not any(is_kind(kind) for is_kind in (*numbers, pa.types.is_null)):
+            raise DataError(
+                f"column '{field.name}' holds {str(kind)[:100]}, not numbers",
+                where=where,
+                fix="store plain numbers, one column for each value, and classes from 0",
+            )
+    require_room((footer.num_rows, len(schema)), 8, max_bytes, where)
+    packed = sum(footer.row_group(k).total_byte_size for k in range(footer.num_row_groups))
+    require_room((packed,), 1, 4 * max_bytes, where)
+
+
+def _label_index(names: list[str], name: str | None, file: Path) -> int:
+    if name is None:
+        return len(names) - 1
+    if name not in names:
+        raise DataError(f"has no column '{name}'", where=str(file), fix=nearest(name, names))
+    return names.index(name)

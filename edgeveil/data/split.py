@@ -1,0 +1,84 @@
+"""One device's split into training and evaluation records, made once and for good.
+
+Each record is placed by a keyed hash of its own bytes. So the halves never overlap, a restart
+changes nothing, adding or removing one record moves no other (which the record-level guarantee
+needs: neighbours differ in one half, by one record), and equal inputs always share a half. The
+halves' sizes are therefore only about the share asked for.
+"""
+
+from __future__ import annotations
+
+import hmac
+import math
+import os
+import secrets
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeveil.data.limits import canonical_rows
+from edgeveil.errors import DataError
+
+SPLIT_KEY_FILE = "split.key"
+_KEY_BYTES = 32
+
+
+def split_once(
+    x: NDArray[np.float32], evaluation_share: float, split_key: bytes
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(training, evaluation) indices of records x (n, ...), in ascending order.
+
+    A record is for evaluation when HMAC-SHA256(split_key, its float32 bytes) falls below
+    `evaluation_share` in [0, 1]. The label takes no part, so that one image that was labelled
+    twice cannot stand in both halves. A larger share only moves records from training to
+    evaluation. Raises DataError for a share outside [0, 1] or a key that is not 32 bytes.
+    """
+    if not 0.0 <= evaluation_share <= 1.0:
+        raise DataError(
+            f"must be in [0, 1], got {evaluation_share}", where="evaluation_share", fix="use 0.1"
+        )
+    if len(split_key) != _KEY_BYTES:
+        raise DataError(
+            f"has {len(split_key)} bytes, wanted {_KEY_BYTES}",
+            where="split key",
+            fix="restore the file from a backup",
+        )
+    below = math.floor(evaluation_share * 2.0**64)
+    chosen = np.array(
+        [
+            int.from_bytes(hmac.digest(split_key, row.tobytes(), "sha256")[:8], "big") < below
+            for row in canonical_rows(x)
+        ],
+        dtype=np.bool_,
+    )
+    return np.flatnonzero(~chosen), np.flatnonzero(chosen)
+
+
+def load_split_key(path: Path) -> bytes:
+    """The device's 32-byte split key; made (mode 0600) at the first call, the same ever after.
+
+    If the file is lost, records may change halves and be used in both: keep it with the ledger.
+    """
+    if path.exists():
+        key = path.read_bytes()
+        if len(key) != _KEY_BYTES:
+            raise DataError(
+                f"has {len(key)} bytes, wanted {_KEY_BYTES}",
+                where=str(path),
+                fix="restore the file from a backup",
+            )
+        return key
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    with os.fdopen(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+        stream.write(secrets.token_bytes(_KEY_BYTES))
+        stream.flush()
+        os.fsync(stream.fileno())
+    try:
+        os.link(made, path)  # never replaces a key that another process has just made
+    except FileExistsError:
+        pass
+    finally:
+        made.unlink()
+    return load_split_key(path)

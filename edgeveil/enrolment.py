@@ -1,0 +1,143 @@
+"""What a device hands to the proxy's operator: its two public keys, vouched for by itself.
+
+The file is JSON, at most 4 KiB, with exactly these keys (lower-case hexadecimal); a file for
+many devices has one such object on each line:
+
+    {"format": "edgeveil-enrolment-1", "identity": 32 bytes, "sealing": 32 bytes,
+     "signature": 64 bytes}
+
+`signature` is the identity key's over identity ‖ sealing. It holds no name and no address.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgeveil.crypto.errors import CryptoError
+from edgeveil.crypto.keys import OpeningKey, SealingKey, SigningKey, VerifyKey
+from edgeveil.crypto.labels import ENROLMENT
+from edgeveil.crypto.sealing import seal
+from edgeveil.crypto.signing import sign, verify
+from edgeveil.errors import EdgeVeilError
+
+FORMAT = "edgeveil-enrolment-1"
+FILE_BYTES = 4096
+_DIGITS = {"identity": 64, "sealing": 64, "signature": 128}
+_FIX = "make the file again on the device with `edgeveil edge enrol`"
+
+
+class EnrolmentError(EdgeVeilError):
+    """An enrolment cannot be read, or its keys do not hold together."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Enrolment:
+    """A device's public keys and the identity key's signature over both."""
+
+    identity: VerifyKey
+    sealing: SealingKey
+    signature: bytes
+
+    @classmethod
+    def make(cls, identity: SigningKey, opening: OpeningKey) -> Enrolment:
+        """The enrolment of the device that holds these keys."""
+        public, sealing = identity.public(), opening.public()
+        return cls(public, sealing, sign(identity, ENROLMENT, _payload(public, sealing)))
+
+    @property
+    def device_id(self) -> str:
+        """16 hexadecimal digits: the fingerprint of the identity key."""
+        return self.identity.fingerprint()
+
+    def verify(self) -> None:
+        """Raise EnrolmentError unless the identity vouches for both keys and both are usable."""
+        payload = _payload(self.identity, self.sealing)
+        if not verify(self.identity, ENROLMENT, payload, self.signature):
+            raise EnrolmentError("the identity key did not sign these keys", fix=_FIX)
+        try:
+            # A key of low order would make every later broadcast fail for all devices.
+            seal(self.sealing, ENROLMENT, b"")
+        except CryptoError as error:
+            raise EnrolmentError(error.what, fix=_FIX) from error
+
+    def to_json(self) -> str:
+        """The file's text."""
+        return json.dumps(self._plain(), indent=2)
+
+    def to_line(self) -> str:
+        """The same in one line, for a file of many."""
+        return json.dumps(self._plain()) + "\n"
+
+    def _plain(self) -> dict[str, str]:
+        return {
+            "format": FORMAT,
+            "identity": self.identity.to_bytes().hex(),
+            "sealing": self.sealing.to_bytes().hex(),
+            "signature": self.signature.hex(),
+        }
+
+    @classmethod
+    def from_json(cls, raw: bytes, where: str = "enrolment") -> Enrolment:
+        """Read the file's bytes; the signature is checked by `verify`. Raises EnrolmentError."""
+        if len(raw) > FILE_BYTES:
+            raise EnrolmentError(f"is larger than {FILE_BYTES} bytes", where=where, fix=_FIX)
+        try:
+            found = json.loads(raw.decode("ascii"), object_pairs_hook=_once)
+        except (ValueError, RecursionError):
+            raise EnrolmentError("is not an enrolment file", where=where, fix=_FIX) from None
+        if not isinstance(found, dict) or set(found) != {"format", *_DIGITS}:
+            raise EnrolmentError("is not an enrolment file", where=where, fix=_FIX)
+        if found["format"] != FORMAT:
+            raise EnrolmentError(f"its format is not '{FORMAT}'", where=where, fix=_FIX)
+        for key, digits in _DIGITS.items():
+            value = found[key]
+            if not isinstance(value, str) or not re.fullmatch(rf"[0-9a-f]{{{digits}}}", value):
+                raise EnrolmentError(
+                    f"'{key}' must be {digits} hexadecimal digits", where=where, fix=_FIX
+                )
+        keys = {key: bytes.fromhex(found[key]) for key in _DIGITS}
+        return cls(VerifyKey(keys["identity"]), SealingKey(keys["sealing"]), keys["signature"])
+
+    @classmethod
+    def load(cls, path: Path) -> Enrolment:
+        """Read an enrolment file. Raises EnrolmentError."""
+        try:
+            with path.open("rb") as file:
+                raw = file.read(FILE_BYTES + 1)
+        except OSError as error:
+            raise EnrolmentError(
+                f"cannot be read ({error.strerror})", where=str(path), fix="check the path"
+            ) from error
+        return cls.from_json(raw, str(path))
+
+    @classmethod
+    def load_all(cls, path: Path) -> list[Enrolment]:
+        """Read a file of one enrolment, or of one a line. Raises EnrolmentError."""
+        found: list[Enrolment] = []
+        try:
+            with path.open("rb") as file:
+                while line := file.readline(FILE_BYTES + 1):
+                    if found or line.rstrip().endswith(b"}"):
+                        found.append(cls.from_json(line, f"{path}:{len(found) + 1}"))
+                    else:
+                        return [cls.load(path)]
+        except OSError:
+            return [cls.load(path)]  # says why
+        return found or [cls.load(path)]
+
+
+def _payload(identity: VerifyKey, sealing: SealingKey) -> bytes:
+    return identity.to_bytes() + sealing.to_bytes()
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key stands twice")
+    return found

@@ -1,0 +1,138 @@
+"""Accuracy and loss of a model on test data of the cloud's own, their features computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeveil.errors import DataError
+from edgeveil.evaluation.onnx_session import BATCH_RECORDS, open_session, run_session
+
+DATA, OUTPUT = "x", "probabilities"
+LEAST = float(np.finfo(np.float32).tiny)  # probability that a loss is told for
+
+
+@dataclass(frozen=True)
+class Tested:
+    """How one model does on all records.
+
+    `accuracy` is the share whose largest probability is at the label, `loss` the mean cross-entropy
+    in nats, of no record above 88. What is not finite is wrong, and has the largest loss.
+    """
+
+    accuracy: float
+    loss: float
+
+
+class HeldTest:
+    """Tests of one job's model on x (n, ...) and labels y (n,), for any weights.
+
+    `graph` is the job's, weights as inputs. It is cut where weights first enter: what comes before
+    depends on the records alone. Needs the `onnx` package. Raises DataError if there is no record
+    or the graph does not fit.
+    """
+
+    def __init__(self, graph: bytes, x: NDArray[np.float32], y: NDArray[np.int64]) -> None:
+        if len(y) == 0 or len(x) != len(y):
+            raise DataError(
+                f"{len(x)} records and {len(y)} labels",
+                where="test data",
+                fix="pass one label each",
+            )
+        before, after, self._joint = cut(graph)
+        self._y, self._head = y, open_session(after)
+        batches = [
+            np.ascontiguousarray(x[start : start + BATCH_RECORDS], np.float32)
+            for start in range(0, len(x), BATCH_RECORDS)
+        ]
+        features = open_session(before) if before else None
+        self._features = [
+            _run(features, self._joint, {DATA: batch}) if features else batch for batch in batches
+        ]
+
+    def tested(self, weights: Mapping[str, NDArray[Any]]) -> Tested:
+        """How the model with these weights does."""
+        found = self._probabilities(weights)
+        at_label = np.take_along_axis(found, self._y[:, None], axis=1)[:, 0].astype(np.float64)
+        losses = -np.log(np.clip(np.where(_finite(found), at_label, 0.0), LEAST, 1.0))
+        return Tested(self._right(found) / len(self._y), float(losses.mean()))
+
+    def right(self, weights: Mapping[str, NDArray[Any]]) -> int:
+        """The number of records that the model with these weights gets right."""
+        return self._right(self._probabilities(weights))
+
+    def _probabilities(self, weights: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+        feed = {name: np.asarray(value, np.float32) for name, value in weights.items()}
+        parts = [_run(self._head, OUTPUT, {**feed, self._joint: phi}) for phi in self._features]
+        return np.concatenate(parts)
+
+    def _right(self, found: NDArray[Any]) -> int:
+        return int(np.count_nonzero((np.argmax(found, axis=1) == self._y) & _finite(found)))
+
+
+def _finite(found: NDArray[Any]) -> NDArray[np.bool_]:
+    return np.asarray(np.isfinite(found).all(axis=1))
+
+
+def cut(graph: bytes) -> tuple[bytes | None, bytes, str]:
+    """The graph before any weight enters, the graph after it, and the tensor that joins them.
+
+    None where there is no such graph: the weights enter at the records themselves, or records and
+    weights meet at more than one tensor, and then the graph after it is all of it.
+    """
+    import onnx
+    from onnx import TensorProto, helper
+
+    model = onnx.load_model_from_string(graph)
+    whole = model.graph
+    weights = [given for given in whole.input if given.name != DATA]
+    records = [given for given in whole.input if given.name == DATA]
+    weighted, of_records = {given.name for given in weights}, {DATA}
+    public: dict[str, Any] = {}  # what follows from neither, by the name of its output
+    before, after = [], []
+    for node in whole.node:  # each stands after what it needs
+        if not weighted.isdisjoint(node.input):
+            after.append(node)
+            weighted.update(node.output)
+        elif not of_records.isdisjoint(node.input):
+            before.append(node)
+            of_records.update(node.output)
+        else:
+            public.update(dict.fromkeys(node.output, node))
+    joints = of_records & {name for node in after for name in node.input}
+    if len(joints) != 1 or joints == {DATA}:
+        return None, graph, DATA
+    (joint,) = joints
+
+    def part(nodes: list[Any], inputs: list[Any], outputs: list[Any]) -> bytes:
+        needed = {name for node in nodes for name in node.input}
+        constants: list[Any] = []
+        for node in reversed(whole.node):
+            if any(public.get(name) is node for name in needed.intersection(node.output)):
+                constants.insert(0, node)
+                needed.update(node.input)
+        kept = [array for array in whole.initializer if array.name in needed]
+        made = helper.make_graph([*constants, *nodes], "part", inputs, outputs, kept)
+        opsets, version = model.opset_import, model.ir_version
+        one = helper.make_model(made, opset_imports=opsets, ir_version=version)
+        found: bytes = one.SerializeToString()
+        return found
+
+    through = helper.make_tensor_value_info(joint, TensorProto.FLOAT, None)
+    first = part(before, records, [through])
+    return first, part(after, [through, *weights], list(whole.output)), joint
+
+
+def _run(session: Any, output: str, feed: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    try:
+        return run_session(session, output, feed)
+    except Exception as error:  # ONNX Runtime's own exceptions have no common root
+        raise DataError(
+            f"cannot be run: {type(error).__name__}: {error}",
+            where="ONNX graph",
+            fix="check data.input_shape of the job",
+        ) from error

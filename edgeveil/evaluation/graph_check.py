@@ -1,0 +1,193 @@
+"""Which ONNX graphs a device runs on its records: plain layers, nothing steered by values.
+
+A graph comes from the cloud. An operator that loops, indexes or shapes by a record's values could
+make the run fail, last or grow by what a record holds, and so tell about it outside the noised
+answer. Allowed is what computes the same way for every record: operators of `OPERATORS` alone,
+no subgraphs, one output each, integers and shapes from the graph's own constants only. The shape
+of a value is such a constant too: with these operators it never follows from a value.
+
+Nor may a kernel take its time from the values: what is allowed was measured on many kinds of them
+(`python -m edgeveil_lab.audit.sweep_operators`). `Pow` is fast for the exponents 2 and 3 alone,
+`PRelu` branches on each sign, and neither half precision nor a division of whole numbers,
+which can end the process, is needed.
+
+Batch normalisation must use the statistics it holds. Those of the batch would let one record
+change the results of others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from edgeveil.errors import DataError
+from edgeveil.evaluation.onnx_constants import DOUBLE, FLOAT, FLOATS, INT64, ConstantTensor
+from edgeveil.evaluation.onnx_wire import Field, fields, message, messages, number, text
+
+OPERATORS = frozenset(
+    """
+    Abs Add AveragePool BatchNormalization Cast Clip Concat Constant Conv Div Elu Erf Exp Flatten
+    Gather Gelu Gemm GlobalAveragePool GlobalMaxPool HardSigmoid HardSwish Identity
+    InstanceNormalization LayerNormalization LeakyRelu Log LogSoftmax MatMul Max MaxPool Mean Min
+    Mul Neg Pad Pow Reciprocal ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape Selu
+    Shape Sigmoid Slice Softmax Softplus Sqrt Squeeze Sub Sum Tanh Transpose Unsqueeze
+    """.split()  # noqa: SIM905
+)
+# Inputs that say where or how large, by position: they must be constants of the graph.
+_CONSTANT_INPUTS = {
+    "Gather": (1,),
+    "Pad": (1, 3),
+    "ReduceMax": (1,),
+    "ReduceMean": (1,),
+    "ReduceMin": (1,),
+    "ReduceSum": (1,),
+    "Reshape": (1,),
+    "Slice": (1, 2, 3, 4),
+    "Squeeze": (1,),
+    "Unsqueeze": (1,),
+}
+# Operators whose inputs may be left out by an empty name, since others follow. Elsewhere nothing is
+# gained by one, and ONNX Runtime 1.31 crashes on a LayerNormalization whose bias has no name.
+_LEAVES_OUT = frozenset({"Clip", "Pad", "Slice"})
+_CAST_TO = frozenset({FLOAT, DOUBLE})
+_EXPONENTS = frozenset({2.0, 3.0})  # ONNX Runtime multiplies for these, and calls pow() for others
+_INSTEAD = {"PRelu": "write it as Relu(x) - slope * Relu(-x)"}
+Constants = Mapping[str, ConstantTensor]
+_PLAIN = "use plain layers with constant shapes"
+_STANDARD = frozenset({"", "ai.onnx"})
+
+# Field numbers of onnx.proto, in the order of the messages.
+_GRAPH, _TRAINING, _FUNCTIONS = 7, 20, 25
+_NODE, _INITIALIZER, _INPUT, _SPARSE_INITIALIZER = 1, 5, 11, 15
+_NODE_INPUT, _NODE_OUTPUT, _OP_TYPE, _ATTRIBUTE, _DOMAIN = 1, 2, 4, 5, 7
+_VALUE_NAME, _TENSOR_NAME = 1, 8
+_ATTRIBUTE_NAME, _ATTRIBUTE_INT = 1, 3
+_SUBGRAPHS = frozenset({6, 11, 21, 22, 23})  # graphs, outer references, sparse tensors
+
+
+def check_graph(graph: bytes) -> None:
+    """Raise DataError unless `graph` is an ONNX model of plain layers; see the module's text.
+
+    Needs neither the `onnx` package nor ONNX Runtime. What passes may still be no sound model:
+    ONNX Runtime says that when it loads it.
+    """
+    model = fields(memoryview(graph))
+    if any(field.number in (_TRAINING, _FUNCTIONS) for field in model):
+        raise _refused("holds functions or training steps of its own")
+    parts = fields(message(model, _GRAPH, "graph"))
+    if any(field.number == _SPARSE_INITIALIZER for field in parts):
+        raise _refused("holds sparse tensors")
+    nodes = [_Node(node) for node in messages(parts, _NODE)]
+    tensors = [fields(t) for t in messages(parts, _INITIALIZER)]
+    names = Counter(text(t, _TENSOR_NAME) for t in tensors)
+    known = {text(t, _TENSOR_NAME): ConstantTensor.from_tensor(t) for t in tensors}
+    names.update(text(fields(v), _VALUE_NAME) for v in messages(parts, _INPUT))
+    names.update(node.output for node in nodes)
+    known |= {
+        node.output: ConstantTensor.from_attributes(node.attributes)
+        for node in nodes
+        if node.operator == "Constant"
+    }
+    # A name that stands for two things is no constant, whatever the graph says beside it.
+    single = {name for name, count in names.items() if count == 1}
+    constants = {name: tensor for name, tensor in known.items() if name in single}
+    for node in nodes:
+        node.check(constants)
+        if node.output in single and node.is_constant(constants):
+            constants.setdefault(node.output, ConstantTensor(node.kind(constants)))
+    if any(t.kind not in FLOATS for name, t in known.items() if name not in single):
+        raise _refused("gives a name to whole numbers and to something else")
+
+
+class _Node:
+    """One operator of the graph."""
+
+    def __init__(self, raw: memoryview) -> None:
+        parts = fields(raw)
+        self.operator = text(parts, _OP_TYPE)
+        self.domain = text(parts, _DOMAIN)
+        self.inputs = [_name(raw) for raw in messages(parts, _NODE_INPUT)]
+        self.outputs = [_name(raw) for raw in messages(parts, _NODE_OUTPUT)]
+        self.output = self.outputs[0] if self.outputs else ""
+        self.attributes = [fields(raw) for raw in messages(parts, _ATTRIBUTE)]
+
+    def is_constant(self, constants: Constants) -> bool:
+        """Whether the output is the same for all records: a shape, or made of constants alone."""
+        return self.operator == "Shape" or all(name in constants for name in self.inputs if name)
+
+    def kind(self, constants: Constants) -> int:
+        """The output's TensorProto.DataType where it is a constant, 0 if unknown."""
+        if self.operator == "Shape":
+            return INT64
+        if self.operator == "Cast":
+            return self._cast_to() or 0
+        return next((constants[name].kind for name in self.inputs if name in constants), 0)
+
+    def check(self, constants: Constants) -> None:
+        """Raise DataError unless this operator works the same way on every record."""
+        name = self.operator[:32]
+        if self.domain not in _STANDARD or self.operator not in OPERATORS:
+            what = f"uses the operator {name!r}, which a device does not run"
+            raise _refused(what, _INSTEAD.get(name, _PLAIN))
+        if not all(self.inputs) and self.operator not in _LEAVES_OUT:
+            raise _refused(f"leaves an input of {name!r} without a name")
+        if self.operator == "BatchNormalization" and len(self.outputs) > 1:
+            raise _refused("is in training mode", fix="export the model in eval mode")
+        if len(self.outputs) != 1:  # the further ones are indices or random masks
+            raise _refused(f"asks {name!r} for {len(self.outputs)} outputs instead of 1")
+        if any(field.number in _SUBGRAPHS for attribute in self.attributes for field in attribute):
+            raise _refused(f"has a graph or a sparse tensor inside {name!r}")
+        if not self.is_constant(constants):
+            self._check_values(constants)
+        elif self.operator == "Div":
+            self._check_division(constants)
+        if self.operator == "BatchNormalization" and any(map(_trains, self.attributes)):
+            raise _refused(
+                "normalises by the batch, so that records change each other's results",
+                fix="export the model in eval mode",
+            )
+        for place in _CONSTANT_INPUTS.get(self.operator, ()):
+            steering = self.inputs[place] if place < len(self.inputs) else ""
+            if steering and steering not in constants:
+                raise _refused(f"steers {name!r} by a value that is no constant of the graph")
+
+    def _check_values(self, constants: Constants) -> None:
+        """What only matters where values are worked on that are no constants."""
+        if self.operator == "Cast" and self._cast_to() not in _CAST_TO:
+            what = "turns values into whole numbers or into half precision"
+            raise _refused(what, "use float32 or float64")
+        if self.operator == "Pow":
+            exponent = constants.get(self.inputs[1]) if len(self.inputs) == 2 else None
+            values = None if exponent is None else exponent.values
+            if values is None or values.size != 1 or float(values[0]) not in _EXPONENTS:
+                raise _refused(
+                    "raises values to another power than 2 or 3, whose time follows from them",
+                    "multiply, use Sqrt or Reciprocal, or Exp and Log",
+                )
+
+    def _check_division(self, constants: Constants) -> None:
+        """The least whole number divided by -1 ends the process that tries."""
+        if self.kind(constants) in FLOATS:
+            return
+        divisor = constants[self.inputs[1]].values if len(self.inputs) == 2 else None
+        if divisor is None or not all(int(value) > 0 for value in divisor):
+            raise _refused(
+                "divides whole numbers by what is not plainly above 0", "write the quotient"
+            )
+
+    def _cast_to(self) -> int | None:
+        wanted: list[list[Field]] = [a for a in self.attributes if text(a, _ATTRIBUTE_NAME) == "to"]
+        return number(wanted[0], _ATTRIBUTE_INT) if len(wanted) == 1 else None
+
+
+def _trains(attribute: list[Field]) -> bool:
+    named = text(attribute, _ATTRIBUTE_NAME) == "training_mode"
+    return named and number(attribute, _ATTRIBUTE_INT) != 0
+
+
+def _name(raw: memoryview) -> str:
+    return bytes(raw).decode("utf-8", "surrogateescape")
+
+
+def _refused(what: str, fix: str = _PLAIN) -> DataError:
+    return DataError(what, where="ONNX graph", fix=fix)

@@ -1,0 +1,134 @@
+"""The global model on this device's own records, under ONNX Runtime. Never imports torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from hashlib import sha256
+from hmac import compare_digest
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeveil.data.limits import flat_rows
+from edgeveil.data.slots import EMPTY
+from edgeveil.errors import DataError, ProtocolError
+from edgeveil.evaluation.graph_check import check_graph
+from edgeveil.evaluation.onnx_session import BATCH_RECORDS, MAX_GRAPH_BYTES, OnnxModel, aligned
+from edgeveil.subnormals import flushed
+
+
+class InferenceSession:
+    """One session for one job's graph; each round only brings new weights.
+
+    `digest` is the graph's SHA-256 as the signed job states it. Raises
+    ProtocolError("graph_size" | "graph_digest") if the bytes are not that graph, DataError if it
+    is more than plain layers (`check_graph`) or ONNX Runtime cannot use it.
+    """
+
+    def __init__(
+        self, graph: bytes, digest: bytes, *, classes: int, max_bytes: int = MAX_GRAPH_BYTES
+    ) -> None:
+        if len(graph) > max_bytes:
+            raise ProtocolError("graph_size", f"the graph has {len(graph)} bytes")
+        if not compare_digest(sha256(graph).digest(), digest):
+            raise ProtocolError("graph_digest", "the graph is not the one the job names")
+        check_graph(graph)
+        self.digest, self.classes = digest, classes
+        self._model = OnnxModel(graph, max_bytes)
+
+    def require_probabilities(
+        self, x: NDArray[np.float32], weights: Mapping[str, NDArray[Any]]
+    ) -> None:
+        """Raise DataError unless each of the public records x (n, ...) has its distribution.
+
+        Only for records that are nobody's: on a user's own the answer itself is to be total.
+        """
+        found = self._model.probabilities(x, weights)
+        if len(_distributions(found, self.classes)) < len(x):
+            raise DataError(
+                f"gives made-up records no probabilities over {self.classes} classes",
+                where="ONNX graph",
+                fix="let the model give finite logits, one a class",
+            )
+
+    @flushed()
+    def mean_softmax(
+        self, x: NDArray[np.float32], weights: Mapping[str, NDArray[Any]]
+    ) -> NDArray[np.float64]:
+        """Mean probabilities (classes,) over records x (n, ...); non-negative, with sum 1.
+
+        Total in the records: one that holds NaN or whose output is no distribution is dropped,
+        and without any left, or if the graph fails on them, the answer is uniform. So whether
+        there is an answer, and its form, never depends on data. Raises DataError only for a
+        graph or weights that fail on a batch of zeros, whatever the records are.
+        """
+        self._model.probabilities(self._blank(BATCH_RECORDS), weights)
+        uniform = np.full(self.classes, 1.0 / self.classes)
+        try:
+            mean = self._mean(x, weights)
+        except Exception:  # whatever it was, the records made it: telling would tell about them
+            return uniform
+        return uniform if mean is None else mean
+
+    @flushed()
+    def slot_softmax(
+        self,
+        x: NDArray[np.float32],
+        weights: Mapping[str, NDArray[Any]],
+        held: NDArray[np.int64],
+        row_s: float = math.inf,
+    ) -> NDArray[np.float64]:
+        """Probabilities (slots, classes) of the records of x (n, ...) that `held` (slots,) names.
+
+        A row is a function of its own record alone, bit for bit: each run is of one record at an
+        aligned address, for neighbours in a batch or another place in `x` may change the order
+        of sums. An empty slot (`EMPTY`) and a record without a distribution give the uniform row;
+        an empty slot still makes a run. So does a run that takes longer than `row_s` seconds: it is
+        ended between two operators, and other rows keep their time. Raises DataError as
+        `mean_softmax` does.
+        """
+        weights = {name: aligned(np.asarray(value)) for name, value in weights.items()}
+        blank = self._blank(1)
+        self._model.probabilities(blank, weights)
+        rows = np.full((len(held), self.classes), 1.0 / self.classes)
+        for slot, index in enumerate(held):
+            record = blank if index == EMPTY else x[index : index + 1]
+            try:
+                output = self._model.probabilities(record, weights, limit_s=row_s)
+                found = _distributions(output, self.classes)
+            except Exception:  # noqa: S112 - as above: this record's own doing, and its own row's
+                continue
+            if index != EMPTY and len(found):
+                rows[slot] = found[0]
+        return rows
+
+    def _blank(self, records: int) -> NDArray[np.float32]:
+        return np.zeros((records, *(axis or 1 for axis in self._model.input_shape)), np.float32)
+
+    def _mean(
+        self, x: NDArray[np.float32], weights: Mapping[str, NDArray[Any]]
+    ) -> NDArray[np.float64] | None:
+        """The mean of the sound outputs, None without any. May raise anything."""
+        valid = np.isfinite(flat_rows(x)).all(axis=1) & self._model.fits(x)
+        records = x[valid]
+        if not len(records):
+            return None
+        # Whole batches only, so that a run takes no more memory for many records than for few.
+        padding = np.zeros((-len(records) % BATCH_RECORDS, *records.shape[1:]), np.float32)
+        found = self._model.probabilities(np.concatenate([records, padding]), weights)
+        kept = _distributions(found[: len(records)], self.classes)
+        if not len(kept):
+            return None
+        mean = kept.mean(axis=0)
+        return np.asarray(mean / mean.sum(), dtype=np.float64)
+
+
+def _distributions(found: NDArray[np.float64], classes: int) -> NDArray[np.float64]:
+    """The rows of `found` that are distributions over `classes`, each with sum 1."""
+    if found.shape[1] != classes:
+        return np.zeros((0, classes))
+    sums = found.sum(axis=1)
+    sound = np.isfinite(found).all(axis=1) & (found >= 0).all(axis=1) & (np.abs(sums - 1) < 1e-3)
+    return np.asarray(found[sound] / sums[sound, None])

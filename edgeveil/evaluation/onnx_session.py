@@ -1,0 +1,218 @@
+"""One ONNX Runtime session for a graph whose weights are inputs; torch is never needed."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeveil.errors import DataError
+from edgeveil.subnormals import flushed
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession as OrtSession
+    from onnxruntime import RunOptions, SessionOptions
+
+BATCH_RECORDS = 64
+MAX_GRAPH_BYTES = 64 << 20
+MAX_RUN_BYTES = 512 << 20  # of all tensors of all sessions of this process
+ALIGNMENT_BYTES = 64  # a cache line, and the widest vector register
+
+
+def aligned(values: NDArray[Any]) -> NDArray[np.float32]:
+    """`values` as float32 in one piece, at an address that is a multiple of 64 bytes.
+
+    ONNX Runtime reads an array where it lies, and some of its kernels add in an order that follows
+    the address: fed a row of a larger array, it would give a record other bits by where the
+    record stands. Copies unless the array lies so already.
+    """
+    if (
+        values.dtype == np.float32
+        and values.flags.c_contiguous
+        and values.ctypes.data % ALIGNMENT_BYTES == 0
+    ):
+        return values
+    size = 4 * math.prod(values.shape)
+    memory = np.empty(size + ALIGNMENT_BYTES, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT_BYTES
+    copy = memory[start : start + size].view(np.float32).reshape(values.shape)
+    copy[...] = values
+    return copy
+
+
+class OnnxModel:
+    """A graph with the data input `x` and the output `probabilities` (n, classes).
+
+    Every other input is a weight. Runs on the CPU with one thread, so that a device stays
+    responsive. Raises DataError if the bytes are no such graph.
+    """
+
+    def __init__(self, graph: bytes, max_bytes: int = MAX_GRAPH_BYTES) -> None:
+        if len(graph) > max_bytes:
+            raise DataError(f"has {len(graph)} bytes, the limit is {max_bytes}", where="ONNX graph")
+        self._session = open_session(graph)
+        inputs = {item.name: item for item in self._session.get_inputs()}
+        outputs = {item.name for item in self._session.get_outputs()}
+        if "x" not in inputs or "probabilities" not in outputs:
+            raise DataError(
+                f"has inputs {sorted(inputs)} and outputs {sorted(outputs)}",
+                where="ONNX graph",
+                fix="name the data input 'x' and the output 'probabilities'",
+            )
+        self.input_shape: tuple[int | None, ...] = tuple(
+            axis if isinstance(axis, int) else None for axis in inputs.pop("x").shape[1:]
+        )
+        self.weight_names = frozenset(inputs)
+
+    def fits(self, x: NDArray[Any]) -> bool:
+        """True if `x` (n, ...) has the shape of record that the graph takes."""
+        wanted = self.input_shape
+        return len(x.shape) == len(wanted) + 1 and all(
+            axis is None or axis == have for axis, have in zip(wanted, x.shape[1:], strict=True)
+        )
+
+    def probabilities(
+        self,
+        x: NDArray[np.float32],
+        weights: Mapping[str, NDArray[Any]],
+        *,
+        limit_s: float = math.inf,
+    ) -> NDArray[np.float64]:
+        """The graph's output (n, classes) for records x (n, ...), n may be 0; never checked.
+
+        Raises DataError if weights are missing or x or a weight has the wrong shape, and for a
+        batch whose run takes longer than `limit_s`: it is ended between two operators.
+        """
+        missing = self.weight_names - set(weights)
+        if missing:
+            raise DataError(f"needs the weights {sorted(missing)}", where="ONNX graph")
+        feed = {name: aligned(np.asarray(weights[name])) for name in self.weight_names}
+        if not self.fits(x):
+            raise DataError(
+                f"takes records of shape {self.input_shape}, got {tuple(x.shape[1:])}",
+                where="ONNX graph",
+                fix="check data.input_shape of the job",
+            )
+        parts = [
+            self._run({**feed, "x": aligned(x[start : start + BATCH_RECORDS])}, limit_s)
+            for start in range(0, max(len(x), 1), BATCH_RECORDS)
+        ]
+        return np.concatenate(parts).astype(np.float64)
+
+    def _run(self, feed: dict[str, NDArray[Any]], limit_s: float) -> NDArray[Any]:
+        try:
+            found = run_session(self._session, "probabilities", feed, limit_s=limit_s)
+        except Exception as error:  # ONNX Runtime's own exceptions have no common root
+            raise DataError(
+                f"cannot be run: {type(error).__name__}: {error}", where="ONNX graph"
+            ) from error
+        if found.ndim != 2 or len(found) != len(feed["x"]):
+            raise DataError(f"gave an output of shape {found.shape}", where="ONNX graph")
+        return found
+
+
+@cache
+def _bound_memory() -> None:
+    """Bound what all sessions take: some thirty operators could ask for more than any box has."""
+    import onnxruntime as ort
+
+    memory = ort.OrtMemoryInfo(
+        "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
+    )
+    grows_as_asked, default = 1, -1
+    ort.create_and_register_allocator(
+        memory, ort.OrtArenaCfg(MAX_RUN_BYTES, grows_as_asked, default, default)
+    )
+
+
+def _releasing() -> RunOptions:
+    """A run so gives its memory back when it ends; else it would stay with the process."""
+    import onnxruntime as ort
+
+    options = ort.RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    return options
+
+
+def run_session(
+    session: OrtSession, output: str, feed: Mapping[str, NDArray[Any]], *, limit_s: float = math.inf
+) -> NDArray[Any]:
+    """One output of a run, with subnormal numbers as zero in whatever thread.
+
+    Raises whatever ONNX Runtime does: its errors have no common root. A run that took longer than
+    `limit_s` raises too, whether or not it could be ended before.
+    """
+    options, begun_s = _releasing(), time.monotonic()
+    with flushed(), _ended_after(options, limit_s):
+        found = session.run([output], dict(feed), options)[0]
+    if time.monotonic() - begun_s > limit_s:
+        raise TimeoutError(f"a run took longer than {limit_s:g} s")
+    return np.array(found)  # a copy: what is kept may be much, and the bound is for runs
+
+
+@contextmanager
+def _ended_after(options: RunOptions, limit_s: float) -> Iterator[None]:
+    """ONNX Runtime looks at the options' switch between two operators."""
+    if limit_s == math.inf:
+        yield
+        return
+    ending = threading.Timer(limit_s, setattr, (options, "terminate", True))
+    ending.start()
+    try:
+        yield
+    finally:
+        ending.cancel()
+
+
+def open_session(graph: bytes) -> OrtSession:
+    """A session on the CPU with one thread; DataError if the graph cannot be loaded.
+
+    PrivacyError where subnormal numbers cannot be flushed. Run it with `run_session` alone.
+    """
+    # A tensor stored outside the graph is marked by the key "location"; loading it would let
+    # the graph's author choose a file of this machine to read.
+    if b"location" in graph:
+        raise DataError(
+            "refers to a file outside itself", where="ONNX graph", fix="embed all tensors"
+        )
+    try:
+        import onnxruntime as ort
+    except ImportError as error:
+        raise DataError(
+            "ONNX Runtime is not installed", where="ONNX graph", fix="pip install edgeveil[infer]"
+        ) from error
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4  # errors come back as exceptions
+    _bound_memory()
+    options.add_session_config_entry("session.use_env_allocators", "1")
+    # Acts on the thread of the process's first session alone, hence `flushed` beside it.
+    options.add_session_config_entry("session.set_denormal_as_zero", "1")
+    with flushed():
+        return _loaded(graph, options)
+
+
+def _loaded(graph: bytes, options: SessionOptions) -> OrtSession:
+    import onnxruntime as ort
+
+    try:
+        # Folding constants takes its memory elsewhere, without a bound.
+        return ort.InferenceSession(
+            graph,
+            options,
+            providers=["CPUExecutionProvider"],
+            disabled_optimizers=["ConstantFolding"],
+        )
+    except Exception as error:  # ONNX Runtime's own exceptions have no common root
+        raise DataError(
+            f"cannot be loaded: {type(error).__name__}",
+            where="ONNX graph",
+            fix="export or copy it again",
+        ) from error

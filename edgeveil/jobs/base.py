@@ -1,0 +1,90 @@
+"""What every block of a YAML file shares: strict types, no unknown keys, no later change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationInfo,
+    WithJsonSchema,
+)
+from pydantic_core import PydanticCustomError
+
+from edgeveil.registry import nearest
+
+MIX = "impossible_mix"
+
+
+class Block(BaseModel):
+    """A block of keys. Text is never taken for a number, nor a number for a switch."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        validate_default=True,
+        use_attribute_docstrings=True,
+    )
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Values that are fine alone and impossible together.
+
+    `paths` are all keys involved, dotted; the problem is shown at the first one the file has.
+    """
+
+    paths: tuple[str, ...]
+    text: str
+
+
+def refuse(mixes: Iterable[Mix]) -> None:
+    """Raise one validation error that carries every mix, so that all are reported at once."""
+    found = list(mixes)
+    if found:
+        text = " | ".join(mix.text for mix in found)
+        raise PydanticCustomError(MIX, "{text}", {"text": text, "mixes": found})
+
+
+def _site_path(value: object, info: ValidationInfo) -> Path:
+    if not isinstance(value, (str, Path)):
+        raise ValueError("must be a path, got something else; write it as text")
+    if value == "":
+        raise ValueError("must be a path, got empty text; leave the key out instead")
+    folder = (info.context or {}).get("folder")
+    if folder is None:
+        return Path(value)
+    try:
+        return (Path(folder) / Path(value).expanduser()).resolve()
+    except (OSError, RuntimeError) as error:
+        raise ValueError(f"not a usable path ({error}); write an absolute one") from None
+
+
+SitePath = Annotated[
+    Path, PlainValidator(_site_path), WithJsonSchema({"type": "string", "format": "path"})
+]
+"""A path; a relative one counts from the folder of the file that holds it."""
+
+
+def named_in(family: str, names: Iterable[str]) -> Callable[[str], str]:
+    """A validator that takes only the names of one table."""
+    known = list(names)
+
+    def check(name: str) -> str:
+        if name not in known:
+            raise ValueError(f"unknown {family} '{name[:64]}', {nearest(name[:64], known)}")
+        return name
+
+    return check
+
+
+PortNumber = Annotated[int, Field(ge=1, le=65535)]
+Seconds = Annotated[float, Field(gt=0, le=86400)]

@@ -1,0 +1,164 @@
+"""A failed validation -> one text per problem, with the line, what, why and the fix."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from edgeveil.jobs.base import MIX, Mix
+from edgeveil.jobs.schema_walk import Schema, SchemaWalk, bounds, describe, number, shown
+from edgeveil.jobs.yaml_tree import Path, Problem, Tree
+from edgeveil.registry import nearest
+
+_RANGE = {"greater_than", "greater_than_equal", "less_than", "less_than_equal"}
+_SCIENTIFIC = re.compile(r"[-+]?[0-9][0-9_]*\.?[0-9]*[eE][-+]?[0-9]+")
+
+
+class Explainer:
+    """Explains the errors of one file against its schema. `prefix` is the site's key, if any."""
+
+    def __init__(self, tree: Tree, walk: SchemaWalk, prefix: Path = ()) -> None:
+        self.tree, self.walk, self.prefix = tree, walk, prefix
+        self.value: Any = tree.value
+        for step in prefix:
+            self.value = self.value[step]
+
+    def problems(self, error: ValidationError) -> list[Problem]:
+        """One problem per key, however many alternatives of a value failed."""
+        found: dict[Path, Problem] = {}
+        for detail in error.errors(include_url=False):
+            if detail["type"] == MIX:
+                continue
+            path, schema = self.place(detail)
+            found.setdefault(path, self._problem(path, self._text(detail, path, schema)))
+        # A list whose items failed also counts as too short: the items say it better.
+        lists = {path[:at] for path in found for at, step in enumerate(path) if type(step) is int}
+        return [problem for path, problem in found.items() if path not in lists]
+
+    def mixes(self, error: ValidationError, faulty: Iterable[Path] = ()) -> list[Problem]:
+        """The impossible mixes, those left out that rest on a faulty key."""
+        skip = len(self.prefix)
+        spoiled = {*faulty, *(problem.path[skip:] for problem in self.tree.problems)} - {()}
+        found = []
+        for detail in error.errors(include_url=False):
+            for mix in detail.get("ctx", {}).get("mixes", []):
+                paths = [_steps(path) for path in mix.paths]
+                if not any(_touch(path, bad) for path in paths for bad in spoiled):
+                    found.append(self._mix(mix, paths))
+        return found
+
+    def place(self, detail: ErrorDetails) -> tuple[Path, Schema]:
+        """The key an error is about: its location without the names of alternatives."""
+        path: Path = ()
+        schema, value = self.walk.root, self.value
+        for step in detail["loc"]:
+            if isinstance(step, int):
+                path, schema = (*path, step), self.walk.item(schema)
+                value = value[step] if isinstance(value, list) and step < len(value) else None
+                continue
+            tagged = self.walk.tagged(schema, step)
+            if tagged is not None:
+                schema = tagged
+                continue
+            child = self.walk.property(schema, step)
+            if child is None and not (isinstance(value, dict) and step in value):
+                continue
+            path, schema = (*path, step), child or {}
+            value = value.get(step) if isinstance(value, dict) else None
+        if detail["type"].startswith("union_tag"):
+            tag = str(detail.get("ctx", {}).get("discriminator", "")).strip("'")
+            return (*path, tag), schema
+        return path, schema
+
+    def _problem(self, path: Path, text: str) -> Problem:
+        full = self.prefix + path
+        return Problem(full, self.tree.line(full), text)
+
+    def _mix(self, mix: Mix, paths: list[Path]) -> Problem:
+        given = [path for path in paths if self.prefix + path in self.tree.lines]
+        return self._problem((given or paths)[0], mix.text)
+
+    def _text(self, detail: ErrorDetails, path: Path, schema: Schema) -> str:
+        kind, given = detail["type"], detail.get("input")
+        if kind == "extra_forbidden":
+            return self._unknown(path)
+        if kind == "missing":
+            return f"is missing and has no default{_example(schema)}"
+        if kind == "union_tag_not_found":
+            tags = " or ".join(self.walk.tags(schema))
+            return f"is missing, it says which keys belong here; set it to {tags}"
+        if kind == "union_tag_invalid":
+            tag = str(detail["ctx"]["tag"])[:64]
+            return f"unknown name '{tag}', {nearest(tag, self.walk.tags(schema))}"
+        if kind == "value_error":
+            return str(detail["ctx"]["error"])
+        if kind in _RANGE and len(self.walk.variants(schema)) == 1 and bounds(schema):
+            return f"must be {bounds(schema)}, got {shown(given)}{_example(schema)}"
+        if not schema:
+            return f"{detail['msg']}, got {shown(given)}"
+        return self._wrong(schema, given)
+
+    def _wrong(self, schema: Schema, given: Any) -> str:
+        wanted = describe(self.walk, schema)
+        if isinstance(given, str):
+            if "number" in wanted and _SCIENTIFIC.fullmatch(given):
+                plain = number(float(given.replace("_", "")))
+                return f"must be {wanted}, got text, for so YAML 1.1 reads {given}; write {plain}"
+            options = [c for v in self.walk.variants(schema) for c in v.get("enum", [])]
+            choices = [choice for choice in options if isinstance(choice, str)]
+            if choices:
+                return f"must be {wanted}, got {shown(given)}; {nearest(given[:64], choices)}"
+        if isinstance(given, bool) and "text" in wanted:
+            return f"must be {wanted}, got the switch {shown(given)}; put it in quotes"
+        return f"must be {wanted}, got {shown(given)}{_example(schema)}"
+
+    def _unknown(self, path: Path) -> str:
+        name = str(path[-1])[:64]
+        schema, value = self.walk.root, self.value
+        for step in path[:-1]:
+            if isinstance(step, int):
+                schema = self.walk.item(schema)
+            else:
+                schema = self.walk.property(schema, step) or {}
+            value = value[step]
+        owners = self.walk.owners(schema, name)
+        known = self.walk.keys(self.walk.chosen(schema, value))
+        if owners and name not in known:
+            return f"unknown key here, it belongs to {' and '.join(owners)}"
+        if get_close_matches(name, known, cutoff=0.75):
+            return f"unknown key, {nearest(name, known)}"
+        elsewhere = [place for place in self.walk.paths if place.rsplit(".", 1)[-1] == name]
+        if elsewhere:
+            full = ".".join([*map(str, self.prefix), elsewhere[0]])
+            return f"unknown key here, did you mean '{full}'?"
+        return f"unknown key, {nearest(name, known)}"
+
+
+def _steps(dotted: str) -> Path:
+    return tuple(int(step) if step.isdecimal() else step for step in dotted.split("."))
+
+
+def _touch(one: Path, other: Path) -> bool:
+    shared = min(len(one), len(other))
+    return one[:shared] == other[:shared]
+
+
+def _example(schema: Schema) -> str:
+    """The fix: an example where the schema has one, else what the key is for."""
+    for value in [*schema.get("examples", []), schema.get("default")]:
+        if isinstance(value, (bool, int, float)):
+            return f"; set for example {shown(value)}"
+        if isinstance(value, str) and value:
+            return f"; set for example {value}"
+        if isinstance(value, (list, dict)) and value:
+            return f"; set for example {json.dumps(value)}"
+    if schema.get("required"):
+        return f"; give it the keys it needs: {', '.join(schema['required'])}"
+    purpose = str(schema.get("description", "")).splitlines()
+    return f"; give it a value ({purpose[0].rstrip('.')})" if purpose else "; give it another value"

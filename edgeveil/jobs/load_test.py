@@ -1,0 +1,226 @@
+"""What a load test does: the keys of a scenario file and the options of `edgeveil loadtest`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from edgeveil.jobs.base import Block, Mix, Seconds, SitePath, refuse
+from edgeveil.jobs.site_blocks import BrokerUrl, PacketBytes
+
+_RUNNING = ("cloud", "token_file", "fleet", "keys")  # beside `broker`, of a running site
+VALUE_BYTES = 4  # uploads and packages are float32
+
+
+def _whole_values(count: int) -> int:
+    if count % VALUE_BYTES:
+        raise ValueError(f"must be a multiple of {VALUE_BYTES}, got {count}")
+    return count
+
+
+def _address(text: str) -> str:
+    host, colon, port = text.rpartition(":")
+    if not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536 and (host or not colon)):
+        raise ValueError(f"must be a port or HOST:PORT, got {text!r}")
+    return text
+
+
+def _as_text(value: object) -> object:
+    return str(value) if type(value) is int else value
+
+
+PortOrAddress = Annotated[
+    str, Field(max_length=260), BeforeValidator(_as_text), AfterValidator(_address)
+]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+FloatBytes = Annotated[int, Field(ge=4, le=1 << 26), AfterValidator(_whole_values)]
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+class LoadOptions(Block):
+    """One load test. The job that it runs is made from these numbers."""
+
+    devices: Count = 200
+    """Simulated devices, each with its own keys and connection."""
+    sweep: tuple[Count, ...] = Field(default=(), max_length=20)
+    """Device counts to measure one after the other, a fresh site each; takes `devices`' place."""
+    rounds: int = Field(default=3, ge=0, le=1000)
+    """Rounds to play; 0: the devices connect and are held."""
+    minutes: float | None = Field(default=None, gt=0, le=10080, examples=[30])
+    """Play rounds for so many minutes, however many they are; takes the place of `rounds`."""
+    payload_bytes: FloatBytes = 65536
+    """Bytes of noise that one device uploads in a round, a multiple of 4."""
+    package_bytes: FloatBytes = 4096
+    """Bytes of the model that the cloud broadcasts each round, a multiple of 4."""
+    rate_per_s: float | None = Field(default=None, gt=0, le=1_000_000, examples=[500])
+    """Connections opened a second; none: as fast as the broker takes them."""
+    ramp_s: float = Field(default=0, ge=0, le=86400)
+    """Seconds over which the devices connect, evenly; 0: as `rate_per_s` says."""
+    interval_s: float = Field(default=0, ge=0, le=86400)
+    """Seconds from the start of one round to the start of the next, at least; 0: at once."""
+    hold_s: float = Field(default=0, ge=0, le=86400)
+    """Seconds for which all are held connected and idle before the rounds, and measured."""
+    deadline_s: Seconds = 120.0
+    """A round's deadline."""
+    quorum: float = Field(default=1.0, gt=0, le=1)
+    """Share of the devices whose uploads close a round early."""
+    grace_s: float = Field(default=2.0, ge=0, le=3600)
+    """Seconds that a round waits for late uploads once the quorum is there."""
+    drop: Fraction = 0.0
+    """Share of the devices that go away in the middle of each round, and come back."""
+    slow: Fraction = 0.0
+    """Share of the devices on a slow link."""
+    slow_bytes_per_s: int = Field(default=16384, ge=256, le=1 << 30)
+    """What a slow link carries a second, each way."""
+    reconnect_storm: bool = False
+    """Cut all connections at once in the middle of each round."""
+    qos: Literal[0, 1] = 1
+    """MQTT quality of service of what the devices send."""
+    protocol: Literal[5, 4] = 5
+    """MQTT version: 5, or 4 for 3.1.1."""
+    packet_bytes: PacketBytes = 65536
+    """Largest MQTT packet, at every party."""
+    processes: int = Field(default=1, ge=1, le=256)
+    """Generator processes on this machine."""
+    broker: BrokerUrl | None = Field(default=None, examples=["mqtt://127.0.0.1:1883"])
+    """The edge broker; alone: cloud and proxy are started here, to measure that broker. None:
+    everything is."""
+    cloud_broker: BrokerUrl | None = Field(default=None, examples=["mqtt://127.0.0.1:1884"])
+    """With a broker alone: the broker between cloud and proxy; none: one is started here."""
+    cloud: str | None = Field(default=None, max_length=300, examples=["http://127.0.0.1:8701"])
+    """Address of the running cloud's control page."""
+    token_file: SitePath | None = None
+    """The running cloud's `http.token`."""
+    proxy_http: str | None = Field(default=None, max_length=300, examples=["http://127.0.0.1:8702"])
+    """Address of the running proxy's status page, for its processor time and memory."""
+    fleet: SitePath | None = None
+    """Keys of the devices that the running site's proxy has admitted, from `--make-fleet`."""
+    keys: SitePath | None = None
+    """Folder with the running site's `cloud.pub` and `proxy.pub`."""
+    site: SitePath | None = None
+    """Folder of a running site that `edgeveil provision` made on this machine."""
+    user: str | None = Field(default=None, min_length=1, max_length=128)
+    """One broker account for all devices, where the broker gives none to each."""
+    password_file: SitePath | None = None
+    """File whose first line is the password of `user`."""
+    tls: bool = False
+    """Devices speak TLS with the edge broker."""
+    ca: SitePath | None = None
+    """PEM file of the authorities that may vouch for the broker."""
+    cert: SitePath | None = None
+    """PEM file of a certificate that every device shows."""
+    key: SitePath | None = None
+    """PEM file of that certificate's private key."""
+    compare: Literal["raw"] | None = None
+    """`raw`: afterwards carry the same bytes through a bare relay, and print the ratio."""
+    prometheus: PortOrAddress | None = Field(default=None, examples=["9400", "0.0.0.0:9400"])
+    """Port, of this machine alone, or HOST:PORT on which live figures are served for Prometheus."""
+    out: SitePath | None = None
+    """Folder for load.json and load.html."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        refuse(_mixes(self))
+        return self
+
+    @property
+    def values(self) -> int:
+        """float32 values of one upload."""
+        return self.payload_bytes // VALUE_BYTES
+
+    @property
+    def package_values(self) -> int:
+        """float32 values of one broadcast."""
+        return self.package_bytes // VALUE_BYTES
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The device counts to measure, one or several."""
+        return self.sweep or (self.devices,)
+
+    @property
+    def starts_site(self) -> bool:
+        """Whether cloud and proxy are started here."""
+        return self.site is None and (self.broker is None or not _named(self))
+
+    @property
+    def starts_brokers(self) -> bool:
+        """Whether the brokers are started here too."""
+        return self.starts_site and self.broker is None and self.cloud_broker is None
+
+
+def _named(options: LoadOptions) -> list[str]:
+    """The keys of a running site that are given."""
+    return [name for name in _RUNNING if getattr(options, name) is not None]
+
+
+def _mixes(options: LoadOptions) -> Iterator[Mix]:
+    yield from _course_mixes(options)
+    yield from _site_mixes(options)
+    yield from _compare_mixes(options)
+
+
+def _course_mixes(options: LoadOptions) -> Iterator[Mix]:
+    if options.ramp_s and options.rate_per_s:
+        yield Mix(("ramp_s", "rate_per_s"), "both say how fast devices connect; leave one out")
+    if options.minutes is not None and options.sweep:
+        yield Mix(("minutes", "sweep"), "a sweep plays rounds, not minutes; leave one out")
+    if options.rounds == 0 and options.minutes is None and not options.hold_s:
+        yield Mix(
+            ("rounds", "hold_s"),
+            "without rounds there is nothing to measure but held connections; set hold_s",
+        )
+
+
+def _site_mixes(options: LoadOptions) -> Iterator[Mix]:
+    """What a running site needs, and what only one that is started here allows."""
+    if options.broker is not None and options.site is not None:
+        yield Mix(("broker", "site"), "both name the site to load; leave one out")
+    named = _named(options)
+    missing = [name for name in _RUNNING if name not in named]
+    if options.broker is not None and named and missing:
+        yield Mix(
+            ("broker", *missing),
+            f"a running site also needs {', '.join(missing)}; a broker alone needs none of them",
+        )
+    if options.proxy_http is not None and (options.broker is None or not named):
+        yield Mix(
+            ("proxy_http", "broker"),
+            "goes with a running site that is named by broker, cloud and the rest; leave it out",
+        )
+    if options.cloud_broker is not None and (options.broker is None or named):
+        yield Mix(("cloud_broker", "broker"), "goes with a broker alone; leave it out")
+    if options.sweep and not options.starts_site:
+        yield Mix(
+            ("sweep", "broker", "site"), "a sweep starts a fresh site for each count; name none"
+        )
+    if (options.cert is None) != (options.key is None):
+        yield Mix(("cert", "key"), "a certificate and its key go together; give both or none")
+    if options.user is not None and options.starts_brokers:
+        yield Mix(
+            ("user", "broker", "site"),
+            "a broker that is started here gives each device its account; leave user out",
+        )
+    if options.password_file is not None and options.user is None:
+        yield Mix(("password_file", "user"), "is the password of no user; set user")
+
+
+def _compare_mixes(options: LoadOptions) -> Iterator[Mix]:
+    """What the bare relay cannot be compared under."""
+    if options.compare is None:
+        return
+    if not options.starts_brokers:
+        yield Mix(
+            ("compare", "broker", "site"),
+            "the bare relay is measured on brokers that are started here; name no running site",
+        )
+    odd = [key for key in ("drop", "slow", "reconnect_storm") if getattr(options, key)]
+    if odd:
+        yield Mix(
+            ("compare", *odd),
+            f"the bare relay is compared under a steady load alone; leave out {', '.join(odd)}",
+        )
+    if options.qos == 0:
+        yield Mix(("compare", "qos"), "a bare relay may lose what is sent with QoS 0; set qos: 1")

@@ -1,0 +1,261 @@
+"""Blocks that the site files of several processes share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field
+
+from edgeveil.data.own_dealing import needs_classes
+from edgeveil.data.published import PUBLISHED
+from edgeveil.data.sources import SOURCES, brings_its_test
+from edgeveil.jobs.base import Block, Mix, PortNumber, SitePath, named_in
+from edgeveil.jobs.policy import Partition, dealing_mixes
+
+_PYTHON = re.compile(r"python:\s*[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+
+
+def _broker_url(url: str) -> str:
+    if "@" in url:  # never repeat it: it holds a password
+        raise ValueError("holds credentials; move them to username and password_file")
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise ValueError(f"'{url[:100]}' has no usable port; write mqtt://host:1883") from None
+    if parts.scheme not in ("mqtt", "mqtts") or not parts.hostname or port == 0:
+        raise ValueError(
+            f"must be mqtt://host:port or mqtts://host:port, got '{url[:100]}'; "
+            "write for example mqtt://127.0.0.1:1883"
+        )
+    if parts.path.strip("/") or parts.query or parts.fragment:
+        raise ValueError(f"must end after the port, got '{url[:100]}'; drop the rest")
+    return url
+
+
+def source_name(name: str) -> str:
+    """The name, if records can be read from it. Raises ValueError."""
+    if name.startswith("python:"):
+        if not _PYTHON.fullmatch(name):
+            raise ValueError("must be `python: module:function`, both names of Python")
+        return name
+    if name == "python":
+        raise ValueError("names no function; write `python: module:function`")
+    return named_in("data source", SOURCES)(name)
+
+
+SourceName = Annotated[str, AfterValidator(source_name)]
+BrokerUrl = Annotated[str, Field(max_length=300), AfterValidator(_broker_url)]
+PacketBytes = Annotated[int, Field(ge=4096, le=268_435_455)]
+ByteLimit = Annotated[int, Field(ge=65536, le=1 << 50)]
+MAX_SIDE = 4096  # of a picture, as it becomes a record
+Pixels = Annotated[int, Field(ge=1, le=MAX_SIDE)]
+FolderName = Annotated[str, Field(min_length=1, max_length=255)]
+
+
+class BrokerLink(Block):
+    """How to reach an MQTT broker."""
+
+    url: BrokerUrl = Field(examples=["mqtt://127.0.0.1:1883"])
+    """`mqtt://host:port`, or `mqtts://host:port` for TLS."""
+    protocol: Literal[5, 4] = 5
+    """MQTT version: 5, or 4 for 3.1.1; brokers without 5 are spoken to in 4 anyway."""
+    username: str | None = Field(default=None, min_length=1, max_length=128)
+    """User name at the broker."""
+    password_file: SitePath | None = None
+    """File whose first line is the password; read when the process starts."""
+    ca_file: SitePath | None = None
+    """PEM file of the authorities that may vouch for the broker; none: the system's."""
+    cert_file: SitePath | None = None
+    """PEM file of this client's own certificate."""
+    key_file: SitePath | None = None
+    """PEM file of that certificate's private key."""
+    keepalive_s: int = Field(default=60, ge=5, le=65535)
+    """Seconds of silence after which the link is checked."""
+    backoff_cap_s: float = Field(default=60.0, ge=0.1, le=3600)
+    """Longest pause before a lost link is tried again; each pause is drawn at random below it."""
+
+
+class Http(Block):
+    """Where the status and control pages listen."""
+
+    host: str = Field(default="127.0.0.1", min_length=1, max_length=255)
+    """Address; the default is reachable from this machine alone."""
+    port: PortNumber = 8701
+    """TCP port."""
+
+
+class ProxyHttp(Http):
+    """Where the proxy's status page listens."""
+
+    port: PortNumber = 8702
+    """TCP port."""
+
+
+class Log(Block):
+    """What a process writes to its console."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least grave level that is written."""
+    format: Literal["text", "json"] = "text"
+    """`text` to read, `json` for one object a line."""
+
+
+class Images(Block):
+    """What each picture of an image folder becomes."""
+
+    size: tuple[Pixels, Pixels] = Field(examples=[[28, 28]])
+    """Height and width; pictures of another size are scaled to it."""
+    colours: Literal["grey", "rgb"] = "grey"
+    """`grey`: records of [height, width]; `rgb`: of [3, height, width]."""
+    classes: tuple[FolderName, ...] | None = Field(
+        default=None, min_length=1, max_length=10000, examples=[["cat", "dog"]]
+    )
+    """The classes' folders, class 0 first. Needed in a site file: were it the folders that are
+    there, one could number all others. In a run, null: the folders by name, as it starts."""
+
+
+class DataFiles(Block):
+    """The files of a data source, as far as it has any."""
+
+    path: SitePath | None = None
+    """The data file; for `idx` the images; for `images` the folder with one folder for each class,
+    for published sets the folder of their files."""
+    labels_path: SitePath | None = None
+    """The labels of `idx`."""
+    label_column: str | None = Field(default=None, min_length=1, max_length=128)
+    """The label's column in `csv` and `parquet`; none: the last one."""
+    images: Images | None = None
+    """The form of the records of `images`."""
+
+
+class DataSource(DataFiles):
+    """Where records come from."""
+
+    name: str = Field(min_length=1, max_length=64, examples=["digits"])
+    """The data set's lasting name: the ledger is kept under it, jobs name it as `data.source`."""
+    source: SourceName = Field(max_length=300, examples=["digits"])
+    """`digits` (ships inside scikit-learn), `mnist`, `emnist` (Balanced), `cifar10`, `cifar100`
+    (their published files), `npz`, `csv`, `parquet`, `idx`, `images`, `python: m:function`."""
+    test_records: int | None = Field(default=None, ge=0, le=10**9)
+    """Records of the cloud's test, for digits and published sets; null: 360 of digits, of published
+    sets their test half."""
+    test_share: float | None = Field(default=None, ge=0, lt=1, examples=[0.2])
+    """Of other sources: the share held back from the devices for the cloud's test, the same at all
+    parties, each record by a hash of its own; null: none is, the cloud has a file of its own."""
+
+
+class Shard(Block):
+    """Deals one data set to several devices of a demonstration, and takes one share."""
+
+    devices: int = Field(ge=1, le=10**6, examples=[20])
+    """Shares to make."""
+    index: int = Field(ge=0, examples=[0])
+    """The share of this device, from 0."""
+    partition: Partition = Partition()
+    """How records are dealt."""
+    seed: int = Field(default=7, ge=0, lt=1 << 63)
+    """Seed of the dealing; the same on all devices of the demonstration."""
+    classes: int | None = Field(default=None, ge=1, le=10**6, examples=[10])
+    """How many classes there are, where a file of your own is dealt or disturbed by class: that may
+    not follow from its records."""
+
+
+class DeviceData(DataSource):
+    """A device's own records, which never leave it."""
+
+    shard: Shard | None = None
+    """Take one share of the data set; null: all of it."""
+
+
+def broker_mixes(link: BrokerLink, at: str) -> Iterator[Mix]:
+    """Impossible mixes of one broker block that stands at key `at`."""
+    files = {"ca_file": link.ca_file, "cert_file": link.cert_file, "key_file": link.key_file}
+    for key, path in files.items():
+        if path is not None and link.url.startswith("mqtt://"):
+            text = "is read for TLS alone but the URL says mqtt://; write mqtts://, or drop it"
+            yield Mix((f"{at}.{key}", f"{at}.url"), text)
+    if (link.cert_file is None) != (link.key_file is None):
+        given, other = ("key_file", "cert_file") if link.key_file else ("cert_file", "key_file")
+        text = f"a certificate and its private key come together; add {other}"
+        yield Mix((f"{at}.{given}", f"{at}.{other}"), text)
+    if link.password_file is not None and link.username is None:
+        text = "a password needs a user name; add username"
+        yield Mix((f"{at}.password_file", f"{at}.username"), text)
+
+
+_READERS = {
+    "labels_path": ("idx",),
+    "label_column": ("csv", "parquet"),
+    "images": ("images",),
+}
+
+
+def data_mixes(data: DataSource, at: str) -> Iterator[Mix]:
+    """Impossible mixes of one data block that stands at key `at`."""
+    source = f"{at}.source"
+    if data.path is None:
+        if data.source in ("npz", "csv", "parquet", "idx"):
+            yield Mix((source, f"{at}.path"), f"{data.source} is read from a file; add path")
+        if data.source == "images" or data.source in PUBLISHED:
+            text = f"{data.source} is read from a folder of its files; add path"
+            yield Mix((source, f"{at}.path"), text)
+    if data.source == "idx" and data.labels_path is None:
+        text = "idx keeps labels in a file of their own; add labels_path"
+        yield Mix((source, f"{at}.labels_path"), text)
+    if data.source == "images" and data.images is None:
+        text = "images needs the form of its records; add images: {size: [28, 28]}"
+        yield Mix((source, f"{at}.images"), text)
+    if data.images is not None and data.images.classes is None:
+        text = "the folders that are there may not number the classes; add classes: [cat, dog]"
+        yield Mix((f"{at}.images.classes", f"{at}.images"), text)
+    yield from held_back_mixes(data.source, data.test_records, data.test_share, at, source)
+    yield from unread_mixes(data, data.source, at, source)
+    shard = data.shard if isinstance(data, DeviceData) else None
+    if shard is not None:
+        yield from dealing_mixes(shard.partition, data.source, f"{at}.shard.partition", source)
+        yield from _class_mixes(shard, data.source, f"{at}.shard", source)
+    if shard is not None and shard.index >= shard.devices:
+        text = f"must be below shard.devices = {shard.devices}, got {shard.index}; count from 0"
+        yield Mix((f"{at}.shard.index", f"{at}.shard.devices"), text)
+
+
+def _class_mixes(shard: Shard, source: str, at: str, source_key: str) -> Iterator[Mix]:
+    """Classes that are needed, or not read."""
+    published = brings_its_test(source)
+    if shard.classes is not None and published:
+        text = f"is for files of your own, and the source is {source}; drop it"
+        yield Mix((f"{at}.classes", source_key), text)
+    if shard.classes is None and not published and needs_classes(shard.partition):
+        text = (
+            "deals or disturbs by class, and which classes there are may not follow from your own"
+            " records;"
+            f" add classes: 10 to {at}, as the job has it"
+        )
+        yield Mix((f"{at}.partition", f"{at}.classes"), text)
+
+
+def held_back_mixes(
+    source: str, records: int | None, share: float | None, at: str, source_key: str
+) -> Iterator[Mix]:
+    """A test part that is counted where it must be a share, or the other way round."""
+    if records is not None and not brings_its_test(source):
+        text = (
+            f"counts records, and of {source} a share is held back, so that one record more moves"
+            " no other; write test_share: 0.2"
+        )
+        yield Mix((f"{at}.test_records", source_key), text)
+    if share is not None and brings_its_test(source):
+        text = f"is for files of your own, and {source} counts its test; write test_records"
+        yield Mix((f"{at}.test_share", source_key), text)
+
+
+def unread_mixes(files: DataFiles, source: str, at: str, source_key: str) -> Iterator[Mix]:
+    """Keys of `files` that the source, named at `source_key`, does not read."""
+    for key, readers in _READERS.items():
+        if getattr(files, key) is not None and source not in readers:
+            text = f"is read for {' and '.join(readers)} alone, and the source is {source}"
+            yield Mix((f"{at}.{key}", source_key), f"{text}; drop it")

@@ -1,0 +1,1 @@
+"""What a job names: one table a folder, one name a file."""

@@ -1,0 +1,36 @@
+"""Equal-weight averaging (McMahan et al. 2017, with public, equal weights).
+
+Weights by record count would reveal the counts, which are private under add/remove; and uploads
+are anonymous, so no public weight of a device could be told to belong to a segment.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from edgeveil.parts.aggregation.base import Combined, RuleParameters, Uploads
+from edgeveil.parts.aggregation.mean import mean
+
+
+class FedAvgParameters(RuleParameters):
+    """The `aggregation` block of a job with `name: fedavg`."""
+
+    name: Literal["fedavg"] = "fedavg"
+    """The mean of the devices' segments, each of equal weight."""
+
+
+class FedAvg:
+    """The default."""
+
+    sums, whole, validation_records, least = True, False, 0, 1
+
+    def __init__(self, parameters: FedAvgParameters) -> None:
+        self.parameters = parameters
+
+    def counted(self, uploads: int) -> int:
+        """All of them."""
+        return uploads
+
+    def combine(self, uploads: Uploads) -> Combined:
+        """The mean."""
+        return mean(uploads.segments)

@@ -1,0 +1,72 @@
+"""Krum: the uploads that stand nearest to most others (`krum`; Blanchard et al. 2017).
+
+An upload's score is the sum of its squared L2 distances to its n − f − 2 nearest others, f being
+the number of uploads that may say anything. The k with the smallest scores are averaged: k = 1 is
+Krum, more are Multi-Krum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from edgeveil.parts.aggregation.base import Combined, RuleParameters, Uploads, blocks, mean_of
+from edgeveil.parts.aggregation.choosing import best
+
+
+class KrumParameters(RuleParameters):
+    """The `aggregation` block of a job with `name: krum`."""
+
+    name: Literal["krum"] = "krum"
+    """The mean of the k whole updates that stand nearest to the others; against poisoning."""
+    k: int = Field(default=1, ge=1, le=10**6)
+    """Updates that count: 1 is Krum, more are Multi-Krum."""
+    malicious: int = Field(default=1, ge=0, le=10**6)
+    """f: how many uploads of a round may be poisoned; 2f + 3 must come in."""
+
+
+class Krum:
+    """Needs whole updates: distances between layers of mixed devices tell of nobody."""
+
+    sums, whole, validation_records = False, True, 0
+
+    def __init__(self, parameters: KrumParameters) -> None:
+        self.parameters = parameters
+
+    @property
+    def least(self) -> int:
+        """2f + 3, and k beside the f."""
+        f, k = self.parameters.malicious, self.parameters.k
+        return max(2 * f + 3, k + f)
+
+    def counted(self, uploads: int) -> int:
+        """k."""
+        return self.parameters.k
+
+    def combine(self, uploads: Uploads) -> Combined:
+        """The mean of the k."""
+        segments = uploads.segments
+        distances = sum(map(squared_distances, segments.values()))
+        scores = krum_scores(np.asarray(distances), self.parameters.malicious)
+        return mean_of(segments, best(-scores, self.parameters.k, uploads.random_bytes))
+
+
+def squared_distances(arrays: Sequence[NDArray[np.generic]]) -> NDArray[np.float64]:
+    """(n, n) squared L2 distances between the arrays."""
+    products = np.zeros((len(arrays), len(arrays)))
+    for _, block in blocks(arrays):
+        block -= block.mean(axis=0)  # far from 0 the differences below would lose their digits
+        products += block @ block.T
+    norms = np.diagonal(products)
+    return np.maximum(norms[:, None] + norms - 2 * products, 0.0)
+
+
+def krum_scores(distances: NDArray[np.float64], malicious: int) -> NDArray[np.float64]:
+    """Per upload the sum of the n − f − 2 smallest of its distances (n, n) to others."""
+    others = np.sort(distances + np.diag(np.full(len(distances), np.inf)), axis=1)
+    scores: NDArray[np.float64] = others[:, : len(distances) - malicious - 2].sum(axis=1)
+    return scores

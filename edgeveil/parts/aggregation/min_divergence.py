@@ -1,0 +1,90 @@
+"""Minimum divergence: the uploads of a layer that turn the fewest signs (`min_divergence`).
+
+Cao et al. 2023 (text 000), algorithm 3 and equations 14 to 16. The divergence of a layer's upload
+is the share of the layer's weights whose sign it would change, zero counted positive. Per layer,
+k of n uploads are drawn without replacement with P(i) ∝ exp(-ε₃·divergence_i / 2n), or the k
+smallest are taken, and the mean of the k counts.
+
+Deviations. The text calls the draw ε₃-DP. It is not: the mean of the drawn uploads is released,
+not their indices. On noised uploads it is post-processing. As divergences lie in [0, 1], two
+weights differ by at most e^(ε₃/2n): the draw is nearly uniform unless ε₃ is of the order of n.
+A layer here is one segment; with `proxy.shuffle: whole` that is the whole update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeveil.errors import JobFailed
+from edgeveil.parts.aggregation.base import Chosen, Combined, Uploads
+from edgeveil.parts.aggregation.choosing import ChoosingParameters, Int64, best, drawn
+from edgeveil.parts.aggregation.mean import BLOCK_VALUES, mean
+from edgeveil.privacy.sampler import RandomBytes
+
+
+class MinDivergenceParameters(ChoosingParameters):
+    """The `aggregation` block of a job with `name: min_divergence`."""
+
+    name: Literal["min_divergence"] = "min_divergence"
+    """Per layer the mean of k uploads that change few signs of the global weights (text 000)."""
+
+
+class MinDivergence:
+    """Layer by layer: which device a layer came from plays no part."""
+
+    sums, whole, validation_records = False, False, 0
+
+    def __init__(self, parameters: MinDivergenceParameters) -> None:
+        self.parameters = parameters
+
+    @property
+    def least(self) -> int:
+        """k."""
+        return self.parameters.k
+
+    def counted(self, uploads: int) -> int:
+        """k."""
+        return self.parameters.k
+
+    def combine(self, uploads: Uploads) -> Combined:
+        """The mean of each layer's k. Raises JobFailed for sums, which turn no signs."""
+        if uploads.aim is None:
+            raise JobFailed("min_divergence is undefined on sums of coefficients")
+        aim, chosen = uploads.aim, {}
+        for name, arrays in uploads.segments.items():
+            turned = sign_changes(arrays, np.asarray(aim.weights[name]), change=aim.change)
+            size = np.asarray(aim.weights[name]).size
+            kept = self._choose(turned, size, uploads.random_bytes)
+            chosen[name] = Chosen(arrays, kept)
+        return mean(chosen)
+
+    def _choose(self, turned: Int64, size: int, random_bytes: RandomBytes) -> list[int]:
+        p = self.parameters
+        if p.sampling == "top_k":
+            return best(-turned, p.k, random_bytes)
+        return drawn(-turned, p.k, size, Fraction(p.epsilon_3) / len(turned), random_bytes)
+
+
+def sign_changes(
+    arrays: Sequence[NDArray[np.generic]], weights: NDArray[np.generic], *, change: bool
+) -> Int64:
+    """Per upload the number of weights whose sign it turns; equation 14 times the layer's size.
+
+    `change`: an upload is added to the weights; else it takes their place. 0 is positive.
+    """
+    flat = weights.ravel()
+    counts = np.zeros(len(arrays), np.int64)
+    for index, array in enumerate(arrays):
+        upload = np.asarray(array).ravel()
+        for start in range(0, flat.size, BLOCK_VALUES):
+            old = flat[start : start + BLOCK_VALUES].astype(np.float64)
+            new = upload[start : start + BLOCK_VALUES].astype(np.float64)
+            if change:
+                new += old
+            counts[index] += np.count_nonzero((old < 0) != (new < 0))
+    return counts

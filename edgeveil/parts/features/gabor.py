@@ -1,0 +1,180 @@
+"""The modulus of Gabor wavelets, pooled: a fixed scattering transform of first order.
+
+After Bruna and Mallat (2013), "Invariant scattering convolution networks"; nothing is learned.
+Filters and channel norms are those that the measurements of this project were made with.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from edgeveil.errors import DataError
+from edgeveil.parts.features.base import Float64, MapParameters, size_of, unit_rows, usable
+from edgeveil.parts.features.gabor_filters import LEVELS, TAP_STEPS, Filters, filters, modulus
+from edgeveil.privacy.grid import row_norms
+from edgeveil.subnormals import flushed
+
+if TYPE_CHECKING:
+    from edgeveil.parts.features.onnx_nodes import NodeList
+
+BLOCK_RECORDS = 64
+CHANNEL_FLOOR = 0.05  # keeps an empty channel from being blown up
+Float32 = NDArray[np.float32]
+
+
+class GaborParameters(MapParameters):
+    """A `gabor` entry of a job's `features`; all of it is public."""
+
+    name: Literal["gabor"]
+    """Edges of an image by direction and size: fixed Gabor wavelets, their modulus pooled."""
+    orientations: int = Field(default=8, ge=1, le=32)
+    """Directions of the wavelets, evenly spread over half a turn."""
+    scales: int = Field(default=2, ge=1, le=3)
+    """Sizes of the wavelets: wavelengths of 4, 8 and 16 pixels."""
+    pool: Literal[4, 8, 16] = 8
+    """Side of the pooling windows in pixels; they overlap by half."""
+    input_scale: float = Field(default=255.0, ge=1e-30, le=1e30, allow_inf_nan=False)
+    """Divides the raw values: the largest that a pixel can be."""
+    image: tuple[int, int] | None = Field(default=None, examples=[[8, 8]])
+    """Rows and columns of the image in a flat record; null: the record has that shape itself."""
+
+
+class Gabor:
+    """φ(x) = f/‖f‖, f the channels' pooled moduli less their mean, each over its norm.
+
+    The image is rounded to 255 levels and the filters hold integers, so that all sums up to the
+    channels' means are exact in whatever order; modulus and norms are correctly rounded.
+    """
+
+    name = "gabor"
+
+    def __init__(self, parameters: GaborParameters) -> None:
+        self.parameters = parameters
+
+    def output_dim(self, input_shape: tuple[int, ...]) -> int:
+        """Channels times pooling windows; DataError unless a record is one grey image."""
+        grid, p = self._grid(input_shape), self.parameters
+        return (1 + p.orientations * p.scales) * grid.windows
+
+    @flushed()
+    def __call__(self, x: Float32) -> Float64:
+        """Features (n, d) float64 of records (n, rows, columns)."""
+        grid, (rows, valid) = self._grid(x.shape[1:]), usable(x)
+        found = np.zeros((len(rows), self.output_dim(x.shape[1:])))
+        for start in range(0, len(rows), BLOCK_RECORDS):
+            with np.errstate(over="ignore"):
+                scaled = rows[start : start + BLOCK_RECORDS] / np.float32(
+                    self.parameters.input_scale
+                )
+            levels = np.rint(np.clip(scaled, 0, 1) * np.float32(LEVELS))
+            pooled = self._pooled(levels.reshape(-1, grid.height, grid.width), grid)
+            found[start : start + BLOCK_RECORDS] = unit_rows(self._normalised(pooled))
+        found[~valid] = 0.0
+        return found
+
+    def onnx_nodes(self, graph: NodeList, x: str, input_shape: tuple[int, ...]) -> str:
+        """The same map in float32."""
+        grid, p = self._grid(input_shape), self.parameters
+        image = graph.add("Reshape", x, graph.whole(-1, 1, grid.height, grid.width))
+        scaled = graph.add("Div", image, graph.number(p.input_scale))
+        cut = graph.add("Clip", scaled, graph.number(0.0), graph.number(1.0))
+        levels = graph.rounded(graph.add("Mul", cut, graph.number(LEVELS)))
+        below, right = grid.padded[0] - grid.height, grid.padded[1] - grid.width
+        pads = graph.whole(0, 0, grid.pad, grid.pad, 0, 0, below - grid.pad, right - grid.pad)
+        channels = [graph.add("Pad", levels, pads)]
+        for bank in self._filters():
+            channels.append(_onnx_modulus(graph, channels[0], bank, p.pool))
+        joined = graph.add("Concat", *channels, axis=1)
+        side = {"kernel_shape": [p.pool] * 2, "strides": [p.pool // 2] * 2}
+        pooled = graph.add("AveragePool", joined, **side)
+        flat = graph.add("Reshape", pooled, graph.whole(0, -1, grid.windows))
+        units = (self._units() * p.pool**2).astype(np.float32)
+        values = graph.add("Mul", flat, graph.constant(units[:, None]))
+        count = graph.number(grid.windows)
+        mean = graph.add("Div", graph.add("ReduceSum", values, graph.whole(2), keepdims=1), count)
+        centred = graph.add("Sub", values, mean)
+        squares = graph.add("Mul", centred, centred)
+        norms = graph.add("Sqrt", graph.add("ReduceSum", squares, graph.whole(2), keepdims=1))
+        divisor = graph.add("Add", norms, graph.number(CHANNEL_FLOOR))
+        even = graph.add("Div", centred, divisor)
+        return graph.unit_rows(graph.add("Reshape", even, graph.whole(0, -1)))
+
+    def _grid(self, input_shape: tuple[int, ...]) -> _Grid:
+        """How an image lies under the windows."""
+        image = self.parameters.image
+        if image is None and len(input_shape) == 3 and input_shape[0] == 1:
+            input_shape = input_shape[1:]
+        if image is not None and size_of(image) == size_of(input_shape) and min(image) > 0:
+            return _Grid(*image, self.parameters.pool)
+        if image is not None or len(input_shape) != 2:
+            raise DataError(
+                f"gabor takes one grey image a record, not the shape {list(input_shape)}"
+                + (f" as {list(image)}" if image else ""),
+                fix="use records of shape [rows, columns], or say `image: [rows, columns]`",
+            )
+        return _Grid(*input_shape, self.parameters.pool)
+
+    def _filters(self) -> tuple[Filters, ...]:
+        return filters(self.parameters.orientations, self.parameters.scales)
+
+    def _units(self) -> Float64:
+        """(channels,): what one step of a channel's pooled sum stands for."""
+        p = self.parameters
+        wavelets = np.full(p.orientations * p.scales, 1 / (LEVELS * TAP_STEPS))
+        return np.concatenate([[1 / (LEVELS * p.pool**2)], wavelets])
+
+    def _pooled(self, levels: Float32, grid: _Grid) -> Float64:
+        """Integers (n, channels, windows) of images (n, rows, columns) in whole levels.
+
+        A modulus is below 2**24 and cut to steps of pool², so sums over a window stay below 2**24.
+        """
+        padded = np.zeros((len(levels), *grid.padded), np.float32)
+        inside = padded[:, grid.pad : grid.pad + grid.height, grid.pad : grid.pad + grid.width]
+        inside[...] = levels
+        channels = [padded[:, None]]
+        steps = np.float32(self.parameters.pool**2)
+        channels += [np.rint(modulus(padded, bank) / steps) for bank in self._filters()]
+        return np.concatenate([grid.summed(channel) for channel in channels], axis=1)
+
+    def _normalised(self, pooled: Float64) -> Float64:
+        """(n, d): each channel less its mean, over its norm; both exact up to the norm."""
+        n, channels, windows = pooled.shape
+        centred = pooled * windows - pooled.sum(axis=2, keepdims=True)
+        norms = row_norms(centred.reshape(n * channels, windows)).reshape(n, channels, 1)
+        units = (self._units() / windows)[:, None]
+        even: Float64 = (centred * units) / (norms * units + CHANNEL_FLOOR)
+        return even.reshape(n, channels * windows)
+
+
+class _Grid:
+    """Pooling windows of side `pool` every pool/2 pixels over an image with a margin of pool/4."""
+
+    def __init__(self, height: int, width: int, pool: int) -> None:
+        self.height, self.width, self.pad, self.stride = height, width, pool // 4, pool // 2
+        down, across = -(-height // self.stride), -(-width // self.stride)
+        self.windows = down * across
+        self.padded = ((down + 1) * self.stride, (across + 1) * self.stride)
+
+    def summed(self, channels: Float32) -> Float64:
+        """Sums (n, c, windows) over the windows of integers (n, c, *padded)."""
+        n, c, rows, columns = channels.shape
+        s = self.stride
+        blocks = channels.reshape(n, c, rows // s, s, columns // s, s).sum(axis=(3, 5))
+        tall = blocks[:, :, :-1] + blocks[:, :, 1:]
+        sums: Float64 = (tall[..., :-1] + tall[..., 1:]).astype(np.float64)
+        return sums.reshape(n, c, self.windows)
+
+
+def _onnx_modulus(graph: NodeList, image: str, bank: Filters, pool: int) -> str:
+    """The moduli (N, orientations, …) of one scale, in whole steps of pool²."""
+    parts = []
+    for taps in (bank.even, bank.odd):
+        weights = graph.constant(taps[:, None].astype(np.float32))
+        wave = graph.add("Conv", image, weights, pads=[bank.radius] * 4)
+        parts.append(graph.add("Mul", wave, wave))
+    found = graph.add("Sqrt", graph.add("Add", *parts))
+    return graph.rounded(graph.add("Div", found, graph.number(pool**2)))

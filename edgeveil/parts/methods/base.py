@@ -1,0 +1,151 @@
+"""What a training method is: a plan of exchanges, a device half and a cloud half.
+
+An *exchange* is one broadcast and the uploads that answer it. A method's preparatory
+phases (for `fm`: centring and the quadratic) are exchanges before the training rounds.
+Devices send sums over records as named segments; the cloud sees only their mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from edgeveil.privacy.events import Event
+    from edgeveil.privacy.sampler import RandomBytes
+
+Array = NDArray[np.generic]
+Tensors = Mapping[str, NDArray[np.generic]]
+
+TRAIN = "train"
+KEPT = "kept/"  # before the name of what a device keeps to itself, among an answer's tensors
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One broadcast and its answers. `index` counts from 1 over the whole job.
+
+    `phase` is `train` for training rounds, else the preparatory phase's name; `number` is the
+    training round's number from 1, 0 in a preparatory phase. `infer` asks for softmax uploads.
+    """
+
+    index: int
+    phase: str
+    number: int
+    infer: bool = False
+
+    @property
+    def label(self) -> str:
+        """What a person reads: `centre`, `round 3`."""
+        return f"round {self.number}" if self.phase == TRAIN else self.phase
+
+
+@dataclass(frozen=True)
+class SegmentSpec:
+    """Name, shape and dtype of one uploaded tensor; public, so its size says nothing."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str  # "float32" | "float64" | "int64"
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of the raw tensor, little-endian, C order."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """One device's training (or evaluation) records: `x` (n, ...) float32, `y` (n,) int64.
+
+    Compared and hashed by identity, so that what is computed of them can be kept beside them; the
+    arrays are never changed in place.
+    """
+
+    x: NDArray[np.float32]
+    y: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A device's noised segments and the events that price them, in one hand."""
+
+    segments: Mapping[str, NDArray[np.generic]]
+    events: tuple[Event, ...]
+    kept: Mapping[str, NDArray[np.generic]] = field(default_factory=dict)
+    """What the device keeps to itself for its next round of this job; it never leaves."""
+
+
+@dataclass(frozen=True)
+class Aim:
+    """What an exchange's segments are about: the global `weights`, by the segments' names.
+
+    `change`: a segment is added to them; else it takes their place.
+    """
+
+    weights: Tensors
+    change: bool
+
+
+class DeviceMethod(Protocol):
+    """The half that runs where the records are."""
+
+    def price(self, exchange: Exchange) -> tuple[Event, ...]:
+        """The events an answer to this exchange costs. Never reads a record."""
+        ...
+
+    def answer(
+        self,
+        exchange: Exchange,
+        tensors: Tensors,
+        records: Records,
+        random_bytes: RandomBytes,
+        processor: str = "auto",
+    ) -> Answer:
+        """Noised segments for this exchange; the events equal `price(exchange)`.
+
+        `processor` is `cuda`, `mps`, `cpu`, or `auto` for the best one there is.
+        """
+        ...
+
+
+class CloudMethod(Protocol):
+    """The half that runs in the cloud; its state is a plain mapping of arrays, so it is stored."""
+
+    def plan(self) -> tuple[Exchange, ...]:
+        """All exchanges of the job, in order."""
+        ...
+
+    def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
+        """What a device uploads in this exchange (the softmax upload aside)."""
+        ...
+
+    def initial_state(self) -> dict[str, Array]:
+        """State before the first exchange."""
+        ...
+
+    def package(self, state: Tensors, exchange: Exchange) -> dict[str, Array]:
+        """Tensors broadcast to the selected devices."""
+        ...
+
+    def aim(self, state: Tensors, exchange: Exchange) -> Aim | None:
+        """The weights that this exchange's segments change; None where they are noised sums."""
+        ...
+
+    def absorb(
+        self, state: Tensors, exchange: Exchange, mean: Tensors, uploads: int
+    ) -> dict[str, Array]:
+        """State after the mean of `uploads` devices' segments, or what a rule made of them."""
+        ...
+
+    def model(self, state: Tensors) -> dict[str, Array]:
+        """Weights of the current global model, as the ONNX graph's weight inputs name them."""
+        ...

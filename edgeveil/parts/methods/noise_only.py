@@ -1,0 +1,131 @@
+"""`noise_only`: packages and uploads of chosen sizes, for tests of links and load.
+
+A device uploads fresh uniform noise. No record is read, so nothing is released of any: an answer
+has no event and costs ε = 0. Nothing is learned either; the model stays zero.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from edgeveil.errors import ProtocolError
+from edgeveil.parts.methods.base import (
+    TRAIN,
+    Aim,
+    Answer,
+    Array,
+    Exchange,
+    Records,
+    SegmentSpec,
+    Tensors,
+)
+from edgeveil.parts.methods.setting import Setting
+from edgeveil.privacy.events import Event
+from edgeveil.privacy.sampler import RandomBytes, os_random
+from edgeveil.subnormals import flushed_training
+
+PACKAGE, NOISE = "package", "noise"
+_LARGEST = 1 << 24  # values, 64 MiB
+
+
+class NoiseOnlyParameters(BaseModel):
+    """The `train` block of a job with `method: noise_only`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    method: Literal["noise_only"] = "noise_only"
+    """Pure noise in place of updates, to test links and load; reads no record, learns nothing."""
+    rounds: int = Field(default=3, ge=1, le=10_000)
+    """Rounds."""
+    values: int = Field(default=16_384, ge=1, le=_LARGEST)
+    """float32 values of one upload; 16384 are 64 KiB."""
+    package_values: int = Field(default=1024, ge=1, le=_LARGEST)
+    """float32 values of one broadcast."""
+
+
+class NoiseOnlyDevice:
+    """Device half: touches no record."""
+
+    def __init__(self, parameters: NoiseOnlyParameters, setting: Setting) -> None:
+        self.parameters = parameters
+
+    def price(self, exchange: Exchange) -> tuple[Event, ...]:
+        """Nothing."""
+        return ()
+
+    @flushed_training()
+    def answer(
+        self,
+        exchange: Exchange,
+        tensors: Tensors,
+        records: Records,
+        random_bytes: RandomBytes = os_random,
+        processor: str = "auto",
+    ) -> Answer:
+        """`noise` (values,) float32, uniform in [-1, 1]. Raises `ProtocolError` for a package of
+        wrong form."""
+        package, form = tensors.get(PACKAGE), (self.parameters.package_values,)
+        if package is None or (package.shape, str(package.dtype)) != (form, "float32"):
+            raise ProtocolError("bad_package", f"tensor '{PACKAGE}' is not float32 of shape {form}")
+        return Answer({NOISE: uniform(self.parameters.values, random_bytes)}, ())
+
+
+class NoiseOnlyCloud:
+    """Cloud half: counts uploads and keeps the mean of their values, which tends to 0."""
+
+    def __init__(self, parameters: NoiseOnlyParameters, setting: Setting) -> None:
+        self.parameters, self.setting = parameters, setting
+
+    def plan(self) -> tuple[Exchange, ...]:
+        """The rounds."""
+        every = self.setting.infer_every
+        return tuple(
+            Exchange(k, TRAIN, k, infer=every > 0 and k % every == 0)
+            for k in range(1, self.parameters.rounds + 1)
+        )
+
+    def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
+        """`noise` (values,), float32."""
+        return (SegmentSpec(NOISE, (self.parameters.values,), "float32"),)
+
+    def initial_state(self) -> dict[str, Array]:
+        """`uploads` (1,) int64 and `mean` (1,) float64 of all values so far."""
+        return {"uploads": np.zeros(1, np.int64), "mean": np.zeros(1)}
+
+    def package(self, state: Tensors, exchange: Exchange) -> dict[str, Array]:
+        """`package` (package_values,) float32, zero."""
+        return {PACKAGE: np.zeros(self.parameters.package_values, np.float32)}
+
+    def aim(self, state: Tensors, exchange: Exchange) -> Aim | None:
+        """Nothing."""
+        return None
+
+    def absorb(
+        self, state: Tensors, exchange: Exchange, mean: Tensors, uploads: int
+    ) -> dict[str, Array]:
+        """The state with so many uploads more."""
+        total, old = int(state["uploads"][0]) + uploads, float(state["mean"][0])
+        new = old + (float(mean[NOISE].mean()) - old) * uploads / total
+        return {"uploads": np.array([total], np.int64), "mean": np.array([new])}
+
+    def model(self, state: Tensors) -> dict[str, Array]:
+        """A softmax head of zeros: every class is as probable as any other."""
+        s = self.setting
+        head: dict[str, Array] = {
+            "centre": np.zeros(s.dimension, np.float32),
+            "radius": np.ones(1, np.float32),
+            "weight": np.zeros((s.dimension, s.classes), np.float32),
+        }
+        if s.kept is not None:
+            head["basis"] = np.zeros((s.feature_dimension, s.kept), np.float32)
+        return head
+
+
+def uniform(values: int, random_bytes: RandomBytes = os_random) -> NDArray[np.float32]:
+    """`values` float32 in [-1, 1], one from each 4 bytes of `random_bytes`."""
+    words = np.frombuffer(random_bytes(4 * values), "<i4")
+    return words.astype(np.float32) * np.float32(2.0**-31)

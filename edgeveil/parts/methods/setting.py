@@ -1,0 +1,81 @@
+"""What a job tells a method beside the method's own parameters; all of it is public."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from edgeveil.errors import PrivacyError
+from edgeveil.parts.features import FeatureMap
+from edgeveil.parts.features.pca import PcaParameters
+from edgeveil.parts.methods.base import CloudMethod, DeviceMethod
+from edgeveil.parts.models.network import Network
+
+if TYPE_CHECKING:
+    from edgeveil.parts.methods.updates.base import Stage
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The public facts that both halves of a method are built from.
+
+    `epsilon` and `delta` bound the whole training of one device's data set, for a device that
+    takes part in at most `max_participations` training rounds. `input_shape` is a record's,
+    `nominal_records` the public divisor per device, `devices` the number expected per round.
+    Training rounds whose number is a multiple of `infer_every` ask for softmax uploads; 0: none.
+    `projection` names the federated PCA that follows the public `features`, if any. `network` is
+    what methods that upload updates train, `stages` what these then pass through; `whole` asks
+    for an update in one segment.
+    """
+
+    epsilon: float
+    delta: float
+    max_participations: int
+    classes: int
+    input_shape: tuple[int, ...]
+    features: FeatureMap
+    nominal_records: int
+    devices: int
+    infer_every: int = 0
+    projection: PcaParameters | None = None
+    network: Network | None = None
+    stages: tuple[Stage, ...] = ()
+    whole: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("max_participations", 1),
+            ("classes", 2),
+            ("nominal_records", 1),
+            ("devices", 1),
+            ("infer_every", 0),
+        ):
+            if getattr(self, name) < least:
+                raise PrivacyError(f"{name}: must be at least {least}, got {getattr(self, name)}")
+
+    @property
+    def feature_dimension(self) -> int:
+        """D, the number of values that the public feature map gives."""
+        return self.features.output_dim(self.input_shape)
+
+    @property
+    def dimension(self) -> int:
+        """d, the number of features that the method learns on: D, or what PCA keeps of it."""
+        if self.projection is None:
+            return self.feature_dimension
+        return self.projection.output_dim(self.feature_dimension)
+
+    @property
+    def kept(self) -> int | None:
+        """d where there is a PCA, else None, as `build_graph` takes it."""
+        return None if self.projection is None else self.dimension
+
+
+@dataclass(frozen=True)
+class Method:
+    """One entry of the table of methods: its parameters (a pydantic model) and its halves."""
+
+    parameters: type[Any]
+    device: Callable[[Any, Setting], DeviceMethod]
+    cloud: Callable[[Any, Setting], CloudMethod]

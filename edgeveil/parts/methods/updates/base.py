@@ -1,0 +1,75 @@
+"""What a trainer and an update stage are: the two halves of a device's work on an update.
+
+An *update* is the change of every weight that local training made, by the weights' names. It is
+made by the method's trainer and then passes through the job's stages, in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeveil.parts.methods.base import Exchange, Records
+from edgeveil.parts.models.network import Network
+from edgeveil.privacy.events import Event
+from edgeveil.privacy.sampler import RandomBytes
+
+Update = dict[str, NDArray[np.float32]]
+Memory = dict[str, NDArray[np.generic]]
+"""What this device keeps from round to round of one job, by names of its own; never uploaded."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One training round on a device. `weights` are the global ones; `memory` may be changed."""
+
+    exchange: Exchange
+    network: Network
+    weights: Mapping[str, NDArray[np.float32]]
+    records: Records
+    memory: Memory
+    random_bytes: RandomBytes
+    processor: str
+
+
+class Trainer(Protocol):
+    """A training method's local half."""
+
+    def price(self, exchange: Exchange) -> tuple[Event, ...]:
+        """What an update of this round costs before any stage; reads no record."""
+        ...
+
+    def train(self, task: Task, start: Mapping[str, NDArray[np.float32]]) -> Update:
+        """The update against `task.weights`, trained from `start` (the same without stages)."""
+        ...
+
+
+class Stage(Protocol):
+    """One entry of a job's `update` list.
+
+    `protects`: its own events price the whole update, whatever the trainer did with the records;
+    an un-noised trainer then has no event of its own. `chooses`: it sets values to 0, and which
+    follows from what it is given. `leads`: it must stand first, beside what the trainer made.
+    `remembers`: what the device keeps follows from its upload, so that the next one tells of it.
+    """
+
+    protects: bool
+    chooses: bool
+    leads: bool
+    remembers: bool
+
+    def price(self, exchange: Exchange) -> tuple[Event, ...]:
+        """What it adds to the price; () for post-processing."""
+        ...
+
+    def start(self, task: Task) -> dict[str, NDArray[np.float32]] | None:
+        """The weights that training starts from, None for those that were broadcast."""
+        ...
+
+    def apply(self, task: Task, update: Update) -> Update:
+        """The update after this stage."""
+        ...

@@ -1,0 +1,43 @@
+"""Perceptrons with hidden layers (`mlp`, `mlp_300_100`)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from edgeveil.parts.models.base import ModelParameters
+from edgeveil.parts.models.layers import Dense, Flatten, Layer, Relu, Shape
+from edgeveil.parts.models.network import Network
+
+
+class MlpParameters(ModelParameters):
+    """The `model` block of a job with `name: mlp`."""
+
+    name: Literal["mlp"] = "mlp"
+    """Dense layers with ReLU between them."""
+    hidden: tuple[Annotated[int, Field(ge=1, le=8192)], ...] = Field(default=(128,), max_length=8)
+    """Widths of the hidden layers."""
+
+
+class Mlp300100Parameters(ModelParameters):
+    """The `model` block of a job with `name: mlp_300_100`."""
+
+    name: Literal["mlp_300_100"] = "mlp_300_100"
+    """The perceptron of text 003: dense layers of 300 and 100 units with ReLU."""
+
+    @property
+    def hidden(self) -> tuple[int, ...]:
+        """Widths of the hidden layers."""
+        return (300, 100)
+
+
+def build(
+    parameters: MlpParameters | Mlp300100Parameters, input_shape: Shape, classes: int
+) -> Network:
+    """d - hidden… - classes."""
+    layers: list[tuple[str, Layer]] = [("flat", Flatten())]
+    for number, width in enumerate(parameters.hidden, start=1):
+        layers += [(f"hidden{number}", Dense(width)), (f"relu{number}", Relu())]
+    layers.append(("output", Dense(classes)))
+    return Network(tuple(layers), input_shape, classes, parameters.input_scale)

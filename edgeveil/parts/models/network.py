@@ -1,0 +1,84 @@
+"""A trained network: a list of layers, their weights, the torch function and the ONNX graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeveil.parts.models.layers import Layer, Shape, Weight, placed
+
+if TYPE_CHECKING:
+    import torch
+
+START_SEED = 0  # of the first weights, which are public
+
+
+@dataclass(frozen=True)
+class Network:
+    """Logits of records of `input_shape`, divided by `input_scale` first.
+
+    The weights lie outside: a mapping from `layers.Weight.name`, float32.
+    """
+
+    layers: tuple[tuple[str, Layer], ...]
+    input_shape: Shape
+    classes: int
+    input_scale: float = 1.0
+
+    @cached_property
+    def weights(self) -> tuple[Weight, ...]:
+        """Names and shapes of all weights, in order. Raises DataError for impossible shapes."""
+        found: list[Weight] = []
+        for name, layer, given in placed(self.layers, self.input_shape):
+            found += layer.weights(name, given)
+        return tuple(found)
+
+    def prepare(self) -> None:
+        """Load what the layers run, before it is called inside a transform of torch.func."""
+
+    def initial(self) -> dict[str, NDArray[np.float32]]:
+        """First weights: He et al. 2015 (normal, by fan-in), the same in every job."""
+        chance = np.random.default_rng(START_SEED)
+        result = {}
+        for weight in self.weights:
+            if weight.fan_in:
+                values = chance.standard_normal(weight.shape) * np.sqrt(2 / weight.fan_in)
+            else:
+                values = np.full(weight.shape, weight.start)
+            result[weight.name] = values.astype(np.float32)
+        return result
+
+    def logits(self, weights: Mapping[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        """Logits (n, classes) of x (n, *input_shape); a pure function, for torch.func too."""
+        x = x / self.input_scale
+        for name, layer in self.layers:
+            x = layer.apply(weights, name, x)
+        return x
+
+    def graph(self) -> bytes:
+        """ONNX: `x` (N, *input_shape) and all weights in, `probabilities` (N, classes) out."""
+        from onnx import TensorProto, helper
+
+        from edgeveil.parts.features.onnx_nodes import NodeList
+        from edgeveil.parts.models.serialise import serialise
+
+        parts = NodeList()
+        x = parts.add("Div", "x", parts.number(self.input_scale))
+        for name, layer, given in placed(self.layers, self.input_shape):
+            x = layer.nodes(parts, name, x, given)
+        parts.nodes.append(helper.make_node("Softmax", [x], ["probabilities"], axis=1))
+
+        def value(name: str, shape: Sequence[int | str]) -> object:
+            return helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape))
+
+        inputs = [value("x", ["N", *self.input_shape])]
+        inputs += [value(weight.name, weight.shape) for weight in self.weights]
+        outputs = [value("probabilities", ["N", self.classes])]
+        return serialise(
+            helper.make_graph(parts.nodes, "network", inputs, outputs, parts.initializers)
+        )

@@ -1,0 +1,197 @@
+"""A model of the user's own: a torch.nn.Module from an installed Python package (`python`).
+
+The code never travels: it is installed wherever the model is trained, and runs only where that is
+allowed (`allow_python_models` of a device's policy and of the cloud's site). The job carries names
+and shapes of the weights, so that it is priced and judged without the code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from threading import Lock
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import Field, ValidationInfo, model_validator
+
+from edgeveil.errors import DataError
+from edgeveil.parts.models.base import ModelParameters
+from edgeveil.parts.models.layers import Shape, Weight
+from edgeveil.parts.models.network import START_SEED, Network
+
+if TYPE_CHECKING:
+    import torch
+
+    from edgeveil.parts.features.onnx_nodes import NodeList
+
+_CALLS = Lock()  # torch puts the weights into the module itself for a call
+_NAME = r"[A-Za-z_]\w{0,63}"
+_FUNCTION = rf"^{_NAME}(\.{_NAME})*:{_NAME}$"
+_Size = Annotated[int, Field(ge=1, le=1 << 24)]
+_Named = tuple[
+    Annotated[str, Field(pattern=r"^[A-Za-z0-9_.]{1,128}$")],
+    Annotated[tuple[_Size, ...], Field(max_length=8)],
+]
+
+
+class PythonParameters(ModelParameters):
+    """The `model` block of a job with `name: python`."""
+
+    name: Literal["python"]
+    """A torch.nn.Module of one's own, installed on the devices, whose owners allow it."""
+    function: str = Field(
+        pattern=_FUNCTION,
+        max_length=256,
+        examples=["mypackage.models:Net"],
+    )
+    """`module:function`; called without arguments it gives the module (its class does, too)."""
+    weights: tuple[_Named, ...] = Field(default=(), max_length=512)
+    """Names and shapes of the module's parameters; filled in where the job file is read."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _filled(cls, given: Any, info: ValidationInfo) -> Any:
+        """Ask the module where a job file is read; a job that comes over the wire runs nothing."""
+        given = _with_tuples(given)
+        function = given.get("function") if isinstance(given, dict) else None
+        if not isinstance(function, str) or not re.match(_FUNCTION, function, re.ASCII):
+            return given
+        if (info.context or {}).get("folder") is None:
+            return given
+        try:
+            found = loaded(function)
+        except DataError as error:
+            raise ValueError(str(error)) from error
+        weights = tuple((name, tuple(value.shape)) for name, value in found.named_parameters())
+        return {**given, "weights": weights}
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        if not self.weights:
+            raise ValueError("names no weights; submit it with edgeveil job submit")
+        return self
+
+
+def _with_tuples(given: Any) -> Any:
+    """JSON and YAML know no tuples."""
+    weights = given.get("weights") if isinstance(given, dict) else None
+    if not isinstance(weights, list):
+        return given
+    pairs = (
+        tuple(tuple(part) if isinstance(part, list) else part for part in one)
+        if isinstance(one, list)
+        else one
+        for one in weights
+    )
+    return {**given, "weights": tuple(pairs)}
+
+
+@dataclass(frozen=True)
+class Module:
+    """The user's module as one layer; its code is loaded where it is trained or exported."""
+
+    parameters: PythonParameters
+    classes: int
+
+    def output_shape(self, given: Shape) -> Shape:
+        return (self.classes,)
+
+    def weights(self, name: str, given: Shape) -> tuple[Weight, ...]:
+        return tuple(Weight(f"{name}.{one}", shape) for one, shape in self.parameters.weights)
+
+    def apply(
+        self, weights: Mapping[str, torch.Tensor], name: str, x: torch.Tensor
+    ) -> torch.Tensor:
+        from torch.func import functional_call
+
+        own = {one: weights[f"{name}.{one}"] for one, _ in self.parameters.weights}
+        module = self.loaded()
+        with _CALLS:  # devices of one process train side by side
+            found: torch.Tensor = functional_call(module, own, (x,), strict=True)
+        if found.shape != (len(x), self.classes):
+            raise self.refused(f"gives {list(found.shape[1:])} a record, not [{self.classes}]")
+        return found
+
+    def nodes(self, graph: NodeList, name: str, x: str, given: Shape) -> str:
+        """By PyTorch's exporter, the parameters as inputs of their names."""
+        from edgeveil.parts.models.python_export import exported_nodes
+
+        return exported_nodes(self, name, graph, x, given)
+
+    def loaded(self) -> torch.nn.Module:
+        """The module; DataError where it is not installed or not the one that the job means."""
+        module = loaded(self.parameters.function)
+        here = tuple((name, tuple(value.shape)) for name, value in module.named_parameters())
+        if here != self.parameters.weights:
+            raise self.refused("has other weights here than the job says", "install one version")
+        return module
+
+    def refused(self, what: str, fix: str = "correct the function") -> DataError:
+        """The error about this module."""
+        return _refused(self.parameters.function, what, fix)
+
+
+class PythonNetwork(Network):
+    """A network of one user's module, whose first weights are the module's own."""
+
+    def prepare(self) -> None:
+        """Make the module now: a transform forbids the chance that its first weights come from."""
+        for _, layer in self.layers:
+            if isinstance(layer, Module):
+                layer.loaded()
+
+    def initial(self) -> dict[str, Any]:
+        """The parameters that the function gives, with torch's seed fixed."""
+        first = {}
+        for name, layer in self.layers:
+            if isinstance(layer, Module):
+                for one, value in layer.loaded().named_parameters():
+                    first[f"{name}.{one}"] = value.detach().cpu().numpy().copy()
+        return first
+
+
+def build(parameters: PythonParameters, input_shape: Shape, classes: int) -> Network:
+    """The module alone; it gives logits."""
+    layers = (("module", Module(parameters, classes)),)
+    return PythonNetwork(layers, input_shape, classes, parameters.input_scale)
+
+
+@lru_cache(maxsize=4)
+def loaded(function: str) -> torch.nn.Module:
+    """What `module:function` gives, in eval mode. Raises DataError."""
+    import torch
+
+    module_name, _, function_name = function.partition(":")
+    try:
+        make = getattr(import_module(module_name), function_name)
+    except (ImportError, AttributeError) as error:
+        raise _refused(function, str(error), "install the module, check both names") from error
+    except Exception as error:  # of the user's code
+        raise _refused(
+            function, f"cannot be imported, {type(error).__name__}: {error}", "correct the module"
+        ) from error
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(START_SEED)
+            module = make()
+    except Exception as error:  # the user's code may raise anything
+        raise _refused(function, f"raised {type(error).__name__}: {error}") from error
+    if not isinstance(module, torch.nn.Module):
+        raise _refused(function, "did not give a torch.nn.Module")
+    wrong = [n for n, value in module.named_parameters() if value.dtype != torch.float32]
+    if wrong or not dict(module.named_parameters()):
+        raise _refused(function, "has no parameters, or some that are not float32")
+    if dict(module.named_buffers()):
+        raise _refused(
+            function,
+            "has buffers, as batch normalisation does, which mixes records",
+            "use GroupNorm or LayerNorm, and constants in place of buffers",
+        )
+    return module.eval()
+
+
+def _refused(function: str, what: str, fix: str = "correct the function") -> DataError:
+    return DataError(what, where=f"model python: {function}", fix=fix)

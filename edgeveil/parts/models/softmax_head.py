@@ -1,0 +1,115 @@
+"""A softmax head on public features: the ONNX graph and the same in numpy.
+
+z = (φ(x) - centre) / max(‖φ(x) - centre‖, radius),   probabilities = softmax(z·weight)
+
+With a PCA φ(x)·basis stands in place of φ(x).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeveil.errors import DataError
+from edgeveil.parts.features.base import FeatureMap, Float64
+from edgeveil.parts.models.serialise import serialise
+from edgeveil.privacy.grid import row_norms
+
+WEIGHTS = ("centre", "radius", "weight")
+
+
+def build_graph(
+    features: FeatureMap, input_shape: tuple[int, ...], classes: int, kept: int | None = None
+) -> bytes:
+    """The ONNX graph, with the weights as inputs.
+
+    Inputs: `x` float32 (N, *input_shape), `centre` (d,), `radius` (1,), `weight` (d, classes),
+    all float32; with `kept`, the number of features after a PCA, also `basis` (D, d = kept).
+    Output: `probabilities` float32 (N, classes). Needs the `onnx` package.
+    """
+    from onnx import TensorProto, helper, numpy_helper
+
+    from edgeveil.parts.features.onnx_nodes import NodeList
+
+    given = features.output_dim(input_shape)
+    d = given if kept is None else kept
+    parts = NodeList()
+    phi = features.onnx_nodes(parts, "x", input_shape)
+    nodes, initializers = parts.nodes, parts.initializers
+    initializers.append(numpy_helper.from_array(np.array([1], np.int64), "head.axes"))
+    if kept is not None:
+        nodes.append(helper.make_node("MatMul", [phi, "basis"], ["head.projected"]))
+        phi = "head.projected"
+    nodes += [
+        helper.make_node("Sub", [phi, "centre"], ["head.centred"]),
+        helper.make_node("Mul", ["head.centred", "head.centred"], ["head.squares"]),
+        helper.make_node("ReduceSum", ["head.squares", "head.axes"], ["head.sum"], keepdims=1),
+        helper.make_node("Sqrt", ["head.sum"], ["head.norm"]),
+        helper.make_node("Max", ["head.norm", "radius"], ["head.divisor"]),
+        helper.make_node("Div", ["head.centred", "head.divisor"], ["head.bounded"]),
+        helper.make_node("MatMul", ["head.bounded", "weight"], ["head.logits"]),
+        helper.make_node("Softmax", ["head.logits"], ["probabilities"], axis=1),
+    ]
+
+    def value(name: str, shape: list[int | str]) -> Any:
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+
+    inputs = [
+        value("x", ["N", *input_shape]),
+        value("centre", [d]),
+        value("radius", [1]),
+        value("weight", [d, classes]),
+        *([] if kept is None else [value("basis", [given, d])]),
+    ]
+    outputs = [value("probabilities", ["N", classes])]
+    graph = helper.make_graph(nodes, "softmax_head", inputs, outputs, initializers)
+    return serialise(graph)
+
+
+def bake(graph_bytes: bytes, weights: Mapping[str, NDArray[np.generic]]) -> bytes:
+    """A self-contained model: weight inputs become initializers, and `label` int64 (N,) is added.
+
+    Raises `DataError` if a weight is missing or has another shape than the graph's input.
+    """
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    graph = onnx.load_model_from_string(graph_bytes).graph
+    for given in [i for i in graph.input if i.name != "x"]:
+        shape = tuple(dim.dim_value for dim in given.type.tensor_type.shape.dim)
+        array = weights.get(given.name)
+        if array is None or array.shape != shape:
+            found = "missing" if array is None else f"of shape {array.shape}"
+            raise DataError(f"weight '{given.name}' is {found}, the graph needs {shape}")
+        values = np.ascontiguousarray(array, dtype=np.float32)
+        graph.initializer.append(numpy_helper.from_array(values, given.name))
+        graph.input.remove(given)
+    graph.node.append(helper.make_node("ArgMax", ["probabilities"], ["label"], axis=1, keepdims=0))
+    graph.output.append(helper.make_tensor_value_info("label", TensorProto.INT64, ["N"]))
+    return serialise(graph)
+
+
+def probabilities(
+    features: FeatureMap, x: NDArray[np.float32], weights: Mapping[str, NDArray[np.generic]]
+) -> Float64:
+    """The graph's output (n, classes), computed by numpy in float64."""
+    return head_probabilities(features(x), weights)
+
+
+def head_probabilities(phi: Float64, weights: Mapping[str, NDArray[np.generic]]) -> Float64:
+    """The same from features (n, D), for records that are looked at more than once."""
+    if "basis" in weights:
+        phi = phi @ weights["basis"].astype(np.float64)
+    centred = phi - weights["centre"].astype(np.float64)
+    divisor = np.maximum(row_norms(centred), float(np.ravel(weights["radius"])[0]))
+    return softmax(centred / divisor[:, None] @ weights["weight"].astype(np.float64))
+
+
+def softmax(logits: Float64) -> Float64:
+    """Softmax over the last axis of (n, c)."""
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
+    result: Float64 = powers / powers.sum(axis=1, keepdims=True)
+    return result

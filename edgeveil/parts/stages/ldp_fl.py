@@ -1,0 +1,78 @@
+"""Each weight sent as one of two values (`ldp_fl`; Sun, Qian and Chen 2021, LDP-FL, alg. 2).
+
+A weight in [c − r, c + r] becomes c + r/T or c − r/T with chances that keep its mean, T = (e^ε −
+1)/(e^ε + 1). Here c is the weight as it was broadcast, which is public, and r is one public radius;
+the text takes a range of each layer from its weights.
+
+One weight is ε-LDP. All d weights of a device follow from the same records, so an upload of all of
+them costs d·ε (`sequential`, proven, unit device). The text counts ε once for all weights, since
+the proxy mixes each weight's uploads among the devices (`parallel`, claimed: splitting hides whose
+a value is, not what all devices' values say together).
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from edgeveil.parts.methods.base import Exchange
+from edgeveil.parts.methods.setting import Setting
+from edgeveil.parts.methods.updates.base import Task, Update
+from edgeveil.parts.methods.updates.form import size_of
+from edgeveil.parts.stages.base import Plain, StageBlock, flat, shaped
+from edgeveil.privacy.events import ClaimedEvent, Event, TwoValueEvent
+from edgeveil.privacy.figures import HAIR
+from edgeveil.privacy.two_value import two_value, two_value_event
+
+
+class LdpFlParameters(StageBlock):
+    """An `ldp_fl` entry of a job's `update` list."""
+
+    name: Literal["ldp_fl"] = "ldp_fl"
+    """Send every weight as one of two values, at random."""
+    radius: float = Field(default=0.1, ge=1e-6, le=1e6)
+    """r: a weight moves by at most this much in one round."""
+    composition: Literal["sequential", "parallel"] = "sequential"
+    """`sequential`: all weights share the job's ε, proven. `parallel`: each has it, claimed."""
+
+
+class LdpFl(Plain):
+    """`privacy.epsilon` is shared among a device's rounds, and `sequential`: among its weights."""
+
+    protects = True
+
+    def __init__(self, parameters: LdpFlParameters, setting: Setting) -> None:
+        self.parameters, self._setting = parameters, setting
+
+    @cached_property
+    def event(self) -> TwoValueEvent:
+        """What one round's upload truly is. Raises PrivacyError where ε is too small."""
+        size = size_of(self._setting)
+        each = self._round_epsilon / (size if self.parameters.composition == "sequential" else 1)
+        return two_value_event("weights as one of two values", each, size)
+
+    def price(self, exchange: Exchange) -> tuple[Event, ...]:
+        """d·ε of one weight; `parallel`: the text's ε."""
+        if self.parameters.composition == "sequential":
+            return (self.event,)
+        claimed = ClaimedEvent(
+            what="weights as one of two values, ε counted once for all of them",
+            unit="device",
+            claimed_epsilon=float(self._round_epsilon),
+            source="Sun et al. 2021",
+        )
+        return (claimed,)
+
+    def apply(self, task: Task, update: Update) -> Update:
+        """Every value ±r/T."""
+        radius = self.parameters.radius
+        sent, _ = two_value(flat(update) / radius, self.event, task.random_bytes)
+        return shaped(update, np.asarray(sent * radius, np.float64))
+
+    @property
+    def _round_epsilon(self) -> Fraction:
+        return Fraction(self._setting.epsilon) * Fraction(HAIR) / self._setting.max_participations

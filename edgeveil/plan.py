@@ -1,0 +1,268 @@
+"""A job's plan: its exchanges, their segments and their prices, the same for every party.
+
+Built from the job alone, so that a device can price the whole job before it reads a record, and
+check that a manifest asks for what the job said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+
+from edgeveil.errors import ProtocolError
+from edgeveil.jobs import Job
+from edgeveil.parts.aggregation import ChoosingParameters, Rule, build_rule
+from edgeveil.parts.features import (
+    NONE,
+    Artifacts,
+    FeatureMap,
+    build_features,
+    check_backbones,
+    projection_of,
+)
+from edgeveil.parts.methods import METHODS, Setting
+from edgeveil.parts.methods.base import CloudMethod, DeviceMethod, Exchange, SegmentSpec
+from edgeveil.parts.methods.fm_released import COVARIANCE
+from edgeveil.parts.methods.updates.form import network_of
+from edgeveil.parts.methods.updates.own_code import check_own_code
+from edgeveil.parts.models import Network, build_network, runs_python
+from edgeveil.parts.models.softmax_head import build_graph
+from edgeveil.parts.stages import STAGES
+from edgeveil.privacy.events import Event, UnprotectedEvent
+from edgeveil.privacy.figures import up
+from edgeveil.privacy.policy import JobRequest, Quote, price
+from edgeveil.privacy.self_stop import exchanges_within
+from edgeveil.privacy.softmax import softmax_event
+from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Group
+from edgeveil.protocol.sealed import padded
+
+SOFTMAX = "softmax"
+_NO_EPSILON = 1.0  # stands where a job needs none: no noise is made from it, see `adds_noise`
+
+
+class JobPlan:
+    """What a job will do, exchange by exchange.
+
+    `artifacts` holds the job's backbones by SHA-256 (hex): needed to compute features and to
+    build the graph, not to price.
+    """
+
+    def __init__(self, job: Job, artifacts: Artifacts = NONE) -> None:
+        self.job, self.artifacts = job, artifacts
+        self.features: FeatureMap = build_features(job.features, artifacts)
+        asked = job.selection.devices
+        setting = Setting(
+            epsilon=job.privacy.epsilon or _NO_EPSILON,
+            delta=job.privacy.delta,
+            max_participations=job.max_participations,
+            classes=job.data.classes,
+            input_shape=job.data.input_shape,
+            features=self.features,
+            nominal_records=job.data.nominal_records,
+            devices=asked if isinstance(asked, int) else 1,
+            infer_every=job.infer_every,
+            projection=projection_of(job.features),
+            network=self._network(),
+            whole=job.proxy.shuffle == "whole",
+        )
+        stages = tuple(STAGES[entry.name].build(entry, setting) for entry in job.update)
+        self.setting = replace(setting, stages=stages)
+
+    def _network(self) -> Network | None:
+        data, model = self.job.data, self.job.model
+        return build_network(model, data.input_shape, data.classes) if model else None
+
+    def graph(self) -> bytes:
+        """The job's ONNX graph, its weights as inputs; DataError without the job's backbones."""
+        setting, data = self.setting, self.job.data
+        if setting.network is not None:
+            return setting.network.graph()
+        return build_graph(self.features, data.input_shape, data.classes, setting.kept)
+
+    def check_own_code(self) -> None:
+        """Raise DataError unless the user's own model can be trained; runs its code."""
+        if runs_python(self.job.model):
+            check_own_code(network_of(self.setting), self.job.train)
+
+    def check_backbones(self) -> None:
+        """Raise DataError unless each backbone is here, plain layers, and as the job says."""
+        check_backbones(self.job.features, self.artifacts)
+
+    @cached_property
+    def cloud(self) -> CloudMethod:
+        """The method's cloud half."""
+        return METHODS[self.job.train.method].cloud(self.job.train, self.setting)
+
+    @cached_property
+    def device(self) -> DeviceMethod:
+        """The method's device half."""
+        return METHODS[self.job.train.method].device(self.job.train, self.setting)
+
+    @cached_property
+    def rule(self) -> Rule:
+        """How the cloud combines uploads."""
+        return build_rule(self.job.aggregation)
+
+    @cached_property
+    def planned(self) -> tuple[Exchange, ...]:
+        """All exchanges that the method asks for, the preparatory ones first."""
+        return self.cloud.plan()
+
+    @cached_property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """The planned exchanges, without those past `privacy.stop`, which never begin.
+
+        Raises PrivacyError where that rule meets a price that is not proven.
+        """
+        stop = self.job.privacy.stop
+        if stop is None:
+            return self.planned
+        prices = (self._training_price(exchange) for exchange in self.planned)
+        return self.planned[: exchanges_within(prices, stop.epsilon, stop.delta)]
+
+    @property
+    def rounds(self) -> int:
+        """Training rounds that will be run: the job's, or fewer with `privacy.stop`."""
+        return max((exchange.number for exchange in self.exchanges), default=0)
+
+    @property
+    def stop_note(self) -> str:
+        """What a person reads of a job that `privacy.stop` ends before its last round, or ""."""
+        if self.rounds == self.job.rounds:
+            return ""
+        return f"stopped by privacy.stop after round {self.rounds} of {self.job.rounds}"
+
+    def exchange(self, index: int) -> Exchange:
+        """The exchange of a wire round; raises ProtocolError `unknown_round`."""
+        if not 1 <= index <= len(self.exchanges):
+            raise ProtocolError("unknown_round")
+        return self.exchanges[index - 1]
+
+    def recalled(self, exchange: Exchange) -> tuple[Exchange, ...]:
+        """Earlier exchanges whose answer this one builds on: with `ldp_pca` the covariance."""
+        projection = self.setting.projection
+        if projection is None or projection.name != "ldp_pca":
+            return ()
+        return tuple(e for e in self.exchanges[: exchange.index - 1] if e.phase == COVARIANCE)
+
+    def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
+        """What may be uploaded, the softmax last."""
+        specs = self.cloud.segments(exchange)
+        if exchange.infer:
+            specs += (SegmentSpec(SOFTMAX, self._softmax_shape, "float64"),)
+        return specs
+
+    def groups(self, exchange: Exchange) -> tuple[Group, ...]:
+        """The same as the manifest states it: names and public sizes."""
+        return tuple(Group(s.name, padded(s.byte_count)) for s in self.segments(exchange))
+
+    @cached_property
+    def upload_bytes(self) -> int:
+        """The most that one device uploads in one exchange."""
+        groups = [self.groups(exchange) for exchange in self.exchanges]
+        return max(sum(g.padded_bytes + SEAL_OVERHEAD_BYTES for g in of) for of in groups)
+
+    # --- prices ---
+
+    @cached_property
+    def adds_noise(self) -> bool:
+        """Whether training adds noise at all, so that `privacy.epsilon` means something.
+
+        Raises PrivacyError where that noise cannot be made for the job's ε.
+        """
+        events = (event for e in self.planned for event in self.device.price(e))
+        return not all(isinstance(event, UnprotectedEvent) for event in events)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person should read of the job's ε before it runs."""
+        quote, given = self.quote(), self.job.privacy.epsilon
+        found = [
+            f"{which} {guarantee}"
+            for which, guarantee in (("training:", quote.training), ("inference:", quote.inference))
+            if guarantee.notes
+        ]
+        if given is not None and not self.adds_noise:
+            found.append(
+                f"privacy.epsilon: {given:g} means nothing here, for training with method "
+                f"'{self.job.train.method}' adds no noise; leave it out"
+            )
+        return tuple(found)
+
+    @property
+    def softmax_epsilon(self) -> float | None:
+        """ε asked for one softmax upload; None where it is sent without noise."""
+        encrypt = self.job.encrypt
+        if encrypt.privacy_eval_type == "NOT_ENCRYPT" or encrypt.laplace_eval is None:
+            return None
+        return encrypt.laplace_eval.laplace_eval_eps
+
+    @property
+    def softmax_samples(self) -> int | None:
+        """Rows of one `per_sample` upload; None where the job asks for a mean."""
+        wanted = self.job.unsupervised
+        return wanted.samples_per_device if wanted.upload == "per_sample" else None
+
+    @property
+    def _softmax_shape(self) -> tuple[int, ...]:
+        classes, samples = self.job.data.classes, self.softmax_samples
+        return (classes,) if samples is None else (samples, classes)
+
+    def softmax_event(self) -> Event:
+        """The price of one softmax upload."""
+        return softmax_event(
+            self.job.data.classes,
+            self.softmax_epsilon,
+            sensitivity=self.job.encrypt.laplace_eval_sensitivity,
+            samples=self.softmax_samples,
+        )
+
+    def events(self, *, trains: bool = True, until: int | None = None) -> tuple[Event, ...]:
+        """Everything one device is asked for at most, up to exchange `until` (None: the job)."""
+        result: list[Event] = []
+        for exchange in self.exchanges[:until]:
+            if trains:
+                result += self._training_price(exchange)
+            if exchange.infer:
+                result.append(self.softmax_event())
+        return tuple(result)
+
+    def _training_price(self, exchange: Exchange) -> tuple[Event, ...]:
+        """The training events of a device that takes part as early and as often as it may."""
+        if exchange.number > self.job.max_participations:
+            return ()
+        return self.device.price(exchange)
+
+    @property
+    def aggregation_note(self) -> str:
+        """What a person reads of a rule that draws uploads, as texts price it, or ""."""
+        rule = self.job.aggregation
+        if not isinstance(rule, ChoosingParameters) or rule.sampling != "exponential":
+            return ""
+        events = (event for exchange in self.planned for event in self.device.price(exchange))
+        cost = (
+            "the uploads are noised, so to the records it costs nothing"
+            if all(event.status == "proven" for event in events)
+            else "it protects no record, and the uploads have no proven guarantee either"
+        )
+        each, total = up(rule.epsilon_3), up(rule.epsilon_3 * self.rounds)
+        return (
+            f"aggregation '{self.job.aggregation.name}' draws at ε₃ = {each} a round, {total} in"
+            f" all, as texts claim it, unproven; {cost}"
+        )
+
+    def request(self, job_id: str, *, trains: bool = True) -> JobRequest:
+        """What the ledger reserves."""
+        return JobRequest(job_id, self.job.privacy.delta, self.events(trains=trains))
+
+    def quote(self, until: int | None = None) -> Quote:
+        """The planned price up to exchange `until` (None: the whole job, its two guarantees).
+
+        Up to an exchange it is progress, no guarantee for a job that ends there: see `spent`.
+        """
+        return price(self.events(until=until), self.job.privacy.delta)
+
+    def spent(self, until: int | None = None) -> Quote:
+        """The two guarantees of a job that asked for nothing past exchange `until` (None: all)."""
+        request = self.request("")
+        return price(request.counted(self.events(until=until)), request.delta)

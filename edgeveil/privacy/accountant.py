@@ -1,0 +1,280 @@
+"""Prices: Gaussian DP for Gaussian events, exact sums for pure ε, and their mixtures.
+
+Sources: Dong, Roth and Su, "Gaussian Differential Privacy" (2022), cor. 2.13 (δ(ε)) and
+cor. 3.3 (μ² adds up, adaptively too); Balle and Wang (2018), thm 8, for the same δ(ε). The
+discreteness of the noise costs (1 + e^ε)·Σ coordinates·TV, TV <= 1/(16σ²); the proof is in
+`docs/privacy.md`. Mixtures of the two, and sampled steps: `mixtures.py` and `moments.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from functools import lru_cache
+
+from edgeveil.errors import PrivacyError
+from edgeveil.privacy.events import (
+    ClaimedEvent,
+    Event,
+    GaussianEvent,
+    NoisyEvent,
+    PureEvent,
+    SampledGaussianEvent,
+    Status,
+    Unit,
+    UnprotectedEvent,
+    for_one_record,
+)
+from edgeveil.privacy.figures import ROUND_UP
+from edgeveil.privacy.guarantee import Guarantee
+from edgeveil.privacy.mixtures import Curve, Sampled, mixture_curve
+from edgeveil.privacy.moments import (
+    added,
+    delta_at,
+    gaussian_moments,
+    log_moments,
+    pure_moments,
+    times,
+)
+
+FINEST_SIGMA_BITS = 20  # coarser Gaussian noise is not priced as Gaussian DP
+LARGEST_EPSILON = 700.0
+
+
+def discreteness_tv(event: NoisyEvent) -> float:
+    """Bound on the total variation between the noise and a rounded Gaussian, all that is drawn.
+
+    Raises `PrivacyError` below σ = 2**20 steps.
+    """
+    if event.finest_sigma_squared < 1 << (2 * FINEST_SIGMA_BITS):
+        raise PrivacyError(
+            f"{event.what}: noise of {event.sigma_steps:.3g} steps is too coarse to price",
+            fix=f"use a finer grid (at least 2^{FINEST_SIGMA_BITS} steps)",
+        )
+    drawn = event.coordinates * (event.steps if isinstance(event, SampledGaussianEvent) else 1)
+    return drawn / (16.0 * event.finest_sigma_squared)
+
+
+def gaussian_delta(epsilon: float, mu: float) -> float:
+    """δ(ε) of μ-GDP: Φ(-ε/μ + μ/2) - e^ε·Φ(-ε/μ - μ/2), rounded up where e^ε overflows."""
+    if mu == 0:
+        return 0.0
+    first = _phi(-epsilon / mu + mu / 2)
+    if epsilon > LARGEST_EPSILON:
+        return first
+    second = math.exp(epsilon) * _phi(-epsilon / mu - mu / 2)
+    return max(0.0, first - second) + 1e-12 * first
+
+
+def total_mu(events: Iterable[GaussianEvent]) -> float:
+    """μ of the composition: the root of the sum of squares."""
+    return math.sqrt(math.fsum(event.mu**2 for event in events))
+
+
+def mu_for(epsilon: float, delta: float) -> float:
+    """The largest μ (to 1e-12, rounded down) whose Gaussian-DP curve passes (ε, δ)."""
+    _check(epsilon, delta)
+    low, high = 0.0, 1.0
+    while gaussian_delta(epsilon, high) <= delta:
+        low, high = high, 2 * high
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        if gaussian_delta(epsilon, middle) <= delta:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def epsilon(events: Iterable[Event], delta: float) -> Guarantee:
+    """(ε, δ) of releasing all `events` on the same data, one unit for all of them.
+
+    Gaussian and pure-ε events together cost the lesser of basic composition and, where the
+    library for it is installed, the composition of their privacy-loss distributions: both are
+    proven. Where steps are sampled, log moments stand in for basic composition. No events cost
+    ε = 0. A claimed or unprotected event leaves no proven guarantee: ε is infinite or, if all
+    others are claimed, the claimed sum. Raises `PrivacyError` for mixed units.
+    """
+    listed = tuple(events)
+    units = {event.unit for event in listed}
+    if len(units) > 1:
+        raise PrivacyError("events of different units have no common ε; price each unit alone")
+    unit: Unit = units.pop() if units else "record"
+    pure = Counter(e.epsilon for e in listed if isinstance(e, PureEvent) and e.epsilon)
+    claimed = math.fsum(e.claimed_epsilon for e in listed if isinstance(e, ClaimedEvent))
+    noisy = Counter(e for e in listed if isinstance(e, NoisyEvent))
+    proven = _sum_up(sum((e * n for e, n in pure.items()), Fraction(0)))
+    if noisy:
+        tv = math.fsum(n * discreteness_tv(event) for event, n in noisy.items())
+        groups, steps = frozenset(pure.items()), _sampled(noisy)
+        mu = math.sqrt(math.fsum(n * _squared_mu(event) for event, n in noisy.items()))
+        if steps:
+            proven = _with_sampled(mu, tv, delta, groups, steps)
+        else:
+            proven = _with_gaussians(mu, tv, delta, proven, groups)
+    total = math.nextafter(proven + claimed, math.inf) if claimed else proven
+    status: Status = weakest(event.status for event in listed)
+    if any(isinstance(event, UnprotectedEvent) for event in listed):
+        total = math.inf
+    spent = delta if noisy else 0.0
+    return Guarantee(total, spent, unit, status, _among_others(listed, delta, total))
+
+
+def _among_others(events: tuple[Event, ...], delta: float, whole: float) -> float | None:
+    """`Guarantee.among_others`; where the grid leaves none, by moments, which hold on any."""
+    if not any(isinstance(e, GaussianEvent) and e.unit == "device" for e in events):
+        return None
+    each = [for_one_record(event) for event in events]
+    try:
+        return max(whole, epsilon(each, delta).epsilon)
+    except PrivacyError:
+        known = [moments for event in each if (moments := log_moments(event)) is not None]
+        if len(known) < len(each):
+            return math.inf
+        together = added(known)
+        return _least_epsilon(lambda e: delta_at(e, together), 0.0, delta)
+
+
+def pure_epsilon(events: Iterable[Event]) -> Fraction:
+    """The exact sum of pure ε; raises `PrivacyError` if one has none."""
+    total = Fraction(0)
+    for event in events:
+        if not isinstance(event, PureEvent):
+            raise PrivacyError(f"'{event.what}' has no pure ε")
+        total += event.epsilon
+    return total
+
+
+def weakest(statuses: Iterable[Status]) -> Status:
+    """`none` before `claimed` before `proven`."""
+    found = set(statuses)
+    if "none" in found:
+        return "none"
+    return "claimed" if "claimed" in found else "proven"
+
+
+def _sum_up(exact: Fraction) -> float:
+    return math.nextafter(float(exact), math.inf) if exact else 0.0
+
+
+@lru_cache(maxsize=256)
+def _with_gaussians(
+    mu: float, tv: float, delta: float, pure: float, groups: frozenset[tuple[Fraction, int]]
+) -> float:
+    """ε of a μ-GDP release whose noise is off by `tv`, beside pure releases of sum `pure`.
+
+    Basic composition, or less. Raises `PrivacyError` if there is no finite ε.
+    """
+    alone = _finite(_least_epsilon(lambda e: gaussian_delta(e, mu), tv, delta), delta)
+    if not pure:
+        return alone
+    basic = math.nextafter(pure + alone, math.inf)
+    curve = mixture_curve(mu, dict(groups)) if mu and basic <= LARGEST_EPSILON else None
+    return min(basic, _least_epsilon(curve, tv, delta, alone)) if curve else basic
+
+
+@lru_cache(maxsize=256)
+def _with_sampled(
+    mu: float,
+    tv: float,
+    delta: float,
+    groups: frozenset[tuple[Fraction, int]],
+    sampled: frozenset[Sampled],
+) -> float:
+    """ε of sampled steps beside a μ-GDP release and pure ones; all noise is off by `tv`.
+
+    By log moments, which the discrete noise itself keeps to, or less by loss distributions.
+    Raises `PrivacyError` if there is no finite ε.
+    """
+    moments = added(
+        [
+            gaussian_moments(mu),
+            *[times(pure_moments(math.nextafter(float(e), math.inf)), n) for e, n in groups],
+            *[steps.moments for steps in sampled],
+        ]
+    )
+    high = _finite(_least_epsilon(lambda e: delta_at(e, moments), 0.0, delta), delta)
+    curve = mixture_curve(mu, dict(groups), sampled)
+    if curve is None or curve(high) + (1 + math.exp(high)) * tv > delta:
+        return high
+    low = 0.0
+    while high - low > 1e-7 * high:  # whatever the curve's form, it holds at `high`
+        middle = (low + high) / 2
+        if curve(middle) + (1 + math.exp(middle)) * tv <= delta:
+            high = middle
+        else:
+            low = middle
+    return high * ROUND_UP
+
+
+def _squared_mu(event: NoisyEvent) -> float:
+    """μ² of a release that takes every record; 0 of one that samples."""
+    if isinstance(event, GaussianEvent):
+        return event.mu**2
+    return event.steps * event.mu**2 if event.sampling_probability == 1 else 0.0
+
+
+def _sampled(noisy: Mapping[NoisyEvent, int]) -> frozenset[Sampled]:
+    """The sampled steps, those that are alike together."""
+    steps: Counter[tuple[float, float]] = Counter()
+    for event, count in noisy.items():
+        if isinstance(event, SampledGaussianEvent) and event.sampling_probability < 1:
+            steps[event.sampling_probability, event.mu] += count * event.steps
+    return frozenset(Sampled(q, mu, count) for (q, mu), count in steps.items())
+
+
+def _finite(value: float, delta: float) -> float:
+    """`value`, for a δ that may be asked for and an ε that was found."""
+    if not 0 < delta < 1:
+        raise PrivacyError(f"privacy.delta: must be in (0, 1), got {delta}")
+    if value == math.inf:
+        raise PrivacyError(
+            f"no finite ε at δ = {delta}: too much is released, or the grid is too coarse",
+            fix="raise delta or add noise",
+        )
+    return value
+
+
+def _least_epsilon(curve: Curve, tv: float, delta: float, start: float = 0.0) -> float:
+    """The least ε found from `start` on with δ(ε) + (1 + e^ε)·TV <= δ, rounded up; else infinite.
+
+    The left side falls, then rises. Any ε that satisfies it is valid; the search steps up to
+    the first one on a 5 % grid and bisects below it.
+    """
+
+    def holds(candidate: float) -> bool:
+        return curve(candidate) + (1 + math.exp(candidate)) * tv <= delta
+
+    if holds(start):
+        return start
+    low, high = start, max(start, 2.0**-10)
+    while not holds(high):
+        low, high = high, high * 1.05
+        if high > LARGEST_EPSILON:
+            return math.inf
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        if holds(middle):
+            high = middle
+        else:
+            low = middle
+    return high * ROUND_UP
+
+
+def _phi(x: float) -> float:
+    return 0.5 * math.erfc(-x / math.sqrt(2))
+
+
+def _check(epsilon_: float, delta: float) -> None:
+    if not 0 < epsilon_ <= LARGEST_EPSILON:
+        raise PrivacyError(
+            f"ε must be in (0, {LARGEST_EPSILON:g}], got {epsilon_:g}",
+            where="privacy.epsilon",
+            fix="set for example 8",
+        )
+    if not 0 < delta < 1:
+        raise PrivacyError(
+            f"δ must be in (0, 1), got {delta:g}", where="privacy.delta", fix="set for example 1e-5"
+        )

@@ -1,0 +1,101 @@
+"""What a shuffle earns: the clone bound, for pure local DP of whole devices.
+
+**Theorem** (Feldman, McMillan, Talwar 2021, "Hiding Among the Clones", thm 3.1 and 3.2). n devices
+each send one message by an ε₀-DP randomiser of their whole data (any two data sets), chosen
+adaptively, and somebody trusted permutes the messages. For two inputs that differ in one device,
+what is seen is post-processing of P = (A + Δ, C − A + 1 − Δ) against Q = (A + 1 − Δ, C − A + Δ);
+C ~ Bin(n − 1, e^(−ε₀)), A ~ Bin(C, ½), Δ ~ Bern(e^ε₀/(e^ε₀ + 1)). So it is (ε, δ)-DP with
+δ = Σ_c P[C = c]·(P[X ≥ x] − e^ε·Q[X ≥ x]), X the first count and x where its likelihood ratio
+passes e^ε. Swapping the two counts shows that the other direction is the same.
+
+All segments of a device are one message: their ε add up before. A proxy that permutes each segment
+group alone shows the cloud less than that. It says nothing about uploads that are DP per record
+only, or with Gaussian noise, and nothing against a proxy that colludes with the cloud.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeveil.errors import PrivacyError
+
+LARGEST_EPSILON = 60.0  # of one upload: beyond, hardly a clone is among any number of devices
+_TAIL = 1e-4  # share of δ for counts of clones that are not summed over
+_ROUNDING = 1e-12  # relative, of the tails of binomial distributions in float64
+_STEPS = 60
+
+
+def clone_epsilon(local_epsilon: float, devices: int, delta: float) -> float:
+    """ε at `delta` of `devices` shuffled uploads, each `local_epsilon`-DP alone; never above it.
+
+    Raises PrivacyError for no device, or a δ outside (0, 1).
+    """
+    if devices < 1 or not 0 < delta < 1 or not local_epsilon >= 0:
+        raise PrivacyError("amplification needs a device, an ε >= 0 and a δ in (0, 1)")
+    if devices == 1 or not 0 < local_epsilon <= LARGEST_EPSILON:
+        return local_epsilon
+    counts, chances, left_out = _clones(local_epsilon, devices, delta)
+    low, high = 0.0, local_epsilon
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        found = clone_delta(middle, local_epsilon, counts, chances) + left_out
+        low, high = (low, middle) if found <= delta else (middle, high)
+    return high
+
+
+def clone_delta(
+    epsilon: float,
+    local_epsilon: float,
+    counts: NDArray[np.int64],
+    chances: NDArray[np.float64],
+) -> float:
+    """δ(ε) of P against Q, rounded up, for C = `counts` with these `chances`."""
+    from scipy.stats import binom
+
+    high = 1 / (1 + math.exp(-local_epsilon))
+    # P(x)/Q(x) > e^ε where x/(c + 1) is above `edge`.
+    edge = (math.exp(epsilon) * high - (1 - high)) / ((2 * high - 1) * (1 + math.exp(epsilon)))
+    least = np.floor(edge * (counts + 1) * (1 - 1e-12)) + 1
+    with_it, without = binom.sf(least - 2, counts, 0.5), binom.sf(least - 1, counts, 0.5)
+    p = high * with_it + (1 - high) * without
+    q = (1 - high) * with_it + high * without
+    each = np.maximum(p - math.exp(epsilon) * q, 0) + _ROUNDING * p
+    return float(chances @ each)
+
+
+def composed(epsilon: float, delta: float, times: int, delta_left: float) -> tuple[float, float]:
+    """(ε, δ) of `times` releases, each (ε, δ)-DP, adaptively chosen.
+
+    The lesser of the plain sum and advanced composition with `delta_left` more δ (Dwork, Rothblum,
+    Vadhan 2010).
+    """
+    plain = times * epsilon
+    spread = epsilon * math.sqrt(2 * times * math.log(1 / delta_left))
+    advanced = spread + times * epsilon * math.expm1(min(epsilon, LARGEST_EPSILON))
+    return (plain, times * delta) if plain <= advanced else (advanced, times * delta + delta_left)
+
+
+def shuffled_epsilon(local_epsilon: float, devices: int, times: int, delta: float) -> float:
+    """ε at `delta` of `times` rounds, each with at least `devices` shuffled uploads.
+
+    Half of δ goes to the rounds, half to their composition. Never above `times`·`local_epsilon`.
+    """
+    one = clone_epsilon(local_epsilon, devices, delta / (2 * times))
+    found, _ = composed(one, delta / (2 * times), times, delta / 2)
+    return min(found, times * local_epsilon)
+
+
+def _clones(
+    local_epsilon: float, devices: int, delta: float
+) -> tuple[NDArray[np.int64], NDArray[np.float64], float]:
+    """The likely numbers of clones, their chances, and the chance of all others."""
+    from scipy.stats import binom
+
+    n, p = devices - 1, math.exp(-local_epsilon)
+    low = int(binom.ppf(delta * _TAIL, n, p)) - 1
+    high = int(binom.isf(delta * _TAIL, n, p)) + 1
+    counts = np.arange(max(low, 0), min(high, n) + 1, dtype=np.int64)
+    return counts, np.asarray(binom.pmf(counts, n, p)), 2 * delta * _TAIL

@@ -1,0 +1,137 @@
+"""Noise that is derived, not drawn: the same question over the same records has the same answer.
+
+A device's noise is a pseudo-random function of the question and of the exact sum it hides, under a
+key that follows from the ledger's (`docs/privacy.md`, "Derived noise"). So a ledger put back from a
+backup, a copy of the whole box, or a crash between drawing and recording bring no second draw for
+one question, whose average with the first would hide less than was paid for.
+
+    question key  = HMAC-SHA256(noise key, label, data set, job, exchange, package digest)
+    samples       = ChaCha20(HMAC-SHA256(question key, label))
+    noise on sum  = ChaCha20(HMAC-SHA256(question key, label, draw, law, type, shape, the sum))
+
+Each mechanism binds its stream to its sum itself, by `bound`. Streams that are not derived, the
+operating system's and the seeded ones of simulations and tests, pass through as they are.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from numpy.typing import NDArray
+
+from edgeveil.crypto import NoiseKey, labels
+from edgeveil.errors import PrivacyError
+from edgeveil.privacy.event_codec import to_dict
+from edgeveil.privacy.events import Event
+from edgeveil.privacy.sampler import RandomBytes, SampleBytes
+
+KEY_BYTES = 32
+_NONCE = bytes(16)  # a key has one stream
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a device is asked. `package_digest`: SHA-256 of the opened package, 32 bytes."""
+
+    dataset: str
+    job_id: str
+    exchange: int
+    package_digest: bytes
+
+
+NoiseFor = Callable[[Question], RandomBytes]
+"""Where a device's chance for the answer to one question comes from."""
+
+
+def noise_from(key: NoiseKey) -> NoiseFor:
+    """A device's own: derived from `key`."""
+    return lambda question: DerivedRandom(question_key(key, question))
+
+
+def question_key(key: NoiseKey, question: Question) -> bytes:
+    """The key, 32 bytes, of all chance in the answer to one question."""
+    message = labels.context(
+        labels.NOISE_QUESTION,
+        question.dataset.encode(),
+        question.job_id.encode(),
+        question.exchange.to_bytes(8, "big"),
+        question.package_digest,
+    )
+    return hmac.digest(key.to_bytes(), message, "sha256")
+
+
+class DerivedRandom(SampleBytes):
+    """All chance in one answer, from its question's key (32 bytes), the same at every making.
+
+    Called, it gives the bytes of secret samples, places and orders. Noise is not drawn from it but
+    from `bound`. For one answer in one thread: the draws are counted. Raises PrivacyError for a
+    key of another length.
+    """
+
+    def __init__(self, question_key: bytes) -> None:
+        if len(question_key) != KEY_BYTES:
+            raise PrivacyError(f"a question's key has {KEY_BYTES} bytes, got {len(question_key)}")
+        self._key, self._draws = bytes(question_key), 0
+        self._samples: _Keystream | None = None  # most answers need none
+
+    def __call__(self, count: int) -> bytes:
+        if self._samples is None:
+            label = labels.separated(labels.NOISE_SAMPLES)
+            self._samples = _Keystream(hmac.digest(self._key, label, "sha256"))
+        return self._samples(count)
+
+    def __repr__(self) -> str:
+        return "DerivedRandom(hidden)"
+
+    def to_bytes(self) -> bytes:
+        """The question's key, for a process that answers in this one's place."""
+        return self._key
+
+    def bound(self, law: Event | str, total: NDArray[np.generic]) -> RandomBytes:
+        """The stream of the next draw, for noise by `law` on `total`; independent of all others."""
+        little = np.ascontiguousarray(total, total.dtype.newbyteorder("<"))
+        head = labels.context(
+            labels.NOISE_SUM,
+            self._draws.to_bytes(8, "big"),
+            _named(law),
+            little.dtype.str.encode(),
+            str(total.shape).encode(),
+        )
+        self._draws += 1
+        mac = hmac.new(self._key, head, "sha256")
+        mac.update(little.tobytes())  # its length follows from type and shape
+        return _Keystream(mac.digest())
+
+
+def bound(random_bytes: RandomBytes, law: Event | str, total: NDArray[np.generic]) -> RandomBytes:
+    """Where the noise that `law` states on the exact `total` is drawn from.
+
+    `law` must name everything that the noise follows from but its bytes: two laws on one stream of
+    bytes would give noises of which each tells the other.
+    """
+    if isinstance(random_bytes, DerivedRandom):
+        return random_bytes.bound(law, total)
+    return random_bytes
+
+
+@lru_cache(maxsize=64)
+def _named(law: Event | str) -> bytes:
+    """The law as it is hashed; one event prices many draws."""
+    named = law if isinstance(law, str) else json.dumps(to_dict(law), sort_keys=True)
+    return named.encode()
+
+
+class _Keystream:
+    """ChaCha20: as fast on processors without AES instructions, and in constant time on all."""
+
+    def __init__(self, key: bytes) -> None:
+        self._cipher = Cipher(algorithms.ChaCha20(key, _NONCE), mode=None).encryptor()
+
+    def __call__(self, count: int) -> bytes:
+        return self._cipher.update(bytes(count))

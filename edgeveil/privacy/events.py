@@ -1,0 +1,281 @@
+"""What was released: frozen facts that the accountant prices.
+
+An event states the mathematics (sensitivity and noise in integer steps), not a price. It is
+plain data: `event_codec` carries it over the wire and into the ledger.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Literal
+
+from edgeveil.errors import PrivacyError
+
+Unit = Literal["record", "device"]
+Status = Literal["proven", "claimed", "none"]
+ADD_OR_REMOVE = "add_or_remove"
+
+SELECTIONS = ("exponential", "report_noisy_max")
+
+_UNITS = ("record", "device")
+_STATUSES = ("proven", "claimed", "none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Event:
+    """Common to all events.
+
+    `what` names the release. `unit` is whose presence is hidden: one record, or one device's
+    whole data set. `purpose` is `train` or `infer`. `source` cites the theorem.
+    """
+
+    what: str
+    unit: Unit
+    purpose: str = "train"
+    neighbours: str = ADD_OR_REMOVE
+    status: Status = "proven"
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if self.unit not in _UNITS or self.status not in _STATUSES:
+            raise PrivacyError(f"event '{self.what}': unknown unit or status")
+        if self.neighbours != ADD_OR_REMOVE:
+            raise PrivacyError(f"event '{self.what}': unknown relation '{self.neighbours}'")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianEvent(_Event):
+    """A sum of integer vectors plus independent discrete Gaussian noise.
+
+    `sensitivity_steps` is the L2 change one unit can make, in the metric in which the noise has
+    variance `sigma_squared` steps². `finest_sigma_squared` is the least variance of any one
+    coordinate as sampled (half of it for the off-diagonals of a symmetric matrix).
+    """
+
+    sensitivity_steps: int
+    sigma_squared: int
+    finest_sigma_squared: int
+    coordinates: int
+    grid_bits: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sensitivity_steps < 0 or self.coordinates < 0:
+            raise PrivacyError(f"event '{self.what}': negative sensitivity or size")
+        if not 0 < self.finest_sigma_squared <= self.sigma_squared:
+            raise PrivacyError(f"event '{self.what}': needs 0 < finest σ² <= σ²")
+
+    @property
+    def mu(self) -> float:
+        """Gaussian-DP parameter: sensitivity over σ, rounded up."""
+        return _ratio_up(self.sensitivity_steps, self.sigma_squared)
+
+    @property
+    def sensitivity(self) -> float:
+        """The sensitivity in the units of the data."""
+        return self.sensitivity_steps * 2.0**-self.grid_bits
+
+    @property
+    def sigma_steps(self) -> float:
+        """The least standard deviation of any coordinate, in steps."""
+        return math.sqrt(self.finest_sigma_squared)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledGaussianEvent(_Event):
+    """`steps` noised sums, each over a fresh Poisson sample of the records.
+
+    In every step each record is in the sum with `sampling_probability`, independently and in
+    secret; one record changes a sum that it is in by at most `sensitivity_steps` in L2, and
+    discrete Gaussian noise of `sigma_squared` steps² is added to each of the `coordinates`.
+    """
+
+    sensitivity_steps: int
+    sigma_squared: int
+    sampling_probability: float
+    steps: int
+    coordinates: int
+    grid_bits: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sensitivity_steps < 0 or self.coordinates < 0 or self.steps < 1:
+            raise PrivacyError(f"event '{self.what}': negative sensitivity or size, or no step")
+        if self.sigma_squared <= 0 or not 0 < self.sampling_probability <= 1:
+            raise PrivacyError(f"event '{self.what}': needs σ² > 0 and a probability in (0, 1]")
+
+    @property
+    def mu(self) -> float:
+        """Gaussian-DP parameter of one step without sampling, rounded up."""
+        return _ratio_up(self.sensitivity_steps, self.sigma_squared)
+
+    @property
+    def sensitivity(self) -> float:
+        """The sensitivity in the units of the data."""
+        return self.sensitivity_steps * 2.0**-self.grid_bits
+
+    @property
+    def finest_sigma_squared(self) -> int:
+        """All coordinates have the same noise."""
+        return self.sigma_squared
+
+    @property
+    def sigma_steps(self) -> float:
+        """The standard deviation, in steps."""
+        return math.sqrt(self.sigma_squared)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaplaceEvent(_Event):
+    """An integer vector plus independent discrete Laplace noise of an exact rational scale.
+
+    `sensitivity_steps` is the proven L1 change one unit can make, whatever figure the scale was
+    chosen with, so `epsilon` is always the proven one.
+    """
+
+    sensitivity_steps: int
+    scale_numerator: int
+    scale_denominator: int
+    coordinates: int
+    grid_bits: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sensitivity_steps < 0 or self.scale_numerator <= 0 or self.scale_denominator <= 0:
+            raise PrivacyError(f"event '{self.what}': needs a sensitivity >= 0 and a scale > 0")
+
+    @property
+    def epsilon(self) -> Fraction:
+        """The exact pure ε: sensitivity over scale."""
+        return Fraction(self.sensitivity_steps * self.scale_denominator, self.scale_numerator)
+
+    @property
+    def sensitivity(self) -> float:
+        """The sensitivity in the units of the data."""
+        return self.sensitivity_steps * 2.0**-self.grid_bits
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectionEvent(_Event):
+    """The index of one of `candidates` public candidates, chosen by integer scores.
+
+    One unit changes any score by at most `sensitivity_steps`; where it moves all scores the same
+    way the selection is `monotonic`. `mechanism` is `exponential`, P(i) ∝ exp(score/scale), or
+    `report_noisy_max`, exponential noise of that scale. The scale, in steps, is an exact rational.
+    """
+
+    mechanism: str
+    candidates: int
+    sensitivity_steps: int
+    scale_numerator: int
+    scale_denominator: int
+    grid_bits: int
+    monotonic: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mechanism not in SELECTIONS or self.candidates < 1:
+            raise PrivacyError(f"event '{self.what}': unknown mechanism, or no candidates")
+        if self.sensitivity_steps < 0 or self.scale_numerator <= 0 or self.scale_denominator <= 0:
+            raise PrivacyError(f"event '{self.what}': needs a sensitivity >= 0 and a scale > 0")
+
+    @property
+    def epsilon(self) -> Fraction:
+        """The exact pure ε: twice the sensitivity over the scale; once, where monotonic."""
+        times = 1 if self.monotonic else 2
+        return Fraction(
+            times * self.sensitivity_steps * self.scale_denominator, self.scale_numerator
+        )
+
+    @property
+    def sensitivity(self) -> float:
+        """The sensitivity of a score in the units of the data."""
+        return self.sensitivity_steps * 2.0**-self.grid_bits
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoValueEvent(_Event):
+    """`coordinates` values of one unit, each sent as one of two public values.
+
+    The chance of either moves by a factor of at most e^ε, whatever the value; ε of one value is
+    an exact rational, and all of them belong to the same unit, so it counts for each.
+    """
+
+    coordinates: int
+    epsilon_numerator: int
+    epsilon_denominator: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.coordinates < 0 or self.epsilon_numerator <= 0 or self.epsilon_denominator <= 0:
+            raise PrivacyError(f"event '{self.what}': needs an ε > 0 and a size >= 0")
+
+    @property
+    def epsilon(self) -> Fraction:
+        """The exact pure ε of all values together."""
+        return Fraction(self.coordinates * self.epsilon_numerator, self.epsilon_denominator)
+
+    @property
+    def sensitivity(self) -> float:
+        """The values' range is public, their number too: all of them may change."""
+        return float(self.coordinates)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimedEvent(_Event):
+    """A release whose text claims `claimed_epsilon` without a proof that holds."""
+
+    claimed_epsilon: float
+    status: Status = "claimed"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.status != "claimed":
+            raise PrivacyError(f"event '{self.what}': a claimed event cannot be '{self.status}'")
+
+    @property
+    def sensitivity(self) -> float:
+        """No bound is proven."""
+        return math.inf
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnprotectedEvent(_Event):
+    """A release without noise: no guarantee of any size."""
+
+    status: Status = "none"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.status != "none":
+            raise PrivacyError(f"event '{self.what}': an unprotected event has status none")
+
+    @property
+    def sensitivity(self) -> float:
+        """No bound is enforced."""
+        return math.inf
+
+
+PureEvent = LaplaceEvent | SelectionEvent | TwoValueEvent  # those with an exact pure ε
+NoisyEvent = GaussianEvent | SampledGaussianEvent  # those with a δ
+Event = NoisyEvent | PureEvent | ClaimedEvent | UnprotectedEvent
+
+
+def for_one_record(event: Event) -> Event:
+    """The same release as it is for one record of a device that keeps its others.
+
+    A noised update hides a device from one without records, at most C apart. With a record and
+    without it a device has two updates, up to 2C apart. A device's pure events hold for any two
+    data sets.
+    """
+    if isinstance(event, GaussianEvent) and event.unit == "device":
+        return replace(event, unit="record", sensitivity_steps=2 * event.sensitivity_steps)
+    return replace(event, unit="record")
+
+
+def _ratio_up(sensitivity: int, sigma_squared: int) -> float:
+    """Sensitivity over σ, rounded up."""
+    ratio = Fraction(sensitivity**2, sigma_squared)
+    return math.nextafter(math.sqrt(math.nextafter(float(ratio), math.inf)), math.inf)

@@ -1,0 +1,138 @@
+"""Clip, quantise, and sum exactly: what stands between a record and the noise.
+
+A record's contribution is clipped to its norm bound and then rounded *toward zero* to whole
+steps of 2**-bits, so its norm cannot grow; the sums over records are then exact integers,
+in any order and on any device. Rounding a sum instead would add up to g·√d to the
+sensitivity, and float sums depend on the order (`docs/privacy.md`, "The grid").
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeveil.errors import PrivacyError
+
+Float64 = NDArray[np.float64]
+Int64 = NDArray[np.int64]
+Integers = NDArray[np.signedinteger[Any]]
+
+GRID_BITS = 12
+EXACT_LIMIT = 1 << 53
+# Room for the rounding of a float64 norm and quotient: relative error (d + 4)·2**-53.
+SHRINK = 1.0 - 2.0**-28
+LARGEST_DIMENSION = 1 << 22
+BLOCK_ROWS = 64
+LARGEST_PIECE = 1 << 12  # rows of one product: bounds memory, not exactness
+
+
+def row_norms(rows: Float64) -> Float64:
+    """L2 norms (n,) of `rows` (n, d), each a function of its own row alone.
+
+    Blocks of exactly 64 rows: the order of a float sum then cannot follow the batch size.
+    """
+    n, d = rows.shape
+    padded = np.zeros((-(-n // BLOCK_ROWS) * BLOCK_ROWS, d))
+    padded[:n] = rows
+    norms = np.empty(len(padded))
+    for start in range(0, len(padded), BLOCK_ROWS):
+        block = padded[start : start + BLOCK_ROWS]
+        largest = np.abs(block).max(axis=1, initial=0.0)
+        unit = block / np.where(largest > 0, largest, 1.0)[:, None]
+        norms[start : start + BLOCK_ROWS] = np.sqrt((unit * unit).sum(axis=1)) * largest
+    return norms[:n]
+
+
+def clip_rows(rows: Float64, bounds: Float64 | float) -> Float64:
+    """`rows` (n, d) scaled down where their norm exceeds `bounds` > 0; rows not finite become 0."""
+    valid: NDArray[np.bool_] = np.asarray(np.isfinite(rows).all(axis=1))
+    finite = np.where(valid[:, None], rows, 0.0)
+    with np.errstate(over="ignore"):
+        norms = row_norms(finite)
+    limit = np.broadcast_to(np.asarray(bounds, dtype=np.float64), norms.shape) * SHRINK
+    factor = limit / np.maximum(norms, limit)
+    return finite * factor[:, None]
+
+
+def quantise(rows: Float64, bound: float, *, bits: int = GRID_BITS) -> Int64:
+    """Rows (n, d) clipped to L2 norm `bound` and rounded toward zero to steps of 2**-bits.
+
+    The integer norm never exceeds `bound * 2**bits`: it is checked in integers, and a row that
+    failed the check would become 0. Raises `PrivacyError` if the squares could overflow.
+    """
+    steps = int(bound * 2.0**bits)
+    if rows.shape[1] > LARGEST_DIMENSION or steps > 1 << 30:
+        raise PrivacyError(
+            f"{rows.shape[1]} coordinates of norm {steps} steps do not fit exact integers",
+            fix=f"at most {LARGEST_DIMENSION} coordinates and 2^30 steps",
+        )
+    with np.errstate(invalid="ignore"):
+        whole = np.trunc(clip_rows(rows, bound) * 2.0**bits).astype(np.int64)
+    within = squared_norms(whole) <= steps * steps
+    return np.where(within[:, None], whole, 0)
+
+
+def squared_norms(rows: Int64) -> Int64:
+    """Exact squared L2 norms (n,) of integer rows (n, d)."""
+    return np.asarray((rows * rows).sum(axis=1), dtype=np.int64)
+
+
+def exact_matmul(left: Integers, right: Integers) -> Int64:
+    """`left @ right` in exact integers, (n, k) x (k, c) -> (n, c) int64.
+
+    Runs in float64, on CUDA where torch has it (MPS has no float64) and otherwise in numpy.
+    Partial sums are integers; the sum over k is cut so that each piece stays below 2**53, where
+    float64 holds all of them, so that neither order nor fused operations matter; the pieces are
+    added in int64. Raises `PrivacyError` if one product, or the int64 total, could overflow:
+    with quantised rows (at most 2**13 steps) that takes 2**37 records.
+    """
+    step = _piece(left.shape[1], max(1, _largest(left) * _largest(right)))
+    total: Int64 = np.zeros((left.shape[0], right.shape[1]), dtype=np.int64)
+    for start in range(0, left.shape[1], step):
+        a = left[:, start : start + step].astype(np.float64)
+        total += _product(a, right[start : start + step].astype(np.float64))
+    return total
+
+
+def exact_gram(rows: Integers) -> Int64:
+    """`rows.T @ rows` (d, d) of integer rows (n, d), exact as `exact_matmul`, at half its cost."""
+    step = _piece(len(rows), max(1, _largest(rows) ** 2))
+    total: Int64 = np.zeros((rows.shape[1], rows.shape[1]), dtype=np.int64)
+    for start in range(0, len(rows), step):
+        piece = rows[start : start + step].astype(np.float64)
+        total += _product(piece.T, piece)  # of one array with itself: numpy fills one triangle
+    return total
+
+
+def _piece(count: int, product: int) -> int:
+    """How many products, each at most `product`, a float64 holds exactly."""
+    if product >= EXACT_LIMIT or count * product >= 1 << 63:
+        raise PrivacyError(
+            f"an exact sum of {count} products up to {product} overflows",
+            fix="use a coarser grid or smaller values",
+        )
+    return min(EXACT_LIMIT // product - 1, LARGEST_PIECE) or 1
+
+
+def _product(left: Float64, right: Float64) -> Int64:
+    torch = _torch_with_cuda()
+    if torch is None:
+        return (left @ right).astype(np.int64)
+    a, b = (torch.from_numpy(np.ascontiguousarray(side)).cuda() for side in (left, right))
+    exact: Int64 = (a @ b).cpu().numpy().astype(np.int64)
+    return exact
+
+
+def _largest(values: Integers) -> int:
+    if not values.size:
+        return 0
+    return max(int(values.max()), -int(values.min()))  # exact where -128 has no opposite
+
+
+def _torch_with_cuda() -> Any:
+    """torch if some training code has already loaded it and a CUDA device is present."""
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and torch.cuda.is_available() else None

@@ -1,0 +1,276 @@
+"""The device's durable record of what each data set has released, and what may still be.
+
+Publishing takes a `Receipt`, and only a ledger makes one: in one durable transaction `commit`
+stores the events and the noised tensors, so a retry returns the same tensors and costs nothing.
+A ledger belongs to a data set's configured *name*; adding records resets nothing. Every change
+is a link of a keyed chain (`ledger_chain`), checked whole when the ledger is opened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edgeveil.crypto import NoiseKey
+from edgeveil.errors import PrivacyError, UsageError
+from edgeveil.privacy.events import Event
+from edgeveil.privacy.guarantee import Guarantee
+from edgeveil.privacy.ledger_book import Account, Book, Change, Release
+from edgeveil.privacy.ledger_chain import Chain, broken, require_database
+from edgeveil.privacy.policy import TRAIN, JobRequest, Limits, Quote, check_job, countable_quote
+from edgeveil.sqlite_file import SqliteFile
+
+LEDGER_FILE = "ledger.sqlite"
+_KEPT = """CREATE TABLE IF NOT EXISTS kept (
+  dataset TEXT, job TEXT, kept BLOB NOT NULL, PRIMARY KEY (dataset, job))"""
+_MADE_BY_LEDGER = object()
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """Proof that a release was priced and stored. Only a ledger can make one."""
+
+    dataset: str
+    job_id: str
+    exchange: int
+    events: tuple[Event, ...]
+    payload_sha256: bytes = field(repr=False)
+    token: object = field(repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.token is not _MADE_BY_LEDGER:
+            raise PrivacyError("a receipt can only be made by the ledger")
+
+    def covers(self, payload: bytes) -> bool:
+        """Whether `payload` is exactly what was stored under this receipt."""
+        return hashlib.sha256(payload).digest() == self.payload_sha256
+
+
+class Ledger:
+    """All releases of one data set on one device; one SQLite file may hold several data sets.
+
+    Beside `path` stand the chain's key and head (`.key`, `.head`), made with a new ledger. Writes
+    survive a power cut (`synchronous=FULL`) before they return. Files that cannot be used, or are
+    not as this device wrote them, raise `PrivacyError`: without its history there is no price, so
+    nothing may go out. Several ledgers may be open on one file, in one process or more.
+    """
+
+    def __init__(self, path: Path | str, dataset: str) -> None:
+        self.dataset, self._path = dataset, Path(path)
+        self._file = _open(self._path)
+        self._chain = Chain(self._file, self._path)
+        try:
+            with self._file.transaction() as db:
+                self._chain.make_tables()
+                db.execute(_KEPT)
+            with self._file.transaction():
+                self._chain.open(create=True)
+        except PrivacyError:
+            self._file.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def noise_key(self) -> NoiseKey:
+        """The key of this device's noise, which follows from the chain's alone."""
+        return self._chain.noise_key()
+
+    def check(self, request: JobRequest, limits: Limits) -> Quote:
+        """The quote of the *whole* job, or `PrivacyError` if it does not fit what is left.
+
+        Reads no record and changes nothing. Other jobs count with all they reserved while open,
+        then with what they spent. A job's request may not change once it is open.
+        """
+        jobs = {job: entry.counting for job, entry in self._account().jobs.items()}
+        known = jobs.pop(request.job_id, None)
+        if known is not None and not known.same_as(request):
+            raise PrivacyError(
+                f"job {request.job_id} refused: its privacy request differs from the accepted one"
+            )
+        return check_job(request, limits, [countable_quote(other) for other in jobs.values()])
+
+    def open_job(self, request: JobRequest, limits: Limits) -> Quote:
+        """`check`, and reserve the whole price durably, so that the job need not stop midway.
+
+        Raises `PrivacyError` for a job that was closed.
+        """
+        with self._written() as db:
+            known = self._account().jobs.get(request.job_id)
+            if known is not None and not known.is_open:
+                raise PrivacyError(f"job {request.job_id} was closed on this device")
+            quote = self.check(request, limits)
+            if known is None:
+                opened = Change(self.dataset, "opened", request.job_id, body=request.to_json())
+                self._chain.append(db, opened)
+            return quote
+
+    def admit(self, job_id: str, events: Sequence[Event]) -> None:
+        """Raise `PrivacyError` unless the open job still has room for these events.
+
+        For the moment before data is read; `commit` checks again.
+        """
+        entry = self._account().jobs.get(job_id)
+        if entry is None or not entry.is_open:
+            raise PrivacyError(f"job {job_id} is not open for '{self.dataset}'")
+        entry.request.admit(entry.events, events)
+
+    def commit(
+        self,
+        job_id: str,
+        exchange: int,
+        events: Sequence[Event],
+        payload: bytes,
+        kept: bytes = b"",
+    ) -> Receipt:
+        """Record events and noised tensors together, durably, and return the receipt.
+
+        `kept` is what the device keeps to itself until its next release of this job. A second
+        commit for the same job and exchange changes nothing and returns the first receipt, which
+        does not cover another payload: publish what `recall` gives. Raises `PrivacyError` if the
+        job is not open or the events go past what it reserved.
+        """
+        with self._written() as db:
+            if self._release(job_id, exchange) is None:
+                self.admit(job_id, events)
+                body = Release.body(events, _digest(payload))
+                released = Change(self.dataset, "released", job_id, exchange, body)
+                number = self._chain.append(db, released)
+                db.execute("INSERT INTO payloads VALUES (?, ?)", (number, payload))
+                self._keep(db, job_id, kept)
+        return self._receipt(job_id, exchange)
+
+    def kept(self, job_id: str) -> bytes:
+        """What the device's newest release of a job left for its next one; b"": nothing."""
+        with self._file.guard() as db:
+            row = db.execute(
+                "SELECT CAST(kept AS BLOB) FROM kept WHERE dataset = ? AND job = ?",
+                (self.dataset, job_id),
+            ).fetchone()
+        return bytes(row[0]) if row else b""
+
+    def _keep(self, db: sqlite3.Connection, job_id: str, kept: bytes) -> None:
+        db.execute("DELETE FROM kept WHERE dataset = ? AND job = ?", (self.dataset, job_id))
+        if kept:
+            db.execute("INSERT INTO kept VALUES (?, ?, ?)", (self.dataset, job_id, kept))
+
+    def recall(self, job_id: str, exchange: int) -> tuple[Receipt, bytes] | None:
+        """The receipt and the stored payload of an earlier commit, or None.
+
+        Raises `PrivacyError` if the payload was forgotten or changed: it must not be drawn anew.
+        """
+        with self._file.transaction() as db:
+            self._chain.settle()  # what a crash left out of the head must be in it before it goes
+            release = self._release(job_id, exchange)
+            if release is None:
+                return None
+            row = db.execute(
+                "SELECT CAST(coalesce(payload, '') AS BLOB) FROM payloads WHERE number = ?",
+                (release.number,),
+            ).fetchone()
+        if row is None:
+            raise PrivacyError(f"job {job_id}, exchange {exchange}: released and forgotten")
+        receipt = self._receipt(job_id, exchange)
+        if not receipt.covers(row[0]):
+            raise _other_tensors(release, self._path)
+        return receipt, row[0]
+
+    def close_job(self, job_id: str) -> None:
+        """End a job: what it reserved and did not spend (`Account.spent`) is free again.
+
+        Its stored tensors and what was kept are forgotten; events and digests stay. An unknown
+        job changes nothing.
+        """
+        with self._written() as db:
+            entry = self._account().jobs.get(job_id)
+            if entry is None or not entry.is_open:
+                return
+            self._chain.append(db, Change(self.dataset, "closed", job_id))
+            numbers = [(release.number,) for release in entry.releases.values()]
+            db.executemany("DELETE FROM payloads WHERE number = ?", numbers)
+            self._keep(db, job_id, b"")
+
+    def spent(self, job_id: str | None = None, purpose: str = TRAIN) -> Guarantee:
+        """What was spent: see `Account.spent`."""
+        return self._account().spent(job_id, purpose)
+
+    @contextmanager
+    def _written(self) -> Iterator[sqlite3.Connection]:
+        """A durable transaction, and the head moved to the link it may have added."""
+        with self._file.guard("written"):
+            with self._file.transaction() as db:
+                self._chain.settle()
+                yield db
+            # A transaction of its own: another process may be at the same step.
+            with self._file.transaction():
+                self._chain.settle()
+
+    def _account(self) -> Account:
+        self._chain.follow()
+        return self._chain.book.account(self.dataset)
+
+    def _release(self, job_id: str, exchange: int) -> Release | None:
+        entry = self._account().jobs.get(job_id)
+        return None if entry is None else entry.releases.get(exchange)
+
+    def _receipt(self, job_id: str, exchange: int) -> Receipt:
+        release = self._chain.book.account(self.dataset).jobs[job_id].releases[exchange]
+        return Receipt(
+            self.dataset,
+            job_id,
+            exchange,
+            release.events,
+            release.payload_sha256,
+            _MADE_BY_LEDGER,
+        )
+
+
+def read_ledger(path: Path) -> Book:
+    """Check a ledger as it stands, whole, and return what it holds; changes nothing.
+
+    May be called while a device runs. Raises `UsageError` if there is no ledger, `PrivacyError`
+    at the first thing that is not as this device wrote it.
+    """
+    require_database(path)
+    if not path.is_file() or path.stat().st_size == 0:
+        raise UsageError(
+            "there is no ledger", where=str(path), fix="a device makes it at its first start"
+        )
+    file = _open(path)
+    try:
+        with file.transaction() as db:
+            chain = Chain(file, path)
+            chain.open(create=False)
+            rows = db.execute("SELECT number, CAST(coalesce(payload, '') AS BLOB) FROM payloads")
+            held = {number: _digest(payload) for number, payload in rows}
+    finally:
+        file.close()
+    for account in chain.book.accounts.values():
+        for entry in account.jobs.values():
+            for release in entry.releases.values():
+                if entry.is_open and held.get(release.number) != release.payload_sha256:
+                    raise _other_tensors(release, path)
+    return chain.book
+
+
+def _open(path: Path) -> SqliteFile:
+    return SqliteFile(
+        path,
+        "the privacy ledger",
+        error=PrivacyError,
+        secure_delete=True,  # what a device keeps to itself holds no noise
+        damaged_fix="restore it from a backup; a new file would forget what was spent",
+    )
+
+
+def _other_tensors(release: Release, path: Path) -> PrivacyError:
+    return broken(f"the tensors of link {release.number} are not those that were stored", path)
+
+
+def _digest(payload: bytes) -> bytes:
+    return hashlib.sha256(payload).digest()

@@ -1,0 +1,252 @@
+"""The ledger's hash chain: every change is a link that is keyed to all links before it.
+
+    mac(n) = HMAC-SHA256(key, label, mac(n-1), n, data set, kind, job, exchange, body)
+
+The *head*, number and mac of the newest link, also stands in a small file beside the database,
+written after each link. So an edit, another order, a link that is gone from the middle or the end,
+and an older copy of the database are all found by whoever holds the key.
+
+A crash may fall between a link and the head: then the database is ahead by that one link, whose
+release nobody has seen, and the head is moved forward. The database is never behind.
+"""
+
+from __future__ import annotations
+
+import hmac
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgeveil.crypto import CryptoError, LedgerKey, NoiseKey, labels
+from edgeveil.crypto.key_files import read_key, write_key
+from edgeveil.errors import PrivacyError
+from edgeveil.privacy.ledger_book import Book, Change
+from edgeveil.sqlite_file import SqliteFile
+
+_TABLES = {
+    "links": """
+        CREATE TABLE links (
+          number INTEGER PRIMARY KEY, dataset TEXT NOT NULL, kind TEXT NOT NULL, job TEXT NOT NULL,
+          exchange INTEGER NOT NULL, body TEXT NOT NULL, mac BLOB NOT NULL)""",
+    "payloads": """
+        CREATE TABLE payloads (number INTEGER PRIMARY KEY, payload BLOB NOT NULL)""",
+}
+_HEAD_TAG = "edgeveil-ledger-head-1"
+_MAC_BYTES = 32
+_TYPES = (int, str, str, str, int, str, bytes)
+_FIX = (
+    "with the device stopped, put back the newest copies of the ledger's files, all from one"
+    " moment; without them,"
+    " enrol a new device with a state_dir of its own"
+)
+
+
+@dataclass(frozen=True)
+class Head:
+    """Number and mac of the newest link; number 0 before the first."""
+
+    number: int
+    mac: bytes
+
+    def save(self, path: Path) -> None:
+        """Write the file in one step, durably. Raises PrivacyError."""
+        raw = self.number.to_bytes(8, "big") + self.mac
+        try:
+            write_key(path, _HEAD_TAG, raw, mode=0o600, replace=True)
+        except CryptoError as error:
+            raise PrivacyError(
+                f"the ledger's head cannot be kept, {error.what}", where=error.where, fix=error.fix
+            ) from error
+
+    @classmethod
+    def load(cls, path: Path) -> Head:
+        """Read the file. Raises PrivacyError if it is not there or not a head."""
+        try:
+            raw = read_key(path, _HEAD_TAG, secret=False)
+        except CryptoError as error:
+            raise broken(f"its head {_fault(error)}", path) from error
+        if len(raw) != 8 + _MAC_BYTES:
+            raise broken("its head is damaged", path)
+        return cls(int.from_bytes(raw[:8], "big"), raw[8:])
+
+
+class Chain:
+    """Follows the links of one open database; `book` is what the checked ones add up to.
+
+    Every method that reads raises `PrivacyError` at the first thing that is not as this device
+    wrote it. Calls must be made inside a transaction of `file`, except `follow`.
+    """
+
+    def __init__(self, file: SqliteFile, path: Path) -> None:
+        self._file, self._path = file, path
+        self._key_path, self._head_path = path.with_suffix(".key"), path.with_suffix(".head")
+        self._settled = 0  # the furthest that the head was seen to be
+        self.book = Book()
+
+    def open(self, *, create: bool) -> None:
+        """Read the key and check the whole chain; `create` makes what a new ledger needs.
+
+        Without `create` nothing is written. Raises `PrivacyError` where links have lost their
+        key or head, where a key stands alone, where a table is gone, and for an earlier form.
+        """
+        self._require_tables()
+        if not self._key_path.exists():
+            if self._rows() or not create or self._begun():
+                raise broken("its key is gone", self._key_path)
+            self._create()
+        try:
+            self._key = LedgerKey.load(self._key_path)
+        except CryptoError as error:
+            rights = error.fix.startswith("chmod")  # the key itself is whole
+            raise PrivacyError(
+                f"the ledger's key cannot be used, {error.what}",
+                where=error.where,
+                fix=error.fix if rights else _FIX,
+            ) from error
+        self._before = self._last = self._start()
+        self.settle(write=create)
+
+    def noise_key(self) -> NoiseKey:
+        """What the open chain's key says of noise."""
+        return self._key.noise_key()
+
+    def make_tables(self) -> None:
+        """Make what a new ledger lacks, in a transaction before `open`'s, which writes the key.
+
+        Beside a key or a head with links it makes nothing: a table gone there took rows along.
+        """
+        if self._key_path.exists() or self._begun():
+            self._require_tables()
+        with self._file.guard() as db:
+            for name in self._missing():
+                db.execute(_TABLES[name])
+
+    def _require_tables(self) -> None:
+        lost = self._missing()
+        if lost:
+            what = "database" if len(lost) == len(_TABLES) else f"table {lost[0]}"
+            raise broken(f"its {what} is gone", self._path)
+
+    def _missing(self) -> list[str]:
+        with self._file.guard() as db:
+            names = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+        if "releases" in names:
+            raise broken("it comes from an earlier version, without a chain", self._path)
+        return [name for name in _TABLES if name not in names]
+
+    def _begun(self) -> bool:
+        """Whether the head is that of a ledger with links."""
+        return self._head_path.exists() and Head.load(self._head_path).number > 0
+
+    def _create(self) -> None:
+        """The head first, the key last: a key without a head was robbed of it by no crash."""
+        self._key = LedgerKey.generate()
+        self._start().save(self._head_path)
+        self._key.save(self._key_path)
+
+    def _start(self) -> Head:
+        """The head before the first link."""
+        return Head(0, self._mac(b"", 0, Change("", "opened", "")))
+
+    def follow(self) -> None:
+        """Check the links that are new since the last call and take them into the book."""
+        with self._file.guard() as db:
+            rows = db.execute(
+                "SELECT number, dataset, kind, job, exchange, body, mac FROM links"
+                " WHERE number >= ? ORDER BY number",
+                (self._last.number,),
+            ).fetchall()
+        if self._last.number:  # the newest known link must still be there
+            known = rows.pop(0) if rows else None
+            if known is None or (known[0], known[-1]) != (self._last.number, self._last.mac):
+                raise broken(f"link {self._last.number} is gone or changed", self._path)
+        for row in rows:
+            self._take(row)
+
+    def settle(self, *, write: bool = True) -> None:
+        """`follow`, and compare with the head; where it is one link behind, move it forward.
+
+        Finds files that were put back under the running device, a moment ago or long ago.
+        """
+        if self._file.replaced():
+            raise broken("another database was put in its place while it was open", self._path)
+        self.follow()
+        head = Head.load(self._head_path)
+        if head.number < self._settled:
+            raise broken(
+                f"its head was put back from link {self._settled} to link {head.number} while it"
+                " was open",
+                self._head_path,
+            )
+        self._settled = head.number
+        if head == self._last:
+            return
+        if head.number > self._last.number:
+            raise broken(
+                f"it ends at link {self._last.number} of {head.number}, so it is an older copy",
+                self._path,
+            )
+        if head != self._before:
+            raise broken(f"its head, link {head.number}, is not one of its links", self._head_path)
+        if write:
+            self._last.save(self._head_path)
+            self._settled = self._last.number
+
+    def append(self, db: sqlite3.Connection, change: Change) -> int:
+        """Add a link within a transaction, after `settle`; its number."""
+        number = self._last.number + 1
+        mac = self._mac(self._last.mac, number, change)
+        db.execute(
+            "INSERT INTO links VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (number, change.dataset, change.kind, change.job, change.exchange, change.body, mac),
+        )
+        return number
+
+    def _take(self, row: tuple[Any, ...]) -> None:
+        number = self._last.number + 1
+        if tuple(map(type, row)) != _TYPES or row[0] != number:
+            raise broken(f"link {number} is gone or damaged", self._path)
+        change = Change(*row[1:-1])
+        if not hmac.compare_digest(self._mac(self._last.mac, number, change), row[-1]):
+            raise broken(f"link {number} is not as this device wrote it", self._path)
+        self.book.apply(number, change)
+        self._before, self._last = self._last, Head(number, row[-1])
+
+    def _mac(self, previous: bytes, number: int, change: Change) -> bytes:
+        text = (change.dataset, change.kind, change.job, str(change.exchange), change.body)
+        parts = [previous, number.to_bytes(8, "big"), *(part.encode() for part in text)]
+        message = labels.context(labels.LEDGER_LINK, *parts)
+        return hmac.digest(self._key.to_bytes(), message, "sha256")
+
+    def _rows(self) -> int:
+        with self._file.guard() as db:
+            found: tuple[int] = db.execute("SELECT COUNT(*) FROM links").fetchone()
+        return found[0]
+
+
+def require_database(path: Path) -> None:
+    """Raise `PrivacyError` where key or head stand without a database."""
+    if not path.is_file() or path.stat().st_size == 0:
+        beside = (path.with_suffix(".key"), path.with_suffix(".head"))
+        if any(one.exists() for one in beside):
+            raise broken("its database is gone", path)
+
+
+def _fault(error: CryptoError) -> str:
+    """What is wrong with a file of the chain: unreadable, or not what was written."""
+    cause = error.__cause__
+    if isinstance(cause, FileNotFoundError):
+        return "is gone"
+    if isinstance(cause, OSError):
+        return f"cannot be read ({cause.strerror})"
+    return "is damaged"
+
+
+def broken(what: str, where: Path) -> PrivacyError:
+    """The error of a ledger that is not as this device wrote it: no price, so no release."""
+    return PrivacyError(
+        f"the privacy ledger was altered or lost a part: {what}; no job is accepted",
+        where=str(where),
+        fix=_FIX,
+    )

@@ -1,0 +1,184 @@
+"""A job's whole price, and the owner's limits it must fit before any record is read."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+
+from edgeveil.errors import PrivacyError
+from edgeveil.privacy.accountant import epsilon, weakest
+from edgeveil.privacy.event_codec import event_from_dict, to_dict
+from edgeveil.privacy.events import Event, PureEvent, UnprotectedEvent
+from edgeveil.privacy.figures import up
+from edgeveil.privacy.guarantee import Guarantee
+
+TRAIN, INFER = "train", "infer"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The owner's limits for one data set.
+
+    `max_epsilon_per_job`, `lifetime_epsilon` and `lifetime_delta` bound training, in the jobs' own
+    unit where all have one, else per record; `max_inference_epsilon` bounds the inference uploads
+    of the data set's whole life.
+    """
+
+    max_epsilon_per_job: float
+    lifetime_epsilon: float
+    lifetime_delta: float
+    max_inference_epsilon: float
+    accept_unproven: bool = False
+    accept_unprotected: bool = False
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """Everything a job may ever ask of this data set: each planned event, as often as planned.
+
+    `delta` is for the whole job. The number of training events is the job's
+    `max_participations`, whether or not the device will be selected as often.
+    """
+
+    job_id: str
+    delta: float
+    events: tuple[Event, ...]
+
+    def to_json(self) -> str:
+        """Grouped text for storage; `from_json` gives an equal request back."""
+        counts = [[to_dict(event), count] for event, count in Counter(self.events).items()]
+        return json.dumps({"job_id": self.job_id, "delta": self.delta, "events": counts})
+
+    @classmethod
+    def from_json(cls, text: str) -> JobRequest:
+        """The request of `to_json`."""
+        plain = json.loads(text)
+        pairs = [(event_from_dict(event), count) for event, count in plain["events"]]
+        events = tuple(event for event, count in pairs for _ in range(count))
+        return cls(plain["job_id"], plain["delta"], events)
+
+    def same_as(self, other: JobRequest) -> bool:
+        """Whether both ask for the same, in whatever order."""
+        same = (self.job_id, self.delta) == (other.job_id, other.delta)
+        return same and Counter(self.events) == Counter(other.events)
+
+    def admit(self, released: Iterable[Event], new: Iterable[Event]) -> None:
+        """Raise `PrivacyError` if `new` goes past what was planned, given what was released."""
+        planned, used = Counter(self.events), Counter(released)
+        for event, count in Counter(new).items():
+            if used[event] + count > planned[event]:
+                raise PrivacyError(
+                    f"job {self.job_id}: '{event.what}' was reserved {planned[event]} times and"
+                    f" released {used[event]} times",
+                    fix="raise privacy.max_participations, or start a new job",
+                )
+
+    def counted(self, released: Iterable[Event]) -> tuple[Event, ...]:
+        """What a job counts for good when these of its events were released, by purpose.
+
+        Pure ε counts as it was released. As soon as any other event was, the whole plan counts,
+        however early the job ended: when it ends may have been chosen from what was released,
+        and (ε, δ) then holds for a budget fixed beforehand, not for the part of it that was used
+        (Rogers et al. 2016; Smith and Thakurta 2022). Unproven events that never were released
+        do not count.
+        """
+        found = tuple(released)
+        fixed = {event.purpose for event in found if not isinstance(event, PureEvent)}
+        planned = (e for e in self.events if e.status == "proven" or e in found)
+        return (
+            *(event for event in planned if event.purpose in fixed),
+            *(event for event in found if event.purpose not in fixed),
+        )
+
+
+@dataclass(frozen=True)
+class Quote:
+    """The two guarantees of one job; neither alone is "the" ε."""
+
+    training: Guarantee
+    inference: Guarantee
+
+
+def price(events: Iterable[Event], delta: float) -> Quote:
+    """Price training and inference events apart; each kind must have one unit."""
+    listed = tuple(events)
+    return Quote(
+        epsilon([e for e in listed if e.purpose == TRAIN], delta),
+        epsilon([e for e in listed if e.purpose != TRAIN], delta),
+    )
+
+
+def total(parts: Iterable[Guarantee]) -> Guarantee:
+    """Basic composition of several jobs: ε and δ add up, the weakest status stays.
+
+    Of different units the sum holds per record, with what each job costs one record.
+    """
+    listed = tuple(parts)
+    units = {part.unit for part in listed if part.epsilon > 0}
+    of_records = _added(part.record_epsilon for part in listed)
+    delta, status = math.fsum(p.delta for p in listed), weakest(p.status for p in listed)
+    if len(units) > 1:
+        return Guarantee(of_records, delta, "record", status)
+    unit = units.pop() if units else "record"
+    told = of_records if any(part.among_others is not None for part in listed) else None
+    return Guarantee(_added(part.epsilon for part in listed), delta, unit, status, told)
+
+
+def _added(epsilons: Iterable[float]) -> float:
+    listed = tuple(epsilons)
+    if not all(map(math.isfinite, listed)):
+        return math.inf
+    exact = sum(map(Fraction, listed), Fraction(0))
+    return math.nextafter(float(exact), math.inf) if len(listed) > 1 and exact else float(exact)
+
+
+def check_job(request: JobRequest, limits: Limits, others: Iterable[Quote]) -> Quote:
+    """The job's quote, if it fits the limits beside the other jobs' quotes; else `PrivacyError`.
+
+    Unprotected releases have no finite price: they need `accept_unprotected` and then count
+    nothing here. A claimed ε needs `accept_unproven` and counts as claimed.
+    """
+    _check_status(request, limits)
+    priced = price(_countable(request.events), request.delta)
+    past = tuple(others)
+    training = total([priced.training, *[quote.training for quote in past]])
+    inference = total([priced.inference, *[quote.inference for quote in past]])
+    for name, asked, limit in (
+        ("max_epsilon_per_job", priced.training.epsilon, limits.max_epsilon_per_job),
+        ("lifetime_epsilon", training.epsilon, limits.lifetime_epsilon),
+        ("lifetime_delta", training.delta, limits.lifetime_delta),
+        ("max_inference_epsilon", inference.epsilon, limits.max_inference_epsilon),
+    ):
+        if not asked <= limit:
+            raise PrivacyError(
+                f"job {request.job_id} refused: it would take {up(asked, 6)}, the owner allows"
+                f" {limit:.6g}",
+                where=f"policy.{name}",
+            )
+    return price(request.events, request.delta)
+
+
+def _countable(events: Iterable[Event]) -> tuple[Event, ...]:
+    return tuple(event for event in events if not isinstance(event, UnprotectedEvent))
+
+
+def countable_quote(request: JobRequest) -> Quote:
+    """What a job counts against the limits: its quote without unprotected releases."""
+    return price(_countable(request.events), request.delta)
+
+
+def _check_status(request: JobRequest, limits: Limits) -> None:
+    for status, allowed, key in (
+        ("claimed", limits.accept_unproven, "accept_unproven"),
+        ("none", limits.accept_unprotected, "accept_unprotected"),
+    ):
+        found = next((e for e in request.events if e.status == status), None)
+        if found is not None and not allowed:
+            raise PrivacyError(
+                f"job {request.job_id} refused: '{found.what}' has no proven guarantee",
+                where=f"policy.{key}",
+            )

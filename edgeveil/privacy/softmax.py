@@ -1,0 +1,105 @@
+"""Laplace noise on softmax uploads, with the event that prices it.
+
+A row of probabilities, floored to integer steps, is >= 0 and sums to at most 2**20 steps, which is
+checked in integers, so any two rows are at most 2·2**20 apart in L1. That is the sensitivity
+
+- of a *mean* upload (one row) for any two evaluation sets of a device: unit device;
+- of a *per-sample* upload (many rows) for one record added or removed: unit record. Each row is a
+  function of one slot's record (`edgeveil/data/slots.py`), so a record changes one row at most,
+  and the others stay as they are, bit for bit.
+
+The noise is independent in each coordinate, of scale sensitivity/ε: the Laplace mechanism on the
+whole upload (Dwork et al. 2006; discrete: Ghosh et al. 2012).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeveil.errors import PrivacyError
+from edgeveil.privacy.derived import bound
+from edgeveil.privacy.events import LaplaceEvent, Unit, UnprotectedEvent
+from edgeveil.privacy.mechanisms import laplace_event, scale_of
+from edgeveil.privacy.sampler import RandomBytes, discrete_laplace, os_random
+
+Int64 = NDArray[np.int64]
+Float64 = NDArray[np.float64]
+
+SOFTMAX_BITS = 20
+_NO_NOISE = 300.0  # e^−300: no draw of such noise is ever other than 0
+
+
+def softmax_event(
+    classes: int,
+    epsilon: float | Fraction | None,
+    *,
+    sensitivity: int = 2,
+    samples: int | None = None,
+) -> LaplaceEvent | UnprotectedEvent:
+    """The event of one softmax upload: a mean of `classes` values, or `samples` rows of them.
+
+    `epsilon` None: no noise.
+
+    The proven L1 sensitivity is 2. With `sensitivity=1` the noise is as a text asks that takes
+    it to be 1, and the event's ε, being proven, is 2·epsilon.
+    """
+    what = "mean softmax" if samples is None else "per-sample softmax"
+    unit: Unit = "device" if samples is None else "record"
+    if epsilon is None:
+        return UnprotectedEvent(what=f"{what}, sent without noise", unit=unit, purpose="infer")
+    if sensitivity not in (1, 2):
+        raise PrivacyError(f"softmax sensitivity must be 1 or 2, got {sensitivity}")
+    steps = 1 << SOFTMAX_BITS
+    size = classes * (samples or 1)
+    event = laplace_event(what, 2 * steps, sensitivity * steps, epsilon, size, SOFTMAX_BITS)
+    return replace(event, unit=unit, purpose="infer")
+
+
+def softmax_laplace(
+    softmax: NDArray[np.floating],
+    epsilon: float | Fraction | None,
+    *,
+    sensitivity: int = 2,
+    random_bytes: RandomBytes = os_random,
+) -> tuple[Float64, LaplaceEvent | UnprotectedEvent]:
+    """A mean softmax (k,) or per-sample ones (m, k), floored to steps of 2**-20, with discrete
+    Laplace noise of scale sensitivity/ε; float64 on that grid. See `softmax_event` for the price.
+
+    Total: NaN and negative entries count as 0, an over-sum is scaled down, so that any two rows
+    differ by at most 2 in L1 after flooring.
+    """
+    if softmax.ndim == 2:
+        steps = np.stack([_probability_steps(row) for row in softmax])
+    else:
+        steps = _probability_steps(softmax)
+    samples = len(softmax) if softmax.ndim == 2 else None
+    event = softmax_event(steps.shape[-1], epsilon, sensitivity=sensitivity, samples=samples)
+    if isinstance(event, LaplaceEvent):
+        source = bound(random_bytes, event, steps)
+        steps = steps + discrete_laplace(scale_of(event), steps.shape, source)
+    noised: Float64 = steps.astype(np.float64) * 2.0**-SOFTMAX_BITS
+    return noised, event
+
+
+def noise_law(event: LaplaceEvent) -> tuple[float, float]:
+    """(scale, variance) of each coordinate's noise, in the units of the data.
+
+    The variance is the discrete law's own, 2q/(1 − q)² steps² with q = e^(−1/scale).
+    """
+    step, scale = 2.0**-event.grid_bits, float(scale_of(event))
+    half = min(1 / (2 * scale), _NO_NOISE) if scale else _NO_NOISE
+    return scale * step, (step / math.sinh(half)) ** 2 / 2
+
+
+def _probability_steps(values: NDArray[np.floating]) -> Int64:
+    """Floored steps (k,), each >= 0 and of sum <= 2**20, checked in integers."""
+    one = 1 << SOFTMAX_BITS
+    p = np.clip(np.nan_to_num(np.asarray(values, dtype=np.float64).ravel(), nan=0.0), 0.0, 1.0)
+    steps = np.floor(p / max(1.0, math.fsum(p)) * one).astype(np.int64)
+    excess = int(steps.sum()) - one
+    return steps if excess <= 0 else np.maximum(steps - excess, 0)

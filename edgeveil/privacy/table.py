@@ -1,0 +1,28 @@
+"""The mechanisms by name: everything that adds noise to what leaves a device, or chooses.
+
+Each takes integers (the softmax mechanism: probabilities), an event that prices the noise, or
+its ε, and random bytes, and returns the noised values with their event. An audit attacks all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from edgeveil.privacy.mechanisms import gaussian, laplace
+from edgeveil.privacy.selection import exponential_mechanism, report_noisy_max
+from edgeveil.privacy.softmax import softmax_laplace
+from edgeveil.privacy.two_value import two_value
+from edgeveil.registry import Table
+
+MECHANISMS: Table[Callable[..., tuple[Any, Any]]] = Table(
+    "mechanism",
+    {
+        "gaussian": gaussian,
+        "laplace": laplace,
+        "softmax": softmax_laplace,
+        "two_value": two_value,
+        "exponential": exponential_mechanism,
+        "report_noisy_max": report_noisy_max,
+    },
+)

@@ -1,0 +1,67 @@
+"""A value in [−1, 1] sent as one of two public values, +1/T or −1/T, so that its mean is right.
+
+P(+) = ½ + ½·T·v, T = (e^ε − 1)/(e^ε + 1): the chances of any two values differ by at most the
+factor (1 + T)/(1 − T) = e^ε (Duchi, Jordan, Wainwright 2018; as in LDP-FL, Sun et al. 2021). Here v
+is in steps of 2^-20 toward zero and T in steps of 2^-42, rounded down, so P(+) is a whole number
+of 2^-63 and one 63-bit word decides exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeveil.errors import PrivacyError
+from edgeveil.privacy.derived import bound
+from edgeveil.privacy.events import TwoValueEvent, Unit
+from edgeveil.privacy.sampler import RandomBytes, os_random
+
+VALUE_BITS, TILT_BITS = 20, 42
+_ROOM = 1 - 2.0**-40  # for the rounding of tanh
+SOURCE = "Duchi, Jordan, Wainwright 2018; Sun et al. 2021, alg. 2"
+
+
+def two_value_event(
+    what: str, epsilon: Fraction, coordinates: int, *, unit: Unit = "device"
+) -> TwoValueEvent:
+    """`coordinates` values of one unit, each at `epsilon`; PrivacyError where it is too small."""
+    event = TwoValueEvent(
+        what=what,
+        unit=unit,
+        coordinates=coordinates,
+        epsilon_numerator=epsilon.numerator,
+        epsilon_denominator=epsilon.denominator,
+        source=SOURCE,
+    )
+    if not _tilt(event):
+        raise PrivacyError(
+            f"{what}: ε = {float(epsilon):.3g} of one value is too small to tell it from chance",
+            where="privacy.epsilon",
+            fix="raise epsilon, or train a smaller model",
+        )
+    return event
+
+
+def two_value(
+    values: NDArray[np.float64], event: TwoValueEvent, random_bytes: RandomBytes = os_random
+) -> tuple[NDArray[np.float64], TwoValueEvent]:
+    """`values` (any shape), cut to [−1, 1], each as ±1/T; what is no number counts as 0."""
+    if values.size != event.coordinates:
+        raise PrivacyError(f"{event.what}: {values.size} values, priced as {event.coordinates}")
+    tilt = _tilt(event)
+    steps = np.trunc(np.clip(np.nan_to_num(values), -1, 1) * 2.0**VALUE_BITS).astype(np.int64)
+    source = bound(random_bytes, event, steps)
+    words = np.frombuffer(source(8 * values.size), "<u8").reshape(values.shape)
+    drawn = (words >> np.uint64(1)).astype(np.int64)
+    high = drawn < (1 << (VALUE_BITS + TILT_BITS)) + steps * tilt
+    size = 2.0**TILT_BITS / tilt
+    return np.where(high, size, -size), event
+
+
+def _tilt(event: TwoValueEvent) -> int:
+    """T in whole steps of 2^-42."""
+    each = event.epsilon_numerator / event.epsilon_denominator
+    return int(math.tanh(each / 2) * _ROOM * 2.0**TILT_BITS)

@@ -1,0 +1,135 @@
+"""Which jobs a device knows, which have ended, and the round that waits for its job."""
+
+from __future__ import annotations
+
+from edgeveil.errors import ProtocolError
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.device_fetches import Fetches
+from edgeveil.protocol.envelope import Signer
+from edgeveil.protocol.messages import Close, Exchanged, Header, Manifest, Offer, Want
+from edgeveil.protocol.pace import Pace
+from edgeveil.protocol.tasks import CLOSED_KEPT, JobClosed, Memory, Settings
+
+
+class Jobs:
+    """Changes `memory` together with the effects that say so. One timer, `want`."""
+
+    def __init__(
+        self,
+        signer: Signer,
+        memory: Memory,
+        settings: Settings,
+        pace: Pace,
+        fetches: Fetches,
+    ) -> None:
+        self._signer, self._memory, self._settings, self._pace = signer, memory, settings, pace
+        self._fetches = fetches
+        self._foreign: dict[bytes, bytes] = {}  # of no use to this device -> the package's digest
+        self._at_work: dict[bytes, bytes] = {}  # the host opens or learns it -> likewise
+        self._waiting: tuple[Manifest, Offer, float] | None = None  # a round, and until when
+        self._tries = 0
+
+    def check_open(self, job_id: bytes) -> None:
+        """Raise ProtocolError `closed_job` if this device knows that the job has ended."""
+        if job_id in self._memory.closed:
+            raise ProtocolError("closed_job")
+
+    def fresh(self, announced: Manifest) -> bool:
+        """Whether to fetch a job's package."""
+        job_id = announced.at.job_id
+        tried = (self._foreign.get(job_id), self._at_work.get(job_id))
+        return job_id not in self._memory.jobs and announced.blob.digest not in tried
+
+    def complete(self, announced: Manifest) -> None:
+        """A package is here. The host is at a job's until `learned` or `of_no_use`."""
+        if announced.kind == "job":
+            self._at_work[announced.at.job_id] = announced.blob.digest
+
+    def ready(self, job_id: bytes) -> bool:
+        """Whether a round of this job can be taken up: the job is known, or of no use here."""
+        return job_id in self._memory.jobs or job_id in self._foreign
+
+    # --- a round that waits ---
+
+    def is_ahead(self, header: Header) -> bool:
+        """Whether it is a round of a job that is not known yet."""
+        if not isinstance(header, Manifest) or header.kind != "round":
+            return False
+        return not self.ready(header.at.job_id)
+
+    def ahead(self, offer: Offer, round_: Manifest, now_s: float) -> list[fx.Effect]:
+        """Keep such a round, take what is pushed of its package, and see to its job.
+
+        Raises ProtocolError `too_many_fetches`.
+        """
+        self._fetches.make_room(offer, round_, self.is_ahead)
+        if self._waiting is not None and self._waiting[0] == round_ and not offer.data:
+            offer = self._waiting[1]
+        until_s = now_s + round_.deadline_s + round_.grace_s
+        self._waiting, self._tries = (round_, offer, until_s), 0
+        out = self.want_again(now_s)
+        if offer.data or round_.blob.digest in self._fetches.under_way:
+            return out
+        self._fetches.offer(offer, round_)
+        return [*out, fx.SetTimer("repair", self._settings.repair_s)]
+
+    def want_again(self, now_s: float) -> list[fx.Effect]:
+        """Ask for its job, unless that is coming, ever more rarely until the round is over."""
+        if self._waiting is None or now_s > self._waiting[2]:
+            self._waiting = None
+            self._fetches.forget(self.is_ahead)
+            return []
+        job_id, settings = self._waiting[0].at.job_id, self._settings
+        wait_s = self._pace.wait_s(settings.resend_s, self._tries, settings.waits_cap_s)
+        self._tries += 1
+        timer = fx.SetTimer("want", wait_s)
+        if job_id in self._at_work or self._fetches.brings_job(job_id):
+            return [timer]
+        return [fx.Send(fx.Proxy(), self._signer.note(Want(job_id))), timer]
+
+    def released(self, job_id: bytes) -> Offer | None:
+        """The round that waited for this job, once."""
+        if self._waiting is None or self._waiting[0].at.job_id != job_id:
+            return None
+        (_, offer, _), self._waiting = self._waiting, None
+        return offer
+
+    # --- what becomes of a job ---
+
+    def learned(self, job_id: bytes, at: Exchanged | None) -> list[fx.Effect]:
+        """The host holds the job. Of more than `settings.jobs` the oldest one ends here.
+
+        Its end was not heard, or the cloud runs too many at once; that of `at` is not taken.
+        """
+        self._at_work.pop(job_id, None)
+        if job_id in self._memory.closed:  # it ended while the host was at it
+            return [fx.Store(JobClosed(job_id, "forgotten"))]
+        self._foreign.pop(job_id, None)
+        self._memory.jobs[job_id] = None
+        kept = {job_id, at.job_id if at else job_id}
+        others = [job for job in self._memory.jobs if job not in kept]
+        surplus = max(0, len(self._memory.jobs) - self._settings.jobs)
+        return [effect for job in others[:surplus] for effect in self._end(job, "forgotten")]
+
+    def of_no_use(self, announced: Manifest) -> None:
+        """The package is not for this device, or nothing it can learn: not to be fetched again."""
+        self._at_work.pop(announced.at.job_id, None)
+        self._foreign[announced.at.job_id] = announced.blob.digest
+        if len(self._foreign) > self._settings.jobs:
+            del self._foreign[next(iter(self._foreign))]
+
+    def closed(self, close: Close) -> list[fx.Effect]:
+        """The job has ended; nothing if that was known."""
+        return [] if close.job_id in self._memory.closed else self._end(close.job_id, close.status)
+
+    def _end(self, job_id: bytes, status: str) -> list[fx.Effect]:
+        memory = self._memory
+        memory.closed[job_id] = None
+        if len(memory.closed) > CLOSED_KEPT:
+            del memory.closed[next(iter(memory.closed))]
+        memory.jobs.pop(job_id, None)
+        memory.seen.pop(job_id, None)
+        self._foreign.pop(job_id, None)
+        self._at_work.pop(job_id, None)
+        self.released(job_id)
+        return [fx.Store(JobClosed(job_id, status))]

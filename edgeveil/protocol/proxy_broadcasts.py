@@ -1,0 +1,228 @@
+"""What the cloud broadcasts: taken part by part, checked, kept on the disk, passed on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+from edgeveil.crypto.labels import HEADER
+from edgeveil.errors import ProtocolError
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.codec import decode_header
+from edgeveil.protocol.envelope import check
+from edgeveil.protocol.messages import Close, Commit, Manifest, Note, Offer, Part, Signed
+from edgeveil.protocol.proxy_rounds import Rounds
+from edgeveil.protocol.proxy_serving import Serving
+from edgeveil.protocol.proxy_tasks import (
+    BroadcastDropped,
+    BroadcastPart,
+    JobEnded,
+    KeepBroadcast,
+    Kept,
+    ProxyParts,
+    key_of,
+    kind_of,
+)
+from edgeveil.protocol.transfer import Fetch, check_fetchable, first_data
+
+
+class Broadcasts:
+    """Keeps what devices may ask for. A complete round's manifest opens the round.
+
+    All of it lies on the disk; here are headers and marks of what has come.
+    """
+
+    def __init__(self, parts: ProxyParts, rounds: Rounds, serving: Serving) -> None:
+        self._parts, self._rounds, self._serving = parts, rounds, serving
+        self.arriving: dict[bytes, Fetch] = {}  # by blob digest
+
+    @property
+    def cached_bytes(self) -> int:
+        """Disk taken by broadcasts, or promised to those under way."""
+        kept = sum(_cost_bytes(k.signed, k.header) for k in self._parts.memory.kept.values())
+        return kept + sum(_cost_bytes(f.offer.header, _header(f)) for f in self.arriving.values())
+
+    # --- from the cloud ---
+
+    def offer(self, offer: Offer) -> list[fx.Effect]:
+        """The cloud offers a broadcast, perhaps with the whole blob inside."""
+        check(offer.header, "cloud", self._parts.cloud_key, HEADER)
+        header = decode_header(offer.header)
+        if not isinstance(header, Manifest | Commit):
+            raise ProtocolError("unexpected_header")
+        digest = header.blob.digest
+        for kept in self._parts.memory.kept.values():
+            if _slot(kept.header) == _slot(header):
+                if kept.signed.payload == offer.header.payload:
+                    return [fx.Send(fx.Cloud(), self._parts.ack(digest, "held"))]
+                return self._refuse(digest, "forked_manifest")
+        reason = self._why_not(header)
+        if reason:
+            return self._refuse(digest, reason)
+        check_fetchable(offer, header.blob, self._parts.settings.blob_bytes)
+        out = self._forget_fetches(lambda fetch: _overtakes(header, fetch))
+        if digest not in self.arriving:
+            if self._bytes_with(offer.header, header) > self._parts.settings.cache_bytes:
+                return [*out, *self._refuse(digest, "cache_full")]
+            limit_bytes = self._parts.settings.blob_bytes
+            self.arriving[digest] = Fetch(offer, header, limit_bytes, keep=False)
+        fetch = self.arriving[digest]
+        for part in first_data(offer, header.blob):
+            out += self._put(fetch, part)
+        if fetch.assembly.complete:
+            return out
+        return [*out, fx.SetTimer("repair", self._parts.settings.repair_s)]
+
+    def _bytes_with(self, signed: Signed, header: Manifest | Commit) -> int:
+        """What the cache would hold with this broadcast, and without those that it ends."""
+        kept = self._parts.memory.kept.values()
+        over = sum(_cost_bytes(k.signed, k.header) for k in kept if _supersedes(header, k.header))
+        return self.cached_bytes - over + _cost_bytes(signed, header)
+
+    def _why_not(self, header: Manifest | Commit) -> str:
+        """The reason to refuse a broadcast, or an empty string."""
+        kind = kind_of(header)
+        if kind != "release" and header.at.job_id in self._parts.memory.ended:
+            return "closed_job"
+        if isinstance(header, Commit):
+            return ""
+        if kind != "round":
+            kept = [k.header for k in self._parts.memory.kept.values()]
+            newer = [h for h in kept if isinstance(h, Manifest) and h.sequence > header.sequence]
+            over = any(_supersedes(header, old) for old in newer)
+            return f"replayed_{kind}" if over else ""
+        if (header.at.round, header.at.attempt) < self._rounds.newest(header.at.job_id):
+            return "replayed_round"
+        if header.selected < max(header.min_batch, self._parts.settings.min_batch_floor):
+            return "selected_below_floor"
+        return "" if self._rounds.fits(header) else "spool_too_small_for_cover"
+
+    def _forget_fetches(self, over: Callable[[Fetch], bool]) -> list[fx.Effect]:
+        """The cloud has moved on: what it no longer offers cannot be completed."""
+        gone = [digest for digest, fetch in self.arriving.items() if over(fetch)]
+        for digest in gone:
+            del self.arriving[digest]
+        return [fx.Store(BroadcastDropped(digest)) for digest in gone]
+
+    def _refuse(self, digest: bytes, reason: str) -> list[fx.Effect]:
+        return [
+            fx.Refuse(reason),
+            fx.Send(fx.Cloud(), self._parts.ack(digest, "refused", reason)),
+        ]
+
+    def part(self, part: Part) -> list[fx.Effect]:
+        """A part of a broadcast under way."""
+        fetch = self.arriving.get(part.blob)
+        if fetch is None or part.index in fetch.assembly:
+            return []
+        out = self._put(fetch, part)
+        need = fetch.next_need(timer=False)
+        return [*out, fx.Send(fx.Cloud(), need)] if need else out
+
+    def _put(self, fetch: Fetch, part: Part) -> list[fx.Effect]:
+        """A part goes to the disk; the whole is checked there."""
+        if part.index in fetch.assembly:
+            return []
+        complete = fetch.add(part)
+        offset = part.index * fetch.header.blob.part_bytes
+        out: list[fx.Effect] = [fx.Store(BroadcastPart(part.blob, offset, part.data))]
+        if complete:
+            out.append(fx.Work(KeepBroadcast(fetch.offer.header, _header(fetch))))
+        return out
+
+    def kept(self, task: KeepBroadcast, result: object) -> list[fx.Effect]:
+        """The whole blob is here: say so, open the round, pass it on."""
+        header, digest = task.header, task.header.blob.digest
+        fetch = self.arriving.get(digest)
+        if fetch is None or fetch.header != header:  # it was overtaken meanwhile
+            known = fetch is not None or digest in self._parts.memory.kept
+            return [] if known else [fx.Store(BroadcastDropped(digest))]
+        del self.arriving[digest]
+        if not isinstance(result, Kept):
+            reason = result.reason if isinstance(result, fx.Failed) else "bad_digest"
+            return [fx.Store(BroadcastDropped(digest)), fx.Refuse(reason)]
+        at = header.at
+        if isinstance(header, Commit) and (at.round, at.attempt) < self._rounds.newest(at.job_id):
+            # The next round came while this was checked; who is there still hears it.
+            told = [fx.Send(fx.Cloud(), self._parts.ack(digest, "held"))]
+            passed = self._serving.pass_on(fx.AllDevices(), result)
+            return [*told, *passed, fx.Store(BroadcastDropped(digest))]
+        late = self._why_not(header)
+        if late:
+            return [fx.Store(BroadcastDropped(digest)), *self._refuse(digest, late)]
+        out: list[fx.Effect] = self._make_room(header)
+        self._parts.memory.kept[digest] = result
+        out += [fx.Store(result), fx.Send(fx.Cloud(), self._parts.ack(digest, "held"))]
+        if isinstance(header, Commit):
+            out += self._rounds.drop(header.at)
+        elif header.kind == "round":
+            out += self._rounds.begin(header)
+        return out + self._serving.pass_on(fx.AllDevices(), result)
+
+    def _make_room(self, header: Manifest | Commit) -> list[fx.Effect]:
+        """A new round of a job ends its earlier ones; of broadcasts only the newest stays."""
+        memory = self._parts.memory
+        memory.kept = {d: k for d, k in memory.kept.items() if not _supersedes(header, k.header)}
+        return self._rounds.drop_job(header.at.job_id) if kind_of(header) == "round" else []
+
+    def close(self, close: Close, note: Note) -> list[fx.Effect]:
+        """A job ended: forget all of it but the release, tell the devices, say that we heard."""
+        memory, job_id = self._parts.memory, close.job_id
+        out: list[fx.Effect] = []
+        if job_id not in memory.ended:
+            out += self._rounds.drop_job(job_id)
+            out += self._forget_fetches(lambda fetch: _header(fetch).at.job_id == job_id)
+            memory.kept = {
+                digest: kept
+                for digest, kept in memory.kept.items()
+                if kept.header.at.job_id != job_id or kind_of(kept.header) == "release"
+            }
+            memory.ended[job_id] = note
+            while len(memory.ended) > self._parts.settings.ended_kept:
+                del memory.ended[next(iter(memory.ended))]
+            out += [fx.Store(JobEnded(job_id, note)), fx.Send(fx.AllDevices(), note)]
+        digest = hashlib.sha256(note.body.payload).digest()
+        return [*out, fx.Send(fx.Cloud(), self._parts.ack(digest, "held"))]
+
+    def repair(self) -> list[fx.Effect]:
+        """Ask the cloud for what did not come."""
+        if not self.arriving:
+            return []
+        needs = [fetch.next_need(timer=True) for fetch in self.arriving.values()]
+        out: list[fx.Effect] = [fx.Send(fx.Cloud(), need) for need in needs if need]
+        return [*out, fx.SetTimer("repair", self._parts.settings.repair_s)]
+
+
+def _slot(header: Manifest | Commit) -> tuple[object, ...]:
+    """The place of which there is only one: a second, different header there is a fork."""
+    return (kind_of(header), *key_of(header.at))
+
+
+def _header(fetch: Fetch) -> Manifest | Commit:
+    """The header of a broadcast under way: `offer` begins no other."""
+    if not isinstance(fetch.header, Manifest | Commit):
+        raise ProtocolError("unexpected_header")
+    return fetch.header
+
+
+def _cost_bytes(signed: Signed, header: Manifest | Commit) -> int:
+    return header.blob.size_bytes + len(signed.payload)
+
+
+def _overtakes(new: Manifest | Commit, fetch: Fetch) -> bool:
+    """Whether a fetch is of no use from now on. One that is only being checked may still be."""
+    old = _header(fetch)
+    return new != old and _supersedes(new, old) and not fetch.assembly.complete
+
+
+def _supersedes(new: Manifest | Commit, old: Manifest | Commit) -> bool:
+    """Only the newest release stays; of a job, its announcement, newest round and its commit."""
+    same_job = new.at.job_id == old.at.job_id
+    match kind_of(new):
+        case "release":
+            return kind_of(old) == "release"
+        case "job":
+            return same_job and kind_of(old) == "job"
+        case "round":
+            return same_job and kind_of(old) in ("round", "commit")
+    return False

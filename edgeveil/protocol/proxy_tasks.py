@@ -1,0 +1,229 @@
+"""What the proxy keeps, what it may look up, and its bounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
+
+from edgeveil.crypto.keys import VerifyKey
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.blob import Data
+from edgeveil.protocol.collection import Held
+from edgeveil.protocol.envelope import Signer
+from edgeveil.protocol.messages import Ack, Batch, Commit, Cover, Exchanged, Manifest, Note, Signed
+
+
+class Registry(Protocol):
+    """The identities that this proxy's operator admitted."""
+
+    def verify_key(self, device: str) -> VerifyKey | None:
+        """The identity key of an admitted device, or None."""
+        ...
+
+    def roster(self) -> tuple[int, bytes]:
+        """Epoch and the sealing keys of all admitted devices, sorted, 32 bytes each."""
+        ...
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A broadcast that late devices may still ask for."""
+
+    signed: Signed
+    header: Manifest | Commit
+    data: Data
+
+
+@dataclass(frozen=True)
+class BroadcastPart:
+    """Some of a broadcast's bytes, to be put at `offset`; durable with its `KeepBroadcast`."""
+
+    digest: bytes
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class BroadcastDropped:
+    """A broadcast that was under way, or kept by its work alone, is of no use any more."""
+
+    digest: bytes
+
+
+@dataclass(frozen=True)
+class UploadPart:
+    """Some of an upload's bytes, to be put at `offset` of its round's file.
+
+    Durable with the `UploadKept` that follows, if one does.
+    """
+
+    at: Exchanged
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class UploadKept:
+    """A complete upload, durable before it is acknowledged."""
+
+    at: Exchanged
+    device: str
+    held: Held
+
+
+@dataclass(frozen=True)
+class BatchKept:
+    """A shuffled batch; the uploads it came from are forgotten in the same transaction."""
+
+    at: Exchanged
+    signed: Signed
+    batch: Batch
+    data: Data
+
+
+@dataclass(frozen=True)
+class BatchDelivered:
+    """The cloud holds the batch."""
+
+    at: Exchanged
+
+
+@dataclass(frozen=True)
+class UploadsDropped:
+    """A round was short: who answered stays known, and it opens no more; no ciphertext stays."""
+
+    at: Exchanged
+
+
+@dataclass(frozen=True)
+class RoundDropped:
+    """Everything of this round but its manifest may go; it opens no more, after a restart too."""
+
+    at: Exchanged
+
+
+@dataclass(frozen=True)
+class JobEnded:
+    """Everything of this job but its release may go; `note` tells devices that come later."""
+
+    job_id: bytes
+    note: Note
+
+
+# --- work for the host, and its outcomes ---------------------------------------------------
+
+
+@dataclass(frozen=True)
+class KeepBroadcast:
+    """Check the digest of what came and make it durable; outcome `Kept`, or `Failed`."""
+
+    signed: Signed
+    header: Manifest | Commit
+
+
+@dataclass(frozen=True)
+class ShuffleRound:
+    """Write every group's segments in an order of its own; outcome `Shuffled`, or `Failed`.
+
+    With `keep_order` they stay in the order of `uploads`, which is that in which they came.
+    `uploads` are (slot, groups): a slot of the round's file is `slot_bytes` long and holds the
+    segments of these groups one after the other, `segment_bytes[g]` each. A group with fewer
+    segments than `floor` is left out: its few senders would stand alone.
+    """
+
+    at: Exchanged
+    segment_bytes: tuple[int, ...]
+    slot_bytes: int
+    floor: int
+    uploads: tuple[tuple[int, tuple[int, ...]], ...]
+    keep_order: bool = False
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """The batch: `counts[g]` segments of group g, on the disk."""
+
+    counts: tuple[int, ...]
+    digest: bytes
+    data: Data
+
+
+# --- what the proxy keeps ------------------------------------------------------------------
+
+
+@dataclass
+class ProxyMemory:
+    """What survives a restart; the host loads it, the machine changes it with `Store` effects."""
+
+    kept: dict[bytes, Kept] = field(default_factory=dict)  # by blob digest, oldest first
+    uploads: list[UploadKept] = field(default_factory=list)
+    batches: dict[tuple[bytes, int, int], BatchKept] = field(default_factory=dict)
+    delivered: set[tuple[bytes, int, int]] = field(default_factory=set)
+    ended: dict[bytes, Note] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ProxySettings:
+    """Bounds and waits of one proxy."""
+
+    packet_bytes: int = 65536
+    blob_bytes: int = 256 << 20
+    push_bytes: int = 16 << 20  # larger blobs are pulled, with bounded credit
+    need_repeat_s: float = 10.0  # a part sent to a device is not sent to it again so soon
+    want_repeat_s: float = 0.25  # nor is a job, which is much for a small question
+    upload_bytes: int = 64 << 20
+    spool_bytes: int = 1 << 30
+    cache_bytes: int = 1 << 30
+    credit_bytes: int = 16 << 20
+    credit_patience_s: float = 5.0  # a grant that brings nothing for so long is taken back
+    hellos_per_s: float = 500.0
+    min_batch_floor: int = 3
+    repair_s: float = 1.0
+    resend_s: float = 3.0
+    waits_cap_s: float = 300.0  # to which the waits between repeated shortfalls grow
+    ended_kept: int = 16
+    hello_spread_s: float = 0.5  # over which devices come when the proxy (re)starts, at least
+    cover_window_s: float = 0.0  # 0: no cover traffic
+
+
+RoundKey = tuple[bytes, int, int]
+
+
+def key_of(at: Exchanged) -> tuple[bytes, int, int]:
+    """A round as a dictionary key."""
+    return (at.job_id, at.round, at.attempt)
+
+
+def kind_of(header: Manifest | Commit) -> str:
+    """`job`, `round`, `release` or `commit`."""
+    return "commit" if isinstance(header, Commit) else header.kind
+
+
+@dataclass
+class ProxyParts:
+    """What both sides of the proxy's machine share."""
+
+    signer: Signer
+    cloud_key: VerifyKey
+    registry: Registry
+    memory: ProxyMemory
+    settings: ProxySettings
+    online: set[str] = field(default_factory=set)
+    all_came: bool = False  # `online` is complete: devices had their time to say hello
+
+    def ack(self, digest: bytes, status: str, reason: str = "") -> Note:
+        """A signed acknowledgement; `status` is one of `Ack`'s."""
+        return self.signer.note(Ack(digest, status, reason))  # type: ignore[arg-type]
+
+    def cover(self, to: fx.Address) -> list[fx.Effect]:
+        """The wish for cover traffic, if this proxy has it.
+
+        Nothing is said where it has none: such a note could be played again by a broker.
+        """
+        return [fx.Send(to, self._cover)] if self._cover else []
+
+    @cached_property
+    def _cover(self) -> Note | None:
+        window_s = self.settings.cover_window_s
+        return self.signer.note(Cover(window_s)) if window_s > 0 else None

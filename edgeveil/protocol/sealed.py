@@ -1,0 +1,216 @@
+"""The broadcast's envelope: one content key, sealed to each selected key, and the package under it.
+
+Everything public about the broadcast is bound into the context of the stanzas, of the stream
+and of the commitment, so no part of one broadcast can stand in another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from edgeveil.crypto.commitment import commit, commits_to
+from edgeveil.crypto.errors import CryptoError
+from edgeveil.crypto.keys import ContentKey, OpeningKey, SealingKey
+from edgeveil.crypto.labels import (
+    CONTENT_KEY,
+    MEMBERSHIP,
+    MODEL_STREAM,
+    SEGMENT,
+    SEGMENT_MARK,
+    context,
+)
+from edgeveil.crypto.sealing import SEAL_OVERHEAD_BYTES, open_sealed, seal
+from edgeveil.crypto.stanzas import open_stanzas, seal_stanzas
+from edgeveil.crypto.stream import TAG_BYTES, open_stream, seal_stream
+from edgeveil.errors import ProtocolError
+from edgeveil.protocol.blob import describe
+from edgeveil.protocol.messages import Exchanged, Group, Manifest
+
+NO_KEY = bytes(32)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a manifest says beside what sealing computes."""
+
+    kind: Literal["job", "round", "release"]
+    at: Exchanged
+    sequence: int
+    job_digest: bytes
+    phase: str
+    min_batch: int = 0
+    quorum: int = 0
+    deadline_s: float = 0.0
+    grace_s: float = 0.0
+    groups: tuple[Group, ...] = ()
+    cloud_key: bytes = NO_KEY
+    shuffled: bool = True
+
+    def manifest(
+        self,
+        package: bytes,
+        data: bytes,
+        *,
+        selected: int,
+        stanza_bytes: int,
+        commitment: bytes,
+        part_bytes: int,
+    ) -> Manifest:
+        """The unsigned manifest of `package` for `selected` devices, sealed into `data`."""
+        return Manifest(
+            kind=self.kind,
+            at=self.at,
+            sequence=self.sequence,
+            job_digest=self.job_digest,
+            phase=self.phase,
+            selected=selected,
+            min_batch=self.min_batch,
+            quorum=self.quorum,
+            deadline_s=self.deadline_s,
+            grace_s=self.grace_s,
+            groups=self.groups,
+            stanza_bytes=stanza_bytes,
+            package_digest=hashlib.sha256(package).digest(),
+            package_bytes=len(package),
+            commitment=commitment,
+            cloud_key=self.cloud_key,
+            blob=describe(data, part_bytes),
+            shuffled=self.shuffled,
+        )
+
+
+class Sealing(Protocol):
+    """How packages and segments are sealed: this module, wherever anything leaves a process.
+
+    Only a simulation, whose parties share one memory, may have another.
+    """
+
+    def seal_broadcast(
+        self, terms: Terms, package: bytes, recipients: Sequence[SealingKey], part_bytes: int
+    ) -> tuple[Manifest, bytes, bytes]: ...
+
+    def open_broadcast(
+        self, key: OpeningKey, manifest: Manifest, data: bytes
+    ) -> tuple[bytes, bytes] | None: ...
+
+    def seal_segment(
+        self, manifest: Manifest, group: Group, membership: bytes, tensor: bytes
+    ) -> bytes: ...
+
+    def open_segment(
+        self,
+        key: OpeningKey,
+        at: Exchanged,
+        job_digest: bytes,
+        group: Group,
+        membership: bytes,
+        sealed: bytes,
+    ) -> bytes | None: ...
+
+
+def _context(label: bytes, terms: Terms | Manifest, package_digest: bytes) -> bytes:
+    at = terms.at
+    sequence = terms.sequence.to_bytes(8, "big")
+    parts = (terms.kind.encode(), at.job_id, at.numbers, sequence, terms.job_digest)
+    return context(label, *parts, terms.phase.encode(), terms.cloud_key, package_digest)
+
+
+def seal_broadcast(
+    terms: Terms, package: bytes, recipients: Sequence[SealingKey], part_bytes: int
+) -> tuple[Manifest, bytes, bytes]:
+    """The unsigned manifest, the blob, and the membership tag that only recipients can compute."""
+    content_key = ContentKey.generate()
+    digest = hashlib.sha256(package).digest()
+    stanzas = seal_stanzas(content_key, recipients, _context(CONTENT_KEY, terms, digest))
+    stream = seal_stream(content_key, _context(MODEL_STREAM, terms, digest), package)
+    data = stanzas + stream
+    manifest = terms.manifest(
+        package,
+        data,
+        selected=len(recipients),
+        stanza_bytes=len(stanzas),
+        commitment=commit(content_key, _context(CONTENT_KEY, terms, digest)),
+        part_bytes=part_bytes,
+    )
+    return manifest, data, _membership(content_key, manifest)
+
+
+def open_broadcast(key: OpeningKey, manifest: Manifest, data: bytes) -> tuple[bytes, bytes] | None:
+    """(package, membership tag) for a recipient, None for anybody else.
+
+    Raises ProtocolError `wrong_commitment`, `broken_stream` or `wrong_package`.
+    """
+    info, view = _context(CONTENT_KEY, manifest, manifest.package_digest), memoryview(data)
+    content_key = open_stanzas(key, info, view[: manifest.stanza_bytes])
+    if content_key is None:
+        return None
+    if not commits_to(manifest.commitment, content_key, info):
+        raise ProtocolError("wrong_commitment")
+    stream_context = _context(MODEL_STREAM, manifest, manifest.package_digest)
+    try:
+        package = open_stream(content_key, stream_context, view[manifest.stanza_bytes :])
+    except CryptoError:
+        raise ProtocolError("broken_stream") from None
+    same = hashlib.sha256(package).digest() == manifest.package_digest
+    if not same or len(package) != manifest.package_bytes:
+        raise ProtocolError("wrong_package")
+    return package, _membership(content_key, manifest)
+
+
+def _membership(content_key: ContentKey, manifest: Manifest) -> bytes:
+    """A tag that only holders of the content key know: it admits segments to the round."""
+    bound = _context(MEMBERSHIP, manifest, manifest.package_digest)
+    return hashlib.sha256(MEMBERSHIP + content_key.to_bytes() + bound).digest()
+
+
+# --- segments ------------------------------------------------------------------------------
+
+PAD_TO_BYTES = 64
+
+
+def padded(byte_count: int) -> int:
+    """The public size of a segment: a multiple of 64 bytes."""
+    return -(-byte_count // PAD_TO_BYTES) * PAD_TO_BYTES
+
+
+def _segment_info(at: Exchanged, job_digest: bytes, group: Group, membership: bytes) -> bytes:
+    return context(SEGMENT, at.job_id, at.numbers, job_digest, group.name.encode(), membership)
+
+
+def seal_segment(manifest: Manifest, group: Group, membership: bytes, tensor: bytes) -> bytes:
+    """One segment to the round's cloud key, with an ephemeral key of its own, padded.
+
+    Raises ProtocolError `wrong_size` if the tensor is larger than its public size.
+    """
+    if len(tensor) > group.padded_bytes:
+        raise ProtocolError("wrong_size")
+    info = _segment_info(manifest.at, manifest.job_digest, group, membership)
+    filled = tensor.ljust(group.padded_bytes, b"\0")
+    return seal(SealingKey(manifest.cloud_key), info, filled)
+
+
+def open_segment(
+    key: OpeningKey,
+    at: Exchanged,
+    job_digest: bytes,
+    group: Group,
+    membership: bytes,
+    sealed: bytes,
+) -> bytes | None:
+    """The padded tensor; None if it was not sealed by a selected device for this very round."""
+    opened = open_sealed(key, _segment_info(at, job_digest, group, membership), sealed)
+    return opened if opened is not None and len(opened) == group.padded_bytes else None
+
+
+def segment_mark(membership: bytes, sealed: bytes) -> bytes:
+    """How a commit record names an accepted segment, 32 bytes.
+
+    SHA-256(label ‖ membership ‖ first 48 and last 16 bytes of the ciphertext): the proxy has seen
+    all ciphertexts, and must not be able to look up whose were counted. Those bytes hold the
+    ephemeral key and the authentication tag, which stand for all the others.
+    """
+    ends = sealed[:SEAL_OVERHEAD_BYTES] + sealed[-TAG_BYTES:]
+    return hashlib.sha256(SEGMENT_MARK + membership + ends).digest()

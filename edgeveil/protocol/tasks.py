@@ -1,0 +1,198 @@
+"""What a device's machine asks of its host, what comes back, and what the device keeps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from edgeveil.protocol.effects import Failed as Failed
+from edgeveil.protocol.messages import Exchanged, Manifest, Signed, Upload
+from edgeveil.protocol.package import JobPackage, Package, ReleasePackage
+
+# --- work for the host, and its outcomes ---------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Open:
+    """Try the device's key on the stanzas; outcome `Opened` or `Failed`."""
+
+    manifest: Manifest
+    blob: bytes
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The package, or None where no stanza was for this device.
+
+    `chance` in [0, 1) and the job's `budget_s` (0: not known) fix the moment at which what follows
+    leaves; both are there before any record is read.
+    """
+
+    package: Package | None
+    chance: float = 0.0
+    budget_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Learn:
+    """Keep a job and its graph; outcome `Learned` or `Failed`."""
+
+    manifest: Manifest
+    package: JobPackage
+
+
+@dataclass(frozen=True)
+class Learned:
+    """The job is known from now on, also after a restart."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Consent, infer, train, price, seal; outcome `Sealed` or `Declined`.
+
+    What has read records ends `allowed_s` after `begun_s` (the machine's time) at the latest.
+    """
+
+    manifest: Manifest
+    package: Package
+    begun_s: float = 0.0
+    allowed_s: float = math.inf
+
+    @property
+    def until_s(self) -> float:
+        """The machine's time at which the work must have ended."""
+        return self.begun_s + self.allowed_s
+
+
+@dataclass(frozen=True)
+class Dummies:
+    """Seal what an upload of this device would look like; outcome `Sealed` or `Declined`.
+
+    For cover traffic. Nothing of the device is in it, so no ledger knows of it.
+    """
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """The priced, sealed segments, in the order of `groups`; each with its mark (`segment_mark`).
+
+    `at_once`: no record had a part in it, so that it need not wait for its moment.
+    """
+
+    groups: tuple[int, ...]
+    sizes: tuple[int, ...]
+    data: bytes
+    marks: tuple[bytes, ...]
+    dummy: bool = False
+    at_once: bool = False
+
+
+@dataclass(frozen=True)
+class Declined:
+    """Nothing will be sent; `why` is for the owner's console only."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Install:
+    """Swap in the final model; outcome `Learned` or `Failed`."""
+
+    manifest: Manifest
+    package: ReleasePackage
+
+
+# --- what the device keeps ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The newest manifest of a job, so that an older or a second one is refused.
+
+    `settled`: the device is done with this attempt, and does not take it up again.
+    """
+
+    at: Exchanged
+    manifest_digest: bytes
+    settled: bool = False
+
+
+@dataclass(frozen=True)
+class OutboxPut:
+    """A sealed upload to be sent until the round closes. A dummy has no receipt."""
+
+    at: Exchanged
+    header: Signed
+    upload: Upload
+    marks: tuple[bytes, ...]  # of the sealed segments, in order
+    data: bytes
+    dummy: bool = False
+    held: bool = False  # the proxy acknowledged it
+
+
+@dataclass(frozen=True)
+class OutboxHeld:
+    """The proxy acknowledged the upload."""
+
+    at: Exchanged
+
+
+Outcome = Literal["counted", "missing", "refused", "dropped"]
+
+
+@dataclass(frozen=True)
+class OutboxDrop:
+    """The upload is not needed any more, its attempt is settled, and what became of it.
+
+    `counted` and `missing` by the commit record: all of its segments stand there, or not all.
+    """
+
+    at: Exchanged
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class LateRecord:
+    """The commit record of a round whose upload had to make room for the next one's."""
+
+    at: Exchanged
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class JobClosed:
+    """Keep only that this job has ended, as the cloud said or because it was `forgotten`."""
+
+    job_id: bytes
+    status: str
+
+
+@dataclass
+class Memory:
+    """What survives a restart; the host loads it and applies the `Store` items to it."""
+
+    seen: dict[bytes, Seen] = field(default_factory=dict)
+    jobs: dict[bytes, None] = field(default_factory=dict)  # known, the oldest first
+    closed: dict[bytes, None] = field(default_factory=dict)  # the oldest first
+    release_sequence: int = -1
+    outbox: OutboxPut | None = None
+
+
+CLOSED_KEPT = 1000  # ends of jobs that a device remembers; its ledger remembers all it took part in
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Bounds and waits of one device."""
+
+    packet_bytes: int = 65536
+    blob_bytes: int = 256 << 20
+    fetch_bytes: int = 512 << 20
+    jobs: int = 32
+    repair_s: float = 1.0
+    resend_s: float = 5.0
+    waits_cap_s: float = 30.0
+    require_cover: bool = False  # the owner's word: without cover traffic nothing is answered

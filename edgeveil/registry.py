@@ -1,0 +1,47 @@
+"""Tables of names: the name in a table is the name in the YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from difflib import get_close_matches
+from typing import Generic, TypeVar
+
+from edgeveil.errors import UsageError
+
+T = TypeVar("T")
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """`did you mean 'x'?` for the closest known name, or the list of all of them.
+
+    One that begins as `name` does is closer than any other; case does not count.
+    """
+    given, names = name.casefold(), {one.casefold(): one for one in known}
+    begun = [one for one in names if given and one.startswith(given)]
+    close = get_close_matches(given, begun or names, n=1, cutoff=0.5)
+    return f"did you mean '{names[close[0]]}'?" if close else f"known: {', '.join(sorted(known))}"
+
+
+class Table(Generic[T]):
+    """A fixed mapping from names to implementations of one family."""
+
+    def __init__(self, family: str, entries: dict[str, T]) -> None:
+        self.family, self._entries = family, dict(entries)
+
+    def __getitem__(self, name: str) -> T:
+        try:
+            return self._entries[name]
+        except KeyError:
+            raise UsageError(
+                f"unknown {self.family} '{name}'", fix=nearest(name, self.names())
+            ) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def names(self) -> list[str]:
+        """All names, in the order they were listed."""
+        return list(self._entries)

@@ -1,0 +1,187 @@
+"""A device's part of a job on made-up records, before it is priced or any record is read.
+
+Everything that a device does later is done here once: each kind of exchange is answered, with the
+method's own noise, from the package that the cloud half makes of its first state; what the device
+keeps goes into the round after it; the graph is checked, loaded and run. No ledger is involved and
+no user's record, so a failure costs nothing and says nothing of data.
+"""
+
+from __future__ import annotations
+
+import time
+from hashlib import sha256
+
+import numpy as np
+
+from edgeveil.data.slots import slot_records
+from edgeveil.errors import DataError, EdgeVeilError, PrivacyError, ProtocolError
+from edgeveil.evaluation.inference import InferenceSession
+from edgeveil.parts.methods.base import KEPT, TRAIN, Array, Exchange, Records, Tensors
+from edgeveil.plan import SOFTMAX, JobPlan
+from edgeveil.privacy.sampler import RandomBytes, os_random
+from edgeveil.privacy.softmax import softmax_laplace
+from edgeveil.protocol.package import pack_tensors, unpack_tensors
+
+_REPEATS = (("local_steps", 2), ("local_epochs", 1), ("moves", 2))
+_SEED = 0
+_SLOT_KEY = bytes(32)  # of made-up records' slots: no secret
+
+
+def brief(plan: JobPlan) -> JobPlan:
+    """The same job with as few repeats of local work as there can be.
+
+    What one local step can do, a thousand can: a check of the job need not wait for them.
+    """
+    train = plan.job.train
+    fewer = {
+        name: min(getattr(train, name), most) for name, most in _REPEATS if hasattr(train, name)
+    }
+    job = plan.job.model_copy(update={"train": train.model_copy(update=fewer)})
+    return JobPlan(job, plan.artifacts)
+
+
+def made_up_records(plan: JobPlan, count: int) -> Records:
+    """`count` records of the job's form: values of 0 to the job's `input_scale`, labels in turn.
+
+    The same in every process, and of nobody.
+    """
+    chance, data = np.random.default_rng(_SEED), plan.job.data
+    scales = [getattr(one, "input_scale", None) for one in (plan.job.model, *plan.job.features)]
+    largest = max((scale for scale in scales if scale), default=1.0)
+    x = chance.random((count, *data.input_shape), dtype=np.float32) * np.float32(largest)
+    return Records(x, np.arange(count, dtype=np.int64) % data.classes)
+
+
+def rehearse_device(
+    plan: JobPlan,
+    graph: bytes,
+    *,
+    trains: bool,
+    records: int,
+    processor: str,
+    random_bytes: RandomBytes = os_random,
+    memory_bytes: int | None = None,
+) -> float:
+    """Play one device's part of the job on `records` made-up training records; the seconds that
+    its longest answer took, softmax upload and slowest exchange together.
+
+    `graph` is the job's ONNX graph, `trains` the device's role, `memory_bytes` the most that it
+    keeps from round to round. Evaluation runs on the job's share of as many. What one answer needs
+    is loaded afterwards, so that a second call takes the time that answers take. Needs torch where
+    the method does and the device trains; never the `onnx` package.
+
+    Raises DataError, PrivacyError or ProtocolError with the reason why the job cannot be done.
+    """
+    try:
+        made, state = made_up_records(plan, records), plan.cloud.initial_state()
+        begun_s, trained_s = time.perf_counter(), 0.0
+        if any(exchange.infer for exchange in plan.exchanges):
+            share = plan.job.data.evaluation_share
+            x = made.x[: max(1, int(np.ceil(share * len(made))))]
+            rehearsed_softmax(plan, graph, plan.cloud.model(state), x, random_bytes)
+        inferred_s = time.perf_counter() - begun_s
+        if trains:
+            plan.check_backbones()
+            trained_s = _train(plan, made, state, processor, random_bytes, memory_bytes)
+        return inferred_s + trained_s
+    except (DataError, PrivacyError, ProtocolError):
+        raise
+    except EdgeVeilError as error:
+        raise DataError(error.what, where=error.where, fix=error.fix) from error
+    except Exception as error:  # a user's own model may raise anything
+        raise DataError(
+            f"cannot be done on made-up records, {type(error).__name__}: {error}",
+            where="job",
+            fix="change the job's model or method",
+        ) from error
+
+
+def rehearsed_softmax(
+    plan: JobPlan, graph: bytes, weights: Tensors, x: Array, random_bytes: RandomBytes = os_random
+) -> Array:
+    """The noised softmax upload for evaluation records x (n, ...), n > 0.
+
+    Raises DataError for a graph that a device refuses, or that gives no probabilities.
+    """
+    job, samples = plan.job, plan.softmax_samples
+    session = InferenceSession(graph, sha256(graph).digest(), classes=job.data.classes)
+    given, values = unpack_tensors(pack_tensors(weights)), np.asarray(x, np.float32)
+    session.require_probabilities(values[:1], given)
+    if samples is None:
+        found = session.mean_softmax(values, given)
+    else:
+        held = slot_records(values, samples, _SLOT_KEY)
+        found = session.slot_softmax(values, given, held)
+    noised, _ = softmax_laplace(
+        found,
+        plan.softmax_epsilon,
+        sensitivity=job.encrypt.laplace_eval_sensitivity,
+        random_bytes=random_bytes,
+    )
+    return noised
+
+
+def rehearsed_answer(
+    plan: JobPlan,
+    exchange: Exchange,
+    package: Tensors,
+    own: Tensors,
+    records: Records,
+    processor: str,
+    random_bytes: RandomBytes = os_random,
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """(the segments as they would be sealed, what the device keeps) of one exchange.
+
+    `own` are the device's earlier answers and what it kept. Raises ProtocolError where a segment
+    is not of the form that the plan states in public, PrivacyError where it has another price.
+    """
+    tensors = {**unpack_tensors(pack_tensors(package)), **own}
+    answer = plan.device.answer(exchange, tensors, records, random_bytes, processor)
+    if answer.events != plan.device.price(exchange):
+        raise PrivacyError("has another price than the job says", where=exchange.label)
+    segments = unpack_tensors(pack_tensors(answer.segments))
+    wanted = {s.name: (s.shape, s.dtype) for s in plan.segments(exchange) if s.name != SOFTMAX}
+    found = {name: (array.shape, str(array.dtype)) for name, array in segments.items()}
+    if found != wanted:
+        raise ProtocolError("wrong_shape", f"{exchange.label} would upload {found}, not {wanted}")
+    return segments, {KEPT + name: np.asarray(array) for name, array in answer.kept.items()}
+
+
+def training_kinds(plan: JobPlan) -> tuple[Exchange, ...]:
+    """One exchange of each kind that a training device answers: each preparatory phase, the first
+    round and, where stages may keep something from it, the second.
+    """
+    most = 2 if plan.setting.stages else 1
+    return tuple(e for e in plan.exchanges if e.phase != TRAIN or e.number <= most)
+
+
+def _train(
+    plan: JobPlan,
+    records: Records,
+    state: Tensors,
+    processor: str,
+    random_bytes: RandomBytes,
+    memory_bytes: int | None,
+) -> float:
+    """Seconds of the slowest exchange."""
+    longest_s = 0.0
+    released: dict[str, dict[str, Array]] = {}
+    kept: dict[str, Array] = {}
+    for exchange in training_kinds(plan):
+        earlier = [released.get(one.phase, {}) for one in plan.recalled(exchange)]
+        own = {name: array for one in (*earlier, kept) for name, array in one.items()}
+        package = plan.cloud.package(state, exchange)
+        begun_s = time.perf_counter()
+        released[exchange.phase], kept = rehearsed_answer(
+            plan, exchange, package, own, records, processor, random_bytes
+        )
+        longest_s = max(longest_s, time.perf_counter() - begun_s)
+        size_bytes = sum(array.nbytes for array in kept.values())
+        if memory_bytes is not None and size_bytes > memory_bytes:
+            raise PrivacyError(
+                f"the job would keep {size_bytes} bytes from round to round, more than"
+                f" {memory_bytes}",
+                where="limits.memory_bytes",
+                fix="raise it, or sit this job out",
+            )
+    return longest_s

@@ -1,0 +1,43 @@
+"""Uniform selection without replacement, from the operating system's random source."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from random import Random
+from secrets import SystemRandom
+
+from edgeveil.errors import UsageError
+
+
+def uniform(keys: Sequence[bytes], count: int, random: Random | None = None) -> list[bytes]:
+    """`count` different keys, every subset equally likely, in random order.
+
+    `random` is for tests and simulations; without it `secrets.SystemRandom` draws. Raises
+    UsageError if a key stands twice (its device would be asked twice) or too few are given.
+    """
+    if len(set(keys)) != len(keys):
+        raise UsageError("a key is listed twice", where="selection", fix="list each key once")
+    if not 0 <= count <= len(keys):
+        raise UsageError(
+            f"cannot choose {count} of {len(keys)} keys",
+            where="selection.devices",
+            fix="enrol more devices or select fewer",
+        )
+    return (random or SystemRandom()).sample(list(keys), count)
+
+
+def how_many(devices: int | str, enrolled: int, over_select: float = 1.0) -> int:
+    """Keys to draw: `devices` times `over_select`, rounded up, never more than are enrolled.
+
+    `devices` may be "all". Raises UsageError on anything else.
+    """
+    if devices == "all":
+        return enrolled
+    if not isinstance(devices, int) or devices < 1:
+        raise UsageError(
+            f"must be a number from 1 or 'all', got {devices!r}", where="selection.devices"
+        )
+    # Through the decimal text: 50 x 1.1 is 55, not the 56 that float rounding up would give.
+    return min(enrolled, math.ceil(devices * Fraction(str(over_select))))

@@ -1,0 +1,92 @@
+"""What the proxy's shuffle earns a job, where the clone bound's conditions hold, and only there.
+
+They are: the proxy shuffles; every release of the kind is pure local DP of a device's whole data
+(any two data sets), with noise of its own: what a device keeps of an upload would lead from one
+round's batch to its next upload; a batch has at least `round.min_batch` uploads of devices that
+keep to the protocol and tell nobody, so there is no cover traffic, whose dummies count in a batch;
+the cloud keeps to the protocol, does not collude with the proxy or with devices, and never gets two
+batches of one round, whose difference would name uploads. The first three follow from the job, the
+others are said beside the figure. Each device's own noise holds without any of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgeveil.plan import SOFTMAX, JobPlan
+from edgeveil.privacy.accountant import pure_epsilon
+from edgeveil.privacy.amplification import shuffled_epsilon
+from edgeveil.privacy.events import Event, LaplaceEvent, TwoValueEvent
+from edgeveil.privacy.figures import up, worth
+from edgeveil.privacy.policy import INFER, TRAIN
+
+LEAST_GAIN = 0.99  # what is less of a gain is not worth a line
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """(ε, δ) per device against a curious cloud alone.
+
+    Of `rounds` rounds, each with at least `uploads` uploads. `local_epsilon` is the same without
+    the shuffle, against everybody; `claimed_epsilon` what a text's m-fold amplification would make
+    of it for m `segments`, which is not proven.
+    """
+
+    purpose: str
+    epsilon: float
+    delta: float
+    uploads: int
+    rounds: int
+    local_epsilon: float
+    segments: int
+    claimed_epsilon: float
+
+    def __str__(self) -> str:
+        kind = "training" if self.purpose == TRAIN else "inference"
+        claimed = f"; {self.segments}-fold as texts claim it, unproven: {up(self.claimed_epsilon)}"
+        return (
+            f"{kind}: ε = {up(self.epsilon)}, δ = {up(self.delta)} per device against a curious "
+            f"cloud alone{worth(self.epsilon)}, {self.uploads} honest uploads a batch or more "
+            f"(clone bound); without the shuffle ε = {up(self.local_epsilon)}"
+            + (claimed if self.segments > 1 else "")
+        )
+
+
+def shuffled(plan: JobPlan) -> tuple[Shuffled, ...]:
+    """What a job's shuffle earns its training and its inference; () where it earns nothing."""
+    job = plan.job
+    if job.proxy.shuffle == "none":
+        return ()
+    prices = [(e, plan.device.price(e)) for e in plan.exchanges]
+    trained = [price for e, price in prices if e.number <= job.max_participations]
+    if any(stage.remembers for stage in plan.setting.stages):
+        trained = []
+    inferred = [(plan.softmax_event(),) for e in plan.exchanges if e.infer]
+    layers = sum(s.name != SOFTMAX for s in plan.segments(plan.exchanges[-1]))
+    found = (
+        _credit(plan, TRAIN, trained[: job.max_participations], layers),
+        _credit(plan, INFER, inferred, 1),
+    )
+    return tuple(credit for credit in found if credit is not None)
+
+
+def _credit(
+    plan: JobPlan, purpose: str, releases: Sequence[tuple[Event, ...]], segments: int
+) -> Shuffled | None:
+    if not releases or not all(_counts(event) for price in releases for event in price):
+        return None
+    each = max(pure_epsilon(price) for price in releases)
+    local, delta = float(sum(map(pure_epsilon, releases))), plan.job.privacy.delta
+    uploads, times = plan.job.round.min_batch, len(releases)
+    epsilon = shuffled_epsilon(float(each), uploads, times, delta)
+    if not 0 < epsilon < LEAST_GAIN * local:
+        return None
+    return Shuffled(
+        purpose, epsilon, delta, uploads, times, local, segments, local / max(1, segments)
+    )
+
+
+def _counts(event: Event) -> bool:
+    """Whether any two data sets of the device are this close: the event of such a mechanism."""
+    return isinstance(event, TwoValueEvent | LaplaceEvent) and event.unit == "device"

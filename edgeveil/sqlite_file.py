@@ -1,0 +1,181 @@
+"""One durable SQLite file: opened, locked and written the same way wherever state must survive.
+
+Writes are on the disk when they return (`synchronous=FULL`). What SQLite says against it becomes an
+error for people: which file, what is wrong with it, what to do.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from edgeveil.errors import EdgeVeilError
+
+BUSY_S = 5.0
+MEMORY = ":memory:"
+_DAMAGED = "restore it from a backup"
+_FIXES = {
+    sqlite3.SQLITE_FULL: "free some space on its disk, then start again",
+    sqlite3.SQLITE_BUSY: "end the other process that uses it",
+    sqlite3.SQLITE_LOCKED: "end the other process that uses it",
+    sqlite3.SQLITE_READONLY: "make the file and its folder writable for this user",
+    sqlite3.SQLITE_CANTOPEN: "check that its folder is there and this user's",
+    sqlite3.SQLITE_PERM: "make the file and its folder writable for this user",
+    sqlite3.SQLITE_IOERR: "check the disk",
+}
+_PRIMARY = 0xFF  # the primary code within an extended one
+# A damaged file's text may be no text at all, even the part of it that SQLite's error quotes.
+_FAULTS = (sqlite3.Error, UnicodeDecodeError)
+
+
+class StorageError(EdgeVeilError):
+    """A durable file cannot be used."""
+
+
+def _identity(path: Path | str) -> tuple[int, int] | None:
+    """Device and inode of the file at `path`; None without one."""
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+class SqliteFile:
+    """Opens `path` (made with mode 0600) and runs `schema`; `name` is how errors call it.
+
+    Safe to share between threads. Every method raises `error` in place of an `sqlite3.Error`;
+    `damaged_fix` is what to do about a file that is no database. With `rollback_journal` there is
+    no write-ahead log beside the file; with `secure_delete` what is deleted is overwritten. With
+    `version` a new file gets this number, and one with another number, or none, is refused unread.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        name: str,
+        schema: str = "",
+        *,
+        error: type[EdgeVeilError] = StorageError,
+        damaged_fix: str = _DAMAGED,
+        rollback_journal: bool = False,
+        secure_delete: bool = False,
+        version: int | None = None,
+    ) -> None:
+        self._path, self._name, self._error, self._damaged_fix = path, name, error, damaged_fix
+        self._lock = threading.RLock()
+        with self._told("used"):
+            if str(path) != MEMORY:
+                self._make()
+            self._opened = _identity(path)
+            # Autocommit: transactions begin and end in `transaction` alone.
+            self.db = sqlite3.connect(
+                path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
+            )
+            self._prepare(schema, rollback_journal, secure_delete, version)
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self.db.close()
+
+    def replaced(self) -> bool:
+        """Whether another file stands at the path now, or none: this one is then written unseen."""
+        return self._path != MEMORY and _identity(self._path) != self._opened
+
+    @contextmanager
+    def guard(self, what: str = "used") -> Iterator[sqlite3.Connection]:
+        """The connection, for this thread alone inside the block: to read, or for one statement.
+
+        `what` was to be done with the file, for the error's text.
+        """
+        with self._lock, self._told(what):
+            yield self.db
+
+    @contextmanager
+    def transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:
+        """All or nothing, and durable when the block ends; an error inside undoes all of it.
+
+        Inside another transaction of this thread it is a part of that one.
+        """
+        with self.guard("written") as db:
+            if db.in_transaction:
+                yield db
+                return
+            db.execute(begin)
+            try:
+                yield db
+                db.execute("COMMIT")
+            finally:
+                if db.in_transaction:
+                    with suppress(sqlite3.Error):  # the first error is the one to tell
+                        db.execute("ROLLBACK")
+
+    @contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        """Turn SQLite's error into one that says file, fault and fix."""
+        try:
+            yield
+        except EdgeVeilError:
+            raise  # told already
+        except _FAULTS as error:
+            raise self._error(
+                f"{self._name} cannot be {what}: {error}",
+                where=str(self._path),
+                fix=self._fix(error),
+            ) from error
+
+    def _make(self) -> None:
+        """The file, with its mode from the beginning; the log beside it inherits the mode."""
+        try:
+            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
+        except OSError as error:
+            raise self._error(
+                f"{self._name} cannot be used: {error.strerror}",
+                where=str(self._path),
+                fix="check its folder, and the rights of this user there",
+            ) from error
+
+    def _prepare(
+        self, schema: str, rollback_journal: bool, secure_delete: bool, version: int | None
+    ) -> None:
+        try:
+            if version is not None:
+                numbered = f"BEGIN IMMEDIATE; {schema}; PRAGMA user_version = {version}; COMMIT;"
+                schema = numbered if self._is_new(version) else ""
+            if not rollback_journal:
+                self.db.execute("PRAGMA journal_mode=WAL")
+            self.db.execute("PRAGMA synchronous=FULL")
+            if secure_delete:
+                self.db.execute("PRAGMA secure_delete=ON")
+            self.db.executescript(schema)
+        except (*_FAULTS, EdgeVeilError):
+            self.db.close()
+            raise
+
+    def _is_new(self, version: int) -> bool:
+        """Whether the file is empty; if it is not, its version is checked."""
+        (found,) = self.db.execute("PRAGMA user_version").fetchone()
+        new = self.db.execute("SELECT 1 FROM sqlite_master").fetchone() is None
+        if found != version and not new:
+            raise self._error(
+                f"{self._name} has version {found}, this program knows {version}",
+                where=str(self._path),
+                fix="use the version of edgeveil that wrote it",
+            )
+        return new
+
+    def _fix(self, error: Exception) -> str:
+        if isinstance(error, UnicodeDecodeError):
+            return self._damaged_fix
+        code = getattr(error, "sqlite_errorcode", None)
+        if code is None:
+            return "check the disk and the file's rights"
+        primary = code & _PRIMARY
+        if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            return self._damaged_fix
+        return _FIXES.get(primary, "check the disk and the file's rights")

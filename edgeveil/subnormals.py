@@ -1,0 +1,163 @@
+"""Subnormal numbers count as zero wherever records are computed with.
+
+Many processors take ten to a hundred times as long for an operation on a number below the smallest
+normal one (1.2e-38 in float32). A graph or a model from outside can so make one record's presence
+cost time, and time is seen outside. The processor has a switch, one per thread, that a thread hands
+on to the threads it starts: "flush to zero" for results, "denormals are zero" for operands (Intel
+SDM vol. 1, 10.2.3.3 and 10.2.3.4; Arm ARM, FPCR.FZ). It is set where the work is done and put back
+after it, which costs some microseconds: ONNX Runtime's own option acts on the thread of a process's
+first session alone, torch's on the calling thread alone.
+
+numpy is imported late: its BLAS starts its threads at that moment, and a process that flushes first
+has them flush as well. (What is computed of records with BLAS are whole numbers, never subnormal.)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from edgeveil.errors import PrivacyError
+
+_TORCH_GRAIN = 1 << 15  # values that torch gives one thread at least (at::internal::GRAIN_SIZE)
+_ENVIRONMENT_BYTES = 256  # more than any C library's fenv_t
+
+
+@dataclass(frozen=True)
+class _Switch:
+    """Where the switch lies in a C library's `fenv_t`, and its bits."""
+
+    offset: int
+    size: int
+    bits: int
+
+
+_MXCSR_BITS = 0x8000 | 0x0040  # FTZ, DAZ
+_FPCR_BITS = 1 << 24  # FZ
+_SWITCHES = {  # <fenv.h> of glibc and musl, and of macOS
+    ("Linux", "x86_64"): _Switch(28, 4, _MXCSR_BITS),
+    ("Linux", "aarch64"): _Switch(0, 4, _FPCR_BITS),
+    ("Darwin", "x86_64"): _Switch(4, 4, _MXCSR_BITS),
+    ("Darwin", "arm64"): _Switch(8, 8, _FPCR_BITS),
+}
+
+
+def flush_subnormals() -> None:
+    """Count subnormal numbers as zero in the calling thread, and in those it starts from now on.
+
+    Raises PrivacyError where this machine's processor or C library cannot.
+    """
+    set_flushing(True)
+    if not subnormals_flushed():
+        raise PrivacyError(
+            "cannot make this processor count subnormal numbers as zero, so the time that"
+            " a record takes could tell of it",
+            where=f"{platform.system()} on {platform.machine()}",
+            fix="use Linux or macOS on x86-64 or 64-bit ARM",
+        )
+
+
+def set_flushing(on: bool) -> bool:
+    """Set the calling thread's switch, and say how it stood; nothing is tried out."""
+    switch = _SWITCHES.get((platform.system(), platform.machine()))
+    library = _library()
+    if switch is None or library is None:
+        torch, before = sys.modules.get("torch"), subnormals_flushed()
+        if torch is not None and before != on:
+            torch.set_flush_denormal(on)
+        return before
+    environment = (ctypes.c_ubyte * _ENVIRONMENT_BYTES)()
+    library.fegetenv(environment)
+    part = slice(switch.offset, switch.offset + switch.size)
+    word = int.from_bytes(bytes(environment[part]), sys.byteorder)
+    wanted = word | switch.bits if on else word & ~switch.bits
+    if wanted != word:
+        environment[part] = list(wanted.to_bytes(switch.size, sys.byteorder))
+        library.fesetenv(environment)
+    return word & switch.bits == switch.bits
+
+
+@cache
+def _library() -> ctypes.PyDLL | None:
+    """This process's C library, or None where it has no floating-point environment."""
+    try:
+        library = ctypes.PyDLL(None)
+        _ = library.fegetenv, library.fesetenv
+    except (AttributeError, OSError, TypeError):
+        return None
+    return library
+
+
+def subnormals_flushed() -> bool:
+    """Whether subnormal operands and results are zero in this thread, in float32 and float64."""
+    return not any((value * factor).any() for value, factor in _probes())
+
+
+@cache
+def _probes() -> tuple[tuple[Any, Any], ...]:
+    """Pairs whose product is 0 only where a subnormal operand, or a subnormal result, is zero."""
+    import numpy as np
+
+    def smallest(kind: Any) -> Any:
+        # By its bits: written as a number it would be zero already where this thread flushes.
+        return np.ones(16, f"u{kind().itemsize}").view(kind)
+
+    return (
+        (smallest(np.float32), np.float32(1e38)),
+        (np.full(16, 1e-30, np.float32), np.float32(1e-9)),
+        (smallest(np.float64), np.float64(1e300)),
+        (np.full(16, 1e-300), np.float64(1e-10)),
+    )
+
+
+@contextmanager
+def flushed() -> Iterator[None]:
+    """Subnormal numbers are zero in this thread inside, and as before afterwards; a decorator too.
+
+    Raises PrivacyError as `flush_subnormals` does, before anything inside is run.
+    """
+    before = set_flushing(True)
+    try:
+        if not before:
+            flush_subnormals()
+        yield
+    finally:
+        if not before:
+            set_flushing(False)
+
+
+@contextmanager
+def flushed_training() -> Iterator[None]:
+    """As `flushed`, for all of torch's threads that this one sets to work.
+
+    Threads that torch started earlier keep the switch they began with. Where one of them does not
+    flush, torch works in the calling thread alone until the end.
+    """
+    with flushed():
+        torch = sys.modules.get("torch")
+        threads = torch.get_num_threads() if torch else 1
+        if torch is None or torch_threads_flushed():
+            yield
+            return
+        torch.set_num_threads(1)
+        try:
+            if not torch_threads_flushed():
+                raise PrivacyError("torch does not count subnormal numbers as zero")
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
+
+def torch_threads_flushed() -> bool:
+    """Whether each of torch's threads that the calling one uses counts subnormals as zero."""
+    import torch
+
+    with torch.no_grad():
+        values = torch.full((2 * _TORCH_GRAIN * torch.get_num_threads(),), 1e-30)
+        return not bool((values * 1e-9 * 1e30).any())

@@ -1,0 +1,159 @@
+"""What the processes see of a connection; the same over MQTT and in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from edgeveil.errors import BrokerError, UsageError
+
+MessageHandler = Callable[[str, bytes], Awaitable[None] | None]
+StateHandler = Callable[[bool, str], None]
+
+PLAIN_PORT = 1883
+TLS_PORT = 8883
+_HEADER_BYTES = 1 + 4 + 2 + 2 + 1  # type, length, topic length, packet id, empty properties
+
+
+class LinkDown(BrokerError):  # noqa: N818 - the state's name
+    """The link is down: what was handed to it may be lost, so queue it again."""
+
+
+class Link(Protocol):
+    """A connection to one broker that comes back by itself.
+
+    `on_message(topic, payload)` is called for one message at a time, in order, and may be a
+    coroutine function: while it works, no more is read than the link's inbox holds. Delivery is
+    at least once. `on_state(connected, reason)` says when the link comes, with every subscription
+    in place, and when it goes. Neither handler may block the event loop.
+    """
+
+    on_message: MessageHandler
+    on_state: StateHandler
+
+    @property
+    def connected(self) -> bool:
+        """Whether the broker accepted this link and its subscriptions."""
+        ...
+
+    @property
+    def connections(self) -> int:
+        """How often the link came up."""
+        ...
+
+    @property
+    def unacknowledged(self) -> int:
+        """Messages that the broker has not acknowledged."""
+        ...
+
+    def max_payload_bytes(self, topic: str) -> int:
+        """The largest payload that `publish` takes for this topic now."""
+        ...
+
+    async def subscribe(self, topics: Sequence[str]) -> None:
+        """Subscribe now and after every reconnection. Raises BrokerError when refused."""
+        ...
+
+    async def publish(self, topic: str, payload: bytes, qos: int = 1) -> None:
+        """Hand one message over; waits while too much is unacknowledged.
+
+        Raises LinkDown when disconnected, ProtocolError("oversized_packet") when too large.
+        """
+        ...
+
+    async def connect_or_raise(self, timeout_s: float = 10.0) -> None:
+        """Connect once. Raises BrokerError that says what failed, where, and the fix."""
+        ...
+
+    async def run_forever(self) -> None:
+        """Keep the link up until `close`, waiting longer and at random after each failure."""
+        ...
+
+    async def close(self) -> None:
+        """End the link for good; `run_forever` returns."""
+        ...
+
+
+@dataclass(frozen=True)
+class BrokerAddress:
+    """Where a broker listens."""
+
+    host: str
+    port: int
+    tls: bool
+
+    @classmethod
+    def parse(cls, url: str) -> BrokerAddress:
+        """`mqtt://host[:port]` or `mqtts://host[:port]`; ports 1883 and 8883 when not given.
+
+        Raises UsageError for anything else, credentials in the URL included.
+        """
+        fix = "write mqtt://host:1883, or mqtts://host:8883 for TLS"
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise UsageError(f"not a broker address: {error}", where=url, fix=fix) from None
+        if "@" in parts.netloc:  # the URL itself would print the password
+            fix = "use the keys username and password_file"
+            raise UsageError("a broker address must not hold credentials", fix=fix)
+        if parts.scheme not in ("mqtt", "mqtts"):
+            raise UsageError("a broker address begins mqtt:// or mqtts://", where=url, fix=fix)
+        if not parts.hostname or port == 0:
+            raise UsageError("a broker address needs a host and a port", where=url, fix=fix)
+        if parts.path not in ("", "/") or parts.query or parts.fragment:
+            raise UsageError("a broker address ends at the port", where=url, fix=fix)
+        tls = parts.scheme == "mqtts"
+        return cls(parts.hostname, port or (TLS_PORT if tls else PLAIN_PORT), tls)
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Will:
+    """What the broker publishes for us when the link breaks (QoS 1, not retained)."""
+
+    topic: str
+    payload: bytes
+
+
+@dataclass(frozen=True)
+class LinkSettings:
+    """How to reach a broker and what bounds to keep.
+
+    `protocol` is 5 or 4 (MQTT 3.1.1); with 5 the link falls back to 4 by itself. `packet_bytes`
+    bounds one whole packet. The window bounds what is sent and not acknowledged, the inbox what
+    is received and not handled. After the n-th failure the link waits a random time up to
+    min(`backoff_cap_s`, `backoff_base_s` · 2ⁿ).
+    """
+
+    url: str
+    client_id: str
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    protocol: int = 5
+    keepalive_s: int = 60
+    packet_bytes: int = 65536
+    will: Will | None = None
+    window_messages: int = 64
+    window_bytes: int = 4 * 1024 * 1024
+    inbox_bytes: int = 16 * 1024 * 1024
+    backoff_base_s: float = 1.0
+    backoff_cap_s: float = 60.0
+
+    @property
+    def address(self) -> BrokerAddress:
+        """The parsed `url`. Raises UsageError."""
+        return BrokerAddress.parse(self.url)
+
+
+def overhead_bytes(topic: str) -> int:
+    """Upper bound of what a publish packet adds to its payload, in either protocol."""
+    return _HEADER_BYTES + len(topic.encode("utf-8"))

@@ -1,0 +1,163 @@
+"""A whole fleet in one process and in virtual time: the same machines, hosts and frames.
+
+Deterministic: events run in the order of their time, then of their creation. `faults` decides
+what becomes of each frame: the list of delays at which it arrives (empty: lost, two: repeated).
+With an executor, work that is under way at one virtual moment is done at one real one; a node's own
+tasks follow each other, and its outcome comes at the same virtual time as without.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
+
+from edgeveil.errors import ProtocolError
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.codec import decode, encode
+from edgeveil.protocol.messages import Message
+from edgeveil.transport.runtime import Host, perform
+
+Faults = Callable[[fx.Address, fx.Address, bytes], list[float]]
+LATENCY_S = 0.001
+
+
+def no_faults(_sender: fx.Address, _to: fx.Address, _frame: bytes) -> list[float]:
+    """Every frame arrives once, in order."""
+    return [LATENCY_S]
+
+
+@dataclass
+class Node:
+    """One machine and its host, at an address."""
+
+    address: fx.Address
+    machine: fx.Machine
+    host: Host
+    up: bool = True
+    refused: Counter[str] = field(default_factory=Counter)
+    timers: dict[str, int] = field(default_factory=dict)  # name -> number of the live timer
+    working: Future[object] | None = None  # the task given to the executor last
+
+
+@dataclass(frozen=True)
+class Due:
+    """The outcome of a task that an executor may still be at."""
+
+    task: object
+    outcome: Future[object]
+
+
+class MemoryNet:
+    """Plays nodes against each other. `work_s(task)` is the virtual time that a task takes."""
+
+    def __init__(
+        self,
+        faults: Faults = no_faults,
+        work_s: Callable[[object], float] = lambda _task: 0.01,
+        packet_bytes: int = 65536,
+        executor: Executor | None = None,
+    ) -> None:
+        self.now_s = 0.0
+        self.nodes: dict[fx.Address, Node] = {}
+        self.faults, self.work_s, self.packet_bytes = faults, work_s, packet_bytes
+        self._executor = executor
+        self.wire: list[tuple[fx.Address, fx.Address, bytes]] | None = None  # set to record
+        self._queue: list[tuple[float, int, Node, fx.Event | Due, int]] = []
+        self._order = itertools.count()
+        self._log = logging.getLogger("edgeveil.memory")
+
+    def add(self, address: fx.Address, machine: fx.Machine, host: Host) -> Node:
+        """Place a machine; it hears of its links with `connect`."""
+        node = self.nodes[address] = Node(address, machine, host)
+        return node
+
+    def connect(self, node: Node) -> None:
+        """The node's links come up."""
+        peers: list[fx.Address] = [fx.Proxy()]
+        if isinstance(node.address, fx.Proxy):
+            peers = [fx.Cloud(), fx.AllDevices()]
+        for peer in peers:
+            self.post(node, fx.Connected(peer))
+
+    def post(self, node: Node, event: fx.Event | Due, delay_s: float = 0.0, timer: int = 0) -> None:
+        """Let an event happen to a node."""
+        heapq.heappush(self._queue, (self.now_s + delay_s, next(self._order), node, event, timer))
+
+    def run(self, until: Callable[[], bool], limit_s: float = 3600.0) -> bool:
+        """Run until the condition holds; False when nothing is left or `limit_s` passed."""
+        while not until():
+            if not self._queue or self._queue[0][0] > limit_s:
+                return until()
+            self.now_s, _, node, event, timer = heapq.heappop(self._queue)
+            if isinstance(event, fx.Timer):
+                if node.timers.get(event.name) != timer:
+                    continue
+                del node.timers[event.name]
+            if isinstance(event, Due):
+                event = fx.Done(event.task, event.outcome.result())
+            if node.up:
+                self._step(node, event)
+        return True
+
+    def _step(self, node: Node, event: fx.Event) -> None:
+        for effect in node.machine.handle(event, self.now_s):
+            self._execute(node, effect)
+
+    def _execute(self, node: Node, effect: fx.Effect) -> None:
+        match effect:
+            case fx.Send(to=to, message=message):
+                self._send(node.address, to, encode(message))
+            case fx.SetTimer(name=name, delay_s=delay_s):
+                number = next(self._order)
+                node.timers[name] = number
+                self.post(node, fx.Timer(name), delay_s, number)
+            case fx.CancelTimer(name=name):
+                node.timers.pop(name, None)
+            case fx.Store(item=item):
+                node.host.store(item)
+            case fx.Work(task=task):
+                self.post(node, self._work(node, task), self.work_s(task))
+            case fx.Refuse(reason=reason):
+                node.refused[reason] += 1
+            case fx.Report() as report:
+                node.host.report(report)
+
+    def _work(self, node: Node, task: object) -> fx.Done | Due:
+        if self._executor is None:
+            return fx.Done(task, perform(node.host, task, self._log))
+        before = node.working
+
+        def work() -> object:
+            if before is not None:
+                before.exception()  # a host has one worker; the task before began before this one
+            return perform(node.host, task, self._log)
+
+        node.working = self._executor.submit(work)
+        return Due(task, node.working)
+
+    def _send(self, sender: fx.Address, to: fx.Address, frame: bytes) -> None:
+        if isinstance(to, fx.AllDevices):
+            targets = [node for node in self.nodes.values() if isinstance(node.address, fx.Device)]
+        else:
+            targets = [self.nodes[to]] if to in self.nodes else []
+        message = self._decoded(frame)
+        for node in targets:
+            if self.wire is not None:
+                self.wire.append((sender, node.address, frame))
+            for delay_s in self.faults(sender, node.address, frame):
+                if isinstance(message, ProtocolError):
+                    node.refused[message.reason] += 1
+                else:
+                    self.post(node, fx.Received(sender, message), delay_s)
+
+    def _decoded(self, frame: bytes) -> Message | ProtocolError:
+        """What every receiver of the frame makes of it; messages are frozen, so one serves all."""
+        try:
+            return decode(frame, self.packet_bytes)
+        except ProtocolError as error:
+            return error

@@ -1,0 +1,165 @@
+"""What a process shows to Prometheus: one registry of its own, read when it is asked for.
+
+Needs prometheus_client (extras `cloud` and `proxy`). Names begin with `edgeveil_`; what a process
+uses of its machine stands under the usual `process_` names.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+
+from edgeveil.protocol import effects as fx
+from edgeveil.transport.runtime import Host, Runtime
+from edgeveil.transport.sessions import Session
+
+REASONS = 64  # refusals are shown under so many reasons at most, the others under `other`
+WORK_BUCKETS_S = (0.01, 0.1, 1.0, 10.0, 60.0, 600.0)
+_SLUG = re.compile(r"[a-z][a-z0-9_]{0,39}")
+
+
+class Metrics:
+    """The registry, and the page that shows it."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.registry.register(_Peak())
+
+    async def page(self, _request: web.Request) -> web.Response:
+        """Everything in Prometheus' text form."""
+        return self.shown()
+
+    def shown(self) -> web.Response:
+        """The same, read now."""
+        body = generate_latest(self.registry)
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+def gauge(
+    name: str, text: str, values: Mapping[str, float] | float, label: str = ""
+) -> GaugeMetricFamily:
+    """`edgeveil_<name>`: one value, or one for each value of `label`."""
+    if isinstance(values, Mapping):
+        family = GaugeMetricFamily(f"edgeveil_{name}", text, labels=[label])
+        for key, value in values.items():
+            family.add_metric([key], value)
+        return family
+    return GaugeMetricFamily(f"edgeveil_{name}", text, value=values)
+
+
+def counter(
+    name: str, text: str, counts: Iterable[tuple[Sequence[str], float]], *labels: str
+) -> CounterMetricFamily:
+    """`edgeveil_<name>_total`: one count for each combination of label values."""
+    family = CounterMetricFamily(f"edgeveil_{name}", text, labels=labels)
+    for key, count in counts:
+        family.add_metric(key, count)
+    return family
+
+
+class _Peak(Collector):
+    """What ProcessCollector leaves out."""
+
+    def collect(self) -> Iterator[Metric]:
+        if (peak_bytes := peak_rss_bytes()) is not None:
+            text = "The most resident memory since the process began."
+            yield gauge("peak_resident_memory_bytes", text, peak_bytes)
+
+
+def peak_rss_bytes(pid: int | None = None) -> int | None:
+    """The kernel's mark of a process's memory, this one's without `pid`; None if it has none."""
+    with suppress(OSError, ValueError, IndexError):
+        for line in (
+            Path(f"/proc/{pid or 'self'}/status").read_text("ascii", "replace").splitlines()
+        ):
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+class Linked(Collector):
+    """A runtime's inbox and refusals, and its links; a session's key is its hop."""
+
+    def __init__(self, runtime: Runtime, sessions: Mapping[str, Session]) -> None:
+        self._runtime, self._sessions = runtime, sessions
+
+    def collect(self) -> Iterator[Metric]:
+        """Read at each scrape."""
+        runtime, hops = self._runtime, self._sessions.items()
+        yield gauge("inbox_events", "Events that wait for the machine.", runtime.waiting_events)
+        yield gauge("inbox_bytes", "Bytes of messages that wait for it.", runtime.waiting_bytes)
+        refused = [([reason], n) for reason, n in bounded(runtime.refusals.counts).items()]
+        yield counter("refused", "Messages and packets refused.", refused, "reason")
+        up = {hop: float(s.link.connected) for hop, s in hops}
+        yield gauge("link_up", "1 while the broker of this hop is connected.", up, "hop")
+        waiting = {hop: float(s.link.unacknowledged) for hop, s in hops}
+        text = "Messages that the broker of this hop has not acknowledged."
+        yield gauge("link_unacknowledged_messages", text, waiting, "hop")
+        connections = [([hop], s.link.connections) for hop, s in hops]
+        yield counter("link_connections", "Connections made to a broker.", connections, "hop")
+        moved = [([hop, way], s.bytes[way]) for hop, s in hops for way in ("in", "out")]
+        yield counter("bytes", "Payload bytes moved over a hop.", moved, "hop", "direction")
+
+
+def bounded(counts: Mapping[str, int]) -> dict[str, int]:
+    """The counts under at most REASONS names of known form and one more, `other`."""
+    result: dict[str, int] = {}
+    for reason, count in list(counts.items()):
+        known = _SLUG.fullmatch(reason) and len(result) < REASONS
+        name = reason if known else "other"
+        result[name] = result.get(name, 0) + count
+    return result
+
+
+class MeteredHost:
+    """A host whose work is timed; what passes is shown to `watch(thing)`.
+
+    `watch` gets each stored item after it was stored, each report, and `fx.Done` after each work.
+    """
+
+    def __init__(
+        self, host: Host, metrics: Metrics, watch: Callable[[object], None] = lambda _thing: None
+    ) -> None:
+        self._host, self._watch = host, watch
+        self._seconds = Histogram(
+            "edgeveil_work_seconds",
+            "Time that one task of the machine took its host.",
+            ["task"],
+            registry=metrics.registry,
+            buckets=WORK_BUCKETS_S,
+        )
+
+    def store(self, item: object) -> None:
+        """Store it."""
+        self._host.store(item)
+        self._watch(item)
+
+    def together(self) -> AbstractContextManager[None]:
+        """As the host does."""
+        return self._host.together()
+
+    def perform(self, task: object) -> object:
+        """Do it, by the clock."""
+        started_s = time.perf_counter()
+        try:
+            result = self._host.perform(task)
+        finally:
+            name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(task).__name__).lower()
+            self._seconds.labels(name).observe(time.perf_counter() - started_s)
+        self._watch(fx.Done(task, result))
+        return result
+
+    def report(self, report: fx.Report) -> None:
+        """Tell it."""
+        self._host.report(report)
+        self._watch(report)

@@ -1,0 +1,295 @@
+"""The MQTT client: the only file that knows paho. One `Session` is one connection.
+
+paho's own thread uses select(), which ends at 1024 descriptors; here the asyncio loop watches the
+socket, and only dialling (DNS, TCP, TLS) runs in a thread. A session is never reused: each
+connection starts clean, and what must survive lies in the caller's queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from paho.mqtt import client as paho
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
+
+from edgeveil.errors import BrokerError, ProtocolError
+from edgeveil.transport import faults
+from edgeveil.transport.dialling import dial_in_thread
+from edgeveil.transport.flow import Intake, Window
+from edgeveil.transport.link import LinkDown, LinkSettings, overhead_bytes
+from edgeveil.transport.socket_loop import SocketLoop
+from edgeveil.transport.tls import client_context
+
+_LOG = logging.getLogger("edgeveil.link")
+_MISC_S = 5.0
+_SUBACK_S = 10.0
+_RECEIVE_MESSAGES = 256  # how many the broker may send before we acknowledge (MQTT 5)
+
+MQTT_5, MQTT_3_1_1 = 5, 4
+
+
+class NotSpoken(Exception):  # noqa: N818 - an outcome
+    """The broker did not answer in this protocol version; `fault` says how."""
+
+    def __init__(self, fault: BrokerError, *, certain: bool) -> None:
+        self.fault, self.certain = fault, certain
+        super().__init__(str(fault))
+
+
+class Session:
+    """One connection from dialling to its end. Everything but `_dial` runs on the event loop."""
+
+    def __init__(
+        self, settings: LinkSettings, protocol: int, on_packet: Callable[[str, bytes], None]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.protocol = protocol
+        self.lost: asyncio.Future[str] = loop.create_future()
+        self._loop, self._settings, self._address = loop, settings, settings.address
+        self._on_packet = on_packet
+        self._packet_bytes = settings.packet_bytes
+        self._answer: asyncio.Future[tuple[int, Properties]] = loop.create_future()
+        self._subacks: dict[int, asyncio.Future[list[ReasonCode]]] = {}
+        self._unacknowledged: dict[int, int] = {}
+        self._refused_reasons: set[int] = set()
+        self._finishing = False
+        self._dialled = False  # until then the callbacks run in the dialling thread
+        self._client = self._make_client()
+        self.watch = SocketLoop(self._client, self.end, _misc_s(settings.keepalive_s))
+        self.intake = Intake(self.watch.pause, self.watch.resume, self._acknowledge)
+        self._window = self._make_window(settings.window_messages)
+
+    async def open(self, dial_s: float, answer_s: float) -> None:
+        """Dial and log in. Raises BrokerError, or NotSpoken when another version may do better."""
+        self._client.connect_timeout = dial_s
+        await dial_in_thread(self._dial, self._abandon, self._address, dial_s)
+        self._attach()
+        try:
+            with self.intake.awaiting():
+                code, properties = await asyncio.wait_for(asyncio.shield(self._answer), answer_s)
+        except TimeoutError:
+            raise NotSpoken(faults.silence(self._address, answer_s), certain=False) from None
+        except LinkDown:
+            raise NotSpoken(faults.hung_up(self._address), certain=False) from None
+        if code == faults.UNSUPPORTED_PROTOCOL:
+            raise NotSpoken(faults.refusal(code, self._address), certain=True)
+        if code:
+            raise faults.refusal(code, self._address)
+        self._keep_to(properties)
+
+    @property
+    def unacknowledged(self) -> int:
+        """How many messages the broker has not acknowledged."""
+        return self._window.messages
+
+    @property
+    def packet_bytes(self) -> int:
+        """The largest packet that both sides take."""
+        return self._packet_bytes
+
+    async def subscribe(self, topics: Sequence[str]) -> None:
+        """Subscribe with QoS 1 and wait for the answer. Raises BrokerError, LinkDown."""
+        result, mid = self._client.subscribe([(topic, 1) for topic in topics])
+        if result != MQTTErrorCode.MQTT_ERR_SUCCESS or mid is None:
+            raise self._down()
+        answer: asyncio.Future[list[ReasonCode]] = self._loop.create_future()
+        self._subacks[mid] = answer
+        try:
+            with self.intake.awaiting():
+                codes = await asyncio.wait_for(answer, _SUBACK_S)
+        except TimeoutError:
+            raise faults.silence(self._address, _SUBACK_S) from None
+        finally:
+            self._subacks.pop(mid, None)
+        for topic, code in zip(topics, codes, strict=False):
+            if code.is_failure:
+                raise faults.subscription_refused(topic, self._address)
+
+    async def publish(self, topic: str, payload: bytes, qos: int) -> None:
+        """Hand over one message. Raises LinkDown, ProtocolError("oversized_packet")."""
+        size = len(payload) + overhead_bytes(topic)
+        if size > self._packet_bytes:
+            raise ProtocolError(
+                "oversized_packet", f"a packet of {size} bytes exceeds {self._packet_bytes}"
+            )
+        if self.lost.done():
+            raise self._down()
+        await self._window.acquire(size)
+        info = self._client.publish(topic, payload, qos=qos)
+        if info.rc != MQTTErrorCode.MQTT_ERR_SUCCESS:
+            self._window.release(size)
+            raise self._down()
+        if qos == 0 and info.is_published():
+            self._window.release(size)
+        else:
+            self._unacknowledged[info.mid] = size
+
+    async def idle(self) -> None:
+        """Wait until nothing is unacknowledged, or the link is lost."""
+        with self.intake.awaiting():
+            await self._window.idle()
+
+    def finish(self) -> None:
+        """Say goodbye (no last will) and close."""
+        self._finishing = True
+        with suppress(Exception):
+            self._client.disconnect()
+            self._client.loop_write()
+        self.end("closed")
+
+    def end(self, reason: str) -> None:
+        """Close without a goodbye; every wait on this session ends with LinkDown."""
+        if self.lost.done():
+            return
+        self.lost.set_result(reason)
+        if (sock := self.watch.detach()) is not None:
+            sock.close()
+        down = self._down()
+        self._window.fail(down)
+        if not self._answer.done():
+            self._answer.set_exception(down)
+            self._answer.exception()  # seen: nobody may be waiting any more
+        for answer in self._subacks.values():
+            if not answer.done():
+                answer.set_exception(down)
+
+    def _down(self) -> LinkDown:
+        reason = self.lost.result() if self.lost.done() else "connection lost"
+        fix = "what was under way is sent again after the reconnection"
+        return LinkDown(f"the link is down: {reason}", where=str(self._address), fix=fix)
+
+    def _make_client(self) -> paho.Client:
+        settings = self._settings
+        clean = None if self.protocol == MQTT_5 else True
+        client = paho.Client(
+            CallbackAPIVersion.VERSION2,
+            client_id=settings.client_id,
+            clean_session=clean,
+            manual_ack=True,  # by the intake
+            protocol=MQTTProtocolVersion(self.protocol),
+            reconnect_on_failure=False,
+        )
+        if settings.username is not None:
+            client.username_pw_set(settings.username, settings.password)
+        if self._address.tls:
+            client.tls_set_context(
+                client_context(settings.ca_file, settings.cert_file, settings.key_file)
+            )
+        if settings.will is not None:
+            client.will_set(settings.will.topic, settings.will.payload, qos=1)
+        client.max_inflight_messages_set(settings.window_messages)
+        client.on_socket_open = self._on_socket_open
+        client.on_socket_close = self._on_socket_close
+        client.on_socket_register_write = self._on_want_write
+        client.on_socket_unregister_write = self._on_written
+        client.on_connect = self._on_connect
+        client.on_disconnect = self._on_disconnect
+        client.on_message = self._on_message
+        client.on_publish = self._on_publish
+        client.on_subscribe = self._on_subscribe
+        return client
+
+    def _dial(self) -> None:
+        options: dict[str, Any] = {}
+        if self.protocol == MQTT_5:
+            properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+            properties.MaximumPacketSize = self._settings.packet_bytes
+            properties.ReceiveMaximum = _RECEIVE_MESSAGES
+            options = {"clean_start": True, "properties": properties}
+        self._client.connect(
+            self._address.host, self._address.port, self._settings.keepalive_s, **options
+        )
+
+    def _abandon(self) -> None:
+        """Close what a dialling thread opened after nobody waited for it any more."""
+        if (opened := self._client.socket()) is not None:
+            opened.close()
+
+    def _attach(self) -> None:
+        self._dialled = True
+        sock = self._client.socket()
+        if isinstance(sock, socket.socket):
+            self.watch.attach(sock, want_write=self._client.want_write())
+        else:
+            self.end("closed while connecting")
+
+    def _keep_to(self, properties: Properties) -> None:
+        """Keep to the limits that the broker announced."""
+        announced = getattr(properties, "MaximumPacketSize", self._packet_bytes)
+        self._packet_bytes = min(self._packet_bytes, announced)
+        in_flight = getattr(properties, "ReceiveMaximum", self._settings.window_messages)
+        if in_flight < self._settings.window_messages:
+            self._window = self._make_window(in_flight)
+
+    def _make_window(self, messages: int) -> Window:
+        return Window(messages, self._settings.window_bytes, self.intake.await_answer)
+
+    def _acknowledge(self, mid: int) -> None:
+        if not self.lost.done():
+            self._client.ack(mid, 1)
+
+    # paho's callbacks: they note and return; the socket ones may run in the dialling thread.
+
+    def _on_socket_open(self, _client: paho.Client, _data: object, sock: Any) -> None:
+        with suppress(OSError):  # without it, two-way traffic crawls (Nagle and delayed ACK)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def _on_socket_close(self, _client: paho.Client, _data: object, sock: Any) -> None:
+        if self.watch.attached:
+            self.watch.detach()
+
+    def _on_want_write(self, _client: paho.Client, _data: object, sock: Any) -> None:
+        self.watch.want_write(sock, wanted=True)
+
+    def _on_written(self, _client: paho.Client, _data: object, sock: Any) -> None:
+        self.watch.want_write(sock, wanted=False)
+
+    def _on_connect(
+        self, _client: paho.Client, _data: object, _flags: Any, code: ReasonCode, properties: Any
+    ) -> None:
+        if not self._answer.done():
+            self._answer.set_result((code.value, properties))
+
+    def _on_disconnect(
+        self, _client: paho.Client, _data: object, flags: Any, code: ReasonCode, _properties: Any
+    ) -> None:
+        if self._dialled and not self._finishing:
+            from_broker = flags.is_disconnect_packet_from_server
+            self.end(f"broker says: {code}" if from_broker else "connection lost")
+
+    def _on_message(self, _client: paho.Client, _data: object, message: Any) -> None:
+        self.watch.note_packet()
+        with suppress(UnicodeDecodeError):
+            self._on_packet(message.topic, message.payload)
+        if message.qos:
+            self.intake.took(message.mid)
+
+    def _on_publish(
+        self, _client: paho.Client, _data: object, mid: int, code: ReasonCode, _properties: Any
+    ) -> None:
+        self.watch.note_packet()
+        if (size := self._unacknowledged.pop(mid, None)) is not None:
+            self._window.release(size)
+        if code.is_failure and code.value not in self._refused_reasons:
+            self._refused_reasons.add(code.value)
+            where = {"broker": str(self._address), "code": str(code)}
+            _LOG.warning("broker_refuses", extra=where)
+
+    def _on_subscribe(
+        self, _client: paho.Client, _data: object, mid: int, codes: Any, _properties: Any
+    ) -> None:
+        answer = self._subacks.get(mid)
+        if answer is not None and not answer.done():
+            answer.set_result(list(codes))
+
+
+def _misc_s(keepalive_s: int) -> float:
+    return max(0.2, min(_MISC_S, keepalive_s / 4))

@@ -1,0 +1,273 @@
+"""`MqttLink`: one session after another, with subscriptions, bounds and waiting times kept."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import cast
+
+from edgeveil.errors import BrokerError
+from edgeveil.transport import faults
+from edgeveil.transport.flow import Inbox
+from edgeveil.transport.link import (
+    LinkDown,
+    LinkSettings,
+    MessageHandler,
+    StateHandler,
+    overhead_bytes,
+)
+from edgeveil.transport.mqtt import MQTT_3_1_1, MQTT_5, NotSpoken, Session
+
+_LOG = logging.getLogger("edgeveil.link")
+_ATTEMPT_S = 10.0
+_DIAL_S = 6.0
+_STEADY_S = 10.0  # a session that held this long clears the count of failures
+_GOODBYE_S = 1.0
+_YIELD_EVERY = 32
+
+Uniform = Callable[[float, float], float]
+
+
+@dataclass
+class LinkCounters:
+    """Payload bytes and messages since the link was made."""
+
+    sent_messages: int = 0
+    sent_bytes: int = 0
+    received_messages: int = 0
+    received_bytes: int = 0
+    connections: int = 0
+    handler_errors: int = 0
+    overflows: int = 0  # sessions ended because more came in than was handled
+
+
+class MqttLink:
+    """A `Link` over MQTT 5 or 3.1.1. To be made and used on one event loop.
+
+    `uniform(low, high)` draws the waiting time after a failure (injected for tests).
+    """
+
+    def __init__(
+        self,
+        settings: LinkSettings,
+        *,
+        on_message: MessageHandler | None = None,
+        on_state: StateHandler | None = None,
+        uniform: Uniform | None = None,
+    ) -> None:
+        self.on_message: MessageHandler = on_message or (lambda topic, payload: None)
+        self.on_state: StateHandler = on_state or (lambda connected, reason: None)
+        self.counters = LinkCounters()
+        self._settings, self._address = settings, settings.address
+        self._uniform = uniform or secrets.SystemRandom().uniform
+        self._protocols = (MQTT_5, MQTT_3_1_1) if settings.protocol == MQTT_5 else (MQTT_3_1_1,)
+        self._topics: dict[str, None] = {}  # in the order of subscription
+        self._inbox = Inbox(settings.inbox_bytes, self._pause, self._resume)
+        self._session: Session | None = None
+        self._newest: Session | None = None  # the same, or the one that is logging in
+        self._said: tuple[bool, str] | None = None
+        self._dispatcher: asyncio.Task[None] | None = None
+        self._connecting, self._closing = asyncio.Lock(), asyncio.Event()
+
+    @property
+    def connected(self) -> bool:
+        """Whether the broker accepted this link and its subscriptions."""
+        return self._session is not None and not self._session.lost.done()
+
+    @property
+    def connections(self) -> int:
+        """How often the link came up."""
+        return self.counters.connections
+
+    @property
+    def unacknowledged(self) -> int:
+        """Messages that the broker has not acknowledged."""
+        return self._session.unacknowledged if self._session is not None and self.connected else 0
+
+    @property
+    def protocol(self) -> int | None:
+        """5 or 4 (MQTT 3.1.1), as spoken now; None when disconnected."""
+        return self._session.protocol if self._session is not None and self.connected else None
+
+    def max_payload_bytes(self, topic: str) -> int:
+        """The largest payload that `publish` takes for this topic now."""
+        bound = self._session.packet_bytes if self._session else self._settings.packet_bytes
+        return bound - overhead_bytes(topic)
+
+    async def subscribe(self, topics: Sequence[str]) -> None:
+        """Subscribe now and after every reconnection. Raises BrokerError when refused."""
+        fresh = [topic for topic in topics if topic not in self._topics]
+        self._topics.update(dict.fromkeys(fresh))
+        if fresh and self._session is not None and self.connected:
+            try:
+                await self._session.subscribe(fresh)
+            except LinkDown:
+                return  # the reconnection subscribes
+            except BrokerError:
+                for topic in fresh:  # or every reconnection would fail on it
+                    del self._topics[topic]
+                raise
+
+    async def publish(self, topic: str, payload: bytes, qos: int = 1) -> None:
+        """Hand one message over; waits while too much is unacknowledged.
+
+        Raises LinkDown when disconnected, ProtocolError("oversized_packet") when too large.
+        """
+        if self._session is None:
+            raise LinkDown("the link is down: not connected", where=str(self._address))
+        await self._session.publish(topic, payload, qos)
+        self.counters.sent_messages += 1
+        self.counters.sent_bytes += len(payload)
+
+    async def connect_or_raise(self, timeout_s: float = _ATTEMPT_S) -> None:
+        """Connect once. Raises BrokerError that says what failed, where, and the fix."""
+        async with self._connecting:
+            if self.connected:
+                return
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._connect(timeout_s)
+            except TimeoutError:
+                raise faults.silence(self._address, timeout_s) from None
+
+    async def run_forever(self) -> None:
+        """Keep the link up until `close`, waiting longer and at random after each failure."""
+        failures, loop = 0, asyncio.get_running_loop()
+        while not self._closing.is_set():
+            failures += 1
+            try:
+                await self.connect_or_raise()
+            except BrokerError as error:
+                self._say(False, str(error))
+            else:
+                if self._session is not None:
+                    since_s = loop.time()
+                    await asyncio.shield(self._session.lost)
+                    failures = 0 if loop.time() - since_s >= _STEADY_S else failures
+            await self._pause_after(failures)
+
+    async def close(self) -> None:
+        """End the link for good; what is unacknowledged gets one second more."""
+        self._closing.set()
+        session = self._session
+        if session is not None and not session.lost.done():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(session.idle(), _GOODBYE_S)
+            session.finish()
+        dispatcher, self._dispatcher = self._dispatcher, None
+        if dispatcher is not None and dispatcher is not asyncio.current_task():
+            dispatcher.cancel()
+            with suppress(asyncio.CancelledError):
+                await dispatcher
+
+    async def _pause_after(self, failures: int) -> None:
+        settings = self._settings
+        longest_s = min(settings.backoff_cap_s, settings.backoff_base_s * 2 ** min(failures, 30))
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._closing.wait(), self._uniform(0.0, longest_s))
+
+    async def _connect(self, timeout_s: float) -> None:
+        if self._closing.is_set():
+            raise LinkDown("the link is closed", where=str(self._address))
+        session = await self._log_in(timeout_s)
+        try:
+            if self._topics:
+                await session.subscribe(list(self._topics))
+        except BaseException:
+            session.end("subscription failed")
+            raise
+        if self._closing.is_set():
+            session.finish()
+            raise LinkDown("the link is closed", where=str(self._address))
+        self._session = session
+        self.counters.connections += 1
+        if self._dispatcher is None:
+            self._dispatcher = asyncio.create_task(self._dispatch())
+        self._say(True, self._greeting(session.protocol))
+        session.lost.add_done_callback(lambda lost: self._on_lost(session, lost))
+
+    async def _log_in(self, timeout_s: float) -> Session:
+        """A session in the newest protocol version that the broker answers to."""
+        loop, fault, refused = asyncio.get_running_loop(), None, False
+        deadline_s = loop.time() + timeout_s
+        for protocol in self._protocols:
+            self._newest = session = Session(self._settings, protocol, self._receive)
+            session.intake.hold_back(self._inbox.paused)
+            left_s = deadline_s - loop.time()
+            last = protocol == self._protocols[-1]
+            dial_s = min(_DIAL_S, left_s) if last else min(_DIAL_S, left_s / 2)
+            try:
+                # A broker may leave a version that it does not know without any answer.
+                await session.open(dial_s, dial_s if last else dial_s / 2)
+            except NotSpoken as outcome:
+                session.end("not spoken")
+                fault = fault if refused else outcome.fault  # a clear answer tells more
+                refused = refused or outcome.certain
+                if outcome.certain and not last:
+                    self._protocols = (MQTT_3_1_1,)
+                continue
+            except BaseException:
+                session.end("connection failed")
+                raise
+            return session
+        raise cast(BrokerError, fault)
+
+    def _greeting(self, protocol: int) -> str:
+        if protocol == MQTT_5:
+            return f"connected to {self._address} (MQTT 5)"
+        if self._settings.protocol == MQTT_5:
+            return f"connected to {self._address} (MQTT 3.1.1: the broker does not speak MQTT 5)"
+        return f"connected to {self._address} (MQTT 3.1.1)"
+
+    def _on_lost(self, session: Session, lost: asyncio.Future[str]) -> None:
+        if self._session is session:
+            self._say(False, f"{self._address}: {lost.result()}")
+
+    def _say(self, connected: bool, reason: str) -> None:
+        if self._said == (connected, reason):
+            return  # a broker that stays away is reported once
+        self._said = (connected, reason)
+        try:
+            self.on_state(connected, reason)
+        except Exception as error:  # a handler's fault must not end the link
+            self._note_fault("state", error)
+
+    def _receive(self, topic: str, payload: bytes) -> None:
+        self.counters.received_messages += 1
+        self.counters.received_bytes += len(payload)
+        self._inbox.put(topic, payload)
+        if self._inbox.overfull and self._newest is not None and not self._newest.lost.done():
+            self.counters.overflows += 1
+            self._newest.end("inbox overflow: more comes in than is handled")
+
+    async def _dispatch(self) -> None:
+        handled = 0
+        while not self._closing.is_set():
+            topic, payload = await self._inbox.get()
+            try:
+                outcome = self.on_message(topic, payload)
+                if outcome is not None:
+                    await outcome
+            except Exception as error:  # a handler's fault must not end the link
+                self._note_fault("message", error)
+            handled += 1
+            if handled % _YIELD_EVERY == 0:
+                await asyncio.sleep(0)
+
+    def _note_fault(self, kind: str, error: Exception) -> None:
+        self.counters.handler_errors += 1
+        if self.counters.handler_errors == 1:
+            what = {"broker": str(self._address), "kind": kind, "error": type(error).__name__}
+            _LOG.error("handler_failed", extra=what)
+
+    def _pause(self) -> None:
+        if self._newest is not None:
+            self._newest.intake.hold_back(True)
+
+    def _resume(self) -> None:
+        if self._newest is not None:
+            self._newest.intake.hold_back(False)

@@ -1,0 +1,123 @@
+"""The life of a process: its folder and keys, tasks until the first ends or a signal, the stop."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import signal
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from types import TracebackType
+
+from edgeveil.crypto.keys import SigningKey, VerifyKey
+from edgeveil.errors import UsageError
+from edgeveil.heap import keep_heap
+
+EXIT_S = 3.0
+LOCK_FILE = "process.lock"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class OwnFolder:
+    """A state folder held by this process alone, until `release` or the process's end.
+
+    Two processes on one folder would send from one outbox or spool and delete each other's items.
+    Made with mode 0700 if it is not there. Raises UsageError that names the folder.
+    """
+
+    def __init__(self, state_dir: Path) -> None:
+        try:
+            state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # Not the folder itself: commands that work beside a running process lock that.
+            descriptor = os.open(state_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+            self._lock = os.fdopen(descriptor, "rb")  # the kernel lets go when this is closed
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                "another process uses this state folder",
+                where=str(state_dir),
+                fix="end that process, or give this one a state_dir of its own",
+            ) from None
+        except OSError as error:
+            raise UsageError(
+                f"the state folder cannot be used: {error.strerror}",
+                where=str(state_dir),
+                fix="check state_dir in the site file, and that the folder is this user's",
+            ) from None
+
+    def release(self) -> None:
+        """Let another process have it."""
+        self._lock.close()
+
+    def __enter__(self) -> OwnFolder:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+def own_signing_key(state_dir: Path, role: str) -> SigningKey:
+    """`<role>.key` in the state folder, made at the first start with its public half beside it."""
+    state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = state_dir / f"{role}.key"
+    if not path.exists():
+        SigningKey.generate().save(path)
+    key = SigningKey.load(path)
+    if not path.with_suffix(".pub").exists():
+        key.public().save(path.with_suffix(".pub"))
+    return key
+
+
+def peer_key(path: Path, whose: str) -> VerifyKey:
+    """The pinned public key of another party. Raises UsageError if there is none."""
+    if not path.is_file():
+        raise UsageError(
+            f"the public key of {whose} is not there",
+            where=str(path),
+            fix=f"copy {whose}'s .pub file to this place",
+        )
+    return VerifyKey.load(path)
+
+
+def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[object, object, int]]) -> int:
+    """Run `main(stop)`; SIGINT and SIGTERM set `stop`, a second one ends at once."""
+    keep_heap()
+
+    async def body() -> int:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def asked() -> None:
+            # From now on the system's own action: work that holds the loop cannot delay it.
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+                signal.signal(number, signal.SIG_DFL)
+            stop.set()
+
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, asked)
+        return await main(stop)
+
+    return asyncio.run(body())
+
+
+async def first_of(stop: asyncio.Event, *work: Awaitable[object]) -> None:
+    """Wait for the stop or for the first task to end; its error, if any, is raised."""
+    waiting = asyncio.ensure_future(stop.wait())
+    tasks = [asyncio.ensure_future(item) for item in work]
+    done, _ = await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
+    for task in (waiting, *tasks):
+        if task not in done:
+            task.cancel()
+    ended, _ = await asyncio.wait([waiting, *tasks], timeout=EXIT_S)
+    # All are looked at: an error that nobody took would be a traceback of asyncio's in the log.
+    errors = {task: task.exception() for task in ended if not task.cancelled()}
+    for task in tasks:
+        if task in done and (error := errors.get(task)) is not None:
+            raise error

@@ -1,0 +1,285 @@
+"""Runs one machine: events in, effects out, in order, on an asyncio loop.
+
+The machine is fed by one task, so it never sees two events at once. `Work` runs in the given
+executor and comes back as `Done`. A publication that fails because the link is down is dropped:
+every message that matters is sent again by the machine's own timers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any, Protocol
+
+from edgeveil.errors import EdgeVeilError, ProtocolError
+from edgeveil.logs import Place, follow
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.codec import decode, encode
+from edgeveil.protocol.messages import Exchanged, Message
+from edgeveil.transport.flow import Window
+from edgeveil.transport.link import LinkDown
+from edgeveil.transport.refusals import Refusals
+
+INBOX_EVENTS = 4096
+INBOX_BYTES = 16 * 1024 * 1024
+TOGETHER_EVENTS = 64  # waiting events whose stores share one write to the disk
+_JOB_DIGITS = 12
+
+Publish = Callable[[fx.Address, bytes], Awaitable[None]]
+
+
+class Host(Protocol):
+    """What a process does for its machine."""
+
+    def store(self, item: object) -> None:
+        """Make it durable before returning; inside `together`, when that block ends."""
+        ...
+
+    def together(self) -> AbstractContextManager[None]:
+        """What is stored inside is durable when the block ends, all of it or nothing."""
+        ...
+
+    def perform(self, task: object) -> object:
+        """Do the work (called in the executor) and return its outcome."""
+        ...
+
+    def report(self, report: fx.Report) -> None:
+        """Tell a person; quick."""
+        ...
+
+
+def short_name(job_id: bytes) -> str:
+    """What log lines call a job whose name the process does not know."""
+    return job_id.hex()[:_JOB_DIGITS]
+
+
+class Runtime:
+    """One machine with its host and its way out.
+
+    Log lines of what runs after `follow_logs`, and of the machine's work, name its job and round;
+    `name_job` says what a job is called. A message that `allows` turns down is refused as `rate`.
+    """
+
+    def __init__(
+        self,
+        machine: fx.Machine,
+        host: Host,
+        publish: Publish,
+        executor: Executor | None,
+        log: logging.Logger,
+        packet_bytes: int,
+        name_job: Callable[[bytes], str] = short_name,
+        allows: Callable[[fx.Address, Message], bool] = lambda _sender, _message: True,
+    ) -> None:
+        self.machine, self.host, self._publish = machine, host, publish
+        self._executor, self._log, self._packet_bytes = executor, log, packet_bytes
+        self.refusals = Refusals(log)
+        self._place, self._name_job = Place(), name_job
+        self._allows = allows
+        self._at: Exchanged | None = None
+        self._since_s = 0.0
+        self._events: asyncio.Queue[tuple[fx.Event, int]] = asyncio.Queue()
+        self._room = Window(INBOX_EVENTS, INBOX_BYTES)
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._working: set[asyncio.Task[None]] = set()
+
+    @property
+    def waiting_events(self) -> int:
+        """Events that the machine has yet to see."""
+        return self._events.qsize()
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of messages among them."""
+        return self._room.size_bytes
+
+    @property
+    def step_s(self) -> float:
+        """For how long the step under way has taken; 0 between steps."""
+        return time.monotonic() - self._since_s if self._since_s else 0.0
+
+    def follow_logs(self) -> None:
+        """Log lines of this task, and of those that it starts, name the machine's job and round."""
+        follow(self._place)
+
+    async def receive(self, sender: fx.Address | None, frame: bytes) -> None:
+        """A frame from the link; waits while the machine is far behind, in events or in bytes."""
+        if sender is None:
+            self.refusals.add("foreign_topic")
+            return
+        try:
+            message = decode(frame, self._packet_bytes)
+        except ProtocolError as error:
+            self.refusals.add(error.reason)
+            return
+        if not self._allows(sender, message):
+            self.refusals.add("rate")
+            return
+        await self._room.acquire(len(frame))
+        self._events.put_nowait((fx.Received(sender, message), len(frame)))
+
+    def post(self, event: fx.Event) -> None:
+        """Queue an event of the process itself."""
+        self._events.put_nowait((event, 0))
+
+    async def run(self) -> None:
+        """Feed the machine until cancelled."""
+        self.follow_logs()
+        settled = asyncio.ensure_future(asyncio.sleep(0))
+        try:
+            while True:
+                decided = self._decide(await self._waiting(settled))
+                await settled
+                settled = asyncio.ensure_future(self._settle(decided))
+        finally:
+            for timer in self._timers.values():
+                timer.cancel()
+            for task in self._working:
+                task.cancel()
+            settled.cancel()
+            await asyncio.wait([settled])
+
+    async def step(self, *events: fx.Event) -> None:
+        """These events and all their effects, in order."""
+        await self._settle(self._decide(events))
+
+    async def _waiting(self, settled: asyncio.Future[None]) -> list[fx.Event]:
+        """The events that wait, at least one; raises what `settled` failed of meanwhile."""
+        if self._events.empty() and not settled.done():
+            first = asyncio.ensure_future(self._events.get())
+            try:
+                either: list[asyncio.Future[Any]] = [first, settled]
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                if settled.done():
+                    settled.result()
+                queued = await first
+            finally:
+                first.cancel()
+        else:
+            queued = await self._events.get()
+        events = [self._taken(queued)]
+        while len(events) < TOGETHER_EVENTS and not self._events.empty():
+            events.append(self._taken(self._events.get_nowait()))
+        return events
+
+    def _decide(self, events: Iterable[fx.Event]) -> list[fx.Effect]:
+        """What the machine makes of them. Meanwhile the effects before may still be written."""
+        effects: list[fx.Effect] = []
+        for event in events:
+            effects += self.machine.handle(event, time.monotonic())
+            self._note_place(self.machine.at or self._at)  # a job's end still belongs to it
+        return effects
+
+    async def _settle(self, effects: list[fx.Effect]) -> None:
+        """Let them happen in their order.
+
+        From the first `Store` on, effects wait until all stores are made, in one write: nothing is
+        said before what it rests on is durable.
+        """
+        self._since_s = time.monotonic()
+        items = [effect.item for effect in effects if isinstance(effect, fx.Store)]
+        for effect in effects:
+            if isinstance(effect, fx.Store):
+                if items:
+                    await self._store(items)
+                    items = []
+            else:
+                await self._execute(effect)
+        self._note_place(self.machine.at)
+        self._since_s = 0.0
+
+    def _note_place(self, at: Exchanged | None) -> None:
+        if at != self._at:
+            self._at = at
+            self._place.job = self._name_job(at.job_id) if at else None
+            self._place.round = at.round or None if at else None
+
+    async def _store(self, items: list[object]) -> None:
+        """Make them durable, off the loop: the next messages are read meanwhile."""
+
+        def write() -> None:
+            with self.host.together():
+                for item in items:
+                    self.host.store(item)
+
+        written = asyncio.ensure_future(asyncio.to_thread(write))
+        try:
+            await asyncio.shield(written)
+        except asyncio.CancelledError:
+            await asyncio.wait([written])  # the process closes its files next
+            raise
+
+    def _taken(self, queued: tuple[fx.Event, int]) -> fx.Event:
+        """An event that leaves the queue; its room there is free again."""
+        event, frame_bytes = queued
+        if isinstance(event, fx.Received):
+            self._room.release(frame_bytes)
+        return event
+
+    async def _execute(self, effect: fx.Effect) -> None:
+        match effect:
+            case fx.Send(to=to, message=message):
+                await self._send(to, encode(message))
+            case fx.SetTimer(name=name, delay_s=delay_s):
+                self._cancel(name)
+                loop = asyncio.get_running_loop()
+                self._timers[name] = loop.call_later(delay_s, self._fire, name)
+            case fx.CancelTimer(name=name):
+                self._cancel(name)
+            case fx.Work(task=task):
+                job = asyncio.create_task(self._perform(task))
+                self._working.add(job)
+                job.add_done_callback(self._working.discard)
+            case fx.Refuse(reason=reason):
+                self.refusals.add(reason)
+            case fx.Report() as report:
+                self.host.report(report)
+
+    async def _send(self, to: fx.Address, frame: bytes) -> None:
+        try:
+            await self._publish(to, frame)
+        except LinkDown:
+            self.refusals.add("link_down")
+        except ProtocolError as error:
+            self.refusals.add(error.reason)
+
+    def _fire(self, name: str) -> None:
+        self._timers.pop(name, None)
+        self.post(fx.Timer(name))
+
+    def _cancel(self, name: str) -> None:
+        timer = self._timers.pop(name, None)
+        if timer:
+            timer.cancel()
+
+    async def _perform(self, task: object) -> None:
+        loop, here = asyncio.get_running_loop(), contextvars.copy_context()
+        here.run(follow, replace(self._place))  # the machine may go on meanwhile
+        result = await loop.run_in_executor(
+            self._executor, here.run, perform, self.host, task, self._log
+        )
+        self.post(fx.Done(task, result))
+
+
+def perform(host: Host, task: object, log: logging.Logger) -> object:
+    """The host's outcome, or `Failed` with the reason: work never takes a process down."""
+    try:
+        return host.perform(task)
+    except ProtocolError as error:
+        return fx.Failed(error.reason)
+    except EdgeVeilError as error:
+        return fx.Failed(str(error))
+    except Exception as error:
+        # The text of an unexpected error could quote data, so only its type and place are told.
+        place = error.__traceback__
+        while place and place.tb_next:
+            place = place.tb_next
+        where = f"{place.tb_frame.f_code.co_name}:{place.tb_lineno}" if place else "?"
+        log.error("work_failed", extra={"error": type(error).__name__, "place": where})
+        return fx.Failed(f"internal error ({type(error).__name__} in {where})")

@@ -1,6 +1,0 @@
-"""How good a model is: accuracy on test data, clustering of the uploaded inferences."""
-
-from fl_core.evaluation.clustering import EVALUATIONS, ClusterScores, Noise, cluster_scores
-from fl_core.evaluation.projection import project_2d
-
-__all__ = ["EVALUATIONS", "ClusterScores", "Noise", "cluster_scores", "project_2d"]

@@ -1,0 +1,239 @@
+"""The identities that the proxy's operator admitted, in SQLite; read from memory.
+
+Admitting and revoking happens beside a running proxy, in a process of its own. The proxy asks
+`changed()` from time to time, which costs one pragma as long as nothing has.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeveil.crypto.keys import SealingKey, VerifyKey
+from edgeveil.enrolment import Enrolment, EnrolmentError
+from edgeveil.errors import EdgeVeilError
+from edgeveil.sqlite_file import SqliteFile
+
+REGISTRY_FILE = "registry.sqlite"
+NOTE_CHARACTERS = 200
+_VERSION = 1
+
+_SCHEMA = (
+    """CREATE TABLE device (
+        id TEXT PRIMARY KEY,
+        identity BLOB NOT NULL UNIQUE,
+        sealing BLOB NOT NULL UNIQUE,
+        note TEXT NOT NULL,
+        admitted_s REAL NOT NULL,
+        revoked_s REAL
+    ) STRICT""",
+    "CREATE TABLE roster (epoch INTEGER NOT NULL) STRICT",
+    "INSERT INTO roster VALUES (0)",
+    f"PRAGMA user_version = {_VERSION}",
+)
+
+
+class RegistryError(EdgeVeilError):
+    """The registry cannot be opened or changed."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One identity. `note` is the operator's own; times are seconds since 1970."""
+
+    device_id: str
+    identity: VerifyKey
+    sealing: SealingKey
+    note: str
+    admitted_s: float
+    revoked_s: float | None
+
+    @property
+    def active(self) -> bool:
+        """Whether the device may take part."""
+        return self.revoked_s is None
+
+
+class Registry:
+    """Opens `path`, made with mode 0600 at first use. At most `limit` devices are active.
+
+    Not for use by several threads at once. Every method may raise RegistryError.
+    """
+
+    def __init__(
+        self, path: Path, *, limit: int = 100_000, now_s: Callable[[], float] = time.time
+    ) -> None:
+        self._path, self._limit, self._now_s = path, limit, now_s
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise RegistryError(
+                f"cannot be opened ({error.strerror})", where=str(path), fix="check state_dir"
+            ) from error
+        # Several processes open it, the first two maybe at once: that a write-ahead log cannot.
+        self._file = SqliteFile(
+            path, "the registry of devices", error=RegistryError, rollback_journal=True
+        )
+        self._prepare()
+        self._seen_version = self._seen_epoch = self._epoch = -1
+        self._entries: dict[str, Entry] = {}
+        self.changed()
+
+    def close(self) -> None:
+        """Release the file."""
+        self._file.close()
+
+    # --- what the protocol asks ---
+
+    def verify_key(self, device_id: str) -> VerifyKey | None:
+        """The identity key of an active device, or None."""
+        entry = self._entries.get(device_id)
+        return entry.identity if entry and entry.active else None
+
+    def roster(self) -> tuple[int, bytes]:
+        """Epoch (grows with every change) and all active sealing keys, sorted, 32 bytes each."""
+        keys = [entry.sealing.to_bytes() for entry in self._entries.values() if entry.active]
+        return self._epoch, b"".join(sorted(keys))
+
+    def changed(self) -> bool:
+        """Look for changes of any process; True when there are some since the last call."""
+        with self._file.guard() as db:
+            version = int(db.execute("PRAGMA data_version").fetchone()[0])
+            if version != self._seen_version:
+                self._load()
+                self._seen_version = version
+        news = self._epoch != self._seen_epoch
+        self._seen_epoch = self._epoch
+        return news
+
+    # --- what the operator does ---
+
+    def devices(self, *, revoked: bool = False) -> tuple[Entry, ...]:
+        """Active identities, oldest first; with `revoked` those that were taken out as well."""
+        entries = sorted(self._entries.values(), key=lambda e: (e.admitted_s, e.device_id))
+        return tuple(entry for entry in entries if entry.active or revoked)
+
+    def admit(self, enrolment: Enrolment, note: str = "") -> bool:
+        """Admit a device, or a revoked one again; False when it is active already.
+
+        Raises EnrolmentError: bad signature, unusable key, another sealing key than before, a
+        sealing key of another device, a note over 200 characters, no room.
+        """
+        return self.admit_many([enrolment], note) == 1
+
+    def admit_many(self, enrolments: Iterable[Enrolment], note: str = "") -> int:
+        """Admit devices in one transaction, all or none; how many were not active already.
+
+        Raises EnrolmentError, as `admit` does.
+        """
+        if len(note) > NOTE_CHARACTERS:
+            raise EnrolmentError(f"the note is over {NOTE_CHARACTERS} characters", fix="shorten it")
+        devices = list(enrolments)
+        for enrolment in devices:
+            enrolment.verify()
+        with self._change() as db:
+            query = "SELECT count(*) FROM device WHERE revoked_s IS NULL"
+            active = int(db.execute(query).fetchone()[0])
+            admitted = 0
+            for enrolment in devices:
+                admitted += self._admit(db, enrolment, note, room=self._limit - active - admitted)
+            if admitted:
+                db.execute("UPDATE roster SET epoch = epoch + 1")
+        return admitted
+
+    def _admit(self, db: sqlite3.Connection, enrolment: Enrolment, note: str, room: int) -> bool:
+        device, sealing = enrolment.device_id, enrolment.sealing.to_bytes()
+        rows = db.execute(
+            "SELECT id, sealing, revoked_s IS NULL FROM device WHERE id = ? OR sealing = ?",
+            (device, sealing),
+        ).fetchall()
+        for known, known_sealing, active in rows:
+            _same(device, sealing, known, known_sealing)
+            if active:
+                return False
+        if room <= 0:
+            raise EnrolmentError(
+                f"{self._limit} devices are admitted already",
+                where="limits.devices",
+                fix="raise it in the proxy's site file",
+            )
+        if rows:
+            db.execute("UPDATE device SET revoked_s = NULL WHERE id = ?", (device,))
+        else:
+            db.execute(
+                "INSERT INTO device VALUES (?, ?, ?, ?, ?, NULL)",
+                (device, enrolment.identity.to_bytes(), sealing, note, self._now_s()),
+            )
+        return True
+
+    def revoke(self, device_id: str) -> bool:
+        """Take a device out from now on; False when it was out. EnrolmentError if unknown."""
+        with self._change() as db:
+            row = db.execute(
+                "SELECT revoked_s IS NULL FROM device WHERE id = ?", (device_id,)
+            ).fetchone()
+            if row is None:
+                raise EnrolmentError(
+                    f"there is no device '{device_id[:64]}'", fix="see edgeveil proxy devices"
+                )
+            if not row[0]:
+                return False
+            db.execute("UPDATE device SET revoked_s = ? WHERE id = ?", (self._now_s(), device_id))
+            db.execute("UPDATE roster SET epoch = epoch + 1")
+        return True
+
+    def revoke_many(self, device_ids: Iterable[str]) -> int:
+        """Take devices out in one transaction; how many were active. Unknown ones are left."""
+        with self._change() as db:
+            out = db.executemany(
+                "UPDATE device SET revoked_s = ? WHERE id = ? AND revoked_s IS NULL",
+                [(self._now_s(), device_id) for device_id in device_ids],
+            ).rowcount
+            if out > 0:
+                db.execute("UPDATE roster SET epoch = epoch + 1")
+        return max(0, out)
+
+    # --- inside ---
+
+    def _prepare(self) -> None:
+        with self._file.transaction() as db:
+            version = int(db.execute("PRAGMA user_version").fetchone()[0])
+            if version == 0:
+                for statement in _SCHEMA:
+                    db.execute(statement)
+            elif version != _VERSION:
+                raise RegistryError(
+                    f"has version {version}, this program knows {_VERSION}",
+                    where=str(self._path),
+                    fix="use the version of edgeveil that wrote it",
+                )
+
+    def _load(self) -> None:
+        with self._file.transaction("BEGIN") as db:  # one moment for both reads
+            self._epoch = int(db.execute("SELECT epoch FROM roster").fetchone()[0])
+            rows = db.execute("SELECT * FROM device").fetchall()
+        entries = (Entry(i, VerifyKey(v), SealingKey(s), n, a, r) for i, v, s, n, a, r in rows)
+        self._entries = {entry.device_id: entry for entry in entries}
+
+    @contextmanager
+    def _change(self) -> Iterator[sqlite3.Connection]:
+        with self._file.transaction() as db:
+            yield db
+        self._load()
+
+
+def _same(device: str, sealing: bytes, known: str, known_sealing: bytes) -> None:
+    if known != device:
+        raise EnrolmentError(
+            f"device {known} has this sealing key already",
+            fix="enrol the device again with keys that it made itself",
+        )
+    if known_sealing != sealing:
+        raise EnrolmentError(
+            f"device {device} is known with another sealing key",
+            fix="restore the device's keys, or enrol it anew with a new state_dir",
+        )

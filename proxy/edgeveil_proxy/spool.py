@@ -1,0 +1,286 @@
+"""What the proxy must not lose: broadcasts, uploads and batches.
+
+Ciphertext lies in files of a folder, what is known of it in one SQLite file beside that. A file is
+durable before the row that counts on it, and goes after the row has gone: a kill in between leaves
+files that nobody counts on, swept at the next start. Who sent what is forgotten in the same
+transaction that stores the batch.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from edgeveil.errors import ProtocolError
+from edgeveil.file_data import FileData, sync_folder
+from edgeveil.protocol.codec import decode_header
+from edgeveil.protocol.collection import Held
+from edgeveil.protocol.messages import Batch, Commit, Exchanged, Manifest, Note, Signed
+from edgeveil.protocol.proxy_tasks import (
+    BatchDelivered,
+    BatchKept,
+    BroadcastDropped,
+    BroadcastPart,
+    JobEnded,
+    KeepBroadcast,
+    Kept,
+    ProxyMemory,
+    ProxySettings,
+    RoundDropped,
+    Shuffled,
+    ShuffleRound,
+    UploadKept,
+    UploadPart,
+    UploadsDropped,
+    key_of,
+    kind_of,
+)
+from edgeveil.sqlite_file import SqliteFile, StorageError
+from edgeveil_proxy.shuffle import Shuffle, shuffle_round
+from edgeveil_proxy.spool_files import SpoolFiles, arriving_of, batch_of, kept_of, uploads_of
+
+_VERSION = 1  # of the tables below
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS kept (number INTEGER PRIMARY KEY AUTOINCREMENT,
+  digest BLOB UNIQUE, job BLOB, kind TEXT, signed BLOB);
+CREATE TABLE IF NOT EXISTS uploads (job BLOB, round INTEGER, attempt INTEGER, device TEXT,
+  groups BLOB, digest BLOB, slot INTEGER, PRIMARY KEY (job, round, attempt, device)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS batches (job BLOB, round INTEGER, attempt INTEGER, signed BLOB,
+  delivered INTEGER DEFAULT 0, PRIMARY KEY (job, round, attempt));
+CREATE TABLE IF NOT EXISTS ended (number INTEGER PRIMARY KEY AUTOINCREMENT,
+  job BLOB UNIQUE, note BLOB);
+"""
+
+ENDED_KEPT = ProxySettings.ended_kept
+_encode = msgspec.msgpack.encode
+
+
+class Spool:
+    """The proxy's durable memory: `path`, and the folder of the same name without its suffix.
+
+    One process owns them. `keep` and `shuffled` may run beside the other methods, in a thread of
+    their own. Every method raises StorageError when a file cannot be used.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = SqliteFile(path, "the spool", _SCHEMA, secure_delete=True, version=_VERSION)
+        self._together = self._emptied = False
+        self._counted_on: set[str] = set()  # files that rows of this transaction count on
+        with self._told():
+            self._files = SpoolFiles(path.with_suffix(""))
+
+    def close(self) -> None:
+        """Close the files."""
+        self._files.close_all()
+        self._file.close()
+
+    def store(self, item: object) -> None:
+        """Apply one of the machine's items, durably and at once, or when `together` ends."""
+        if self._together:
+            self._apply(item)
+            return
+        with self.together():
+            self._apply(item)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is stored inside is durable when the block ends, all of it or nothing."""
+        self._together = True
+        try:
+            with self._told(), self._file.transaction():
+                yield
+                for name in self._counted_on:
+                    self._files.sync(name)
+        except BaseException:
+            self._files.keep_dropped()
+            raise
+        finally:
+            self._together = False
+            self._counted_on.clear()
+        with self._told():
+            self._files.remove_dropped()
+        self._forget()
+
+    def _apply(self, item: object) -> None:
+        match item:
+            case UploadPart(at=at, offset=offset, data=data):
+                self._files.write(uploads_of(at), offset, data)
+            case BroadcastPart(digest=digest, offset=offset, data=data):
+                self._files.write(arriving_of(digest), offset, data)
+            case _:
+                with self._file.transaction() as db:
+                    self._change(db, item)
+                self._emptied |= not isinstance(item, UploadKept)
+
+    def _change(self, db: sqlite3.Connection, item: object) -> None:
+        match item:
+            case Kept():
+                self._keep(db, item)
+            case UploadKept(at=at, device=device, held=held):
+                db.execute(
+                    "INSERT OR IGNORE INTO uploads VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    (*key_of(at), device, _encode(held.groups), held.digest, held.slot),
+                )
+                self._counted_on.add(uploads_of(at))
+            case BatchKept(at=at, signed=signed):
+                db.execute(
+                    "INSERT OR IGNORE INTO batches VALUES (?, ?, ?, ?, 0)",
+                    (*key_of(at), _encode(signed)),
+                )
+                self._forget_uploads(db, at)
+            case UploadsDropped(at=at):
+                self._forget_uploads(db, at)
+            case BatchDelivered(at=at):
+                _run(db, "UPDATE batches SET delivered = 1", at)
+                self._files.drop(batch_of(at))
+            case RoundDropped(at=at):
+                _run(db, "DELETE FROM uploads", at)
+                _run(db, "UPDATE batches SET delivered = 1", at)
+                self._files.drop(uploads_of(at))
+                self._files.drop(batch_of(at))
+            case BroadcastDropped(digest=digest):
+                self._files.drop(arriving_of(digest))
+                if not db.execute("SELECT 1 FROM kept WHERE digest = ?", (digest,)).fetchone():
+                    self._files.drop(kept_of(digest))
+            case JobEnded(job_id=job_id, note=note):
+                self._end(db, job_id, note)
+
+    def _forget_uploads(self, db: sqlite3.Connection, at: Exchanged) -> None:
+        """Who answered stays known."""
+        _run(db, "UPDATE uploads SET slot = -1, digest = x''", at)
+        self._files.drop(uploads_of(at))
+
+    def _forget(self) -> None:
+        """The write-ahead log still holds the pages from before: who sent which upload."""
+        if self._emptied:
+            with self._file.guard("emptied") as db:
+                db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self._emptied = False
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StorageError(
+                f"the spool's files cannot be used: {error.strerror}",
+                where=str(error.filename or self._files.folder),
+                fix="check its disk for room, and the rights of this user there",
+            ) from error
+
+    # --- work ---
+
+    def keep(self, task: KeepBroadcast) -> Kept:
+        """Check what came of a broadcast, and make it durable.
+
+        Raises ProtocolError `bad_digest`.
+        """
+        digest = task.header.blob.digest
+        arriving, whole = (self._files.path(name(digest)) for name in (arriving_of, kept_of))
+        with self._told():
+            arriving.touch(mode=0o600)  # an empty blob has no parts
+            data = FileData(arriving)
+            if len(data) != task.header.blob.size_bytes or data.digest() != digest:
+                raise ProtocolError("bad_digest")
+            with arriving.open("rb") as file:
+                os.fdatasync(file.fileno())
+            arriving.rename(whole)
+            sync_folder(whole.parent)
+        return Kept(task.signed, task.header, data)
+
+    def shuffled(self, task: ShuffleRound, shuffle: Shuffle) -> Shuffled:
+        """Write a round's batch from its uploads."""
+        names = (uploads_of(task.at), batch_of(task.at))
+        with self._told():
+            uploads, batch = (self._files.path(name) for name in names)
+            return shuffle_round(task, uploads, batch, shuffle)
+
+    # --- rows ---
+
+    def _keep(self, db: sqlite3.Connection, kept: Kept) -> None:
+        """Store a broadcast; of a job only the newest round stays, of releases the newest."""
+        header, job_id = kept.header, kept.header.at.job_id
+        kind = kind_of(header)
+        if kind == "round":
+            self._drop_rounds(db, job_id)
+            self._drop_kept(db, "job = ? AND kind IN ('round', 'commit')", job_id)
+        if kind == "release":
+            self._drop_kept(db, "kind = 'release'")
+        if kind == "job":
+            self._drop_kept(db, "job = ? AND kind = 'job'", job_id)
+        db.execute(
+            "INSERT OR REPLACE INTO kept (digest, job, kind, signed) VALUES (?, ?, ?, ?)",
+            (header.blob.digest, job_id, kind, _encode(kept.signed)),
+        )
+        self._files.close(arriving_of(header.blob.digest))
+        self._files.spare(kept_of(header.blob.digest))
+
+    def _drop_kept(self, db: sqlite3.Connection, which: str, *values: bytes) -> None:
+        for (digest,) in db.execute(f"SELECT digest FROM kept WHERE {which}", values):  # noqa: S608 - constants
+            self._files.drop(kept_of(digest))
+        db.execute(f"DELETE FROM kept WHERE {which}", values)  # noqa: S608 - constants
+
+    def _drop_rounds(self, db: sqlite3.Connection, job_id: bytes) -> None:
+        for table in ("uploads", "batches"):
+            where = f"FROM {table} WHERE job = ?"
+            for key in db.execute(f"SELECT DISTINCT job, round, attempt {where}", (job_id,)):
+                self._files.drop(uploads_of(Exchanged(*key)))
+                self._files.drop(batch_of(Exchanged(*key)))
+            db.execute(f"DELETE {where}", (job_id,))
+
+    def _end(self, db: sqlite3.Connection, job_id: bytes, note: Note) -> None:
+        self._drop_rounds(db, job_id)
+        self._drop_kept(db, "job = ? AND kind != 'release'", job_id)
+        db.execute(
+            "INSERT OR REPLACE INTO ended (job, note) VALUES (?, ?)", (job_id, _encode(note))
+        )
+        db.execute(
+            "DELETE FROM ended WHERE number <= (SELECT MAX(number) FROM ended) - ?", (ENDED_KEPT,)
+        )
+
+    def load(self) -> ProxyMemory:
+        """The memory as it was when the last process ended; what it left half done is swept."""
+        with self._told():
+            with self._file.guard() as db:
+                memory = self._load(db)
+            known = {kept_of(digest) for digest in memory.kept}
+            known |= {batch_of(kept.at) for kept in memory.batches.values()}
+            known |= {uploads_of(kept.at) for kept in memory.uploads if kept.held.slot >= 0}
+            self._files.sweep(known)
+        return memory
+
+    def _load(self, db: sqlite3.Connection) -> ProxyMemory:
+        memory = ProxyMemory()
+        for (signed_bytes,) in db.execute("SELECT signed FROM kept ORDER BY number"):
+            signed = msgspec.msgpack.decode(signed_bytes, type=Signed)
+            header = decode_header(signed)
+            if isinstance(header, Manifest | Commit):
+                data = FileData(self._files.path(kept_of(header.blob.digest)))
+                memory.kept[header.blob.digest] = Kept(signed, header, data)
+        rows = db.execute("SELECT job, round, attempt, device, groups, digest, slot FROM uploads")
+        for job, number, attempt, device, groups, digest, slot in rows:
+            held = Held(msgspec.msgpack.decode(groups, type=tuple[int, ...]), digest, slot)
+            memory.uploads.append(UploadKept(Exchanged(job, number, attempt), device, held))
+        rows = db.execute("SELECT job, round, attempt, signed, delivered FROM batches")
+        for job, number, attempt, signed_bytes, delivered in rows:
+            at = Exchanged(job, number, attempt)
+            if delivered:
+                memory.delivered.add(key_of(at))
+                continue
+            signed = msgspec.msgpack.decode(signed_bytes, type=Signed)
+            header = decode_header(signed)
+            if isinstance(header, Batch):
+                data = FileData(self._files.path(batch_of(at)))
+                memory.batches[key_of(at)] = BatchKept(at, signed, header, data)
+        for job, note in db.execute("SELECT job, note FROM ended ORDER BY number"):
+            memory.ended[job] = msgspec.msgpack.decode(note, type=Note)
+        return memory
+
+
+def _run(db: sqlite3.Connection, statement: str, at: Exchanged) -> None:
+    db.execute(statement + " WHERE job = ? AND round = ? AND attempt = ?", key_of(at))

@@ -1,0 +1,126 @@
+"""Key types: they hide, differ, refuse to travel, and their files are checked."""
+
+import copy
+import os
+import pickle
+import stat
+
+import pytest
+
+from edgeveil.crypto import ContentKey, CryptoError, OpeningKey, SealingKey, SigningKey, VerifyKey
+
+SECRETS = [SigningKey, OpeningKey, ContentKey]
+PUBLICS = [VerifyKey, SealingKey]
+
+
+@pytest.mark.parametrize("kind", SECRETS)
+def test_a_secret_shows_nothing_of_itself(kind):
+    key = kind.generate()
+    shown = f"{key!r} {key} {[key]} { ({'k': key}) }"
+    assert key.to_bytes().hex() not in shown
+    assert repr(key.to_bytes()) not in shown
+    assert not hasattr(key, "fingerprint")
+
+
+@pytest.mark.parametrize("kind", SECRETS)
+@pytest.mark.parametrize("copier", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_secret_cannot_be_pickled_or_copied(kind, copier):
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        copier(kind.generate())
+
+
+@pytest.mark.parametrize("kind", SECRETS)
+def test_a_secret_cannot_be_hashed_or_changed(kind):
+    key = kind.generate()
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(key)
+    with pytest.raises(AttributeError):
+        key._raw = bytes(32)
+
+
+@pytest.mark.parametrize("kind", SECRETS + PUBLICS)
+def test_equality_is_by_type_and_bytes(kind):
+    raw = os.urandom(32)
+    assert kind.from_bytes(raw) == kind.from_bytes(raw)
+    assert kind.from_bytes(raw) != kind.from_bytes(bytes(32))
+    others = [other for other in SECRETS + PUBLICS if other is not kind]
+    assert all(kind.from_bytes(raw) != other.from_bytes(raw) for other in others)
+
+
+@pytest.mark.parametrize("kind", SECRETS + PUBLICS)
+@pytest.mark.parametrize("size", [0, 31, 33, 64])
+def test_another_length_is_refused(kind, size):
+    with pytest.raises(CryptoError, match=f"must be 32 bytes, got {size}"):
+        kind.from_bytes(bytes(size))
+
+
+def test_public_keys_show_their_fingerprint_and_can_stand_in_sets():
+    key = SigningKey.generate().public()
+    assert key.fingerprint() in repr(key)
+    assert len(key.fingerprint()) == 16
+    assert {key} == {VerifyKey.from_bytes(key.to_bytes())}
+    assert pickle.loads(pickle.dumps(key)) == key
+
+
+@pytest.mark.parametrize("kind", SECRETS + PUBLICS)
+def test_a_key_file_reads_back_with_its_mode(kind, tmp_path):
+    key, path = kind.from_bytes(os.urandom(32)), tmp_path / "key"
+    old = os.umask(0)
+    try:
+        key.save(path)
+    finally:
+        os.umask(old)
+    assert kind.load(path) == key
+    assert stat.S_IMODE(path.stat().st_mode) == (0o600 if kind in SECRETS else 0o644)
+    assert [found.name for found in tmp_path.iterdir()] == ["key"]
+
+
+def test_saving_never_overwrites_unasked(tmp_path):
+    path = tmp_path / "key"
+    first, second = SigningKey.generate(), SigningKey.generate()
+    first.save(path)
+    with pytest.raises(CryptoError, match="there already"):
+        second.save(path)
+    assert SigningKey.load(path) == first
+    second.save(path, overwrite=True)
+    assert SigningKey.load(path) == second
+
+
+def test_a_key_of_another_type_is_named(tmp_path):
+    SigningKey.generate().public().save(tmp_path / "k")
+    with pytest.raises(CryptoError, match="edgeveil-verify-key-1") as caught:
+        SigningKey.load(tmp_path / "k")
+    assert caught.value.where == str(tmp_path / "k")
+    assert "edgeveil-signing-key-1" in caught.value.fix
+
+
+def test_a_secret_open_to_everyone_is_refused(tmp_path):
+    SigningKey.generate().save(tmp_path / "k")
+    (tmp_path / "k").chmod(0o644)
+    with pytest.raises(CryptoError, match="every user") as caught:
+        SigningKey.load(tmp_path / "k")
+    assert "chmod 600" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"", "not a key file"),
+        (b"\xff\xfe\0", "not a key file"),
+        (b"-----BEGIN PRIVATE KEY-----\nAAAA\n", "not a key file"),
+        (b"edgeveil-verify-key-1 " + b"zz" * 32, "damaged"),
+        (b"edgeveil-verify-key-1 " + b"ab" * 31, "must be 32 bytes"),
+        (b"edgeveil-verify-key-1 " + b"ab" * 4000, "not a key file"),
+    ],
+)
+def test_a_broken_key_file_is_told(tmp_path, text, said):
+    (tmp_path / "k").write_bytes(text)
+    with pytest.raises(CryptoError, match=said):
+        VerifyKey.load(tmp_path / "k")
+
+
+def test_a_missing_file_or_folder_is_told(tmp_path):
+    with pytest.raises(CryptoError, match="cannot be read"):
+        VerifyKey.load(tmp_path / "none")
+    with pytest.raises(CryptoError, match="cannot be written"):
+        SigningKey.generate().save(tmp_path / "none" / "k")

@@ -1,0 +1,95 @@
+"""Known answers. The vector file only grows: bytes that were once written must stay readable."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgeveil.crypto import (
+    ContentKey,
+    LedgerKey,
+    OpeningKey,
+    SealingKey,
+    SigningKey,
+    VerifyKey,
+    commit,
+    labels,
+    open_sealed,
+    open_stanzas,
+    open_stream,
+    sign,
+    verify,
+)
+from edgeveil.privacy.derived import DerivedRandom, Question, question_key
+
+VECTORS = json.loads((Path(__file__).parents[3] / "vectors" / "crypto.json").read_text())
+
+
+def unhex(case: dict, name: str) -> bytes:
+    return bytes.fromhex(case[name])
+
+
+def test_labels_are_the_published_ones():
+    published = {name: text.encode() for name, text in VECTORS["labels"].items()}
+    assert {name: getattr(labels, name) for name in published} == published
+    assert set(labels.ALL) == set(published.values())
+    assert len(set(labels.ALL)) == len(labels.ALL)
+
+
+@pytest.mark.parametrize("case", VECTORS["context"])
+def test_context(case):
+    parts = [bytes.fromhex(part) for part in case["parts"]]
+    assert labels.context(case["label"].encode(), *parts) == unhex(case, "bytes")
+
+
+@pytest.mark.parametrize("case", VECTORS["commitment"])
+def test_commitment(case):
+    key = ContentKey.from_bytes(unhex(case, "content_key"))
+    assert commit(key, unhex(case, "context")) == unhex(case, "commitment")
+
+
+@pytest.mark.parametrize("case", VECTORS["signature"])
+def test_signature(case):
+    key = SigningKey.from_bytes(unhex(case, "signing_key"))
+    label, payload = case["label"].encode(), unhex(case, "payload")
+    assert key.public() == VerifyKey.from_bytes(unhex(case, "verify_key"))
+    assert key.public().fingerprint() == case["fingerprint"]
+    assert sign(key, label, payload) == unhex(case, "signature")
+    assert verify(key.public(), label, payload, unhex(case, "signature"))
+
+
+@pytest.mark.parametrize("case", VECTORS["sealed"])
+def test_sealed(case):
+    key = OpeningKey.from_bytes(unhex(case, "opening_key"))
+    assert key.public() == SealingKey.from_bytes(unhex(case, "sealing_key"))
+    expected = None if case["plaintext"] is None else unhex(case, "plaintext")
+    assert open_sealed(key, unhex(case, "info"), unhex(case, "sealed")) == expected
+
+
+@pytest.mark.parametrize("case", VECTORS["stream"])
+def test_stream(case):
+    key = ContentKey.from_bytes(unhex(case, "content_key"))
+    opened = open_stream(key, unhex(case, "context"), unhex(case, "stream"))
+    assert opened == unhex(case, "plaintext")
+
+
+@pytest.mark.parametrize("case", VECTORS["stanzas"])
+def test_stanzas(case):
+    key = OpeningKey.from_bytes(unhex(case, "opening_key"))
+    expected = case["content_key"] and ContentKey.from_bytes(unhex(case, "content_key"))
+    assert open_stanzas(key, unhex(case, "info"), unhex(case, "area")) == expected
+
+
+@pytest.mark.parametrize("case", VECTORS["noise"])
+def test_derived_noise(case):
+    key = LedgerKey.from_bytes(unhex(case, "ledger_key")).noise_key()
+    assert key.to_bytes() == unhex(case, "noise_key")
+    asked = (case["dataset"], case["job_id"], case["exchange"], unhex(case, "package_digest"))
+    question = question_key(key, Question(*asked))
+    assert question == unhex(case, "question_key")
+    stream, total = DerivedRandom(question), np.array(case["total"], np.int64)
+    first, second = stream.bound(case["law"], total), stream.bound(case["law"], total)
+    assert stream(80) == unhex(case, "samples")
+    assert first(80) == unhex(case, "first_draw")
+    assert second(80) == unhex(case, "second_draw")

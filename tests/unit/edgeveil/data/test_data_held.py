@@ -1,0 +1,76 @@
+"""What is held back from the devices of a shared file: a public share of every class."""
+
+import numpy as np
+import pytest
+
+from edgeveil.data.device import held_records, own_records
+from edgeveil.data.held import hold_back
+from edgeveil.errors import DataError
+from edgeveil.jobs import DataSource, DeviceData
+from edgeveil.parts.methods.base import Records
+
+
+def some(sizes, seed=0):
+    """So many records of each class 0, 1, ..., in random order; x is the record's number."""
+    y = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
+    return Records(np.arange(len(y), dtype=np.float32)[:, None], y.astype(np.int64))
+
+
+def test_each_class_gives_its_share_and_each_record_stands_once():
+    records = some([60, 30, 10])
+    rest, held = hold_back(records, 20)
+    assert np.bincount(held.y).tolist() == [12, 6, 2]
+    assert sorted([*rest.x[:, 0], *held.x[:, 0]]) == list(range(100))
+    for part in (rest, held):
+        assert (part.y == records.y[part.x[:, 0].astype(int)]).all()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count", "shares"),
+    [
+        ([3, 3, 3], 4, [4 / 3] * 3),  # the largest remainders take what is left
+        ([1, 1, 97], 10, [10 / 99, 10 / 99, 970 / 99]),
+    ],
+)
+def test_odd_shares_are_off_by_less_than_one(sizes, count, shares):
+    _, held = hold_back(some(sizes), count)
+    found = np.bincount(held.y, minlength=len(sizes))
+    assert found.sum() == count
+    assert (np.abs(found - shares) < 1).all()
+
+
+def test_another_seed_holds_others_and_the_same_one_the_same():
+    records = some([50, 50])
+    drawn = [hold_back(records, 20, seed)[1].x[:, 0].tolist() for seed in (1, 2, 1)]
+    assert drawn[0] == drawn[2] != drawn[1]
+
+
+@pytest.mark.parametrize(("sizes", "count"), [([2], 0), ([2], 2), ([], 0)])
+def test_none_and_all(sizes, count):
+    rest, held = hold_back(some(sizes), count)
+    assert (len(rest), len(held)) == (sum(sizes) - count, count)
+
+
+@pytest.mark.parametrize("count", [-1, 5])
+def test_more_than_there_are_is_refused(count):
+    with pytest.raises(DataError, match="choose 0 to 4"):
+        hold_back(some([2, 2]), count)
+
+
+def test_as_many_classes_as_records_take_no_time():
+    _, held = hold_back(some([1] * 20_000), 5_000)
+    assert len(held) == 5_000
+
+
+def test_devices_and_cloud_share_a_file_without_overlap(tmp_path):
+    records = some([40, 20])
+    np.savez(tmp_path / "own.npz", x=records.x, y=records.y)
+    block = {"name": "own", "source": "npz", "path": tmp_path / "own.npz", "test_share": 0.2}
+    shards = [
+        DeviceData.model_validate({**block, "shard": {"devices": 4, "index": index}})
+        for index in range(4)
+    ]
+    shares = [own_records(shard).x[:, 0] for shard in shards]
+    held = held_records(DataSource.model_validate(block)).x[:, 0]
+    assert 4 <= len(held) <= 20
+    assert sorted(np.concatenate([*shares, held])) == list(range(60))

@@ -1,0 +1,147 @@
+"""Image folders: one form for all pictures, classes by folder, and no picture stops a device."""
+
+import struct
+import zlib
+
+import numpy as np
+import pytest
+
+from edgeveil.data import images as reader
+from edgeveil.data.device import own_records
+from edgeveil.data.images import image_faults, read_images
+from edgeveil.errors import DataError
+from edgeveil.jobs import DeviceData
+from edgeveil.jobs.site_blocks import Images
+
+Image = pytest.importorskip("PIL.Image")
+PETS = ("cat", "dog")
+
+
+def put(folder, name, pixels, **options):
+    file = folder / name
+    file.parent.mkdir(exist_ok=True)
+    Image.fromarray(np.asarray(pixels)).save(file, **options)
+    return file
+
+
+def grey(value, shape=(2, 3)):
+    return np.full(shape, value, np.uint8)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    put(tmp_path, "dog/b.png", grey(20))
+    put(tmp_path, "dog/a.PNG", grey(10))
+    put(tmp_path, "cat/z.png", np.dstack([grey(90), grey(60), grey(30)]))
+    (tmp_path / "cat" / "notes.txt").write_text("no picture")
+    (tmp_path / ".hidden").mkdir()
+    return tmp_path
+
+
+def test_folders_and_files_are_taken_by_name(folder):
+    records = read_images(folder, Images(size=(2, 3), classes=PETS))
+    assert records.x.shape == (3, 2, 3)
+    assert records.y.tolist() == [0, 1, 1]
+    assert records.x[1:, 0, 0].tolist() == [10.0, 20.0]
+    assert round(float(records.x[0, 0, 0])) == round(0.299 * 90 + 0.587 * 60 + 0.114 * 30)
+
+
+def test_colours_come_first(folder):
+    records = read_images(folder, Images(size=(2, 3), colours="rgb", classes=PETS))
+    assert records.x.shape == (3, 3, 2, 3)
+    assert records.x[0, :, 1, 2].tolist() == [90.0, 60.0, 30.0]
+    assert records.x[1, :, 1, 2].tolist() == [10.0, 10.0, 10.0]
+
+
+def test_named_classes_number_a_device_that_lacks_one(folder):
+    form = Images(size=(2, 3), classes=("bird", "dog"))
+    records = read_images(folder, form)
+    assert records.y.tolist() == [-1, 1, 1]  # cats are none of the classes
+    assert image_faults(folder, form) == [
+        f"{folder / 'cat/z.png'}: its folder is none of the classes"
+    ]
+
+
+def test_a_folder_without_pictures_is_an_empty_data_set(tmp_path):
+    records = read_images(tmp_path, Images(size=(2, 3), classes=PETS))
+    assert (records.x.shape, len(records)) == ((0, 2, 3), 0)
+
+
+def test_another_size_is_scaled_and_16_bits_are_kept_in_range(tmp_path):
+    put(tmp_path, "a/large.png", np.repeat(np.repeat([[0, 200]], 8, 0), 8, 1).astype(np.uint8))
+    put(tmp_path, "a/wide.png", np.full((2, 2), 0x80FF, np.uint16))
+    records = read_images(tmp_path, Images(size=(2, 2), classes=("a",)))
+    assert records.x[0, :, 0].max() < 50
+    assert records.x[0, :, 1].min() > 150
+    assert records.x[1].tolist() == [[128.0, 128.0], [128.0, 128.0]]
+
+
+def test_jpeg_is_read(tmp_path):
+    put(tmp_path, "a/one.jpeg", grey(120, (16, 16)), quality=95)
+    assert np.all(np.abs(read_images(tmp_path, Images(size=(16, 16), classes=("a",))).x - 120) < 3)
+
+
+def bomb(width, height):
+    """A PNG whose header says more pixels than it holds."""
+
+    def chunk(kind, data):
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0")) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + body
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "cannot be read"),
+        (b"GIF89a" + bytes(20), "cannot be read"),  # of no format that is read
+        (bomb(9000, 9000), "9000 by 9000 pixels"),
+        (bomb(60000, 60000), "cannot be read"),
+        (bomb(4, 4), "cannot be read"),
+    ],
+)
+def test_a_bad_picture_drops_itself_alone(folder, content, told):
+    (folder / "cat" / "bad.png").write_bytes(content)
+    records = read_images(folder, Images(size=(2, 3), classes=PETS))
+    assert np.isnan(records.x[0]).all()
+    assert records.y.tolist() == [0, 0, 1, 1]
+    assert np.isfinite(records.x[1:]).all()
+    (fault,) = image_faults(folder, Images(size=(2, 3), classes=PETS))
+    assert fault.startswith(f"{folder / 'cat' / 'bad.png'}: ")
+    assert told in fault
+
+
+def test_a_truncated_picture_is_dropped(folder):
+    file = folder / "dog" / "a.PNG"
+    file.write_bytes(file.read_bytes()[:-25])
+    assert np.isnan(read_images(folder, Images(size=(2, 3), classes=PETS)).x[1]).all()
+
+
+def test_a_site_file_names_the_form(folder):
+    data = DeviceData(
+        name="pets", source="images", path=folder, images=Images(size=(2, 3), classes=PETS)
+    )
+    assert own_records(data).y.tolist() == [0, 1, 1]
+
+
+def test_refusals(folder, monkeypatch):
+    form = Images(size=(2, 3), classes=PETS)
+    for place, told in (
+        (folder / "none", "no such folder"),
+        (None, "no folder"),
+    ):
+        with pytest.raises(DataError, match=told):
+            read_images(place, form)
+    with pytest.raises(DataError, match="holds 72 bytes of numbers, the limit is 71"):
+        read_images(folder, form, 71)
+    with pytest.raises(DataError, match=r"data\.images: is not set"):
+        read_images(folder, None)
+    with pytest.raises(DataError, match=r"data\.images\.classes: .*classes: \[cat, dog\]"):
+        read_images(folder, Images(size=(2, 3)))
+    monkeypatch.setattr(reader, "find_spec", lambda name: None)
+    with pytest.raises(DataError, match="needs Pillow"):
+        read_images(folder, form)

@@ -1,0 +1,165 @@
+"""The source `mnist`: four IDX files in a folder, each fault told with file and fix."""
+
+import gzip
+import struct
+
+import numpy as np
+import pytest
+
+from edgeveil.data import device
+from edgeveil.data.device import held_records, own_records
+from edgeveil.data.mnist import MNIST_FILES
+from edgeveil.data.published import read_published
+from edgeveil.data.sources import Origin, load_records
+from edgeveil.errors import DataError
+from edgeveil.jobs import DataSource, DeviceData
+
+TRAIN, TEST = 30, 12
+FILES = MNIST_FILES.names
+
+
+def idx(array):
+    header = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
+    return header + array.astype(np.uint8).tobytes()
+
+
+def pixels(count):
+    return (np.arange(count * 28 * 28) % 251).reshape(count, 28, 28)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for half, count in (("train", TRAIN), ("t10k", TEST)):
+        images = gzip.compress(idx(pixels(count)))
+        (tmp_path / f"{half}-images-idx3-ubyte.gz").write_bytes(images)
+        (tmp_path / f"{half}-labels-idx1-ubyte.gz").write_bytes(
+            gzip.compress(idx(np.arange(count) % 10))
+        )
+    return tmp_path
+
+
+def source(folder, **more):
+    return DataSource(name="mnist", source="mnist", path=folder, **more)
+
+
+def shard(folder, index):
+    share = {"devices": 3, "index": index, "partition": {"kind": "iid"}}
+    return DeviceData(name="mnist", source="mnist", path=folder, shard=share)
+
+
+def refused(folder):
+    with pytest.raises(DataError) as caught:
+        load_records("mnist", Origin(path=folder))
+    return str(caught.value)
+
+
+def test_training_half_is_dealt_and_test_half_is_the_clouds(folder):
+    train = load_records("mnist", Origin(path=folder))
+    assert train.x.shape == (TRAIN, 28, 28)
+    assert train.x.dtype == np.float32
+    assert np.array_equal(train.x, pixels(TRAIN))
+    parts = [own_records(shard(folder, index)) for index in range(3)]
+    assert sorted(np.concatenate([p.x for p in parts]).sum((1, 2))) == sorted(train.x.sum((1, 2)))
+    test = held_records(source(folder))
+    assert np.array_equal(test.x, pixels(TEST))
+    assert list(test.y) == list(np.arange(TEST) % 10)
+
+
+def test_fewer_test_records_are_the_first_ones(folder):
+    assert np.array_equal(held_records(source(folder, test_records=5)).x, pixels(5))
+    with pytest.raises(DataError, match="0 to 12"):
+        held_records(source(folder, test_records=13))
+
+
+def test_devices_of_one_process_read_their_files_once(folder, monkeypatch):
+    device.dealt_records.cache_clear()
+    own_records(shard(folder, 0))
+    monkeypatch.setattr(device, "load_records", None)
+    assert len(own_records(shard(folder, 2))) == TRAIN // 3
+
+
+def test_what_one_device_changes_in_its_records_no_other_sees(folder):
+    own_records(shard(folder, 0)).x[:] = -1
+    assert own_records(shard(folder, 0)).x.min() == 0
+
+
+@pytest.mark.parametrize("name", ["train-images-idx3-ubyte", "train-images.idx3-ubyte"])
+def test_unpacked_and_dotted_names_are_found(folder, name):
+    packed = folder / "train-images-idx3-ubyte.gz"
+    (folder / name).write_bytes(gzip.decompress(packed.read_bytes()))
+    packed.unlink()
+    assert not MNIST_FILES.missing(folder)
+    assert len(read_published("mnist", folder, "train")) == TRAIN
+
+
+@pytest.mark.parametrize("name", FILES[:2])
+def test_missing_file_is_named_with_all_that_are_wanted(folder, name):
+    (folder / name).unlink()
+    text = refused(folder)
+    assert name in text
+    assert all(one in text for one in FILES)
+    assert MNIST_FILES.missing(folder) == [name]
+
+
+def test_no_folder_names_the_key():
+    assert "data.path" in refused(None)
+
+
+def test_truncated_file_is_named(folder):
+    packed = folder / FILES[0]
+    packed.write_bytes(packed.read_bytes()[:-20])
+    assert FILES[0] in refused(folder)
+    (folder / FILES[0]).write_bytes(idx(pixels(TRAIN))[:-1])
+    assert "its header says" in refused(folder)
+
+
+def test_wrong_magic_is_told(folder):
+    (folder / FILES[1]).write_bytes(b"PK\x03\x04 an archive")
+    text = refused(folder)
+    assert "no IDX file: it begins with 504b0304" in text
+    assert FILES[1] in text
+
+
+def test_a_label_that_the_set_does_not_have_is_told_with_its_place(folder):
+    labels = np.arange(TRAIN) % 10
+    labels[17] = 11
+    (folder / FILES[1]).write_bytes(gzip.compress(idx(labels)))
+    text = refused(folder)
+    assert f"{FILES[1]}, byte 25 unpacked: record 17 has the label 11" in text
+
+
+def test_a_folder_in_place_of_a_file_is_told(tmp_path):
+    with pytest.raises(DataError, match="is a folder, not a file"):
+        load_records("csv", Origin(path=tmp_path))
+
+
+def test_labels_in_place_of_images_are_told(folder):
+    labels = (folder / FILES[1]).read_bytes()
+    (folder / FILES[0]).write_bytes(labels)
+    assert "wanted (records, ...)" in refused(folder)
+
+
+def test_images_in_place_of_labels_are_told(folder):
+    (folder / FILES[1]).write_bytes((folder / FILES[0]).read_bytes())
+    assert "store one label for each record" in refused(folder)
+
+
+def test_halves_of_differing_length_are_told(folder):
+    (folder / FILES[1]).write_bytes(idx(np.arange(TRAIN - 1) % 10))
+    assert "store one label for each record" in refused(folder)
+
+
+def test_records_that_are_no_images_are_told(folder):
+    (folder / FILES[0]).write_bytes(idx(pixels(TRAIN).reshape(TRAIN, 784)))
+    assert "wanted rows and columns" in refused(folder)
+
+
+def test_swapped_files_and_a_folder_that_is_not_there_are_told(folder):
+    images, labels = (folder / name for name in FILES if name.startswith("train"))
+    kept = images.read_bytes()
+    images.write_bytes(labels.read_bytes())
+    labels.write_bytes(kept)
+    with pytest.raises(DataError, match="are the two files swapped"):
+        read_published("mnist", folder, "train")
+    with pytest.raises(DataError, match="no such folder"):
+        read_published("mnist", folder / "nope", "train")

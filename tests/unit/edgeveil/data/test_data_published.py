@@ -1,0 +1,119 @@
+"""EMNIST and CIFAR in their published files: read as described, each fault told with its place."""
+
+import gzip
+import struct
+
+import numpy as np
+import pytest
+
+from edgeveil.data.cifar import CIFAR10_FILES, CIFAR100_FILES
+from edgeveil.data.device import held_records, own_records
+from edgeveil.data.mnist import EMNIST_FILES
+from edgeveil.data.published import PUBLISHED, read_published
+from edgeveil.errors import DataError
+from edgeveil.jobs import DataSource, DeviceData
+
+RED, GREEN, BLUE = range(1, 4)
+
+
+def idx(array):
+    header = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
+    return gzip.compress(header + array.astype(np.uint8).tobytes())
+
+
+def put_emnist(folder, labels=(0, 46, 9)):
+    images = np.arange(len(labels) * 28 * 28).reshape(-1, 28, 28) % 251
+    for names in (EMNIST_FILES.train, EMNIST_FILES.test):
+        (folder / names[0]).write_bytes(idx(images))
+        (folder / names[1]).write_bytes(idx(np.array(labels)))
+    return images
+
+
+def cifar_record(*labels):
+    """A record whose first row is red, green and blue of another strength in each column."""
+    planes = [bytes(colour + column for column in range(32)) + bytes(992) for colour in (1, 2, 3)]
+    return bytes(labels) + b"".join(planes)
+
+
+def put_cifar(folder, files, *records):
+    for name in files.names:
+        (folder / name).write_bytes(b"".join(records))
+
+
+def refused(name, folder):
+    with pytest.raises(DataError) as caught:
+        read_published(name, folder, "train")
+    assert caught.value.where
+    assert caught.value.fix
+    return str(caught.value)
+
+
+def test_emnist_is_turned_upright_and_keeps_its_labels(tmp_path):
+    images = put_emnist(tmp_path)
+    records = read_published("emnist", tmp_path, "train")
+    assert np.array_equal(records.x, images.transpose(0, 2, 1))
+    assert records.y.tolist() == [0, 46, 9]
+    assert records.x.flags.c_contiguous
+
+
+def test_emnist_in_the_folder_of_its_archive(tmp_path):
+    (tmp_path / "gzip").mkdir()
+    put_emnist(tmp_path / "gzip")
+    assert len(read_published("emnist", tmp_path, "test")) == 3
+
+
+def test_another_split_of_emnist_is_told_with_the_label(tmp_path):
+    put_emnist(tmp_path, (1, 47))
+    text = refused("emnist", tmp_path)
+    assert "byte 9 unpacked: record 1 has the label 47" in text
+    assert EMNIST_FILES.train[1] in text
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "labels", "wanted"),
+    [("cifar10", CIFAR10_FILES, (7,), 7), ("cifar100", CIFAR100_FILES, (3, 99), 99)],
+)
+def test_cifar_is_read_by_colour_row_and_column(tmp_path, name, files, labels, wanted):
+    put_cifar(tmp_path, files, cifar_record(*labels), cifar_record(*[0] * len(labels)))
+    train = read_published(name, tmp_path, "train")
+    assert train.x.shape == (2 * len(files.train), 3, 32, 32)
+    assert train.y[:2].tolist() == [wanted, 0]
+    assert train.x[0, :, 0, 5].tolist() == [RED + 5, GREEN + 5, BLUE + 5]
+    assert train.x[0, :, 1:].max() == 0
+    held = held_records(DataSource(name="c", source=name, path=tmp_path, test_records=1))
+    assert held.y.tolist() == [wanted]
+    shard = {"devices": 2, "index": 0}
+    mine = own_records(DeviceData(name="c", source=name, path=tmp_path, shard=shard))
+    assert len(mine) == len(files.train)
+
+
+def test_a_truncated_batch_is_told(tmp_path):
+    put_cifar(tmp_path, CIFAR10_FILES, cifar_record(1)[:-1])
+    text = refused("cifar10", tmp_path)
+    assert "data_batch_1.bin" in text
+    assert "holds 3072 bytes, no multiple of the 3073" in text
+    put_cifar(tmp_path, CIFAR10_FILES)
+    assert "holds 0 bytes" in refused("cifar10", tmp_path)
+
+
+def test_a_label_outside_the_classes_is_told_with_record_and_byte(tmp_path):
+    put_cifar(tmp_path, CIFAR10_FILES, cifar_record(9), cifar_record(10))
+    text = refused("cifar10", tmp_path)
+    assert "record 1 has the label 10" in text
+    assert "byte 3073" in text
+    put_cifar(tmp_path, CIFAR100_FILES, cifar_record(0, 100))
+    assert "byte 1:" in refused("cifar100", tmp_path)
+
+
+def test_room_is_checked_over_all_files_before_any_is_read(tmp_path):
+    put_cifar(tmp_path, CIFAR10_FILES, cifar_record(1))
+    with pytest.raises(DataError, match="holds 61440 bytes of numbers, the limit is 61439"):
+        read_published("cifar10", tmp_path, "train", 61439)
+
+
+@pytest.mark.parametrize("name", PUBLISHED.names())
+def test_a_missing_file_is_named_with_all_that_are_wanted(tmp_path, name):
+    text = refused(name, tmp_path)
+    assert f"has no {PUBLISHED[name].files.train[0]}" in text
+    assert all(one in text for one in PUBLISHED[name].files.names)
+    assert PUBLISHED[name].files.missing(tmp_path) == list(PUBLISHED[name].files.names)

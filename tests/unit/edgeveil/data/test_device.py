@@ -1,0 +1,72 @@
+"""A device's records from a real site block, and the report an owner reads."""
+
+import numpy as np
+import pytest
+
+from edgeveil.data.check import check_records
+from edgeveil.data.device import device_records, held_records, own_records
+from edgeveil.data.digits import load_digits_split
+from edgeveil.errors import DataError
+from edgeveil.jobs import DataSource, DeviceData
+from edgeveil.parts.methods.base import Records
+
+KEY = bytes(range(32))
+
+
+def shard(index):
+    share = {"devices": 20, "index": index, "partition": {"kind": "n_class"}, "seed": 7}
+    return DeviceData.model_validate({"name": "digits", "source": "digits", "shard": share})
+
+
+def rows(*parts):
+    return sorted(map(tuple, np.concatenate([np.column_stack([p.x, p.y]) for p in parts]).tolist()))
+
+
+def test_all_shards_together_are_the_training_half_and_the_cloud_holds_the_rest():
+    train, test = load_digits_split()
+    shares = [own_records(shard(index)) for index in range(20)]
+    assert rows(*shares) == rows(train)
+    cloud = held_records(DataSource.model_validate({"name": "digits", "source": "digits"}))
+    assert rows(cloud) == rows(test)
+
+
+def test_a_device_splits_its_shard_the_same_way_at_every_start():
+    first = device_records(shard(3), KEY, evaluation_share=0.2)
+    again = device_records(shard(3), KEY, evaluation_share=0.2)
+    assert rows(first[0]) == rows(again[0])
+    assert rows(*first) == rows(own_records(shard(3)))
+    assert len(first[1])
+
+
+def test_a_file_of_ones_own(tmp_path):
+    np.savez(tmp_path / "own.npz", x=np.eye(3), y=np.arange(3))
+    block = {"name": "own", "source": "npz", "path": tmp_path / "own.npz"}
+    assert len(own_records(DeviceData.model_validate(block))) == 3
+    assert len(held_records(DataSource.model_validate(block))) == 3
+
+
+def test_an_index_beyond_the_devices_is_refused():
+    block = shard(3).model_copy(update={"shard": shard(3).shard.model_copy(update={"index": 20})})
+    with pytest.raises(DataError, match=r"0\.\.19"):
+        own_records(block)
+
+
+def test_the_report_counts_what_learning_drops():
+    x = np.array([[0, 1], [np.nan, 0], [np.inf, 0], [0, 30], [5, 5]], np.float32)
+    training = Records(x, np.array([0, 1, 1, 2, 9]))
+    evaluation = Records(np.ones((2, 2), np.float32), np.array([-1, 0]))
+    report = check_records(training, evaluation, classes=3, input_shape=(2,), input_range=(-16, 16))
+    assert (report.records, report.training, report.evaluation) == (7, 5, 2)
+    assert (report.not_finite, report.labels_outside, report.out_of_range) == (2, 2, 1)
+    assert report.usable == 3
+    assert report.histogram == {0: 2, 2: 1}
+    assert len(report.problems) == 3
+
+
+def test_a_wrong_shape_makes_every_record_useless_and_empty_halves_are_fine():
+    some = Records(np.ones((2, 2), np.float32), np.array([0, 1]))
+    none = Records(np.ones((0, 2), np.float32), np.array([], np.int64))
+    report = check_records(some, none, classes=2, input_shape=(64,))
+    assert report.usable == 0
+    assert "(64,)" in report.problems[0]
+    assert check_records(some, none, classes=2, input_shape=(2,)).problems == []

@@ -1,0 +1,136 @@
+"""Low-quality devices: as many as asked for, each record once, everything else untouched."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from edgeveil.data.device import own_records
+from edgeveil.data.digits import load_digits_split
+from edgeveil.data.low_quality import disturbed, low_quality_devices
+from edgeveil.data.own_dealing import deal_own
+from edgeveil.data.partition import partition
+from edgeveil.errors import DataError
+from edgeveil.jobs import DeviceData
+from edgeveil.parts.methods.base import Records
+
+SEED = 7
+
+
+def rule(lq_user=0.3, lq_data=0.5, lq_noise=0.5, kind="iid"):
+    return SimpleNamespace(
+        kind=kind, classes_per_device=2, alpha=0.5,
+        lq_user=lq_user, lq_data=lq_data, lq_noise=lq_noise,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def dealt():
+    records = load_digits_split()[0]
+    return records, partition(records.y, 20, rule(), SEED)
+
+
+def test_the_shares_asked_for_are_disturbed_and_nothing_else(dealt):
+    records, shares = dealt
+    spoilt = disturbed(records, shares, rule(), SEED)
+    chosen = low_quality_devices(20, rule(), SEED)
+    assert len(chosen) == 6
+    for device, share in enumerate(shares):
+        relabelled = spoilt.y[share] != records.y[share]
+        noisy = np.any(spoilt.x[share] != records.x[share], axis=1)
+        assert np.array_equal(relabelled, noisy)
+        wanted = int(0.5 * len(share) + 0.5) if device in chosen else 0
+        assert relabelled.sum() == wanted
+    assert not np.shares_memory(spoilt.x, records.x)
+
+
+def test_disturbed_records_have_classes_and_values_of_the_data_set(dealt):
+    records, shares = dealt
+    spoilt = disturbed(records, shares, rule(1.0, 1.0, 2.0), SEED)
+    assert set(np.unique(spoilt.y)) == set(range(10))
+    assert (spoilt.x.min(), spoilt.x.max()) == (0.0, 16.0)
+    assert not np.any(spoilt.y == records.y)
+    shifts = np.bincount((spoilt.y - records.y) % 10, minlength=10)[1:] / len(records.y)
+    assert np.all(np.abs(shifts - 1 / 9) < 0.03)  # any other class, each equally likely
+
+
+def test_noise_has_the_strength_that_is_named():
+    x = np.full((4000, 2), 0.5, np.float32)
+    x[0], x[1] = 0.0, 1.0  # the range is 1
+    records = Records(x, np.arange(4000) % 2)
+    spoilt = disturbed(records, [np.arange(4000)], rule(1.0, 1.0, 0.1), SEED)
+    assert abs(float((spoilt.x - x)[2:].std()) - 0.1) < 0.003
+    assert np.array_equal(disturbed(records, [np.arange(4000)], rule(1, 1, 0), SEED).x, x)
+
+
+def test_it_follows_its_seed(dealt):
+    records, shares = dealt
+    one, again, other = (disturbed(records, shares, rule(), seed) for seed in (1, 1, 2))
+    assert np.array_equal(one.x, again.x)
+    assert np.array_equal(one.y, again.y)
+    assert not np.array_equal(one.y, other.y)
+
+
+def test_nothing_to_disturb_leaves_the_records_alone(dealt):
+    records, shares = dealt
+    for nothing in (rule(0.0, 0.0), rule(0.01, 0.5), rule(0.5, 0.0)):
+        assert disturbed(records, shares, nothing, SEED) is records
+        assert not len(low_quality_devices(20, nothing, SEED))
+    one_class = Records(records.x, np.zeros_like(records.y))
+    assert disturbed(one_class, shares, rule(), SEED) is one_class
+
+
+def test_values_that_are_not_finite_set_no_range():
+    x = np.array([[np.nan, 1.0], [np.inf, 3.0], [2.0, 2.0]], np.float32)
+    spoilt = disturbed(Records(x, np.arange(3)), [np.arange(3)], rule(1.0, 1.0, 5.0), SEED)
+    assert np.isnan(spoilt.x[0, 0])
+    rest = spoilt.x[np.isfinite(spoilt.x)]
+    assert rest.min() >= 1.0
+    assert rest.max() <= 3.0
+
+
+def test_a_device_reads_its_share_as_disturbed():
+    plain = [own_records(site(index)).y for index in range(4)]
+    poor = [own_records(site(index, lq_user=0.5, lq_data=1.0)).y for index in range(4)]
+    changed = [bool(np.any(a != b)) for a, b in zip(plain, poor, strict=True)]
+    chosen = low_quality_devices(4, rule(0.5, 1.0), SEED)
+    assert np.flatnonzero(changed).tolist() == chosen.tolist()
+
+
+def site(index, **quality):
+    shard = {"devices": 4, "index": index, "seed": SEED, "partition": quality}
+    return DeviceData(name="digits", source="digits", shard=shard)
+
+
+def test_own_records_are_disturbed_each_by_itself_in_a_public_range():
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (3000, 8)).astype(np.float32), rng.integers(0, 4, 3000)
+    x[0], y[1] = np.nan, -1
+    poor = rule(0.5, 0.4, 0.2)
+    poor.lq_range = (-10.0, 300.0)
+    given = Records(x, y)
+    spoilt, shares = deal_own(given, 4, poor, SEED, 4)
+    changed = (spoilt.x != x).any(axis=1) & np.isfinite(x).all(axis=1)
+    chosen = low_quality_devices(4, poor, SEED)
+    for device, share in enumerate(shares):
+        part = changed[share].mean()
+        assert abs(part - 0.4) < 0.1 if device in chosen else part == 0
+    assert (spoilt.y[changed & (y >= 0)] != y[changed & (y >= 0)]).all()
+    assert (np.bincount(spoilt.y[changed & (y >= 0)]) > 80).all()
+    assert (spoilt.y[1], np.isnan(spoilt.x[0]).all()) == (-1, True)
+    assert -10 <= np.nanmin(spoilt.x) < 0
+    assert 255 < np.nanmax(spoilt.x) <= 300
+    assert abs((spoilt.x - x)[changed].std() - 0.2 * 310) < 15
+    alone, _ = deal_own(Records(x[::2], y[::2]), 4, poor, SEED, 4)
+    assert np.array_equal(alone.x, spoilt.x[::2], equal_nan=True)
+    assert np.array_equal(alone.y, spoilt.y[::2])
+
+
+def test_what_is_not_said_of_own_records_is_not_taken_from_them():
+    given = Records(np.ones((3, 2), np.float32), np.arange(3))
+    poor = rule(0.5, 0.4)
+    poor.lq_range = None
+    with pytest.raises(DataError, match=r"data\.shard\.classes: .*write classes"):
+        deal_own(given, 2, poor, SEED, None)
+    with pytest.raises(DataError, match=r"lq_range: .*write lq_range"):
+        deal_own(given, 2, poor, SEED, 3)

@@ -1,0 +1,207 @@
+"""Laws of sharing out and of splitting: disjoint, complete, and no record moves another."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgeveil.data import partition as module
+from edgeveil.data.digits import load_digits_split
+from edgeveil.data.order import public_chance, public_order
+from edgeveil.data.partition import PARTITIONS, partition
+from edgeveil.data.split import load_split_key, split_once
+from edgeveil.errors import DataError, UsageError
+
+KEY = bytes(range(32))
+GOLDEN = [470, 404, 463, 357, 451]
+labels = st.lists(st.integers(0, 9), max_size=120).map(lambda y: np.array(y, np.int64))
+
+
+def rule(kind, classes=2, alpha=0.5):
+    return SimpleNamespace(kind=kind, classes_per_device=classes, alpha=alpha)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    labels,
+    st.integers(1, 12),
+    st.sampled_from(PARTITIONS.names()),
+    st.integers(1, 4),
+    st.sampled_from([1e-6, 0.1, 1.0, 1e6]),
+    st.integers(0, 5),
+)
+def test_every_record_stands_in_exactly_one_share(y, devices, kind, classes, alpha, seed):
+    shares = partition(y, devices, rule(kind, classes, alpha), seed)
+    assert len(shares) == devices
+    assert all(share.dtype == np.int64 for share in shares)
+    assert sorted(np.concatenate(shares).tolist()) == list(range(len(y)))
+    sizes = [len(share) for share in shares]
+    if kind in ("iid", "n_class"):
+        assert max(sizes) - min(sizes) <= (1 if kind == "iid" else classes)
+
+
+def test_iid_cuts_the_public_order_evenly():
+    order = public_order(7, 1, "iid").tolist()
+    shares = [share.tolist() for share in dealt(np.arange(7), "iid")]
+    assert shares == [sorted(order[:2]), sorted(order[2:4]), sorted(order[4:])]
+
+
+@pytest.mark.parametrize(("classes", "records"), [(1, 6), (2, 3)])
+def test_n_class_deals_whole_classes_where_they_fit(classes, records):
+    """Four devices of `classes` pieces each, of as many classes as there are pieces."""
+    y = np.random.default_rng(0).permutation(np.repeat(np.arange(4 * classes), records))
+    held = [y[share] for share in partition(y, 4, rule("n_class", classes), 3)]
+    assert [len(one) for one in held] == [classes * records] * 4
+    assert [len(np.unique(one)) for one in held] == [classes] * 4
+    assert sorted(np.concatenate([np.unique(one) for one in held])) == list(range(4 * classes))
+
+
+def test_n_class_gives_each_device_few_classes_and_iid_many():
+    y = load_digits_split()[0].y
+    few = [len(np.unique(y[share])) for share in partition(y, 20, rule("n_class"), 7)]
+    many = [len(np.unique(y[share])) for share in partition(y, 20, rule("iid"), 7)]
+    assert max(few) <= 4  # two pieces, each of which may straddle two classes
+    assert np.mean(few) < 3.2
+    assert min(many) >= 8
+
+
+@pytest.mark.parametrize("kind", PARTITIONS.names())
+def test_partition_follows_its_seed(kind):
+    y = load_digits_split()[0].y
+    one, again, other = (partition(y, 5, rule(kind), seed) for seed in (1, 1, 2))
+    assert all(np.array_equal(a, b) for a, b in zip(one, again, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_dirichlet_and_quantity_skew_cut_where_hand_counted_proportions_say(monkeypatch):
+    proportions = iter([[0.5, 0.25, 0.25], [0.0, 0.1, 0.9], [0.2, 0.0, 0.8]])
+    monkeypatch.setattr(module, "proportions", lambda *_: np.array(next(proportions)))
+    y = np.repeat([3, 7], [8, 10])
+    held = [np.bincount(y[share], minlength=8)[[3, 7]].tolist() for share in dealt(y, "dirichlet")]
+    assert held == [
+        [4, 0],
+        [2, 1],
+        [2, 9],
+    ]  # 8 and 10 records, each class in proportions of its own
+    assert [len(share) for share in dealt(np.zeros(10, np.int64), "quantity_skew")] == [2, 0, 8]
+
+
+def dealt(y, kind):
+    return partition(y, 3, rule(kind), 1)
+
+
+def test_alpha_moves_from_one_class_a_device_to_all():
+    y = load_digits_split()[0].y
+
+    def largest(alpha):  # the mean share of a device's commonest class
+        shares = partition(y, 20, rule("dirichlet", alpha=alpha), 7)
+        return np.mean([np.bincount(y[s]).max() / len(s) for s in shares if len(s)])
+
+    assert largest(0.01) > 0.8 > largest(0.5) > 0.2 > largest(1000)
+
+
+def test_quantity_skew_changes_sizes_and_leaves_classes_mixed():
+    y = load_digits_split()[0].y
+    sizes = [len(share) for share in partition(y, 20, rule("quantity_skew", alpha=0.5), 7)]
+    even = [len(share) for share in partition(y, 20, rule("quantity_skew", alpha=1e6), 7)]
+    assert max(sizes) > 3 * np.mean(sizes)
+    assert max(even) - min(even) <= 2
+    largest = partition(y, 20, rule("quantity_skew", alpha=0.5), 7)[int(np.argmax(sizes))]
+    assert len(np.unique(y[largest])) == 10
+
+
+def test_proportions_are_those_of_dirichlet():
+    # Mean 1/k and variance (1 - 1/k) / (k (k alpha + 1)), k = 4, alpha = 0.5, so 1/16.
+    chance = public_chance(3, "test")
+    drawn = np.array([module.proportions(4, 0.5, chance) for _ in range(4000)])
+    assert np.allclose(drawn.sum(axis=1), 1.0)
+    assert np.all(np.abs(drawn.mean(axis=0) - 0.25) < 0.02)
+    assert np.all(np.abs(drawn.var(axis=0) - 1 / 16) < 0.006)
+
+
+def test_public_chance_is_the_same_with_every_version():
+    assert public_chance(7, "demo").randint(0, 1000, 5).tolist() == GOLDEN
+
+
+def test_the_public_order_is_the_same_on_every_machine():
+    # sorted() over SHA-256("edgeveil/v1/demo/7/<i>"), worked out apart from this code
+    from hashlib import sha256
+
+    expected = sorted(range(6), key=lambda i: sha256(b"edgeveil/v1/demo/7/%d" % i).hexdigest())
+    assert public_order(6, 7, "demo").tolist() == expected
+
+
+def test_partition_refusals():
+    y = np.zeros(3, np.int64)
+    with pytest.raises(UsageError, match="did you mean 'iid'"):
+        partition(y, 2, rule("iidd"))
+    with pytest.raises(DataError, match="at least one device"):
+        partition(y, 0, rule("iid"))
+    with pytest.raises(DataError, match="0 classes"):
+        partition(y, 2, rule("n_class", classes=0))
+    with pytest.raises(DataError, match="alpha above 0"):
+        partition(y, 2, rule("dirichlet", alpha=0.0))
+
+
+records = st.lists(st.integers(0, 50), max_size=40).map(
+    lambda v: np.array([[a, a * 2 + 1] for a in v], np.float32).reshape(-1, 2)
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(records, st.floats(0, 1), st.integers(0, 50))
+def test_split_is_disjoint_stable_and_one_record_moves_no_other(x, share, extra):
+    train, held = split_once(x, share, KEY)
+    assert sorted([*train.tolist(), *held.tolist()]) == list(range(len(x)))
+    longer = np.concatenate([np.array([[extra, extra * 2 + 1]], np.float32), x])
+    train2, held2 = split_once(longer, share, KEY)
+    assert [i - 1 for i in train2 if i] == train.tolist()
+    assert [i - 1 for i in held2 if i] == held.tolist()
+
+
+@settings(max_examples=40, deadline=None)
+@given(records, st.floats(0, 1), st.floats(0, 1))
+def test_equal_records_share_a_half_and_halves_grow_monotonously(x, a, b):
+    small, large = sorted((a, b))
+    doubled = np.concatenate([x, x])
+    held = set(split_once(doubled, large, KEY)[1].tolist())
+    assert {i + len(x) for i in held if i < len(x)} == {i for i in held if i >= len(x)}
+    assert set(split_once(x, small, KEY)[1].tolist()) <= set(split_once(x, large, KEY)[1].tolist())
+
+
+def test_the_share_is_about_kept_and_depends_on_the_key():
+    x = np.arange(4000, dtype=np.float32).reshape(-1, 1)
+    held = split_once(x, 0.1, KEY)[1]
+    assert 320 < len(held) < 480
+    assert len(np.intersect1d(held, split_once(x, 0.1, bytes(32))[1])) < 100
+    assert len(split_once(x, 0.0, KEY)[1]) == 0
+    assert len(split_once(x, 1.0, KEY)[0]) == 0
+
+
+def test_negative_zero_is_zero():
+    plus = np.array([[0.0, i] for i in range(60)], np.float32)
+    minus = np.array([[-0.0, i] for i in range(60)], np.float32)
+    assert np.array_equal(split_once(plus, 0.5, KEY)[1], split_once(minus, 0.5, KEY)[1])
+
+
+def test_split_refusals():
+    x = np.zeros((2, 1), np.float32)
+    with pytest.raises(DataError, match=r"\[0, 1\]"):
+        split_once(x, 1.5, KEY)
+    with pytest.raises(DataError, match="32"):
+        split_once(x, 0.5, b"short")
+
+
+def test_the_split_key_is_made_once_for_its_owner_alone(tmp_path):
+    path = tmp_path / "state" / "split.key"
+    key = load_split_key(path)
+    assert len(key) == 32
+    assert load_split_key(path) == key
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [p.name for p in path.parent.iterdir()] == ["split.key"]
+    assert load_split_key(tmp_path / "other.key") != key
+    path.write_bytes(b"cut")
+    with pytest.raises(DataError, match="backup"):
+        load_split_key(path)

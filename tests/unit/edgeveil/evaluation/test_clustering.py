@@ -1,0 +1,159 @@
+"""Scores against hand-worked cases, and an answer for every degenerate one."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from edgeveil.errors import DataError, UsageError
+from edgeveil.evaluation import EVALUATIONS, Noise, cluster_scores
+from edgeveil.jobs.job_blocks import Unsupervised
+
+# Two clusters of two points on a line, at 0 and 1, 10 and 11: the entry that is larger says
+# which. Distances within are √2, between about 10√2.
+POINTS = np.array([[12, 0], [11, 1], [1, 11], [0, 12]], float)
+
+
+def scores(uploads, kind, number, noise=None, **wanted):
+    asked = Unsupervised.model_construct(eval_type=kind, cluster_client_num=number, **wanted)
+    return cluster_scores(uploads, asked, noise)
+
+
+def test_the_cluster_is_the_largest_entry():
+    assert scores(POINTS, "NOT_EVAL", 4).labels == (0, 0, 1, 1)
+
+
+def test_silhouette_by_hand():
+    # Along the line: a = 1; b = 10.5 or 11.5 to the other cluster's two points, by symmetry.
+    outer, inner = 1 - 1 / 11.5, 1 - 1 / 10.5
+    got = scores(POINTS, "SILHOUETTE_SCORE", 4)
+    assert got.score == pytest.approx((outer + inner) / 2)
+    assert (got.reason, got.used, got.wanted) == ("", 4, 4)
+
+
+def test_calinski_harabasz_by_hand():
+    # Between: 4 · 5.5² · 2, within: 4 · 0.5² · 2, degrees of freedom 1 and 2.
+    got = scores(POINTS, "CALINSKI_HARABASZ_SCORE", 4)
+    assert got.score == pytest.approx((4 * 5.5**2 / 1) / (4 * 0.5**2 / 2))
+
+
+def test_davies_bouldin_by_hand():
+    assert scores(POINTS, "DAVIES_BOULDIN_SCORE", 4).score == pytest.approx(1 / 11)
+
+
+def test_only_the_first_uploads_count():
+    more = np.concatenate([POINTS, [[5.0, 5.1]]])
+    got = scores(more, "SILHOUETTE_SCORE", 4)
+    assert got.score == scores(POINTS, "SILHOUETTE_SCORE", 4).score
+    assert got.labels == (0, 0, 1, 1, -1)
+
+
+def test_fewer_uploads_than_wanted_are_said():
+    got = scores(POINTS, "SILHOUETTE_SCORE", 1000)
+    assert got.score is not None
+    assert "4 of 1000" in got.reason
+
+
+@pytest.mark.parametrize(
+    ("vectors", "reason"),
+    [
+        (np.zeros((0, 2)), "at least 3"),
+        (POINTS[[0, 3]], "at least 3"),
+        (np.array([[2, 1], [3, 1], [4, 0]]), "one cluster"),
+        (np.eye(3), "single upload"),
+    ],
+)
+@pytest.mark.parametrize("kind", [name for name in EVALUATIONS if name != "NOT_EVAL"])
+def test_degenerate_uploads_have_no_score_and_say_why(kind, vectors, reason):
+    got = scores(vectors, kind, 1000)
+    assert got.score is None
+    assert reason in got.reason
+
+
+def test_no_inner_spread_is_not_a_poor_score():
+    same = np.array([[1.0, 0], [1, 0], [0, 1], [0, 1]])
+    got = scores(same, "CALINSKI_HARABASZ_SCORE", 4)
+    assert got.score is None
+    assert "infinite" in got.reason
+    assert scores(same, "SILHOUETTE_SCORE", 4).score == 1.0
+
+
+def test_vectors_that_are_not_finite_are_left_out():
+    spoilt = np.concatenate([[[np.nan, 1.0]], POINTS, [[np.inf, 0]]])
+    got = scores(spoilt, "SILHOUETTE_SCORE", 6)
+    assert got.labels == (-1, 0, 0, 1, 1, -1)
+    assert got.score == scores(POINTS, "SILHOUETTE_SCORE", 4).score
+    assert "4 of 6" in got.reason
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    arrays.arrays(np.float64, st.tuples(st.integers(0, 8), st.integers(1, 4))),
+    st.sampled_from(EVALUATIONS.names()),
+)
+def test_total(vectors, kind):
+    got = scores(vectors, kind, 5)
+    assert got.score is None or np.isfinite(got.score)
+    assert got.score is not None or got.reason
+    assert len(got.labels) == len(vectors)
+
+
+def test_refusals():
+    with pytest.raises(UsageError, match="did you mean 'SILHOUETTE_SCORE'"):
+        scores(POINTS, "SILHOUETTE", 4)
+    with pytest.raises(DataError):
+        scores(POINTS[0], "NOT_EVAL", 4)
+    with pytest.raises(DataError):
+        scores(POINTS, "NOT_EVAL", 0)
+
+
+def test_rows_of_one_upload_are_clustered_alike_and_uploads_are_counted():
+    uploads = POINTS.reshape(2, 2, 2)
+    got = scores(uploads, "SILHOUETTE_SCORE", 3)
+    assert got.score == scores(POINTS, "SILHOUETTE_SCORE", 4).score
+    assert (got.labels, got.used, got.reason) == ((0, 0, 1, 1), 2, "2 of 3 uploads wanted")
+    assert scores(uploads, "NOT_EVAL", 1).labels == (0, 0, -1, -1)
+
+
+def test_an_upload_with_one_spoilt_row_is_left_out_whole():
+    uploads = np.stack([POINTS, POINTS])
+    uploads[0, 3, 0] = np.nan
+    got = scores(uploads, "SILHOUETTE_SCORE", 2)
+    assert got.labels == (-1, -1, -1, -1, 0, 0, 1, 1)
+    assert got.used == 1
+
+
+def test_the_texts_silhouette_counts_the_point_itself():
+    # a = (0 + 1) / 2 in place of 1; a pair of equal points has a = 0 and counts 0.
+    got = scores(POINTS, "SILHOUETTE_SCORE", 4, silhouette="text")
+    assert got.score == pytest.approx((1 - 0.5 / 11.5 + 1 - 0.5 / 10.5) / 2)
+    same = np.array([[1.0, 0], [1, 0], [0, 1], [0, 1]])
+    assert scores(same, "SILHOUETTE_SCORE", 4, silhouette="text").score == 0
+    with pytest.raises(UsageError, match="silhouette"):
+        scores(POINTS, "SILHOUETTE_SCORE", 4, silhouette="texts")
+
+
+def test_kmeans_finds_clusters_that_share_their_largest_entry():
+    three = np.array([[9, 0, 0], [9, 1, 0], [9, 7, 0], [9, 8, 0], [1, 0, 9], [0, 0, 9]], float)
+    assert len(set(scores(three, "NOT_EVAL", 6).labels)) == 2
+    a, b, c, d, e, f = scores(three, "NOT_EVAL", 6, labels="kmeans").labels
+    assert (a == b, c == d, e == f, len({a, c, e})) == (True, True, True, 3)
+
+
+def test_kmeans_wants_no_more_clusters_than_there_are_unlike_points():
+    two = np.array([[1, 0, 0], [1, 0, 0], [0, 1, 0], [0, 1, 0]], float)
+    assert len(set(scores(two, "NOT_EVAL", 4, labels="kmeans").labels)) == 2
+    assert set(scores(two[:2], "NOT_EVAL", 4, labels="kmeans").labels) == {0}
+    assert "one cluster" in scores(two[[0, 0, 0]], "SILHOUETTE_SCORE", 3, labels="kmeans").reason
+
+
+def test_a_correction_that_is_not_made_says_why():
+    assert scores(POINTS, "SILHOUETTE_SCORE", 4).corrected_reason == "sent without noise"
+    noise = Noise(0.1, 0.02)
+    few = scores(POINTS, "CALINSKI_HARABASZ_SCORE", 4, noise)
+    assert (few.corrected, few.noise_variance) == (None, 0.02)
+    assert few.corrected_reason == "not identifiable: too few uploads or clusters"
+    other = scores(POINTS, "DAVIES_BOULDIN_SCORE", 4, noise)
+    assert "no correction is known" in other.corrected_reason
+    assert "no score" in scores(POINTS, "NOT_EVAL", 4, noise).corrected_reason

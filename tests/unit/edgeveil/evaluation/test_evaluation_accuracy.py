@@ -1,0 +1,152 @@
+"""A model's accuracy and loss from features that are computed once, as from the whole graph."""
+
+import numpy as np
+import pytest
+from sklearn.metrics import log_loss
+
+from edgeveil.errors import DataError
+from edgeveil.evaluation import accuracy
+from edgeveil.evaluation.accuracy import HeldTest, cut
+from edgeveil.evaluation.onnx_session import OnnxModel
+from edgeveil.parts.features import GaborParameters, IdentityParameters, build_features
+from edgeveil.parts.models.softmax_head import build_graph
+
+RNG = np.random.default_rng(0)
+X = RNG.integers(0, 17, (150, 64)).astype(np.float32)
+Y = RNG.integers(0, 10, 150)
+MAPS = {
+    "identity": [IdentityParameters(name="identity", input_scale=16.0, shift=-0.3)],
+    "both": [
+        IdentityParameters(name="identity", input_scale=16.0, shift=-0.3),
+        GaborParameters(name="gabor", input_scale=16.0, image=(8, 8), pool=4),
+    ],
+}
+
+
+def graph(entries, kept=None):
+    features = build_features(entries)
+    return build_graph(features, (64,), 10, kept), features.output_dim((64,))
+
+
+def weights(given, kept=None):
+    d = kept or given
+    found = {
+        "centre": RNG.normal(size=d).astype(np.float32) * np.float32(0.1),
+        "radius": np.array([0.7], np.float32),
+        "weight": RNG.normal(size=(d, 10)).astype(np.float32) * 3,
+    }
+    return found if kept is None else {**found, "basis": RNG.normal(size=(given, kept))}
+
+
+@pytest.mark.parametrize("kept", [None, 12])
+@pytest.mark.parametrize("name", MAPS)
+def test_accuracy_and_loss_are_those_of_the_whole_graph(name, kept):
+    made, given = graph(MAPS[name], kept)
+    held = HeldTest(made, X, Y)
+    for _ in range(3):
+        model = weights(given, kept)
+        found = OnnxModel(made).probabilities(X, model)
+        tested = held.tested(model)
+        assert tested.accuracy == (found.argmax(axis=1) == Y).mean()
+        whole = found / found.sum(axis=1, keepdims=True, dtype=np.float64)  # it wants exact rows
+        assert tested.loss == pytest.approx(log_loss(Y, whole), rel=1e-5)
+
+
+def test_features_are_computed_once(monkeypatch):
+    made, given = graph(MAPS["both"])
+    held = HeldTest(made, X, Y)
+    asked = []
+    real = accuracy._run
+    monkeypatch.setattr(
+        accuracy, "_run", lambda s, out, feed: asked.append(out) or real(s, out, feed)
+    )
+    held.tested(weights(given))
+    held.tested(weights(given))
+    assert set(asked) == {"probabilities"}
+
+
+def test_weights_that_are_not_finite_make_every_record_wrong():
+    made, given = graph(MAPS["identity"])
+    spoilt = {**weights(given), "weight": np.full((given, 10), np.nan, np.float32)}
+    tested = HeldTest(made, X, Y).tested(spoilt)
+    assert tested.accuracy == 0
+    assert tested.loss == pytest.approx(126 * np.log(2))
+
+
+def test_what_does_not_fit_is_a_data_error():
+    made, given = graph(MAPS["identity"])
+    with pytest.raises(DataError, match="records and"):
+        HeldTest(made, X[:0], Y[:0])
+    with pytest.raises(DataError, match="cannot be run"):
+        HeldTest(made, X[:, :63], Y)
+    missing = {name: value for name, value in weights(given).items() if name != "centre"}
+    with pytest.raises(DataError, match="cannot be run"):
+        HeldTest(made, X, Y).tested(missing)
+
+
+def test_a_graph_whose_weights_enter_at_the_records_is_not_cut():
+    from onnx import TensorProto, helper
+
+    def value(name, shape):
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+
+    nodes = [
+        helper.make_node("MatMul", ["x", "weight"], ["logits"]),
+        helper.make_node("Softmax", ["logits"], ["probabilities"], axis=1),
+    ]
+    inputs, outputs = (
+        [value("x", ["N", 4]), value("weight", [4, 3])],
+        [value("probabilities", None)],
+    )
+    made = helper.make_model(
+        helper.make_graph(nodes, "g", inputs, outputs),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=8,
+    ).SerializeToString()
+    assert cut(made)[0] is None
+    x, y = np.eye(4, dtype=np.float32), np.array([0, 1, 2, 2])
+    weight = np.eye(4, 3, dtype=np.float32) * 5
+    tested = HeldTest(made, x, y).tested({"weight": weight})
+    assert tested.accuracy == 0.75
+    at_5 = np.log(1 + 2 * np.exp(-5))  # three rows with 5 at the label, one with 0 everywhere
+    assert tested.loss == pytest.approx((3 * at_5 + np.log(3)) / 4)
+
+
+def test_accuracy_counts_the_largest_probability():
+    made, given = graph(MAPS["identity"])
+    model = weights(given)
+    y = OnnxModel(made).probabilities(X, model).argmax(axis=1)
+    y[:30] = (y[:30] + 1) % 10
+    assert HeldTest(made, X, y).tested(model).accuracy == 0.8
+    assert HeldTest(made, X[:30], y[:30]).tested(model).accuracy == 0
+
+
+@pytest.mark.parametrize(("twice", "joint"), [(False, "phi"), (True, "x")])
+def test_constants_join_nothing_and_a_graph_that_meets_twice_is_not_cut(twice, joint):
+    """phi = x + 1 and, `twice`, x itself meet the weight; 1 comes from a node without inputs."""
+    from onnx import TensorProto, helper
+
+    def value(name, shape):
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+
+    one = helper.make_tensor("one", TensorProto.FLOAT, [], [1.0])
+    nodes = [
+        helper.make_node("Constant", [], ["one"], value=one),
+        helper.make_node("Add", ["x", "one"], ["phi"]),
+        helper.make_node("MatMul", ["phi", "weight"], ["first"]),
+        helper.make_node("MatMul", ["x" if twice else "phi", "weight"], ["second"]),
+        helper.make_node("Add", ["first", "second"], ["sum"]),
+        helper.make_node("Mul", ["sum", "one"], ["logits"]),
+        helper.make_node("Softmax", ["logits"], ["probabilities"], axis=1),
+    ]
+    ends = [value("x", ["N", 4]), value("weight", [4, 3])], [value("probabilities", ["N", 3])]
+    made = helper.make_model(
+        helper.make_graph(nodes, "g", *ends),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=8,
+    ).SerializeToString()
+    assert cut(made)[2] == joint
+    x, weight = RNG.normal(size=(20, 4)).astype(np.float32), RNG.normal(size=(4, 3))
+    y = OnnxModel(made).probabilities(x, {"weight": weight}).argmax(axis=1)
+    assert HeldTest(made, x, y).tested({"weight": weight}).accuracy == 1.0
+    assert HeldTest(made, x, (y + 1) % 3).tested({"weight": weight}).accuracy == 0.0

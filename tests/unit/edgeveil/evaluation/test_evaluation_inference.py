@@ -1,0 +1,183 @@
+"""The global model on a device: total in its records, without torch, one session a job."""
+
+import subprocess
+import sys
+from hashlib import sha256
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from onnx import TensorProto, helper
+
+from edgeveil.data.slots import EMPTY
+from edgeveil.errors import DataError, ProtocolError
+from edgeveil.evaluation.inference import InferenceSession
+from edgeveil.parts.features.identity import Identity, IdentityParameters
+from edgeveil.parts.models.softmax_head import build_graph, probabilities
+
+FEATURES = Identity(IdentityParameters(input_scale=16, shift=-0.3))
+GRAPH = build_graph(FEATURES, (4,), 3)
+WEIGHTS = {
+    "centre": np.array([0.1, -0.2, 0.0, 0.3], np.float32),
+    "radius": np.array([0.6], np.float32),
+    "weight": np.array([[2, -1, 0], [0, 3, -2], [-1, 0, 1], [1, 1, -3]], np.float32),
+}
+UNIFORM = [1 / 3] * 3
+
+
+def session(graph=GRAPH, classes=3):
+    return InferenceSession(graph, sha256(graph).digest(), classes=classes)
+
+
+def raw(nodes, inputs, shape=("N", 3), initializers=()):
+    """A small graph of our own with output `probabilities`."""
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in inputs.items()]
+    output = helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, list(shape))
+    graph = helper.make_graph(nodes, "g", values, [output], list(initializers))
+    opset = [helper.make_opsetid("", 17)]
+    return helper.make_model(graph, opset_imports=opset, ir_version=8).SerializeToString()
+
+
+def test_the_mean_equals_numpys():
+    x = np.random.default_rng(1).uniform(0, 16, (600, 4)).astype(np.float32)  # three batches
+    got = session().mean_softmax(x, WEIGHTS)
+    assert got.dtype == np.float64
+    assert np.allclose(got, probabilities(FEATURES, x, WEIGHTS).mean(axis=0), atol=1e-6)
+    assert got.sum() == pytest.approx(1, abs=1e-12)
+
+
+def test_one_session_serves_other_weights():
+    x = np.full((5, 4), 3, np.float32)
+    one = session()
+    other = {**WEIGHTS, "weight": -WEIGHTS["weight"]}
+    assert not np.allclose(one.mean_softmax(x, WEIGHTS), one.mean_softmax(x, other))
+    assert np.allclose(one.mean_softmax(x, other), probabilities(FEATURES, x, other)[0], atol=1e-6)
+
+
+def test_invalid_records_are_dropped_and_none_left_means_uniform():
+    good = np.array([[1, 2, 3, 4], [9, 0, 0, 1]], np.float32)
+    bad = np.array([[np.nan, 0, 0, 0], [0, np.inf, 0, 0]], np.float32)
+    one = session()
+    mixed = np.concatenate([bad, good, bad])
+    assert np.array_equal(one.mean_softmax(mixed, WEIGHTS), one.mean_softmax(good, WEIGHTS))
+    assert one.mean_softmax(bad, WEIGHTS).tolist() == UNIFORM
+    assert one.mean_softmax(good[:0], WEIGHTS).tolist() == UNIFORM
+    assert one.mean_softmax(np.ones((3, 5), np.float32), WEIGHTS).tolist() == UNIFORM
+    assert one.mean_softmax(np.ones((3, 2, 2), np.float32), WEIGHTS).tolist() == UNIFORM
+
+
+@settings(max_examples=60, deadline=None)
+@given(arrays.arrays(np.float32, st.tuples(st.integers(0, 5), st.just(4))))
+def test_any_records_give_a_distribution(x):
+    got = session().mean_softmax(x, WEIGHTS)
+    assert got.shape == (3,)
+    assert (got >= 0).all()
+    assert got.sum() == pytest.approx(1, abs=1e-9)
+
+
+@pytest.mark.parametrize("rows", [0, 3])
+def test_a_bad_package_fails_the_same_with_and_without_records(rows):
+    x = np.ones((rows, 4), np.float32)
+    with pytest.raises(DataError, match=r"needs the weights \['radius'\]"):
+        session().mean_softmax(x, {k: v for k, v in WEIGHTS.items() if k != "radius"})
+    with pytest.raises(DataError, match="cannot be run"):
+        session().mean_softmax(x, {**WEIGHTS, "weight": np.ones((5, 3), np.float32)})
+
+
+def test_outputs_that_are_no_distribution_are_dropped():
+    identity = raw([helper.make_node("Identity", ["x"], ["probabilities"])], {"x": ["N", 3]})
+    x = np.array([[0.2, 0.3, 0.5], [1, 1, 1], [-1, 1, 1], [0, 0, 1]], np.float32)
+    assert np.allclose(session(identity).mean_softmax(x, {}), [0.1, 0.15, 0.75])
+    assert session(identity, classes=4).mean_softmax(x, {}).tolist() == [0.25] * 4
+
+
+def test_each_slot_holds_its_own_records_softmax_and_an_empty_one_the_uniform():
+    x = np.random.default_rng(3).uniform(0, 16, (5, 4)).astype(np.float32)
+    got = session().slot_softmax(x, WEIGHTS, np.array([4, EMPTY, 0]))
+    assert np.allclose(got[[0, 2]], probabilities(FEATURES, x[[4, 0]], WEIGHTS), atol=1e-6)
+    assert got[1].tolist() == UNIFORM
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    arrays.arrays(np.float32, (6, 4), elements=st.floats(width=32)),
+    arrays.arrays(np.float32, (4,), elements=st.floats(width=32)),
+    st.integers(0, 5),
+)
+def test_a_slots_row_follows_from_its_own_record_bit_for_bit(x, other, changed):
+    one, held = session(), np.arange(6)
+    before = one.slot_softmax(x, WEIGHTS, held)
+    x[changed] = other
+    after = one.slot_softmax(x, WEIGHTS, held)
+    rest = held != changed
+    assert before[rest].tobytes() == after[rest].tobytes()
+    assert ((after >= 0) & np.isfinite(after)).all()
+
+
+def test_slots_fail_for_a_bad_package_alone():
+    held = np.array([EMPTY])
+    with pytest.raises(DataError, match="needs the weights"):
+        session().slot_softmax(np.ones((1, 4), np.float32), {}, held)
+    wide = session().slot_softmax(np.ones((1, 9), np.float32), WEIGHTS, np.array([0]))
+    assert wide.tolist() == [UNIFORM]
+
+
+def test_the_graph_must_be_the_one_the_job_names():
+    with pytest.raises(ProtocolError) as caught:
+        InferenceSession(GRAPH, bytes(32), classes=3)
+    assert caught.value.reason == "graph_digest"
+    with pytest.raises(ProtocolError) as caught:
+        InferenceSession(GRAPH, sha256(GRAPH).digest(), classes=3, max_bytes=10)
+    assert caught.value.reason == "graph_size"
+
+
+def test_bytes_that_are_no_graph_are_refused():
+    for content in (b"", b"\x00" * 50, GRAPH[:-20]):
+        with pytest.raises(DataError, match="ONNX graph"):
+            session(content)
+    nameless = raw([helper.make_node("Identity", ["z"], ["probabilities"])], {"z": ["N", 3]})
+    with pytest.raises(DataError, match="data input 'x'"):
+        session(nameless)
+
+
+def test_a_graph_cannot_read_files_of_the_device(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "private.bin").write_bytes(np.array([0.2, 0.3, 0.5], np.float32).tobytes())
+    tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[3])
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in {"location": "private.bin", "offset": "0", "length": "12"}.items():
+        tensor.external_data.add(key=key, value=value)
+    nodes = [helper.make_node("Add", ["x", "w"], ["probabilities"])]
+    graph = raw(nodes, {"x": ["N", 3]}, initializers=[tensor])
+    assert onnx.load_model_from_string(graph).graph.initializer[0].external_data
+    with pytest.raises(DataError, match="outside itself"):
+        session(graph)
+
+
+NO_TORCH = """
+import sys
+for name in ("torch", "onnx", "sklearn", "sqlalchemy", "aiohttp"):
+    sys.modules[name] = None  # importing it raises ImportError
+from hashlib import sha256
+import numpy as np
+from edgeveil.evaluation.inference import InferenceSession
+import edgeveil_edge.predict
+graph = open(sys.argv[1], "rb").read()
+one = InferenceSession(graph, sha256(graph).digest(), classes=3)
+weights = {"centre": np.zeros(4), "radius": np.ones(1), "weight": np.zeros((4, 3))}
+print(one.mean_softmax(np.ones((2, 4), np.float32), weights).round(6).tolist())
+"""
+
+
+def test_it_runs_where_torch_cannot_be_imported(tmp_path):
+    (tmp_path / "g.onnx").write_bytes(GRAPH)
+    done = subprocess.run(
+        [sys.executable, "-c", NO_TORCH, str(tmp_path / "g.onnx")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip() == "[0.333333, 0.333333, 0.333333]", done.stderr

@@ -1,0 +1,120 @@
+"""Nothing but the noised answer may tell about a record: not a refusal, not memory."""
+
+from hashlib import sha256
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from edgeveil.data.slots import slot_records
+from edgeveil.errors import DataError
+from edgeveil.evaluation import inference
+from edgeveil.evaluation.inference import InferenceSession
+from edgeveil.evaluation.onnx_session import BATCH_RECORDS, OnnxModel
+from edgeveil.parts.features.identity import Identity, IdentityParameters
+from edgeveil.parts.models.softmax_head import build_graph, probabilities
+
+FEATURES = Identity(IdentityParameters())
+WEIGHTS = {
+    "centre": np.zeros(3, np.float32),
+    "radius": np.ones(1, np.float32),
+    "weight": np.array([[2, -1], [0, 3], [-1, 0]], np.float32),
+}
+
+
+def steered() -> bytes:
+    """Answers [0.9, 0.1] by indexing a table with the record's own value; fails for all but 0."""
+    node = helper.make_node
+    table = helper.make_tensor("table", TensorProto.FLOAT, [1, 2], [0.9, 0.1])
+    zero = helper.make_tensor("axes", TensorProto.INT64, [1], [1])
+    nodes = [
+        node("Squeeze", ["x", "axes"], ["value"]),
+        node("Cast", ["value"], ["index"], to=TensorProto.INT64),
+        node("Gather", ["table", "index"], ["probabilities"], axis=0),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 1])
+    out = helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["N", 2])
+    graph = helper.make_graph(nodes, "g", [x], [out], [table, zero])
+    opset = [helper.make_opsetid("", 17)]
+    return helper.make_model(graph, opset_imports=opset, ir_version=8).SerializeToString()
+
+
+def order_of_sums(values: int) -> bytes:
+    """Answers [1, 0] where a record's sum is the same as that of its copy, else [0, 1].
+
+    The copy lies where ONNX Runtime puts it, the record where it is handed over; both have the
+    same bits, so nothing but the order in which they are summed can tell them apart.
+    """
+    node, number = helper.make_node, TensorProto.FLOAT
+    nodes = [
+        node("ReduceSum", ["x", "axes"], ["sum"], keepdims=1),
+        node("Add", ["x", "zero"], ["copy"]),
+        node("ReduceSum", ["copy", "axes"], ["again"], keepdims=1),
+        node("Sub", ["sum", "again"], ["difference"]),
+        node("Abs", ["difference"], ["size"]),
+        node("Mul", ["size", "huge"], ["large"]),
+        node("Sub", ["large", "half"], ["up"]),
+        node("Neg", ["up"], ["down"]),
+        node("Concat", ["down", "up"], ["logits"], axis=1),
+        node("Softmax", ["logits"], ["probabilities"], axis=1),
+    ]
+    constants = [helper.make_tensor("axes", TensorProto.INT64, [1], [1])]
+    for name, value in {"zero": 0.0, "huge": 1e12, "half": 50.0}.items():
+        constants.append(helper.make_tensor(name, number, [], [value]))
+    x = helper.make_tensor_value_info("x", number, ["N", values])
+    out = helper.make_tensor_value_info("probabilities", number, ["N", 2])
+    graph = helper.make_graph(nodes, "g", [x], [out], constants)
+    opset = [helper.make_opsetid("", 17)]
+    return helper.make_model(graph, opset_imports=opset, ir_version=8).SerializeToString()
+
+
+def session(graph: bytes) -> InferenceSession:
+    return InferenceSession(graph, sha256(graph).digest(), classes=2)
+
+
+def test_a_graph_that_values_steer_is_refused_before_a_record_is_read():
+    with pytest.raises(DataError, match="whole numbers"):
+        session(steered())
+
+
+def test_a_run_that_fails_on_a_record_gives_the_uniform_answer(monkeypatch):
+    monkeypatch.setattr(inference, "check_graph", lambda graph: None)  # as if one slipped through
+    one = session(steered())
+    x = np.zeros((5, 1), np.float32)
+    assert np.allclose(one.mean_softmax(x, {}), [0.9, 0.1])
+    x[3] = 7
+    assert one.mean_softmax(x, {}).tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_a_graph_without_its_weights_is_an_error_whatever_the_records_are(count):
+    with pytest.raises(DataError, match="needs the weights"):
+        session(build_graph(FEATURES, (3,), 2)).mean_softmax(np.ones((count, 3), np.float32), {})
+
+
+@pytest.mark.parametrize("values", [29, 30, 31, 32])
+def test_removing_a_record_changes_the_row_of_its_own_slot_alone(values):
+    one, slots = session(order_of_sums(values)), 32
+    x = (np.random.default_rng(1).normal(size=(100, values)) * 10).astype(np.float32)
+    whole = one.slot_softmax(x, {}, slot_records(x, slots, b"k" * 32))
+    for removed in range(0, 100, 9):
+        rest = np.delete(x, removed, axis=0)
+        rows = one.slot_softmax(rest, {}, slot_records(rest, slots, b"k" * 32))
+        assert (rows != whole).any(axis=1).sum() <= 1
+
+
+@pytest.mark.parametrize("count", [0, 1, BATCH_RECORDS - 1, BATCH_RECORDS, BATCH_RECORDS + 1, 200])
+def test_all_runs_are_whole_batches(monkeypatch, count):
+    sizes = []
+    run = OnnxModel._run
+
+    def seen(self, feed, limit_s):
+        sizes.append(len(feed["x"]))
+        return run(self, feed, limit_s)
+
+    monkeypatch.setattr(OnnxModel, "_run", seen)
+    x = np.random.default_rng(3).normal(size=(count, 3)).astype(np.float32)
+    got = session(build_graph(FEATURES, (3,), 2)).mean_softmax(x, WEIGHTS)
+    assert set(sizes) == {BATCH_RECORDS}
+    expected = probabilities(FEATURES, x, WEIGHTS).mean(axis=0) if count else [0.5, 0.5]
+    assert np.allclose(got, expected, atol=1e-6)

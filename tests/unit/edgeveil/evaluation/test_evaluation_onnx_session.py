@@ -1,0 +1,103 @@
+"""What ONNX Runtime is fed lies the same way whatever it was cut from."""
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from edgeveil.evaluation.onnx_session import ALIGNMENT_BYTES, OnnxModel, aligned, open_session
+
+node = helper.make_node
+
+
+def at(values, offset):
+    """`values` as float32, `offset` floats past an aligned address."""
+    memory = np.zeros(values.size + 64, np.float32)
+    start = -(memory.ctypes.data // 4) % 16 + offset
+    found = memory[start : start + values.size].reshape(values.shape)
+    found[...] = values
+    return found
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (1, 30), (3, 1, 5, 7)], ids=str)
+@pytest.mark.parametrize("offset", [0, 1, 4, 15])
+def test_values_stay_and_the_address_is_a_multiple_of_64(shape, offset):
+    values = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    placed = at(values, offset)
+    found = aligned(placed)
+    assert found.ctypes.data % ALIGNMENT_BYTES == 0
+    assert (found.shape, found.dtype, found.tobytes()) == (shape, np.float32, values.tobytes())
+    assert np.shares_memory(found, placed) == (offset == 0)
+
+
+def test_other_types_and_orders_become_float32_in_one_piece():
+    wide = np.arange(12.0).reshape(3, 4)
+    for values in (wide, wide[:0], wide.T, wide[:, ::2], wide.astype(np.float32)[:, 1:]):
+        found = aligned(values)
+        assert found.flags.c_contiguous
+        np.testing.assert_array_equal(found, values.astype(np.float32))
+
+
+def summing(values: int) -> OnnxModel:
+    """Column 0: the sum of the record; column 1: that of the weight."""
+    nodes = [
+        node("ReduceSum", ["x", "axes"], ["left"], keepdims=1),
+        node("ReduceSum", ["weight", "axes"], ["right"], keepdims=1),
+        node("Concat", ["left", "right"], ["probabilities"], axis=1),
+    ]
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (
+            ("x", ["N", values]),
+            ("weight", [1, values]),
+            ("probabilities", ["N", 2]),
+        )
+    ]
+    axes = helper.make_tensor("axes", TensorProto.INT64, [1], [1])
+    graph = helper.make_graph(nodes, "g", ends[:2], ends[2:], [axes])
+    opset = [helper.make_opsetid("", 17)]
+    return OnnxModel(
+        helper.make_model(graph, opset_imports=opset, ir_version=8).SerializeToString()
+    )
+
+
+@pytest.mark.parametrize("values", [30, 31, 65])
+def test_neither_a_records_nor_a_weights_place_in_memory_changes_a_bit(values):
+    model, rng = summing(values), np.random.default_rng(1)
+    record, weight = (rng.normal(size=(2, 1, values)) * 100).astype(np.float32)
+    found = {
+        model.probabilities(at(record, i), {"weight": at(weight, j)}).tobytes()
+        for i in range(16)
+        for j in range(16)
+    }
+    assert len(found) == 1
+
+
+OPERATORS = {
+    "ReduceSum": {},
+    "ReduceMean": {},
+    "Softmax": {"axis": 1},
+    "InstanceNormalization": {},
+    "GlobalAveragePool": {},
+}
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("side", [5, 6, 7, 9])
+def test_operators_that_add_give_the_same_bits_wherever_the_record_was(operator, side):
+    more = ["one", "zero"] if operator == "InstanceNormalization" else []
+    one_node = node(operator, ["x", *more], ["y"], **OPERATORS[operator])
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("x", ["N", 3, side, side]), ("y", None))
+    )
+    constants = [
+        helper.make_tensor(name, TensorProto.FLOAT, [3], [value] * 3)
+        for name, value in (("one", 1.0), ("zero", 0.0))
+    ]
+    graph = helper.make_graph([one_node], "g", [x], [y], constants[: len(more)])
+    opset = [helper.make_opsetid("", 17)]
+    model = helper.make_model(graph, opset_imports=opset, ir_version=8)
+    session = open_session(model.SerializeToString())
+    record = (np.random.default_rng(side).normal(size=(1, 3, side, side)) * 100).astype(np.float32)
+    found = {session.run(["y"], {"x": aligned(at(record, i))})[0].tobytes() for i in range(48)}
+    assert len(found) == 1

@@ -1,0 +1,364 @@
+"""Graphs a device runs: plain layers pass, whatever a record's values could steer does not."""
+
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+from edgeveil.errors import DataError
+from edgeveil.evaluation.graph_check import OPERATORS, check_graph
+from edgeveil.parts.features.identity import Identity, IdentityParameters
+from edgeveil.parts.models.softmax_head import build_graph
+
+node = helper.make_node
+SHIPPED = build_graph(Identity(IdentityParameters(input_scale=16, shift=-0.3)), (4,), 3)
+INTS = {"ints": [0], "axes": [1], "shape": [-1, 3], "pads": [0, 0, 0, 0]}
+
+
+def model(*nodes, inputs=("x",), functions=(), **graph):
+    """A graph with constants named as in INTS; `probabilities` is its output."""
+    tensors = [
+        helper.make_tensor(name, TensorProto.INT64, [len(values)], values)
+        for name, values in INTS.items()
+    ]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 3]) for name in inputs]
+    output = helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["N", 3])
+    body = helper.make_graph(list(nodes), "g", values, [output], tensors, **graph)
+    opset = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    return helper.make_model(body, opset_imports=opset, functions=functions)
+
+
+def refused(*nodes, **parts):
+    with pytest.raises(DataError, match="ONNX graph") as caught:
+        check_graph(model(*nodes, **parts).SerializeToString())
+    return str(caught.value)
+
+
+def branch(name):
+    value = helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 3])
+    return helper.make_graph([node("Identity", ["x"], [name])], name, [], [value])
+
+
+def test_the_graph_that_the_cloud_ships_passes():
+    check_graph(SHIPPED)
+
+
+def test_plain_layers_with_constant_shapes_pass():
+    check_graph(
+        model(
+            node("Constant", [], ["flat"], value_ints=[-1, 3]),
+            node("Reshape", ["x", "shape"], ["a"]),
+            node("Reshape", ["a", "flat"], ["b"]),
+            node("Gather", ["b", "ints"], ["c"], axis=0),
+            node("Slice", ["c", "ints", "axes", "axes"], ["d"]),
+            node("Pad", ["d", "pads"], ["e"]),
+            node("Cast", ["e"], ["f"], to=TensorProto.DOUBLE),
+            node("ReduceSum", ["f", "axes"], ["g"]),
+            node("Softmax", ["g"], ["probabilities"], domain="ai.onnx"),
+        ).SerializeToString()
+    )
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [
+        "If",
+        "Loop",
+        "Scan",
+        "NonZero",
+        "Compress",
+        "TopK",
+        "Expand",
+        "Tile",
+        "ConstantOfShape",
+        "Range",
+        "GatherND",
+        "OneHot",
+        "ScatterElements",
+        "RandomUniformLike",
+        "ArgMax",
+        "LSTM",
+    ],
+)
+def test_operators_that_values_can_steer_are_refused(operator):
+    assert operator not in OPERATORS
+    assert f"'{operator}'" in refused(node(operator, ["x"], ["probabilities"]))
+
+
+def test_operators_of_another_domain_are_refused():
+    said = refused(node("Softmax", ["x"], ["probabilities"], domain="own"))
+    assert "does not run" in said
+
+
+@pytest.mark.parametrize("to", [TensorProto.INT64, TensorProto.UINT8, TensorProto.BOOL, 99])
+def test_values_never_become_whole_numbers(to):
+    assert "whole numbers" in refused(node("Cast", ["x"], ["probabilities"], to=to))
+
+
+def test_a_cast_must_say_its_type_once():
+    twice = node("Cast", ["x"], ["probabilities"], to=TensorProto.FLOAT)
+    twice.attribute.append(helper.make_attribute("to", TensorProto.INT64))
+    assert "whole numbers" in refused(twice)
+    assert "whole numbers" in refused(node("Cast", ["x"], ["probabilities"]))
+
+
+@pytest.mark.parametrize(
+    "steered",
+    [
+        node("Gather", ["x", "x"], ["probabilities"]),
+        node("Reshape", ["x", "x"], ["probabilities"]),
+        node("Pad", ["x", "pads", "", "x"], ["probabilities"]),
+        node("Slice", ["x", "ints", "x"], ["probabilities"]),
+        node("Slice", ["x", "ints", "axes", "axes", "x"], ["probabilities"]),
+        node("ReduceSum", ["x", "x"], ["probabilities"]),
+        node("Squeeze", ["x", "x"], ["probabilities"]),
+        node("Unsqueeze", ["x", "nowhere"], ["probabilities"]),
+    ],
+    ids=lambda one: one.op_type,
+)
+def test_places_and_shapes_come_from_constants(steered):
+    assert "no constant" in refused(steered)
+
+
+def test_a_constant_that_is_fed_or_computed_beside_is_none():
+    gather = node("Gather", ["x", "ints"], ["probabilities"])
+    assert "no constant" in refused(gather, inputs=("x", "ints"))
+    assert "no constant" in refused(node("Abs", ["x"], ["ints"]), gather)
+
+
+def test_shapes_of_values_are_constants_and_what_is_made_of_them():
+    check_graph(
+        model(
+            node("Shape", ["x"], ["s"]),
+            node("Gather", ["s", "ints"], ["n"], axis=0),
+            node("Cast", ["n"], ["whole"], to=TensorProto.INT64),
+            node("Concat", ["whole", "axes"], ["to"], axis=0),
+            node("Reshape", ["x", "to"], ["probabilities"]),
+        ).SerializeToString()
+    )
+
+
+def test_what_is_made_of_shapes_and_values_is_no_constant():
+    shape = node("Shape", ["x"], ["s"])
+    mixed = node("Mul", ["s", "x"], ["m"])
+    assert "no constant" in refused(shape, mixed, node("Reshape", ["x", "m"], ["probabilities"]))
+    late = [node("Reshape", ["x", "s"], ["probabilities"]), shape]
+    assert "no constant" in refused(*late)
+    twice = [shape, node("Abs", ["x"], ["s"]), node("Reshape", ["x", "s"], ["probabilities"])]
+    assert "no constant" in refused(*twice)
+
+
+@pytest.mark.parametrize("mode", [{}, {"training_mode": 0}, {"training_mode": 1}], ids=str)
+def test_batch_normalisation_uses_the_statistics_it_holds(mode):
+    norm = node("BatchNormalization", ["x", *(["ints"] * 4)], ["probabilities"], **mode)
+    if mode.get("training_mode"):
+        assert "normalises by the batch" in refused(norm)
+    else:
+        check_graph(model(norm).SerializeToString())
+
+
+def test_further_outputs_are_refused():
+    pool = node("MaxPool", ["x"], ["probabilities", "indices"], kernel_shape=[1])
+    assert "2 outputs" in refused(pool)
+    assert "0 outputs" in refused(node("Abs", ["x"], []))
+
+
+@pytest.mark.parametrize("operator", ["LayerNormalization", "Sum", "Gemm", "Conv"])
+def test_an_input_without_a_name_is_refused_where_none_needs_it(operator):
+    assert "without a name" in refused(node(operator, ["x", "ints", ""], ["probabilities"]))
+
+
+def test_inputs_before_others_may_be_left_out():
+    clip = node("Clip", ["x", "", "ints"], ["probabilities"])
+    check_graph(model(clip).SerializeToString())
+
+
+def test_graphs_inside_operators_are_refused():
+    inside = node("Identity", ["x"], ["probabilities"], body=branch("probabilities"))
+    several = node("Identity", ["x"], ["probabilities"], bodies=[branch("probabilities")])
+    assert "inside 'Identity'" in refused(inside)
+    assert "inside 'Identity'" in refused(several)
+
+
+def test_functions_of_the_model_are_refused():
+    own = helper.make_function(
+        "own", "F", ["a"], ["b"], [node("Abs", ["a"], ["b"])], [helper.make_opsetid("", 17)]
+    )
+    assert "functions" in refused(node("Abs", ["x"], ["probabilities"]), functions=[own])
+
+
+def test_sparse_tensors_are_refused():
+    values = helper.make_tensor("s", TensorProto.FLOAT, [1], [1.0])
+    places = helper.make_tensor("i", TensorProto.INT64, [1], [0])
+    sparse = helper.make_sparse_tensor(values, places, [3])
+    said = refused(node("Abs", ["x"], ["probabilities"]), sparse_initializer=[sparse])
+    assert "sparse" in said
+
+
+OP = b"\x22\x03Abs"  # field 4, the operator's name
+
+
+def wrapped(body):
+    """A model of one graph of one node with these bytes."""
+    one = b"\x0a" + bytes([len(body)]) + body
+    return b"\x3a" + bytes([len(one)]) + one
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"\x00",
+        b"\x3a",
+        b"\x3a\x05",
+        wrapped(OP + b"\x12\x01p") * 2,  # two graphs: protobuf would merge them
+        wrapped(OP + OP + b"\x12\x01p"),
+        wrapped(b"\x22\x04LoopX" + b"\x12\x01p"),
+        wrapped(OP + b"\x08\x01" + b"\x12\x01p"),  # an input's name as a number
+        wrapped(OP + b"\x12\x01p\x2b\x2c"),  # a group
+        wrapped(OP + b"\x12\x01p\xb2\x80\x80\x80\x80\x00\x03Abs"),  # an over-long tag
+        wrapped(OP + b"\x12\x01p\xb2\x80\x80\x80\x10\x03Abs"),  # a tag past 32 bits
+        wrapped(OP + b"\x12\x01p" + b"\x08" + b"\xff" * 10),
+    ],
+    ids=range(12),
+)
+def test_bytes_that_two_readers_could_take_differently_are_refused(raw):
+    check_graph(wrapped(OP + b"\x12\x01p"))
+    with pytest.raises(DataError, match="ONNX graph"):
+        check_graph(raw)
+
+
+def test_a_message_of_crumbs_is_refused():
+    with pytest.raises(DataError, match="more than"):
+        check_graph(b"\x08\x01" * 200_000)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    edits=st.lists(
+        st.tuples(st.integers(0, len(SHIPPED)), st.integers(0, 6), st.binary(max_size=12)),
+        max_size=3,
+    )
+)
+def test_what_passes_is_what_onnx_reads(edits):
+    raw = SHIPPED
+    for at, cut, more in edits:
+        raw = raw[:at] + more + raw[at + cut :]
+    try:
+        check_graph(raw)
+    except DataError:
+        return
+    try:
+        theirs = onnx.load_model_from_string(raw)
+    except Exception:  # no model for onnx either, for instance names that are no UTF-8
+        return
+    assert {one.op_type for one in theirs.graph.node} <= OPERATORS
+    assert {one.domain for one in theirs.graph.node} <= {"", "ai.onnx"}
+    assert not theirs.functions
+    assert not any(
+        attribute.HasField("g") or attribute.graphs
+        for one in theirs.graph.node
+        for attribute in one.attribute
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=200))
+def test_any_bytes_pass_or_are_refused(raw):
+    try:
+        check_graph(wrapped(raw[:100]) + raw[100:])
+    except DataError as error:
+        assert error.where == "ONNX graph"
+
+
+def constant(name, kind, values):
+    return helper.make_tensor(name, kind, [len(values)], values)
+
+
+def given(name, kind, values):
+    """A Constant node."""
+    return node("Constant", [], [name], value=constant(name, kind, values))
+
+
+FLOAT, INT32, INT64 = TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64
+POWER = node("Pow", ["x", "p"], ["probabilities"])
+
+
+@pytest.mark.parametrize("exponent", [2, 3])
+@pytest.mark.parametrize("kind", [FLOAT, INT32, INT64, TensorProto.DOUBLE])
+def test_squares_and_cubes_pass(exponent, kind):
+    check_graph(model(given("p", kind, [exponent]), POWER).SerializeToString())
+    raw = model(POWER)
+    raw.graph.initializer.append(constant("p", kind, [exponent]))
+    check_graph(raw.SerializeToString())
+
+
+@pytest.mark.parametrize("exponent", [[0.5], [-1], [2.5], [1], [2, 3], [float("nan")], []])
+def test_other_powers_are_refused(exponent):
+    assert "another power" in refused(given("p", FLOAT, exponent), POWER)
+
+
+def test_an_exponent_that_is_computed_is_refused():
+    assert "another power" in refused(node("Pow", ["x", "x"], ["probabilities"]))
+    computed = node("Neg", ["q"], ["p"])
+    assert "another power" in refused(given("q", FLOAT, [-2]), computed, POWER)
+    assert "another power" in refused(node("Constant", [], ["p"], value_float=2.0), POWER)
+
+
+def test_a_constant_may_have_any_power():
+    check_graph(
+        model(
+            given("p", FLOAT, [0.5]),
+            node("Pow", ["p", "p"], ["q"]),
+            node("Mul", ["x", "q"], ["probabilities"]),
+        ).SerializeToString()
+    )
+
+
+def test_prelu_is_refused_with_what_to_write_in_its_place():
+    slope = given("s", FLOAT, [0.5])
+    assert "Relu(-x)" in refused(slope, node("PRelu", ["x", "s"], ["probabilities"]))
+
+
+DIVISION = [
+    node("Div", ["a", "b"], ["c"]),
+    node("Cast", ["c"], ["d"], to=FLOAT),
+    node("Add", ["x", "d"], ["probabilities"]),
+]
+
+
+@pytest.mark.parametrize("divisor", [[-1], [0], [2, 0], []])
+@pytest.mark.parametrize("kind", [INT32, INT64])
+def test_whole_numbers_are_divided_by_what_is_plainly_above_zero(divisor, kind):
+    least = -(2**31) if kind == INT32 else -(2**63)
+    nodes = [given("a", kind, [least]), given("b", kind, divisor), *DIVISION]
+    if divisor:
+        assert "divides whole numbers" in refused(*nodes)
+    check_graph(
+        model(given("a", kind, [least]), given("b", kind, [2]), *DIVISION).SerializeToString()
+    )
+
+
+def test_a_computed_divisor_of_whole_numbers_is_refused():
+    nodes = given("a", INT64, [7]), given("n", INT64, [2]), node("Neg", ["n"], ["b"]), *DIVISION
+    assert "divides whole numbers" in refused(*nodes)
+    sizes = node("Shape", ["x"], ["a"]), node("Shape", ["x"], ["b"]), *DIVISION
+    assert "divides whole numbers" in refused(*sizes)
+
+
+def test_constant_fractions_may_be_divided():
+    nodes = given("a", FLOAT, [7]), given("n", FLOAT, [2]), node("Sqrt", ["n"], ["b"]), *DIVISION
+    check_graph(model(*nodes).SerializeToString())
+
+
+def test_whole_numbers_that_may_be_fed_are_refused():
+    raw = model(*DIVISION, inputs=("x", "a"))
+    raw.graph.initializer.extend([constant("a", INT64, [5]), constant("b", INT64, [-1])])
+    with pytest.raises(DataError, match="whole numbers and to something else"):
+        check_graph(raw.SerializeToString())
+
+
+@pytest.mark.parametrize("to", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+def test_half_precision_is_refused(to):
+    assert "half precision" in refused(node("Cast", ["x"], ["probabilities"], to=to))

@@ -1,0 +1,201 @@
+"""Laws that every configuration file and every key keeps."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgeveil.errors import ConfigError
+from edgeveil.jobs import KINDS, json_schema, load
+from edgeveil.jobs.base import Block
+from edgeveil.jobs.schema_walk import SchemaWalk
+from edgeveil.parts.features import cached_backbone
+from edgeveil_tools.backbone import command as backbone
+from edgeveil_tools.schema import schema
+from edgeveil_tools.validate import validate
+
+FILES = sorted(Path("configs").rglob("*.yaml"))
+LINE = re.compile(r"^\S+:[1-9]\d* [^\s:]+: \S[^\n]*$")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def digits_encoder(tmp_path_factory):
+    """An encoder, hardly trained, where the jobs that name `digits` look for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        backbone.train(cached_backbone(backbone.NAME), steps=1, drawings=10)
+        yield
+
+
+def described(schema: dict) -> dict[str, bool]:
+    """Every key of a schema and its inner blocks, and whether it or its block is described."""
+    inner = schema.get("$defs", {})
+    top = {name: block for name, block in schema["properties"].items() if "properties" in block}
+    found = {}
+    for name, block in [("", schema), *top.items(), *inner.items()]:
+        for key, value in block.get("properties", {}).items():
+            target = inner.get(value.get("$ref", "").rsplit("/", 1)[-1], {})
+            found[f"{name}.{key}"] = bool(value.get("description") or target.get("description"))
+    return found
+
+
+def blocks(kind: type[Block] = Block) -> list[type[Block]]:
+    found = kind.__subclasses__()
+    return found + [inner for block in found for inner in blocks(block)]
+
+
+def test_there_are_files_to_check():
+    assert {load(path)[0] for path in FILES} == set(KINDS)
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_every_file_under_configs_loads(path):
+    load(path)
+
+
+@pytest.mark.parametrize("block", blocks(), ids=lambda block: block.__name__)
+def test_every_key_is_documented(block):
+    undocumented = [name for name, field in block.model_fields.items() if not field.description]
+    assert block.model_fields
+    assert undocumented == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_key_of_the_schema_stands_in_an_example(kind):
+    examples = "\n".join(path.read_text() for path in FILES)
+    walk = SchemaWalk(json_schema(kind))
+    keys = {place.rsplit(".", 1)[-1] for place in walk.paths}
+    assert keys
+    assert {key for key in keys if not re.search(rf"\b{key}\b", examples)} == set()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_key_of_the_schema_has_a_description(kind):
+    keys = described(json_schema(kind))
+    assert len(keys) > 3
+    assert [key for key, said in keys.items() if not said and key != f".{kind}"] == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_schema_is_json_and_closed(kind):
+    found = json.loads(json.dumps(schema(kind)))
+    assert found["additionalProperties"] is False
+    assert found["$schema"].startswith("https://json-schema.org/")
+
+
+def test_an_unknown_schema_is_named():
+    with pytest.raises(ConfigError, match="did you mean 'proxy'"):
+        schema("prox")
+
+
+def test_validate_tells_kinds_apart_and_exits_with_2(tmp_path, capsys):
+    assert validate(FILES) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert f"{Path('configs/edge.yaml')}: ok (edge)" in said
+    assert len([line for line in said if not line.startswith("  ")]) == len(FILES)
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("job: A\n")
+    assert validate([bad, FILES[0]]) == 2
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith(f"{bad}:1 job: ")
+    assert said[-1].startswith(f"{FILES[0]}: ok")
+
+
+def test_configuration_is_read_without_torch_and_scikit_learn():
+    script = (
+        "import sys\n"
+        "for name in ('torch', 'sklearn', 'scipy', 'onnx', 'onnxruntime'):\n"
+        "    sys.modules[name] = None\n"
+        "from pathlib import Path\nfrom edgeveil.jobs import load\n"
+        "print(load(Path('configs/edge-infer.yaml'))[1].role)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ran.stdout == "infer\n", ran.stderr
+
+
+def check(path: Path, text: str) -> None:
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    try:
+        load(path)
+    except ConfigError as error:
+        assert error.problems
+        for line in error.problems:
+            assert LINE.match(line), line
+            assert line.startswith(f"{path}:")
+
+
+PIECES = st.one_of(
+    st.text(max_size=8),
+    st.sampled_from(
+        [
+            "{",
+            "}",
+            "[",
+            "]",
+            ": ",
+            "\n",
+            "  ",
+            "- ",
+            "#",
+            "&a ",
+            "*a",
+            "!!x ",
+            "'",
+            '"',
+            "\t",
+            "|\n",
+        ]
+    ),
+    st.sampled_from(["null", "~", "true", ".inf", "-1", "0", "1e-5", "0x1F", "1:30", "2020-01-01"]),
+    st.sampled_from(["9" * 70, "<<: ", "? ", "---\n", "...", "%YAML 9.9\n", '"\\ud800"', "=", "|"]),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), name=st.sampled_from(FILES))
+def test_a_mutated_file_loads_or_is_explained(tmp_path_factory, data, name):
+    text = name.read_text()
+    for _ in range(data.draw(st.integers(1, 3))):
+        start = data.draw(st.integers(0, len(text)))
+        stop = min(len(text), start + data.draw(st.integers(0, 12)))
+        text = text[:start] + data.draw(PIECES) + text[stop:]
+    check(tmp_path_factory.getbasetemp() / "mutated.yaml", text)
+
+
+VALUES = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-(10**20), 10**20),
+        st.floats(),
+        st.text(max_size=20),
+    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=4,
+)
+
+
+def swap(node: object, value: object, pick: list[int]) -> object:
+    """The tree with one value replaced: `pick` chooses the way down."""
+    if not pick or not isinstance(node, (dict, list)) or not node:
+        return value
+    if isinstance(node, list):
+        at = pick[0] % len(node)
+        return [*node[:at], swap(node[at], value, pick[1:]), *node[at + 1 :]]
+    key = sorted(node)[pick[0] % len(node)]
+    return {**node, key: swap(node[key], value, pick[1:])}
+
+
+@settings(max_examples=150, deadline=None)
+@given(name=st.sampled_from(FILES), value=VALUES, pick=st.lists(st.integers(0, 20), max_size=4))
+def test_a_file_with_another_value_loads_or_is_explained(tmp_path_factory, name, value, pick):
+    import yaml
+
+    tree = swap(yaml.safe_load(name.read_text()), value, pick)
+    path = tmp_path_factory.getbasetemp() / "swapped.yaml"
+    check(path, yaml.safe_dump(tree, sort_keys=False))

@@ -1,0 +1,73 @@
+"""YAML and JSON that would cost a reader memory: refused with a line and a fix, at a low price."""
+
+from __future__ import annotations
+
+import tracemalloc
+from itertools import pairwise
+
+import pytest
+
+from edgeveil.errors import ConfigError, ProtocolError
+from edgeveil.jobs import parse_job
+from edgeveil.jobs.job import Job
+from edgeveil.jobs.yaml_tree import TEXT_BYTES
+
+LAUGHS = "a: &a [x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in pairwise("abcdefghi")
+)
+ROOM = 64 << 20
+
+TEXTS = {
+    "a billion laughs": (LAUGHS, "anchors and aliases"),
+    "an anchor of itself": ("a: &a [*a]\n", "anchors and aliases"),
+    "a merge": ("a: &a {b: 1}\nc: {<<: *a}\n", "anchors and aliases"),
+    "deep lists": ("a: " + "[" * 10_000, "more than 32 levels"),
+    "deep blocks": ("\n".join(" " * n + "a:" for n in range(200)), "more than 32 levels"),
+    "deep keys": ("? " * 5_000 + "a", "more than 32 levels"),
+    "a flood of values": ("a: [" + "1," * 40_000 + "]", "more than 20000 values"),
+    "a text too long": ("a" * (TEXT_BYTES + 1), "must be at most"),
+    "a number too long": ("a: " + "9" * 5_000, "more than 64 characters"),
+    "a number that is none": ("a: 1.0e+99999", "finite number"),
+    "code": ("a: !!python/name:os.system id", "tags"),
+    "binary": ("a: !!binary aGVsbG8=", "tags"),
+    "a second document": ("a: 1\n---\nb: 2\n", "not YAML"),
+    "control characters": ("a: \x1b[31m", "control character"),
+}
+
+
+@pytest.mark.parametrize(("text", "said"), TEXTS.values(), ids=TEXTS)
+def test_a_costly_text_is_refused(text, said):
+    tracemalloc.start()
+    try:
+        with pytest.raises(ConfigError, match=said) as caught:
+            parse_job(text)
+        assert tracemalloc.get_traced_memory()[1] < ROOM
+    finally:
+        tracemalloc.stop()
+    assert all(problem.startswith("(posted):") for problem in caught.value.problems)
+    assert str(caught.value).isprintable() or "\n" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"[" * 60_000,
+        b'{"a":' * 10_000,
+        b'{"job":"' + b"\\u0000" * 10_000 + b'"}',
+        b"1" * 60_000,
+        b"9" * 400 + b"e999999",
+        b'{"job": "a", "job": "b"}',
+        b"\xff\xfe{}",
+        b"null",
+        b"",
+    ],
+    ids=range(9),
+)
+def test_a_job_of_the_wire_that_is_none_is_refused(raw):
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProtocolError, match=r"not a job|more than|not in canonical"):
+            Job.from_canonical(raw)
+        assert tracemalloc.get_traced_memory()[1] < ROOM
+    finally:
+        tracemalloc.stop()

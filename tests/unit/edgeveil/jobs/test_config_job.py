@@ -1,0 +1,121 @@
+"""A job's canonical bytes, digest and derived numbers."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from edgeveil.errors import ProtocolError
+from edgeveil.jobs import Job, load_job, parse_job
+
+QUICKSTART = Path("configs/jobs/quickstart.yaml")
+SMALL = """\
+job: small
+data: {source: digits, classes: 10, input_shape: [64], nominal_records: 64}
+features: [{name: identity}]
+train: {method: fm, rounds: 12}
+privacy: {epsilon: 2}
+"""
+
+
+def small(extra: str = "") -> Job:
+    return parse_job(SMALL + extra)
+
+
+def test_canonical_is_sorted_json_without_the_local_run():
+    raw = small("local_run: {devices: 7}\n").canonical()
+    plain = json.loads(raw)
+    assert "local_run" not in plain
+    assert plain["train"]["rounds"] == 12
+    assert raw == json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
+
+
+def test_digest_is_the_sha256_of_the_canonical_bytes():
+    job = small()
+    assert job.digest() == hashlib.sha256(job.canonical()).digest()
+
+
+def test_digest_follows_the_job_and_nothing_else():
+    job = small()
+    assert small("local_run: {devices: 9, seed: 1}\n").digest() == job.digest()
+    assert small("# a comment\nselection: {devices: all}\n").digest() == job.digest()
+    assert small("selection: {devices: 9}\n").digest() != job.digest()
+
+
+def test_spelling_of_a_number_does_not_change_the_digest():
+    spelled = SMALL.replace("epsilon: 2", "epsilon: 2.0")
+    assert parse_job(spelled).digest() == small().digest()
+
+
+def test_canonical_bytes_come_back_as_the_same_job():
+    job = load_job(QUICKSTART)
+    back = Job.from_canonical(job.canonical())
+    assert back == job.model_copy(update={"local_run": None})
+    assert back.digest() == job.digest()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda raw: b"",
+        lambda raw: raw[:-1],
+        lambda raw: raw + b" ",
+        lambda raw: raw.replace(b'"epsilon":2.0', b'"epsilon":2'),
+        lambda raw: raw.replace(b'"epsilon":2.0', b'"epsilon":NaN'),
+        lambda raw: raw.replace(b'"epsilon":2.0', b'"epsilon":-1.0'),
+        lambda raw: raw.replace(b'"epsilon":2.0', b'"epsilon":"2.0"'),
+        lambda raw: raw.replace(b'"rounds":12', b'"rounds":12,"surprise":1'),
+        lambda raw: raw.replace(b'"rounds":12', b'"rounds":12,"rounds":13'),
+        lambda raw: raw.replace(b'"shift":0.0', b'"shift":1e999'),
+        lambda raw: raw.replace(b'"rounds":12', b'"rounds":12.0'),
+        lambda raw: raw[:-1] + b',"local_run":{"devices":3}}',
+        lambda raw: raw.replace(b"small", b"\xff\xfe"),
+        lambda raw: b"[" * 20_000,
+        lambda raw: raw + b" " * (1 << 16),
+    ],
+)
+def test_anything_but_canonical_bytes_is_a_bad_job(spoil):
+    raw = small().canonical()
+    assert spoil(raw) != raw
+    with pytest.raises(ProtocolError) as caught:
+        Job.from_canonical(spoil(raw))
+    assert caught.value.reason == "bad_job"
+
+
+def test_an_oversized_job_is_not_even_parsed():
+    with pytest.raises(ProtocolError, match="more than 65536 bytes"):
+        Job.from_canonical(b"{" * 65537)
+
+
+def test_impossible_mixes_are_refused_on_the_wire_too():
+    raw = small("selection: {devices: 9}\n").canonical()
+    with pytest.raises(ProtocolError):
+        Job.from_canonical(raw.replace(b'"devices":9', b'"devices":2'))
+    with pytest.raises(ProtocolError):
+        Job.from_canonical(raw.replace(b'"epsilon":2.0', b'"epsilon":0.0001'))
+
+
+def test_participations_default_to_all_rounds():
+    assert small().max_participations == 12
+    limited = SMALL.replace("epsilon: 2", "epsilon: 2, max_participations: 4")
+    limited += "selection: {devices: 9}\n"
+    assert parse_job(limited).max_participations == 4
+
+
+def test_devices_are_evaluated_only_when_asked():
+    assert small().infer_every == 0
+    asked = "encrypt: {laplace_eval: {laplace_eval_eps: 20}}\nunsupervised: "
+    assert small(asked + "{}\n").infer_every == 5
+    assert small(asked + "{every_rounds: 3}\n").infer_every == 3
+    assert small(asked + "{eval_type: NOT_EVAL}\n").infer_every == 0
+
+
+def test_the_blocks_of_the_text_work_verbatim():
+    job = small(
+        "encrypt:\n    privacy_eval_type: LAPLACE\n    laplace_eval:\n"
+        "        laplace_eval_eps: 230260\n"
+        "unsupervised:\n  cluster_client_num: 1000\n  eval_type: SILHOUETTE_SCORE\n"
+    )
+    assert job.encrypt.laplace_eval.laplace_eval_eps == 230260
+    assert job.infer_every == 5

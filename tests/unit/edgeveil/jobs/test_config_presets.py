@@ -1,0 +1,134 @@
+"""`preset: NAME`: what it fills in, what the file keeps, and where problems are said to be."""
+
+import pytest
+
+from edgeveil.errors import ConfigError
+from edgeveil.jobs import parse_job
+from edgeveil.jobs.presets import PRESETS
+from edgeveil.plan import JobPlan
+from edgeveil.privacy.events import ClaimedEvent, UnprotectedEvent
+from edgeveil_tools.methods_about_presets import PRESETS as SAID
+
+HEAD = """job: toy
+preset: {name}
+data: {{source: digits, classes: 10, input_shape: [8, 8], nominal_records: 64}}
+privacy: {{accept_unproven: true}}
+"""
+
+
+def job(name: str, more: str = ""):
+    return parse_job(HEAD.format(name=name) + more)
+
+
+def problems(name: str, more: str = "", head: str = HEAD) -> list[str]:
+    with pytest.raises(ConfigError) as error:
+        parse_job(head.format(name=name) + more, "x.yaml")
+    return error.value.problems
+
+
+@pytest.mark.parametrize("name", PRESETS.names())
+def test_a_preset_is_a_whole_job_but_for_its_data(name):
+    plan = JobPlan(job(name))
+    events = [event for exchange in plan.planned for event in plan.device.price(exchange)]
+    found = "proven"
+    if any(isinstance(event, ClaimedEvent) for event in events):
+        found = "claimed"
+    if any(isinstance(event, UnprotectedEvent) for event in events):
+        found = "none"
+    assert SAID[name].privacy == found
+
+
+@pytest.mark.parametrize("name", PRESETS.names())
+def test_no_preset_accepts_what_is_unproven(name):
+    assert "accept_unproven" not in PRESETS[name].get("privacy", {})
+    assert "local_run" not in PRESETS[name]
+
+
+def test_delm_has_the_parameters_of_the_text():
+    found = job("delm_enhanced")
+    projection = found.features[-1]
+    assert (projection.keep, projection.noise) == (0.5, "wishart")
+    assert projection.share / (1 - projection.share) == pytest.approx(0.5)
+    assert (found.train.rounds, found.privacy.epsilon) == (250, 1.0)
+    assert (found.aggregation.k, found.aggregation.sampling) == (50, "exponential")
+    assert job("delm_top_k").aggregation.sampling == "top_k"
+    assert job("delm_basic").aggregation.name == "fedavg"
+
+
+TEXTS = {
+    "anonymous_fl": {
+        "update.0.name": "download_random",  # λ_d before training
+        "update.1.name": "gradient_gaussian",  # then noise, and of the noised values the largest
+        "update.2.name": "upload_top_k",
+    },
+    "pso_dp_fl": {"train.particles": 3, "train.inertia": 0.1, "model.name": "mlp_300_100"},
+    "ldp_fl": {"update.0.composition": "parallel", "proxy.shuffle": "split"},
+    "fedavg": {"train.method": "sgd", "aggregation.name": "fedavg", "update": ()},
+    "fedprox": {"train.method": "fedprox", "train.mu": 0.01},
+    "secprobe": {
+        "aggregation.name": "secprobe",
+        "aggregation.k": 50,
+        "aggregation.sampling": "exponential",
+        "proxy.shuffle": "whole",
+    },
+    "stc": {"update.0.name": "stc", "update.0.share": 0.01},
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_the_others_have_the_parameters_of_theirs(name):
+    for path, expected in TEXTS[name].items():
+        found = job(name)
+        for key in path.split("."):
+            found = found[int(key)] if key.isdigit() else getattr(found, key)
+        assert (path, found) == (path, expected)
+
+
+def test_the_text_of_noised_inference_stands_as_it_is():
+    found = job("laplace_inference")
+    assert found.encrypt.laplace_eval.laplace_eval_eps == 230260
+    assert (found.unsupervised.cluster_client_num, found.infer_every) == (1000, 1)
+
+
+def test_what_the_file_says_comes_first():
+    found = job(
+        "delm_enhanced", "train: {rounds: 3}\naggregation: {k: 7}\nfeatures:\n- name: gabor"
+    )
+    assert (found.train.rounds, found.train.method) == (3, "fm_paper")
+    assert (found.aggregation.name, found.aggregation.k) == ("min_divergence", 7)
+    assert [entry.name for entry in found.features] == ["gabor"]
+
+
+def test_a_block_of_another_kind_keeps_nothing_of_the_preset():
+    found = job("delm_enhanced", "aggregation: {name: fedavg}")
+    assert found.aggregation.name == "fedavg"
+
+
+def test_a_preset_is_no_part_of_the_job():
+    with_preset = job("fedavg")
+    written = with_preset.canonical()
+    assert b"preset" not in written
+    assert type(with_preset).from_canonical(written) == with_preset
+
+
+def test_an_unknown_preset_suggests_the_nearest_and_hides_nothing_behind_it():
+    assert problems("fedavgg") == [
+        "x.yaml:2 preset: unknown preset 'fedavgg', did you mean 'fedavg'?"
+    ]
+
+
+def test_problems_of_the_files_own_keys_have_their_lines():
+    said = problems("delm_enhanced", "aggregation: {kk: 3}\n")
+    assert said == ["x.yaml:5 aggregation.kk: unknown key, did you mean 'k'?"]
+
+
+def test_a_problem_of_the_presets_values_is_shown_at_the_preset():
+    head = HEAD.replace("privacy: {{accept_unproven: true}}\n", "")
+    (said,) = problems("delm_basic", head=head)
+    assert said.startswith("x.yaml:2 features: no guarantee is proven for")
+
+
+@pytest.mark.parametrize("name", ["[a, b]", "{a: 1}", "7", "null"])
+def test_a_preset_must_be_a_name(name):
+    (said,) = problems(name)
+    assert said.startswith("x.yaml:2 preset: unknown preset")

@@ -1,0 +1,301 @@
+"""What a user reads when a file cannot be used: every problem, its line, what and the fix."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from edgeveil.errors import ConfigError
+from edgeveil.jobs import load_job, load_site, parse_job
+
+JOB = Path("configs/jobs/quickstart.yaml").read_text()
+FORM = re.compile(r"^\S+:[1-9]\d* [^\s:]+: \S.*$")
+
+
+def problems(text: str | bytes) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        parse_job(text, "j.yaml")
+    assert caught.value.problems
+    for line in caught.value.problems:
+        assert FORM.match(line), line
+    return caught.value.problems
+
+
+def only(text: str | bytes) -> str:
+    found = problems(text)
+    assert len(found) == 1, found
+    return found[0]
+
+
+def changed(old: str, new: str) -> tuple[str, int]:
+    """The quickstart with one text replaced, and the line where that stands."""
+    assert JOB.count(old) == 1, old
+    return JOB.replace(old, new), JOB[: JOB.index(old)].count("\n") + 1
+
+
+def without_run(text: str) -> str:
+    """The same job as a cloud gets it, whose devices have policies of their own."""
+    return text[: text.index("local_run:")]
+
+
+def line_of(text: str, key: str) -> int:
+    """The line of a dotted key: its last name, from the line of its first on."""
+    block, leaf = key.split(".")[0], key.split(".")[-1]
+    lines = text.splitlines()
+    start = next(n for n, line in enumerate(lines) if line.startswith(f"{block}:"))
+    return next(n for n in range(start, len(lines)) if re.search(rf"\b{leaf}:", lines[n])) + 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key", "what"),
+    [
+        ("delta: 1.0e-5 ", "delta: 1.5 ", "privacy.delta", "must be in (0, 1), got 1.5"),
+        ("delta: 1.0e-5 ", "delta: 1.5 ", "privacy.delta", "set for example 1.0e-5"),
+        ("delta: 1.0e-5 ", "delta: 1e-5 ", "privacy.delta", "write 1.0e-5"),
+        ("epsilon: 8\n", "epsilon: 0\n", "privacy.epsilon", "more than 0, got 0"),
+        ("epsilon: 8\n", "epsilon: .nan\n", "privacy.epsilon", "must be a finite number"),
+        ("epsilon: 8\n", "epsilon: 1.0e+999\n", "privacy.epsilon", "must be a finite number"),
+        ("epsilon: 8\n", "epsilon: yes\n", "privacy.epsilon", "must be a number more than 0"),
+        ("rounds: 15\n", "rounds: 15.5\n", "train.rounds", "must be a whole number"),
+        ("rounds: 15\n", "rounds: '15'\n", "train.rounds", "got '15'"),
+        ("rounds: 15\n", "round: 15\n", "train.round", "did you mean 'rounds'?"),
+        ("method: fm\n", "method: mf\n", "train.method", "did you mean 'fm'?"),
+        ("  method: fm\n", "  \n", "train.method", "is missing"),
+        ("job: quickstart\n", "job: on\n", "job", "put it in quotes"),
+        ("job: quickstart\n", "job: A b\n", "job", "of the form [a-z0-9_-]{1,64}"),
+        ("classes: 10\n", "clases: 10\n", "data.clases", "did you mean 'classes'?"),
+        ("shift: -0.3}", "shfit: -0.3}", "features[0].shfit", "did you mean 'shift'?"),
+        ("devices: all ", "devices: some ", "selection.devices", "'all', got 'some'"),
+        ("over_select: 1.0 ", "over_select: 4 ", "selection.over_select", "must be in [1, 3]"),
+        ("deadline_s: 30\n", "deadline_s: 1:30\n", "round.deadline_s", "base-60"),
+        ("deadline_s: 30\n", "deadline_s: 030\n", "round.deadline_s", "octal"),
+        ("{name: fedavg}", "{name: fedavgg}", "aggregation.name", "did you mean 'fedavg'?"),
+        ("LAPLACE   ", "laplace   ", "encrypt.privacy_eval_type", "did you mean 'LAPLACE'?"),
+        ("[fm]", "[fm, nn]", "local_run.policy.allowed_methods[1]", "unknown method 'nn'"),
+        ("protocol: 5 ", "protocol: 3 ", "local_run.protocol", "must be 5 or 4, got 3"),
+        ("retries: 2\n", "retries: !!python/name:os.x 2\n", "round.retries", "tags (!)"),
+        ("retries: 2\n", "retries: 2\n  quorum: 1\n", "round.quorum", "given twice"),
+        ("workers: 2\n", "epsilon: 2\n", "local_run.epsilon", "did you mean 'privacy.epsilon'?"),
+    ],
+)
+def test_one_fault_is_named_with_its_line(old, new, key, what):
+    text, line = changed(old, new)
+    found = problems(text)
+    at = next(entry for entry in found if f" {key}: " in entry)
+    assert what in at
+    expected = line + new.count("\n") - 1 if "twice" in what else line
+    if "is missing" not in what:
+        assert at.startswith(f"j.yaml:{expected} "), at
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "keys", "what"),
+    [
+        ("min_batch: 5 ", "min_batch: 21 ", ["round.min_batch"], "20 training devices"),
+        ("devices: all ", "devices: 3 ", ["round.min_batch"], "only 3 devices are selected"),
+        ("devices: all ", "devices: 30 ", ["selection.devices"], "30 devices are wanted"),
+        ("infer_only: 0 ", "infer_only: 16 ", ["round.min_batch"], "4 training devices"),
+        ("infer_only: 0 ", "infer_only: 21 ", ["local_run.infer_only"], "20 devices of the run"),
+        ("min_devices: 20 ", "min_devices: 21 ", ["selection.min_devices"], "for ever"),
+        ("type: LAPLACE ", "type: NOT_ENCRYPT ", ["encrypt.privacy_eval_type"], "accept_unproven"),
+        ("laplace_eval: {laplace_eval_eps: 20}", "", ["encrypt.privacy_eval_type"], "add for ex"),
+        ("every_rounds: 5 ", "every_rounds: 16 ", ["unsupervised.every_rounds"], "at most 15"),
+        ("share: 0.1 ", "share: 0 ", ["data.evaluation_share"], "no records apart"),
+        ("ations: null ", "ations: 16 ", ["privacy.max_participations"], "at most 15"),
+        ("ations: null ", "ations: 14 ", ["privacy.max_participations"], "after round 14"),
+        ("epsilon: 8\n", "epsilon: 0.001\n", ["privacy.epsilon"], "noise of more than 2^40"),
+        ("epsilon: 8\n", "epsilon: 1.0e-300\n", ["privacy.epsilon"], "noise of more than 2^40"),
+        ("epsilon: 8\n", "epsilon: 40\n", ["privacy.epsilon"], "lower epsilon"),
+        ("epsilon: 8\n", "epsilon: 1000000\n", ["privacy.epsilon"], "(0, 700]"),
+        ("_eps: 20}", "_eps: 1.0e-7}", ["encrypt.laplace_eval.laplace_eval_eps"], "raise epsilon"),
+        ("delta: 1.0e-5 ", "delta: 0.02 ", ["privacy.delta"], "protects nobody"),
+        ("per_device: 1}", "per_device: 11}", ["local_run.partition.classes_per_device"], "10"),
+        (
+            "per_device: 1}",
+            "per_device: 1, lq_user: 0.3}",
+            ["local_run.partition.lq_user"],
+            "lq_data",
+        ),
+        (
+            "per_device: 1}",
+            "per_device: 1, lq_data: 1}",
+            ["local_run.partition.lq_data"],
+            "lq_user",
+        ),
+        ("classes: 10", "classes: 9", ["data.classes"], "digits has 10 classes"),
+        ("[64]", "[1000000, 1000000]", ["data.input_shape"], "make it smaller"),
+        (
+            "eval_type: SILHOUETTE_SCORE ",
+            "silhouette: text\n  eval_type: DAVIES_BOULDIN_SCORE ",
+            ["unsupervised.silhouette"],
+            "is no silhouette",
+        ),
+    ],
+)
+def test_an_impossible_mix_is_refused_with_its_reason(old, new, keys, what):
+    text, _ = changed(old, new)
+    found = only(text)
+    assert what in found
+    key = found.split(" ")[1].rstrip(":")
+    assert key in keys
+    assert found.startswith(f"j.yaml:{line_of(text, key)} ")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("laplace_eval_sensitivity: 2 ", "laplace_eval_sensitivity: 1 "),
+        ("epsilon: 8\n", "epsilon: 16\n"),
+        ("epsilon: 8\n", "epsilon: 0.01\n"),
+        ("_eps: 20}", "_eps: 230260}"),
+        ("devices: all ", "devices: 5 "),
+        ("quorum: 0.8 ", "quorum: 0.1 "),
+        ("delta: 1.0e-5 ", "delta: 0.01 "),
+        ("ations: null ", "ations: 15 "),
+        ("every_rounds: 5 ", "every_rounds: 0 "),
+    ],
+)
+def test_what_is_unusual_but_possible_is_taken(old, new):
+    parse_job(without_run(changed(old, new)[0]))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key", "what"),
+    [
+        ("per_job: 10\n", "per_job: 1\n", "max_epsilon_per_job", "take 8, the owner allows 1"),
+        ("epsilon: 8\n", "epsilon: 12\n", "max_epsilon_per_job", "the owner allows 10"),
+        ("lifetime_epsilon: 50\n", "lifetime_epsilon: 3\n", "lifetime_epsilon", "allows 3"),
+        ("lifetime_delta: 1.0e-4\n", "lifetime_delta: 0\n", "lifetime_delta", "take 1e-05"),
+        ("_eps: 20}", "_eps: 230260}", "max_inference_epsilon", "the owner allows 100"),
+        ("methods: [fm]\n", "methods: [fm_paper]\n", "allowed_methods", "method 'fm'"),
+        ("    min_devices: 5\n", "    min_devices: 21\n", "min_devices", "20 devices are"),
+        ("    min_devices: 5\n", "    require_cover: true\n", "require_cover", "no cover traffic"),
+    ],
+)
+def test_a_job_that_its_own_runs_policy_declines_is_refused(old, new, key, what):
+    text, _ = changed(old, new)
+    found = only(text)
+    assert what in found
+    assert f" local_run.policy.{key}: " in found
+    parse_job(without_run(text))
+
+
+def test_all_limits_that_a_job_passes_are_named_at_once():
+    text = JOB.replace("per_job: 10\n", "per_job: 1\n").replace("_epsilon: 50\n", "_epsilon: 2\n")
+    with pytest.raises(ConfigError) as raised:
+        parse_job(text)
+    assert len(raised.value.problems) == 2
+
+
+def test_the_shape_of_a_shipped_data_sets_records_is_known():
+    text, _ = changed("[64]", "[8, 8]")
+    assert "write input_shape: [64]" in only(text)
+    parse_job(without_run(text))
+
+
+def test_a_per_sample_upload_has_a_bound():
+    large = JOB.replace("classes: 10\n", "classes: 100\n")
+    large = large.replace("upload: mean ", "samples_per_device: 4096\n  upload: mean ")
+    parse_job(large)
+    assert "set at most 2621 samples" in only(large.replace("upload: mean ", "upload: per_sample "))
+
+
+def test_devices_may_answer_fewer_rounds_where_not_all_are_selected():
+    limited = JOB.replace("ations: null ", "ations: 14 ")
+    parse_job(limited.replace("devices: all ", "devices: 10 "))
+    assert "after round 14" in only(limited.replace("devices: all ", "devices: 20 "))
+    widened = limited.replace("devices: all ", "devices: 10 ").replace("select: 1.0 ", "select: 2 ")
+    assert "after round 14" in only(widened)
+
+
+def test_a_job_without_noise_is_possible_when_it_says_so():
+    text = JOB.replace("type: LAPLACE ", "type: NOT_ENCRYPT ")
+    text = text.replace("accept_unproven: false    #", "accept_unproven: true #")
+    assert "local_run.policy.accept_unprotected" in only(text)
+    parse_job(text.replace("accept_unprotected: false", "accept_unprotected: true"))
+
+
+def test_all_problems_come_at_once_in_the_order_of_lines():
+    text = (
+        JOB.replace("epsilon: 8\n", "epsilon: -8\n")
+        .replace("rounds: 15\n", "rounds: many\n")
+        .replace("workers: 2\n", "wrkers: 2\n")
+        .replace("infer_only: 0 ", "infer_only: 21 ")
+    )
+    found = problems(text)
+    keys = [line.split(" ")[1].rstrip(":") for line in found]
+    assert keys == ["train.rounds", "privacy.epsilon", "local_run.wrkers", "local_run.infer_only"]
+
+
+def test_a_mix_is_not_claimed_on_top_of_a_faulty_value():
+    assert only(JOB.replace("min_batch: 5 ", "min_batch: -5 ")).startswith("j.yaml:")
+    assert "round.min_batch" in only(JOB.replace("min_batch: 5 ", "min_batch: .inf "))
+
+
+def test_a_mix_does_not_rest_on_what_stands_in_for_a_faulty_value():
+    text = JOB.replace("min_devices: 20 ", "min_devices: 25 ")
+    assert "wait for ever" in only(text)
+    assert "local_run.devices: must be" in only(text.replace("devices: 20\n", "devices: x\n"))
+
+
+def test_a_list_is_not_blamed_for_its_items():
+    assert "features[0].name: " in only(JOB.replace("name: identity", "name: identiti"))
+
+
+@pytest.mark.parametrize(
+    ("raw", "line", "what"),
+    [
+        (b"", 1, "the file is empty"),
+        (b"# only a comment\n", 1, "the file is empty"),
+        (b"null\n", 1, "must be a block of keys"),
+        (b"\n- 1\n", 2, "must be a block of keys"),
+        (b"job: a\ndata: {classes: 3\n", 3, "not YAML"),
+        (b"job: a\n\tdata: 1\n", 2, "not YAML"),
+        (b"job: a\n---\njob: b\n", 2, "not YAML"),
+        (b"job: a\ndata: \xff\n", 2, "UTF-8"),
+        (b"job: a\ndata: \x07\n", 2, "control character"),
+        (b"a: &x 1\nb: *x\n", 1, "anchors"),
+        (b"[" * 100, 1, "32 levels"),
+        (b"a: [" + b"1," * 30_000 + b"]\n", 1, "20000 values"),
+        (b"#" * (1 << 20) + b"\n", 1, "at most 1048576 bytes"),
+    ],
+)
+def test_a_file_that_is_no_configuration(raw, line, what):
+    found = only(raw)
+    assert found.startswith(f"j.yaml:{line} (file): ")
+    assert what in found
+
+
+def test_a_terminal_is_not_steered_by_what_a_file_holds():
+    found = problems(JOB.replace("job: quickstart\n", 'job: "\\e[2J"\n"\\e[31mx": 1\n'))
+    assert all(line.isprintable() for line in found)
+
+
+def test_files_that_cannot_be_read_are_problems_too(tmp_path):
+    for path, what in ((tmp_path / "no.yaml", "no such file"), (tmp_path, "not a plain file")):
+        for load in (load_job, load_site):
+            with pytest.raises(ConfigError) as caught:
+                load(path)
+            assert caught.value.problems[0].startswith(f"{path}:1 (file): {what}")
+
+
+def test_a_job_is_not_a_site_nor_the_other_way_round():
+    with pytest.raises(ConfigError, match="this is a job file"):
+        load_site(Path("configs/jobs/quickstart.yaml"))
+    with pytest.raises(ConfigError, match="the proxy's site file"):
+        load_job(Path("configs/proxy.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("features", "where", "told"),
+    [
+        ("[]", r":3 features: ", "learns on public features"),
+        ("\n  - name: identity\n  - name: gabor", r":5 features\[1\]: ", "grey image"),
+    ],
+)
+def test_an_entry_of_a_list_is_named_with_its_own_line(features, where, told):
+    text = f"job: a\ndata: {{classes: 3, input_shape: [8]}}\nfeatures: {features}\n"
+    text += "train: {method: fm}\nprivacy: {epsilon: 5.0, delta: 1.0e-5}\n"
+    with pytest.raises(ConfigError, match=where) as caught:
+        parse_job(text)
+    assert told in str(caught.value)

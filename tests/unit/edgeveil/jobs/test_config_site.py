@@ -1,0 +1,198 @@
+"""Site files: kinds, relative paths, impossible mixes."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from edgeveil.errors import ConfigError
+from edgeveil.jobs import BrokerSite, CloudSite, EdgeSite, ProxySite, load, load_site
+
+SITES = {
+    "cloud": ("configs/cloud.yaml", CloudSite),
+    "proxy": ("configs/proxy.yaml", ProxySite),
+    "edge": ("configs/edge.yaml", EdgeSite),
+    "broker": ("configs/broker-edge.yaml", BrokerSite),
+}
+
+
+def changed(tmp_path: Path, kind: str, old: str, new: str) -> Path:
+    text = Path(SITES[kind][0]).read_text()
+    assert old in text, old
+    path = tmp_path / "site.yaml"
+    path.write_text(text.replace(old, new, 1))
+    return path
+
+
+@pytest.mark.parametrize("kind", SITES)
+def test_the_top_level_key_says_the_kind(kind):
+    name, model = SITES[kind]
+    found_kind, site = load(Path(name))
+    assert found_kind == kind
+    assert isinstance(site, model)
+
+
+def test_relative_paths_count_from_the_folder_of_the_file(tmp_path):
+    path = changed(tmp_path, "edge", "../site/state/device-0 ", "here/state ")
+    site = load_site(path)
+    assert site.state_dir == tmp_path / "here" / "state"
+    assert site.cloud_key_file == tmp_path.parent / "site/keys/cloud.pub"
+    assert site.broker.password_file == tmp_path.parent / "site/passwords/device-0"
+
+
+def test_default_paths_count_from_the_folder_too(tmp_path):
+    path = changed(tmp_path, "edge", "  state_dir: ../site/state/device-0 ", "  ")
+    assert load_site(path).state_dir == tmp_path / "state/edge"
+
+
+def test_absolute_paths_stay(tmp_path):
+    path = changed(tmp_path, "edge", "../site/keys/cloud.pub", "/etc/keys/cloud.pub")
+    assert load_site(path).cloud_key_file == Path("/etc/keys/cloud.pub")
+
+
+def test_keys_that_do_not_exist_are_for_the_process_to_see(tmp_path):
+    site = load_site(changed(tmp_path, "cloud", "keys/proxy.pub", "keys/none.pub"))
+    assert not site.proxy_key_file.exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "old", "new", "key", "what"),
+    [
+        ("cloud", "mqtt://127.0.0.1:1884 ", "http://x ", "cloud.broker.url", "must be mqtt://"),
+        ("cloud", "mqtt://127.0.0.1:1884 ", "mqtt:// ", "cloud.broker.url", "must be mqtt://"),
+        ("cloud", "127.0.0.1:1884 ", "h:99999 ", "cloud.broker.url", "no usable port"),
+        ("cloud", "127.0.0.1:1884 ", "h:1/x ", "cloud.broker.url", "must end after the port"),
+        ("cloud", "# ca_file", "ca_file", "cloud.broker.ca_file", "write mqtts://"),
+        ("cloud", "  username: cloud\n", "\n", "cloud.broker.password_file", "needs a user name"),
+        ("cloud", "store_url: null", "store_url: mysql://x", "cloud.store_url", "postgresql"),
+        ("cloud", "packet_bytes: 65536", "packet_bytes: 10", "cloud.limits.packet_bytes", "[4096"),
+        ("cloud", "port: 8701", "port: 0", "cloud.http.port", "must be in [1, 65535]"),
+        ("cloud", "proxy_key_file: ../", "proxy_key: ../", "cloud.proxy_key", "proxy_key_file"),
+        ("cloud", "source: digits", "source: npz", "cloud.test_data.source", "add path"),
+        ("proxy", "upload_bytes: 6", "upload_bytes: 966", "proxy.limits.upload_bytes", "spool"),
+        ("proxy", "url: mqtt://127.0.0.1:1883\n", "\n", "proxy.edge_broker.url", "is missing"),
+        ("edge", "role: train", "role: trian", "edge.role", "did you mean 'train'?"),
+        ("edge", "index: 0", "index: 20", "edge.data.shard.index", "below shard.devices = 20"),
+        ("edge", "source: digits ", "source: parket ", "edge.data.source", "unknown data source"),
+        ("edge", "source: digits ", "source: idx ", "edge.data.source", "add labels_path"),
+        ("edge", "source: digits ", "source: python ", "edge.data.source", "names no function"),
+        ("edge", "source: digits ", "source: 'python: a b:c' ", "edge.data.source", "function"),
+        (
+            "edge",
+            "# label_column",
+            "label_column",
+            "edge.data.label_column",
+            "for csv and parquet alone",
+        ),
+        ("edge", "../site/keys/cloud.pub", "''", "edge.cloud_key_file", "must be a path"),
+        ("edge", "max_load: null", "max_load: 0", "edge.conditions.max_load", "more than 0"),
+        ("broker", "  users_file", "  # users_file", "broker.acl", "add users_file"),
+        ("broker", "engine: auto", "engine: emqx", "broker.engine", "got 'emqx'"),
+    ],
+)
+def test_one_fault_is_named_with_its_line(tmp_path, kind, old, new, key, what):
+    path = changed(tmp_path, kind, old, new)
+    with pytest.raises(ConfigError) as caught:
+        load_site(path)
+    at = [line for line in caught.value.problems if f" {key}: " in line and what in line]
+    assert len(at) == 1, caught.value.problems
+    number = int(re.match(re.escape(str(path)) + r":(\d+) ", at[0])[1])
+    if "is missing" not in what:
+        assert f"{key.split('.')[-1]}:" in path.read_text().splitlines()[number - 1]
+
+
+def test_a_python_source_is_two_names(tmp_path):
+    path = changed(tmp_path, "edge", "source: digits ", "source: 'python: own.data:read' ")
+    path.write_text(
+        path.read_text().replace("      seed: 7\n", "      seed: 7\n      classes: 10\n")
+    )
+    assert load_site(path).data.source == "python: own.data:read"
+
+
+OWN = "source: 'python: own.data:read' "
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [
+        (
+            "source: digits ",
+            OWN,
+            r"data\.shard\.partition: deals or disturbs by class.*add classes: 10",
+        ),
+        ("seed: 7\n", "seed: 7\n      classes: 10\n", r"shard\.classes: is for files of your own"),
+        (
+            "source: digits ",
+            OWN + "\n    test_records: 40",
+            r"test_records: .*write test_share: 0\.2",
+        ),
+        ("source: digits ", "source: digits\n    test_share: 0.2 ", r"test_share: is for files of"),
+        ("source: digits ", OWN + "\n    test_share: 1.0 ", r"test_share: must be"),
+        (
+            "source: digits ",
+            "source: images\n    path: .\n    images: {size: [9, 9]} ",
+            r"images: .*may not number the classes; add classes: \[cat, dog\]",
+        ),
+        (
+            "partition: {kind: n_class, classes_per_device: 2}",
+            "partition: {kind: iid, lq_user: 0.5, lq_data: 0.5, lq_range: [0, 1]}",
+            r"lq_range: is for files of your own",
+        ),
+        (
+            "partition: {kind: n_class, classes_per_device: 2}",
+            "partition: {kind: iid, lq_range: [1, 0]}",
+            r"lq_range: must be the least and the greatest value, got \[1\.0, 0\.0\]",
+        ),
+    ],
+)
+def test_what_own_records_need_and_published_ones_do_not(tmp_path, old, new, text):
+    path = changed(tmp_path, "edge", old, new)
+    with pytest.raises(ConfigError, match=text):
+        load_site(path)
+
+
+def test_own_records_are_not_disturbed_in_a_range_of_their_own(tmp_path):
+    path = changed(tmp_path, "edge", "source: digits ", OWN)
+    plain = path.read_text().replace("      seed: 7\n", "      seed: 7\n      classes: 10\n")
+    poor = "kind: iid, lq_user: 0.5, lq_data: 0.5"
+    path.write_text(plain.replace("kind: n_class, classes_per_device: 2", poor))
+    with pytest.raises(ConfigError, match=r"lq_data: .*add lq_range: \[0, 255\]"):
+        load_site(path)
+    ranged = f"{poor}, lq_range: [0, 255]"
+    path.write_text(plain.replace("kind: n_class, classes_per_device: 2", ranged))
+    assert load_site(path).data.shard.partition.lq_range == (0.0, 255.0)
+
+
+def test_a_broker_open_to_the_network_needs_logins(tmp_path):
+    path = changed(tmp_path, "broker", "host: 127.0.0.1", "host: 0.0.0.0")
+    assert load_site(path).host == "0.0.0.0"
+    path.write_text(re.sub(r"(?m)^  (users_file|acl):.*$", "", path.read_text()))
+    with pytest.raises(ConfigError, match=r"broker\.host: 0\.0\.0\.0 is open to the network"):
+        load_site(path)
+
+
+def test_a_password_in_a_url_is_refused_and_never_repeated(tmp_path):
+    path = changed(tmp_path, "cloud", "mqtt://127", "mqtt://me:hunter2@127")
+    with pytest.raises(ConfigError) as caught:
+        load_site(path)
+    assert "cloud.broker.url: holds credentials" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_password_under_a_wrong_key_is_never_repeated(tmp_path):
+    path = changed(tmp_path, "cloud", "password_file: ../site/passwords/cloud", "password: hunter2")
+    with pytest.raises(ConfigError) as caught:
+        load_site(path)
+    assert "did you mean 'password_file'?" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_one_file_is_for_one_process(tmp_path):
+    path = tmp_path / "both.yaml"
+    path.write_text(Path("configs/cloud.yaml").read_text() + "proxy: {}\nhttp: {}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_site(path)
+    assert [line.split(" ")[1] for line in caught.value.problems] == ["proxy:", "http:"]
+    path.write_text("edge:\n")
+    with pytest.raises(ConfigError, match="edge: must be a block of keys"):
+        load_site(path)

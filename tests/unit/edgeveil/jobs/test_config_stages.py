@@ -1,0 +1,103 @@
+"""Update stages in a job file: what is taken, what is refused, and the reason that is read."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from edgeveil.errors import ConfigError
+from edgeveil.jobs import parse_job
+from edgeveil.plan import JobPlan
+
+PLAIN = {
+    "job": "stages",
+    "data": {"source": "npz", "classes": 3, "input_shape": [4], "nominal_records": 30},
+    "model": {"name": "mlp", "hidden": []},
+    "train": {"method": "sgd", "rounds": 2},
+    "privacy": {"epsilon": 4.0},
+}
+TOP, STC, OWN = {"name": "upload_top_k"}, {"name": "stc"}, {"name": "download_random"}
+NOISE, TWO = {"name": "gradient_gaussian"}, {"name": "ldp_fl"}
+PARALLEL = {**TWO, "composition": "parallel"}
+
+
+def job(*update, unproven=False, **changes):
+    privacy = {**PLAIN["privacy"], "accept_unproven": unproven}
+    plain = {**PLAIN, "update": [dict(entry) for entry in update], "privacy": privacy, **changes}
+    return parse_job(yaml.safe_dump(plain), "j.yaml")
+
+
+def refused(*update, **changes):
+    with pytest.raises(ConfigError) as caught:
+        job(*update, **changes)
+    (problem,) = caught.value.problems
+    return problem
+
+
+@pytest.mark.parametrize("update", [(NOISE,), (OWN, NOISE, TOP), (NOISE, STC), (TWO, TOP)])
+def test_one_stage_of_noise_makes_the_job_proven_per_device(update):
+    training = JobPlan(job(*update)).quote().training
+    assert (training.proven, training.unit) == (True, "device")
+    assert 3.99 < training.epsilon <= 4
+
+
+@pytest.mark.parametrize("update", [(), (TOP,), (OWN, STC)])
+def test_without_noise_a_job_says_that_it_accepts_it(update):
+    assert "update without noise" in refused(*update)
+    assert not JobPlan(job(*update, unproven=True)).quote().training.proven
+
+
+@pytest.mark.parametrize("first", [TOP, STC])
+def test_a_choice_before_the_noise_is_refused_or_claimed(first):
+    problem = refused(first, NOISE)
+    assert "update[0]" in problem and "put it after 'gradient_gaussian'" in problem
+    training = JobPlan(job(first, NOISE, unproven=True)).quote().training
+    assert (training.status, training.epsilon) == ("claimed", pytest.approx(4))
+
+
+def test_the_text_s_composition_of_ldp_fl_is_claimed():
+    assert "ε counted once for all of them" in refused(PARALLEL)
+    assert JobPlan(job(PARALLEL, unproven=True)).quote().training.status == "claimed"
+
+
+@pytest.mark.parametrize(
+    ("update", "words"),
+    [
+        ((NOISE, TWO), "each spend the whole of privacy.epsilon"),
+        ((NOISE, TOP, TOP), "'upload_top_k' stands twice"),
+        ((NOISE, OWN), "put it first"),
+        (({"name": "gradient_gausian"},), "did you mean 'gradient_gaussian'?"),
+        (({**NOISE, "clip_norm": 0},), "clip_norm"),
+        (({**TOP, "share": 1.5}, NOISE), "share"),
+        (({**TWO, "radius": -1},), "radius"),
+    ],
+)
+def test_what_cannot_work_is_told_with_the_reason(update, words):
+    assert words in refused(*update)
+
+
+def test_stages_are_for_methods_that_upload_updates():
+    found = refused(
+        NOISE, train={"method": "fm", "rounds": 2}, features=[{"name": "identity"}], model=None
+    )
+    assert "is for methods that train a whole model" in found
+
+
+@pytest.mark.parametrize("shuffle", ["split", "whole", "none"])
+def test_how_the_proxy_mixes(shuffle):
+    plan = JobPlan(job(NOISE, proxy={"shuffle": shuffle}))
+    names = [spec.name for spec in plan.segments(plan.exchanges[0])]
+    assert names == (["update"] if shuffle == "whole" else ["output.weight", "output.bias"])
+
+
+def test_a_run_whose_owners_do_not_allow_arrival_order_is_refused():
+    run = {"devices": 8, "policy": {"allowed_methods": ["sgd"]}}
+    problem = refused(NOISE, proxy={"shuffle": "none"}, local_run=run)
+    assert "accept_unshuffled" in problem
+    run["policy"]["accept_unshuffled"] = True
+    job(NOISE, proxy={"shuffle": "none"}, local_run=run)
+
+
+def test_the_example_is_proven():
+    plan = JobPlan(parse_job(Path("configs/jobs/digits_stages.yaml").read_text(), "j.yaml"))
+    assert plan.quote().training.proven

@@ -1,0 +1,72 @@
+"""Median, trimmed mean and Krum by hand, and with poisoned uploads."""
+
+import numpy as np
+import pytest
+
+from edgeveil.parts.aggregation import AGGREGATIONS, Uploads, base
+from edgeveil.parts.aggregation.krum import krum_scores, squared_distances
+
+FIVE = [np.array(row, np.float32) for row in ([1, 9], [2, 0], [3, 5], [50, 6], [-70, 7])]
+
+
+def combined(name, arrays, **options):
+    entry = AGGREGATIONS[name]
+    return entry.rule(entry.parameters(**options)).combine(Uploads({"a": arrays}))["a"]
+
+
+def test_the_median_of_an_odd_and_an_even_number():
+    np.testing.assert_array_equal(combined("median", FIVE), [2, 6])
+    np.testing.assert_array_equal(combined("median", FIVE[:4]), [2.5, 5.5])
+    np.testing.assert_array_equal(combined("median", FIVE[:1]), [1, 9])
+
+
+def test_the_trimmed_mean_leaves_its_share_out_at_either_end():
+    np.testing.assert_array_equal(combined("trimmed_mean", FIVE, share=0.2), [2, 6])
+    np.testing.assert_array_equal(combined("trimmed_mean", FIVE, share=0.4), [2, 6])
+    plain = np.mean(FIVE, axis=0, dtype=np.float64)
+    np.testing.assert_allclose(combined("trimmed_mean", FIVE, share=0.19), plain)
+
+
+def test_distances_and_scores_by_hand():
+    points = [np.array([value], np.float32) for value in (0, 1, 3, 100)]
+    expected = [[0, 1, 9, 10000], [1, 0, 4, 9801], [9, 4, 0, 9409], [10000, 9801, 9409, 0]]
+    distances = squared_distances(points)
+    np.testing.assert_allclose(distances, expected, rtol=1e-12, atol=1e-9)
+    # f = 0: of each the two nearest others; f = 1: the nearest.
+    np.testing.assert_allclose(krum_scores(distances, 0), [10, 5, 13, 19210], rtol=1e-12)
+    np.testing.assert_allclose(krum_scores(distances, 1), [1, 1, 4, 9409], rtol=1e-12)
+
+
+def test_distances_far_from_zero_keep_their_digits():
+    points = [np.array([1e9 + value]) for value in (0.0, 1.0, 3.0)]
+    np.testing.assert_array_equal(squared_distances(points), [[0, 1, 9], [1, 0, 4], [9, 4, 0]])
+
+
+def test_krum_is_the_nearest_upload_and_multi_krum_the_mean_of_k():
+    # With f = 1 the three nearest count: 12.25, 5.25, 15.25, …, 4.75, …
+    points = [np.array([value], np.float32) for value in (0, 1, 3, 100, 1.5, -90)]
+    np.testing.assert_allclose(combined("krum", points, malicious=1), [1.5])
+    np.testing.assert_allclose(combined("krum", points, malicious=1, k=4), [1.375])
+
+
+def test_blocks_join_to_the_same_result(monkeypatch):
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=(4, 7)).astype(np.float32) for _ in range(9)]
+    options = {"median": {}, "trimmed_mean": {}, "krum": {"k": 3}}
+    whole = {name: combined(name, arrays, **options[name]) for name in options}
+    monkeypatch.setattr(base, "BLOCK_BYTES", 8 * 9 * 5)  # five values at a time
+    for name, expected in whole.items():
+        np.testing.assert_array_equal(combined(name, arrays, **options[name]), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("median", {}), ("trimmed_mean", {"share": 0.3}), ("krum", {"malicious": 3, "k": 5})],
+)
+@pytest.mark.parametrize("poison", [-50.0, 1e4])
+def test_poison_moves_the_mean_and_not_these(name, options, poison):
+    rng = np.random.default_rng(3)
+    honest = [(1 + 0.1 * rng.normal(size=20)).astype(np.float32) for _ in range(8)]
+    arrays = [*honest, *[np.full(20, poison, np.float32)] * 3]
+    assert abs(combined("fedavg", arrays) - 1).min() > 10
+    assert abs(combined(name, arrays, **options) - 1).max() < 0.3

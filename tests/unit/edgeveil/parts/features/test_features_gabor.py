@@ -1,0 +1,132 @@
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from edgeveil.errors import DataError
+from edgeveil.parts.features import GaborParameters, build_features
+from edgeveil.parts.features.gabor_filters import LEVELS, filters, modulus
+
+SMALL = GaborParameters(name="gabor", pool=4, input_scale=16.0)
+
+
+def strokes():
+    x = np.zeros((1, 8, 8), np.float32)
+    x[0, 2:6, 3], x[0, 5, 4:7] = 16, 9
+    return x
+
+
+def test_golden_features_of_two_strokes():
+    found = build_features([SMALL])(strokes())[0]
+    golden = {
+        0: -0.059670476331,
+        5: 0.066341709709,
+        17: 0.024004321388,
+        40: 0.012780520842,
+        100: -0.053801276902,
+        271: -0.050393930208,
+    }
+    np.testing.assert_allclose([found[k] for k in golden], list(golden.values()), atol=1e-11)
+
+
+def test_golden_taps_of_the_second_direction():
+    fine, coarse = filters(8, 2)
+    assert fine.even[1, 3].tolist() == [-94, -602, 87, 1189, 87, -602, -94]
+    assert fine.odd[1, 3].tolist() == [227, -142, -1021, 0, 1021, 142, -227]
+    assert coarse.even.shape == (8, 11, 11)
+
+
+@pytest.mark.parametrize("orientations", [1, 8, 32])
+def test_no_sum_leaves_the_integers_that_float32_holds(orientations):
+    for bank in filters(orientations, 3):
+        size = np.hypot(bank.even, bank.odd).sum(axis=(1, 2)).max() * LEVELS
+        assert size < 2**24
+        assert np.abs(bank.even.sum(axis=(1, 2))).max() <= bank.even[0].size / 2  # no mean
+
+
+def test_moduli_are_those_of_exact_sums():
+    rng, bank = np.random.default_rng(0), filters(3, 2)[1]
+    image = rng.integers(0, LEVELS + 1, (2, 9, 6))
+    found = modulus(image.astype(np.float32), bank)
+    r, side = bank.radius, 2 * bank.radius + 1
+    wide = np.zeros((2, 9 + 2 * r, 6 + 2 * r), np.int64)
+    wide[:, r:-r, r:-r] = image
+    for k, i, j in ((0, 0, 0), (1, 4, 3), (2, 8, 5), (2, 3, 4)):
+        window = wide[:, i : i + side, j : j + side]
+        even, odd = (
+            (window * part[k].astype(np.int64)).sum((1, 2)) for part in (bank.even, bank.odd)
+        )
+        squares = [np.float32(v) * np.float32(v) for v in (even, odd)]
+        np.testing.assert_array_equal(found[:, k, i, j], np.sqrt(squares[0] + squares[1]))
+
+
+def test_the_largest_sums_are_exact_too():
+    """Images that are bright where a filter is positive, at the full number of levels."""
+    for bank in filters(8, 3):
+        r, side = bank.radius, 2 * bank.radius + 1
+        for k, part in enumerate(bank.even):
+            image = np.where(part > 0, np.float32(LEVELS), np.float32(0))[None]
+            exact = [
+                int((image[0].astype(np.int64) * f[k].astype(np.int64)).sum())
+                for f in (bank.even, bank.odd)
+            ]
+            squares = [np.float32(v) * np.float32(v) for v in exact]
+            assert exact[0] > 1_500_000
+            assert modulus(image, bank)[0, k, r, r] == np.sqrt(squares[0] + squares[1])
+            assert image.shape == (1, side, side)
+
+
+@pytest.mark.parametrize("n", [1, 2, 63, 65, 130])
+def test_large_images_keep_their_bits_in_any_batch(n):
+    rng = np.random.default_rng(n)
+    x = (rng.integers(0, 2, (130, 29, 27)) * rng.integers(0, 256, (130, 1, 1))).astype(np.float32)
+    phi = build_features([GaborParameters(name="gabor", scales=3)])
+    np.testing.assert_array_equal(phi(x[130 - n :]), phi(x)[130 - n :])
+
+
+def test_pooling_windows_overlap_by_half_and_lose_no_pixel():
+    phi = build_features([GaborParameters(name="gabor")])
+    assert phi.output_dim((28, 28)) == phi.output_dim((1, 28, 28)) == 17 * 49
+    assert phi.output_dim((30, 28)) == 17 * 8 * 7
+    assert phi.output_dim((1, 1)) == 17
+    for side in (1, 3, 5, 29):
+        x = np.zeros((1, side, side), np.float32)
+        x[0, -1, -1] = 255
+        assert phi(x).any() or side < 5
+
+
+def test_a_flat_record_says_its_shape():
+    flat = build_features([SMALL.model_copy(update={"image": (8, 8)})])
+    np.testing.assert_array_equal(
+        flat(strokes().reshape(1, 64)), build_features([SMALL])(strokes())
+    )
+
+
+def test_an_even_image_has_no_edges_and_no_features():
+    assert not build_features([SMALL])(np.zeros((1, 8, 8), np.float32)).any()
+
+
+def test_a_direction_answers_to_its_own_strokes():
+    phi = build_features([SMALL.model_copy(update={"orientations": 2, "scales": 1})])
+    upright, lying = np.zeros((1, 8, 8), np.float32), np.zeros((1, 8, 8), np.float32)
+    upright[0, :, 4], lying[0, 4, :] = 16, 16
+    found = [np.abs(phi(x)[0].reshape(3, 16)).sum(1) for x in (upright, lying)]
+    assert found[0][1] > found[0][2]
+    assert found[1][2] > found[1][1]
+
+
+@pytest.mark.parametrize("shape", [(64,), (3, 8, 8), (2, 2, 2, 2)])
+def test_records_that_are_no_grey_image_are_refused(shape):
+    with pytest.raises(DataError, match="one grey image") as caught:
+        build_features([SMALL]).output_dim(shape)
+    assert "image: [rows, columns]" in caught.value.fix
+
+
+def test_a_shape_of_another_size_is_refused():
+    with pytest.raises(DataError, match="as \\[7, 9\\]"):
+        build_features([SMALL.model_copy(update={"image": (7, 9)})]).output_dim((64,))
+
+
+@pytest.mark.parametrize("bad", [{"pool": 6}, {"scales": 4}, {"orientations": 0}, {"image": [8]}])
+def test_impossible_parameters_are_refused(bad):
+    with pytest.raises(ValidationError):
+        GaborParameters(name="gabor", **bad)

@@ -1,0 +1,85 @@
+"""A fleet on digits, played by hand through the two halves of `fm`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+
+from edgeveil.parts.aggregation.mean import mean
+from edgeveil.parts.features import IdentityParameters, build_features
+from edgeveil.parts.methods.base import Records
+from edgeveil.parts.methods.fm import FmCloud, FmDevice, FmParameters
+from edgeveil.parts.methods.fm_released import COVARIANCE
+from edgeveil.parts.methods.pca_own import own_weights
+from edgeveil.parts.methods.reference import accuracy
+from edgeveil.parts.methods.setting import Setting
+from edgeveil.privacy.sampler import SeededRandom
+
+
+def setting(**changes: Any) -> Setting:
+    plain: dict[str, Any] = {
+        "epsilon": 8.0,
+        "delta": 1e-5,
+        "max_participations": 15,
+        "classes": 2,
+        "input_shape": (2,),
+        "features": build_features([IdentityParameters()]),
+        "nominal_records": 1,
+        "devices": 1,
+    }
+    return Setting(**{**plain, **changes})
+
+
+def digits_setting(**changes: Any) -> Setting:
+    features = build_features([IdentityParameters(input_scale=16.0, shift=-0.3)])
+    plain: dict[str, Any] = {
+        "classes": 10,
+        "input_shape": (8, 8),
+        "features": features,
+        "nominal_records": 64,
+        "devices": 20,
+    }
+    return setting(**{**plain, **changes})
+
+
+def digits(seed: int) -> tuple[list[Records], Records]:
+    """20 devices of two classes each, a tenth held out for evaluation; and the test records."""
+    source = load_digits()
+    x, y = source.images.astype(np.float32), source.target.astype(np.int64)
+    xa, xb, ya, yb = train_test_split(x, y, test_size=360, stratify=y, random_state=0)
+    rng = np.random.default_rng(seed)
+    pieces = {c: np.array_split(rng.permutation(np.flatnonzero(ya == c)), 4) for c in range(10)}
+    shards = []
+    for i in range(20):
+        own = np.concatenate([pieces[i % 10].pop(), pieces[(i + 1 + i // 10) % 10].pop()])
+        own = rng.permutation(own)[len(own) // 10 :]
+        shards.append(Records(xa[own], ya[own]))
+    return shards, Records(xb, yb)
+
+
+def pooled(shards: list[Records]) -> Records:
+    return Records(np.concatenate([s.x for s in shards]), np.concatenate([s.y for s in shards]))
+
+
+def learned(parameters: FmParameters, chosen: Setting, seed: int) -> float:
+    """Test accuracy of a job of all 20 devices, each with noise of its own."""
+    shards, test = digits(seed)
+    random = SeededRandom(seed)
+    device, cloud = FmDevice(parameters, chosen), FmCloud(parameters, chosen)
+    state = cloud.initial_state()
+    kept: dict[int, dict[str, Any]] = {i: {} for i in range(len(shards))}
+    for exchange in cloud.plan():
+        package = cloud.package(state, exchange)
+        uploads = []
+        for i, shard in enumerate(shards):
+            answer = device.answer(exchange, {**package, **kept[i]}, shard, random)
+            uploads.append(answer.segments)
+            if exchange.phase == COVARIANCE:  # as a device's ledger holds it
+                kept[i] = dict(answer.segments)
+        means = mean({n: [u[n] for u in uploads] for n in uploads[0]})
+        state = cloud.absorb(state, exchange, means, len(shards))
+    weights = {**cloud.model(state), **own_weights(chosen, test)}
+    return accuracy(weights, chosen, test)

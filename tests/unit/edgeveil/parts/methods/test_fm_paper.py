@@ -1,0 +1,225 @@
+"""`fm_paper`: the polynomial as its text writes it, its noise, and a price that is only claimed."""
+
+import numpy as np
+import pytest
+
+from edgeveil.data.digits import load_digits_split
+from edgeveil.jobs import Job, Policy
+from edgeveil.parts.features import IdentityParameters, build_features
+from edgeveil.parts.features.pca import PcaParameters
+from edgeveil.parts.methods.base import TRAIN, Exchange, Records
+from edgeveil.parts.methods.fm_paper import HIDDEN, OUTPUT, FmPaperParameters, noise_scale
+from edgeveil.parts.methods.fm_paper_cloud import FmPaperCloud
+from edgeveil.parts.methods.fm_paper_device import FmPaperDevice
+from edgeveil.parts.methods.reference import accuracy
+from edgeveil.parts.methods.setting import Setting
+from edgeveil.plan import JobPlan
+from edgeveil.privacy.policy import price
+from edgeveil.privacy.sampler import SeededRandom
+
+ROUND = Exchange(1, TRAIN, 1)
+QUIET = 1e12  # an ε at which the noise is below 1e-9
+
+
+def setting(**changes):
+    plain = {
+        "epsilon": QUIET,
+        "delta": 1e-5,
+        "max_participations": 15,
+        "classes": 3,
+        "input_shape": (4,),
+        "features": build_features([IdentityParameters()]),
+        "nominal_records": 20,
+        "devices": 1,
+    }
+    return Setting(**{**plain, **changes})
+
+
+def some_records(n=23):
+    rng = np.random.default_rng(n)
+    return Records(rng.normal(size=(n, 4)).astype(np.float32), rng.integers(0, 3, n))
+
+
+def weights(hidden=5, seed=0):
+    rng = np.random.default_rng(seed)
+    return {
+        HIDDEN: rng.normal(size=(4, hidden)).astype(np.float32),
+        OUTPUT: rng.normal(size=(hidden, 3)).astype(np.float32),
+    }
+
+
+def polynomial(records, hidden, output):
+    """Σ over classes and records of log 2 - ½·y·h + ⅛·h², as the text writes it; ‖x‖₂ <= 1."""
+    x = records.x.astype(np.float64)
+    x = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1.0)
+    h = x @ hidden @ output
+    y = np.where(records.y[:, None] == np.arange(output.shape[1]), 1.0, -1.0)
+    return (np.log(2) - y * h / 2 + h * h / 8).sum()
+
+
+def test_a_step_follows_the_gradient_of_the_text_s_polynomial():
+    parameters = FmPaperParameters(hidden=5, local_steps=1, learning_rate=0.1)
+    before, records = weights(), some_records()
+    answer = FmPaperDevice(parameters, setting()).answer(ROUND, before, records, SeededRandom(0))
+    double = {name: value.astype(np.float64) for name, value in before.items()}
+    for name, value in double.items():
+        slope = np.zeros_like(value)
+        for place in np.ndindex(value.shape):
+            ends = []
+            for sign in (1, -1):
+                moved = {key: array.copy() for key, array in double.items()}
+                moved[name][place] += sign * 1e-5
+                ends.append(polynomial(records, moved[HIDDEN], moved[OUTPUT]))
+            slope[place] = (ends[0] - ends[1]) / 2e-5
+        step = -0.1 * slope / 20  # the public divisor
+        # features stand on the grid 2^-12: 23 records move a coefficient by less than 0.02
+        np.testing.assert_allclose(answer.segments[name] - value, step, atol=2e-3)
+        assert np.abs(step).max() > 0.01
+
+
+def eta(steps, seed, epsilon=2.0, hidden=4):
+    """The linear noise, read off one step from W₁ = I, W₂ = 0 on no records."""
+    parameters = FmPaperParameters(hidden=hidden, local_steps=steps, learning_rate=1e-4)
+    package = {HIDDEN: np.eye(4, dtype=np.float32), OUTPUT: np.zeros((4, 3), np.float32)}
+    empty = Records(np.zeros((0, 4), np.float32), np.zeros(0, np.int64))
+    device = FmPaperDevice(parameters, setting(epsilon=epsilon))
+    output = device.answer(ROUND, package, empty, SeededRandom(seed)).segments[OUTPUT]
+    return output * (-20 / 1e-4)
+
+
+def test_the_noise_is_laplace_at_the_text_s_scale():
+    draws = np.abs(np.concatenate([eta(1, seed).ravel() for seed in range(500)]))
+    scale = (4 + 4 * 4 / 4) / 2.0  # Δ/ε, eq. 9
+    assert noise_scale(FmPaperParameters(), setting(epsilon=2.0)) == pytest.approx(scale)
+    # 6000 draws of |Lap(b)|, whose mean and deviation are b: six deviations of the mean
+    assert draws.mean() == pytest.approx(scale, rel=6 / np.sqrt(draws.size))
+    assert np.median(draws) == pytest.approx(scale * np.log(2), rel=0.1)
+
+
+def test_the_noise_is_drawn_anew_at_each_step():
+    one, two = eta(1, seed=3), eta(2, seed=3)
+    assert not np.allclose(two, 2 * one, rtol=0.05)
+
+
+def test_the_claim_of_all_rounds_together_is_the_job_s_epsilon_and_no_guarantee():
+    device = FmPaperDevice(FmPaperParameters(rounds=15), setting(epsilon=8.0))
+    (event,) = device.price(ROUND)
+    assert (event.status, event.unit) == ("claimed", "record")
+    quote = price([event] * 15, 1e-5).training
+    assert quote.epsilon == pytest.approx(8.0)
+    assert quote.epsilon <= 8.0
+    assert str(quote) == "no proven guarantee"
+
+
+@pytest.mark.parametrize("name", ["ldp_fpca", "ldp_pca", "local_pca"])
+def test_a_pca_takes_its_share_of_the_claim(name):
+    projection = PcaParameters(name=name, keep=0.5, share=0.25)
+    place = setting(epsilon=8.0, projection=projection)
+    parameters = FmPaperParameters(rounds=15)
+    plan = FmPaperCloud(parameters, place).plan()
+    device = FmPaperDevice(parameters, place)
+    assert [e.phase for e in plan[:-15]] == ([] if name == "local_pca" else ["covariance"])
+    quote = price([event for e in plan for event in device.price(e)], 1e-5).training
+    assert 7.9 < quote.epsilon <= 8.0
+    assert not quote.proven
+
+
+@pytest.mark.parametrize("size", [1e-30, 1.0, 3e38])
+def test_whatever_is_broadcast_the_answer_is_finite(size):
+    parameters = FmPaperParameters(hidden=5, learning_rate=100, max_weight=7)
+    package = {
+        name: np.clip(value.astype(np.float64) * size, -3e38, 3e38).astype(np.float32)
+        for name, value in weights().items()
+    }
+    answer = FmPaperDevice(parameters, setting()).answer(
+        ROUND, package, some_records(), SeededRandom(0)
+    )
+    for value in answer.segments.values():
+        assert np.abs(value).max() <= 7
+
+
+def test_bad_records_count_for_nothing():
+    good = some_records()
+    x = np.concatenate([good.x, np.full((2, 4), np.nan, np.float32), good.x[:1]])
+    bad = Records(x, np.concatenate([good.y, [0, 1], [17]]))
+    device = FmPaperDevice(FmPaperParameters(hidden=5), setting(epsilon=1.0))
+    one, two = (device.answer(ROUND, weights(), r, SeededRandom(4)).segments for r in (good, bad))
+    for name, value in one.items():
+        np.testing.assert_array_equal(value, two[name])
+
+
+def test_golden_values_of_one_answer():
+    parameters = FmPaperParameters(hidden=2, local_steps=3, learning_rate=0.05)
+    package = {
+        name: value[:, :2] if name == HIDDEN else value[:2] for name, value in weights().items()
+    }
+    device = FmPaperDevice(parameters, setting(epsilon=50.0))
+    found = device.answer(ROUND, package, some_records(), SeededRandom(9)).segments
+    np.testing.assert_allclose(found[HIDDEN][0], GOLDEN_HIDDEN, rtol=1e-5)
+    np.testing.assert_allclose(found[OUTPUT][1], GOLDEN_OUTPUT, rtol=1e-5)
+
+
+GOLDEN_HIDDEN = [0.1368617, -0.1290957]
+GOLDEN_OUTPUT = [0.3552555, 0.8586793, 0.08982971]
+
+
+def played(place, parameters, train, test, devices, seed):
+    """Test accuracy after a whole job over devices that hold equal parts."""
+    device, cloud = FmPaperDevice(parameters, place), FmPaperCloud(parameters, place)
+    order = np.random.default_rng(seed).permutation(len(train))
+    parts = [Records(train.x[i], train.y[i]) for i in np.array_split(order, devices)]
+    state, random = cloud.initial_state(), SeededRandom(seed)
+    for exchange in cloud.plan():
+        package = cloud.package(state, exchange)
+        sent = [device.answer(exchange, package, part, random).segments for part in parts]
+        mean = {name: np.mean([one[name] for one in sent], axis=0) for name in sent[0]}
+        state = cloud.absorb(state, exchange, mean, devices)
+    return accuracy(cloud.model(state), place, test)
+
+
+def test_it_learns_digits_where_the_noise_is_small_and_hardly_where_it_is_not():
+    train, test = load_digits_split()
+    common = {
+        "classes": 10,
+        "input_shape": (64,),
+        "features": build_features([IdentityParameters(input_scale=16.0, shift=-0.3)]),
+        "nominal_records": 64,
+        "devices": 20,
+    }
+    quiet = FmPaperParameters(learning_rate=1.0, local_steps=5)
+    assert played(setting(**common), quiet, train, test, 20, 1) > 0.85
+    pca = PcaParameters(name="ldp_fpca", keep=0.125)
+    noisy = setting(epsilon=8.0, projection=pca, **common)
+    assert 0.3 < played(noisy, FmPaperParameters(), train, test, 20, 1) < 0.8
+
+
+# --- consent ------------------------------------------------------------------------------------
+
+
+def job(**privacy):
+    return {
+        "job": "claimed",
+        "data": {"source": "digits", "classes": 10, "input_shape": (64,), "nominal_records": 64},
+        "features": ({"name": "identity"},),
+        "train": {"method": "fm_paper"},
+        "privacy": {"epsilon": 8.0, **privacy},
+    }
+
+
+def test_a_job_must_ask_for_it_by_name():
+    with pytest.raises(ValueError, match=r"privacy.accept_unproven"):
+        Job.model_validate(job())
+    plan = JobPlan(Job.model_validate(job(accept_unproven=True)))
+    assert str(plan.quote().training) == "no proven guarantee"
+
+
+def test_no_owner_allows_it_unless_they_name_it():
+    assert Policy().allowed_methods == ("fm",)
+
+
+def test_a_small_epsilon_for_many_rounds_is_no_matter_of_a_release_that_never_comes():
+    wishart = PcaParameters(name="ldp_fpca", noise="wishart")
+    place = setting(epsilon=1e-4, max_participations=10_000, projection=wishart)
+    parameters = FmPaperParameters(rounds=10_000)
+    assert len(FmPaperCloud(parameters, place).plan()) == 10_001
+    assert FmPaperDevice(parameters, place).price(ROUND)[0].claimed_epsilon < 1e-8

@@ -1,0 +1,150 @@
+"""The two halves by hand, the local steps, the budget, and the accuracy they reach."""
+
+import numpy as np
+import pytest
+from fm_kit import digits, digits_setting, learned, pooled, setting
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from edgeveil.errors import PrivacyError
+from edgeveil.parts.methods.base import TRAIN, Exchange, Records
+from edgeveil.parts.methods.fm import FmCloud, FmDevice, FmParameters
+from edgeveil.parts.methods.local_steps import minimise_quadratic
+from edgeveil.parts.methods.reference import noise_free_reference
+from edgeveil.privacy.accountant import epsilon, total_mu
+
+
+def test_one_record_by_hand():
+    """x = (5, 12), label 1: φ = (5/13, 12/13), W = 0, so p - y = (½, -½)."""
+    parameters = FmParameters(clip=1.0, radius=1.0, rounds=2, average_from=0.5)
+    device, cloud = FmDevice(parameters, setting()), FmCloud(parameters, setting())
+    centre, quadratic, first, second = cloud.plan()
+    record = Records(np.array([[5, 12]], np.float32), np.array([1]))
+    # φ = (⌊2^24·5/13⌋, ⌊2^24·12/13⌋)
+    assert device.sums(centre, {}, record).tolist() == [16 * 6452775, 16 * 15486660]
+
+    state = cloud.initial_state()
+    package = cloud.package(state, quadratic)
+    # z = (⌊4096·5/13⌋, ⌊4096·12/13⌋) = (1575, 3780); products on 2^-24, sums on 2^-28
+    expected = [16 * 1575 * 1575, 16 * 1575 * 3780, 16 * 3780 * 3780]
+    assert device.sums(quadratic, package, record).tolist() == expected
+
+    package = cloud.package(state, first)
+    total = device.sums(first, package, record)
+    step = np.array([[16 * 1575 * 2048], [16 * 3780 * 2048]])
+    np.testing.assert_array_equal(total, np.hstack([step, -step]))
+
+    # unit curvature: ΔW is minus the linear coefficients
+    segments = device.finish(first, package, total)
+    np.testing.assert_allclose(segments["head.weight"], -total / 2.0**28, rtol=1e-6)
+    state = cloud.absorb(state, first, segments, 1)
+    assert state["iterate"].tolist() == [[-788, 788], [-1890, 1890]]  # -787.5 rounds to even
+    np.testing.assert_array_equal(cloud.model(state)["weight"], state["iterate"] / 4096)
+    after = cloud.absorb(state, second, {"head.weight": np.zeros((2, 2))}, 1)
+    np.testing.assert_array_equal(cloud.model(after)["weight"], state["iterate"] / 4096)
+
+
+def test_a_clip_scales_the_residual_before_it_is_rounded():
+    parameters = FmParameters(clip=0.3, radius=1.0)
+    device = FmDevice(parameters, setting())
+    record = Records(np.array([[1, 0]], np.float32), np.array([1]))
+    package = {"centre": np.zeros(2, np.float32), "iterate": np.zeros((2, 2), np.int32)}
+    # z = (4095, 0) by rounding toward zero; 0.3/√2 / ‖z‖ = 0.21218 = 869.1 steps
+    total = device.sums(Exchange(3, TRAIN, 1), package, record)
+    np.testing.assert_array_equal(total, 16 * np.array([[4095 * 869, -4095 * 869], [0, 0]]))
+
+
+def test_the_tail_average_starts_after_its_share_of_the_rounds():
+    parameters = FmParameters(rounds=4, average_from=0.5)
+    cloud = FmCloud(parameters, setting())
+    state = cloud.initial_state()
+    for exchange in cloud.plan()[2:]:
+        state = cloud.absorb(state, exchange, {"head.weight": np.ones((2, 2))}, 1)
+    np.testing.assert_array_equal(cloud.model(state)["weight"], np.full((2, 2), 3.5))
+
+
+def test_a_step_that_is_not_finite_or_too_large_is_bounded():
+    cloud = FmCloud(FmParameters(max_weight=2.0), setting())
+    mean = {"head.weight": np.array([[np.nan, 1e300], [-np.inf, 0.5]])}
+    state = cloud.absorb(cloud.initial_state(), cloud.plan()[2], mean, 1)
+    assert (state["iterate"] / 4096).tolist() == [[0.0, 2.0], [-2.0, 0.5]]
+
+
+def test_the_ridge_comes_from_the_noise_not_from_the_data():
+    cloud = FmCloud(FmParameters(), setting())
+    exchange = cloud.plan()[1]
+    for values in ([0, 0, 0], [-(2**28), 0, -(2**28)]):
+        state = cloud.absorb(cloud.initial_state(), exchange, {"quadratic": np.array(values)}, 4)
+        ridge = np.float32(cloud.ridge_level(4))
+        np.testing.assert_allclose(state["curvature"], [ridge, 0, ridge], rtol=1e-6, atol=1e-9)
+    assert cloud.ridge_level(4) == pytest.approx(cloud.ridge_level(1) / 2)
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0.01, 1), st.integers(1, 30))
+@settings(max_examples=25, deadline=None)
+def test_local_steps_are_linear_so_averaging_devices_is_exact(seed, low, steps):
+    rng = np.random.default_rng(seed)
+    basis, _ = np.linalg.qr(rng.normal(size=(5, 5)))
+    a = (basis * np.linspace(low, 1.0, 5)) @ basis.T
+    parts = rng.normal(size=(3, 5, 2))
+    mean_of_steps = np.mean([minimise_quadratic(p, a, (low, 1.0), steps) for p in parts], axis=0)
+    step_of_mean = minimise_quadratic(parts.mean(axis=0), a, (low, 1.0), steps)
+    np.testing.assert_allclose(mean_of_steps, step_of_mean, atol=1e-5 / low)
+
+
+def test_enough_local_steps_reach_the_minimum():
+    rng = np.random.default_rng(0)
+    basis, _ = np.linalg.qr(rng.normal(size=(6, 6)))
+    a = (basis * np.linspace(0.02, 1.0, 6)) @ basis.T
+    linear = rng.normal(size=(6, 3))
+    exact = -np.linalg.solve(a, linear)
+    few, many = (minimise_quadratic(linear, a, (0.02, 1.0), k) for k in (3, 80))
+    np.testing.assert_allclose(many, exact, atol=1e-4)
+    assert np.abs(few - exact).max() > 0.1
+
+
+@pytest.mark.parametrize(("eps", "times"), [(0.1, 15), (8.0, 15), (8.0, 4), (16.0, 15), (19.0, 15)])
+def test_the_whole_job_costs_what_was_asked_and_not_much_less(eps, times):
+    parameters = FmParameters()
+    device = FmDevice(
+        parameters, setting(epsilon=eps, max_participations=times, classes=10, input_shape=(8, 8))
+    )
+    events = device.job_events()
+    assert len(events) == 2 + times
+    assert 0.98 * eps < epsilon(events, 1e-5).epsilon <= eps
+    shares = np.array([device.budget.events[p].mu for p in ("centre", "quadratic")]) ** 2
+    np.testing.assert_allclose(shares / total_mu(events) ** 2, [0.02, 0.2], rtol=1e-6)
+
+
+def test_a_budget_that_the_grid_cannot_meet_is_refused():
+    with pytest.raises(PrivacyError):
+        FmDevice(FmParameters(), setting(epsilon=60.0, delta=1e-12, input_shape=(784,)))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"rounds": 0},
+        {"clip": 0},
+        {"average_from": 1.0},
+        {"shares": {"centre": 0.5, "quadratic": 0.5}},
+        {"epsilon": 1},
+        {"method": "sgd"},
+    ],
+)
+def test_impossible_parameters_are_refused(bad):
+    with pytest.raises(ValidationError):
+        FmParameters(**bad)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_digits_are_learned_under_local_noise(seed):
+    assert learned(FmParameters(), digits_setting(), seed) >= 0.85
+
+
+def test_without_noise_the_same_halves_learn_more():
+    shards, test = digits(1)
+    accuracies = noise_free_reference(FmParameters(), digits_setting(), pooled(shards), test)
+    assert len(accuracies) == 15
+    assert accuracies[-1] >= 0.93

@@ -1,0 +1,128 @@
+"""Federated PCA: the covariance, the basis made of it, and the projection, by hand and in whole."""
+
+import numpy as np
+import onnxruntime
+import pytest
+from fm_kit import digits, digits_setting, setting
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgeveil.evaluation.graph_check import check_graph
+from edgeveil.parts.features import PcaParameters
+from edgeveil.parts.methods.base import Records
+from edgeveil.parts.methods.fm import FmCloud, FmDevice, FmParameters
+from edgeveil.parts.methods.fm_features import Features, projected
+from edgeveil.parts.methods.pca_basis import as_weights, first_axes, top_basis
+from edgeveil.parts.methods.pca_own import own_weights
+from edgeveil.parts.methods.triangle import symmetric, unpacked, upper
+from edgeveil.parts.models.softmax_head import build_graph, probabilities
+
+FPCA = PcaParameters(name="ldp_fpca", keep=0.5)
+LOCAL = PcaParameters(name="local_pca", keep=0.5)
+
+
+def covariance(seed, d=12, n=200):
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(n, d)) * np.linspace(3, 0.1, d) @ _rotation(0, d)
+    return upper(rows.T @ rows)
+
+
+def _rotation(seed, d):
+    return np.linalg.qr(np.random.default_rng(seed).normal(size=(d, d)))[0]
+
+
+def test_one_record_by_hand():
+    """x = (3, 4): φ = (0.6, 0.8), of which the first axis is kept."""
+    device = FmDevice(FmParameters(), setting(projection=FPCA))
+    cloud = FmCloud(FmParameters(), setting(projection=FPCA))
+    first, centre, quadratic = cloud.plan()[:3]
+    assert [e.phase for e in (first, centre, quadratic)] == ["covariance", "centre", "quadratic"]
+    record = Records(np.array([[3, 4]], np.float32), np.array([0]))
+    total = device.sums(first, {}, record)
+    assert total.tolist() == [16 * 2457 * 2457, 16 * 2457 * 3276, 16 * 3276 * 3276]
+    package = cloud.package(cloud.initial_state(), centre)
+    assert package["basis"].tolist() == [[16384], [0]]
+    assert device.sums(centre, package, record).tolist() == [16 * 10066329]  # ⌊0.6·2^24⌋
+    package = cloud.package(cloud.initial_state(), quadratic)
+    assert device.sums(quadratic, package, record).tolist() == [16 * 3510 * 3510]  # ⌊4096·0.6/0.7⌋
+
+
+def test_the_basis_is_orthonormal_and_spans_the_leading_directions():
+    triangle = covariance(1)
+    _, vectors = np.linalg.eigh(symmetric(triangle, 12))
+    basis = as_weights(top_basis(triangle, 12, 5)).astype(float)
+    np.testing.assert_allclose(basis.T @ basis, np.eye(5), atol=5e-4)
+    kept = vectors[:, 7:]
+    np.testing.assert_allclose(kept @ (kept.T @ basis), basis, atol=5e-4)
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1.0, 1e12])
+def test_parties_with_nearly_one_covariance_have_nearly_one_basis(scale):
+    one, two = (top_basis(covariance(seed, n=20_000) * scale, 12, 5) for seed in (1, 2))
+    assert np.abs(as_weights(one) - as_weights(two)).max() < 0.1
+
+
+def test_values_that_are_not_finite_count_as_nothing():
+    triangle = covariance(1)
+    spoilt = triangle.copy()
+    spoilt[[3, 9, 20]] = np.nan, np.inf, -np.inf
+    triangle[[3, 9, 20]] = 0
+    np.testing.assert_array_equal(top_basis(spoilt, 12, 5), top_basis(triangle, 12, 5))
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([1, 2**7, 2**14, 2**15 - 1]))
+@settings(max_examples=50, deadline=None)
+def test_no_matrix_makes_a_projected_record_longer_than_one(seed, reach):
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(70, 6))
+    rows = np.trunc(rows / np.linalg.norm(rows, axis=1, keepdims=True) * (2**24 - 4))
+    phi = Features(rows.astype(np.int32), np.zeros(70, np.int64))
+    basis = rng.integers(-reach - 1, reach + 1, (6, 4)).astype(np.int16)
+    steps = projected(phi, basis).steps.astype(object)
+    assert ((steps**2).sum(axis=1) <= 2**48).all()
+
+
+def test_a_projection_by_axes_keeps_their_values():
+    rows = np.array([[5, -7, 2**23, 1]], np.int32)
+    found = projected(Features(rows, np.zeros(1, np.int64)), first_axes(4, 3))
+    assert found.steps.tolist() == [[5, -7, 2**23]]
+
+
+def test_the_unpacked_curvature_follows_its_values():
+    one = np.arange(6, dtype=np.float32)
+    two = one.copy()
+    two[4] = 9
+    for triangle in (one, two, one):
+        np.testing.assert_array_equal(unpacked(triangle, 3), symmetric(triangle, 3))
+
+
+def test_the_graph_projects_as_numpy_does_and_is_plain():
+    chosen = digits_setting(projection=FPCA)
+    _, test = digits(1)
+    cloud = FmCloud(FmParameters(), chosen)
+    rng = np.random.default_rng(0)
+    weights = cloud.model(
+        {
+            **cloud.initial_state(),
+            "basis": top_basis(covariance(3, d=64), 64, 32),
+            "iterate": rng.integers(-4096, 4096, (32, 10)),
+        }
+    )
+    graph = build_graph(chosen.features, chosen.input_shape, 10, chosen.kept)
+    check_graph(graph)
+    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"x": test.x, **weights})
+    np.testing.assert_allclose(found, probabilities(chosen.features, test.x, weights), atol=1e-5)
+
+
+def test_own_weights_are_for_local_pca_alone():
+    _, test = digits(1)
+    assert own_weights(digits_setting(projection=FPCA), test) == {}
+    assert own_weights(digits_setting(), test) == {}
+    assert own_weights(digits_setting(projection=LOCAL), None) == {}
+    basis = own_weights(digits_setting(projection=LOCAL), test)["basis"]
+    assert (basis.shape, basis.dtype) == ((64, 32), np.float32)
+    phi = digits_setting().features(test.x)
+    _, vectors = np.linalg.eigh(phi.T @ phi)
+    leading = vectors[:, 32:]
+    np.testing.assert_allclose(leading @ (leading.T @ basis), basis, atol=5e-3)

@@ -1,0 +1,185 @@
+"""Laws that every model and every layer keeps."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.func import grad, vmap
+
+from edgeveil.errors import DataError
+from edgeveil.evaluation.graph_check import check_graph
+from edgeveil.evaluation.onnx_session import OnnxModel
+from edgeveil.parts.models import MODELS, build_network
+from edgeveil.parts.models.layers import Dense, Flatten
+from edgeveil.parts.models.network import Network
+from edgeveil.parts.models.picture_layers import Conv, GroupNorm, MaxPool, Picture, Window
+from edgeveil.parts.models.residual import Chain, Residual, Thin
+
+# Weights on 28×28 records of 10 classes, by hand: (outputs of a layer) × (its inputs + 1), summed.
+# LeNet-5: 61,706, as in its usual form; ResNet-20 on 3×32×32: 0.27 M (He et al. 2016, table 6).
+SIZES = {
+    "mlp": 784 * 128 + 128 + 128 * 10 + 10,
+    "mlp_300_100": 266_610,
+    "cnn": 32 * 10 + 64 * (32 * 9 + 1) + 64 * 49 * 10 + 10,
+    "lenet": 61_706,
+    "alexnet": 2_250_432 + 257 * 1024 + 1025 * 1024 + 1025 * 10,  # convolutions, dense
+    "resnet20": 269_434,
+}
+NAMES = tuple(name for name in MODELS if name != "python")  # whose modules users bring
+PICTURES = {"alexnet": (3, 32, 32), "resnet20": (3, 16, 16)}
+
+
+def network(name, shape=None, **options):
+    return build_network(
+        MODELS[name].parameters(input_scale=4, **options), shape or PICTURES.get(name, (28, 28)), 10
+    )
+
+
+def drawn(net, seed=0):
+    """Weights near the first ones, none of them 0."""
+    chance = np.random.default_rng(seed)
+    return {
+        name: array + 0.05 * chance.standard_normal(array.shape).astype(np.float32)
+        for name, array in net.initial().items()
+    }
+
+
+def records(net, count, seed=1):
+    return np.random.default_rng(seed).uniform(-4, 4, (count, *net.input_shape)).astype(np.float32)
+
+
+def in_torch(net, weights, x):
+    tensors = {name: torch.as_tensor(array) for name, array in weights.items()}
+    return net.logits(tensors, torch.as_tensor(x)).softmax(1).numpy()
+
+
+def agree(net, count=5):
+    weights, x = drawn(net), records(net, count)
+    graph = net.graph()
+    check_graph(graph)
+    model = OnnxModel(graph)
+    assert model.weight_names == set(weights)
+    np.testing.assert_allclose(
+        model.probabilities(x, weights), in_torch(net, weights, x), atol=1e-5
+    )
+    assert model.probabilities(x[:0], weights).shape == (0, net.classes)
+
+
+def test_every_model_has_a_size_here():
+    assert set(SIZES) == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_weights_are_as_many_as_the_text_says(name):
+    net = network(name, (28, 28))
+    assert sum(math.prod(weight.shape) for weight in net.weights) == SIZES[name]
+
+
+def test_on_colour_pictures_resnet20_and_alexnet_have_the_published_sizes():
+    sizes = {
+        name: sum(math.prod(w.shape) for w in network(name, (3, 32, 32)).weights)
+        for name in ("resnet20", "alexnet")
+    }
+    assert sizes["resnet20"] == 269_722
+    assert sizes["alexnet"] == 2_251_584 + 1025 * 1024 * 2 + 1025 * 10  # convolutions, dense
+
+
+def test_resnet20_has_nineteen_convolutions_of_three_by_three():
+    kernels = [w.shape for w in network("resnet20").weights if len(w.shape) == 4]
+    assert len(kernels) == 19
+    assert {shape[2:] for shape in kernels} == {(3, 3)}
+    projected = network("resnet20", shortcut="projection")
+    assert sum(w.shape[2:] == (1, 1) for w in projected.weights) == 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_onnx_runtime_and_torch_agree_and_devices_accept_the_graph(name):
+    agree(network(name))
+
+
+def test_so_they_do_with_projections_odd_sides_and_a_padded_pool():
+    agree(network("resnet20", (1, 13, 9), shortcut="projection", groups=4))
+    window = Window(3, stride=2, padding=1)
+    layers = (("pool", MaxPool(window)), ("flat", Flatten()), ("output", Dense(3)))
+    agree(Network((("picture", Picture()), *layers), (7, 5), 3))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "alexnet"])
+def test_gradients_by_vmap_are_those_of_single_records(name):
+    net = network(name)
+    weights = {name: torch.as_tensor(array) for name, array in drawn(net).items()}
+    x, y = torch.as_tensor(records(net, 3)), torch.tensor([1, 0, 7])
+
+    def loss(given, one, label):
+        logits = net.logits(given, one[None])
+        return torch.nn.functional.cross_entropy(logits, label[None])
+
+    together = vmap(grad(loss), (None, 0, 0))(weights, x, y)
+    for index in range(3):
+        alone = {k: v.clone().requires_grad_() for k, v in weights.items()}
+        loss(alone, x[index], y[index]).backward()
+        for key, weight in alone.items():
+            scale = float(weight.grad.abs().max()) + 1e-6
+            torch.testing.assert_close(
+                together[key][index], weight.grad, rtol=0, atol=1e-4 * scale, msg=key
+            )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_records_logits_do_not_follow_from_its_neighbours(name):
+    net = network(name)
+    weights, x = drawn(net), records(net, 4)
+    others = np.concatenate([x[:1], 100 * x[1:]])
+    np.testing.assert_allclose(
+        in_torch(net, weights, x)[0], in_torch(net, weights, others)[0], atol=1e-6
+    )
+
+
+def test_a_convolution_by_hand():
+    net = Network((("conv", Conv(1, Window(2, stride=2))), ("flat", Flatten())), (1, 2, 4), 2)
+    weights = {
+        "conv.weight": torch.tensor([[[[1.0, 2], [3, 4]]]]),
+        "conv.bias": torch.tensor([0.5]),
+    }
+    x = torch.tensor([[[[1.0, 0, 0, 1], [0, 1, 2, 0]]]])
+    assert net.logits(weights, x).tolist() == [[1 + 4 + 0.5, 2 + 6 + 0.5]]
+
+
+def test_a_group_norm_by_hand():
+    layer = GroupNorm(1)
+    weights = {"n.weight": torch.tensor([1.0, 2.0]), "n.bias": torch.tensor([0.0, 1.0])}
+    x = torch.tensor([[[[-1.0]], [[1.0]]]])
+    unit = 1 / math.sqrt(1 + 1e-5)
+    found = layer.apply(weights, "n", x).flatten()
+    np.testing.assert_allclose(found, [-unit, 2 * unit + 1], atol=1e-6)
+
+
+def test_a_thin_shortcut_by_hand():
+    x = torch.arange(9.0).reshape(1, 1, 3, 3)
+    found = Thin(2, 2).apply({}, "t", x)
+    assert found.tolist() == [[[[0, 2], [6, 8]], [[0, 0], [0, 0]]]]
+    assert Thin(2, 2).output_shape((1, 3, 3)) == (2, 2, 2)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("mlp")])
+@pytest.mark.parametrize("shape", [(64,), (2, 3, 8, 8)])
+def test_records_that_are_no_pictures_are_refused_with_a_fix(name, shape):
+    with pytest.raises(DataError, match="are no pictures") as caught:
+        network(name, shape)
+    assert "input_shape" in caught.value.fix
+
+
+@pytest.mark.parametrize("name", ["lenet", "alexnet"])
+def test_pictures_that_are_too_small_are_refused_with_a_fix(name):
+    with pytest.raises(DataError, match="smaller than its window") as caught:
+        network(name, (4, 4))
+    assert "mlp" in caught.value.fix
+
+
+def test_branches_of_different_shapes_and_uneven_groups_are_refused():
+    wide = Chain((("conv", Conv(4, Window(1))),))
+    with pytest.raises(DataError, match="branches"):
+        Residual(wide).output_shape((2, 3, 3))
+    with pytest.raises(DataError, match="equal groups"):
+        GroupNorm(3).output_shape((4, 2, 2))

@@ -1,0 +1,59 @@
+"""A network of six weights, and a task for its stages."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from edgeveil.parts.features import build_features
+from edgeveil.parts.methods import Setting
+from edgeveil.parts.methods.base import TRAIN, Exchange, Records
+from edgeveil.parts.methods.updates.base import Task
+from edgeveil.parts.models import MlpParameters, build_network
+from edgeveil.parts.stages import STAGES
+from edgeveil.privacy.sampler import SeededRandom
+
+ROUND = Exchange(1, TRAIN, 1)
+NETWORK = build_network(MlpParameters(hidden=()), (2,), 2)  # weight (2, 2), bias (2,)
+SETTING = Setting(
+    epsilon=6.0,
+    delta=1e-5,
+    max_participations=2,
+    classes=2,
+    input_shape=(2,),
+    features=build_features([]),
+    nominal_records=20,
+    devices=4,
+    network=NETWORK,
+)
+SIZE = 6
+NAMES = [weight.name for weight in NETWORK.weights]
+
+
+def stage(name, setting=SETTING, **parameters):
+    entry = STAGES[name]
+    return entry.build(entry.parameters(**parameters), setting)
+
+
+def staged(*stages):
+    """The setting with these stages."""
+    return replace(SETTING, stages=stages)
+
+
+def values(*six):
+    """An update, or weights, of these six values."""
+    flat = np.array(six, np.float32)
+    return dict(zip(NAMES, (flat[:4].reshape(2, 2), flat[4:]), strict=True))
+
+
+def flat(update):
+    return np.concatenate([update[name].ravel() for name in NAMES]).astype(float)
+
+
+def records(count=3):
+    return Records(np.ones((count, 2), np.float32), np.zeros(count, np.int64))
+
+
+def task(memory=None, weights=None, count=3, seed=0):
+    start = weights or values(*[0.0] * SIZE)
+    kept = {} if memory is None else memory
+    return Task(ROUND, NETWORK, start, records(count), kept, SeededRandom(seed), "cpu")

@@ -1,0 +1,150 @@
+import math
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.integrate import quad
+from scipy.stats import norm
+
+from edgeveil.errors import PrivacyError
+from edgeveil.privacy.accountant import (
+    discreteness_tv,
+    epsilon,
+    gaussian_delta,
+    mu_for,
+    pure_epsilon,
+    total_mu,
+)
+from edgeveil.privacy.device_update import update_event
+from edgeveil.privacy.events import ClaimedEvent, LaplaceEvent, UnprotectedEvent
+from edgeveil.privacy.mechanisms import gaussian_event
+
+
+def gauss(mu, size=10):
+    return gaussian_event("g", 2**24, mu, size, grid_bits=24)
+
+
+def pure(numerator, denominator):
+    return LaplaceEvent(
+        what="l",
+        unit="record",
+        sensitivity_steps=numerator,
+        scale_numerator=denominator,
+        scale_denominator=1,
+        coordinates=1,
+        grid_bits=0,
+    )
+
+
+@pytest.mark.parametrize(("mu", "eps"), [(0.1, 0.2), (1.0, 1.0), (1.67, 8.0), (3.0, 2.0)])
+def test_delta_is_the_hockey_stick_divergence(mu, eps):
+    def gap(x):
+        return max(0.0, norm.pdf(x, mu) - math.exp(eps) * norm.pdf(x))
+
+    threshold = eps / mu + mu / 2
+    direct = quad(gap, threshold, threshold + 20, epsabs=1e-15)[0]
+    assert gaussian_delta(eps, mu) == pytest.approx(direct, rel=1e-6)
+
+
+def test_a_published_figure():
+    # Balle and Wang (2018): sigma of the analytic Gaussian mechanism at eps = 1, delta = 1e-5.
+    assert 1 / mu_for(1.0, 1e-5) == pytest.approx(3.730632, rel=1e-5)
+
+
+@given(st.floats(0.05, 16), st.sampled_from([1e-9, 1e-5, 1e-2]))
+@settings(deadline=None, max_examples=40)
+def test_calibration_and_accounting_are_inverse(eps, delta):
+    mu = mu_for(eps, delta) * (1 - 1e-6)
+    steps = int(mu * 2**39)  # the finest noise of all: its discreteness hardly costs
+    found = epsilon([gaussian_event("g", steps, mu, 1, grid_bits=39)], delta).epsilon
+    assert found == pytest.approx(eps, rel=1e-3)
+    assert found <= eps
+
+
+def test_gaussian_events_add_up_in_mu_squared():
+    parts = [gauss(0.3), gauss(0.4)]
+    assert total_mu(parts) == pytest.approx(0.5)
+    one = epsilon([gauss(0.5, 20)], 1e-5).epsilon
+    assert epsilon(parts, 1e-5).epsilon == pytest.approx(one, rel=1e-6)
+
+
+def test_pure_epsilon_is_summed_exactly():
+    third = [pure(1, 3)] * 3
+    assert pure_epsilon(third) == Fraction(1)
+    assert epsilon(third, 1e-5).delta == 0.0
+    assert epsilon(third, 1e-5).epsilon == pytest.approx(1.0)
+    assert epsilon(third, 1e-5).epsilon >= 1.0
+    with pytest.raises(PrivacyError):
+        pure_epsilon([gauss(1.0)])
+
+
+def test_pure_epsilon_adds_at_most_itself_to_the_gaussian_part():
+    alone = epsilon([gauss(1.0)], 1e-5).epsilon
+    both = epsilon([gauss(1.0), pure(1, 2)], 1e-5)
+    assert alone < both.epsilon < alone + 0.5
+    assert both.delta == 1e-5
+
+
+def test_the_discreteness_of_the_noise_costs():
+    coarse = gaussian_event("c", 2**20, 1.0, 10**8, grid_bits=20)
+    fine = gaussian_event("f", 2**30, 1.0, 10**8, grid_bits=30)
+    assert discreteness_tv(coarse) == pytest.approx(10**8 / (16 * 2**40))
+    assert epsilon([coarse], 1e-3).epsilon > epsilon([fine], 1e-3).epsilon
+
+
+def test_noise_on_a_coarse_grid_is_not_priced():
+    with pytest.raises(PrivacyError, match="too coarse"):
+        epsilon([gaussian_event("c", 2**12, 1.0, 10, grid_bits=12)], 1e-5)
+
+
+def test_a_tv_beyond_delta_is_no_guarantee_at_all():
+    with pytest.raises(PrivacyError, match="no finite"):
+        epsilon([gaussian_event("c", 2**20, 1.0, 10**8, grid_bits=20)], 1e-9)
+
+
+def test_nothing_released_costs_nothing():
+    assert epsilon([], 1e-5).epsilon == 0.0
+    assert epsilon([], 1e-5).proven
+
+
+def test_units_are_not_mixed():
+    device = UnprotectedEvent(what="u", unit="device")
+    with pytest.raises(PrivacyError, match="units"):
+        epsilon([gauss(1.0), device], 1e-5)
+
+
+def test_claims_leave_no_guarantee():
+    claim = ClaimedEvent(what="c", unit="record", claimed_epsilon=0.1)
+    raw = UnprotectedEvent(what="u", unit="record")
+    claimed = epsilon([gauss(1.0), claim], 1e-5)
+    assert claimed.status == "claimed"
+    assert str(claimed) == "no proven guarantee"
+    naked = epsilon([gauss(1.0), claim, raw], 1e-5)
+    assert (naked.status, naked.epsilon) == ("none", math.inf)
+
+
+@pytest.mark.parametrize(("eps", "delta"), [(0, 1e-5), (-1, 1e-5), (1, 0), (1, 1), (1e9, 1e-5)])
+def test_meaningless_parameters_are_refused(eps, delta):
+    with pytest.raises(PrivacyError):
+        mu_for(eps, delta)
+
+
+def test_the_tv_bound_covers_the_exact_distance():
+    """Against the sum itself, at σ small enough to compute it."""
+    for sigma in (1.0, 2.0, 5.0):
+        weights = {k: math.exp(-k * k / (2 * sigma**2)) for k in range(-200, 201)}
+        total = math.fsum(weights.values())
+        distance = 0.5 * math.fsum(
+            abs(w / total - (norm.cdf(k + 0.5, 0, sigma) - norm.cdf(k - 0.5, 0, sigma)))
+            for k, w in weights.items()
+        )
+        assert 1 / (64 * sigma**2) < distance <= 1 / (16 * sigma**2)
+
+
+def test_one_record_of_a_device_has_a_price_where_the_grid_has_none():
+    """Twice μ takes ε to where the discreteness of so many values is no small share of δ."""
+    event = update_event("update", 1.0, 100_000, 8.0, 1e-5, 50)
+    found = epsilon([event] * 50, 1e-5)
+    assert found.epsilon <= 8
+    assert 19.14 < found.record_epsilon < 22  # without discreteness 19.15

@@ -1,0 +1,66 @@
+import math
+from dataclasses import replace
+from decimal import Decimal
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgeveil.privacy.figures import down, protects_nothing, up, worth
+from edgeveil.privacy.guarantee import Guarantee
+
+POSITIVE = st.floats(1e-300, 1e300)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (7.9994, "8"),
+        (7.991, "7.991"),
+        (1.0004e-5, "1.001e-05"),
+        (1e-5, "1e-05"),
+        (1e-5 + 1e-5 + 1e-5, "3e-05"),
+        (20.000000000000004, "20"),  # an exact sum of 20 as float64, rounded up
+        (20.0001, "20.01"),
+        (99999.0, "1e+05"),
+        (0.0, "0"),
+        (float("inf"), "inf"),
+    ],
+)
+def test_figures_are_rounded_up(value, text):
+    assert up(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(49.999, "49.99"), (50.0, "50"), (0.0, "0")])
+def test_what_is_left_is_rounded_down(value, text):
+    assert down(value) == text
+
+
+@given(POSITIVE, st.integers(1, 8))
+def test_no_figure_is_below_its_value_and_none_a_digit_above(value, digits):
+    shown = Fraction(Decimal(up(value, digits)))
+    slack = 1 - Fraction(1, 2**50)
+    assert Fraction(value) * slack <= shown <= Fraction(value) * (1 + Fraction(10, 10**digits))
+
+
+def test_a_guarantee_is_printed_rounded_up():
+    text = str(Guarantee(7.9994, 1.0004e-5, "record", "proven"))
+    assert text == "ε = 8, δ = 1.001e-05 per record"
+
+
+def test_an_epsilon_that_makes_anyone_sure_is_told_to_protect_nothing():
+    # Posterior odds of one among all people alive: at most e^ε times the prior ones.
+    assert math.exp(22.8) / 8.2e9 < 1 < math.exp(22.9) / 8.2e9
+    assert not protects_nothing(22.8) and protects_nothing(22.9)
+    assert worth(921_040) == ", so large that it protects nothing"
+    assert worth(8) == ""
+
+
+def test_the_words_stand_behind_each_guarantee_with_such_an_epsilon():
+    large = Guarantee(921_040, 0.0, "device", "proven")
+    assert str(large).endswith("per device, so large that it protects nothing")
+    assert large.notes == {"note": "ε is so large that it protects nothing"}
+    assert replace(large, epsilon=8.0).notes == {}
+    assert replace(large, status="claimed").notes == {}
+    assert "nothing" not in str(replace(large, epsilon=8.0))

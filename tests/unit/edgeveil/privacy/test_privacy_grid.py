@@ -1,0 +1,98 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from edgeveil.errors import PrivacyError
+from edgeveil.privacy.grid import (
+    clip_rows,
+    exact_gram,
+    exact_matmul,
+    quantise,
+    row_norms,
+    squared_norms,
+)
+
+ANY = st.floats(allow_nan=True, allow_infinity=True, width=64)
+ROWS = hnp.arrays(np.float64, st.tuples(st.integers(0, 5), st.integers(1, 9)), elements=ANY)
+
+
+@given(ROWS, st.sampled_from([0.1, 0.6, 1.0, 2.0]), st.sampled_from([12, 24]))
+@settings(deadline=None)
+def test_no_row_ever_exceeds_its_bound(rows, bound, bits):
+    steps = quantise(rows, bound, bits=bits)
+    exact = [sum(int(v) ** 2 for v in row) for row in steps]
+    assert all(square <= (bound * 2**bits) ** 2 for square in exact)
+
+
+@given(hnp.arrays(np.float64, (4, 6), elements=st.floats(-1e3, 1e3)), st.sampled_from([0.5, 1.0]))
+@settings(deadline=None)
+def test_quantising_rounds_toward_zero(rows, bound):
+    clipped, steps = clip_rows(rows, bound), quantise(rows, bound)
+    assert (np.abs(steps) <= np.abs(clipped) * 2**12).all()
+    assert (np.abs(clipped * 2**12 - steps) < 1).all()
+
+
+def test_a_row_below_the_bound_keeps_its_values():
+    np.testing.assert_array_equal(quantise(np.array([[0.25, -0.5]]), 1.0), [[1024, -2048]])
+
+
+@given(st.integers(1, 200), st.integers(1, 70), st.integers(0, 2**32))
+@settings(max_examples=40, deadline=None)
+def test_a_norm_does_not_depend_on_the_batch(n, d, seed):
+    rows = np.random.default_rng(seed).normal(size=(n, d)) * 10.0 ** (seed % 7)
+    together = row_norms(rows)
+    i = seed % n
+    assert row_norms(rows[i : i + 1])[0] == together[i]
+    assert row_norms(rows[i:])[0] == together[i]
+
+
+def test_norms_survive_huge_and_tiny_values():
+    rows = np.array([[3e300, 4e300], [3e-300, 4e-300], [0.0, 0.0]])
+    np.testing.assert_allclose(row_norms(rows), [5e300, 5e-300, 0.0])
+
+
+def test_matmul_is_exact_where_float32_is_not():
+    rng = np.random.default_rng(0)
+    a = rng.integers(-(2**13), 2**13, (7, 500))
+    b = rng.integers(-(2**31), 2**31, (500, 3))
+    expected = (a.astype(object) @ b.astype(object)).astype(np.int64)
+    np.testing.assert_array_equal(exact_matmul(a, b), expected)
+
+
+def test_a_sum_past_two_to_the_53_is_cut_into_exact_pieces():
+    a = np.full((1, 64), 2**25 - 1, dtype=np.int64)
+    b = np.full((64, 1), 2**26 - 1, dtype=np.int64)
+    assert int(exact_matmul(a, b)[0, 0]) == 64 * (2**25 - 1) * (2**26 - 1)
+
+
+def test_a_product_that_cannot_be_exact_raises():
+    with pytest.raises(PrivacyError, match="overflows"):
+        exact_matmul(np.array([[2**27]]), np.array([[2**27]]))
+
+
+@pytest.mark.parametrize("reach", [1, 2**12, 2**24, 2**26])
+@pytest.mark.parametrize("count", [0, 1, 5, 300])
+def test_a_gram_matrix_is_the_exact_product_with_itself(count, reach):
+    rows = np.random.default_rng(count).integers(-reach, reach + 1, (count, 6))
+    expected = (rows.T.astype(object) @ rows.astype(object)).astype(np.int64)
+    np.testing.assert_array_equal(exact_gram(rows), expected)
+    np.testing.assert_array_equal(exact_gram(rows), exact_matmul(rows.T, rows))
+
+
+def test_narrow_integers_are_as_exact_as_wide_ones():
+    """-2^15 has no opposite in 16 bits, and the pieces must not be cut by a wrong largest value."""
+    a = np.array([[-(2**15)] * 9 + [-1]], np.int16)
+    b = np.full((10, 1), 2**37 + 1, np.int64)
+    assert exact_matmul(a, b).tolist() == [[-(9 * 2**15 + 1) * (2**37 + 1)]]
+    assert exact_gram(a)[0, 0] == 2**30
+
+
+def test_squared_norms_are_integers():
+    assert squared_norms(np.array([[3, 4], [0, 0]])).tolist() == [25, 0]
+
+
+def test_a_bound_too_large_for_int64_is_refused():
+    with pytest.raises(PrivacyError, match="do not fit"):
+        quantise(np.zeros((1, 2)), 2.0**31)

@@ -1,0 +1,252 @@
+"""Sampled Gaussian steps: never below the truth, close to it, and the same without the library."""
+
+import json
+import math
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.integrate import quad
+from scipy.stats import norm
+
+from edgeveil.errors import PrivacyError
+from edgeveil.privacy import accountant
+from edgeveil.privacy.accountant import discreteness_tv, epsilon
+from edgeveil.privacy.event_codec import event_from_dict, to_dict
+from edgeveil.privacy.events import SampledGaussianEvent
+from edgeveil.privacy.ledger import Ledger
+from edgeveil.privacy.mechanisms import gaussian_event, laplace_event
+from edgeveil.privacy.mixtures import Sampled, mixture_curve
+from edgeveil.privacy.moments import ORDERS, delta_at, sampled_moments, times
+from edgeveil.privacy.policy import JobRequest, Limits
+from edgeveil.privacy.sampled import Steps, calibrated, noised_step, poisson_sample
+from edgeveil.privacy.sampler import SeededRandom
+from edgeveil.privacy.self_stop import MomentsAccountant, exchanges_within
+
+DELTA = 1e-5
+
+
+def steps(q, sigma, count, coordinates=1):
+    return Steps("s", q, count, 2**30, coordinates, 30).event(sigma)
+
+
+def one_step_delta(eps, q, mu, added):
+    """The hockey-stick divergence of one step at any real ε, the record added or removed.
+
+    With M = (1 − q)N(0, 1) + qN(μ, 1): of M from N(0, 1), or of N(0, 1) from M.
+    """
+
+    def mixed(x):
+        return (1 - q) * norm.pdf(x) + q * norm.pdf(x, mu)
+
+    def gap(x):
+        one, other = (mixed(x), norm.pdf(x)) if added else (norm.pdf(x), mixed(x))
+        return max(0.0, one - math.exp(eps) * other)
+
+    ratio = (math.exp(eps if added else -eps) - 1 + q) / q
+    edge = math.log(ratio) / mu + mu / 2 if ratio > 0 else -12.0
+    low, high = (edge, 12 + mu) if added else (-12.0, edge)
+    return quad(gap, max(low, -12.0), max(min(high, 12 + mu), -12.0), epsabs=1e-13, limit=200)[0]
+
+
+@pytest.mark.parametrize(("q", "mu"), [(0.01, 1.0), (0.3, 0.5), (0.9, 2.0)])
+@pytest.mark.parametrize("eps", [0.01, 0.4, 1.5])
+def test_one_step_lies_above_both_divergences_and_close_to_the_larger(q, mu, eps):
+    truth = max(one_step_delta(eps, q, mu, added) for added in (True, False))
+    found = mixture_curve(0.0, {}, frozenset([Sampled(q, mu, 1)]))(eps)
+    assert truth <= found + 1e-12
+    assert found <= truth * 1.001 + 1e-8
+    assert truth <= delta_at(eps, sampled_moments(q, mu)) + 1e-12
+
+
+def test_two_steps_lie_above_the_divergence_of_their_product():
+    q, mu, eps = 0.2, 1.0, 0.2
+
+    def part(x, added):
+        mixed = (1 - q) * norm.pdf(x) + q * norm.pdf(x, mu)
+        one, other = (mixed, norm.pdf(x)) if added else (norm.pdf(x), mixed)
+        return one * one_step_delta(eps - math.log(one / other), q, mu, added)
+
+    truths = [quad(part, -7, 8, args=(added,), epsabs=1e-7, limit=40)[0] for added in (True, False)]
+    found = mixture_curve(0.0, {}, frozenset([Sampled(q, mu, 2)]))(eps)
+    assert 0 < min(truths) < max(truths) <= found + 1e-6
+    assert found <= max(truths) * 1.001 + 1e-6
+
+
+@pytest.mark.parametrize("order", [1.0, 8.0])
+@pytest.mark.parametrize(("q", "mu"), [(0.05, 0.8), (0.6, 0.4)])
+def test_the_moment_is_the_integral_and_bounds_the_other_direction(order, q, mu):
+    def mixed(x):
+        return (1 - q) * norm.pdf(x) + q * norm.pdf(x, mu)
+
+    top = 15 + mu * (order + 1)
+    one = quad(lambda x: mixed(x) * (mixed(x) / norm.pdf(x)) ** order, -15, top, limit=200)[0]
+    other = quad(lambda x: norm.pdf(x) * (norm.pdf(x) / mixed(x)) ** order, -15, 15, limit=200)[0]
+    bound = sampled_moments(q, mu)[ORDERS.index(order)]
+    assert bound == pytest.approx(math.log(one), rel=1e-6)
+    assert math.log(other) <= bound
+
+
+def test_between_whole_orders_the_chord_lies_above():
+    q, mu = 0.1, 1.0
+    for order in (0.25, 0.5, 1.5, 2.25):
+        whole = quad(
+            lambda x, order=order: (
+                (1 - q + q * math.exp(mu * x - mu * mu / 2)) ** (order + 1) * norm.pdf(x)
+            ),
+            -15,
+            20,
+        )[0]
+        assert math.log(whole) <= sampled_moments(q, mu)[ORDERS.index(order)]
+
+
+def test_published_figures():
+    """Abadi et al. 2016: q = 0.01, σ = 4, 10⁴ steps, 1.26 at 10⁻⁵ by moments of whole order.
+
+    And the usual MNIST example, 256 of 60,000 records, σ = 1.1, 60 epochs: 3.01 by Rényi DP.
+    """
+    assert 0.9 < epsilon([steps(0.01, 4, 10_000)], DELTA).epsilon < 1.26
+    assert 2.2 < epsilon([steps(256 / 60_000, 1.1, 14_062)], DELTA).epsilon < 3.01
+
+
+def test_without_sampling_it_is_the_gaussian_mechanism():
+    closed = epsilon([gaussian_event("g", 2**30, 1 / 30, 1, grid_bits=30)] * 100, DELTA).epsilon
+    assert epsilon([steps(1.0, 30, 100)], DELTA).epsilon == pytest.approx(closed, rel=1e-9)
+    nearly = epsilon([steps(1 - 1e-9, 30, 100)], DELTA).epsilon
+    assert closed <= nearly * (1 + 1e-6) <= 1.001 * closed
+
+
+def test_more_steps_records_or_less_noise_never_cost_less():
+    for events in (
+        [steps(0.1, 2, k) for k in (10, 20, 100)],
+        [steps(q, 2, 50) for q in (0.01, 0.1, 0.5, 1.0)],
+        [steps(0.1, sigma, 50) for sigma in (8, 2, 1)],
+    ):
+        costs = [epsilon([event], DELTA).epsilon for event in events]
+        assert costs == sorted(costs)
+        assert costs[0] < costs[-1]
+
+
+def test_steps_add_up_over_events_and_beside_other_releases():
+    alone = epsilon([steps(0.1, 2, 30)], DELTA).epsilon
+    assert epsilon([steps(0.1, 2, 10)] * 3, DELTA).epsilon == alone
+    pure = laplace_event("l", 1, 1, 0.1, 1, 0)
+    gauss = gaussian_event("g", 2**30, 0.3, 1, grid_bits=30)
+    both = epsilon([steps(0.1, 2, 30), pure, gauss], DELTA)
+    parts = epsilon([gauss], DELTA).epsilon
+    assert max(alone, parts) < both.epsilon < alone + parts + 0.1
+    assert (both.delta, both.status, both.unit) == (DELTA, "proven", "record")
+
+
+def test_without_the_library_the_price_is_valid_and_looser(monkeypatch):
+    event = steps(0.1, 2, 100)
+    tight = epsilon([event], DELTA).epsilon
+    monkeypatch.setitem(sys.modules, "dp_accounting.pld", None)
+    accountant._with_sampled.cache_clear()
+    loose = epsilon([event], DELTA).epsilon
+    accountant._with_sampled.cache_clear()
+    assert tight < loose < 1.3 * tight
+    moments = times(sampled_moments(0.1, event.mu), 100)
+    assert delta_at(loose, moments) <= DELTA * (1 + 1e-6)
+
+
+def test_a_hundred_million_tiny_steps_are_priced_by_moments():
+    event = replace(steps(0.001, 500, 10_000), steps=10**8)
+    group = frozenset([Sampled(0.001, event.mu, 10**8)])
+    assert mixture_curve(0.0, {}, group) is None
+    moments = times(sampled_moments(0.001, event.mu), 10**8)
+    assert delta_at(epsilon([event], DELTA).epsilon, moments) <= DELTA * (1 + 1e-6)
+
+
+def test_the_discreteness_of_every_step_is_charged():
+    event = steps(0.1, 2, 100, coordinates=10)
+    assert discreteness_tv(event) == 1000 / (16 * event.sigma_squared)
+    with pytest.raises(PrivacyError, match="too coarse"):
+        epsilon([replace(event, sensitivity_steps=4, sigma_squared=100)], DELTA)
+
+
+def test_an_event_travels_as_plain_values():
+    event = steps(1 / 3, 1.7, 12, 5)
+    assert event_from_dict(json.loads(json.dumps(to_dict(event)))) == event
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sampling_probability": 0.0},
+        {"sampling_probability": 1.5},
+        {"sampling_probability": math.nan},
+        {"steps": 0},
+        {"steps": 1.5},
+        {"sigma_squared": 0},
+        {"coordinates": -1},
+    ],
+)
+def test_an_impossible_event_is_refused(change):
+    with pytest.raises(PrivacyError):
+        event_from_dict({**to_dict(steps(0.1, 1, 1)), **change})
+
+
+def test_the_ledger_reserves_and_counts_the_whole_plan(tmp_path):
+    event = steps(0.1, 2, 10)
+    limits = Limits(8, 50, 1e-4, 100)
+    with_room = JobRequest("j", DELTA, (event,) * 3)
+    ledger = Ledger(tmp_path / "ledger.sqlite", "d")
+    quote = ledger.open_job(with_room, limits)
+    ledger.commit("j", 1, [event], b"noised")
+    assert (
+        ledger.spent("j").epsilon == quote.training.epsilon == epsilon([event] * 3, DELTA).epsilon
+    )
+    with pytest.raises(PrivacyError, match="max_epsilon_per_job"):
+        ledger.check(JobRequest("k", DELTA, (event,) * 3000), limits)
+
+
+def test_self_stop_tracks_it():
+    event = steps(0.1, 2, 10)
+    count = exchanges_within([(event,)] * 40, 3.0, DELTA)
+    spent = MomentsAccountant()
+    spent.add([event] * count)
+    assert 0 < count < 40
+    assert spent.delta(3.0) <= DELTA
+    spent.add([event])
+    assert spent.delta(3.0) > DELTA
+
+
+# --- what is drawn ----------------------------------------------------------------------------
+
+
+def test_a_record_is_in_where_its_bits_are_below_the_rate():
+    quarter = 1 << 62
+    words = np.array([0, quarter - 1, quarter, 2**64 - 1], "<u8").tobytes()
+    assert poisson_sample(4, 0.25, lambda count: words[:count]).tolist() == [0, 1]
+    assert poisson_sample(3, 1.0, lambda count: b"").tolist() == [0, 1, 2]
+    assert poisson_sample(0, 0.5, lambda count: b"").size == 0
+
+
+def test_samples_have_the_size_that_is_expected_and_are_new_each_time():
+    random = SeededRandom(3)
+    sizes = [len(poisson_sample(1000, 0.2, random)) for _ in range(200)]
+    assert abs(np.mean(sizes) - 200) < 6 * math.sqrt(160 / 200)
+    assert abs(np.std(sizes) - math.sqrt(160)) < 5
+
+
+def test_noise_has_the_deviation_that_is_priced():
+    event = steps(0.1, 1.5, 1, coordinates=20_000)
+    out = noised_step(np.zeros(20_000, np.int64), event, SeededRandom(1))
+    assert np.std(out * 2.0**-30) == pytest.approx(1.5, rel=0.03)
+    with pytest.raises(PrivacyError, match="priced as"):
+        noised_step(np.zeros(3, np.int64), event)
+
+
+def test_calibrated_noise_meets_the_budget_and_hardly_more():
+    asked = Steps("s", 0.1, 10, 2**30, 1000, 30)
+    event = calibrated(asked, 5, 4.0, DELTA)
+    assert isinstance(event, SampledGaussianEvent)
+    assert 3.95 < epsilon([event] * 5, DELTA).epsilon <= 4.0
+
+
+def test_a_budget_that_no_noise_meets_is_told():
+    with pytest.raises(PrivacyError, match="meets ε") as caught:
+        calibrated(Steps("s", 1.0, 10_000, 2**30, 1, 30), 10_000, 0.001, DELTA)
+    assert caught.value.fix

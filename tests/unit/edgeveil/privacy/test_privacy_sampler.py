@@ -1,0 +1,234 @@
+import math
+from fractions import Fraction
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mpmath import mp
+from scipy.stats import chi2, chi2_contingency
+
+from edgeveil.errors import PrivacyError
+from edgeveil.privacy import sampler
+from edgeveil.privacy.derived import DerivedRandom
+from edgeveil.privacy.exact import MOST_BITS, LazyUniform, exp_bracket
+from edgeveil.privacy.sampler import SeededRandom, discrete_gaussian, discrete_laplace
+
+
+def exact_probabilities(weight, cells):
+    """P(x) for |x| <= cells, all else in one last cell; the weights are summed far out."""
+    total = math.fsum(weight(k) for k in range(-4000, 4001))
+    inner = [weight(k) / total for k in range(-cells, cells + 1)]
+    return np.array([*inner, 1 - math.fsum(inner)])
+
+
+def p_value(sample, probabilities, cells):
+    inside = sample[np.abs(sample) <= cells]
+    counts = np.bincount(inside + cells, minlength=2 * cells + 1)
+    observed = np.append(counts, len(sample) - len(inside))
+    expected = probabilities * len(sample)
+    used = expected > 5
+    statistic = ((observed - expected)[used] ** 2 / expected[used]).sum()
+    return chi2.sf(statistic, used.sum() - 1)
+
+
+def derived(number):
+    """Noise as a device derives it, of a question of its own."""
+    return DerivedRandom(number.to_bytes(32, "big")).bound("law", np.zeros(1, np.int64))
+
+
+@pytest.mark.parametrize("source", [SeededRandom, derived])
+@pytest.mark.parametrize("variance", [Fraction(1, 10), Fraction(1), Fraction(7, 3), Fraction(400)])
+def test_the_discrete_gaussian_has_its_exact_probabilities(variance, source):
+    cells = int(3 * math.sqrt(variance)) + 1
+    probabilities = exact_probabilities(lambda k: math.exp(-k * k / (2 * variance)), cells)
+    sample = discrete_gaussian(variance, (300_000,), source(1))
+    assert p_value(sample, probabilities, cells) > 1e-4
+
+
+@pytest.mark.parametrize("source", [SeededRandom, derived])
+@pytest.mark.parametrize("scale", [Fraction(1, 3), Fraction(1), Fraction(13, 2), Fraction(40)])
+def test_the_discrete_laplace_has_its_exact_probabilities(scale, source):
+    cells = int(4 * scale) + 1
+    probabilities = exact_probabilities(lambda k: math.exp(-abs(k) / scale), cells)
+    sample = discrete_laplace(scale, (300_000,), source(2))
+    assert p_value(sample, probabilities, cells) > 1e-4
+
+
+def test_the_check_itself_notices_a_wrong_variance():
+    probabilities = exact_probabilities(lambda k: math.exp(-k * k / 8), 7)
+    sample = discrete_gaussian(Fraction(42, 10), (300_000,), SeededRandom(1))
+    assert p_value(sample, probabilities, 7) < 1e-6
+
+
+@pytest.mark.parametrize("sigma", [1, 50, 2**26, 2**40])
+def test_every_decision_by_exact_arithmetic_gives_the_same_draws(sigma, monkeypatch):
+    fast = discrete_gaussian(sigma**2, (300,), SeededRandom(3))
+    monkeypatch.setattr(sampler, "LOG_MARGIN", math.inf)
+    monkeypatch.setattr(sampler, "ACCEPT_MARGIN", 2.0)
+    exact_calls = 0
+    compare = LazyUniform.less_than_exp
+
+    def counted(self, gamma):
+        nonlocal exact_calls
+        exact_calls += 1
+        return compare(self, gamma)
+
+    monkeypatch.setattr(LazyUniform, "less_than_exp", counted)
+    slow = discrete_gaussian(sigma**2, (300,), SeededRandom(3))
+    assert exact_calls > 900
+    np.testing.assert_array_equal(fast, slow)
+
+
+@given(
+    st.fractions(min_value=0, max_value=60, max_denominator=10**12),
+    st.sampled_from([64, 128, 192]),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_bracket_holds_exp_between_neighbouring_integers(gamma, bits):
+    low, high = exp_bracket(gamma, bits)
+    mp.prec = 400
+    value = mp.exp(-mp.mpf(gamma.numerator) / gamma.denominator) * mp.mpf(2) ** bits
+    assert low <= value <= high
+    assert high - low <= 2
+
+
+def test_bits_that_do_not_decide_are_extended():
+    gamma = Fraction(1, 2)
+    mp.prec = 300
+    digits = int(mp.exp(-mp.mpf("0.5")) * mp.mpf(2) ** 128)
+    leading, following = digits >> 64, digits & (2**64 - 1)
+
+    def then(value):
+        return lambda count: value.to_bytes(count, "little")
+
+    assert LazyUniform(leading, 64, then(following - 5)).less_than_exp(gamma)
+    assert not LazyUniform(leading, 64, then(following + 5)).less_than_exp(gamma)
+
+
+def test_a_uniform_of_64_zero_bits_is_continued_not_clipped():
+    words = iter([0, 1 << 63])
+    draw = LazyUniform(next(words), 64, lambda n: next(words).to_bytes(n, "little"))
+    assert draw.geometric(Fraction(10)) == math.floor(10 * 65 * math.log(2))
+
+
+class CountedUniform(LazyUniform):
+    """Counts comparisons and words, and says where a search goes astray."""
+
+    compared = 0
+
+    def less_than_exp(self, gamma):
+        self.compared += 1
+        assert self.compared < 300
+        return super().less_than_exp(gamma)
+
+
+WORDS = (0, 1, 2, 3, 5, 2**20, 2**40 + 1, 2**52 - 1, 2**63, 2**64 - 2, 2**64 - 1)
+NEXT = (0, 1, 2**63, 2**64 - 1)
+
+
+@pytest.mark.parametrize("scale", [Fraction(1, 3), Fraction(1), Fraction(10**6, 7), 2**40])
+@pytest.mark.parametrize("following", NEXT)
+@pytest.mark.parametrize("word", WORDS)
+def test_a_geometric_draw_is_the_floor_for_every_word(word, following, scale):
+    rest = Random(1)
+    tail = [following, *(rest.getrandbits(64) for _ in range(15))]
+    words = iter(tail)
+    draw = CountedUniform(word, 64, lambda n: next(words).to_bytes(n, "little"))
+    found = draw.geometric(Fraction(scale))
+    mp.prec = 1400
+    bits = word
+    for one in tail:
+        bits = bits << 64 | one
+    t = mp.mpf(Fraction(scale).numerator) / Fraction(scale).denominator
+    ends = [-t * mp.log(mp.mpf(b) / mp.mpf(2) ** (64 * 17)) for b in (bits, bits + 1)]
+    assert [int(mp.floor(end)) for end in ends] == [found, found]
+
+
+@pytest.mark.parametrize("byte", [b"\0", b"\xff"])
+@pytest.mark.parametrize("word", [0, 1, 2**64 - 1])
+def test_a_geometric_draw_ends_when_all_further_bits_are_the_same(word, byte):
+    drawn = []
+    draw = CountedUniform(word, 64, lambda n: drawn.append(n) or byte * n)
+    found = draw.geometric(Fraction(2**40))
+    assert len(drawn) <= 16
+    if (word, byte) == (0, b"\0"):
+        assert len(drawn) == 16
+        assert 0 <= found - 2**40 * MOST_BITS * math.log(2) + 2**40 * math.log(3) < 2**42
+    if word == 2**64 - 1:
+        assert found == 0
+
+
+def test_a_comparison_ends_where_the_bits_follow_exp_for_ever():
+    mp.prec = 4000
+    digits = int(mp.exp(-mp.mpf("0.5")) * mp.mpf(2) ** 3200)
+    words = iter((digits >> shift) & (2**64 - 1) for shift in range(3200 - 128, 0, -64))
+    drawn = []
+    draw = LazyUniform(
+        digits >> (3200 - 64),
+        64,
+        lambda n: drawn.append(n) or next(words).to_bytes(n, "little"),
+    )
+    assert draw.less_than_exp(Fraction(1, 2)) is False
+    assert 64 * len(drawn) == MOST_BITS - 64
+    assert Fraction(3, 2**MOST_BITS) < Fraction(1, 2**1000)  # as likely as bits so near are
+
+
+def walked(draw, t):
+    """The walk from a guess, step by step, that `geometric` once was."""
+    while draw._bits == 0:
+        draw._extend()
+    x = max(0, round(-float(t) * (math.log(draw._bits) - draw._count * math.log(2))))
+    if draw.less_than_exp(x / t):
+        while draw.less_than_exp((x + 1) / t):
+            x += 1
+        return x
+    while not draw.less_than_exp((x - 1) / t):
+        x -= 1
+    return x - 1
+
+
+@pytest.mark.parametrize("scale", [Fraction(2, 5), Fraction(7), Fraction(12345, 11), 2**30, 2**40])
+def test_a_geometric_draw_is_what_a_walk_step_by_step_gives_from_the_same_bits(scale):
+    random, long = Random(2), scale > 2**20
+    for _ in range(300):
+        word = random.getrandbits(64) if long else random.getrandbits(random.randint(1, 64))
+        seed, ends = random.getrandbits(60), []
+        for find in (LazyUniform.geometric, walked):
+            stream = SeededRandom(seed)
+            ends.append((find(LazyUniform(word, 64, stream), Fraction(scale)), stream(8)))
+        assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("noise", ["gaussian", "laplace"])
+def test_agrees_with_opendp(noise):
+    dp = pytest.importorskip("opendp.prelude")
+    dp.enable_features("contrib")
+    whole = dp.vector_domain(dp.atom_domain(T=int))
+    if noise == "gaussian":
+        theirs = dp.m.make_gaussian(whole, dp.l2_distance(T=float), scale=3.0)
+        ours = discrete_gaussian(9, (20_000,), SeededRandom(4))
+    else:
+        theirs = dp.m.make_laplace(whole, dp.l1_distance(T=int), scale=3.0)
+        ours = discrete_laplace(3, (20_000,), SeededRandom(4))
+    drawn = (theirs([0] * 20_000), ours)
+    table = [np.bincount(np.clip(np.asarray(s) + 9, 0, 18), minlength=19) for s in drawn]
+    assert chi2_contingency(table).pvalue > 1e-6
+
+
+def test_shapes_and_a_seed_repeat():
+    a = discrete_gaussian(100, (3, 5), SeededRandom(7))
+    assert a.shape == (3, 5)
+    assert a.dtype == np.int64
+    np.testing.assert_array_equal(a, discrete_gaussian(100, (3, 5), SeededRandom(7)))
+    assert discrete_laplace(5, (0, 4)).shape == (0, 4)
+    assert not np.array_equal(discrete_gaussian(2**40, (8,)), discrete_gaussian(2**40, (8,)))
+
+
+@pytest.mark.parametrize("bad", [0, -1, 2**81])
+def test_meaningless_scales_are_refused(bad):
+    with pytest.raises(PrivacyError):
+        discrete_gaussian(bad, (1,))
+    with pytest.raises(PrivacyError):
+        discrete_laplace(bad, (1,))

@@ -1,0 +1,113 @@
+"""A cloud's machine, brought to the state that a test is about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from protocol_kit import (
+    CLOUD,
+    JOB,
+    PACKET_BYTES,
+    PART_BYTES,
+    PROXY,
+    PROXY_KEY,
+    at,
+    commit_of,
+    manifest,
+    offer,
+)
+
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.blob import describe
+from edgeveil.protocol.cloud import CloudMachine
+from edgeveil.protocol.cloud_tasks import (
+    Absorb,
+    Absorbed,
+    Broadcast,
+    CloudSettings,
+    SealJob,
+    SealRelease,
+    SealRound,
+    Start,
+)
+from edgeveil.protocol.messages import Ack, Batch, Exchanged, Manifest, Message
+
+START = Start(JOB, 1, 1, rounds=2, retries=1)
+
+
+def cloud(**settings: Any) -> CloudMachine:
+    bounds = CloudSettings(**({"packet_bytes": PACKET_BYTES} | settings))
+    return CloudMachine(CLOUD, PROXY_KEY, bounds)
+
+
+def start(machine: CloudMachine, what: Start = START) -> list[fx.Effect]:
+    return machine.handle(fx.Command(what), 0.0)
+
+
+def receive(machine: CloudMachine, message: Message) -> list[fx.Effect]:
+    return machine.handle(fx.Received(fx.Proxy(), message), 0.0)
+
+
+def done(machine: CloudMachine, task: object, result: object) -> list[fx.Effect]:
+    return machine.handle(fx.Done(task, result), 0.0)
+
+
+def fire(machine: CloudMachine, name: str) -> list[fx.Effect]:
+    return machine.handle(fx.Timer(name), 0.0)
+
+
+def ack(header: Any, status: str = "held", reason: str = "") -> Message:
+    """The proxy's word about a broadcast."""
+    return PROXY.note(Ack(header.blob.digest, status, reason))
+
+
+def sealed(task: object, size: int = 30) -> tuple[Manifest, bytes]:
+    """What the host makes of a sealing task; the bytes differ for each."""
+    data = repr(task).encode().ljust(size, b".")
+    match task:
+        case SealRound(job_id, round_, attempt):
+            return manifest(data, Exchanged(job_id, round_, attempt)), data
+        case SealRelease(job_id):
+            return manifest(data, Exchanged(job_id, 0, 1), kind="release"), data
+        case SealJob(job_id):
+            return manifest(data, Exchanged(job_id, 0, 0), kind="job"), data
+    raise TypeError(task)
+
+
+def seal(machine: CloudMachine, task: object, size: int = 30) -> tuple[Manifest, list[fx.Effect]]:
+    header, data = sealed(task, size)
+    return header, done(machine, task, Broadcast(header, data))
+
+
+def broadcast(machine: CloudMachine, task: object) -> list[fx.Effect]:
+    """Sealed and held by the proxy."""
+    return receive(machine, ack(seal(machine, task)[0]))
+
+
+def batch(
+    where: Exchanged | None = None, fill: bytes = b"a", size: int = 90
+) -> tuple[Batch, bytes]:
+    data = fill * size
+    return Batch(where or at(), 3, 0, (3,), describe(data, PART_BYTES)), data
+
+
+def waiting(machine: CloudMachine | None = None, what: Start = START) -> CloudMachine:
+    """A machine that waits for its first batch."""
+    machine = machine or cloud()
+    start(machine, what)
+    broadcast(machine, SealJob(JOB))
+    broadcast(machine, SealRound(JOB, what.round, what.attempt))
+    return machine
+
+
+def hand_over(machine: CloudMachine, where: Exchanged | None = None) -> list[fx.Effect]:
+    header, data = batch(where)
+    return receive(machine, offer(header, data, PROXY))
+
+
+def absorb(machine: CloudMachine, where: Exchanged | None = None) -> list[fx.Effect]:
+    """The batch arrives and is committed."""
+    where = where or at()
+    hand_over(machine, where)
+    record, data = commit_of(where, [b"a", b"b"])
+    return done(machine, Absorb(batch(where)[0]), Absorbed(record, data))

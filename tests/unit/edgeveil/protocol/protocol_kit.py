@@ -1,0 +1,167 @@
+"""Keys, manifests and small readers of effects, shared by the protocol's tests."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from edgeveil.crypto.keys import SigningKey, VerifyKey
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.blob import describe, parts
+from edgeveil.protocol.codec import decode_body, decode_header
+from edgeveil.protocol.envelope import Signer
+from edgeveil.protocol.messages import (
+    SEAL_OVERHEAD_BYTES,
+    Body,
+    Commit,
+    Exchanged,
+    Group,
+    Manifest,
+    Note,
+    Offer,
+    Part,
+    Upload,
+)
+
+JOB = b"J" * 16
+PACKET_BYTES = 1536
+PART_BYTES = PACKET_BYTES - 512
+GROUPS = (Group("layer0", 100), Group("layer1", 40), Group("softmax", 20))
+SEALED_BYTES = tuple(g.padded_bytes + SEAL_OVERHEAD_BYTES for g in GROUPS)
+
+T = TypeVar("T")
+
+
+def signing_key(number: int) -> SigningKey:
+    """A fixed key: tests may not depend on chance."""
+    return SigningKey.from_bytes(hashlib.sha256(b"test key %d" % number).digest())
+
+
+CLOUD = Signer("cloud", signing_key(1))
+CLOUD_KEY = signing_key(1).public()
+PROXY = Signer("proxy", signing_key(2))
+PROXY_KEY = signing_key(2).public()
+
+
+@dataclass(frozen=True)
+class Member:
+    """One device's identity."""
+
+    signer: Signer
+    key: VerifyKey
+
+    @property
+    def id(self) -> str:
+        return self.signer.name
+
+
+def member(number: int) -> Member:
+    """Device `number`."""
+    key = signing_key(100 + number)
+    return Member(Signer(key.public().fingerprint(), key), key.public())
+
+
+@dataclass
+class FakeRegistry:
+    """What the proxy's operator admitted."""
+
+    members: dict[str, VerifyKey] = field(default_factory=dict)
+    epoch: int = 1
+
+    def verify_key(self, device: str) -> VerifyKey | None:
+        return self.members.get(device)
+
+    def roster(self) -> tuple[int, bytes]:
+        return self.epoch, b"".join(sorted(key.to_bytes() for key in self.members.values()))
+
+
+def at(round_: int = 1, attempt: int = 1, job: bytes = JOB) -> Exchanged:
+    return Exchanged(job, round_, attempt)
+
+
+def manifest(data: bytes, where: Exchanged | None = None, **changes: Any) -> Manifest:
+    """A round's manifest for `data`, with any field changed."""
+    values: dict[str, Any] = {
+        "kind": "round",
+        "at": where or at(),
+        "sequence": 1,
+        "job_digest": b"d" * 32,
+        "phase": "train",
+        "selected": 4,
+        "min_batch": 3,
+        "quorum": 3,
+        "deadline_s": 60.0,
+        "grace_s": 5.0,
+        "groups": GROUPS,
+        "stanza_bytes": 0,
+        "package_digest": b"p" * 32,
+        "package_bytes": 10,
+        "commitment": b"c" * 32,
+        "cloud_key": b"k" * 32,
+        "blob": describe(data, PART_BYTES),
+    }
+    return Manifest(**(values | changes))
+
+
+def offer(header: Any, data: bytes = b"", signer: Signer = CLOUD) -> Offer:
+    return signer.offer(header, data)
+
+
+def parts_of(header: Any, data: bytes) -> list[Part]:
+    return list(parts(header.blob, data))
+
+
+def commit_of(where: Exchanged, ciphertexts: Iterable[bytes]) -> tuple[Commit, bytes]:
+    """The commit record that counts these ciphertexts, and its blob."""
+    hashes = b"".join(sorted(hashlib.sha256(text).digest() for text in ciphertexts))
+    return Commit(where, len(hashes) // 32, describe(hashes, PART_BYTES)), hashes
+
+
+def upload_of(
+    where: Exchanged, fill: int, groups: tuple[int, ...] = (0, 1, 2)
+) -> tuple[Upload, bytes]:
+    """A well-formed upload: every segment filled with bytes that name device and group."""
+    data = b"".join(bytes((fill, g)) * (SEALED_BYTES[g] // 2) for g in groups)
+    return Upload(where, groups, describe(data, PART_BYTES)), data
+
+
+# --- readers ------------------------------------------------------------------------------
+
+
+def of(effects: list[fx.Effect], kind: type[T]) -> list[T]:
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def refused(effects: list[fx.Effect]) -> list[str]:
+    return [effect.reason for effect in of(effects, fx.Refuse)]
+
+
+def stored(effects: list[fx.Effect]) -> list[object]:
+    return [effect.item for effect in of(effects, fx.Store)]
+
+
+def tasks(effects: list[fx.Effect]) -> list[Any]:
+    return [effect.task for effect in of(effects, fx.Work)]
+
+
+def messages(effects: list[fx.Effect], kind: type[T]) -> list[T]:
+    return [effect.message for effect in of(effects, fx.Send) if isinstance(effect.message, kind)]
+
+
+def bodies(effects: list[fx.Effect], kind: type[T]) -> list[T]:
+    found: list[Body] = [decode_body(note.body) for note in messages(effects, Note)]
+    return [body for body in found if isinstance(body, kind)]
+
+
+def headers(effects: list[fx.Effect]) -> list[Any]:
+    return [decode_header(message.header) for message in messages(effects, Offer)]
+
+
+def timers(effects: list[fx.Effect]) -> dict[str, float]:
+    return {effect.name: effect.delay_s for effect in of(effects, fx.SetTimer)}
+
+
+def reports(effects: list[fx.Effect]) -> dict[str, Any]:
+    return {effect.what: dict(effect.data) for effect in of(effects, fx.Report)}

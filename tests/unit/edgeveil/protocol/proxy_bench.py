@@ -1,0 +1,158 @@
+"""A proxy's machine with a small fleet, brought to the state that a test is about."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+from protocol_kit import (
+    CLOUD_KEY,
+    PACKET_BYTES,
+    PROXY,
+    FakeRegistry,
+    Member,
+    at,
+    manifest,
+    member,
+    offer,
+    upload_of,
+)
+
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.messages import Manifest, Message
+from edgeveil.protocol.proxy import ProxyMachine
+from edgeveil.protocol.proxy_tasks import (
+    BroadcastPart,
+    KeepBroadcast,
+    Kept,
+    ProxyMemory,
+    ProxySettings,
+    Shuffled,
+    ShuffleRound,
+    UploadPart,
+)
+
+FLEET = [member(number) for number in range(6)]
+MODEL = b"sealed model"
+
+
+Shuffle = Callable[[list[bytes]], None]
+
+
+def keep_order(_items: list[bytes]) -> None:
+    """No shuffle at all, so that a test sees what was put in."""
+
+
+class Bench(ProxyMachine):
+    """A machine whose host does its work at once, with files in memory.
+
+    `handle` gives the effects of the event and of all outcomes; `hold_work` leaves the work undone.
+    """
+
+    def __init__(
+        self, memory: ProxyMemory | None, shuffle: Shuffle, disk: Disk | None, **settings: Any
+    ) -> None:
+        registry = FakeRegistry({m.id: m.key for m in FLEET})
+        bounds = ProxySettings(**({"packet_bytes": PACKET_BYTES} | settings))
+        super().__init__(PROXY, CLOUD_KEY, registry, memory, bounds)
+        self.disk, self.shuffle = disk or Disk(), shuffle
+        self.hold_work = False
+
+    def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
+        out: list[fx.Effect] = []
+        for effect in super().handle(event, now_s):
+            out.append(effect)
+            if isinstance(effect, fx.Store):
+                self.disk.store(effect.item)
+            if isinstance(effect, fx.Work) and not self.hold_work:
+                result = self.disk.perform(effect.task, self.shuffle)
+                out += self.handle(fx.Done(effect.task, result), now_s)
+        return out
+
+
+class Disk:
+    """The bytes that a proxy's host would have in files."""
+
+    def __init__(self) -> None:
+        self.uploads: dict[Any, bytearray] = {}
+        self.arriving: dict[bytes, bytearray] = {}
+
+    def store(self, item: object) -> None:
+        match item:
+            case UploadPart(at=where, offset=offset, data=data):
+                _put(self.uploads.setdefault(where, bytearray()), offset, data)
+            case BroadcastPart(digest=digest, offset=offset, data=data):
+                _put(self.arriving.setdefault(digest, bytearray()), offset, data)
+
+    def perform(self, task: object, shuffle: Shuffle) -> object:
+        match task:
+            case KeepBroadcast(signed=signed, header=header):
+                data = bytes(self.arriving.pop(header.blob.digest))
+                good = hashlib.sha256(data).digest() == header.blob.digest
+                return Kept(signed, header, data) if good else fx.Failed("bad_digest")
+            case ShuffleRound():
+                return self._shuffled(task, shuffle)
+        raise AssertionError(task)
+
+    def _shuffled(self, task: ShuffleRound, shuffle: Shuffle) -> Shuffled:
+        groups: list[list[bytes]] = [[] for _ in task.segment_bytes]
+        for slot, held in task.uploads:
+            offset = slot * task.slot_bytes
+            for g in held:
+                size = task.segment_bytes[g]
+                groups[g].append(bytes(self.uploads[task.at][offset : offset + size]))
+                offset += size
+        groups = [group if len(group) >= task.floor else [] for group in groups]
+        for group in () if task.keep_order else groups:
+            shuffle(group)
+        data = b"".join(b"".join(group) for group in groups)
+        return Shuffled(tuple(map(len, groups)), hashlib.sha256(data).digest(), data)
+
+
+def _put(file: bytearray, offset: int, data: bytes) -> None:
+    file.extend(bytes(max(0, offset + len(data) - len(file))))
+    file[offset : offset + len(data)] = data
+
+
+def proxy(
+    memory: ProxyMemory | None = None,
+    shuffle: Shuffle = keep_order,
+    disk: Disk | None = None,
+    **settings: Any,
+) -> Bench:
+    return Bench(memory, shuffle, disk, **settings)
+
+
+def cloud_says(machine: ProxyMachine, message: Message) -> list[fx.Effect]:
+    return machine.handle(fx.Received(fx.Cloud(), message), 0.0)
+
+
+def says(
+    machine: ProxyMachine, who: Member, message: Message, now_s: float = 0.0
+) -> list[fx.Effect]:
+    return machine.handle(fx.Received(fx.Device(who.id), message), now_s)
+
+
+def fire(machine: ProxyMachine, what: str, number: int = 1, attempt: int = 1) -> list[fx.Effect]:
+    name = f"{what}:{at().job_id.hex()}:{number}:{attempt}"
+    return machine.handle(fx.Timer(name), 0.0)
+
+
+def open_round(machine: ProxyMachine, header: Manifest | None = None) -> list[fx.Effect]:
+    return cloud_says(machine, offer(header or manifest(MODEL), MODEL))
+
+
+def upload(machine: ProxyMachine, number: int, **changes: Any) -> list[fx.Effect]:
+    """Device `number` uploads; its segments are filled with its number."""
+    header, data = upload_of(changes.pop("where", at()), number + 1, **changes)
+    return says(machine, FLEET[number], offer(header, data, FLEET[number].signer))
+
+
+def to_devices(effects: list[fx.Effect]) -> list[Any]:
+    """What went to all devices at once."""
+    return [e.message for e in effects if isinstance(e, fx.Send) and e.to == fx.AllDevices()]
+
+
+def to_cloud(effects: list[fx.Effect]) -> list[Any]:
+    return [e.message for e in effects if isinstance(e, fx.Send) and e.to == fx.Cloud()]

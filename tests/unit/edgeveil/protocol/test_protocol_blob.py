@@ -1,0 +1,222 @@
+"""Blobs come together from any order, and never from anything but their own bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from protocol_kit import CLOUD, manifest
+
+from edgeveil.errors import ProtocolError
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.blob import NEED_LIMIT, Assembly, describe, part, parts, whole
+from edgeveil.protocol.codec import encode
+from edgeveil.protocol.messages import Blob, Offer, Part
+from edgeveil.protocol.transfer import FRAME_OVERHEAD_BYTES, Fetch, answer_need, first_data, sends
+
+SIZE = 256
+texts = st.integers(0, 6 * SIZE).map(lambda size: hashlib.shake_256(b"text").digest(size))
+cut_texts = st.integers(SIZE + 1, 6 * SIZE).map(
+    lambda size: hashlib.shake_256(b"text").digest(size)
+)
+
+
+@given(texts, st.randoms(use_true_random=False), st.integers(1, 3))
+def test_any_order_and_any_repetition_gives_the_blob(data, order, times):
+    blob = describe(data, SIZE)
+    assembly = Assembly(blob, len(data))
+    stream = list(parts(blob, data)) * times
+    order.shuffle(stream)
+    complete = [assembly.add(piece) for piece in stream]
+    assert complete[-1]
+    assert assembly.finish() == data == whole(blob, data)
+    assert not assembly.missing().indices
+
+
+@given(cut_texts, st.data())
+def test_what_is_missing_is_asked_for(data, draw):
+    blob = describe(data, SIZE)
+    lost = draw.draw(st.sets(st.integers(0, blob.parts - 1), min_size=1))
+    assembly = Assembly(blob, len(data))
+    for index in range(blob.parts):
+        if index not in lost:
+            assert not assembly.add(part(blob, data, index))
+    need = assembly.missing()
+    assert need.indices == tuple(sorted(lost)) and need.blob == blob.digest
+    for send in answer_need(fx.Proxy(), need, blob, data):
+        done = assembly.add(send.message)
+    assert done and assembly.finish() == data
+
+
+def test_one_request_takes_a_bounded_credit():
+    data = bytes(SIZE * (NEED_LIMIT + 5))
+    assembly = Assembly(describe(data, SIZE), len(data))
+    assert assembly.missing().indices == tuple(range(NEED_LIMIT))
+
+
+def _altered(good: Part) -> list[Part]:
+    change = msgspec.structs.replace
+    flipped = bytes((good.data[0] ^ 1,)) + good.data[1:]
+    return [
+        change(good, data=flipped),
+        change(good, data=good.data[:-1], crc=zlib.crc32(good.data[:-1])),
+        change(good, data=good.data + b"x", crc=zlib.crc32(good.data + b"x")),
+        change(good, index=3),
+        change(good, index=2**31),
+    ]
+
+
+def test_a_bad_part_changes_nothing():
+    data = bytes(range(256)) * 3
+    blob = describe(data, SIZE)
+    assembly = Assembly(blob, len(data))
+    assembly.add(part(blob, data, 1))
+    for bad in _altered(part(blob, data, 0)):
+        with pytest.raises(ProtocolError, match="bad_part"):
+            assembly.add(bad)
+    assert assembly.missing().indices == (0, 2)
+
+
+def test_a_wrong_whole_is_forgotten_and_fetched_again():
+    data = b"a" * SIZE + b"b" * SIZE
+    blob = describe(data, SIZE)
+    assembly = Assembly(blob, len(data))
+    lie = b"c" * SIZE  # a checksum is no signature: anyone can make it fit
+    assembly.add(Part(blob.digest, 1, zlib.crc32(lie), lie))
+    assembly.add(part(blob, data, 0))
+    with pytest.raises(ProtocolError, match="bad_digest"):
+        assembly.finish()
+    assert assembly.missing().indices == (0, 1)
+    for piece in parts(blob, data):
+        assembly.add(piece)
+    assert assembly.finish() == data
+
+
+def test_a_claim_takes_no_memory_and_has_a_limit():
+    claim = Blob(b"x" * 32, 2**40, 2**20)
+    with pytest.raises(ProtocolError, match="oversized_blob"):
+        Assembly(claim, 2**40 - 1)
+    assembly = Assembly(claim, 2**40)
+    assert assembly.held_bytes == 0
+    assert len(assembly.missing().indices) == NEED_LIMIT
+
+
+def test_a_blob_in_crumbs_is_refused():
+    """A part costs its receiver a fixed overhead, so parts of one byte would multiply memory."""
+    with pytest.raises(ProtocolError, match="tiny_parts"):
+        Assembly(Blob(b"x" * 32, 10_000, 1), 1 << 20)
+    Assembly(Blob(b"x" * 32, 10_000, SIZE), 1 << 20)
+
+
+def test_the_last_part_is_short_and_none_follows():
+    data = bytes(SIZE + 1)
+    blob = describe(data, SIZE)
+    assert [len(piece.data) for piece in parts(blob, data)] == [SIZE, 1]
+    with pytest.raises(ProtocolError, match="bad_index"):
+        part(blob, data, 2)
+
+
+@given(st.integers(0, 5 * 2048), st.integers(1024, 2048))
+def test_no_frame_of_a_transfer_passes_the_packet_size(size, packet_bytes):
+    data = bytes(size)
+    header = manifest(data, blob=describe(data, packet_bytes - FRAME_OVERHEAD_BYTES))
+    out = sends(fx.Proxy(), CLOUD.header(header), header.blob, data, packet_bytes)
+    assert all(len(encode(send.message)) <= packet_bytes for send in out)
+    inline = isinstance(out[0].message, Offer) and out[0].message.data == data
+    assert inline or len(out) == 1 + header.blob.parts
+
+
+def test_nothing_is_pushed_where_the_receiver_pulls():
+    data = bytes(9000)
+    header = manifest(data)
+    out = sends(fx.Proxy(), CLOUD.header(header), header.blob, data, 1536, push=False)
+    assert [send.message for send in out] == [Offer(CLOUD.header(header))]
+
+
+@pytest.mark.parametrize("data", [b"", b"model"])
+def test_a_blob_inside_its_offer_is_complete_at_once(data):
+    header = manifest(data)
+    fetch = Fetch(CLOUD.offer(header, data), header, 100)
+    assert [fetch.add(piece) for piece in first_data(fetch.offer, header.blob)] == [True]
+    assert fetch.assembly.finish() == data
+
+
+def test_an_offer_with_other_bytes_inside_is_refused():
+    header = manifest(b"model")
+    with pytest.raises(ProtocolError, match="bad_part"):
+        list(first_data(CLOUD.offer(header, b"mode"), header.blob))
+
+
+def pulled(parts_count, **options):
+    """A fetch that has just asked for its first parts, and all the parts."""
+    data = hashlib.shake_256(b"pulled").digest(SIZE * parts_count)
+    header = manifest(data, blob=describe(data, SIZE))
+    fetch = Fetch(CLOUD.offer(header), header, len(data), **options)
+    assert fetch.next_need(timer=True).indices == tuple(range(min(NEED_LIMIT, parts_count)))
+    return fetch, list(parts(header.blob, data))
+
+
+def test_a_fetch_asks_only_after_a_silent_look_and_then_keeps_pulling():
+    data = bytes(SIZE * (NEED_LIMIT + 2))
+    header = manifest(data, blob=describe(data, SIZE))
+    pieces = list(parts(header.blob, data))
+    fetch = Fetch(CLOUD.offer(header), header, len(data))
+    fetch.add(pieces[0])
+    assert fetch.next_need(timer=False) is None  # pushed parts are no reason to ask
+    assert fetch.next_need(timer=True) is None  # something came since the last look
+    need = fetch.next_need(timer=True)
+    assert need is not None and need.indices == tuple(range(1, NEED_LIMIT + 1))
+    half = NEED_LIMIT // 2
+    for index in need.indices[: half - 1]:
+        fetch.add(pieces[index])
+        assert fetch.next_need(timer=False) is None
+    fetch.add(pieces[half])
+    assert fetch.next_need(timer=False).indices == (NEED_LIMIT + 1,)
+    for piece in pieces[half + 1 : -1]:
+        fetch.add(piece)
+        assert fetch.next_need(timer=False) is None
+    assert fetch.add(pieces[-1])
+    assert fetch.next_need(timer=True) is None
+
+
+@given(
+    st.integers(NEED_LIMIT + 1, 5 * NEED_LIMIT),
+    st.sampled_from([NEED_LIMIT, 2 * NEED_LIMIT + 3]),
+    st.data(),
+)
+def test_no_more_than_the_credit_is_ever_on_its_way(count, credit, draw):
+    fetch, pieces = pulled(count, credit=credit)
+    on_its_way, most = list(range(NEED_LIMIT)), 0
+    while on_its_way:
+        place = draw.draw(st.integers(0, len(on_its_way) - 1))
+        fetch.add(pieces[on_its_way.pop(place)])
+        need = fetch.next_need(timer=False)
+        assert need is None or len(need.indices) <= NEED_LIMIT
+        on_its_way += need.indices if need else ()
+        most = max(most, len(on_its_way))
+    assert min(count, credit) - NEED_LIMIT // 2 <= most <= credit, "used, and kept to"
+    assert fetch.assembly.complete
+
+
+def test_asked_parts_that_never_came_are_asked_again_when_the_others_have():
+    fetch, pieces = pulled(NEED_LIMIT + 4)
+    for index in range(2, NEED_LIMIT + 4):  # the first two are lost
+        fetch.add(pieces[index])
+        fetch.next_need(timer=False)
+    assert fetch.next_need(timer=True) is None  # there was news
+    assert fetch.next_need(timer=True).indices == (0, 1)
+
+
+def test_parts_that_are_put_away_elsewhere_take_no_memory():
+    data = bytes(SIZE * 3)
+    assembly = Assembly(describe(data, SIZE), len(data), keep=False)
+    pieces = list(parts(assembly.blob, data))
+    assert [assembly.add(piece) for piece in pieces] == [False, False, True]
+    assert 1 in assembly and 3 not in assembly
+    assert assembly.held_bytes == 0
+    assembly.forget()
+    assert assembly.missing().indices == (0, 1, 2)

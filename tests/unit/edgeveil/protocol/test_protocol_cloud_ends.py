@@ -1,0 +1,287 @@
+"""The cloud: how a job ends, what must not disturb it, and the roster."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+from cloud_bench import (
+    START,
+    ack,
+    batch,
+    broadcast,
+    cloud,
+    done,
+    fire,
+    hand_over,
+    receive,
+    seal,
+    start,
+    waiting,
+)
+from protocol_kit import (
+    JOB,
+    PART_BYTES,
+    PROXY,
+    at,
+    bodies,
+    commit_of,
+    headers,
+    manifest,
+    messages,
+    of,
+    offer,
+    parts_of,
+    refused,
+    reports,
+    stored,
+    tasks,
+    timers,
+)
+
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.blob import describe
+from edgeveil.protocol.cloud_states import State
+from edgeveil.protocol.cloud_tasks import (
+    Absorb,
+    Absorbed,
+    Broadcast,
+    Cancel,
+    Ended,
+    Failed,
+    JobStatus,
+    RosterKept,
+    SealJob,
+    SealRelease,
+    SealRound,
+    Start,
+)
+from edgeveil.protocol.messages import Ack, Close, Note, Roster, Shortfall
+
+
+def shortfall(machine, where=None):
+    return receive(machine, PROXY.note(Shortfall(where or at(), 1, 2)))
+
+
+# --- the end ------------------------------------------------------------------------------
+
+
+def test_a_refused_broadcast_pauses_the_job_with_the_reason():
+    machine = cloud()
+    start(machine)
+    header, _ = seal(machine, SealJob(JOB))
+    out = receive(machine, ack(header, "refused", "selected_below_floor"))
+    (status,) = stored(out)
+    assert status.status == "paused" and "selected_below_floor" in status.reason
+
+
+@pytest.mark.parametrize("task", [SealJob(JOB), SealRound(JOB, 1, 1)])
+def test_work_that_fails_fails_the_job(task):
+    machine = cloud()
+    start(machine)
+    if task != SealJob(JOB):
+        broadcast(machine, SealJob(JOB))
+    out = done(machine, task, Failed("no device is enrolled"))
+    assert stored(out) == [JobStatus(JOB, "failed", "no device is enrolled")]
+
+
+def _at_state(state):
+    machine = cloud()
+    steps = [
+        (State.SEALING_JOB, lambda: start(machine)),
+        (State.ANNOUNCING, lambda: seal(machine, SealJob(JOB))),
+        (State.SEALING, lambda: fire(machine, "resend") and broadcast_job(machine)),
+        (State.BROADCASTING, lambda: seal(machine, SealRound(JOB, 1, 1))),
+        (State.WAITING, lambda: receive(machine, ack(round_header()))),
+        (State.ABSORBING, lambda: hand_over(machine)),
+        (State.SEALING_RELEASE, lambda: finish_round(machine)),
+        (State.RELEASING, lambda: seal(machine, SealRelease(JOB))),
+    ]
+    for reached, step in steps:
+        step()
+        assert machine.state is reached
+        if reached is state:
+            return machine
+    raise AssertionError(state)
+
+
+def broadcast_job(machine):
+    return receive(machine, ack(_sealed(SealJob(JOB))))
+
+
+def round_header():
+    return _sealed(SealRound(JOB, 1, 1))
+
+
+def _sealed(task):
+    from cloud_bench import sealed
+
+    return sealed(task)[0]
+
+
+def finish_round(machine):
+    machine.job.start = Start(JOB, 1, 1, rounds=1, retries=1)
+    record, data = commit_of(at(), [b"x"])
+    return done(machine, Absorb(batch()[0]), Absorbed(record, data))
+
+
+@pytest.mark.parametrize("state", [s for s in State if s is not State.IDLE], ids=lambda s: s.value)
+def test_a_job_can_be_cancelled_in_every_state(state):
+    machine = _at_state(state)
+    assert machine.handle(fx.Command(Cancel(b"K" * 16)), 0.0) == []
+    out = machine.handle(fx.Command(Cancel(JOB)), 0.0)
+    assert stored(out)[-1].status == "cancelled" and machine.state is State.IDLE
+    cancelled = {effect.name for effect in of(out, fx.CancelTimer)}
+    assert {"watchdog", "resend"} <= cancelled
+    late = [SealJob(JOB), SealRound(JOB, 1, 1), SealRelease(JOB), Absorb(batch()[0])]
+    for task in late:
+        assert done(machine, task, Failed("late")) == []
+    assert tasks(start(machine, Start(b"K" * 16, 1, 1, 1, 0))) == [SealJob(b"K" * 16)]
+
+
+def test_the_close_is_repeated_until_acknowledged():
+    machine = waiting()
+    out = machine.handle(fx.Command(Cancel(JOB)), 0.0)
+    (note,) = [e.message for e in of(out, fx.Send)]
+    for _ in range(2):
+        out = fire(machine, "close")
+        assert bodies(out, Close) == [Close(JOB, "cancelled")] and "close" in timers(out)
+    digest = hashlib.sha256(note.body.payload).digest()
+    receive(machine, PROXY.note(Ack(digest, "held")))
+    assert fire(machine, "close") == []
+
+
+def test_an_end_can_be_told_again_after_a_restart():
+    machine = cloud()
+    out = machine.handle(fx.Command(Ended(JOB, "failed")), 0.0)
+    assert bodies(out, Close) == [Close(JOB, "failed")] and stored(out) == []
+    assert bodies(fire(machine, "close"), Close) == [Close(JOB, "failed")]
+    assert machine.state is State.IDLE
+
+
+def test_ends_are_told_ever_more_slowly_until_each_is_confirmed():
+    machine = waiting(cloud(close_cap_s=10.0))
+    machine.handle(fx.Command(Cancel(JOB)), 0.0)
+    out = machine.handle(fx.Command(Ended(b"o" * 16, "completed")), 0.0)
+    assert {body.job_id for body in bodies(out, Close)} == {JOB, b"o" * 16}
+    waits = [timers(fire(machine, "close"))["close"] for _ in range(3)]
+    assert waits == [6.0, 10.0, 10.0]
+    back = machine.handle(fx.Connected(fx.Proxy()), 0.0)
+    assert len(bodies(back, Close)) == 2
+    for note in [m for m in messages(back, Note) if b"close" in m.body.payload]:
+        receive(machine, PROXY.note(Ack(hashlib.sha256(note.body.payload).digest(), "held")))
+    assert fire(machine, "close") == []
+
+
+def test_when_all_declined_the_job_fails_at_once():
+    machine = waiting()
+    out = receive(machine, PROXY.note(Shortfall(at(), 0, 5)))
+    assert stored(out)[0].status == "failed" and "declined" in stored(out)[0].reason
+    assert reports(out)["all_declined"]["declined"] == 5
+    # Known before the job's end is written, so that nothing is priced that was not released.
+    assert isinstance(out[0], fx.Report)
+
+
+@pytest.mark.parametrize(("uploads", "declined"), [(0, 1), (1, 4), (0, 0)])
+def test_otherwise_a_shortfall_is_asked_again(uploads, declined):
+    machine = waiting()
+    assert tasks(receive(machine, PROXY.note(Shortfall(at(), uploads, declined)))) == [
+        SealRound(JOB, 1, 2)
+    ]
+
+
+def test_a_batch_that_could_not_be_absorbed_costs_a_retry_and_not_the_job():
+    machine = waiting()
+    task = tasks(hand_over(machine))[0]
+    out = done(machine, task, Failed("the store is locked"))
+    assert tasks(out) == [SealRound(JOB, 1, 2)]
+
+
+@pytest.mark.parametrize("state", [State.ANNOUNCING, State.RELEASING], ids=lambda s: s.value)
+def test_a_silent_proxy_is_waited_for_as_often_as_there_are_retries(state):
+    machine = _at_state(state)
+    out = fire(machine, "watchdog")
+    assert len(headers(out)) == 1 and "watchdog" in timers(out) and machine.state is state
+    assert stored(fire(machine, "watchdog"))[0].status == "paused"
+
+
+def test_waiting_for_the_announcement_costs_the_first_round_no_retry():
+    machine = _at_state(State.ANNOUNCING)
+    fire(machine, "watchdog")
+    broadcast_job(machine)
+    broadcast(machine, SealRound(JOB, 1, 1))
+    assert tasks(shortfall(machine)) == [SealRound(JOB, 1, 2)]
+
+
+# --- what must not disturb ------------------------------------------------------------------
+
+
+def test_one_job_at_a_time():
+    machine = waiting()
+    assert refused(start(machine, Start(b"K" * 16, 1, 1, 1, 0))) == ["illegal_transition"]
+    assert machine.job.start == START and machine.state is State.WAITING
+
+
+def test_outcomes_of_other_attempts_are_ignored():
+    machine = waiting()
+    shortfall(machine)
+    stale = manifest(b"m")
+    assert done(machine, SealRound(JOB, 1, 1), Broadcast(stale, b"m")) == []
+    record, data = commit_of(at(), [b"x"])
+    assert done(machine, Absorb(batch()[0]), Absorbed(record, data)) == []
+    assert machine.state is State.SEALING
+
+
+def test_an_outcome_that_comes_twice_is_refused_and_changes_nothing():
+    machine = waiting()
+    task = SealRound(JOB, 1, 1)
+    assert refused(done(machine, task, Broadcast(manifest(b"m"), b"m"))) == ["illegal_transition"]
+    assert machine.state is State.WAITING
+
+
+def test_an_acknowledgement_of_something_else_is_ignored():
+    machine = cloud()
+    start(machine)
+    seal(machine, SealJob(JOB))
+    assert receive(machine, PROXY.note(Ack(b"x" * 32, "held"))) == []
+    assert machine.state is State.ANNOUNCING
+
+
+# --- the roster ---------------------------------------------------------------------------
+
+
+def test_a_roster_is_kept_then_acknowledged():
+    machine, keys = cloud(), b"".join(bytes([n]) * 32 for n in range(3))
+    header = Roster(7, describe(keys, PART_BYTES))
+    out = receive(machine, offer(header, keys, PROXY))
+    assert [type(e) for e in out] == [fx.Store, fx.Send, fx.Report]
+    assert stored(out) == [RosterKept(7, keys)] and reports(out)["roster"] == {"enrolled": 3}
+
+
+@pytest.mark.parametrize("keys", [b"", bytes(32 * 100)])
+def test_a_roster_of_any_size_is_kept(keys):
+    machine = cloud()
+    header = Roster(1, describe(keys, PART_BYTES))
+    inline = len(keys) < 1000
+    out = receive(machine, offer(header, keys if inline else b"", PROXY))
+    pieces = [] if inline else parts_of(header, keys)
+    for index, piece in enumerate(pieces):
+        if index == 2:  # the proxy's offer comes again in between
+            receive(machine, offer(header, b"", PROXY))
+        out = receive(machine, piece)
+    assert stored(out) == [RosterKept(1, keys)]
+
+
+def test_an_older_roster_cannot_bring_a_revoked_device_back():
+    machine, old, new = cloud(), bytes(96), bytes(64)
+    receive(machine, offer(Roster(8, describe(new, PART_BYTES)), new, PROXY))
+    out = receive(machine, offer(Roster(7, describe(old, PART_BYTES)), old, PROXY))
+    assert refused(out) == ["replayed_roster"] and stored(out) == []
+    again = receive(machine, offer(Roster(8, describe(new, PART_BYTES)), new, PROXY))
+    assert stored(again) == [RosterKept(8, new)]
+
+
+def test_a_roster_that_is_no_list_of_keys_is_refused():
+    header = Roster(1, describe(b"k" * 33, PART_BYTES))
+    out = receive(cloud(), offer(header, b"k" * 33, PROXY))
+    assert refused(out) == ["malformed"] and stored(out) == []

@@ -1,0 +1,293 @@
+"""Every message survives the wire; nothing else gets in."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from protocol_kit import CLOUD, CLOUD_KEY, PROXY_KEY, manifest, signing_key
+
+from edgeveil.crypto.labels import HEADER
+from edgeveil.errors import ProtocolError
+from edgeveil.protocol import messages as m
+from edgeveil.protocol.codec import (
+    VERSION,
+    decode,
+    decode_body,
+    decode_header,
+    encode,
+    encode_inner,
+)
+from edgeveil.protocol.envelope import check
+from edgeveil.protocol.package import (
+    JobPackage,
+    ReleasePackage,
+    RoundPackage,
+    decode_package,
+    encode_package,
+    pack_tensors,
+    unpack_tensors,
+)
+
+LIMIT = 1 << 22
+
+digests = st.binary(min_size=32, max_size=32)
+counts = st.integers(0, 2**31)
+names = st.text("abcdefghijklmnopqrstuvwxyz0123456789_.-", min_size=1, max_size=64)
+seconds = st.floats(0, 864000)
+device_ids = st.text("0123456789abcdef", min_size=16, max_size=16)
+blobs = st.builds(m.Blob, digests, st.integers(0, 2**40), st.integers(1, 2**28))
+wheres = st.builds(m.Exchanged, st.binary(min_size=16, max_size=16), counts, counts)
+signed = st.builds(
+    m.Signed,
+    st.one_of(st.sampled_from(["cloud", "proxy"]), device_ids),
+    st.binary(max_size=200),
+    st.binary(min_size=64, max_size=64),
+)
+wire = st.one_of(
+    st.builds(m.Offer, signed, st.binary(max_size=200)),
+    st.builds(m.Part, digests, counts, st.integers(0, 2**32 - 1), st.binary(max_size=200)),
+    st.builds(m.Need, digests, st.lists(counts, max_size=64).map(tuple)),
+    st.builds(m.Note, signed),
+)
+groups = st.lists(st.builds(m.Group, names, st.integers(0, 2**40)), max_size=5).map(tuple)
+headers = st.one_of(
+    st.builds(
+        m.Manifest,
+        st.sampled_from(["job", "round", "release"]),
+        wheres,
+        st.integers(0, 2**62),
+        digests,
+        names,
+        counts,
+        counts,
+        counts,
+        seconds,
+        seconds,
+        groups,
+        st.integers(0, 2**40),
+        digests,
+        st.integers(0, 2**40),
+        digests,
+        digests,
+        blobs,
+    ),
+    st.builds(m.Upload, wheres, st.lists(counts, min_size=1, max_size=5).map(tuple), blobs),
+    st.builds(m.Batch, wheres, counts, counts, st.lists(counts, max_size=5).map(tuple), blobs),
+    st.builds(m.Commit, wheres, counts, blobs),
+    st.builds(m.Roster, st.integers(0, 2**62), blobs),
+)
+statuses = st.sampled_from(["held", "duplicate", "closed", "refused"])
+bodies = st.one_of(
+    st.builds(m.Ack, digests, statuses, st.text(max_size=64)),
+    st.builds(m.Hello, device_ids),
+    st.builds(m.Here, seconds),
+    st.builds(m.Later, seconds),
+    st.builds(m.Cover, st.floats(0, 864000, exclude_min=True)),
+    st.builds(m.Want, st.binary(min_size=16, max_size=16)),
+    st.builds(m.Decline, wheres),
+    st.builds(m.Shortfall, wheres, counts, counts),
+    st.builds(
+        m.Close,
+        st.binary(min_size=16, max_size=16),
+        st.sampled_from(["completed", "failed", "cancelled"]),
+    ),
+    st.builds(m.Bye, device_ids),
+)
+
+
+@given(wire)
+def test_messages_survive_the_wire(message):
+    assert decode(encode(message), LIMIT) == message
+
+
+@given(st.one_of(headers, bodies))
+def test_headers_and_bodies_survive_the_wire(inner):
+    carrier = m.Signed("cloud", encode_inner(inner), bytes(64))
+    read = decode_header if isinstance(inner, m.Header) else decode_body
+    assert read(carrier) == inner
+
+
+@given(st.one_of(headers, bodies))
+def test_a_header_is_no_body_and_a_body_no_header(inner):
+    carrier = m.Signed("cloud", encode_inner(inner), bytes(64))
+    read = decode_body if isinstance(inner, m.Header) else decode_header
+    with pytest.raises(ProtocolError, match="malformed"):
+        read(carrier)
+
+
+def _message_or_refusal(frame):
+    try:
+        message = decode(frame, LIMIT)
+    except ProtocolError as error:
+        assert error.reason in {"malformed", "unknown_version"}
+    else:
+        assert isinstance(message, m.Message)
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=300))
+def test_random_bytes_are_a_message_or_refused(data):
+    _message_or_refusal(data)
+    _message_or_refusal(bytes((VERSION,)) + data)
+
+
+@given(wire, st.data())
+def test_damaged_frames_are_a_message_or_refused(message, data):
+    frame = bytearray(encode(message))
+    position = data.draw(st.integers(0, len(frame) - 1))
+    frame[position] ^= data.draw(st.integers(1, 255))
+    _message_or_refusal(bytes(frame))
+    _message_or_refusal(bytes(frame[:position]))
+
+
+@given(wire, st.binary(min_size=1, max_size=20))
+def test_nothing_may_follow_a_message(message, tail):
+    with pytest.raises(ProtocolError, match="malformed"):
+        decode(encode(message) + tail, LIMIT)
+
+
+@given(wire)
+def test_the_size_is_checked_before_anything_else(message):
+    frame = encode(message)
+    assert decode(frame, len(frame)) == message
+    with pytest.raises(ProtocolError) as caught:
+        decode(b"\xff" + frame, len(frame))  # an unknown version too, but the size comes first
+    assert caught.value.reason == "oversized"
+
+
+@pytest.mark.parametrize("version", [0, 2, 255])
+def test_other_versions_are_refused(version):
+    frame = bytes((version,)) + encode(m.Need(b"x" * 32, (0,)))[1:]
+    with pytest.raises(ProtocolError) as caught:
+        decode(frame, LIMIT)
+    assert caught.value.reason == "unknown_version"
+
+
+def _inner(type_, **changes):
+    """The wire form of a value whose constraints are not checked."""
+    return msgspec.msgpack.encode(msgspec.structs.replace(type_, **changes))
+
+
+GOOD = manifest(b"model")
+OUT_OF_RANGE = [
+    {"deadline_s": math.nan},
+    {"deadline_s": math.inf},
+    {"deadline_s": -1.0},
+    {"grace_s": 10 * 86400 + 1.0},
+    {"selected": -1},
+    {"selected": 2**31 + 1},
+    {"sequence": 2**63},
+    {"kind": "other"},
+    {"phase": "Train"},
+    {"phase": "train\n"},
+    {"phase": ""},
+    {"phase": "a" * 65},
+    {"commitment": b"short"},
+    {"cloud_key": b"k" * 33},
+    {"groups": tuple(m.Group("g", 1) for _ in range(1025))},
+    {"groups": (m.Group("g\n", 1),)},
+    {"groups": (m.Group("g", -1),)},
+    {"at": m.Exchanged(b"J" * 15, 1, 0)},
+    {"blob": m.Blob(b"x" * 32, -1, 1)},
+    {"blob": m.Blob(b"x" * 32, 1, 0)},
+    {"blob": m.Blob(b"x" * 32, 2**40 + 1, 1)},
+]
+
+
+@pytest.mark.parametrize("changes", OUT_OF_RANGE, ids=lambda c: repr(c)[:50])
+def test_a_field_out_of_range_is_refused(changes):
+    assert decode_header(m.Signed("cloud", _inner(GOOD), bytes(64))) == GOOD
+    with pytest.raises(ProtocolError) as caught:
+        decode_header(m.Signed("cloud", _inner(GOOD, **changes), bytes(64)))
+    assert caught.value.reason == "malformed"
+
+
+@pytest.mark.parametrize("name", ["0" * 16 + "\n", "0" * 15, "0" * 17, "0" * 15 + "G", "cloud "])
+def test_a_name_that_is_no_device_id_is_refused(name):
+    with pytest.raises(ProtocolError):
+        decode(encode(m.Note(m.Signed(name, b"", bytes(64)))), LIMIT)
+    with pytest.raises(ProtocolError):
+        decode_body(m.Signed("proxy", encode_inner(m.Hello(name)), bytes(64)))
+
+
+def test_a_credit_above_the_limit_is_refused():
+    with pytest.raises(ProtocolError):
+        decode(encode(m.Need(b"x" * 32, tuple(range(65)))), LIMIT)
+
+
+@given(st.binary(max_size=200))
+def test_random_packages_and_tensors_are_read_or_refused(data):
+    for read in (decode_package, unpack_tensors):
+        try:
+            read(data)
+        except ProtocolError as error:
+            assert error.reason in {"malformed_package", "malformed_tensors"}
+
+
+TENSORS = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.array([1], dtype=np.int64)}
+
+
+def test_tensors_survive():
+    back = unpack_tensors(pack_tensors(TENSORS))
+    assert back.keys() == TENSORS.keys()
+    for name, array in TENSORS.items():
+        assert back[name].dtype == array.dtype
+        np.testing.assert_array_equal(back[name], array)
+
+
+def test_tensors_are_real_numbers():
+    with pytest.raises(ProtocolError, match="malformed_tensors"):
+        unpack_tensors(pack_tensors({"w": np.ones(3, np.complex64)}))
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_damaged_tensors_are_read_or_refused(data):
+    file = bytearray(pack_tensors(TENSORS))
+    position = data.draw(st.integers(0, len(file) - 1))
+    file[position] = data.draw(st.integers(0, 255))
+    for damaged in (bytes(file), bytes(file[:position])):
+        try:
+            unpack_tensors(damaged)
+        except ProtocolError as error:
+            assert error.reason == "malformed_tensors"
+
+
+@pytest.mark.parametrize(
+    "package",
+    [
+        JobPackage(b"{}", b"graph"),
+        RoundPackage("train", 3, True, b"t", b"m"),
+        ReleasePackage("digits", b"onnx"),
+    ],
+)
+def test_packages_survive(package):
+    assert decode_package(encode_package(package)) == package
+
+
+def test_a_signature_binds_signer_key_payload_and_label():
+    header = CLOUD.header(GOOD)
+    check(header, "cloud", CLOUD_KEY, HEADER)
+    other = msgspec.structs.replace
+    forged = [
+        other(header, payload=header.payload + b"\0"),
+        other(header, signature=bytes(64)),
+        CLOUD.note(m.Want(b"J" * 16)).body,
+    ]
+    for signed_ in forged:
+        with pytest.raises(ProtocolError, match="forged"):
+            check(signed_, "cloud", CLOUD_KEY, HEADER)
+    with pytest.raises(ProtocolError, match="forged"):
+        check(header, "cloud", PROXY_KEY, HEADER)
+    for name, key in (("proxy", PROXY_KEY), ("cloud", None)):
+        with pytest.raises(ProtocolError, match="unknown_signer"):
+            check(header, name, key, HEADER)
+
+
+def test_a_signer_shows_nothing_of_its_key():
+    assert signing_key(1).to_bytes().hex() not in repr(vars(CLOUD))

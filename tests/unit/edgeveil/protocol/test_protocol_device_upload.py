@@ -1,0 +1,349 @@
+"""A device: consent, upload, and until it was counted."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+import pytest
+from device_bench import (
+    ME,
+    MODEL,
+    PACKAGE,
+    SEALED,
+    SEGMENTS,
+    device,
+    done,
+    fire,
+    receive,
+    snapshot,
+    upload,
+    work_on,
+)
+from protocol_kit import (
+    CLOUD,
+    JOB,
+    PROXY,
+    Signer,
+    at,
+    bodies,
+    commit_of,
+    headers,
+    manifest,
+    messages,
+    of,
+    offer,
+    refused,
+    reports,
+    signing_key,
+    stored,
+    tasks,
+    timers,
+)
+
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.codec import decode_header, encode
+from edgeveil.protocol.device_states import State
+from edgeveil.protocol.messages import Ack, Bye, Close, Decline, Need, Offer, Part, Want
+from edgeveil.protocol.tasks import (
+    Declined,
+    LateRecord,
+    Memory,
+    OutboxDrop,
+    OutboxPut,
+    Sealed,
+    Seen,
+    Work,
+)
+
+DIGEST = hashlib.sha256(SEALED.data).digest()
+
+
+def ack(status, digest=DIGEST, signer=PROXY, reason=""):
+    return signer.note(Ack(digest, status, reason))
+
+
+def test_declining_says_so_and_not_why():
+    machine, header = device(), manifest(MODEL)
+    work_on(machine, header)
+    out = done(machine, Work(header, PACKAGE), Declined("over budget by 3"))
+    assert bodies(out, Decline) == [Decline(header.at)]
+    assert all(b"budget" not in encode(send.message) for send in of(out, fx.Send))
+    assert reports(out)["declined"]["why"] == "over budget by 3"
+    assert machine.state is State.IDLE
+
+
+def test_an_upload_is_durable_before_it_is_sent():
+    machine = device()
+    out = upload(machine)
+    kinds = [type(effect) for effect in out]
+    assert kinds.index(fx.Store) < kinds.index(fx.Send)
+    (item,) = stored(out)
+    (header,) = headers(out)
+    assert isinstance(item, OutboxPut) and item.upload == header
+    assert header.groups == (0, 1, 2) and header.blob.digest == DIGEST
+    assert machine.state is State.UPLOADING
+
+
+def test_work_of_a_round_that_is_over_is_not_sent():
+    machine, old = device(), manifest(MODEL, at(1))
+    work_on(machine, old)
+    work_on(machine, manifest(MODEL, at(2)))
+    assert done(machine, Work(old, PACKAGE), SEALED) == []
+    assert messages(done(machine, Work(old, PACKAGE), Declined("x")), Offer) == []
+    assert machine.state is State.WORKING
+
+
+def test_an_upload_is_sent_again_ever_more_rarely_until_acknowledged():
+    machine = device(resend_s=5.0, waits_cap_s=30.0)
+    waits = [timers(upload(machine))["resend"]]
+    for _ in range(4):
+        out = fire(machine, "resend")
+        assert [h.blob.digest for h in headers(out)] == [DIGEST]
+        waits.append(timers(out)["resend"])
+    caps = (5.0, 10.0, 20.0, 30.0, 30.0)
+    assert all(cap / 2 < wait <= cap for wait, cap in zip(waits, caps, strict=True))
+    out = receive(machine, ack("held"))
+    assert of(out, fx.CancelTimer) == [fx.CancelTimer("resend")]
+    assert machine.state is State.ANSWERED
+    assert fire(machine, "resend") == []
+
+
+def test_a_proxy_that_is_away_for_days_is_waited_for():
+    machine = device(waits_cap_s=30.0)
+    upload(machine)
+    for _ in range(2000):
+        out = fire(machine, "resend")
+    assert 15.0 < timers(out)["resend"] <= 30.0
+
+
+def test_a_large_upload_is_offered_and_its_parts_are_pulled():
+    machine, header = device(), manifest(MODEL)
+    work_on(machine, header)
+    data = bytes(range(250)) * 20
+    out = done(machine, Work(header, PACKAGE), Sealed((0,), (5000,), data, (b"m" * 32,)))
+    (offered,) = messages(out, Offer)
+    assert offered.data == b"" and messages(out, Part) == []
+    blob = decode_header(offered.header).blob
+    pulled = messages(receive(machine, Need(blob.digest, tuple(range(blob.parts)))), Part)
+    assert b"".join(piece.data for piece in pulled) == data
+    assert messages(receive(machine, Need(blob.digest, (2, 0, 0))), Part) == [pulled[0], pulled[2]]
+    assert refused(receive(machine, Need(blob.digest, (blob.parts,)))) == ["bad_index"]
+    assert receive(machine, Need(b"x" * 32, (0,))) == []
+
+
+@pytest.mark.parametrize(("size", "inline"), [(15_000, True), (17_000, False)])
+def test_a_small_upload_alone_is_offered_whole_however_large_packets_may_be(size, inline):
+    machine, header = device(packet_bytes=1 << 18), manifest(MODEL)
+    work_on(machine, header)
+    out = done(machine, Work(header, PACKAGE), Sealed((0,), (size,), bytes(size), (b"m" * 32,)))
+    (offered,) = messages(out, Offer)
+    assert len(offered.data) == (size if inline else 0)
+
+
+def test_the_upload_is_kept_after_the_acknowledgement():
+    machine = device()
+    upload(machine)
+    receive(machine, ack("held"))
+    assert machine.memory.outbox is not None
+
+
+@pytest.mark.parametrize("status", ["refused", "closed", "duplicate"])
+def test_a_refused_upload_is_dropped_and_reported(status):
+    machine = device()
+    upload(machine)
+    out = receive(machine, ack(status, reason="closed_round"))
+    assert stored(out) == [OutboxDrop(at(), "refused")]
+    assert reports(out)["upload_refused"] == {"round": 1, "why": "closed_round"}
+    assert machine.state is State.IDLE and machine.memory.outbox is None
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (ack("refused", signer=Signer("proxy", signing_key(9))), "forged"),
+        (ack("refused", signer=ME.signer), "unknown_signer"),
+        (ack("refused", signer=CLOUD), "unexpected_body"),
+        (PROXY.note(Close(JOB, "failed")), "unexpected_body"),
+        (PROXY.note(Want(JOB)), "unexpected_body"),
+    ],
+)
+def test_nobody_else_can_end_an_upload(message, reason):
+    machine = device()
+    upload(machine)
+    before = snapshot(machine)
+    assert refused(receive(machine, message)) == [reason]
+    assert snapshot(machine) == before
+
+
+def test_an_acknowledgement_of_something_else_is_ignored():
+    machine = device()
+    upload(machine)
+    assert receive(machine, ack("refused", digest=b"x" * 32)) == []
+    assert machine.state is State.UPLOADING
+
+
+# --- commit -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("accepted", [3, 2, 0])
+def test_a_commit_says_how_many_segments_were_counted(accepted):
+    machine = device()
+    upload(machine)
+    receive(machine, ack("held"))
+    record, data = commit_of(at(), [*SEGMENTS[:accepted], b"another device's"])
+    out = receive(machine, offer(record, data))
+    assert reports(out)["counted"] == {"round": 1, "segments": 3, "counted": accepted}
+    outcome = "counted" if accepted == 3 else "missing"
+    assert stored(out) == [OutboxDrop(at(), outcome)] and machine.memory.outbox is None
+    assert machine.state is State.IDLE
+    assert receive(machine, offer(record, data)) == []
+
+
+def test_an_empty_commit_ends_the_upload():
+    machine = device()
+    upload(machine)
+    record, data = commit_of(at(), [])
+    assert reports(receive(machine, offer(record, data)))["counted"]["counted"] == 0
+
+
+def test_a_commit_of_another_round_is_not_fetched():
+    machine = device()
+    upload(machine)
+    record, data = commit_of(at(1, 2), SEGMENTS)
+    assert receive(machine, offer(record, data)) == []
+    assert machine.memory.outbox is not None
+
+
+def test_a_forged_commit_is_refused():
+    machine = device()
+    upload(machine)
+    record, data = commit_of(at(), SEGMENTS)
+    assert refused(receive(machine, offer(record, data, PROXY))) == ["unknown_signer"]
+
+
+# --- the end of a round, a job, a process ----------------------------------------------------
+
+
+def test_after_the_deadline_the_upload_is_given_up():
+    machine = device()
+    upload(machine)
+    assert stored(fire(machine, "deadline")) == [OutboxDrop(at(), "dropped")]
+    assert machine.state is State.IDLE
+    assert fire(machine, "resend") == []
+
+
+def test_the_deadline_leaves_an_acknowledged_upload_alone():
+    machine = device()
+    upload(machine)
+    receive(machine, ack("held"))
+    assert fire(machine, "deadline") == [] and machine.memory.outbox is not None
+
+
+def test_a_newer_round_drops_the_old_upload():
+    machine = device()
+    upload(machine)
+    out = receive(machine, offer(manifest(MODEL, at(2)), MODEL))
+    assert OutboxDrop(at(), "dropped") in stored(out) and machine.memory.outbox is None
+
+
+@pytest.mark.parametrize(("accepted", "outcome"), [(3, "counted"), (2, "missing")])
+def test_a_commit_that_comes_after_the_next_round_still_counts(accepted, outcome):
+    machine = device()
+    upload(machine)
+    receive(machine, ack("held"))
+    receive(machine, offer(manifest(MODEL, at(2)), MODEL))
+    record, data = commit_of(at(), SEGMENTS[:accepted])
+    out = receive(machine, offer(record, data))
+    assert stored(out) == [LateRecord(at(), outcome)]
+    assert reports(out)["counted"]["counted"] == accepted
+    assert machine.state is State.OPENING
+    assert receive(machine, offer(record, data)) == []
+
+
+def test_a_commit_says_nothing_of_an_upload_that_was_never_acknowledged():
+    machine = device()
+    upload(machine)
+    receive(machine, offer(manifest(MODEL, at(2)), MODEL))
+    record, data = commit_of(at(), SEGMENTS)
+    assert receive(machine, offer(record, data)) == []
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_closed_job_drops_the_upload(restarted):
+    machine = device()
+    upload(machine)
+    if restarted:
+        machine = device(machine.memory)
+        machine.handle(fx.Connected(fx.Proxy()), 0.0)
+    out = receive(machine, CLOUD.note(Close(JOB, "cancelled")))
+    assert OutboxDrop(at(), "dropped") in stored(out)
+    assert machine.memory.outbox is None and machine.state is State.IDLE
+
+
+def test_a_foreign_job_s_end_changes_nothing_here():
+    machine = device()
+    upload(machine)
+    receive(machine, CLOUD.note(Close(b"K" * 16, "failed")))
+    assert machine.state is State.UPLOADING and machine.memory.outbox is not None
+
+
+def test_a_restart_sends_the_same_upload_and_does_no_second_work():
+    first = device()
+    sent = headers(upload(first))
+    machine = device(first.memory)
+    out = machine.handle(fx.Connected(fx.Proxy()), 0.0)
+    assert headers(out) == sent and machine.state is State.UPLOADING
+    assert tasks(receive(machine, offer(manifest(MODEL), MODEL))) == []
+    receive(machine, ack("held"))
+    record, data = commit_of(at(), SEGMENTS)
+    assert reports(receive(machine, offer(record, data)))["counted"]["counted"] == 3
+
+
+def test_a_restart_before_the_upload_takes_the_round_up_again():
+    first, header = device(), manifest(MODEL)
+    work_on(first, header)
+    assert len(tasks(receive(device(first.memory), offer(header, MODEL)))) == 1
+
+
+def test_a_restart_still_refuses_a_fork():
+    first, header = device(), manifest(MODEL)
+    upload(first, header)
+    fork = msgspec.structs.replace(header, commitment=b"z" * 32)
+    out = receive(device(first.memory), offer(fork, MODEL))
+    assert refused(out) == ["forked_manifest"]
+
+
+def test_stopping_says_goodbye():
+    out = device(Memory()).handle(fx.Command("stop"), 0.0)
+    assert bodies(out, Bye) == [Bye(ME.id)]
+
+
+def test_late_timers_and_unknown_events_do_nothing():
+    machine = device()
+    for event in (fx.Timer("resend"), fx.Timer("repair"), fx.Timer("?"), fx.Done("?", "?")):
+        assert machine.handle(event, 0.0) == []
+
+
+@pytest.mark.parametrize("end", ["counted", "refused", "expired", "declined"])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_settled_round_is_not_taken_up_again(end, restarted):
+    machine = device()
+    if end == "declined":
+        work_on(machine, manifest(MODEL))
+        out = done(machine, Work(manifest(MODEL), PACKAGE), Declined("busy"))
+        assert [type(item) for item in stored(out)] == [Seen]
+    else:
+        upload(machine)
+    if end == "counted":
+        record, data = commit_of(at(), SEGMENTS)
+        receive(machine, offer(record, data))
+    if end == "refused":
+        receive(machine, ack("closed"))
+    if end == "expired":
+        fire(machine, "deadline")
+    machine = device(machine.memory) if restarted else machine
+    assert receive(machine, offer(manifest(MODEL), MODEL)) == []
+    fork = msgspec.structs.replace(manifest(MODEL), commitment=b"z" * 32)
+    assert refused(receive(machine, offer(fork, MODEL))) == ["forked_manifest"]
+    assert len(tasks(receive(machine, offer(manifest(MODEL, at(1, 2)), MODEL)))) == 1

@@ -1,0 +1,83 @@
+"""Recorded frames keep their meaning: `tests/vectors/wire.json` only ever grows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edgeveil.crypto.keys import VerifyKey
+from edgeveil.crypto.labels import BODY, HEADER
+from edgeveil.errors import ProtocolError
+from edgeveil.protocol.codec import decode, decode_body, decode_header, encode, encode_inner
+from edgeveil.protocol.envelope import check
+from edgeveil.protocol.messages import Body, Header, Message, Note, Offer
+
+FILE = json.loads((Path(__file__).parents[3] / "vectors" / "wire.json").read_text())
+VECTORS = FILE["vectors"]
+PACKET_BYTES = 65536
+NEW = {"Manifest": (True,)}  # fields that came later: what a frame without them means
+FIRST = 49  # how many there were when the digest below was taken
+FIRST_DIGEST = "17c263b7fa3e3e24e63bc9b2ae0e6b983271fe2336c8f6b47fa0192c3d890edd"
+
+
+def pick(refused: bool):
+    chosen = [v for v in VECTORS if ("refused" in v["expect"]) == refused]
+    return pytest.mark.parametrize("vector", chosen, ids=lambda v: v["name"])
+
+
+def frame_of(vector) -> bytes:
+    return bytes.fromhex(vector["frame"])
+
+
+def test_old_vectors_are_never_changed():
+    first = json.dumps(VECTORS[:FIRST], sort_keys=True).encode()
+    assert hashlib.sha256(first).hexdigest() == FIRST_DIGEST
+    names = [vector["name"] for vector in VECTORS]
+    assert len(names) == len(set(names))
+
+
+def test_every_kind_of_message_has_a_vector():
+    found = {v["expect"].get(key) for v in VECTORS for key in ("message", "inner")}
+    kinds = (*Message.__args__, *Header.__args__, *Body.__args__)
+    assert {kind.__struct_config__.tag for kind in kinds} <= found
+
+
+def as_recorded(inner, payload: bytes) -> bool:
+    """Written again it is the same, but for last fields that came later and have their defaults."""
+    if encode_inner(inner) == payload:
+        return True
+    written, recorded = map(msgspec.msgpack.decode, (encode_inner(inner), payload))
+    later = tuple(written[len(recorded) :])
+    return written[: len(recorded)] == recorded and later == NEW[type(inner).__name__]
+
+
+@pick(refused=True)
+def test_a_refused_frame_is_refused_for_the_recorded_reason(vector):
+    with pytest.raises(ProtocolError) as caught:
+        decode(frame_of(vector), vector.get("limit_bytes", PACKET_BYTES))
+    assert caught.value.reason == vector["expect"]["refused"]
+
+
+@pick(refused=False)
+def test_an_accepted_frame_is_read_and_written_as_recorded(vector):
+    message = decode(frame_of(vector), PACKET_BYTES)
+    assert type(message).__name__.lower() == vector["expect"]["message"]
+    assert encode(message) == frame_of(vector)
+    if not isinstance(message, Offer | Note):
+        return
+    signed = message.header if isinstance(message, Offer) else message.body
+    read = decode_header if isinstance(message, Offer) else decode_body
+    if "inner_refused" in vector["expect"]:
+        with pytest.raises(ProtocolError) as caught:
+            read(signed)
+        assert caught.value.reason == vector["expect"]["inner_refused"]
+        return
+    inner = read(signed)
+    assert type(inner).__name__.lower() == vector["expect"]["inner"]
+    assert as_recorded(inner, signed.payload)
+    key = VerifyKey(bytes.fromhex(FILE["keys"][vector["expect"]["signed_by"]]))
+    check(signed, signed.signer, key, HEADER if isinstance(message, Offer) else BODY)

@@ -1,0 +1,68 @@
+"""A file's bytes by slices, whatever becomes of its name."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from edgeveil.file_data import CHUNK_BYTES, FileData, sync_folder
+from edgeveil.protocol.blob import describe, parts
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "blob"
+    path.write_bytes(bytes(range(256)) * 10)
+    return path
+
+
+def test_slices_are_those_of_the_bytes(path: Path) -> None:
+    data, whole = FileData(path), path.read_bytes()
+    for part in (slice(0, 5), slice(5, None), slice(-3, None), slice(None), slice(9, 2)):
+        assert data[part] == whole[part]
+    assert len(data) == len(whole) and data[2550:9999] == whole[2550:]
+
+
+def test_a_piece_of_a_file_is_as_good_as_a_file(path: Path) -> None:
+    data = FileData(path, 256, 100)
+    assert (len(data), data[:], data[90:200]) == (100, bytes(range(100)), bytes(range(90, 100)))
+
+
+def test_it_can_be_cut_into_parts_like_bytes(path: Path) -> None:
+    whole = path.read_bytes()
+    blob = describe(whole, 1000)
+    assert list(parts(blob, FileData(path))) == list(parts(blob, whole))
+
+
+def test_it_stays_when_the_file_is_renamed_or_removed(path: Path) -> None:
+    data, whole = FileData(path), path.read_bytes()
+    path.rename(path.with_name("other"))
+    path.with_name("other").unlink()
+    assert data[:] == whole
+
+
+def test_the_digest_is_the_whole_s_whatever_its_size(path: Path) -> None:
+    for size in (0, 1, CHUNK_BYTES, CHUNK_BYTES + 1):
+        path.write_bytes(b"x" * size)
+        assert FileData(path).digest() == hashlib.sha256(b"x" * size).digest()
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_the_descriptor_is_given_back_when_nobody_uses_it(path: Path) -> None:
+    before = descriptors()
+    for _ in range(50):
+        FileData(path)
+    assert descriptors() == before
+
+
+def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        FileData(tmp_path / "none")
+    with pytest.raises(FileNotFoundError):
+        sync_folder(tmp_path / "none")
+    sync_folder(tmp_path)

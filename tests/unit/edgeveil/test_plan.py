@@ -1,0 +1,205 @@
+"""A job's plan: exchanges, public sizes and the whole price, from the job alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from edgeveil.errors import ProtocolError
+from edgeveil.jobs import Job
+from edgeveil.plan import SOFTMAX, JobPlan
+from edgeveil.privacy.accountant import epsilon
+from edgeveil.privacy.self_stop import MomentsAccountant
+from edgeveil.protocol.messages import Group
+
+ROUNDS = 6
+
+
+def job(**changes: Any) -> Job:
+    plain: dict[str, Any] = {
+        "job": "planned",
+        "data": {"source": "s", "classes": 3, "input_shape": (5,), "nominal_records": 40},
+        "features": ({"name": "identity"},),
+        "train": {"method": "fm", "rounds": ROUNDS},
+        "privacy": {"epsilon": 4.0, "delta": 1e-4},
+        "encrypt": {"privacy_eval_type": "LAPLACE", "laplace_eval": {"laplace_eval_eps": 10.0}},
+        "unsupervised": {"every_rounds": 2},
+    }
+    return Job.model_validate({**plain, **changes})
+
+
+def test_the_preparatory_exchanges_come_first_and_indices_count_on() -> None:
+    plan = JobPlan(job())
+    assert [e.index for e in plan.exchanges] == list(range(1, ROUNDS + 3))
+    assert [e.phase for e in plan.exchanges[:3]] == ["centre", "quadratic", "train"]
+    assert [e.number for e in plan.exchanges] == [0, 0, *range(1, ROUNDS + 1)]
+    assert [e.number for e in plan.exchanges if e.infer] == [2, 4, 6]
+    assert (plan.exchanges[0].label, plan.exchanges[-1].label) == ("centre", "round 6")
+
+
+def test_two_parties_make_the_same_plan_of_one_job() -> None:
+    here, there = JobPlan(job()), JobPlan(Job.from_canonical(job().canonical()))
+    assert here.exchanges == there.exchanges
+    assert here.events() == there.events()
+    assert [here.groups(e) for e in here.exchanges] == [there.groups(e) for e in there.exchanges]
+
+
+@pytest.mark.parametrize("index", [0, -1, ROUNDS + 3, 2**31])
+def test_a_round_outside_the_plan_is_unknown(index: int) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        JobPlan(job()).exchange(index)
+    assert caught.value.reason == "unknown_round"
+
+
+def test_groups_state_public_sizes_and_the_softmax_comes_last() -> None:
+    plan = JobPlan(job())
+    assert plan.groups(plan.exchange(1)) == (Group("centre", 64),)  # 5 × 4 bytes
+    assert plan.groups(plan.exchange(2)) == (Group("quadratic", 64),)  # 15 × 4 bytes
+    assert plan.groups(plan.exchange(3)) == (Group("head.weight", 64),)  # 15 × 4 bytes
+    assert plan.groups(plan.exchange(4)) == (Group("head.weight", 64), Group(SOFTMAX, 64))
+    assert plan.segments(plan.exchange(4))[-1].shape == (3,)
+
+
+def test_the_whole_price_is_what_the_job_says() -> None:
+    plan = JobPlan(job())
+    quote = plan.quote()
+    assert 3.9 < quote.training.epsilon <= 4.0
+    assert quote.training.delta <= 1e-4
+    assert (quote.training.status, quote.training.unit) == ("proven", "record")
+    assert quote.inference.epsilon == pytest.approx(30, rel=1e-9)
+    assert quote.inference.unit == "device"
+    by_purpose = Counter(event.purpose for event in plan.events())
+    assert by_purpose == {"train": ROUNDS + 2, "infer": 3}
+
+
+def test_an_early_end_has_spent_the_whole_training_price_and_the_uploads_so_far() -> None:
+    plan = JobPlan(job())
+    spent = [plan.spent(until) for until in range(ROUNDS + 3)]
+    assert spent[0].training.epsilon == 0
+    assert {quote.training for quote in spent[1:]} == {plan.quote().training}
+    assert [q.inference for q in spent] == [plan.quote(k).inference for k in range(ROUNDS + 3)]
+    assert plan.spent() == plan.quote()
+
+
+def test_an_early_end_of_pure_noise_has_spent_what_was_released() -> None:
+    train = {"method": "fm", "rounds": ROUNDS, "noise": "laplace"}
+    plan = JobPlan(job(train=train))
+    assert plan.spent(2) == plan.quote(2)
+    assert plan.spent(2).training.epsilon < plan.quote().training.epsilon
+
+
+def test_the_price_by_plan_grows_with_the_exchanges_from_nothing_to_the_whole() -> None:
+    plan = JobPlan(job())
+    spent = [plan.quote(until) for until in range(ROUNDS + 3)]
+    training = [quote.training.epsilon for quote in spent]
+    assert training[0] == 0
+    assert training == sorted(set(training))
+    assert spent[-1] == plan.quote()
+    assert [round(q.inference.epsilon) for q in spent] == [0, 0, 0, 0, 10, 10, 20, 20, 30]
+
+
+def test_an_inference_only_device_is_asked_for_inferences_alone() -> None:
+    plan = JobPlan(job())
+    events = plan.events(trains=False)
+    assert [event.purpose for event in events] == ["infer"] * 3
+    assert plan.request("x", trains=False).events == events
+    assert plan.request("x").events == plan.events()
+    assert plan.request("x").delta == 1e-4
+
+
+def test_a_device_that_may_answer_twice_pays_for_two_rounds_and_the_phases() -> None:
+    privacy = {"epsilon": 4.0, "delta": 1e-4, "max_participations": 2}
+    few = JobPlan(job(privacy=privacy, selection={"devices": 9}))
+    training = [event for event in few.events() if event.purpose == "train"]
+    assert len(training) == 4
+    assert 3.9 < few.quote().training.epsilon <= 4.0
+    # The same ε for fewer answers buys less noise in each.
+    assert few.quote(3).training.epsilon > JobPlan(job()).quote(3).training.epsilon
+
+
+def test_an_answer_costs_what_the_plan_says() -> None:
+    plan = JobPlan(job())
+    expected = [event for e in plan.exchanges for event in plan.device.price(e)]
+    assert [event for event in plan.events() if event.purpose == "train"] == expected
+
+
+def test_an_upload_without_noise_has_no_guarantee() -> None:
+    open_job = job(
+        encrypt={"privacy_eval_type": "NOT_ENCRYPT"},
+        privacy={"epsilon": 4.0, "delta": 1e-4, "accept_unproven": True},
+    )
+    plan = JobPlan(open_job)
+    assert plan.softmax_epsilon is None
+    assert plan.softmax_event().status == "none"
+    assert plan.quote().inference.status == "none"
+    assert plan.quote().training.status == "proven"
+
+
+def test_half_the_sensitivity_is_priced_twice() -> None:
+    encrypt = {
+        "privacy_eval_type": "LAPLACE",
+        "laplace_eval": {"laplace_eval_eps": 10.0},
+        "laplace_eval_sensitivity": 1,
+    }
+    quote = JobPlan(job(encrypt=encrypt)).quote()
+    assert quote.inference.epsilon == pytest.approx(60, rel=1e-9)
+    assert quote.inference.status == "proven"
+
+
+def test_a_job_without_evaluation_asks_for_no_inference() -> None:
+    plan = JobPlan(job(unsupervised={"every_rounds": 2, "eval_type": "NOT_EVAL"}))
+    assert not any(e.infer for e in plan.exchanges)
+    assert plan.quote().inference.epsilon == 0
+
+
+def stopped(epsilon: float = 4.0, delta: float = 1e-4, **privacy: Any) -> Job:
+    """The job above, with a self-stop."""
+    stop = {"rule": "moments_delta", "epsilon": epsilon, "delta": delta}
+    plain = {"epsilon": 4.0, "delta": 1e-4, "stop": stop, **privacy}
+    return job(privacy=plain, selection={"devices": 3}, round={"min_batch": 3})
+
+
+def test_no_round_begins_that_would_take_delta_past_the_threshold() -> None:
+    whole, plan = JobPlan(job()), JobPlan(stopped())
+    assert 0 < plan.rounds < ROUNDS
+    assert plan.exchanges == whole.exchanges[: plan.rounds + 2]
+
+    def delta_after(count: int) -> float:
+        spent = MomentsAccountant()
+        for exchange in whole.exchanges[:count]:
+            spent.add(whole.device.price(exchange))
+        return spent.delta(4.0)
+
+    assert delta_after(len(plan.exchanges)) <= 1e-4 < delta_after(len(plan.exchanges) + 1)
+    assert plan.stop_note == f"stopped by privacy.stop after round {plan.rounds} of {ROUNDS}"
+
+
+def test_a_stop_leaves_the_noise_and_lowers_the_price() -> None:
+    whole, plan = JobPlan(job()), JobPlan(stopped())
+    assert set(plan.events()) <= set(whole.events())
+    assert plan.quote().training.epsilon < whole.quote().training.epsilon
+    assert Counter(plan.request("j").events) == Counter(plan.events())
+    with pytest.raises(ProtocolError):
+        plan.exchange(len(plan.exchanges) + 1)
+
+
+def test_the_price_by_gaussian_dp_stays_within_the_stop() -> None:
+    """The moments bound is the looser of the two, so GDP finds no larger ε."""
+    training = [event for event in JobPlan(stopped()).events() if event.purpose == "train"]
+    assert epsilon(training, 1e-4).epsilon <= 4.0
+
+
+def test_a_stop_counts_the_device_that_takes_part_most() -> None:
+    """Past `max_participations` nobody pays, so nothing stops."""
+    whole = JobPlan(stopped(epsilon=5.5, max_participations=3))
+    assert whole.rounds == ROUNDS
+    assert JobPlan(stopped(epsilon=4.6, max_participations=3)).rounds == 2
+
+
+def test_a_stop_that_is_never_reached_says_nothing() -> None:
+    plan = JobPlan(stopped(epsilon=6.0))
+    assert (plan.rounds, plan.stop_note) == (ROUNDS, "")
+    assert plan.events() == JobPlan(job()).events()
+    assert JobPlan(job()).stop_note == ""

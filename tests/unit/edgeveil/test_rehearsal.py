@@ -1,0 +1,136 @@
+"""A device's part on made-up records: what would fail later fails here, and needs no more."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgeveil.errors import DataError, PrivacyError, ProtocolError
+from edgeveil.jobs import load_job
+from edgeveil.parts.methods.base import KEPT, TRAIN
+from edgeveil.plan import JobPlan
+from edgeveil.rehearsal import made_up_records, rehearse_device, training_kinds
+
+JOBS = Path("configs/jobs")
+NEED_A_FILE = ("mnist_fm_local.yaml", "mnist_fm_local_eps01.yaml")
+
+
+def plan_of(name):
+    return JobPlan(load_job(JOBS / name))
+
+
+def rehearsed(plan, **changes):
+    options = {"trains": True, "records": 12, "processor": "cpu", **changes}
+    rehearse_device(plan, plan.graph(), **options)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in sorted(JOBS.glob("*.yaml")) if path.name not in NEED_A_FILE],
+    ids=lambda path: path.stem,
+)
+def test_every_job_of_ours_can_be_done(path):
+    rehearsed(plan_of(path.name))
+
+
+def test_made_up_records_have_the_jobs_form_and_are_the_same_everywhere():
+    plan = plan_of("quickstart.yaml")
+    made, again = made_up_records(plan, 25), made_up_records(plan, 25)
+    assert made.x.shape == (25, 64)
+    assert made.x.dtype == np.float32
+    assert 8 < made.x.max() <= 16
+    assert set(made.y) == set(range(10))
+    np.testing.assert_array_equal(made.x, again.x)
+
+
+def test_each_kind_of_exchange_is_answered_once(monkeypatch):
+    plan = plan_of("digits_pca.yaml")
+    asked = []
+    real = plan.device.answer
+
+    def answer(exchange, tensors, records, *rest):
+        asked.append((exchange.phase, len(records)))
+        return real(exchange, tensors, records, *rest)
+
+    monkeypatch.setattr(plan.device, "answer", answer)
+    rehearsed(plan)
+    phases = [exchange.phase for exchange in plan.exchanges if exchange.phase != TRAIN]
+    assert phases
+    assert asked == [(phase, 12) for phase in [*phases, TRAIN]]
+
+
+def test_what_a_device_keeps_reaches_its_second_round(monkeypatch):
+    plan = plan_of("digits_stages.yaml")
+    given = []
+    real = plan.device.answer
+
+    def answer(exchange, tensors, *rest):
+        given.append({name for name in tensors if name.startswith(KEPT)})
+        return real(exchange, tensors, *rest)
+
+    monkeypatch.setattr(plan.device, "answer", answer)
+    rehearsed(plan)
+    assert len(given) == len(training_kinds(plan)) == 2
+    assert not given[0]
+    assert given[1]
+    with pytest.raises(PrivacyError, match="would keep"):
+        rehearsed(plan, memory_bytes=10)
+
+
+def test_an_upload_of_another_form_or_price_is_found(monkeypatch):
+    plan = plan_of("digits_dp_sgd.yaml")
+    real = plan.device.answer
+
+    def transposed(*given):
+        answer = real(*given)
+        return replace(answer, segments={name: a.T for name, a in answer.segments.items()})
+
+    monkeypatch.setattr(plan.device, "answer", transposed)
+    with pytest.raises(ProtocolError, match="would upload"):
+        rehearsed(plan)
+    monkeypatch.setattr(plan.device, "answer", lambda *given: replace(real(*given), events=()))
+    with pytest.raises(PrivacyError, match="another price"):
+        rehearsed(plan)
+
+
+def test_a_graph_that_a_device_refuses_or_that_gives_no_probabilities_is_found():
+    plan, other = plan_of("quickstart.yaml"), plan_of("digits_krum.yaml")
+    with pytest.raises(DataError, match="needs the weights"):
+        rehearse_device(plan, other.graph(), trains=False, records=3, processor="cpu")
+    with pytest.raises(DataError, match="ONNX graph"):
+        rehearse_device(plan, b"no graph", trains=False, records=3, processor="cpu")
+
+
+def test_whatever_a_method_raises_is_a_reason(monkeypatch):
+    plan = plan_of("digits_fedavg.yaml")
+
+    def fails(*given):
+        raise RuntimeError("shape mismatch")
+
+    monkeypatch.setattr(plan.device, "answer", fails)
+    with pytest.raises(DataError, match="RuntimeError: shape mismatch"):
+        rehearsed(plan)
+
+
+@pytest.mark.parametrize(
+    ("job", "trains"), [("quickstart.yaml", False), ("digits_fm_paper.yaml", True)]
+)
+def test_it_loads_neither_torch_nor_onnx_where_the_role_needs_none(job, trains, tmp_path):
+    graph = tmp_path / "job.onnx"
+    graph.write_bytes(plan_of(job).graph())
+    code = f"""
+import sys
+from pathlib import Path
+from edgeveil.jobs import load_job
+from edgeveil.plan import JobPlan
+from edgeveil.rehearsal import rehearse_device
+plan = JobPlan(load_job(Path("configs/jobs/{job}")))
+graph = Path({str(graph)!r}).read_bytes()
+rehearse_device(plan, graph, trains={trains}, records=4, processor="cpu")
+print(sorted({{"torch", "onnx"}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

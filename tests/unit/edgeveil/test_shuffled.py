@@ -1,0 +1,88 @@
+"""The shuffle's credit: given where the clone bound holds, and never where a condition fails."""
+
+import pytest
+
+from edgeveil.jobs import Job
+from edgeveil.plan import JobPlan
+from edgeveil.privacy.amplification import shuffled_epsilon
+from edgeveil.shuffled import shuffled
+
+TWO = {"name": "ldp_fl"}
+PLAIN = {
+    "job": "mixed",
+    "data": {"source": "bench", "classes": 3, "input_shape": (4,), "nominal_records": 30},
+    "model": {"name": "mlp", "hidden": ()},
+    "train": {"method": "sgd", "rounds": 2},
+    "update": (TWO,),
+    "privacy": {"epsilon": 2.0},
+    "round": {"min_batch": 1000},
+    "encrypt": {"laplace_eval": {"laplace_eval_eps": 1.0}},
+    "unsupervised": {"every_rounds": 1},
+}
+
+
+def credits_of(**changes):
+    return {c.purpose: c for c in shuffled(JobPlan(Job.model_validate({**PLAIN, **changes})))}
+
+
+def test_pure_uploads_of_whole_devices_gain():
+    found = credits_of()
+    assert set(found) == {"train", "infer"}
+    train, infer = found["train"], found["infer"]
+    assert train.epsilon == pytest.approx(shuffled_epsilon(1.0, 1000, 2, 1e-5), rel=1e-6)
+    assert (train.uploads, train.rounds, train.local_epsilon) == (1000, 2, pytest.approx(2))
+    assert (train.segments, train.claimed_epsilon) == (2, pytest.approx(1))
+    assert (infer.segments, infer.local_epsilon) == (1, pytest.approx(2))
+    assert "2-fold as texts claim it, unproven: 1" in str(train)
+    assert "fold" not in str(infer)
+
+
+def test_a_device_s_segments_count_together():
+    """More layers do not make an upload's ε smaller: the credit is that of all of them."""
+    few = credits_of()["train"]
+    many = credits_of(model={"name": "mlp", "hidden": (4, 4)})["train"]
+    assert many.segments == 6
+    assert many.epsilon == pytest.approx(few.epsilon, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"proxy": {"shuffle": "none"}},
+        {  # what stays on a device follows from its own upload: the next one is told by it
+            "update": (TWO, {"name": "stc", "share": 0.5}),
+            "unsupervised": {"every_rounds": 0},
+        },
+        {"round": {"min_batch": 5}},
+        {
+            "update": ({"name": "gradient_gaussian"},),
+            "encrypt": {
+                "privacy_eval_type": "NOT_ENCRYPT",
+            },
+            "privacy": {"epsilon": 2.0, "accept_unproven": True},
+        },
+        {
+            "update": ({**TWO, "composition": "parallel"},),
+            "privacy": {"epsilon": 2.0, "accept_unproven": True},
+            "unsupervised": {"every_rounds": 1, "upload": "per_sample"},
+        },
+        {
+            "update": (),
+            "privacy": {"epsilon": 2.0, "accept_unproven": True},
+            "unsupervised": {"every_rounds": 0},
+        },
+    ],
+)
+def test_no_credit_where_a_condition_fails(changes):
+    assert credits_of(**changes) == {}
+
+
+def test_memory_from_before_the_noise_costs_no_credit():
+    """It follows from the device's data and the broadcasts, as any input of the round does."""
+    found = credits_of(update=({"name": "download_random"}, TWO, {"name": "upload_top_k"}))
+    assert set(found) == {"train", "infer"}
+
+
+def test_each_kind_is_judged_alone():
+    assert set(credits_of(update=({"name": "gradient_gaussian"},))) == {"infer"}
+    assert set(credits_of(unsupervised={"every_rounds": 1, "upload": "per_sample"})) == {"train"}

@@ -1,0 +1,169 @@
+"""The durable file: all or nothing, its mode, and SQLite's faults told to people."""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from edgeveil.errors import EdgeVeilError, PrivacyError
+from edgeveil.sqlite_file import MEMORY, SqliteFile, StorageError
+
+SCHEMA = "CREATE TABLE IF NOT EXISTS t (x BLOB UNIQUE);"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "file.sqlite"
+
+
+def rows(path: Path) -> list[bytes]:
+    with sqlite3.connect(path) as db:
+        return [x for (x,) in db.execute("SELECT x FROM t ORDER BY rowid")]
+
+
+def test_what_is_written_is_there_at_once_for_this_user_alone(path: Path) -> None:
+    file = SqliteFile(path, "the file", SCHEMA)
+    with file.transaction() as db:
+        db.execute("INSERT INTO t VALUES (?)", (b"a",))
+    assert rows(path) == [b"a"]
+    for name in (path, path.with_name("file.sqlite-wal")):
+        assert stat.S_IMODE(name.stat().st_mode) == 0o600
+    file.close()
+    again = SqliteFile(path, "the file", SCHEMA)
+    with again.guard() as db:
+        assert db.execute("SELECT x FROM t").fetchall() == [(b"a",)]
+        assert db.execute("PRAGMA synchronous").fetchone() == (2,)
+    again.close()
+
+
+def test_the_options(path: Path) -> None:
+    for options, journal in (
+        ({"secure_delete": True}, "wal"),
+        ({"rollback_journal": True}, "delete"),
+    ):
+        file = SqliteFile(path.with_name(journal), "the file", SCHEMA, **options)  # type: ignore[arg-type]
+        assert file.db.execute("PRAGMA journal_mode").fetchone() == (journal,)
+        assert file.db.execute("PRAGMA synchronous").fetchone() == (2,)
+        if "secure_delete" in options:
+            assert file.db.execute("PRAGMA secure_delete").fetchone() == (1,)
+        file.close()
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt(), EdgeVeilError("x")])
+def test_an_error_inside_undoes_all_and_is_raised_as_it_is(
+    path: Path, error: BaseException
+) -> None:
+    file = SqliteFile(path, "the file", SCHEMA)
+
+    def write() -> None:
+        with file.transaction() as db:
+            db.execute("INSERT INTO t VALUES (?)", (b"a",))
+            raise error
+
+    with pytest.raises(type(error)) as caught:
+        write()
+    assert caught.value is error
+    assert rows(path) == []
+    with file.transaction() as db:
+        db.execute("INSERT INTO t VALUES (?)", (b"b",))
+    assert rows(path) == [b"b"]
+    file.close()
+
+
+def insert(file: SqliteFile, value: bytes) -> None:
+    with file.transaction() as db:
+        db.execute("INSERT INTO t VALUES (?)", (value,))
+
+
+def test_a_full_disk_is_told_and_survived(path: Path) -> None:
+    file = SqliteFile(path, "the file", SCHEMA)
+    insert(file, b"small")
+    pages = file.db.execute("PRAGMA page_count").fetchone()[0]
+    file.db.execute(f"PRAGMA max_page_count={pages}")  # the same code as a disk without room
+    with pytest.raises(StorageError, match=r"cannot be written.*full.*free some space") as caught:
+        insert(file, bytes(100_000))
+    assert caught.value.where == str(path)
+    assert not file.db.in_transaction
+    insert(file, b"also small")
+    assert rows(path) == [b"small", b"also small"]
+    file.close()
+
+
+def test_a_lock_of_another_process_is_told(path: Path) -> None:
+    file = SqliteFile(path, "the file", SCHEMA)
+    file.db.execute("PRAGMA busy_timeout=0")
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StorageError, match=r"locked.*end the other process"):
+        insert(file, b"a")
+    other.execute("ROLLBACK")
+    insert(file, b"a")
+    file.close()
+    other.close()
+
+
+def test_damage_is_told_with_the_owners_own_fix(path: Path) -> None:
+    file = SqliteFile(path, "the file", SCHEMA)
+    insert(file, bytes(50_000))
+    file.close()
+    content = path.read_bytes()
+    path.write_bytes(content[:4096] + b"\xff" * (len(content) - 4096))
+    file = SqliteFile(path, "the file", error=PrivacyError, damaged_fix="weep")
+    with (
+        pytest.raises(PrivacyError, match=r"the file cannot be used: .*malformed.* weep"),
+        file.guard() as db,
+    ):
+        db.execute("SELECT x FROM t").fetchall()
+    file.close()
+    path.write_bytes(b"no database at all" * 400)
+    with pytest.raises(PrivacyError, match="weep"):
+        SqliteFile(path, "the file", SCHEMA, error=PrivacyError, damaged_fix="weep")
+
+
+def test_damage_that_cannot_even_be_quoted_is_told(path: Path) -> None:
+    SqliteFile(path, "the file", SCHEMA).close()
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"CREATE TABLE", b"CREATE TABL\xff"))
+    with pytest.raises(PrivacyError, match=r"the file cannot be used: .* weep"):
+        SqliteFile(path, "the file", SCHEMA, error=PrivacyError, damaged_fix="weep")
+
+
+def test_a_place_where_no_file_can_be_is_told(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "missing" / "file.sqlite"):
+        with pytest.raises(StorageError, match=r"cannot be used.*check its folder"):
+            SqliteFile(place, "the file", SCHEMA)
+
+
+def test_an_inner_guard_does_not_tell_twice(path: Path) -> None:
+    file = SqliteFile(path, "the file", SCHEMA)
+    with (
+        pytest.raises(StorageError) as caught,
+        file.transaction(),
+        file.guard("read") as db,
+    ):
+        db.execute("SELECT nothing")
+    assert str(caught.value).count("cannot be") == 1
+    assert "cannot be read" in str(caught.value)
+    file.close()
+
+
+def test_threads_take_turns() -> None:
+    file = SqliteFile(MEMORY, "the file", "CREATE TABLE n (v INTEGER); INSERT INTO n VALUES (0);")
+
+    def add() -> None:
+        for _ in range(50):
+            with file.transaction() as db:
+                (value,) = db.execute("SELECT v FROM n").fetchone()
+                db.execute("UPDATE n SET v = ?", (value + 1,))
+
+    threads = [threading.Thread(target=add) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert file.db.execute("SELECT v FROM n").fetchone() == (200,)
+    file.close()

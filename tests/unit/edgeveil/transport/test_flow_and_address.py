@@ -1,0 +1,207 @@
+"""Window, inbox, addresses and settings: bounds without a socket."""
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgeveil.errors import UsageError
+from edgeveil.transport.flow import Inbox, Intake, Window
+from edgeveil.transport.link import BrokerAddress, LinkDown, LinkSettings
+
+
+async def settle():
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=30),
+    messages=st.integers(1, 5),
+    size_bytes=st.integers(1, 40),
+    drops=st.sets(st.integers(0, 29)),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_window_keeps_its_bounds_and_order_whoever_gives_up(sizes, messages, size_bytes, drops):
+    async def play():
+        window, held, served = Window(messages, size_bytes), [], []
+
+        async def sender(number):
+            await window.acquire(sizes[number])
+            held.append(number)
+            served.append(number)
+
+        tasks = [asyncio.create_task(sender(number)) for number in range(len(sizes))]
+        await settle()
+        cancelled = {n for n in drops if n < len(sizes) and not tasks[n].done()}
+        for number in cancelled:
+            tasks[number].cancel()
+        await settle()
+        while held:
+            total = sum(sizes[number] for number in held)
+            assert len(held) <= messages
+            assert total <= size_bytes or len(held) == 1
+            assert window.messages == len(held)
+            window.release(sizes[held.pop(0)])
+            await settle()
+        assert served == [number for number in range(len(sizes)) if number not in cancelled]
+        await asyncio.wait_for(window.idle(), 5)
+
+    asyncio.run(play())
+
+
+def test_a_failed_window_ends_every_wait():
+    async def play():
+        window = Window(1, 10)
+        await window.acquire(1)
+        waiting = [asyncio.create_task(window.acquire(1)) for _ in range(3)]
+        await settle()
+        window.fail(LinkDown("gone"))
+        outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [str(outcome) for outcome in outcomes] == ["gone"] * 3
+        await asyncio.wait_for(window.idle(), 5)
+
+    asyncio.run(play())
+
+
+def test_a_cancel_after_the_turn_came_gives_the_room_back():
+    async def play():
+        window = Window(1, 10)
+        await window.acquire(1)
+        waiting = asyncio.create_task(window.acquire(1))
+        await settle()
+        window.release(1)  # its turn comes, and in the same step it is cancelled
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert window.messages == 0
+
+    asyncio.run(play())
+
+
+def test_an_inbox_pauses_when_full_and_resumes_when_half_empty():
+    async def play():
+        calls = []
+        inbox = Inbox(2000, lambda: calls.append("pause"), lambda: calls.append("resume"))
+        for number in range(4):
+            inbox.put(str(number), bytes(300))
+        assert calls == ["pause"]
+        assert inbox.paused
+        inbox.put("4", b"")
+        taken = [(await inbox.get())[0] for _ in range(5)]
+        assert taken == ["0", "1", "2", "3", "4"]
+        assert calls == ["pause", "resume"]
+
+    asyncio.run(play())
+
+
+def test_empty_messages_fill_an_inbox_too():
+    async def play():
+        calls = []
+        inbox = Inbox(10_000, lambda: calls.append("pause"), lambda: None)
+        for _ in range(100):
+            inbox.put("t", b"")
+        assert calls == ["pause"]
+
+    asyncio.run(play())
+
+
+def test_an_inbox_knows_when_it_holds_four_times_its_limit():
+    inbox = Inbox(1000, lambda: None, lambda: None)
+    while not inbox.overfull:
+        inbox.put("t", bytes(244))
+    assert inbox._held == 4500
+
+
+def test_a_window_tells_once_that_somebody_waits_and_that_nobody_does():
+    async def play():
+        calls = []
+        window = Window(1, 10, calls.append)
+        await window.acquire(1)
+        assert calls == []
+        waiting = [asyncio.create_task(window.acquire(1)) for _ in range(3)]
+        await settle()
+        assert calls == [True]
+        waiting[1].cancel()
+        window.release(1)
+        await settle()
+        assert calls == [True]
+        window.release(1)
+        assert calls == [True, False]
+        waiting = [asyncio.create_task(window.acquire(1)) for _ in range(2)]
+        await settle()
+        window.fail(LinkDown("gone"))
+        await asyncio.gather(*waiting, return_exceptions=True)
+        assert calls == [True, False] * 2
+        last = asyncio.create_task(window.acquire(1))
+        await settle()
+        last.cancel()
+        await asyncio.gather(last, return_exceptions=True)
+        assert calls == [True, False] * 3
+
+    asyncio.run(play())
+
+
+def test_an_intake_that_is_held_back_reads_for_answers_and_acknowledges_later():
+    reading, told = [True], []
+    intake = Intake(lambda: reading.append(False), lambda: reading.append(True), told.append)
+    intake.took(1)
+    intake.hold_back(True)
+    assert (reading[-1], told) == (False, [1])
+    with intake.awaiting():
+        assert reading[-1]
+        with intake.awaiting():
+            intake.took(2)
+        assert reading[-1]
+        intake.took(3)
+    assert (reading[-1], told) == (False, [1])
+    intake.hold_back(False)
+    assert (reading[-1], told) == (True, [1, 2, 3])
+    with intake.awaiting():
+        pass
+    assert reading[-1]
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "port", "tls"),
+    [
+        ("mqtt://box", "box", 1883, False),
+        ("mqtts://box", "box", 8883, True),
+        ("mqtt://10.0.0.1:2000/", "10.0.0.1", 2000, False),
+        ("mqtts://[::1]:9000", "::1", 9000, True),
+    ],
+)
+def test_addresses(url, host, port, tls):
+    address = BrokerAddress.parse(url)
+    assert (address.host, address.port, address.tls) == (host, port, tls)
+    assert str(address).endswith(f":{port}")
+    assert str(BrokerAddress.parse(f"mqtt://{address}")) == str(address)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "box:1883",
+        "http://box",
+        "mqtt://",
+        "mqtt://:1883",
+        "mqtt://box:0",
+        "mqtt://box:65536",
+        "mqtt://box:x",
+        "mqtt://box/path",
+        "mqtt://box?x=1",
+        "mqtt://[::1",
+    ],
+)
+def test_what_is_no_address_is_told_with_the_form(url):
+    with pytest.raises(UsageError) as caught:
+        BrokerAddress.parse(url)
+    assert "mqtt://host:1883" in caught.value.fix
+
+
+def test_a_password_is_never_shown():
+    with pytest.raises(UsageError, match="credentials") as caught:
+        BrokerAddress.parse("mqtt://ada:hush@box")
+    assert "hush" not in str(caught.value)
+    assert "hush" not in repr(LinkSettings("mqtt://box", "x", username="ada", password="hush"))

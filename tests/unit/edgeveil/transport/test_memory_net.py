@@ -1,0 +1,215 @@
+"""The memory transport: the same frames and rules, in virtual time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.codec import encode
+from edgeveil.protocol.messages import Need
+from edgeveil.transport.memory import MemoryNet
+
+A, B, C = fx.Device("a" * 16), fx.Device("b" * 16), fx.Device("c" * 16)
+Answer = Callable[[fx.Event], list[fx.Effect]]
+
+
+def need(number: int) -> Need:
+    return Need(b"b" * 32, (number,))
+
+
+class Box:
+    """A machine with its host: answers as told, notes what it saw and when."""
+
+    def __init__(self, answer: Answer = lambda event: []) -> None:
+        self.seen: list[tuple[float, fx.Event]] = []
+        self.stored: list[object] = []
+        self.reports: list[str] = []
+        self._answer = answer
+
+    def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
+        self.seen.append((now_s, event))
+        return self._answer(event)
+
+    def store(self, item: object) -> None:
+        self.stored.append(item)
+
+    def perform(self, task: object) -> object:
+        if task == "bad":
+            raise KeyError("secret text")
+        return "done"
+
+    def report(self, report: fx.Report) -> None:
+        self.reports.append(report.what)
+
+    def numbers(self) -> list[int]:
+        events = [event for _, event in self.seen if isinstance(event, fx.Received)]
+        return [event.message.indices[0] for event in events if isinstance(event.message, Need)]
+
+
+def on(command: str, *effects: fx.Effect) -> Answer:
+    return lambda event: list(effects) if event == fx.Command(command) else []
+
+
+def net(boxes: dict[fx.Address, Box], **options: object) -> MemoryNet:
+    result = MemoryNet(**options)  # type: ignore[arg-type]
+    for address, box in boxes.items():
+        result.add(address, box, box)
+    return result
+
+
+def play(world: MemoryNet, address: fx.Address, command: str = "go") -> None:
+    world.post(world.nodes[address], fx.Command(command))
+    assert not world.run(lambda: False)
+
+
+def test_messages_arrive_in_order_and_all_devices_hear_a_broadcast() -> None:
+    sends = [fx.Send(fx.AllDevices(), need(1)), fx.Send(A, need(2)), fx.Send(A, need(3))]
+    proxy, a, b = Box(on("go", *sends)), Box(), Box()
+    world = net({fx.Proxy(): proxy, A: a, B: b})
+    play(world, fx.Proxy())
+    assert a.numbers() == [1, 2, 3]
+    assert b.numbers() == [1]
+    assert proxy.numbers() == []
+    assert a.seen[0][1] == fx.Received(fx.Proxy(), need(1))
+
+
+def test_faults_lose_repeat_and_delay_frames() -> None:
+    delays = {1: [], 2: [0.001, 0.002], 3: [5.0], 4: [0.001]}
+
+    def faults(_sender: fx.Address, _to: fx.Address, frame: bytes) -> list[float]:
+        return next(d for n, d in delays.items() if frame == encode(need(n)))
+
+    sends = [fx.Send(A, need(n)) for n in delays]
+    a = Box()
+    world = net({fx.Proxy(): Box(on("go", *sends)), A: a}, faults=faults)
+    play(world, fx.Proxy())
+    assert a.numbers() == [2, 4, 2, 3]
+    assert a.seen[-1][0] == 5.0
+
+
+def test_a_frame_above_the_packet_size_is_counted_where_it_would_arrive() -> None:
+    a = Box()
+    world = net({fx.Proxy(): Box(on("go", fx.Send(A, need(1)))), A: a}, packet_bytes=10)
+    play(world, fx.Proxy())
+    assert a.seen == []
+    assert world.nodes[A].refused == {"oversized": 1}
+
+
+def test_nobody_at_an_address_is_no_error_and_the_wire_can_be_recorded() -> None:
+    sends = [fx.Send(C, need(1)), fx.Send(A, need(2))]
+    world = net({fx.Proxy(): Box(on("go", *sends)), A: Box()})
+    world.wire = []
+    play(world, fx.Proxy())
+    assert world.wire == [(fx.Proxy(), A, encode(need(2)))]
+
+
+def test_timers_are_replaced_cancelled_and_fire_once() -> None:
+    effects = [
+        fx.SetTimer("a", 1.0),
+        fx.SetTimer("b", 2.0),
+        fx.SetTimer("a", 3.0),
+        fx.CancelTimer("b"),
+        fx.CancelTimer("none"),
+    ]
+    a = Box(on("go", *effects))
+    play(net({A: a}), A)
+    assert a.seen == [(0.0, fx.Command("go")), (3.0, fx.Timer("a"))]
+
+
+def test_a_node_that_is_down_hears_nothing_and_its_timers_pass() -> None:
+    a = Box(on("go", fx.SetTimer("a", 1.0)))
+    world = net({A: a, fx.Proxy(): Box(on("go", fx.Send(A, need(1))))})
+    world.post(world.nodes[A], fx.Command("go"))
+    world.run(lambda: bool(a.seen))
+    world.nodes[A].up = False
+    play(world, fx.Proxy())
+    assert [event for _, event in a.seen] == [fx.Command("go")]
+
+
+def test_work_takes_its_virtual_time_and_a_failure_is_an_outcome() -> None:
+    effects = [fx.Work("good"), fx.Work("bad"), fx.Store(1), fx.Refuse("x"), fx.Report("r")]
+    a = Box(on("go", *effects))
+    world = net({A: a}, work_s=lambda task: 2.0 if task == "good" else 1.0)
+    play(world, A)
+    (first, bad), (second, good) = a.seen[1:]
+    assert (first, second, good) == (1.0, 2.0, fx.Done("good", "done"))
+    assert isinstance(bad, fx.Done)
+    assert isinstance(bad.result, fx.Failed)
+    assert "secret text" not in bad.result.reason
+    assert (a.stored, a.reports, world.nodes[A].refused) == ([1], ["r"], {"x": 1})
+
+
+def test_links_come_up_towards_the_right_peers() -> None:
+    boxes = {fx.Proxy(): Box(), fx.Cloud(): Box(), A: Box()}
+    world = net(boxes)
+    for node in world.nodes.values():
+        world.connect(node)
+    world.run(lambda: False)
+    peers = {address: [event.peer for _, event in box.seen] for address, box in boxes.items()}  # type: ignore[union-attr]
+    assert peers == {
+        fx.Proxy(): [fx.Cloud(), fx.AllDevices()],
+        fx.Cloud(): [fx.Proxy()],
+        A: [fx.Proxy()],
+    }
+
+
+def test_time_does_not_pass_the_limit() -> None:
+    a = Box(lambda event: [fx.SetTimer("again", 10.0)])
+    world = net({A: a})
+    world.post(world.nodes[A], fx.Command("go"))
+    assert not world.run(lambda: False, limit_s=35.0)
+    assert [when for when, _ in a.seen] == [0.0, 10.0, 20.0, 30.0]
+    assert world.run(lambda: len(a.seen) == 5, limit_s=100.0)
+
+
+class Worker(Box):
+    """Notes when its tasks begin and end; two of them wait for each other."""
+
+    def __init__(self, answer: Answer, barrier: threading.Barrier | None = None) -> None:
+        super().__init__(answer)
+        self.course: list[str] = []
+        self._barrier = barrier
+
+    def perform(self, task: object) -> object:
+        self.course.append(f"{task} begins")
+        if self._barrier is not None:
+            self._barrier.wait(30.0)
+        else:
+            time.sleep(0.002)  # room for another task to begin, if one may
+        self.course.append(f"{task} ends")
+        return task
+
+
+def test_with_an_executor_nodes_work_together_and_time_is_the_same() -> None:
+    # The barrier opens only if both devices are at work at one moment.
+    barrier, answer = threading.Barrier(2), on("go", fx.Work("task"))
+    a, b = Worker(answer, barrier), Worker(answer, barrier)
+    with ThreadPoolExecutor(2) as executor:
+        world = net({A: a, B: b}, executor=executor, work_s=lambda _: 2.0)
+        for address in (A, B):
+            world.post(world.nodes[address], fx.Command("go"))
+        world.run(lambda: False)
+    for box in (a, b):
+        assert box.seen[1:] == [(2.0, fx.Done("task", "task"))]
+
+
+def test_with_an_executor_a_nodes_own_tasks_follow_each_other() -> None:
+    tasks = [f"task {number}" for number in range(20)]
+    a = Worker(on("go", *map(fx.Work, tasks)))
+    with ThreadPoolExecutor(4) as executor:
+        play(net({A: a}, executor=executor), A)
+    assert a.course == [f"{task} {what}" for task in tasks for what in ("begins", "ends")]
+    assert [event.task for _, event in a.seen[1:] if isinstance(event, fx.Done)] == tasks
+
+
+def test_with_an_executor_a_failure_is_an_outcome_too() -> None:
+    a = Box(on("go", fx.Work("bad"), fx.Work("good")))
+    with ThreadPoolExecutor(2) as executor:
+        play(net({A: a}, executor=executor), A)
+    bad, good = (event for _, event in a.seen[1:])
+    assert isinstance(bad, fx.Done)
+    assert isinstance(bad.result, fx.Failed)
+    assert good == fx.Done("good", "done")

@@ -1,0 +1,230 @@
+"""A process's life: keys at the first start, the first end wins, signals, a clean stop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from edgeveil.crypto.errors import CryptoError
+from edgeveil.crypto.keys import SigningKey, VerifyKey
+from edgeveil.errors import BrokerError, UsageError
+from edgeveil.transport.process import (
+    OwnFolder,
+    first_of,
+    own_signing_key,
+    peer_key,
+    run_until_stopped,
+)
+
+
+def test_a_folder_has_one_owner_until_its_release(tmp_path: Path) -> None:
+    state = tmp_path / "deep" / "state"
+    with OwnFolder(state):
+        assert state.stat().st_mode & 0o077 == 0
+        with pytest.raises(UsageError, match="another process") as caught:
+            OwnFolder(state)
+        assert caught.value.where == str(state)
+        OwnFolder(tmp_path / "other").release()
+    OwnFolder(state).release()
+
+
+def test_the_end_of_a_process_frees_its_folder_however_it_ends(tmp_path: Path) -> None:
+    code = """
+        import sys, time
+        from pathlib import Path
+        from edgeveil.transport.process import OwnFolder
+
+        own = OwnFolder(Path(sys.argv[1]))
+        print("held", flush=True)
+        time.sleep(60)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "held\n"
+            with pytest.raises(UsageError, match="another process"):
+                OwnFolder(tmp_path)
+        finally:
+            process.kill()
+    OwnFolder(tmp_path).release()
+
+
+def test_a_folder_that_cannot_be_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="state_dir") as caught:
+        OwnFolder(tmp_path / "file" / "state")
+    assert caught.value.where == str(tmp_path / "file" / "state")
+
+
+def test_the_key_is_made_once_with_its_public_half(tmp_path: Path) -> None:
+    state = tmp_path / "deep" / "state"
+    key = own_signing_key(state, "cloud")
+    assert own_signing_key(state, "cloud").to_bytes() == key.to_bytes()
+    assert peer_key(state / "cloud.pub", "the cloud").to_bytes() == key.public().to_bytes()
+    assert (state / "cloud.key").stat().st_mode & 0o077 == 0
+    assert state.stat().st_mode & 0o077 == 0
+
+
+def test_a_lost_public_half_is_written_again(tmp_path: Path) -> None:
+    key = own_signing_key(tmp_path, "proxy")
+    (tmp_path / "proxy.pub").unlink()
+    own_signing_key(tmp_path, "proxy")
+    assert VerifyKey.load(tmp_path / "proxy.pub").to_bytes() == key.public().to_bytes()
+
+
+def test_a_damaged_key_is_not_replaced(tmp_path: Path) -> None:
+    own_signing_key(tmp_path, "cloud")
+    (tmp_path / "cloud.key").write_text("nonsense")
+    with pytest.raises(CryptoError):
+        own_signing_key(tmp_path, "cloud")
+    assert (tmp_path / "cloud.key").read_text() == "nonsense"
+
+
+def test_a_missing_peer_is_named_with_the_fix(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"the proxy is not there.*\.pub"):
+        peer_key(tmp_path / "proxy.pub", "the proxy")
+    SigningKey.generate().save(tmp_path / "secret.key")
+    with pytest.raises(CryptoError):  # a private key is no public one
+        peer_key(tmp_path / "secret.key", "the proxy")
+
+
+async def forever(ended: list[str], name: str) -> None:
+    try:
+        await asyncio.Event().wait()
+    finally:
+        ended.append(name)
+
+
+async def fails() -> None:
+    raise BrokerError("refused")
+
+
+async def returns() -> None:
+    return None
+
+
+def test_the_stop_ends_every_task() -> None:
+    async def scene() -> list[str]:
+        stop, ended = asyncio.Event(), []
+        asyncio.get_running_loop().call_later(0.02, stop.set)
+        await first_of(stop, forever(ended, "a"), forever(ended, "b"))
+        return ended
+
+    assert sorted(asyncio.run(asyncio.wait_for(scene(), 20))) == ["a", "b"]
+
+
+def test_the_first_error_is_raised_and_the_others_are_ended() -> None:
+    ended: list[str] = []
+
+    async def scene() -> None:
+        with pytest.raises(BrokerError, match="refused"):
+            await first_of(asyncio.Event(), forever(ended, "a"), fails())
+
+    asyncio.run(asyncio.wait_for(scene(), 20))
+    assert ended == ["a"]
+
+
+def test_several_errors_at_once_are_one_error_and_no_word_of_the_event_loop() -> None:
+    said: list[object] = []
+
+    async def fails_when_ended() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise ValueError("on the way out")
+
+    async def scene() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, what: said.append(what))
+        with pytest.raises(BrokerError, match="refused"):
+            await first_of(asyncio.Event(), fails(), fails(), fails_when_ended())
+        gc.collect()
+
+    asyncio.run(asyncio.wait_for(scene(), 20))
+    assert said == []
+
+
+def test_a_task_that_returns_ends_the_process_too() -> None:
+    ended: list[str] = []
+
+    async def scene() -> None:
+        await first_of(asyncio.Event(), forever(ended, "a"), returns())
+
+    asyncio.run(asyncio.wait_for(scene(), 20))
+    assert ended == ["a"]
+
+
+def test_a_task_that_does_not_end_cannot_hold_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgeveil.transport.process.EXIT_S", 0.05)
+    freed = asyncio.Event()
+
+    async def stubborn() -> None:
+        while not freed.is_set():
+            try:
+                await freed.wait()
+            except asyncio.CancelledError:
+                continue
+
+    async def scene() -> None:
+        stop = asyncio.Event()
+        stop.set()
+        await first_of(stop, stubborn())
+        freed.set()
+
+    asyncio.run(asyncio.wait_for(scene(), 20))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_a_clean_stop(number: signal.Signals) -> None:
+    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+
+    async def main(stop: asyncio.Event) -> int:
+        os.kill(os.getpid(), number)
+        await asyncio.wait_for(stop.wait(), 20)
+        return 7
+
+    try:
+        assert run_until_stopped(main) == 7
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+STUBBORN = """
+    import asyncio, time
+    from concurrent.futures import ThreadPoolExecutor
+    from edgeveil.transport.process import run_until_stopped
+
+    async def main(stop):
+        print("ready", flush=True)
+        await stop.wait()
+        with ThreadPoolExecutor(1) as executor:  # work that holds even the event loop
+            executor.submit(time.sleep, 60)
+            print("stopping", flush=True)
+        return 0
+
+    run_until_stopped(main)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_at_once(number: signal.Signals) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(STUBBORN)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            process.send_signal(number)
+            assert process.stdout.readline() == "stopping\n"
+            process.send_signal(number)
+            assert process.wait(20) == -number
+        finally:
+            process.kill()

@@ -1,0 +1,498 @@
+"""The runtime: effects in order, work that fails, refusals, timers and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from edgeveil.errors import DataError, ProtocolError
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.codec import decode, encode
+from edgeveil.protocol.messages import Exchanged, Need, Part
+from edgeveil.transport.link import LinkDown
+from edgeveil.transport.refusals import Refusals
+from edgeveil.transport.runtime import INBOX_EVENTS, Runtime
+
+LOG = logging.getLogger("edgeveil.test")
+LIMIT = 256
+NEED = Need(b"b" * 32, (1, 2))
+SEND = fx.Send(fx.Proxy(), NEED)
+
+
+class Script:
+    """A machine that answers each event as told and notes what it saw."""
+
+    def __init__(self, answer: Callable[[fx.Event], list[fx.Effect]]) -> None:
+        self.seen: list[fx.Event] = []
+        self.at: Exchanged | None = None
+        self._answer = answer
+
+    def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
+        self.seen.append(event)
+        return self._answer(event)
+
+
+class Diary:
+    """A host and a link that write down what happened, in order."""
+
+    def __init__(self, work: Callable[[Any], object] = lambda task: task) -> None:
+        self.lines: list[object] = []
+        self._work = work
+        self.down: Exception | None = None
+
+    def store(self, item: object) -> None:
+        self.lines.append(("store", item))
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        yield
+        self.lines.append("durable")
+
+    def perform(self, task: object) -> object:
+        return self._work(task)
+
+    def report(self, report: fx.Report) -> None:
+        self.lines.append(("report", report.what))
+
+    async def publish(self, to: fx.Address, frame: bytes) -> None:
+        await asyncio.sleep(0)  # as a real link, which lets others run
+        if self.down is not None:
+            raise self.down
+        self.lines.append(("sent", to, decode(frame, LIMIT)))
+
+
+def played(
+    script: Script,
+    diary: Diary,
+    scene: Callable[[Runtime], Coroutine[Any, Any, None]],
+) -> Runtime:
+    """Run the scene against a fed runtime, then end it as a process does."""
+
+    async def body() -> Runtime:
+        with ThreadPoolExecutor(1) as executor:
+            runtime = Runtime(script, diary, diary.publish, executor, LOG, LIMIT)
+            feeding = asyncio.create_task(runtime.run())
+            try:
+                async with asyncio.timeout(20):
+                    await scene(runtime)
+            finally:
+                feeding.cancel()
+                await asyncio.wait([feeding])
+            return runtime
+
+    return asyncio.run(body())
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+def started(effects: list[fx.Effect]) -> Callable[[fx.Event], list[fx.Effect]]:
+    return lambda event: effects if event == fx.Command("start") else []
+
+
+def test_effects_run_in_order_and_what_is_stored_is_stored_before_it_is_sent() -> None:
+    effects: list[fx.Effect] = [fx.Store("a"), SEND, fx.Report("r"), fx.Store("b"), SEND]
+    script, diary = Script(started(effects)), Diary()
+
+    async def scene(runtime: Runtime) -> None:
+        runtime.post(fx.Command("start"))
+        runtime.post(fx.Command("next"))
+        await until(lambda: len(script.seen) == 2 and diary.lines[-2:] == [("report", "r"), sent])
+
+    sent = ("sent", fx.Proxy(), NEED)
+    played(script, diary, scene)
+    stored = [("store", "a"), ("store", "b"), "durable"]
+    assert diary.lines == [*stored, sent, ("report", "r"), sent]
+
+
+def test_nothing_is_sent_when_storing_fails() -> None:
+    script, diary = Script(started([fx.Store("a"), SEND])), Diary()
+
+    def full(item: object) -> None:
+        raise OSError("disk full")
+
+    diary.store = full  # type: ignore[method-assign]
+
+    async def body() -> None:
+        runtime = Runtime(script, diary, diary.publish, None, LOG, LIMIT)
+        runtime.post(fx.Command("start"))
+        with pytest.raises(OSError, match="disk full"):
+            await asyncio.wait_for(runtime.run(), 20)
+
+    asyncio.run(body())
+    assert diary.lines == []
+
+
+def test_events_are_stored_in_their_order() -> None:
+    script = Script(lambda event: [fx.Store(event), SEND, fx.Store(event)])
+    diary = Diary()
+
+    async def scene(runtime: Runtime) -> None:
+        for name in "abc":
+            runtime.post(fx.Command(name))
+        await until(lambda: sum(line[0] == "sent" for line in diary.lines) == 3)
+
+    played(script, diary, scene)
+    stored = [line[1].what for line in diary.lines if line[0] == "store"]  # type: ignore[index]
+    assert stored == ["a", "a", "b", "b", "c", "c"]
+
+
+def test_work_comes_back_as_done_with_its_task() -> None:
+    script, diary = Script(started([fx.Work("task")])), Diary(lambda task: task.upper())
+
+    async def scene(runtime: Runtime) -> None:
+        runtime.post(fx.Command("start"))
+        await until(lambda: len(script.seen) == 2)
+
+    played(script, diary, scene)
+    assert script.seen[1] == fx.Done("task", "TASK")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ProtocolError("wrong_shape", "of a long text"), "wrong_shape"),
+        (DataError("cannot be read", where="a.csv", fix="mend it"), "a.csv: cannot be read"),
+    ],
+)
+def test_known_errors_of_work_are_told_by_reason(error: Exception, reason: str) -> None:
+    outcome, log = fail_with(error)
+    assert outcome.reason.startswith(reason)
+    assert log == []
+
+
+def test_an_unexpected_error_tells_type_and_place_but_no_data() -> None:
+    outcome, log = fail_with(ValueError("record 17 is [0.25, 0.75]"))
+    assert "ValueError" in outcome.reason
+    assert "broken" in outcome.reason  # the function
+    (record,) = log
+    assert "record 17" not in outcome.reason + str(record.__dict__)
+    assert record.exc_info is None
+    assert (record.error, record.levelname) == ("ValueError", "ERROR")  # type: ignore[attr-defined]
+
+
+def fail_with(error: Exception) -> tuple[fx.Failed, list[logging.LogRecord]]:
+    """What the machine hears when work raises `error`, and what was logged."""
+
+    def broken(task: object) -> object:
+        raise error
+
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    LOG.addHandler(handler)
+    script = Script(started([fx.Work("task")]))
+
+    async def scene(runtime: Runtime) -> None:
+        runtime.post(fx.Command("start"))
+        await until(lambda: len(script.seen) == 2)
+        runtime.post(fx.Command("alive"))
+        await until(lambda: len(script.seen) == 3)
+
+    try:
+        played(script, Diary(broken), scene)
+    finally:
+        LOG.removeHandler(handler)
+    done = script.seen[1]
+    assert isinstance(done, fx.Done)
+    assert isinstance(done.result, fx.Failed)
+    return done.result, records
+
+
+FRAMES = {
+    "unknown_version": [b"", b"\x02" + encode(NEED)[1:], b"\x00"],
+    "malformed": [encode(NEED)[:-1], encode(NEED) + b"\0", b"\x01", b"\x01\xc1", b"\x01\x93\xa4"],
+    "oversized": [encode(NEED) + bytes(LIMIT)],
+    "foreign_topic": [],
+}
+
+
+def test_bad_frames_are_counted_by_reason_and_never_raise() -> None:
+    script, diary = Script(lambda event: []), Diary()
+
+    async def scene(runtime: Runtime) -> None:
+        for frames in FRAMES.values():
+            for frame in frames:
+                await runtime.receive(fx.Cloud(), frame)
+        await runtime.receive(None, encode(NEED))
+        await runtime.receive(fx.Cloud(), encode(NEED))
+        await until(lambda: script.seen)
+
+    runtime = played(script, diary, scene)
+    assert script.seen == [fx.Received(fx.Cloud(), NEED)]
+    wanted = {reason: len(frames) for reason, frames in FRAMES.items()} | {"foreign_topic": 1}
+    assert runtime.refusals.counts == wanted
+
+
+def test_a_machines_refusals_and_a_lost_link_are_counted_and_the_rest_goes_on() -> None:
+    effects = [fx.Refuse("forged"), SEND, fx.Store("after")]
+    script, diary = Script(started(effects)), Diary()
+
+    async def scene(runtime: Runtime) -> None:
+        counts = runtime.refusals.counts
+        for down, refused in ((LinkDown("gone"), 2), (ProtocolError("oversized_packet"), 4)):
+            diary.down = down
+            runtime.post(fx.Command("start"))
+            # What comes after the failed publication, too.
+            await until(lambda n=refused: sum(counts.values()) == n and diary.lines)
+            diary.lines.clear()
+
+    runtime = played(script, diary, scene)
+    assert runtime.refusals.counts == {"forged": 2, "link_down": 1, "oversized_packet": 1}
+
+
+def test_a_timer_of_the_same_name_is_replaced_and_a_cancelled_one_is_silent() -> None:
+    plan: dict[object, list[fx.Effect]] = {
+        "start": [fx.SetTimer("a", 0.05), fx.SetTimer("b", 0.05), fx.SetTimer("c", 0.01)],
+        "again": [
+            fx.SetTimer("a", 0.4),
+            fx.SetTimer("between", 0.2),
+            fx.CancelTimer("b"),
+            fx.CancelTimer("unknown"),
+        ],
+        "once more": [fx.SetTimer("a", 0.01)],
+    }
+    script = Script(lambda e: plan.get(getattr(e, "what", None), []))
+
+    def fired() -> list[str]:
+        return [event.name for event in script.seen if isinstance(event, fx.Timer)]
+
+    async def scene(runtime: Runtime) -> None:
+        runtime.post(fx.Command("start"))
+        runtime.post(fx.Command("again"))
+        await until(lambda: fired().count("a") == 1 and "between" in fired())
+        runtime.post(fx.Command("once more"))  # one that has run out may be set again
+        await until(lambda: fired().count("a") == 2)
+
+    played(script, Diary(), scene)
+    assert fired() == ["c", "between", "a", "a"]
+
+
+def test_nothing_happens_after_the_end() -> None:
+    effects: list[fx.Effect] = [fx.SetTimer("t", 0.05), fx.Work("slow")]
+    script, ended = Script(started(effects)), threading.Event()
+
+    async def body() -> None:
+        with ThreadPoolExecutor(1) as executor:
+            diary = Diary(lambda task: ended.wait(20))
+            runtime = Runtime(script, diary, diary.publish, executor, LOG, LIMIT)
+            feeding = asyncio.create_task(runtime.run())
+            runtime.post(fx.Command("start"))
+            await until(lambda: script.seen)
+            feeding.cancel()
+            await asyncio.wait([feeding])
+            ended.set()
+            await asyncio.sleep(0.15)
+            assert runtime._events.empty()
+
+    asyncio.run(body())
+    assert script.seen == [fx.Command("start")]
+
+
+def test_a_machine_that_is_far_behind_makes_the_link_wait() -> None:
+    script, diary = Script(lambda event: []), Diary()
+
+    async def body() -> None:
+        runtime = Runtime(script, diary, diary.publish, None, LOG, LIMIT)
+        frame = encode(NEED)
+        for _ in range(INBOX_EVENTS):
+            await runtime.receive(fx.Cloud(), frame)
+        late = asyncio.create_task(runtime.receive(fx.Cloud(), frame))
+        await asyncio.sleep(0.02)
+        assert not late.done()
+        runtime.post(fx.Command("own"))  # the process itself never waits
+        feeding = asyncio.create_task(runtime.run())
+        await asyncio.wait_for(late, 20)
+        await until(lambda: len(script.seen) == INBOX_EVENTS + 2)
+        feeding.cancel()
+
+    asyncio.run(body())
+
+
+def test_few_large_frames_make_the_link_wait_too() -> None:
+    """Of 300 frames of 64,000 bytes, 262 fit into 16 MiB."""
+    frame = encode(Part(b"b" * 32, 0, 0, bytes(64_000 - len(encode(Part(b"b" * 32, 0, 0, b""))))))
+    script, diary = Script(lambda event: []), Diary()
+
+    async def body() -> None:
+        runtime = Runtime(script, diary, diary.publish, None, LOG, 65536)
+        arriving = [asyncio.create_task(runtime.receive(fx.Cloud(), frame)) for _ in range(300)]
+        await asyncio.sleep(0.05)
+        taken = sum(task.done() for task in arriving)
+        assert taken == 16 * 1024 * 1024 // len(frame)
+        feeding = asyncio.create_task(runtime.run())
+        await asyncio.wait_for(asyncio.gather(*arriving), 20)
+        await until(lambda: len(script.seen) == 300)
+        feeding.cancel()
+
+    asyncio.run(body())
+
+
+def test_a_reason_is_logged_once_a_minute_and_always_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = [0.0]
+    refusals = Refusals(LOG, lambda: now[0])
+    with caplog.at_level(logging.WARNING, LOG.name):
+        for now[0] in (0.0, 1.0, 59.9, 60.0, 61.0):
+            refusals.add("forged")
+        refusals.add("malformed")
+    said = [(r.reason, r.total) for r in caplog.records]  # type: ignore[attr-defined]
+    assert said == [("forged", 1), ("forged", 4), ("malformed", 1)]
+    assert refusals.counts == {"forged": 5, "malformed": 1}
+
+
+def test_waiting_events_share_one_write_and_nothing_is_said_before_it():
+    diary = Diary()
+
+    def answer(event: fx.Event) -> list[fx.Effect]:
+        assert isinstance(event, fx.Command)
+        return [fx.Store(event.what), fx.Report(f"after {event.what}")]
+
+    async def scene(runtime: Runtime) -> None:
+        await runtime.step(fx.Command(1), fx.Command(2))
+
+    played(Script(answer), diary, scene)
+    assert diary.lines == [
+        ("store", 1),
+        ("store", 2),
+        "durable",
+        ("report", "after 1"),
+        ("report", "after 2"),
+    ]
+
+
+def test_what_rests_on_no_store_does_not_wait_for_one():
+    diary = Diary()
+
+    def answer(event: fx.Event) -> list[fx.Effect]:
+        assert isinstance(event, fx.Command)
+        return [fx.Report("early")] if event.what == 1 else [fx.Store(event.what)]
+
+    async def scene(runtime: Runtime) -> None:
+        await runtime.step(fx.Command(1), fx.Command(2))
+
+    played(Script(answer), diary, scene)
+    assert diary.lines == [("report", "early"), ("store", 2), "durable"]
+
+
+def test_what_is_not_allowed_never_reaches_the_machine() -> None:
+    async def body() -> None:
+        script, diary = Script(started([])), Diary()
+        runtime = Runtime(
+            script,
+            diary,
+            diary.publish,
+            None,
+            LOG,
+            LIMIT,
+            allows=lambda sender, message: sender == fx.Cloud() and message == NEED,
+        )
+        await runtime.receive(fx.Device("d"), encode(NEED))
+        assert (runtime.waiting_events, runtime.refusals.counts["rate"]) == (0, 1)
+        await runtime.receive(fx.Cloud(), encode(NEED))
+        assert (runtime.waiting_events, runtime.refusals.counts["rate"]) == (1, 1)
+
+    asyncio.run(body())
+
+
+def test_the_loop_goes_on_while_the_disk_is_written():
+    diary, looked = Diary(), threading.Event()
+
+    def store(item: object) -> None:
+        assert looked.wait(20)  # set by the loop, which this write must not hold up
+        diary.lines.append(("store", item))
+
+    diary.store = store  # type: ignore[method-assign]
+
+    async def scene(runtime: Runtime) -> None:
+        step = asyncio.ensure_future(runtime.step(fx.Command("start")))
+        await asyncio.sleep(0)
+        looked.set()
+        await step
+
+    played(Script(started([fx.Store("a")])), diary, scene)
+    assert diary.lines == [("store", "a"), "durable"]
+
+
+def test_the_end_waits_for_a_write_that_has_begun():
+    diary, begun, go_on = Diary(), threading.Event(), threading.Event()
+
+    def store(item: object) -> None:
+        begun.set()
+        assert go_on.wait(20)
+        diary.lines.append(("store", item))
+
+    diary.store = store  # type: ignore[method-assign]
+
+    async def body() -> None:
+        runtime = Runtime(
+            Script(started([fx.Store("a"), SEND])), diary, diary.publish, None, LOG, LIMIT
+        )
+        runtime.post(fx.Command("start"))
+        running = asyncio.ensure_future(runtime.run())
+        await until(begun.is_set)
+        running.cancel()
+        await asyncio.sleep(0)
+        assert not running.done()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(body())
+    assert diary.lines == [("store", "a"), "durable"], "what rests on it is not said any more"
+
+
+def test_the_machine_goes_on_while_the_disk_is_written_and_its_words_wait():
+    diary, second = Diary(), threading.Event()
+
+    def answer(event: fx.Event) -> list[fx.Effect]:
+        assert isinstance(event, fx.Command)
+        if event.what == 2:
+            second.set()
+        return [fx.Store(event.what), fx.Report(f"after {event.what}")]
+
+    def store(item: object) -> None:
+        assert second.wait(20)
+        diary.lines.append(("store", item))
+
+    diary.store = store  # type: ignore[method-assign]
+
+    async def scene(runtime: Runtime) -> None:
+        runtime.post(fx.Command(1))
+        await until(lambda: len(script.seen) == 1)  # so that they are no group
+        runtime.post(fx.Command(2))
+        await until(lambda: len(diary.lines) == 6)
+
+    script = Script(answer)
+    played(script, diary, scene)
+    reports = [("report", "after 1"), ("report", "after 2")]
+    stores = [("store", 1), ("store", 2)]
+    assert diary.lines == [stores[0], "durable", reports[0], stores[1], "durable", reports[1]]
+
+
+def test_a_write_that_fails_ends_the_run_though_nothing_else_happens():
+    diary = Diary()
+
+    def store(item: object) -> None:
+        raise OSError("disk full")
+
+    diary.store = store  # type: ignore[method-assign]
+
+    async def body() -> None:
+        runtime = Runtime(Script(started([fx.Store("a")])), diary, diary.publish, None, LOG, LIMIT)
+        running = asyncio.ensure_future(runtime.run())
+        runtime.post(fx.Command("start"))
+        with pytest.raises(OSError, match="disk full"):
+            await asyncio.wait_for(running, 20)
+
+    asyncio.run(body())

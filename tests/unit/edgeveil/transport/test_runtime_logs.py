@@ -1,0 +1,96 @@
+"""Every line of a process names the job and round of its machine, from threads too."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+
+import pytest
+
+from edgeveil import logs
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.messages import Exchanged
+from edgeveil.transport.runtime import Runtime
+
+LOG = logging.getLogger("edgeveil.test")
+JOB = bytes(range(16))
+
+
+@pytest.fixture(autouse=True)
+def _restored() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = handlers, level
+
+
+class Course:
+    """Is told by command where it is; reports, works, and ends on None."""
+
+    at: Exchanged | None = None
+
+    def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
+        match event:
+            case fx.Command(what=int(number)):
+                self.at = Exchanged(JOB, number, 1)
+                return [fx.Report("begun"), fx.Work("task")]
+            case fx.Command():
+                self.at = None
+                return [fx.Report("ended"), fx.Work("later")]
+        return [fx.Report("done")]
+
+
+class Loud:
+    """A host that logs all that it does."""
+
+    def store(self, item: object) -> None: ...
+
+    def together(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def perform(self, task: object) -> object:
+        LOG.info(str(task))
+        return None
+
+    def report(self, report: fx.Report) -> None:
+        LOG.info(report.what)
+
+
+async def unsent(_to: fx.Address, _frame: bytes) -> None:
+    raise AssertionError
+
+
+def test_lines_name_job_and_round_until_the_jobs_end(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.setup("info", "json")
+    LOG.setLevel("INFO")
+
+    async def body() -> None:
+        with ThreadPoolExecutor(1) as executor:
+            runtime = Runtime(Course(), Loud(), unsent, executor, LOG, 256)
+            feeding = asyncio.create_task(runtime.run())
+            for command in (1, 2, "end"):
+                runtime.post(fx.Command(command))
+                await asyncio.sleep(0.05)
+            feeding.cancel()
+            await asyncio.wait([feeding])
+            LOG.info("outside")
+
+    asyncio.run(body())
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    job = "000102030405"
+    assert [(line["event"], line["job"], line["round"]) for line in lines] == [
+        ("begun", job, 1),
+        ("task", job, 1),
+        ("done", job, 1),
+        ("begun", job, 2),
+        ("task", job, 2),
+        ("done", job, 2),
+        ("ended", job, 2),
+        ("later", None, None),
+        ("done", None, None),
+        ("outside", None, None),
+    ]

@@ -1,0 +1,162 @@
+"""Topics name their speaker; a session routes one link into one runtime."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from edgeveil.errors import UsageError
+from edgeveil.jobs.site_blocks import BrokerLink
+from edgeveil.protocol import effects as fx
+from edgeveil.transport import topics
+from edgeveil.transport.link import LinkSettings, MessageHandler, StateHandler
+from edgeveil.transport.sessions import Session, link_settings
+
+ID = "0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    ("topic", "sender"),
+    [
+        (topics.CLOUD_OUT, fx.Cloud()),
+        (topics.device_up(ID), fx.Device(ID)),
+        (topics.device_down(ID), fx.Proxy()),
+        (topics.ALL_DOWN, fx.Proxy()),
+        (topics.CLOUD_IN, fx.Proxy()),
+    ],
+)
+def test_each_topic_has_one_speaker(topic: str, sender: fx.Address) -> None:
+    assert topics.sender_of(topic) == sender
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "",
+        "edgeveil/v1/cloud/outer",
+        "edgeveil/v1/d/0123456789ABCDEF/up",
+        "edgeveil/v1/d/0123/up",
+        f"edgeveil/v1/d/{ID}/up/more",
+        f"edgeveil/v1/d/{ID}/up\n",
+        f"x/edgeveil/v1/d/{ID}/up",
+        "edgeveil/v2/all/down",
+        "edgeveil/v1x/all/down",
+        "edgeveil/v1/d/kitchen-box/down",
+        "edgeveil/v1/other/in",
+    ],
+)
+def test_a_foreign_topic_has_no_speaker(topic: str) -> None:
+    assert topics.sender_of(topic) is None
+
+
+def test_the_proxy_speaks_to_each_where_it_listens() -> None:
+    assert topics.proxy_topic(fx.AllDevices()) == topics.ALL_DOWN
+    assert topics.proxy_topic(fx.Device(ID)) == topics.device_down(ID)
+    assert topics.proxy_topic(fx.Cloud()) == topics.CLOUD_IN
+
+
+def test_topics_stay_within_what_brokers_allow() -> None:
+    for topic in (topics.device_up(ID), topics.device_down(ID), topics.ALL_DOWN, topics.CLOUD_IN):
+        assert topic.count("/") <= 7
+        assert not set("#+") & set(topic)
+    assert topics.DEVICES_UP.replace("+", ID) == topics.device_up(ID)
+
+
+# --- sessions ------------------------------------------------------------------------------
+
+
+def broker(**changes: object) -> BrokerLink:
+    return BrokerLink.model_validate({"url": "mqtt://127.0.0.1:1", **changes})
+
+
+def test_settings_take_the_first_line_of_the_password_file(tmp_path: Path) -> None:
+    path = tmp_path / "password"
+    path.write_text("pässword with spaces \nsecond line\n", encoding="utf-8")
+    settings = link_settings(broker(username="u", password_file=path), "cloud", 8192)
+    assert (settings.username, settings.password) == ("u", "pässword with spaces ")
+    assert "pässword" not in repr(settings)
+    assert settings.packet_bytes == 8192
+
+
+def test_two_sessions_of_one_role_do_not_push_each_other_off_the_broker() -> None:
+    first, second = (link_settings(broker(), "cloud", 8192).client_id for _ in range(2))
+    assert first != second
+    assert first.startswith("cloud-")
+
+
+@pytest.mark.parametrize("content", [b"", b"\nsecret\n", b"caf\xe9\n"])
+def test_an_unusable_password_file_is_named_with_the_fix(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "password"
+    path.write_bytes(content)
+    with pytest.raises(UsageError) as caught:
+        link_settings(broker(username="u", password_file=path), "cloud", 8192)
+    assert (caught.value.where, bool(caught.value.fix)) == (str(path), True)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_missing_password_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"none: .*cannot be read"):
+        link_settings(broker(username="u", password_file=tmp_path / "none"), "cloud", 8192)
+
+
+class Wire:
+    """A link without a broker."""
+
+    on_message: MessageHandler
+    on_state: StateHandler
+    connected = True
+
+    def __init__(self) -> None:
+        self.topics: list[str] = []
+        self.sent: list[tuple[str, bytes]] = []
+
+    async def subscribe(self, topics: Sequence[str]) -> None:
+        self.topics += topics
+
+    async def publish(self, topic: str, payload: bytes, qos: int = 1) -> None:
+        self.sent.append((topic, payload))
+
+
+class Ear:
+    """What a runtime would hear."""
+
+    def __init__(self) -> None:
+        self.heard: list[object] = []
+
+    async def receive(self, sender: fx.Address | None, frame: bytes) -> None:
+        self.heard.append((sender, frame))
+
+    def post(self, event: fx.Event) -> None:
+        self.heard.append(event)
+
+
+def test_a_session_routes_messages_states_and_publications() -> None:
+    session = Session(
+        LinkSettings("mqtt://127.0.0.1:1", "x"), [topics.CLOUD_IN], fx.Proxy(), topics.proxy_topic
+    )
+    wire, ear = Wire(), Ear()
+    session.link = wire  # type: ignore[assignment]
+    states: list[tuple[bool, str]] = []
+
+    async def scene() -> None:
+        await session.attach(ear, lambda up, why: states.append((up, why)))  # type: ignore[arg-type]
+        wire.on_state(True, "")
+        await wire.on_message(topics.CLOUD_OUT, b"12345")  # type: ignore[misc]
+        await wire.on_message("strange", b"1")  # type: ignore[misc]
+        wire.on_state(False, "gone")
+        await session.publish(fx.Device(ID), b"123")
+
+    asyncio.run(scene())
+    assert wire.topics == [topics.CLOUD_IN]
+    assert ear.heard == [
+        fx.Connected(fx.Proxy()),
+        (fx.Cloud(), b"12345"),
+        (None, b"1"),
+        fx.Disconnected(fx.Proxy()),
+    ]
+    assert states == [(True, ""), (False, "gone")]
+    assert wire.sent == [(topics.device_down(ID), b"123")]
+    assert session.bytes == {"in": 6, "out": 3}

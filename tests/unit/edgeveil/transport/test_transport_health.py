@@ -1,0 +1,84 @@
+"""Health: which part fails, a disk that is gone and a disk that hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from edgeveil.transport import health
+from edgeveil.transport.health import Health, Probe, writable
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_the_page_names_the_parts_that_fail_and_nothing_else() -> None:
+    async def later() -> bool:
+        return False
+
+    async def body() -> None:
+        page = await Health({"broker": lambda: True}).page(None)  # type: ignore[arg-type]
+        assert (page.status, page.body) == (200, b'{"status": "ok"}')
+        checks = {"broker": lambda: False, "machine": lambda: True, "store": later}
+        page = await Health(checks).page(None)  # type: ignore[arg-type]
+        assert page.status == 503
+        assert json.loads(page.body) == {"status": "degraded", "parts": ["broker", "store"]}
+
+    asyncio.run(body())
+
+
+def test_a_folder_that_goes_and_comes_back_and_is_not_asked_too_often(tmp_path: Path) -> None:
+    async def body() -> None:
+        clock, folder = Clock(), tmp_path / "state"
+        check = Probe(lambda: writable(folder), clock)
+        assert not await check()
+        folder.mkdir()
+        assert not await check()  # remembered for a while
+        clock.now_s += health.PROBE_EVERY_S
+        assert await check()
+        assert list(folder.iterdir()) == []
+        clock.now_s += health.PROBE_EVERY_S
+        folder.rmdir()
+        assert not await check()
+
+    asyncio.run(body())
+
+
+def test_a_disk_that_hangs_is_told_and_asked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "PROBE_TIMEOUT_S", 0.05)
+    os.mkfifo(tmp_path / "health.probe")  # opening it to write waits for a reader
+
+    async def body() -> None:
+        clock, pipe = Clock(), tmp_path / "health.probe"
+        check = Probe(lambda: writable(tmp_path), clock)
+        assert not await check()
+        assert not await check()  # the first look still waits
+        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        while check._looking is not None:
+            assert not await check()  # a pipe cannot be synced
+        os.close(reader)
+        pipe.unlink()
+        clock.now_s += health.PROBE_EVERY_S
+        assert await check()
+
+    asyncio.run(body())
+
+
+def test_several_who_ask_at_once_share_one_look() -> None:
+    async def body() -> None:
+        looks: list[int] = []
+        check = Probe(lambda: not looks.append(1), Clock())
+        assert await asyncio.gather(*(check() for _ in range(5))) == [True] * 5
+        assert len(looks) == 1
+
+    asyncio.run(body())

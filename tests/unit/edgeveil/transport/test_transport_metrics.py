@@ -1,0 +1,147 @@
+"""What a runtime and its host show to Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from edgeveil.errors import ProtocolError
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.codec import encode
+from edgeveil.protocol.messages import Need
+from edgeveil.transport.metrics import (
+    REASONS,
+    Linked,
+    MeteredHost,
+    Metrics,
+    bounded,
+    peak_rss_bytes,
+)
+from edgeveil.transport.runtime import Runtime
+
+
+def samples(metrics: Metrics) -> dict[tuple[str, str], float]:
+    """(name, first label) -> value, through Prometheus' own parser."""
+    page = asyncio.run(metrics.page(None))  # type: ignore[arg-type]
+    assert page.headers["Content-Type"].startswith("text/plain; version=")
+    families = text_string_to_metric_families(page.body.decode())
+    return {(s.name, "".join(s.labels.values())): s.value for f in families for s in f.samples}
+
+
+class Quiet:
+    """A machine that does nothing."""
+
+    at = None
+
+    def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
+        return []
+
+
+@dataclass(frozen=True)
+class SealThing:
+    fails: bool = False
+
+
+class Host:
+    def store(self, item: object) -> None:
+        if item == "bad":
+            raise OSError
+
+    def together(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def perform(self, task: object) -> object:
+        if task == SealThing(True):
+            raise ProtocolError("no_good")
+        return "result"
+
+    def report(self, report: fx.Report) -> None: ...
+
+
+def test_a_process_tells_its_peak_of_memory() -> None:
+    block = b"x" * (128 << 20)
+    del block
+    found = samples(Metrics())
+    now_bytes = found["process_resident_memory_bytes", ""]
+    assert found["edgeveil_peak_resident_memory_bytes", ""] > now_bytes + (64 << 20) > 65 << 20
+    assert peak_rss_bytes(2**22 + 1) is None  # no such process
+
+
+def test_reasons_from_outside_stay_few_and_of_known_form() -> None:
+    counts = {"forged": 3, "Über\nlong": 2, "x" * 50: 1, **{f"r{n}": 1 for n in range(1000)}}
+    shown = bounded(counts)
+    assert shown["forged"] == 3
+    assert len(shown) <= REASONS + 1
+    assert sum(shown.values()) == sum(counts.values())
+
+
+def test_work_is_timed_by_task_and_the_watcher_sees_what_was_done() -> None:
+    metrics, seen = Metrics(), []
+    host = MeteredHost(Host(), metrics, seen.append)
+    report = fx.Report("held")
+    host.store("item")
+    host.report(report)
+    assert host.perform(SealThing()) == "result"
+    with pytest.raises(ProtocolError):
+        host.perform(SealThing(True))
+    with pytest.raises(OSError):
+        host.store("bad")  # what was not stored is not counted
+    assert seen == ["item", report, fx.Done(SealThing(), "result")]
+    assert samples(metrics)["edgeveil_work_seconds_count", "seal_thing"] == 2
+
+
+def test_the_inbox_and_refusals_are_shown() -> None:
+    async def body() -> Metrics:
+        async def unsent(_to: fx.Address, _frame: bytes) -> None: ...
+
+        runtime = Runtime(Quiet(), Host(), unsent, None, logging.getLogger("edgeveil.test"), 4096)
+        metrics = Metrics()
+        metrics.registry.register(Linked(runtime, {}))
+        frame = encode(Need(b"b" * 32, (1,)))
+        await runtime.receive(fx.Cloud(), frame)
+        await runtime.receive(fx.Cloud(), frame)
+        await runtime.receive(fx.Cloud(), b"nonsense")
+        await runtime.receive(None, frame)
+        assert (runtime.waiting_events, runtime.waiting_bytes) == (2, 2 * len(frame))
+        return metrics
+
+    found = samples(asyncio.run(body()))
+    assert found["edgeveil_inbox_events", ""] == 2
+    assert found["edgeveil_inbox_bytes", ""] > 60
+    refused = {k[1]: v for k, v in found.items() if k[0] == "edgeveil_refused_total"}
+    assert refused.pop("foreign_topic") == 1
+    assert list(refused.values()) == [1]
+
+
+def test_a_step_that_does_not_end_is_told() -> None:
+    async def body() -> None:
+        begun, goes_on = asyncio.Event(), asyncio.Event()
+
+        class Sends(Quiet):
+            def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
+                return [fx.Send(fx.Cloud(), Need(b"b" * 32, (1,)))]
+
+        async def stuck(_to: fx.Address, _frame: bytes) -> None:
+            begun.set()
+            await goes_on.wait()
+
+        runtime = Runtime(Sends(), Host(), stuck, None, logging.getLogger("edgeveil.test"), 4096)
+        feeding = asyncio.create_task(runtime.run())
+        assert runtime.step_s == 0
+        runtime.post(fx.Command("go"))
+        await begun.wait()
+        first = runtime.step_s
+        await asyncio.sleep(0.01)
+        assert runtime.step_s > first > 0
+        goes_on.set()
+        await asyncio.sleep(0.01)
+        assert runtime.step_s == 0
+        feeding.cancel()
+        await asyncio.wait([feeding])
+
+    asyncio.run(body())

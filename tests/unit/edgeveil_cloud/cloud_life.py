@@ -1,0 +1,138 @@
+"""One life of a cloud: its real store, host, machine and queue, with a proxy played beside them.
+
+The proxy answers every round with the same uploads, so that the course of a job does not depend
+on how often its cloud was killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgeveil.crypto.keys import SigningKey
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.blob import describe, part
+from edgeveil.protocol.cloud import CloudMachine
+from edgeveil.protocol.cloud_tasks import CloudSettings
+from edgeveil.protocol.codec import decode_body, decode_header
+from edgeveil.protocol.envelope import Signer
+from edgeveil.protocol.messages import Ack, Batch, Manifest, Need, Note, Offer
+from edgeveil.protocol.sealed import seal_segment
+from edgeveil.transport.runtime import Refusals, perform
+from edgeveil_cloud.control import Control
+from edgeveil_cloud.host import CloudHost, wire_id
+from edgeveil_cloud.round_secret import RoundSecret
+from edgeveil_cloud.sealing import Limits
+from edgeveil_cloud.store import Store
+
+LOG = logging.getLogger("edgeveil.test")
+PART_BYTES, UPLOADS = 512, 3
+ACKED = "acknowledged"  # the proxy's own file: digests of batches that it was told to forget
+
+
+class CloudLife:
+    """From the start of the process on; `post` and `refusals` are what Control asks of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.store = Store(f"sqlite:///{folder / 'cloud.sqlite'}")
+        self.host = CloudHost(self.store, None, Limits(PART_BYTES), spool_dir=folder)
+        self.proxy = Signer("proxy", SigningKey(bytes(range(32))))
+        self.machine = CloudMachine(
+            Signer("cloud", SigningKey(bytes(range(1, 33)))),
+            self.proxy._key.public(),
+            CloudSettings(push_bytes=0),
+        )
+        self.refusals = Refusals(LOG)
+        self.events: deque[fx.Event] = deque()
+        self.control = Control(self.store, self.host, self.machine, self, 10)  # type: ignore[arg-type]
+        self.offered: tuple[Batch, bytes] | None = None
+
+    def post(self, event: fx.Event) -> None:
+        self.events.append(event)
+
+    def run(self, job: str) -> None:
+        """Until the job has ended."""
+        self.control.tell_ends()
+        while not (entry := self.store.job(job)).ended:
+            assert entry.status != "paused", entry.reason
+            self.control.look()
+            assert self.events, "the cloud came to a stand"
+            while self.events:
+                for effect in self.machine.handle(self.events.popleft(), 0.0):
+                    self.execute(effect)
+
+    def execute(self, effect: fx.Effect) -> None:
+        match effect:
+            case fx.Store(item=item):
+                self.host.store(item)
+            case fx.Work(task=task):
+                self.post(fx.Done(task, perform(self.host, task, LOG)))
+            case fx.Report() as report:
+                self.host.report(report)
+            case fx.Refuse(reason=reason):
+                raise AssertionError(reason)
+            case fx.Send(message=Offer(header=signed)):
+                header = decode_header(signed)
+                if isinstance(header, Manifest):
+                    self.receive(self.proxy.note(Ack(header.blob.digest, "held")))
+                    if header.kind == "round":
+                        self.hand_over(header)
+            case fx.Send(message=Need(indices=indices)):
+                assert self.offered is not None
+                for index in indices:
+                    self.receive(part(self.offered[0].blob, self.offered[1], index))
+            case fx.Send(message=Note(body=signed)):
+                body = decode_body(signed)
+                if isinstance(body, Ack) and body.status == "held":
+                    with (self.folder / ACKED).open("ab", buffering=0) as file:
+                        file.write(body.blob)
+
+    def receive(self, message: Any) -> None:
+        self.post(fx.Received(fx.Proxy(), message))
+
+    def hand_over(self, manifest: Manifest) -> None:
+        """The uploads of a round: 1, 2, 3 in every value."""
+        (entry,) = [e for e in self.store.jobs() if wire_id(e.id) == manifest.at.job_id]
+        raw = self.store.round_key(entry.id, manifest.at.round, manifest.at.attempt)
+        assert raw is not None, "a round is broadcast before its key is kept"
+        tag, plan = RoundSecret.from_bytes(raw).membership, self.host.jobs.plan(entry)
+        specs = plan.segments(plan.exchange(manifest.at.round))
+        data = b"".join(
+            seal_segment(manifest, group, tag, np.full(s.shape, n + 1, s.dtype).tobytes())
+            for s, group in zip(specs, manifest.groups, strict=True)
+            for n in range(UPLOADS)
+        )
+        counts = (UPLOADS,) * len(specs)
+        batch = Batch(manifest.at, UPLOADS, 0, counts, describe(data, PART_BYTES))
+        self.offered = batch, data
+        self.receive(self.proxy.offer(batch))
+
+
+def live(folder: Path, job: str, calls: int | None) -> int:
+    """One life; killed at its `calls`-th call or return of a function. How many there were."""
+    asyncio.set_event_loop(asyncio.new_event_loop())
+    count = 0
+
+    def watch(_frame: object, _event: str, _what: object) -> None:
+        nonlocal count
+        count += 1
+        if count == calls:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.setprofile(watch)
+    try:
+        life = CloudLife(folder)
+        life.run(job)
+        life.store.close()
+    finally:
+        sys.setprofile(None)
+    return count

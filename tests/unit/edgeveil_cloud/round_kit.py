@@ -1,0 +1,98 @@
+"""One round as the cloud sees it: its secret, and batches made of any segments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from edgeveil.crypto.keys import OpeningKey
+from edgeveil.jobs import Job
+from edgeveil.parts.methods.base import Array
+from edgeveil.plan import JobPlan
+from edgeveil.protocol.blob import describe
+from edgeveil.protocol.messages import Batch, Exchanged, Manifest
+from edgeveil.protocol.sealed import seal_segment
+from edgeveil_cloud.opening import Opened, open_batch
+from edgeveil_cloud.round_secret import RoundSecret
+from edgeveil_cloud.rounds import seal_round
+
+JOB_ID = b"J" * 16
+CENTRE, TRAIN = 1, 3  # indices of exchanges: one segment; one and a softmax
+
+
+def job(**changes: Any) -> Job:
+    plain: dict[str, Any] = {
+        "job": "batched",
+        "data": {"source": "bench", "classes": 3, "input_shape": (4,), "nominal_records": 30},
+        "features": ({"name": "identity"},),
+        "train": {"method": "fm", "rounds": 2},
+        "privacy": {"epsilon": 4.0, "delta": 1e-5},
+        "round": {"min_batch": 3},
+        "encrypt": {"privacy_eval_type": "LAPLACE", "laplace_eval": {"laplace_eval_eps": 5.0}},
+        "unsupervised": {"every_rounds": 1},
+    }
+    return Job.model_validate({**plain, **changes})
+
+
+def public_keys(count: int) -> list[bytes]:
+    return [OpeningKey.generate().public().to_bytes() for _ in range(count)]
+
+
+class CloudRound:
+    """A sealed round; `selected` keys that nobody needs to open here."""
+
+    def __init__(
+        self,
+        index: int = TRAIN,
+        attempt: int = 1,
+        plan: JobPlan | None = None,
+        selected: int = 5,
+        job_id: bytes = JOB_ID,
+    ) -> None:
+        self.plan = plan or JobPlan(job())
+        self.exchange = self.plan.exchange(index)
+        self.state = self.plan.cloud.initial_state()
+        self.selected = selected
+        sealed = seal_round(
+            self.plan,
+            self.exchange,
+            self.state,
+            public_keys(selected),
+            Exchanged(job_id, index, attempt),
+            1,
+            4096,
+        )
+        self.manifest: Manifest = sealed[0]
+        self.secret: RoundSecret = sealed[2]
+
+    def segment(self, g: int, array: Array | bytes, membership: bytes | None = None) -> bytes:
+        """One sealed segment of group `g`, as a selected device makes it."""
+        raw = array if isinstance(array, bytes) else array.tobytes()
+        tag = self.secret.membership if membership is None else membership
+        return seal_segment(self.manifest, self.manifest.groups[g], tag, raw)
+
+    def array(self, g: int, value: float) -> Array:
+        """A tensor of the group's form, filled."""
+        spec = self.plan.segments(self.exchange)[g]
+        return np.full(spec.shape, value, spec.dtype)
+
+    def honest(self, count: int = 3) -> list[list[bytes]]:
+        """Per group, segments of `count` devices: 1, 2, 3, …"""
+        groups = range(len(self.manifest.groups))
+        return [[self.segment(g, self.array(g, n + 1)) for n in range(count)] for g in groups]
+
+    def batch(self, groups: list[list[bytes]], **changes: Any) -> tuple[Batch, bytes]:
+        data = b"".join(b"".join(group) for group in groups)
+        values: dict[str, Any] = {
+            "at": self.manifest.at,
+            "uploads": 3,
+            "declined": 0,
+            "counts": tuple(map(len, groups)),
+            "blob": describe(data, 4096),
+        }
+        return Batch(**(values | changes)), data
+
+    def opened(self, groups: list[list[bytes]], **changes: Any) -> Opened:
+        batch, data = self.batch(groups, **changes)
+        return open_batch(self.plan, self.exchange, self.secret, batch, data, self.selected)

@@ -1,0 +1,173 @@
+"""A batch on the disk: what was put comes back, nothing stays behind."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from round_kit import CloudRound
+
+from edgeveil.errors import ProtocolError
+from edgeveil.plan import SOFTMAX
+from edgeveil.protocol.blob import describe
+from edgeveil.protocol.cloud_tasks import BatchPart
+from edgeveil_cloud.opening import open_batch
+from edgeveil_cloud.rounds import aggregate
+from edgeveil_cloud.spool import BatchSpool, SpooledBatch
+from edgeveil_cloud.store_records import StoreError
+
+DATA = random.Random(3).randbytes(100_000)
+BLOB = describe(DATA, 4096)
+ROUND = CloudRound()
+
+
+def parts(data: bytes = DATA, size: int = 4096) -> list[BatchPart]:
+    digest = hashlib.sha256(data).digest()
+    return [BatchPart(digest, k, data[k : k + size]) for k in range(0, len(data), size)]
+
+
+def test_parts_in_any_order_and_twice_make_the_batch(tmp_path: Path) -> None:
+    spool = BatchSpool(tmp_path)
+    mixed = random.Random(1).sample(parts() * 2, k=len(parts()) * 2)
+    for part in mixed:
+        spool.put(part)
+    batch = spool.whole(BLOB)
+    assert len(batch) == len(DATA)
+    assert batch[5000:9000] == DATA[5000:9000]
+    assert batch[99_000:200_000] == DATA[99_000:]
+
+
+def test_a_part_that_was_wrong_at_first_is_mended_by_the_right_one(tmp_path: Path) -> None:
+    spool, (first, *others) = BatchSpool(tmp_path), parts()
+    spool.put(BatchPart(first.digest, first.offset, b"x" * len(first.data)))
+    for part in (*others, first):
+        spool.put(part)
+    assert spool.whole(BLOB)[:4096] == DATA[:4096]
+
+
+def test_nothing_of_a_batch_has_a_name_on_the_disk(tmp_path: Path) -> None:
+    spool = BatchSpool(tmp_path)
+    spool.put(parts()[0])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("spoil", ["missing", "altered", "longer", "another", "nothing"])
+def test_what_is_not_the_batch_is_refused(tmp_path: Path, spoil: str) -> None:
+    spool, wanted = BatchSpool(tmp_path), parts()
+    if spoil == "missing":
+        wanted = wanted[:3] + wanted[4:]
+    elif spoil == "altered":
+        wanted.append(BatchPart(BLOB.digest, 7, b"!"))
+    elif spoil == "longer":
+        wanted.append(BatchPart(BLOB.digest, len(DATA), b"!"))
+    elif spoil == "another":
+        wanted = parts(DATA[::-1])
+    for part in [] if spoil == "nothing" else wanted:
+        spool.put(part)
+    with pytest.raises(ProtocolError, match="bad_digest"):
+        spool.whole(BLOB)
+
+
+def test_the_next_batch_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+    spool = BatchSpool(tmp_path)
+    for part in parts(DATA[::-1])[:5] + parts():
+        spool.put(part)
+    assert spool.whole(BLOB)[0:100] == DATA[:100]
+
+
+def test_a_reader_goes_on_while_the_batch_is_dropped(tmp_path: Path) -> None:
+    spool = BatchSpool(tmp_path)
+    for part in parts():
+        spool.put(part)
+    batch = spool.whole(BLOB)
+    spool.drop()
+    assert batch[0:10] == DATA[:10]
+    with pytest.raises(ProtocolError):
+        spool.whole(BLOB)
+
+
+def test_a_full_disk_spoils_the_batch_and_the_next_one_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = BatchSpool(tmp_path)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    spool.put(parts()[0])
+    with monkeypatch.context() as patched:
+        patched.setattr("edgeveil_cloud.spool.os.pwrite", full)
+        spool.put(parts()[1])
+    for part in parts()[2:]:
+        spool.put(part)
+    with pytest.raises(StoreError, match="No space left") as caught:
+        spool.whole(BLOB)
+    assert caught.value.fix
+    spool.drop()
+    for part in parts():
+        spool.put(part)
+    assert len(spool.whole(BLOB)) == len(DATA)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    spool = BatchSpool(tmp_path / "not there")
+    spool.put(parts()[0])
+    with pytest.raises(StoreError, match="not there"):
+        spool.whole(BLOB)
+
+
+# --- opened from the disk, whatever is kept in memory -----------------------------------------
+
+
+def spooled(groups: list[list[bytes]]) -> tuple[object, SpooledBatch]:
+    batch, data = ROUND.batch(groups)
+    spool = BatchSpool()
+    spool.put(BatchPart(batch.blob.digest, 0, data))
+    return batch, spool.whole(batch.blob)
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 50, 100, 1 << 20])
+def test_the_result_is_the_same_however_little_is_kept_in_memory(kept_bytes: int) -> None:
+    groups = ROUND.honest(5)
+    groups[0].insert(2, ROUND.segment(0, ROUND.array(0, 1e30)))  # refused for its norm
+    batch, data = spooled(groups)
+    whole = ROUND.opened(groups)
+    opened = open_batch(
+        ROUND.plan,
+        ROUND.exchange,
+        ROUND.secret,
+        batch,  # type: ignore[arg-type]
+        data,
+        ROUND.selected,
+        kept_bytes=kept_bytes,
+    )
+    assert (opened.accepted, opened.refused) == (whole.accepted, whole.refused)
+    for name, arrays in whole.arrays.items():
+        assert all(map(np.array_equal, opened.arrays[name], arrays))
+        assert len(opened.arrays[name]) == len(arrays) == 5
+    assert np.array_equal(opened.arrays[SOFTMAX][-1], whole.arrays[SOFTMAX][4])
+    assert len(opened.arrays[SOFTMAX][1:3]) == 2
+    mine, _ = aggregate(ROUND.plan, ROUND.exchange, ROUND.state, opened)
+    theirs, _ = aggregate(ROUND.plan, ROUND.exchange, ROUND.state, whole)
+    assert all(np.array_equal(mine[name], theirs[name]) for name in theirs)
+
+
+def test_of_what_is_not_kept_nothing_stays_in_memory() -> None:
+    groups = ROUND.honest(5)
+    batch, data = spooled(groups)
+    room = 2 * ROUND.plan.segments(ROUND.exchange)[0].byte_count
+    opened = open_batch(
+        ROUND.plan,
+        ROUND.exchange,
+        ROUND.secret,
+        batch,  # type: ignore[arg-type]
+        data,
+        ROUND.selected,
+        kept_bytes=room,
+    )
+    kept = [one.array is not None for one in opened.arrays["head.weight"]._found]  # type: ignore[attr-defined]
+    assert kept == [True, True, False, False, False]

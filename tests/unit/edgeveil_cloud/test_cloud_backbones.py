@@ -1,0 +1,126 @@
+"""The cloud keeps backbones by digest and sends a job with those that it names."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import aiohttp
+import pytest
+from round_kit import public_keys
+
+from edgeveil.crypto.keys import OpeningKey
+from edgeveil.errors import DataError, JobFailed
+from edgeveil.jobs import load_job
+from edgeveil.parts.features.backbone import MAX_BACKBONE_BYTES, sha256_hex
+from edgeveil.protocol.cloud_tasks import Broadcast, SealJob
+from edgeveil.protocol.package import JobPackage, decode_package
+from edgeveil.protocol.sealed import open_broadcast
+from edgeveil.transport.http import serve
+from edgeveil_cloud.control import Control
+from edgeveil_cloud.host import CloudHost, wire_id
+from edgeveil_cloud.http import make_app
+from edgeveil_cloud.sealing import Limits
+from edgeveil_cloud.store import Store
+from edgeveil_tools.local.job import submitted
+from tests.backbone_files import small_backbone
+
+BACKBONE = small_backbone(side=2, features=3)
+TOKEN = "t" * 43
+YAML = """
+job: frozen
+data: {source: bench, classes: 3, input_shape: [4], nominal_records: 30}
+features: [{name: onnx, file: backbone.onnx}, {name: identity}]
+train: {method: fm, rounds: 2}
+privacy: {epsilon: 4.0}
+round: {min_batch: 3}
+"""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(f"sqlite:///{tmp_path / 'cloud.sqlite'}")
+
+
+@pytest.fixture
+def sent(tmp_path: Path) -> str:
+    (tmp_path / "backbone.onnx").write_bytes(BACKBONE)
+    (tmp_path / "job.yaml").write_text(YAML)
+    return submitted(load_job(tmp_path / "job.yaml")).decode()
+
+
+def control(store: Store) -> Control:
+    return Control(store, CloudHost(store, None, Limits(4096)), None, None, 10)  # type: ignore[arg-type]
+
+
+def test_a_backbone_is_kept_once_under_its_digest(store: Store) -> None:
+    assert store.backbone(sha256_hex(BACKBONE)) is None
+    assert store.put_backbone(BACKBONE) == store.put_backbone(BACKBONE) == sha256_hex(BACKBONE)
+    assert store.backbone(sha256_hex(BACKBONE)) == BACKBONE
+
+
+def test_a_job_whose_backbone_is_not_here_is_not_queued(store: Store, sent: str) -> None:
+    with pytest.raises(DataError, match="not here") as caught:
+        control(store).submit(sent)
+    assert "edgeveil job submit" in caught.value.fix
+    store.put_backbone(BACKBONE)
+    assert store.job(control(store).submit(sent)).status == "queued"
+
+
+def test_a_job_that_says_another_form_is_not_queued(store: Store, sent: str) -> None:
+    store.put_backbone(BACKBONE)
+    with pytest.raises(DataError, match="another form"):
+        control(store).submit(sent.replace("output_dim: 3", "output_dim: 4"))
+    assert store.jobs() == ()
+
+
+def test_devices_get_the_job_with_its_backbone_and_a_graph_that_holds_it(
+    store: Store, sent: str
+) -> None:
+    key = OpeningKey.generate()
+    store.set_enrolled({*public_keys(2), key.public().to_bytes()})
+    store.put_backbone(BACKBONE)
+    entry = control(store).submit(sent)
+    out = CloudHost(store, None, Limits(4096)).perform(SealJob(wire_id(entry)))
+    assert isinstance(out, Broadcast)
+    opened = open_broadcast(key, out.manifest, out.data)
+    assert opened is not None
+    package = decode_package(opened[0])
+    assert isinstance(package, JobPackage)
+    assert package.backbones == (BACKBONE,)
+    assert b"BatchNormalization" in package.graph
+
+
+def test_a_job_too_large_for_its_parties_fails_with_the_fix(store: Store, sent: str) -> None:
+    store.set_enrolled(set(public_keys(2)))
+    store.put_backbone(BACKBONE)
+    task = SealJob(wire_id(control(store).submit(sent)))
+    with pytest.raises(JobFailed, match="the limit is 3000") as caught:
+        CloudHost(store, None, Limits(4096, 3000)).perform(task)
+    assert "limits.blob_bytes" in caught.value.fix
+
+
+def test_backbones_are_put_over_http_up_to_their_limit(store: Store, sent: str) -> None:
+    async def scenario() -> None:
+        server = await serve(make_app(store, control(store), TOKEN), "127.0.0.1", 0)
+        async with aiohttp.ClientSession(server.url) as session:
+
+            async def ask(
+                method: str, path: str, data: bytes, token: str = TOKEN
+            ) -> tuple[int, str]:
+                headers = {"Authorization": f"Bearer {token}"}
+                async with session.request(method, path, data=data, headers=headers) as answer:
+                    return answer.status, await answer.text()
+
+            assert (await ask("PUT", "/backbones", BACKBONE, "x" * 43))[0] == 401
+            assert (await ask("POST", "/jobs", sent.encode()))[0] == 409
+            status, text = await ask("PUT", "/backbones", BACKBONE)
+            assert (status, json.loads(text)) == (201, {"sha256": sha256_hex(BACKBONE)})
+            status, text = await ask("PUT", "/backbones", bytes(MAX_BACKBONE_BYTES + 1))
+            assert status == 409
+            assert "smaller" in text
+            assert (await ask("POST", "/jobs", sent.encode()))[0] == 201
+        await server.stop()
+
+    asyncio.run(scenario())

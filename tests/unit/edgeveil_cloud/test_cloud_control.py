@@ -1,0 +1,468 @@
+"""The queue's driver: one job after the other, resumed where it stood, cancelled in any state."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from round_kit import job, public_keys
+
+from edgeveil.crypto.keys import SigningKey
+from edgeveil.errors import ConfigError
+from edgeveil.jobs import Job
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.cloud import CloudMachine
+from edgeveil.protocol.cloud_states import State
+from edgeveil.protocol.codec import decode, decode_body
+from edgeveil.protocol.envelope import Signer
+from edgeveil.protocol.messages import Close, Note
+from edgeveil.protocol.package import pack_tensors
+from edgeveil.transport.runtime import Runtime
+from edgeveil_cloud import control as controls
+from edgeveil_cloud.control import Control
+from edgeveil_cloud.host import CloudHost, wire_id
+from edgeveil_cloud.sealing import Limits
+from edgeveil_cloud.store import Store
+from edgeveil_cloud.store_records import ExchangeRecord, StoreError, UnknownJob
+
+YAML = """
+job: queued
+data: {source: bench, classes: 3, input_shape: [4], nominal_records: 30}
+features: [{name: identity}]
+train: {method: fm, rounds: 2}
+privacy: {epsilon: 4.0}
+round: {min_batch: 3}
+"""
+
+
+class Cloud:
+    """A cloud without a broker: what it would publish is kept."""
+
+    def __init__(self, store: Store, devices: int = 4, queue: int = 10) -> None:
+        self.store = store
+        self.sent: list[object] = []
+        store.set_enrolled({*store.enrolled(), *public_keys(devices)})
+        self.host = CloudHost(store, None, Limits(4096))
+        key, proxy = SigningKey.generate(), SigningKey.generate()
+        self.machine = CloudMachine(Signer("cloud", key), proxy.public())
+        log = logging.getLogger("edgeveil.test")
+        self.runtime = Runtime(self.machine, self.host, self._publish, None, log, 65536)
+        self.control = Control(store, self.host, self.machine, self.runtime, queue)
+
+    async def _publish(self, to: fx.Address, frame: bytes) -> None:
+        self.sent.append(decode(frame, 65536))
+
+    def closed(self) -> list[Close]:
+        notes = [m for m in self.sent if isinstance(m, Note)]
+        bodies = [decode_body(note.body) for note in notes]
+        return [body for body in bodies if isinstance(body, Close)]
+
+    def submit(self, wanted: Job | None = None) -> str:
+        wanted = wanted or job()
+        return self.store.submit_job(wanted.job, wanted.canonical(), wanted.digest()).id
+
+    def play(self, scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        async def body() -> None:
+            tasks = [asyncio.create_task(t) for t in (self.control.run(), self.runtime.run())]
+            try:
+                async with asyncio.timeout(20):
+                    await scene()
+                    assert not any(task.done() for task in tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+
+        asyncio.run(body())
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        while not condition():
+            await asyncio.sleep(0.005)
+
+    def runs(self, entry: str) -> bool:
+        return self.machine.job is not None and self.control.status()["job"] == entry
+
+    def status(self, entry: str) -> str:
+        return self.store.job(entry).status
+
+    def types(self, entry: str) -> list[str]:
+        return [event.type for event in self.store.events_after(0, entry)]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controls, "LOOK_S", 0.01)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(f"sqlite:///{tmp_path / 'cloud.sqlite'}")
+
+
+def commit(cloud: Cloud, entry: str, index: int) -> None:
+    plan = cloud.host.jobs.plan(cloud.store.job(entry))
+    exchange = plan.exchange(index)
+    record = ExchangeRecord(index, exchange.phase, exchange.number, 1, 3)
+    cloud.store.commit_exchange(entry, record, pack_tensors(plan.cloud.initial_state()))
+
+
+# --- submitting -------------------------------------------------------------------------------
+
+
+def test_a_yaml_job_is_queued_and_a_bad_one_tells_every_problem(store: Store) -> None:
+    cloud = Cloud(store, queue=2)
+    entry = cloud.store.job(cloud.control.submit(YAML))
+    assert (entry.name, entry.status) == ("queued", "queued")
+    assert Job.from_canonical(entry.canonical).rounds == 2
+    with pytest.raises(ConfigError) as caught:
+        cloud.control.submit(YAML.replace("epsilon: 4.0", "epsilom: 4.0").replace("3,", "one,"))
+    assert len(caught.value.problems) >= 2
+    cloud.control.submit(YAML)
+    with pytest.raises(StoreError, match="waiting already"):
+        cloud.control.submit(YAML)
+    assert len(cloud.store.jobs()) == 2
+
+
+def test_the_status_counts_and_names_the_running_job(store: Store) -> None:
+    cloud = Cloud(store)
+    first, _ = cloud.submit(), cloud.submit()
+    status = dict(cloud.control.status())
+    assert status.pop("time_s") > 0
+    assert status == {
+        "state": "idle",
+        "job": None,
+        "round": None,
+        "enrolled": 4,
+        "queued": 2,
+        "paused": 0,
+        "refused": {},
+    }
+
+    async def scene() -> None:
+        await cloud.until(lambda: cloud.machine.state is State.ANNOUNCING)
+        said = cloud.control.status()
+        assert (said["job"], said["round"], said["queued"]) == (first, 1, 1)
+        assert said["state"] == "announcing"
+
+    cloud.play(scene)
+
+
+# --- one after the other ----------------------------------------------------------------------
+
+
+def test_jobs_run_in_the_order_they_came(store: Store) -> None:
+    cloud = Cloud(store)
+    first, second = cloud.submit(), cloud.submit()
+
+    async def scene() -> None:
+        await cloud.until(lambda: cloud.runs(first))
+        assert cloud.status(second) == "queued"
+        cloud.control.cancel(first)
+        await cloud.until(lambda: cloud.runs(second))
+        assert cloud.status(first) == "cancelled"
+        cloud.control.cancel(second)
+        await cloud.until(lambda: cloud.status(second) == "cancelled")
+        third = cloud.control.submit(YAML)
+        await cloud.until(lambda: cloud.runs(third))
+
+    cloud.play(scene)
+    ends = dict.fromkeys(close.job_id for close in cloud.closed())
+    assert list(ends) == [wire_id(first), wire_id(second)]
+    assert {close.status for close in cloud.closed()} == {"cancelled"}
+
+
+def test_a_job_is_started_once_however_often_the_queue_is_looked_at(store: Store) -> None:
+    cloud = Cloud(store)
+    first = cloud.submit()
+
+    async def scene() -> None:
+        looking = asyncio.create_task(cloud.control.run())  # and the machine is busy elsewhere
+        await cloud.until(lambda: cloud.status(first) == "running")
+        await asyncio.sleep(0.1)
+        looking.cancel()
+        await asyncio.wait([looking])
+        assert cloud.runtime._events.qsize() == 1
+
+    asyncio.run(asyncio.wait_for(scene(), 20))
+    assert cloud.types(first).count("job_running") == 1
+
+
+def test_a_job_is_cancelled_before_the_machine_has_heard_of_it(store: Store) -> None:
+    cloud = Cloud(store)
+    first = cloud.submit()
+
+    async def scene() -> None:
+        looking = asyncio.create_task(cloud.control.run())
+        await cloud.until(lambda: cloud.status(first) == "running")
+        cloud.control.cancel(first)
+        machine = asyncio.create_task(cloud.runtime.run())
+        await cloud.until(lambda: cloud.status(first) == "cancelled")
+        await cloud.until(cloud.closed)
+        for task in (looking, machine):
+            task.cancel()
+        await asyncio.wait([looking, machine])
+
+    asyncio.run(asyncio.wait_for(scene(), 20))
+    assert cloud.machine.job is None
+
+
+def test_a_queued_job_is_cancelled_without_touching_the_running_one(store: Store) -> None:
+    cloud = Cloud(store)
+    first, second = cloud.submit(), cloud.submit()
+
+    async def scene() -> None:
+        await cloud.until(lambda: cloud.runs(first))
+        cloud.control.cancel(second)
+        assert cloud.status(second) == "cancelled"
+        await asyncio.sleep(0.05)
+        assert cloud.runs(first)
+
+    cloud.play(scene)
+    assert cloud.closed() == []
+
+
+def test_what_is_over_or_unknown_cannot_be_cancelled(store: Store) -> None:
+    cloud = Cloud(store)
+    entry = cloud.submit()
+    cloud.control.cancel(entry)
+    with pytest.raises(StoreError):
+        cloud.control.cancel(entry)
+    with pytest.raises(UnknownJob):
+        cloud.control.cancel("none")
+
+
+# --- waiting for devices ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"selection": {"devices": 5}},
+        {"selection": {"min_devices": 5}},
+        {"round": {"min_batch": 5}},
+    ],
+)
+def test_a_job_waits_until_enough_devices_are_there_and_says_so_once(
+    store: Store, changes: dict[str, Any]
+) -> None:
+    cloud = Cloud(store)
+    entry = cloud.submit(job(**changes))
+
+    async def scene() -> None:
+        await cloud.until(lambda: "job_waiting" in cloud.types(entry))
+        await asyncio.sleep(0.05)
+        assert cloud.types(entry).count("job_waiting") == 1
+        assert cloud.status(entry) == "queued"
+        store.set_enrolled([*store.enrolled(), *public_keys(1)])
+        await cloud.until(lambda: cloud.runs(entry))
+
+    cloud.play(scene)
+    waiting = [e for e in store.events_after(0, entry) if e.type == "job_waiting"]
+    assert [dict(event.data) for event in waiting] == [{"enrolled": 4, "wanted": 5}]
+
+
+def test_a_running_job_that_waits_after_a_restart_can_be_cancelled(store: Store) -> None:
+    cloud = Cloud(store)
+    entry = cloud.submit(job(selection={"devices": 5}))
+    store.set_status(entry, "running")
+
+    async def scene() -> None:
+        await cloud.until(lambda: "job_waiting" in cloud.types(entry))
+        cloud.control.cancel(entry)
+        assert cloud.status(entry) == "cancelled"
+        await cloud.until(cloud.closed)
+
+    cloud.play(scene)
+    assert cloud.closed()[0] == Close(wire_id(entry), "cancelled")
+
+
+# --- pausing ---------------------------------------------------------------------------------
+
+
+def pause(cloud: Cloud, entry: str) -> None:
+    """As the machine does it."""
+    job = cloud.machine.job
+    assert job is not None
+    for effect in cloud.machine._pause(job, "no device answered"):
+        if isinstance(effect, fx.Store):
+            cloud.host.store(effect.item)
+
+
+def test_a_paused_job_lets_the_next_one_run_and_goes_on_after_it(store: Store) -> None:
+    cloud = Cloud(store)
+    first, second = cloud.submit(), cloud.submit()
+
+    async def scene() -> None:
+        await cloud.until(lambda: cloud.runs(first))
+        pause(cloud, first)
+        assert cloud.status(first) == "paused"
+        assert store.job(first).reason.startswith("no device answered; look at the devices")
+        await cloud.until(lambda: cloud.runs(second))
+        assert cloud.control.status()["paused"] == 1
+        cloud.control.resume(first)
+        assert cloud.status(first) == "queued"
+        cloud.control.cancel(second)
+        await cloud.until(lambda: cloud.runs(first))
+        await cloud.until(cloud.closed)  # sent after the step that said so
+
+    cloud.play(scene)
+    assert cloud.types(first)[-1] != "job_paused"
+    assert {close.job_id for close in cloud.closed()} == {wire_id(second)}
+
+
+def test_a_job_that_was_given_last_can_be_resumed_too(store: Store) -> None:
+    cloud = Cloud(store)
+    entry = cloud.submit()
+
+    async def scene() -> None:
+        for attempt in (1, 2, 3):
+            store.put_round_key(entry, 1, attempt, bytes(64))
+            await cloud.until(lambda: cloud.runs(entry))
+            pause(cloud, entry)
+            cloud.control.resume(entry)
+        await cloud.until(lambda: cloud.runs(entry))
+        assert cloud.machine.job is not None and cloud.machine.job.attempt == 4
+
+    cloud.play(scene)
+    assert cloud.types(entry).count("job_resumed") == 3
+
+
+def test_a_paused_job_stays_so_over_a_restart(store: Store) -> None:
+    cloud = Cloud(store)
+    entry = cloud.submit()
+    store.set_status(entry, "running")
+    store.set_status(entry, "paused", "no device answered")
+    again = Cloud(store)
+
+    async def scene() -> None:
+        await asyncio.sleep(0.05)
+        assert again.machine.state is State.IDLE
+        again.control.resume(entry)
+        await again.until(lambda: again.runs(entry))
+
+    again.play(scene)
+    assert again.closed() == []
+
+
+def test_a_paused_or_resumed_job_is_cancelled_and_everybody_is_told(store: Store) -> None:
+    cloud = Cloud(store)
+    entries = [cloud.submit(), cloud.submit()]
+    for entry in entries:
+        store.set_status(entry, "running")
+        store.set_status(entry, "paused", "why")
+    store.resume(entries[1])
+    for entry in entries:
+        cloud.control.cancel(entry)
+
+    async def scene() -> None:
+        await cloud.until(lambda: len(cloud.closed()) >= 2)
+
+    cloud.play(scene)
+    told = {(close.job_id, close.status) for close in cloud.closed()}
+    assert told == {(wire_id(entry), "cancelled") for entry in entries}
+
+
+def test_a_job_that_pauses_just_as_it_is_cancelled_is_cancelled(store: Store) -> None:
+    cloud = Cloud(store)
+    entry = cloud.submit()
+
+    async def scene() -> None:
+        await cloud.until(lambda: cloud.runs(entry))
+        cloud.control.cancel(entry)  # the machine has not heard of it when it pauses
+        pause(cloud, entry)
+        await cloud.until(lambda: cloud.status(entry) == "cancelled")
+        await cloud.until(cloud.closed)
+
+    cloud.play(scene)
+
+
+def test_only_a_paused_job_is_resumed(store: Store) -> None:
+    cloud = Cloud(store)
+    with pytest.raises(StoreError, match="only a paused one"):
+        cloud.control.resume(cloud.submit())
+    with pytest.raises(UnknownJob):
+        cloud.control.resume("none")
+
+
+# --- resuming ---------------------------------------------------------------------------------
+
+
+def test_a_job_goes_on_behind_its_last_commit_with_an_attempt_not_used_before(
+    store: Store,
+) -> None:
+    cloud = Cloud(store)
+    entry, waiting = cloud.submit(), cloud.submit()
+    store.set_status(entry, "running")
+    commit(cloud, entry, 1)
+    for attempt in (1, 2):
+        store.put_round_key(entry, 2, attempt, bytes([attempt]) * 64)
+    again = Cloud(store, devices=0)
+
+    async def scene() -> None:
+        await again.until(lambda: again.runs(entry))
+
+    again.play(scene)
+    assert again.machine.job is not None
+    start = again.machine.job.start
+    assert (start.round, start.attempt, start.rounds) == (2, 3, 4)
+    assert again.status(waiting) == "queued"
+
+
+def test_a_job_whose_rounds_are_all_committed_lacks_only_its_release(store: Store) -> None:
+    cloud = Cloud(store)
+    entry = cloud.submit()
+    store.set_status(entry, "running")
+    for index in (1, 2, 3, 4):
+        commit(cloud, entry, index)
+    start = cloud.control._start(store.job(entry))
+    assert (start.round, start.attempt, start.rounds) == (5, 1, 4)
+
+
+def test_the_ends_of_jobs_are_told_again(store: Store) -> None:
+    first = Cloud(store)
+    entries = [first.submit(), first.submit()]
+    for entry, status in zip(entries, ("failed", "cancelled"), strict=True):
+        store.set_status(entry, status)  # type: ignore[arg-type]
+    again = Cloud(store)
+
+    async def scene() -> None:
+        await again.until(lambda: len(again.closed()) >= 2)
+
+    again.play(scene)
+    told = {(close.job_id, close.status) for close in again.closed()}
+    assert told == {(wire_id(entries[0]), "failed"), (wire_id(entries[1]), "cancelled")}
+
+
+def test_a_stored_job_that_cannot_be_read_fails_alone(store: Store) -> None:
+    cloud = Cloud(store)
+    strange = store.submit_job("old", b'{"of": "another version"}', bytes(32)).id
+    good = cloud.submit()
+
+    async def scene() -> None:
+        await cloud.until(lambda: cloud.runs(good))
+
+    cloud.play(scene)
+    assert cloud.status(strange) == "failed"
+    assert "cannot be read" in store.job(strange).reason
+
+
+def test_work_that_waits_for_devices_pauses_the_job_with_its_reason(store: Store) -> None:
+    cloud = Cloud(store)
+    entry = cloud.submit()
+    perform = cloud.host.perform
+
+    def lose(task: object) -> object:
+        store.set_enrolled([])
+        return perform(task)
+
+    cloud.host.perform = lose  # type: ignore[method-assign]
+
+    async def scene() -> None:
+        await cloud.until(lambda: cloud.status(entry) == "paused")
+
+    cloud.play(scene)
+    assert "no device is enrolled" in store.job(entry).reason

@@ -1,0 +1,539 @@
+"""The cloud's work: what is sealed and kept, what a batch changes, and that it changes it once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+from round_kit import job, public_keys
+from safetensors.numpy import load_file
+
+from edgeveil.errors import JobFailed
+from edgeveil.jobs import Job
+from edgeveil.parts.methods.base import Records
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.blob import describe
+from edgeveil.protocol.cloud_tasks import (
+    Absorb,
+    Absorbed,
+    BatchPart,
+    Blocked,
+    Broadcast,
+    JobStatus,
+    RosterKept,
+    SealJob,
+    SealRelease,
+    SealRound,
+    TooFew,
+)
+from edgeveil.protocol.messages import Batch, Exchanged
+from edgeveil.protocol.sealed import seal_segment
+from edgeveil_cloud import absorbing
+from edgeveil_cloud.host import CloudHost, wire_id
+from edgeveil_cloud.recording import Recorder
+from edgeveil_cloud.round_secret import RoundSecret
+from edgeveil_cloud.rounds import TooFewDevices
+from edgeveil_cloud.sealing import Limits
+from edgeveil_cloud.store import Store
+from edgeveil_cloud.store_records import ExchangeRecord
+
+OPEN = {
+    "encrypt": {"privacy_eval_type": "NOT_ENCRYPT"},
+    "privacy": {"epsilon": 4.0, "delta": 1e-5, "accept_unproven": True},
+}
+
+
+class Desk:
+    """A cloud's host with one running job."""
+
+    def __init__(self, store: Store, wanted: Job | None = None, devices: int = 4) -> None:
+        self.store = store
+        rng = np.random.default_rng(5)
+        test = Records(rng.uniform(0, 1, (20, 4)).astype(np.float32), rng.integers(0, 3, 20))
+        self.host = CloudHost(store, test, Limits(4096), clock=lambda: 0.0)
+        self.batches: dict[bytes, bytes] = {}
+        if not store.enrolled():
+            self.host.store(RosterKept(1, b"".join(public_keys(devices))))
+        self.id = self.run(wanted or job())
+
+    def run(self, wanted: Job) -> str:
+        entry = self.store.submit_job(wanted.job, wanted.canonical(), wanted.digest())
+        self.store.set_status(entry.id, "running")
+        return entry.id
+
+    @property
+    def wire(self) -> bytes:
+        return wire_id(self.id)
+
+    def sealed(self, index: int = 1, attempt: int = 1) -> Broadcast:
+        """The announcement and one round's broadcast."""
+        assert isinstance(self.perform(SealJob(self.wire)), Broadcast)
+        broadcast = self.perform(SealRound(self.wire, index, attempt))
+        assert isinstance(broadcast, Broadcast)
+        return broadcast
+
+    def secret(self, at: Exchanged) -> RoundSecret:
+        raw = self.store.round_key(self.id, at.round, at.attempt)
+        assert raw is not None
+        return RoundSecret.from_bytes(raw)
+
+    def answers(self, broadcast: Broadcast, count: int = 3, value: float = 1.0) -> Absorb:
+        """A batch of `count` uploads for a round."""
+        manifest = broadcast.manifest
+        membership = self.secret(manifest.at).membership
+        plan = self.host.jobs.plan(self.store.job(self.id))
+        specs = plan.segments(plan.exchange(manifest.at.round))
+        groups = [
+            [
+                seal_segment(
+                    manifest, group, membership, np.full(s.shape, value + n, s.dtype).tobytes()
+                )
+                for n in range(count)
+            ]
+            for s, group in zip(specs, manifest.groups, strict=True)
+        ]
+        data = b"".join(b"".join(group) for group in groups)
+        counts = tuple(map(len, groups))
+        batch = Batch(manifest.at, count, 1, counts, describe(data, 4096))
+        self.batches[batch.blob.digest] = data
+        return Absorb(batch)
+
+    def perform(self, task: object) -> object:
+        """Do a task; the parts of a batch come before it."""
+        if isinstance(task, Absorb):
+            digest = task.batch.blob.digest
+            self.host.store(BatchPart(digest, 0, self.batches[digest]))
+        return self.host.perform(task)
+
+    def commit(self, index: int) -> Absorbed:
+        absorbed = self.perform(self.answers(self.sealed(index)))
+        assert isinstance(absorbed, Absorbed)
+        return absorbed
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        found = self.store.events_after(0, self.id)
+        return [dict(event.data) for event in found if event.type == kind]
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk(Store())
+
+
+# --- a recording ------------------------------------------------------------------------------
+
+
+def test_a_recording_holds_what_was_sent_and_what_came_and_starts_over_with_a_job(
+    desk: Desk, tmp_path: Path
+) -> None:
+    folder = tmp_path / "recording"
+    desk.host = CloudHost(desk.store, None, Limits(4096), recorder=Recorder(folder))
+    last = len(desk.host.jobs.plan(desk.store.job(desk.id)).exchanges)
+    for index in range(1, last + 1):
+        desk.commit(index)
+    assert (folder / "job.json").read_bytes() == job().canonical()
+    names = sorted(path.name for path in folder.glob("*.safetensors"))
+    assert [name.rpartition(".")[0] for name in names[:2]] == [
+        "01-centre-0000.broadcast",
+        "01-centre-0000.uploads",
+    ]
+    state = desk.host.jobs.state(desk.store.job(desk.id))
+    plan = desk.host.jobs.plan(desk.store.job(desk.id))
+    model = load_file(folder / names[-2])
+    assert np.array_equal(model["weight"], plan.cloud.model(state)["weight"])
+    uploads = load_file(folder / names[-1])
+    assert {name for name in uploads if name.startswith("head")} == {
+        f"head.weight/{n:04d}" for n in range(3)
+    }
+    assert {float(array.flat[0]) for array in uploads.values()} == {1.0, 2.0, 3.0}
+    desk.host.store(JobStatus(desk.wire, "completed", ""))
+    desk.id = desk.run(job(job="another"))
+    desk.commit(1)
+    assert len(list(folder.glob("*.safetensors"))) == 2
+
+
+def test_a_recording_that_cannot_be_written_ends_the_job_and_says_why(
+    desk: Desk, tmp_path: Path
+) -> None:
+    (tmp_path / "taken").write_text("a file")
+    desk.host = CloudHost(desk.store, None, Limits(4096), recorder=Recorder(tmp_path / "taken"))
+    with pytest.raises(JobFailed, match="recording cannot be written") as caught:
+        desk.commit(1)
+    assert "record_dir" in str(caught.value)
+
+
+# --- the roster and the jobs ------------------------------------------------------------------
+
+
+def test_the_roster_is_what_the_proxy_said_last(desk: Desk) -> None:
+    first = desk.store.enrolled()
+    keys = [*first[:3], *public_keys(1)]
+    desk.host.store(RosterKept(2, b"".join(keys)))
+    assert desk.store.enrolled() == tuple(sorted(keys))
+    desk.host.store(RosterKept(3, b""))
+    assert desk.store.enrolled() == ()
+    blocked = desk.perform(SealJob(desk.wire))
+    assert isinstance(blocked, Blocked) and "no device is enrolled" in blocked.reason
+
+
+def test_an_unknown_job_or_task_is_an_answer(desk: Desk) -> None:
+    with pytest.raises(JobFailed, match="not in the store"):
+        desk.perform(SealJob(bytes(16)))
+    assert desk.perform("anything") == fx.Failed("unknown task")
+
+
+def test_wire_ids_tell_neither_the_name_nor_each_other(desk: Desk) -> None:
+    assert len(desk.wire) == 16
+    assert wire_id(desk.id + "x") != desk.wire
+
+
+# --- sealing ----------------------------------------------------------------------------------
+
+
+def test_sequences_grow_over_jobs_and_kinds(desk: Desk) -> None:
+    sequences = []
+    for _ in range(2):
+        sealed = desk.perform(SealJob(desk.wire))
+        assert isinstance(sealed, Broadcast)
+        sequences += [sealed.manifest.sequence, desk.sealed().manifest.sequence]
+        desk.id = desk.run(job(job="next"))
+    assert sequences == sorted(set(sequences))
+
+
+def test_sequences_grow_where_the_clock_steps_back(tmp_path: Path) -> None:
+    now_s, sequences = 2e9, []
+    for step_s in (0.0, -3600.0, 1.0, 7200.0):
+        now_s += step_s
+        store = Store(f"sqlite:///{tmp_path}/cloud.db", now_s=lambda: now_s)  # noqa: B023
+        desk = Desk(store, job(job="next"))
+        sealed = desk.perform(SealJob(desk.wire))
+        assert isinstance(sealed, Broadcast)
+        sequences += [sealed.manifest.sequence, desk.sealed().manifest.sequence]
+        store.close()
+    assert sequences == sorted(set(sequences))
+    assert sequences[-1] >= now_s * 1000
+
+
+def test_the_rounds_key_is_kept_before_the_broadcast_and_is_its_own(desk: Desk) -> None:
+    first, second = desk.sealed(1, 1).manifest, desk.sealed(1, 2).manifest
+    for manifest in (first, second):
+        assert desk.secret(manifest.at).opening.public().to_bytes() == manifest.cloud_key
+    assert first.cloud_key != second.cloud_key
+
+
+def test_a_round_selects_among_the_devices_that_know_the_job(desk: Desk) -> None:
+    desk.perform(SealJob(desk.wire))
+    desk.host.store(RosterKept(2, b"".join([*desk.store.enrolled(), *public_keys(9)])))
+    broadcast = desk.perform(SealRound(desk.wire, 1, 1))
+    assert isinstance(broadcast, Broadcast)
+    assert broadcast.manifest.selected == 4
+
+
+# --- absorbing --------------------------------------------------------------------------------
+
+
+def test_a_batch_is_committed_with_its_record_and_its_key_is_deleted(desk: Desk) -> None:
+    broadcast = desk.sealed()
+    desk.sealed(1, 2)
+    task = desk.answers(broadcast)
+    absorbed = desk.perform(task)
+    assert isinstance(absorbed, Absorbed)
+    assert absorbed.commit.accepted == 3
+    assert len(absorbed.data) == 3 * 32
+    assert absorbed.commit.blob == describe(absorbed.data, 4096)
+    assert [desk.store.round_key(desk.id, 1, attempt) for attempt in (1, 2)] == [None, None]
+    last = desk.store.last_commit(desk.id)
+    assert last is not None
+    assert (last.index, b"".join(last.accepted)) == (1, absorbed.data)
+    (event,) = desk.events("exchange_committed")
+    assert (event["phase"], event["uploads"], event["declined"]) == ("centre", 3, 1)
+    assert (event["refused"], event["clusters"], event["accuracy"]) == ({}, None, None)
+
+
+def test_the_same_batch_a_second_time_changes_nothing_and_answers_the_same(desk: Desk) -> None:
+    task = desk.answers(desk.sealed())
+    first = desk.perform(task)
+    before = (desk.store.last_commit(desk.id), desk.store.events_after(0))
+    assert desk.perform(task) == first
+    again = Desk.__new__(Desk)  # a new process on the same store
+    again.store, again.host, again.id = (
+        desk.store,
+        CloudHost(desk.store, None, Limits(4096)),
+        desk.id,
+    )
+    again.batches = desk.batches
+    assert again.perform(task) == first
+    assert (desk.store.last_commit(desk.id), desk.store.events_after(0)) == before
+
+
+def test_another_batch_for_a_committed_round_is_refused(desk: Desk) -> None:
+    broadcast = desk.sealed()
+    task, other = desk.answers(broadcast), desk.answers(broadcast, value=7.0)
+    desk.perform(task)
+    before = desk.store.last_commit(desk.id)
+    with pytest.raises(JobFailed, match="key is gone"):
+        desk.perform(other)
+    assert desk.store.last_commit(desk.id) == before
+
+
+def test_a_commit_that_another_batch_made_meanwhile_is_what_is_answered(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broadcast = desk.sealed()
+    task, aggregate = desk.answers(broadcast), absorbing.aggregate
+
+    def overtaken(*args: Any) -> Any:
+        record = ExchangeRecord(1, "centre", 0, 1, 2)
+        desk.store.commit_exchange(desk.id, record, b"", (), [b"b" * 32, b"a" * 32], b"c" * 32)
+        return aggregate(*args)
+
+    monkeypatch.setattr(absorbing, "aggregate", overtaken)
+    absorbed = desk.perform(task)
+    assert isinstance(absorbed, Absorbed)
+    assert (absorbed.commit.accepted, absorbed.data) == (2, b"a" * 32 + b"b" * 32)
+
+
+def test_too_few_valid_uploads_change_nothing_and_the_key_stays(desk: Desk) -> None:
+    broadcast = desk.sealed()
+    outcome = desk.perform(desk.answers(broadcast, count=2))
+    assert isinstance(outcome, TooFew)
+    assert "2 valid uploads" in outcome.reason
+    assert desk.store.last_commit(desk.id) is None
+    assert isinstance(desk.perform(desk.answers(desk.sealed(1, 2))), Absorbed)
+
+
+def test_one_batch_of_an_attempt_is_opened_and_may_be_opened_again(desk: Desk) -> None:
+    broadcast = desk.sealed()
+    poor = desk.answers(broadcast, count=2)
+    first = desk.perform(poor)
+    assert isinstance(first, TooFew)
+    with pytest.raises(JobFailed, match="another batch"):
+        desk.perform(desk.answers(broadcast))
+    desk.host = CloudHost(desk.store, None, Limits(4096))  # a new process
+    assert desk.perform(poor) == first
+
+
+def test_after_an_opened_batch_nobody_is_left_out_of_the_next_attempt(desk: Desk) -> None:
+    everybody = desk.store.enrolled()
+    assert isinstance(desk.perform(desk.answers(desk.sealed(), count=2)), TooFew)
+    desk.host.store(RosterKept(2, b"".join(everybody[1:])))
+    blocked = desk.perform(SealRound(desk.wire, 1, 2))
+    assert isinstance(blocked, Blocked) and "1 of its devices" in blocked.reason
+    desk.host.store(RosterKept(3, b"".join(everybody)))
+    assert isinstance(desk.perform(desk.answers(desk.sealed(1, 2))), Absorbed)
+    desk.host.store(RosterKept(4, b"".join(everybody[1:])))
+    assert desk.sealed(2).manifest.selected == 3
+
+
+def test_a_cloud_that_dies_with_an_opened_batch_leaves_nobody_out_either(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = desk.answers(desk.sealed())
+    monkeypatch.setattr(absorbing, "aggregate", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        desk.perform(task)
+    desk.host = CloudHost(desk.store, None, Limits(4096))
+    desk.host.store(RosterKept(2, b"".join(desk.store.enrolled()[1:])))
+    assert isinstance(desk.perform(SealJob(desk.wire)), Broadcast)
+    assert isinstance(desk.perform(SealRound(desk.wire, 1, 2)), Blocked)
+
+
+def test_before_a_batch_was_opened_a_revoked_device_is_just_left_out(desk: Desk) -> None:
+    desk.sealed()
+    desk.host.store(RosterKept(2, b"".join(desk.store.enrolled()[1:])))
+    assert desk.sealed(1, 2).manifest.selected == 3
+
+
+def test_more_uploads_than_selected_are_void(desk: Desk) -> None:
+    outcome = desk.perform(desk.answers(desk.sealed(), count=5))
+    assert isinstance(outcome, TooFew)
+
+
+def test_a_training_round_is_tested_and_its_inferences_are_clustered(desk: Desk) -> None:
+    for index in (1, 2, 3):
+        desk.commit(index)
+    event = desk.events("exchange_committed")[-1]
+    assert 0 <= event["accuracy"] <= 1
+    assert event["loss"] > 0
+    assert event["clusters"]["used"] == 3
+    assert event["clusters"]["vectors"] == [[n] * 3 for n in (1.0, 2.0, 3.0)]
+    plan = desk.host.jobs.plan(desk.store.job(desk.id))
+    assert event["epsilon"]["training"] == plan.quote(3).training.epsilon
+    assert event["epsilon"]["inference"] == plan.quote(3).inference.epsilon
+
+
+def test_a_job_about_records_of_another_form_is_not_tested(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    data = {"source": "bench", "classes": 3, "input_shape": (6,), "nominal_records": 30}
+    desk = Desk(Store(), job(data=data))
+    for index in (1, 2, 3, 4):
+        desk.commit(index)
+    assert [event["accuracy"] for event in desk.events("exchange_committed")] == [None] * 4
+    assert isinstance(desk.perform(SealRelease(desk.wire)), Broadcast)
+    said = [record for record in caplog.records if "does_not_fit" in record.message]
+    assert len(said) == 1
+
+
+def test_absurd_inferences_of_a_small_round_leave_readable_events() -> None:
+    desk = Desk(Store(), job(round={"min_batch": 1}))
+    for index in (1, 2):
+        desk.commit(index)
+    broadcast = desk.sealed(3)
+    absorbed = desk.perform(desk.answers(broadcast, count=1, value=3e38))
+    assert isinstance(absorbed, Absorbed)
+    strict = [json.dumps(event.data, allow_nan=False) for event in desk.store.events_after(0)]
+    assert strict
+
+
+# --- the end ----------------------------------------------------------------------------------
+
+
+def test_an_early_end_prints_the_whole_training_price(desk: Desk) -> None:
+    """Who cancels may have looked at the rounds before: the smaller price would not hold."""
+    for index in (1, 2, 3):
+        desk.commit(index)
+    desk.host.store(JobStatus(desk.wire, "cancelled", "by hand"))
+    (end,) = desk.events("job_cancelled")
+    plan = desk.host.jobs.plan(desk.store.job(desk.id))
+    assert end["privacy"]["training"]["epsilon"] == plan.quote().training.epsilon
+    assert end["privacy"]["training"]["epsilon"] > plan.quote(3).training.epsilon
+    assert end["privacy"]["inference"]["epsilon"] == plan.quote(3).inference.epsilon
+    assert end["privacy"]["inference"]["epsilon_per_round"] == pytest.approx(5)
+    assert end["final"]["accuracy"] == desk.events("exchange_committed")[-1]["accuracy"]
+
+
+def test_a_round_that_was_broadcast_and_never_committed_is_counted(desk: Desk) -> None:
+    desk.sealed(1)
+    desk.host.store(JobStatus(desk.wire, "failed", "too few"))
+    (end,) = desk.events("job_failed")
+    plan = desk.host.jobs.plan(desk.store.job(desk.id))
+    assert end["privacy"]["training"]["epsilon"] == plan.quote().training.epsilon
+    assert desk.store.round_key(desk.id, 1, 1) is None
+
+
+def test_a_job_that_never_broadcast_a_round_cost_nothing(desk: Desk) -> None:
+    desk.perform(SealJob(desk.wire))
+    desk.host.store(JobStatus(desk.wire, "failed", "nobody there"))
+    (end,) = desk.events("job_failed")
+    assert end["privacy"]["training"]["epsilon"] == 0
+    assert end["final"] == {"accuracy": None}
+
+
+def test_the_end_names_the_rule_that_stopped_it() -> None:
+    stop = {"rule": "moments_delta", "epsilon": 4.0, "delta": 1e-5}
+    desk = Desk(Store(), job(privacy={"epsilon": 4.0, "delta": 1e-5, "stop": stop}))
+    plan = desk.host.jobs.plan(desk.store.job(desk.id))
+    assert plan.rounds == 1
+    for exchange in plan.exchanges:
+        desk.commit(exchange.index)
+    desk.host.store(JobStatus(desk.wire, "completed"))
+    [event] = desk.events("job_completed")
+    assert event["reason"] == "stopped by privacy.stop after round 1 of 2"
+    assert event["privacy"]["training"]["epsilon"] == plan.quote().training.epsilon
+    assert desk.store.job(desk.id).reason == event["reason"]
+
+
+def test_a_job_that_fails_does_not_blame_the_rule() -> None:
+    stop = {"rule": "moments_delta", "epsilon": 4.0, "delta": 1e-5}
+    desk = Desk(Store(), job(privacy={"epsilon": 4.0, "delta": 1e-5, "stop": stop}))
+    desk.host.store(JobStatus(desk.wire, "failed", "no device answered"))
+    assert desk.store.job(desk.id).reason == "no device answered"
+
+
+def test_a_full_cache_is_told_with_the_paused_jobs_that_fill_it(desk: Desk) -> None:
+    first, full = desk.id, "the proxy refused the broadcast: cache_full"
+    desk.host.store(JobStatus(desk.wire, "paused", full))
+    step = "wait for other jobs to end, or raise limits.cache_bytes at the proxy"
+    assert desk.store.job(first).reason == f"{full}; {step}, then: edgeveil job resume {first}"
+    desk.id = desk.run(job(job="next"))
+    desk.host.store(JobStatus(desk.wire, "paused", full))
+    reason = desk.store.job(desk.id).reason
+    assert reason.startswith(full) and f"cancel them: {first};" in reason
+    assert reason.endswith(f"then: edgeveil job resume {desk.id}")
+    desk.id = desk.run(job(job="other"))
+    desk.host.store(JobStatus(desk.wire, "paused", "silence"))
+    assert desk.store.job(desk.id).reason.startswith("silence; ")
+
+
+@pytest.mark.parametrize(
+    ("reason", "step"),
+    [
+        ("the proxy did not answer in time", "see that the proxy runs"),
+        ("1 uploads, 2 declined, below the minimum", "look at the devices"),
+        ("the batch has 9 bytes, limits.spool_bytes is 8", "raise limits.spool_bytes at the cloud"),
+        ("the disk cannot be used (No space left on device)", "make room in the cloud's state_dir"),
+        ("the proxy refused the broadcast: closed_job", "cancel it and submit it anew"),
+        ("the proxy refused the broadcast: anything", "look at the proxy's log"),
+        ("a reason of the future", "see the cloud's log"),
+    ],
+)
+def test_a_paused_job_says_what_to_do(desk: Desk, reason: str, step: str) -> None:
+    desk.host.store(JobStatus(desk.wire, "paused", reason))
+    told = desk.store.job(desk.id).reason
+    assert told.startswith(reason) and step in told
+    assert told.endswith(f"then: edgeveil job resume {desk.id}")
+    assert desk.events("job_paused")[0]["reason"] == told
+
+
+def test_a_reason_with_its_own_way_out_gets_no_other(desk: Desk) -> None:
+    def few(_task: object) -> object:
+        raise TooFewDevices("no device is enrolled", fix="admit devices at the proxy")
+
+    desk.host._perform = few
+    blocked = desk.host.perform(object())
+    desk.host.store(JobStatus(desk.wire, "paused", blocked.reason))
+    assert desk.store.job(desk.id).reason == (
+        "no device is enrolled. admit devices at the proxy; then: edgeveil job resume " + desk.id
+    )
+
+
+def test_a_job_ends_once(desk: Desk) -> None:
+    desk.host.store(JobStatus(desk.wire, "failed", "first"))
+    desk.host.store(JobStatus(desk.wire, "completed"))
+    entry = desk.store.job(desk.id)
+    assert (entry.status, entry.reason) == ("failed", "first")
+
+
+def test_no_guarantee_is_no_number() -> None:
+    desk = Desk(Store(), job(**OPEN))
+    for index in (1, 2, 3):
+        desk.commit(index)
+    desk.host.store(JobStatus(desk.wire, "completed"))
+    (end,) = desk.events("job_completed")
+    inference = end["privacy"]["inference"]
+    assert (inference["epsilon"], inference["status"]) == (None, "none")
+    assert desk.events("exchange_committed")[-1]["epsilon"]["inference"] is None
+    for event in desk.store.events_after(0):
+        json.dumps(event.data, allow_nan=False)  # as a database server and a browser want it
+
+
+def test_the_release_is_the_model_of_the_last_commit(desk: Desk) -> None:
+    for index in (1, 2, 3, 4):
+        desk.commit(index)
+    sealed = desk.perform(SealRelease(desk.wire))
+    assert isinstance(sealed, Broadcast)
+    release = desk.store.release(desk.id)
+    assert release is not None
+    assert sealed.manifest.kind == "release"
+    assert sealed.manifest.selected == 4
+    assert release.onnx[:64] not in sealed.data
+    assert desk.perform(SealRelease(desk.wire)).manifest.sequence > sealed.manifest.sequence  # type: ignore[attr-defined]
+
+
+def test_reports_become_events_of_the_running_job_alone(tmp_path: Path) -> None:
+    desk = Desk(Store(f"sqlite:///{tmp_path / 'cloud.sqlite'}"))
+    desk.host.report(fx.Report("batch", {"round": 1, "uploads": 3}))
+    assert desk.events("batch") == []
+    desk.host.report(fx.Report("job_started", {"job_id": desk.wire.hex(), "rounds": 4}))
+    desk.host.report(fx.Report("batch", {"round": 1, "uploads": 3}))
+    desk.host.report(fx.Report("held", {"round": 1}))
+    assert desk.events("batch") == [{"round": 1, "uploads": 3}]
+    assert desk.events("held") == []
+    desk.host.store(JobStatus(desk.wire, "failed"))
+    desk.host.report(fx.Report("batch", {"round": 2, "uploads": 3}))
+    assert len(desk.events("batch")) == 1

@@ -1,0 +1,63 @@
+"""A submitted job whose model is Python code: the cloud runs it only where its operator says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from edgeveil.errors import DataError
+from edgeveil.jobs import load_job
+from edgeveil.parts.models import python_model
+from edgeveil_cloud.control import Control
+from edgeveil_cloud.host import CloudHost
+from edgeveil_cloud.sealing import Limits
+from edgeveil_cloud.store import Store
+from edgeveil_tools.local.job import submitted
+
+YAML = f"""
+job: own_model
+data: {{source: digits, classes: 3, input_shape: [4], nominal_records: 8}}
+model: {{name: python, function: "{__name__}:Net"}}
+train: {{method: sgd, rounds: 1}}
+privacy: {{epsilon: 1, accept_unproven: true}}
+"""
+
+
+class Net(torch.nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+
+
+@pytest.fixture
+def sent(tmp_path: Path) -> str:
+    (tmp_path / "job.yaml").write_text(YAML)
+    return submitted(load_job(tmp_path / "job.yaml")).decode()
+
+
+def control(folder: Path, *, python_models: bool) -> Control:
+    store = Store(f"sqlite:///{folder / 'cloud.sqlite'}")
+    host = CloudHost(store, None, Limits(4096))
+    return Control(store, host, None, None, 10, python_models=python_models)  # type: ignore[arg-type]
+
+
+def test_without_the_operators_word_no_code_runs(
+    tmp_path: Path, sent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(function: str) -> torch.nn.Module:
+        raise AssertionError("the code ran")
+
+    monkeypatch.setattr(python_model, "loaded", never)
+    with pytest.raises(DataError, match="may not run here") as caught:
+        control(tmp_path, python_models=False).submit(sent)
+    assert caught.value.where == "cloud.allow_python_models"
+
+
+def test_with_it_the_job_is_queued_and_one_that_cannot_run_is_not(
+    tmp_path: Path, sent: str
+) -> None:
+    allowing = control(tmp_path, python_models=True)
+    assert allowing.submit(sent)
+    with pytest.raises(DataError, match="does not take records"):
+        allowing.submit(sent.replace("input_shape:\n  - 4", "input_shape:\n  - 5"))

@@ -1,0 +1,161 @@
+"""The cloud's HTTP while its database is away: it says so, though all else waits for the return."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from edgeveil.errors import UsageError
+from edgeveil.transport.health import Health
+from edgeveil_cloud import http_thread
+from edgeveil_cloud.http import make_app
+from edgeveil_cloud.http_thread import Desk, HttpThread
+from edgeveil_cloud.store import Store
+from tests.postgres_server import PostgresServer, postgres_server
+
+TOKEN = "t" * 43
+PATHS = ["/healthz", "/jobs", "/jobs/any", "/jobs/any/events?wait_s=20", "/status", "/metrics"]
+
+
+class Control:
+    """Its status asks the database, as the cloud's own does."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def status(self) -> dict[str, int]:
+        return {"enrolled": self._store.counts().enrolled}
+
+
+def get(url: str) -> tuple[int, dict[str, object]]:
+    """Status and JSON, asked from another thread than the loop's."""
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {TOKEN}"})
+    try:
+        with urllib.request.urlopen(request, timeout=25) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def play(store: Store, held_up: Callable[[str], object]) -> None:
+    """Serve a cloud whose own loop is then held up by `held_up(url)`."""
+
+    async def run() -> None:
+        health = Health({"store": lambda: not store.away})
+        desk = Desk(asyncio.get_running_loop(), lambda: store.away)
+        control = Control(store)
+        http = HttpThread()
+        app = make_app(store, control, TOKEN, health, ask=desk)  # type: ignore[arg-type]
+        await http.start(app, "127.0.0.1", 0)
+        try:
+            assert await asyncio.to_thread(get, f"{http.url}/status") == (200, {"enrolled": 0})
+            held_up(http.url)
+            assert await asyncio.to_thread(get, f"{http.url}/healthz") == (200, {"status": "ok"})
+            assert await asyncio.to_thread(get, f"{http.url}/status") == (200, {"enrolled": 0})
+        finally:
+            await http.stop()
+
+    asyncio.run(run())
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    with postgres_server() as running:
+        yield running
+
+
+def test_every_page_says_that_the_database_is_away_and_all_is_well_when_it_is_back(
+    server: PostgresServer,
+) -> None:
+    store = Store(server.url)
+    answers: dict[str, tuple[int, dict[str, object]]] = {}
+
+    def held_up(url: str) -> None:
+        def ask() -> None:
+            while not store.away:
+                time.sleep(0.005)
+            try:
+                answers.update({path: get(url + path) for path in PATHS})
+            finally:
+                server.start()
+
+        server.stop()
+        asking = threading.Thread(target=ask)
+        asking.start()
+        assert store.counts().enrolled == 0  # on the cloud's loop: it waits until the return
+        asking.join()
+
+    play(store, held_up)
+    store.close()
+    assert answers.pop("/healthz") == (503, {"status": "degraded", "parts": ["store"]})
+    for path, (status, said) in answers.items():
+        assert status == 503, path
+        assert said["what"] == "the database does not answer", path
+        assert said["fix"], path
+
+
+def test_who_asked_before_it_went_away_is_told_too(server: PostgresServer) -> None:
+    store = Store(server.url)
+    asked = threading.Event()
+    answers: list[tuple[int, dict[str, object]]] = []
+
+    def held_up(url: str) -> None:
+        def ask() -> None:
+            asked.set()
+            answers.append(get(f"{url}/jobs"))
+            server.start()
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        asked.wait()
+        server.stop()
+        assert store.counts().enrolled == 0
+        asking.join()
+
+    play(store, held_up)
+    store.close()
+    ((status, said),) = answers
+    assert (status, said["what"]) == (503, "the database does not answer")
+
+
+def test_a_cloud_that_is_held_up_otherwise_is_waited_for_a_bounded_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_thread, "ANSWER_S", 0.3)
+    store = Store()
+    answers: list[tuple[int, dict[str, object]]] = []
+
+    def held_up(url: str) -> None:
+        asking = threading.Thread(target=lambda: answers.append(get(f"{url}/jobs")))
+        asking.start()
+        asking.join()  # the loop does nothing meanwhile
+
+    play(store, held_up)
+    store.close()
+    ((status, said),) = answers
+    assert status == 503
+    assert "did not answer" in str(said["what"])
+
+
+def test_a_port_that_is_taken_is_named_and_the_thread_ends() -> None:
+    async def run() -> None:
+        store = Store()
+        desk = Desk(asyncio.get_running_loop(), lambda: store.away)
+        apps = [make_app(store, Control(store), TOKEN, ask=desk) for _ in range(2)]  # type: ignore[arg-type]
+        first, second = HttpThread(), HttpThread()
+        await first.start(apps[0], "127.0.0.1", 0)
+        port = int(first.url.rpartition(":")[2])
+        with pytest.raises(UsageError, match=f"{port} is taken"):
+            await second.start(apps[1], "127.0.0.1", port)
+        await first.stop()
+        store.close()
+
+    asyncio.run(run())
+    assert not [thread for thread in threading.enumerate() if thread.name == "edgeveil-http"]

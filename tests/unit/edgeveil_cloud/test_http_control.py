@@ -1,0 +1,278 @@
+"""The HTTP control through a real socket: who may ask, what is answered, how it ends."""
+
+import asyncio
+import json
+import socket
+import threading
+from unittest.mock import Mock
+
+import aiohttp
+import pytest
+import sqlalchemy as sa
+
+from edgeveil.errors import ConfigError, UsageError
+from edgeveil.transport.http import serve
+from edgeveil_cloud import store_transaction
+from edgeveil_cloud.http import MAX_BODY_BYTES, make_app
+from edgeveil_cloud.http_token import load_or_make_token
+from edgeveil_cloud.store import Store
+from edgeveil_cloud.store_records import ExchangeRecord
+
+TOKEN = "t" * 43
+
+
+class Control:
+    """A runner that accepts YAML with a `job:` line."""
+
+    def __init__(self, store):
+        self.store, self.threads = store, []
+
+    def check(self, job_yaml):
+        self.threads.append(threading.get_ident())
+        if not job_yaml.startswith("job:"):
+            raise ConfigError(["job.yaml:1 job: missing", "job.yaml:2 x: unknown key"])
+
+    def submit(self, job_yaml):
+        self.threads.append(threading.get_ident())
+        return self.store.submit_job("quickstart", job_yaml.encode(), bytes(32)).id
+
+    def cancel(self, job):
+        self.store.cancel(job)
+
+    def resume(self, job):
+        self.store.resume(job)
+
+    def status(self):
+        return {"running": None}
+
+
+def play(scenario):
+    """Run `scenario(ask, store)` against a served application."""
+
+    async def run():
+        store = Store()
+        server = await serve(make_app(store, Control(store), TOKEN), "127.0.0.1", 0)
+        async with aiohttp.ClientSession(server.url) as session:
+
+            async def ask(method, path, token=TOKEN, **options):
+                headers = {"Authorization": f"Bearer {token}"} if token else {}
+                async with session.request(method, path, headers=headers, **options) as answer:
+                    return answer.status, await answer.read()
+
+            await scenario(ask, store)
+        await server.stop()
+        store.close()
+
+    asyncio.run(run())
+
+
+def body(answer):
+    return json.loads(answer[1])
+
+
+def test_a_job_from_submission_to_model():
+    async def scenario(ask, store):
+        status, content = await ask("POST", "/jobs", data=b"job: quickstart\n")
+        assert status == 201
+        job = json.loads(content)["id"]
+        listed = body(await ask("GET", "/jobs"))["jobs"]
+        assert [(one["id"], one["status"]) for one in listed] == [(job, "queued")]
+        assert (await ask("GET", f"/jobs/{job}/model.onnx"))[0] == 404
+        store.set_status(job, "running")
+        store.commit_exchange(job, ExchangeRecord(1, "train", 1, 1, 20, 0.9, bytes={"up": 4}), b"")
+        store.put_release(job, b"ONNX", b"TENSORS")
+        store.set_status(job, "completed")
+        shown = body(await ask("GET", f"/jobs/{job}"))
+        assert shown["status"] == "completed"
+        assert shown["exchanges"][0]["accuracy"] == 0.9
+        assert await ask("GET", f"/jobs/{job}/model.onnx") == (200, b"ONNX")
+        assert await ask("GET", f"/jobs/{job}/model.safetensors") == (200, b"TENSORS")
+        assert body(await ask("GET", "/status")) == {"running": None}
+
+    play(scenario)
+
+
+def test_what_may_take_long_is_checked_beside_the_loop():
+    async def run():
+        store = Store()
+        control = Control(store)
+        server = await serve(make_app(store, control, TOKEN), "127.0.0.1", 0)
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        async with (
+            aiohttp.ClientSession(server.url, headers=headers) as session,
+            session.post("/jobs", data=b"job: quickstart\n") as answer,
+        ):
+            assert answer.status == 201
+        await server.stop()
+        store.close()
+        return control.threads
+
+    checked, submitted = asyncio.run(run())
+    assert submitted == threading.get_ident() != checked
+
+
+def test_every_problem_of_a_refused_job_is_returned():
+    async def scenario(ask, store):
+        status, content = await ask("POST", "/jobs", data=b"nonsense")
+        assert status == 422
+        assert len(json.loads(content)["problems"]) == 2
+        assert (await ask("POST", "/jobs", data=b"\xff\xfe"))[0] == 422
+        assert store.jobs() == ()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("token", [None, "", "wrong", TOKEN[:-1], TOKEN + "x", "ü" * 43])
+def test_nothing_but_health_is_told_without_the_token(token):
+    async def scenario(ask, store):
+        job = store.submit_job("a", b"", bytes(32)).id
+        for method, path in [
+            ("GET", "/jobs"),
+            ("POST", "/jobs"),
+            ("GET", "/status"),
+            ("GET", f"/jobs/{job}"),
+            ("GET", "/jobs/none"),
+            ("GET", f"/jobs/{job}/events"),
+            ("POST", f"/jobs/{job}/cancel"),
+            ("POST", f"/jobs/{job}/resume"),
+            ("GET", f"/jobs/{job}/model.onnx"),
+            ("GET", "/no/such/page"),
+        ]:
+            status, content = await ask(method, path, token=token)
+            assert status == 401, path
+            assert job.encode() not in content
+        assert store.job(job).status == "queued"
+        assert await ask("GET", "/healthz", token=token) == (200, b'{"status": "ok"}')
+
+    play(scenario)
+
+
+def test_unknown_addresses_and_jobs_and_late_cancels_are_json_errors():
+    async def scenario(ask, store):
+        job = store.submit_job("a", b"", bytes(32)).id
+        assert body(await ask("POST", f"/jobs/{job}/cancel"))["status"] == "cancelled"
+        for method, path, wanted in [
+            ("GET", "/jobs/none", 404),
+            ("GET", "/jobs/none/events", 404),
+            ("POST", "/jobs/none/cancel", 404),
+            ("POST", f"/jobs/{job}/cancel", 409),
+            ("POST", "/jobs/none/resume", 404),
+            ("POST", f"/jobs/{job}/resume", 409),
+            ("GET", "/nowhere", 404),
+            ("DELETE", "/jobs", 405),
+            ("GET", f"/jobs/{job}/events?after=x", 422),
+            ("GET", f"/jobs/{job}/events?wait_s=31", 422),
+            ("GET", f"/jobs/{job}/events?wait_s=nan", 422),
+        ]:
+            status, content = await ask(method, path)
+            assert status == wanted, path
+            assert json.loads(content).keys() & {"what", "problems"}
+
+    play(scenario)
+
+
+def test_a_body_over_the_limit_is_refused():
+    async def scenario(ask, store):
+        status, content = await ask("POST", "/jobs", data=b"job:" + b" " * MAX_BODY_BYTES)
+        assert status == 413
+        assert b"what" in content
+        assert store.jobs() == ()
+
+    play(scenario)
+
+
+def test_a_long_poll_answers_with_the_first_event_and_pages_on():
+    async def scenario(ask, store):
+        job = store.submit_job("a", b"", bytes(32)).id
+        first = body(await ask("GET", f"/jobs/{job}/events"))["events"]
+        assert [event["type"] for event in first] == ["job_submitted"]
+        after = first[0]["seq"]
+        waiting = asyncio.create_task(ask("GET", f"/jobs/{job}/events?after={after}&wait_s=30"))
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        store.append_event(job, "note", {"k": 1})
+        (event,) = body(await waiting)["events"]
+        assert (event["type"], event["data"]) == ("note", {"k": 1})
+        after = event["seq"]
+        assert (
+            body(await ask("GET", f"/jobs/{job}/events?after={after}&wait_s=0.1"))["events"] == []
+        )
+
+    play(scenario)
+
+
+def test_a_long_poll_does_not_hold_up_the_end():
+    async def run():
+        store = Store()
+        job = store.submit_job("a", b"", bytes(32)).id
+        server = await serve(make_app(store, Control(store), TOKEN), "127.0.0.1", 0)
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        async with aiohttp.ClientSession(server.url, headers=headers) as session:
+            poll = asyncio.create_task(session.get(f"/jobs/{job}/events?after=9&wait_s=30"))
+            await asyncio.sleep(0.2)
+            await server.stop()
+            answer = await asyncio.wait_for(poll, 20)  # an answer, not a broken connection
+            assert await answer.json() == {"events": []}
+        store.close()
+
+    asyncio.run(run())
+
+
+def test_a_taken_port_is_named_with_the_fix():
+    async def run(port):
+        store = Store()
+        await serve(make_app(store, Control(store), TOKEN), "127.0.0.1", port)
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError, match=f"{port} is taken") as caught:
+            asyncio.run(run(port))
+    assert "http.port" in caught.value.fix
+
+
+def test_the_token_is_made_once_for_its_owner_alone(tmp_path):
+    token = load_or_make_token(tmp_path / "state")
+    path = tmp_path / "state" / "http.token"
+    assert len(token) >= 32
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert load_or_make_token(tmp_path / "state") == token
+    assert load_or_make_token(tmp_path / "other") != token
+    path.chmod(0o640)
+    with pytest.raises(UsageError, match="chmod 600"):
+        load_or_make_token(tmp_path / "state")
+    path.chmod(0o600)
+    path.write_text("")
+    with pytest.raises(UsageError, match="holds no token"):
+        load_or_make_token(tmp_path / "state")
+
+
+def test_a_paused_job_shows_its_reason_and_is_resumed():
+    async def scenario(ask, store):
+        job = store.submit_job("a", b"", bytes(32)).id
+        store.set_status(job, "running")
+        store.set_status(job, "paused", "2 uploads, below the minimum")
+        shown = body(await ask("GET", f"/jobs/{job}"))
+        assert (shown["status"], shown["reason"]) == ("paused", "2 uploads, below the minimum")
+        assert shown["ended_at"] is None
+        assert body(await ask("POST", f"/jobs/{job}/resume"))["status"] == "queued"
+        events = body(await ask("GET", f"/jobs/{job}/events"))["events"]
+        assert [e["type"] for e in events][-2:] == ["job_paused", "job_resumed"]
+        assert events[-2]["data"] == {"reason": "2 uploads, below the minimum"}
+
+    play(scenario)
+
+
+def test_a_store_that_is_away_is_no_conflict(monkeypatch):
+    async def scenario(ask, store):
+        job = store.submit_job("a", b"", bytes(32)).id
+        gone = sa.exc.OperationalError("SELECT", {}, ConnectionError())
+        monkeypatch.setattr(store_transaction, "AWAY_S", 0.0)
+        monkeypatch.setattr(store._engine, "begin", Mock(side_effect=gone))
+        for method, path in [("GET", "/jobs"), ("POST", f"/jobs/{job}/cancel")]:
+            status, content = await ask(method, path)
+            assert status == 503
+            assert json.loads(content)["fix"]
+
+    play(scenario)

@@ -1,0 +1,226 @@
+"""A job that would fail late is refused before it is queued or run, with the reason, unpriced."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_cloud_python_models import control
+
+from edgeveil.errors import ConfigError, JobFailed
+from edgeveil.jobs import load_job
+from edgeveil.parts.aggregation.krum import Krum
+from edgeveil.parts.features import read_backbones
+from edgeveil.parts.methods.base import Records
+from edgeveil.parts.models import python_model
+from edgeveil.plan import JobPlan
+from edgeveil.privacy.ledger import Ledger
+from edgeveil_cloud.evaluation import Evaluation
+from edgeveil_cloud.rehearsal import RefusedJobError, rehearse_job
+from edgeveil_cloud.sealing import Limits
+from edgeveil_tools import jobs as client
+from edgeveil_tools.cli import main
+from edgeveil_tools.local.command import run_local
+from edgeveil_tools.local.job import Overrides, submitted
+from edgeveil_tools.rehearsed import rehearse_file
+from edgeveil_tools.validate import validate
+
+JOBS = Path("configs/jobs")
+NEED_A_FILE = ("mnist_fm_local.yaml", "mnist_fm_local_eps01.yaml")
+LIMITS = Limits(4096)
+YAML = f"""
+job: own_model
+data: {{source: digits, classes: 10, input_shape: [64], nominal_records: 20}}
+model:
+  name: python
+  function: "{__name__}:NAME"
+train: {{method: sgd, rounds: 2}}
+privacy: {{epsilon: 1, accept_unproven: true}}
+unsupervised: {{every_rounds: 2}}
+encrypt: {{laplace_eval: {{laplace_eval_eps: 20}}}}
+selection: {{min_devices: 4}}
+round: {{min_batch: 3}}
+local_run:
+  devices: 4
+  simulate: true
+  policy:
+    allow_python_models: true
+    allowed_methods: [sgd]
+    accept_unproven: true
+    accept_unprotected: true
+    min_devices: 4
+"""
+
+
+class Sound(torch.nn.Sequential):
+    """What the refusal of batch normalisation advises, and GELU, which brings constants."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            torch.nn.Unflatten(1, (1, 8, 8)),
+            torch.nn.Conv2d(1, 4, 3),
+            torch.nn.GroupNorm(2, 4),
+            torch.nn.GELU(),
+            torch.nn.Flatten(),
+            torch.nn.Linear(144, 10),
+        )
+
+
+class Shrinking(torch.nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(torch.nn.Linear(64, 10), torch.nn.Softshrink())
+
+
+class Infinite(torch.nn.Module):
+    """Its logits are infinite: no probabilities, and as code the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.exp(self.layer(x).abs() + 100)
+
+
+def file(tmp_path: Path, name: str, *changes: tuple[str, str]) -> Path:
+    python_model.loaded.cache_clear()
+    path, text = tmp_path / "job.yaml", YAML.replace("NAME", name)
+    for old, new in changes:
+        text = text.replace(old, new)
+    path.write_text(text)
+    return path
+
+
+def plan_of(path: Path) -> JobPlan:
+    job = load_job(path)
+    return JobPlan(job, read_backbones(job.features))
+
+
+@pytest.mark.parametrize("devices", [True, False])
+@pytest.mark.parametrize(
+    "path",
+    [path for path in sorted(JOBS.glob("*.yaml")) if path.name not in NEED_A_FILE],
+    ids=lambda path: path.stem,
+)
+def test_every_job_of_ours_can_be_done(path: Path, devices: bool) -> None:
+    rehearse_job(plan_of(path), LIMITS, devices=devices)
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "why"),
+    [
+        ("Shrinking", 6, "uses the operator 'Greater'"),
+        ("Infinite", 6, "no probabilities over 10 classes"),
+    ],
+)
+def test_a_model_that_fails_late_is_refused_by_validate_run_and_submit(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    line: int,
+    why: str,
+) -> None:
+    priced: list[Any] = []
+    monkeypatch.setattr(Ledger, "commit", lambda *given: priced.append(given))
+    path = file(tmp_path, name)
+    assert validate([path]) == 2
+    told = capsys.readouterr().out
+    assert told.startswith(f"{path}:{line} model.function: ")
+    assert why in told
+    assert main(["validate", str(path), "--json"]) == 2
+    assert why in capsys.readouterr().out
+    out = tmp_path / "out"
+    with pytest.raises(ConfigError, match=why):
+        run_local(path, out, Overrides(), reference=False, stream=io.StringIO())
+    assert not out.exists()
+    with pytest.raises(ConfigError, match=why):
+        client.submit(path, "http://127.0.0.1:1", tmp_path / "token")
+    cloud = control(tmp_path, python_models=True)
+    with pytest.raises(RefusedJobError, match=why) as caught:
+        cloud.submit(submitted(load_job(path)).decode())
+    assert caught.value.where == "model.function"
+    assert not cloud._store.jobs()
+    assert not priced
+
+
+def test_group_normalisation_and_gelu_go_the_whole_way(tmp_path: Path) -> None:
+    path, out = file(tmp_path, "Sound"), tmp_path / "out"
+    run_local(path, out, Overrides(), reference=False, brief=True, stream=io.StringIO())
+    assert (out / "model.onnx").is_file()
+
+
+@pytest.mark.parametrize(
+    ("limits", "why"),
+    [
+        (
+            Limits(4096, blob_bytes=2000),
+            "the job has .* bytes when it is sealed, the limit is 2000",
+        ),
+        (Limits(4096, blob_bytes=8500), "the final model has .* bytes when it is sealed"),
+        (Limits(4096, batch_bytes=100), "pass the cloud's limit of 100 bytes a batch"),
+    ],
+)
+def test_sizes_that_would_fail_late_are_refused(tmp_path: Path, limits: Limits, why: str) -> None:
+    plan = plan_of(file(tmp_path, "Sound"))
+    with pytest.raises(RefusedJobError, match=why) as caught:
+        rehearse_job(plan, limits)
+    assert caught.value.where == "model.function"
+    assert "limits." in caught.value.fix
+
+
+def test_a_final_model_above_what_a_device_takes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of(file(tmp_path, "Sound"))
+    monkeypatch.setattr("edgeveil_cloud.rehearsal.MAX_GRAPH_BYTES", len(plan.graph()) + 100)
+    with pytest.raises(RefusedJobError, match=r"the final model cannot be made: has .* a device"):
+        rehearse_job(plan, LIMITS)
+
+
+def test_a_rule_that_fails_is_refused_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise FloatingPointError("no nearest upload")
+
+    monkeypatch.setattr(Krum, "combine", fails)
+    path = JOBS / "digits_krum.yaml"
+    with pytest.raises(ConfigError, match="FloatingPointError: no nearest upload") as caught:
+        rehearse_file(path, load_job(path))
+    (problem,) = caught.value.problems
+    number = next(n for n, t in enumerate(path.open(), 1) if t.startswith("aggregation"))
+    assert problem.startswith(f"{path}:{number} aggregation: ")
+
+
+def test_a_cloud_without_the_records_that_a_rule_asks_for_does_not_queue_it(tmp_path: Path) -> None:
+    text = submitted(load_job(JOBS / "digits_secprobe.yaml")).decode()
+    cloud = control(tmp_path, python_models=False)
+    with pytest.raises(JobFailed, match="scores uploads on"):
+        cloud.submit(text)
+    assert not cloud._store.jobs()
+    records = Records(np.zeros((2000, 64), np.float32), np.zeros(2000, np.int64))
+    cloud._host.evaluation = Evaluation(records)
+    assert cloud.submit(text)
+
+
+def test_the_cloud_needs_no_torch_for_a_model_of_ours() -> None:
+    code = """
+import sys
+from pathlib import Path
+from edgeveil_cloud.rehearsal import rehearse_job
+from edgeveil_cloud.sealing import Limits
+from edgeveil.jobs import load_job
+from edgeveil.plan import JobPlan
+plan = JobPlan(load_job(Path("configs/jobs/quickstart.yaml")))
+rehearse_job(plan, Limits(4096), devices=False)
+print("torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,220 @@
+"""A batch is opened with suspicion: what is counted, what is refused, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from round_kit import CENTRE, TRAIN, CloudRound, job, public_keys
+
+from edgeveil.errors import JobFailed
+from edgeveil.plan import SOFTMAX, JobPlan
+from edgeveil.protocol.sealed import segment_mark
+from edgeveil_cloud.opening import NORM_FACTOR, Opened
+from edgeveil_cloud.round_secret import RoundSecret
+from edgeveil_cloud.rounds import aggregate, select
+
+HEAD = "head.weight"
+ROUND = CloudRound()
+HONEST = ROUND.honest()
+
+
+def values(opened: Opened, name: str) -> list[float]:
+    return sorted(float(array.ravel()[0]) for array in opened.arrays[name])
+
+
+def test_an_honest_batch_is_opened_whole() -> None:
+    opened = ROUND.opened(HONEST)
+    assert (values(opened, HEAD), values(opened, SOFTMAX)) == ([1, 2, 3], [1, 2, 3])
+    assert [a.shape for a in opened.arrays[HEAD]] == [(4, 3)] * 3
+    assert [a.dtype.str for a in opened.arrays[HEAD]] == ["<f4"] * 3
+    assert not opened.refused
+    hashes = {segment_mark(ROUND.secret.membership, s) for group in HONEST for s in group}
+    assert set(opened.accepted) == hashes
+    assert len(opened.accepted) == 6
+
+
+def spoilt(segment: bytes) -> tuple[Opened, list[float]]:
+    """What becomes of one more segment among honest heads."""
+    opened = ROUND.opened([[*HONEST[0], segment], HONEST[1]])
+    return opened, values(opened, HEAD)
+
+
+ELSEWHERE: list[Any] = [
+    pytest.param(lambda: CloudRound(index=TRAIN + 1), id="another round"),
+    pytest.param(lambda: CloudRound(attempt=2), id="another attempt"),
+    pytest.param(lambda: CloudRound(job_id=b"K" * 16), id="another job"),
+    pytest.param(lambda: CloudRound(), id="another key of the same round"),
+]
+
+
+@pytest.mark.parametrize("other", ELSEWHERE)
+def test_a_segment_of_elsewhere_is_not_for_this_round(other: Any) -> None:
+    where = other()
+    opened, kept = spoilt(where.segment(0, where.array(0, 9)))
+    assert (opened.refused, kept) == ({"not_for_this_round": 1}, [1, 2, 3])
+
+
+def test_an_unselected_device_cannot_be_counted() -> None:
+    """It knows the manifest and the round's key, and not the tag in the package."""
+    for tag in (bytes(32), ROUND.manifest.commitment, ROUND.manifest.package_digest):
+        opened, kept = spoilt(ROUND.segment(0, ROUND.array(0, 9), membership=tag))
+        assert (opened.refused, kept) == ({"not_for_this_round": 1}, [1, 2, 3])
+
+
+def test_a_segment_of_another_group_or_altered_is_refused() -> None:
+    assert len(HONEST[1][0]) == len(HONEST[0][0])
+    for segment in (HONEST[1][0], bytes(len(HONEST[0][0])), HONEST[0][0][:-1] + b"\0"):
+        assert spoilt(segment)[0].refused == {"not_for_this_round": 1}
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_segment_that_is_not_finite_is_refused(bad: float) -> None:
+    array = ROUND.array(0, 1.0)
+    array[2, 1] = bad
+    opened, kept = spoilt(ROUND.segment(0, array))
+    assert (opened.refused, kept) == ({"not_finite": 1}, [1, 2, 3])
+
+
+def test_padding_carries_nothing() -> None:
+    spec, group = ROUND.plan.segments(ROUND.exchange)[0], ROUND.manifest.groups[0]
+    assert group.padded_bytes > spec.byte_count
+    smuggled = ROUND.array(0, 1.0).tobytes().ljust(group.padded_bytes - 1, b"\0") + b"!"
+    opened, kept = spoilt(ROUND.segment(0, smuggled))
+    assert (opened.refused, kept) == ({"bad_padding": 1}, [1, 2, 3])
+
+
+def test_a_repeated_segment_counts_once() -> None:
+    opened, kept = spoilt(HONEST[0][0])
+    assert (opened.refused, kept) == ({"repeated_segment": 1}, [1, 2, 3])
+    assert len(opened.accepted) == len(set(opened.accepted)) == 6
+
+
+def test_a_norm_far_above_the_median_is_refused_and_one_below_stays() -> None:
+    # With 1, 2, 3 and one large: the median is 2.5.
+    opened, kept = spoilt(ROUND.segment(0, ROUND.array(0, 2.5 * NORM_FACTOR * 1.001)))
+    assert (opened.refused, kept) == ({"norm": 1}, [1, 2, 3])
+    _, kept = spoilt(ROUND.segment(0, ROUND.array(0, 2.5 * NORM_FACTOR * 0.999)))
+    assert len(kept) == 4
+    _, kept = spoilt(ROUND.segment(0, ROUND.array(0, 3e38)))  # its square is not finite in float32
+    assert kept == [1, 2, 3]
+
+
+def test_devices_without_records_or_noise_make_no_other_upload_unusual() -> None:
+    mixed = [ROUND.segment(0, ROUND.array(0, value)) for value in (0.0, 0.0, 0.0, 1.0)]
+    assert ROUND.opened([mixed, HONEST[1]]).refused == {}
+
+
+def test_the_largest_numbers_are_refused_in_a_preparatory_sum_too() -> None:
+    centre = CloudRound(CENTRE)
+    (group,) = centre.honest()
+    largest = np.finfo(np.float32).max
+    for extreme in (largest, -largest):
+        array = np.full(4, extreme, np.float32)
+        opened = centre.opened([[*group, centre.segment(0, array)]])
+        assert opened.refused == {"norm": 1}
+        assert len(opened.arrays["centre"]) == 3
+
+
+def test_a_group_with_more_segments_than_devices_selected_is_void() -> None:
+    few = CloudRound(selected=3)
+    heads, softmax = few.honest(4)
+    opened = few.opened([heads, softmax[:3]])
+    assert (list(opened.arrays[HEAD]), opened.refused) == ([], {"more_than_selected": 4})
+    assert len(opened.arrays[SOFTMAX]) == 3  # the other group stands
+    assert len(opened.accepted) == 3
+    # Segments that do not count cannot void a group.
+    opened = few.opened([[*heads[:3], few.segment(0, few.array(0, 9), bytes(32))], softmax[:3]])
+    assert len(opened.arrays[HEAD]) == 3
+
+
+@pytest.mark.parametrize(
+    "counts", [(), (3,), (3, 3, 0), (4, 3), (2, 3), (0, 0), (2**31, 3), (6, 0), (1, 1)]
+)
+def test_counts_that_do_not_fit_the_data_refuse_the_batch(counts: tuple[int, ...]) -> None:
+    opened = ROUND.opened(HONEST, counts=counts)
+    if sum(counts) == 6 and len(counts) == 2:  # the sizes fit: the segments do not
+        assert opened.refused == {"not_for_this_round": 3}
+        assert values(opened, HEAD) == [1, 2, 3]
+    else:
+        assert (opened.refused, opened.arrays, opened.accepted) == ({"malformed_batch": 1}, {}, [])
+
+
+def test_a_cut_batch_is_refused_and_an_empty_one_is_empty() -> None:
+    batch, data = ROUND.batch(HONEST)
+    cut = ROUND.opened([[data[:-1]]], counts=batch.counts)
+    assert cut.refused == {"malformed_batch": 1}
+    empty = ROUND.opened([[], []])
+    assert {name: list(found) for name, found in empty.arrays.items()} == {HEAD: [], SOFTMAX: []}
+    assert not empty.refused
+
+
+# --- aggregation ------------------------------------------------------------------------------
+
+
+def test_the_mean_of_the_uploads_moves_the_model() -> None:
+    state, uploads = aggregate(ROUND.plan, ROUND.exchange, ROUND.state, ROUND.opened(HONEST))
+    expected = ROUND.plan.cloud.absorb(ROUND.state, ROUND.exchange, {HEAD: np.full((4, 3), 2.0)}, 3)
+    assert uploads == 3
+    assert np.array_equal(state["iterate"], expected["iterate"])
+    assert not np.array_equal(state["iterate"], ROUND.state["iterate"])
+
+
+def test_inferences_do_not_count_as_uploads() -> None:
+    opened = ROUND.opened([HONEST[0][:2], HONEST[1]])
+    with pytest.raises(JobFailed, match="2 valid uploads, at least 3") as caught:
+        aggregate(ROUND.plan, ROUND.exchange, ROUND.state, opened)
+    assert caught.value.where == "round 1"
+    assert aggregate(ROUND.plan, ROUND.exchange, ROUND.state, ROUND.opened([HONEST[0], []]))[1] == 3
+
+
+@pytest.mark.parametrize("opened", [Opened(), ROUND.opened([[], HONEST[1]])])
+def test_a_batch_of_nothing_is_too_few(opened: Opened) -> None:
+    with pytest.raises(JobFailed, match="0 valid uploads"):
+        aggregate(ROUND.plan, ROUND.exchange, ROUND.state, opened)
+
+
+# --- selection and sealing --------------------------------------------------------------------
+
+
+def test_a_selection_has_the_asked_number_of_different_keys() -> None:
+    keys = public_keys(8)
+    plan = JobPlan(job(selection={"devices": 4, "over_select": 1.5}))
+    chosen = {tuple(select(plan, keys)) for _ in range(20)}
+    assert {len(set(c)) for c in chosen} == {6}
+    assert all(set(c) <= set(keys) for c in chosen)
+    assert len({frozenset(c) for c in chosen}) > 1
+    assert sorted(select(JobPlan(job()), keys)) == sorted(keys)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"round": {"min_batch": 5}}, {"selection": {"min_devices": 5}}]
+)
+def test_too_few_enrolled_devices_are_named_with_the_fix(changes: dict[str, Any]) -> None:
+    with pytest.raises(JobFailed, match="4 devices can be selected, at least 5") as caught:
+        select(JobPlan(job(**changes)), public_keys(4))
+    assert caught.value.fix
+
+
+def test_a_manifest_states_the_jobs_terms_and_a_fresh_key() -> None:
+    manifest, other = ROUND.manifest, CloudRound().manifest
+    plan = ROUND.plan
+    assert (manifest.selected, manifest.min_batch, manifest.quorum) == (5, 3, 4)
+    assert manifest.groups == plan.groups(ROUND.exchange)
+    assert manifest.job_digest == plan.job.digest()
+    assert manifest.cloud_key == ROUND.secret.opening.public().to_bytes()
+    assert manifest.cloud_key != other.cloud_key
+
+
+def test_the_rounds_secret_survives_the_store_and_hides_itself() -> None:
+    raw = ROUND.secret.to_bytes()
+    again = RoundSecret.from_bytes(raw)
+    assert len(raw) == 64 + 32 * len(ROUND.secret.recipients)
+    assert again.to_bytes() == raw
+    assert again.recipients == ROUND.secret.recipients
+    assert again.membership == ROUND.secret.membership
+    shown = repr(ROUND.secret)
+    assert ROUND.secret.membership.hex() not in shown
+    assert str(ROUND.secret.membership) not in shown
+    assert raw[:32].hex() not in shown

@@ -1,0 +1,106 @@
+"""A database server that goes away: what is asked of the store waits for it, and then says so."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from edgeveil_cloud import store_engine, store_transaction
+from edgeveil_cloud.store import Store
+from edgeveil_cloud.store_records import ExchangeRecord, StoreError
+from tests.postgres_server import PostgresServer, postgres_server
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    with postgres_server() as running:
+        yield running
+
+
+@pytest.fixture
+def store(server: PostgresServer) -> Iterator[Store]:
+    opened = Store(server.url)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long it was waited, each time."""
+    found: list[float] = []
+    sleep = time.sleep
+
+    def wait(seconds: float) -> None:
+        found.append(seconds)
+        sleep(seconds)
+
+    monkeypatch.setattr(store_transaction.time, "sleep", wait)
+    return found
+
+
+def test_a_restart_is_waited_out_and_nothing_is_lost_or_doubled(
+    server: PostgresServer, store: Store
+) -> None:
+    job = store.submit_job("away", b"{}", bytes(32)).id
+    store.set_status(job, "running")
+    server.stop()
+    back = threading.Timer(0.5, server.start)
+    back.start()
+    assert store.commit_exchange(job, ExchangeRecord(1, "train", 1, 1, 3), b"one", [("round", {})])
+    back.join()
+    last = store.last_commit(job)
+    assert last is not None and last.state == b"one"
+    types = [event.type for event in store.events_after(0, job)]
+    assert types == ["job_submitted", "job_running", "round"]
+
+
+def test_connections_that_broke_meanwhile_are_replaced(
+    server: PostgresServer, store: Store
+) -> None:
+    assert store.counts().enrolled == 0
+    server.stop()
+    server.start()
+    store.set_enrolled([b"k" * 32])
+    assert store.enrolled() == (b"k" * 32,)
+    store.set_enrolled([])
+
+
+def test_a_database_that_stays_away_is_an_error_with_a_fix_and_without_the_address(
+    server: PostgresServer,
+    store: Store,
+    waits: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(store_transaction, "AWAY_S", 0.4)
+    server.stop()
+    try:
+        with pytest.raises(StoreError, match="did not answer") as caught:
+            store.counts()
+        assert len(waits) >= 2
+        assert "start the cloud again" in caught.value.fix
+        assert "edgeveil@" not in str(caught.value)
+        with pytest.raises(StoreError, match="cannot be opened"):
+            Store(server.url)
+    finally:
+        server.start()
+    assert store.counts().enrolled == 0
+
+
+def test_a_server_that_takes_a_connection_and_says_nothing_is_given_up(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_engine, "CONNECT_S", 1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"postgresql://edgeveil@127.0.0.1:{silent.getsockname()[1]}/postgres"
+        with pytest.raises(StoreError, match="cannot be opened"):
+            Store(address)
+
+
+def test_a_refusal_is_no_absence(store: Store, waits: list[float]) -> None:
+    with pytest.raises(StoreError, match="there is no job"):
+        store.job("none")
+    assert waits == []

@@ -1,0 +1,195 @@
+"""A small job, its sealed rounds, and one device's host, shared by the edge client's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgeveil.crypto.keys import OpeningKey, SealingKey
+from edgeveil.jobs import EdgeSite, Job
+from edgeveil.parts.methods.base import Records
+from edgeveil.parts.models.softmax_head import build_graph
+from edgeveil.plan import JobPlan
+from edgeveil.privacy.ledger import Ledger
+from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Exchanged, Manifest
+from edgeveil.protocol.package import JobPackage
+from edgeveil.protocol.sealed import Terms, open_segment, seal_broadcast
+from edgeveil.protocol.tasks import Learn, Learned, Open, Opened, Sealed, Work
+from edgeveil_cloud.rounds import RoundSecret, seal_round
+from edgeveil_edge.host import DeviceHost
+from edgeveil_edge.identity import Identity
+from edgeveil_edge.store import DeviceStore
+
+JOB_ID = b"J" * 16
+CENTRE, QUADRATIC, FIRST = 1, 2, 3  # indices of the exchanges; FIRST asks for inferences too
+
+
+def job(**changes: Any) -> Job:
+    plain: dict[str, Any] = {
+        "job": "boxed",
+        "data": {"source": "bench", "classes": 3, "input_shape": (4,), "nominal_records": 30},
+        "features": ({"name": "identity"},),
+        "train": {"method": "fm", "rounds": 3},
+        "privacy": {"epsilon": 4.0, "delta": 1e-5},
+        "encrypt": {"privacy_eval_type": "LAPLACE", "laplace_eval": {"laplace_eval_eps": 5.0}},
+        "unsupervised": {"every_rounds": 1},
+    }
+    return Job.model_validate({**plain, **changes})
+
+
+def site(folder: Path, **changes: Any) -> EdgeSite:
+    plain: dict[str, Any] = {
+        "name": "Aunt-Emmas-kitchen",
+        "broker": {"url": "mqtt://127.0.0.1:1"},
+        "state_dir": folder,
+        "cloud_key_file": folder / "cloud.pub",
+        "proxy_key_file": folder / "proxy.pub",
+        "data": {"name": "bench", "source": "digits"},
+        "policy": {"min_devices": 3},
+        "device": "cpu",
+    }
+    return EdgeSite.model_validate({**plain, **changes})
+
+
+def records(count: int, seed: int) -> Records:
+    rng = np.random.default_rng(seed)
+    x = rng.uniform(0, 1, (count, 4)).astype(np.float32)
+    return Records(x, rng.integers(0, 3, count))
+
+
+class Loader:
+    """The device's data: counts how often it is read, and may be broken."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.reads, self.error = 0, error
+
+    def __call__(self, _site: EdgeSite, _key: bytes, _share: float) -> tuple[Records, Records]:
+        self.reads += 1
+        if self.error is not None:
+            raise self.error
+        return records(30, 1), records(6, 2)
+
+
+class Round:
+    """One sealed round of a job, and what the cloud can make of the answer."""
+
+    def __init__(
+        self,
+        plan: JobPlan,
+        index: int,
+        keys: list[bytes],
+        *,
+        attempt: int = 1,
+        job_id: bytes = JOB_ID,
+    ) -> None:
+        self.plan, self.exchange = plan, plan.exchange(index)
+        at = Exchanged(job_id, index, attempt)
+        sealed = seal_round(
+            plan, self.exchange, trained(plan), keys, at, index * 10 + attempt, 4096
+        )
+        self.manifest: Manifest = sealed[0]
+        self.blob: bytes = sealed[1]
+        self.secret: RoundSecret = sealed[2]
+
+    def tensors(self, answer: object) -> dict[str, bytes]:
+        """The plaintext of every segment of the answer, as the cloud opens it."""
+        assert isinstance(answer, Sealed), answer
+        found: dict[str, bytes] = {}
+        offset = 0
+        for g, size in zip(answer.groups, answer.sizes, strict=True):
+            group = self.manifest.groups[g]
+            assert size == group.padded_bytes + SEAL_OVERHEAD_BYTES
+            plain = open_segment(
+                self.secret.opening,
+                self.manifest.at,
+                self.manifest.job_digest,
+                group,
+                self.secret.membership,
+                answer.data[offset : offset + size],
+            )
+            assert plain is not None
+            found[group.name] = plain
+            offset += size
+        assert offset == len(answer.data)
+        return found
+
+
+def trained(plan: JobPlan) -> dict[str, Any]:
+    """A state in the middle of the job."""
+    state = dict(plan.cloud.initial_state())
+    if "iterate" in state:
+        state["iterate"] = state["iterate"] + 7
+    return state
+
+
+class Device:
+    """One device: its files in a folder, its host, and its data."""
+
+    def __init__(self, folder: Path, load: Loader | None = None, **changes: Any) -> None:
+        self.folder, self.load = folder, load or Loader()
+        self.said: list[str] = []
+        self.site = site(folder, **changes)
+        self.identity = Identity.load_or_create(folder)
+        self.store = DeviceStore(folder / "device.sqlite")
+        self.ledger = Ledger(folder / "ledger.sqlite", "bench")
+        self.host = DeviceHost(
+            self.site, self.identity, self.store, self.ledger, load=self.load, say=self.said.append
+        )
+
+    @property
+    def key(self) -> bytes:
+        return self.identity.opening.public().to_bytes()
+
+    def keys(self, count: int = 3) -> list[bytes]:
+        """This device's key among others'."""
+        others = [OpeningKey.generate().public().to_bytes() for _ in range(count - 1)]
+        return [self.key, *others]
+
+    def restarted(self, **changes: Any) -> Device:
+        """The same files in a new process; the old one never closed them."""
+        return Device(self.folder, **changes)
+
+    def learn(self, plan: JobPlan, job_id: bytes = JOB_ID) -> object:
+        """Hand it the job, as announced."""
+        canonical = plan.job.canonical()
+        data, kept = plan.job.data, plan.setting.kept
+        graph = build_graph(plan.features, data.input_shape, data.classes, kept)
+        package = JobPackage(canonical, graph, tuple(plan.artifacts.values()))
+        manifest = announcement(plan, self.keys(), job_id=job_id)
+        return self.host.perform(Learn(manifest, package))
+
+    def knows(self, plan: JobPlan, job_id: bytes = JOB_ID) -> Device:
+        assert self.learn(plan, job_id) == Learned()
+        return self
+
+    def answer(self, sealed: Round, between: Callable[[], object] = lambda: None) -> object:
+        """Open and work, as the machine asks for it."""
+        opened = self.host.perform(Open(sealed.manifest, sealed.blob))
+        assert isinstance(opened, Opened)
+        assert opened.package is not None
+        between()
+        return self.host.perform(Work(sealed.manifest, opened.package))
+
+
+def announcement(
+    plan: JobPlan, keys: list[bytes], kind: str = "job", job_id: bytes = JOB_ID
+) -> Manifest:
+    return sealed_to(plan, keys, b"x", kind, job_id)[0]
+
+
+def sealed_to(
+    plan: JobPlan, keys: list[bytes], package: bytes, kind: str = "job", job_id: bytes = JOB_ID
+) -> tuple[Manifest, bytes]:
+    """A broadcast of the job itself, or of its release."""
+    terms = Terms(
+        kind=kind,  # type: ignore[arg-type]
+        at=Exchanged(job_id, 0, 1),
+        sequence=99,
+        job_digest=plan.job.digest(),
+        phase=kind,
+    )
+    manifest, blob, _ = seal_broadcast(terms, package, [SealingKey(k) for k in keys], 4096)
+    return manifest, blob

@@ -1,0 +1,206 @@
+"""Priced, then sealed: what is sent is what the ledger holds, and nothing goes without it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from edge_kit import CENTRE, FIRST, JOB_ID, Device, Round, job
+
+from edgeveil.errors import PrivacyError, ProtocolError
+from edgeveil.parts.methods.base import Answer
+from edgeveil.plan import JobPlan
+from edgeveil.privacy.derived import DerivedRandom
+from edgeveil.privacy.ledger import Receipt
+from edgeveil.protocol.messages import Group
+from edgeveil.protocol.package import RoundPackage, pack_tensors
+from edgeveil.protocol.tasks import Sealed
+from edgeveil_edge import answer as answers
+from edgeveil_edge.consent import consent
+
+PLAN = JobPlan(job())
+HEX = JOB_ID.hex()
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Device:
+    return Device(tmp_path).knows(PLAN)
+
+
+# --- what is asked for must be what the job says ----------------------------------------------
+
+
+def reason(sealed: Round, package: RoundPackage, **changed: Any) -> str:
+    manifest = msgspec.structs.replace(sealed.manifest, **changed)
+    with pytest.raises(ProtocolError) as caught:
+        answers.check_package(PLAN, manifest, package)
+    return caught.value.reason
+
+
+def test_a_package_must_be_the_exchange_that_the_plan_has_there(device: Device) -> None:
+    sealed = Round(PLAN, FIRST, device.keys())
+    right = RoundPackage("train", 1, True, b"", b"")
+    assert answers.check_package(PLAN, sealed.manifest, right) == PLAN.exchange(FIRST)
+    for wrong in ({"phase": "centre"}, {"number": 2}, {"infer": False}):
+        assert reason(sealed, msgspec.structs.replace(right, **wrong)) == "wrong_phase"
+    assert reason(sealed, right, phase="centre") == "wrong_phase"
+    at = msgspec.structs.replace(sealed.manifest.at, round=4)
+    assert reason(sealed, right, at=at) == "wrong_phase"
+    at = msgspec.structs.replace(sealed.manifest.at, round=99)
+    assert reason(sealed, right, at=at) == "unknown_round"
+
+
+def test_the_groups_must_be_those_of_the_job_in_number_name_size_and_order(device: Device) -> None:
+    sealed = Round(PLAN, FIRST, device.keys())
+    right = RoundPackage("train", 1, True, b"", b"")
+    head, softmax = sealed.manifest.groups
+    for groups in (
+        (),
+        (head,),
+        (softmax, head),
+        (head, softmax, Group("records", 64)),
+        (Group("records", head.padded_bytes), softmax),
+        (Group(head.name, head.padded_bytes + 64), softmax),
+    ):
+        assert reason(sealed, right, groups=groups) == "wrong_groups"
+
+
+def test_an_order_of_arrival_that_the_job_does_not_ask_for_is_refused(device: Device) -> None:
+    sealed = Round(PLAN, FIRST, device.keys())
+    right = RoundPackage("train", 1, True, b"", b"")
+    assert reason(sealed, right, shuffled=False) == "wrong_shuffle"
+
+
+def test_a_smaller_batch_than_the_job_says_is_refused(device: Device) -> None:
+    sealed = Round(PLAN, FIRST, device.keys())
+    right = RoundPackage("train", 1, True, b"", b"")
+    asked = PLAN.job.round.min_batch
+    assert reason(sealed, right, min_batch=asked - 1) == "wrong_batch"
+    larger = msgspec.structs.replace(sealed.manifest, min_batch=asked + 1)
+    assert answers.check_package(PLAN, larger, right) == PLAN.exchange(FIRST)
+
+
+# --- price, then seal -------------------------------------------------------------------------
+
+
+def released(device: Device, sealed: Round) -> tuple[Receipt, bytes]:
+    consent(device.site, PLAN, sealed.manifest, device.ledger)
+    event = PLAN.device.price(sealed.exchange)
+    segments = {"centre": np.arange(4)}
+    return answers.release(device.ledger, sealed.manifest, [Answer(segments, event)])
+
+
+def test_the_ledger_has_committed_before_anything_is_sealed(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sealed = Round(PLAN, CENTRE, device.keys())
+
+    def power_cut(*_: object) -> bytes:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(answers.real_sealing, "seal_segment", power_cut)
+        device.answer(sealed)
+    again = device.restarted()
+    assert again.ledger.spent().epsilon > 0
+    held = again.ledger.recall(HEX, CENTRE)
+    assert held is not None
+    spent, tensors = again.ledger.spent(), sealed.tensors(again.answer(sealed))
+    assert tensors["centre"][:16] in held[1]  # the very tensors of before
+    assert (again.ledger.spent(), again.load.reads) == (spent, 0)
+
+
+def test_what_is_released_is_what_the_ledger_held_first(device: Device) -> None:
+    sealed = Round(PLAN, CENTRE, device.keys())
+    receipt, payload = released(device, sealed)
+    other = [Answer({"centre": np.arange(4) + 1}, PLAN.device.price(sealed.exchange))]
+    assert answers.release(device.ledger, sealed.manifest, other) == (receipt, payload)
+
+
+def test_a_release_that_was_not_reserved_is_refused(device: Device) -> None:
+    sealed = Round(PLAN, CENTRE, device.keys())
+    parts = [Answer({"centre": np.arange(4)}, PLAN.device.price(sealed.exchange))]
+    with pytest.raises(PrivacyError, match="not open"):
+        answers.release(device.ledger, sealed.manifest, parts)
+    consent(device.site, PLAN, sealed.manifest, device.ledger)
+    with pytest.raises(PrivacyError, match="reserved 1 times"):
+        answers.release(device.ledger, sealed.manifest, [parts[0], parts[0]])
+    assert device.ledger.spent().epsilon == 0
+
+
+def test_nothing_is_sealed_without_the_ledgers_receipt_for_these_tensors(device: Device) -> None:
+    sealed = Round(PLAN, CENTRE, device.keys())
+    receipt, payload = released(device, sealed)
+    assert isinstance(
+        answers.seal_release(receipt, payload, PLAN, sealed.manifest, bytes(32)), Sealed
+    )
+    raw = pack_tensors({"centre": np.zeros(4, np.int64)})
+    with pytest.raises(PrivacyError, match="other tensors"):
+        answers.seal_release(receipt, raw, PLAN, sealed.manifest, bytes(32))
+    with pytest.raises(PrivacyError, match="only be made by the ledger"):
+        Receipt("bench", HEX, CENTRE, (), receipt.payload_sha256, object())
+
+
+def test_a_tensor_of_another_shape_or_name_is_never_sealed(device: Device) -> None:
+    sealed = Round(PLAN, CENTRE, device.keys())
+    consent(device.site, PLAN, sealed.manifest, device.ledger)
+    event = PLAN.device.price(sealed.exchange)
+    longer = Answer({"centre": np.arange(5)}, event)
+    receipt, payload = answers.release(device.ledger, sealed.manifest, [longer])
+    with pytest.raises(ProtocolError) as caught:
+        answers.seal_release(receipt, payload, PLAN, sealed.manifest, bytes(32))
+    assert caught.value.reason == "wrong_shape"
+
+
+def test_a_segment_that_the_plan_does_not_have_stays_here(device: Device) -> None:
+    sealed = Round(PLAN, CENTRE, device.keys())
+    consent(device.site, PLAN, sealed.manifest, device.ledger)
+    segments = {"centre": np.arange(4), "records": np.arange(99)}
+    part = Answer(segments, PLAN.device.price(sealed.exchange))
+    held = answers.release(device.ledger, sealed.manifest, [part])
+    out = answers.seal_release(*held, PLAN, sealed.manifest, sealed.secret.membership)
+    tensors = sealed.tensors(out)
+    assert list(tensors) == ["centre"]
+    assert np.frombuffer(tensors["centre"][:16], "<f4").tolist() == [0, 1, 2, 3]
+
+
+def test_the_softmax_is_noised_and_priced(device: Device) -> None:
+    class Certain:
+        """An inference session that is sure of everything."""
+
+        def mean_softmax(self, x: object, weights: object) -> np.ndarray:
+            return np.array([1.0, 0.0, 0.0])
+
+    noise = DerivedRandom(bytes(32))  # one answer's: each draw is another
+    draws = [
+        answers.softmax_answer(
+            PLAN,
+            Certain(),  # type: ignore[arg-type]
+            {},
+            np.zeros((2, 4)),
+            noise,
+            bytes(32),
+        )
+        for _ in range(400)
+    ]
+    assert {draw.events for draw in draws} == {(PLAN.softmax_event(),)}
+    vectors = np.stack([draw.segments["softmax"] for draw in draws])
+    # Laplace of scale 2/ε = 0.4: mean absolute deviation 0.4, over 1200 draws ± 0.012.
+    assert np.abs(vectors - [1.0, 0.0, 0.0]).mean() == pytest.approx(0.4, abs=0.08)
+
+
+def test_a_per_sample_answer_has_a_row_a_slot_whatever_the_records_are(tmp_path: Path) -> None:
+    asked = {"every_rounds": 1, "upload": "per_sample", "samples_per_device": 5}
+    plan = JobPlan(job(unsupervised=asked))
+    device = Device(tmp_path).knows(plan)
+    sealed = Round(plan, FIRST, device.keys())
+    tensors = sealed.tensors(device.answer(sealed))
+    rows = np.frombuffer(tensors["softmax"][: 5 * 3 * 8], "<f8")
+    assert np.isfinite(rows).all()
+    found = device.ledger.spent(purpose="infer")
+    assert (found.epsilon, found.unit) == (pytest.approx(5), "record")
+    assert plan.quote().inference.unit == "record"
+    assert plan.segments(plan.exchange(FIRST))[-1].shape == (5, 3)

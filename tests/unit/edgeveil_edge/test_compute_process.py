@@ -1,0 +1,439 @@
+"""The process that computes for a device: the same bits, and an end where it takes too long.
+
+The child is real. What a hostile graph could do to it is played by an own model's code, which may
+do anything when it meets the one record that the attack is about.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from edgeveil.errors import DataError, EdgeVeilError, PrivacyError, ProtocolError
+from edgeveil.jobs import EdgeSite, Job
+from edgeveil.plan import SOFTMAX, JobPlan
+from edgeveil.privacy.derived import DerivedRandom
+from edgeveil.protocol.package import RoundPackage, pack_tensors
+from edgeveil_edge import compute_process
+from edgeveil_edge import compute_wire as wire
+from edgeveil_edge.answer import softmax_answer
+from edgeveil_edge.computation import Computation, Computed, TaughtJob
+from edgeveil_edge.compute_process import ComputeProcess, RemoteComputer, digest_of
+from edgeveil_edge.computer import Computer
+
+KEY, SPLIT_KEY = bytes(range(32)), bytes(32)
+MODULE = "hostile_net"
+DATA = {
+    "source": "own",
+    "classes": 3,
+    "input_shape": (4,),
+    "nominal_records": 30,
+    "evaluation_share": 0.2,
+}
+TRIGGER = 1000.0  # the value by which the model knows the record
+CODE = f"""
+import os, signal, time
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+    def forward(self, x):
+        if bool((x == {TRIGGER}).any()) and os.environ.get("HOSTILE_NET"):
+            exec(os.environ["HOSTILE_NET"])
+        return self.layer(x)
+"""
+
+
+def site(folder: Path, path: Path) -> EdgeSite:
+    return EdgeSite.model_validate(
+        {
+            "name": "box",
+            "broker": {"url": "mqtt://127.0.0.1:1883"},
+            "state_dir": folder / "state",
+            "cloud_key_file": folder / "cloud.pub",
+            "proxy_key_file": folder / "proxy.pub",
+            "data": {"name": "own", "source": "npz", "path": path},
+            "device": "cpu",
+        }
+    )
+
+
+def taught(graph: bytes | None = None, **changes: Any) -> TaughtJob:
+    plain = {
+        "job": "small",
+        "data": DATA,
+        "features": ({"name": "identity"},),
+        "train": {"method": "fm", "rounds": 2},
+        "privacy": {"epsilon": 8.0},
+        "round": {"budget_s": 20.0},
+        "encrypt": {"laplace_eval": {"laplace_eval_eps": 20.0}},
+        "unsupervised": {"every_rounds": 1},
+    }
+    plan = JobPlan(Job.model_validate({**plain, **changes}))
+    return TaughtJob(plan, plan.job.canonical(), plan.graph() if graph is None else graph)
+
+
+def own_net() -> TaughtJob:
+    """Plain training of the model whose code does as HOSTILE_NET says."""
+    weights = (("layer.weight", (3, 4)), ("layer.bias", (3,)))
+    return taught(
+        graph=b"",
+        features=(),
+        model={"name": "python", "function": f"{MODULE}:Net", "weights": weights},
+        train={"method": "sgd", "rounds": 2},
+        privacy={"epsilon": 8.0, "accept_unproven": True},
+        unsupervised={"every_rounds": 0},
+    )
+
+
+def records(path: Path, count: int = 40, first: float = 0.5) -> Path:
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(count, 4)).astype(np.float32)
+    if count:
+        x[0] = first
+    np.savez(path, x=x, y=rng.integers(0, 3, count))
+    return path
+
+
+def computation(job: TaughtJob, index: int = 1, until_s: float = 60.0) -> Computation:
+    plan = job.plan
+    exchange, state = plan.exchange(index), plan.cloud.initial_state()
+    package = RoundPackage(
+        exchange.phase,
+        exchange.number,
+        exchange.infer,
+        pack_tensors(plan.cloud.package(state, exchange)),
+        pack_tensors(plan.cloud.model(state)) if exchange.infer else b"",
+    )
+    until_s += time.monotonic()
+    noise = DerivedRandom(KEY)
+    return Computation(job, exchange, package, {}, True, noise, until_s=until_s, allowed_s=until_s)
+
+
+@pytest.fixture
+def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ComputeProcess]:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / f"{MODULE}.py").write_text(CODE)
+    monkeypatch.syspath_prepend(tmp_path / "code")
+    before = os.environ.get("PYTHONPATH", "")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'code'}:{Path.cwd()}:{before}")
+    found = ComputeProcess()
+    yield found
+    found.close()
+    found.end()
+
+
+def remote(process: ComputeProcess, folder: Path, path: Path, name: str = "0" * 16):
+    return RemoteComputer(process, name, site(folder, path), SPLIT_KEY)
+
+
+def tensors(found: Computed) -> dict[str, bytes]:
+    return {name: a.tobytes() for part in found.parts for name, a in part.segments.items()}
+
+
+def child(process: ComputeProcess) -> psutil.Process:
+    assert process._child is not None
+    return psutil.Process(process._child.pid)
+
+
+# --- what comes back ----------------------------------------------------------------------------
+
+
+def test_records_are_read_ahead_of_the_first_question(process, tmp_path) -> None:
+    path = records(tmp_path / "own.npz")
+    far = remote(process, tmp_path, path)
+    far.read_ahead(0.2)
+    far.try_job(taught(), trains=True)  # comes back when the records have been read
+    path.unlink()
+    assert far.answer(computation(taught())).without == ""
+    with pytest.raises(DataError):  # another share is read anew
+        far.answer(computation(taught(data={**DATA, "evaluation_share": 0.5})))
+
+
+def test_another_process_gives_the_same_bits_at_the_same_price(process, tmp_path) -> None:
+    path = records(tmp_path / "own.npz")
+    job, far = taught(), remote(process, tmp_path, path)
+    near = Computer(site(tmp_path, path), SPLIT_KEY)
+    for exchange in job.plan.exchanges:
+        here = near.answer(computation(job, exchange.index))
+        there = far.answer(computation(job, exchange.index))
+        assert tensors(here) == tensors(there)
+        assert [part.events for part in here.parts] == [part.events for part in there.parts]
+        assert there.without == ""
+        empty = Computer(site(tmp_path, records(tmp_path / "none.npz", 0)), SPLIT_KEY)
+        assert tensors(empty.answer(computation(job, exchange.index))) != tensors(there)
+
+
+def test_devices_of_one_process_share_a_child_and_no_record(process, tmp_path) -> None:
+    job = taught()
+    one = remote(process, tmp_path, records(tmp_path / "a.npz"), "a" * 16)
+    two = remote(process, tmp_path, records(tmp_path / "b.npz", 20), "b" * 16)
+    first = tensors(one.answer(computation(job)))
+    pid = child(process).pid
+    assert tensors(two.answer(computation(job))) != first
+    assert tensors(one.answer(computation(job))) == first
+    assert child(process).pid == pid
+
+
+def test_records_that_cannot_be_read_are_told_as_the_file_s_fault(process, tmp_path) -> None:
+    far = remote(process, tmp_path, tmp_path / "nowhere.npz")
+    with pytest.raises(DataError, match="no such file"):
+        far.answer(computation(taught()))
+    records(tmp_path / "nowhere.npz")
+    assert far.answer(computation(taught())).without == ""
+
+
+def test_a_package_that_is_not_in_order_is_refused_before_records_are_read(
+    process, tmp_path
+) -> None:
+    far = remote(process, tmp_path, tmp_path / "nowhere.npz")  # reading it would be told instead
+    one = computation(taught(), index=2)
+    bad = replace(one, package=replace_tensors(one.package, pack_tensors({})))
+    with pytest.raises(ProtocolError) as caught:
+        far.answer(bad)
+    assert caught.value.reason == "bad_package"
+
+
+def replace_tensors(package: RoundPackage, tensors: bytes) -> RoundPackage:
+    return RoundPackage(package.phase, package.number, package.infer, tensors, package.model)
+
+
+# --- what takes too long ------------------------------------------------------------------------
+
+HANGS = {
+    "for ever": "while True: time.sleep(1)",
+    "busy, holding the interpreter": "any(iter(int, 1))",
+    "ends the process": "os.kill(os.getpid(), signal.SIGKILL)",
+    "raises": "raise ValueError('a record')",
+}
+
+
+@pytest.mark.parametrize("how", HANGS)
+def test_whatever_a_record_makes_the_computation_do_the_answer_is_that_without_records(
+    process, tmp_path, monkeypatch, how
+) -> None:
+    monkeypatch.setenv("HOSTILE_NET", HANGS[how])
+    job = own_net()
+    far = remote(process, tmp_path, records(tmp_path / "own.npz", first=TRIGGER))
+    assert far.try_job(job, trains=True).refused == ""
+    found = far.answer(computation(job, until_s=3.0))
+    assert found.without
+    assert "a record" not in found.without
+    nobody = Computer(site(tmp_path, records(tmp_path / "none.npz", 0)), SPLIT_KEY)
+    monkeypatch.delenv("HOSTILE_NET")
+    assert tensors(found) == tensors(nobody.answer(computation(job)))
+    # The child that was ended has been replaced, and nobody else's answer suffers.
+    other = remote(process, tmp_path, records(tmp_path / "other.npz"), "c" * 16)
+    assert other.answer(computation(job, until_s=60.0)).without == ""
+
+
+def test_a_computation_that_never_ends_does_not_outlast_its_moment(
+    process, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setenv("HOSTILE_NET", HANGS["for ever"])
+    job = own_net()
+    far = remote(process, tmp_path, records(tmp_path / "own.npz", first=TRIGGER))
+    far.try_job(job, trains=True)
+    nursery, (ended,) = child(process), child(process).children()
+    found = far.answer(computation(job, until_s=1.0))
+    assert "not done within" in found.without
+    assert far.answer(computation(job, until_s=1.0)).without == found.without  # served at once
+    assert psutil.wait_procs([ended], timeout=30)[1] == []
+    assert child(process) == nursery  # what is loaded once is there for the next worker
+    other = remote(process, tmp_path, records(tmp_path / "other.npz"), "d" * 16)
+    assert other.answer(computation(job)).without == ""
+    assert len(nursery.children()) == 1
+
+
+def test_without_time_for_even_the_empty_answer_the_device_says_so(process, tmp_path) -> None:
+    far = remote(process, tmp_path, records(tmp_path / "own.npz"))
+    with pytest.raises(PrivacyError, match="too slow"):
+        far.answer(replace(computation(taught(), until_s=0.0), closes_s=0.0))
+    assert far.answer(computation(taught())).without == ""
+
+
+def test_a_box_that_is_late_with_the_empty_answer_sends_that_late(process, tmp_path) -> None:
+    far = remote(process, tmp_path, records(tmp_path / "own.npz"))
+    found = far.answer(computation(taught(), until_s=0.0))
+    nobody = Computer(site(tmp_path, records(tmp_path / "none.npz", 0)), SPLIT_KEY)
+    assert tensors(found) == tensors(nobody.answer(computation(taught())))
+    assert "not done within" in found.without
+
+
+def test_what_evaluation_records_do_changes_no_training_answer(tmp_path, monkeypatch) -> None:
+    path, index = records(tmp_path / "own.npz"), 3
+    job, own = taught(), site(tmp_path, path)
+    assert job.plan.exchange(index).infer
+    sound = Computer(own, SPLIT_KEY).answer(computation(job, index))
+    nobody = Computer(site(tmp_path, records(tmp_path / "none.npz", 0)), SPLIT_KEY)
+    real = softmax_answer
+
+    def fails(plan, session, weights, x, *rest):
+        if len(x):
+            raise ValueError("a record")
+        return real(plan, session, weights, x, *rest)
+
+    monkeypatch.setattr("edgeveil_edge.computer.softmax_answer", fails)
+    found = Computer(own, SPLIT_KEY).answer(computation(job, index))
+    assert "ValueError" in found.without
+    assert tensors(found)["head.weight"] == tensors(sound)["head.weight"]
+    assert tensors(found)[SOFTMAX] == tensors(nobody.answer(computation(job, index)))[SOFTMAX]
+    assert Computer(own, SPLIT_KEY).order(computation(job, index)) == ("train", "infer")
+
+
+# --- trials -------------------------------------------------------------------------------------
+
+
+def test_a_trial_reads_no_record_and_is_made_once_for_devices_of_one_kind(
+    process, tmp_path
+) -> None:
+    job = taught()
+    one = remote(process, tmp_path, tmp_path / "nowhere.npz", "a" * 16)
+    two = remote(process, tmp_path, tmp_path / "nowhere.npz", "b" * 16)
+    first = one.try_job(job, trains=True)
+    assert first.refused == ""
+    assert 0 < first.needed_s < 20
+    assert two.try_job(job, trains=True) is first
+
+
+def test_devices_that_wait_for_one_another_need_as_much_longer(process, tmp_path) -> None:
+    job = taught()
+    process.shared = 1000
+    alone = ComputeProcess()
+    try:
+        path = tmp_path / "nowhere.npz"
+        one = remote(alone, tmp_path, path).try_job(job, trains=True)
+        many = remote(process, tmp_path, path).try_job(job, trains=True)
+        assert many.needed_s > 20 * one.needed_s
+    finally:
+        alone.close()
+        alone.end()
+
+
+def test_a_trial_that_never_ends_is_ended_and_refused(process, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(compute_process, "TRIAL_S", -70.0)  # with the budget's share: 10 s
+    slow = CODE.replace("return self", "time.sleep(3600)\n        return self")
+    (tmp_path / "code" / f"{MODULE}.py").write_text(slow)
+    found = remote(process, tmp_path, tmp_path / "nowhere.npz").try_job(own_net(), trains=True)
+    assert "did not end" in found.refused
+
+
+def test_a_worker_begins_with_all_that_a_trial_loaded(process, tmp_path) -> None:
+    job = taught(
+        features=(),
+        model={"name": "mlp", "hidden": (4,)},
+        train={"method": "dp_sgd", "rounds": 2, "local_steps": 1},
+    )
+    far = remote(process, tmp_path, tmp_path / "nowhere.npz")
+    assert far.try_job(job, trains=True).refused == ""
+    process.replace_worker()
+    process._send(wire.Try(far.name, digest_of(job), True))
+    again = process._receive(time.monotonic() + 60)
+    assert isinstance(again, wire.Tried)
+    assert again.modules == ()
+
+
+def test_a_worker_that_ended_between_two_rounds_is_replaced(process, tmp_path) -> None:
+    far = remote(process, tmp_path, records(tmp_path / "own.npz"))
+    first, nursery = tensors(far.answer(computation(taught()))), child(process)
+    nursery.children()[0].kill()
+    assert tensors(far.answer(computation(taught()))) == first
+    assert child(process) == nursery
+
+
+def test_a_trial_takes_no_more_memory_than_records_may(process, tmp_path) -> None:
+    job = taught(data={**DATA, "nominal_records": 10**9}, privacy={"epsilon": 8.0, "delta": 1e-10})
+    found = remote(process, tmp_path, tmp_path / "nowhere.npz").try_job(job, trains=True)
+    assert "data.nominal_records" in found.refused
+
+
+def test_a_job_that_cannot_be_played_is_refused_with_the_reason(process, tmp_path) -> None:
+    job = taught()
+    broken = replace(job, graph=job.graph.replace(b"Softmax", b"Hardmax"))
+    found = remote(process, tmp_path, tmp_path / "nowhere.npz").try_job(broken, trains=True)
+    assert "Hardmax" in found.refused
+
+
+# --- its life -----------------------------------------------------------------------------------
+
+
+def test_the_child_ends_with_the_process_that_started_it(tmp_path) -> None:
+    pid = os.fork()
+    if pid == 0:
+        inner = ComputeProcess()
+        inner.start()
+        assert inner._child is not None
+        inner._fork()
+        while not child(inner).children():
+            time.sleep(0.05)
+        pids = [inner._child.pid, *(one.pid for one in child(inner).children())]
+        (tmp_path / "pid").write_text(" ".join(map(str, pids)))
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    started = [int(text) for text in (tmp_path / "pid").read_text().split()]
+    assert len(started) == 2
+    until_s = time.monotonic() + 30
+    while any(map(alive, started)) and time.monotonic() < until_s:
+        time.sleep(0.05)
+    assert not any(map(alive, started))
+
+
+def alive(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_child_that_shares_its_starter_s_memory_gives_the_same_bits(process, tmp_path) -> None:
+    path = records(tmp_path / "own.npz")
+    first = tensors(remote(process, tmp_path, path).answer(computation(taught())))
+    code = f"import {Path(__file__).stem} as t; t.forked_early({str(tmp_path)!r}, {str(path)!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.decode().split() == [a.hex() for a in first.values()]
+
+
+def forked_early(folder: str, path: str) -> None:
+    """In a process that has no threads yet."""
+    early = ComputeProcess()
+    early.fork_early()
+    far = remote(early, Path(folder), Path(path))
+    print(*(a.hex() for a in tensors(far.answer(computation(taught()))).values()))
+    pids = [child(early).pid, *(one.pid for one in child(early).children())]
+    assert len(pids) == 2
+    ended = [psutil.Process(pid) for pid in pids]
+    early.close()
+    early.end()
+    assert psutil.wait_procs(ended, timeout=30)[1] == []
+
+
+def test_who_stops_gets_an_end_and_no_answer(process, tmp_path) -> None:
+    far = remote(process, tmp_path, records(tmp_path / "own.npz"))
+    far.answer(computation(taught()))
+    process.close()
+    with pytest.raises(EdgeVeilError) as caught:
+        far.answer(computation(taught()))
+    assert getattr(caught.value, "reason", "") == "stopping"
+
+
+def test_a_child_that_died_between_two_rounds_is_started_anew(process, tmp_path) -> None:
+    far = remote(process, tmp_path, records(tmp_path / "own.npz"))
+    first = tensors(far.answer(computation(taught())))
+    child(process).kill()
+    child(process).wait(10)
+    assert tensors(far.answer(computation(taught()))) == first

@@ -1,0 +1,175 @@
+"""The owner's word: every key of the policy can refuse a job, and no record is read for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from edge_kit import FIRST, QUADRATIC, Device, Loader, Round, job
+
+from edgeveil.errors import PrivacyError
+from edgeveil.jobs import Policy
+from edgeveil.plan import JobPlan
+from edgeveil.privacy.policy import JobRequest
+from edgeveil.protocol.tasks import Declined, Sealed
+from edgeveil_edge.consent import consent, limits_of
+
+PLAN = JobPlan(job())
+QUOTE = PLAN.quote()
+OPEN = {
+    "encrypt": {"privacy_eval_type": "NOT_ENCRYPT"},
+    "privacy": {"epsilon": 4.0, "delta": 1e-5, "accept_unproven": True},
+}
+
+REFUSED = [
+    ("allowed_methods", ()),
+    ("min_devices", 4),
+    ("max_epsilon_per_job", QUOTE.training.epsilon * 0.999),
+    ("lifetime_epsilon", QUOTE.training.epsilon * 0.999),
+    ("lifetime_delta", 9e-6),
+    ("max_inference_epsilon", QUOTE.inference.epsilon * 0.999),
+]
+
+
+def unread() -> Loader:
+    return Loader(AssertionError("the data were read"))
+
+
+@pytest.mark.parametrize(("key", "value"), REFUSED)
+def test_each_key_refuses_before_a_record_is_read(key: str, value: Any, tmp_path: Path) -> None:
+    device = Device(tmp_path, unread(), policy={"min_devices": 3, key: value}).knows(PLAN)
+    answer = device.answer(Round(PLAN, QUADRATIC, device.keys()))
+    assert isinstance(answer, Declined)
+    assert answer.why.startswith(f"policy.{key}: ")
+    assert device.load.reads == 0
+    assert device.ledger.spent().epsilon == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("allowed_methods", ("fm",)),
+        ("min_devices", 3),
+        ("max_epsilon_per_job", QUOTE.training.epsilon),
+        ("lifetime_epsilon", QUOTE.training.epsilon),
+        ("lifetime_delta", QUOTE.training.delta),
+        ("max_inference_epsilon", QUOTE.inference.epsilon),
+    ],
+)
+def test_each_limit_itself_is_allowed(key: str, value: Any, tmp_path: Path) -> None:
+    device = Device(tmp_path, policy={"min_devices": 3, key: value}).knows(PLAN)
+    assert isinstance(device.answer(Round(PLAN, QUADRATIC, device.keys())), Sealed)
+
+
+def test_inferences_without_noise_need_the_owners_word(tmp_path: Path) -> None:
+    plan = JobPlan(job(**OPEN))
+    device = Device(tmp_path / "a", unread()).knows(plan)
+    answer = device.answer(Round(plan, QUADRATIC, device.keys()))
+    assert isinstance(answer, Declined)
+    assert answer.why.startswith("policy.accept_unprotected: ")
+    policy = {"min_devices": 3, "accept_unprotected": True}
+    willing = Device(tmp_path / "b", policy=policy).knows(plan)
+    assert isinstance(willing.answer(Round(plan, FIRST, willing.keys())), Sealed)
+
+
+def test_uploads_in_their_order_need_the_owners_word(tmp_path: Path) -> None:
+    plan = JobPlan(job(proxy={"shuffle": "none"}))
+    device = Device(tmp_path / "a", unread()).knows(plan)
+    answer = device.answer(Round(plan, QUADRATIC, device.keys()))
+    assert isinstance(answer, Declined)
+    assert answer.why.startswith("policy.accept_unshuffled: ")
+    policy = {"min_devices": 3, "accept_unshuffled": True}
+    willing = Device(tmp_path / "b", policy=policy).knows(plan)
+    sealed = Round(plan, QUADRATIC, willing.keys())
+    assert not sealed.manifest.shuffled
+    assert isinstance(willing.answer(sealed), Sealed)
+
+
+def test_a_job_allowed_later_is_tried_before_a_round_is_priced(tmp_path: Path) -> None:
+    plan = JobPlan(job(proxy={"shuffle": "none"}))
+    policy = {"min_devices": 3, "accept_unshuffled": True}
+    for name in ("warmed", "asked"):
+        refusing = Device(tmp_path / name).knows(plan)
+        assert isinstance(refusing.answer(Round(plan, QUADRATIC, refusing.keys())), Declined)
+    warmed = Device(tmp_path / "warmed", policy=policy)
+    warmed.host.warm_up()
+    assert isinstance(warmed.answer(Round(plan, QUADRATIC, warmed.keys())), Sealed)
+    asked = Device(tmp_path / "asked", unread(), policy=policy)  # a round comes before the warm-up
+    answer = asked.answer(Round(plan, QUADRATIC, asked.keys()))
+    assert isinstance(answer, Declined)
+    assert "the next round is answered" in answer.why
+    asked.load.error = None
+    assert isinstance(asked.answer(Round(plan, FIRST, asked.keys())), Sealed)
+
+
+class ClaimedPlan(JobPlan):
+    """The same job, had its method no proof."""
+
+    def request(self, job_id: str, *, trains: bool = True) -> JobRequest:
+        request = super().request(job_id, trains=trains)
+        return replace(request, events=tuple(replace(e, status="claimed") for e in request.events))
+
+
+def test_a_claimed_guarantee_needs_the_owners_word(tmp_path: Path) -> None:
+    device = Device(tmp_path)
+    plan, manifest = ClaimedPlan(job()), Round(PLAN, FIRST, device.keys()).manifest
+    with pytest.raises(PrivacyError, match="accept_unproven"):
+        consent(device.site, plan, manifest, device.ledger)
+    willing = Device(tmp_path, policy={"min_devices": 3, "accept_unproven": True})
+    consent(willing.site, plan, manifest, willing.ledger)
+
+
+def test_a_job_for_other_data_is_refused(tmp_path: Path) -> None:
+    data = {"source": "faces", "classes": 3, "input_shape": (4,), "nominal_records": 30}
+    plan = JobPlan(job(data=data))
+    device = Device(tmp_path, unread()).knows(plan)
+    answer = device.answer(Round(plan, QUADRATIC, device.keys()))
+    assert isinstance(answer, Declined)
+    assert "'faces'" in answer.why
+
+
+def test_an_inference_only_device_does_not_judge_the_training(tmp_path: Path) -> None:
+    policy = {"min_devices": 3, "allowed_methods": (), "max_epsilon_per_job": 0.0}
+    device = Device(tmp_path, role="infer", policy=policy).knows(PLAN)
+    assert isinstance(device.answer(Round(PLAN, FIRST, device.keys())), Sealed)
+
+
+def test_consent_reserves_the_whole_job_and_a_second_one_counts_beside_it(tmp_path: Path) -> None:
+    policy = {"min_devices": 3, "lifetime_epsilon": QUOTE.training.epsilon * 1.5}
+    device = Device(tmp_path, policy=policy)
+    sealed = Round(PLAN, FIRST, device.keys())
+    consent(device.site, PLAN, sealed.manifest, device.ledger)
+    consent(device.site, PLAN, sealed.manifest, device.ledger)  # each round asks again
+    other = JobPlan(job(job="second"))
+    at = msgspec.structs.replace(sealed.manifest.at, job_id=b"K" * 16)
+    second = msgspec.structs.replace(sealed.manifest, at=at)
+    with pytest.raises(PrivacyError, match="lifetime_epsilon"):
+        consent(device.site, other, second, device.ledger)
+    device.ledger.close_job(sealed.manifest.at.job_id.hex())  # nothing was released
+    consent(device.site, other, second, device.ledger)
+
+
+def test_a_job_cannot_change_its_price_once_it_was_accepted(tmp_path: Path) -> None:
+    device = Device(tmp_path)
+    sealed = Round(PLAN, FIRST, device.keys())
+    consent(device.site, PLAN, sealed.manifest, device.ledger)
+    dearer = JobPlan(job(privacy={"epsilon": 4.5, "delta": 1e-5}))
+    with pytest.raises(PrivacyError, match="differs"):
+        consent(device.site, dearer, sealed.manifest, device.ledger)
+
+
+def test_every_limit_of_the_policy_reaches_the_ledger() -> None:
+    marks = {
+        "max_epsilon_per_job": 1.5,
+        "lifetime_epsilon": 2.5,
+        "lifetime_delta": 0.125,
+        "max_inference_epsilon": 3.5,
+        "accept_unproven": True,
+        "accept_unprotected": True,
+    }
+    for key, value in marks.items():
+        assert getattr(limits_of(Policy.model_validate({key: value})), key) == value
+        assert getattr(limits_of(Policy()), key) != value

@@ -1,0 +1,119 @@
+"""A job's frozen backbone on a device: allowed by its digest, or no record is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from edge_kit import FIRST, JOB_ID, QUADRATIC, Device, Round, announcement, job
+
+from edgeveil.errors import ProtocolError
+from edgeveil.parts.features.backbone import sha256_hex
+from edgeveil.plan import JobPlan
+from edgeveil.protocol.package import JobPackage
+from edgeveil.protocol.tasks import Declined, JobClosed, Learn, Sealed
+from tests.backbone_files import model, node, small_backbone
+
+BACKBONE = small_backbone(side=2, features=3)
+DIGEST = sha256_hex(BACKBONE)
+
+
+def plan_for(
+    graph: bytes = BACKBONE, features: int = 3, form: tuple[int, ...] = (1, 2, 2)
+) -> JobPlan:
+    entry = {
+        "name": "onnx",
+        "sha256": sha256_hex(graph),
+        "input_form": form,
+        "output_dim": features,
+        "input_scale": 1.0,
+    }
+    return JobPlan(job(features=({"name": "identity"}, entry)), {sha256_hex(graph): graph})
+
+
+PLAN = plan_for()
+
+
+def device(folder: Path, *allowed: str, **changes: Any) -> Device:
+    return Device(folder, policy={"min_devices": 3, "allowed_backbones": allowed}, **changes)
+
+
+def test_a_backbone_that_the_owner_allows_is_learned_on(tmp_path: Path) -> None:
+    box = device(tmp_path, DIGEST).knows(PLAN)
+    for index in (QUADRATIC, FIRST):
+        sealed = Round(PLAN, index, box.keys())
+        found = sealed.tensors(box.answer(sealed))
+        assert set(found) >= {spec.name for spec in PLAN.segments(sealed.exchange)}
+    assert box.load.reads == 1
+    assert isinstance(
+        box.restarted(policy=box.site.policy).answer(Round(PLAN, FIRST, box.keys())), Sealed
+    )
+
+
+@pytest.mark.parametrize("allowed", [(), ("0" * 64,)], ids=["none", "another"])
+@pytest.mark.parametrize("role", ["train", "infer"])
+def test_another_is_refused_by_its_digest_before_a_record_is_read(
+    tmp_path: Path, allowed: tuple[str, ...], role: str
+) -> None:
+    box = device(tmp_path, *allowed, role=role).knows(PLAN)
+    answer = box.answer(Round(PLAN, FIRST, box.keys()))
+    assert isinstance(answer, Declined)
+    assert answer.why.startswith("policy.allowed_backbones: ")
+    assert DIGEST in answer.why
+    assert box.load.reads == 0
+    assert box.ledger.spent().epsilon == 0
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [(), (small_backbone(side=2, features=3, seed=1),), (BACKBONE, b"more")],
+    ids=["none", "another", "more"],
+)
+def test_what_comes_with_the_job_must_be_what_it_names(
+    tmp_path: Path, sent: tuple[bytes, ...]
+) -> None:
+    box = device(tmp_path, DIGEST)
+    package = JobPackage(PLAN.job.canonical(), b"graph", sent)
+    with pytest.raises(ProtocolError) as caught:
+        box.host.perform(Learn(announcement(PLAN, box.keys()), package))
+    assert caught.value.reason == "wrong_backbone"
+    assert box.store.load().jobs == {}
+
+
+def test_a_job_without_backbones_brings_none(tmp_path: Path) -> None:
+    plain, box = JobPlan(job()), device(tmp_path)
+    package = JobPackage(plain.job.canonical(), b"graph", (BACKBONE,))
+    with pytest.raises(ProtocolError) as caught:
+        box.host.perform(Learn(announcement(plain, box.keys()), package))
+    assert caught.value.reason == "wrong_backbone"
+
+
+def odd(name: str) -> JobPlan:
+    steering = model([node("NonZero", ["x"], ["y"])], {"x": ("N", 4)}, {"y": ("N", 3)})
+    return {
+        "no model": plan_for(b"no model"),
+        "another form": plan_for(BACKBONE, 4),
+        "an operator": plan_for(steering, 3, (4,)),
+    }[name]
+
+
+@pytest.mark.parametrize("name", ["no model", "another form", "an operator"])
+def test_an_allowed_backbone_that_is_none_is_declined_before_a_record_is_read(
+    tmp_path: Path, name: str
+) -> None:
+    plan = odd(name)
+    digest = next(iter(plan.artifacts))
+    box = device(tmp_path, digest)
+    package = JobPackage(plan.job.canonical(), b"graph", tuple(plan.artifacts.values()))
+    box.host.perform(Learn(announcement(plan, box.keys()), package))
+    assert isinstance(box.answer(Round(plan, QUADRATIC, box.keys())), Declined)
+    assert box.load.reads == 0
+    assert box.ledger.spent().epsilon == 0
+
+
+def test_the_backbones_of_a_job_that_ended_are_forgotten(tmp_path: Path) -> None:
+    box = device(tmp_path, DIGEST).knows(PLAN)
+    assert box.store.backbones(JOB_ID) == [BACKBONE]
+    box.host.store(JobClosed(JOB_ID, "completed"))
+    assert box.store.backbones(JOB_ID) == []

@@ -1,0 +1,179 @@
+"""A device and its own files: forms that a record could flip, files that shrink or go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from edge_kit import CENTRE, FIRST, QUADRATIC, Device, Round, job
+from pyarrow import parquet
+
+from edgeveil.data import csvfile, device, idx, npz
+from edgeveil.plan import JobPlan
+from edgeveil.protocol.tasks import Declined
+from edgeveil_edge.computer import load_own
+
+PLAN = JobPlan(job())
+RNG = np.random.default_rng(0)
+X, Y = RNG.integers(0, 2, (40, 4)), RNG.integers(0, 3, 40)
+Columns = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
+
+
+def write_csv(path: Path, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
+    lines = [",".join(map(str, [*row, label])) for row, label in zip(x, y, strict=True)]
+    path.write_text("\n".join(["a,b,c,d,label", *lines]))
+
+
+def write_npz(path: Path, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
+    with path.open("wb") as file:
+        np.savez(file, x=x, y=y)
+
+
+def write_idx(path: Path, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
+    for file, array in ((path, x), (path.with_name("labels"), y)):
+        header = bytes([0, 0, 8, array.ndim]) + np.asarray(array.shape, ">u4").tobytes()
+        file.write_bytes(header + array.astype(np.uint8).tobytes())
+
+
+def write_parquet(path: Path, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
+    parquet.write_table(pa.table({**dict(zip("abcd", x.T, strict=True)), "label": y}), path)
+
+
+WRITERS: dict[str, Callable[..., None]] = {
+    "csv": write_csv,
+    "npz": write_npz,
+    "idx": write_idx,
+    "parquet": write_parquet,
+}
+
+
+@pytest.fixture(autouse=True)
+def forget() -> None:
+    device.dealt_records.cache_clear()
+
+
+def box(folder: Path, source: str, **data: Any) -> Device:
+    """A device whose records are read from `folder/records`, as they really are."""
+    block = {"name": "bench", "source": source, "path": folder / "records", **data}
+    if source == "idx":
+        block["labels_path"] = folder / "labels"
+    return Device(folder / "state", load_own, data=block).knows(PLAN)  # type: ignore[arg-type]
+
+
+def why(device: Device) -> str:
+    answer = device.answer(Round(PLAN, CENTRE, device.keys()))
+    assert isinstance(answer, Declined), answer
+    assert device.ledger.spent().epsilon == 0
+    return answer.why
+
+
+@pytest.mark.parametrize("count", [0, 1, 40])
+@pytest.mark.parametrize("source", WRITERS)
+def test_it_answers_with_however_many_records(source: str, count: int, tmp_path: Path) -> None:
+    WRITERS[source](tmp_path / "records", X[:count], Y[:count])
+    device = box(tmp_path, source)
+    for index in (CENTRE, QUADRATIC, FIRST):
+        sealed = Round(PLAN, index, device.keys())
+        assert sealed.tensors(device.answer(sealed))
+
+
+def test_it_answers_with_an_empty_list(tmp_path: Path) -> None:
+    write_npz(tmp_path / "records", np.array([]), np.array([]))
+    device = box(tmp_path, "npz")
+    for index in (CENTRE, QUADRATIC, FIRST):
+        sealed = Round(PLAN, index, device.keys())
+        assert sealed.tensors(device.answer(sealed))
+
+
+def test_records_of_another_shape_decline_and_cost_nothing(tmp_path: Path) -> None:
+    write_npz(tmp_path / "records", X[:, :3], Y)
+    assert "shape [3], the job learns from [4]" in why(box(tmp_path, "npz"))
+
+
+@pytest.mark.parametrize("count", [1, 2, 40])
+def test_a_csv_without_a_header_declines_whatever_it_holds(count: int, tmp_path: Path) -> None:
+    write_csv(tmp_path / "records", X[:count], Y[:count])
+    text = (tmp_path / "records").read_text().partition("\n")[2]
+    (tmp_path / "records").write_text(text)
+    assert "write a first line that names every column" in why(box(tmp_path, "csv"))
+
+
+@pytest.mark.parametrize("source", WRITERS)
+def test_a_file_that_is_gone_declines_until_it_is_back(source: str, tmp_path: Path) -> None:
+    WRITERS[source](tmp_path / "records", X, Y)
+    device = box(tmp_path, source)
+    (tmp_path / "records").rename(tmp_path / "away")
+    assert "no such file" in why(device)
+    (tmp_path / "away").rename(tmp_path / "records")
+    sealed = Round(PLAN, QUADRATIC, device.keys())
+    assert list(sealed.tensors(device.answer(sealed))) == ["quadratic"]
+
+
+@pytest.mark.parametrize("source", [source for source in WRITERS if source != "csv"])
+def test_a_file_that_is_shorter_than_it_says_declines(source: str, tmp_path: Path) -> None:
+    WRITERS[source](tmp_path / "records", X, Y)
+    whole = (tmp_path / "records").read_bytes()
+    (tmp_path / "records").write_bytes(whole[:-3])
+    device = box(tmp_path, source)
+    assert str(tmp_path / "records") in why(device)
+    (tmp_path / "records").write_bytes(whole)
+    sealed = Round(PLAN, CENTRE, device.keys())
+    assert sealed.tensors(device.answer(sealed))
+
+
+def test_a_csv_that_shrinks_while_it_is_read_declines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It states no size, so the rest alone would look like a smaller data set."""
+    write_csv(tmp_path / "records", np.tile(X, (400, 1)), np.tile(Y, 400))
+    read, cut = csvfile._row, []
+
+    def row(line: str, width: int) -> tuple[list[float], str]:
+        if not cut:
+            cut.append(line)
+            with (tmp_path / "records").open("r+b") as file:
+                file.truncate(9000)
+        return read(line, width)
+
+    monkeypatch.setattr(csvfile, "_row", row)
+    assert "was changed while it was read" in why(box(tmp_path, "csv"))
+
+
+@pytest.mark.parametrize(("source", "module"), [("npz", npz), ("idx", idx)])
+def test_a_file_that_is_replaced_between_its_two_reads_declines(
+    source: str, module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values of one file and labels of another would pass for records."""
+    WRITERS[source](tmp_path / "records", X, Y)
+    name, replaced = f"{source}_array", []
+    read = getattr(module, name)
+
+    def array(*arguments: Any) -> Any:
+        found = read(*arguments)
+        if not replaced:
+            replaced.append(True)
+            WRITERS[source](tmp_path / "new", X, Y[::-1])
+            (tmp_path / "new").rename(tmp_path / "records")
+        return found
+
+    monkeypatch.setattr(module, name, array)
+    assert "was changed while it was read" in why(box(tmp_path, source))
+
+
+def test_a_file_that_goes_between_two_reads_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_idx(tmp_path / "records", X, Y)
+    read = idx.idx_array
+
+    def array(*arguments: Any) -> Any:
+        found = read(*arguments)
+        (tmp_path / "labels").unlink()
+        return found
+
+    monkeypatch.setattr(idx, "idx_array", array)
+    assert f"{tmp_path / 'labels'}: cannot be read (No such file" in why(box(tmp_path, "idx"))

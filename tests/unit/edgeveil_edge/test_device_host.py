@@ -1,0 +1,295 @@
+"""A device's work: opens, learns, consents, answers once, and says no without reading data."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from edge_kit import (
+    CENTRE,
+    FIRST,
+    JOB_ID,
+    QUADRATIC,
+    Device,
+    Loader,
+    Round,
+    announcement,
+    job,
+    sealed_to,
+)
+
+from edgeveil.crypto.keys import SigningKey
+from edgeveil.errors import DataError, ProtocolError
+from edgeveil.plan import JobPlan
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.blob import describe
+from edgeveil.protocol.envelope import Signer
+from edgeveil.protocol.messages import Exchanged, Upload
+from edgeveil.protocol.package import JobPackage, ReleasePackage, RoundPackage, encode_package
+from edgeveil.protocol.tasks import (
+    Declined,
+    Install,
+    Learn,
+    Learned,
+    Open,
+    Opened,
+    OutboxDrop,
+    OutboxPut,
+    Sealed,
+    Work,
+)
+from edgeveil_edge.releases import ReleaseStore
+
+PLAN = JobPlan(job())
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Device:
+    return Device(tmp_path).knows(PLAN)
+
+
+def refused(device: Device, task: object) -> str:
+    with pytest.raises(ProtocolError) as caught:
+        device.host.perform(task)
+    return caught.value.reason
+
+
+# --- opening and learning ---------------------------------------------------------------------
+
+
+def test_a_round_for_others_is_a_normal_outcome(device: Device, tmp_path: Path) -> None:
+    sealed = Round(PLAN, CENTRE, Device(tmp_path / "other").keys())
+    found = device.host.perform(Open(sealed.manifest, sealed.blob))
+    assert isinstance(found, Opened)
+    assert (found.package, found.budget_s) == (None, 0.0)
+
+
+def test_the_moment_of_an_answer_is_drawn_with_the_package_and_from_the_job_s_budget(
+    device: Device,
+) -> None:
+    sealed = Round(PLAN, CENTRE, device.keys())
+    drawn = [device.host.perform(Open(sealed.manifest, sealed.blob)) for _ in range(3)]
+    assert {found.budget_s for found in drawn} == {PLAN.job.round.time_budget_s}
+    assert len({found.chance for found in drawn}) == 3
+    assert all(0 <= found.chance < 1 for found in drawn)
+    assert device.load.reads == 0
+
+
+def test_a_package_that_is_none_is_refused(device: Device) -> None:
+    manifest, blob = sealed_to(PLAN, device.keys(), b"\xc1 nonsense", "round")
+    assert refused(device, Open(manifest, blob)) == "malformed_package"
+
+
+def test_a_job_must_be_the_one_that_was_signed(device: Device, tmp_path: Path) -> None:
+    fresh = Device(tmp_path / "fresh")
+    other = JobPlan(job(privacy={"epsilon": 5.0, "delta": 1e-5}))
+    package = JobPackage(other.job.canonical(), b"graph")
+    assert refused(fresh, Learn(announcement(PLAN, fresh.keys()), package)) == "wrong_job"
+    loose = PLAN.job.canonical().replace(b":", b": ", 1)
+    manifest = msgspec.structs.replace(
+        announcement(PLAN, fresh.keys()), job_digest=hashlib.sha256(loose).digest()
+    )
+    assert refused(fresh, Learn(manifest, JobPackage(loose, b"graph"))) == "bad_job"
+    assert fresh.store.load().jobs == {}
+    assert device.store.load().jobs == {JOB_ID: None}
+
+
+def test_a_round_of_an_unknown_or_another_job_is_refused(device: Device, tmp_path: Path) -> None:
+    package = RoundPackage("centre", 0, False, b"", b"")
+    fresh = Device(tmp_path / "fresh", Loader(AssertionError("read")))
+    sealed = Round(PLAN, CENTRE, device.keys())
+    assert refused(fresh, Work(sealed.manifest, package)) == "unknown_job"
+    forked = msgspec.structs.replace(sealed.manifest, job_digest=bytes(32))
+    assert refused(device, Work(forked, package)) == "wrong_job"
+    wrong = RoundPackage("quadratic", 0, False, b"", b"")
+    assert refused(device, Work(sealed.manifest, wrong)) == "wrong_phase"
+    groups = msgspec.structs.replace(sealed.manifest, groups=())
+    assert refused(device, Work(groups, package)) == "wrong_groups"
+    assert device.load.reads == 0
+
+
+def test_work_that_the_host_does_not_know_fails(device: Device) -> None:
+    manifest = Round(PLAN, CENTRE, device.keys()).manifest
+    odd = Work(manifest, JobPackage(b"", b""))
+    assert device.host.perform(odd) == fx.Failed("malformed_package")
+
+
+# --- answers ----------------------------------------------------------------------------------
+
+
+def test_an_answer_holds_every_segment_of_the_exchange_and_costs_its_price(device: Device) -> None:
+    for index in (CENTRE, QUADRATIC, FIRST):
+        sealed = Round(PLAN, index, device.keys())
+        tensors = sealed.tensors(device.answer(sealed))
+        assert list(tensors) == [spec.name for spec in PLAN.segments(sealed.exchange)]
+        assert device.ledger.spent() == PLAN.spent(index).training == PLAN.quote().training
+        assert device.ledger.spent(purpose="infer") == PLAN.quote(index).inference
+    assert device.load.reads == 1
+    head = np.frombuffer(tensors["head.weight"][:48], "<f4")
+    assert np.isfinite(head).all()
+    assert head.any()
+
+
+def test_a_further_attempt_seals_the_same_tensors_and_reads_nothing(device: Device) -> None:
+    first = Round(PLAN, FIRST, device.keys())
+    tensors = first.tensors(device.answer(first))
+    spent, reads = device.ledger.spent(), device.load.reads
+    second = Round(PLAN, FIRST, device.keys(), attempt=2)
+    assert second.tensors(device.answer(second)) == tensors
+    again = device.restarted(load=Loader(AssertionError("read")))
+    third = Round(PLAN, FIRST, device.keys(), attempt=3)
+    assert third.tensors(again.answer(third)) == tensors
+    assert (again.ledger.spent(), device.load.reads) == (spent, reads)
+
+
+def test_a_round_is_answered_so_often_and_no_more(tmp_path: Path) -> None:
+    plan = JobPlan(job(round={"min_batch": 3, "retries": 1}))
+    device = Device(tmp_path).knows(plan)
+
+    def keep(at: Exchanged, *, dummy: bool = False) -> None:
+        upload = Upload(at, (0,), describe(b"x", 64))
+        signed = Signer("device", SigningKey.generate()).header(upload)
+        device.store.store(OutboxPut(at, signed, upload, (bytes(32),), b"x", dummy))
+
+    def asked(attempt: int, index: int = FIRST) -> object:
+        sealed = Round(plan, index, device.keys(), attempt=attempt)
+        answer = device.answer(sealed)
+        if isinstance(answer, Sealed):
+            keep(sealed.manifest.at)
+        return answer
+
+    keep(Exchanged(JOB_ID, FIRST, 1), dummy=True)
+    for attempt in (2, 5, 5, 6, 9, 11):  # one of them twice, as after a crash
+        assert isinstance(asked(attempt), Sealed)
+    device = device.restarted()
+    assert isinstance(asked(11), Sealed)
+    declined = asked(12)
+    assert isinstance(declined, Declined) and "5 times" in declined.why
+    assert isinstance(asked(1, FIRST + 1), Sealed)
+
+
+def test_two_devices_with_the_same_records_send_different_tensors(tmp_path: Path) -> None:
+    sent = []
+    for name in ("a", "b"):
+        device = Device(tmp_path / name).knows(PLAN)
+        sealed = Round(PLAN, CENTRE, device.keys())
+        sent.append(sealed.tensors(device.answer(sealed)))
+    assert sent[0] != sent[1]
+
+
+def test_the_membership_of_a_round_survives_what_is_opened_meanwhile(device: Device) -> None:
+    release = encode_package(ReleasePackage("boxed", b"ONNX"))
+    manifest, blob = sealed_to(PLAN, device.keys(), release, "release")
+    sealed = Round(PLAN, CENTRE, device.keys())
+    answer = device.answer(sealed, between=lambda: device.host.perform(Open(manifest, blob)))
+    assert list(sealed.tensors(answer)) == ["centre"]
+
+
+def test_an_empty_data_set_sends_noise_of_the_same_form(tmp_path: Path) -> None:
+    def nothing(*_: Any) -> Any:
+        training, evaluation = Loader()(None, b"", 0.1)  # type: ignore[arg-type]
+        return tuple(type(r)(r.x[:0], r.y[:0]) for r in (training, evaluation))
+
+    device = Device(tmp_path, nothing).knows(PLAN)  # type: ignore[arg-type]
+    full = Device(tmp_path / "full").knows(PLAN)
+    for index in (CENTRE, QUADRATIC, FIRST):
+        empty, other = (Round(PLAN, index, d.keys()) for d in (device, full))
+        assert {n: len(t) for n, t in empty.tensors(device.answer(empty)).items()} == {
+            n: len(t) for n, t in other.tensors(full.answer(other)).items()
+        }
+
+
+def why(device: Device, sealed: Round) -> str:
+    answer = device.answer(sealed)
+    assert isinstance(answer, Declined), answer
+    return answer.why
+
+
+# --- inference alone --------------------------------------------------------------------------
+
+
+def test_an_inference_only_device_answers_evaluations_alone(tmp_path: Path) -> None:
+    device = Device(tmp_path, role="infer").knows(PLAN)
+    assert "role is infer" in why(device, Round(PLAN, CENTRE, device.keys()))
+    assert device.load.reads == 0
+    sealed = Round(PLAN, FIRST, device.keys())
+    assert list(sealed.tensors(device.answer(sealed))) == ["softmax"]
+    assert device.ledger.spent().epsilon == 0
+    assert device.ledger.spent(purpose="infer").epsilon == pytest.approx(5, rel=1e-9)
+
+
+def test_a_broken_graph_or_package_declines_or_fails_without_an_upload(tmp_path: Path) -> None:
+    device = Device(tmp_path, role="infer")
+    package = JobPackage(PLAN.job.canonical(), b"no graph")
+    assert device.host.perform(Learn(announcement(PLAN, device.keys()), package)) == Learned()
+    assert "ONNX" in why(device, Round(PLAN, FIRST, device.keys()))
+    assert device.ledger.spent(purpose="infer").epsilon == 0
+
+
+NO_TORCH = """
+import sys
+for name in ("torch", "onnx", "sklearn", "sqlalchemy", "aiohttp"):
+    sys.modules[name] = None  # importing it raises ImportError
+import edgeveil_edge.host, edgeveil_edge.main
+print("imported")
+"""
+
+
+def test_the_host_is_imported_without_torch() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NO_TORCH], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "imported\n", done.stderr
+
+
+# --- releases, reports ------------------------------------------------------------------------
+
+
+def test_a_release_is_installed_and_its_number_remembered(device: Device) -> None:
+    manifest = announcement(PLAN, device.keys(), "release")
+    assert device.host.perform(Install(manifest, ReleasePackage("boxed", b"ONNX"))) == Learned()
+    current = ReleaseStore(device.folder / "releases").current()
+    assert current is not None
+    assert current.path.read_bytes() == b"ONNX"
+    assert current.meta == {"job_id": JOB_ID.hex(), "sequence": 99}
+    assert device.restarted().store.load().release_sequence == 99
+
+
+def test_a_release_that_cannot_be_named_changes_nothing(device: Device) -> None:
+    manifest = announcement(PLAN, device.keys(), "release")
+    with pytest.raises(DataError):
+        device.host.perform(Install(manifest, ReleasePackage("../../etc", b"ONNX")))
+    assert device.restarted().store.load().release_sequence == -1
+
+
+def test_the_owner_is_told_and_the_log_never_names_the_box(
+    device: Device, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG, "edgeveil.edge"):
+        device.host.report(fx.Report("declined", {"round": 3, "why": "policy.min_devices: few"}))
+        device.host.report(fx.Report("unheard", {"tries": 3}))
+        device.host.report(fx.Report("counted", {"round": 3, "segments": 2, "counted": 2}))
+        sealed = Round(PLAN, FIRST, device.keys())
+        device.answer(sealed)
+        device.host.store(OutboxDrop(sealed.manifest.at, "dropped"))
+    assert device.said[0] == "round 3 declined: policy.min_devices: few"
+    assert "admitted" in device.said[1]
+    assert device.said[2:] == ["round 3: 2 of 2 counted"]
+    assert [r.levelno for r in caplog.records] == [logging.WARNING] * 2 + [logging.DEBUG]
+    assert not any(device.site.name in str(record.__dict__) for record in caplog.records)
+
+
+def test_a_sealed_answer_shows_neither_name_nor_tensor(device: Device) -> None:
+    sealed = Round(PLAN, CENTRE, device.keys())
+    answer = device.answer(sealed)
+    assert isinstance(answer, Sealed)
+    plain = sealed.tensors(answer)["centre"]
+    assert plain[:16] not in answer.data
+    assert device.site.name.encode() not in answer.data + sealed.blob

@@ -1,0 +1,125 @@
+"""A cloud that signs what it likes: its packages cost an owner no more, and bring nothing down."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from edge_kit import CENTRE, FIRST, JOB_ID, QUADRATIC, Device, Round, job
+
+from edgeveil.plan import JobPlan
+from edgeveil.protocol.package import RoundPackage, pack_tensors, unpack_tensors
+from edgeveil.protocol.tasks import Declined, Failed, Open, Sealed, Work
+from edgeveil.transport.runtime import perform
+
+PLAN = JobPlan(job())
+LOG = logging.getLogger("test")
+
+Change = Callable[[Any], Any]
+CHANGES: dict[str, Change] = {
+    "not a number": lambda array: np.full_like(array, np.nan),
+    "infinite": lambda array: np.full_like(array, np.inf),
+    "as large as it gets": lambda array: np.full_like(array, np.finfo(array.dtype).max),
+    "another shape": lambda array: np.zeros((*array.shape, 2), array.dtype),
+    "a single number": lambda array: np.zeros((), array.dtype),
+    "no records": lambda array: np.zeros((0, *array.shape[1:]), array.dtype),
+    "another type": lambda array: np.zeros(array.shape, np.int8),
+    "missing": lambda array: None,
+}
+
+
+def answered(device: Device, sealed: Round, package: RoundPackage) -> object:
+    """What the process makes of a package that its machine accepted."""
+    opened = device.host.perform(Open(sealed.manifest, sealed.blob))
+    assert opened.package is not None
+    return perform(device.host, Work(sealed.manifest, package), LOG)
+
+
+def true_package(device: Device, sealed: Round) -> RoundPackage:
+    opened = device.host.perform(Open(sealed.manifest, sealed.blob))
+    return opened.package
+
+
+def changed(raw: bytes, change: Change) -> bytes:
+    tensors = unpack_tensors(raw)
+    made = {
+        name: change(array) if array.dtype.kind == "f" else array for name, array in tensors.items()
+    }
+    return pack_tensors({name: array for name, array in made.items() if array is not None})
+
+
+def check(device: Device, sealed: Round, outcome: object, price: tuple[float, float]) -> None:
+    """An answer has the honest form; anything else is a named refusal. Neither costs more.
+
+    Its numbers may be none: the steps that follow the noise overflow where the cloud wants it.
+    """
+    if isinstance(outcome, Sealed):
+        for name, plain in sealed.tensors(outcome).items():
+            spec = next(s for s in PLAN.segments(sealed.exchange) if s.name == name)
+            assert not any(plain[spec.byte_count :])
+    else:
+        assert isinstance(outcome, Declined | Failed)
+        said = outcome.why if isinstance(outcome, Declined) else outcome.reason
+        assert said and "internal error" not in said
+    spent = device.ledger.spent().epsilon, device.ledger.spent(purpose="infer").epsilon
+    assert spent[0] <= price[0] and spent[1] <= price[1]
+
+
+@pytest.fixture(scope="module")
+def price(tmp_path_factory: pytest.TempPathFactory) -> tuple[float, float]:
+    """What the honest rounds cost."""
+    device = Device(tmp_path_factory.mktemp("honest")).knows(PLAN)
+    for index in (CENTRE, QUADRATIC, FIRST):
+        assert isinstance(device.answer(Round(PLAN, index, device.keys())), Sealed)
+    return device.ledger.spent().epsilon, device.ledger.spent(purpose="infer").epsilon
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize(
+    ("index", "which"),
+    [(CENTRE, "tensors"), (QUADRATIC, "tensors"), (FIRST, "tensors"), (FIRST, "model")],
+)
+def test_hostile_tensors_change_neither_form_nor_price(tmp_path, price, index, change, which):
+    device = Device(tmp_path).knows(PLAN)
+    sealed = Round(PLAN, index, device.keys())
+    true = true_package(device, sealed)
+    raw = changed(getattr(true, which), change)
+    parts = {"tensors": true.tensors, "model": true.model, which: raw}
+    package = RoundPackage(true.phase, true.number, true.infer, parts["tensors"], parts["model"])
+    check(device, sealed, answered(device, sealed, package), price)
+
+
+@pytest.mark.parametrize("raw", [b"", b"{}", b"\xff" * 8 + b"{", hashlib.sha256(b"x").digest()])
+@pytest.mark.parametrize("which", ["tensors", "model"])
+def test_tensors_that_are_none_are_refused(tmp_path: Path, price, raw: bytes, which: str) -> None:
+    device = Device(tmp_path).knows(PLAN)
+    sealed = Round(PLAN, FIRST, device.keys())
+    true = true_package(device, sealed)
+    parts = {"tensors": true.tensors, "model": true.model, which: raw}
+    package = RoundPackage(true.phase, true.number, true.infer, parts["tensors"], parts["model"])
+    outcome = answered(device, sealed, package)
+    check(device, sealed, outcome, price)
+    assert not isinstance(outcome, Sealed)
+
+
+def test_a_round_that_says_another_phase_or_number_is_refused(tmp_path: Path, price) -> None:
+    device = Device(tmp_path).knows(PLAN)
+    sealed = Round(PLAN, FIRST, device.keys())
+    true = true_package(device, sealed)
+    for phase, number, infer in (
+        ("centre", true.number, true.infer),
+        (true.phase, 2**40, true.infer),
+        (true.phase, -1, true.infer),
+        (true.phase, true.number, not true.infer),
+        ("../../etc", true.number, true.infer),
+    ):
+        package = RoundPackage(phase, number, infer, true.tensors, true.model)
+        outcome = answered(device, sealed, package)
+        assert outcome == Failed("wrong_phase")
+    assert device.ledger.spent().epsilon == 0
+    assert device.store.job(JOB_ID) is not None

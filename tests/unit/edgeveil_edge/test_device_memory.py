@@ -1,0 +1,167 @@
+"""What a device keeps from round to round: durable with the release, bounded, its own, and gone."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from edge_kit import JOB_ID, Device, Round, announcement, job
+
+from edgeveil.errors import ProtocolError
+from edgeveil.parts.methods.base import Answer, Records
+from edgeveil.plan import JobPlan
+from edgeveil.privacy.ledger import Ledger
+from edgeveil.privacy.sampler import os_random
+from edgeveil.protocol.package import JobPackage, RoundPackage, pack_tensors, unpack_tensors
+from edgeveil.protocol.tasks import Declined, JobClosed, Learn, Learned, Sealed
+from edgeveil_edge import answer as answers
+
+PLAN = JobPlan(
+    job(
+        features=(),
+        model={"name": "mlp", "hidden": ()},
+        train={"method": "sgd", "rounds": 3},
+        update=({"name": "stc", "share": 0.3},),
+        privacy={"epsilon": 4.0, "accept_unproven": True},
+        unsupervised={"every_rounds": 0},
+    )
+)
+POLICY = {
+    "min_devices": 3,
+    "allowed_methods": ("sgd",),
+    "accept_unproven": True,
+    "accept_unprotected": True,
+}
+HEX = JOB_ID.hex()
+
+
+@pytest.fixture(autouse=True)
+def _initial(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_kit.trained", lambda plan: dict(plan.cloud.initial_state()))
+
+
+def device(folder: Path, **changes: Any) -> Device:
+    found = Device(folder, policy=POLICY, **changes)
+    manifest = announcement(PLAN, found.keys())
+    package = JobPackage(PLAN.job.canonical(), PLAN.graph(), ())
+    assert found.host.perform(Learn(manifest, package)) == Learned()
+    return found
+
+
+def answered(one: Device, index: int, attempt: int = 1) -> dict[str, bytes]:
+    sealed = Round(PLAN, index, one.keys(), attempt=attempt)
+    return sealed.tensors(one.answer(sealed))
+
+
+def kept(one: Device) -> dict[str, Any]:
+    return unpack_tensors(one.ledger.kept(HEX))
+
+
+def test_what_a_round_keeps_is_what_the_next_one_gets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, seen = device(tmp_path), []
+    real = answers.training_answer
+
+    def watched(plan: JobPlan, exchange: Any, package: Any, own: Any, *rest: Any) -> Answer:
+        seen.append({name: array.copy() for name, array in own.items()})
+        return real(plan, exchange, package, own, *rest)
+
+    monkeypatch.setattr("edgeveil_edge.computer.training_answer", watched)
+    answered(one, 1)
+    first = kept(one)["stc"]
+    assert first.any()
+    again = one.restarted(policy=POLICY)  # a crash: nobody closed the files
+    answered(again, 2)
+    assert [sorted(own) for own in seen] == [[], ["kept/stc"]]
+    np.testing.assert_array_equal(seen[1]["kept/stc"], first)
+    assert not np.array_equal(kept(again)["stc"], first)
+
+
+def test_a_repeated_attempt_changes_neither_release_nor_memory(tmp_path: Path) -> None:
+    one = device(tmp_path)
+    first, memory = answered(one, 1), one.ledger.kept(HEX)
+    again = one.restarted(policy=POLICY)
+    assert answered(again, 1, attempt=2) == first
+    assert again.ledger.kept(HEX) == memory
+    assert again.load.reads == 0
+
+
+def test_release_and_memory_are_durable_together_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = device(tmp_path)
+    answered(one, 1)
+    memory = one.ledger.kept(HEX)
+
+    def dies(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Ledger, "_keep", dies)
+    with pytest.raises(KeyboardInterrupt):
+        answered(one, 2)
+    monkeypatch.undo()
+    monkeypatch.setattr("edge_kit.trained", lambda plan: dict(plan.cloud.initial_state()))
+    again = one.restarted(policy=POLICY)
+    assert again.ledger.recall(HEX, 2) is None
+    assert again.ledger.kept(HEX) == memory
+    answered(again, 2)
+    assert again.load.reads == 1
+    assert again.ledger.kept(HEX) != memory
+
+
+def test_it_is_gone_with_the_job_and_nothing_of_it_stays_in_the_file(tmp_path: Path) -> None:
+    one = device(tmp_path)
+    answered(one, 1)
+    memory = one.ledger.kept(HEX)
+    one.host.store(JobClosed(JOB_ID, "completed"))
+    assert one.ledger.kept(HEX) == b""
+    one.ledger.close()
+    with sqlite3.connect(tmp_path / "ledger.sqlite") as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    raw = (tmp_path / "ledger.sqlite").read_bytes()
+    values = unpack_tensors(memory)["stc"].tobytes()
+    assert values not in raw
+
+
+def test_it_never_leaves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    one = device(tmp_path)
+    sent = answered(one, 1)
+    assert set(sent) == {group.name for group in PLAN.groups(PLAN.exchange(1))}
+    assert "stc" not in caplog.text + "".join(one.said)
+
+
+def test_jobs_and_data_sets_have_memories_of_their_own(tmp_path: Path) -> None:
+    one = device(tmp_path)
+    answered(one, 1)
+    assert one.ledger.kept(b"K".hex() * 16) == b""
+    assert Ledger(tmp_path / "ledger.sqlite", "other").kept(HEX) == b""
+
+
+def test_more_than_the_owner_allows_is_declined_and_nothing_released(tmp_path: Path) -> None:
+    one = device(tmp_path)
+    site = one.site.model_copy(
+        update={"limits": one.site.limits.model_copy(update={"memory_bytes": 59})}
+    )
+    one.host._work.site = site
+    sealed = Round(PLAN, 1, one.keys())
+    answer = one.answer(sealed)
+    assert isinstance(answer, Declined)
+    assert "limits.memory_bytes" in answer.why
+    assert one.ledger.recall(HEX, 1) is None
+    one.host._work.site = one.site
+    assert isinstance(one.answer(sealed), Sealed)
+
+
+def test_a_cloud_cannot_put_words_into_the_device_s_memory() -> None:
+    weights = PLAN.cloud.package(PLAN.cloud.initial_state(), PLAN.exchange(1))
+    tensors = pack_tensors({**weights, "kept/stc": np.ones(15, np.float32)})
+    package = RoundPackage("train", 1, False, tensors, b"")
+    nobody = Records(np.zeros((0, 4), np.float32), np.zeros(0, np.int64))
+    with pytest.raises(ProtocolError) as caught:
+        answers.training_answer(PLAN, PLAN.exchange(1), package, {}, nobody, os_random, "cpu")
+    assert caught.value.reason == "bad_package"

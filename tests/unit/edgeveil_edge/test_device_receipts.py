@@ -1,0 +1,199 @@
+"""Receipts: what became of an upload, by what the device was told."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from edge_kit import CENTRE, FIRST, Device, Round, job
+
+from edgeveil.crypto.keys import SigningKey
+from edgeveil.plan import JobPlan
+from edgeveil.privacy.policy import INFER
+from edgeveil.protocol.blob import describe
+from edgeveil.protocol.envelope import Signer
+from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Exchanged, Upload
+from edgeveil.protocol.sealed import open_segment
+from edgeveil.protocol.tasks import (
+    Declined,
+    Dummies,
+    LateRecord,
+    OutboxDrop,
+    OutboxHeld,
+    OutboxPut,
+    Outcome,
+    Sealed,
+    Seen,
+)
+from edgeveil_edge.receipts import Receipt
+from edgeveil_edge.store import DeviceStore
+
+JOB = b"J" * 16
+KEY = SigningKey.generate()
+SIGNER = Signer(KEY.public().fingerprint(), KEY)
+SEGMENTS = (b"one" * 40, b"other" * 28)
+HASHES = tuple(hashlib.sha256(segment).digest() for segment in SEGMENTS)
+PLAN = JobPlan(job())
+
+
+def item(number: int = 1, *, dummy: bool = False) -> OutboxPut:
+    at, data = Exchanged(JOB, number, 1), b"".join(SEGMENTS)
+    upload = Upload(at, (0, 1), describe(data, 1024))
+    return OutboxPut(at, SIGNER.header(upload), upload, HASHES, data, dummy)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> DeviceStore:
+    return DeviceStore(tmp_path / "device.sqlite", receipts_kept=3)
+
+
+def state(store: DeviceStore) -> str:
+    return store.receipts()[-1].state
+
+
+def test_an_upload_has_its_receipt_as_soon_as_it_is_kept(store: DeviceStore) -> None:
+    store.store(item())
+    assert store.receipts() == [Receipt(JOB, 1, 1, "stored", HASHES)]
+    store.store(OutboxHeld(item().at))
+    assert state(store) == "held"
+    assert store.load().outbox == replace(item(), held=True)
+
+
+ENDS: list[tuple[bool, Outcome, str]] = [
+    (True, "counted", "counted"),
+    (True, "missing", "missing"),
+    (True, "refused", "held"),
+    (True, "dropped", "held"),
+    (False, "counted", "counted"),
+    (False, "missing", "dropped"),
+    (False, "refused", "refused"),
+    (False, "dropped", "dropped"),
+]
+
+
+@pytest.mark.parametrize(("held", "outcome", "said"), ENDS)
+def test_what_was_acknowledged_is_never_called_refused_or_dropped(
+    store: DeviceStore, held: bool, outcome: Outcome, said: str
+) -> None:
+    store.store(item())
+    if held:
+        store.store(OutboxHeld(item().at))
+    store.store(OutboxDrop(item().at, outcome))
+    assert state(store) == said
+    assert store.load().outbox is None
+
+
+@pytest.mark.parametrize("outcome", ["counted", "dropped"])
+def test_a_promise_is_never_replaced(store: DeviceStore, outcome: Outcome) -> None:
+    store.store(item())
+    store.store(OutboxDrop(item().at, outcome))
+    other = (b"o" * 32,)
+    store.store(replace(item(), marks=other))
+    expected = HASHES if outcome == "counted" else other
+    assert [receipt.segment_hashes for receipt in store.receipts()] == [expected]
+
+
+def test_a_dropped_upload_settles_its_attempt_on_the_disk(store: DeviceStore) -> None:
+    store.store(Seen(item().at, b"m" * 32))
+    store.store(item())
+    assert not store.load().seen[JOB].settled
+    store.store(OutboxDrop(item().at, "counted"))
+    assert store.load().seen[JOB].settled
+    store.store(Seen(item(2).at, b"n" * 32))
+    store.store(OutboxDrop(item().at, "dropped"))
+    assert not store.load().seen[JOB].settled
+
+
+def test_a_late_record_settles_a_receipt_and_leaves_the_outbox(store: DeviceStore) -> None:
+    store.store(item())
+    store.store(OutboxHeld(item().at))
+    store.store(OutboxDrop(item().at, "dropped"))
+    store.store(item(2))
+    store.store(LateRecord(item().at, "counted"))
+    assert [receipt.state for receipt in store.receipts()] == ["counted", "stored"]
+    assert store.load().outbox == item(2)
+
+
+def test_the_newest_receipts_are_kept(store: DeviceStore) -> None:
+    for number in range(1, 9):
+        store.store(item(number))
+    assert [receipt.round for receipt in store.receipts()] == [6, 7, 8]
+
+
+def test_a_dummy_has_no_receipt_and_stays_a_dummy(store: DeviceStore) -> None:
+    store.store(item(dummy=True))
+    store.store(OutboxHeld(item().at))
+    kept = store.load().outbox
+    assert kept is not None
+    assert kept.dummy
+    store.store(OutboxDrop(item().at, "missing"))
+    assert store.receipts() == []
+
+
+def test_receipt_and_outbox_change_together_or_not_at_all(store: DeviceStore) -> None:
+    store._file.db.execute(
+        "CREATE TEMP TRIGGER full BEFORE INSERT ON receipts BEGIN SELECT RAISE(ABORT, 'full'); END"
+    )
+    with pytest.raises(Exception, match="full"):
+        store.store(item())
+    assert store.load().outbox is None
+
+
+def test_what_is_stored_together_is_there_together(tmp_path: Path) -> None:
+    store, other = (DeviceStore(tmp_path / "device.sqlite") for _ in range(2))
+    with store.together():
+        store.store(item())
+        store.store(OutboxHeld(item().at))
+        assert other.receipts() == []
+    assert [receipt.state for receipt in other.receipts()] == ["held"]
+
+
+# --- dummies ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", ["train", "infer"])
+@pytest.mark.parametrize("index", [CENTRE, FIRST])
+def test_a_dummy_has_the_form_of_an_answer_and_opens_for_nobody(
+    tmp_path: Path, role: str, index: int
+) -> None:
+    device = Device(tmp_path, role=role).knows(PLAN)
+    sealed = Round(PLAN, index, device.keys())
+    dummy = device.host.perform(Dummies(sealed.manifest))
+    assert isinstance(dummy, Sealed)
+    assert dummy.dummy
+    answer = device.answer(sealed)
+    if isinstance(answer, Sealed):  # an infer-only device has no answer to every exchange
+        assert (dummy.groups, dummy.sizes) == (answer.groups, answer.sizes)
+        assert not answer.dummy
+    start = 0
+    for g, size in zip(dummy.groups, dummy.sizes, strict=True):
+        group = sealed.manifest.groups[g]
+        assert size == group.padded_bytes + SEAL_OVERHEAD_BYTES
+        secret, manifest = sealed.secret, sealed.manifest
+        text = dummy.data[start : start + size]
+        where = (secret.opening, manifest.at, manifest.job_digest, group, secret.membership)
+        assert open_segment(*where, text) is None
+        start += size
+    assert start == len(dummy.data)
+
+
+def test_a_dummy_reads_no_record_and_costs_nothing(tmp_path: Path) -> None:
+    device = Device(tmp_path).knows(PLAN)
+    sealed = Round(PLAN, FIRST, device.keys())
+    first, second = (device.host.perform(Dummies(sealed.manifest)) for _ in range(2))
+    assert isinstance(first, Sealed)
+    assert isinstance(second, Sealed)
+    assert first.data != second.data
+    assert device.load.reads == 0
+    assert device.ledger.spent().epsilon == 0
+    assert device.ledger.spent(purpose=INFER).epsilon == 0
+
+
+def test_a_dummy_above_the_outbox_s_limit_is_not_made(tmp_path: Path) -> None:
+    wide = JobPlan(job(data={**job().data.model_dump(), "input_shape": (4000,)}))
+    device = Device(tmp_path, limits={"outbox_bytes": 65536}).knows(wide)
+    sealed = Round(wide, 2, device.keys())
+    assert sum(group.padded_bytes for group in sealed.manifest.groups) > 65536
+    assert isinstance(device.host.perform(Dummies(sealed.manifest)), Declined)

@@ -1,0 +1,116 @@
+"""What a device declines: before it reads a record, with the reason for its owner."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from edge_kit import CENTRE, FIRST, JOB_ID, QUADRATIC, Device, Loader, Round, job
+
+from edgeveil.errors import DataError, ProtocolError
+from edgeveil.plan import JobPlan
+from edgeveil.privacy.events import ClaimedEvent
+from edgeveil.privacy.policy import JobRequest
+from edgeveil.protocol.package import RoundPackage
+from edgeveil.protocol.tasks import Declined, JobClosed, Work
+from edgeveil_edge.consent import limits_of
+
+PLAN = JobPlan(job())
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Device:
+    return Device(tmp_path).knows(PLAN)
+
+
+def why(device: Device, sealed: Round) -> str:
+    answer = device.answer(sealed)
+    assert isinstance(answer, Declined), answer
+    return answer.why
+
+
+def test_records_split_once_are_not_split_elsewhere(device: Device) -> None:
+    sealed = Round(PLAN, CENTRE, device.keys())
+    sealed.tensors(device.answer(sealed))
+    data = {**PLAN.job.data.model_dump(), "evaluation_share": 0.3}
+    other, second = JobPlan(job(job="other", data=data)), b"K" * 16
+    for box in (device, device.restarted()):
+        reads = box.load.reads
+        sealed = Round(other, CENTRE, box.knows(other, second).keys(), job_id=second)
+        assert why(box, sealed).startswith("data.evaluation_share: ")
+        assert box.load.reads == reads
+    assert device.ledger.spent(JOB_ID.hex()) == PLAN.spent(1).training
+
+
+def test_unreadable_data_decline_the_round_until_they_are_mended(tmp_path: Path) -> None:
+    load = Loader(DataError("no such file", where="digits.csv"))
+    device = Device(tmp_path, load).knows(PLAN)
+    assert "digits.csv" in why(device, Round(PLAN, CENTRE, device.keys()))
+    assert device.ledger.spent().epsilon == 0
+    load.error = None
+    sealed = Round(PLAN, QUADRATIC, device.keys())
+    assert list(sealed.tensors(device.answer(sealed))) == ["quadratic"]
+
+
+def test_a_busy_box_and_a_small_outbox_sit_the_round_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unread = Loader(AssertionError("read"))
+    busy = Device(tmp_path / "a", unread, conditions={"max_load": 1e-9}).knows(PLAN)
+    monkeypatch.setattr(os, "getloadavg", lambda: (1.0, 1.0, 1.0))
+    assert "conditions.max_load" in why(busy, Round(PLAN, CENTRE, busy.keys()))
+    wide = JobPlan(job(data={**PLAN.job.data.model_dump(), "input_shape": (200,)}))
+    small = Device(tmp_path / "b", unread, limits={"outbox_bytes": 65536}).knows(wide)
+    assert "limits.outbox_bytes 65536" in why(small, Round(wide, QUADRATIC, small.keys()))
+    assert small.ledger.spent().epsilon == busy.ledger.spent().epsilon == 0
+
+
+def test_participations_that_are_used_up_are_refused_before_a_record_is_read(
+    tmp_path: Path,
+) -> None:
+    once = {"epsilon": 4.0, "delta": 1e-5, "max_participations": 1}
+    plan = JobPlan(job(privacy=once, selection={"devices": 9}))
+    device = Device(tmp_path).knows(plan)
+    first = Round(plan, FIRST, device.keys())
+    first.tensors(device.answer(first))
+    again = device.restarted(load=Loader(AssertionError("the data were read")))
+    assert "max_participations" in why(again, Round(plan, FIRST + 1, again.keys()))
+
+
+def test_a_closed_job_answers_no_more(device: Device) -> None:
+    sealed = Round(PLAN, CENTRE, device.keys())
+    sealed.tensors(device.answer(sealed))
+    spent = device.ledger.spent()
+    device.host.store(JobClosed(JOB_ID, "cancelled"))
+    [line] = device.said
+    assert f"training: {spent} (limit ε = 50)" in line
+    assert "inference: ε = 0, δ = 0 per record" in line
+    assert device.restarted().store.load().closed == {JOB_ID: None}
+    with pytest.raises(ProtocolError, match="unknown_job"):
+        device.host.perform(Work(sealed.manifest, RoundPackage("centre", 0, False, b"", b"")))
+    device.knows(PLAN)  # a cloud that announces it again
+    assert "closed" in why(device, Round(PLAN, QUADRATIC, device.keys()))
+    assert device.ledger.spent() == spent
+
+
+def test_the_end_of_a_claimed_job_prints_no_number_as_a_guarantee(device: Device) -> None:
+    claim = ClaimedEvent(what="polynomial", unit="record", claimed_epsilon=1.25)
+    limits = replace(limits_of(device.site.policy), accept_unproven=True)
+    device.ledger.open_job(JobRequest(JOB_ID.hex(), 1e-5, (claim,)), limits)
+    device.ledger.commit(JOB_ID.hex(), 1, [claim], b"noised")
+    device.host.store(JobClosed(JOB_ID, "completed"))
+    [line] = device.said
+    assert "training: no proven guarantee" in line
+    assert "1.25" not in line
+
+
+def test_a_graph_that_may_not_run_is_declined_before_a_record_is_read(device: Device) -> None:
+    canonical, graph = device.store.job(JOB_ID)
+    device.store.put_job(JOB_ID, canonical, graph.replace(b"Softmax", b"Hardmax"))
+    device = device.restarted()
+    sealed = Round(PLAN, FIRST, device.keys())
+    assert sealed.exchange.infer
+    assert "Hardmax" in why(device, sealed)
+    assert device.load.reads == 0

@@ -1,0 +1,152 @@
+"""The device's store: what it holds after the process was killed at any point."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from edgeveil.crypto.keys import SigningKey
+from edgeveil.crypto.labels import HEADER
+from edgeveil.errors import EdgeVeilError
+from edgeveil.protocol.blob import describe
+from edgeveil.protocol.envelope import Signer, check
+from edgeveil.protocol.messages import Exchanged, Upload
+from edgeveil.protocol.tasks import JobClosed, Memory, OutboxDrop, OutboxPut, Seen
+from edgeveil.sqlite_file import StorageError
+from edgeveil_edge.store import DeviceStore
+
+JOB, OTHER = b"J" * 16, b"K" * 16
+KEY = SigningKey.generate()
+SIGNER = Signer(KEY.public().fingerprint(), KEY)
+
+
+def outbox(round_: int = 3, data: bytes = b"sealed" * 40) -> OutboxPut:
+    at = Exchanged(JOB, round_, 1)
+    upload = Upload(at, (0, 2), describe(data, 1024))
+    return OutboxPut(at, SIGNER.header(upload), upload, (b"1" * 32, b"2" * 32), data)
+
+
+def reopened(path: Path) -> Memory:
+    """The memory that a new process would find while the old one never closed its file."""
+    store = DeviceStore(path)
+    try:
+        return store.load()
+    finally:
+        store.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "device.sqlite"
+
+
+def test_a_new_store_remembers_nothing(path: Path) -> None:
+    assert reopened(path) == Memory()
+
+
+@pytest.mark.parametrize("version", [0, 9])
+def test_a_store_of_another_version_is_refused_and_left_alone(path: Path, version: int) -> None:
+    """0: written before there were numbers, with an outbox of other columns."""
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE outbox (one INTEGER PRIMARY KEY, data BLOB)")
+        db.execute(f"PRAGMA user_version = {version}")
+        db.commit()
+    with pytest.raises(StorageError) as caught:
+        DeviceStore(path)
+    error = caught.value
+    assert f"version {version}" in error.what
+    assert error.where == str(path)
+    assert error.fix
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("SELECT name FROM sqlite_master").fetchall() == [("outbox",)]
+
+
+def test_each_item_is_there_after_a_kill(path: Path) -> None:
+    store = DeviceStore(path)
+    seen = Seen(Exchanged(JOB, 3, 2), b"m" * 32)
+    store.store(seen)
+    assert reopened(path).seen == {JOB: seen}
+    store.put_job(JOB, b"canonical", b"graph")
+    assert reopened(path).jobs == {JOB: None}
+    store.put_fact("release_sequence", "0")
+    assert reopened(path).release_sequence == 0
+    item = outbox()
+    store.store(item)
+    memory = reopened(path)
+    assert memory.outbox == item
+    check(memory.outbox.header, SIGNER.name, KEY.public(), HEADER)  # still as it was signed
+    store.close()
+
+
+def test_the_newest_manifest_of_each_job_is_kept(path: Path) -> None:
+    store = DeviceStore(path)
+    for number in (1, 2):
+        store.store(Seen(Exchanged(JOB, number, 1), bytes(32)))
+    other = Seen(Exchanged(OTHER, 9, 1), b"o" * 32)
+    store.store(other)
+    memory = reopened(path)
+    assert memory.seen == {JOB: Seen(Exchanged(JOB, 2, 1), bytes(32)), OTHER: other}
+    store.close()
+
+
+def test_the_outbox_holds_one_upload(path: Path) -> None:
+    store = DeviceStore(path)
+    store.store(outbox(3))
+    store.store(outbox(4, b"newer" * 9))
+    assert reopened(path).outbox == outbox(4, b"newer" * 9)
+    store.store(OutboxDrop(Exchanged(JOB, 4, 1), "dropped"))
+    assert reopened(path).outbox is None
+    store.close()
+
+
+def test_a_closed_job_is_forgotten_but_for_its_end(path: Path) -> None:
+    store = DeviceStore(path)
+    for job in (JOB, OTHER):
+        store.put_job(job, b"canonical", b"graph")
+        store.store(Seen(Exchanged(job, 1, 1), bytes(32)))
+    store.store(JobClosed(JOB, "completed"))
+    memory = reopened(path)
+    assert (memory.closed, memory.jobs, set(memory.seen)) == ({JOB: None}, {OTHER: None}, {OTHER})
+    assert store.job(JOB) is None
+    assert store.job(OTHER) == (b"canonical", b"graph")
+    store.close()
+
+
+def test_facts_and_jobs_are_found_again_and_replaced(path: Path) -> None:
+    store = DeviceStore(path)
+    assert (store.fact("evaluation_share"), store.job(JOB)) == (None, None)
+    store.put_fact("evaluation_share", "0.1")
+    store.put_fact("evaluation_share", "0.2")
+    store.put_job(JOB, b"a", b"b")
+    store.put_job(JOB, b"c", b"d")
+    store.close()
+    again = DeviceStore(path)
+    assert (again.fact("evaluation_share"), again.job(JOB)) == ("0.2", (b"c", b"d"))
+    again.close()
+
+
+def test_a_write_that_fails_leaves_all_as_it_was_and_the_store_usable(path: Path) -> None:
+    store = DeviceStore(path)
+    store.put_job(JOB, b"a", b"b")
+    store._file.db.execute(
+        "CREATE TEMP TRIGGER full BEFORE DELETE ON jobs BEGIN SELECT RAISE(ABORT, 'full'); END"
+    )
+    with pytest.raises(StorageError, match="full"):
+        store.store(JobClosed(JOB, "failed"))  # its end is written first
+    assert reopened(path).closed == {}
+    assert store.job(JOB) == (b"a", b"b")
+    store._file.db.execute("DROP TRIGGER full")
+    store.store(JobClosed(JOB, "failed"))
+    assert reopened(path).closed == {JOB: None}
+    store.close()
+
+
+def test_a_damaged_file_is_named_with_the_fix(path: Path) -> None:
+    path.write_bytes(b"no database, whatever its name says" * 40)
+    with pytest.raises(EdgeVeilError, match="cannot be used") as caught:
+        DeviceStore(path)
+    assert caught.value.where == str(path)
+    assert caught.value.fix

@@ -1,0 +1,135 @@
+import json
+import stat
+
+import pytest
+
+from edgeveil.crypto.errors import CryptoError
+from edgeveil.crypto.keys import OpeningKey, SealingKey, SigningKey
+from edgeveil.crypto.labels import ENROLMENT
+from edgeveil.crypto.signing import sign
+from edgeveil.enrolment import FILE_BYTES, Enrolment, EnrolmentError
+from edgeveil.errors import UsageError
+from edgeveil_edge.identity import IDENTITY_FILE, OPENING_FILE, Identity
+
+
+def test_keys_are_made_once_and_only_for_their_owner(tmp_path):
+    first = Identity.load_or_create(tmp_path / "state")
+    again = Identity.load_or_create(tmp_path / "state")
+    assert again.signing == first.signing
+    assert again.opening == first.opening
+    assert again.split_key == first.split_key
+    assert len(first.split_key) == 32
+    names = {path.name for path in (tmp_path / "state").iterdir()}
+    assert names == {IDENTITY_FILE, OPENING_FILE, "split.key"}
+    for path in (tmp_path / "state").iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
+
+
+def test_two_boxes_have_different_keys(tmp_path):
+    one, two = (Identity.load_or_create(tmp_path / name) for name in "ab")
+    assert one.device_id != two.device_id
+    assert one.opening != two.opening
+    assert one.split_key != two.split_key
+
+
+def test_the_device_id_is_the_identity_keys_fingerprint(tmp_path):
+    identity = Identity.load_or_create(tmp_path)
+    assert identity.device_id == identity.signing.public().fingerprint()
+    assert identity.enrolment().device_id == identity.device_id
+
+
+def test_secrets_are_not_shown(tmp_path):
+    identity = Identity.load_or_create(tmp_path)
+    assert identity.split_key.hex() not in repr(identity)
+    assert repr(identity.split_key) not in repr(identity)
+
+
+@pytest.mark.parametrize("gone", [OPENING_FILE, "split.key"])
+def test_a_lost_key_is_never_replaced_in_silence(tmp_path, gone):
+    Identity.load_or_create(tmp_path)
+    (tmp_path / gone).unlink()
+    with pytest.raises(UsageError, match=gone):
+        Identity.load_or_create(tmp_path)
+    assert not (tmp_path / gone).exists()
+
+
+def test_a_key_that_everybody_can_read_is_refused(tmp_path):
+    Identity.load_or_create(tmp_path)
+    (tmp_path / IDENTITY_FILE).chmod(0o644)
+    with pytest.raises(CryptoError, match="chmod 600"):
+        Identity.load_or_create(tmp_path)
+
+
+def test_a_state_folder_that_is_a_file_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="state folder"):
+        Identity.load_or_create(tmp_path / "file")
+
+
+def enrolment():
+    return Enrolment.make(SigningKey.generate(), OpeningKey.generate())
+
+
+def test_an_enrolment_survives_its_file(tmp_path):
+    made = enrolment()
+    (tmp_path / "e.json").write_text(made.to_json())
+    read = Enrolment.load(tmp_path / "e.json")
+    assert read == made
+    read.verify()
+
+
+def test_the_file_holds_public_keys_and_nothing_else(tmp_path):
+    found = json.loads(Identity.load_or_create(tmp_path).enrolment().to_json())
+    assert set(found) == {"format", "identity", "sealing", "signature"}
+
+
+def test_anothers_sealing_key_under_my_identity_is_refused():
+    mine, other = enrolment(), enrolment()
+    with pytest.raises(EnrolmentError, match="did not sign"):
+        Enrolment(mine.identity, other.sealing, mine.signature).verify()
+
+
+def test_a_sealing_key_of_low_order_is_refused():
+    identity = SigningKey.generate()
+    zero = SealingKey(bytes(32))
+    signed = sign(identity, ENROLMENT, identity.public().to_bytes() + bytes(32))
+    with pytest.raises(EnrolmentError, match="nothing can be sealed"):
+        Enrolment(identity.public(), zero, signed).verify()
+
+
+def _with(**changes):
+    return json.dumps({**json.loads(enrolment().to_json()), **changes}).encode()
+
+
+def _twice():
+    text = enrolment().to_json()
+    return text.replace("{", '{"format": "edgeveil-enrolment-1",', 1).encode()
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"\xff\xfe",
+        b"[]",
+        b"null",
+        b"[" * 4000,
+        b" " * (FILE_BYTES + 1),
+        _with(format="edgeveil-enrolment-2"),
+        _with(identity="00"),
+        _with(identity=7),
+        _with(sealing="AB" * 32),
+        _with(signature="zz" * 64),
+        _with(name="kitchen-box"),
+        _twice(),
+    ],
+)
+def test_anything_else_is_refused_with_text(raw):
+    with pytest.raises(EnrolmentError):
+        Enrolment.from_json(raw)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(EnrolmentError, match=r"none\.json"):
+        Enrolment.load(tmp_path / "none.json")

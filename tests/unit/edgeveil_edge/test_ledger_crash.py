@@ -1,0 +1,82 @@
+"""A device killed between its noise and its upload: paid once, and the same tensors come again.
+
+Also where nothing was recorded yet: the noise is derived, so it is the same again.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from edge_kit import CENTRE, JOB_ID, Device, Loader, Round, job
+
+from edgeveil.plan import JobPlan
+from edgeveil.privacy import ledger_chain
+from edgeveil.privacy.ledger import read_ledger
+from edgeveil.protocol.package import pack_tensors
+from edgeveil_edge import answer as answers
+from edgeveil_edge import round_work
+
+PLAN = JobPlan(job())
+HEX = JOB_ID.hex()
+DRAWN = "drawn"  # what the killed process was about to commit
+POINTS = ("before the commit", "before the head", "before the seal", "before the upload")
+
+
+def die(*_: object) -> None:
+    """End this process at once."""
+    signal.raise_signal(signal.SIGKILL)
+
+
+def driver(folder: str, point: str) -> None:
+    """Answer one round, and end at `point`."""
+    device = Device(Path(folder)).knows(PLAN)
+
+    def noted(segments: object) -> bytes:
+        payload = pack_tensors(segments)  # type: ignore[arg-type]
+        (Path(folder) / DRAWN).write_bytes(payload)
+        arm(device, point)
+        return payload
+
+    answers.pack_tensors = noted  # type: ignore[attr-defined]
+    device.answer(Round(PLAN, CENTRE, device.keys()))
+    die()  # sealed, and nothing of it handed on
+
+
+def arm(device: Device, point: str) -> None:
+    if point == "before the commit":
+        device.ledger._file.db.set_trace_callback(lambda text: text == "COMMIT" and die())
+    elif point == "before the head":
+        ledger_chain.Head.save = die  # type: ignore[method-assign]
+    elif point == "before the seal":
+        round_work.seal_release = die  # type: ignore[attr-defined,assignment]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_killed_device_pays_once_and_sends_what_it_paid_for(tmp_path: Path, point: str) -> None:
+    code = f"import {Path(__file__).stem} as t; t.driver({str(tmp_path)!r}, {point!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    drawn = (tmp_path / DRAWN).read_bytes()
+    read_ledger(tmp_path / "ledger.sqlite")
+
+    committed = point != "before the commit"
+    device = Device(tmp_path, Loader())
+    held = device.ledger.recall(HEX, CENTRE)
+    assert (held is not None and held[1] == drawn) is committed
+    assert device.ledger.spent(HEX) == PLAN.spent(CENTRE if committed else 0).training
+
+    again = Round(PLAN, CENTRE, device.keys(), attempt=2)
+    centre = again.tensors(device.answer(again))["centre"]
+    held = device.ledger.recall(HEX, CENTRE)
+    assert held is not None
+    assert centre[: PLAN.segments(again.exchange)[0].byte_count] in held[1]
+    assert device.ledger.spent(HEX) == PLAN.quote().training
+    assert held[1] == drawn  # committed or not: the same question has the same noise
+    assert device.load.reads == (not committed)  # what was paid for is not computed anew
+    assert read_ledger(tmp_path / "ledger.sqlite").links == 2

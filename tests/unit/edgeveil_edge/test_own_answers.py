@@ -1,0 +1,64 @@
+"""A device that builds on what it released itself: the basis of its own noised covariance."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from edge_kit import JOB_ID, Device, Round, job
+
+from edgeveil.errors import PrivacyError
+from edgeveil.plan import JobPlan
+from edgeveil.protocol.package import unpack_tensors
+from edgeveil.protocol.tasks import Declined, Sealed
+from edgeveil_edge.answer import own_answers
+
+COVARIANCE, CENTRE, QUADRATIC, FIRST = 1, 2, 3, 4
+PCA = ({"name": "identity"}, {"name": "ldp_pca", "keep": 0.5})
+PLAN = JobPlan(job(features=PCA))
+HEX = JOB_ID.hex()
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Device:
+    return Device(tmp_path).knows(PLAN)
+
+
+def test_every_later_answer_builds_on_the_covariance_that_was_released(device: Device) -> None:
+    sealed = Round(PLAN, COVARIANCE, device.keys())
+    sent = np.frombuffer(sealed.tensors(device.answer(sealed))["covariance"][:40], np.float32)
+    for index in (CENTRE, QUADRATIC, FIRST):
+        device = device.restarted()
+        own = own_answers(PLAN, PLAN.exchange(index), device.ledger, HEX)
+        np.testing.assert_array_equal(own["covariance"], sent)
+        assert isinstance(device.answer(Round(PLAN, index, device.keys())), Sealed)
+
+
+def test_the_covariance_itself_builds_on_nothing(device: Device) -> None:
+    assert own_answers(PLAN, PLAN.exchange(COVARIANCE), device.ledger, HEX) == {}
+    common = JobPlan(job(features=({"name": "identity"}, {"name": "ldp_fpca"})))
+    assert own_answers(common, common.exchange(CENTRE), device.ledger, HEX) == {}
+
+
+def test_a_device_that_did_not_answer_then_declines_before_it_reads(device: Device) -> None:
+    answer = device.answer(Round(PLAN, CENTRE, device.keys()))
+    assert isinstance(answer, Declined)
+    assert "'covariance'" in answer.why
+    assert (device.load.reads, device.ledger.spent().epsilon) == (0, 0)
+
+
+def test_a_covariance_of_before_is_not_drawn_again(device: Device) -> None:
+    first, again = (Round(PLAN, COVARIANCE, device.keys(), attempt=n) for n in (1, 2))
+    sent = first.tensors(device.answer(first))
+    assert again.tensors(device.restarted().answer(again)) == sent
+
+
+def test_what_was_forgotten_cannot_be_built_on(device: Device) -> None:
+    device.answer(Round(PLAN, COVARIANCE, device.keys()))
+    held = device.ledger.recall(HEX, COVARIANCE)
+    assert held is not None
+    assert set(unpack_tensors(held[1])) == {"covariance"}
+    device.ledger.close_job(HEX)
+    with pytest.raises(PrivacyError):
+        own_answers(PLAN, PLAN.exchange(CENTRE), device.ledger, HEX)

@@ -1,0 +1,281 @@
+"""Each check holds for a sound site and finds the one thing that is wrong with a spoiled one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from hashlib import sha256
+
+import numpy as np
+import pytest
+
+from edgeveil.jobs import load_job
+from edgeveil.plan import JobPlan
+from edgeveil.privacy.ledger_book import JobEntry, Release
+from edgeveil.protocol.package import pack_tensors
+from edgeveil_cloud.opening import Opened
+from edgeveil_cloud.rounds import aggregate
+from edgeveil_edge.receipts import Receipt
+from edgeveil_lab.chaos.checks import Course, check_all, rounds_during_faults, warnings
+from edgeveil_lab.chaos.evidence import Commit, DeviceFacts, Evidence, JobFacts
+from edgeveil_lab.chaos.plan import Fault
+from edgeveil_lab.chaos.run import JOB
+from edgeveil_lab.chaos.supervisor import Ended, Trace
+
+PLAN = JobPlan(load_job(JOB).model_copy(update={"local_run": None}))
+DEVICES = 4
+NAME = "chaos-0001"
+ROUNDS = range(1, len(PLAN.exchanges) + 1)
+
+
+def segments(device: int, index: int) -> tuple[bytes, ...]:
+    groups = PLAN.groups(PLAN.exchange(index))
+    return tuple(sha256(f"{device} {index} {k}".encode()).digest() for k in range(len(groups)))
+
+
+def sound() -> Evidence:
+    commits = tuple(
+        Commit(
+            index,
+            1,
+            DEVICES,
+            tuple(h for device in range(DEVICES) for h in segments(device, index)),
+            float(index),
+        )
+        for index in ROUNDS
+    )
+    job = JobFacts(NAME, "completed", "", PLAN, commits, "digest", state_of(range(DEVICES)))
+    devices = tuple(device_of(job, number) for number in range(DEVICES))
+    return Evidence((job,), devices, {"cloud": "running", "worker-1": "box-1: counted"})
+
+
+def tensors(device: int, index: int) -> dict[str, np.ndarray]:
+    random = np.random.default_rng((device, index))
+    specs = PLAN.segments(PLAN.exchange(index))
+    return {s.name: random.normal(size=s.shape).astype(s.dtype) for s in specs}
+
+
+def state_of(counted: Iterable[int], only: int | None = None) -> bytes:
+    """As the cloud itself makes it; `only`: all devices count but in this round."""
+    state = PLAN.cloud.initial_state()
+    for index in ROUNDS:
+        chosen = counted if only in (None, index) else range(DEVICES)
+        found = [tensors(device, index) for device in chosen]
+        arrays = {name: [one[name] for one in found] for name in found[0]}
+        state, _ = aggregate(PLAN, PLAN.exchange(index), state, Opened(arrays))
+    return pack_tensors(state)
+
+
+def device_of(job: JobFacts, number: int) -> DeviceFacts:
+    wire = job.wire.hex()
+    priced = {
+        index: (
+            *PLAN.device.price(PLAN.exchange(index)),
+            *((PLAN.softmax_event(),) if PLAN.exchange(index).infer else ()),
+        )
+        for index in ROUNDS
+    }
+    releases = {index: Release(index, events, b"") for index, events in priced.items()}
+    return DeviceFacts(
+        number=number + 1,
+        trains=True,
+        receipts=tuple(
+            Receipt(job.wire, index, 1, "counted", segments(number, index)) for index in ROUNDS
+        ),
+        links=tuple((wire, index) for index in ROUNDS),
+        ledger={wire: JobEntry(PLAN.request(wire), releases=releases)},
+        release=(wire, "digest"),
+        releases={(wire, index): pack_tensors(tensors(number, index)) for index in ROUNDS},
+    )
+
+
+def with_job(found: Evidence, **changes: object) -> Evidence:
+    return replace(found, jobs=(replace(found.jobs[0], **changes),))
+
+
+def with_commit(found: Evidence, at: int, **changes: object) -> Evidence:
+    commits = list(found.jobs[0].commits)
+    commits[at] = replace(commits[at], **changes)
+    return with_job(found, commits=tuple(commits))
+
+
+def with_device(found: Evidence, **changes: object) -> Evidence:
+    return replace(found, devices=(replace(found.devices[0], **changes), *found.devices[1:]))
+
+
+def without_segment(found: Evidence) -> Evidence:
+    lost = segments(0, 2)[0]
+    accepted = tuple(h for h in found.jobs[0].commits[1].accepted if h != lost)
+    rest = with_commit(found, 1, accepted=accepted, uploads=DEVICES - 1)
+    return with_job(rest, state=state_of([1, 2, 3], only=2))
+
+
+def repriced(found: Evidence) -> Evidence:
+    wire = found.jobs[0].wire.hex()
+    entry = found.devices[0].ledger[wire]
+    twice = replace(entry.releases[3], events=entry.releases[3].events * 2)
+    ledger = {wire: replace(entry, releases={**entry.releases, 3: twice})}
+    return with_device(found, ledger=ledger)
+
+
+def receipts(found: Evidence, state: str) -> tuple[Receipt, ...]:
+    first, *rest = found.devices[0].receipts
+    return (replace(first, state=state), *rest)
+
+
+def counted_again(found: Evidence) -> Evidence:
+    first, second = found.jobs[0].commits[:2]
+    return with_commit(found, 1, accepted=(*second.accepted[1:], first.accepted[0]))
+
+
+FOUND: dict[str, list[Callable[[Evidence], Evidence]]] = {
+    "jobs complete": [
+        lambda f: with_job(f, status="failed", reason="out of paper"),
+        lambda f: with_job(f, status="paused"),
+        lambda f: replace(f, jobs=()),
+    ],
+    "rounds intact": [
+        lambda f: with_job(f, commits=f.jobs[0].commits[:-1]),
+        lambda f: with_job(f, commits=(f.jobs[0].commits[0], *f.jobs[0].commits[2:])),
+        lambda f: with_commit(f, 0, uploads=1),
+        lambda f: with_commit(f, 0, uploads=DEVICES + 1),
+        lambda f: with_commit(f, 0, accepted=()),
+    ],
+    "counted once": [
+        counted_again,
+        lambda f: with_commit(f, 0, accepted=(*f.jobs[0].commits[0].accepted[1:], bytes(32))),
+    ],
+    "sums right": [
+        lambda f: with_job(f, state=state_of([0, 1, 2], only=3)),  # one is listed and left out
+        lambda f: with_job(f, state=state_of([0, 1, 1, 3], only=len(ROUNDS))),  # twice for another
+        lambda f: with_job(f, state=b""),
+        lambda f: with_job(f, state=b"no tensors"),
+        lambda f: with_device(f, releases={}),
+        lambda f: with_commit(f, 1, uploads=DEVICES - 1),
+        lambda f: with_commit(f, 1, accepted=f.jobs[0].commits[1].accepted[1:]),
+    ],
+    "acknowledged counted": [
+        without_segment,
+        lambda f: with_device(without_segment(f), receipts=receipts(f, "held")),
+        lambda f: with_device(f, receipts=receipts(f, "missing")),
+    ],
+    "ledgers exact": [
+        repriced,
+        lambda f: with_device(f, links=(*f.devices[0].links, f.devices[0].links[0])),
+        lambda f: with_device(f, links=f.devices[0].links[1:]),
+        lambda f: with_device(f, ledger={"00": next(iter(f.devices[0].ledger.values()))}),
+        lambda f: with_device(f, faults=("the ledger was altered",)),
+    ],
+    "models same": [
+        lambda f: with_job(f, faults=("its state holds a NaN",)),
+        lambda f: with_device(f, release=None),
+        lambda f: with_device(f, release=(f.jobs[0].wire.hex(), "another")),
+        lambda f: with_job(f, release_digest=""),
+    ],
+    "logs silent": [
+        lambda f: replace(f, logs={"proxy": "token s3cret-word"}, secrets=("s3cret-word",)),
+        lambda f: replace(f, logs={"proxy": "lost box-2"}),
+        lambda f: replace(f, logs={"worker-1": "12:00:00 info box-2: says"}),
+        lambda f: replace(f, logs={"cloud": "from 00aa11bb"}, device_ids=("00aa11bb",)),
+    ],
+}
+
+
+def violated(found: Evidence, course: Course | None = None) -> set[str]:
+    return {one.name for one in check_all(found, course or Course()) if not one.holds}
+
+
+def test_a_sound_site_keeps_its_word_and_every_check_has_looked() -> None:
+    ends = [Ended("cloud", 9.0, 9.0, 0, "stopped")]
+    checked = check_all(sound(), Course(ends=ends, quiet_s=99.0))
+    assert [one.violations for one in checked] == [[]] * 10
+    assert all(one.looked for one in checked)
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil"), [(name, spoil) for name, spoils in FOUND.items() for spoil in spoils]
+)
+def test_what_is_wrong_is_found_by_its_check(
+    name: str, spoil: Callable[[Evidence], Evidence]
+) -> None:
+    assert name in violated(spoil(sound()))
+
+
+def test_an_upload_that_was_never_acknowledged_may_be_lost() -> None:
+    found = without_segment(sound())
+    changed = [
+        replace(r, state="dropped") if r.round == 2 else r for r in found.devices[0].receipts
+    ]
+    assert violated(with_device(found, receipts=tuple(changed))) == set()
+
+
+def test_an_acknowledged_upload_of_an_attempt_that_was_given_up_is_no_promise() -> None:
+    found = without_segment(sound())
+    changed = [replace(r, attempt=2) if r.round == 2 else r for r in found.devices[0].receipts]
+    assert "acknowledged counted" not in violated(with_device(found, receipts=tuple(changed)))
+
+
+def test_a_site_that_stands_still_is_a_violation() -> None:
+    assert violated(sound(), Course(stalled={"at_s": 300.0})) == {"jobs complete"}
+
+
+FAULTS = [
+    Fault(10.0, "disk", "proxy", 3.0),
+    Fault(10.0, "cut", "proxy-edge", 1.0),
+    Fault(50.0, "broker", "cloud", 2.0),
+    Fault(50.0, "corrupt", "devices-edge", 60.0),
+    Fault(90.0, "delay", "devices-edge", 4.0),
+]
+UP_S = 5.0
+
+
+@pytest.mark.parametrize(
+    ("end", "sound_end"),
+    [
+        (Ended("proxy", 30.0, 9.0, -9, "killed"), True),
+        (Ended("proxy", 30.0, 9.0, -9, "by itself"), False),
+        (Ended("proxy", 30.0, 9.0, -11, "by itself"), False),
+        (Ended("proxy", 60.0, 9.0, 0, "stopped"), True),
+        (Ended("proxy", 60.0, 0.4, -15, "stopped"), True),
+        (Ended("proxy", 60.0, 40.0, -15, "stopped"), False),
+        (Ended("proxy", 60.0, 40.0, 1, "stopped"), False),
+        (Ended("proxy", 17.0, 99.0, 1, "by itself"), True),  # its disk is full
+        (Ended("cloud", 17.0, 9.0, 1, "by itself"), False),  # that of another is
+        (Ended("proxy", 40.0, 9.0, 1, "by itself"), False),  # not any more
+        (Ended("cloud", 17.0, 9.0, 3, "by itself"), False),  # another's link was cut
+        (Ended("worker-1", 17.0, 9.0, 3, "by itself"), False),
+        (Ended("cloud", 58.0, 4.0, 3, "by itself"), True),
+        (Ended("proxy", 58.0, 4.0, 3, "by itself"), True),
+        (Ended("cloud", 58.0, 40.0, 3, "by itself"), False),  # it was up, and should come back
+        (Ended("cloud", 54.0, 4.0, 3, "by itself"), False),  # before the fault
+        (Ended("cloud", 68.0, 4.0, 3, "by itself"), False),  # long after it
+        (Ended("cloud", 58.0, 4.0, 0, "by itself"), False),
+        (Ended("worker-1", 58.0, 4.0, 3, "by itself"), False),  # spoiled packets end nobody
+        (Ended("worker-2", 97.0, 4.0, 3, "by itself"), True),
+    ],
+)
+def test_which_ends_of_a_process_are_excused(end: Ended, sound_end: bool) -> None:
+    found = violated(sound(), Course(faults=FAULTS, up_s=UP_S, ends=[end]))
+    assert found == (set() if sound_end else {"processes sound"})
+
+
+def test_a_run_whose_faults_hit_no_round_proves_nothing() -> None:
+    few, many = ([Fault(1.0, "kill", "cloud")] * count for count in (9, 10))
+    late = Course(faults=many, up_s=float(len(ROUNDS) + 1), quiet_s=99.0, touched={"kill": 10})
+    assert violated(sound(), late) == {"faults met"}
+    assert violated(sound(), replace(late, faults=few)) == set()
+    assert warnings(sound(), late) == ["no round was committed while the faults went on"]
+    assert warnings(sound(), replace(late, up_s=0.0)) == []
+    assert rounds_during_faults(sound(), replace(late, up_s=2.0)) == len(ROUNDS) - 1
+
+
+def test_a_kind_of_fault_that_met_nothing_is_told() -> None:
+    touched = {"disk": 1, "cut": 0, "broker": 1, "corrupt": 7, "delay": 3}
+    course = Course(faults=FAULTS, quiet_s=99.0, touched=touched)
+    assert warnings(sound(), course) == ["the faults 'cut' met nothing"]
+
+
+def test_a_trace_and_a_process_that_does_not_stop_are_violations() -> None:
+    trace = Trace("cloud", 3.0, "Traceback (most recent call last):")
+    assert violated(sound(), Course(traces=[trace])) == {"processes sound"}
+    assert violated(sound(), Course(late=["worker-2"])) == {"processes sound"}

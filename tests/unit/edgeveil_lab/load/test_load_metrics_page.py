@@ -1,0 +1,94 @@
+"""Processor time and memory as a process's own page tells them, over real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+
+import psutil
+import pytest
+from aiohttp import web
+
+from edgeveil.errors import EdgeVeilError
+from edgeveil.transport.http import serve
+from edgeveil.transport.metrics import Metrics
+from edgeveil_lab.load.metrics_page import figures, page
+from edgeveil_lab.load.processes import Figures
+
+TOKEN = "t" * 43
+ALL = """\
+process_cpu_seconds_total 12.5
+process_resident_memory_bytes 1e+08
+process_start_time_seconds 1.7e+09
+"""
+
+
+def fetched(path: str, token_file=None) -> Figures:
+    """Read from a page that wants TOKEN, in a process that is this one."""
+    metrics = Metrics()
+
+    async def guarded(request: web.Request) -> web.Response:
+        if request.headers.get("Authorization") != f"Bearer {TOKEN}":
+            raise web.HTTPUnauthorized
+        return await metrics.page(request)
+
+    async def body() -> Figures:
+        app = web.Application()
+        app.add_routes([web.get("/metrics", guarded)])
+        server = await serve(app, "127.0.0.1", 0)
+        try:
+            return await asyncio.to_thread(page(server.url + path, token_file))
+        finally:
+            await server.stop()
+
+    return asyncio.run(body())
+
+
+@pytest.fixture
+def token_file(tmp_path):
+    path = tmp_path / "http.token"
+    path.write_text(TOKEN + "\n")
+    path.chmod(0o600)
+    return path
+
+
+@pytest.mark.parametrize("path", ["", "/"])
+def test_a_page_tells_what_the_kernel_says_of_the_process(token_file, path):
+    found, me = fetched(path, token_file), psutil.Process()
+    assert 0 < found.cpu_s <= sum(me.cpu_times()[:2])
+    assert min(found.rss_bytes, found.peak_bytes) > 1 << 20
+    assert found.started_s == pytest.approx(me.create_time(), abs=1.0)
+
+
+def test_a_page_that_wants_another_token_or_is_not_there_says_so(token_file, tmp_path):
+    with pytest.raises(OSError, match="Unauthorized"):
+        fetched("")
+    with pytest.raises(OSError, match="Not Found"):
+        fetched("/elsewhere", token_file)
+    with pytest.raises(OSError, match="refused"):
+        page("http://127.0.0.1:1")()
+    with pytest.raises(OSError, match="--proxy-http URL"):
+        page(None)()
+    token_file.chmod(0o644)
+    with pytest.raises(EdgeVeilError, match="can be read by others"):
+        fetched("", token_file)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "<html>",
+        'process_cpu_seconds_total{a="',
+        ALL.replace("12.5", "NaN"),
+        ALL.replace("12.5", "much"),
+        ALL.replace("process_resident_memory_bytes", 'process_resident_memory_bytes{of="x"}'),
+        *("".join(ALL.splitlines(True)[:n] + ALL.splitlines(True)[n + 1 :]) for n in range(3)),
+    ],
+)
+def test_half_a_page_is_none(text):
+    with pytest.raises(OSError, match="/metrics"):
+        figures(text)
+
+
+def test_without_the_kernels_mark_the_rest_is_known():
+    assert figures(ALL) == Figures(12.5, 10**8, None, 1.7e9)

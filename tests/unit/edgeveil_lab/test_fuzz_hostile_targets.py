@@ -1,0 +1,73 @@
+"""Every fuzz target takes its own seeds, and refuses damage by its named errors alone."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from edgeveil.errors import EdgeVeilError
+from edgeveil_lab.fuzz.table import NAMES, target
+from edgeveil_lab.fuzz.target import Tape, Target, Wrong, demand
+
+SLOW = {"job_yaml", "site_yaml", "load_yaml", "backbone", "ledger", "http"}
+
+
+@pytest.mark.parametrize("name", NAMES.names())
+def test_a_target_takes_a_seed_of_its_own(name: str) -> None:
+    chosen = target(name)
+    taken = [chosen.feed(seed) for seed in chosen.seeds()]
+    assert any(taken)
+
+
+@pytest.mark.parametrize("name", NAMES.names())
+def test_seeds_fit_the_largest_input(name: str) -> None:
+    chosen = target(name)
+    assert all(len(seed) <= chosen.max_bytes for seed in chosen.seeds())
+
+
+@pytest.mark.parametrize("name", NAMES.names())
+def test_damage_is_taken_or_refused(name: str) -> None:
+    chosen = target(name)
+    seeds = list(chosen.seeds())
+
+    @settings(
+        max_examples=40 if name in SLOW else 200,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.sampled_from(seeds), st.binary(max_size=40), st.binary(max_size=60))
+    def feed(seed: bytes, damage: bytes, other: bytes) -> None:
+        chosen.feed(Tape(damage).damaged(seed))
+        chosen.feed(other)
+
+    feed()
+
+
+def test_anything_but_a_named_refusal_is_a_finding() -> None:
+    class RefusedError(EdgeVeilError):
+        pass
+
+    def take(data: bytes) -> None:
+        if data == b"refuse":
+            raise RefusedError("no")
+        if data == b"mute":
+            raise RefusedError("")
+        demand(data != b"wrong", "not wrong")
+        if data == b"crash":
+            raise ValueError
+
+    one = Target(take, list, (RefusedError,))
+    assert one.feed(b"good") and not one.feed(b"refuse")
+    for data, finding in ((b"wrong", Wrong), (b"mute", Wrong), (b"crash", ValueError)):
+        with pytest.raises(finding):
+            one.feed(data)
+
+
+@given(st.binary(max_size=20), st.binary(max_size=20))
+def test_a_tape_ends_and_stays_in_bounds(tape_bytes: bytes, data: bytes) -> None:
+    tape = Tape(tape_bytes)
+    assert 0 <= tape.number(7) < 7 and tape.choice("abc") in "abc"
+    assert len(tape.damaged(data)) <= len(data) + 4 * 8
+    tape.rest()
+    assert tape.over and tape.number(256) == 0 and tape.take(3) == b""

@@ -1,0 +1,138 @@
+"""A spool, what is put into it, and what a new process finds there."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from edgeveil.crypto.keys import SigningKey
+from edgeveil.protocol.blob import describe
+from edgeveil.protocol.collection import Held
+from edgeveil.protocol.envelope import Signer
+from edgeveil.protocol.messages import Batch, Blob, Commit, Exchanged, Group, Manifest
+from edgeveil.protocol.proxy_tasks import (
+    BatchKept,
+    BroadcastPart,
+    KeepBroadcast,
+    Kept,
+    ProxyMemory,
+    Shuffled,
+    ShuffleRound,
+    UploadKept,
+    UploadPart,
+)
+from edgeveil_proxy.spool import Spool
+
+JOB, OTHER = b"J" * 16, b"K" * 16
+CLOUD_KEY = SigningKey.generate()
+CLOUD, PROXY = Signer("cloud", CLOUD_KEY), Signer("proxy", SigningKey.generate())
+DEVICES = tuple(f"{n:016x}" for n in range(3))
+
+
+def at(round_: int = 1, attempt: int = 1, job: bytes = JOB) -> Exchanged:
+    return Exchanged(job, round_, attempt)
+
+
+def manifest(kind: str, where: Exchanged, data: bytes) -> Manifest:
+    return Manifest(
+        kind=kind,  # type: ignore[arg-type]
+        at=where,
+        sequence=1,
+        job_digest=bytes(32),
+        phase="train",
+        selected=3,
+        min_batch=3,
+        quorum=3,
+        deadline_s=1.0,
+        grace_s=1.0,
+        groups=(Group("a", 64),),
+        stanza_bytes=0,
+        package_digest=bytes(32),
+        package_bytes=1,
+        commitment=bytes(32),
+        cloud_key=bytes(32),
+        blob=describe(data, 1024),
+    )
+
+
+def put(spool: Spool, header: Manifest | Commit, data: bytes) -> Kept:
+    """A broadcast comes and is kept, as the machine has it done."""
+    for offset in range(0, len(data), 1024):
+        piece = data[offset : offset + 1024]
+        spool.store(BroadcastPart(header.blob.digest, offset, piece))
+    item = spool.keep(KeepBroadcast(CLOUD.header(header), header))
+    spool.store(item)
+    return item
+
+
+def keep(
+    spool: Spool, kind: str = "round", where: Exchanged | None = None, data: bytes = b"model"
+) -> Kept:
+    where = where or at()
+    data += bytes((where.round, where.attempt)) + where.job_id + kind.encode()
+    return put(spool, manifest(kind, where, data), data)
+
+
+def keep_commit(spool: Spool, where: Exchanged) -> Kept:
+    data = b"h" * 32 + where.round.to_bytes(2, "big")
+    return put(spool, Commit(where, 1, describe(data, 1024)), data)
+
+
+SEGMENT_BYTES = 12_000
+
+
+def upload(
+    spool: Spool, slot: int, where: Exchanged | None = None, data: bytes = b"sealed"
+) -> UploadKept:
+    """Device `slot` uploads one segment, in two parts."""
+    where = where or at()
+    data = (data * SEGMENT_BYTES)[:SEGMENT_BYTES]
+    offset = slot * SEGMENT_BYTES
+    spool.store(UploadPart(where, offset, data[:7000]))
+    spool.store(UploadPart(where, offset + 7000, data[7000:]))
+    held = Held((0,), hashlib.sha256(data).digest(), slot)
+    item = UploadKept(where, DEVICES[slot], held)
+    spool.store(item)
+    return item
+
+
+def in_order(_places: list[int]) -> None:
+    """No shuffle at all."""
+
+
+def shuffled(spool: Spool, slots: int = 3, where: Exchanged | None = None) -> Shuffled:
+    uploads = tuple((slot, (0,)) for slot in range(slots))
+    task = ShuffleRound(where or at(), (SEGMENT_BYTES,), SEGMENT_BYTES, 1, uploads)
+    return spool.shuffled(task, in_order)
+
+
+def batch(spool: Spool, slots: int = 3, where: Exchanged | None = None) -> BatchKept:
+    """The round's batch is made and kept."""
+    done = shuffled(spool, slots, where)
+    header = Batch(where or at(), slots, 0, done.counts, Blob(done.digest, len(done.data), 1024))
+    item = BatchKept(header.at, PROXY.header(header), header, done.data)
+    spool.store(item)
+    return item
+
+
+def reopened(path: Path) -> ProxyMemory:
+    """The memory that a new process finds while the killed one never closed its file."""
+    spool = Spool(path)
+    try:
+        return spool.load()
+    finally:
+        spool.close()
+
+
+def on_disk(path: Path) -> bytes:
+    return b"".join(file.read_bytes() for file in path.parent.rglob("*") if file.is_file())
+
+
+def names(path: Path) -> set[str]:
+    """The spool's files, by what they are."""
+    return {file.name.split("-")[0] for file in path.with_suffix("").iterdir()}
+
+
+def kinds(memory: ProxyMemory) -> list[tuple[bytes, str, int]]:
+    headers = [item.header for item in memory.kept.values()]
+    return [(h.at.job_id, getattr(h, "kind", "commit"), h.at.round) for h in headers]

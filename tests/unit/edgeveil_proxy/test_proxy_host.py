@@ -1,0 +1,61 @@
+"""What the proxy shows: counts, and never which device."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.messages import Exchanged
+from edgeveil.protocol.proxy_tasks import (
+    BatchDelivered,
+    RoundDropped,
+    Shuffled,
+    ShuffleRound,
+    UploadPart,
+)
+from edgeveil_proxy.host import ProxyHost
+from edgeveil_proxy.spool import Spool
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> ProxyHost:
+    return ProxyHost(Spool(tmp_path / "spool.sqlite"), list.sort)
+
+
+def test_the_round_is_shown_as_it_fills(host: ProxyHost) -> None:
+    assert (host.online, host.round) == (0, {})
+    host.report(fx.Report("devices_online", {"count": 7}))
+    host.report(fx.Report("round_open", {"round": 4, "phase": "train"}))
+    assert host.round == {"index": 4, "phase": "train", "uploads": 0}
+    counts = {"round": 4, "uploads": 2, "declined": 1, "selected": 5}
+    host.report(fx.Report("answered", counts))
+    assert host.round == {"index": 4, "phase": "train", **counts}
+    host.report(fx.Report("round_open", {"round": 5, "phase": "train"}))
+    assert host.round == {"index": 5, "phase": "train", "uploads": 0}
+    assert host.online == 7
+
+
+def test_every_report_of_the_machine_can_be_logged(
+    host: ProxyHost, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG, "edgeveil.proxy"):
+        host.report(fx.Report("devices_online", {"count": 7}))
+        host.report(fx.Report("something_new", {"round": 1}))
+    assert [r.getMessage() for r in caplog.records] == ["devices_online", "something_new"]
+
+
+def test_it_stores_at_once_and_does_the_spool_s_work(tmp_path: Path) -> None:
+    path = tmp_path / "spool.sqlite"
+    turned: list[list[int]] = []
+    host = ProxyHost(Spool(path), turned.append)
+    assert host.perform("anything") == fx.Failed("no_such_work")
+    at = Exchanged(b"J" * 16, 1, 1)
+    host.store(UploadPart(at, 0, b"one two "))
+    done = host.perform(ShuffleRound(at, (4,), 4, 1, ((0, (0,)), (1, (0,)))))
+    assert isinstance(done, Shuffled) and turned == [[0, 4]] and done.counts == (2,)
+    host.store(RoundDropped(at))
+    host.store(BatchDelivered(at))
+    assert Spool(path).load().batches == {}

@@ -1,0 +1,98 @@
+"""Split & shuffle on files: what stands where in the batch, and what is left out."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from edgeveil.protocol.messages import Exchanged
+from edgeveil.protocol.proxy_tasks import Shuffled, ShuffleRound
+from edgeveil_proxy import shuffle
+from edgeveil_proxy.shuffle import shuffle_round
+
+AT = Exchanged(b"J" * 16, 1, 1)
+SIZES = (3, 5)
+SLOT = sum(SIZES)
+
+
+def segment(slot: int, group: int) -> bytes:
+    """What device `slot` sent for a group."""
+    return bytes([16 * slot + group]) * SIZES[group]
+
+
+def reverse(places: list[int]) -> None:
+    places.reverse()
+
+
+def shuffled(
+    folder: Path,
+    uploads: tuple[tuple[int, tuple[int, ...]], ...],
+    *,
+    floor: int = 1,
+    keep_order: bool = False,
+) -> Shuffled:
+    """The batch of these uploads, whose `shuffle` turns every group round."""
+    slots = max((slot for slot, _ in uploads), default=-1) + 1
+    content = bytearray(slots * SLOT)
+    for slot, groups in uploads:
+        data = b"".join(segment(slot, group) for group in groups)
+        content[slot * SLOT : slot * SLOT + len(data)] = data
+    (folder / "uploads").write_bytes(content)
+    task = ShuffleRound(AT, SIZES, SLOT, floor, uploads, keep_order=keep_order)
+    return shuffle_round(task, folder / "uploads", folder / "batch", reverse)
+
+
+def batch(folder: Path, *groups: tuple[int, ...]) -> bytes:
+    """For each group the devices in the order of the batch."""
+    return b"".join(segment(s, g) for g, slots in enumerate(groups) for s in slots)
+
+
+ALL = ((2, (0, 1)), (0, (0, 1)), (1, (0, 1)))  # in the order in which they came
+
+
+def test_every_group_is_permuted_alone(tmp_path: Path) -> None:
+    done = shuffled(tmp_path, ALL)
+    assert (tmp_path / "batch").read_bytes() == batch(tmp_path, (1, 0, 2), (1, 0, 2))
+    assert done.counts == (3, 3)
+    assert done.digest == hashlib.sha256((tmp_path / "batch").read_bytes()).digest()
+    assert done.data[0 : len(done.data)] == (tmp_path / "batch").read_bytes()
+
+
+def test_a_job_that_asks_for_no_shuffle_gets_the_order_of_arrival(tmp_path: Path) -> None:
+    done = shuffled(tmp_path, ALL, keep_order=True)
+    assert (tmp_path / "batch").read_bytes() == batch(tmp_path, (2, 0, 1), (2, 0, 1))
+    assert done.counts == (3, 3)
+
+
+@pytest.mark.parametrize("keep_order", [False, True])
+def test_a_group_below_the_floor_is_left_out_in_either_order(
+    tmp_path: Path, keep_order: bool
+) -> None:
+    uploads = ((0, (0, 1)), (1, (1,)), (2, (1,)))
+    done = shuffled(tmp_path, uploads, floor=2, keep_order=keep_order)
+    order = (0, 1, 2) if keep_order else (2, 1, 0)
+    assert (tmp_path / "batch").read_bytes() == batch(tmp_path, (), order)
+    assert done.counts == (0, 3)
+
+
+def test_segments_larger_than_a_block_arrive_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shuffle, "_BLOCK_BYTES", 4)
+    shuffled(tmp_path, ALL)
+    assert (tmp_path / "batch").read_bytes() == batch(tmp_path, (1, 0, 2), (1, 0, 2))
+
+
+def test_uploads_that_are_cut_off_make_no_batch(tmp_path: Path) -> None:
+    (tmp_path / "uploads").write_bytes(bytes(SLOT + 1))
+    task = ShuffleRound(AT, SIZES, SLOT, 1, ((0, (0, 1)), (1, (0, 1))))
+    with pytest.raises(OSError, match="cut off"):
+        shuffle_round(task, tmp_path / "uploads", tmp_path / "batch", reverse)
+
+
+def test_an_earlier_try_is_written_over(tmp_path: Path) -> None:
+    (tmp_path / "batch").write_bytes(b"x" * 1000)
+    shuffled(tmp_path, ALL[:1])
+    assert (tmp_path / "batch").read_bytes() == batch(tmp_path, (2,), (2,))

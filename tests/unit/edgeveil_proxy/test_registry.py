@@ -1,0 +1,172 @@
+import sqlite3
+import stat
+
+import pytest
+
+from edgeveil.crypto.keys import OpeningKey, SigningKey
+from edgeveil.enrolment import Enrolment, EnrolmentError
+from edgeveil.protocol import proxy_tasks
+from edgeveil_proxy.registry import Registry, RegistryError
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "state" / "registry.sqlite"
+
+
+def device():
+    return Enrolment.make(SigningKey.generate(), OpeningKey.generate())
+
+
+def test_it_is_what_the_protocol_asks_for(path):
+    registry: proxy_tasks.Registry = Registry(path)
+    assert registry.roster() == (0, b"")
+    assert registry.verify_key("0" * 16) is None
+
+
+def test_the_file_is_its_owners_alone(path):
+    Registry(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_admitted_devices_are_known_and_stay_known(path):
+    one = device()
+    assert Registry(path).admit(one, note="ward 3")
+    registry = Registry(path)
+    assert registry.verify_key(one.device_id) == one.identity
+    (entry,) = registry.devices()
+    assert (entry.device_id, entry.sealing, entry.note) == (one.device_id, one.sealing, "ward 3")
+    assert entry.active
+
+
+def test_the_roster_is_sorted_by_key_so_that_it_says_nothing(path):
+    registry, devices = Registry(path), [device() for _ in range(8)]
+    for one in devices:
+        registry.admit(one)
+    epoch, keys = registry.roster()
+    assert epoch == 8
+    assert keys == b"".join(sorted(one.sealing.to_bytes() for one in devices))
+
+
+def test_admitting_twice_changes_nothing(path):
+    registry, one = Registry(path), device()
+    assert registry.admit(one)
+    before = registry.roster()
+    assert not registry.admit(one)
+    assert registry.roster() == before
+
+
+def test_a_second_sealing_key_for_an_identity_is_refused(path):
+    registry, identity = Registry(path), SigningKey.generate()
+    registry.admit(Enrolment.make(identity, OpeningKey.generate()))
+    before = registry.roster()
+    with pytest.raises(EnrolmentError, match="another sealing key"):
+        registry.admit(Enrolment.make(identity, OpeningKey.generate()))
+    assert registry.roster() == before
+
+
+def test_it_is_refused_after_a_revocation_too(path):
+    registry, identity = Registry(path), SigningKey.generate()
+    first = Enrolment.make(identity, OpeningKey.generate())
+    registry.admit(first)
+    registry.revoke(first.device_id)
+    with pytest.raises(EnrolmentError):
+        registry.admit(Enrolment.make(identity, OpeningKey.generate()))
+
+
+def test_two_identities_cannot_share_a_sealing_key(path):
+    registry, opening = Registry(path), OpeningKey.generate()
+    registry.admit(Enrolment.make(SigningKey.generate(), opening))
+    with pytest.raises(EnrolmentError, match="has this sealing key"):
+        registry.admit(Enrolment.make(SigningKey.generate(), opening))
+
+
+def test_a_forged_enrolment_is_refused(path):
+    registry, one, other = Registry(path), device(), device()
+    with pytest.raises(EnrolmentError, match="did not sign"):
+        registry.admit(Enrolment(one.identity, other.sealing, one.signature))
+    assert registry.devices() == ()
+
+
+def test_a_revoked_device_is_out_until_it_is_admitted_again(path):
+    registry, one = Registry(path), device()
+    registry.admit(one)
+    assert registry.revoke(one.device_id)
+    assert not registry.revoke(one.device_id)
+    assert registry.verify_key(one.device_id) is None
+    assert registry.roster() == (2, b"")
+    assert registry.devices() == ()
+    assert [entry.active for entry in registry.devices(revoked=True)] == [False]
+    assert registry.admit(one)
+    assert registry.verify_key(one.device_id) == one.identity
+    assert registry.roster() == (3, one.sealing.to_bytes())
+
+
+def test_revoking_an_unknown_device_says_so(path):
+    with pytest.raises(EnrolmentError, match="no device"):
+        Registry(path).revoke("f" * 16)
+
+
+def test_a_running_proxy_sees_what_another_process_does(path):
+    running, one = Registry(path), device()
+    assert not running.changed()
+    Registry(path).admit(one)
+    assert running.verify_key(one.device_id) is None
+    assert running.changed()
+    assert not running.changed()
+    assert running.verify_key(one.device_id) == one.identity
+    Registry(path).revoke(one.device_id)
+    assert running.changed()
+    assert running.verify_key(one.device_id) is None
+
+
+def test_its_own_changes_are_news_as_well(path):
+    registry = Registry(path)
+    registry.admit(device())
+    assert registry.changed()
+    assert not registry.changed()
+
+
+def test_there_is_a_limit(path):
+    registry, one = Registry(path, limit=1), device()
+    registry.admit(one)
+    with pytest.raises(EnrolmentError, match=r"limits\.devices"):
+        registry.admit(device())
+    registry.revoke(one.device_id)
+    assert registry.admit(device())
+
+
+def test_a_damaged_file_is_an_error_with_a_fix(path):
+    path.parent.mkdir()
+    path.write_bytes(b"no database" * 1000)
+    with pytest.raises(RegistryError, match="backup"):
+        Registry(path)
+
+
+def test_a_newer_format_is_not_touched(path):
+    Registry(path).close()
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version = 9")
+    with pytest.raises(RegistryError, match="version 9"):
+        Registry(path)
+
+
+def test_many_are_admitted_as_one_change(path):
+    registry, devices = Registry(path), [device() for _ in range(50)]
+    registry.admit(devices[0])
+    assert registry.admit_many([*devices, devices[1]], note="line 4") == 49
+    epoch, keys = registry.roster()
+    assert epoch == 2 and len(keys) == 50 * 32
+    assert all(registry.verify_key(one.device_id) == one.identity for one in devices)
+    assert registry.admit_many(devices) == 0 and registry.roster()[0] == 2
+    assert len(Registry(path).devices()) == 50
+
+
+def test_of_many_all_are_admitted_or_none(path):
+    registry, devices = Registry(path, limit=3), [device() for _ in range(4)]
+    with pytest.raises(EnrolmentError, match=r"limits\.devices"):
+        registry.admit_many(devices)
+    forged = Enrolment(devices[0].identity, devices[1].sealing, devices[0].signature)
+    with pytest.raises(EnrolmentError, match="did not sign"):
+        registry.admit_many([devices[2], forged])
+    assert registry.devices() == () and registry.roster() == (0, b"")

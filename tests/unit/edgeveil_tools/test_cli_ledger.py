@@ -1,0 +1,178 @@
+"""The owner's view of the ledger: complete, in numbers that agree, and never of a broken one."""
+
+import json
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from edgeveil.privacy.events import ClaimedEvent
+from edgeveil.privacy.ledger import LEDGER_FILE, Ledger
+from edgeveil.privacy.mechanisms import gaussian_event
+from edgeveil.privacy.policy import JobRequest, Limits
+from edgeveil.privacy.softmax import softmax_event
+from edgeveil_tools import cli
+
+LINEAR = gaussian_event("sum of linear terms", 2**24, 0.5, 30, grid_bits=24)
+SOFTMAX = softmax_event(10, 4.0)
+CLAIM = ClaimedEvent(what="noised covariance", unit="record", claimed_epsilon=1.5)
+WIDE = Limits(
+    max_epsilon_per_job=20,
+    lifetime_epsilon=50,
+    lifetime_delta=1e-4,
+    max_inference_epsilon=100,
+    accept_unproven=True,
+)
+
+
+@pytest.fixture
+def state(tmp_path):
+    """Two jobs on `digits`: one closed after two releases, one open and still without any."""
+    state = tmp_path / "state"
+    state.mkdir()
+    ledger = Ledger(state / LEDGER_FILE, "digits")
+    ledger.open_job(JobRequest("job-a", 1e-5, (LINEAR,) * 3 + (SOFTMAX,)), WIDE)
+    ledger.commit("job-a", 1, [LINEAR], b"one")
+    ledger.commit("job-a", 2, [LINEAR, SOFTMAX], b"two")
+    ledger.close_job("job-a")
+    ledger.open_job(JobRequest("job-b", 1e-5, (LINEAR,)), WIDE)
+    ledger.close()
+    return state
+
+
+@pytest.fixture
+def config(state, tmp_path):
+    """The device's site file."""
+    site = {
+        "name": "box",
+        "broker": {"url": "mqtt://127.0.0.1:1"},
+        "state_dir": str(state),
+        "cloud_key_file": "cloud.pub",
+        "proxy_key_file": "proxy.pub",
+        "data": {"name": "digits", "source": "digits"},
+        "policy": {"lifetime_epsilon": 30.0},
+    }
+    path = tmp_path / "edge.yaml"
+    path.write_text(yaml.safe_dump({"edge": site}))
+    return path
+
+
+def shown(capsys, *argv):
+    assert cli.main(["ledger", "show", *map(str, argv), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_what_was_spent_and_on_what(state, capsys):
+    found = shown(capsys, "--state-dir", state)
+    assert found["links"] == 5
+    (digits,) = found["data_sets"]
+    first, second = digits["jobs"]
+    ledger = Ledger(state / LEDGER_FILE, "digits")
+    assert first["training"]["epsilon"] == ledger.spent("job-a").epsilon
+    assert digits["training"]["epsilon"] == ledger.spent().epsilon
+    assert first["training"]["unit"] == "record"
+    assert first["inference"]["epsilon"] == pytest.approx(4.0)
+    assert first["inference"]["unit"] == "device"
+    assert first["training"] == first["reserved"]["training"]  # closed early, and Gaussian
+    assert (first["open"], second["open"], second["releases"]) == (False, True, [])
+    assert [r["exchange"] for r in first["releases"]] == [1, 2]
+    kinds = [(e["what"], e["mechanism"], e["count"], e["status"])
+             for e in first["releases"][1]["events"]]  # fmt: skip
+    assert kinds == [
+        ("sum of linear terms", "gaussian", 1, "proven"),
+        (SOFTMAX.what, "laplace", 1, "proven"),
+    ]
+    assert digits["left"] is None
+
+
+def test_what_the_policy_leaves_counts_open_reservations(state, config, capsys):
+    left = shown(capsys, "--config", config)["data_sets"][0]["left"]
+    ledger = Ledger(state / LEDGER_FILE, "digits")
+    one = ledger.check(JobRequest("new", 1e-5, (LINEAR,)), WIDE).training.epsilon
+    assert left["lifetime_epsilon"] == pytest.approx(30.0 - ledger.spent().epsilon - one)
+    assert left["lifetime_delta"] == pytest.approx(1e-4 - 2e-5)
+    assert left["max_inference_epsilon"] == pytest.approx(96.0)
+
+
+def test_a_claimed_release_is_no_number_of_a_guarantee(state, capsys):
+    ledger = Ledger(state / LEDGER_FILE, "digits")
+    ledger.open_job(JobRequest("job-c", 1e-5, (CLAIM,)), WIDE)
+    ledger.commit("job-c", 1, [CLAIM], b"claimed")
+    job = shown(capsys, "--state-dir", state)["data_sets"][0]["jobs"][2]
+    assert job["training"]["epsilon"] is None
+    assert job["training"]["status"] == "claimed"
+    assert job["training"]["claimed_epsilon"] == pytest.approx(1.5)
+    assert cli.main(["ledger", "show", "--state-dir", str(state)]) == 0
+    assert "training:  no proven guarantee" in capsys.readouterr().out
+
+
+def test_the_table_names_each_release(config, capsys):
+    assert cli.main(["ledger", "show", "--config", str(config)]) == 0
+    text = capsys.readouterr().out
+    for part in ("digits", "sum of linear", "gaussian", "laplace", "1 to 2", "proven", "left by"):
+        assert part in text
+
+
+def test_exchanges_with_gaps_are_listed_one_by_one(state, capsys):
+    ledger = Ledger(state / LEDGER_FILE, "letters")
+    ledger.open_job(JobRequest("job-c", 1e-5, (SOFTMAX,) * 3), WIDE)
+    for exchange in (5, 10, 15):
+        ledger.commit("job-c", exchange, [SOFTMAX], b"")
+    assert cli.main(["ledger", "show", "--state-dir", str(state)]) == 0
+    assert "5, 10, 15" in capsys.readouterr().out
+
+
+def test_it_can_be_read_while_a_device_holds_it(state, capsys):
+    ledger = Ledger(state / LEDGER_FILE, "digits")
+    ledger.commit("job-b", 1, [LINEAR], b"three")
+    assert shown(capsys, "--state-dir", state)["links"] == 6
+    ledger.close_job("job-b")
+
+
+def test_an_intact_ledger_is_said_to_be_intact(state, capsys):
+    before = {path: path.read_bytes() for path in state.iterdir()}
+    assert cli.main(["ledger", "verify", "--state-dir", str(state)]) == 0
+    assert "intact, 5 links" in capsys.readouterr().out
+    assert {path: path.read_bytes() for path in state.iterdir()} == before
+
+
+@pytest.mark.parametrize("sub", ["show", "verify"])
+def test_a_broken_one_is_told_at_its_first_broken_link(state, sub, capsys):
+    with sqlite3.connect(state / LEDGER_FILE) as db:
+        db.execute("DELETE FROM links WHERE number = 3")
+    assert cli.main(["ledger", sub, "--state-dir", str(state)]) == 5
+    done = capsys.readouterr()
+    assert "link 3" in done.err
+    assert "spent" not in done.out
+
+
+def test_a_script_is_told_too(state, capsys):
+    (state / LEDGER_FILE).with_suffix(".key").unlink()
+    assert cli.main(["ledger", "verify", "--state-dir", str(state), "--json"]) == 5
+    found = json.loads(capsys.readouterr().out)
+    assert found["intact"] is False
+    assert "key is gone" in found["what"]
+
+
+def test_a_folder_without_a_ledger_is_named_and_stays_as_it_is(tmp_path, capsys):
+    for sub in ("show", "verify"):
+        assert cli.main(["ledger", sub, "--state-dir", str(tmp_path)]) == 2
+        assert "there is no ledger" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_device_with_a_broken_ledger_does_not_start_and_says_why(state, config):
+    with sqlite3.connect(state / LEDGER_FILE) as db:
+        db.execute("UPDATE links SET exchange = 5 WHERE number = 2")
+    done = subprocess.run(
+        [sys.executable, "-m", "edgeveil_tools.cli", "edge", "--config", str(config)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 5
+    said = done.stderr.strip().splitlines()[-1]
+    for part in (LEDGER_FILE, "link 2 is not as this device wrote it", "no job is accepted"):
+        assert part in said
+    assert (state / "identity.key").exists()

@@ -1,0 +1,256 @@
+"""`edgeveil job …` against a served control, and what it says when there is none."""
+
+import asyncio
+import json
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from edgeveil.errors import ConfigError, JobFailed, UsageError
+from edgeveil.jobs import Job, parse_job
+from edgeveil.parts.features import backbone_digests
+from edgeveil.transport.http import serve
+from edgeveil_cloud.http import ask_here, make_app
+from edgeveil_cloud.http_token import load_or_make_token
+from edgeveil_cloud.store import Store
+from edgeveil_cloud.store_records import ExchangeRecord, StoreAway
+from edgeveil_tools import jobs
+from edgeveil_tools.cloud_client import CloudAway, CloudClient
+from tests.backbone_files import small_backbone
+
+QUICKSTART = Path(__file__).parents[3] / "configs" / "jobs" / "quickstart.yaml"
+
+
+class Control:
+    def __init__(self, store):
+        self.store = store
+
+    def check(self, job_yaml):
+        parse_job(job_yaml, "submitted.yaml")
+
+    def submit(self, job_yaml):
+        job = parse_job(job_yaml, "submitted.yaml")
+        return self.store.submit_job(job.job, job.canonical(), job.digest()).id
+
+    def cancel(self, job):
+        self.store.cancel(job)
+
+    def resume(self, job):
+        self.store.resume(job)
+
+    def status(self):
+        return {}
+
+
+@contextmanager
+def cloud(tmp_path, ask=ask_here):
+    """(url, token file, store) of a control served by a thread."""
+    store, ready, found = Store(), threading.Event(), {}
+    token = load_or_make_token(tmp_path)
+
+    async def run():
+        server = await serve(make_app(store, Control(store), token, ask=ask), "127.0.0.1", 0)
+        found.update(url=server.url, loop=asyncio.get_running_loop(), end=asyncio.Event())
+        ready.set()
+        await found["end"].wait()
+        await server.stop()
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),))
+    thread.start()
+    assert ready.wait(20)
+    try:
+        yield found["url"], tmp_path / "http.token", store
+    finally:
+        found["loop"].call_soon_threadsafe(found["end"].set)
+        thread.join()
+        store.close()
+
+
+def finish(store, job, status="completed"):
+    store.set_status(job, "running")
+    scores = {"score": 0.25}
+    record = ExchangeRecord(1, "train", 1, 1, 20, 0.875, scores, 1.5, {"up": 1200})
+    store.commit_exchange(job, ExchangeRecord(1, "centre", 0, 1, 19), b"")
+    store.commit_exchange(job, ExchangeRecord(**{**record.__dict__, "index": 2}), b"")
+    store.set_status(job, status, "" if status == "completed" else "too few uploads in round 1")
+
+
+def test_submit_list_watch_and_cancel(tmp_path, capsys):
+    with cloud(tmp_path) as (url, token, store):
+        assert jobs.list_jobs(url, token) == 0
+        assert "no jobs yet" in capsys.readouterr().out
+        assert jobs.submit(QUICKSTART, url, token) == 0
+        job = capsys.readouterr().out.strip()
+        assert store.job(job).status == "queued"
+        finish(store, job)
+        assert jobs.watch(job, url, token) == 0
+        shown = capsys.readouterr().out
+        for figure in ("completed", "centre", "0.875", "0.250", "1,200", "19", "20"):
+            assert figure in shown
+        assert jobs.submit(QUICKSTART, url, token) == 0
+        second = capsys.readouterr().out.strip()
+        assert jobs.cancel(second, url, token) == 0
+        assert store.job(second).status == "cancelled"
+        assert jobs.list_jobs(url, token, as_json=True) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [json.loads(line)["id"] for line in lines[1:]] == [job, second]
+
+
+def test_watch_follows_a_job_that_is_still_running(tmp_path, capsys):
+    with cloud(tmp_path) as (url, token, store):
+        job = CloudClient(url, token).submit(QUICKSTART.read_bytes())
+        later = threading.Timer(0.3, finish, (store, job))
+        later.start()
+        assert jobs.watch(job, url, token, as_json=True) == 0
+        later.join()
+        types = [json.loads(line)["type"] for line in capsys.readouterr().out.splitlines()]
+        assert types == ["job_submitted", "job_running", "job_completed"]
+
+
+def test_a_job_that_waits_for_devices_says_so(tmp_path, capsys):
+    with cloud(tmp_path) as (url, token, store):
+        job = store.submit_job("one", b"{}", bytes(32)).id
+        store.append_event(job, "job_waiting", {"enrolled": 2, "wanted": 20})
+        store.append_event(job, "job_waiting", {"enrolled": 3, "wanted": 20})
+        assert jobs.list_jobs(url, token) == 0
+        listed = " ".join(capsys.readouterr().out.split())
+        assert "3 are enrolled" in listed and "2 are enrolled" not in listed
+        finish(store, job)
+        assert jobs.list_jobs(url, token) == 0
+        assert "enrolled" not in capsys.readouterr().out
+        assert jobs.watch(job, url, token) == 0
+        shown = capsys.readouterr().out
+        assert "waits for devices: 3 are enrolled, it asks for 20" in shown
+        assert shown.index("3 are enrolled") < shown.index("completed")
+
+
+def test_a_pause_is_listed_shown_and_waited_out(tmp_path, capsys):
+    with cloud(tmp_path) as (url, token, store):
+        job = CloudClient(url, token).submit(QUICKSTART.read_bytes())
+        store.set_status(job, "running")
+        why = f"1 uploads, below the minimum; then: edgeveil job resume {job}"
+        store.set_status(job, "paused", why)
+        assert jobs.list_jobs(url, token) == 0
+        listed = capsys.readouterr().out
+        assert "paused" in listed and "below" in listed
+
+        def go_on():
+            assert jobs.resume(job, url, token) == 0
+            finish(store, job)
+
+        later = threading.Timer(0.3, go_on)
+        later.start()
+        assert jobs.watch(job, url, token) == 0
+        later.join()
+        shown = capsys.readouterr().out
+        assert f"paused: {why}\n" in shown
+        assert shown.index("paused:") < shown.index("resumed") < shown.index("completed")
+        with pytest.raises(UsageError, match="only a paused one"):
+            jobs.resume(job, url, token)
+
+
+def test_a_long_life_is_followed_to_its_end(tmp_path):
+    with cloud(tmp_path) as (url, token, store):
+        job = CloudClient(url, token).submit(QUICKSTART.read_bytes())
+        for k in range(1005):  # more than one answer holds
+            store.append_event(job, "note", {"k": k})
+        store.cancel(job)
+        types = [event["type"] for event in CloudClient(url, token).follow(job)]
+        assert types == ["job_submitted", *["note"] * 1005, "job_cancelled"]
+
+
+def test_a_database_that_is_away_for_a_while_is_waited_out_as_a_restart_is(tmp_path, capsys):
+    refused = []
+
+    async def ask(question):
+        if 1 <= len(refused) < 4:
+            refused.append(1)
+            raise StoreAway("the database does not answer", fix="try again when it is back")
+        return question()
+
+    with cloud(tmp_path, ask) as (url, token, store):
+        entry = store.submit_job("one", b"{}", bytes(32))
+        finish(store, entry.id)
+        refused.append(1)
+        with pytest.raises(CloudAway, match="database does not answer"):
+            CloudClient(url, token).jobs()
+        assert jobs.watch(entry.id, url, token) == 0
+    assert len(refused) == 4
+    assert entry.id in capsys.readouterr().out
+
+
+def test_watch_of_a_failed_job_fails_with_its_reason(tmp_path):
+    with cloud(tmp_path) as (url, token, store):
+        job = CloudClient(url, token).submit(QUICKSTART.read_bytes())
+        finish(store, job, "failed")
+        with pytest.raises(JobFailed, match="too few uploads"):
+            jobs.watch(job, url, token)
+
+
+def test_a_completed_jobs_model_is_fetched_in_either_form(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with cloud(tmp_path) as (url, token, store):
+        job = store.submit_job("one", b"{}", bytes(32)).id
+        with pytest.raises(UsageError, match=f"job '{job}' has no model: it is queued"):
+            jobs.fetch(job, url, token)
+        finish(store, job)
+        store.put_release(job, b"an onnx graph", b"weights")
+        assert jobs.fetch(job, url, token) == 0
+        assert Path(f"{job}.onnx").read_bytes() == b"an onnx graph"
+        assert jobs.fetch(job, url, token, tmp_path / "new" / "w.safetensors") == 0
+        assert (tmp_path / "new" / "w.safetensors").read_bytes() == b"weights"
+        assert capsys.readouterr().out.split() == [f"{job}.onnx", f"{tmp_path}/new/w.safetensors"]
+        for out, said in (("model.pt", "a model is no '.pt' file"), ("new", "no '' file")):
+            with pytest.raises(UsageError, match=said):
+                jobs.fetch(job, url, token, tmp_path / out)
+        with pytest.raises(UsageError, match="cannot be written"):
+            jobs.fetch(job, url, token, tmp_path / "http.token" / "model.onnx")
+        with pytest.raises(UsageError, match="no job 'none'"):
+            jobs.fetch("none", url, token)
+
+
+def test_the_clouds_problems_and_refusals_are_shown(tmp_path):
+    with cloud(tmp_path) as (url, token, store):
+        bad = tmp_path / "bad.yaml"
+        bad.write_text("job: quickstart\nprivcy: {}\n")
+        with pytest.raises(ConfigError) as caught:
+            jobs.submit(bad, url, token)
+        assert any("privcy" in problem for problem in caught.value.problems)
+        with pytest.raises(UsageError, match="no job 'none'"):
+            jobs.cancel("none", url, token)
+        with pytest.raises(ConfigError, match="no such file"):
+            jobs.submit(tmp_path / "absent.yaml", url, token)
+        token.write_text("x" * 43)
+        with pytest.raises(UsageError, match="token is missing or wrong"):
+            jobs.list_jobs(url, token)
+        assert store.jobs() == ()
+
+
+def test_a_backbone_is_put_before_the_job_that_names_it(tmp_path, capsys):
+    backbone = small_backbone()
+    (tmp_path / "own.onnx").write_bytes(backbone)
+    text = QUICKSTART.read_text()
+    entry = "{name: identity, input_scale: 16, shift: -0.3}"
+    assert entry in text
+    (tmp_path / "job.yaml").write_text(text.replace(entry, "{name: onnx, file: own.onnx}"))
+    with cloud(tmp_path) as (url, token, store):
+        assert jobs.submit(tmp_path / "job.yaml", url, token) == 0
+        canonical = store.job(capsys.readouterr().out.strip()).canonical
+        (digest,) = backbone_digests(Job.from_canonical(canonical).features)
+        assert store.backbone(digest) == backbone
+        assert b"own.onnx" not in canonical
+
+
+def test_no_cloud_no_token_and_no_address_are_told_apart(tmp_path):
+    load_or_make_token(tmp_path)
+    token = tmp_path / "http.token"
+    with pytest.raises(UsageError, match="Connection refused") as caught:
+        jobs.list_jobs("http://127.0.0.1:1", token)
+    assert "edgeveil cloud" in caught.value.fix
+    with pytest.raises(UsageError, match="no such token file"):
+        jobs.list_jobs("http://127.0.0.1:1", tmp_path / "absent")
+    for url in ("127.0.0.1:8701", "ftp://h", "http://h:x", "http://"):
+        with pytest.raises(UsageError, match="no address of a cloud"):
+            jobs.list_jobs(url, token)

@@ -1,0 +1,43 @@
+"""A second process on a state folder stops before it touches anything; commands beside it work."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgeveil.jobs import CloudSite, EdgeSite, ProxySite
+from edgeveil.transport.process import OwnFolder
+from edgeveil_edge.identity import Identity
+from edgeveil_tools.cli.common import load_as
+from edgeveil_tools.site.provision import Site, provision
+from edgeveil_tools.site.site_plan import Ports, SitePlan
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    folder = tmp_path_factory.mktemp("site")
+    return provision(SitePlan(folder / "site", devices=2, ports=Ports(1, 2, 3, 4)))
+
+
+@pytest.mark.parametrize("role", ["cloud", "proxy", "edge"])
+def test_the_second_process_names_the_folder_and_ends(site: Site, role: str) -> None:
+    kind = {"cloud": CloudSite, "proxy": ProxySite, "edge": EdgeSite}[role]
+    config = {"cloud": site.cloud, "proxy": site.proxy, "edge": site.edges[0]}[role]
+    state_dir: Path = load_as(kind, config).state_dir
+    with OwnFolder(state_dir):
+        before = sorted(state_dir.rglob("*"))
+        command = [sys.executable, "-m", "edgeveil_tools.cli", role, "--config", str(config)]
+        second = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert second.returncode == 2
+        assert f"{state_dir}: another process uses this state folder" in second.stderr
+        assert "Traceback" not in second.stderr
+        assert sorted(state_dir.rglob("*")) == before
+
+
+def test_keys_are_shown_beside_a_running_device(site: Site) -> None:
+    state_dir = load_as(EdgeSite, site.edges[1]).state_dir
+    with OwnFolder(state_dir):
+        assert Identity.load_or_create(state_dir).enrolment().device_id

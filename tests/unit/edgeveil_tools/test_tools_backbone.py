@@ -1,0 +1,139 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from edgeveil.evaluation.graph_check import check_graph
+from edgeveil.evaluation.onnx_session import open_session
+from edgeveil.parts.features.backbone import cached_backbone, opened
+from edgeveil_tools import cli
+from edgeveil_tools.backbone import command as backbone
+from edgeveil_tools.backbone.images import PublicDigits
+from edgeveil_tools.backbone.net import FEATURES, onnx_encoder, train_encoder
+from edgeveil_tools.backbone.strokes import SHAPES, SIDE, drawn_digits
+
+TINY = {"steps": 4, "drawings": 40}
+JOB = "features: [{name: identity}, {name: onnx, file: digits}]\n"
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    return train_encoder(seed=1, **TINY)
+
+
+@pytest.fixture(scope="module")
+def graph(encoder):
+    return onnx_encoder(encoder)
+
+
+@pytest.fixture
+def quick(monkeypatch, tmp_path):
+    """The commands on a tiny budget, with a cache of their own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(backbone, "STEPS", TINY["steps"])
+    monkeypatch.setattr(backbone, "DRAWINGS", TINY["drawings"])
+
+
+def test_the_graph_gives_what_torch_gives(encoder, graph):
+    images = torch.rand(5, 1, 28, 28, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        wanted = encoder(images).numpy()
+    (found,) = open_session(graph).run(None, {"image": images.numpy()})
+    assert found.shape == (5, FEATURES)
+    assert np.abs(found - wanted).max() < 1e-4
+    assert np.allclose(np.linalg.norm(found, axis=1), 1, atol=1e-4)
+
+
+def test_devices_run_the_graph(graph):
+    check_graph(graph)
+    assert opened(graph).form.input_shape == (1, 28, 28)
+    assert opened(graph).form.output_dim == FEATURES
+
+
+def test_the_seed_decides_all(graph):
+    torch.manual_seed(9)  # nothing of the caller's own
+    assert onnx_encoder(train_encoder(seed=1, **TINY)) == graph
+    assert onnx_encoder(train_encoder(seed=2, **TINY)) != graph
+
+
+def test_training_leaves_the_callers_chance_alone():
+    torch.manual_seed(5)
+    wanted = torch.rand(3)
+    torch.manual_seed(5)
+    train_encoder(seed=1, **TINY)
+    assert torch.equal(torch.rand(3), wanted)
+
+
+def test_training_learns():
+    """More batches tell apart what was never shown: digits drawn with another seed."""
+    images, labels = drawn_digits(200, seed=99)
+    middle = torch.from_numpy(images)[:, None, 6:34, 6:34]
+    trained = train_encoder(steps=60, drawings=400, seed=0)
+    with torch.no_grad():
+        _, scores = trained.parts(middle)
+    assert (scores.argmax(1).numpy() == labels).mean() > 0.5
+
+
+def test_drawings_are_ink_in_the_middle_with_all_digits():
+    images, labels = drawn_digits(30, seed=0)
+    assert images.shape == (30, SIDE, SIDE)
+    assert sorted(set(labels)) == list(range(10)) == sorted(SHAPES)
+    assert images.min() == 0
+    assert (images.max(axis=(1, 2)) > 0.9).all()
+    edges = [images[:, 0], images[:, -1], images[:, :, 0], images[:, :, -1]]
+    assert max(float(edge.max()) for edge in edges) == 0
+    assert (drawn_digits(30, seed=0)[0] == images).all()
+
+
+def test_batches_are_images_with_ink_between_nothing_and_all():
+    torch.manual_seed(0)
+    images, labels = PublicDigits.load(40, seed=0).batch(16)
+    assert images.shape == (16, 1, 28, 28)
+    assert labels.shape == (16,)
+    assert float(images.min()) >= 0
+    assert float(images.max()) <= 1
+    assert (images.amax((1, 2, 3)) > 0.5).all()
+
+
+def test_train_and_show_say_the_same(quick, tmp_path, capsys):
+    out = tmp_path / "own.onnx"
+    assert cli.main(["backbone", "train", "--out", str(out), "--json"]) == 0
+    trained = json.loads(capsys.readouterr().out)
+    assert cli.main(["backbone", "show", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == trained
+    assert trained["size_bytes"] == out.stat().st_size
+    assert not cached_backbone("digits").exists()
+
+
+def test_a_file_is_written_over_only_by_force(quick, tmp_path, capsys):
+    out = tmp_path / "own.onnx"
+    out.write_bytes(b"mine")
+    assert cli.main(["backbone", "train", "--out", str(out)]) == 2
+    assert "--force" in capsys.readouterr().err
+    assert out.read_bytes() == b"mine"
+    assert cli.main(["backbone", "train", "--out", str(out), "--force"]) == 0
+    check_graph(out.read_bytes())
+
+
+def test_the_cache_is_filled_once(quick, tmp_path):
+    (tmp_path / "job.yaml").write_text(JOB)
+    said = []
+    backbone.ensure_for_jobs([tmp_path / "job.yaml"], said.append)
+    assert said
+    first = cached_backbone("digits").read_bytes()
+    said.clear()
+    backbone.ensure_for_jobs([tmp_path / "job.yaml"], said.append)
+    assert not said
+    assert cached_backbone("digits").read_bytes() == first
+    assert list(cached_backbone("digits").parent.iterdir()) == [cached_backbone("digits")]
+
+
+@pytest.mark.parametrize(
+    "text", ["features: [{name: identity}]", "features: 3", "a: [", "- 1", "features: [x]", ""]
+)
+def test_other_jobs_train_nothing(quick, tmp_path, text):
+    (tmp_path / "job.yaml").write_text(text)
+    backbone.ensure_for_jobs([tmp_path / "job.yaml"], lambda _: pytest.fail("trained"))
+    backbone.ensure_for_jobs([tmp_path / "none.yaml"], lambda _: pytest.fail("trained"))
+    assert not cached_backbone("digits").exists()

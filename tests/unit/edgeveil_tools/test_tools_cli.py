@@ -1,0 +1,220 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from edgeveil.crypto.keys import OpeningKey, SigningKey
+from edgeveil.enrolment import Enrolment
+from edgeveil_tools import cli
+from edgeveil_tools.lifeline import Lifeline
+
+
+@pytest.fixture
+def site(tmp_path, capsys):
+    assert cli.main(["provision", str(tmp_path / "site"), "--devices", "3"]) == 0
+    capsys.readouterr()
+    return tmp_path / "site"
+
+
+def _commands(parser, path=()):
+    yield path, parser
+    for action in parser._actions:
+        for name, child in (
+            (getattr(action, "choices", None) or {}).items() if _is_sub(action) else ()
+        ):
+            yield from _commands(child, (*path, name))
+
+
+def _is_sub(action):
+    return isinstance(getattr(action, "choices", None), dict)
+
+
+ALL = dict(_commands(cli.parser()))
+
+
+def test_all_commands_are_there():
+    assert {" ".join(path) for path in ALL} >= {
+        "run", "broker", "cloud", "proxy", "edge", "job submit", "job list", "job watch",
+        "job cancel", "validate", "schema", "data check", "predict", "provision", "version",
+        "edge enrol", "proxy admit", "proxy devices", "proxy revoke",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ALL, ids=" ".join)
+def test_every_command_explains_itself(path, capsys):
+    assert cli.main([*path, "--help"]) == 0
+    assert "usage: edgeveil" in capsys.readouterr().out
+
+
+def test_version(capsys):
+    assert cli.main(["version"]) == 0
+    assert capsys.readouterr().out.startswith("edgeveil ")
+
+
+def test_no_command_prints_the_help_and_is_no_success(capsys):
+    assert cli.main([]) == 2
+    assert "commands" in capsys.readouterr().out
+
+
+def test_the_command_line_needs_no_library_of_any_extra():
+    code = (
+        "import sys\n"
+        "from edgeveil_tools.cli import main\n"
+        "assert main(['version']) == 0\n"
+        "heavy = {'torch', 'rich', 'matplotlib', 'pydantic', 'numpy', 'aiohttp', 'sqlalchemy'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def _without(library, *argv):
+    """Run a command where `library` cannot be imported."""
+    code = f"import sys; sys.modules[{library!r}] = None; import edgeveil_tools.cli as c; "
+    code += f"sys.exit(c.main({list(argv)!r}))"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+def test_a_missing_extra_is_named(site):
+    done = _without("rich", "job", "list", "--config", str(site / "cloud.yaml"))
+    assert done.returncode == 2
+    assert "needs rich" in done.stderr
+    assert "pip install 'edgeveil[tools]'" in done.stderr
+
+
+def test_a_missing_extra_of_a_process_is_its_own(site):
+    done = _without("aiohttp", "proxy", "--config", str(site / "proxy.yaml"))
+    assert done.returncode == 2
+    assert "pip install 'edgeveil[proxy]'" in done.stderr
+
+
+def test_configuration_faults_come_before_missing_libraries(tmp_path):
+    done = _without("aiohttp", "proxy", "--config", str(tmp_path / "none.yaml"))
+    assert "no such file" in done.stderr
+
+
+def test_faults_of_a_file_are_lines_that_begin_with_the_place(tmp_path, capsys):
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("cloud:\n  brokr: {}\n")
+    assert cli.main(["cloud", "--config", str(bad)]) == 2
+    error = capsys.readouterr().err
+    assert all(line.startswith(f"{bad}:") for line in error.splitlines())
+
+
+def test_the_site_file_of_another_process_is_refused_by_name(site, capsys):
+    assert cli.main(["cloud", "--config", str(site / "proxy.yaml")]) == 2
+    assert "is a proxy site file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["proxy", "edge"])
+def test_a_process_without_its_file_says_so(command, capsys):
+    assert cli.main([command]) == 2
+    assert "--config FILE" in capsys.readouterr().err
+
+
+def test_two_devices_cannot_share_a_state_folder(site, capsys):
+    config = str(site / "edge-1.yaml")
+    assert cli.main(["edge", "--config", config, "--config", config]) == 2
+    assert "share this state folder" in capsys.readouterr().err
+
+
+def test_enrol_admit_list_revoke(site, tmp_path, capsys):
+    proxy = ["--config", str(site / "proxy.yaml")]
+    text = (site / "edge-1.yaml").read_text().replace("state/edge-1", "state/new")
+    (site / "new.yaml").write_text(text)
+    file = str(tmp_path / "enrolment.json")
+    assert cli.main(["edge", "enrol", "--config", str(site / "new.yaml"), "--out", file]) == 0
+    assert cli.main(["proxy", "admit", *proxy, "--note", "ward 3", file]) == 0
+    device = capsys.readouterr().out.partition(":")[0]
+    assert cli.main(["proxy", "devices", *proxy, "--json"]) == 0
+    listed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert (listed[-1]["device"], listed[-1]["note"]) == (device, "ward 3")
+    assert len(listed) == 4
+    assert cli.main(["proxy", "revoke", *proxy, device]) == 0
+    capsys.readouterr()
+    assert cli.main(["proxy", "devices", *proxy]) == 0
+    assert device not in capsys.readouterr().out
+
+
+def test_one_bad_enrolment_admits_none(site, tmp_path, capsys):
+    good = Enrolment.make(SigningKey.generate(), OpeningKey.generate())
+    other = Enrolment.make(SigningKey.generate(), OpeningKey.generate())
+    forged = Enrolment(good.identity, other.sealing, good.signature)
+    for name, one in (("a", other), ("b", forged)):
+        (tmp_path / name).write_text(one.to_json())
+    config = ["--config", str(site / "proxy.yaml")]
+    assert cli.main(["proxy", "admit", *config, str(tmp_path / "a"), str(tmp_path / "b")]) == 2
+    assert cli.main(["proxy", "devices", *config, "--json"]) == 0
+    assert other.device_id not in capsys.readouterr().out
+
+
+def test_validate_for_scripts(site, tmp_path, capsys):
+    (tmp_path / "bad.yaml").write_text("job: X\n")
+    files = [str(site / "cloud.yaml"), str(tmp_path / "bad.yaml")]
+    assert cli.main(["validate", "--json", *files]) == 2
+    good, bad = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert (good["ok"], good["kind"], good["problems"]) == (True, "cloud", [])
+    assert not bad["ok"]
+    assert bad["problems"]
+
+
+@pytest.mark.parametrize("kind", ["job", "cloud", "proxy", "edge", "broker"])
+def test_schema_is_json(kind, capsys):
+    assert cli.main(["schema", kind]) == 0
+    assert json.loads(capsys.readouterr().out)["type"] == "object"
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        ["--devices", "0"],
+        ["--devices", "2", "--infer-only", "2"],
+        ["--edge-port", "21884"],
+        ["--edge-port", "99999"],
+        ["--host", "0.0.0.0", "--devices", "x"],
+    ],
+)
+def test_a_site_that_cannot_be_is_refused(tmp_path, extra, capsys):
+    assert cli.main(["provision", str(tmp_path / "s"), *extra]) == 2
+    assert capsys.readouterr().err
+
+
+def test_an_unexpected_error_is_text(monkeypatch, capsys):
+    monkeypatch.setattr("edgeveil_tools.cli.sites._version", lambda _args: 1 // 0)
+    assert cli.main(["version"]) == 1
+    assert "unexpected ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_ctrl_c_is_130_without_a_word(monkeypatch, capsys):
+    def interrupted(_args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("edgeveil_tools.cli.sites._version", interrupted)
+    assert cli.main(["version"]) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_a_reader_that_goes_away_is_no_fault():
+    line = f"{sys.executable} -m edgeveil_tools.cli schema job | head -c 10"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line], capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ""
+    assert done.returncode == 0
+
+
+def test_a_child_ends_with_its_starter():
+    lifeline = Lifeline()
+    code = "from tools import lifeline; import time; lifeline.watch(); print('up', flush=True); "
+    child = subprocess.Popen(
+        [sys.executable, "-c", code + "time.sleep(60)"],
+        env={**os.environ, **lifeline.environment},
+        pass_fds=[lifeline.child_fd],
+        stdout=subprocess.PIPE,
+    )
+    assert child.stdout.readline() == b"up\n"
+    assert child.poll() is None
+    lifeline.close()
+    assert child.wait(timeout=20) != 0

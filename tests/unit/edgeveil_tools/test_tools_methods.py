@@ -1,0 +1,89 @@
+"""`edgeveil methods`: every name of every table, and that what is said of it is so."""
+
+import json
+
+import pytest
+
+from edgeveil.parts.features import IdentityParameters, build_features
+from edgeveil.parts.methods import METHODS, UPDATE_METHODS, Setting
+from edgeveil.parts.methods.base import TRAIN
+from edgeveil.parts.models import build_network
+from edgeveil.parts.models.mlp import MlpParameters
+from edgeveil.parts.stages import STAGES
+from edgeveil.privacy.events import ClaimedEvent, UnprotectedEvent
+from edgeveil_tools import cli
+from edgeveil_tools.methods import ABOUT, entries
+
+ENTRIES = entries()
+
+
+def status(events) -> str | None:
+    if any(isinstance(event, UnprotectedEvent) for event in events):
+        return "none"
+    return "claimed" if any(isinstance(event, ClaimedEvent) for event in events) else "proven"
+
+
+def setting() -> Setting:
+    return Setting(
+        epsilon=8.0,
+        delta=1e-5,
+        max_participations=10,
+        classes=3,
+        input_shape=(4,),
+        features=build_features([IdentityParameters()]),
+        nominal_records=50,
+        devices=5,
+        network=build_network(MlpParameters(hidden=()), (4,), 3),
+    )
+
+
+def test_every_name_is_explained_and_nothing_else_is():
+    said = {(family, name) for family, names in ABOUT.items() for name in names}
+    assert said == {(entry.family, entry.name) for entry in ENTRIES}
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: f"{entry.family}-{entry.name}")
+def test_an_entry_says_what_it_is_and_whence(entry):
+    assert all(
+        len(text) > 2 and "not stated" not in text
+        for text in (entry.summary, entry.source, entry.needs, entry.reveals)
+    )
+    assert entry.privacy in (None, "proven", "claimed", "none")
+
+
+@pytest.mark.parametrize("name", METHODS.names())
+def test_the_status_of_a_method_is_that_of_its_price(name):
+    method = METHODS[name]
+    parameters = method.parameters()
+    given = setting()
+    rounds = [e for e in method.cloud(parameters, given).plan() if e.phase == TRAIN]
+    events = method.device(parameters, given).price(rounds[0])
+    assert ABOUT["train.method"][name].privacy == status(events)
+
+
+@pytest.mark.parametrize("name", STAGES.names())
+def test_a_stage_has_a_status_where_it_protects(name):
+    entry = STAGES[name]
+    stage = entry.build(entry.parameters(), setting())
+    events = stage.price(METHODS["sgd"].cloud(METHODS["sgd"].parameters(), setting()).plan()[0])
+    expected = status(events) if stage.protects else None
+    assert ABOUT["update"][name].privacy == expected
+
+
+def test_methods_that_train_a_model_say_that_they_need_one():
+    for name in UPDATE_METHODS:
+        assert "model" in ABOUT["train.method"][name].needs
+
+
+def test_the_command_lists_all_and_one(capsys):
+    assert cli.main(["methods", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == len(ENTRIES)
+    assert cli.main(["methods", "krum"]) == 0
+    said = capsys.readouterr().out
+    assert "Blanchard" in said
+    assert "fedavg" not in said
+
+
+def test_an_unknown_name_suggests_the_nearest(capsys):
+    assert cli.main(["methods", "fedav"]) == 2
+    assert "did you mean 'fedavg'?" in capsys.readouterr().err

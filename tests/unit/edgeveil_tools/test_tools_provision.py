@@ -1,0 +1,172 @@
+import ssl
+import stat
+import subprocess
+
+import pytest
+import yaml
+
+from edgeveil.crypto.keys import SigningKey, VerifyKey
+from edgeveil.errors import ConfigError, UsageError
+from edgeveil.jobs import Policy, load_job, load_site
+from edgeveil_edge.identity import Identity
+from edgeveil_proxy.registry import REGISTRY_FILE, Registry
+from edgeveil_tools.site.broker_rules import password_matches, read_users
+from edgeveil_tools.site.provision import commands, guide, provision
+from edgeveil_tools.site.site_plan import SitePlan
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "site"
+
+
+def small(folder, **changes):
+    return SitePlan(folder, policy=Policy(min_devices=3), **changes)
+
+
+def test_every_file_is_one_that_its_process_takes(folder):
+    site = provision(small(folder, devices=4, infer_only=1, tls=True))
+    for path in (*site.brokers.values(), site.cloud, site.proxy, *site.edges):
+        load_site(path)
+    assert [load_site(path).role for path in site.edges] == ["train"] * 3 + ["infer"]
+    assert load_job(folder / "job.yaml").selection.min_devices == 4
+
+
+def test_the_pinned_keys_are_those_that_the_processes_hold(folder):
+    site = provision(small(folder))
+    cloud, proxy = load_site(site.cloud), load_site(site.proxy)
+    own = {
+        "cloud": SigningKey.load(cloud.state_dir / "cloud.key").public(),
+        "proxy": SigningKey.load(proxy.state_dir / "proxy.key").public(),
+    }
+    assert VerifyKey.load(cloud.proxy_key_file) == own["proxy"]
+    assert VerifyKey.load(proxy.cloud_key_file) == own["cloud"]
+    for edge in map(load_site, site.edges):
+        assert VerifyKey.load(edge.cloud_key_file) == own["cloud"]
+        assert VerifyKey.load(edge.proxy_key_file) == own["proxy"]
+
+
+def test_devices_are_admitted_under_the_keys_they_hold(folder):
+    site = provision(small(folder))
+    proxy = load_site(site.proxy)
+    registry = Registry(proxy.state_dir / REGISTRY_FILE)
+    admitted = {entry.device_id for entry in registry.devices()}
+    assert admitted == {
+        Identity.load_or_create(load_site(edge).state_dir).device_id for edge in site.edges
+    }
+    assert len(admitted) == 3
+
+
+def test_a_device_logs_in_as_its_id_so_that_the_access_list_binds_it(folder):
+    site = provision(small(folder))
+    users = read_users(load_site(site.brokers["edge"]).users_file)
+    assert set(users) == {"proxy", *site.device_ids}
+    for edge, device in zip(map(load_site, site.edges), site.device_ids, strict=True):
+        assert edge.broker.username == device
+        password = edge.broker.password_file.read_text().splitlines()[0]
+        assert password_matches(users[device], password)
+    assert set(read_users(load_site(site.brokers["cloud"]).users_file)) == {"proxy", "cloud"}
+
+
+def test_no_secret_is_readable_by_others_and_no_password_stands_in_a_site_file(folder):
+    site = provision(small(folder, tls=True))
+    secret = [*(folder / "passwords").iterdir(), *(folder / "tls").glob("*.key")]
+    secret += list((folder / "state").rglob("*.key"))
+    assert len(secret) > 10
+    for path in secret:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+    words = [word for users in site.passwords.values() for word in users.values()]
+    assert len(set(words)) == len(words) == 6
+    for path in (*folder.glob("*.yaml"), *folder.glob("passwords/*.users")):
+        assert not any(word in path.read_text() for word in words), path
+
+
+def test_no_device_name_reaches_the_proxys_registry(folder):
+    site = provision(small(folder))
+    names = {load_site(edge).name for edge in site.edges}
+    raw = (load_site(site.proxy).state_dir / REGISTRY_FILE).read_bytes()
+    assert not any(name.encode() in raw for name in names)
+
+
+def test_shares_of_the_data_do_not_overlap(folder):
+    site = provision(small(folder, devices=4))
+    shards = [load_site(edge).data.shard for edge in site.edges]
+    assert [shard.index for shard in shards] == [0, 1, 2, 3]
+    assert {shard.devices for shard in shards} == {4}
+
+
+def test_a_folder_in_use_is_left_alone(folder):
+    folder.mkdir()
+    (folder / "mine.txt").write_text("keep")
+    with pytest.raises(UsageError, match="--force"):
+        provision(small(folder))
+    assert [path.name for path in folder.iterdir()] == ["mine.txt"]
+
+
+def test_force_renews_passwords_and_keeps_keys(folder):
+    first = provision(small(folder))
+    second = provision(small(folder), force=True)
+    assert second.device_ids == first.device_ids
+    assert second.passwords != first.passwords
+    edge = load_site(second.edges[0])
+    users = read_users(load_site(second.brokers["edge"]).users_file)
+    word = edge.broker.password_file.read_text().splitlines()[0]
+    assert password_matches(users[edge.broker.username], word)
+
+
+def test_a_plan_that_cannot_work_is_refused(folder):
+    with pytest.raises(ConfigError, match=r"broker\.engine"):
+        provision(small(folder, engine="nanomq"))
+
+
+def test_the_certificates_hold_for_the_sites_addresses(folder):
+    provision(small(folder, tls=True))
+    tls = folder / "tls"
+    for host in ("127.0.0.1", "localhost"):
+        assert _handshake(tls, host)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        _handshake(tls, "elsewhere.example")
+
+
+def _handshake(tls, host):
+    """The name the server proved, by a handshake in memory."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(tls / "broker-edge.crt", tls / "broker-edge.key")
+    client = ssl.create_default_context(cafile=tls / "ca.crt")
+    client.verify_flags |= ssl.VERIFY_X509_STRICT
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        client.wrap_bio(to_client, to_server, server_hostname=host),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    for _ in range(4):
+        for end in ends:
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+    return ends[0].getpeercert()["subject"]
+
+
+def test_the_guide_names_every_process_and_each_command_is_complete(folder):
+    site = provision(small(folder))
+    text = guide(site)
+    lines = [line for _, line in commands(site)]
+    assert len(lines) == 4 + 3
+    assert all(line in text for line in lines)
+    assert "edgeveil job submit" in text
+
+
+def test_mosquitto_takes_the_configuration(folder):
+    site = provision(small(folder))
+    conf = (folder / "mosquitto" / "edge.conf").read_text()
+    assert f"listener {site.plan.ports.edge} 127.0.0.1" in conf
+    assert "allow_anonymous false" in conf
+    for key in ("acl_file", "password_file"):
+        (named,) = [line.split()[1] for line in conf.splitlines() if line.startswith(key)]
+        assert subprocess.run(["test", "-s", named], check=False).returncode == 0
+
+
+def test_yaml_is_plain(folder):
+    site = provision(small(folder))
+    assert set(yaml.safe_load(site.cloud.read_text())) == {"cloud"}

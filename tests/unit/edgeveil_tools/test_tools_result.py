@@ -1,0 +1,202 @@
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from edgeveil.privacy.guarantee import Guarantee
+from edgeveil.privacy.policy import Quote
+from edgeveil_tools.result import Facts, Record, build, guarantee_text, privacy_of, write_json
+
+
+def event(name, /, **data):
+    return {"seq": 1, "job": "j-1", "time": 0.0, "type": name, "data": data}
+
+
+def committed(index, number, accuracy=None, clusters=None):
+    return event(
+        "exchange_committed",
+        exchange=index,
+        phase="train" if number else "centre",
+        number=number,
+        attempt=1,
+        uploads=4,
+        declined=1,
+        accuracy=accuracy,
+        clusters=clusters,
+        seconds=0.5,
+        bytes={"cloud_out": 10, "cloud_in": 20},
+        epsilon={"training": float(index), "inference": 0.0},
+    )
+
+
+CLUSTERS = {
+    "eval_type": "SILHOUETTE_SCORE",
+    "score": 0.25,
+    "reason": "",
+    "used": 4,
+    "wanted": 4,
+    "labels": [0, 0, 1, 1],
+    "squared": 0.125,
+    "corrected": 0.5,
+    "corrected_error": 0.0625,
+    "corrected_reason": "",
+    "noise_variance": 0.02,
+    "vectors": [[0.9, 0.1]] * 4,
+}
+QUOTE = Quote(Guarantee(8.0, 1e-5, "record", "proven"), Guarantee(60.0, 0.0, "device", "proven"))
+FACTS = Facts(
+    job="digits",
+    status="completed",
+    reason="",
+    broker="mosquitto 2.0.11",
+    protocol=5,
+    devices=5,
+    infer_only=1,
+    seconds=1.23456,
+    memory_peak_bytes=1000,
+    reference=[0.5, 0.75],
+    bytes={"cloud_to_proxy": 7},
+    privacy=privacy_of(QUOTE, 20.0),
+)
+
+
+def course():
+    record = Record()
+    record.take(event("job_started", rounds=3))
+    record.take(committed(1, 0))
+    record.take(committed(2, 1, 0.5))
+    record.take(committed(3, 2, 0.625, CLUSTERS))
+    return record
+
+
+def test_noise_that_hides_a_device_from_none_is_told_for_a_record_too():
+    device = Guarantee(8.0, 1e-5, "device", "proven", among_others=19.15)
+    told = privacy_of(replace(QUOTE, training=device), 20.0)
+    assert told["training"]["record_epsilon"] == 19.15
+    assert guarantee_text(told, "training") == (
+        "(ε = 8, δ = 1e-05) per device, whole job, proven; per record ε = 19.15"
+    )
+    assert "record_epsilon" not in privacy_of(QUOTE, 20.0)["training"]
+    told["training"]["record_epsilon"] = None  # infinite
+    assert guarantee_text(told, "training").endswith("whole job, proven; per record none")
+
+
+def test_the_result_has_every_key_that_scripts_read():
+    found = build(course(), FACTS)
+    assert set(found) >= {
+        "job", "status", "reason", "rounds", "phases", "final", "reference", "privacy",
+        "broker", "devices", "seconds", "memory_peak_bytes", "versions", "bytes",
+    }  # fmt: skip
+    assert found["final"] == {"accuracy": 0.625, "measured_on": "the published set's test records"}
+    assert found["reference"] == {"accuracy": 0.75, "rounds": [0.5, 0.75], "note": ""}
+    assert [row["round"] for row in found["rounds"]] == [1, 2]
+    assert [row["phase"] for row in found["phases"]] == ["centre"]
+    for row in found["rounds"]:
+        wanted = {"round", "accuracy", "uploads", "declined", "cluster_scores", "seconds", "bytes"}
+        assert set(row) >= wanted | {"loss"}
+
+
+def test_figures_of_own_records_are_called_what_they_are():
+    own = replace(FACTS, published=False)
+    found = build(course(), own)
+    assert "no guarantee covers" in found["final"]["measured_on"]
+    assert "without any protection" in found["reference"]["note"]
+    assert "not for passing on" in found["reference"]["note"]
+    assert build(course(), replace(own, reference=[]))["reference"]["note"] == ""
+
+
+def test_cluster_scores_come_without_the_vectors():
+    rows = build(course(), FACTS)["rounds"]
+    assert rows[0]["cluster_scores"] is None
+    wanted = {key: value for key, value in CLUSTERS.items() if key != "vectors"}
+    assert rows[1]["cluster_scores"] == wanted
+
+
+def test_the_clouds_own_word_on_privacy_counts_when_the_job_completed():
+    record = course()
+    told = privacy_of(replace(QUOTE, training=Guarantee(7.5, 1e-5, "record", "proven")), 20.0)
+    record.take(event("job_completed", reason="", privacy=told))
+    assert build(record, FACTS)["privacy"]["training"]["epsilon"] == 7.5
+    failed = build(record, replace(FACTS, status="failed", reason="x"))
+    assert failed["privacy"]["training"]["epsilon"] == 8.0
+
+
+def test_an_exchange_that_was_asked_for_counts_before_it_is_committed():
+    record = course()
+    assert record.asked == 0
+    record.take(event("broadcast", kind="round", round="round 3", selected=5))
+    assert (record.asked, record.committed) == (4, 3)
+    record.take(event("broadcast", kind="release", round="release", selected=5))
+    assert record.asked == 4
+
+
+@pytest.mark.parametrize("kind", ["failed", "cancelled", "completed"])
+def test_the_end_of_a_job_is_seen_with_its_reason(kind):
+    record = course()
+    record.take(event(f"job_{kind}", reason="why"))
+    record.take(event(f"job_{kind}"))  # a second one without a reason takes nothing back
+    assert (record.ended, record.reason) == (kind, "why")
+
+
+def test_unknown_events_are_kept_and_change_nothing():
+    record = course()
+    before = build(record, FACTS)
+    record.take(event("something_new", x=1))
+    assert build(record, FACTS) == before
+    assert record.events[-1]["type"] == "something_new"
+
+
+def test_a_run_that_never_began_still_has_a_result():
+    facts = replace(FACTS, status="failed", reason="no broker", reference=[], bytes={})
+    found = build(Record(), facts)
+    assert found["final"]["accuracy"] is None
+    assert found["reference"]["accuracy"] is None
+    assert found["rounds"] == []
+
+
+def test_the_file_is_strict_json_and_whole(tmp_path):
+    unprotected = replace(QUOTE, inference=Guarantee(math.inf, 0.0, "device", "none"))
+    content = build(course(), replace(FACTS, privacy=privacy_of(unprotected, None)))
+    path = tmp_path / "result.json"
+    write_json(path, content)
+
+    def refuse(text):
+        raise AssertionError(text)
+
+    assert json.loads(path.read_text(), parse_constant=refuse) == content
+    assert content["privacy"]["inference"]["epsilon"] is None
+    assert [file.name for file in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "result.json"
+    write_json(path, {"old": 1})
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(path, {"new": math.nan})
+    assert json.loads(path.read_text()) == {"old": 1}
+
+
+def test_guarantees_in_words():
+    privacy = privacy_of(QUOTE, 20.0)
+    assert guarantee_text(privacy, "training") == (
+        "(ε = 8, δ = 1e-05) per record, whole job, proven"
+    )
+    inference = guarantee_text(privacy, "inference")
+    assert "20 per round" in inference
+    assert "ε = 60 in total" in inference
+    assert "per device" in inference
+
+
+@pytest.mark.parametrize("status", ["claimed", "none"])
+def test_no_number_is_printed_for_what_is_not_proven(status):
+    claimed = replace(QUOTE, training=Guarantee(1.5, 1e-5, "record", status))
+    assert guarantee_text(privacy_of(claimed, None), "training") == "no proven guarantee"
+
+
+def test_nothing_released_is_said_in_words():
+    quote = replace(QUOTE, inference=Guarantee(0.0, 0.0, "record", "proven"))
+    privacy = privacy_of(quote, None)
+    assert guarantee_text(privacy, "inference") == "nothing was released"
+    assert privacy["inference"]["unit"] == "device"
+    assert privacy_of(quote, None, "record")["inference"]["unit"] == "record"

@@ -1,0 +1,306 @@
+import dataclasses
+import io
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import yaml
+
+from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key
+from edgeveil.errors import ConfigError, JobFailed, UsageError
+from edgeveil.jobs import parse_job
+from edgeveil_tools.local import reference as run_reference
+from edgeveil_tools.local.children import Children, tail
+from edgeveil_tools.local.command import FILES, prepare
+from edgeveil_tools.local.data import check_data
+from edgeveil_tools.local.job import Overrides, local_job, submitted
+from edgeveil_tools.progress import MemoryPeak, Progress, View
+from edgeveil_tools.site.provision import provision
+from edgeveil_tools.site.site_plan import SitePlan
+
+QUICKSTART = Path(__file__).parents[3] / "configs" / "jobs" / "quickstart.yaml"
+
+
+def job_with(tmp_path, **changes):
+    plain = yaml.safe_load(QUICKSTART.read_text())
+    for path, value in changes.items():
+        block, _, key = path.partition("__")
+        if key:
+            plain[block][key] = value
+        else:
+            plain[block] = value
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(plain))
+    return file
+
+
+# --- the job ---
+
+
+def test_options_replace_values_of_the_local_run():
+    job, run = local_job(QUICKSTART, Overrides(devices=8, seed=3, broker="amqtt", protocol=4))
+    assert (run.devices, run.seed, run.broker, run.protocol) == (8, 3, "amqtt", 4)
+    assert job.selection.min_devices == 8
+
+
+def test_without_options_the_job_is_the_files():
+    job, run = local_job(QUICKSTART, Overrides())
+    assert run == job.local_run
+    assert run.devices == job.selection.min_devices == 20
+
+
+def test_a_job_without_a_local_run_block_gets_the_defaults(tmp_path):
+    plain = yaml.safe_load(QUICKSTART.read_text())
+    del plain["local_run"]
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(plain))
+    _, run = local_job(tmp_path / "job.yaml", Overrides())
+    assert run.devices == 20
+
+
+def test_impossible_options_are_named_with_the_file_and_without_a_wrong_line():
+    with pytest.raises(ConfigError) as raised:
+        local_job(QUICKSTART, Overrides(devices=3))
+    (problem,) = raised.value.problems
+    assert problem.startswith(f"{QUICKSTART} with --devices 3: round.min_batch")
+
+
+def test_what_is_submitted_is_the_same_job_without_the_local_run():
+    job, _ = local_job(QUICKSTART, Overrides())
+    assert b"local_run" not in submitted(job)
+    assert parse_job(submitted(job)).digest() == job.digest()
+
+
+def test_small_numbers_survive_the_yaml(tmp_path):
+    job, _ = local_job(job_with(tmp_path, privacy__delta=1e-7), Overrides())
+    assert parse_job(submitted(job)).privacy.delta == 1e-7
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"local_run__devices": 1438}, "play at most 1437"),
+        ({"data__source": "csv", "local_run__test_records": None}, "csv is read from a file"),
+    ],
+)
+def test_data_that_does_not_fit_is_found_before_anything_starts(tmp_path, changes, text):
+    with pytest.raises(UsageError, match=text):
+        check_data(*local_job(job_with(tmp_path, **changes), Overrides()))
+
+
+def test_data_that_fits_is_no_fault():
+    check_data(*local_job(QUICKSTART, Overrides()))
+
+
+# --- the folder ---
+
+
+def test_an_earlier_runs_files_go_and_others_stay(tmp_path):
+    (tmp_path / "logs").mkdir()
+    for name in (*FILES, "logs/cloud.log", "mine.txt", "logs/mine.txt"):
+        (tmp_path / name).write_text("old")
+    prepare(tmp_path)
+    left = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
+    assert left == {"events.jsonl", "mine.txt", "logs/mine.txt"}
+    assert (tmp_path / "events.jsonl").read_text() == ""
+
+
+def test_a_folder_that_cannot_be_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="--out"):
+        prepare(tmp_path / "file")
+
+
+# --- the reference ---
+
+
+@pytest.fixture
+def small(tmp_path):
+    job, run = local_job(QUICKSTART, Overrides(devices=6))
+    plan = SitePlan(tmp_path / "site", devices=6, partition=run.partition, seed=run.seed)
+    provision(plan)
+    return job, run, plan
+
+
+def test_the_reference_learns_from_the_devices_training_records_alone(small):
+    job, run, plan = small
+    pool = run_reference.pooled(job, run, plan)
+    assert 0.8 * 1437 < len(pool) < 1437
+    fewer = run_reference.pooled(job, run.model_copy(update={"infer_only": 2}), plan)
+    assert len(fewer) < 0.8 * len(pool)
+    rows = {row.tobytes() for row in pool.x}
+    assert {row.tobytes() for row in fewer.x} <= rows
+
+
+def test_the_reference_splits_as_the_devices_do(small):
+    from edgeveil.data.device import device_records
+    from edgeveil.jobs import load_site
+
+    job, run, plan = small
+    key = load_split_key(plan.edge_state(1) / SPLIT_KEY_FILE)
+    data = load_site(plan.edge_file(1)).data
+    training, evaluation = device_records(data, key, evaluation_share=job.data.evaluation_share)
+    pool = run_reference.pooled(job, run, plan)
+    assert np.array_equal(pool.x[: len(training)], training.x)
+    held_back = {row.tobytes() for row in evaluation.x}
+    assert not held_back & {row.tobytes() for row in pool.x}
+
+
+def test_the_reference_learns_better_than_chance(small):
+    rounds = run_reference.train(*small, threading.Event())
+    assert len(rounds) == small[0].rounds
+    assert rounds[-1] > 0.9
+
+
+def test_a_reference_that_is_stopped_ends_and_has_nothing(small):
+    reference = run_reference.Reference(*small)
+    reference._stop.set()
+    reference.start()
+    reference.stop()
+    assert reference.rounds == []
+    assert reference.at(1) is None
+
+
+# --- children ---
+
+
+@pytest.fixture
+def children(tmp_path):
+    made = Children(tmp_path)
+    yield made
+    made.stop()
+
+
+def _wait(condition):
+    for _ in range(400):
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def _ended(children):
+    try:
+        children.check()
+    except JobFailed as error:
+        return error
+    return None
+
+
+def test_a_child_that_ends_is_named_with_its_last_words(children, tmp_path):
+    children.start("cloud", ["cloud", "--config", str(tmp_path / "none.yaml")])
+    assert _wait(lambda: _ended(children))
+    text = str(_ended(children))
+    assert "the cloud process ended (exit code 2)" in text
+    assert "no such file" in text
+    assert str(tmp_path / "cloud.log") in text
+
+
+def test_stop_leaves_no_child_behind_and_may_be_called_twice(children):
+    children.start("sleeper", ["version"])
+    (child,) = children._children
+    pid = child.process.pid
+    children.stop()
+    children.stop()
+    assert not psutil.pid_exists(pid)
+
+
+def test_a_child_that_ignores_the_request_is_killed(children, tmp_path, monkeypatch):
+    monkeypatch.setattr("edgeveil_tools.local.children.STOP_S", 0.3)
+    code = "import signal,time; signal.signal(15, signal.SIG_IGN); print('deaf'); time.sleep(60)"
+    script = tmp_path / "deaf"
+    script.write_text(f"#!{sys.executable}\n{code}\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    children.start("deaf", [])
+    assert _wait(lambda: (tmp_path / "deaf.log").read_text() == "deaf\n")
+    (child,) = children._children
+    children.stop()
+    assert child.process.returncode == -9
+
+
+def test_children_are_in_groups_of_their_own(children):
+    children.start("one", ["version"])
+    (child,) = children._children
+    assert child.process.pid != os.getpgrp()
+    assert child.process.poll() is not None or os.getpgid(child.process.pid) == child.process.pid
+
+
+def test_memory_counts_this_process_and_the_foreign_ones(children):
+    alone = children.memory_bytes()
+    assert alone > 10 << 20
+    children.count("self again", os.getpid())
+    children.count("never started", None)
+    assert children.memory_bytes() > 1.5 * alone
+
+
+def test_the_peak_is_kept(children):
+    peak = MemoryPeak(children, every_s=0.0)
+    peak.look()
+    high = peak.peak_bytes
+    children.memory_bytes = lambda: 5
+    assert peak.look() == 5
+    assert peak.peak_bytes == high
+
+
+def test_the_tail_of_a_log(tmp_path):
+    log = tmp_path / "x.log"
+    assert tail(log) == "    (no log)"
+    log.write_bytes(b"\xff\n" + b"\n".join(b"line %d" % k for k in range(100_000)))
+    assert tail(log, 2) == "    line 99998\n    line 99999"
+
+
+# --- progress ---
+
+
+def view():
+    return View(exchanges=17, rounds=15, devices=20)
+
+
+def test_plain_lines_where_no_terminal_is():
+    out = io.StringIO()
+    clock = iter(range(100)).__next__
+    with Progress(view(), out, clock) as progress:
+        progress.doing("round 3")
+        progress.doing("round 3")
+        progress.view = dataclasses.replace(
+            progress.view, uploads=19, declined=1, accuracy=0.875, training_epsilon=4.5,
+            inference_epsilon=None, doing="round 3",
+        )  # fmt: skip
+        progress.committed()
+        progress.note("[not markup]")
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 3
+    assert lines[0].endswith("round 3")
+    assert (
+        "19 answered, 1 declined, accuracy 0.875, ε by plan: training 4.5, inference –" in lines[1]
+    )
+    assert lines[2] == "[not markup]"
+    assert "\x1b" not in out.getvalue()
+
+
+def test_the_live_display_fits_a_terminal_and_shows_all_figures(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    out = Terminal()
+    progress = Progress(view(), out)
+    progress.view = dataclasses.replace(
+        progress.view, doing="round 12", committed=14, round=12, online=20, uploads=18,
+        declined=2, selected=20, accuracy=0.901, reference=0.944, training_epsilon=7.22,
+        inference_epsilon=40.0, memory_bytes=900 << 20,
+    )  # fmt: skip
+    with progress.console.capture() as captured:
+        progress.console.print(progress.picture())
+    text = captured.get()
+    for part in ("round 12 of 15", "18/20 answered", "2 declined", "20/20 online", "0.901",
+                 "without noise 0.944", "training 7.22", "inference 40", "900 MiB"):  # fmt: skip
+        assert part in text
+    assert len(text.splitlines()) == 3

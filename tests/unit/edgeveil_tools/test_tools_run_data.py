@@ -1,0 +1,317 @@
+"""A user's own records in `edgeveil run`: dealt, tested on, and refused with file and place."""
+
+import io
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import yaml
+from PIL import Image
+from pyarrow import parquet
+
+from edgeveil.data import device
+from edgeveil.data.device import held_records, own_records
+from edgeveil.errors import ConfigError, DataError, UsageError
+from edgeveil.jobs import DataSource, load_site
+from edgeveil_tools.local.command import run_local
+from edgeveil_tools.local.data import check_data, dealt, held, source
+from edgeveil_tools.local.job import Overrides, local_job, site_of
+from edgeveil_tools.site.provision import provision
+
+COUNT, DEVICES = 60, 5
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    device.dealt_records.cache_clear()
+
+
+@pytest.fixture
+def records():
+    """(x, y): two values and one of three classes, every class alike."""
+    rng = np.random.default_rng(0)
+    y = np.arange(COUNT) % 3
+    return ((9.0 - 9.0 * y)[:, None] * [1, -1] + rng.normal(size=(COUNT, 2))).round(3), y
+
+
+def job_file(folder, own, **changes):
+    """A small simulated job on records of two values; `own`: its `local_run.data`."""
+    plain = {
+        "job": "own",
+        "data": {"source": "mine", "classes": 3, "input_shape": [2], "nominal_records": 10},
+        "features": [{"name": "identity", "input_scale": 20}],
+        "train": {"method": "fm", "rounds": 1},
+        "privacy": {"epsilon": 10},
+        "local_run": {"devices": DEVICES, "simulate": True, "data": own},
+    }
+    for block, values in changes.items():
+        plain[block] = {**plain[block], **values}
+    (folder / "job.yaml").write_text(yaml.safe_dump(plain))
+    return folder / "job.yaml"
+
+
+def csv(folder, records, header="a,b,kind", name="own.csv"):
+    x, y = records
+    lines = [f"{a},{b},{label}" for (a, b), label in zip(x, y, strict=True)]
+    (folder / name).write_text("\n".join([header, *lines]))
+    return {"source": "csv", "path": name}
+
+
+def npz(folder, records):
+    np.savez(folder / "own.npz", x=records[0], y=records[1])
+    return {"source": "npz", "path": "own.npz"}
+
+
+def parquet_file(folder, records):
+    x, y = records
+    parquet.write_table(pa.table({"a": x[:, 0], "kind": y, "b": x[:, 1]}), folder / "own.parquet")
+    return {"source": "parquet", "path": "own.parquet", "label_column": "kind"}
+
+
+def idx(folder, records):
+    for name, array, kind in (("x", records[0], 0x0D), ("y", records[1], 0x08)):
+        header = bytes([0, 0, kind, array.ndim]) + np.asarray(array.shape, ">u4").tobytes()
+        values = array.astype(">f4" if kind == 0x0D else "u1").tobytes()
+        (folder / f"{name}.idx").write_bytes(header + values)
+    return {"source": "idx", "path": "x.idx", "labels_path": "y.idx"}
+
+
+def python(folder, records):
+    return {"source": "python: own_records:make"}
+
+
+FILES = {"csv": csv, "npz": npz, "parquet": parquet_file, "idx": idx, "python": python}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_users_records_are_dealt_and_a_fifth_is_held_back(kind, tmp_path, records, monkeypatch):
+    if kind == "python":
+        code = "import numpy as np\ndef make():\n    return np.load('x.npy'), np.load('y.npy')\n"
+        (tmp_path / "own_records.py").write_text(code)
+        np.save(tmp_path / "x.npy", records[0])
+        np.save(tmp_path / "y.npy", records[1])
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.syspath_prepend(tmp_path)
+    job, run = local_job(job_file(tmp_path, FILES[kind](tmp_path, records)), Overrides())
+    assert check_data(job, run) == []
+    pool, shares = dealt(job, run)
+    test = held(job, run)
+    assert len(pool) + len(test) == COUNT
+    assert 4 <= len(test) <= 20
+    assert sorted(np.concatenate(shares).tolist()) == list(range(len(pool)))
+    assert len(shares) == DEVICES
+    rows = sorted(np.concatenate([pool.x, test.x])[:, 0].tolist())
+    assert rows == sorted(np.float32(records[0][:, 0]).tolist())
+
+
+def test_pictures_take_the_form_of_the_jobs_records(tmp_path):
+    for label in ("cat", "dog"):
+        (tmp_path / "pets" / label).mkdir(parents=True)
+        for number in range(6):
+            grey = Image.new("L", (9, 7), 20 * number + len(label + label * (label == "cat")))
+            grey.save(tmp_path / "pets" / label / f"{number}.png")
+    for shape in ([4, 6], [3, 4, 6]):
+        path = job_file(
+            tmp_path,
+            {"source": "images", "path": "pets"},
+            data={"classes": 2, "input_shape": shape},
+        )
+        job, run = local_job(path, Overrides())
+        check_data(job, run)
+        site = provision(site_of(job, run, tmp_path / f"site-{len(shape)}"))
+        boxes = [own_records(load_site(path).data).x for path in site.edges]
+        assert [one.shape[1:] for one in boxes] == [tuple(shape)] * DEVICES
+        assert sum(map(len, boxes)) + len(held(job, run)) == 12
+        assert load_site(site.edges[0]).data.images.classes == ("cat", "dog")
+        device.dealt_records.cache_clear()
+    with pytest.raises(UsageError, match=r"pictures are \[height, width\]"):
+        check_data(
+            *local_job(job_file(tmp_path, {"source": "images", "path": "pets"}), Overrides())
+        )
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FILES if kind != "python"])
+def test_the_sites_of_a_run_share_the_file_between_devices_and_cloud(kind, tmp_path, records):
+    job, run = local_job(job_file(tmp_path, FILES[kind](tmp_path, records)), Overrides())
+    site = provision(site_of(job, run, tmp_path / "site"))
+    boxes = [own_records(load_site(path).data).x for path in site.edges]
+    cloud = held_records(load_site(site.cloud).test_data).x
+    everything = np.concatenate([*boxes, cloud])
+    assert sorted(everything[:, 1].tolist()) == sorted(np.float32(records[0][:, 1]).tolist())
+    assert len(boxes) == DEVICES
+
+
+def test_a_run_learns_from_a_file_and_says_which_records_it_drops(tmp_path, records):
+    data = csv(tmp_path, records, header="a,b,kind")
+    text = (tmp_path / "own.csv").read_text()
+    (tmp_path / "own.csv").write_text(text + "\n1,2\n")
+    said = io.StringIO()
+    path = job_file(tmp_path, data, local_run={"test_share": 0.25})
+    assert run_local(path, tmp_path / "out", Overrides(), reference=False, stream=said) == 0
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["final"]["accuracy"] > 0.5
+    told = said.getvalue().replace("\n", "")
+    assert f"Records, for your eyes: {tmp_path / 'own.csv'}:62: 2 columns" in told
+
+
+@pytest.mark.parametrize("reference", [None, True, False])
+def test_exact_figures_of_own_records_are_there_only_if_asked_for_and_labelled(
+    reference, tmp_path, records
+):
+    path, out, said = job_file(tmp_path, csv(tmp_path, records)), tmp_path / "out", io.StringIO()
+    assert run_local(path, out, Overrides(), reference=reference, stream=said) == 0
+    result = json.loads((out / "result.json").read_text())
+    page = (out / "report.html").read_text()
+    told = " ".join(said.getvalue().split())
+    assert bool(result["reference"]["rounds"]) == bool(reference)
+    assert ("Who holds what" in page) == bool(reference)
+    label = "without any protection: no guarantee covers it, not for passing on"
+    assert (label in result["reference"]["note"]) == bool(reference)
+    assert (label in told) == bool(reference)
+    assert page.count(label.replace("'", "&#39;")) == (3 if reference else 0)
+    assert "public data set" not in page
+    for where in (result["final"]["measured_on"], told, page.replace("&#39;", "'")):
+        assert "held back from the run's own: exact figures of these, which no guarantee" in where
+
+
+def test_the_option_replaces_the_path_and_the_source_may_be_the_jobs(tmp_path, records):
+    csv(tmp_path, records, name="other.csv")
+    path = job_file(tmp_path, {}, data={"source": "csv"})
+    job, run = local_job(path, Overrides(data=tmp_path / "other.csv"))
+    assert check_data(job, run) == []
+    found = source(job, run)
+    assert found == DataSource(
+        name="csv", source="csv", path=tmp_path / "other.csv", test_share=0.2
+    )
+    with pytest.raises(
+        UsageError, match=r"read from a file\. add path there, or give it with --data"
+    ):
+        check_data(*local_job(path, Overrides()))
+
+
+def spoilt(change):
+    """A maker of a CSV file whose lines `change` has changed."""
+
+    def make(folder, records):
+        data = csv(folder, records)
+        lines = (folder / "own.csv").read_text().splitlines()
+        (folder / "own.csv").write_text("\n".join(change(lines)))
+        return data
+
+    return make
+
+
+def cut_npz(folder, records):
+    data = npz(folder, records)
+    whole = (folder / "own.npz").read_bytes()
+    (folder / "own.npz").write_bytes(whole[: len(whole) // 2])
+    return data
+
+
+def swapped_idx(folder, records):
+    return {**idx(folder, records), "path": "y.idx", "labels_path": "x.idx"}
+
+
+def named(name):
+    return lambda folder, records: {"source": name, "path": "own.csv"}
+
+
+REFUSED = {
+    "a label beyond the classes": (
+        spoilt(lambda lines: [*lines[:6], "", "1,2,7", *lines[6:]]),
+        DataError,
+        r"own\.csv:8: has the label 7, data\.classes is 3.*write classes: 8",
+    ),
+    "labels in words": (
+        spoilt(lambda lines: [lines[0], *(line.rsplit(",", 1)[0] + ",cat" for line in lines[1:])]),
+        DataError,
+        r"own\.csv:2: .*text where a number belongs: no record can be learned from",
+    ),
+    "another number of columns": (
+        spoilt(lambda lines: ["z," + lines[0], *(f"5,{line}" for line in lines[1:])]),
+        UsageError,
+        r"data\.input_shape: is \[2\], the training records of .*own\.csv have \[3\]",
+    ),
+    "a file without a header": (
+        spoilt(lambda lines: lines[1:]),
+        DataError,
+        r"own\.csv:1: holds no header.*write a first line that names every column",
+    ),
+    "a file that is cut off": (cut_npz, DataError, r"own\.npz:x: is not a readable NPZ"),
+    "images and labels swapped": (swapped_idx, DataError, r"y\.idx"),
+    "no file": (named("npz"), DataError, r"own\.csv: no such file"),
+    "another format": (
+        lambda folder, records: {**csv(folder, records), "source": "npz"},
+        DataError,
+        r"own\.csv.*is not a readable NPZ",
+    ),
+    "no such source": (named("cvs"), ConfigError, "unknown data source 'cvs', did you mean 'csv'"),
+    "a key that the source does not read": (
+        lambda folder, records: {**csv(folder, records), "labels_path": "y.idx"},
+        ConfigError,
+        r"local_run\.data\.labels_path: is read for idx alone",
+    ),
+    "no labels": (
+        lambda folder, records: {"source": "idx", "path": "x.idx"},
+        UsageError,
+        r"idx keeps labels in a file of their own\. add labels_path$",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "error", "text"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_learned_is_refused_before_training(tmp_path, records, make, error, text):
+    path = job_file(tmp_path, make(tmp_path, records))
+    with pytest.raises(error, match=text):
+        run_local(path, tmp_path / "out", Overrides(), stream=io.StringIO())
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_rule_that_scores_on_more_than_is_held_back_is_refused(tmp_path, records):
+    path = job_file(
+        tmp_path,
+        csv(tmp_path, records),
+        privacy={"accept_unproven": True},
+        train={"method": "sgd"},
+        local_run={"policy": {"accept_unprotected": True, "accept_unproven": True}},
+    )
+    plain = yaml.safe_load(path.read_text())
+    del plain["features"]
+    plain["model"], plain["proxy"] = {"name": "mlp"}, {"shuffle": "whole"}
+    plain["aggregation"] = {"name": "secprobe", "k": 3, "validation_records": 30}
+    plain["local_run"]["policy"]["allowed_methods"] = ["sgd"]
+    path.write_text(yaml.safe_dump(plain))
+    with pytest.raises(UsageError, match=r"30 records score uploads .*local_run\.test_share"):
+        check_data(*local_job(path, Overrides()))
+
+
+def test_a_count_of_test_records_is_refused_with_the_share_to_write(tmp_path, records):
+    path = job_file(tmp_path, csv(tmp_path, records), local_run={"test_records": 12})
+    with pytest.raises(
+        ConfigError, match=r"job\.yaml:\d+ local_run\.test_records: .*test_share: 0"
+    ):
+        local_job(path, Overrides())
+    path = job_file(tmp_path, {}, data={"source": "digits", "classes": 10, "input_shape": [64]})
+    plain = yaml.safe_load(path.read_text())
+    plain["local_run"]["test_share"] = 0.2
+    path.write_text(yaml.safe_dump(plain))
+    with pytest.raises(ConfigError, match=r"test_share: is for files of your own"):
+        local_job(path, Overrides())
+
+
+@pytest.mark.parametrize("count", [1, 3, 6])
+def test_fewer_records_than_devices_stop_nothing(count, tmp_path, records):
+    few = tuple(part[:count] for part in records)
+    path = job_file(tmp_path, csv(tmp_path, few), local_run={"test_share": 0.0})
+    said = check_data(*local_job(path, Overrides()))
+    assert [line for line in said if "not be tested" in line]
+    assert bool([line for line in said if f"{count} records for 5 devices" in line]) == (count < 5)
+
+
+@pytest.mark.parametrize("kind", ["n_class", "dirichlet"])
+def test_own_records_are_dealt_by_the_jobs_classes(kind, tmp_path, records):
+    path = job_file(tmp_path, csv(tmp_path, records), local_run={"partition": {"kind": kind}})
+    site = provision(site_of(*local_job(path, Overrides()), tmp_path / "site"))
+    shards = [load_site(edge).data.shard for edge in site.edges]
+    assert [shard.classes for shard in shards] == [3] * DEVICES

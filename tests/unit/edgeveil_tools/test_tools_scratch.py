@@ -1,0 +1,64 @@
+"""A run's folder ends with it; one that was killed is swept, living and kept ones are not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgeveil_tools import scratch as module
+from edgeveil_tools.scratch import PREFIX, scratch, sweep
+
+LIVING = """
+import sys, time, tempfile
+tempfile.tempdir = sys.argv[1]
+from edgeveil_tools.scratch import scratch
+with scratch(keep=False, in_memory=False) as folder:
+    (folder / "big").write_bytes(b"x")
+    print(folder, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _own_place(tmp_path, monkeypatch):
+    monkeypatch.setattr(module.tempfile, "tempdir", str(tmp_path))
+
+
+def test_the_folder_is_its_owners_alone_and_goes_with_the_run(tmp_path):
+    with pytest.raises(KeyboardInterrupt), scratch(keep=False, in_memory=False) as folder:
+        assert folder.parent.parent == tmp_path
+        assert not list(folder.iterdir())
+        assert folder.parent.stat().st_mode & 0o777 == 0o700
+        raise KeyboardInterrupt
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_killed_run_is_swept_and_a_living_one_is_not(tmp_path):
+    child = subprocess.Popen(
+        [sys.executable, "-c", LIVING, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        left = Path(child.stdout.readline().strip()).parent
+        sweep(tmp_path)
+        assert (left / "site" / "big").exists()
+    finally:
+        os.kill(child.pid, signal.SIGKILL)
+        child.communicate()
+    assert left.exists()
+    with scratch(keep=False, in_memory=False):
+        assert not left.exists()
+
+
+def test_what_is_kept_or_anothers_is_not_swept(tmp_path):
+    with scratch(keep=True, in_memory=False) as kept:
+        (kept / "ledger").write_bytes(b"x")
+    bare = tmp_path / f"{PREFIX}starting"  # made this moment, its lock not yet
+    bare.mkdir()
+    sweep(tmp_path)
+    assert (kept / "ledger").exists()
+    assert bare.exists()

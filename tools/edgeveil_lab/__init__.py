@@ -1,0 +1,1 @@
+"""The laboratory: load tests, chaos, audits, attacks, reproductions, benches."""

@@ -1,0 +1,233 @@
+"""Membership inference: was a record among those that were learned from?
+
+From the global model, round by round: by the loss (Yeom et al. 2018), and by the likelihood ratio
+of shadow models (LiRA, Carlini et al. 2022). From what single devices uploaded: by the inner
+product with the record's own part, blind or by an attacker who knows everything else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeveil.data.device import take
+from edgeveil.parts.methods.base import Exchange, Records, Tensors
+from edgeveil.parts.methods.fm import FmDevice
+from edgeveil.parts.methods.fm_noise import noised
+from edgeveil.privacy.accountant import total_mu
+from edgeveil.privacy.events import GaussianEvent
+from edgeveil.privacy.sampler import os_random
+from edgeveil_lab.attack.models import confidence, event_variances, trained
+from edgeveil_tools.local.recording import Recording
+from edgeveil_tools.local.reference import RIDGE_SHARE
+
+Float64 = NDArray[np.float64]
+
+SHADOWS = 32
+SHADOW_SHARE = 0.8
+MOST_SHADOWED = 6000  # records; with more, shadow models take too long
+CANDIDATES = 200  # records of each kind that single uploads are tried on
+MOST_VALUES = 1 << 24  # of all candidates' parts of one sum: bounds memory
+DRAWS = 50
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A receiver operating characteristic, and what is read off it."""
+
+    name: str
+    noise: bool
+    fpr: Float64
+    tpr: Float64
+
+    @property
+    def auc(self) -> float:
+        """Area under the curve; 0.5 is guessing."""
+        return float(np.diff(self.fpr) @ (self.tpr[1:] + self.tpr[:-1]) / 2)
+
+    @property
+    def tpr_at_1_percent(self) -> float:
+        """True positives where one in a hundred others is accused."""
+        return float(np.interp(0.01, self.fpr, self.tpr))
+
+
+@dataclass(frozen=True)
+class Membership:
+    """`model`: curves for the final global model; `rounds`: AUC of the loss by round, with noise
+    and without; `upload`: curves for one device's uploads. `mu_round` and `mu_job` bound them."""
+
+    model: tuple[Curve, ...]
+    rounds: tuple[tuple[float, float], ...]
+    upload: tuple[Curve, ...]
+    mu_round: float
+    mu_job: float
+
+
+def roc(name: str, noise: bool, members: Float64, others: Float64) -> Curve:
+    """The curve of a score that is larger for members."""
+    scores = np.concatenate([members, others])
+    order = np.argsort(-scores, kind="stable")
+    last = np.append(np.diff(scores[order]) != 0, True)
+    isin = np.arange(len(scores))[order] < len(members)
+    tpr = np.append(0.0, (np.cumsum(isin) / len(members))[last])
+    fpr = np.append(0.0, (np.cumsum(~isin) / len(others))[last])
+    return Curve(name, noise, fpr, tpr)
+
+
+def infer(recording: Recording, advance: Callable[[], object] = lambda: None) -> Membership:
+    """All attacks; `advance` is called `steps(recording)` times."""
+    members = _joined(recording.devices)
+    both = _joined([members, recording.test])
+    phi, count = recording.plan.features(both.x), len(members)
+    free = list(_rehearsed(recording, members, None))
+    seen = [recording.model(exchange) for exchange in recording.rounds]
+    pairs = [
+        [confidence(phi, both.y, model) for model in two] for two in zip(seen, free, strict=True)
+    ]
+    by_round = [[roc("", True, s[:count], s[count:]).auc for s in pair] for pair in pairs]
+    final = {True: pairs[-1][0], False: pairs[-1][1]}
+    curves = [roc("loss", noise, s[:count], s[count:]) for noise, s in final.items()]
+    advance()
+    if len(both) <= MOST_SHADOWED:
+        for noise, scores in final.items():
+            ratio = _likelihood_ratio(recording, both, phi, scores, noise, advance)
+            curves.append(roc("likelihood ratio", noise, ratio[:count], ratio[count:]))
+    upload = single_uploads(recording, members)
+    advance()
+    events = [e for e in recording.device.job_events() if isinstance(e, GaussianEvent)]
+    rounds = tuple((seen_auc, free_auc) for seen_auc, free_auc in by_round)
+    return Membership(tuple(curves), rounds, upload, events[-1].mu, total_mu(events))
+
+
+def steps(recording: Recording) -> int:
+    """How often `infer` advances."""
+    records = sum(map(len, recording.devices)) + len(recording.test)
+    return 2 + (2 * SHADOWS if records <= MOST_SHADOWED else 0)
+
+
+def single_uploads(recording: Recording, members: Records) -> tuple[Curve, ...]:
+    """Score ⟨what was seen − what is known, g⟩/σ² for a record's part g.
+
+    Blind: the first training upload of a device, nothing else known. Informed: all other records
+    of the device known, one upload or, could they be linked, all that it ever sends. Noise is
+    drawn anew, by the device's own mechanism: a recording does not say whose upload is whose.
+    """
+    device, exchanges = recording.device, recording.plan.exchanges
+    first = len(exchanges) - len(recording.rounds)
+    rng = np.random.default_rng(0)
+    largest = max(event_variances(event).size for event in device.budget.events.values())
+    most = max(1, min(CANDIDATES, MOST_VALUES // largest))
+    inside = take(members, rng.permutation(len(members))[:most])
+    outside = take(recording.test, rng.permutation(len(recording.test))[:most])
+    heard = [_heard(device, e, recording.broadcast(e), inside, outside) for e in exchanges]
+    return (
+        *(_blind(recording, noise) for noise in (False, True)),
+        informed("knows all but the record, one upload", heard[first : first + 1]),
+        informed("knows all but the record, whole job", heard),
+    )
+
+
+@dataclass(frozen=True)
+class Heard:
+    """Of one exchange: ‖g‖²/σ² and ⟨seen, g⟩/σ² over draws, for members and for others."""
+
+    size_in: Float64
+    size_out: Float64
+    score_in: Float64
+    score_out: Float64
+
+
+def _heard(
+    device: FmDevice, exchange: Exchange, sent: Tensors, inside: Records, outside: Records
+) -> Heard:
+    """Fresh noise for one exchange, and what it leaves of each candidate's part."""
+    event = device.budget.events[exchange.phase]
+    variance = event_variances(event)
+    zero = np.zeros(variance.shape, np.int64)
+    noise = np.stack([noised(zero, event, os_random) for _ in range(DRAWS)]) / variance
+    g_in, g_out = (_parts(device, exchange, sent, records) for records in (inside, outside))
+    size_in, size_out = ((np.square(g) / variance).sum(axis=1) for g in (g_in, g_out))
+    return Heard(size_in, size_out, g_in @ noise.T + size_in[:, None], g_out @ noise.T)
+
+
+def informed(name: str, heard: list[Heard]) -> Curve:
+    """The likelihood ratio's normal form: N(μ, 1) for members, N(0, 1) for others."""
+    size_in = np.sqrt(sum(h.size_in for h in heard))[:, None]
+    size_out = np.sqrt(sum(h.size_out for h in heard))[:, None]
+    members = sum(h.score_in for h in heard) / size_in
+    others = sum(h.score_out for h in heard) / size_out
+    return roc(name, True, members.ravel(), others.ravel())
+
+
+def _parts(device: FmDevice, exchange: Exchange, sent: Tensors, records: Records) -> Float64:
+    """What each record alone adds to the sum (n, values), in steps."""
+    rows = [device.sums(exchange, sent, take(records, np.array([i]))) for i in range(len(records))]
+    return np.stack([row.ravel().astype(np.float64) for row in rows])
+
+
+def _blind(recording: Recording, noise: bool) -> Curve:
+    """The first upload of each device against its own records and as many of nobody's."""
+    device, exchange = recording.device, recording.rounds[0]
+    event, sent, test = (
+        device.budget.events[exchange.phase],
+        recording.broadcast(exchange),
+        recording.test,
+    )
+    rng = np.random.default_rng(1)
+    scores: tuple[list[Float64], list[Float64]] = ([], [])
+    for own in recording.devices[:CANDIDATES]:
+        total = device.sums(exchange, sent, own)
+        seen = (noised(total, event, os_random) if noise else total).ravel().astype(np.float64)
+        strange = take(test, rng.choice(len(test), min(len(own), len(test)), replace=False))
+        for records, found in zip((own, strange), scores, strict=True):
+            parts = _parts(device, exchange, sent, records)
+            found.append(parts @ seen / np.maximum(np.linalg.norm(parts, axis=1), 1.0))
+    members, others = (np.concatenate(found) for found in scores)
+    return roc("knows nothing else, one upload", noise, members, others)
+
+
+def _likelihood_ratio(
+    recording: Recording,
+    both: Records,
+    phi: Float64,
+    scores: Float64,
+    noise: bool,
+    advance: Callable[[], object],
+) -> Float64:
+    """log N(s; in) − log N(s; out) (n,), one common variance for each side."""
+    rng = np.random.default_rng(2)
+    size = round(SHADOW_SHARE * len(both))
+    inside = np.zeros((SHADOWS, len(both)), np.bool_)
+    shadow = np.empty((SHADOWS, len(both)))
+    for k in range(SHADOWS):
+        inside[k, rng.permutation(len(both))[:size]] = True
+        chosen = take(both, np.flatnonzero(inside[k]))
+        *_, last = _rehearsed(recording, chosen, rng if noise else None)
+        shadow[k] = confidence(phi, both.y, last)
+        advance()
+    result = np.zeros(len(both))
+    for side, sign in ((inside, 1.0), (~inside, -1.0)):
+        number = np.maximum(side.sum(axis=0), 1)
+        mean = (shadow * side).sum(axis=0) / number
+        variance = float((np.square(shadow - mean) * side).sum() / side.sum()) + 1e-12
+        result += sign * (-np.square(scores - mean) / (2 * variance) - math.log(variance) / 2)
+    return result
+
+
+def _rehearsed(
+    recording: Recording, records: Records, rng: np.random.Generator | None
+) -> Iterator[Tensors]:
+    """Training by the job's rules; without noise the ridge, which is made for noise, is less."""
+    setting = replace(recording.plan.setting, devices=len(recording.devices))
+    parameters = recording.parameters
+    if rng is None:
+        parameters = parameters.model_copy(update={"ridge": parameters.ridge * RIDGE_SHARE})
+    return trained(parameters, setting, records, rng)
+
+
+def _joined(parts: Sequence[Records]) -> Records:
+    return Records(np.concatenate([p.x for p in parts]), np.concatenate([p.y for p in parts]))

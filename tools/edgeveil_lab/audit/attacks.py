@@ -1,0 +1,287 @@
+"""Attacks on single mechanisms: two neighbours with the whole gap on one coordinate.
+
+Where noise is drawn value by value, one call on many equal values plays many runs at once. Chance
+is as on devices: derived, each call a question of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from itertools import count as count_from
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeveil.crypto import NoiseKey
+from edgeveil.data.slots import slot_records
+from edgeveil.privacy.accountant import epsilon
+from edgeveil.privacy.derived import DerivedRandom, Question, question_key
+from edgeveil.privacy.mechanisms import (
+    diagonal_of_triangle,
+    gaussian,
+    gaussian_event,
+    laplace,
+    laplace_event,
+)
+from edgeveil.privacy.selection import selection_event
+from edgeveil.privacy.softmax import SOFTMAX_BITS, softmax_event, softmax_laplace
+from edgeveil.privacy.table import MECHANISMS
+from edgeveil.privacy.two_value import two_value, two_value_event
+from edgeveil_lab.audit.statistics import gaussian_threshold
+
+Hits = NDArray[np.bool_]
+Play = Callable[[bool, int], Hits]
+
+BITS = 28
+ONE = 1 << BITS
+FINEST = 53  # a float64 sum around 1 has no bits below; noise around 0 has
+MU = 1.5
+EPSILON = 1.0
+TRIANGLE = 30  # matrices of this many rows: so many runs by one call
+CANDIDATES = 20
+LOW_BITS = ("lowest bit", "off the grid")
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Runs a side: `values` where one call draws many, `calls` of a mechanism, `jobs` played."""
+
+    values: int
+    calls: int
+    jobs: int
+
+
+QUICK = Effort(values=400_000, calls=60_000, jobs=6_000)
+FULL = Effort(values=2_000_000, calls=200_000, jobs=100_000)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """An event of an attack, and the (ε, δ) that bound its probabilities.
+
+    Where `proven` is false the bound is a text's own; to find it exceeded is what one expects.
+    """
+
+    event: str
+    epsilon: float
+    delta: float = 0.0
+    proven: bool = True
+
+
+@dataclass(frozen=True)
+class Attack:
+    """Two neighbouring inputs of one mechanism, and the events that are counted.
+
+    `play(present, runs)` draws `runs` independent outputs and returns (claims, runs): which of
+    the events occurred.
+    """
+
+    mechanism: str
+    title: str
+    claims: tuple[Claim, ...]
+    play: Play
+    runs: int
+
+    @property
+    def name(self) -> str:
+        """Unique among all attacks."""
+        return f"{self.mechanism}: {self.title}"
+
+
+_key = cache(NoiseKey.generate)
+_asked = count_from(0)
+
+
+def fresh_noise() -> DerivedRandom:
+    """Chance as a device has it for one answer: derived, of a question that was never asked."""
+    question = Question("audit", "", next(_asked), bytes(32))
+    return DerivedRandom(question_key(_key(), question))
+
+
+def derived(mechanism: Callable[..., Any]) -> Callable[..., Any]:
+    """`mechanism` with the noise of a new question in each call."""
+
+    def play(*values: Any, **options: Any) -> Any:
+        return mechanism(*values, random_bytes=fresh_noise(), **options)
+
+    return play
+
+
+Noise = Callable[[NDArray[Any], Any], tuple[NDArray[Any], Any]]
+Softmax = Callable[..., tuple[NDArray[np.float64], Any]]
+Select = Callable[[NDArray[np.int64], Any], tuple[int, Any]]
+
+_gaussian: Noise = derived(gaussian)
+_laplace: Noise = derived(laplace)
+_two_value: Noise = derived(two_value)
+_softmax: Softmax = derived(softmax_laplace)
+
+
+def gaussian_attack(runs: int, mechanism: Noise = _gaussian) -> Attack:
+    """Discrete Gaussian noise on one value whose whole sensitivity is the gap."""
+    one = gaussian_event("audit", ONE, MU, 1, grid_bits=BITS)
+    edge, delta = gaussian_threshold(one.mu, runs)
+    claimed = epsilon([one], delta).epsilon
+
+    def play(present: bool, count: int) -> Hits:
+        event = gaussian_event("audit", ONE, MU, count, grid_bits=BITS)
+        out = mechanism(np.full(count, ONE * present, np.int64), event)[0]
+        statistic = out.astype(np.float64) / math.sqrt(event.sigma_squared)
+        return np.stack([statistic >= edge, *low_bits(out, BITS)])
+
+    claims = _claims("past the threshold", claimed, delta)
+    return Attack("gaussian", "one value", claims, play, runs)
+
+
+def symmetric_attack(runs: int, mechanism: Noise = _gaussian, *, diagonal: bool) -> Attack:
+    """The symmetric layout, the gap on diagonal values, or on off-diagonal ones alone.
+
+    A matrix of Frobenius norm 1 may have 1 on the diagonal, or 1/√2 at two mirrored places, of
+    which the released triangle holds one.
+    """
+    size = TRIANGLE * (TRIANGLE + 1) // 2
+    event = gaussian_event("audit", ONE, MU, size, grid_bits=BITS, layout="symmetric")
+    edge, delta = gaussian_threshold(event.mu, runs)
+    places = diagonal_of_triangle(size)
+    if not diagonal:
+        places = np.setdiff1d(np.arange(size), places)
+    gap = ONE if diagonal else int(ONE / math.sqrt(2))
+    scale = math.sqrt(event.sigma_squared if diagonal else event.finest_sigma_squared)
+
+    def play(present: bool, count: int) -> Hits:
+        total = np.zeros(size, np.int64)
+        total[places] = gap * present
+        calls = -(-count // len(places))
+        out = np.concatenate([mechanism(total, event)[0][places] for _ in range(calls)])[:count]
+        return np.stack([out.astype(np.float64) / scale >= edge, *low_bits(out, BITS)])
+
+    claims = _claims("past the threshold", epsilon([event], delta).epsilon, delta)
+    title = f"symmetric matrix, {'on' if diagonal else 'off'} the diagonal"
+    return Attack("gaussian", title, claims, play, runs)
+
+
+def laplace_attack(runs: int, mechanism: Noise = _laplace) -> Attack:
+    """Discrete Laplace noise on one value; the ratio is e^ε all the way past the larger one."""
+
+    def play(present: bool, count: int) -> Hits:
+        event = laplace_event("audit", ONE, ONE, EPSILON, count, BITS)
+        out = mechanism(np.full(count, ONE * present, np.int64), event)[0]
+        return np.stack([out >= ONE, *low_bits(out, BITS)])
+
+    claims = _claims("past the value", EPSILON)
+    return Attack("laplace", "one value", claims, play, runs)
+
+
+def two_value_attack(runs: int, mechanism: Noise = _two_value) -> Attack:
+    """The two ends of the range, where the chances differ by e^ε."""
+
+    def play(present: bool, count: int) -> Hits:
+        event = two_value_event("audit", Fraction(EPSILON), count)
+        out = mechanism(np.full(count, 1.0 if present else -1.0), event)[0]
+        return np.stack([out > 0, np.abs(out) != np.abs(out[0])])
+
+    claims = (Claim("the upper value", EPSILON), Claim("another size", EPSILON))
+    return Attack("two_value", "one value", claims, play, runs)
+
+
+def selection_attack(
+    runs: int, name: str, mechanism: Select | None = None, *, monotonic: bool
+) -> Attack:
+    """One candidate gains by the record while all others lose (monotonic: stay).
+
+    The more candidates, the less the favoured one's gain moves the sum of all chances, and the
+    nearer the ratio comes to e^ε.
+    """
+    select = mechanism or derived(MECHANISMS[name])
+    event = selection_event("audit", CANDIDATES, 1, EPSILON, mechanism=name, monotonic=monotonic)
+    without = np.full(CANDIDATES, 0 if monotonic else 1, np.int64)
+    without[0] = 0
+    present_scores = np.zeros(CANDIDATES, np.int64)
+    present_scores[0] = 1
+
+    def play(present: bool, count: int) -> Hits:
+        scores = present_scores if present else without
+        return np.array([[select(scores, event)[0] == 0 for _ in range(count)]])
+
+    claims = (Claim("the favoured one", epsilon([event], 0.0).epsilon),)
+    title = f"{CANDIDATES} candidates{', monotonic' if monotonic else ''}"
+    return Attack(name, title, claims, play, runs)
+
+
+def softmax_attack(runs: int, mechanism: Softmax = _softmax, *, sensitivity: int) -> Attack:
+    """Mean softmax of two devices that are sure of different classes.
+
+    With `sensitivity` 1 the text's own ε, half of the proven one, is tried by the same draws.
+    """
+    event = softmax_event(2, EPSILON, sensitivity=sensitivity)
+
+    def play(present: bool, count: int) -> Hits:
+        sure = np.array([0.0, 1.0]) if present else np.array([1.0, 0.0])
+        draws = [mechanism(sure, EPSILON, sensitivity=sensitivity)[0] for _ in range(count)]
+        out = np.stack(draws)
+        swapped = (out[:, 0] <= 0) & (out[:, 1] >= 1)
+        hits = [swapped, *low_bits(out[:, 1] * 2.0**SOFTMAX_BITS, SOFTMAX_BITS)]
+        return np.stack(hits if sensitivity == 2 else [*hits, swapped])
+
+    claims = _claims("both classes past theirs", epsilon([event], 0.0).epsilon)
+    if sensitivity == 1:
+        claims += (Claim("both classes past theirs", EPSILON, proven=False),)
+    return Attack("softmax", f"mean, sensitivity {sensitivity}", claims, play, runs)
+
+
+def per_sample_attack(runs: int, mechanism: Softmax = _softmax) -> Attack:
+    """Per-sample softmax: the added record takes a slot from another that is sure of a class.
+
+    Rows are noised independently, so one call on many copies of the slot's row plays many runs.
+    """
+    key = bytes(32)
+    held = np.zeros((1, 1), np.float32)
+    ranked = (np.array([[0], [k]], np.float32) for k in range(1, 64))
+    both = next(x for x in ranked if slot_records(x, 1, key)[0] == 1)
+    event = softmax_event(2, EPSILON, samples=1)
+
+    def play(present: bool, count: int) -> Hits:
+        x = both if present else held
+        sure = [0.0, 1.0] if slot_records(x, 1, key)[0] else [1.0, 0.0]
+        out = mechanism(np.tile(sure, (count, 1)), EPSILON, sensitivity=2)[0]
+        swapped = (out[:, 0] <= 0) & (out[:, 1] >= 1)
+        return np.stack([swapped, *low_bits(out[:, 1] * 2.0**SOFTMAX_BITS, SOFTMAX_BITS)])
+
+    claims = _claims("both classes past theirs", epsilon([event], 0.0).epsilon)
+    return Attack("softmax", "per sample, one slot", claims, play, runs)
+
+
+def low_bits(out: NDArray[np.generic], bits: int) -> tuple[Hits, Hits]:
+    """Two events on the last bits of outputs in steps of 2**-`bits`: odd, or off every grid."""
+    steps = out.astype(np.float64)
+    finest = np.ldexp(steps, FINEST - bits)
+    return np.floor(steps) % 2 == 1, finest != np.floor(finest)
+
+
+def _claims(event: str, claimed: float, delta: float = 0.0) -> tuple[Claim, ...]:
+    return tuple(Claim(name, claimed, delta) for name in (event, *LOW_BITS))
+
+
+def single_mechanisms(effort: Effort) -> tuple[Attack, ...]:
+    """All attacks of this file."""
+    values, calls = effort.values, effort.calls
+    return (
+        gaussian_attack(values),
+        symmetric_attack(max(1, values // 4), diagonal=True),
+        symmetric_attack(values, diagonal=False),
+        laplace_attack(values),
+        two_value_attack(values),
+        *(
+            selection_attack(calls, name, monotonic=monotonic)
+            for name in ("exponential", "report_noisy_max")
+            for monotonic in (False, True)
+        ),
+        softmax_attack(calls, sensitivity=2),
+        softmax_attack(calls, sensitivity=1),
+        per_sample_attack(calls),
+    )

@@ -1,0 +1,292 @@
+"""`edgeveil audit`: attack every mechanism, and compare what the attack proves with the claim.
+
+Each attack draws the mechanism's output under two neighbours and counts events that were fixed
+beforehand (`statistics.py`). A mechanism fails where the ε that the counts prove
+exceeds the ε that is printed for it; a sound one does so with probability 1e-6 over all tests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cache
+from itertools import pairwise
+from multiprocessing import active_children, get_context, parent_process
+
+import numpy as np
+from numpy.typing import NDArray
+from rich import box
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from edgeveil.errors import PrivacyError, UsageError
+from edgeveil.privacy.figures import up
+from edgeveil.registry import nearest
+from edgeveil_lab.audit.attacks import FULL, QUICK, Attack, Effort, single_mechanisms
+from edgeveil_lab.audit.claimed import claimed_attacks
+from edgeveil_lab.audit.fm import fm_attacks
+from edgeveil_lab.audit.guards import Guard, GuardFinding, guards, judged
+from edgeveil_lab.audit.noise_only import noise_only_attack
+from edgeveil_lab.audit.stages import stage_attacks
+from edgeveil_lab.audit.statistics import BETA, Counts, caught, lower_bound
+from edgeveil_lab.audit.swarms import swarm_attacks
+from edgeveil_lab.audit.updates import update_attacks
+
+PIECES = 24  # of an attack's runs, so that all cores have work and the bar moves
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One event of one attack. `caught` is the true ε that this test finds with power 0.99."""
+
+    mechanism: str
+    attack: str
+    event: str
+    claimed_epsilon: float
+    delta: float
+    measured_epsilon: float
+    caught: float
+    runs: int
+    without: int
+    present: int
+    proven: bool
+
+    @property
+    def exceeds(self) -> bool:
+        """Whether the claim is refuted."""
+        return self.measured_epsilon > self.claimed_epsilon
+
+    @property
+    def verdict(self) -> str:
+        """What is printed: only a refuted claim of EdgeVeil's own is a failure."""
+        if self.proven:
+            return "FAILS" if self.exceeds else "holds"
+        return "refuted" if self.exceeds else "not refuted"
+
+
+@cache
+def attacks(effort: Effort) -> tuple[Attack, ...]:
+    """Every attack there is."""
+    own = (*single_mechanisms(effort), *fm_attacks(effort.jobs), noise_only_attack(effort.values))
+    return (
+        *own,
+        *update_attacks(effort.values, effort.jobs),
+        *swarm_attacks(max(1, effort.jobs // 20)),
+        *stage_attacks(effort.jobs),
+        *claimed_attacks(effort),
+    )
+
+
+def audit(
+    *, quick: bool = False, as_json: bool = False, runs: int | None = None, mechanism: str = ""
+) -> int:
+    """Play the attacks and print what they found; 0, or 1 if a proven claim fails.
+
+    Raises UsageError for a mechanism that is not there.
+    """
+    effort = QUICK if quick else FULL
+    if runs is not None:
+        effort = Effort(runs, runs, runs)
+    chosen = [attack for attack in attacks(effort) if mechanism in ("", attack.mechanism)]
+    guarded = [guard for guard in guards() if mechanism in ("", guard.mechanism)]
+    if not chosen and not guarded:
+        names = sorted(
+            {a.mechanism for a in attacks(effort)} | {guard.mechanism for guard in guards()}
+        )
+        raise UsageError(
+            f"no mechanism '{mechanism}'", where="--mechanism", fix=nearest(mechanism, names)
+        )
+    console = Console(stderr=as_json, highlight=False)
+    with Progress(console=console, transient=True) as progress:
+        total = sum(2 * len(pieces(attack)) for attack in chosen) + len(guarded)
+        bar = progress.add_task("attacking", total=total)
+        findings = judge(chosen, spread(chosen, effort, lambda: progress.advance(bar)))
+        kept = [_guarded(guard, quick, lambda: progress.advance(bar)) for guard in guarded]
+    failed = sum(found.proven and found.exceeds for found in findings)
+    failed += sum(found.verdict != "holds" for found in kept)
+    if as_json:
+        rows = [{**asdict(found), "verdict": found.verdict} for found in findings]
+        plain = {"beta": BETA, "tests": len(findings), "failed": failed, "findings": rows}
+        plain["guards"] = [{**asdict(found), "verdict": found.verdict} for found in kept]
+        json.dump(_finite(plain), sys.stdout, allow_nan=False)
+        print(flush=True)
+    else:
+        show(console, findings, kept)
+    return 1 if failed else 0
+
+
+def _guarded(guard: Guard, quick: bool, advance: Callable[[], object]) -> GuardFinding:
+    found = judged(guard.mechanism, guard.promise, quick)
+    advance()
+    return found
+
+
+def judge(chosen: Sequence[Attack], counted: dict[str, NDArray[np.int64]]) -> list[Finding]:
+    """The findings of attacks whose hits were `counted` as (2, claims): without, present.
+
+    The error probability is shared out over all tests of the call (Bonferroni).
+    """
+    beta = BETA / max(1, sum(len(attack.claims) for attack in chosen))
+    findings = []
+    for attack in chosen:
+        for k, claim in enumerate(attack.claims):
+            without, present = (int(side[k]) for side in counted[attack.name])
+            counts = Counts(attack.runs, without, present)
+            rate = min(without, present) / attack.runs
+            findings.append(
+                Finding(
+                    mechanism=attack.mechanism,
+                    attack=attack.title,
+                    event=claim.event,
+                    claimed_epsilon=claim.epsilon,
+                    delta=claim.delta,
+                    measured_epsilon=lower_bound(counts, claim.delta, beta),
+                    caught=caught(claim.epsilon, claim.delta, attack.runs, rate, beta),
+                    runs=attack.runs,
+                    without=without,
+                    present=present,
+                    proven=claim.proven,
+                )
+            )
+    return findings
+
+
+def pieces(attack: Attack) -> list[int]:
+    """The runs of one side, in parts that are played separately."""
+    edges = [attack.runs * k // PIECES for k in range(PIECES + 1)]
+    return [b - a for a, b in pairwise(edges) if b > a]
+
+
+def count(attack: Attack, present: bool, runs: int) -> NDArray[np.int64]:
+    """Hits (claims,) of `runs` runs of one side."""
+    hits = attack.play(present, runs)
+    if hits.shape != (len(attack.claims), runs):
+        raise PrivacyError(f"{attack.name}: hits of shape {hits.shape}")
+    return np.asarray(hits.sum(axis=1), dtype=np.int64)
+
+
+def spread(
+    chosen: Iterable[Attack], effort: Effort, advance: Callable[[], object]
+) -> dict[str, NDArray[np.int64]]:
+    """Play all pieces of all attacks on all cores; hits (2, claims) by the attack's name."""
+    total = {attack.name: np.zeros((2, len(attack.claims)), np.int64) for attack in chosen}
+    workers = os.cpu_count() or 1
+    spawn = get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_worker) as pool:
+        try:
+            with _interrupts_held():  # submitting starts the workers
+                waiting = {
+                    pool.submit(_count_named, effort, attack.name, side, runs): (attack.name, side)
+                    for attack in chosen
+                    for side in (False, True)
+                    for runs in pieces(attack)
+                }
+            for done in as_completed(waiting):
+                name, present = waiting[done]
+                total[name][int(present)] += done.result()
+                advance()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in active_children():  # a piece may take minutes
+                worker.terminate()
+            raise
+    return total
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Ctrl-C waits; a process started meanwhile never sees it, from its first import on."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _worker() -> None:
+    """Ctrl-C is for the starter, which stops its workers; however it ends, they end with it."""
+    threading.Thread(target=_end_with_the_starter, daemon=True).start()
+
+
+def _end_with_the_starter() -> None:
+    starter = parent_process()
+    if starter is not None:
+        starter.join()
+        os._exit(1)
+
+
+def _count_named(effort: Effort, name: str, present: bool, runs: int) -> NDArray[np.int64]:
+    """A piece of work for another process: attacks do not travel, their names do."""
+    attack = next(one for one in attacks(effort) if one.name == name)
+    return count(attack, present, runs)
+
+
+def show(console: Console, findings: Sequence[Finding], kept: Sequence[GuardFinding] = ()) -> None:
+    """Three tables: what EdgeVeil proves, what texts claim, and what is guarded."""
+    for proven, title in ((True, "proven"), (False, "claimed, not proven")):
+        rows = [found for found in findings if found.proven == proven]
+        if rows:
+            console.print(_table(rows, title))
+    if kept:
+        console.print(_guard_table(kept))
+    failed = sum(found.proven and found.exceeds for found in findings)
+    failed += sum(found.verdict != "holds" for found in kept)
+    console.print(
+        f"{len(findings)} tests, one error in a million allowed over all of them,"
+        f" and {len(kept)} guards;",
+        f"[red]{failed} failed[/red]" if failed else "[green]every proven claim stands[/green]",
+    )
+
+
+def _table(rows: Sequence[Finding], title: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table.add_column("attack, event")
+    for name in ("claimed ε", "at δ", "measured ε ≥", "finds ε ≥"):
+        table.add_column(name, justify="right")
+    table.add_column("verdict")
+    before = ""
+    for found in rows:
+        heading = f"{found.mechanism}: {found.attack}"
+        if heading != before:
+            table.add_row(f"[bold]{heading}[/bold]\n{found.runs:,} runs a side")
+        before = heading
+        colour = {"FAILS": "red", "holds": "green"}.get(found.verdict, "yellow")
+        table.add_row(
+            f"  {found.event}",
+            up(found.claimed_epsilon),
+            up(found.delta),
+            f"{found.measured_epsilon:.3f}",
+            f"{found.caught:.3f}",
+            f"[{colour}]{found.verdict}[/{colour}]",
+        )
+    return table
+
+
+def _guard_table(rows: Sequence[GuardFinding]) -> Table:
+    table = Table(title="guards", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    for name in ("promise", "attacked as it stands", "attacked with a flaw planted", "verdict"):
+        table.add_column(name)
+    for found in rows:
+        colour = "green" if found.verdict == "holds" else "red"
+        table.add_row(
+            f"[bold]{found.mechanism}[/bold]: {found.promise}",
+            found.stands.figure,
+            f"{found.flaw}: {found.flawed.figure}",
+            f"[{colour}]{found.verdict}[/{colour}]",
+        )
+    return table
+
+
+def _finite(plain: dict[str, object]) -> dict[str, object]:
+    """Infinite figures as null: JSON has no other name for them."""
+    text = json.dumps(plain)
+    loaded: dict[str, object] = json.loads(text, parse_constant=lambda _name: None)
+    return loaded

@@ -1,0 +1,275 @@
+"""One real device under a stopwatch: what the proxy can measure of it, round by round.
+
+Machine, runtime, host, ledger and computing process are those of `edgeveil edge`; cloud and proxy
+are a script, and no broker stands between. `guarded=False` plants the flaw that public moments
+mend: answers are computed in the device's own process and leave when they are ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from edgeveil.crypto.keys import OpeningKey, SealingKey, SigningKey
+from edgeveil.errors import PrivacyError
+from edgeveil.evaluation.onnx_session import BATCH_RECORDS
+from edgeveil.jobs import EdgeSite, Job
+from edgeveil.parts.methods.base import Records
+from edgeveil.plan import JobPlan
+from edgeveil.privacy.ledger import Ledger
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.codec import decode, decode_body, encode
+from edgeveil.protocol.device import DeviceMachine
+from edgeveil.protocol.envelope import Signer
+from edgeveil.protocol.messages import Decline, Exchanged, Manifest, Note, Offer
+from edgeveil.protocol.package import JobPackage, encode_package
+from edgeveil.protocol.sealed import Terms, seal_broadcast
+from edgeveil.protocol.tasks import Settings
+from edgeveil.transport.runtime import Runtime
+from edgeveil_cloud.rounds import seal_round
+from edgeveil_edge.computation import Compute
+from edgeveil_edge.compute_process import ComputeProcess, RemoteComputer
+from edgeveil_edge.computer import Computer
+from edgeveil_edge.host import DeviceHost
+from edgeveil_edge.identity import Identity
+from edgeveil_edge.store import DeviceStore
+from edgeveil_lab.audit.guards import AttackOutcome, Guard
+from edgeveil_lab.audit.timing import (
+    CLASSES,
+    COUNTING,
+    SHAPE,
+    SUBNORMAL,
+    Case,
+    DeviceAnswer,
+    Values,
+    attacked,
+    crafted,
+    not_flushing,
+    records,
+)
+
+PACKET_BYTES = 1 << 24
+JOB_ID = bytes(16)
+DEADLINE_S = 60.0
+BUDGET_S = 0.8
+RUNS, QUICK_RUNS, FLAWED_RUNS = 200, 12, 60  # with r, and as many without
+_ROUNDS = 1000
+_REPEATS = 400  # of a chain: 0.1 s, which fits the budget also on a busy machine
+_BATCHES = 400  # of 3 ms each and more: far beyond it
+
+
+def audit_job(
+    shape: tuple[int, ...], nominal_records: int, classes: int, budget_s: float, rounds: int
+) -> Job:
+    """A job that asks a device for its mean softmax in each of so many rounds."""
+    return Job.model_validate(
+        {
+            "job": "audit",
+            "data": {
+                "source": "audited",
+                "classes": classes,
+                "input_shape": shape,
+                "nominal_records": nominal_records,
+                "evaluation_share": 1 - 2**-50,  # all of them are evaluated
+            },
+            "features": ({"name": "identity"},),
+            "train": {"method": "fm", "rounds": rounds},
+            "privacy": {"epsilon": 1.0},
+            "round": {"deadline_s": DEADLINE_S, "budget_s": budget_s},
+            "encrypt": {"laplace_eval": {"laplace_eval_eps": 1.0}},
+            "unsupervised": {"every_rounds": 1},
+        }
+    )
+
+
+class TimedDevice:
+    """A device that evaluates the graph of a job on records of a file, below `folder`."""
+
+    def __init__(
+        self, folder: Path, graph: bytes, records: Records, job: Job, *, guarded: bool = True
+    ) -> None:
+        folder.mkdir(parents=True)
+        np.savez(folder / "own.npz", x=records.x, y=records.y)
+        self._plan, self._graph = JobPlan(job), graph
+        self._cloud, self._proxy = SigningKey.generate(), SigningKey.generate()
+        self._loop = asyncio.new_event_loop()
+        self._left: asyncio.Future[float] | None = None
+        self._started = False
+        self._executor = ThreadPoolExecutor(max_workers=1)
+        self._process = ComputeProcess()
+        self._build(folder, guarded)
+        self._rounds = (exchange for exchange in self._plan.exchanges if exchange.infer)
+        self._sequence = 0
+
+    def _build(self, folder: Path, guarded: bool) -> None:
+        identity = Identity.load_or_create(folder / "state")
+        site = EdgeSite.model_validate_json(json.dumps(_site(folder)))
+        self._store = DeviceStore(folder / "state" / "device.sqlite")
+        self._ledger = Ledger(folder / "state" / "ledger.sqlite", site.data.name)
+        compute: Compute = Computer(site, identity.split_key)
+        if guarded:
+            compute = RemoteComputer(self._process, identity.device_id, site, identity.split_key)
+        self._said = ["it does not say why"]
+        host = DeviceHost(
+            site, identity, self._store, self._ledger, say=self._said.append, compute=compute
+        )
+        machine = DeviceMachine(
+            Signer(identity.device_id, identity.signing),
+            self._cloud.public(),
+            self._proxy.public(),
+            self._store.load(),
+            Settings(PACKET_BYTES, blob_bytes=1 << 30, fetch_bytes=1 << 30),
+        )
+        if not guarded:
+            host._work.budget_s = lambda manifest: 0.0  # type: ignore[method-assign]
+        self._keys = [identity.opening.public()]
+        self._keys += [OpeningKey.generate().public() for _ in range(4)]
+        log = logging.getLogger("edgeveil.audit")
+        self._runtime = Runtime(machine, host, self._publish, self._executor, log, PACKET_BYTES)
+
+    async def _publish(self, _to: fx.Address, frame: bytes) -> None:
+        left, message = self._left, decode(frame, PACKET_BYTES)
+        if left is None or left.done():
+            return
+        if isinstance(message, Offer):
+            left.set_result(time.perf_counter())
+        elif isinstance(message, Note) and isinstance(decode_body(message.body), Decline):
+            left.set_exception(PrivacyError("the device declines", fix=self._said[-1]))
+
+    def seconds(self) -> float:
+        """From the package's arrival until an upload leaves, in the job's next round.
+
+        Infinite where none leaves before the round's deadline. Raises PrivacyError with the
+        device's reason where it declines.
+        """
+        return self._loop.run_until_complete(self._next_round())
+
+    async def _next_round(self) -> float:
+        if not self._started:
+            self._started = True
+            self._feed = asyncio.ensure_future(self._runtime.run())
+            await self._hear(*self._announcement())
+        exchange = next(self._rounds)
+        self._sequence += 1
+        state = self._plan.cloud.initial_state()
+        at, keys = Exchanged(JOB_ID, exchange.index, 1), [key.to_bytes() for key in self._keys]
+        manifest, blob, _ = seal_round(
+            self._plan, exchange, state, keys, at, self._sequence, PACKET_BYTES
+        )
+        self._left = asyncio.get_running_loop().create_future()
+        begun_s = time.perf_counter()
+        await self._hear(manifest, blob)
+        try:
+            return await asyncio.wait_for(self._left, DEADLINE_S) - begun_s
+        except TimeoutError:
+            return math.inf
+
+    async def _hear(self, manifest: Manifest, blob: bytes) -> None:
+        offer = Signer("cloud", self._cloud).offer(manifest, blob)
+        await self._runtime.receive(fx.Proxy(), encode(offer))
+
+    def _announcement(self) -> tuple[Manifest, bytes]:
+        job = self._plan.job
+        terms = Terms("job", Exchanged(JOB_ID, 0, 1), 0, job.digest(), "job")
+        package = encode_package(JobPackage(job.canonical(), self._graph))
+        keys = [SealingKey(key.to_bytes()) for key in self._keys]
+        manifest, blob, _ = seal_broadcast(terms, package, keys, PACKET_BYTES)
+        return manifest, blob
+
+    def close(self) -> None:
+        """End its process and close its files."""
+        if self._started:
+            self._feed.cancel()
+            self._loop.run_until_complete(asyncio.wait([self._feed]))
+        self._process.close()
+        self._executor.shutdown()
+        self._process.end()
+        self._loop.close()
+        self._store.close()
+        self._ledger.close()
+
+
+def _site(folder: Path) -> dict[str, object]:
+    return {
+        "name": "audited",
+        "role": "infer",
+        "broker": {"url": "mqtt://127.0.0.1:1883"},
+        "state_dir": str(folder / "state"),
+        "cloud_key_file": str(folder / "cloud.pub"),
+        "proxy_key_file": str(folder / "proxy.pub"),
+        "data": {"name": "audited", "source": "npz", "path": str(folder / "own.npz")},
+        "policy": {"max_inference_epsilon": 1e9, "max_epsilon_per_job": 10},
+    }
+
+
+@contextmanager
+def device(guarded: bool, nominal_records: int) -> Iterator[DeviceAnswer]:
+    """What the proxy can measure of devices, see `TimedDevice`, that hold evaluation records."""
+    made: dict[tuple[bytes, bytes], TimedDevice] = {}
+    with TemporaryDirectory() as folder:
+
+        def answer(graph: bytes, x: Values) -> float:
+            key = (graph, x.tobytes())
+            if key not in made:
+                own = Records(x, np.zeros(len(x), np.int64))
+                job = audit_job(SHAPE, nominal_records, CLASSES, BUDGET_S, _ROUNDS)
+                place = Path(folder) / str(len(made))
+                made[key] = TimedDevice(place, graph, own, job, guarded=guarded)
+                made[key].seconds()  # the first round is slower than the others
+            return made[key].seconds()
+
+        try:
+            yield answer
+        finally:
+            for one in made.values():
+                one.close()
+
+
+def device_guards() -> tuple[Guard, ...]:
+    """The crafted graphs against real devices under a stopwatch."""
+    return (
+        Guard(
+            "device answer",
+            "an upload leaves at a public moment, whatever the records are",
+            "answers leave when they are ready, subnormal numbers are not flushed",
+            _subnormal,
+        ),
+        Guard(
+            "device overrun",
+            "so it does where far more records than a job expects overrun its budget",
+            "answers leave when they are ready, no run is ended",
+            _overrun,
+        ),
+    )
+
+
+def _subnormal(flawed: bool, quick: bool) -> AttackOutcome:
+    """Numbers that are slow to work on where r is there."""
+    given = records(BATCH_RECORDS)
+    slow = crafted(replace(SUBNORMAL, repeats=_REPEATS), given[-1])
+    with not_flushing() if flawed else nullcontext(), device(not flawed, BATCH_RECORDS) as answer:
+        case = Case("subnormal", slow, given, given[:-1])
+        return attacked(answer, [case], _runs(flawed, quick))
+
+
+def _overrun(flawed: bool, quick: bool) -> AttackOutcome:
+    """The same work for each batch: far more of them than the job asks for, or none."""
+    given = records(_BATCHES * BATCH_RECORDS)
+    with device(not flawed, nominal_records=1) as answer:
+        case = Case("overrun", crafted(COUNTING, given[-1]), given, given[:0])
+        return attacked(answer, [case], _runs(flawed, quick))
+
+
+def _runs(flawed: bool, quick: bool) -> int:
+    return QUICK_RUNS if quick else FLAWED_RUNS if flawed else RUNS

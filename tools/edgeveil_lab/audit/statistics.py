@@ -1,0 +1,121 @@
+"""The two-sample test of an audit: what ε at least the counts of an event prove.
+
+An event, fixed beforehand, is counted over independent runs with and without one record (or over
+two neighbouring data sets). (ε, δ)-DP bounds both ratios of its probabilities, and those of its
+complement; Clopper and Pearson (1934) bound the probabilities from the counts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from scipy import stats
+
+from edgeveil.privacy.accountant import gaussian_delta
+
+BETA = 1e-6  # chance that one sound mechanism, or more, is accused by a whole audit
+POWER = 0.99
+# Where a Gaussian's curve is audited: the δ at which a sound ε is told best is chosen from these.
+DELTAS = (0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 1e-3, 1e-4, 1e-5)
+TYPICAL = 64  # tests of an audit, for the choice of δ alone
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How often the event occurred in `runs` runs of each of the two neighbours."""
+
+    runs: int
+    without: int
+    present: int
+
+
+def lower_bound(counts: Counts, delta: float, beta: float) -> float:
+    """ε that the mechanism has at least, with confidence 1 − `beta`; 0 where nothing is proven.
+
+    Four one-sided bounds at beta/4 hold together, so all four ratios may be taken.
+    """
+    without = _interval(counts.without, counts.runs, beta / 4)
+    present = _interval(counts.present, counts.runs, beta / 4)
+    return _epsilon(without, present, delta)
+
+
+def caught(claimed: float, delta: float, runs: int, rate: float, beta: float) -> float:
+    """The least true ε that this event and number of runs find with power 0.99; inf: none.
+
+    `rate` is the event's probability in one world; the other's is raised until it is found.
+    """
+    base = min(max(rate, 1 / runs), 1 - 1 / runs)
+    low, high = base, 1.0
+
+    def found(p: float) -> bool:
+        return pessimistic(base, p, delta, runs, beta) > claimed
+
+    if not found(high):
+        return math.inf
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (low, middle) if found(middle) else (middle, high)
+    return _epsilon((base, base), (high, high), delta)
+
+
+def pessimistic(without: float, present: float, delta: float, runs: int, beta: float) -> float:
+    """The lower bound that an event of these probabilities reaches in 99 % of audits, or more."""
+    tail = (1 - POWER) / 2
+    few = int(stats.binom.ppf(tail, runs, present))
+    many = int(stats.binom.ppf(1 - tail, runs, without))
+    return lower_bound(Counts(runs, many, few), delta, beta)
+
+
+def gaussian_threshold(mu: float, runs: int) -> tuple[float, float]:
+    """(threshold, δ) of the likelihood-ratio event to audit μ-GDP with.
+
+    For T ~ N(0, 1) against N(μ, 1) and (ε, δ) on the curve, P₁ − e^ε·P₀ is largest, and δ, for
+    T >= ε/μ + μ/2 (Balle and Wang 2018). The δ is where the least lack of noise is found; nothing
+    of this depends on a draw.
+    """
+
+    def least_lack(delta: float) -> float:
+        """The share of the noise that must be missing to be found."""
+        epsilon = epsilon_at(mu, delta)
+        edge = epsilon / mu + mu / 2
+        low, high = 0.0, 0.9
+        for _ in range(12):
+            middle = (low + high) / 2
+            present, without = (float(stats.norm.sf((edge - at) / (1 - middle))) for at in (mu, 0))
+            found = pessimistic(without, present, delta, runs, BETA / TYPICAL) > epsilon
+            low, high = (low, middle) if found else (middle, high)
+        return high
+
+    usable = [delta for delta in DELTAS if gaussian_delta(0.0, mu) > delta]
+    best = min(usable or DELTAS[-1:], key=least_lack)
+    return epsilon_at(mu, best) / mu + mu / 2, best
+
+
+def epsilon_at(mu: float, delta: float) -> float:
+    """ε of μ-GDP at δ, by bisection."""
+    low, high = 0.0, 1.0
+    while gaussian_delta(high, mu) > delta:
+        high *= 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if gaussian_delta(middle, mu) > delta else (low, middle)
+    return high
+
+
+def _interval(count: int, runs: int, tail: float) -> tuple[float, float]:
+    """Clopper–Pearson bounds, each one-sided at `tail`."""
+    low = float(stats.beta.ppf(tail, count, runs - count + 1)) if count else 0.0
+    high = float(stats.beta.isf(tail, count + 1, runs - count)) if count < runs else 1.0
+    return low, high
+
+
+def _epsilon(a: tuple[float, float], b: tuple[float, float], delta: float) -> float:
+    """The largest ln((P − δ)/P′) that the bounds prove, over both directions and both events."""
+    not_a, not_b = (1 - a[1], 1 - a[0]), (1 - b[1], 1 - b[0])
+    largest = 0.0
+    for one, other in ((a, b), (b, a), (not_a, not_b), (not_b, not_a)):
+        excess = one[0] - delta
+        if excess > 0:
+            largest = max(largest, math.log(excess / other[1]) if other[1] > 0 else math.inf)
+    return largest

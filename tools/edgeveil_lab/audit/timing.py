@@ -1,0 +1,252 @@
+"""Timing attacks on the device: a graph that makes one record's presence cost time.
+
+A hostile cloud's graph finds record r in a batch, `max Relu(½ − ‖x − r‖²)`, and begins a long chain
+of plain operators with it: with numbers that are slow to work on where r is there, with zeros where
+it is not. What the attacker sees is how long the answer takes to leave; the figure is the AUC, the
+chance that a device with r takes longer than one without (½: nothing is told).
+
+The guard here is that subnormal numbers cost no time inside a run, on sessions directly. That an
+upload of a real device leaves at a public moment is guarded in `audit_device.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from unittest.mock import patch
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeveil import subnormals
+from edgeveil.evaluation.graph_check import check_graph
+from edgeveil.evaluation.inference import InferenceSession
+from edgeveil.evaluation.onnx_session import BATCH_RECORDS
+from edgeveil.parts.models.serialise import serialise
+from edgeveil_lab.audit.guards import AttackOutcome, Guard
+
+CLASSES = 3
+SHAPE = (8,)  # of one record, where the attack may choose
+RUNS, QUICK_RUNS = 200, 40  # with r, and as many without
+_WITHIN = 0.1  # of ½: what counts as chance over 200 runs
+_SIGMAS = 3.4  # ... and over fewer, in standard deviations of the AUC where nothing is told
+_PATTERN = 1 << 10
+
+Values = NDArray[np.float32]
+DeviceAnswer = Callable[[bytes, Values], float]
+"""Seconds from handing a device the package for `graph` until its upload leaves, with evaluation
+records x (n, ...); `math.inf` if none comes."""
+
+
+@dataclass(frozen=True)
+class OperatorChain:
+    """What a graph does once it knows whether r is there.
+
+    It starts from pattern · scale + shift where r is there and from shift where not, as
+    2^(10 + doublings) values, and takes all `steps` `repeats` times. A step is an operator and its
+    second input, None for those that take one.
+    """
+
+    steps: tuple[tuple[str, float | None], ...]
+    scale: float = 1.0
+    shift: float = 0.0
+    pattern: str = "flat"
+    doublings: int = 9
+    repeats: int = 30
+    double: bool = False
+
+
+# Neither step leaves the numbers below the smallest normal one. Some processors multiply them as
+# fast as any, none divides them so.
+SUBNORMAL = OperatorChain((("Mul", 1.0000001), ("Div", 1.0000001)), scale=1e-39)
+# Found by `edgeveil_lab.audit.timing_search`: these kernels branch, on what no processor foresees.
+BRANCHES = OperatorChain((("Selu", None), ("Elu", None)), scale=90.0, shift=1.0, pattern="signs")
+# The same long work for any values: it tells how many batches there are.
+COUNTING = OperatorChain((("Tanh", None),), scale=0.0, shift=0.5)
+
+
+CHAINS = (("subnormal", SUBNORMAL), ("branches", BRANCHES))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A crafted graph and two sets of evaluation records x (n, ...): with r, and without."""
+
+    name: str
+    graph: bytes
+    present: Values
+    absent: Values
+
+
+def pattern(name: str) -> Values:
+    """1,024 fixed values: `flat`, `signs` that no processor foresees, `normal`, `spread`."""
+    chance = np.random.default_rng(0)
+    made = {
+        "flat": np.ones(_PATTERN),
+        "signs": chance.choice([-1.0, 1.0], _PATTERN),
+        "normal": chance.normal(size=_PATTERN),
+        "spread": chance.choice([-1.0, 1.0], _PATTERN) * 10 ** chance.uniform(-3, 3, _PATTERN),
+    }
+    return made[name].astype(np.float32)
+
+
+def crafted(chain: OperatorChain, record: Values, classes: int = CLASSES) -> bytes:
+    """The graph for one record (...) without a batch axis; it takes no weights.
+
+    Passes `check_graph`; its output is a distribution unless the chain ends in NaN.
+    """
+    from onnx import TensorProto, helper
+
+    from edgeveil.parts.features.onnx_nodes import NodeList
+
+    list_ = NodeList()
+    size = record.size
+    flat = list_.add("Reshape", "x", list_.whole(-1, size))
+    apart = list_.add("Sub", flat, list_.constant(record.reshape(1, size)))
+    far = list_.add("ReduceSum", list_.add("Mul", apart, apart), list_.whole(1), keepdims=1)
+    near = list_.add("Relu", list_.add("Sub", list_.number(0.5), far))
+    found = list_.add("ReduceMax", near, axes=[0], keepdims=1)  # ½ or 0, of the whole batch
+    # In two steps: the scale itself may be no normal number.
+    half_way = math.sqrt(abs(chain.scale))
+    value = list_.add("Mul", found, list_.number(math.copysign(2 * half_way, chain.scale)))
+    value = list_.add("Mul", value, list_.number(half_way))
+    value = list_.add("Mul", value, list_.constant(pattern(chain.pattern).reshape(1, -1)))
+    value = list_.add("Add", value, list_.number(chain.shift)) if chain.shift else value
+    for _ in range(chain.doublings):
+        value = list_.add("Concat", value, value, axis=1)
+    value = list_.add("Cast", value, to=TensorProto.DOUBLE) if chain.double else value
+    kind = np.float64 if chain.double else np.float32
+    seconds = [
+        "" if second is None else list_.constant(np.array([second], kind))
+        for _, second in chain.steps
+    ]
+    for _ in range(chain.repeats):
+        for (operator, _), second in zip(chain.steps, seconds, strict=True):
+            value = list_.add(operator, value, *([second] if second else []))
+    value = list_.add("Cast", value, to=TensorProto.FLOAT) if chain.double else value
+    most = list_.add("ReduceMax", value, axes=[1], keepdims=1)
+    none = list_.constant(np.zeros((size, classes), np.float32))
+    logits = list_.add("Add", list_.add("MatMul", flat, none), most)
+    list_.nodes.append(helper.make_node("Softmax", [logits], ["probabilities"], axis=1))
+    x, out = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", *shape])
+        for name, shape in (("x", record.shape), ("probabilities", (classes,)))
+    )
+    graph = serialise(helper.make_graph(list_.nodes, "g", [x], [out], list_.initializers))
+    check_graph(graph)
+    return graph
+
+
+def records(count: int, shape: tuple[int, ...] = SHAPE, seed: int = 0) -> Values:
+    """Evaluation records x (n, *shape), all further than 1 from each other."""
+    chance = np.random.default_rng(seed)
+    apart = 256.0 * chance.permutation(count).reshape(count, *(1 for _ in shape))
+    return (apart + chance.random((count, *shape))).astype(np.float32)
+
+
+def cases(
+    others: Values | None = None,
+    record: Values | None = None,
+    chains: Sequence[tuple[str, OperatorChain]] = CHAINS,
+) -> Iterator[Case]:
+    """The crafted graphs, on these records or on made-up ones.
+
+    Of the counting one the record is the 65th, so that it takes one batch more.
+    """
+    given = records(BATCH_RECORDS + 1)
+    others = given[:BATCH_RECORDS] if others is None else others[:BATCH_RECORDS]
+    record = given[-1] if record is None else record
+    rest = others[:-1]
+    full, more = np.concatenate([rest, record[None]]), np.concatenate([others, record[None]])
+    for name, chain in chains:
+        yield Case(name, crafted(chain, record), full, rest)
+    yield Case("counting", crafted(COUNTING, record), more, others)
+
+
+def play(answer: DeviceAnswer, case: Case, runs: int) -> tuple[list[float], list[float]]:
+    """Seconds of `runs` answers with r and of as many without, one beside the other."""
+    seen: tuple[list[float], list[float]] = ([], [])
+    for number in range(2 * runs):
+        # with, without, without, with: what drifts meets both alike
+        without = (number + number // 2) % 2
+        seen[without].append(answer(case.graph, case.absent if without else case.present))
+    return seen
+
+
+def auc(present: Sequence[float], absent: Sequence[float]) -> float:
+    """The chance that a `present` one is above an `absent` one, ties counted half."""
+    a, b = np.asarray(present, float)[:, None], np.asarray(absent, float)[None, :]
+    return float(((a > b) + (a == b) / 2).mean())
+
+
+def tells(area: float, runs: int) -> bool:
+    """Whether an AUC over `runs` with r and as many without is more than chance."""
+    deviation = math.sqrt((2 * runs + 1) / (12 * runs * runs))
+    return abs(area - 0.5) > max(_WITHIN, _SIGMAS * deviation)
+
+
+def attacked(answer: DeviceAnswer, played: Sequence[Case], runs: int) -> AttackOutcome:
+    """Every case against one device; the figure is the AUC furthest from ½."""
+    found = {case.name: auc(*play(answer, case, runs)) for case in played}
+    worst = max(found, key=lambda name: abs(found[name] - 0.5))
+    figure = f"AUC {found[worst]:.2f} ({worst}) over {runs} runs each"
+    return AttackOutcome(any(tells(area, runs) for area in found.values()), figure)
+
+
+class DirectSessions:
+    """A `DeviceAnswer` of sessions alone: this thread's processor seconds for one inference."""
+
+    def __init__(self) -> None:
+        self._open: dict[bytes, InferenceSession] = {}
+
+    def __call__(self, graph: bytes, x: Values) -> float:
+        """Seconds for the mean of one graph's outputs on records x (n, ...)."""
+        session = self._open.get(graph)
+        if session is None:
+            digest = sha256(graph).digest()
+            session = self._open[graph] = InferenceSession(graph, digest, classes=CLASSES)
+            session.mean_softmax(x, {})  # the first run is slower than the others
+        start = time.thread_time()
+        session.mean_softmax(x, {})
+        return time.thread_time() - start
+
+
+@contextmanager
+def not_flushing() -> Iterator[None]:
+    """The flaw: whoever sets the switch of the processor finds it set, and it is not."""
+    before = subnormals.set_flushing(False)
+    try:
+        with patch.object(subnormals, "set_flushing", lambda on: _left_off()):
+            yield
+    finally:
+        subnormals.set_flushing(before)
+
+
+_set_flushing = subnormals.set_flushing
+
+
+def _left_off() -> bool:
+    _set_flushing(False)  # ONNX Runtime sets it for the first session of a process
+    return True
+
+
+def play_subnormals(flawed: bool, quick: bool) -> AttackOutcome:
+    """Whether subnormal numbers cost time inside a run."""
+    only = [case for case in cases() if case.name == "subnormal"]
+    runs = QUICK_RUNS if quick else RUNS
+    if not flawed:
+        return attacked(DirectSessions(), only, runs)
+    with not_flushing():
+        return attacked(DirectSessions(), only, runs)
+
+
+SUBNORMALS = Guard(
+    "inference",
+    "subnormal numbers cost no time inside a run",
+    "subnormal numbers are not flushed",
+    play_subnormals,
+)

@@ -1,0 +1,181 @@
+"""`python -m edgeveil_lab.bench.cloud`: the cloud's machine, host and store in one round.
+
+The uploads are sealed in a process of their own, so that time and peak memory are the cloud's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import logging
+import multiprocessing
+import os
+import resource
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from edgeveil.crypto.keys import OpeningKey, SigningKey
+from edgeveil.jobs import parse_job
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.blob import part
+from edgeveil.protocol.cloud import CloudMachine
+from edgeveil.protocol.cloud_tasks import CloudSettings, RosterKept, Start
+from edgeveil.protocol.codec import decode_header
+from edgeveil.protocol.envelope import Signer
+from edgeveil.protocol.messages import Ack, Batch, Blob, Manifest, Need, Offer
+from edgeveil.protocol.sealed import seal_segment
+from edgeveil.protocol.transfer import part_bytes
+from edgeveil.transport.runtime import perform
+from edgeveil_cloud.host import CloudHost
+from edgeveil_cloud.jobs import wire_id
+from edgeveil_cloud.round_secret import RoundSecret
+from edgeveil_cloud.sealing import Limits
+from edgeveil_cloud.store import Store
+
+PACKET_BYTES = 65536
+LOG = logging.getLogger("edgeveil.bench")
+JOB = """
+job: bench
+data: {{source: bench, classes: 2, input_shape: [1], nominal_records: 1}}
+features: [{{name: identity}}]
+train: {{method: noise_only, rounds: 1, values: {values}}}
+privacy: {{epsilon: 1.0}}
+round: {{min_batch: 1}}
+"""
+
+
+class Desk:
+    """Runs the machine's effects as a process would, with the proxy played here."""
+
+    def __init__(self, folder: Path, uploads: int, values: int) -> None:
+        self.folder, self.uploads = folder, uploads
+        self.store = Store(f"sqlite:///{folder / 'cloud.sqlite'}")
+        limits = Limits(part_bytes(PACKET_BYTES), batch_bytes=1 << 40)
+        self.host = CloudHost(self.store, None, limits, spool_dir=folder)
+        self.proxy = Signer("proxy", SigningKey.generate())
+        self.machine = CloudMachine(
+            Signer("cloud", SigningKey.generate()),
+            self.proxy._key.public(),
+            CloudSettings(PACKET_BYTES, spool_bytes=1 << 40, push_bytes=0),
+        )
+        job = parse_job(JOB.format(values=values))
+        self.job = self.store.submit_job(job.job, job.canonical(), job.digest()).id
+        self.store.set_status(self.job, "running")
+        self.batch_file = folder / "batch"
+        self.seconds: dict[str, float] = {}
+        self._events: deque[fx.Event] = deque()
+        self._offered: Blob | None = None
+
+    def run(self) -> None:
+        """One job of one round, to its end."""
+        keys = b"".join(OpeningKey.generate().public().to_bytes() for _ in range(self.uploads))
+        with self._timed("roster"):
+            self.host.store(RosterKept(1, keys))
+        self._events.append(fx.Command(Start(wire_id(self.job), 1, 1, 1, 0)))
+        while self._events:
+            for effect in self.machine.handle(self._events.popleft(), 0.0):
+                self._execute(effect)
+        if self.store.job(self.job).status != "completed":
+            raise SystemExit(f"the job is {self.store.job(self.job)}")
+
+    def _execute(self, effect: fx.Effect) -> None:
+        match effect:
+            case fx.Store(item=item):
+                with self._timed(type(item).__name__):
+                    self.host.store(item)
+            case fx.Work(task=task):
+                with self._timed(type(task).__name__):
+                    result = perform(self.host, task, LOG)
+                self._events.append(fx.Done(task, result))
+            case fx.Send(message=Offer(header=header)):
+                found = decode_header(header)
+                if isinstance(found, Manifest):
+                    self._receive(self.proxy.note(Ack(found.blob.digest, "held")))
+                    if found.kind == "round":
+                        self._hand_over(found)
+            case fx.Send(message=Need(indices=indices)) if self._offered is not None:
+                data = FileData(self.batch_file)
+                for index in indices:
+                    self._receive(part(self._offered, data, index))
+            case fx.Report() as report:
+                self.host.report(report)
+
+    def _receive(self, message: object) -> None:
+        self._events.append(fx.Received(fx.Proxy(), message))  # type: ignore[arg-type]
+
+    def _hand_over(self, manifest: Manifest) -> None:
+        raw = self.store.round_key(self.job, 1, 1)
+        tag = RoundSecret.from_bytes(raw or b"").membership
+        work = (self.batch_file, manifest, tag, self.uploads)
+        context = multiprocessing.get_context("fork")
+        with context.Pool(1) as pool:
+            digest, size_bytes = pool.apply(_seal_uploads, work)
+        self._offered = Blob(digest, size_bytes, part_bytes(PACKET_BYTES))
+        batch = Batch(manifest.at, self.uploads, 0, (self.uploads,), self._offered)
+        self._receive(self.proxy.offer(batch))
+
+    @contextmanager
+    def _timed(self, what: str) -> Iterator[None]:
+        start = time.process_time()
+        yield
+        self.seconds[what] = self.seconds.get(what, 0.0) + time.process_time() - start
+
+
+class FileData:
+    """A file as a blob's data."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __len__(self) -> int:
+        return self._path.stat().st_size
+
+    def __getitem__(self, piece: slice) -> bytes:
+        with self._path.open("rb") as file:
+            return os.pread(file.fileno(), piece.stop - piece.start, piece.start)
+
+
+def _seal_uploads(
+    path: Path, manifest: Manifest, membership: bytes, uploads: int
+) -> tuple[bytes, int]:
+    group, digest = manifest.groups[0], hashlib.sha256()
+    rng = np.random.default_rng(1)
+    with path.open("wb") as file:
+        for _ in range(uploads):
+            tensor = rng.normal(size=group.padded_bytes // 4).astype(np.float32).tobytes()
+            sealed = seal_segment(manifest, group, membership, tensor)
+            digest.update(sealed)
+            file.write(sealed)
+    return digest.digest(), path.stat().st_size
+
+
+def peak_bytes() -> int:
+    """The largest resident size that this process had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def main() -> None:
+    """Print the processor's seconds of each step, uploads per second, and the peak memory."""
+    parser = argparse.ArgumentParser(prog="python -m edgeveil_lab.bench.cloud", description=__doc__)
+    parser.add_argument("--uploads", type=int, default=5000, help="devices in the round")
+    parser.add_argument("--values", type=int, default=16384, help="float32 values of an upload")
+    args = parser.parse_args()
+    start_bytes = peak_bytes()
+    with tempfile.TemporaryDirectory() as folder:
+        desk = Desk(Path(folder), args.uploads, args.values)
+        desk.run()
+        for what, seconds in desk.seconds.items():
+            print(f"{what:14} {seconds:8.3f} s")
+        taken_s = desk.seconds["BatchPart"] + desk.seconds["Absorb"]
+        print(f"one core       {args.uploads / taken_s:8.0f} uploads/s, written, opened and summed")
+        print(f"memory         {start_bytes >> 20} MiB at start, {peak_bytes() >> 20} MiB peak")
+
+
+if __name__ == "__main__":
+    main()

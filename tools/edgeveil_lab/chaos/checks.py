@@ -1,0 +1,290 @@
+"""Whether a site kept its word: each check is a pure function of what was found afterwards."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgeveil.privacy.events import Event
+from edgeveil_lab.chaos.evidence import DeviceFacts, Evidence, JobFacts
+from edgeveil_lab.chaos.plan import Fault
+from edgeveil_lab.chaos.sums import sums_right
+from edgeveil_lab.chaos.supervisor import Ended, Trace
+
+SHOWN = 20  # violations of one check that are listed
+_AWAY = ("broker", "cut", "delay")  # a first dial fails; once it was up, a process comes back
+_REACHES = {  # whose broker is away: of a link, or where a broker itself is
+    "devices-edge": ("worker",),
+    "proxy-edge": ("proxy",),
+    "proxy-cloud": ("proxy",),
+    "cloud-cloud": ("cloud",),
+    "edge": ("proxy", "worker"),
+    "cloud": ("proxy", "cloud"),
+}
+_BROKER_CODE = 3
+_DIAL_S = 10.0  # a dial may last so long
+_FIRST_DIAL_S = 20.0  # after a start, its own time on a busy machine included
+_DISK_S = 15.0
+_STARTING_S = 10.0  # before it has begun to listen to SIGTERM
+_MANY_KILLS = 10  # of which some must hit a round under way
+_PROMISED = ("held", "counted", "missing")
+
+
+@dataclass(frozen=True)
+class Course:
+    """What the run itself saw.
+
+    On the clock of the ends the faults began at `up_s` and were over at `quiet_s`; that clock
+    began at `begun_at`, in seconds since 1970. `touched`: what the faults of each kind met.
+    """
+
+    faults: Sequence[Fault] = ()
+    up_s: float = 0.0
+    quiet_s: float = 0.0
+    begun_at: float = 0.0
+    touched: Mapping[str, int] = field(default_factory=dict)
+    ends: Sequence[Ended] = ()
+    traces: Sequence[Trace] = ()
+    late: Sequence[str] = ()
+    stalled: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One check: how much it looked at, and what it found wrong."""
+
+    name: str
+    about: str
+    looked: int
+    violations: list[str] = field(default_factory=list)
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing was found."""
+        return not self.violations
+
+
+def jobs_complete(found: Evidence, course: Course) -> Iterator[str | int]:
+    """every job came to its end"""
+    if course.stalled is not None:
+        yield f"nothing moved any more at {course.stalled.get('at_s', 0.0):.0f} s, see `stalled`"
+    if not found.jobs:
+        yield "no job was ever taken"
+    for job in found.jobs:
+        yield 1
+        if job.status != "completed":
+            yield f"{job.id} is {job.status}: {job.reason or 'no reason'}"
+
+
+def rounds_intact(found: Evidence, _course: Course) -> Iterator[str | int]:
+    """committed rounds without a gap, each with as many uploads as it may have"""
+    for job in found.jobs:
+        wanted = len(job.plan.exchanges) if job.status == "completed" else len(job.commits)
+        numbers = [commit.index for commit in job.commits]
+        if numbers != list(range(1, wanted + 1)):
+            yield f"{job.id} has the rounds {numbers}, not 1 to {wanted}"
+        for commit in job.commits:
+            yield 1
+            low, high = job.plan.job.round.min_batch, len(found.devices)
+            groups = len(job.plan.groups(job.plan.exchange(commit.index)))
+            if not low <= commit.uploads <= high:
+                yield f"{_at(job, commit.index)} has {commit.uploads} uploads, not {low} to {high}"
+            if not commit.uploads <= len(commit.accepted) <= high * groups:
+                yield f"{_at(job, commit.index)} lists {len(commit.accepted)} segments"
+
+
+def counted_once(found: Evidence, _course: Course) -> Iterator[str | int]:
+    """no update counted twice, and none that no device had priced and stored"""
+    places: dict[bytes, list[str]] = {}
+    for job in found.jobs:
+        for commit in job.commits:
+            for digest in commit.accepted:
+                yield 1
+                places.setdefault(digest, []).append(_at(job, commit.index))
+    for where in places.values():
+        if len(where) > 1:
+            yield f"one segment is counted {len(where)} times: {', '.join(where)}"
+    known = {h for device in found.devices for r in device.receipts for h in r.segment_hashes}
+    for where in (where for digest, where in places.items() if digest not in known):
+        yield f"{where[0]} counts a segment that no device stored"
+
+
+def acknowledged_counted(found: Evidence, _course: Course) -> Iterator[str | int]:
+    """every upload that the proxy acknowledged stands in its round's commit record"""
+    commits = {
+        (job.wire, commit.index, commit.attempt): (_at(job, commit.index), set(commit.accepted))
+        for job in found.jobs
+        for commit in job.commits
+    }
+    for device in found.devices:
+        for receipt in device.receipts:
+            key = (receipt.job_id, receipt.round, receipt.attempt)
+            if receipt.state not in _PROMISED or key not in commits:
+                continue
+            yield 1
+            where, accepted = commits[key]
+            lost = sum(digest not in accepted for digest in receipt.segment_hashes)
+            if lost or receipt.state == "missing":
+                yield (
+                    f"{where}, attempt {receipt.attempt}: device {device.number} was acknowledged"
+                    f" ({receipt.state}), {lost} of its segments are not counted"
+                )
+
+
+def faults_met(found: Evidence, course: Course) -> Iterator[str | int]:
+    """rounds were committed while the faults went on"""
+    count = rounds_during_faults(found, course)
+    yield count
+    kills = sum(fault.kind == "kill" for fault in course.faults)
+    if not count and kills >= _MANY_KILLS:
+        yield f"no round was committed during {kills} kills: this run proves nothing"
+
+
+def rounds_during_faults(found: Evidence, course: Course) -> int:
+    """How many rounds were committed between the first fault and the quiet time."""
+    times_s = [c.committed_s - course.begun_at for job in found.jobs for c in job.commits]
+    return sum(course.up_s <= at_s <= course.quiet_s for at_s in times_s)
+
+
+def warnings(found: Evidence, course: Course) -> list[str]:
+    """What makes a run prove less than it seems to."""
+    lines = []
+    if course.faults and not rounds_during_faults(found, course):
+        lines.append("no round was committed while the faults went on")
+    kinds = sorted({fault.kind for fault in course.faults})
+    return lines + [
+        f"the faults '{kind}' met nothing" for kind in kinds if not course.touched[kind]
+    ]
+
+
+def ledgers_exact(found: Evidence, _course: Course) -> Iterator[str | int]:
+    """each release priced once, as the job says; nothing stored or sent without a price"""
+    jobs = {job.wire.hex(): job for job in found.jobs}
+    for device in found.devices:
+        for fault in device.faults:
+            yield f"device {device.number}: {fault}"
+        for (job, exchange), times in Counter(device.links).items():
+            yield 1
+            if times > 1:
+                yield f"device {device.number} released {job[:8]} round {exchange} {times} times"
+        for receipt in device.receipts:
+            if (receipt.job_id.hex(), receipt.round) not in device.links:
+                where = f"{receipt.job_id.hex()[:8]} round {receipt.round}"
+                yield f"device {device.number} stored an upload of {where} without a price"
+        for name, entry in device.ledger.items():
+            if name not in jobs:
+                yield f"device {device.number} has a job that the cloud does not know"
+                continue
+            for exchange, release in entry.releases.items():
+                wanted = Counter(_priced(jobs[name], exchange, device))
+                if Counter(release.events) != wanted:
+                    where = _at(jobs[name], exchange)
+                    yield f"device {device.number} priced {where} as {list(release.events)}"
+
+
+def models_same(found: Evidence, _course: Course) -> Iterator[str | int]:
+    """states and releases whole and finite, the last release the same at cloud and devices"""
+    for job in found.jobs:
+        yield 1
+        for fault in job.faults:
+            yield f"{job.id}: {fault}"
+        if job.status == "completed" and not job.release_digest:
+            yield f"{job.id} is completed and has no release"
+    released = [job for job in found.jobs if job.release_digest]
+    if not released:
+        return
+    wanted = (released[-1].wire.hex(), released[-1].release_digest)
+    for device in found.devices:
+        yield 1
+        if device.release is None or device.release[1] != wanted[1]:
+            yield f"device {device.number} does not hold the release of {released[-1].id}"
+
+
+def processes_sound(_found: Evidence, course: Course) -> Iterator[str | int]:
+    """no process ended but by a kill, a fault that excuses it, or the clean stop"""
+    for end in course.ends:
+        yield 1
+        if not _excused(end, course):
+            yield f"{end.name} ended at {end.at_s:.1f} s with code {end.code}: {end.said[:200]}"
+    for trace in course.traces:
+        yield f"{trace.name} wrote at {trace.at_s:.1f} s: {trace.line[:200]}"
+    for name in course.late:
+        yield f"{name} did not stop when asked to"
+
+
+def logs_silent(found: Evidence, _course: Course) -> Iterator[str | int]:
+    """no password, no token and no device's name in a log"""
+    names = [f"box-{device.number}" for device in found.devices]
+    for log, text in sorted(found.logs.items()):
+        lines = text.splitlines()
+        yield len(lines)
+        if any(secret in text for secret in found.secrets):
+            yield f"{log} holds a password or a token"
+        # What an owner reads on the box's own console begins with its name.
+        own = tuple(f"{name}: " for name in names) if log.startswith("worker") else ()
+        if any(
+            name in line for line in lines if not line.startswith(own or "\0") for name in names
+        ):
+            yield f"{log} names a device"
+        if log in ("cloud", "broker-cloud") and any(one in text for one in found.device_ids):
+            yield f"{log} holds a device's id"
+
+
+CHECKS: tuple[Callable[[Evidence, Course], Iterator[str | int]], ...] = (
+    jobs_complete,
+    rounds_intact,
+    counted_once,
+    sums_right,
+    acknowledged_counted,
+    ledgers_exact,
+    models_same,
+    faults_met,
+    processes_sound,
+    logs_silent,
+)
+
+
+def check_all(found: Evidence, course: Course) -> list[Checked]:
+    """All checks, in their order. A check yields how many things it looked at, and violations."""
+    result = []
+    for check in CHECKS:
+        yielded = list(check(found, course))
+        violations = [item for item in yielded if isinstance(item, str)]
+        looked = sum(item for item in yielded if isinstance(item, int))
+        about = (check.__doc__ or "").strip()
+        result.append(Checked(check.__name__.replace("_", " "), about, looked, violations))
+    return result
+
+
+def _priced(job: JobFacts, index: int, device: DeviceFacts) -> Sequence[Event]:
+    exchange = job.plan.exchange(index)
+    events = tuple(job.plan.device.price(exchange)) if device.trains else ()
+    return (*events, job.plan.softmax_event()) if exchange.infer else events
+
+
+def _excused(end: Ended, course: Course) -> bool:
+    if end.how == "killed":
+        return True
+    if end.how == "stopped":
+        return end.code == 0 or (end.code < 0 and end.ran_s < _STARTING_S)
+    return end.code > 0 and any(
+        _excuses(fault, end, end.at_s - course.up_s - fault.at_s) for fault in course.faults
+    )
+
+
+def _excuses(fault: Fault, end: Ended, after_s: float) -> bool:
+    if fault.kind == "disk":
+        return fault.target == end.name and 0 <= after_s <= fault.lasts_s + _DISK_S
+    return (
+        fault.kind in _AWAY
+        and end.code == _BROKER_CODE
+        and end.name.startswith(_REACHES[fault.target])
+        and end.ran_s <= _FIRST_DIAL_S
+        and 0 <= after_s <= fault.lasts_s + _DIAL_S
+    )
+
+
+def _at(job: JobFacts, index: int) -> str:
+    return f"{job.id} round {index}"

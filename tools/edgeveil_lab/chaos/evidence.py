@@ -1,0 +1,183 @@
+"""What a stopped site holds on its disks, read past the code under test where that is possible."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from edgeveil.errors import EdgeVeilError
+from edgeveil.evaluation.onnx_session import open_session
+from edgeveil.jobs import Job
+from edgeveil.plan import JobPlan
+from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
+from edgeveil.privacy.ledger_book import JobEntry
+from edgeveil.protocol.package import unpack_tensors
+from edgeveil_cloud.host import wire_id
+from edgeveil_edge.receipts import Receipt
+from edgeveil_edge.releases import ReleaseStore
+from edgeveil_edge.store import DeviceStore
+from edgeveil_lab.chaos import tap
+from edgeveil_tools.site.provision import Site
+
+HASH_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One committed exchange; `committed_s` in seconds since 1970."""
+
+    index: int
+    attempt: int
+    uploads: int
+    accepted: tuple[bytes, ...] = field(repr=False)
+    committed_s: float
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    """One job as the cloud's store has it. `faults` are those of its model files."""
+
+    id: str
+    status: str
+    reason: str
+    plan: JobPlan = field(repr=False)
+    commits: tuple[Commit, ...]
+    release_digest: str = ""
+    state: bytes = field(default=b"", repr=False)  # tensors after the last committed round
+    faults: tuple[str, ...] = ()
+
+    @property
+    def wire(self) -> bytes:
+        """The id on the wire."""
+        return wire_id(self.id)
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """One device's own files. `links`: (job, exchange) of each release in the ledger's chain.
+
+    `releases`: the noised tensors of each.
+    """
+
+    number: int
+    trains: bool
+    receipts: tuple[Receipt, ...]
+    links: tuple[tuple[str, int], ...]
+    ledger: dict[str, JobEntry]
+    release: tuple[str, str] | None  # job on the wire (hex), digest of the model
+    releases: dict[tuple[str, int], bytes] = field(default_factory=dict, repr=False)
+    faults: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that the checks look at but for the processes' ends."""
+
+    jobs: tuple[JobFacts, ...]
+    devices: tuple[DeviceFacts, ...]
+    logs: dict[str, str]
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+    device_ids: tuple[str, ...] = ()
+
+
+def collect(site: Site, logs: Path) -> Evidence:
+    """Read the files of a site whose processes have ended."""
+    folder, plan = site.plan.folder, site.plan
+    texts = {path.stem: path.read_text("utf-8", "replace") for path in logs.glob("*.log")}
+    for path in folder.glob("broker-*/broker.log"):
+        texts[path.parent.name] = path.read_text("utf-8", "replace")
+    secrets = [word for users in site.passwords.values() for word in users.values()]
+    return Evidence(
+        jobs=tuple(_jobs(folder / "state" / "cloud" / "cloud.sqlite")),
+        devices=tuple(
+            _device(plan.edge_state(number), number, number <= plan.devices - plan.infer_only)
+            for number in range(1, plan.devices + 1)
+        ),
+        logs=texts,
+        secrets=(*secrets, site.token_file.read_text("ascii").strip()),
+        device_ids=site.device_ids,
+    )
+
+
+def _jobs(path: Path) -> list[JobFacts]:
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+        jobs = db.execute("SELECT id, status, reason, canonical FROM jobs ORDER BY number")
+        return [_job(db, *row) for row in jobs.fetchall()]
+
+
+def _job(db: sqlite3.Connection, job: str, status: str, reason: str, canonical: bytes) -> JobFacts:
+    rows = db.execute(
+        'SELECT "index", attempt, uploads, accepted, committed_at FROM exchanges'
+        ' WHERE job = ? ORDER BY "index"',
+        (job,),
+    )
+    commits = tuple(Commit(i, a, u, _hashes(packed), s) for i, a, u, packed, s in rows)
+    state = db.execute('SELECT "index", tensors FROM states WHERE job = ?', (job,)).fetchone()
+    release = db.execute("SELECT onnx, safetensors FROM releases WHERE job = ?", (job,)).fetchone()
+    faults = []
+    if commits and (state is None or state[0] != commits[-1].index):
+        faults.append("its state is not that of its last committed round")
+    for what, raw in (("state", state and state[1]), ("released weights", release and release[1])):
+        faults += _tensor_faults(what, raw) if raw else []
+    if release and (fault := _graph_fault(release[0])):
+        faults.append(fault)
+    digest = hashlib.sha256(release[0]).hexdigest() if release else ""
+    plan = JobPlan(Job.from_canonical(canonical))
+    packed = bytes(state[1]) if state else b""
+    return JobFacts(job, status, reason, plan, commits, digest, packed, tuple(faults))
+
+
+def _device(state: Path, number: int, trains: bool) -> DeviceFacts:
+    faults: list[str] = []
+    receipts: Sequence[Receipt] = ()
+    links: tuple[tuple[str, int], ...] = ()
+    ledger: dict[str, JobEntry] = {}
+    releases: dict[tuple[str, int], bytes] = {}
+    release = None
+    try:
+        store = DeviceStore(state / "device.sqlite")
+        with closing(store):
+            receipts = store.receipts()
+        for account in read_ledger(state / LEDGER_FILE).accounts.values():
+            ledger |= account.jobs
+        with closing(sqlite3.connect(state / LEDGER_FILE)) as db:
+            found = db.execute("SELECT job, exchange FROM links WHERE kind = 'released'")
+            links = tuple(found.fetchall())
+            releases = tap.releases(db)
+        held = ReleaseStore(state / "releases").current()
+        release = None if held is None else (str(held.meta.get("job_id")), held.digest)
+    except (EdgeVeilError, sqlite3.Error) as error:
+        faults.append(str(error))
+    return DeviceFacts(
+        number, trains, tuple(receipts), links, ledger, release, releases, tuple(faults)
+    )
+
+
+def _hashes(packed: bytes) -> tuple[bytes, ...]:
+    return tuple(packed[i : i + HASH_BYTES] for i in range(0, len(packed), HASH_BYTES))
+
+
+def _tensor_faults(what: str, raw: bytes) -> list[str]:
+    try:
+        tensors = unpack_tensors(raw)
+    except (EdgeVeilError, ValueError) as error:
+        return [f"its {what} cannot be read: {error}"]
+    return [
+        f"its {what} hold a value that is not finite ('{name}')"
+        for name, array in tensors.items()
+        if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all()
+    ]
+
+
+def _graph_fault(onnx: bytes) -> str:
+    try:
+        open_session(onnx)
+    except EdgeVeilError as error:
+        return f"its released model cannot be read: {error}"
+    return ""

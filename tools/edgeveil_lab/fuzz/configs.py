@@ -1,0 +1,137 @@
+"""Targets: YAML files, and jobs as they come over the wire."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from edgeveil.errors import ConfigError, ProtocolError
+from edgeveil.jobs import json_schema, load_site, parse_job
+from edgeveil.jobs.job import Job
+from edgeveil.jobs.load import load_scenario
+from edgeveil.jobs.yaml_tree import DEPTH, NODES, read_tree
+from edgeveil_lab.fuzz.target import Target, as_file, demand
+
+_CONFIGS = Path(__file__).parents[3] / "configs"
+_TEXT_BYTES = 1024  # a longer text is only slower to read
+SMALLEST_JOB = """\
+job: small
+data: {source: digits, classes: 10, input_shape: [64], nominal_records: 150}
+features: [{name: identity, input_scale: 16, shift: -0.3}]
+train: {method: fm, rounds: 3}
+privacy: {epsilon: 8.0, delta: 1.0e-5}
+round: {deadline_s: 20, min_batch: 3}
+encrypt: {privacy_eval_type: LAPLACE, laplace_eval: {laplace_eval_eps: 20}}
+"""
+
+
+def _tree(data: bytes) -> None:
+    tree = read_tree(data)
+    demand(bool(tree.lines) or bool(tree.problems), "what is not read is explained")
+    depth, count = _measured(tree.value)
+    demand(depth <= DEPTH and count <= NODES, "the bounds hold")
+
+
+def _measured(value: Any) -> tuple[int, int]:
+    """Levels and values."""
+    inner = list(value.values()) if isinstance(value, dict) else value
+    if not isinstance(inner, list):
+        return 1, 1
+    each = [_measured(one) for one in inner]
+    return 1 + max((d for d, _ in each), default=0), 1 + sum(n for _, n in each)
+
+
+def _job(data: bytes) -> None:
+    job = parse_job(data)
+    demand(Job.from_canonical(job.canonical()).digest() == job.digest(), "a job has one digest")
+
+
+def _canonical(data: bytes) -> None:
+    job = Job.from_canonical(data)
+    demand(job.canonical() == data, "a job has one spelling")
+
+
+def _site(data: bytes) -> None:
+    load_site(as_file("site.yaml", data))
+
+
+def _scenario(data: bytes) -> None:
+    load_scenario(as_file("load.yaml", data))
+
+
+def _short(text: str) -> bytes:
+    """Without comments: they would only make inputs long."""
+    lines = (re.sub(r"\s+#.*", "", line) for line in text.splitlines())
+    return "\n".join(line for line in lines if line and not line.startswith("#")).encode()
+
+
+def _jobs() -> Iterable[bytes]:
+    yield SMALLEST_JOB.encode()
+    texts = (_short(p.read_text("utf-8")) for p in sorted((_CONFIGS / "jobs").glob("*.yaml")))
+    yield from (text for text in texts if len(text) <= _TEXT_BYTES)
+
+
+def _canonicals() -> Iterable[bytes]:
+    yield parse_job(SMALLEST_JOB).canonical()
+
+
+def _sites() -> Iterable[bytes]:
+    texts = (_short(path.read_text("utf-8")) for path in sorted(_CONFIGS.glob("*.yaml")))
+    yield from (text for text in texts if len(text) <= _TEXT_BYTES)
+
+
+def _scenarios() -> Iterable[bytes]:
+    texts = (_short(p.read_text("utf-8")) for p in sorted((_CONFIGS / "load").glob("*.yaml")))
+    yield from (text for text in texts if len(text) <= _TEXT_BYTES)
+
+
+def _trees() -> Iterable[bytes]:
+    yield from (b"a: [1, 2.5, true, null, 'x']\nb:\n  - c: 0x1f\n", b"- - - a\n", b"? a\n: b\n")
+    yield from (b"a: &x 1\nb: *x\n", b"<<: {a: 1}\n", b"a: !!python/object:x y\n", b"a: |\n  b\n c")
+
+
+@cache
+def _words(kind: str) -> tuple[bytes, ...]:
+    """Keys and choices of a kind of file."""
+
+    def within(schema: Any) -> Iterator[str]:
+        if isinstance(schema, dict):
+            yield from schema.get("properties", {})
+            yield from (one for one in schema.get("enum", []) if isinstance(one, str))
+            for inner in schema.values():
+                yield from within(inner)
+        elif isinstance(schema, list):
+            for inner in schema:
+                yield from within(inner)
+
+    return tuple(f"{word}: ".encode() for word in sorted(set(within(json_schema(kind)))))
+
+
+_YAML = (
+    b": ",
+    b"- ",
+    b"&a ",
+    b"*a",
+    b"!!map ",
+    b"1e999",
+    b"-1",
+    b"null",
+    b"[",
+    b"{",
+    b"|\n ",
+    b"? ",
+)
+_SITE_WORDS = tuple(word for kind in ("cloud", "proxy", "edge") for word in _words(kind))
+
+TARGETS = {
+    "yaml": Target(_tree, _trees, (), max_bytes=256, words=_YAML),
+    "job_yaml": Target(_job, _jobs, (ConfigError,), _TEXT_BYTES, _YAML + _words("job")),
+    "job_wire": Target(
+        _canonical, _canonicals, (ProtocolError,), 2048, (b'":null', b"1e308", b"[")
+    ),
+    "load_yaml": Target(_scenario, _scenarios, (ConfigError,), _TEXT_BYTES, _YAML + _words("load")),
+    "site_yaml": Target(_site, _sites, (ConfigError,), _TEXT_BYTES, _YAML + _SITE_WORDS),
+}

@@ -1,0 +1,113 @@
+"""Targets: data sets of pictures and tables in formats of their own."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from edgeveil.data.cifar import read_cifar10, read_cifar100
+from edgeveil.data.images import image_faults, read_images
+from edgeveil.data.parquet import read_parquet
+from edgeveil.errors import DataError
+from edgeveil.parts.methods.base import Records
+from edgeveil_lab.fuzz.target import Tape, Target, as_file, demand, scratch
+
+_MAX_BYTES = 1 << 16
+_PIXELS = 3072
+
+
+def _sound(records: Records) -> None:
+    demand(len(records.x) == len(records.y), "one label for each record")
+    demand(records.x.nbytes <= _MAX_BYTES, "no more memory than allowed")
+
+
+def _cifar(data: bytes) -> None:
+    """The tape says which set, and a few bytes; the pixels are put behind them."""
+    tape = Tape(data)
+    labels, count = 1 + tape.number(2), tape.number(4)
+    content = b"".join(tape.take(labels) + bytes(_PIXELS) for _ in range(count)) + tape.rest()
+    read, classes = ((read_cifar10, 10), (read_cifar100, 100))[labels - 1]
+    records = read((as_file("batch.bin", content),), _MAX_BYTES)
+    _sound(records)
+    demand(bool(np.all(records.y < classes)), "a label of the classes")
+
+
+def _cifar_seeds() -> Iterable[bytes]:
+    yield b"\0\2\3\7"
+    yield b"\1\2\3\x63\0\1"
+    yield b"\0\1\x0a"
+    yield b"\1\3\0\0\0\0\0\0rest"
+
+
+def _parquet(data: bytes) -> None:
+    column = (None, "label")[data[0] % 2 if data else 0]
+    _sound(read_parquet(as_file("records.parquet", data[1:]), column, _MAX_BYTES))
+
+
+def _parquet_seeds() -> Iterable[bytes]:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    for number, packed in enumerate(("NONE", "SNAPPY", "GZIP")):
+        made = io.BytesIO()
+        table = pa.table({"a": [1.5, None, 3.0], "b": [1, 2, 3], "label": [0, 1, None]})
+        parquet.write_table(table, made, compression=packed, use_dictionary=bool(number))
+        yield bytes((number,)) + made.getvalue()
+
+
+@dataclass(frozen=True)
+class _Form:
+    size: tuple[int, int] = (4, 4)
+    colours: str = "grey"
+    classes: tuple[str, ...] | None = ("a",)
+
+
+@cache
+def _pictures() -> Any:
+    warnings.simplefilter("ignore")  # of pictures that claim many pixels
+    folder = scratch() / "pictures"
+    (folder / "a").mkdir(parents=True)
+    return folder
+
+
+def _picture(data: bytes) -> None:
+    form = _Form(colours=("grey", "rgb")[data[0] % 2 if data else 0])
+    (_pictures() / "a" / "one.png").write_bytes(data[1:])
+    records = read_images(_pictures(), form, _MAX_BYTES)
+    _sound(records)
+    demand(records.y.tolist() == [0], "one picture, one record")
+    dropped = bool(np.isnan(records.x).any())
+    demand(dropped == bool(image_faults(_pictures(), form)), "what is dropped is told")
+
+
+def _picture_seeds() -> Iterable[bytes]:
+    from PIL import Image
+
+    for number, (mode, kind) in enumerate(
+        (
+            ("L", "PNG"),
+            ("RGB", "PNG"),
+            ("P", "PNG"),
+            ("I;16", "PNG"),
+            ("L", "JPEG"),
+            ("RGB", "JPEG"),
+        )
+    ):
+        made = io.BytesIO()
+        Image.new(mode, (5, 3), 7).save(made, kind)
+        yield bytes((number % 2,)) + made.getvalue()
+
+
+TARGETS = {
+    "cifar": Target(_cifar, _cifar_seeds, (DataError,), 4096),
+    "parquet": Target(_parquet, _parquet_seeds, (DataError,), 4096, (b"PAR1",)),
+    "picture": Target(
+        _picture, _picture_seeds, (DataError,), 2048, (b"IHDR", b"PLTE", b"\xff\xd8")
+    ),
+}

@@ -1,0 +1,174 @@
+"""Targets: the three machines, told by malicious peers whatever a tape says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from edgeveil.crypto.keys import VerifyKey
+from edgeveil.protocol import cloud_tasks as ct
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol import messages as m
+from edgeveil.protocol import proxy_tasks as pt
+from edgeveil.protocol import tasks as dt
+from edgeveil.protocol.blob import describe
+from edgeveil.protocol.cloud import CloudMachine
+from edgeveil.protocol.device import DeviceMachine
+from edgeveil.protocol.package import JobPackage, Package, ReleasePackage, RoundPackage
+from edgeveil.protocol.proxy import ProxyMachine
+from edgeveil_lab.fuzz.samples import GROUPS, JOB, PACKET_BYTES, device_id, manifest, signer
+from edgeveil_lab.fuzz.story import PART_BYTES, SEALED_BYTES, TEXTS, Play, public_key
+from edgeveil_lab.fuzz.target import Tape, Target, demand
+
+_SPOOL_BYTES, _CACHE_BYTES, _CREDIT_BYTES = 1024, 1 << 14, 1024
+
+# --- the device ----------------------------------------------------------------------------
+
+
+def _device(data: bytes) -> None:
+    tape = Tape(data)
+    memory = dt.Memory(jobs={JOB: None} if tape.number(4) else {})
+    settings = dt.Settings(PACKET_BYTES, blob_bytes=1 << 14, fetch_bytes=1 << 15, jobs=2)
+    machine = DeviceMachine(signer("0"), public_key("cloud"), public_key("proxy"), memory, settings)
+    play = Play(machine, tape, _finish_device)
+    play.run([fx.Connected(fx.Proxy())], (fx.Proxy(),))
+    trained = [count for mark, count in play.asked.items() if isinstance(mark, tuple)]
+    demand(max(trained, default=0) <= 1, "a round is trained for once")
+    demand(len(memory.jobs) <= settings.jobs, "so many jobs at most")
+    claimed = sum(f.header.blob.size_bytes for f in machine.fetches.under_way.values())
+    demand(claimed <= settings.fetch_bytes, "so many bytes under way at most")
+
+
+def _finish_device(task: object, tape: Tape) -> object:
+    match task:
+        case dt.Open():
+            packages: tuple[Package | None, ...] = (
+                RoundPackage("train", 1, False, b"", b""),
+                JobPackage(b"{}", b""),
+                ReleasePackage("job", b""),
+                None,
+            )
+            return dt.Opened(tape.choice(packages), 0.5, tape.choice((0.0, 1.0)))
+        case dt.Work() | dt.Dummies() if tape.number(4):
+            text = bytes((tape.number(256),)) * sum(SEALED_BYTES)
+            marks = (bytes(32), text[:32])
+            return dt.Sealed((0, 1), SEALED_BYTES, text, marks, isinstance(task, dt.Dummies))
+        case dt.Work() | dt.Dummies():
+            return dt.Declined("no")
+    return dt.Learned()
+
+
+# --- the proxy -----------------------------------------------------------------------------
+
+
+class _Registry:
+    """Devices 0, 1 and 2 are admitted."""
+
+    def verify_key(self, device: str) -> VerifyKey | None:
+        number = next((n for n in range(3) if device_id(n) == device), None)
+        return None if number is None else public_key(f"device {number}")
+
+    def roster(self) -> tuple[int, bytes]:
+        return 1, bytes(96)
+
+
+def _proxy(data: bytes) -> None:
+    tape = Tape(data)
+    settings = pt.ProxySettings(
+        packet_bytes=PACKET_BYTES,
+        blob_bytes=1 << 13,
+        upload_bytes=1 << 12,
+        spool_bytes=_SPOOL_BYTES,
+        cache_bytes=_CACHE_BYTES,
+        credit_bytes=_CREDIT_BYTES,
+        min_batch_floor=2,
+        ended_kept=2,
+        cover_window_s=tape.choice((0.0, 0.0, 5.0)),
+    )
+    machine = ProxyMachine(signer("proxy"), public_key("cloud"), _Registry(), None, settings)
+    play = Play(machine, tape, _finish_proxy)
+    starts: list[fx.Event] = []
+    if tape.number(4):  # usually a round is open
+        header = _round()
+        starts.append(fx.Received(fx.Cloud(), m.Offer(signer("cloud").header(header), b"blob")))
+    devices = tuple(fx.Device(device_id(number)) for number in (0, 1, 2, 9))
+    play.run(starts, (fx.Cloud(), *devices))
+    demand(machine.spool_bytes <= _SPOOL_BYTES, "the spool has a bound")
+    demand(machine.cache_bytes <= _CACHE_BYTES, "the cache has a bound")
+    demand(machine.credit_bytes <= _CREDIT_BYTES + 1024, "the credit has a bound")
+    demand(machine.online <= {device_id(number) for number in range(3)}, "admitted devices alone")
+    demand(len(machine.memory.ended) <= 2, "so many ends at most")
+    kept = Counter((i.at, i.device) for i in play.stored if isinstance(i, pt.UploadKept))
+    closed = Counter(item.at for item in play.stored if isinstance(item, pt.RoundDropped))
+    once = all(count <= 1 + closed[at] for (at, _), count in kept.items())
+    demand(once, "one upload of each device in a round")
+
+
+def _round() -> m.Manifest:
+    return manifest(blob=describe(b"blob", PART_BYTES))
+
+
+def _finish_proxy(task: object, tape: Tape) -> object:
+    match task:
+        case pt.KeepBroadcast(signed=signed, header=header):
+            known = {describe(text, 1).digest: text for text in TEXTS}
+            text = known.get(header.blob.digest)
+            return fx.Failed("bad_digest") if text is None else pt.Kept(signed, header, text)
+        case pt.ShuffleRound(uploads=uploads):
+            counts = tuple(sum(g in groups for _, groups in uploads) for g in range(len(GROUPS)))
+            sizes = zip(counts, SEALED_BYTES, strict=True)
+            text = bytes((tape.number(256),)) * sum(count * size for count, size in sizes)
+            return pt.Shuffled(counts, describe(text, 1).digest, text)
+    return fx.Failed("unknown_task")
+
+
+# --- the cloud -----------------------------------------------------------------------------
+
+
+def _cloud(data: bytes) -> None:
+    tape = Tape(data)
+    settings = ct.CloudSettings(PACKET_BYTES, blob_bytes=1 << 13, spool_bytes=1 << 13)
+    machine = CloudMachine(signer("cloud"), public_key("proxy"), settings)
+    play = Play(machine, tape, _finish_cloud)
+    start = fx.Command(ct.Start(JOB, 1, 1, rounds=2, retries=2))
+    play.run([fx.Connected(fx.Proxy()), start], (fx.Proxy(),))
+    ends = [item for item in play.stored if isinstance(item, ct.JobStatus)]
+    demand(len(ends) <= 1, "a job ends once")
+    parts = [item for item in play.stored if isinstance(item, ct.BatchPart)]
+    furthest = max((part.offset + len(part.data) for part in parts), default=0)
+    demand(furthest <= settings.spool_bytes, "a batch has a bound")
+
+
+def _finish_cloud(task: object, tape: Tape) -> object:
+    if not tape.number(8):
+        return ct.Blocked("no room")
+    match task:
+        case ct.SealRound(job_id=job, round=number, attempt=attempt):
+            return _sealed("round", m.Exchanged(job, number, attempt), tape)
+        case ct.SealJob(job_id=job):
+            return _sealed("job", m.Exchanged(job, 0, 1), tape)
+        case ct.SealRelease(job_id=job):
+            return _sealed("release", m.Exchanged(job, 0, 2), tape)
+        case ct.Absorb(batch=batch) if tape.number(4):
+            return ct.Absorbed(m.Commit(batch.at, 1, describe(bytes(32), PART_BYTES)), bytes(32))
+    return ct.TooFew("too few")
+
+
+def _sealed(kind: str, at: m.Exchanged, tape: Tape) -> ct.Broadcast:
+    text = tape.choice(TEXTS[1:])
+    return ct.Broadcast(manifest(kind, at, 1, describe(text, PART_BYTES)), text)
+
+
+def _tapes() -> Iterable[bytes]:
+    yield b"\1" * 60
+    yield bytes(range(1, 250))
+    yield bytes(range(250, 3, -1))
+    yield bytes((7 * n) % 256 for n in range(300))
+    yield bytes((n * n) % 251 for n in range(300))
+
+
+TARGETS = {
+    "device": Target(_device, _tapes, (), max_bytes=512),
+    "proxy": Target(_proxy, _tapes, (), max_bytes=512),
+    "cloud": Target(_cloud, _tapes, (), max_bytes=512),
+}

@@ -1,0 +1,116 @@
+"""Valid headers, bodies and keys, which targets damage."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+
+from edgeveil.crypto.keys import OpeningKey, SigningKey
+from edgeveil.protocol.envelope import Signer
+from edgeveil.protocol.messages import (
+    Ack,
+    Batch,
+    Blob,
+    Body,
+    Bye,
+    Close,
+    Commit,
+    Cover,
+    Decline,
+    Exchanged,
+    Group,
+    Header,
+    Hello,
+    Here,
+    Later,
+    Manifest,
+    Roster,
+    Shortfall,
+    Upload,
+    Want,
+)
+
+JOB = b"fuzzed job 16 b."
+PACKET_BYTES = 1536
+GROUPS = (Group("layer0", 64), Group("softmax", 64))
+AT = Exchanged(JOB, 1, 1)
+BLOB = Blob(hashlib.sha256(b"blob").digest(), 4, 1024)
+
+
+def _raw(name: str) -> bytes:
+    return hashlib.sha256(b"fuzzing: " + name.encode()).digest()
+
+
+@cache
+def signing_key(name: str) -> SigningKey:
+    """A fixed key, so that an input means the same in every process."""
+    return SigningKey.from_bytes(_raw(name))
+
+
+@cache
+def opening_key(name: str) -> OpeningKey:
+    """A fixed key."""
+    return OpeningKey.from_bytes(_raw(name))
+
+
+@cache
+def device_id(number: int) -> str:
+    """The id of device `number`."""
+    return signing_key(f"device {number}").public().fingerprint()
+
+
+@cache
+def signer(name: str) -> Signer:
+    """`cloud`, `proxy`, or a device by its number as text."""
+    if name.isdigit():
+        return Signer(device_id(int(name)), signing_key(f"device {name}"))
+    return Signer(name, signing_key(name))
+
+
+def manifest(
+    kind: str = "round", at: Exchanged = AT, sequence: int = 1, blob: Blob = BLOB
+) -> Manifest:
+    """A manifest that is sound in itself."""
+    return Manifest(
+        kind=kind,  # type: ignore[arg-type]
+        at=at,
+        sequence=sequence,
+        job_digest=bytes(32),
+        phase="train",
+        selected=3,
+        min_batch=2,
+        quorum=2,
+        deadline_s=60.0,
+        grace_s=1.0,
+        groups=GROUPS,
+        stanza_bytes=0,
+        package_digest=bytes(32),
+        package_bytes=4,
+        commitment=bytes(32),
+        cloud_key=opening_key("cloud").public().to_bytes(),
+        blob=blob,
+    )
+
+
+HEADERS: tuple[Header, ...] = (
+    manifest(),
+    manifest("job", Exchanged(JOB, 0, 1)),
+    manifest("release", Exchanged(JOB, 0, 2)),
+    Upload(AT, (0, 1), BLOB),
+    Batch(AT, 3, 0, (3, 3), BLOB),
+    Commit(AT, 1, BLOB),
+    Roster(1, BLOB),
+)
+BODIES: tuple[Body, ...] = (
+    Ack(BLOB.digest, "held"),
+    Ack(BLOB.digest, "refused", "wrong_size"),
+    Hello(device_id(0)),
+    Here(0.5),
+    Later(2.0),
+    Cover(10.0),
+    Want(JOB),
+    Decline(AT),
+    Shortfall(AT, 1, 1),
+    Close(JOB, "completed"),
+    Bye(device_id(0)),
+)

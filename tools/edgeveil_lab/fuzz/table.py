@@ -1,0 +1,29 @@
+"""All targets by name. A target's module is imported when it is asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from edgeveil.registry import Table
+from edgeveil_lab.fuzz.target import Target
+
+MODULES = {
+    "wire": ("frame", "inner", "package", "tensors", "assembly", "fetch", "topic"),
+    "sealed": ("stream", "stanzas", "broadcast", "segment", "enrolment", "key_file", "ledger"),
+    "files": ("idx", "mnist", "emnist", "csv", "npz", "users", "fleet"),
+    "datasets": ("cifar", "parquet", "picture"),
+    "graphs": ("onnx_wire", "graph_check", "backbone"),
+    "machines": ("device", "proxy", "cloud"),
+    "batches": ("batch", "spool"),
+    "served": ("http", "load_mqtt", "chaos_mqtt", "amqtt"),
+    "configs": ("yaml", "job_yaml", "job_wire", "site_yaml", "load_yaml"),
+}
+NAMES: Table[str] = Table(
+    "target", {name: module for module, names in MODULES.items() for name in names}
+)
+
+
+def target(name: str) -> Target:
+    """The target of this name. Raises UsageError for an unknown one."""
+    found: Target = import_module(f"edgeveil_lab.fuzz.{NAMES[name]}").TARGETS[name]
+    return found

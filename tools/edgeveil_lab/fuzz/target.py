@@ -1,0 +1,110 @@
+"""One decoder or parser under fuzzing, and a tape that turns bytes into choices."""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+from edgeveil.errors import EdgeVeilError
+
+T = TypeVar("T")
+
+
+class Wrong(AssertionError):  # noqa: N818 - what it is, not an error of the program
+    """An input was taken, but what came of it breaks a law of the target."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """`take` feeds one input. It may raise the errors of `refusals`, and nothing else.
+
+    `seeds` are valid inputs, made by code, from which the fuzzer mutates; `words` are pieces of
+    the format that it may put in.
+    """
+
+    take: Callable[[bytes], object]
+    seeds: Callable[[], Iterable[bytes]]
+    refusals: tuple[type[EdgeVeilError], ...]
+    max_bytes: int = 4096
+    words: Sequence[bytes] = ()
+
+    def feed(self, data: bytes) -> bool:
+        """True if the input was taken, False if it was refused; anything else is a finding."""
+        try:
+            self.take(data)
+        except self.refusals as refusal:
+            if not str(refusal):
+                raise Wrong("a refusal without a text") from refusal
+            return False
+        return True
+
+
+class Tape:
+    """Choices from bytes, in order; an ended tape gives zeros, so that every tape ends."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self._at = data, 0
+
+    @property
+    def over(self) -> bool:
+        """Nothing is left."""
+        return self._at >= len(self._data)
+
+    def take(self, count: int) -> bytes:
+        """At most `count` bytes."""
+        taken = self._data[self._at : self._at + count]
+        self._at += count
+        return taken
+
+    def number(self, below: int) -> int:
+        """0 to `below` - 1; `below` at most 2**64."""
+        width = max(1, (below - 1).bit_length() + 7 >> 3)
+        return int.from_bytes(self.take(width), "little") % below
+
+    def choice(self, options: Sequence[T]) -> T:
+        """One of these."""
+        return options[self.number(len(options))]
+
+    def rest(self) -> bytes:
+        """Everything that is left."""
+        return self.take(max(0, len(self._data) - self._at))
+
+    def damaged(self, data: bytes, most: int = 4) -> bytes:
+        """`data` with up to `most` bytes set, cut out or put in, where the tape says."""
+        raw = bytearray(data)
+        for _ in range(self.number(most + 1)):
+            place, what = self.number(len(raw) + 1), self.number(4)
+            if what == 0:
+                del raw[place:]
+            elif what == 1:
+                raw[place:place] = self.take(1 + self.number(8))
+            else:
+                raw[place : place + 1] = self.take(1)
+        return bytes(raw)
+
+
+@cache
+def scratch() -> Path:
+    """A folder for this process's inputs, gone when it ends."""
+    folder = Path(tempfile.mkdtemp(prefix="edgeveil-fuzz-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def as_file(name: str, data: bytes) -> Path:
+    """The input as a file, for readers that take a path; the file is one and the same."""
+    path = scratch() / name
+    path.write_bytes(data)
+    return path
+
+
+def demand(holds: bool, law: str) -> None:
+    """Raise Wrong unless the law holds."""
+    if not holds:
+        raise Wrong(law)

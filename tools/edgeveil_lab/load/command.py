@@ -1,0 +1,226 @@
+"""`edgeveil loadtest`: checks, plays one test or a sweep, keeps what was measured."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from edgeveil.errors import EdgeVeilError, UsageError
+from edgeveil.transport.sessions import read_password
+from edgeveil_lab.load.fleet import Fleet
+from edgeveil_lab.load.joining import on_fast_loop
+from edgeveil_lab.load.limits import (
+    check_address,
+    check_files,
+    check_ports,
+    check_readable,
+    raise_files_limit,
+)
+from edgeveil_lab.load.local_site import LocalSite
+from edgeveil_lab.load.options import LoadOptions
+from edgeveil_lab.load.prometheus import Metrics
+from edgeveil_lab.load.raw import RawSite, ratio, run_raw
+from edgeveil_lab.load.raw_parts import RawDevice
+from edgeveil_lab.load.report import write_load_report
+from edgeveil_lab.load.running_site import dismiss, running_target
+from edgeveil_lab.load.session import LOOPBACK, Session, Show
+from edgeveil_lab.load.table import show
+from edgeveil_lab.load.verdict import faults
+from edgeveil_lab.load.view import LiveView
+from edgeveil_tools.local.children import Children
+from edgeveil_tools.local.command import signals
+from edgeveil_tools.result import write_json
+from edgeveil_tools.scratch import scratch
+
+INTERRUPTED = 130
+_RAW_ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """Generators of other hosts: where they find the leader, and how many there will be."""
+
+    listen: tuple[str, int] = (LOOPBACK, 0)
+    remote: int = 0
+    token_file: Path | None = None
+
+
+def run(options: LoadOptions, sharing: Sharing, *, as_json: bool) -> int:
+    """Play it; 0, 1 for a loss, a wrong sum or growing memory, 130 after Ctrl-C.
+
+    Raises EdgeVeilError.
+    What was measured until a failure or Ctrl-C is written all the same.
+    """
+    _check(options, sharing)
+    console = Console(stderr=as_json)
+    results: list[dict[str, Any]] = []
+    failure: BaseException | None = None
+    try:
+        for count in options.counts:
+            one = options.model_copy(update={"devices": count, "sweep": ()})
+            result, failure = _play(one, sharing, console, spans=bool(options.sweep))
+            results.append(result)
+            if failure is not None:
+                break
+    except KeyboardInterrupt as stop:
+        failure = stop
+    if results:
+        with signals(signal.SIG_IGN):
+            _keep(options, results, console, as_json=as_json)
+    if isinstance(failure, KeyboardInterrupt):
+        return INTERRUPTED
+    if failure is not None:
+        raise failure
+    return int(any(True for result in results for _ in faults(result)))
+
+
+def _check(options: LoadOptions, sharing: Sharing) -> None:
+    """Raise UsageError for what cannot be, before anything starts."""
+    most = max(options.counts)
+    generators = options.processes + sharing.remote
+    check_files(-(-most // generators), raise_files_limit())
+    check_ports(most)
+    if options.starts_site and sharing.remote:
+        raise UsageError(
+            "a site that is started here is reached from this machine alone",
+            where="--remote",
+            fix="name a running site with --broker, --cloud, --token-file and --fleet",
+        )
+    check_readable(options)
+    check_address(sharing.listen)
+    if options.out is not None:
+        try:
+            options.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"cannot be made ({error.strerror})",
+                where=str(options.out),
+                fix="name a folder that you may write to with --out",
+            ) from None
+
+
+def _play(
+    options: LoadOptions, sharing: Sharing, console: Console, *, spans: bool
+) -> tuple[dict[str, Any], BaseException | None]:
+    """One count of devices: its result, and what ended it early."""
+    # A second Ctrl-C must not leave children behind; stopping takes a few seconds at most.
+    with signals(signal.SIG_IGN), ExitStack() as stack:
+        folder = stack.enter_context(scratch(keep=False, in_memory=False))
+        logs = (options.out or folder) / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        generators = Children(logs)
+        stack.callback(generators.stop)
+        site, target, fleet, password = None, None, None, None
+        if options.starts_site:
+            fleet = Fleet.make(options.devices)
+            password = read_password(options.password_file)
+            site = LocalSite(options, fleet, folder, logs)
+            stack.callback(site.stop)
+            with signals(_interrupt):
+                target = site.start()
+        else:
+            target, fleet, password = running_target(options)
+            stack.callback(dismiss, options, fleet)
+        if target.ca is not None and options.ca is None:
+            options = options.model_copy(update={"ca": target.ca})
+        view = stack.enter_context(LiveView(options, console))
+        watchers: list[Show] = [view.update]
+        if options.prometheus is not None:
+            metrics = Metrics(options.prometheus)
+            stack.callback(metrics.close)
+            watchers.append(metrics.update)
+        session = Session(
+            options,
+            fleet,
+            target,
+            site,
+            generators,
+            lambda sample: _tell(watchers, sample),
+            listen=sharing.listen,
+            remote=sharing.remote,
+            token_file=sharing.token_file or folder / "join.token",
+            password=password,
+            spans=spans,
+        )
+        failure = _until_stopped(session)
+        result = session.result()
+        if failure is None and site is not None and options.compare == "raw":
+            view.note("the same bytes through a bare relay")
+            generators.stop()
+            site.children.stop()
+            try:
+                with signals(_interrupt):
+                    _compare(options, site, result)
+            except (EdgeVeilError, KeyboardInterrupt) as stop:
+                failure = stop
+        return result, failure
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _tell(watchers: list[Show], sample: dict[str, Any]) -> None:
+    for watcher in watchers:
+        watcher(sample)
+
+
+def _until_stopped(session: Session) -> BaseException | None:
+    """Run it on a loop of its own; Ctrl-C and SIGTERM end it in good order."""
+    failure: list[BaseException] = []
+
+    async def body() -> int:
+        task = asyncio.ensure_future(session.run())
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, task.cancel)
+        try:
+            await task
+        except asyncio.CancelledError:
+            failure.append(KeyboardInterrupt())
+            session.measured.reason, session.measured.interrupted = "interrupted", True
+        except EdgeVeilError as error:
+            failure.append(error)
+            session.measured.reason = str(error)
+        return 0
+
+    try:
+        on_fast_loop(body())
+    except KeyboardInterrupt as stop:  # once more, while the loop was closing
+        failure.append(stop)
+    for number in (signal.SIGINT, signal.SIGTERM):  # the loop left them at their defaults
+        signal.signal(number, signal.SIG_IGN)
+    return failure[0] if failure else None
+
+
+def _compare(options: LoadOptions, site: LocalSite, result: dict[str, Any]) -> None:
+    """The same uploads over the same brokers by a bare relay; fills `raw` and `raw_ratio`."""
+    rounds = min(_RAW_ROUNDS, len(result["rounds"]))
+    if not rounds:
+        return
+    devices = [RawDevice(device, password) for device, password in site.accounts.items()]
+    raw = run_raw(RawSite.load(site.folder), devices, options, rounds, site.broker_pids())
+    result["raw"], result["raw_ratio"] = raw, ratio(result, raw)
+
+
+def _keep(
+    options: LoadOptions, results: list[dict[str, Any]], console: Console, *, as_json: bool
+) -> None:
+    """Write `load.json` and `load.html`, print the table or the JSON."""
+    result = results[-1]
+    if options.sweep:
+        result = {**result, "sweep": results}
+    if options.out is not None:
+        write_json(options.out / "load.json", result)
+        write_load_report(result, options.out / "load.html")
+    if as_json:
+        print(json.dumps(result, allow_nan=False), flush=True)
+    else:
+        show(console, result)

@@ -1,0 +1,198 @@
+"""The leader of a test: hands out shares, takes reports, says when to begin and to end."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from edgeveil.errors import UsageError
+from edgeveil.transport.http import HttpServer, serve
+from edgeveil_lab.load.fleet import Fleet
+from edgeveil_lab.load.histogram import Histogram
+from edgeveil_lab.load.options import LoadOptions
+from edgeveil_lab.load.wire import Answer, Command, Joining, Report, Share
+from edgeveil_tools.site.broker_plan import write_private
+
+Rows = dict[tuple[int, int], dict[str, Any]]  # by round and attempt
+
+_BROKEN = (msgspec.DecodeError, ValueError, LookupError, TypeError, AttributeError, OverflowError)
+_BODY_BYTES = 8 << 20
+_ADDED = (
+    *("connected", "connects", "failed", "reconnects", "bytes_up", "bytes_down"),
+    *("offered", "acknowledged", "counted", "missing", "contradicted", "waiting"),
+)
+_ROUND_ADDED = (
+    *("offered", "acknowledged", "counted", "counted_sum", "upload_bytes", "upload_messages"),
+    *("unconfirmed", "unanswered"),
+)
+_ROUND_FIRST, _ROUND_LAST = ("began_s", "first_offer_s"), ("last_ack_s",)
+
+
+@dataclass(frozen=True)
+class Where:
+    """What a generator needs to reach the site."""
+
+    broker: str
+    cloud_key: bytes
+    proxy_key: bytes
+    password: str | None = field(repr=False)
+
+
+class Leader:
+    """Serves `generators` generators; `fleet` is dealt to them in equal shares."""
+
+    def __init__(
+        self, options: LoadOptions, fleet: Fleet, generators: int, where: Where, token: str
+    ) -> None:
+        self._options, self._fleet, self._where = options, fleet, where
+        self._generators, self._token = generators, token
+        self.command: Command = "wait"
+        self.pids: dict[str, int] = {}
+        self.reports: dict[int, Report] = {}
+        self._joined = 0
+        self._rounds: dict[int, Rows] = {}  # of each generator; it tells of the newest alone
+
+    async def serve(self, host: str, port: int) -> HttpServer:
+        """Listen for generators. Raises UsageError if the port cannot be had."""
+        app = web.Application(client_max_size=_BODY_BYTES)
+        app.add_routes([web.post("/join", self._join), web.post("/report", self._report)])
+        return await serve(app, host, port)
+
+    @property
+    def all_joined(self) -> bool:
+        """Whether every generator has its share and has reported."""
+        return len(self.reports) == self._generators
+
+    def all_in(self, *states: str) -> bool:
+        """Whether every generator is in one of these states."""
+        return self.all_joined and all(r.state in states for r in self.reports.values())
+
+    def totals(self) -> Totals:
+        """All generators' counts together."""
+        tallies = [report.tally for report in self.reports.values()]
+        return Totals(tallies, list(self._rounds.values()))
+
+    async def _join(self, request: web.Request) -> web.Response:
+        if (refused := self._refused(request)) is not None:
+            return refused
+        if self._joined >= self._generators:
+            return web.Response(status=409, text="all generators of this test are there")
+        try:
+            joining = msgspec.msgpack.decode(await request.read(), type=Joining)
+        except _BROKEN:
+            return _not_understood()
+        self._joined += 1
+        number, members = self._joined, self._fleet.members
+        name = f"generator-{number}"
+        if joining.local:
+            self.pids[name] = joining.pid
+        share = Share(
+            number=number,
+            of=self._generators,
+            time_s=time.time(),
+            options=self._options.model_dump_json().encode(),
+            members=list(members[number - 1 :: self._generators]),
+            broker=self._where.broker,
+            cloud_key=self._where.cloud_key,
+            proxy_key=self._where.proxy_key,
+            password=self._where.password,
+        )
+        return web.Response(body=msgspec.msgpack.encode(share))
+
+    async def _report(self, request: web.Request) -> web.Response:
+        if (refused := self._refused(request)) is not None:
+            return refused
+        try:
+            report = msgspec.msgpack.decode(await request.read(), type=Report)
+            rows = {(row["round"], row["attempt"]): row for row in report.tally["rounds"]}
+            told = Totals([report.tally], [rows])
+            for name in ("connect_s", "ack_s", "counted_s"):
+                told.histogram(name)
+        except _BROKEN:
+            return _not_understood()
+        self.reports[report.number] = report
+        self._rounds.setdefault(report.number, {}).update(rows)
+        return web.Response(body=msgspec.msgpack.encode(Answer(self.command)))
+
+    def _refused(self, request: web.Request) -> web.Response | None:
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if hmac.compare_digest(given.encode("utf-8", "replace"), self._token.encode()):
+            return None
+        return web.Response(status=401, text="wrong token")
+
+
+def _not_understood() -> web.Response:
+    return web.Response(status=400, text="not of this version of edgeveil loadtest")
+
+
+def join_token(path: Path) -> str:
+    """The word that generators must know; made (mode 0600) where the file is not there yet.
+
+    Raises UsageError when the file cannot be used.
+    """
+    try:
+        if not path.exists():
+            write_private(path, secrets.token_urlsafe(24) + "\n")
+        word = path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        word = ""
+    if not word:
+        raise UsageError("holds no token", where=str(path), fix="copy the leader's file here")
+    return word
+
+
+class Totals:
+    """Several generators' tallies in one."""
+
+    def __init__(self, tallies: list[dict[str, Any]], rounds: list[Rows]) -> None:
+        self._tallies = tallies
+        self.counts = {name: sum(int(t[name]) for t in tallies) for name in _ADDED}
+        # Every generator reads the same commit records.
+        repeated = max((int(t["repeated"]) for t in tallies), default=0)
+        self.counts["duplicated"] = self.counts["contradicted"] + repeated
+        self.refused: Counter[str] = Counter()
+        for tally in tallies:
+            self.refused.update(tally["refused"])
+        self.rounds = _merged_rounds(rounds)
+
+    def histogram(self, name: str) -> Histogram:
+        """`connect_s`, `ack_s` or `counted_s` of all."""
+        return Histogram.merged(tally[name] for tally in self._tallies)
+
+    def connecting_s(self) -> float:
+        """From the first dial to the last new connection."""
+        first = [t["first_dial_s"] for t in self._tallies if t["first_dial_s"] is not None]
+        last = [t["last_up_s"] for t in self._tallies if t["last_up_s"] is not None]
+        return max(last) - min(first) if first and last else 0.0
+
+
+def _merged_rounds(generators: list[Rows]) -> Rows:
+    merged: Rows = {}
+    for rows in generators:
+        for key, row in rows.items():
+            into = merged.setdefault(key, _blank())
+            for name in _ROUND_ADDED:
+                into[name] += row[name]
+            for name in _ROUND_FIRST:
+                into[name] = _chosen(min, into, row, name)
+            for name in _ROUND_LAST:
+                into[name] = _chosen(max, into, row, name)
+    return merged
+
+
+def _blank() -> dict[str, Any]:
+    return dict.fromkeys(_ROUND_ADDED, 0) | dict.fromkeys((*_ROUND_FIRST, *_ROUND_LAST))
+
+
+def _chosen(pick: Any, one: Mapping[str, Any], other: Mapping[str, Any], name: str) -> Any:
+    known = [row[name] for row in (one, other) if row[name] is not None]
+    return pick(known) if known else None

@@ -1,0 +1,300 @@
+"""One load test: a fleet comes, is held, plays rounds, goes; and what was measured meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from edgeveil.errors import BrokerError, EdgeVeilError
+from edgeveil_cloud.http_token import read_token
+from edgeveil_lab.load.fleet import Fleet
+from edgeveil_lab.load.job import job_yaml
+from edgeveil_lab.load.leader import Leader, Where, join_token
+from edgeveil_lab.load.local_site import LocalSite, Target
+from edgeveil_lab.load.metrics_page import watch_of
+from edgeveil_lab.load.options import LoadOptions
+from edgeveil_lab.load.outcome import LEAST_S, Measured, outcome
+from edgeveil_lab.load.rounds import Course
+from edgeveil_lab.load.samples import Samples
+from edgeveil_tools.cloud_client import CloudClient, get_json
+from edgeveil_tools.local.children import Children
+
+LOOPBACK = "127.0.0.1"
+_JOIN_S = 60.0
+_CONNECT_S = 60.0
+_SLOWEST_CONNECTS_PER_S = 100
+_STALLED_S = 15.0
+_ROSTER_S = 60.0
+_SETTLE_S = 5.0
+_LEAVE_S = 10.0
+_LOOK_S = 0.2
+_EVENTS_S = 1.0  # waited for the next event
+
+Show = Callable[[dict[str, Any]], None]
+
+
+class Session:
+    """Plays one count of devices against `target`. `site` is what was started for it, if it was.
+
+    With `spans`, as in a sweep, rounds go on until their costs can be told.
+    """
+
+    def __init__(
+        self,
+        options: LoadOptions,
+        fleet: Fleet,
+        target: Target,
+        site: LocalSite | None,
+        generators: Children,
+        show: Show,
+        *,
+        listen: tuple[str, int] = (LOOPBACK, 0),
+        remote: int = 0,
+        token_file: Path,
+        password: str | None = None,
+        spans: bool = False,
+    ) -> None:
+        self._options, self._target, self._site = options, target, site
+        self._children, self._show, self._listen = generators, show, listen
+        where = Where(
+            target.broker,
+            target.cloud_key.to_bytes(),
+            target.proxy_key.to_bytes(),
+            password,
+        )
+        self._token_file = token_file
+        count = options.processes + remote
+        self._leader = Leader(options, fleet, count, where, join_token(token_file))
+        self._watch = watch_of(site, target)
+        self._samples = Samples(self._leader, self._watch)
+        self._course = Course()
+        self._phase, self._loaded = "start", False
+        broker = site.broker_name if site else target.broker
+        self.measured = Measured(options, broker, spans=spans)
+
+    async def run(self) -> None:
+        """All phases; what was measured so far is in `result` however it ends."""
+        server = await self._leader.serve(*self._listen)
+        sampling = asyncio.create_task(self._sample())
+        try:
+            self._start_generators(server.port)
+            await self._until(lambda: self._leader.all_joined, _JOIN_S, "generators did not join")
+            await self._connect()
+            await self._hold()
+            await self._play()
+        finally:
+            sampling.cancel()
+            await self._leave()
+            await server.stop()
+
+    def result(self) -> dict[str, Any]:
+        """The figures, as `load.json` has them."""
+        with suppress(Exception):
+            self._watch.look()
+        return outcome(
+            self.measured, self._leader.totals(), self._course, self._samples, self._watch
+        )
+
+    # --- phases ---
+
+    def _start_generators(self, port: int) -> None:
+        host = LOOPBACK if self._listen[0] in ("0.0.0.0", "::") else self._listen[0]  # noqa: S104
+        for number in range(1, self._options.processes + 1):
+            self._children.start(
+                f"generator-{number}",
+                [
+                    *("loadtest", "--join", f"http://{host}:{port}", "--local"),
+                    *("--join-token", str(self._token_file)),
+                ],
+                threads=1,
+            )
+
+    async def _connect(self) -> None:
+        options, self._phase = self._options, "connecting"
+        self._leader.command = "connect"
+        paced_s = options.ramp_s or options.devices / (options.rate_per_s or 1e9)
+        limit_s = _CONNECT_S + paced_s + options.devices / _SLOWEST_CONNECTS_PER_S
+        await self._until(
+            lambda: self._leader.all_in("connected"), limit_s, "devices did not connect"
+        )
+        totals = self._leader.totals()
+        self.measured.connecting_s = totals.connecting_s()
+        self.measured.connects = totals.counts["connects"]
+        self._phase = "greeting"
+        limit_s = _ROSTER_S + options.devices / _SLOWEST_CONNECTS_PER_S
+        await self._until(self._all_known, limit_s, "the cloud does not know all devices")
+
+    def _all_known(self) -> bool:
+        """Whether the proxy heard every device and the cloud has every key."""
+        wanted, target, proxy = self._options.devices, self._target, self._target.proxy_http
+        with suppress(OSError, EdgeVeilError):
+            token, asked_s = read_token(target.token_file), time.time()
+            status = get_json(f"{target.cloud}/status", token)
+            known = int(status.get("enrolled", 0))
+            if "time_s" in status and self._site is None:  # else it is the same clock
+                self._course.ahead_s = float(status["time_s"]) - (asked_s + time.time()) / 2
+            self.measured.enrolled = known
+            if known < wanted:
+                return False
+            return not proxy or get_json(f"{proxy}/status").get("online", 0) >= wanted
+        return False
+
+    async def _hold(self) -> None:
+        hold_s = self._options.hold_s
+        if not hold_s:
+            return
+        self._phase = "holding"
+        await self._look()
+        began_s, cpu, totals = time.monotonic(), self._watch.cpu_s(), self._leader.totals()
+        await self._for(hold_s)
+        await self._look()
+        elapsed_s, after = time.monotonic() - began_s, self._leader.totals().counts
+        moved = sum(after[n] - totals.counts[n] for n in ("bytes_up", "bytes_down"))
+        self.measured.idle = {
+            "seconds": round(elapsed_s, 2),
+            "connected": after["connected"],
+            "cpu_percent": {
+                name: round(100 * (now_s - cpu[name]) / elapsed_s, 2)
+                for name, now_s in self._watch.cpu_s().items()
+                if name in cpu
+            },
+            "rss_bytes": self._watch.rss_bytes(),
+            "bytes_per_s": round(moved / elapsed_s, 1),
+        }
+
+    async def _play(self) -> None:
+        options = self._options
+        if options.rounds == 0 and options.minutes is None:
+            return
+        client = CloudClient(self._target.cloud, self._target.token_file)
+        self._phase = "announcing the job"
+        await self._mark()
+        self._loaded = True
+        job = await asyncio.to_thread(
+            client.submit, job_yaml(options, self.measured.enrolled, open_end=self.measured.spans)
+        )
+        end_s = time.monotonic() + 60 * options.minutes if options.minutes is not None else None
+        try:
+            await self._follow(client, job, end_s)
+        finally:
+            if self._course.ended in ("", "paused"):
+                with suppress(EdgeVeilError):
+                    await asyncio.to_thread(client.cancel, job)
+        await self._settle()
+        self._loaded = False
+        self._course.require_completed(job)
+
+    async def _follow(self, client: CloudClient, job: str, end_s: float | None) -> None:
+        after = 0
+        while not self._course.ended:
+            done = len(self._course.committed)
+            for event in await asyncio.to_thread(client.events, job, after, _EVENTS_S):
+                after = int(event["seq"])
+                self._course.take(event)
+                self._phase = self._course.phase or self._phase
+            if len(self._course.committed) > done:
+                await self._mark()
+                if self._enough(end_s):
+                    await self._recorded()
+                    return
+            self._check()
+
+    async def _recorded(self) -> None:
+        """Let the last round's record reach the devices: a job that is cancelled sends no more."""
+        last = self._course.committed[-1]
+        end_s = time.monotonic() + _SETTLE_S
+        while time.monotonic() < end_s:
+            row = self._leader.totals().rounds.get((last["round"], last["attempt"]))
+            if row is not None and row["counted"] >= last["uploads"]:
+                return
+            await asyncio.sleep(_LOOK_S)
+
+    def _enough(self, end_s: float | None) -> bool:
+        """Whether a job that could play on has played enough."""
+        if end_s is not None:
+            return time.monotonic() > end_s
+        if not self.measured.spans:
+            return False
+        done = len(self._course.committed)
+        return done >= self._options.rounds and self.measured.seconds() >= LEAST_S
+
+    async def _settle(self) -> None:
+        """Wait a little until every upload's fate is known."""
+        end_s = time.monotonic() + _SETTLE_S
+        while time.monotonic() < end_s:
+            await asyncio.sleep(2 * _LOOK_S)
+            if not self._leader.totals().counts["waiting"]:
+                await asyncio.sleep(1.0)  # the report after the last commit record
+                return
+
+    async def _leave(self) -> None:
+        self._leader.command = "stop"
+        end_s = time.monotonic() + _LEAVE_S
+        while time.monotonic() < end_s and not self._leader.all_in("done"):
+            if not self._leader.reports:
+                return
+            await asyncio.sleep(_LOOK_S)
+
+    # --- meanwhile ---
+
+    async def _look(self) -> None:
+        """New figures of all processes; those that tell theirs over HTTP are waited for."""
+        self._watch.add(self._leader.pids)
+        await asyncio.to_thread(self._watch.look)
+
+    async def _mark(self) -> None:
+        """Note what was spent up to here."""
+        await self._look()
+        counts, done = self._leader.totals().counts, len(self._course.committed)
+        self.measured.mark(self._watch.cpu_s(), counts, done)
+
+    def _now(self) -> str:
+        """The phase; of a round, what it waits for."""
+        course, rounds = self._course, self._leader.totals().rounds
+        if not self._loaded or not course.phase.startswith("round") or not rounds:
+            return self._phase
+        number, newest = max(rounds)[0], rounds[max(rounds)]
+        if number <= len(course.committed) or not newest["offered"]:
+            return f"{course.phase}: broadcasting"
+        if "absorbing" in course.phase:
+            return course.phase
+        held, wanted = newest["acknowledged"], self._options.devices
+        doing = "handing over" if held >= wanted else f"{held:,} of {wanted:,} acknowledged"
+        return f"{course.phase}: {doing}"
+
+    async def _sample(self) -> None:
+        while True:
+            await self._look()
+            self._show(self._samples.take(self._now(), len(self._course.committed)))
+            await asyncio.sleep(1.0)
+
+    async def _for(self, seconds: float) -> None:
+        end_s = time.monotonic() + seconds
+        while time.monotonic() < end_s:
+            self._check()
+            await asyncio.sleep(min(_LOOK_S, max(0.01, end_s - time.monotonic())))
+
+    async def _until(self, done: Callable[[], bool], limit_s: float, what: str) -> None:
+        end_s = time.monotonic() + limit_s
+        while not await asyncio.to_thread(done):
+            self._check()
+            totals = self._leader.totals()
+            if time.monotonic() >= end_s:
+                said = "; ".join(f"{k}: {n}" for k, n in totals.refused.most_common(3))
+                raise BrokerError(
+                    f"after {limit_s:.0f} s: {what}"
+                    f" ({totals.counts['connected']} of {self._options.devices} are connected)",
+                    where=self._target.broker,
+                    fix=said or "see the logs of broker and proxy",
+                )
+            await asyncio.sleep(_LOOK_S)
+
+    def _check(self) -> None:
+        if self._site is not None:
+            self._site.check()
+        if self._leader.command != "stop":
+            self._children.check()

@@ -1,0 +1,1 @@
+"""Accuracies of several jobs over several seeds, as one table."""

@@ -1,0 +1,1 @@
+"""The public encoder of drawn digits: its pictures, its network, its training."""

@@ -1,0 +1,133 @@
+"""The command `edgeveil`: reads the command line, runs one command, says errors as text.
+
+Exit codes: 0 done, 1 unexpected, 2 configuration or usage, 3 broker, 4 data, 5 privacy,
+6 the job failed, 7 protocol, 130 interrupted. Set EDGEVEIL_DEBUG=1 to see where an unexpected
+error came from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+from edgeveil.errors import ConfigError, EdgeVeilError, UsageError
+from edgeveil_tools import lifeline
+from edgeveil_tools.cli import backbone as cli_backbone
+from edgeveil_tools.cli import chaos as cli_chaos
+from edgeveil_tools.cli import jobs as cli_jobs
+from edgeveil_tools.cli import ledger as cli_ledger
+from edgeveil_tools.cli import load as cli_load
+from edgeveil_tools.cli import methods as cli_methods
+from edgeveil_tools.cli import privacy as cli_privacy
+from edgeveil_tools.cli import processes as cli_processes
+from edgeveil_tools.cli import reproduce as cli_reproduce
+from edgeveil_tools.cli import sites as cli_sites
+from edgeveil_tools.cli import table as cli_table
+from edgeveil_tools.cli.common import CommandParser
+
+INTERRUPTED = 130
+_OWN = (
+    "edgeveil_edge",
+    "edgeveil_cloud",
+    "edgeveil_proxy",
+    "edgeveil",
+    "edgeveil_tools",
+    "edgeveil_lab",
+)
+_ABOUT = "Private federated learning for edge boxes, over MQTT."
+_EXAMPLES = """\
+first steps:
+  edgeveil run configs/jobs/quickstart.yaml --out out/quickstart
+  edgeveil provision my-site --devices 3
+
+`edgeveil COMMAND --help` explains a command with examples.
+"""
+
+Handler = Callable[[argparse.Namespace], int]
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line. Each command sets `handler` and, where it needs one, `extra`."""
+    top = CommandParser(
+        prog="edgeveil",
+        description=_ABOUT,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.set_defaults(extra="tools")
+    commands = top.add_subparsers(title="commands", metavar="COMMAND")
+    for part in (
+        cli_jobs,
+        cli_table,
+        cli_privacy,
+        cli_processes,
+        cli_reproduce,
+        cli_sites,
+        cli_load,
+        cli_methods,
+        cli_ledger,
+        cli_backbone,
+        cli_chaos,
+    ):
+        part.add(commands)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code and never raises for what a user may do."""
+    top = parser()
+    try:
+        args = top.parse_args(argv)
+    except SystemExit as stop:  # argparse has printed why
+        return int(stop.code or 0)
+    if not hasattr(args, "handler"):
+        top.print_help()
+        return UsageError.exit_code
+    lifeline.watch()
+    try:
+        with _installed(args.extra):
+            code = int(args.handler(args))
+        sys.stdout.flush()
+    except ConfigError as error:  # its lines begin with the place, as compilers' do
+        print(error, file=sys.stderr)
+        code = error.exit_code
+    except EdgeVeilError as error:
+        code = _say(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has gone, as `head` does
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        code = 0
+    except OSError as error:
+        text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        code = _say(text, EdgeVeilError.exit_code)
+    except Exception as error:
+        if os.environ.get("EDGEVEIL_DEBUG"):
+            raise
+        what = f"unexpected {type(error).__name__}: {error}"
+        code = _say(f"{what}. Set EDGEVEIL_DEBUG=1 to see where", EdgeVeilError.exit_code)
+    return code
+
+
+def _say(text: str, code: int) -> int:
+    print(f"edgeveil: {text}", file=sys.stderr)
+    return code
+
+
+@contextlib.contextmanager
+def _installed(extra: str) -> Iterator[None]:
+    """Say which extra is missing where a library of it is."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        library = (error.name or "").partition(".")[0]
+        if not library or library in _OWN:
+            raise
+        raise UsageError(
+            f"this command needs {library}, which is not installed",
+            fix=f"pip install 'edgeveil[{extra}]'",
+        ) from error

@@ -1,0 +1,8 @@
+"""`python -m edgeveil_tools.cli`: the command without its script."""
+
+import sys
+
+from edgeveil_tools.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""`edgeveil backbone`: the public encoder of digits, and what any backbone file holds."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgeveil_tools.cli.common import Subparsers, command
+
+if TYPE_CHECKING:
+    from edgeveil_tools.backbone.command import Facts
+
+
+def add(commands: Subparsers) -> None:
+    """Add the commands of this file."""
+    backbone = command(
+        commands,
+        "backbone",
+        "train the public encoder of digits, look at a backbone",
+        examples=("edgeveil backbone train\nedgeveil backbone show model.onnx --json"),
+    )
+    parts = backbone.add_subparsers(title="sub-commands", metavar="SUB-COMMAND", required=True)
+    train = command(
+        parts,
+        "train",
+        "train the encoder that jobs name `file: digits`",
+        about=(
+            "Learns from public images alone: digits drawn from pen strokes, and those that ship\n"
+            "with scikit-learn. Takes some minutes and lies in the user's cache afterwards."
+        ),
+        examples="edgeveil backbone train\nedgeveil backbone train --out digits.onnx --seed 3",
+    )
+    train.add_argument("name", nargs="?", choices=("digits",), default="digits", metavar="digits")
+    train.add_argument("--out", type=Path, metavar="FILE", help="instead of the user's cache")
+    train.add_argument("--force", action="store_true", help="train again, write over the file")
+    train.add_argument("--seed", type=int, default=0, metavar="N", help="default 0")
+    train.set_defaults(handler=_train)
+    show = command(
+        parts,
+        "show",
+        "print a backbone's digest, shapes and size",
+        about="Checks an ONNX file as a job does that names it.",
+        examples="edgeveil backbone show ~/.cache/edgeveil/backbones/digits.onnx",
+    )
+    show.add_argument("file", type=Path, metavar="FILE", help="ONNX file, or `digits`")
+    show.set_defaults(handler=_show, extra="infer")
+    for part in (train, show):
+        part.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _train(args: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from edgeveil.parts.features.backbone import cached_backbone
+    from edgeveil_tools.backbone.command import STEPS, train
+
+    path = args.out or cached_backbone(args.name)
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("training", total=STEPS)
+        found = train(
+            path,
+            seed=args.seed,
+            force=args.force,
+            on_step=lambda step: progress.update(task, completed=step),
+        )
+    _print(found, as_json=args.json)
+    return 0
+
+
+def _show(args: argparse.Namespace) -> int:
+    from edgeveil.parts.features.backbone import backbone_path
+    from edgeveil_tools.backbone.command import facts
+
+    _print(facts(backbone_path(str(args.file), Path.cwd())), as_json=args.json)
+    return 0
+
+
+def _print(found: Facts, *, as_json: bool) -> None:
+    import json
+    from dataclasses import asdict
+
+    if as_json:
+        print(json.dumps(asdict(found)))
+        return
+    print(f"{found.path}: takes {list(found.input_shape)}, gives {found.features} features")
+    print(f"{found.size_bytes} bytes, SHA-256 {found.sha256}")

@@ -1,0 +1,64 @@
+"""Small shared pieces of the command line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from edgeveil.errors import UsageError
+
+if TYPE_CHECKING:
+    from edgeveil.jobs import Site
+
+Subparsers = Any  # argparse keeps the type of its sub-commands private
+S = TypeVar("S", bound="Site")
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A command's parser; `later` adds options that are costly to find out, once they are asked."""
+
+    later: Callable[[argparse.ArgumentParser], None] | None = None
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As its base does."""
+        later, self.later = self.later, None
+        if later is not None:
+            later(self)
+        return super().parse_known_args(args, namespace)
+
+
+def command(
+    commands: Subparsers, name: str, help_text: str, *, about: str = "", examples: str = ""
+) -> CommandParser:
+    """Add one command; `examples` stand below its options in `--help`."""
+    lines = "\n".join(f"  {line}" for line in examples.strip().splitlines())
+    made: CommandParser = commands.add_parser(
+        name,
+        help=help_text,
+        description=about or f"{help_text[0].upper()}{help_text[1:]}.",
+        epilog=f"examples:\n{lines}" if lines else None,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    return made
+
+
+def load_as(kind: type[S], path: Path) -> S:
+    """The site file `path`, which must be of this kind. ConfigError or UsageError otherwise."""
+    from edgeveil.jobs import load_site
+
+    site = load_site(path)
+    if isinstance(site, kind):
+        return site
+    wanted = kind.__name__.removesuffix("Site").lower()
+    found = type(site).__name__.removesuffix("Site").lower()
+    raise UsageError(
+        f"is {_article(found)} site file, wanted {_article(wanted)} one",
+        where=str(path),
+        fix=f"pass it to `edgeveil {found}`",
+    )
+
+
+def _article(kind: str) -> str:
+    return f"an {kind}" if kind == "edge" else f"a {kind}"

@@ -1,0 +1,183 @@
+"""`edgeveil provision | validate | schema | data | version`: files, before anything runs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from edgeveil_tools.cli.common import Subparsers, command
+
+KINDS = ("job", "cloud", "proxy", "edge", "broker", "load")
+
+
+def add(commands: Subparsers) -> None:
+    """Add the commands of this file."""
+    _add_provision(commands)
+    validate = command(
+        commands,
+        "validate",
+        "check configuration files, start nothing",
+        about=(
+            "Prints every problem of every file as `file:line key: what, why, fix`. A job is also\n"
+            "played on made-up records, so that what would fail late fails here."
+        ),
+        examples=(
+            "edgeveil validate configs/*.yaml configs/jobs/*.yaml\n"
+            "edgeveil validate configs/jobs/digits_preset.yaml --show"
+        ),
+    )
+    validate.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    validate.add_argument(
+        "--show", action="store_true", help="print jobs whole, with what presets and defaults give"
+    )
+    validate.add_argument("--json", action="store_true", help="one JSON object a file and line")
+    validate.set_defaults(handler=_validate)
+    schema = command(
+        commands,
+        "schema",
+        "print the JSON Schema of a kind of file, for editors",
+        examples="edgeveil schema job > job.schema.json",
+    )
+    schema.add_argument("kind", choices=KINDS, nargs="?", default="job")
+    schema.set_defaults(handler=_schema)
+    data = command(commands, "data", "look at a device's own records")
+    parts = data.add_subparsers(title="sub-commands", metavar="SUB-COMMAND", required=True)
+    check = command(
+        parts,
+        "check",
+        "say what learning would drop, before enrolment",
+        about="Counts records on the owner's own console; nothing is stored or sent.",
+        examples="edgeveil data check --config edge.yaml --job configs/jobs/quickstart.yaml",
+    )
+    check.add_argument("--config", type=Path, required=True, metavar="FILE", help="edge site file")
+    check.add_argument("--job", type=Path, metavar="FILE", help="check against this job")
+    check.set_defaults(handler=_data_check, extra="train")
+    version = command(commands, "version", "print the version")
+    version.set_defaults(handler=_version)
+
+
+def _add_provision(commands: Subparsers) -> None:
+    made = command(
+        commands,
+        "provision",
+        "write a small site: keys, passwords, brokers and site files",
+        about="Writes a whole site to DIR and prints the commands that start each process.",
+        examples=(
+            "edgeveil provision my-site --devices 3\n"
+            "edgeveil provision my-site --devices 20 --infer-only 2 --tls"
+        ),
+    )
+    made.add_argument("dir", type=Path, metavar="DIR")
+    made.add_argument("--devices", type=int, default=3, metavar="N", help="default 3")
+    made.add_argument(
+        "--infer-only", type=int, default=0, metavar="K", help="so many of them only evaluate"
+    )
+    for name, port in (("edge", 21883), ("cloud", 21884)):
+        made.add_argument(
+            f"--{name}-port",
+            type=_port,
+            default=port,
+            metavar="PORT",
+            help=f"of the broker of the {name} side, default {port}",
+        )
+    for name, port in (("cloud", 8701), ("proxy", 8702)):
+        made.add_argument(
+            f"--{name}-http-port",
+            type=_port,
+            default=port,
+            metavar="PORT",
+            help=f"of the status page of the {name}, default {port}",
+        )
+    made.add_argument("--host", default="127.0.0.1", help="address the brokers listen on")
+    made.add_argument("--broker", choices=("auto", "amqtt", "mosquitto"), default="auto")
+    made.add_argument("--protocol", type=int, choices=(5, 4), default=5)
+    made.add_argument("--tls", action="store_true", help="with an authority of the site's own")
+    made.add_argument("--force", action="store_true", help="write over the files of DIR")
+    made.add_argument("--json", action="store_true", help="print paths and commands as JSON")
+    made.set_defaults(handler=_provision)
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"must be in 1..65535, got '{text[:20]}'")
+    return int(text)
+
+
+def _provision(args: argparse.Namespace) -> int:
+    from edgeveil.errors import UsageError
+    from edgeveil.jobs import Policy
+    from edgeveil_tools.site.provision import as_json, guide, provision
+    from edgeveil_tools.site.site_plan import Ports, SitePlan
+
+    if args.devices < 1 or not 0 <= args.infer_only < args.devices:
+        fix = "use --devices 1 or more, and fewer --infer-only"
+        raise UsageError("no device would train", where="edgeveil provision", fix=fix)
+    ports = Ports(args.edge_port, args.cloud_port, args.cloud_http_port, args.proxy_http_port)
+    if len(set(vars(ports).values())) < len(vars(ports)):
+        fix = "give each of the four a port of its own"
+        raise UsageError("two ports are the same", where="edgeveil provision", fix=fix)
+    plan = SitePlan(
+        folder=args.dir,
+        devices=args.devices,
+        infer_only=args.infer_only,
+        host=args.host,
+        ports=ports,
+        tls=args.tls,
+        engine=args.broker,
+        protocol=args.protocol,
+        policy=Policy(min_devices=min(5, args.devices)),
+        min_batch_floor=min(3, args.devices - args.infer_only),
+    )
+    site = provision(plan, force=args.force)
+    print(as_json(site) if args.json else guide(site))
+    return 0
+
+
+def _validate(args: argparse.Namespace) -> int:
+    from edgeveil_tools.backbone.command import ensure_for_jobs
+    from edgeveil_tools.validate import validate
+
+    ensure_for_jobs(args.files)
+    if not args.json:
+        return validate(args.files, show=args.show)
+    import json
+
+    from edgeveil.errors import ConfigError
+    from edgeveil.jobs import Job, load
+    from edgeveil_tools.rehearsed import rehearse_file
+
+    code = 0
+    for path in args.files:
+        found: dict[str, object] = {"file": str(path), "kind": None, "problems": []}
+        try:
+            found["kind"], read = load(path)
+            if isinstance(read, Job):
+                rehearse_file(path, read)
+                if args.show:
+                    found["job"] = read.model_dump(mode="json")
+        except ConfigError as error:
+            found["problems"], code = error.problems, error.exit_code
+        print(json.dumps({**found, "ok": not found["problems"]}))
+    return code
+
+
+def _schema(args: argparse.Namespace) -> int:
+    import json
+
+    from edgeveil_tools.schema import schema
+
+    print(json.dumps(schema(args.kind), indent=2))
+    return 0
+
+
+def _data_check(args: argparse.Namespace) -> int:
+    from edgeveil_tools.data_check import data_check
+
+    return data_check(args.config, args.job)
+
+
+def _version(_args: argparse.Namespace) -> int:
+    from importlib import metadata
+
+    print(f"edgeveil {metadata.version('edgeveil')}")
+    return 0

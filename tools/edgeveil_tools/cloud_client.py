@@ -1,0 +1,181 @@
+"""A small client of the cloud's HTTP control, for the commands of `edgeveil job`."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Iterator
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from edgeveil.errors import ConfigError, UsageError
+from edgeveil_cloud.http_token import read_token
+
+TIMEOUT_S = 10.0
+POLL_S = 20.0
+UPLOAD_S = 120.0
+AGAIN_S = 0.5
+_PAGE_BYTES = 1 << 20
+_AWAY_STATUS = 503
+
+
+class CloudAway(UsageError):  # noqa: N818 - the state's name
+    """The cloud, or the database behind it, does not answer now."""
+
+
+class CloudClient:
+    """Requests to one cloud. Each method raises UsageError or ConfigError with the fix.
+
+    What only reads is asked again for `patience_s` while nothing answers: a cloud may restart.
+    """
+
+    def __init__(self, url: str, token_file: Path, patience_s: float = 0.0) -> None:
+        self._patience_s = patience_s
+        parts = urlsplit(url)
+        try:
+            port = parts.port
+        except ValueError:
+            port = -1
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+            raise UsageError("is no address of a cloud", where=url, fix="use http://127.0.0.1:8701")
+        self.url = url.rstrip("/")
+        self._tls, self._host, self._port = parts.scheme == "https", parts.hostname, port
+        self._prefix = parts.path.rstrip("/")
+        if not token_file.is_file():
+            raise UsageError(
+                "no such token file",
+                where=str(token_file),
+                fix="name the file http.token in the cloud's state_dir; its first start makes it",
+            )
+        self._token = read_token(token_file)
+
+    def submit(self, job_yaml: bytes, backbones: Iterable[bytes] = ()) -> str:
+        """Queue a job; returns its id. ConfigError holds all problems that the cloud found.
+
+        `backbones` are the feature extractors (ONNX) that the job names by digest.
+        """
+        for graph in backbones:
+            self._json("PUT", "/backbones", graph, timeout_s=UPLOAD_S)
+        # A model's code may have to be imported there, torch with it.
+        return str(self._json("POST", "/jobs", job_yaml, timeout_s=UPLOAD_S)["id"])
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """All jobs, oldest first."""
+        return list(self._json("GET", "/jobs")["jobs"])
+
+    def job(self, job: str) -> dict[str, Any]:
+        """One job with its committed exchanges."""
+        return self._json("GET", f"/jobs/{quote(job, safe='')}")
+
+    def cancel(self, job: str) -> dict[str, Any]:
+        """Cancel a job that has not ended; returns it."""
+        return self._json("POST", f"/jobs/{quote(job, safe='')}/cancel")
+
+    def resume(self, job: str) -> dict[str, Any]:
+        """Let a paused job go on; returns it."""
+        return self._json("POST", f"/jobs/{quote(job, safe='')}/resume")
+
+    def events(self, job: str, after: int = 0, wait_s: float = 0.0) -> list[dict[str, Any]]:
+        """Events after number `after`; waits up to `wait_s` for the first."""
+        path = f"/jobs/{quote(job, safe='')}/events?after={after}&wait_s={wait_s:g}"
+        return list(self._json("GET", path, timeout_s=TIMEOUT_S + wait_s)["events"])
+
+    def follow(self, job: str, poll_s: float = POLL_S) -> Iterator[dict[str, Any]]:
+        """All events of a job from its beginning until it has ended."""
+        after = 0
+        while True:
+            # Asked before the events: what came up to the end is then among them.
+            ended = self.job(job)["ended_at"] is not None
+            found = self.events(job, after, 0.0 if ended else poll_s)
+            yield from found
+            if found:
+                after = int(found[-1]["seq"])
+            elif ended:
+                return
+
+    def model(self, job: str, kind: str = "onnx") -> bytes:
+        """The final model's file, `onnx` or `safetensors`."""
+        return self._request("GET", f"/jobs/{quote(job, safe='')}/model.{kind}", None, 60.0)
+
+    def _json(
+        self, method: str, path: str, body: bytes | None = None, *, timeout_s: float = TIMEOUT_S
+    ) -> dict[str, Any]:
+        found = _mapping(self._request(method, path, body, timeout_s))
+        if found is None:
+            raise UsageError(
+                "answers something else than a cloud", where=self.url, fix="check the address"
+            )
+        return found
+
+    def _request(self, method: str, path: str, body: bytes | None, timeout_s: float) -> bytes:
+        """One request; a GET is tried again while the cloud is away, for `patience_s`."""
+        end = time.monotonic() + (self._patience_s if method == "GET" else 0.0)
+        while True:
+            try:
+                return self._request_once(method, path, body, timeout_s)
+            except CloudAway:
+                if time.monotonic() >= end:
+                    raise
+                time.sleep(AGAIN_S)
+
+    def _request_once(self, method: str, path: str, body: bytes | None, timeout_s: float) -> bytes:
+        kind = HTTPSConnection if self._tls else HTTPConnection
+        connection = kind(self._host, self._port, timeout=timeout_s)
+        try:
+            headers = {"Authorization": f"Bearer {self._token}"}
+            connection.request(method, self._prefix + path, body, headers)
+            answer = connection.getresponse()
+            content = answer.read()
+        except (OSError, HTTPException) as error:
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise CloudAway(
+                f"the cloud does not answer ({reason})",
+                where=self.url,
+                fix="start it with edgeveil cloud --config FILE, or pass --cloud URL",
+            ) from error
+        finally:
+            connection.close()
+        if answer.status >= 400:
+            raise self._refused(answer.status, content)
+        return content
+
+    def _refused(self, status: int, content: bytes) -> ConfigError | UsageError:
+        found = _mapping(content) or {}
+        if isinstance(found.get("problems"), list):
+            return ConfigError([str(problem) for problem in found["problems"]])
+        what = str(found.get("what", f"answers HTTP status {status}"))
+        kind = CloudAway if status == _AWAY_STATUS else UsageError
+        return kind(what, where=self.url, fix=str(found.get("fix", "")))
+
+
+def _mapping(content: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def get_json(url: str, token: str = "") -> dict[str, Any]:
+    """A JSON object over HTTP, past any proxy of the system; OSError when there is none."""
+    found = _mapping(get_text(url, token).encode())
+    if found is None:
+        raise OSError("no JSON object")
+    return found
+
+
+def get_text(url: str, token: str = "", timeout_s: float = 2.0) -> str:
+    """A page over HTTP, past any proxy of the system; OSError when there is none."""
+    request = urllib.request.Request(url)  # noqa: S310 - our own address
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
+    try:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(request, timeout=timeout_s) as answer:
+            return str(answer.read(_PAGE_BYTES).decode("utf-8", "replace"))
+    except (ValueError, urllib.error.URLError, HTTPException) as error:
+        raise OSError(str(getattr(error, "reason", None) or error)) from error

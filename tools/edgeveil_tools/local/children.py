@@ -1,0 +1,139 @@
+"""The processes of a local run: start, look after, stop; their logs and their memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+from edgeveil.errors import JobFailed
+from edgeveil_tools.lifeline import Lifeline
+
+STOP_S = 4.0
+LOG_LINES = 8
+_LOG_BYTES = 16384
+
+
+@dataclass
+class _Child:
+    name: str
+    log: Path
+    process: subprocess.Popen[bytes]
+
+
+class Children:
+    """Child processes, each in a process group of its own, all ended by `stop`.
+
+    They end too when this process dies in whatever way. Logs go to `folder/<name>.log`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._children: list[_Child] = []
+        self._foreign: list[tuple[str, int]] = []
+        self._lifeline = Lifeline()
+
+    def start(self, name: str, arguments: Sequence[str], *, threads: int | None = None) -> None:
+        """Start `edgeveil <arguments>`; `threads` bounds what its number libraries use."""
+        log = self._folder / f"{name}.log"
+        with log.open("wb") as output:
+            process = spawn(arguments, output, self._lifeline, threads=threads)
+        self._children.append(_Child(name, log, process))
+
+    def count(self, name: str, pid: int | None) -> None:
+        """Count the memory of a process that somebody else starts and stops."""
+        if pid is not None:
+            self._foreign.append((name, pid))
+
+    def pids(self) -> dict[str, int]:
+        """Process ids by name, of those started here."""
+        return {child.name: child.process.pid for child in self._children}
+
+    def check(self) -> None:
+        """Raise JobFailed if one has ended, with the last lines that it wrote."""
+        for child in self._children:
+            code = child.process.poll()
+            if code is not None:
+                how = f"exit code {code}" if code >= 0 else f"signal {-code}"
+                raise JobFailed(
+                    f"the {child.name} process ended ({how})",
+                    fix=f"Its log {child.log} ends:\n{tail(child.log)}",
+                )
+
+    def memory_bytes(self) -> int:
+        """Memory of all of them, of what they started and of this process.
+
+        Shared pages count once where that is known.
+        """
+        total = _memory(psutil.Process())
+        pids = [child.process.pid for child in self._children]
+        for pid in [*pids, *(pid for _, pid in self._foreign)]:
+            with suppress(psutil.Error):
+                process = psutil.Process(pid)
+                for one in (process, *process.children(recursive=True)):
+                    total += _memory(one)
+        return total
+
+    def stop(self) -> None:
+        """Ask all to end, wait a few seconds, kill what is left. May be called twice."""
+        for child in self._children:
+            _signal(child, signal.SIGTERM)
+        deadline = time.monotonic() + STOP_S
+        for child in self._children:
+            with suppress(subprocess.TimeoutExpired):
+                child.process.wait(max(0.05, deadline - time.monotonic()))
+        for child in self._children:
+            if child.process.returncode is None:
+                _signal(child, signal.SIGKILL)
+                child.process.wait()
+        self._children.clear()
+        if not self._lifeline.closed:
+            self._lifeline.close()
+
+
+def spawn(
+    arguments: Sequence[str], output: IO[bytes] | int, lifeline: Lifeline, *, threads: int | None
+) -> subprocess.Popen[bytes]:
+    """Start `edgeveil <arguments>` in a group of its own; all it writes goes to `output`."""
+    settings = {"PYTHONUNBUFFERED": "1", "MALLOC_ARENA_MAX": "2"}
+    if threads is not None:
+        settings |= {"OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": str(threads)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "edgeveil_tools.cli", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **settings, **lifeline.environment},
+        pass_fds=[lifeline.child_fd],
+        start_new_session=True,
+    )
+
+
+def tail(log: Path, lines: int = LOG_LINES) -> str:
+    """The last lines of a log, indented."""
+    with suppress(OSError), log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_BYTES))
+        found = file.read().decode("utf-8", "replace").splitlines()[-lines:]
+        return "\n".join(f"    {line}" for line in found) or "    (nothing)"
+    return "    (no log)"
+
+
+def _signal(child: _Child, number: signal.Signals) -> None:
+    # Only while it is not reaped: afterwards its number may be another process's.
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.process.pid, number)
+
+
+def _memory(process: psutil.Process) -> int:
+    with suppress(psutil.AccessDenied, AttributeError):
+        return int(process.memory_full_info().pss)
+    return int(process.memory_info().rss)

@@ -1,0 +1,199 @@
+"""The records of a local run: where they are, who gets which, whether the job can learn them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from edgeveil.data.check import check_records
+from edgeveil.data.csvfile import read_matrix
+from edgeveil.data.device import dealt_records, held_records, origin_of
+from edgeveil.data.images import class_folders
+from edgeveil.data.partition import Shares
+from edgeveil.data.published import PUBLISHED
+from edgeveil.data.sources import brings_its_test, load_records
+from edgeveil.errors import DataError, UsageError
+from edgeveil.jobs import DataSource, Job, LocalRun
+from edgeveil.jobs.site_blocks import MAX_SIDE, DataFiles, Images, data_mixes
+from edgeveil.parts.methods.base import Records
+from edgeveil.plan import JobPlan
+from edgeveil_tools.data_check import input_range, places, scale_notes
+
+PLACES = (Path("../shared/data"), Path("data"))  # looked at where no folder is named
+TEST_SHARE = 0.2  # of records that come without a test half
+
+
+def check_data(job: Job, run: LocalRun) -> list[str]:
+    """What a person should know of the records that a run deals; empty if all is well.
+
+    Raises UsageError or DataError, with file and place, unless the job can learn from them;
+    nothing has started yet. What it says of a user's own records is for that console alone: no
+    device asks it. How many devices get any, or how many are held back, refuses nothing.
+    """
+    data = source(job, run)
+    pool, test = dealt(job, run)[0], held(job, run)
+    for what, records in (("training", pool), ("test", test)):
+        shape = tuple(records.x.shape[1:])
+        if shape != job.data.input_shape:
+            raise UsageError(
+                f"is {list(job.data.input_shape)}, the {what} records of {_called(data)} have"
+                f" {list(shape)}",
+                where="data.input_shape",
+                fix=f"write input_shape: {list(shape)}",
+            )
+    if brings_its_test(data.source) and len(pool) < run.devices:
+        raise UsageError(
+            f"{len(pool)} records cannot be dealt to {run.devices} devices",
+            where="local_run.devices",
+            fix=f"play at most {len(pool)}",
+        )
+    scored = JobPlan(job).rule.validation_records
+    if scored and len(test) <= scored:
+        raise UsageError(
+            f"{scored} records score uploads and others test the model, but there are {len(test)}",
+            where="aggregation.validation_records",
+            fix="ask for fewer, or raise local_run."
+            + ("test_records" if brings_its_test(data.source) else "test_share"),
+        )
+    if brings_its_test(data.source):
+        return scale_notes(job, float(np.abs(pool.x).max(initial=0.0)))
+    return _own(job, run, data, pool, test)
+
+
+def held(job: Job, run: LocalRun) -> Records:
+    """The cloud's test records."""
+    return held_records(source(job, run))
+
+
+def dealt(job: Job, run: LocalRun) -> tuple[Records, Shares]:
+    """All records as the devices hold them, and the indices into them of each device."""
+    data = source(job, run)
+    classes = dealt_classes(job, data)
+    origin, rule = origin_of(data), run.partition
+    return dealt_records(data.source, origin, run.devices, rule, run.seed, classes)
+
+
+def dealt_classes(job: Job, data: DataSource) -> int | None:
+    """The job's number of classes, where own records may be dealt by it."""
+    return None if brings_its_test(data.source) else job.data.classes
+
+
+def is_published(job: Job, run: LocalRun) -> bool:
+    """Whether the run's records are those of a published set: of them all figures may be shown."""
+    return brings_its_test(run.data.source or job.data.source)
+
+
+def source(job: Job, run: LocalRun) -> DataSource:
+    """The run's records, as the sites of its processes name them. Raises UsageError, DataError."""
+    name, own = run.data.source or job.data.source, run.data
+    path = _folder(name) if name in PUBLISHED and own.path is None else own.path
+    found = DataSource(
+        name=job.data.source,
+        source=name,
+        path=path,
+        labels_path=own.labels_path,
+        label_column=own.label_column,
+        images=_form(job, own) if name == "images" else own.images,
+        test_records=run.test_records,
+        test_share=run.test_share,
+    )
+    for mix in data_mixes(found, "local_run.data"):
+        what, _, fix = mix.text.rpartition("; ")
+        if "local_run.data.path" in mix.paths:
+            fix += " there, or give it with --data PATH"
+        raise UsageError(what, where="local_run.data", fix=fix)
+    if run.test_share is None and not brings_its_test(name):
+        return found.model_copy(update={"test_share": TEST_SHARE})
+    return found
+
+
+def _folder(name: str) -> Path:
+    files = PUBLISHED[name].files
+    folders = [folder / name for folder in PLACES]
+    for folder in folders:
+        if not files.missing(folder):
+            return folder.absolute()
+    raise UsageError(
+        f"{name} is neither in {folders[0]} nor in {folders[1]}",
+        where="data.source",
+        fix=f"name the folder that holds {', '.join(files.names)} with --data DIR",
+    )
+
+
+def _form(job: Job, own: DataFiles) -> Images:
+    """What pictures become where the file does not say: records of the job's shape, of a class for
+    each folder that is there as the run starts."""
+    form = own.images or _shape(job)
+    if form.classes is not None or own.path is None:
+        return form
+    names = [folder.name for folder in class_folders(own.path)]
+    if not names:
+        raise DataError(
+            "holds no folders", where=str(own.path), fix="put each class's pictures into a folder"
+        )
+    return form.model_copy(update={"classes": tuple(names)})
+
+
+def _shape(job: Job) -> Images:
+    *colours, height, width = (0, *job.data.input_shape)
+    if colours not in ([0], [0, 3]) or max(height, width) > MAX_SIDE:
+        raise UsageError(
+            "pictures are [height, width] or [3, height, width], at most"
+            f" {MAX_SIDE} a side, not {list(job.data.input_shape)}",
+            where="data.input_shape",
+            fix="write input_shape: [28, 28]",
+        )
+    return Images(size=(height, width), colours="rgb" if len(colours) > 1 else "grey")
+
+
+def _own(job: Job, run: LocalRun, data: DataSource, pool: Records, test: Records) -> list[str]:
+    """What is wrong with a user's own records: told, where learning drops only some of them."""
+    classes = job.data.classes
+    largest = int(max(pool.y.max(initial=-1), test.y.max(initial=-1)))
+    if largest >= classes:
+        raise DataError(
+            f"has the label {largest}, data.classes is {classes}",
+            where=_first(data, classes),
+            fix=f"correct the labels, which count from 0, or write classes: {largest + 1}",
+        )
+    report = check_records(
+        pool,
+        test,
+        classes=classes,
+        input_shape=job.data.input_shape,
+        input_range=input_range(job),
+    )
+    if report.usable:
+        told = places(data) if report.usable < report.records else []
+        return _sizes(run, pool, test) + report.problems + told
+    raise DataError(
+        "no record can be learned from",
+        where=(places(data) or [_called(data)])[0],
+        fix=f"give each record numbers and a label of 0 to {classes - 1}",
+    )
+
+
+def _sizes(run: LocalRun, pool: Records, test: Records) -> list[str]:
+    """What sizes mean for the run; they refuse nothing, since one record more would flip that."""
+    told = []
+    if not len(test):
+        told.append("no record is held back: the models will not be tested")
+    if len(pool) < run.devices:
+        told.append(f"{len(pool)} records for {run.devices} devices: some have none")
+    return told
+
+
+def _first(data: DataSource, classes: int) -> str:
+    """Where the first record stands whose label is none of the classes."""
+    whole = load_records(data.source, origin_of(data))
+    index = int(np.flatnonzero(whole.y >= classes)[0])
+    if data.source == "csv" and data.path is not None:
+        lines: list[int] = []
+        read_matrix(data.path, lines=lines)
+        return f"{data.path}:{lines[index]}"
+    return f"{_called(data)}, record {index + 1}"
+
+
+def _called(data: DataSource) -> str:
+    return data.source if data.path is None else str(data.path)

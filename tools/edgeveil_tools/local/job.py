@@ -1,0 +1,113 @@
+"""The job of a local run: read, changed by the command line's options, and checked with them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from edgeveil.errors import ConfigError, UsageError
+from edgeveil.jobs import Job, LocalRun, load_job, parse_job
+from edgeveil.parts.features import OnnxParameters, backbone_digests
+from edgeveil_tools.local.data import dealt_classes, source
+from edgeveil_tools.site.site_plan import SitePlan
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """Options of `edgeveil run` that replace values of the `local_run` block."""
+
+    broker: str | None = None
+    protocol: int | None = None
+    devices: int | None = None
+    workers: int | None = None
+    seed: int | None = None
+    simulate: bool | None = None
+    data: Path | None = None
+
+
+def local_job(path: Path, overrides: Overrides) -> tuple[Job, LocalRun]:
+    """The job with a `local_run` block. ConfigError names every problem of file and options,
+    UsageError an option that would change nothing.
+
+    Its paths are absolute afterwards: `--data` counts from here, a key from the job's folder.
+    """
+    job = load_job(path)
+    changes = {key: value for key, value in asdict(overrides).items() if value is not None}
+    plain = job.model_dump(mode="json")
+    for entry, written in zip(job.features, plain["features"], strict=True):
+        if isinstance(entry, OnnxParameters):
+            written["file"] = entry.file
+    block = (job.local_run or LocalRun()).model_dump(mode="json")
+    plain["local_run"] = {**block, **changes}
+    if overrides.data is not None:
+        plain["local_run"]["data"] = {**block["data"], "path": str(overrides.data.absolute())}
+    allowed = plain["local_run"]["policy"]["allowed_backbones"]
+    allowed += [digest for digest in backbone_digests(job.features) if digest not in allowed]
+    devices = plain["local_run"]["devices"]
+    if overrides.devices is not None and isinstance(devices, int) and devices > 0:
+        # The run itself waits for its devices; fewer than asked for could never come.
+        selection = plain["selection"]
+        selection["min_devices"] = min(selection["min_devices"], devices)
+    where = f"{path} with {_options(changes)}" if changes else str(path)
+    try:
+        checked = parse_job(_yaml(plain), where, folder=path.absolute().parent)
+    except ConfigError as error:  # the lines are those of the changed text, which nobody has
+        begin = re.compile(rf"{re.escape(where)}:\d+ ")
+        raise ConfigError([begin.sub(f"{where}: ", line, 1) for line in error.problems]) from None
+    run = checked.local_run or LocalRun()
+    _refuse_unused(overrides, checked, run)
+    return checked, run
+
+
+def _refuse_unused(overrides: Overrides, job: Job, run: LocalRun) -> None:
+    """Raise UsageError for options that would change nothing in this run."""
+    name = run.data.source or job.data.source
+    if overrides.data is not None and (name == "digits" or name.startswith("python:")):
+        raise UsageError(
+            f"the job's records are those of '{name}', which reads no file",
+            where="--data",
+            fix="leave it out",
+        )
+    unused = [n for n in ("broker", "protocol", "workers") if getattr(overrides, n) is not None]
+    if run.simulate and unused:
+        raise UsageError(
+            "a simulation has no brokers and no worker processes",
+            where=", ".join(f"--{name}" for name in unused),
+            fix="leave it out, or add --no-simulate",
+        )
+
+
+def submitted(job: Job) -> bytes:
+    """The job's YAML as the cloud takes it: without `local_run`."""
+    return _yaml(job.model_dump(mode="json", exclude={"local_run"}))
+
+
+def site_of(job: Job, run: LocalRun, folder: Path, record_dir: Path | None = None) -> SitePlan:
+    """The site of a run below `folder`; ports, broker and limits are its usual ones."""
+    data = source(job, run)
+    return SitePlan(
+        folder=folder,
+        devices=run.devices,
+        infer_only=run.infer_only,
+        source=data,
+        partition=run.partition,
+        classes=dealt_classes(job, data),
+        seed=run.seed,
+        policy=run.policy,
+        min_batch_floor=min(3, job.round.min_batch),
+        record_dir=record_dir,
+    )
+
+
+def _yaml(plain: dict[str, Any]) -> bytes:
+    # Not JSON: there 1e-05 is a number, in YAML 1.1 it is text.
+    text: str = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+    return text.encode()
+
+
+def _options(changes: dict[str, Any]) -> str:
+    return " ".join(f"--{key} {value}" for key, value in changes.items())

@@ -1,0 +1,179 @@
+"""A recorded job: what its cloud saw, and, since it was a demonstration, what the devices held."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from edgeveil.data.device import take
+from edgeveil.errors import EdgeVeilError, UsageError
+from edgeveil.jobs import Job, LocalRun
+from edgeveil.parts.features import backbone_digests, projection_of
+from edgeveil.parts.methods.base import TRAIN, Array, Exchange, Records, Tensors
+from edgeveil.parts.methods.fm import FmDevice, FmParameters
+from edgeveil.parts.methods.fm_device import HEAD
+from edgeveil.parts.methods.local_steps import minimise_quadratic
+from edgeveil.parts.methods.triangle import symmetric
+from edgeveil.plan import JobPlan
+from edgeveil.protocol.package import unpack_tensors
+from edgeveil_cloud.recording import JOB, file_name
+from edgeveil_tools.local.data import dealt, held
+
+RUN = "run.json"
+Float64 = NDArray[np.float64]
+
+
+def keep_run(folder: Path, run: LocalRun) -> None:
+    """Put beside a recording how its records were dealt: settings and paths, no record."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (folder / RUN).write_text(json.dumps(run.model_dump(mode="json"), indent=2) + "\n")
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The folder that `edgeveil run --record` wrote."""
+
+    folder: Path
+    job: Job
+    run: LocalRun
+
+    @classmethod
+    def load(cls, folder: Path, data: Path | None = None) -> Recording:
+        """The recording in `folder`; `data` replaces the folder of the data set's files.
+
+        Raises UsageError for a folder without one, and for a job that cannot be attacked.
+        """
+        try:
+            job = Job.from_canonical((folder / JOB).read_bytes())
+            run = LocalRun.model_validate_json((folder / RUN).read_bytes())
+        except (OSError, ValidationError, EdgeVeilError) as error:
+            raise UsageError(
+                _no_recording(folder, error),
+                where=str(folder),
+                fix=f"name {folder / 'recording'}"
+                if (folder / "recording" / RUN).is_file()
+                else "edgeveil run configs/jobs/attack_demo.yaml --record --out DIR makes one in"
+                " DIR/recording",
+            ) from error
+        if data is not None:
+            files = run.data.model_copy(update={"path": data.absolute()})
+            run = run.model_copy(update={"data": files})
+        what = why_not(job)
+        if what:
+            raise UsageError(
+                what,
+                where=str(folder / JOB),
+                fix="record configs/jobs/attack_demo.yaml, or a job like it",
+            )
+        return cls(folder, job, run)
+
+    @cached_property
+    def plan(self) -> JobPlan:
+        """The job's plan."""
+        return JobPlan(self.job)
+
+    @property
+    def parameters(self) -> FmParameters:
+        """The `train` block."""
+        if not isinstance(self.job.train, FmParameters):
+            raise UsageError("only fm is attacked", where=str(self.folder))
+        return self.job.train
+
+    @cached_property
+    def device(self) -> FmDevice:
+        """The device half of the method."""
+        return FmDevice(self.parameters, self.plan.setting)
+
+    @property
+    def rounds(self) -> tuple[Exchange, ...]:
+        """The training rounds."""
+        return tuple(e for e in self.plan.exchanges if e.phase == TRAIN)
+
+    @cached_property
+    def devices(self) -> list[Records]:
+        """The records of each training device, dealt once more."""
+        records, shares = dealt(self.job, self.run)
+        return [take(records, s) for s in shares[: self.run.devices - self.run.infer_only]]
+
+    @cached_property
+    def test(self) -> Records:
+        """Records that no device holds."""
+        return held(self.job, self.run)
+
+    def broadcast(self, exchange: Exchange) -> Tensors:
+        """What the selected devices were sent."""
+        return self._tensors(exchange, "broadcast")
+
+    def model(self, exchange: Exchange) -> Tensors:
+        """The global model after a training round."""
+        return self._tensors(exchange, "model")
+
+    def uploads(self, exchange: Exchange) -> list[Array]:
+        """The method's segments of this exchange, in the batch's order, which says nothing."""
+        name = HEAD if exchange.phase == TRAIN else exchange.phase
+        found = self._tensors(exchange, "uploads")
+        return [found[key] for key in sorted(found) if key.rpartition("/")[0] == name]
+
+    def _tensors(self, exchange: Exchange, kind: str) -> dict[str, Any]:
+        path = self.folder / file_name(exchange, kind)
+        try:
+            return dict(unpack_tensors(path.read_bytes()))
+        except (OSError, EdgeVeilError) as error:
+            raise UsageError(
+                f"cannot be read ({type(error).__name__}); was the job finished?",
+                where=str(path),
+                fix="record the run again",
+            ) from error
+
+
+def _no_recording(folder: Path, error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "holds no recording of a run" if folder.is_dir() else "no such folder"
+    return "holds a recording that cannot be read"
+
+
+def why_not(job: Job) -> str:
+    """Why a recording of this job is not attacked; empty if it is."""
+    projection = projection_of(job.features)
+    if not isinstance(job.train, FmParameters) or job.train.noise != "gaussian":
+        return "only jobs of fm with Gaussian noise are attacked"
+    if projection is not None and (projection.name, projection.noise) != ("ldp_fpca", "gaussian"):
+        return f"a job with {projection.name} has no common basis with Gaussian noise to attack"
+    if backbone_digests(job.features):
+        return "a recording holds no backbone, so features cannot be computed"
+    if job.data.evaluation_share:
+        return "devices kept data.evaluation_share of their records apart, by keys that are gone"
+    return ""
+
+
+def noised_linear(device: FmDevice, broadcast: Tensors, changes: Sequence[Array]) -> list[Float64]:
+    """What a cloud reads from uploads ΔW: the noised linear sums (d, c), in units of one record.
+
+    Local steps are ΔW = −q(A)·L for a polynomial q that the public spectrum fixes, so the cloud
+    divides by q on A's eigenvectors.
+    """
+    setting, nominal = device.setting, device.setting.nominal_records
+    low, high = (float(v) for v in broadcast["spectrum"])
+    if device.parameters.quadratic == "never":
+        return [change.astype(np.float64) * (-high * nominal) for change in changes]
+    curvature = symmetric(broadcast["curvature"].astype(np.float64), setting.dimension)
+    values, vectors = np.linalg.eigh(curvature)
+    ones = np.full((len(values), 1), -1.0)
+    steps = device.parameters.local_steps
+    q = minimise_quadratic(ones, np.diag(values), (low, high), steps, "cpu").astype(np.float64)
+    undo = (vectors / q.ravel()) @ vectors.T * -nominal
+    return [np.asarray(undo @ change.astype(np.float64)) for change in changes]
+
+
+def exact_linear(device: FmDevice, exchange: Exchange, broadcast: Tensors, own: Records) -> Float64:
+    """The same sum without noise, which no cloud sees."""
+    steps = device.sums(exchange, broadcast, own).astype(np.float64)
+    return np.asarray(steps * 2.0 ** -device.budget.grid_bits(exchange.phase))

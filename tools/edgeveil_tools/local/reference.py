@@ -1,0 +1,108 @@
+"""The noise-free reference of a local run, trained beside it in the tool's own process."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import replace
+
+import numpy as np
+
+from edgeveil.data.device import take
+from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key, split_once
+from edgeveil.errors import EdgeVeilError
+from edgeveil.jobs import Job, LocalRun
+from edgeveil.parts.features import read_backbones
+from edgeveil.parts.methods.base import Exchange, Records
+from edgeveil.parts.methods.fm_parameters import FmParameters
+from edgeveil.parts.methods.reference import noise_free_reference
+from edgeveil.plan import JobPlan
+from edgeveil_tools.local.data import dealt, held
+from edgeveil_tools.site.site_plan import SitePlan
+
+LOG = logging.getLogger("edgeveil.run")
+RIDGE_SHARE = 1 / 30  # the ridge stands against noise; without any, little of it is needed
+
+
+def has_reference(job: Job) -> bool:
+    """Whether the job's method is one that can be trained without noise."""
+    return isinstance(job.train, FmParameters)
+
+
+class Reference:
+    """Trains in a thread. `rounds`: accuracy after each round, empty while not finished.
+
+    It reads the same records that the devices were dealt, through no ledger, so its figures are
+    for published sets, or for the eyes of those whose records they are; nothing of it reaches a
+    device or the cloud.
+    """
+
+    def __init__(self, job: Job, run: LocalRun, plan: SitePlan) -> None:
+        self.rounds: list[float] = []
+        self._job, self._run, self._plan = job, run, plan
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._train, daemon=True, name="reference")
+
+    def start(self) -> None:
+        """Begin training."""
+        self._thread.start()
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Wait until it is trained, at most so long; None: however long it takes."""
+        self._thread.join(timeout_s)
+
+    def stop(self) -> None:
+        """Give up after the exchange at hand, and wait for that.
+
+        A process that ended while the thread is inside a numerical library would abort.
+        """
+        self._stop.set()
+        self._thread.join()
+
+    def at(self, number: int) -> float | None:
+        """Accuracy after training round `number`, from 1; None where unknown."""
+        return self.rounds[number - 1] if 0 < number <= len(self.rounds) else None
+
+    def _train(self) -> None:
+        try:
+            self.rounds = train(self._job, self._run, self._plan, self._stop)
+        except _Stopped:
+            pass
+        except EdgeVeilError as error:
+            LOG.warning("no reference: %s", error)
+        except Exception as error:  # the run goes on without its yardstick
+            LOG.warning("no reference: %s: %s", type(error).__name__, error)
+
+
+class _Stopped(Exception):  # noqa: N818 - no error
+    """The reference is not wanted any more."""
+
+
+def train(job: Job, run: LocalRun, plan: SitePlan, stop: threading.Event) -> list[float]:
+    """Test accuracy after each round without noise; empty for a method without a reference."""
+    if not isinstance(job.train, FmParameters):
+        return []
+    test = held(job, run)
+    if not len(test):
+        return []
+    whole = JobPlan(job, read_backbones(job.features))
+    setting = replace(whole.setting, devices=run.devices - run.infer_only)
+
+    def go_on(_exchange: Exchange) -> None:
+        if stop.is_set():
+            raise _Stopped
+
+    parameters = job.train.model_copy(update={"ridge": job.train.ridge * RIDGE_SHARE})
+    accuracies = noise_free_reference(parameters, setting, pooled(job, run, plan), test, go_on)
+    return accuracies[: whole.rounds]
+
+
+def pooled(job: Job, run: LocalRun, plan: SitePlan) -> Records:
+    """The training halves of all training devices, as those devices split them."""
+    records, shares = dealt(job, run)
+    parts = []
+    for number, share in enumerate(shares[: run.devices - run.infer_only], start=1):
+        own = take(records, share)
+        key = load_split_key(plan.edge_state(number) / SPLIT_KEY_FILE)
+        parts.append(take(own, split_once(own.x, job.data.evaluation_share, key)[0]))
+    return Records(np.concatenate([p.x for p in parts]), np.concatenate([p.y for p in parts]))

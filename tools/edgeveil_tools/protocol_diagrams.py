@@ -1,0 +1,139 @@
+"""State diagrams and field tables of docs/protocol.md, drawn from the code.
+
+`python -m edgeveil_tools.protocol_diagrams` says whether the page is up to date (exit 1 if not);
+with `--write` it redraws what stands between `<!-- drawn: NAME -->` and `<!-- end -->`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+
+from edgeveil.errors import UsageError
+from edgeveil.protocol import cloud_states, collection, device_states
+from edgeveil.protocol import messages as m
+from edgeveil.protocol.cloud_tasks import CloudSettings
+from edgeveil.protocol.proxy_tasks import ProxySettings
+from edgeveil.protocol.tasks import Settings
+from edgeveil.protocol.transitions import StateTable
+
+PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
+TABLES: dict[str, StateTable[Any]] = {
+    "device": device_states.TABLE,
+    "collection": collection.TABLE,
+    "cloud": cloud_states.TABLE,
+}
+SHARED = m.Signed | m.Blob | m.Exchanged | m.Group
+FAMILIES = {
+    "messages": m.Message,
+    "shared": SHARED,
+    "headers": m.Header,
+    "bodies": m.Body,
+}
+BOUNDS = {"device": Settings, "proxy": ProxySettings, "cloud": CloudSettings}
+_MARK = re.compile(r"(<!-- drawn: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+
+def drawing(name: str) -> str:
+    """A state diagram or a family's tables. Raises UsageError for an unknown name."""
+    if name in TABLES:
+        return f"```mermaid\n{TABLES[name].diagram()}\n```\n"
+    if name in FAMILIES:
+        return "\n".join(_struct(kind) for kind in get_args(FAMILIES[name]))
+    if name == "bounds":
+        return _bounds()
+    raise UsageError(f"nothing is drawn under the name '{name}'", where=str(PAGE))
+
+
+def redrawn(page: str) -> str:
+    """The page with every drawing made anew."""
+    return _MARK.sub(lambda mark: f"{mark[1]}{drawing(mark[2])}{mark[4]}", page)
+
+
+def _bounds() -> str:
+    lines = ["| party | setting | default |", "| --- | --- | --- |"]
+    for party, settings in BOUNDS.items():
+        rows = dataclasses.asdict(settings()).items()
+        lines += [f"| {party} | `{name}` | {_number(value)} |" for name, value in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _struct(kind: type[msgspec.Struct]) -> str:
+    info = msgspec.inspect.type_info(kind)
+    if not isinstance(info, msgspec.inspect.StructType):
+        raise UsageError(f"{kind.__name__} is no message")
+    tag = f" — tag `{info.tag}`" if info.tag else ""
+    lines = [f"**{kind.__name__}**{tag}. {_paragraphs(kind.__doc__ or '')}", ""]
+    lines += ["| field | what |", "| --- | --- |"]
+    lines += [f"| `{field.name}` | {_type(field.type)} |" for field in info.fields]
+    return "\n".join(lines) + "\n"
+
+
+def _paragraphs(text: str) -> str:
+    blocks = (" ".join(block.split()) for block in text.strip().split("\n\n"))
+    return "\n\n".join(blocks)
+
+
+def _type(kind: Any) -> str:
+    match kind:
+        case msgspec.inspect.BytesType():
+            return _sized("bytes", kind.min_length, kind.max_length)
+        case msgspec.inspect.StrType(pattern=str(pattern)):
+            return f"text matching `{pattern.replace('|', chr(92) + '|')}`"
+        case msgspec.inspect.StrType():
+            return _sized("text", kind.min_length, kind.max_length)
+        case msgspec.inspect.IntType():
+            high = kind.le if kind.le is not None else (kind.lt or 0) - 1
+            return f"integer {kind.ge}..{_number(high)}"
+        case msgspec.inspect.FloatType():
+            low = kind.ge if kind.ge is not None else f"above {kind.gt}"
+            return f"float {low}..{_number(kind.le or 0)}"
+        case msgspec.inspect.BoolType():
+            return "true or false"
+        case msgspec.inspect.LiteralType():
+            return ", ".join(f"`{value}`" for value in kind.values)
+        case msgspec.inspect.VarTupleType():
+            return _sized(f"list of: {_type(kind.item_type)};", kind.min_length, kind.max_length)
+        case msgspec.inspect.StructType():
+            return str(kind.cls.__name__)
+    raise UsageError(f"no words for {type(kind).__name__}")
+
+
+def _sized(what: str, least: int | None, most: int | None) -> str:
+    if most is None:
+        return what + ", within the packet"
+    return f"{what} {most}" if least == most else f"{what} {least or 0}..{_number(most)} long"
+
+
+def _number(value: float) -> str:
+    """Powers of two by name; everything else in figures."""
+    for exponent in (20, 24, 26, 28, 29, 30, 31, 32, 40, 62):
+        if value in (2**exponent, 2**exponent - 1):
+            return f"2^{exponent}" + ("−1" if value == 2**exponent - 1 else "")
+    return f"{value:g}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0 when the page is (now) up to date, else 1."""
+    parser = argparse.ArgumentParser(
+        prog="python -m edgeveil_tools.protocol_diagrams", description=__doc__
+    )
+    parser.add_argument("--write", action="store_true", help="redraw the page")
+    page = PAGE.read_text(encoding="utf-8")
+    new = redrawn(page)
+    if parser.parse_args(arguments).write:
+        PAGE.write_text(new, encoding="utf-8")
+    elif new != page:
+        sys.stderr.write(f"{PAGE}: drawings are out of date. Run `make docs`\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

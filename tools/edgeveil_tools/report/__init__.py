@@ -1,0 +1,1 @@
+"""What a run came to, as one page."""

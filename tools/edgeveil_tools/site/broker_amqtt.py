@@ -1,0 +1,204 @@
+"""amqtt in a process of its own: `python -m edgeveil_tools.site.broker_amqtt CONFIG`, ended by SIGTERM or EOF.
+
+Adds to the library what it lacks: a bound on packets, an answer to MQTT 5 that clients
+understand, and the same users file and rules that mosquitto gets. No plugin writes a log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from amqtt.adapters import StreamReaderAdapter, StreamWriterAdapter
+from amqtt.broker import Broker
+from amqtt.contexts import Action
+from amqtt.plugins.base import BaseAuthPlugin, BaseTopicPlugin
+
+from edgeveil.errors import BrokerError
+from edgeveil_tools.site.broker_rules import Access, Rule, allows, password_matches, read_users
+
+_UNSUPPORTED_VERSION = bytes([0x20, 3, 0, 0x84, 0])  # an MQTT 5 CONNACK
+_CONNECT = 0x10
+_MQTT_5_HEAD = b"\x00\x04MQTT\x05"
+_FIRST_PACKET_S = 10.0
+_SHUTDOWN_S = 3.0
+
+
+class UsersPlugin(BaseAuthPlugin):  # type: ignore[misc]
+    """Checks name and password; reads the file again when it has changed."""
+
+    @dataclass
+    class Config:
+        """`users_file`: `name:hash` lines; empty: everyone may connect."""
+
+        users_file: str = ""
+
+    def __init__(self, context: Any) -> None:
+        super().__init__(context)
+        self._path = Path(self.config.users_file) if self.config.users_file else None
+        self._read_at = (0, 0)
+        self._users: dict[str, str] = {}
+
+    async def authenticate(self, *, session: Any) -> bool:
+        """Whether the session may connect."""
+        if self._path is None:
+            return True
+        hashed = self._current(self._path).get(session.username or "")
+        return hashed is not None and password_matches(hashed, session.password or "")
+
+    def _current(self, path: Path) -> dict[str, str]:
+        with contextlib.suppress(OSError, BrokerError):  # being replaced: the old list holds
+            found = path.stat()
+            stamp = (found.st_mtime_ns, found.st_size)
+            if stamp != self._read_at:
+                self._users, self._read_at = read_users(path), stamp
+        return self._users
+
+
+class RulesPlugin(BaseTopicPlugin):  # type: ignore[misc]
+    """Denies every topic that no rule allows."""
+
+    @dataclass
+    class Config:
+        """`rules`: `[user or "", "read" | "write", topic]` each."""
+
+        rules: list[list[str]] = field(default_factory=list)
+
+    def __init__(self, context: Any) -> None:
+        super().__init__(context)
+        self._rules = tuple(
+            Rule(user or None, "read" if access == "read" else "write", topic)
+            for user, access, topic in self.config.rules
+        )
+
+    async def topic_filtering(
+        self, *, session: Any = None, topic: str | None = None, action: Any = None
+    ) -> bool:
+        """Whether the session's user may publish, subscribe or receive."""
+        user = session.username if session is not None else None
+        access: Access = "write" if action == Action.PUBLISH else "read"
+        return bool(user and topic) and allows(self._rules, str(user), access, str(topic))
+
+
+class BoundedReader(StreamReaderAdapter):  # type: ignore[misc]
+    """Ends the connection when a packet's part is longer than allowed."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        transport: asyncio.WriteTransport,
+        packet_bytes: int,
+        first: bytes,
+    ) -> None:
+        super().__init__(reader)
+        self._transport, self._packet_bytes, self._first = transport, packet_bytes, first
+
+    async def read(self, n: int = -1) -> bytes:
+        """Exactly `n` bytes."""
+        if n > self._packet_bytes:
+            self._transport.abort()
+            raise asyncio.IncompleteReadError(b"", n)
+        if not self._first:
+            return bytes(await super().read(n))
+        taken, self._first = self._first[:n], self._first[n:]
+        return taken if len(taken) == n else taken + bytes(await super().read(n - len(taken)))
+
+
+class BoundedBroker(Broker):  # type: ignore[misc]
+    """The library's broker behind a look at each connection's first bytes."""
+
+    packet_bytes = 65536
+
+    async def stream_connected(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, listener_name: str
+    ) -> None:
+        """Refuse MQTT 5 at once (the library would wait for bytes that never come)."""
+        try:
+            first = await asyncio.wait_for(first_bytes(reader), _FIRST_PACKET_S)
+        except (TimeoutError, OSError, asyncio.IncompleteReadError):
+            writer.close()
+            return
+        if first.endswith(_MQTT_5_HEAD):
+            writer.write(_UNSUPPORTED_VERSION)
+            with contextlib.suppress(OSError):
+                await writer.drain()
+            writer.close()
+            return
+        bounded = BoundedReader(reader, writer.transport, self.packet_bytes, first)
+        await self.external_connected(bounded, StreamWriterAdapter(writer), listener_name)
+
+
+async def first_bytes(reader: asyncio.StreamReader) -> bytes:
+    """The first packet up to the protocol version, or its first byte when it is no CONNECT."""
+    first = await reader.readexactly(1)
+    if first[0] != _CONNECT:
+        return first
+    for _ in range(4):
+        first += await reader.readexactly(1)
+        if first[-1] < 0x80:
+            break
+    return first + await reader.readexactly(len(_MQTT_5_HEAD))
+
+
+def library_config(settings: dict[str, Any]) -> dict[str, Any]:
+    """The library's configuration for what `edgeveil_tools.site.brokers` wrote."""
+    host = f"[{settings['host']}]" if ":" in settings["host"] else settings["host"]
+    listener = {
+        "type": "tcp",
+        "bind": f"{host}:{settings['port']}",
+        "max_connections": settings["max_connections"],
+    }
+    if settings["cert_file"]:
+        listener |= {
+            "ssl": True,
+            "certfile": settings["cert_file"],
+            "keyfile": settings["key_file"],
+        }
+    plugins: dict[str, Any] = {
+        "edgeveil_tools.site.broker_amqtt.UsersPlugin": {"users_file": settings["users_file"]}
+    }
+    if settings["rules"] is not None:
+        plugins["edgeveil_tools.site.broker_amqtt.RulesPlugin"] = {"rules": settings["rules"]}
+    return {"listeners": {"default": listener}, "plugins": plugins}
+
+
+async def serve(settings: dict[str, Any]) -> None:
+    """Run until SIGTERM, SIGINT, or the end of standard input (the starter is gone)."""
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    loop.add_reader(sys.stdin.fileno(), stop.set)
+    broker = BoundedBroker(library_config(settings))
+    broker.packet_bytes = settings["packet_bytes"]
+    await broker.start()
+    await stop.wait()
+    with contextlib.suppress(Exception):
+        await asyncio.wait_for(broker.shutdown(), _SHUTDOWN_S)
+
+
+def main(argv: list[str]) -> int:
+    """Entry point of the child process."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    settings = json.loads(Path(argv[0]).read_text("utf-8"))
+    try:
+        asyncio.run(serve(settings))
+    except Exception as error:  # the starter shows the last line
+        sys.stderr.write(f"{error}\n")
+        return BrokerError.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(status)  # tasks of the library may outlive its shutdown

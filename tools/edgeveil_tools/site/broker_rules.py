@@ -1,0 +1,166 @@
+"""Who may say what at a broker, and the list of users: one source for both engines.
+
+Passwords are kept as mosquitto keeps them: `$7$iterations$salt$PBKDF2-HMAC-SHA512`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from edgeveil.errors import BrokerError, UsageError
+
+Access = Literal["read", "write"]
+
+WIRETAP = "wiretap"
+_ITERATIONS = 101  # as mosquitto_passwd; passwords made here are random keys
+_MAX_ITERATIONS = 1_000_000
+_SALT_BYTES = 12
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`user` (None: everyone) may read or write topics of this filter; `%u` is the own name."""
+
+    user: str | None
+    access: Access
+    topic: str
+
+
+RULES: dict[str, tuple[Rule, ...]] = {
+    "edge": (
+        Rule(None, "write", "edgeveil/v1/d/%u/up"),
+        Rule(None, "read", "edgeveil/v1/d/%u/down"),
+        Rule(None, "read", "edgeveil/v1/all/down"),
+        Rule("proxy", "read", "edgeveil/v1/d/+/up"),
+        Rule("proxy", "write", "edgeveil/v1/d/+/down"),
+        Rule("proxy", "write", "edgeveil/v1/all/down"),
+    ),
+    "cloud": (
+        Rule("cloud", "write", "edgeveil/v1/cloud/out"),
+        Rule("cloud", "read", "edgeveil/v1/cloud/in"),
+        Rule("proxy", "write", "edgeveil/v1/cloud/in"),
+        Rule("proxy", "read", "edgeveil/v1/cloud/out"),
+    ),
+}
+
+
+def rules_for(acl: str | None, *, wiretap: bool = False) -> tuple[Rule, ...] | None:
+    """The access list of that side; None when there is none. `wiretap` adds a reader of all."""
+    if acl is None:
+        return None
+    return RULES[acl] + ((Rule(WIRETAP, "read", "#"),) if wiretap else ())
+
+
+def allows(rules: tuple[Rule, ...], user: str, access: Access, topic: str) -> bool:
+    """Whether a rule covers all of `topic` (a name, or a filter to subscribe to)."""
+    if not _plain(user):
+        return False
+    return any(
+        rule.access == access
+        and rule.user in (None, user)
+        and covers(rule.topic.replace("%u", user), topic)
+        for rule in rules
+    )
+
+
+def covers(allowed: str, requested: str) -> bool:
+    """Whether every topic that `requested` matches is matched by `allowed`."""
+    allowed_levels, levels = allowed.split("/"), requested.split("/")
+    for position, level in enumerate(allowed_levels):
+        if level == "#":
+            return not levels[0].startswith("$")
+        if position >= len(levels) or levels[position] == "#":
+            return False
+        if level not in ("+", levels[position]):
+            return False
+    return len(levels) == len(allowed_levels)
+
+
+def acl_text(rules: tuple[Rule, ...]) -> str:
+    """The rules as a mosquitto access list; what no line allows is denied."""
+    lines = [f"pattern {rule.access} {rule.topic}" for rule in rules if rule.user is None]
+    for user in dict.fromkeys(rule.user for rule in rules if rule.user is not None):
+        lines += ["", f"user {user}"]
+        lines += [f"topic {rule.access} {rule.topic}" for rule in rules if rule.user == user]
+    return "\n".join(lines) + "\n"
+
+
+def hash_password(password: str) -> str:
+    """The password as a users file holds it."""
+    salt = os.urandom(_SALT_BYTES)
+    digest = hashlib.pbkdf2_hmac("sha512", password.encode("utf-8"), salt, _ITERATIONS)
+    return f"$7${_ITERATIONS}${_base64(salt)}${_base64(digest)}"
+
+
+def password_matches(hashed: str, password: str) -> bool:
+    """Whether `password` is the one that was hashed; False for a hash of another form."""
+    parts = _hash_parts(hashed)
+    if parts is None:
+        return False
+    iterations, salt, digest = parts
+    tried = hashlib.pbkdf2_hmac("sha512", password.encode("utf-8"), salt, iterations)
+    return hmac.compare_digest(tried, digest)
+
+
+def users_text(users: Mapping[str, str]) -> str:
+    """A users file: one `name:hash` line each. Raises UsageError for a name unfit for topics."""
+    for name in users:
+        if not _plain(name):
+            raise UsageError(
+                f"the user name '{name}' cannot stand in a topic",
+                fix="use letters, digits, '-', '_' and '.'",
+            )
+    return "".join(f"{name}:{hash_password(word)}\n" for name, word in users.items())
+
+
+def read_users(path: Path) -> dict[str, str]:
+    """Name to hash, of a file of `name:password` lines, the passwords hashed or plain.
+
+    Raises BrokerError when the file cannot be read or a line is not of this form.
+    """
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        fix = "provision the site first, or correct users_file"
+        raise BrokerError("the users file cannot be read", where=str(path), fix=fix) from error
+    users = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        name, colon, word = line.partition(":")
+        if not colon or not word or not _plain(name):
+            raise BrokerError(
+                "not a 'name:password' line", where=f"{path}:{number}", fix="correct or remove it"
+            )
+        users[name] = word if _hash_parts(word) else hash_password(word)
+    return users
+
+
+def _hash_parts(hashed: str) -> tuple[int, bytes, bytes] | None:
+    parts = hashed.split("$")
+    if len(parts) != 5 or parts[:2] != ["", "7"] or not parts[2].isascii():
+        return None
+    try:
+        iterations = int(parts[2])
+        salt = base64.b64decode(parts[3], validate=True)
+        digest = base64.b64decode(parts[4], validate=True)
+    except (ValueError, binascii.Error):
+        return None
+    usable = 1 <= iterations <= _MAX_ITERATIONS and len(digest) == 64
+    return (iterations, salt, digest) if usable else None
+
+
+def _plain(name: str) -> bool:
+    return bool(name) and not any(sign in "+#/$:" or sign.isspace() for sign in name)
+
+
+def _base64(raw: bytes) -> str:
+    return base64.b64encode(raw).decode("ascii")

@@ -1,0 +1,244 @@
+"""Starts a broker as a child process: mosquitto where it is installed, else amqtt."""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import json
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from edgeveil.errors import BrokerError
+from edgeveil_tools.site import broker_tied
+from edgeveil_tools.site.broker_plan import BrokerPlan, Engine, mosquitto_lines, write_private
+from edgeveil_tools.site.broker_rules import acl_text, read_users, rules_for, users_text
+
+START_TIMEOUT_S = 10.0
+_STOP_TIMEOUT_S = 5.0
+_TLS_S = 0.2
+
+
+def choose_engine(engine: Engine = "auto") -> Literal["amqtt", "mosquitto"]:
+    """The engine to use. Raises BrokerError when the one asked for is not installed."""
+    if engine == "amqtt" or (engine == "auto" and not shutil.which("mosquitto")):
+        try:
+            metadata.version("amqtt")
+        except metadata.PackageNotFoundError:
+            fix = "install mosquitto, or 'edgeveil[tools]'"
+            raise BrokerError("no broker is installed", fix=fix) from None
+        return "amqtt"
+    if not shutil.which("mosquitto"):
+        fix = "install it (apt install mosquitto), or set the engine to amqtt"
+        raise BrokerError("mosquitto is not on the PATH", fix=fix)
+    return "mosquitto"
+
+
+_SERVER_PORTS = range(22_000, 32_000)
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A TCP port that nobody uses at this moment.
+
+    Below those that systems give to outgoing connections (from 32768 on Linux, 49152 elsewhere):
+    one of these could take it before its server listens. Raises OSError if none is free.
+    """
+    for port in secrets.SystemRandom().sample(_SERVER_PORTS, 100):
+        with suppress(OSError), socket.create_server((host, port)):
+            return port
+    raise OSError(errno.EADDRINUSE, f"no free port on {host}")
+
+
+def free_ports(count: int) -> list[int]:
+    """So many different ones."""
+    found: set[int] = set()
+    while len(found) < count:
+        found.add(free_port())
+    return list(found)
+
+
+class BrokerProcess:
+    """One broker, which ends with its starter, however that ends. Its files go to `directory`.
+
+    `users` (name to password) or `users_file` log in.
+    Neither given: everyone on this machine may connect.
+    """
+
+    def __init__(
+        self,
+        plan: BrokerPlan,
+        directory: Path,
+        *,
+        users: Mapping[str, str] | None = None,
+        users_file: Path | None = None,
+    ) -> None:
+        self.engine = choose_engine(plan.engine)
+        self.port = plan.port or free_port(plan.host)
+        self._plan, self._directory = plan, directory.absolute()
+        self._users, self._users_file = users, users_file
+        self._child: subprocess.Popen[bytes] | None = None
+
+    @property
+    def name(self) -> str:
+        """Engine and version: `mosquitto 2.0.11`, `amqtt 0.12.1`."""
+        if self.engine == "amqtt":
+            return f"amqtt {metadata.version('amqtt')}"
+        shown = subprocess.run(["mosquitto", "-h"], capture_output=True, text=True, check=False)
+        return f"mosquitto {(shown.stdout.split() or ['?', '?', '?'])[2]}"
+
+    @property
+    def url(self) -> str:
+        """Address for clients."""
+        host = f"[{self._plan.host}]" if ":" in self._plan.host else self._plan.host
+        return f"{'mqtts' if self._plan.tls else 'mqtt'}://{host}:{self.port}"
+
+    @property
+    def protocols(self) -> tuple[int, ...]:
+        """MQTT versions spoken: 5, and 4 for 3.1.1."""
+        return (5, 4) if self.engine == "mosquitto" else (4,)
+
+    @property
+    def pid(self) -> int | None:
+        """Process id while it runs."""
+        return self._child.pid if self._child is not None else None
+
+    def start(self) -> None:
+        """Start and wait until it accepts connections.
+
+        Raises BrokerError: port taken, unusable TLS or users file, no start within 10 s.
+        """
+        self._check_port()
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self.refresh_users()
+        command = self._mosquitto() if self.engine == "mosquitto" else self._amqtt()
+        with self._log.open("wb") as log:
+            self._child = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C reaches the starter, which stops it last
+            )
+        atexit.register(self.stop)
+        self._wait_until_open()
+
+    def stop(self) -> None:
+        """Terminate, and kill if that takes too long. Does nothing when it is not running."""
+        child, self._child = self._child, None
+        if child is None:
+            return
+        atexit.unregister(self.stop)
+        if child.stdin is not None:
+            child.stdin.close()
+        child.terminate()
+        try:
+            child.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+    def running(self) -> bool:
+        """Whether the process lives."""
+        return self._child is not None and self._child.poll() is None
+
+    def refresh_users(self) -> int:
+        """Read the list of users again, also while running; how many there are."""
+        if self._users is None and self._users_file is None:
+            return 0
+        if self._users_file is not None:
+            listed = read_users(self._users_file)
+            text = "".join(f"{name}:{hashed}\n" for name, hashed in listed.items())
+        else:
+            text = users_text(self._users or {})
+        write_private(self._directory / "users", text)
+        if self.engine == "mosquitto" and self._child is not None and self.running():
+            self._child.send_signal(signal.SIGHUP)
+        return text.count("\n")
+
+    @property
+    def _log(self) -> Path:
+        return self._directory / "broker.log"
+
+    @property
+    def _authenticated(self) -> bool:
+        return self._users is not None or self._users_file is not None
+
+    def _check_port(self) -> None:
+        family = socket.AF_INET6 if ":" in self._plan.host else socket.AF_INET
+        try:
+            socket.create_server((self._plan.host, self.port), family=family).close()
+        except OSError as error:
+            raise BrokerError(
+                f"cannot listen on port {self.port}: {error.strerror}",
+                where=f"{self._plan.host}:{self.port}",
+                fix="stop the process that uses it, or set another port",
+            ) from None
+
+    def _wait_until_open(self) -> None:
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline_s:
+            if not self.running():
+                break
+            try:
+                socket.create_connection((self._plan.host, self.port), timeout=1.0).close()
+            except OSError:
+                time.sleep(0.02)
+            else:
+                if self._plan.tls is None or self._stays():
+                    return
+        said = self._log.read_text("utf-8", "replace").strip().splitlines()
+        self.stop()
+        raise BrokerError(
+            f"{self.engine} did not start: {said[-1] if said else 'no answer'}",
+            where=f"{self._plan.host}:{self.port}",
+            fix=f"see {self._log}",
+        )
+
+    def _stays(self) -> bool:
+        """mosquitto listens first, and then ends where it cannot read its certificate."""
+        with suppress(subprocess.TimeoutExpired):
+            if self._child is not None:
+                self._child.wait(_TLS_S)
+        return self.running()
+
+    def _mosquitto(self) -> list[str]:
+        plan, lines = self._plan, []
+        rules = rules_for(plan.acl, wiretap=plan.wiretap)
+        if rules is not None:
+            write_private(self._directory / "acl", acl_text(rules))
+            lines.append(f"acl_file {self._directory / 'acl'}")
+        if self._authenticated:
+            lines.append(f"password_file {self._directory / 'users'}")
+        lines += mosquitto_lines(plan, self.port, open_to_all=not self._authenticated)
+        write_private(self._directory / "mosquitto.conf", "\n".join(lines) + "\n")
+        command = ["mosquitto", "-c", str(self._directory / "mosquitto.conf")]
+        return [sys.executable, "-I", "-S", broker_tied.__file__, *command]
+
+    def _amqtt(self) -> list[str]:
+        plan, tls = self._plan, self._plan.tls
+        if tls is not None and tls.ca_file is not None:
+            raise BrokerError(
+                "amqtt cannot demand client certificates", fix="use mosquitto, or leave ca_file out"
+            )
+        rules = rules_for(plan.acl, wiretap=plan.wiretap)
+        settings = {
+            "host": plan.host,
+            "port": self.port,
+            "users_file": str(self._directory / "users") if self._authenticated else "",
+            "rules": None if rules is None else [[r.user or "", r.access, r.topic] for r in rules],
+            "cert_file": str(tls.cert_file) if tls else "",
+            "key_file": str(tls.key_file) if tls else "",
+            "packet_bytes": plan.packet_bytes,
+            "max_connections": plan.max_connections,
+        }
+        write_private(self._directory / "amqtt.json", json.dumps(settings))
+        return [sys.executable, "-m", "edgeveil_tools.site.broker_amqtt", str(self._directory / "amqtt.json")]
