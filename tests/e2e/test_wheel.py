@@ -1,0 +1,97 @@
+"""The wheel, as a user has it: in a fresh environment, beside packages that have our old names."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+from zipfile import ZipFile
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ("edgeveil", "edge_client", "cloud_server", "proxy", "tools")
+OURS = {
+    "edgeveil", "edgeveil_edge", "edgeveil_cloud", "edgeveil_proxy", "edgeveil_tools", "edgeveil_lab",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    for name in SOURCES:
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "-q", "--no-deps"]
+    subprocess.run([*pip, "-w", folder, source], check=True)
+    [found] = folder.glob("edgeveil-*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def home(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fresh environment with the wheel; what it needs of others is read from this one's."""
+    home = tmp_path_factory.mktemp("home")
+    venv.create(home / "venv", with_pip=True)
+    python = home / "venv" / "bin" / "python"
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "-q", "--no-deps"]
+    subprocess.run([*pip, wheel], check=True)
+    [packages] = (home / "venv" / "lib").glob("python*/site-packages")
+    # A plain path: editable installs that lie there are not followed.
+    (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    for name in ("proxy", "proxy/http", "tools"):  # of another distribution
+        (packages / name).mkdir()
+        (packages / name / "__init__.py").write_text("ANOTHERS = True\n")
+    (home / "tools").mkdir()
+    (home / "tools" / "__init__.py").write_text("raise ImportError('a user has tools, too')\n")
+    return home
+
+
+def command(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`edgeveil` as typed in the user's folder, which is on the path."""
+    script = home / "venv" / "bin" / "edgeveil"
+    return python_of(home, script, *arguments)
+
+
+def python_of(home: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        arguments,
+        cwd=home,
+        env={**os.environ, "PYTHONPATH": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_it_installs_names_that_are_ours(wheel: Path) -> None:
+    names = {name.partition("/")[0] for name in ZipFile(wheel).namelist()}
+    assert {name for name in names if not name.endswith(".dist-info")} == OURS
+    assert "edgeveil_tools/templates/report.html" in ZipFile(wheel).namelist()
+
+
+def test_quickstart_and_predict_run_beside_packages_of_our_old_names(home: Path) -> None:
+    job = (ROOT / "configs" / "jobs" / "quickstart.yaml").read_text()
+    (home / "job.yaml").write_text(job.replace("rounds: 15", "rounds: 5"))
+    done = command(home, "run", "job.yaml", "--devices", "8", "--out", "out", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["status"] == "completed"
+    np.savez(home / "records.npz", x=np.zeros((2, 64), np.float32))
+    done = command(home, "predict", "out/model.onnx", "records.npz", "--json")
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)) == 2
+
+
+@pytest.mark.parametrize("old", ["fl_core", "edge_client", "cloud_server"])
+def test_the_old_names_give_no_half_working_import(home: Path, old: str) -> None:
+    done = python_of(home, home / "venv" / "bin" / "python", "-c", f"import {old}")
+    assert done.returncode == 1
+    assert f"No module named '{old}'" in done.stderr
