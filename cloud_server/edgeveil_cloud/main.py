@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 from edgeveil import logs
 from edgeveil.data.device import held_records
-from edgeveil.jobs import CloudSite
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CloudMachine
 from edgeveil.protocol.cloud_tasks import CloudSettings
 from edgeveil.protocol.envelope import Signer
 from edgeveil.protocol.transfer import part_bytes
+from edgeveil.sites.cloud import CloudSite
 from edgeveil.transport.health import STUCK_S, Health, Probe, writable
 from edgeveil.transport.metrics import Linked, MeteredHost, Metrics
 from edgeveil.transport.process import (

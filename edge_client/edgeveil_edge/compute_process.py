@@ -21,8 +21,8 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
 
 from edgeveil.errors import PrivacyError, ProtocolError
-from edgeveil.jobs import EdgeSite
 from edgeveil.privacy.derived import DerivedRandom
+from edgeveil.sites.edge import EdgeSite
 from edgeveil_edge import compute_wire as wire
 from edgeveil_edge.computation import Computation, Computed, Half, JobTrial, TaughtJob
 from edgeveil_edge.compute_child import Forked

@@ -8,11 +8,12 @@ from importlib import import_module
 from multiprocessing.connection import Connection
 
 from edgeveil.errors import EdgeVeilError
-from edgeveil.jobs import EdgeSite, Job
+from edgeveil.jobs import Job
 from edgeveil.parts.features import match_backbones
 from edgeveil.plan import JobPlan
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.protocol.package import RoundPackage, unpack_tensors
+from edgeveil.sites.edge import EdgeSite
 from edgeveil_edge import compute_wire as wire
 from edgeveil_edge.computation import Computation, TaughtJob
 from edgeveil_edge.computer import Computer, failure

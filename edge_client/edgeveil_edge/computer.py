@@ -16,10 +16,10 @@ import numpy as np
 from edgeveil.data.device import device_records, of_shape
 from edgeveil.errors import EdgeVeilError
 from edgeveil.evaluation.inference import InferenceSession
-from edgeveil.jobs import EdgeSite
 from edgeveil.parts.methods.base import Answer, Records
 from edgeveil.plan import JobPlan
 from edgeveil.protocol.package import unpack_tensors
+from edgeveil.sites.edge import EdgeSite
 from edgeveil.subnormals import flushed
 from edgeveil_edge.answer import softmax_answer, training_answer
 from edgeveil_edge.computation import Computation, Computed, Half, JobTrial, TaughtJob

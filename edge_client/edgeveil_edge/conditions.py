@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from edgeveil.jobs.site import Conditions
+from edgeveil.sites.edge import Conditions
 
 POWER = Path("/sys/class/power_supply")
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from edgeveil.errors import PrivacyError
-from edgeveil.jobs import EdgeSite, Policy
 from edgeveil.parts.features import backbone_digests
 from edgeveil.parts.models import runs_python
 from edgeveil.plan import JobPlan
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.privacy.policy import Limits
 from edgeveil.protocol.messages import Manifest
+from edgeveil.sites.edge import EdgeSite
+from edgeveil.sites.policy import Policy
 
 
 def limits_of(policy: Policy) -> Limits:

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from secrets import SystemRandom
 
 from edgeveil.errors import DataError, ProtocolError
-from edgeveil.jobs import EdgeSite, Job
+from edgeveil.jobs import Job
 from edgeveil.parts.features import match_backbones
 from edgeveil.privacy.derived import NoiseFor, noise_from
 from edgeveil.privacy.ledger import Ledger
@@ -21,6 +21,7 @@ from edgeveil.protocol.messages import Manifest
 from edgeveil.protocol.package import JobPackage, RoundPackage, decode_package
 from edgeveil.protocol.sealed import Sealing
 from edgeveil.protocol.tasks import Dummies, Install, JobClosed, Learn, Learned, Open, Opened, Work
+from edgeveil.sites.edge import EdgeSite
 from edgeveil_edge.computation import Compute
 from edgeveil_edge.computer import Computer, Load, load_own
 from edgeveil_edge.identity import Identity

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from edgeveil import logs
-from edgeveil.jobs import EdgeSite
 from edgeveil.privacy.ledger import LEDGER_FILE, Ledger
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.codec import encode
 from edgeveil.protocol.device import DeviceMachine, Settings
 from edgeveil.protocol.envelope import Signer
 from edgeveil.protocol.messages import Bye
+from edgeveil.sites.edge import EdgeSite
 from edgeveil.transport.link import Will
 from edgeveil.transport.process import EXIT_S, OwnFolder, first_of, peer_key, run_until_stopped
 from edgeveil.transport.runtime import Runtime

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 
 from edgeveil.errors import DataError, PrivacyError, ProtocolError, UsageError
-from edgeveil.jobs import EdgeSite, Job
+from edgeveil.jobs import Job
 from edgeveil.jobs.job_blocks import JobData
 from edgeveil.parts.features import match_backbones
 from edgeveil.parts.methods.base import Answer, Exchange, Tensors
@@ -22,6 +22,7 @@ from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Manifest
 from edgeveil.protocol.package import RoundPackage
 from edgeveil.protocol.sealed import Sealing
 from edgeveil.protocol.tasks import Declined, Sealed, Work
+from edgeveil.sites.edge import EdgeSite
 from edgeveil_edge.answer import (
     check_package,
     kept_tensors,

@@ -9,7 +9,6 @@ from typing import Self
 from pydantic import Field, ValidationError, model_validator
 
 from edgeveil.errors import ProtocolError
-from edgeveil.jobs.base import Block, refuse
 from edgeveil.jobs.job_blocks import Encrypt, JobData, Privacy, Round, Selection, Unsupervised
 from edgeveil.jobs.job_mixes import job_mixes
 from edgeveil.jobs.job_updates import Proxy
@@ -22,6 +21,7 @@ from edgeveil.jobs.methods import (
     TrainParameters,
 )
 from edgeveil.parts.aggregation import FedAvgParameters
+from edgeveil.settings.base import Block, refuse
 
 CANONICAL_BYTES = 1 << 16
 

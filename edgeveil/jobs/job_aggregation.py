@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from edgeveil.jobs.base import Mix
 from edgeveil.parts.aggregation import AGGREGATIONS
 from edgeveil.parts.methods import UPDATE_METHODS
 from edgeveil.parts.methods.base import TRAIN
+from edgeveil.settings.base import Mix
 
 if TYPE_CHECKING:
     from edgeveil.jobs.job import Job

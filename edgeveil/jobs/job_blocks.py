@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from edgeveil.jobs.base import Block, Seconds
+from edgeveil.settings.base import Block, Seconds
 
 
 class JobData(Block):

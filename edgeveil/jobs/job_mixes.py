@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from edgeveil.errors import DataError, PrivacyError
-from edgeveil.jobs.base import Mix
 from edgeveil.jobs.job_aggregation import aggregation_mixes
 from edgeveil.jobs.job_updates import update_mixes
 from edgeveil.jobs.local_run_mixes import policy_mixes, run_mixes, shape_mixes
-from edgeveil.jobs.schema_walk import number
 from edgeveil.parts.features import PcaParameters, build_features, projection_of
 from edgeveil.privacy.figures import up
 from edgeveil.privacy.self_stop import MomentsAccountant
+from edgeveil.settings.base import Mix
+from edgeveil.settings.schema_walk import number
 
 if TYPE_CHECKING:
     from edgeveil.jobs.job import Job

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from edgeveil.errors import PrivacyError
-from edgeveil.jobs.base import Mix
 from edgeveil.parts.methods import METHODS, Setting
 from edgeveil.parts.methods.base import TRAIN, Exchange
 from edgeveil.privacy.events import UnprotectedEvent
+from edgeveil.settings.base import Mix
 
 if TYPE_CHECKING:
     from edgeveil.jobs.job import Job

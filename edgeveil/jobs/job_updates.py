@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from edgeveil.errors import DataError, UsageError
-from edgeveil.jobs.base import Block, Mix
 from edgeveil.jobs.job_stages import stage_mixes
 from edgeveil.parts.methods import UPDATE_METHODS
 from edgeveil.parts.models import build_network
+from edgeveil.settings.base import Block, Mix
 
 if TYPE_CHECKING:
     from edgeveil.jobs.job import Job

@@ -7,8 +7,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from edgeveil.jobs.base import Block, Mix, Seconds, SitePath, refuse
-from edgeveil.jobs.site_blocks import BrokerUrl, PacketBytes
+from edgeveil.settings.base import Block, Mix, Seconds, SitePath, refuse
+from edgeveil.sites.links import BrokerUrl, PacketBytes
 
 _RUNNING = ("cloud", "token_file", "fleet", "keys")  # beside `broker`, of a running site
 VALUE_BYTES = 4  # uploads and packages are float32

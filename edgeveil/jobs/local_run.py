@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from edgeveil.jobs.base import Block
-from edgeveil.jobs.policy import Partition, Policy
-from edgeveil.jobs.site_blocks import DataFiles, SourceName
+from edgeveil.settings.base import Block
+from edgeveil.sites.data import DataFiles, Partition, SourceName
+from edgeveil.sites.policy import Policy
 
 
 class RunData(DataFiles):

@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING
 
 from edgeveil.data.published import PUBLISHED
 from edgeveil.errors import PrivacyError
-from edgeveil.jobs.base import Mix
-from edgeveil.jobs.policy import dealing_mixes, partition_mixes
-from edgeveil.jobs.site_blocks import held_back_mixes, source_name, unread_mixes
 from edgeveil.parts.models import runs_python
 from edgeveil.privacy.policy import Limits, check_job
+from edgeveil.settings.base import Mix
+from edgeveil.sites.data import (
+    dealing_mixes,
+    held_back_mixes,
+    partition_mixes,
+    source_name,
+    unread_mixes,
+)
 
 if TYPE_CHECKING:
     from edgeveil.jobs.job import Job

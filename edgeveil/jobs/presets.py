@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgeveil.jobs.schema_walk import Schema
-from edgeveil.jobs.yaml_tree import Path, Problem, Tree
 from edgeveil.registry import Table, nearest
+from edgeveil.settings.schema_walk import Schema
+from edgeveil.settings.yaml_tree import Path, Problem, Tree
 
 KEY = "preset"
 _TAGS = ("method", "name")  # a block with another one is another block: nothing of it is kept

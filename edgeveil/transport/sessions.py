@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from edgeveil.errors import UsageError
-from edgeveil.jobs import BrokerLink
 from edgeveil.protocol import effects as fx
+from edgeveil.sites.links import BrokerLink
 from edgeveil.transport.link import Link, LinkSettings, Will
 from edgeveil.transport.mqtt_link import MqttLink
 from edgeveil.transport.runtime import Runtime

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from edgeveil import logs
-from edgeveil.jobs import ProxySite
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.envelope import Signer
 from edgeveil.protocol.proxy import ProxyMachine
 from edgeveil.protocol.proxy_tasks import ProxySettings
+from edgeveil.sites.proxy import ProxySite
 from edgeveil.transport.health import STUCK_S, Health, Probe, writable
 from edgeveil.transport.http import serve
 from edgeveil.transport.metrics import Linked, MeteredHost, Metrics

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from edgeveil.errors import JobFailed
-from edgeveil.jobs import load_site
+from edgeveil.sites.files import load_site
 from edgeveil_lab.load.options import LoadOptions
 from edgeveil_lab.load.raw import RawSite, run_raw
 from edgeveil_lab.load.raw_parts import RawDevice

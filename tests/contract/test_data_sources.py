@@ -15,8 +15,7 @@ from edgeveil.data.device import devices_records, held_records
 from edgeveil.data.published import PUBLISHED
 from edgeveil.data.sources import SOURCES, Origin, brings_its_test, load_records
 from edgeveil.errors import DataError
-from edgeveil.jobs import DataSource
-from edgeveil.jobs.site_blocks import Images
+from edgeveil.sites.data import DataSource, Images
 
 COUNT = 12
 LABELS = np.arange(COUNT) % 3

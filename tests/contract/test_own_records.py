@@ -15,7 +15,7 @@ from edgeveil.data import device
 from edgeveil.data.device import device_records, held_records, of_shape
 from edgeveil.data.own_dealing import OWN_DEALING, record_words
 from edgeveil.data.partition import PARTITIONS
-from edgeveil.jobs import DataSource, DeviceData
+from edgeveil.sites.data import DataSource, DeviceData
 from edgeveil_lab.audit.forms import CLASSES, FORMS, SIDE, Table, made_up
 from edgeveil_lab.audit.records import by_index
 

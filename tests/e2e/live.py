@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgeveil.errors import UsageError
-from edgeveil.jobs import Policy
+from edgeveil.sites.policy import Policy
 from edgeveil_tools.cloud_client import CloudClient
 from edgeveil_tools.site.broker_plan import BrokerPlan
 from edgeveil_tools.site.brokers import BrokerProcess, free_port

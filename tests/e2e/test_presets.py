@@ -9,10 +9,11 @@ import pytest
 
 from edgeveil.data.digits import load_digits_split
 from edgeveil.evaluation.onnx_session import open_session
-from edgeveil.jobs import Policy, parse_job
+from edgeveil.jobs import parse_job
 from edgeveil.jobs.presets import PRESETS
 from edgeveil.parts.methods import METHODS
 from edgeveil.plan import JobPlan
+from edgeveil.sites.policy import Policy
 from tests.e2e.live import LiveSite
 
 DEVICES = 6

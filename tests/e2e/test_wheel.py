@@ -18,7 +18,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCES = ("edgeveil", "edge_client", "cloud_server", "proxy", "tools")
 OURS = {
-    "edgeveil", "edgeveil_edge", "edgeveil_cloud", "edgeveil_proxy", "edgeveil_tools", "edgeveil_lab",
+    "edgeveil", "edgeveil_edge", "edgeveil_cloud", "edgeveil_proxy", "edgeveil_tools",
+    "edgeveil_lab",
 }  # fmt: skip
 
 

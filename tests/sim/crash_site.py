@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from edgeveil.jobs import Job, Policy
+from edgeveil.jobs import Job
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.privacy.sampler import os_random
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.codec import decode, decode_body, decode_header
 from edgeveil.protocol.messages import Ack, Commit, Note, Offer, Upload
+from edgeveil.sites.policy import Policy
 from edgeveil.sqlite_file import SqliteFile
 from edgeveil_cloud.control import Control
 from edgeveil_tools.local.simulate import Box

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgeveil.jobs import Job, Partition, Policy
+from edgeveil.jobs import Job
+from edgeveil.sites.data import Partition
+from edgeveil.sites.policy import Policy
 from edgeveil.transport.memory import Faults, no_faults
 from edgeveil_tools.local.simulate import MemoryFleet
 from edgeveil_tools.site.site_plan import SitePlan

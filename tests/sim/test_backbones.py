@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgeveil.jobs import Job, Policy, load_job
+from edgeveil.jobs import Job, load_job
 from edgeveil.parts.features import backbone_digests
+from edgeveil.sites.policy import Policy
 from tests.backbone_files import small_backbone
 from tests.sim.fleet import Fleet
 

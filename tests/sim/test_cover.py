@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from edgeveil.jobs import Policy
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.codec import decode, decode_body, decode_header
 from edgeveil.protocol.messages import Decline, Hello, Manifest, Note, Offer, Upload
 from edgeveil.protocol.proxy import ProxyMachine
+from edgeveil.sites.policy import Policy
 from edgeveil.transport.memory import LATENCY_S
 from tests.sim.fleet import PACKET_BYTES, Fleet, small_job
 

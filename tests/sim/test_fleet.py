@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from edgeveil.jobs import Policy
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.codec import decode
 from edgeveil.protocol.messages import Note
+from edgeveil.sites.policy import Policy
 from edgeveil_cloud.round_secret import RoundSecret
 from edgeveil_cloud.sealing import Limits
 from tests.sim.fleet import PACKET_BYTES, Fleet, small_job

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgeveil.jobs import Policy
 from edgeveil.protocol.package import unpack_tensors
+from edgeveil.sites.policy import Policy
 from tests.sim.fleet import Fleet, small_job
 
 

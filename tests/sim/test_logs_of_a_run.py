@@ -13,7 +13,7 @@ import pytest
 
 from edgeveil import logs
 from edgeveil.errors import DataError
-from edgeveil.jobs import EdgeSite
+from edgeveil.sites.edge import EdgeSite
 from edgeveil_edge.computer import Computer
 from tests.sim.fleet import Fleet, small_job
 

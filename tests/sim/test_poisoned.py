@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgeveil.jobs import Job, Policy
+from edgeveil.jobs import Job
 from edgeveil.protocol.messages import Manifest
 from edgeveil.protocol.package import unpack_tensors
 from edgeveil.protocol.tasks import Work
+from edgeveil.sites.policy import Policy
 from edgeveil_tools.local.simulate import Box, MemoryFleet
 from edgeveil_tools.site.site_plan import SitePlan
 from tests.sim.hostile import Attacker

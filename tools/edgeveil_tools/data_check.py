@@ -18,7 +18,10 @@ from edgeveil.data.images import image_faults
 from edgeveil.data.published import PUBLISHED
 from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key
 from edgeveil.errors import DataError, UsageError
-from edgeveil.jobs import DataSource, EdgeSite, Job, load_job, load_site
+from edgeveil.jobs import Job, load_job
+from edgeveil.sites.data import DataSource
+from edgeveil.sites.edge import EdgeSite
+from edgeveil.sites.files import load_site
 
 DEFAULT_SHARE = 0.1
 LINES_SHOWN = 10

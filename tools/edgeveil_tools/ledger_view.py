@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from edgeveil.jobs import Policy
 from edgeveil.privacy.event_codec import to_dict
 from edgeveil.privacy.events import Event
 from edgeveil.privacy.figures import down
 from edgeveil.privacy.guarantee import Guarantee
 from edgeveil.privacy.ledger_book import Account, Book, JobEntry
 from edgeveil.privacy.policy import INFER, Quote, countable_quote, price, total
+from edgeveil.sites.policy import Policy
 
 _COLUMNS = ("exchange", "released", "mechanism", "times", "for", "unit", "status")
 

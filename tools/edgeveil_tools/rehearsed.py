@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgeveil.errors import ConfigError
-from edgeveil.jobs import CloudLimits, Job, line_of
+from edgeveil.jobs import Job, line_of
 from edgeveil.parts.features import read_backbones
 from edgeveil.plan import JobPlan
 from edgeveil.protocol.transfer import part_bytes
+from edgeveil.sites.cloud import CloudLimits
 from edgeveil_cloud.rehearsal import RefusedJobError, rehearse_job
 from edgeveil_cloud.sealing import Limits
 

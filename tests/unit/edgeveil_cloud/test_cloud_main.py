@@ -10,7 +10,7 @@ import pytest
 
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import BrokerError, UsageError
-from edgeveil.jobs import CloudSite
+from edgeveil.sites.cloud import CloudSite
 from edgeveil_cloud.main import _run
 
 

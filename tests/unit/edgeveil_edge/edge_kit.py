@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from edgeveil.crypto.keys import OpeningKey, SealingKey
-from edgeveil.jobs import EdgeSite, Job
+from edgeveil.jobs import Job
 from edgeveil.parts.methods.base import Records
 from edgeveil.parts.models.softmax_head import build_graph
 from edgeveil.plan import JobPlan
@@ -18,6 +18,7 @@ from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Exchanged, Manifest
 from edgeveil.protocol.package import JobPackage
 from edgeveil.protocol.sealed import Terms, open_segment, seal_broadcast
 from edgeveil.protocol.tasks import Learn, Learned, Open, Opened, Sealed, Work
+from edgeveil.sites.edge import EdgeSite
 from edgeveil_cloud.rounds import RoundSecret, seal_round
 from edgeveil_edge.host import DeviceHost
 from edgeveil_edge.identity import Identity

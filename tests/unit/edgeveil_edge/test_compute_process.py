@@ -21,10 +21,11 @@ import psutil
 import pytest
 
 from edgeveil.errors import DataError, EdgeVeilError, PrivacyError, ProtocolError
-from edgeveil.jobs import EdgeSite, Job
+from edgeveil.jobs import Job
 from edgeveil.plan import SOFTMAX, JobPlan
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.protocol.package import RoundPackage, pack_tensors
+from edgeveil.sites.edge import EdgeSite
 from edgeveil_edge import compute_process
 from edgeveil_edge import compute_wire as wire
 from edgeveil_edge.answer import softmax_answer

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeveil.jobs.site import Conditions
+from edgeveil.sites.edge import Conditions
 from edgeveil_edge.conditions import on_power, why_not_now
 
 

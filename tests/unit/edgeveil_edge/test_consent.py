@@ -11,10 +11,10 @@ import pytest
 from edge_kit import FIRST, QUADRATIC, Device, Loader, Round, job
 
 from edgeveil.errors import PrivacyError
-from edgeveil.jobs import Policy
 from edgeveil.plan import JobPlan
 from edgeveil.privacy.policy import JobRequest
 from edgeveil.protocol.tasks import Declined, Sealed
+from edgeveil.sites.policy import Policy
 from edgeveil_edge.consent import consent, limits_of
 
 PLAN = JobPlan(job())

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from edge_kit import CENTRE, FIRST, JOB_ID, QUADRATIC, Device, Loader, Round, announcement, job
 
-from edgeveil.jobs import EdgeSite
 from edgeveil.parts.methods.base import Records
 from edgeveil.plan import SOFTMAX, JobPlan
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.protocol.package import JobPackage
 from edgeveil.protocol.tasks import Declined, Learn, Learned, Open, Opened, Work
+from edgeveil.sites.edge import EdgeSite
 
 HEX = JOB_ID.hex()
 NOISED_STEPS = {"method": "dp_sgd", "rounds": 3, "local_steps": 4, "sampling_rate": 0.3}

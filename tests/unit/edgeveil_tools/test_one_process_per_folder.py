@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from edgeveil.jobs import CloudSite, EdgeSite, ProxySite
+from edgeveil.sites.cloud import CloudSite
+from edgeveil.sites.edge import EdgeSite
+from edgeveil.sites.proxy import ProxySite
 from edgeveil.transport.process import OwnFolder
 from edgeveil_edge.identity import Identity
 from edgeveil_tools.cli.common import load_as

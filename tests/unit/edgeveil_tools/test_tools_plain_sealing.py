@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 
 from edgeveil.crypto.keys import OpeningKey, SealingKey
-from edgeveil.jobs import DeviceData, EdgeSite
-from edgeveil.jobs.site_blocks import BrokerLink
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.protocol import sealed as real
 from edgeveil.protocol.messages import Exchanged, Group
 from edgeveil.protocol.package import JobPackage, encode_package
 from edgeveil.protocol.sealed import Sealing, Terms
 from edgeveil.protocol.tasks import Open, Opened
+from edgeveil.sites.data import DeviceData
+from edgeveil.sites.edge import EdgeSite
+from edgeveil.sites.links import BrokerLink
 from edgeveil_edge.host import DeviceHost
 from edgeveil_edge.identity import Identity
 from edgeveil_edge.store import DeviceStore

@@ -7,7 +7,9 @@ import yaml
 
 from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.errors import ConfigError, UsageError
-from edgeveil.jobs import Policy, load_job, load_site
+from edgeveil.jobs import load_job
+from edgeveil.sites.files import load_site
+from edgeveil.sites.policy import Policy
 from edgeveil_edge.identity import Identity
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_tools.site.broker_rules import password_matches, read_users

@@ -13,7 +13,8 @@ from pyarrow import parquet
 from edgeveil.data import device
 from edgeveil.data.device import held_records, own_records
 from edgeveil.errors import ConfigError, DataError, UsageError
-from edgeveil.jobs import DataSource, load_site
+from edgeveil.sites.data import DataSource
+from edgeveil.sites.files import load_site
 from edgeveil_tools.local.command import run_local
 from edgeveil_tools.local.data import check_data, dealt, held, source
 from edgeveil_tools.local.job import Overrides, local_job, site_of

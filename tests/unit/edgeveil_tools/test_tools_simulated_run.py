@@ -13,7 +13,7 @@ import yaml
 
 from edgeveil.data.mnist import MNIST_FILES
 from edgeveil.errors import JobFailed, UsageError
-from edgeveil.jobs import Policy
+from edgeveil.sites.policy import Policy
 from edgeveil_lab.table.claims import claims
 from edgeveil_lab.table.command import Asked, table
 from edgeveil_lab.table.output import picture

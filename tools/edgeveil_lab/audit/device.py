@@ -24,7 +24,7 @@ import numpy as np
 from edgeveil.crypto.keys import OpeningKey, SealingKey, SigningKey
 from edgeveil.errors import PrivacyError
 from edgeveil.evaluation.onnx_session import BATCH_RECORDS
-from edgeveil.jobs import EdgeSite, Job
+from edgeveil.jobs import Job
 from edgeveil.parts.methods.base import Records
 from edgeveil.plan import JobPlan
 from edgeveil.privacy.ledger import Ledger
@@ -36,6 +36,7 @@ from edgeveil.protocol.messages import Decline, Exchanged, Manifest, Note, Offer
 from edgeveil.protocol.package import JobPackage, encode_package
 from edgeveil.protocol.sealed import Terms, seal_broadcast
 from edgeveil.protocol.tasks import Settings
+from edgeveil.sites.edge import EdgeSite
 from edgeveil.transport.runtime import Runtime
 from edgeveil_cloud.rounds import seal_round
 from edgeveil_edge.computation import Compute

@@ -35,7 +35,7 @@ from edgeveil.data.partition import PARTITIONS, Shares, partition
 from edgeveil.data.slots import slot_records
 from edgeveil.errors import PrivacyError
 from edgeveil.evaluation.inference import InferenceSession
-from edgeveil.jobs import DeviceData, parse_job
+from edgeveil.jobs import parse_job
 from edgeveil.parts.methods.base import TRAIN, Exchange, Records, Tensors
 from edgeveil.parts.methods.fm_device import FmDevice
 from edgeveil.plan import JobPlan
@@ -44,6 +44,7 @@ from edgeveil.privacy.events import Event, GaussianEvent, LaplaceEvent
 from edgeveil.privacy.grid import Int64
 from edgeveil.privacy.mechanisms import diagonal_of_triangle, scale_of
 from edgeveil.privacy.softmax import SOFTMAX_BITS
+from edgeveil.sites.data import DeviceData
 from edgeveil_lab.audit.forms import CLASSES, FORMS, PYTHON_MODULE, SEED, SIDE, forms, made_up
 from edgeveil_lab.audit.guards import AttackOutcome, Guard
 

@@ -13,8 +13,8 @@ import yaml
 
 from edgeveil.errors import BrokerError
 from edgeveil.jobs import Job, LocalRun
-from edgeveil.jobs.load import load_site
 from edgeveil.privacy.ledger import LEDGER_FILE
+from edgeveil.sites.files import load_site
 from edgeveil_lab.chaos import tap
 from edgeveil_lab.chaos.disks import Disks
 from edgeveil_lab.chaos.plan import LINKS, SIDES, Fault

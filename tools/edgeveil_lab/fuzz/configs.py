@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from edgeveil.errors import ConfigError, ProtocolError
-from edgeveil.jobs import json_schema, load_site, parse_job
+from edgeveil.jobs import json_schema, parse_job
 from edgeveil.jobs.job import Job
 from edgeveil.jobs.load import load_scenario
-from edgeveil.jobs.yaml_tree import DEPTH, NODES, read_tree
+from edgeveil.settings.yaml_tree import DEPTH, NODES, read_tree
+from edgeveil.sites.files import load_site
 from edgeveil_lab.fuzz.target import Target, as_file, demand
 
 _CONFIGS = Path(__file__).parents[3] / "configs"

@@ -12,9 +12,9 @@ import yaml
 
 from edgeveil.crypto.keys import VerifyKey
 from edgeveil.errors import JobFailed
-from edgeveil.jobs import load_site
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES
 from edgeveil.protocol.sealed import padded
+from edgeveil.sites.files import load_site
 from edgeveil.transport.process import own_signing_key
 from edgeveil_lab.load.fleet import Fleet, admit
 from edgeveil_lab.load.options import LoadOptions

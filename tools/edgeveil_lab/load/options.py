@@ -15,7 +15,7 @@ from edgeveil.errors import ConfigError
 from edgeveil.jobs import load_scenario
 from edgeveil.jobs.load import changed
 from edgeveil.jobs.load_test import LoadOptions as LoadOptions
-from edgeveil.jobs.schema_walk import Schema, SchemaWalk, shown
+from edgeveil.settings.schema_walk import Schema, SchemaWalk, shown
 
 _SECONDS = re.compile(r"(_per)?_s$")
 _WALK = SchemaWalk(LoadOptions.model_json_schema())

@@ -19,13 +19,15 @@ from typing import Any
 
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import JobFailed
-from edgeveil.jobs import CloudSite, LoadOptions, ProxySite
+from edgeveil.jobs import LoadOptions
 from edgeveil.protocol.blob import describe, parts
 from edgeveil.protocol.codec import encode
 from edgeveil.protocol.envelope import Signer
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Exchanged, Offer, Upload
 from edgeveil.protocol.sealed import padded
 from edgeveil.protocol.transfer import FRAME_OVERHEAD_BYTES, part_bytes
+from edgeveil.sites.cloud import CloudSite
+from edgeveil.sites.proxy import ProxySite
 from edgeveil.transport.link import LinkSettings
 from edgeveil.transport.sessions import link_settings
 from edgeveil_lab.load import raw_parts

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from edgeveil.crypto.keys import VerifyKey
 from edgeveil.errors import UsageError
-from edgeveil.jobs import CloudSite, ProxySite
+from edgeveil.sites.cloud import CloudSite
+from edgeveil.sites.proxy import ProxySite
 from edgeveil.transport.process import peer_key
 from edgeveil.transport.sessions import read_password
 from edgeveil_lab.load.fleet import Fleet, admit, revoke

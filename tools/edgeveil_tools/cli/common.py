@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from edgeveil.errors import UsageError
 
 if TYPE_CHECKING:
-    from edgeveil.jobs import Site
+    from edgeveil.sites.files import Site
 
 Subparsers = Any  # argparse keeps the type of its sub-commands private
 S = TypeVar("S", bound="Site")
@@ -46,7 +46,7 @@ def command(
 
 def load_as(kind: type[S], path: Path) -> S:
     """The site file `path`, which must be of this kind. ConfigError or UsageError otherwise."""
-    from edgeveil.jobs import load_site
+    from edgeveil.sites.files import load_site
 
     site = load_site(path)
     if isinstance(site, kind):

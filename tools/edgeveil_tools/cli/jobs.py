@@ -192,7 +192,7 @@ def _cloud(args: argparse.Namespace) -> tuple[str, Path]:
     """Address and token file: as given, else from the cloud's site file."""
     if args.cloud and args.token_file:
         return args.cloud, args.token_file
-    from edgeveil.jobs import CloudSite
+    from edgeveil.sites.cloud import CloudSite
 
     site = load_as(CloudSite, args.config or DEFAULT_CLOUD_CONFIG)
     host = f"[{site.http.host}]" if ":" in site.http.host else site.http.host

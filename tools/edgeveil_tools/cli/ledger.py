@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from edgeveil_tools.cli.common import Subparsers, command, load_as
 
 if TYPE_CHECKING:
-    from edgeveil.jobs import Policy
+    from edgeveil.sites.policy import Policy
 
 
 def add(commands: Subparsers) -> None:
@@ -52,8 +52,8 @@ def add(commands: Subparsers) -> None:
 
 def _ledger(args: argparse.Namespace) -> tuple[Path, dict[str, Policy]]:
     """The ledger's path, and the policy of each data set that the site file names."""
-    from edgeveil.jobs import EdgeSite
     from edgeveil.privacy.ledger import LEDGER_FILE
+    from edgeveil.sites.edge import EdgeSite
 
     if args.state_dir is not None:
         return args.state_dir / LEDGER_FILE, {}

@@ -133,14 +133,14 @@ def _add_edge(commands: Subparsers) -> None:
 
 
 def _broker(args: argparse.Namespace) -> int:
-    from edgeveil.jobs import BrokerSite
+    from edgeveil.sites.broker import BrokerSite
     from edgeveil_tools.local.broker import run_broker
 
     return run_broker(load_as(BrokerSite, args.config))
 
 
 def _cloud(args: argparse.Namespace) -> int:
-    from edgeveil.jobs import CloudSite
+    from edgeveil.sites.cloud import CloudSite
 
     site = load_as(CloudSite, args.config)
     from edgeveil_cloud.main import run
@@ -151,7 +151,7 @@ def _cloud(args: argparse.Namespace) -> int:
 def _proxy(args: argparse.Namespace) -> int:
     if not hasattr(args, "config"):
         raise UsageError("no site file given", where="edgeveil proxy", fix="add --config FILE")
-    from edgeveil.jobs import ProxySite
+    from edgeveil.sites.proxy import ProxySite
 
     site = load_as(ProxySite, args.config)
     from edgeveil_proxy.main import run
@@ -162,7 +162,7 @@ def _proxy(args: argparse.Namespace) -> int:
 def _edge(args: argparse.Namespace) -> int:
     if not args.config:
         raise UsageError("no site file given", where="edgeveil edge", fix="add --config FILE")
-    from edgeveil.jobs import EdgeSite
+    from edgeveil.sites.edge import EdgeSite
 
     sites = [load_as(EdgeSite, path) for path in args.config]
     folders = [site.state_dir for site in sites]
@@ -223,7 +223,7 @@ def _revoke(args: argparse.Namespace) -> int:
 
 
 def _registry(config: Path) -> Registry:
-    from edgeveil.jobs import ProxySite
+    from edgeveil.sites.proxy import ProxySite
     from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 
     site = load_as(ProxySite, config)
@@ -231,7 +231,7 @@ def _registry(config: Path) -> Registry:
 
 
 def _enrol(args: argparse.Namespace) -> int:
-    from edgeveil.jobs import EdgeSite
+    from edgeveil.sites.edge import EdgeSite
     from edgeveil_edge.identity import Identity
 
     identity = Identity.load_or_create(load_as(EdgeSite, args.config).state_dir)

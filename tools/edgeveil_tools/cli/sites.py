@@ -105,7 +105,7 @@ def _port(text: str) -> int:
 
 def _provision(args: argparse.Namespace) -> int:
     from edgeveil.errors import UsageError
-    from edgeveil.jobs import Policy
+    from edgeveil.sites.policy import Policy
     from edgeveil_tools.site.provision import as_json, guide, provision
     from edgeveil_tools.site.site_plan import Ports, SitePlan
 

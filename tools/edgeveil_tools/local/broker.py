@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 from edgeveil.errors import BrokerError
-from edgeveil.jobs.site import BrokerSite
+from edgeveil.sites.broker import BrokerSite
 from edgeveil_tools.site.broker_plan import BrokerPlan, ListenerTls
 from edgeveil_tools.site.brokers import BrokerProcess
 

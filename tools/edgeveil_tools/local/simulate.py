@@ -19,7 +19,7 @@ from random import Random
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.data.device import held_records
 from edgeveil.data.split import SPLIT_KEY_FILE
-from edgeveil.jobs import DataSource, EdgeSite, Job
+from edgeveil.jobs import Job
 from edgeveil.parts.features import read_backbones
 from edgeveil.plan import JobPlan
 from edgeveil.privacy.derived import NoiseFor
@@ -36,6 +36,8 @@ from edgeveil.protocol.proxy_tasks import ProxySettings
 from edgeveil.protocol.sealed import Sealing
 from edgeveil.protocol.transfer import part_bytes
 from edgeveil.selection import SELECTIONS
+from edgeveil.sites.data import DataSource
+from edgeveil.sites.edge import EdgeSite
 from edgeveil.transport.memory import Faults, MemoryNet, Node, no_faults
 from edgeveil_cloud.host import CloudHost, wire_id
 from edgeveil_cloud.recording import Recorder

@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 
 from edgeveil_edge.identity import Identity
-from edgeveil.jobs import load_site
+from edgeveil.sites.files import (load_site)
 from edgeveil.errors import UsageError
 from edgeveil.transport.process import own_signing_key
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry

@@ -6,8 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgeveil.jobs import DataSource, Partition, Policy
-from edgeveil.jobs.site import BrokerLimits, CloudLimits, EdgeLimits, ProxyLimits
+from edgeveil.sites.data import (DataSource, Partition)
+from edgeveil.sites.policy import (Policy)
+from edgeveil.sites.broker import (BrokerLimits)
+from edgeveil.sites.cloud import (CloudLimits)
+from edgeveil.sites.edge import (EdgeLimits)
+from edgeveil.sites.proxy import (ProxyLimits)
 from edgeveil.protocol.blob import NEED_LIMIT
 
 Settings = dict[str, Any]

@@ -6,8 +6,8 @@ import pytest
 from edgeveil.data.device import held_records, own_records
 from edgeveil.data.held import hold_back
 from edgeveil.errors import DataError
-from edgeveil.jobs import DataSource, DeviceData
 from edgeveil.parts.methods.base import Records
+from edgeveil.sites.data import DataSource, DeviceData
 
 
 def some(sizes, seed=0):

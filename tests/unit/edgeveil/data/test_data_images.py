@@ -10,8 +10,7 @@ from edgeveil.data import images as reader
 from edgeveil.data.device import own_records
 from edgeveil.data.images import image_faults, read_images
 from edgeveil.errors import DataError
-from edgeveil.jobs import DeviceData
-from edgeveil.jobs.site_blocks import Images
+from edgeveil.sites.data import DeviceData, Images
 
 Image = pytest.importorskip("PIL.Image")
 PETS = ("cat", "dog")

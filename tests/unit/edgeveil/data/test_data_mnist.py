@@ -12,7 +12,7 @@ from edgeveil.data.mnist import MNIST_FILES
 from edgeveil.data.published import read_published
 from edgeveil.data.sources import Origin, load_records
 from edgeveil.errors import DataError
-from edgeveil.jobs import DataSource, DeviceData
+from edgeveil.sites.data import DataSource, DeviceData
 
 TRAIN, TEST = 30, 12
 FILES = MNIST_FILES.names

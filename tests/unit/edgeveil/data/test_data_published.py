@@ -11,7 +11,7 @@ from edgeveil.data.device import held_records, own_records
 from edgeveil.data.mnist import EMNIST_FILES
 from edgeveil.data.published import PUBLISHED, read_published
 from edgeveil.errors import DataError
-from edgeveil.jobs import DataSource, DeviceData
+from edgeveil.sites.data import DataSource, DeviceData
 
 RED, GREEN, BLUE = range(1, 4)
 

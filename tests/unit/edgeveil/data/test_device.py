@@ -7,8 +7,8 @@ from edgeveil.data.check import check_records
 from edgeveil.data.device import device_records, held_records, own_records
 from edgeveil.data.digits import load_digits_split
 from edgeveil.errors import DataError
-from edgeveil.jobs import DataSource, DeviceData
 from edgeveil.parts.methods.base import Records
+from edgeveil.sites.data import DataSource, DeviceData
 
 KEY = bytes(range(32))
 

@@ -11,8 +11,8 @@ from edgeveil.data.low_quality import disturbed, low_quality_devices
 from edgeveil.data.own_dealing import deal_own
 from edgeveil.data.partition import partition
 from edgeveil.errors import DataError
-from edgeveil.jobs import DeviceData
 from edgeveil.parts.methods.base import Records
+from edgeveil.sites.data import DeviceData
 
 SEED = 7
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from edgeveil.errors import ConfigError
 from edgeveil.jobs import KINDS, json_schema, load
-from edgeveil.jobs.base import Block
-from edgeveil.jobs.schema_walk import SchemaWalk
 from edgeveil.parts.features import cached_backbone
+from edgeveil.settings.base import Block
+from edgeveil.settings.schema_walk import SchemaWalk
 from edgeveil_tools.backbone import command as backbone
 from edgeveil_tools.schema import schema
 from edgeveil_tools.validate import validate

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from edgeveil.errors import ConfigError
-from edgeveil.jobs import LoadOptions, kind_of, load, load_site, parse_job
+from edgeveil.jobs import LoadOptions, load, parse_job
+from edgeveil.sites.files import kind_of, load_site
 
 STEADY = Path("configs/load/steady.yaml")
 

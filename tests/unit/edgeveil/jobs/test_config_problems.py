@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from edgeveil.errors import ConfigError
-from edgeveil.jobs import load_job, load_site, parse_job
+from edgeveil.jobs import load_job, parse_job
+from edgeveil.sites.files import load_site
 
 JOB = Path("configs/jobs/quickstart.yaml").read_text()
 FORM = re.compile(r"^\S+:[1-9]\d* [^\s:]+: \S.*$")

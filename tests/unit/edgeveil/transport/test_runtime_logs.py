@@ -47,6 +47,9 @@ class Course:
 class Loud:
     """A host that logs all that it does."""
 
+    def __init__(self) -> None:
+        self.done = 0  # tasks
+
     def store(self, item: object) -> None: ...
 
     def together(self) -> AbstractContextManager[None]:
@@ -58,6 +61,7 @@ class Loud:
 
     def report(self, report: fx.Report) -> None:
         LOG.info(report.what)
+        self.done += report.what == "done"
 
 
 async def unsent(_to: fx.Address, _frame: bytes) -> None:
@@ -70,11 +74,12 @@ def test_lines_name_job_and_round_until_the_jobs_end(capsys: pytest.CaptureFixtu
 
     async def body() -> None:
         with ThreadPoolExecutor(1) as executor:
-            runtime = Runtime(Course(), Loud(), unsent, executor, LOG, 256)
+            runtime = Runtime(Course(), host := Loud(), unsent, executor, LOG, 256)
             feeding = asyncio.create_task(runtime.run())
-            for command in (1, 2, "end"):
+            for number, command in enumerate((1, 2, "end"), start=1):
                 runtime.post(fx.Command(command))
-                await asyncio.sleep(0.05)
+                while host.done < number:
+                    await asyncio.sleep(0)
             feeding.cancel()
             await asyncio.wait([feeding])
             LOG.info("outside")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from edgeveil.errors import UsageError
-from edgeveil.jobs.site_blocks import BrokerLink
 from edgeveil.protocol import effects as fx
+from edgeveil.sites.links import BrokerLink
 from edgeveil.transport import topics
 from edgeveil.transport.link import LinkSettings, MessageHandler, StateHandler
 from edgeveil.transport.sessions import Session, link_settings

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from edgeveil.data.digits import load_digits_split
-from edgeveil.jobs import Job, Policy
+from edgeveil.jobs import Job
 from edgeveil.parts.features import IdentityParameters, build_features
 from edgeveil.parts.features.pca import PcaParameters
 from edgeveil.parts.methods.base import TRAIN, Exchange, Records
@@ -16,6 +16,7 @@ from edgeveil.parts.methods.setting import Setting
 from edgeveil.plan import JobPlan
 from edgeveil.privacy.policy import price
 from edgeveil.privacy.sampler import SeededRandom
+from edgeveil.sites.policy import Policy
 
 ROUND = Exchange(1, TRAIN, 1)
 QUIET = 1e12  # an ε at which the noise is below 1e-9

@@ -1,39 +1,20 @@
-"""Blocks that the site files of several processes share."""
+"""Where records come from, and how those of one data set are dealt to devices."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
 from edgeveil.data.own_dealing import needs_classes
+from edgeveil.data.partition import PARTITIONS
 from edgeveil.data.published import PUBLISHED
 from edgeveil.data.sources import SOURCES, brings_its_test
-from edgeveil.jobs.base import Block, Mix, PortNumber, SitePath, named_in
-from edgeveil.jobs.policy import Partition, dealing_mixes
+from edgeveil.settings.base import Block, Mix, SitePath, named_in
 
 _PYTHON = re.compile(r"python:\s*[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
-
-
-def _broker_url(url: str) -> str:
-    if "@" in url:  # never repeat it: it holds a password
-        raise ValueError("holds credentials; move them to username and password_file")
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
-        raise ValueError(f"'{url[:100]}' has no usable port; write mqtt://host:1883") from None
-    if parts.scheme not in ("mqtt", "mqtts") or not parts.hostname or port == 0:
-        raise ValueError(
-            f"must be mqtt://host:port or mqtts://host:port, got '{url[:100]}'; "
-            "write for example mqtt://127.0.0.1:1883"
-        )
-    if parts.path.strip("/") or parts.query or parts.fragment:
-        raise ValueError(f"must end after the port, got '{url[:100]}'; drop the rest")
-    return url
 
 
 def source_name(name: str) -> str:
@@ -48,60 +29,9 @@ def source_name(name: str) -> str:
 
 
 SourceName = Annotated[str, AfterValidator(source_name)]
-BrokerUrl = Annotated[str, Field(max_length=300), AfterValidator(_broker_url)]
-PacketBytes = Annotated[int, Field(ge=4096, le=268_435_455)]
-ByteLimit = Annotated[int, Field(ge=65536, le=1 << 50)]
 MAX_SIDE = 4096  # of a picture, as it becomes a record
 Pixels = Annotated[int, Field(ge=1, le=MAX_SIDE)]
 FolderName = Annotated[str, Field(min_length=1, max_length=255)]
-
-
-class BrokerLink(Block):
-    """How to reach an MQTT broker."""
-
-    url: BrokerUrl = Field(examples=["mqtt://127.0.0.1:1883"])
-    """`mqtt://host:port`, or `mqtts://host:port` for TLS."""
-    protocol: Literal[5, 4] = 5
-    """MQTT version: 5, or 4 for 3.1.1; brokers without 5 are spoken to in 4 anyway."""
-    username: str | None = Field(default=None, min_length=1, max_length=128)
-    """User name at the broker."""
-    password_file: SitePath | None = None
-    """File whose first line is the password; read when the process starts."""
-    ca_file: SitePath | None = None
-    """PEM file of the authorities that may vouch for the broker; none: the system's."""
-    cert_file: SitePath | None = None
-    """PEM file of this client's own certificate."""
-    key_file: SitePath | None = None
-    """PEM file of that certificate's private key."""
-    keepalive_s: int = Field(default=60, ge=5, le=65535)
-    """Seconds of silence after which the link is checked."""
-    backoff_cap_s: float = Field(default=60.0, ge=0.1, le=3600)
-    """Longest pause before a lost link is tried again; each pause is drawn at random below it."""
-
-
-class Http(Block):
-    """Where the status and control pages listen."""
-
-    host: str = Field(default="127.0.0.1", min_length=1, max_length=255)
-    """Address; the default is reachable from this machine alone."""
-    port: PortNumber = 8701
-    """TCP port."""
-
-
-class ProxyHttp(Http):
-    """Where the proxy's status page listens."""
-
-    port: PortNumber = 8702
-    """TCP port."""
-
-
-class Log(Block):
-    """What a process writes to its console."""
-
-    level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least grave level that is written."""
-    format: Literal["text", "json"] = "text"
-    """`text` to read, `json` for one object a line."""
 
 
 class Images(Block):
@@ -148,6 +78,31 @@ class DataSource(DataFiles):
     parties, each record by a hash of its own; null: none is, the cloud has a file of its own."""
 
 
+class Partition(Block):
+    """How the records of one data set are dealt to simulated devices."""
+
+    kind: Annotated[
+        str,
+        AfterValidator(named_in("partition", PARTITIONS)),
+        Field(json_schema_extra={"enum": PARTITIONS.names()}),
+    ] = "iid"
+    """`iid`: at random. `n_class`: each device holds records of about so many classes.
+    `dirichlet`: each class is cut in uneven proportions. `quantity_skew`: sizes are uneven."""
+    classes_per_device: int = Field(default=2, ge=1, le=10000)
+    """Classes of one device; read by `n_class` alone."""
+    alpha: float = Field(default=0.5, gt=0, le=1e6)
+    """Evenness of `dirichlet` and `quantity_skew`: 0.1 is very uneven, 100 nearly even."""
+    lq_user: float = Field(default=0.0, ge=0, le=1)
+    """Share of the devices that hold records of low quality."""
+    lq_data: float = Field(default=0.0, ge=0, le=1)
+    """Share of such a device's records that are of low quality: of another class, and noisy."""
+    lq_noise: float = Field(default=0.5, ge=0, le=100)
+    """Standard deviation of that noise, as a share of the range of the data set's values."""
+    lq_range: tuple[float, float] | None = Field(default=None, examples=[[0, 255]])
+    """That range, least and greatest value, for files of your own, of whose records it may not
+    follow; published sets have theirs."""
+
+
 class Shard(Block):
     """Deals one data set to several devices of a demonstration, and takes one share."""
 
@@ -169,22 +124,6 @@ class DeviceData(DataSource):
 
     shard: Shard | None = None
     """Take one share of the data set; null: all of it."""
-
-
-def broker_mixes(link: BrokerLink, at: str) -> Iterator[Mix]:
-    """Impossible mixes of one broker block that stands at key `at`."""
-    files = {"ca_file": link.ca_file, "cert_file": link.cert_file, "key_file": link.key_file}
-    for key, path in files.items():
-        if path is not None and link.url.startswith("mqtt://"):
-            text = "is read for TLS alone but the URL says mqtt://; write mqtts://, or drop it"
-            yield Mix((f"{at}.{key}", f"{at}.url"), text)
-    if (link.cert_file is None) != (link.key_file is None):
-        given, other = ("key_file", "cert_file") if link.key_file else ("cert_file", "key_file")
-        text = f"a certificate and its private key come together; add {other}"
-        yield Mix((f"{at}.{given}", f"{at}.{other}"), text)
-    if link.password_file is not None and link.username is None:
-        text = "a password needs a user name; add username"
-        yield Mix((f"{at}.password_file", f"{at}.username"), text)
 
 
 _READERS = {
@@ -259,3 +198,37 @@ def unread_mixes(files: DataFiles, source: str, at: str, source_key: str) -> Ite
         if getattr(files, key) is not None and source not in readers:
             text = f"is read for {' and '.join(readers)} alone, and the source is {source}"
             yield Mix((f"{at}.{key}", source_key), f"{text}; drop it")
+
+
+_READ_BY = {"classes_per_device": ("n_class",), "alpha": ("dirichlet", "quantity_skew")}
+
+
+def dealing_mixes(rule: Partition, source: str, at: str, source_key: str) -> Iterator[Mix]:
+    """What the dealing of one data set needs or does not read; the rule stands at key `at`."""
+    yield from partition_mixes(rule, at)
+    published = brings_its_test(source)
+    if published and rule.lq_range is not None:
+        text = f"is for files of your own, {source} has a range of its own; drop it"
+        yield Mix((f"{at}.lq_range", source_key), text)
+    if rule.lq_data and rule.lq_range is None and not published:
+        text = (
+            "is noise in a range that may not follow from your own records; add lq_range: [0, 255]"
+        )
+        yield Mix((f"{at}.lq_data", f"{at}.lq_range"), text)
+
+
+def partition_mixes(rule: Partition, at: str) -> Iterator[Mix]:
+    """Impossible mixes of one `partition` block that stands at key `at`."""
+    if bool(rule.lq_user) != bool(rule.lq_data):
+        set_key, zero = ("lq_user", "lq_data") if rule.lq_user else ("lq_data", "lq_user")
+        text = f"disturbs nothing while {zero} is 0; set both, or neither"
+        yield Mix((f"{at}.{set_key}", f"{at}.{zero}"), text)
+    if rule.lq_range is not None and rule.lq_range[0] >= rule.lq_range[1]:
+        text = (
+            f"must be the least and the greatest value, got {list(rule.lq_range)}; write [0, 255]"
+        )
+        yield Mix((f"{at}.lq_range",), text)
+    for key, kinds in _READ_BY.items():
+        if rule.kind not in kinds and getattr(rule, key) != Partition.model_fields[key].default:
+            text = f"is read by {' and '.join(kinds)} alone, and the kind is {rule.kind}; drop it"
+            yield Mix((f"{at}.{key}", f"{at}.kind"), text)

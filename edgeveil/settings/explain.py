@@ -11,10 +11,10 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from edgeveil.jobs.base import MIX, Mix
-from edgeveil.jobs.schema_walk import Schema, SchemaWalk, bounds, describe, number, shown
-from edgeveil.jobs.yaml_tree import Path, Problem, Tree
 from edgeveil.registry import nearest
+from edgeveil.settings.base import MIX, Mix
+from edgeveil.settings.schema_walk import Schema, SchemaWalk, bounds, describe, number, shown
+from edgeveil.settings.yaml_tree import Path, Problem, Tree
 
 _RANGE = {"greater_than", "greater_than_equal", "less_than", "less_than_equal"}
 _SCIENTIFIC = re.compile(r"[-+]?[0-9][0-9_]*\.?[0-9]*[eE][-+]?[0-9]+")

@@ -1,0 +1,1 @@
+"""YAML files -> frozen models, with every problem of a file named at once."""

@@ -1,0 +1,136 @@
+"""A file -> a model. Every problem at once, as `file:line key.path: what, why, fix`."""
+
+from __future__ import annotations
+
+import copy
+import json
+import stat
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from edgeveil.errors import ConfigError
+from edgeveil.settings import yaml_tree
+from edgeveil.settings.base import MIX
+from edgeveil.settings.explain import Explainer
+from edgeveil.settings.schema_walk import Schema, SchemaWalk
+from edgeveil.settings.yaml_tree import Problem, Tree, path_text, read_tree
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def read(path: Path) -> bytes:
+    """The bytes of a plain file, as many as may be looked at. Raises ConfigError."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise problems_error(str(path), [Problem((), 1, "not a plain file; name a YAML file")])
+        with path.open("rb") as file:
+            return file.read(yaml_tree.TEXT_BYTES + 1)
+    except FileNotFoundError:
+        text = "no such file; check the path"
+    except (OSError, ValueError) as error:
+        text = f"cannot be read, {getattr(error, 'strerror', None) or error}; check its rights"
+    raise problems_error(str(path), [Problem((), 1, text)])
+
+
+def parsed(raw: bytes, where: str) -> Tree:
+    """The block of keys that YAML text holds, with its lines. Raises ConfigError."""
+    tree = read_tree(raw)
+    if not tree.lines:
+        raise problems_error(where, tree.problems)
+    if not isinstance(tree.value, dict):
+        text = "must be a block of keys such as `job: quickstart`; see the files in configs/"
+        raise problems_error(where, [Problem((), tree.line(()), text)])
+    return tree
+
+
+def only_block(model: type[M], kind: str, tree: Tree, path: Path) -> M:
+    """The one block of a file; relative paths in it count from the file's folder."""
+    _only_key(tree, kind, str(path))
+    return checked(model, tree, str(path), prefix=(kind,), folder=path.absolute().parent)
+
+
+def _only_key(tree: Tree, kind: str, where: str) -> None:
+    tree.problems += [
+        Problem((key,), tree.line((key,)), f"unknown key, a file with '{kind}' holds nothing else")
+        for key in tree.value
+        if key != kind
+    ]
+    if not isinstance(tree.value[kind], dict):
+        text = "must be a block of keys; indent the keys below it"
+        raise problems_error(where, [*tree.problems, Problem((kind,), tree.line((kind,)), text)])
+
+
+def checked(
+    model: type[M],
+    tree: Tree,
+    where: str,
+    *,
+    prefix: tuple[str, ...] = (),
+    folder: Path | None = None,
+    schema: Schema | None = None,
+) -> M:
+    """The model of a file's block at `prefix`; `schema` is its own where it says more than that."""
+    value = tree.value[prefix[0]] if prefix else tree.value
+    context = {"folder": folder}
+    try:
+        loaded = model.model_validate_json(json.dumps(value), strict=True, context=context)
+    except ValidationError as error:
+        explain = Explainer(tree, SchemaWalk(schema or model.model_json_schema()), prefix)
+        problems = _merged(tree.problems, explain.problems(error)) + explain.mixes(error)
+        problems += _mixes_behind(model, explain, error, context)
+        raise problems_error(where, problems) from None
+    if tree.problems:
+        raise problems_error(where, tree.problems)
+    return loaded
+
+
+def _merged(first: list[Problem], then: list[Problem]) -> list[Problem]:
+    """A value that YAML misread fails again as a wrong type: say it once."""
+    said = {problem.path for problem in first}
+    return first + [problem for problem in then if problem.path not in said]
+
+
+def _mixes_behind(
+    model: type[BaseModel], explain: Explainer, error: ValidationError, context: dict[str, Any]
+) -> list[Problem]:
+    """Mixes among the sound keys, which a faulty key elsewhere would otherwise hide."""
+    places = [explain.place(detail) for detail in error.errors() if detail["type"] != MIX]
+    if not places:
+        return []
+    value = copy.deepcopy(explain.value)
+    for path, schema in places:
+        _mend(value, path, schema)
+    try:
+        model.model_validate_json(json.dumps(value), strict=True, context=context)
+    except ValidationError as second:
+        return explain.mixes(second, [path for path, _ in places])
+    return []
+
+
+def _mend(value: Any, path: yaml_tree.Path, schema: Schema) -> None:
+    """Put the default or an example where a faulty value stands, or take the key out."""
+    for step in path[:-1]:
+        if isinstance(step, int) or not isinstance(value, dict):
+            return
+        value = value.get(step)
+    if not path or not isinstance(value, dict):
+        return
+    stand_in = schema.get("examples", [schema.get("default")])[0]
+    if stand_in is None:
+        value.pop(path[-1], None)
+    else:
+        value[str(path[-1])] = stand_in
+
+
+def problems_error(where: str, problems: list[Problem]) -> ConfigError:
+    """All problems of one file, in the order of its lines."""
+    ordered = sorted(problems, key=lambda problem: problem.line)
+    lines = (f"{where}:{p.line} {path_text(p.path)}: {' '.join(p.text.split())}" for p in ordered)
+    return ConfigError(list(dict.fromkeys(map(_printable, lines))))
+
+
+def _printable(line: str) -> str:
+    """What a file holds may not steer a terminal, and every line must be writable."""
+    return "".join(letter if letter.isprintable() else "?" for letter in line)

@@ -1,0 +1,72 @@
+"""The site file of a broker that `edgeveil broker` starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from edgeveil.settings.base import Block, Mix, PortNumber, SitePath, refuse
+from edgeveil.sites.links import ByteLimit, PacketBytes
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class BrokerTls(Block):
+    """TLS of the broker's listener."""
+
+    ca_file: SitePath | None = None
+    """PEM file of the authorities that vouch for clients; set: clients need a certificate."""
+    cert_file: SitePath = Field(examples=["../site/tls/broker.crt"])
+    """PEM file of the broker's certificate."""
+    key_file: SitePath = Field(examples=["../site/tls/broker.key"])
+    """PEM file of its private key."""
+
+
+class BrokerLimits(Block):
+    """Sizes that bound the broker's memory."""
+
+    packet_bytes: PacketBytes = 65536
+    """Largest whole MQTT packet; not below what the processes are set to."""
+    max_queued_bytes: ByteLimit = 1 << 26
+    """Bytes that may wait for one slow client; what exceeds them is dropped."""
+    max_connections: int = Field(default=20_000, ge=1, le=10**7)
+    """Clients at one time."""
+
+
+class BrokerSite(Block):
+    """A broker that `edgeveil broker` starts; any other MQTT broker serves as well."""
+
+    engine: Literal["auto", "amqtt", "mosquitto"] = "auto"
+    """`auto`: mosquitto where it is installed, else amqtt."""
+    host: str = Field(default="127.0.0.1", min_length=1, max_length=255)
+    """Address to listen on; the default is reachable from this machine alone."""
+    port: PortNumber = 1883
+    """TCP port."""
+    users_file: SitePath | None = None
+    """File of `name:password` lines; null: everybody may connect, from this machine alone."""
+    acl: Literal["edge", "cloud"] | None = None
+    """Deny-by-default access list of that side; null: everybody may read and write everything."""
+    tls: BrokerTls | None = None
+    """TLS of the listener; null: plain TCP."""
+    limits: BrokerLimits = BrokerLimits()
+    """Bounds."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        refuse(self._mixes())
+        return self
+
+    def _mixes(self) -> Iterator[Mix]:
+        if self.users_file is not None or (self.tls is not None and self.tls.ca_file is not None):
+            return
+        if self.acl is not None:
+            text = "an access list tells users apart, but nobody has to log in; add users_file"
+            yield Mix(("acl", "users_file", "tls"), text)
+        if self.host not in LOOPBACK:
+            yield Mix(
+                ("host", "users_file", "tls"),
+                f"{self.host} is open to the network and nobody has to log in; "
+                "add users_file, or listen on 127.0.0.1",
+            )

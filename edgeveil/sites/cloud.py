@@ -1,0 +1,61 @@
+"""The cloud's site file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from edgeveil.settings.base import Block, Mix, SitePath, refuse
+from edgeveil.sites.data import DataSource, data_mixes
+from edgeveil.sites.links import BrokerLink, ByteLimit, Http, Log, PacketBytes, broker_mixes
+
+
+class CloudLimits(Block):
+    """Sizes that bound what the cloud takes in."""
+
+    packet_bytes: PacketBytes = 65536
+    """Largest whole MQTT packet; not above the broker's own limit."""
+    blob_bytes: ByteLimit = 1 << 28
+    """Largest model package in all its chunks together."""
+    spool_bytes: ByteLimit = 1 << 30
+    """Disk for the batch under way: all uploads of one round together."""
+    jobs_queued: int = Field(default=100, ge=1, le=10**6)
+    """Jobs that may wait."""
+
+
+class CloudSite(Block):
+    """The cloud process: runs jobs, never sees who sent what."""
+
+    broker: BrokerLink
+    """The cloud-side broker."""
+    state_dir: SitePath = Path("state/cloud")
+    """Folder for the store, keys and models; made at first start."""
+    store_url: str | None = Field(default=None, pattern=r"^postgresql(\+[a-z0-9]+)?://\S+$")
+    """`postgresql://…` for a store of its own; null: SQLite in state_dir."""
+    proxy_key_file: SitePath = Field(examples=["../site/keys/proxy.pub"])
+    """The proxy's public Ed25519 key; read when the process starts."""
+    http: Http = Http()
+    """Status and control."""
+    test_data: DataSource | None = None
+    """Labelled records to test each round's model on; null: none."""
+    record_dir: SitePath | None = None
+    """Keeps what the cloud sees of a job here, for a demonstration of one's own; null: none."""
+    allow_python_models: bool = False
+    """Run the installed Python code that a submitted job's `model: {name: python}` names."""
+    limits: CloudLimits = CloudLimits()
+    """Bounds."""
+    log: Log = Log()
+    """Console."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        refuse(self._mixes())
+        return self
+
+    def _mixes(self) -> Iterator[Mix]:
+        yield from broker_mixes(self.broker, "broker")
+        if self.test_data is not None:
+            yield from data_mixes(self.test_data, "test_data")

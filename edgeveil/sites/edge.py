@@ -1,0 +1,89 @@
+"""A device's site file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from edgeveil.settings.base import Block, Mix, SitePath, refuse
+from edgeveil.sites.data import DeviceData, data_mixes
+from edgeveil.sites.links import BrokerLink, ByteLimit, Log, PacketBytes, broker_mixes
+from edgeveil.sites.policy import Policy
+
+
+class EdgeLimits(Block):
+    """Sizes that bound what a device takes in and keeps."""
+
+    packet_bytes: PacketBytes = 65536
+    """Largest whole MQTT packet; not above the broker's own limit."""
+    blob_bytes: ByteLimit = 1 << 28
+    """Largest model package in all its chunks together."""
+    fetch_bytes: ByteLimit = 1 << 29
+    """Packages on their way at once, all together."""
+    outbox_bytes: ByteLimit = 1 << 28
+    """Disk for a sealed upload that waits for the proxy."""
+    memory_bytes: ByteLimit = 1 << 26
+    """What a job may keep here from round to round, for itself alone."""
+    jobs: int = Field(default=32, ge=1, le=10**4)
+    """Jobs kept at once, each of at most blob_bytes; the oldest makes room."""
+    receipts: int = Field(default=1000, ge=1, le=10**6)
+    """Uploads whose fate is remembered, the newest."""
+    releases: int = Field(default=5, ge=2, le=1000)
+    """Final models kept for roll-back, each of at most blob_bytes."""
+
+
+class Conditions(Block):
+    """When the box has time for learning; else it sits the round out."""
+
+    max_load: float | None = Field(default=None, gt=0)
+    """Largest load average per core over one minute; null: any."""
+    require_power: bool = False
+    """Learn only while mains power is connected."""
+
+
+class EdgeSite(Block):
+    """A device: learns from records that stay on the box, as far as its owner's policy allows."""
+
+    name: str = Field(min_length=1, max_length=64, examples=["kitchen-box"])
+    """What the owner calls the box; it stays on the box."""
+    role: Literal["train", "infer"] = "train"
+    """`train`: trains and evaluates. `infer`: evaluates alone, and needs no torch."""
+    broker: BrokerLink
+    """The edge-side broker."""
+    state_dir: SitePath = Path("state/edge")
+    """Folder for keys, ledger, outbox and models; made at first start, one per device."""
+    cloud_key_file: SitePath = Field(examples=["../site/keys/cloud.pub"])
+    """The cloud's public Ed25519 key; read when the process starts."""
+    proxy_key_file: SitePath = Field(examples=["../site/keys/proxy.pub"])
+    """The proxy's public Ed25519 key; read when the process starts."""
+    data: DeviceData
+    """The device's records."""
+    policy: Policy = Policy()
+    """What the owner allows."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """What torch computes on; `auto`: cuda, else mps, else cpu."""
+    conditions: Conditions = Conditions()
+    """When the box has time."""
+    limits: EdgeLimits = EdgeLimits()
+    """Bounds."""
+    log: Log = Log()
+    """Console."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        refuse(self._mixes())
+        return self
+
+    def _mixes(self) -> Iterator[Mix]:
+        yield from broker_mixes(self.broker, "broker")
+        yield from data_mixes(self.data, "data")
+        limits = self.limits
+        if limits.blob_bytes > limits.fetch_bytes:
+            yield Mix(
+                ("limits.blob_bytes", "limits.fetch_bytes"),
+                f"{limits.blob_bytes} bytes are more than may be on their way,"
+                f" {limits.fetch_bytes}; raise fetch_bytes or lower blob_bytes",
+            )

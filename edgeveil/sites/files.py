@@ -1,0 +1,51 @@
+"""Site files by the one key that they hold; only the schema of that role is loaded."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgeveil.settings.file import only_block, parsed, problems_error, read
+from edgeveil.settings.yaml_tree import Problem
+
+if TYPE_CHECKING:
+    from edgeveil.sites.broker import BrokerSite
+    from edgeveil.sites.cloud import CloudSite
+    from edgeveil.sites.edge import EdgeSite
+    from edgeveil.sites.proxy import ProxySite
+
+    Site = CloudSite | ProxySite | EdgeSite | BrokerSite
+
+SITES = ("cloud", "proxy", "edge", "broker")
+
+
+def site_of(kind: str) -> type[Site]:
+    """The model of one kind of `SITES`."""
+    module = import_module(f"edgeveil.sites.{kind}")
+    found: type[Site] = getattr(module, f"{kind.title()}Site")
+    return found
+
+
+def load_site(path: Path) -> Site:
+    """Read a site file; its one top-level key says for which process.
+
+    Relative paths in it count from the file's folder. Whether key files exist is checked by
+    the process when it starts, not here. Raises ConfigError with all problems.
+    """
+    tree = parsed(read(path), str(path))
+    kind = kind_of(tree.value)
+    if kind not in SITES:
+        known = ", ".join(SITES)
+        text = f"not a site file, its top-level key must be one of: {known}"
+        if kind in tree.value:
+            text += f"; this is a {kind} file"
+        raise problems_error(str(path), [Problem((), tree.line(()), text)])
+    return only_block(site_of(kind), kind, tree, path)
+
+
+def kind_of(value: Any) -> str:
+    """The kind of a file by its top-level keys: a site's own name or `load`, else `job`."""
+    keys = value if isinstance(value, dict) else {}
+    found = [key for key in (*SITES, "load") if key in keys]
+    return found[0] if found and "job" not in keys else "job"

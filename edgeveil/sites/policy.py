@@ -1,0 +1,59 @@
+"""What a device's owner allows."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
+
+from edgeveil.settings.base import Block, named_in
+
+
+def _method_name(name: str) -> str:
+    # Not above: who names no method, like a proxy or a device that only infers, loads none.
+    from edgeveil.parts.methods import METHODS
+
+    return named_in("method", METHODS)(name)
+
+
+def _every_method(schema: dict[str, Any]) -> None:
+    from edgeveil.parts.methods import METHODS
+
+    schema["enum"] = METHODS.names()
+
+
+MethodName = Annotated[str, AfterValidator(_method_name), Field(json_schema_extra=_every_method)]
+
+
+class Policy(Block):
+    """The owner's limits. No job can override them; a job beyond them is refused unread."""
+
+    max_epsilon_per_job: float = Field(default=10.0, ge=0)
+    """Largest training ε of one job."""
+    lifetime_epsilon: float = Field(default=50.0, ge=0)
+    """Largest training ε of all jobs together on this data set."""
+    lifetime_delta: float = Field(default=1e-4, ge=0, lt=1, examples=[1e-4])
+    """Largest δ of all jobs together on this data set."""
+    max_inference_epsilon: float = Field(default=100.0, ge=0)
+    """Largest ε of all inference uploads together on this data set."""
+    accept_unproven: bool = False
+    """Take part in jobs whose guarantee is claimed and not proven."""
+    accept_unprotected: bool = False
+    """Upload inferences, or trained updates, without noise when a job asks for it."""
+    accept_unshuffled: bool = False
+    """Take part in jobs with `proxy.shuffle: none`, whose uploads are not mixed at the proxy."""
+    allowed_methods: tuple[MethodName, ...] = ("fm",)
+    """Training methods that may read the data; one without a proof must be named here."""
+    allowed_backbones: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...] = ()
+    """SHA-256 digests (hex) of the ONNX feature extractors that may run on the data.
+
+    The owners that `edgeveil run` plays allow those of its own job.
+    """
+    allow_python_models: bool = False
+    """Run the installed Python code that a job's `model: {name: python}` names, as this user."""
+    min_devices: int = Field(default=5, ge=1)
+    """Fewest devices a round must select; hiding among fewer is refused."""
+    max_budget_s: float = Field(default=120.0, gt=0, le=86400)
+    """Longest time budget of a job's rounds (`round.budget_s`), in seconds."""
+    require_cover: bool = False
+    """Answer no round without cover traffic (`cover_traffic` at the proxy), and say nothing."""

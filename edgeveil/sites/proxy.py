@@ -1,0 +1,83 @@
+"""The proxy's site file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from edgeveil.settings.base import Block, Mix, SitePath, refuse
+from edgeveil.sites.links import BrokerLink, ByteLimit, Log, PacketBytes, ProxyHttp, broker_mixes
+
+
+class ProxyLimits(Block):
+    """Sizes that bound what the proxy takes in."""
+
+    packet_bytes: PacketBytes = 65536
+    """Largest whole MQTT packet; not above the brokers' own limits."""
+    blob_bytes: ByteLimit = 1 << 28
+    """Largest model package or batch in all its chunks together."""
+    spool_bytes: ByteLimit = 1 << 30
+    """Disk for uploads and batches that wait to be handed over; while a round closes, its batch
+    stands beside its uploads."""
+    cache_bytes: ByteLimit = 1 << 30
+    """Disk for broadcasts that devices may still ask for; more are refused."""
+    credit_bytes: ByteLimit = 16 << 20
+    """Bytes that all devices together may have on their way: each waits until it is asked."""
+    hellos_per_s: float = Field(default=500, gt=0, le=1e6)
+    """Devices heard in a second; those beyond are told when to come again."""
+    device_messages_per_s: float = Field(default=200, gt=0, le=1e6)
+    """Offers, requests and notes taken from one device in a second, bursts of two seconds."""
+    upload_bytes: ByteLimit = 1 << 26
+    """Largest upload of one device in one round."""
+    devices: int = Field(default=100_000, ge=1, le=10**7)
+    """Devices that may be enrolled."""
+
+
+class ProxySite(Block):
+    """The proxy process: knows the devices, never sees a model, an update or an inference."""
+
+    edge_broker: BrokerLink
+    """The broker that the devices use."""
+    cloud_broker: BrokerLink
+    """The broker that the cloud uses."""
+    state_dir: SitePath = Path("state/proxy")
+    """Folder for keys, enrolled devices, cache and spool; made at first start."""
+    cloud_key_file: SitePath = Field(examples=["../site/keys/cloud.pub"])
+    """The cloud's public Ed25519 key; read when the process starts."""
+    http: ProxyHttp = ProxyHttp()
+    """Status."""
+    min_batch_floor: int = Field(default=3, ge=1, le=10**6)
+    """Fewest uploads ever handed over in one batch, whatever a job says."""
+    cover_traffic: bool = False
+    """Every device answers every round, the unselected with dummies, so that not even the proxy can
+    tell who was selected. Costs an upload per device and round."""
+    cover_window_s: float = Field(default=10, gt=0, le=86400)
+    """Seconds over which devices spread their answers under cover traffic."""
+    limits: ProxyLimits = ProxyLimits()
+    """Bounds."""
+    log: Log = Log()
+    """Console."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        refuse(self._mixes())
+        return self
+
+    def _mixes(self) -> Iterator[Mix]:
+        yield from broker_mixes(self.edge_broker, "edge_broker")
+        yield from broker_mixes(self.cloud_broker, "cloud_broker")
+        limits = self.limits
+        rooms = (
+            ("upload", limits.upload_bytes, "spool", limits.spool_bytes),
+            ("blob", limits.blob_bytes, "cache", limits.cache_bytes),
+        )
+        for key, size, room, most in rooms:
+            if size > most:
+                yield Mix(
+                    (f"limits.{key}_bytes", f"limits.{room}_bytes"),
+                    f"{size} bytes do not fit into a {room} of {most}; "
+                    f"raise limits.{room}_bytes or lower it",
+                )
