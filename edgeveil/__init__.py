@@ -1,1 +1,1 @@
-
+"""Private federated learning for edge boxes, over MQTT: the library."""

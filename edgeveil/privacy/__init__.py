@@ -1,1 +1,1 @@
-
+"""Mechanisms, the events that price them, the accountant, the ledger."""

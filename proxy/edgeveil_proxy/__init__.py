@@ -1,1 +1,1 @@
-
+"""The proxy: enrols devices, keeps their uploads, shuffles, never opens any."""

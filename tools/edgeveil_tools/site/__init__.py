@@ -1,0 +1,1 @@
+"""A site's brokers, keys, rules and files."""
