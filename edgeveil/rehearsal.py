@@ -13,10 +13,11 @@ from hashlib import sha256
 
 import numpy as np
 
+from edgeveil.data.records import Records
 from edgeveil.data.slots import slot_records
 from edgeveil.errors import DataError, EdgeVeilError, PrivacyError, ProtocolError
 from edgeveil.evaluation.inference import InferenceSession
-from edgeveil.parts.methods.base import KEPT, TRAIN, Array, Exchange, Records, Tensors
+from edgeveil.parts.methods.base import KEPT, TRAIN, Array, Exchange, Tensors
 from edgeveil.plan import SOFTMAX, JobPlan
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.privacy.softmax import softmax_laplace

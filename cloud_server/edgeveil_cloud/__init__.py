@@ -1,1 +1,1 @@
-"""The cloud: runs jobs, opens and aggregates what the proxy hands over, never sees who sent what."""
+"""The cloud: runs jobs, aggregates what the proxy hands over, never sees who sent what."""

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from edgeveil.parts.methods.base import Records
+from edgeveil.data.records import Records
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import sealed as real_sealing

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgeveil.data.limits import flat_rows
-from edgeveil.parts.methods.base import Records
+from edgeveil.data.records import Records
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import numpy as np
 
 from edgeveil.data.file_set import FileSet
 from edgeveil.data.limits import MAX_BYTES, as_records, require_room
+from edgeveil.data.records import Records
 from edgeveil.errors import DataError
-from edgeveil.parts.methods.base import Records
 
 SHAPE = (3, 32, 32)  # red, green, blue; then rows and columns
 _PIXELS = 3 * 32 * 32

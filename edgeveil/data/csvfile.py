@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.data.limits import MAX_BYTES, as_records, require_file, whole_labels
+from edgeveil.data.records import Records
 from edgeveil.errors import DataError
-from edgeveil.parts.methods.base import Records
 from edgeveil.registry import nearest
 
 _NAME_THEM = "write a first line that names every column, such as v1,v2,label"

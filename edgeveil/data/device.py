@@ -17,10 +17,10 @@ from edgeveil.data.low_quality import disturbed
 from edgeveil.data.own_dealing import OwnRule, deal_own, hold_back_share
 from edgeveil.data.partition import Shares, partition
 from edgeveil.data.published import PUBLISHED, published_test
+from edgeveil.data.records import Records
 from edgeveil.data.sources import Origin, brings_its_test, load_records
 from edgeveil.data.split import split_once
 from edgeveil.errors import DataError
-from edgeveil.parts.methods.base import Records
 
 
 class DealingRule(OwnRule, Hashable, Protocol):

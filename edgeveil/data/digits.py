@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.data.held import SPLIT_SEED, hold_back
+from edgeveil.data.records import Records
 from edgeveil.errors import DataError
-from edgeveil.parts.methods.base import Records
 
 TEST_RECORDS = 360
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.data.order import public_order
+from edgeveil.data.records import Records
 from edgeveil.errors import DataError
-from edgeveil.parts.methods.base import Records
 
 SPLIT_SEED = 0
 

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.data.limits import MAX_BYTES, as_records, require_file, require_room
+from edgeveil.data.records import Records
 from edgeveil.errors import DataError
-from edgeveil.parts.methods.base import Records
 
 _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.data.limits import MAX_BYTES, as_records, require_room
+from edgeveil.data.records import Records
 from edgeveil.errors import DataError
-from edgeveil.parts.methods.base import Records
 
 ENDINGS = frozenset({".png", ".jpg", ".jpeg"})
 MAX_PIXELS = 1 << 26  # of one picture as it is stored

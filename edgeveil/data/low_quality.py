@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgeveil.data.order import public_chance, public_order
 from edgeveil.data.partition import Shares
-from edgeveil.parts.methods.base import Records
+from edgeveil.data.records import Records
 
 
 class LowQuality(Protocol):

@@ -12,8 +12,8 @@ import numpy as np
 from edgeveil.data.file_set import FileSet
 from edgeveil.data.idx import idx_array
 from edgeveil.data.limits import MAX_BYTES, as_records
+from edgeveil.data.records import Records
 from edgeveil.errors import DataError
-from edgeveil.parts.methods.base import Records
 
 _KINDS = ("images-idx3-ubyte.gz", "labels-idx1-ubyte.gz")
 EMNIST_CLASSES = 47

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.data.limits import MAX_BYTES, as_records, require_file, require_room
+from edgeveil.data.records import Records
 from edgeveil.errors import DataError
-from edgeveil.parts.methods.base import Records
 
 # RuntimeError is how zipfile says that a member is encrypted or of an unknown compression.
 _UNREADABLE = (zipfile.BadZipFile, zlib.error, ValueError, OSError, EOFError, RuntimeError)

@@ -34,8 +34,8 @@ from edgeveil.data.partition import (
     class_pieces,
     proportions,
 )
+from edgeveil.data.records import Records
 from edgeveil.errors import DataError
-from edgeveil.parts.methods.base import Records
 from edgeveil.registry import Table
 
 Words = NDArray[np.uint64]

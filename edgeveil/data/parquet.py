@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from edgeveil.data.limits import MAX_BYTES, as_records, require_file, require_room
+from edgeveil.data.records import Records
 from edgeveil.errors import DataError
-from edgeveil.parts.methods.base import Records
 from edgeveil.registry import nearest
 
 _TEXT_BYTES = 1 << 20  # of one name in the footer

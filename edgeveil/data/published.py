@@ -11,8 +11,8 @@ from pathlib import Path
 from edgeveil.data import cifar, mnist
 from edgeveil.data.file_set import FileSet, Half
 from edgeveil.data.limits import MAX_BYTES
+from edgeveil.data.records import Records
 from edgeveil.errors import DataError
-from edgeveil.parts.methods.base import Records
 from edgeveil.registry import Table
 
 

@@ -17,8 +17,8 @@ from edgeveil.data.limits import MAX_BYTES, as_records, require_room
 from edgeveil.data.npz import read_npz
 from edgeveil.data.parquet import read_parquet
 from edgeveil.data.published import PUBLISHED, read_published
+from edgeveil.data.records import Records
 from edgeveil.errors import DataError
-from edgeveil.parts.methods.base import Records
 from edgeveil.registry import Table
 
 

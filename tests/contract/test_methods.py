@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from edgeveil import subnormals
+from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError, ProtocolError, UsageError
 from edgeveil.parts.features import IdentityParameters, PcaParameters, build_features
 from edgeveil.parts.methods import METHODS, UPDATE_METHODS, Setting
-from edgeveil.parts.methods.base import TRAIN, Records
+from edgeveil.parts.methods.base import TRAIN
 from edgeveil.parts.models import MlpParameters, build_network
 from edgeveil.parts.models.softmax_head import WEIGHTS
 from edgeveil.privacy.derived import DerivedRandom

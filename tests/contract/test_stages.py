@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from edgeveil.data.records import Records
 from edgeveil.jobs import Job
 from edgeveil.parts.features import build_features
 from edgeveil.parts.methods import Setting
-from edgeveil.parts.methods.base import TRAIN, Exchange, Records
+from edgeveil.parts.methods.base import TRAIN, Exchange
 from edgeveil.parts.methods.updates.base import Task
 from edgeveil.parts.models import MlpParameters, build_network
 from edgeveil.parts.stages import STAGES

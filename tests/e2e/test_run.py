@@ -19,7 +19,7 @@ from sklearn.datasets import load_digits
 
 from edgeveil.data.digits import load_digits_split
 from edgeveil.data.own_dealing import hold_back_share
-from edgeveil.parts.methods.base import Records
+from edgeveil.data.records import Records
 from tests.e2e.live import wait_for
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "jobs" / "quickstart.yaml"

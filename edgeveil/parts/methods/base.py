@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from edgeveil.data.records import Records
     from edgeveil.privacy.events import Event
     from edgeveil.privacy.sampler import RandomBytes
 
@@ -57,21 +58,6 @@ class SegmentSpec:
     def byte_count(self) -> int:
         """Bytes of the raw tensor, little-endian, C order."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
-
-
-@dataclass(frozen=True, eq=False)
-class Records:
-    """One device's training (or evaluation) records: `x` (n, ...) float32, `y` (n,) int64.
-
-    Compared and hashed by identity, so that what is computed of them can be kept beside them; the
-    arrays are never changed in place.
-    """
-
-    x: NDArray[np.float32]
-    y: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.y)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.parts.methods.base import TRAIN, Answer, Array, Exchange, Records, Tensors
+from edgeveil.data.records import Records
+from edgeveil.parts.methods.base import TRAIN, Answer, Array, Exchange, Tensors
 from edgeveil.parts.methods.fm_budget import Budget, budget
 from edgeveil.parts.methods.fm_features import Bounded, FeatureCache, Features, bounded, projected
 from edgeveil.parts.methods.fm_noise import noised

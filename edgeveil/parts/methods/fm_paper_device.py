@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.parts.methods.base import TRAIN, Answer, Exchange, Records, Tensors
+from edgeveil.data.records import Records
+from edgeveil.parts.methods.base import TRAIN, Answer, Exchange, Tensors
 from edgeveil.parts.methods.fm_device import FmDevice
 from edgeveil.parts.methods.fm_features import Bounded
 from edgeveil.parts.methods.fm_paper import (

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from types import MappingProxyType
 
-from edgeveil.parts.methods.base import Array, Records
+from edgeveil.data.records import Records
+from edgeveil.parts.methods.base import Array
 from edgeveil.parts.methods.fm_features import features_of
 from edgeveil.parts.methods.fm_sums import covariance_sum
 from edgeveil.parts.methods.pca_basis import as_weights, top_basis

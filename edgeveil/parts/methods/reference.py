@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from edgeveil.parts.methods.base import TRAIN, Exchange, Records, Tensors
+from edgeveil.data.records import Records
+from edgeveil.parts.methods.base import TRAIN, Exchange, Tensors
 from edgeveil.parts.methods.fm import FmCloud, FmDevice
 from edgeveil.parts.methods.fm_parameters import FmParameters
 from edgeveil.parts.methods.setting import Setting

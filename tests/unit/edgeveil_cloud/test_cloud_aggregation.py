@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from round_kit import CloudRound, job
 
+from edgeveil.data.records import Records
 from edgeveil.errors import JobFailed
-from edgeveil.parts.methods.base import Records
 from edgeveil.plan import JobPlan
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil_cloud.evaluation import Evaluation

@@ -12,9 +12,9 @@ import pytest
 from round_kit import job, public_keys
 from safetensors.numpy import load_file
 
+from edgeveil.data.records import Records
 from edgeveil.errors import JobFailed
 from edgeveil.jobs import Job
-from edgeveil.parts.methods.base import Records
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.blob import describe
 from edgeveil.protocol.cloud_tasks import (

@@ -13,11 +13,11 @@ import pytest
 import torch
 from test_cloud_python_models import control
 
+from edgeveil.data.records import Records
 from edgeveil.errors import ConfigError, JobFailed
 from edgeveil.jobs import load_job
 from edgeveil.parts.aggregation.krum import Krum
 from edgeveil.parts.features import read_backbones
-from edgeveil.parts.methods.base import Records
 from edgeveil.parts.models import python_model
 from edgeveil.plan import JobPlan
 from edgeveil.privacy.ledger import Ledger

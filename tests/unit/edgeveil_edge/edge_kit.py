@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from edgeveil.crypto.keys import OpeningKey, SealingKey
+from edgeveil.data.records import Records
 from edgeveil.jobs import Job
-from edgeveil.parts.methods.base import Records
 from edgeveil.parts.models.softmax_head import build_graph
 from edgeveil.plan import JobPlan
 from edgeveil.privacy.ledger import Ledger

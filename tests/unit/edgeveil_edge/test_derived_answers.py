@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from edge_kit import CENTRE, FIRST, JOB_ID, QUADRATIC, Device, Loader, Round, announcement, job
 
-from edgeveil.parts.methods.base import Records
+from edgeveil.data.records import Records
 from edgeveil.plan import SOFTMAX, JobPlan
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.protocol.package import JobPackage

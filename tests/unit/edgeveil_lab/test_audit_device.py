@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError
-from edgeveil.parts.methods.base import Records
 from edgeveil_lab.audit.device import TimedDevice, audit_job
 from edgeveil_lab.audit.timing import SHAPE, SUBNORMAL, crafted, records
 

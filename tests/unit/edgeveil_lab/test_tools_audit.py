@@ -15,8 +15,8 @@ import numpy as np
 import psutil
 import pytest
 
+from edgeveil.data.records import Records
 from edgeveil.parts.methods import METHODS, fm_features
-from edgeveil.parts.methods.base import Records
 from edgeveil.parts.methods.fm import FmDevice
 from edgeveil.parts.methods.updates import record_gradients
 from edgeveil.parts.stages import STAGES

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError
-from edgeveil.parts.methods.base import TRAIN, Records, Tensors
+from edgeveil.parts.methods.base import TRAIN, Tensors
 from edgeveil.parts.methods.fm import FmCloud, FmDevice, FmParameters
 from edgeveil.parts.methods.setting import Setting
 from edgeveil.parts.models.softmax_head import head_probabilities

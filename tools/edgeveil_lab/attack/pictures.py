@@ -16,9 +16,9 @@ from scipy.ndimage import uniform_filter
 from scipy.optimize import linear_sum_assignment
 
 from edgeveil.data.device import take
+from edgeveil.data.records import Records
 from edgeveil.errors import UsageError
 from edgeveil.parts.features import IdentityParameters
-from edgeveil.parts.methods.base import Records
 from edgeveil_lab.attack.invert import METHODS, Head
 from edgeveil_tools.local.recording import Recording, exact_linear, noised_linear
 

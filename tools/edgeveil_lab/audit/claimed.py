@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from edgeveil.data.records import Records
 from edgeveil.parts.features.pca import PcaParameters
-from edgeveil.parts.methods.base import Records
 from edgeveil.parts.methods.fm import FmDevice
 from edgeveil.parts.methods.fm_paper import HIDDEN, OUTPUT, FmPaperParameters
 from edgeveil.parts.methods.fm_paper_cloud import FmPaperCloud

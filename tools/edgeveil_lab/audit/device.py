@@ -22,10 +22,10 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from edgeveil.crypto.keys import OpeningKey, SealingKey, SigningKey
+from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError
 from edgeveil.evaluation.onnx_session import BATCH_RECORDS
 from edgeveil.jobs import Job
-from edgeveil.parts.methods.base import Records
 from edgeveil.plan import JobPlan
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.protocol import effects as fx

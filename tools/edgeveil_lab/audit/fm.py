@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeveil.data.records import Records
 from edgeveil.parts.features import Identity, IdentityParameters
 from edgeveil.parts.features.pca import PcaParameters
 from edgeveil.parts.methods import Setting
-from edgeveil.parts.methods.base import TRAIN, Exchange, Records, Tensors
+from edgeveil.parts.methods.base import TRAIN, Exchange, Tensors
 from edgeveil.parts.methods.fm import FmCloud, FmDevice, FmParameters, Shares
 from edgeveil.parts.methods.triangle import upper
 from edgeveil.privacy.accountant import epsilon, pure_epsilon, total_mu

@@ -32,11 +32,12 @@ from edgeveil.data.held import hold_back
 from edgeveil.data.low_quality import disturbed
 from edgeveil.data.own_dealing import OwnRule
 from edgeveil.data.partition import PARTITIONS, Shares, partition
+from edgeveil.data.records import Records
 from edgeveil.data.slots import slot_records
 from edgeveil.errors import PrivacyError
 from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.jobs import parse_job
-from edgeveil.parts.methods.base import TRAIN, Exchange, Records, Tensors
+from edgeveil.parts.methods.base import TRAIN, Exchange, Tensors
 from edgeveil.parts.methods.fm_device import FmDevice
 from edgeveil.plan import JobPlan
 from edgeveil.privacy.accountant import epsilon

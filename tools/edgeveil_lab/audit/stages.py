@@ -7,7 +7,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.parts.methods.base import TRAIN, Exchange, Records
+from edgeveil.data.records import Records
+from edgeveil.parts.methods.base import TRAIN, Exchange
 from edgeveil.parts.methods.updates.base import Stage, Task
 from edgeveil.parts.methods.updates.form import network_of
 from edgeveil.parts.stages.base import flat, shaped

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from edgeveil.parts.methods.base import TRAIN, Exchange, Records
+from edgeveil.data.records import Records
+from edgeveil.parts.methods.base import TRAIN, Exchange
 from edgeveil.parts.methods.updates.base import Trainer
 from edgeveil.parts.methods.updates.device import UpdateDevice
 from edgeveil.parts.methods.updates.dp_sgd import DpSgd, DpSgdParameters

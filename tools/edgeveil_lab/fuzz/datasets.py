@@ -14,8 +14,8 @@ import numpy as np
 from edgeveil.data.cifar import read_cifar10, read_cifar100
 from edgeveil.data.images import image_faults, read_images
 from edgeveil.data.parquet import read_parquet
+from edgeveil.data.records import Records
 from edgeveil.errors import DataError
-from edgeveil.parts.methods.base import Records
 from edgeveil_lab.fuzz.target import Tape, Target, as_file, demand, scratch
 
 _MAX_BYTES = 1 << 16

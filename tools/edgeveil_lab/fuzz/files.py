@@ -15,8 +15,8 @@ from edgeveil.data.idx import read_idx
 from edgeveil.data.mnist import EMNIST_CLASSES
 from edgeveil.data.npz import read_npz
 from edgeveil.data.published import read_published
+from edgeveil.data.records import Records
 from edgeveil.errors import BrokerError, DataError, UsageError
-from edgeveil.parts.methods.base import Records
 from edgeveil_lab.fuzz.target import Tape, Target, as_file, demand, scratch
 from edgeveil_lab.load.fleet import Fleet
 from edgeveil_tools.site.broker_rules import read_users

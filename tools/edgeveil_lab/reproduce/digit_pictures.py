@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgeveil.data.digits import load_digits_split
-from edgeveil.parts.methods.base import Records
+from edgeveil.data.records import Records
 
 SOURCE = "python: edgeveil_lab.reproduce.digit_pictures:digits"  # as a job's `data.source`
 

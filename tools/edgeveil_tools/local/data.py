@@ -12,10 +12,10 @@ from edgeveil.data.device import dealt_records, held_records, origin_of
 from edgeveil.data.images import class_folders
 from edgeveil.data.partition import Shares
 from edgeveil.data.published import PUBLISHED
+from edgeveil.data.records import Records
 from edgeveil.data.sources import brings_its_test, load_records
 from edgeveil.errors import DataError, UsageError
 from edgeveil.jobs import Job, LocalRun
-from edgeveil.parts.methods.base import Records
 from edgeveil.plan import JobPlan
 from edgeveil.sites.data import MAX_SIDE, DataFiles, DataSource, Images, data_mixes
 from edgeveil_tools.data_check import input_range, places, scale_notes

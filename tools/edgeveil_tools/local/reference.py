@@ -9,11 +9,12 @@ from dataclasses import replace
 import numpy as np
 
 from edgeveil.data.device import take
+from edgeveil.data.records import Records
 from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key, split_once
 from edgeveil.errors import EdgeVeilError
 from edgeveil.jobs import Job, LocalRun
 from edgeveil.parts.features import read_backbones
-from edgeveil.parts.methods.base import Exchange, Records
+from edgeveil.parts.methods.base import Exchange
 from edgeveil.parts.methods.fm_parameters import FmParameters
 from edgeveil.parts.methods.reference import noise_free_reference
 from edgeveil.plan import JobPlan

@@ -1,7 +1,8 @@
-"""amqtt in a process of its own: `python -m edgeveil_tools.site.broker_amqtt CONFIG`, ended by SIGTERM or EOF.
+"""amqtt in a process of its own, `python -m edgeveil_tools.site.broker_amqtt CONFIG`.
 
-Adds to the library what it lacks: a bound on packets, an answer to MQTT 5 that clients
-understand, and the same users file and rules that mosquitto gets. No plugin writes a log.
+It ends at SIGTERM or EOF. Adds to the library what it lacks: a bound on packets, an answer to
+MQTT 5 that clients understand, and the same users file and rules that mosquitto gets. No plugin
+writes a log.
 """
 
 from __future__ import annotations

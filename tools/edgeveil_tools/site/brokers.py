@@ -241,4 +241,9 @@ class BrokerProcess:
             "max_connections": plan.max_connections,
         }
         write_private(self._directory / "amqtt.json", json.dumps(settings))
-        return [sys.executable, "-m", "edgeveil_tools.site.broker_amqtt", str(self._directory / "amqtt.json")]
+        return [
+            sys.executable,
+            "-m",
+            "edgeveil_tools.site.broker_amqtt",
+            str(self._directory / "amqtt.json"),
+        ]

@@ -22,10 +22,10 @@ from typing import Any
 
 import yaml
 
-from edgeveil_edge.identity import Identity
-from edgeveil.sites.files import (load_site)
 from edgeveil.errors import UsageError
+from edgeveil.sites.files import load_site
 from edgeveil.transport.process import own_signing_key
+from edgeveil_edge.identity import Identity
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_tools.site.broker_plan import BrokerPlan, ListenerTls, mosquitto_lines, write_private
 from edgeveil_tools.site.broker_rules import acl_text, rules_for, users_text

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgeveil.sites.data import (DataSource, Partition)
-from edgeveil.sites.policy import (Policy)
-from edgeveil.sites.broker import (BrokerLimits)
-from edgeveil.sites.cloud import (CloudLimits)
-from edgeveil.sites.edge import (EdgeLimits)
-from edgeveil.sites.proxy import (ProxyLimits)
 from edgeveil.protocol.blob import NEED_LIMIT
+from edgeveil.sites.broker import BrokerLimits
+from edgeveil.sites.cloud import CloudLimits
+from edgeveil.sites.data import DataSource, Partition
+from edgeveil.sites.edge import EdgeLimits
+from edgeveil.sites.policy import Policy
+from edgeveil.sites.proxy import ProxyLimits
 
 Settings = dict[str, Any]
 SPOOLED_BATCHES = 3  # uploads, the batch made of them, and what is still kept of a round before

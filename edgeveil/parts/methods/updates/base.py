@@ -13,7 +13,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.parts.methods.base import Exchange, Records
+from edgeveil.data.records import Records
+from edgeveil.parts.methods.base import Exchange
 from edgeveil.parts.models.network import Network
 from edgeveil.privacy.events import Event
 from edgeveil.privacy.sampler import RandomBytes

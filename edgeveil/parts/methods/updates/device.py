@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeveil.data.records import Records
 from edgeveil.errors import ProtocolError
 from edgeveil.parts.features import valid_records
-from edgeveil.parts.methods.base import KEPT, Answer, Exchange, Records, Tensors
+from edgeveil.parts.methods.base import KEPT, Answer, Exchange, Tensors
 from edgeveil.parts.methods.setting import Setting
 from edgeveil.parts.methods.updates.base import Memory, Task, Trainer, Update
 from edgeveil.parts.methods.updates.form import network_of, segments_of

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.parts.methods.base import Records
+from edgeveil.data.records import Records
 from edgeveil.parts.models.network import Network
 from edgeveil.privacy.sampler import RandomBytes
 

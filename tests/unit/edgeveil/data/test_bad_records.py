@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from edgeveil.data.csvfile import csv_faults
 from edgeveil.data.limits import as_records, whole_labels
+from edgeveil.data.records import Records
 from edgeveil.data.sources import Origin, load_records
 from edgeveil.parts.features import valid_records
-from edgeveil.parts.methods.base import Records
 
 HEADER, GOOD = "a,b,label", ["1,2,0", "3,4,1"]
 

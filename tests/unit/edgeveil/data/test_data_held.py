@@ -5,8 +5,8 @@ import pytest
 
 from edgeveil.data.device import held_records, own_records
 from edgeveil.data.held import hold_back
+from edgeveil.data.records import Records
 from edgeveil.errors import DataError
-from edgeveil.parts.methods.base import Records
 from edgeveil.sites.data import DataSource, DeviceData
 
 

@@ -6,8 +6,8 @@ import pytest
 from edgeveil.data.check import check_records
 from edgeveil.data.device import device_records, held_records, own_records
 from edgeveil.data.digits import load_digits_split
+from edgeveil.data.records import Records
 from edgeveil.errors import DataError
-from edgeveil.parts.methods.base import Records
 from edgeveil.sites.data import DataSource, DeviceData
 
 KEY = bytes(range(32))

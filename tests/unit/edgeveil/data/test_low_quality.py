@@ -10,8 +10,8 @@ from edgeveil.data.digits import load_digits_split
 from edgeveil.data.low_quality import disturbed, low_quality_devices
 from edgeveil.data.own_dealing import deal_own
 from edgeveil.data.partition import partition
+from edgeveil.data.records import Records
 from edgeveil.errors import DataError
-from edgeveil.parts.methods.base import Records
 from edgeveil.sites.data import DeviceData
 
 SEED = 7

@@ -8,9 +8,9 @@ import numpy as np
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
+from edgeveil.data.records import Records
 from edgeveil.parts.aggregation.mean import mean
 from edgeveil.parts.features import IdentityParameters, build_features
-from edgeveil.parts.methods.base import Records
 from edgeveil.parts.methods.fm import FmCloud, FmDevice, FmParameters
 from edgeveil.parts.methods.fm_released import COVARIANCE
 from edgeveil.parts.methods.pca_own import own_weights

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from fm_kit import setting
 
+from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError, ProtocolError
-from edgeveil.parts.methods.base import Records
 from edgeveil.parts.methods.fm import FmCloud, FmDevice, FmParameters
 from edgeveil.parts.methods.fm_features import Bounded, Features, projected
 from edgeveil.parts.methods.fm_paper import FmPaperParameters

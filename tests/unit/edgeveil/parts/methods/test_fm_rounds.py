@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError
-from edgeveil.parts.methods.base import TRAIN, Exchange, Records
+from edgeveil.parts.methods.base import TRAIN, Exchange
 from edgeveil.parts.methods.fm import FmCloud, FmDevice, FmParameters
 from edgeveil.parts.methods.local_steps import minimise_quadratic
 from edgeveil.parts.methods.reference import noise_free_reference

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from edgeveil.data.records import Records
 from edgeveil.parts.features import IdentityParameters, PcaParameters, build_features
-from edgeveil.parts.methods.base import Records
 from edgeveil.parts.methods.fm import FmCloud, FmDevice, FmParameters
 from edgeveil.parts.methods.setting import Setting
 from edgeveil.privacy.events import GaussianEvent

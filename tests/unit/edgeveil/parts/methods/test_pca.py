@@ -7,9 +7,9 @@ from fm_kit import digits, digits_setting, setting
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgeveil.data.records import Records
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.parts.features import PcaParameters
-from edgeveil.parts.methods.base import Records
 from edgeveil.parts.methods.fm import FmCloud, FmDevice, FmParameters
 from edgeveil.parts.methods.fm_features import Features, projected
 from edgeveil.parts.methods.pca_basis import as_weights, first_axes, top_basis

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from edgeveil.data.records import Records
 from edgeveil.errors import ConfigError, DataError
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.jobs import Job, load_job
-from edgeveil.parts.methods.base import Records
 from edgeveil.parts.models import python_model
 from edgeveil.plan import JobPlan
 from edgeveil.privacy.sampler import SeededRandom

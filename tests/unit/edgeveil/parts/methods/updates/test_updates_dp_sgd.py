@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError
 from edgeveil.parts.features import build_features
 from edgeveil.parts.methods import METHODS, Setting
-from edgeveil.parts.methods.base import TRAIN, Exchange, Records
+from edgeveil.parts.methods.base import TRAIN, Exchange
 from edgeveil.parts.methods.updates.dp_sgd import DpSgd, DpSgdParameters
 from edgeveil.parts.methods.updates.record_gradients import RecordGradients, in_places, to_steps
 from edgeveil.parts.models import build_network

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from edgeveil.data.records import Records
 from edgeveil.errors import DataError
 from edgeveil.jobs import load_job
-from edgeveil.parts.methods.base import Records
 from edgeveil.parts.models import python_model
 from edgeveil.plan import JobPlan
 from edgeveil.privacy.sampler import SeededRandom

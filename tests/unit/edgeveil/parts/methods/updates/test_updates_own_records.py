@@ -8,8 +8,8 @@ import pytest
 import torch
 from test_updates_sgd import NETWORK, ONE, ROUND, SETTING, ZERO
 
+from edgeveil.data.records import Records
 from edgeveil.parts.methods import METHODS
-from edgeveil.parts.methods.base import Records
 from edgeveil.parts.methods.updates.base import Task
 from edgeveil.parts.methods.updates.gep import anchors
 from edgeveil.parts.methods.updates.pso_dp_sgd import Losses

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from test_updates_sgd import NETWORK, ONE, ROUND, SETTING, ZERO, answer
 
+from edgeveil.data.records import Records
 from edgeveil.parts.methods import METHODS
-from edgeveil.parts.methods.base import Records
 from edgeveil.parts.methods.updates.base import Task
 from edgeveil.parts.methods.updates.pso_dp_fl import PsoDpFl, PsoDpFlParameters, mean_loss
 from edgeveil.parts.methods.updates.pso_swarm import Swarm, SwarmKeys

@@ -5,10 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from edgeveil.data.records import Records
 from edgeveil.errors import ProtocolError, UsageError
 from edgeveil.parts.features import build_features
 from edgeveil.parts.methods import METHODS, Setting
-from edgeveil.parts.methods.base import TRAIN, Exchange, Records
+from edgeveil.parts.methods.base import TRAIN, Exchange
 from edgeveil.parts.methods.updates.form import WHOLE, segments_of, update_of
 from edgeveil.parts.models import MlpParameters, build_network
 from edgeveil.parts.stages.top_k import TopK, TopKParameters

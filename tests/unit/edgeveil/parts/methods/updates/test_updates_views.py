@@ -9,8 +9,8 @@ import torch
 from pydantic import ValidationError
 from test_updates_sgd import NETWORK, ONE, ROUND, SETTING, ZERO
 
+from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError
-from edgeveil.parts.methods.base import Records
 from edgeveil.parts.methods.updates.base import Task
 from edgeveil.parts.methods.updates.gep import Embedding, GepParameters, anchors
 from edgeveil.parts.methods.updates.noised_sgd import NoisedSums
