@@ -41,8 +41,9 @@ long: mosquitto $(VENV)/.all  ## 200 kills, a crash at every boundary, 30 minute
 	EDGEVEIL_CRASH_STEP=1 $(BIN)/python -m pytest --timeout 0 tests/sim/test_crashes_site.py
 	$(BIN)/edgeveil loadtest --scenario configs/load/soak.yaml --out out/soak
 
-docs: $(VENV)/.all  ## redraw the state diagrams and the schemas' page
+docs: $(VENV)/.all  ## redraw the state diagrams, the schemas and the house
 	$(BIN)/python -m edgeveil_tools.protocol_diagrams --write
+	$(BIN)/python -m edgeveil_tools.architecture_page --write
 
 mosquitto:
 	@command -v mosquitto >/dev/null 2>&1 || { \

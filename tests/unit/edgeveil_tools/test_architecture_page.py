@@ -1,0 +1,42 @@
+"""The architecture page says what the code is."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from edgeveil_tools import architecture_page
+from edgeveil_tools.architecture_page import PACKAGES, PAGE, ROOT, arrows, main, redrawn
+
+TEXT = PAGE.read_text(encoding="utf-8")
+NAMED = re.findall(r"`([a-z_/]+\.py)`(?:[\s\n]*\(((?:`\w+`(?:, )?)+)\))?", TEXT)
+
+
+def test_the_page_is_up_to_date_and_an_old_one_is_noticed(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert redrawn(TEXT) == TEXT
+    old = tmp_path / "architecture.md"
+    old.write_text(TEXT.replace("| `edgeveil.crypto` |", "| `edgeveil.cryptic` |"), "utf-8")
+    monkeypatch.setattr(architecture_page, "PAGE", old)
+    assert main([]) == 1
+    assert main(["--write"]) == 0
+    assert old.read_text("utf-8") == TEXT
+
+
+def test_every_file_on_the_records_way_holds_what_is_named() -> None:
+    assert len(NAMED) >= 15
+    for path, names in NAMED:
+        source = (ROOT / path).read_text(encoding="utf-8")
+        for name in re.findall(r"\w+", names):
+            assert re.search(rf"(def|class) {name}\b", source), (path, name)
+
+
+def test_deployables_stand_apart() -> None:
+    roles = {"edgeveil_edge", "edgeveil_cloud", "edgeveil_proxy"}
+    for room, others in arrows().items():
+        if room in roles:
+            assert not others & (roles - {room})
+        if room.startswith("edgeveil."):
+            assert not others & (set(PACKAGES) - {"edgeveil"})
