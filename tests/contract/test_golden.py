@@ -19,20 +19,20 @@ from edgeveil.privacy.table import MECHANISMS
 from edgeveil.selection import SELECTIONS
 
 UNIT = Path(__file__).parents[1] / "unit" / "edgeveil"
-SIZES = "models/test_models_networks.py::test_its_weights_are_as_many_as_the_text_says"
-PRESET = "config/test_config_presets.py::test_the_others_have_the_parameters_of_theirs"
-DELM = "config/test_config_presets.py::test_delm_has_the_parameters_of_the_text"
+SIZES = "parts/models/test_models_networks.py::test_its_weights_are_as_many_as_the_text_says"
+PRESET = "jobs/test_config_presets.py::test_the_others_have_the_parameters_of_theirs"
+DELM = "jobs/test_config_presets.py::test_delm_has_the_parameters_of_the_text"
 CIFAR = "data/test_data_published.py::test_cifar_is_read_by_colour_row_and_column"
-ROBUST = "aggregation/test_aggregation_robust.py::"
-UPDATES = "algorithms/updates/test_updates_"
+ROBUST = "parts/aggregation/test_aggregation_robust.py::"
+UPDATES = "parts/methods/updates/test_updates_"
 CLUSTERING = "evaluation/test_clustering.py::"
 
 GOLDEN = {
     "method": (
         METHODS,
         {
-            "fm": "algorithms/test_fm_rounds.py::test_one_record_by_hand",
-            "fm_paper": "algorithms/test_fm_paper.py::test_golden_values_of_one_answer",
+            "fm": "parts/methods/test_fm_rounds.py::test_one_record_by_hand",
+            "fm_paper": "parts/methods/test_fm_paper.py::test_golden_values_of_one_answer",
             "sgd": f"{UPDATES}sgd.py::test_one_step_from_zero_is_the_gradient_by_hand",
             "fedprox": f"{UPDATES}sgd.py::test_fedprox_pulls_the_second_step_back_by_mu",
             "dp_sgd": f"{UPDATES}dp_sgd.py::test_a_clipped_gradient_by_hand",
@@ -42,32 +42,32 @@ GOLDEN = {
             "pso_dp_fl": f"{UPDATES}pso.py::test_two_particles_on_a_quadratic_move_as_by_hand",
             "gep": f"{UPDATES}views.py::test_embedding_and_rest_are_clipped_apart_as_by_hand",
             "rgp": f"{UPDATES}views.py::test_carriers_see_a_gradient_as_by_hand",
-            "noise_only": "algorithms/test_noise_only.py::"
+            "noise_only": "parts/methods/test_noise_only.py::"
             "test_each_four_random_bytes_make_one_value",
         },
     ),
     "update stage": (
         STAGES,
         {
-            "download_random": "algorithms/stages/test_stages_download_random.py::"
+            "download_random": "parts/stages/test_stages_download_random.py::"
             "test_a_share_is_the_global_weights_and_the_rest_the_device_s_own",
-            "gradient_gaussian": "algorithms/stages/test_stages_noise.py::"
+            "gradient_gaussian": "parts/stages/test_stages_noise.py::"
             "test_an_update_is_clipped_as_a_whole_and_never_past_the_norm",
-            "ldp_fl": "algorithms/stages/test_stages_noise.py::"
+            "ldp_fl": "parts/stages/test_stages_noise.py::"
             "test_every_weight_is_one_of_two_values_whose_mean_is_right",
-            "upload_top_k": "algorithms/stages/test_stages_sparse.py::"
+            "upload_top_k": "parts/stages/test_stages_sparse.py::"
             "test_top_k_keeps_the_largest_magnitudes_over_all_weights_together",
-            "stc": "algorithms/stages/test_stages_sparse.py::"
+            "stc": "parts/stages/test_stages_sparse.py::"
             "test_stc_sends_signs_times_the_mean_magnitude_and_keeps_the_rest",
         },
     ),
     "aggregation": (
         AGGREGATIONS,
         {
-            "fedavg": "aggregation/test_aggregation_mean.py::test_takes_the_plain_mean_per_segment",
-            "min_divergence": "aggregation/test_aggregation_min_divergence.py::"
+            "fedavg": "parts/aggregation/test_aggregation_mean.py::test_takes_the_plain_mean_per_segment",
+            "min_divergence": "parts/aggregation/test_aggregation_min_divergence.py::"
             "test_the_draw_follows_equation_16",
-            "secprobe": "aggregation/test_aggregation_secprobe.py::"
+            "secprobe": "parts/aggregation/test_aggregation_secprobe.py::"
             "test_a_draw_is_the_exponential_mechanism_on_the_accuracy",
             "median": f"{ROBUST}test_the_median_of_an_odd_and_an_even_number",
             "trimmed_mean": f"{ROBUST}test_the_trimmed_mean_leaves_its_share_out_at_either_end",
@@ -78,19 +78,19 @@ GOLDEN = {
         MODELS,
         {
             **dict.fromkeys(("mlp", "mlp_300_100", "cnn", "lenet", "alexnet", "resnet20"), SIZES),
-            "python": "models/test_models_python.py::"
+            "python": "parts/models/test_models_python.py::"
             "test_its_first_weights_are_the_modules_and_the_same_everywhere",
         },
     ),
     "features": (
         FEATURES,
         {
-            "identity": "features/test_features_identity.py::"
+            "identity": "parts/features/test_features_identity.py::"
             "test_scales_shifts_and_brings_to_unit_norm",
-            "random": "features/test_features_random.py::"
+            "random": "parts/features/test_features_random.py::"
             "test_features_are_the_rectified_products_at_unit_norm",
-            "gabor": "features/test_features_gabor.py::test_golden_features_of_two_strokes",
-            "onnx": "features/test_features_onnx.py::"
+            "gabor": "parts/features/test_features_gabor.py::test_golden_features_of_two_strokes",
+            "onnx": "parts/features/test_features_onnx.py::"
             "test_features_are_the_models_output_at_unit_norm",
         },
     ),
@@ -166,7 +166,7 @@ GOLDEN = {
         PRESETS,
         {
             **dict.fromkeys(("delm_basic", "delm_enhanced", "delm_top_k"), DELM),
-            "laplace_inference": "config/test_config_presets.py::"
+            "laplace_inference": "jobs/test_config_presets.py::"
             "test_the_text_of_noised_inference_stands_as_it_is",
             **dict.fromkeys(
                 (
