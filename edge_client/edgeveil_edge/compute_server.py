@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection
 from edgeveil.errors import EdgeVeilError
 from edgeveil.jobs import Job
 from edgeveil.parts.features import match_backbones
+from edgeveil.parts.methods import UPDATE_METHODS
 from edgeveil.plan import JobPlan
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.protocol.package import RoundPackage, unpack_tensors
@@ -67,8 +68,8 @@ class Server:
         job = Job.from_canonical(request.canonical)
         plan = JobPlan(job, match_backbones(job.features, request.backbones))
         self._jobs[request.digest] = TaughtJob(plan, request.canonical, request.graph)
-        if request.trains and any(plan.device.price(one) for one in plan.exchanges):
-            _load("torch", *["torch.func"] * (job.model is not None))
+        if request.trains and job.train.method in UPDATE_METHODS:
+            _load("torch", "torch.func")
         if any(one.infer for one in plan.exchanges):
             _load("onnxruntime")
 
