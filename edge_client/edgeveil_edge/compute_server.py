@@ -32,6 +32,15 @@ class Server:
         self._jobs: dict[bytes, TaughtJob] = {}
         self._devices: dict[str, tuple[EdgeSite, Computer]] = {}
 
+    @property
+    def knows_no_job(self) -> bool:
+        """Whether every job has been forgotten."""
+        return not self._jobs
+
+    def teaches_job(self, raw: bytes) -> bool:
+        """Whether this request is about a job, so that libraries may be loaded for it."""
+        return isinstance(wire.decode_request(raw), wire.Know)
+
     def learn(self, raw: bytes) -> bytes:
         """Take in what workers should know; the reply says that it is there, or why not."""
         request = wire.decode_request(raw)
@@ -39,7 +48,7 @@ class Server:
             match request:
                 case wire.Know():
                     self._know(request)
-                case wire.Meet():
+                case wire.Meet() if request.device not in self._devices:
                     site = EdgeSite.model_validate_json(request.site)
                     self._devices[request.device] = site, Computer(site, request.split_key)
                 case wire.Read():
