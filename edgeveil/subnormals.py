@@ -9,7 +9,8 @@ after it, which costs some microseconds: ONNX Runtime's own option acts on the t
 first session alone, torch's on the calling thread alone.
 
 numpy is imported late: its BLAS starts its threads at that moment, and a process that flushes first
-has them flush as well. (What is computed of records with BLAS are whole numbers, never subnormal.)
+has them flush as well. (What is computed of records with BLAS are whole numbers, never subnormal;
+the local steps of `fm` begin at sums that have been noised.)
 """
 
 from __future__ import annotations

@@ -8,6 +8,11 @@ So the rounds after such an end are answered as promptly as ever; they would tel
 otherwise. Nothing here starts threads that a fork would lose: torch is imported and never used, a
 session is opened in workers alone.
 
+Libraries never leave a process that loaded them. So from its first job on a fork serves in its
+place, the *branch*, and ends when it has known no job for IDLE_S: what torch took goes back, and
+devices and records that were known before are still there for the next job. When it ends follows
+from when jobs begin and end, and from no record.
+
 Subnormal numbers are flushed before anything else is loaded, so that all that follows inherits it.
 """
 
@@ -16,6 +21,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import select
 import signal
 import socket
 import sys
@@ -29,6 +35,8 @@ if TYPE_CHECKING:
     from edgeveil_edge.compute_server import Server
 
 NICE = 2  # the device's own process stays quick to answer; more would starve it on a busy box
+IDLE_S = 60.0  # a further job within so long finds all libraries loaded
+_IDLE_EXIT = 3
 _PR_SET_PDEATHSIG = 1
 
 
@@ -92,19 +100,49 @@ class Nursery:
     def __init__(self, control: socket.socket, server: Server) -> None:
         self._control, self._server, self._worker = control, server, 0
 
-    def serve(self) -> None:
-        """One request after the other."""
+    def serve(self, *, branch: bool = False) -> int:
+        """One request after the other; the exit code, where a `branch` has nothing to do."""
+        code = 0
         while True:
+            if branch and self._server.knows_no_job and not self._asked_within(IDLE_S):
+                code = _IDLE_EXIT
+                break
             header, descriptors = self._receive(8)
             if len(header) < 8:
                 break
             raw = self._whole(int.from_bytes(header, "big"))
             if descriptors:
                 self._fork(descriptors[0])
-            else:
-                reply = self._server.learn(raw)
-                self._control.sendall(len(reply).to_bytes(8, "big") + reply)
+            elif branch or not self._server.teaches_job(raw):
+                self._learn(raw)
+            elif not self._branch_idled(raw):
+                break
         self._end()
+        return code
+
+    def _asked_within(self, seconds: float) -> bool:
+        return bool(select.select([self._control], [], [], seconds)[0])
+
+    def _learn(self, raw: bytes) -> None:
+        reply = self._server.learn(raw)
+        self._control.sendall(len(reply).to_bytes(8, "big") + reply)
+
+    def _branch_idled(self, raw: bytes) -> bool:
+        """Let a branch serve, which begins by learning a job; False where it ended otherwise."""
+        self._end()
+        pid = os.fork()
+        if pid:
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == _IDLE_EXIT
+        code = 1
+        try:
+            self._learn(raw)
+            code = self.serve(branch=True)
+        except OSError:  # the starter may end at any moment
+            pass
+        except Exception as error:
+            _tell_of(error)
+        finally:
+            os._exit(code)
 
     def _receive(self, count: int) -> tuple[bytes, list[int]]:
         raw, descriptors, _, _ = socket.recv_fds(self._control, count, 1)

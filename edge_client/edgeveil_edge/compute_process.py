@@ -34,6 +34,7 @@ class ComputeProcess:
     """One child for all devices of a process, `shared` by so many, whose answers wait in turn.
 
     The child keeps what is known and forks a worker from it that computes (`compute_child.py`).
+    With its last job it may forget the devices that it met since the first one.
     Calls come one at a time; `close` may come at any time.
     """
 
@@ -198,27 +199,31 @@ class ComputeProcess:
             self._known.discard(digest)
             with suppress(ProtocolError):
                 self._tell(wire.Forget(digest))
+            if not self._known:
+                self._met.clear()
 
     # --- the child ---
 
     def _teach(self, device: RemoteComputer, job: TaughtJob, trains: bool) -> str:
         """Have a child that knows this job and this device; why it cannot learn the job, or ""."""
         digest = digest_of(job)
-        self._meet(device)
-        if digest in self._known:
-            return ""
-        backbones = tuple(job.plan.artifacts.values())
-        reply = self._tell(wire.Know(digest, job.canonical, job.graph, backbones, trains))
-        if isinstance(reply, wire.Refused):
-            return str(wire.error_of(reply))
-        self._known.add(digest)
+        self.start()
+        if digest not in self._known:
+            backbones = tuple(job.plan.artifacts.values())
+            reply = self._tell(wire.Know(digest, job.canonical, job.graph, backbones, trains))
+            if isinstance(reply, wire.Refused):
+                return str(wire.error_of(reply))
+            self._known.add(digest)
+        self._meet(device)  # after the job: while it knows one, a child forgets no device
         return ""
 
     def _meet(self, device: RemoteComputer) -> None:
         self.start()
-        if device.name not in self._met:
-            site = device.site.model_dump_json().encode()
-            self._tell(wire.Meet(device.name, site, device.split_key))
+        if device.name in self._met:
+            return
+        site = device.site.model_dump_json().encode()
+        self._tell(wire.Meet(device.name, site, device.split_key))
+        if self._known:
             self._met.add(device.name)
 
     def _tell(self, request: wire.Request) -> wire.Reply:

@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection
 from edgeveil.errors import EdgeVeilError
 from edgeveil.jobs import Job
 from edgeveil.parts.features import match_backbones
+from edgeveil.parts.methods import UPDATE_METHODS
 from edgeveil.plan import JobPlan
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.protocol.package import RoundPackage, unpack_tensors
@@ -31,6 +32,15 @@ class Server:
         self._jobs: dict[bytes, TaughtJob] = {}
         self._devices: dict[str, tuple[EdgeSite, Computer]] = {}
 
+    @property
+    def knows_no_job(self) -> bool:
+        """Whether every job has been forgotten."""
+        return not self._jobs
+
+    def teaches_job(self, raw: bytes) -> bool:
+        """Whether this request is about a job, so that libraries may be loaded for it."""
+        return isinstance(wire.decode_request(raw), wire.Know)
+
     def learn(self, raw: bytes) -> bytes:
         """Take in what workers should know; the reply says that it is there, or why not."""
         request = wire.decode_request(raw)
@@ -38,7 +48,7 @@ class Server:
             match request:
                 case wire.Know():
                     self._know(request)
-                case wire.Meet():
+                case wire.Meet() if request.device not in self._devices:
                     site = EdgeSite.model_validate_json(request.site)
                     self._devices[request.device] = site, Computer(site, request.split_key)
                 case wire.Read():
@@ -67,8 +77,8 @@ class Server:
         job = Job.from_canonical(request.canonical)
         plan = JobPlan(job, match_backbones(job.features, request.backbones))
         self._jobs[request.digest] = TaughtJob(plan, request.canonical, request.graph)
-        if request.trains and any(plan.device.price(one) for one in plan.exchanges):
-            _load("torch", *["torch.func"] * (job.model is not None))
+        if request.trains and job.train.method in UPDATE_METHODS:
+            _load("torch", "torch.func")
         if any(one.infer for one in plan.exchanges):
             _load("onnxruntime")
 

@@ -93,9 +93,8 @@ class RoundWork:
         why = found.refused or self._too_slow(found, job.plan.job.round.time_budget_s * WORK_SHARE)
         if why:
             self._say(f"a job is declined: {why}")
-        share, read = job.plan.job.data.evaluation_share, self._store.fact("evaluation_share")
-        if not why and share != (USUAL_SHARE if read is None else float(read)):
-            self._compute.read_ahead(share)
+        if not why:  # those of the start may have been of another share, or gone with a job
+            self._compute.read_ahead(self._share(job.plan.job.data.evaluation_share))
         trial = JobTrial(found.needed_s, why)
         self._store.put_fact(trial_name(job_id), json.dumps(asdict(trial)))
 
@@ -104,14 +103,18 @@ class RoundWork:
 
         Their trials stand; those that the owner allows by now are tried.
         """
-        fixed = self._store.fact("evaluation_share")
-        self._compute.read_ahead(USUAL_SHARE if fixed is None else float(fixed))
+        self._compute.read_ahead(self._share(USUAL_SHARE))
         for job_id in self._store.load().jobs:
             trial = self._trial(job_id)
             if trial is None:
                 self._try_out(job_id, self._known(job_id))
             elif not trial.refused:
                 self._compute.try_job(self._known(job_id), trains=self.site.role == "train")
+
+    def _share(self, asked: float) -> float:
+        """The share that the records are split by: the first job's, for good."""
+        fixed = self._store.fact("evaluation_share")
+        return asked if fixed is None else float(fixed)
 
     def _trial(self, job_id: bytes) -> JobTrial | None:
         fact = self._store.fact(trial_name(job_id))

@@ -64,7 +64,7 @@ class EdgeSite(Block):
     policy: Policy = Policy()
     """What the owner allows."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """What torch computes on; `auto`: cuda, else mps, else cpu."""
+    """What training computes on; `auto`: cuda, else mps, else cpu."""
     conditions: Conditions = Conditions()
     """When the box has time."""
     limits: EdgeLimits = EdgeLimits()

@@ -86,7 +86,7 @@ class LiveSite:
         env = dict(os.environ)
         if blocked:
             (blocked / "sitecustomize.py").write_text(BLOCK_TORCH)
-            env["PYTHONPATH"] = str(blocked)
+            env["PYTHONPATH"] = os.pathsep.join([str(blocked), *sys.path])
         with (self.logs / name).open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 [*command, *map(str, configs)], stdout=log, stderr=log, env=env

@@ -118,13 +118,13 @@ def test_killed_device_leaves_the_round_to_finish(tmp_path: Path) -> None:
         wait_for(lambda: live.proxy_status()["online"] == 5, "the last will")
 
 
-def test_inference_only_device_without_torch(tmp_path: Path) -> None:
+def test_devices_without_torch_train_with_fm_and_infer(tmp_path: Path) -> None:
     blocked = tmp_path / "blocked"
     blocked.mkdir()
     with LiveSite(tmp_path, devices=6, infer_only=1) as live:
         live.start("cloud", live.site.cloud)
         live.start("proxy", live.site.proxy)
-        live.start("edge-train", *live.site.edges[:-1])
+        live.start("edge-train", *live.site.edges[:-1], blocked=blocked)
         live.start("edge-infer", live.site.edges[-1], blocked=blocked)
         live.wait_ready()
         job = live.finish(live.submit())
@@ -132,7 +132,8 @@ def test_inference_only_device_without_torch(tmp_path: Path) -> None:
         assert [e["uploads"] for e in job["exchanges"]] == [5] * 5
         scored = [e["scores"]["used"] for e in job["exchanges"] if e["scores"]]
         assert scored == [6]
-        assert "Traceback" not in live.log("edge-infer")
+        for name in ("edge-train", "edge-infer"):
+            assert "Traceback" not in live.log(name)
 
 
 def test_policy_refusal_is_told_on_the_console_and_the_job_goes_on(tmp_path: Path) -> None:

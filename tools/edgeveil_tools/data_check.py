@@ -8,9 +8,6 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from rich.console import Console
-from rich.markup import escape
-
 from edgeveil.data.check import DataReport, check_records
 from edgeveil.data.csvfile import csv_faults
 from edgeveil.data.device import device_records
@@ -100,14 +97,11 @@ def published_largest(source: str) -> float:
 
 def _print(report: DataReport, problems: list[str], *, exact_split: bool) -> None:
     about = "" if exact_split else "about "
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"{report.records} records of shape {report.shape}, {report.usable} usable")
-    console.print(
-        f"split: {about}{report.training} training, {about}{report.evaluation} evaluation"
-    )
+    print(f"{report.records} records of shape {report.shape}, {report.usable} usable")
+    print(f"split: {about}{report.training} training, {about}{report.evaluation} evaluation")
     classes = ", ".join(f"{label}: {count}" for label, count in sorted(report.histogram.items()))
-    console.print(f"usable records by class: {classes or 'none'}")
+    print(f"usable records by class: {classes or 'none'}")
     for problem in problems:
-        console.print(f"[red]✗[/red] {escape(problem)}")
+        print(f"✗ {problem}")
     if not problems:
-        console.print("[green]✓[/green] all records are usable")
+        print("✓ all records are usable")

@@ -1,4 +1,7 @@
-"""`edgeveil job submit | list | watch | resume | cancel | fetch`: by the cloud's HTTP control."""
+"""`edgeveil job submit | list | watch | resume | cancel | fetch`: by the cloud's HTTP control.
+
+For a desk that has the core's libraries alone; rich, where it is there, draws what is watched.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,9 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
-from rich.live import Live
-from rich.markup import escape
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from edgeveil.errors import JobFailed, UsageError
 from edgeveil.jobs import load_job
@@ -21,8 +20,10 @@ from edgeveil.parts.features import read_backbones
 from edgeveil.plan import JobPlan
 from edgeveil_tools.cloud_client import CloudClient
 from edgeveil_tools.local.job import submitted
-from edgeveil_tools.rehearsed import rehearse_file
 from edgeveil_tools.result import write_whole
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 COLUMNS = ("round", "answered", "accuracy", "loss", "score", "corrected", "seconds", "bytes")
 MODEL_KINDS = ("onnx", "safetensors")
@@ -35,10 +36,16 @@ def submit(
     """Queue the job file `path`, print its id, and follow it to its end if `follow`.
 
     Waits up to `wait_s` for the cloud to answer. ConfigError lists every problem of the file, or
-    says which stage of the job would fail, by made-up records.
+    says which stage of the job would fail, by made-up records, where the cloud's libraries are
+    there; else the cloud says so, without the line.
     """
     found = load_job(path)
-    rehearse_file(path, found)
+    try:
+        from edgeveil_tools.rehearsed import rehearse_file
+    except ModuleNotFoundError:
+        pass
+    else:
+        rehearse_file(path, found)
     backbones = read_backbones(found.features)
     client = _once_it_answers(cloud_url, token_file, wait_s)
     job = client.submit(submitted(found), backbones.values())
@@ -69,13 +76,14 @@ def list_jobs(cloud_url: str, token_file: Path, *, as_json: bool = False) -> int
         for job in jobs:
             print(json.dumps(job))
         return 0
-    table = Table(box=None, pad_edge=False)
-    for column in ("id", "status", "submitted", "reason"):
-        table.add_column(column, overflow="fold")
+    rows = [("id", "status", "submitted", "reason")]
     for job in jobs:
         when = datetime.fromtimestamp(job["submitted_at"]).isoformat(" ", "seconds")
-        table.add_row(job["id"], job["status"], when, escape(_reason(client, job)))
-    Console().print(table if jobs else "no jobs yet", markup=False)
+        rows.append((job["id"], job["status"], when, " ".join(_reason(client, job).split())))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows if jobs else [("no jobs yet",)]:
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False))
+        print(line.rstrip())
     return 0
 
 
@@ -89,7 +97,9 @@ def watch(job: str, cloud_url: str, token_file: Path, *, as_json: bool = False) 
     if as_json:
         for event in client.follow(job):
             print(json.dumps(event), flush=True)
-    elif not Console().is_terminal:
+    elif sys.stdout.isatty() and find_spec("rich"):
+        _draw(client, job)
+    else:
         shown = 0
         for event in client.follow(job):
             _say_stand(event)
@@ -99,15 +109,19 @@ def watch(job: str, cloud_url: str, token_file: Path, *, as_json: bool = False) 
             sys.stdout.flush()
             shown = len(rows)
         print(f"{job}: {client.job(job)['status']}", flush=True)
-    else:
-        with Live(_rounds(client.job(job)), auto_refresh=False) as live:
-            for event in client.follow(job):
-                if event["type"] == "job_waiting":
-                    live.console.print(_waiting(event["data"]))
-                live.update(_rounds(client.job(job)), refresh=True)
-            live.update(_rounds(client.job(job)), refresh=True)
-        print()
     return _outcome(client.job(job))
+
+
+def _draw(client: CloudClient, job: str) -> None:
+    from rich.live import Live
+
+    with Live(_rounds(client.job(job)), auto_refresh=False) as live:
+        for event in client.follow(job):
+            if event["type"] == "job_waiting":
+                live.console.print(_waiting(event["data"]))
+            live.update(_rounds(client.job(job)), refresh=True)
+        live.update(_rounds(client.job(job)), refresh=True)
+    print()
 
 
 def cancel(job: str, cloud_url: str, token_file: Path) -> int:
@@ -181,6 +195,9 @@ def _outcome(job: Mapping[str, Any]) -> int:
 
 
 def _rounds(job: Mapping[str, Any]) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
     title = f"{job['id']}: {job['status']}" + (f" ({job['reason']})" if job["reason"] else "")
     table = Table(title=escape(title), box=None, pad_edge=False, title_justify="left")
     for column in COLUMNS:

@@ -29,7 +29,7 @@ from edgeveil.parts.methods.triangle import unpacked
 from edgeveil.privacy.events import Event
 from edgeveil.privacy.grid import Int64
 from edgeveil.privacy.sampler import RandomBytes, os_random
-from edgeveil.subnormals import flushed, flushed_training
+from edgeveil.subnormals import flushed
 
 HEAD = "head.weight"
 
@@ -54,7 +54,7 @@ class FmDevice:
         """Compute the features of `records` ahead of the first exchange."""
         self._cache.features(records)
 
-    @flushed_training()
+    @flushed()
     def answer(
         self,
         exchange: Exchange,

@@ -23,7 +23,7 @@ from edgeveil.privacy.derived import bound
 from edgeveil.privacy.events import Event
 from edgeveil.privacy.grid import GRID_BITS, Float64, exact_gram, exact_matmul
 from edgeveil.privacy.sampler import RandomBytes, discrete_laplace, os_random
-from edgeveil.subnormals import flushed_training
+from edgeveil.subnormals import flushed
 
 NOISE_STEPS = 1 << 20  # Laplace noise is drawn at this scale, in whole steps, then scaled
 
@@ -47,7 +47,7 @@ class FmPaperDevice:
         """Compute the features of `records` ahead of the first exchange."""
         self._fm.prepare(records)
 
-    @flushed_training()
+    @flushed()
     def answer(
         self,
         exchange: Exchange,

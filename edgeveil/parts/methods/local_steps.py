@@ -1,11 +1,19 @@
-"""Torch steps on a quadratic, with coefficients fixed by its public curvature."""
+"""Steps on a quadratic, with coefficients fixed by its public curvature."""
 
 from __future__ import annotations
+
+import platform
+import sys
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.errors import UsageError
+
+DEVICE_FILES = Path("/dev")
+_GPU_FILES = ("nvidia*", "nvhost*", "nvgpu*", "kfd", "dxg")  # NVIDIA, its boards, AMD, WSL
 
 
 def minimise_quadratic(
@@ -21,35 +29,65 @@ def minimise_quadratic(
     0 < low <= high. Its coefficients depend on the spectrum alone, so ΔW is linear in `linear`
     and the mean over devices is the step on the mean polynomial. Runs on `processor` (`cuda`,
     `mps`, `cpu`; `auto`: the first of them that is there), in float32: 1e-5 of the result, far
-    below its noise. Needs torch; raises UsageError for a processor that is not there.
+    below its noise. On the CPU in numpy, on a GPU in torch. Raises UsageError for a processor
+    that is not there.
     """
-    import torch
-
-    device = chosen_processor(processor)
-    a = torch.as_tensor(curvature.astype(np.float32, copy=False)).to(device)
+    a = curvature.astype(np.float32, copy=False)
     # Rows of d values: a narrow (c, d) product with a symmetric matrix is the faster way round.
-    residual = -torch.as_tensor(linear.T.astype(np.float32, order="C")).to(device)
-    middle = (spectrum[1] + spectrum[0]) / 2
-    half = max((spectrum[1] - spectrum[0]) / 2, 1e-9 * middle)
+    residual = -linear.T.astype(np.float32, order="C")
+    device = _processor(processor)
+    if device == "cpu":
+        with np.errstate(over="ignore", invalid="ignore"):  # a cloud may have sent any curvature
+            total = _chebyshev(residual, a, spectrum, steps)
+    else:
+        import torch
+
+        residual_there, a_there = (torch.as_tensor(side).to(device) for side in (residual, a))
+        total = _chebyshev(residual_there, a_there, spectrum, steps).cpu().numpy()
+    return np.ascontiguousarray(total.T)
+
+
+def _chebyshev(residual: Any, a: Any, spectrum: tuple[float, float], steps: int) -> Any:
+    """`steps` > 0 steps from 0, all arrays of numpy or all of torch."""
+    low, high = map(float, spectrum)
+    middle = (high + low) / 2
+    half = max((high - low) / 2, 1e-9 * middle)
     rate = half / middle
-    step, total = residual / middle, torch.zeros_like(residual)
-    for _ in range(steps):
-        total = total + step
+    total = step = residual / middle
+    for _ in range(steps - 1):
         residual = residual - step @ a
         previous, rate = rate, 1 / (2 * middle / half - rate)
         step = rate * previous * step + (2 * rate / half) * residual
-    return np.ascontiguousarray(total.cpu().numpy().T)
+        total = total + step
+    return total
+
+
+def _processor(processor: str) -> str:
+    """As `chosen_processor`, but torch, which takes seconds and 200 MB to load, is asked only
+    where there may be a GPU for it."""
+    if processor == "auto" and not gpu_in_sight():
+        return "cpu"
+    return processor if processor == "cpu" else chosen_processor(processor)
+
+
+def gpu_in_sight() -> bool:
+    """Whether this machine shows a GPU that torch could use; torch itself may find none."""
+    if sys.platform == "darwin":
+        return platform.machine() == "arm64"
+    return any(any(DEVICE_FILES.glob(pattern)) for pattern in _GPU_FILES)
 
 
 def chosen_processor(processor: str) -> str:
     """`cuda`, `mps` or `cpu` for `auto` or one of them; UsageError where it is not there."""
-    import torch
-
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    try:
+        import torch
+    except ImportError:
+        there, why = {"cuda": False, "mps": False}, "torch, which is not installed, finds"
+    else:
+        there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+        why = "torch finds"
     if processor == "auto":
         return next((name for name, found in there.items() if found), "cpu")
     if not there.get(processor, True):
-        raise UsageError(
-            f"torch finds no {processor} here", where="edge.device", fix="set device: auto"
-        )
+        raise UsageError(f"{why} no {processor} here", where="edge.device", fix="set device: auto")
     return processor

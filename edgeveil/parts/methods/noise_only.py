@@ -18,7 +18,7 @@ from edgeveil.parts.methods.base import TRAIN, Aim, Answer, Array, Exchange, Seg
 from edgeveil.parts.methods.setting import Setting
 from edgeveil.privacy.events import Event
 from edgeveil.privacy.sampler import RandomBytes, os_random
-from edgeveil.subnormals import flushed_training
+from edgeveil.subnormals import flushed
 
 PACKAGE, NOISE = "package", "noise"
 _LARGEST = 1 << 24  # values, 64 MiB
@@ -49,7 +49,7 @@ class NoiseOnlyDevice:
         """Nothing."""
         return ()
 
-    @flushed_training()
+    @flushed()
     def answer(
         self,
         exchange: Exchange,

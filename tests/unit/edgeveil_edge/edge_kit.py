@@ -20,6 +20,7 @@ from edgeveil.protocol.sealed import Terms, open_segment, seal_broadcast
 from edgeveil.protocol.tasks import Learn, Learned, Open, Opened, Sealed, Work
 from edgeveil.sites.edge import EdgeSite
 from edgeveil_cloud.rounds import RoundSecret, seal_round
+from edgeveil_edge.computation import Compute
 from edgeveil_edge.host import DeviceHost
 from edgeveil_edge.identity import Identity
 from edgeveil_edge.store import DeviceStore
@@ -129,7 +130,13 @@ def trained(plan: JobPlan) -> dict[str, Any]:
 class Device:
     """One device: its files in a folder, its host, and its data."""
 
-    def __init__(self, folder: Path, load: Loader | None = None, **changes: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        load: Loader | None = None,
+        compute: Callable[[EdgeSite, Identity], Compute] | None = None,
+        **changes: Any,
+    ) -> None:
         self.folder, self.load = folder, load or Loader()
         self.said: list[str] = []
         self.site = site(folder, **changes)
@@ -137,7 +144,13 @@ class Device:
         self.store = DeviceStore(folder / "device.sqlite")
         self.ledger = Ledger(folder / "ledger.sqlite", "bench")
         self.host = DeviceHost(
-            self.site, self.identity, self.store, self.ledger, load=self.load, say=self.said.append
+            self.site,
+            self.identity,
+            self.store,
+            self.ledger,
+            load=self.load,
+            say=self.said.append,
+            compute=compute(self.site, self.identity) if compute else None,
         )
 
     @property

@@ -26,7 +26,7 @@ from edgeveil.plan import SOFTMAX, JobPlan
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.protocol.package import RoundPackage, pack_tensors
 from edgeveil.sites.edge import EdgeSite
-from edgeveil_edge import compute_process
+from edgeveil_edge import compute_child, compute_process
 from edgeveil_edge import compute_wire as wire
 from edgeveil_edge.answer import softmax_answer
 from edgeveil_edge.computation import Computation, Computed, TaughtJob
@@ -145,8 +145,10 @@ def tensors(found: Computed) -> dict[str, bytes]:
 
 
 def child(process: ComputeProcess) -> psutil.Process:
+    """The one that serves: the child, or its branch while a job is known."""
     assert process._child is not None
-    return psutil.Process(process._child.pid)
+    found = psutil.Process(process._child.pid)
+    return found.children()[0] if process._known else found
 
 
 # --- what comes back ----------------------------------------------------------------------------
@@ -415,9 +417,10 @@ def forked_early(folder: str, path: str) -> None:
     early.fork_early()
     far = remote(early, Path(folder), Path(path))
     print(*(a.hex() for a in tensors(far.answer(computation(taught()))).values()))
-    pids = [child(early).pid, *(one.pid for one in child(early).children())]
-    assert len(pids) == 2
-    ended = [psutil.Process(pid) for pid in pids]
+    assert early._child is not None
+    keeper = psutil.Process(early._child.pid)
+    ended = [keeper, *keeper.children(recursive=True)]
+    assert len(ended) == 3
     early.close()
     early.end()
     assert psutil.wait_procs(ended, timeout=30)[1] == []
@@ -436,5 +439,47 @@ def test_a_child_that_died_between_two_rounds_is_started_anew(process, tmp_path)
     far = remote(process, tmp_path, records(tmp_path / "own.npz"))
     first = tensors(far.answer(computation(taught())))
     child(process).kill()
-    child(process).wait(10)
+    assert process._child is not None
+    process._child.wait()
     assert tensors(far.answer(computation(taught()))) == first
+
+
+def test_what_jobs_took_is_given_back_some_time_after_the_last_of_them(tmp_path) -> None:
+    path = records(tmp_path / "own.npz")
+    code = f"import {Path(__file__).stem} as t; t.idle({str(tmp_path)!r}, {str(path)!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def idle(folder: str, path: str) -> None:
+    """Two jobs, the second one when the first is over and what it took is given back."""
+    compute_child.IDLE_S = 0.3
+    process, one, two = ComputeProcess(), taught(), taught(train={"method": "fm", "rounds": 3})
+    process.fork_early()
+    try:
+        far = remote(process, Path(folder), Path(path))
+        late = remote(process, Path(folder), Path(path), "1" * 16)  # met with the first job
+        far.read_ahead(0.2)
+        first = tensors(far.answer(computation(one)))
+        assert tensors(late.answer(computation(one))) == first
+        keeper, branch = process._child, child(process)
+        time.sleep(1.0)
+        assert branch.is_running()  # there may be another round
+        far.forget(one)
+        late.read_ahead(0.2)  # what this meets is about to end
+        assert psutil.wait_procs([branch], timeout=60)[1] == []
+        assert process._child is keeper
+        assert keeper is not None
+        assert keeper.poll() is None
+        late.read_ahead(0.2)
+        Path(path).unlink()  # the records are still there
+        assert far.try_job(two, trains=True).refused == ""
+        for device in (far, late):
+            assert tensors(device.answer(computation(one))) == first
+            assert device.answer(computation(two)).without == ""
+        assert child(process).pid != branch.pid
+    finally:
+        process.close()
+        process.end()

@@ -23,6 +23,7 @@ from edge_kit import (
     announcement,
     job,
     sealed_to,
+    site,
 )
 
 from edgeveil.crypto.keys import SigningKey
@@ -45,6 +46,7 @@ from edgeveil.protocol.tasks import (
     Sealed,
     Work,
 )
+from edgeveil_edge.computer import Computer
 from edgeveil_edge.releases import ReleaseStore
 
 PLAN = JobPlan(job())
@@ -119,6 +121,30 @@ def test_work_that_the_host_does_not_know_fails(device: Device) -> None:
     manifest = Round(PLAN, CENTRE, device.keys()).manifest
     odd = Work(manifest, JobPackage(b"", b""))
     assert device.host.perform(odd) == fx.Failed("malformed_package")
+
+
+class ReadsAhead(Computer):
+    """Notes by which share records were read ahead of a round."""
+
+    shares: list[float]
+
+    def read_ahead(self, share: float) -> None:
+        self.shares.append(share)
+
+
+def test_records_are_read_ahead_with_every_job_by_the_share_that_was_first(tmp_path: Path) -> None:
+    compute = ReadsAhead(site(tmp_path), bytes(32), Loader())
+    compute.shares = []
+    device = Device(tmp_path, compute=lambda _site, _identity: compute)
+    device.host.warm_up()
+    plans = [
+        JobPlan(job(data={**PLAN.job.data.model_dump(), "evaluation_share": share}))
+        for share in (0.3, 0.5)
+    ]
+    sealed = Round(plans[0], CENTRE, device.keys())
+    assert isinstance(device.knows(plans[0]).answer(sealed), Sealed)
+    device.knows(plans[1], b"K" * 16)  # it will sit that one out
+    assert compute.shares == [0.1, 0.3, 0.3]
 
 
 # --- answers ----------------------------------------------------------------------------------

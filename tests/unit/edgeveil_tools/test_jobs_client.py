@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 import threading
 from contextlib import contextmanager
 from pathlib import Path
@@ -96,6 +98,44 @@ def test_submit_list_watch_and_cancel(tmp_path, capsys):
         assert jobs.list_jobs(url, token, as_json=True) == 0
         lines = capsys.readouterr().out.splitlines()
         assert [json.loads(line)["id"] for line in lines[1:]] == [job, second]
+
+
+LIGHT = """
+import sys
+for name in {libraries}:
+    sys.modules[name] = None
+from edgeveil_tools.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+NOT_CORE = (
+    *("aiohttp", "amqtt", "dp_accounting", "jinja2", "matplotlib", "onnx", "onnxruntime"),
+    *("prometheus_client", "psutil", "rich", "scipy", "sklearn", "sqlalchemy", "torch"),
+)
+
+
+def test_a_desk_with_the_core_s_libraries_alone_submits_lists_watches_and_fetches(tmp_path):
+    code = LIGHT.format(libraries=NOT_CORE)
+
+    def job(*arguments):
+        said = ("--cloud", url, "--token-file", str(token))
+        command = [sys.executable, "-c", code, "job", *arguments, *said]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    with cloud(tmp_path) as (url, token, store):
+        assert job("list") == "no jobs yet\n"
+        found = job("submit", str(QUICKSTART)).strip()
+        assert job("submit", str(QUICKSTART)).strip() != found
+        finish(store, found)
+        store.put_release(found, b"a graph", b"weights")
+        head, first, second = job("list").splitlines()
+        assert head.split() == ["id", "status", "submitted", "reason"]
+        assert first.split()[:2] == [found, "completed"]
+        assert head.index("status") == first.index("completed") == second.index("queued")
+        assert "round 1  answered 20  accuracy 0.875" in job("watch", found)
+        job("fetch", found, "--out", str(tmp_path / "model.onnx"))
+        assert (tmp_path / "model.onnx").read_bytes() == b"a graph"
 
 
 def test_watch_follows_a_job_that_is_still_running(tmp_path, capsys):

@@ -77,8 +77,8 @@ def _without(library, *argv):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
-def test_a_missing_extra_is_named(site):
-    done = _without("rich", "job", "list", "--config", str(site / "cloud.yaml"))
+def test_a_missing_extra_is_named():
+    done = _without("rich", "run", "configs/jobs/quickstart.yaml")
     assert done.returncode == 2
     assert "needs rich" in done.stderr
     assert "pip install 'edgeveil[tools]'" in done.stderr

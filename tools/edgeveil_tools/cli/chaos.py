@@ -60,7 +60,7 @@ def add(commands: Subparsers) -> None:
     )
     chaos.add_argument("--keep", action="store_true", help="keep the site's folder")
     chaos.add_argument("--json", action="store_true", help="print chaos.json, progress to stderr")
-    chaos.set_defaults(handler=_chaos)
+    chaos.set_defaults(handler=_chaos, extra="lab")
 
 
 def _chaos(args: argparse.Namespace) -> int:

@@ -125,12 +125,12 @@ def _add_job(commands: Subparsers) -> None:
         one.add_argument("--json", action="store_true", help="one JSON object a line")
     for one in (submit, listed, watch, resume, cancel, fetch):
         _add_cloud(one)
-    submit.set_defaults(handler=_submit)
-    listed.set_defaults(handler=_list)
-    watch.set_defaults(handler=_watch)
-    resume.set_defaults(handler=_resume)
-    cancel.set_defaults(handler=_cancel)
-    fetch.set_defaults(handler=_fetch)
+    submit.set_defaults(handler=_submit, extra="client")
+    listed.set_defaults(handler=_list, extra="client")
+    watch.set_defaults(handler=_watch, extra="client")
+    resume.set_defaults(handler=_resume, extra="client")
+    cancel.set_defaults(handler=_cancel, extra="client")
+    fetch.set_defaults(handler=_fetch, extra="client")
 
 
 def _add_fetch(parts: Subparsers) -> argparse.ArgumentParser:

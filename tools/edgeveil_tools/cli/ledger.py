@@ -31,7 +31,7 @@ def add(commands: Subparsers) -> None:
         about="Reads the ledger as it stands; the device may be running.",
         examples="edgeveil ledger show --config edge.yaml --json",
     )
-    show.set_defaults(handler=_show)
+    show.set_defaults(handler=_show, extra="client")
     verify = command(
         parts,
         "verify",

@@ -56,7 +56,7 @@ def add(commands: Subparsers) -> None:
         "--join-token", type=Path, metavar="FILE", help="word that leader and generators share"
     )
     load.add_argument("--local", action="store_true", help=argparse.SUPPRESS)
-    load.set_defaults(handler=_loadtest)
+    load.set_defaults(handler=_loadtest, extra="lab")
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:

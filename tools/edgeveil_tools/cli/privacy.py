@@ -28,7 +28,7 @@ def add(commands: Subparsers) -> None:
     )
     audit.add_argument("--mechanism", default="", metavar="NAME", help="attack this one alone")
     audit.add_argument("--json", action="store_true", help="print JSON, progress to stderr")
-    audit.set_defaults(handler=_audit)
+    audit.set_defaults(handler=_audit, extra="lab")
     attack = command(
         commands,
         "attack",
@@ -47,7 +47,7 @@ def add(commands: Subparsers) -> None:
     attack.add_argument("--out", type=Path, metavar="DIR", help="default: RECORDING/attack")
     attack.add_argument("--data", type=Path, metavar="DIR", help="folder of MNIST's files")
     attack.add_argument("--json", action="store_true", help="print attack.json, progress to stderr")
-    attack.set_defaults(handler=_attack)
+    attack.set_defaults(handler=_attack, extra="lab")
 
 
 def _runs(text: str) -> int:

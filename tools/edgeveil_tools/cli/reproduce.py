@@ -51,7 +51,7 @@ def add(commands: Subparsers) -> None:
         metavar="PAGE",
         help="run nothing; put the kept table into PAGE, default docs/reproduction.md",
     )
-    made.set_defaults(handler=_reproduce)
+    made.set_defaults(handler=_reproduce, extra="lab")
 
 
 def _reproduce(args: argparse.Namespace) -> int:

@@ -51,7 +51,7 @@ def add(commands: Subparsers) -> None:
     )
     check.add_argument("--config", type=Path, required=True, metavar="FILE", help="edge site file")
     check.add_argument("--job", type=Path, metavar="FILE", help="check against this job")
-    check.set_defaults(handler=_data_check, extra="train")
+    check.set_defaults(handler=_data_check, extra="train-fm")
     version = command(commands, "version", "print the version")
     version.set_defaults(handler=_version)
 

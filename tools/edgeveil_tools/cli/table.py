@@ -40,7 +40,7 @@ def add(commands: Subparsers) -> None:
     )
     table.add_argument("--force", action="store_true", help="run completed seeds again")
     table.add_argument("--json", action="store_true", help="print table.json, progress to stderr")
-    table.set_defaults(handler=_table)
+    table.set_defaults(handler=_table, extra="lab")
 
 
 def _table(args: argparse.Namespace) -> int:
