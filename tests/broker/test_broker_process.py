@@ -143,7 +143,7 @@ def broker_site(tmp_path, engine, port):
         f"broker: {{engine: {engine}, port: {port}, users_file: users, acl: edge}}\n"
     )
     code = (
-        "import sys; from pathlib import Path; from edgeveil.jobs import load_site;"
+        "import sys; from pathlib import Path; from edgeveil.sites.files import load_site;"
         "from edgeveil_tools.local.broker import run_broker;"
         "sys.exit(run_broker(load_site(Path(sys.argv[1]))))"
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
@@ -74,6 +75,14 @@ def parser() -> argparse.ArgumentParser:
     ):
         part.add(commands)
     return top
+
+
+def run() -> int:
+    """`main` as a whole process: a Ctrl-C more, while it ends, changes nothing."""
+    code = main()
+    if code == INTERRUPTED:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return code
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -2,7 +2,7 @@
 
 import sys
 
-from edgeveil_tools.cli import main
+from edgeveil_tools.cli import run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())
