@@ -64,7 +64,8 @@ GOLDEN = {
     "aggregation": (
         AGGREGATIONS,
         {
-            "fedavg": "parts/aggregation/test_aggregation_mean.py::test_takes_the_plain_mean_per_segment",
+            "fedavg": "parts/aggregation/test_aggregation_mean.py::"
+            "test_takes_the_plain_mean_per_segment",
             "min_divergence": "parts/aggregation/test_aggregation_min_divergence.py::"
             "test_the_draw_follows_equation_16",
             "secprobe": "parts/aggregation/test_aggregation_secprobe.py::"
