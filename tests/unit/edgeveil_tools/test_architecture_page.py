@@ -33,6 +33,16 @@ def test_every_file_on_the_records_way_holds_what_is_named() -> None:
             assert re.search(rf"(def|class) {name}\b", source), (path, name)
 
 
+def test_the_glossary_is_in_order_and_its_files_are_there() -> None:
+    page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    words = re.findall(r"^\| \*\*(.+?)\*\*", page, re.MULTILINE)
+    assert len(words) > 20
+    assert words == sorted(words)
+    files = re.findall(r"`([a-z_/]+\.py)`", page)
+    assert len(files) >= len(words)
+    assert [name for name in files if not (ROOT / name).is_file()] == []
+
+
 def test_deployables_stand_apart() -> None:
     roles = {"edgeveil_edge", "edgeveil_cloud", "edgeveil_proxy"}
     for room, others in arrows().items():
