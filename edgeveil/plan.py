@@ -12,6 +12,7 @@ from functools import cached_property
 from edgeveil.errors import ProtocolError
 from edgeveil.jobs import Job
 from edgeveil.parts.aggregation import ChoosingParameters, Rule, build_rule
+from edgeveil.parts.exchange import CloudMethod, DeviceMethod, Exchange, SegmentSpec
 from edgeveil.parts.features import (
     NONE,
     Artifacts,
@@ -20,13 +21,12 @@ from edgeveil.parts.features import (
     check_backbones,
     projection_of,
 )
-from edgeveil.parts.methods import METHODS, Setting
-from edgeveil.parts.methods.base import CloudMethod, DeviceMethod, Exchange, SegmentSpec
+from edgeveil.parts.methods import METHODS
 from edgeveil.parts.methods.fm_released import COVARIANCE
-from edgeveil.parts.methods.updates.form import network_of
 from edgeveil.parts.methods.updates.own_code import check_own_code
 from edgeveil.parts.models import Network, build_network, runs_python
 from edgeveil.parts.models.softmax_head import build_graph
+from edgeveil.parts.setting import Setting, network_of
 from edgeveil.parts.stages import STAGES
 from edgeveil.privacy.events import Event, UnprotectedEvent
 from edgeveil.privacy.figures import up

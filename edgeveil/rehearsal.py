@@ -17,7 +17,7 @@ from edgeveil.data.records import Records
 from edgeveil.data.slots import slot_records
 from edgeveil.errors import DataError, EdgeVeilError, PrivacyError, ProtocolError
 from edgeveil.evaluation.inference import InferenceSession
-from edgeveil.parts.methods.base import KEPT, TRAIN, Array, Exchange, Tensors
+from edgeveil.parts.exchange import KEPT, TRAIN, Array, Exchange, Tensors
 from edgeveil.plan import SOFTMAX, JobPlan
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.privacy.softmax import softmax_laplace

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from edgeveil.errors import JobFailed
-from edgeveil.parts.methods.base import Exchange
+from edgeveil.parts.exchange import Exchange
 from edgeveil.plan import SOFTMAX
 from edgeveil.privacy.sampler import RandomBytes
 from edgeveil.protocol.blob import Data, describe

@@ -12,7 +12,7 @@ from edgeveil.errors import JobFailed
 from edgeveil.evaluation.accuracy import HeldTest, Tested
 from edgeveil.evaluation.clustering import ClusterScores, Noise, cluster_scores
 from edgeveil.parts.aggregation.base import Score
-from edgeveil.parts.methods.base import Array, Exchange
+from edgeveil.parts.exchange import Array, Exchange
 from edgeveil.parts.methods.pca_own import own_weights
 from edgeveil.plan import JobPlan
 from edgeveil.privacy.events import LaplaceEvent

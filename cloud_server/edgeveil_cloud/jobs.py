@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from edgeveil.errors import JobFailed
-from edgeveil.parts.methods.base import Array
+from edgeveil.parts.exchange import Array
 from edgeveil.plan import JobPlan
 from edgeveil.protocol.package import unpack_tensors
 from edgeveil_cloud.plans import graph_of, plan_of

@@ -11,7 +11,7 @@ from typing import overload
 import numpy as np
 
 from edgeveil.parts.aggregation.mean import BLOCK_VALUES
-from edgeveil.parts.methods.base import Array, Exchange, SegmentSpec
+from edgeveil.parts.exchange import Array, Exchange, SegmentSpec
 from edgeveil.plan import JobPlan
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.blob import Data

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from edgeveil.errors import JobFailed
 from edgeveil.jobs import Job
-from edgeveil.parts.methods.base import Array, Exchange, Tensors
+from edgeveil.parts.exchange import Array, Exchange, Tensors
 from edgeveil.protocol.package import pack_tensors
 
 JOB = "job.json"

@@ -17,8 +17,8 @@ from edgeveil.crypto.stream import stream_bytes
 from edgeveil.errors import DataError, EdgeVeilError
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import BATCH_RECORDS, MAX_GRAPH_BYTES, OnnxModel
+from edgeveil.parts.exchange import TRAIN, Array, Exchange, SegmentSpec
 from edgeveil.parts.features import backbone_digests
-from edgeveil.parts.methods.base import TRAIN, Array, Exchange, SegmentSpec
 from edgeveil.parts.models import runs_python
 from edgeveil.parts.models.softmax_head import bake
 from edgeveil.plan import JobPlan

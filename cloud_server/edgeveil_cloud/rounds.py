@@ -10,7 +10,7 @@ from edgeveil.errors import JobFailed
 from edgeveil.parts.aggregation import Uploads
 from edgeveil.parts.aggregation.base import Score
 from edgeveil.parts.aggregation.mean import mean
-from edgeveil.parts.methods.base import TRAIN, Array, Exchange
+from edgeveil.parts.exchange import TRAIN, Array, Exchange
 from edgeveil.plan import SOFTMAX, JobPlan
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol import sealed as real_sealing

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from edgeveil.crypto.keys import SealingKey
 from edgeveil.errors import JobFailed
+from edgeveil.parts.exchange import Exchange
 from edgeveil.parts.features import backbone_digests
-from edgeveil.parts.methods.base import Exchange
 from edgeveil.plan import JobPlan
 from edgeveil.protocol.cloud_tasks import Broadcast, SealRound
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Exchanged

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from edgeveil.evaluation.clustering import ClusterScores
-from edgeveil.parts.methods.base import Array
+from edgeveil.parts.exchange import Array
 from edgeveil.plan import JobPlan
 from edgeveil.privacy.events import LaplaceEvent
 from edgeveil.privacy.guarantee import Guarantee

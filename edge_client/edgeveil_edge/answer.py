@@ -16,7 +16,7 @@ from edgeveil.data.records import Records
 from edgeveil.data.slots import slot_records
 from edgeveil.errors import PrivacyError, ProtocolError
 from edgeveil.evaluation.inference import InferenceSession
-from edgeveil.parts.methods.base import KEPT, Answer, Array, Exchange, Tensors
+from edgeveil.parts.exchange import KEPT, Answer, Array, Exchange, Tensors
 from edgeveil.plan import SOFTMAX, JobPlan
 from edgeveil.privacy.ledger import Ledger, Receipt
 from edgeveil.privacy.sampler import RandomBytes

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from edgeveil.parts.methods.base import Answer, Exchange, Tensors
+from edgeveil.parts.exchange import Answer, Exchange, Tensors
 from edgeveil.plan import JobPlan
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.privacy.sampler import RandomBytes

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from edgeveil.errors import DataError, EdgeVeilError, PrivacyError, ProtocolError
-from edgeveil.parts.methods.base import Answer
+from edgeveil.parts.exchange import Answer
 from edgeveil.privacy.event_codec import event_from_dict, to_dict
 from edgeveil.protocol.package import pack_tensors, unpack_tensors
 from edgeveil_edge.computation import Computation, Half

@@ -17,7 +17,7 @@ from edgeveil.data.device import device_records, of_shape
 from edgeveil.data.records import Records
 from edgeveil.errors import EdgeVeilError
 from edgeveil.evaluation.inference import InferenceSession
-from edgeveil.parts.methods.base import Answer
+from edgeveil.parts.exchange import Answer
 from edgeveil.plan import JobPlan
 from edgeveil.protocol.package import unpack_tensors
 from edgeveil.sites.edge import EdgeSite

@@ -11,8 +11,8 @@ from dataclasses import asdict, replace
 from edgeveil.errors import DataError, PrivacyError, ProtocolError, UsageError
 from edgeveil.jobs import Job
 from edgeveil.jobs.job_blocks import JobData
+from edgeveil.parts.exchange import Answer, Exchange, Tensors
 from edgeveil.parts.features import match_backbones
-from edgeveil.parts.methods.base import Answer, Exchange, Tensors
 from edgeveil.plan import SOFTMAX, JobPlan
 from edgeveil.privacy.derived import NoiseFor, Question
 from edgeveil.privacy.events import Event

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from edgeveil.parts.aggregation import AGGREGATIONS
+from edgeveil.parts.exchange import TRAIN
 from edgeveil.parts.methods import UPDATE_METHODS
-from edgeveil.parts.methods.base import TRAIN
 from edgeveil.settings.base import Mix
 
 if TYPE_CHECKING:

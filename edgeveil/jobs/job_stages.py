@@ -7,14 +7,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from edgeveil.errors import PrivacyError
-from edgeveil.parts.methods import METHODS, Setting
-from edgeveil.parts.methods.base import TRAIN, Exchange
+from edgeveil.parts.exchange import TRAIN, Exchange
+from edgeveil.parts.methods import METHODS
+from edgeveil.parts.setting import Setting
 from edgeveil.privacy.events import UnprotectedEvent
 from edgeveil.settings.base import Mix
 
 if TYPE_CHECKING:
     from edgeveil.jobs.job import Job
-    from edgeveil.parts.methods.updates.base import Stage
+    from edgeveil.parts.update import Stage
 
 
 def stage_mixes(job: Job) -> Iterator[Mix]:

@@ -1,1 +1,1 @@
-"""What a job names: one table a folder, one name a file."""
+"""What a job names, a table a folder and a name a file; here what these have in common."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgeveil.parts.aggregation import AGGREGATIONS, Uploads, base
-from edgeveil.parts.methods.base import Aim
+from edgeveil.parts.exchange import Aim
 
 OPTIONS = {
     "min_divergence": {"k": 4, "sampling": "top_k"},

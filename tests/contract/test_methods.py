@@ -9,11 +9,12 @@ import pytest
 from edgeveil import subnormals
 from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError, ProtocolError, UsageError
+from edgeveil.parts.exchange import TRAIN
 from edgeveil.parts.features import IdentityParameters, PcaParameters, build_features
-from edgeveil.parts.methods import METHODS, UPDATE_METHODS, Setting
-from edgeveil.parts.methods.base import TRAIN
+from edgeveil.parts.methods import METHODS, UPDATE_METHODS
 from edgeveil.parts.models import MlpParameters, build_network
 from edgeveil.parts.models.softmax_head import WEIGHTS
+from edgeveil.parts.setting import Setting
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.privacy.event_codec import event_from_dict, to_dict
 from edgeveil.privacy.sampler import SeededRandom

@@ -9,12 +9,12 @@ from pydantic import ValidationError
 
 from edgeveil.data.records import Records
 from edgeveil.jobs import Job
+from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.features import build_features
-from edgeveil.parts.methods import Setting
-from edgeveil.parts.methods.base import TRAIN, Exchange
-from edgeveil.parts.methods.updates.base import Task
 from edgeveil.parts.models import MlpParameters, build_network
+from edgeveil.parts.setting import Setting
 from edgeveil.parts.stages import STAGES
+from edgeveil.parts.update import Task
 from edgeveil.privacy.event_codec import event_from_dict, to_dict
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil.protocol.package import pack_tensors, unpack_tensors

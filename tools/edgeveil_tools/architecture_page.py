@@ -24,7 +24,7 @@ PACKAGES = {
     "edgeveil_tools": "tools/edgeveil_tools",
     "edgeveil_lab": "tools/edgeveil_lab",
 }
-_SPLIT = {"edgeveil": 1, "edgeveil.parts": 1, "edgeveil_tools": 1, "edgeveil_lab": 1}
+_SPLIT = ("edgeveil", "edgeveil.parts", "edgeveil_tools", "edgeveil_lab")  # shown room by room
 _MARK = re.compile(r"(<!-- drawn: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
@@ -48,9 +48,7 @@ def room_of(module: str, rooms: set[str]) -> str:
 def rooms(known: dict[str, Path]) -> set[str]:
     """The packages that are a row of the page."""
     packages = {name for name, path in known.items() if path.name == "__init__.py"}
-    return {name for name in packages if "." not in name or name.rpartition(".")[0] in _SPLIT} - {
-        "edgeveil.parts"
-    }
+    return {name for name in packages if "." not in name or name.rpartition(".")[0] in _SPLIT}
 
 
 def imported(path: Path, known: dict[str, Path]) -> Iterator[str]:

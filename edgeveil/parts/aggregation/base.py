@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from edgeveil.parts.aggregation.mean import mean
-from edgeveil.parts.methods.base import Aim
+from edgeveil.parts.exchange import Aim
 from edgeveil.privacy.sampler import RandomBytes, os_random
 
 Segments = Mapping[str, Sequence[NDArray[np.generic]]]

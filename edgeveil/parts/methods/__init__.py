@@ -11,8 +11,6 @@ from edgeveil.parts.methods.fm_paper_cloud import FmPaperCloud
 from edgeveil.parts.methods.fm_paper_device import FmPaperDevice
 from edgeveil.parts.methods.fm_parameters import FmParameters
 from edgeveil.parts.methods.noise_only import NoiseOnlyCloud, NoiseOnlyDevice, NoiseOnlyParameters
-from edgeveil.parts.methods.setting import Method, Setting
-from edgeveil.parts.methods.updates.base import Trainer
 from edgeveil.parts.methods.updates.cloud import UpdateCloud
 from edgeveil.parts.methods.updates.device import UpdateDevice
 from edgeveil.parts.methods.updates.dp_sgd import DpSgd, DpSgdParameters
@@ -26,9 +24,11 @@ from edgeveil.parts.methods.updates.pso_dp_fl import PsoDpFl, PsoDpFlParameters
 from edgeveil.parts.methods.updates.pso_dp_sgd import PsoDpSgd, PsoDpSgdParameters
 from edgeveil.parts.methods.updates.rgp import Rgp, RgpParameters
 from edgeveil.parts.methods.updates.sgd import Sgd, SgdParameters
+from edgeveil.parts.setting import Method, Setting
+from edgeveil.parts.update import Trainer
 from edgeveil.registry import Table
 
-__all__ = ["METHODS", "UPDATE_METHODS", "Method", "MethodParameters", "Setting"]
+__all__ = ["METHODS", "UPDATE_METHODS", "Method", "MethodParameters"]
 
 
 def _updates(parameters: type[Any], trainer: Callable[[Any, Setting], Trainer]) -> Method:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edgeveil.errors import PrivacyError
-from edgeveil.parts.methods.base import TRAIN, Exchange
+from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.methods.fm_parameters import FmParameters
 from edgeveil.parts.methods.fm_released import (
     CENTRE,
@@ -19,7 +19,7 @@ from edgeveil.parts.methods.fm_released import (
     wishart_event,
 )
 from edgeveil.parts.methods.fm_sums import PRODUCT_BITS, check_sizes
-from edgeveil.parts.methods.setting import Setting
+from edgeveil.parts.setting import Setting
 from edgeveil.privacy.accountant import discreteness_tv, epsilon, mu_for, pure_epsilon
 from edgeveil.privacy.events import ClaimedEvent, Event, GaussianEvent, LaplaceEvent
 from edgeveil.privacy.figures import HAIR

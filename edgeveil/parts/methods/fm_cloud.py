@@ -8,15 +8,15 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.parts.methods.base import TRAIN, Aim, Array, Exchange, SegmentSpec, Tensors
+from edgeveil.parts.exchange import TRAIN, Aim, Array, Exchange, SegmentSpec, Tensors
 from edgeveil.parts.methods.fm_budget import Budget, budget
 from edgeveil.parts.methods.fm_device import HEAD
 from edgeveil.parts.methods.fm_package import forms
 from edgeveil.parts.methods.fm_parameters import FmParameters
 from edgeveil.parts.methods.fm_released import CENTRE, COVARIANCE, QUADRATIC, phases
 from edgeveil.parts.methods.pca_basis import as_weights, first_axes, top_basis
-from edgeveil.parts.methods.setting import Setting
 from edgeveil.parts.methods.triangle import symmetric, triangle_size, upper
+from edgeveil.parts.setting import Setting
 from edgeveil.privacy.grid import GRID_BITS
 
 UNIT = 2.0**GRID_BITS

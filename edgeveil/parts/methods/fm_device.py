@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.data.records import Records
-from edgeveil.parts.methods.base import TRAIN, Answer, Array, Exchange, Tensors
+from edgeveil.parts.exchange import TRAIN, Answer, Array, Exchange, Tensors
 from edgeveil.parts.methods.fm_budget import Budget, budget
 from edgeveil.parts.methods.fm_features import Bounded, FeatureCache, Features, bounded, projected
 from edgeveil.parts.methods.fm_noise import noised
@@ -24,8 +24,8 @@ from edgeveil.parts.methods.fm_sums import (
 )
 from edgeveil.parts.methods.local_steps import minimise_quadratic
 from edgeveil.parts.methods.pca_basis import top_basis
-from edgeveil.parts.methods.setting import Setting
 from edgeveil.parts.methods.triangle import unpacked
+from edgeveil.parts.setting import Setting
 from edgeveil.privacy.events import Event
 from edgeveil.privacy.grid import Int64
 from edgeveil.privacy.sampler import RandomBytes, os_random

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from edgeveil.data.records import Records
 from edgeveil.parts.features import valid_records
 from edgeveil.parts.methods.pca_basis import BASIS_BITS, Basis
-from edgeveil.parts.methods.setting import Setting
+from edgeveil.parts.setting import Setting
 from edgeveil.privacy.grid import Int64, clip_rows, exact_matmul, quantise, squared_norms
 from edgeveil.subnormals import flushed
 

@@ -7,11 +7,11 @@ import math
 import numpy as np
 
 from edgeveil.errors import ProtocolError
-from edgeveil.parts.methods.base import TRAIN, Exchange, Tensors
+from edgeveil.parts.exchange import TRAIN, Exchange, Tensors
 from edgeveil.parts.methods.fm_parameters import FmParameters
 from edgeveil.parts.methods.fm_released import CENTRE, COVARIANCE, QUADRATIC
-from edgeveil.parts.methods.setting import Setting
 from edgeveil.parts.methods.triangle import triangle_size
+from edgeveil.parts.setting import Setting
 from edgeveil.privacy.grid import GRID_BITS
 
 Form = tuple[tuple[int, ...], str]

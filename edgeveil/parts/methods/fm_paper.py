@@ -28,11 +28,11 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from edgeveil.errors import ProtocolError
-from edgeveil.parts.methods.base import TRAIN, Exchange, Tensors
+from edgeveil.parts.exchange import TRAIN, Exchange, Tensors
 from edgeveil.parts.methods.fm_package import forms
 from edgeveil.parts.methods.fm_parameters import FmParameters
 from edgeveil.parts.methods.fm_released import COVARIANCE, phases
-from edgeveil.parts.methods.setting import Setting
+from edgeveil.parts.setting import Setting
 from edgeveil.privacy.events import ClaimedEvent
 from edgeveil.privacy.figures import HAIR
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgeveil.parts.methods.base import TRAIN, Aim, Array, Exchange, SegmentSpec, Tensors
+from edgeveil.parts.exchange import TRAIN, Aim, Array, Exchange, SegmentSpec, Tensors
 from edgeveil.parts.methods.fm_cloud import FmCloud, exchanges
 from edgeveil.parts.methods.fm_paper import HIDDEN, OUTPUT, FmPaperParameters, projecting
 from edgeveil.parts.methods.fm_released import COVARIANCE, phases
 from edgeveil.parts.methods.pca_basis import as_weights, top_basis
-from edgeveil.parts.methods.setting import Setting
+from edgeveil.parts.setting import Setting
 
 START_SEED = 0  # of the first weights, which are public and the same in every job
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.data.records import Records
-from edgeveil.parts.methods.base import TRAIN, Answer, Exchange, Tensors
+from edgeveil.parts.exchange import TRAIN, Answer, Exchange, Tensors
 from edgeveil.parts.methods.fm_device import FmDevice
 from edgeveil.parts.methods.fm_features import Bounded
 from edgeveil.parts.methods.fm_paper import (
@@ -18,7 +18,7 @@ from edgeveil.parts.methods.fm_paper import (
     projecting,
     round_event,
 )
-from edgeveil.parts.methods.setting import Setting
+from edgeveil.parts.setting import Setting
 from edgeveil.privacy.derived import bound
 from edgeveil.privacy.events import Event
 from edgeveil.privacy.grid import GRID_BITS, Float64, exact_gram, exact_matmul

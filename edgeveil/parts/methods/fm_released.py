@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from edgeveil.parts.features.pca import PcaParameters
 from edgeveil.parts.methods.fm_parameters import FmParameters
 from edgeveil.parts.methods.fm_sums import LARGEST_L1, PRODUCT_BITS
-from edgeveil.parts.methods.setting import Setting
 from edgeveil.parts.methods.triangle import triangle_size
+from edgeveil.parts.setting import Setting
 from edgeveil.privacy.events import ClaimedEvent, GaussianEvent, LaplaceEvent
 from edgeveil.privacy.mechanisms import Layout, gaussian_event, laplace_event
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from edgeveil.errors import PrivacyError
 from edgeveil.parts.methods.fm_features import FEATURE_BITS, Bounded, Features, blocks
-from edgeveil.parts.methods.setting import Setting
 from edgeveil.parts.methods.triangle import upper
+from edgeveil.parts.setting import Setting
 from edgeveil.privacy.grid import (
     GRID_BITS,
     LARGEST_DIMENSION,

@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from edgeveil.data.records import Records
 from edgeveil.errors import ProtocolError
-from edgeveil.parts.methods.base import TRAIN, Aim, Answer, Array, Exchange, SegmentSpec, Tensors
-from edgeveil.parts.methods.setting import Setting
+from edgeveil.parts.exchange import TRAIN, Aim, Answer, Array, Exchange, SegmentSpec, Tensors
+from edgeveil.parts.setting import Setting
 from edgeveil.privacy.events import Event
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.subnormals import flushed

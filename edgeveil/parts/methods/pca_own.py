@@ -7,11 +7,11 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from edgeveil.data.records import Records
-from edgeveil.parts.methods.base import Array
+from edgeveil.parts.exchange import Array
 from edgeveil.parts.methods.fm_features import features_of
 from edgeveil.parts.methods.fm_sums import covariance_sum
 from edgeveil.parts.methods.pca_basis import as_weights, top_basis
-from edgeveil.parts.methods.setting import Setting
+from edgeveil.parts.setting import Setting
 
 
 def own_weights(setting: Setting, records: Records | None) -> Mapping[str, Array]:

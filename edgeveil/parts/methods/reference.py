@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from edgeveil.data.records import Records
-from edgeveil.parts.methods.base import TRAIN, Exchange, Tensors
+from edgeveil.parts.exchange import TRAIN, Exchange, Tensors
 from edgeveil.parts.methods.fm import FmCloud, FmDevice
 from edgeveil.parts.methods.fm_parameters import FmParameters
-from edgeveil.parts.methods.setting import Setting
 from edgeveil.parts.models.softmax_head import head_probabilities, probabilities
+from edgeveil.parts.setting import Setting
 
 
 def noise_free_reference(

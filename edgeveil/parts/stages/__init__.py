@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from edgeveil.parts.methods.setting import Setting
-from edgeveil.parts.methods.updates.base import Stage
+from edgeveil.parts.setting import Setting
 from edgeveil.parts.stages.download_random import DownloadRandom, DownloadRandomParameters
 from edgeveil.parts.stages.gradient_gaussian import GradientGaussian, GradientGaussianParameters
 from edgeveil.parts.stages.ldp_fl import LdpFl, LdpFlParameters
 from edgeveil.parts.stages.stc import Stc, StcParameters
 from edgeveil.parts.stages.top_k import TopK, TopKParameters
+from edgeveil.parts.update import Stage
 from edgeveil.registry import Table
 
 __all__ = ["STAGES", "StageEntry", "StageParameters"]

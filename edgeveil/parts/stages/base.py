@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from edgeveil.parts.methods.base import Exchange
-from edgeveil.parts.methods.updates.base import Task, Update
+from edgeveil.parts.exchange import Exchange
+from edgeveil.parts.update import Task, Update
 from edgeveil.privacy.events import Event
 
 

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from edgeveil.parts.methods.setting import Setting
-from edgeveil.parts.methods.updates.base import Task, Update
+from edgeveil.parts.setting import Setting
 from edgeveil.parts.stages.base import Plain, StageBlock
+from edgeveil.parts.update import Task, Update
 
 OWN = "own/"  # before a weight's name in the device's memory
 

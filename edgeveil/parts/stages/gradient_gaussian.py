@@ -13,11 +13,10 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from edgeveil.parts.methods.base import Exchange
-from edgeveil.parts.methods.setting import Setting
-from edgeveil.parts.methods.updates.base import Task, Update
-from edgeveil.parts.methods.updates.form import size_of
+from edgeveil.parts.exchange import Exchange
+from edgeveil.parts.setting import Setting, size_of
 from edgeveil.parts.stages.base import Plain, StageBlock, flat, shaped
+from edgeveil.parts.update import Task, Update
 from edgeveil.privacy.device_update import noised_update, update_event
 from edgeveil.privacy.events import Event, GaussianEvent
 

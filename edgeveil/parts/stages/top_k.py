@@ -11,9 +11,9 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from edgeveil.parts.methods.setting import Setting
-from edgeveil.parts.methods.updates.base import Task, Update
+from edgeveil.parts.setting import Setting
 from edgeveil.parts.stages.base import Plain, StageBlock, flat, largest, shaped
+from edgeveil.parts.update import Task, Update
 
 
 class TopKParameters(StageBlock):

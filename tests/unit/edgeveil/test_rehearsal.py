@@ -10,7 +10,7 @@ import pytest
 
 from edgeveil.errors import DataError, PrivacyError, ProtocolError
 from edgeveil.jobs import load_job
-from edgeveil.parts.methods.base import KEPT, TRAIN
+from edgeveil.parts.exchange import KEPT, TRAIN
 from edgeveil.plan import JobPlan
 from edgeveil.rehearsal import made_up_records, rehearse_device, training_kinds
 

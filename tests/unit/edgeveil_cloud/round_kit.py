@@ -8,7 +8,7 @@ import numpy as np
 
 from edgeveil.crypto.keys import OpeningKey
 from edgeveil.jobs import Job
-from edgeveil.parts.methods.base import Array
+from edgeveil.parts.exchange import Array
 from edgeveil.plan import JobPlan
 from edgeveil.protocol.blob import describe
 from edgeveil.protocol.messages import Batch, Exchanged, Manifest

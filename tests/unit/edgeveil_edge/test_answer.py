@@ -11,7 +11,7 @@ import pytest
 from edge_kit import CENTRE, FIRST, JOB_ID, Device, Round, job
 
 from edgeveil.errors import PrivacyError, ProtocolError
-from edgeveil.parts.methods.base import Answer
+from edgeveil.parts.exchange import Answer
 from edgeveil.plan import JobPlan
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.privacy.ledger import Receipt

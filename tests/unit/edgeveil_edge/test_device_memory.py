@@ -12,7 +12,7 @@ from edge_kit import JOB_ID, Device, Round, announcement, job
 
 from edgeveil.data.records import Records
 from edgeveil.errors import ProtocolError
-from edgeveil.parts.methods.base import Answer
+from edgeveil.parts.exchange import Answer
 from edgeveil.plan import JobPlan
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.privacy.sampler import os_random

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from edgeveil.errors import UsageError
-from edgeveil.parts.methods.base import TRAIN
+from edgeveil.parts.exchange import TRAIN
 from edgeveil_lab.attack import invert as attack_invert
 from edgeveil_lab.attack import membership as attack_membership
 from edgeveil_lab.attack import pictures as attack_pictures

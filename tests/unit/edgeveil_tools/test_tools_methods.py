@@ -4,11 +4,12 @@ import json
 
 import pytest
 
+from edgeveil.parts.exchange import TRAIN
 from edgeveil.parts.features import IdentityParameters, build_features
-from edgeveil.parts.methods import METHODS, UPDATE_METHODS, Setting
-from edgeveil.parts.methods.base import TRAIN
+from edgeveil.parts.methods import METHODS, UPDATE_METHODS
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.mlp import MlpParameters
+from edgeveil.parts.setting import Setting
 from edgeveil.parts.stages import STAGES
 from edgeveil.privacy.events import ClaimedEvent, UnprotectedEvent
 from edgeveil_tools import cli

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeveil.parts.exchange import Tensors
 from edgeveil.parts.features import IdentityParameters
-from edgeveil.parts.methods.base import Tensors
 from edgeveil.parts.methods.fm_parameters import FmParameters
 from edgeveil.privacy.grid import GRID_BITS
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from edgeveil.data.device import take
 from edgeveil.data.records import Records
-from edgeveil.parts.methods.base import Exchange, Tensors
+from edgeveil.parts.exchange import Exchange, Tensors
 from edgeveil.parts.methods.fm import FmDevice
 from edgeveil.parts.methods.fm_noise import noised
 from edgeveil.privacy.accountant import total_mu

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError
-from edgeveil.parts.methods.base import TRAIN, Tensors
+from edgeveil.parts.exchange import TRAIN, Tensors
 from edgeveil.parts.methods.fm import FmCloud, FmDevice, FmParameters
-from edgeveil.parts.methods.setting import Setting
 from edgeveil.parts.models.softmax_head import head_probabilities
+from edgeveil.parts.setting import Setting
 from edgeveil.privacy.events import Event, GaussianEvent
 from edgeveil.privacy.mechanisms import diagonal_of_triangle
 

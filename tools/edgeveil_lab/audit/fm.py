@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.data.records import Records
+from edgeveil.parts.exchange import TRAIN, Exchange, Tensors
 from edgeveil.parts.features import Identity, IdentityParameters
 from edgeveil.parts.features.pca import PcaParameters
-from edgeveil.parts.methods import Setting
-from edgeveil.parts.methods.base import TRAIN, Exchange, Tensors
 from edgeveil.parts.methods.fm import FmCloud, FmDevice, FmParameters, Shares
 from edgeveil.parts.methods.triangle import upper
+from edgeveil.parts.setting import Setting
 from edgeveil.privacy.accountant import epsilon, pure_epsilon, total_mu
 from edgeveil.privacy.events import Event, GaussianEvent, LaplaceEvent
 from edgeveil_lab.attack.models import event_variances

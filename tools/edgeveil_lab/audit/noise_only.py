@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from edgeveil.data.records import Records
-from edgeveil.parts.methods.base import TRAIN, Exchange
+from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.methods.noise_only import NOISE, PACKAGE, NoiseOnlyDevice, NoiseOnlyParameters
 from edgeveil_lab.audit.attacks import Attack, Claim, Hits
 from edgeveil_lab.audit.fm import SETTING

@@ -37,7 +37,7 @@ from edgeveil.data.slots import slot_records
 from edgeveil.errors import PrivacyError
 from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.jobs import parse_job
-from edgeveil.parts.methods.base import TRAIN, Exchange, Tensors
+from edgeveil.parts.exchange import TRAIN, Exchange, Tensors
 from edgeveil.parts.methods.fm_device import FmDevice
 from edgeveil.plan import JobPlan
 from edgeveil.privacy.accountant import epsilon

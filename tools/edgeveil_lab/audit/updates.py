@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from edgeveil.data.records import Records
-from edgeveil.parts.methods.base import TRAIN, Exchange
-from edgeveil.parts.methods.updates.base import Trainer
+from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.methods.updates.device import UpdateDevice
 from edgeveil.parts.methods.updates.dp_sgd import DpSgd, DpSgdParameters
 from edgeveil.parts.methods.updates.output_perturbation import (
@@ -26,6 +25,7 @@ from edgeveil.parts.methods.updates.output_perturbation import (
 )
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.mlp import MlpParameters
+from edgeveil.parts.update import Trainer
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import SampledGaussianEvent
 from edgeveil.privacy.sampled import Steps, noised_step, poisson_sample

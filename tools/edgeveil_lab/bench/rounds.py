@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_limits
 
 from edgeveil.data.records import Records
 from edgeveil.jobs import Job, LocalRun
-from edgeveil.parts.methods.base import Exchange
+from edgeveil.parts.exchange import Exchange
 from edgeveil.plan import JobPlan
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil_tools.local.data import dealt

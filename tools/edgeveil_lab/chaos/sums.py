@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.errors import EdgeVeilError
-from edgeveil.parts.methods.base import Exchange
+from edgeveil.parts.exchange import Exchange
 from edgeveil.plan import SOFTMAX, JobPlan
 from edgeveil.protocol.package import unpack_tensors
 from edgeveil_lab.chaos.evidence import Commit, DeviceFacts, Evidence, JobFacts

@@ -9,7 +9,7 @@ import numpy as np
 
 from edgeveil.errors import ProtocolError
 from edgeveil.jobs import parse_job
-from edgeveil.parts.methods.base import Exchange
+from edgeveil.parts.exchange import Exchange
 from edgeveil.plan import JobPlan
 from edgeveil.protocol.blob import describe
 from edgeveil.protocol.cloud_tasks import BatchPart

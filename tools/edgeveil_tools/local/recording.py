@@ -17,8 +17,8 @@ from edgeveil.data.device import take
 from edgeveil.data.records import Records
 from edgeveil.errors import EdgeVeilError, UsageError
 from edgeveil.jobs import Job, LocalRun
+from edgeveil.parts.exchange import TRAIN, Array, Exchange, Tensors
 from edgeveil.parts.features import backbone_digests, projection_of
-from edgeveil.parts.methods.base import TRAIN, Array, Exchange, Tensors
 from edgeveil.parts.methods.fm import FmDevice, FmParameters
 from edgeveil.parts.methods.fm_device import HEAD
 from edgeveil.parts.methods.local_steps import minimise_quadratic

@@ -13,8 +13,8 @@ from edgeveil.data.records import Records
 from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key, split_once
 from edgeveil.errors import EdgeVeilError
 from edgeveil.jobs import Job, LocalRun
+from edgeveil.parts.exchange import Exchange
 from edgeveil.parts.features import read_backbones
-from edgeveil.parts.methods.base import Exchange
 from edgeveil.parts.methods.fm_parameters import FmParameters
 from edgeveil.parts.methods.reference import noise_free_reference
 from edgeveil.plan import JobPlan

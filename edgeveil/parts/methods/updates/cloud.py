@@ -6,9 +6,9 @@ from typing import Protocol
 
 import numpy as np
 
-from edgeveil.parts.methods.base import TRAIN, Aim, Array, Exchange, SegmentSpec, Tensors
-from edgeveil.parts.methods.setting import Setting
-from edgeveil.parts.methods.updates.form import network_of, segments_of, specs_of, update_of
+from edgeveil.parts.exchange import TRAIN, Aim, Array, Exchange, SegmentSpec, Tensors
+from edgeveil.parts.setting import Setting, network_of
+from edgeveil.parts.update import segments_of, specs_of, update_of
 
 LARGEST_WEIGHT = 1e6  # no aggregate moves a weight further; so that no model stops being finite
 

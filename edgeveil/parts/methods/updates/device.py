@@ -7,12 +7,11 @@ from numpy.typing import NDArray
 
 from edgeveil.data.records import Records
 from edgeveil.errors import ProtocolError
+from edgeveil.parts.exchange import KEPT, Answer, Exchange, Tensors
 from edgeveil.parts.features import valid_records
-from edgeveil.parts.methods.base import KEPT, Answer, Exchange, Tensors
-from edgeveil.parts.methods.setting import Setting
-from edgeveil.parts.methods.updates.base import Memory, Task, Trainer, Update
-from edgeveil.parts.methods.updates.form import network_of, segments_of
 from edgeveil.parts.methods.updates.pipeline import Pipeline
+from edgeveil.parts.setting import Setting, network_of
+from edgeveil.parts.update import Memory, Task, Trainer, Update, segments_of
 from edgeveil.privacy.events import Event
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.subnormals import flushed_training

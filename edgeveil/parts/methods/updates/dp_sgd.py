@@ -16,10 +16,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.parts.methods.base import Exchange
-from edgeveil.parts.methods.setting import Setting
-from edgeveil.parts.methods.updates.base import Task, Update
-from edgeveil.parts.methods.updates.form import size_of
+from edgeveil.parts.exchange import Exchange
 from edgeveil.parts.methods.updates.noised_sgd import (
     LocalDpSgd,
     NoisedSgd,
@@ -28,6 +25,8 @@ from edgeveil.parts.methods.updates.noised_sgd import (
     noised_steps,
     update_to,
 )
+from edgeveil.parts.setting import Setting, size_of
+from edgeveil.parts.update import Task, Update
 from edgeveil.privacy.events import Event, SampledGaussianEvent
 
 

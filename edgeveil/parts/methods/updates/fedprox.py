@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from edgeveil.parts.methods.setting import Setting
 from edgeveil.parts.methods.updates.sgd import LocalSgd, Sgd
+from edgeveil.parts.setting import Setting
 
 
 class FedProxParameters(LocalSgd):

@@ -21,10 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from edgeveil.parts.methods.base import Exchange
-from edgeveil.parts.methods.setting import Setting
-from edgeveil.parts.methods.updates.base import Task, Update
-from edgeveil.parts.methods.updates.form import size_of
+from edgeveil.parts.exchange import Exchange
 from edgeveil.parts.methods.updates.noised_sgd import (
     LocalDpSgd,
     NoisedSgd,
@@ -34,6 +31,8 @@ from edgeveil.parts.methods.updates.noised_sgd import (
 )
 from edgeveil.parts.methods.updates.record_gradients import record_gradients
 from edgeveil.parts.models.network import Network
+from edgeveil.parts.setting import Setting, size_of
+from edgeveil.parts.update import Task, Update
 from edgeveil.privacy.events import Event, SampledGaussianEvent
 
 if TYPE_CHECKING:

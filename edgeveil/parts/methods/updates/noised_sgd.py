@@ -16,13 +16,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from edgeveil.errors import PrivacyError
 from edgeveil.parts.methods.local_steps import chosen_processor
-from edgeveil.parts.methods.setting import Setting
-from edgeveil.parts.methods.updates.base import Task, Update
 from edgeveil.parts.methods.updates.record_gradients import (
     RECORD_BITS,
     RecordSums,
     record_gradients,
 )
+from edgeveil.parts.setting import Setting
+from edgeveil.parts.update import Task, Update
 from edgeveil.privacy.events import SampledGaussianEvent
 from edgeveil.privacy.sampled import Steps, calibrated, noised_step, poisson_sample
 

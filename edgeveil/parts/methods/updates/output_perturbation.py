@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from edgeveil.errors import PrivacyError
-from edgeveil.parts.methods.base import Exchange
-from edgeveil.parts.methods.setting import Setting
-from edgeveil.parts.methods.updates.base import Task, Update
+from edgeveil.parts.exchange import Exchange
 from edgeveil.parts.methods.updates.sgd import LocalSgd, Sgd
+from edgeveil.parts.setting import Setting
+from edgeveil.parts.update import Task, Update
 from edgeveil.privacy.accountant import mu_for
 from edgeveil.privacy.derived import bound
 from edgeveil.privacy.events import ClaimedEvent, Event

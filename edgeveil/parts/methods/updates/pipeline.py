@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.parts.methods.base import Exchange
-from edgeveil.parts.methods.setting import Setting
-from edgeveil.parts.methods.updates.base import Stage, Task, Update
+from edgeveil.parts.exchange import Exchange
+from edgeveil.parts.setting import Setting
+from edgeveil.parts.update import Stage, Task, Update
 from edgeveil.privacy.events import ClaimedEvent, Event, UnprotectedEvent
 from edgeveil.privacy.figures import HAIR
 

@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from edgeveil.parts.methods.base import Exchange
+from edgeveil.parts.exchange import Exchange
 from edgeveil.parts.methods.local_steps import chosen_processor
-from edgeveil.parts.methods.setting import Setting
-from edgeveil.parts.methods.updates.base import Task, Update
 from edgeveil.parts.methods.updates.pso_swarm import Swarm, SwarmKeys
 from edgeveil.parts.methods.updates.sgd import LocalSgd, Sgd
+from edgeveil.parts.setting import Setting
 from edgeveil.parts.stages.base import flat, shaped
 from edgeveil.parts.stages.gradient_gaussian import GradientGaussian, GradientGaussianParameters
+from edgeveil.parts.update import Task, Update
 from edgeveil.privacy.events import Event, GaussianEvent
 
 BLOCK = 1024  # records of one forward pass, so that memory is bounded

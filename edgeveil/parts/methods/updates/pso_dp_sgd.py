@@ -22,10 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from edgeveil.parts.methods.base import Exchange
-from edgeveil.parts.methods.setting import Setting
-from edgeveil.parts.methods.updates.base import Task, Update
-from edgeveil.parts.methods.updates.form import size_of
+from edgeveil.parts.exchange import Exchange
 from edgeveil.parts.methods.updates.noised_sgd import (
     LocalDpSgd,
     NoisedSgd,
@@ -37,7 +34,9 @@ from edgeveil.parts.methods.updates.noised_sgd import (
 from edgeveil.parts.methods.updates.pso_dp_fl import mean_loss
 from edgeveil.parts.methods.updates.pso_swarm import Swarm, SwarmKeys
 from edgeveil.parts.methods.updates.record_gradients import record_losses
+from edgeveil.parts.setting import Setting, size_of
 from edgeveil.parts.stages.base import flat, shaped
+from edgeveil.parts.update import Task, Update
 from edgeveil.privacy.events import ClaimedEvent, Event, SampledGaussianEvent
 from edgeveil.privacy.figures import HAIR
 

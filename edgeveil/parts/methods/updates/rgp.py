@@ -22,10 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from edgeveil.parts.methods.base import Exchange
-from edgeveil.parts.methods.setting import Setting
-from edgeveil.parts.methods.updates.base import Task, Update
-from edgeveil.parts.methods.updates.form import network_of
+from edgeveil.parts.exchange import Exchange
 from edgeveil.parts.methods.updates.noised_sgd import (
     LocalDpSgd,
     NoisedSgd,
@@ -33,6 +30,8 @@ from edgeveil.parts.methods.updates.noised_sgd import (
     noised_steps,
     update_to,
 )
+from edgeveil.parts.setting import Setting, network_of
+from edgeveil.parts.update import Task, Update
 from edgeveil.privacy.events import Event, SampledGaussianEvent
 
 if TYPE_CHECKING:

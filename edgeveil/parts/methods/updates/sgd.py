@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from edgeveil.parts.methods.base import Exchange
+from edgeveil.parts.exchange import Exchange
 from edgeveil.parts.methods.local_steps import chosen_processor
-from edgeveil.parts.methods.setting import Setting
-from edgeveil.parts.methods.updates.base import Task, Update
+from edgeveil.parts.setting import Setting
+from edgeveil.parts.update import Task, Update
 from edgeveil.privacy.events import Event, UnprotectedEvent
 from edgeveil.privacy.sampler import RandomBytes
 

@@ -15,7 +15,7 @@ from edgeveil.parts.methods.fm import FmCloud, FmDevice, FmParameters
 from edgeveil.parts.methods.fm_released import COVARIANCE
 from edgeveil.parts.methods.pca_own import own_weights
 from edgeveil.parts.methods.reference import accuracy
-from edgeveil.parts.methods.setting import Setting
+from edgeveil.parts.setting import Setting
 from edgeveil.privacy.sampler import SeededRandom
 
 

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError, ProtocolError
+from edgeveil.parts.exchange import TRAIN
 from edgeveil.parts.features import PcaParameters
-from edgeveil.parts.methods.base import TRAIN
 from edgeveil.parts.methods.fm import FmCloud, FmDevice, FmParameters
 from edgeveil.parts.methods.fm_noise import noised, wishart
 from edgeveil.parts.methods.reference import noise_free_reference

@@ -6,14 +6,14 @@ import pytest
 from edgeveil.data.digits import load_digits_split
 from edgeveil.data.records import Records
 from edgeveil.jobs import Job
+from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.features import IdentityParameters, build_features
 from edgeveil.parts.features.pca import PcaParameters
-from edgeveil.parts.methods.base import TRAIN, Exchange
 from edgeveil.parts.methods.fm_paper import HIDDEN, OUTPUT, FmPaperParameters, noise_scale
 from edgeveil.parts.methods.fm_paper_cloud import FmPaperCloud
 from edgeveil.parts.methods.fm_paper_device import FmPaperDevice
 from edgeveil.parts.methods.reference import accuracy
-from edgeveil.parts.methods.setting import Setting
+from edgeveil.parts.setting import Setting
 from edgeveil.plan import JobPlan
 from edgeveil.privacy.policy import price
 from edgeveil.privacy.sampler import SeededRandom

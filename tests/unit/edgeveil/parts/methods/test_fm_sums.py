@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as hnp
 from edgeveil.data.records import Records
 from edgeveil.parts.features import IdentityParameters, PcaParameters, build_features
 from edgeveil.parts.methods.fm import FmCloud, FmDevice, FmParameters
-from edgeveil.parts.methods.setting import Setting
+from edgeveil.parts.setting import Setting
 from edgeveil.privacy.events import GaussianEvent
 
 D, CLASSES = 4, 3

@@ -13,8 +13,8 @@ from edgeveil.parts.features import IdentityParameters, PcaParameters, build_fea
 from edgeveil.parts.methods.noise_only import NOISE, PACKAGE, NoiseOnlyParameters, uniform
 from edgeveil.parts.methods.noise_only import NoiseOnlyCloud as Cloud
 from edgeveil.parts.methods.noise_only import NoiseOnlyDevice as Device
-from edgeveil.parts.methods.setting import Setting
 from edgeveil.parts.models.softmax_head import bake, build_graph
+from edgeveil.parts.setting import Setting
 from edgeveil.plan import JobPlan
 from edgeveil.privacy.sampler import SeededRandom
 

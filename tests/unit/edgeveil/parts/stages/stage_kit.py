@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 
 from edgeveil.data.records import Records
+from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.features import build_features
-from edgeveil.parts.methods import Setting
-from edgeveil.parts.methods.base import TRAIN, Exchange
-from edgeveil.parts.methods.updates.base import Task
 from edgeveil.parts.models import MlpParameters, build_network
+from edgeveil.parts.setting import Setting
 from edgeveil.parts.stages import STAGES
+from edgeveil.parts.update import Task
 from edgeveil.privacy.sampler import SeededRandom
 
 ROUND = Exchange(1, TRAIN, 1)

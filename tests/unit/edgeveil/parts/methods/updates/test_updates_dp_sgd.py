@@ -8,13 +8,14 @@ import torch
 
 from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError
+from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.features import build_features
-from edgeveil.parts.methods import METHODS, Setting
-from edgeveil.parts.methods.base import TRAIN, Exchange
+from edgeveil.parts.methods import METHODS
 from edgeveil.parts.methods.updates.dp_sgd import DpSgd, DpSgdParameters
 from edgeveil.parts.methods.updates.record_gradients import RecordGradients, in_places, to_steps
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.mlp import MlpParameters
+from edgeveil.parts.setting import Setting
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import ClaimedEvent
 from edgeveil.privacy.sampler import SeededRandom

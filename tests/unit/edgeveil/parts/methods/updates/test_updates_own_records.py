@@ -10,7 +10,6 @@ from test_updates_sgd import NETWORK, ONE, ROUND, SETTING, ZERO
 
 from edgeveil.data.records import Records
 from edgeveil.parts.methods import METHODS
-from edgeveil.parts.methods.updates.base import Task
 from edgeveil.parts.methods.updates.gep import anchors
 from edgeveil.parts.methods.updates.pso_dp_sgd import Losses
 from edgeveil.parts.methods.updates.record_gradients import record_gradients
@@ -23,6 +22,7 @@ from edgeveil.parts.models import (
 )
 from edgeveil.parts.models.layers import Dense
 from edgeveil.parts.stages.base import flat
+from edgeveil.parts.update import Task
 from edgeveil.privacy.sampler import SeededRandom
 
 PLACES = 16

@@ -9,10 +9,10 @@ from test_updates_sgd import NETWORK, ONE, ROUND, SETTING, ZERO, answer
 
 from edgeveil.data.records import Records
 from edgeveil.parts.methods import METHODS
-from edgeveil.parts.methods.updates.base import Task
 from edgeveil.parts.methods.updates.pso_dp_fl import PsoDpFl, PsoDpFlParameters, mean_loss
 from edgeveil.parts.methods.updates.pso_swarm import Swarm, SwarmKeys
 from edgeveil.parts.stages.base import flat
+from edgeveil.parts.update import Task
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.device_update import noised_update
 from edgeveil.privacy.events import GaussianEvent

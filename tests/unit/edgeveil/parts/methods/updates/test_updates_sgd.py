@@ -7,12 +7,13 @@ import pytest
 
 from edgeveil.data.records import Records
 from edgeveil.errors import ProtocolError, UsageError
+from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.features import build_features
-from edgeveil.parts.methods import METHODS, Setting
-from edgeveil.parts.methods.base import TRAIN, Exchange
-from edgeveil.parts.methods.updates.form import WHOLE, segments_of, update_of
+from edgeveil.parts.methods import METHODS
 from edgeveil.parts.models import MlpParameters, build_network
+from edgeveil.parts.setting import Setting
 from edgeveil.parts.stages.top_k import TopK, TopKParameters
+from edgeveil.parts.update import WHOLE, segments_of, update_of
 from edgeveil.privacy.events import UnprotectedEvent
 from edgeveil.privacy.sampler import SeededRandom
 

@@ -11,7 +11,6 @@ from test_updates_sgd import NETWORK, ONE, ROUND, SETTING, ZERO
 
 from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError
-from edgeveil.parts.methods.updates.base import Task
 from edgeveil.parts.methods.updates.gep import Embedding, GepParameters, anchors
 from edgeveil.parts.methods.updates.noised_sgd import NoisedSums
 from edgeveil.parts.methods.updates.pso_dp_sgd import Losses, PsoDpSgd, PsoDpSgdParameters
@@ -19,6 +18,7 @@ from edgeveil.parts.methods.updates.record_gradients import RecordSums, record_g
 from edgeveil.parts.methods.updates.rgp import Carriers, carriers, seen_size
 from edgeveil.parts.models import MlpParameters, build_network
 from edgeveil.parts.stages.base import flat
+from edgeveil.parts.update import Task
 from edgeveil.privacy.events import ClaimedEvent
 from edgeveil.privacy.sampled import Steps
 from edgeveil.privacy.sampler import SeededRandom

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from edgeveil.errors import PrivacyError
+from edgeveil.errors import PrivacyError, UsageError
+from edgeveil.parts.exchange import CloudMethod, DeviceMethod
 from edgeveil.parts.features import FeatureMap
 from edgeveil.parts.features.pca import PcaParameters
-from edgeveil.parts.methods.base import CloudMethod, DeviceMethod
 from edgeveil.parts.models.network import Network
 
 if TYPE_CHECKING:
-    from edgeveil.parts.methods.updates.base import Stage
+    from edgeveil.parts.update import Stage
 
 
 @dataclass(frozen=True)
@@ -79,3 +80,15 @@ class Method:
     parameters: type[Any]
     device: Callable[[Any, Setting], DeviceMethod]
     cloud: Callable[[Any, Setting], CloudMethod]
+
+
+def network_of(setting: Setting) -> Network:
+    """The job's network; raises UsageError where it names no model."""
+    if setting.network is None:
+        raise UsageError("this method trains a model", where="model", fix="add a model block")
+    return setting.network
+
+
+def size_of(setting: Setting) -> int:
+    """d, the number of all values of an update."""
+    return sum(math.prod(weight.shape) for weight in network_of(setting).weights)

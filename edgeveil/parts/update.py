@@ -1,7 +1,8 @@
-"""What a trainer and an update stage are: the two halves of a device's work on an update.
+"""What an update is, who makes it, what it passes through, and the form in which it travels.
 
 An *update* is the change of every weight that local training made, by the weights' names. It is
-made by the method's trainer and then passes through the job's stages, in their order.
+made by the method's trainer and then passes through the job's stages, in their order. It travels
+as a segment a weight, or as one segment of them all.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.data.records import Records
-from edgeveil.parts.methods.base import Exchange
+from edgeveil.parts.exchange import Exchange, SegmentSpec, Tensors
 from edgeveil.parts.models.network import Network
 from edgeveil.privacy.events import Event
 from edgeveil.privacy.sampler import RandomBytes
 
+WHOLE = "update"
 Update = dict[str, NDArray[np.float32]]
 Memory = dict[str, NDArray[np.generic]]
 """What this device keeps from round to round of one job, by names of its own; never uploaded."""
@@ -74,3 +76,33 @@ class Stage(Protocol):
     def apply(self, task: Task, update: Update) -> Update:
         """The update after this stage."""
         ...
+
+
+def specs_of(network: Network, *, whole: bool) -> tuple[SegmentSpec, ...]:
+    """float32: one segment a weight, or `update` with all values in the weights' order."""
+    if not whole:
+        return tuple(SegmentSpec(w.name, w.shape, "float32") for w in network.weights)
+    size = sum(int(np.prod(w.shape)) for w in network.weights)
+    return (SegmentSpec(WHOLE, (size,), "float32"),)
+
+
+def segments_of(
+    network: Network, update: Mapping[str, NDArray[np.generic]], *, whole: bool
+) -> dict[str, NDArray[np.float32]]:
+    """An update's segments."""
+    arrays = {w.name: np.asarray(update[w.name], np.float32) for w in network.weights}
+    if not whole:
+        return arrays
+    return {WHOLE: np.concatenate([array.ravel() for array in arrays.values()])}
+
+
+def update_of(network: Network, segments: Tensors) -> dict[str, NDArray[np.float64]]:
+    """The update of (aggregated) segments, in either form."""
+    if WHOLE not in segments:
+        return {w.name: np.asarray(segments[w.name], np.float64) for w in network.weights}
+    flat, result, start = np.asarray(segments[WHOLE], np.float64), {}, 0
+    for weight in network.weights:
+        size = int(np.prod(weight.shape))
+        result[weight.name] = flat[start : start + size].reshape(weight.shape)
+        start += size
+    return result
