@@ -207,9 +207,12 @@ def test_a_reader_that_goes_away_is_no_fault():
 
 def test_a_child_ends_with_its_starter():
     lifeline = Lifeline()
-    code = "from tools import lifeline; import time; lifeline.watch(); print('up', flush=True); "
+    code = (
+        "from edgeveil_tools import lifeline; import time; lifeline.watch();"
+        "print('up', flush=True); time.sleep(60)"
+    )
     child = subprocess.Popen(
-        [sys.executable, "-c", code + "time.sleep(60)"],
+        [sys.executable, "-c", code],
         env={**os.environ, **lifeline.environment},
         pass_fds=[lifeline.child_fd],
         stdout=subprocess.PIPE,
