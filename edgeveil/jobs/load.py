@@ -77,8 +77,7 @@ def parse_job(text: str | bytes, where: str = "(posted)", *, folder: Path | None
     expand(tree)
     if PRESET in tree.value:  # without what it would give, all else would seem to be missing
         raise problems_error(where, tree.problems)
-    schema = with_preset(Job.model_json_schema())
-    return checked(Job, tree, where, folder=folder, schema=schema)
+    return checked(Job, tree, where, folder=folder, schema=_job_schema)
 
 
 def line_of(path: Path, key: str) -> int:
@@ -91,7 +90,7 @@ def json_schema(kind: str) -> Schema:
     if kind not in KINDS:
         raise ConfigError([f"unknown kind '{kind}', {nearest(kind, list(KINDS))}"])
     if kind == "job":
-        return with_preset(Job.model_json_schema())
+        return _job_schema()
     inner = (site_of(kind) if kind in SITES else LoadOptions).model_json_schema()
     definitions = inner.pop("$defs", {})
     return {
@@ -102,3 +101,7 @@ def json_schema(kind: str) -> Schema:
         "additionalProperties": False,
         "$defs": definitions,
     }
+
+
+def _job_schema() -> Schema:
+    return with_preset(Job.model_json_schema())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -69,15 +70,16 @@ def checked(
     *,
     prefix: tuple[str, ...] = (),
     folder: Path | None = None,
-    schema: Schema | None = None,
+    schema: Callable[[], Schema] | None = None,
 ) -> M:
-    """The model of a file's block at `prefix`; `schema` is its own where it says more than that."""
+    """The model of a file's block at `prefix`; `schema` gives its own where that says
+    more; it is made only to explain problems."""
     value = tree.value[prefix[0]] if prefix else tree.value
     context = {"folder": folder}
     try:
         loaded = model.model_validate_json(json.dumps(value), strict=True, context=context)
     except ValidationError as error:
-        explain = Explainer(tree, SchemaWalk(schema or model.model_json_schema()), prefix)
+        explain = Explainer(tree, SchemaWalk((schema or model.model_json_schema)()), prefix)
         problems = _merged(tree.problems, explain.problems(error)) + explain.mixes(error)
         problems += _mixes_behind(model, explain, error, context)
         raise problems_error(where, problems) from None
