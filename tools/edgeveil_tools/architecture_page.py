@@ -6,13 +6,13 @@ with `--write` it redraws what stands between `<!-- drawn: NAME -->` and `<!-- e
 
 from __future__ import annotations
 
-import argparse
 import ast
-import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from edgeveil_tools.drawn_page import update
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "architecture.md"
@@ -25,7 +25,6 @@ PACKAGES = {
     "edgeveil_lab": "tools/edgeveil_lab",
 }
 _SPLIT = ("edgeveil", "edgeveil.parts", "edgeveil_tools", "edgeveil_lab")  # shown room by room
-_MARK = re.compile(r"(<!-- drawn: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
 def modules() -> dict[str, Path]:
@@ -118,28 +117,14 @@ def _reached(room: str, without: str, to: dict[str, set[str]]) -> set[str]:
     return found
 
 
-DRAWINGS = {"tree": tree, "picture": picture}
+def drawing(name: str) -> str:
+    """`tree` or `picture`."""
+    return {"tree": tree, "picture": picture}[name]()
 
 
-def redrawn(page: str) -> str:
-    """The page with every drawing made anew."""
-    return _MARK.sub(lambda mark: f"{mark[1]}{DRAWINGS[mark[2]]()}{mark[4]}", page)
-
-
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """0 when the page is (now) up to date, else 1."""
-    parser = argparse.ArgumentParser(
-        prog="python -m edgeveil_tools.architecture_page", description=__doc__
-    )
-    parser.add_argument("--write", action="store_true", help="redraw the page")
-    page = PAGE.read_text(encoding="utf-8")
-    new = redrawn(page)
-    if parser.parse_args(arguments).write:
-        PAGE.write_text(new, encoding="utf-8")
-    elif new != page:
-        sys.stderr.write(f"{PAGE}: drawings are out of date. Run `make docs`\n")
-        return 1
-    return 0
+    return update(PAGE, drawing, "edgeveil_tools.architecture_page", arguments)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,9 @@ with `--write` it redraws what stands between `<!-- drawn: NAME -->` and `<!-- e
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -22,6 +21,7 @@ from edgeveil.protocol.cloud_tasks import CloudSettings
 from edgeveil.protocol.proxy_tasks import ProxySettings
 from edgeveil.protocol.tasks import Settings
 from edgeveil.protocol.transitions import StateTable
+from edgeveil_tools.drawn_page import update
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
 TABLES: dict[str, StateTable[Any]] = {
@@ -37,7 +37,6 @@ FAMILIES = {
     "bodies": m.Body,
 }
 BOUNDS = {"device": Settings, "proxy": ProxySettings, "cloud": CloudSettings}
-_MARK = re.compile(r"(<!-- drawn: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
 def drawing(name: str) -> str:
@@ -49,11 +48,6 @@ def drawing(name: str) -> str:
     if name == "bounds":
         return _bounds()
     raise UsageError(f"nothing is drawn under the name '{name}'", where=str(PAGE))
-
-
-def redrawn(page: str) -> str:
-    """The page with every drawing made anew."""
-    return _MARK.sub(lambda mark: f"{mark[1]}{drawing(mark[2])}{mark[4]}", page)
 
 
 def _bounds() -> str:
@@ -119,20 +113,9 @@ def _number(value: float) -> str:
     return f"{value:g}"
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """0 when the page is (now) up to date, else 1."""
-    parser = argparse.ArgumentParser(
-        prog="python -m edgeveil_tools.protocol_diagrams", description=__doc__
-    )
-    parser.add_argument("--write", action="store_true", help="redraw the page")
-    page = PAGE.read_text(encoding="utf-8")
-    new = redrawn(page)
-    if parser.parse_args(arguments).write:
-        PAGE.write_text(new, encoding="utf-8")
-    elif new != page:
-        sys.stderr.write(f"{PAGE}: drawings are out of date. Run `make docs`\n")
-        return 1
-    return 0
+    return update(PAGE, drawing, "edgeveil_tools.protocol_diagrams", arguments)
 
 
 if __name__ == "__main__":

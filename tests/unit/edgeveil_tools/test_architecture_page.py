@@ -7,7 +7,8 @@ import re
 import pytest
 
 from edgeveil_tools import architecture_page
-from edgeveil_tools.architecture_page import PACKAGES, PAGE, ROOT, arrows, main, redrawn
+from edgeveil_tools.architecture_page import PACKAGES, PAGE, ROOT, arrows, drawing, main
+from edgeveil_tools.drawn_page import redrawn
 
 TEXT = PAGE.read_text(encoding="utf-8")
 NAMED = re.findall(r"`([a-z_/]+\.py)`(?:[\s\n]*\(((?:`\w+`(?:, )?)+)\))?", TEXT)
@@ -16,7 +17,7 @@ NAMED = re.findall(r"`([a-z_/]+\.py)`(?:[\s\n]*\(((?:`\w+`(?:, )?)+)\))?", TEXT)
 def test_the_page_is_up_to_date_and_an_old_one_is_noticed(
     tmp_path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert redrawn(TEXT) == TEXT
+    assert redrawn(TEXT, drawing) == TEXT
     old = tmp_path / "architecture.md"
     old.write_text(TEXT.replace("| `edgeveil.crypto` |", "| `edgeveil.cryptic` |"), "utf-8")
     monkeypatch.setattr(architecture_page, "PAGE", old)
