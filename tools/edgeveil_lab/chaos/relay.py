@@ -11,7 +11,13 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from edgeveil.errors import ProtocolError
-from edgeveil_lab.chaos.packets import Packets, flipped, is_publish, payload_start, version_of
+from edgeveil.transport.mqtt_packets import (
+    PUBLISH,
+    PacketCutter,
+    asked_version,
+    packet,
+    read_publish,
+)
 from edgeveil_lab.chaos.plan import Fault
 
 HOST = "127.0.0.1"
@@ -88,13 +94,13 @@ class Relay:
         """One direction until either end closes; then the other direction ends too."""
         waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_WAITING_PACKETS)
         sender = asyncio.create_task(_send(waiting, writer))
-        packets = Packets()
+        packets = PacketCutter()
         self._open.add(writer)
         try:
             while data := await reader.read(_READ_BYTES):
-                for packet in packets.feed(data):
-                    version[0] = version_of(packet) or version[0]
-                    for out in self._spoiled(packet, version[0]):
+                for first, body in packets.feed(data):
+                    version[0] = asked_version(first, body) or version[0]
+                    for out in self._spoiled(first, body, version[0]):
                         await waiting.put((time.monotonic() + self._held_up(), out))
             await waiting.put((0.0, b""))
             await sender
@@ -113,24 +119,30 @@ class Relay:
         self.counts["delayed"] += 1
         return delay_s
 
-    def _spoiled(self, packet: bytes, version: int) -> tuple[bytes, ...]:
+    def _spoiled(self, first: int, body: bytes, version: int) -> tuple[bytes, ...]:
         """What leaves in place of a packet: itself, itself twice, or with one bit flipped."""
         self.counts["packets"] += 1
-        if not is_publish(packet):
-            return (packet,)
+        if first >> 4 != PUBLISH:
+            return (packet(first, body),)
         if self._chance("corrupt"):
-            start = payload_start(packet, version)
-            if start < len(packet):
+            _, start = read_publish(first, body, version)
+            if start < len(body):
                 self.counts["corrupted"] += 1
-                packet = flipped(packet, self._random.randrange(start, len(packet)))
+                body = flipped(body, self._random.randrange(start, len(body)))
+        out = packet(first, body)
         if self._chance("duplicate"):
             self.counts["duplicated"] += 1
-            return packet, packet
-        return (packet,)
+            return out, out
+        return (out,)
 
     def _chance(self, kind: str) -> bool:
         share = self._amount(kind)
         return share is not None and self._random.random() < share
+
+
+def flipped(data: bytes, at: int) -> bytes:
+    """The same with one bit of the byte `at` the other way round."""
+    return data[:at] + bytes([data[at] ^ 0x20]) + data[at + 1 :]
 
 
 async def _send(waiting: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:

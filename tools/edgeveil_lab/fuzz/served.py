@@ -15,11 +15,10 @@ from aiohttp.streams import StreamReader
 from aiohttp.test_utils import make_mocked_request
 
 from edgeveil.errors import ConfigError, ProtocolError
+from edgeveil.transport import mqtt_packets as mqtt
 from edgeveil_cloud.http import make_app
 from edgeveil_cloud.store import Store
-from edgeveil_lab.chaos import packets as chaos
 from edgeveil_lab.fuzz.target import Tape, Target, demand
-from edgeveil_lab.load import mqtt_packets as load
 from edgeveil_tools.site.broker_amqtt import BoundedReader, first_bytes
 
 _TOKEN = "a token"  # noqa: S105 - nobody else's
@@ -152,33 +151,24 @@ def _pieces(tape: Tape) -> list[bytes]:
     return [*pieces, rest]
 
 
-def _load_mqtt(data: bytes) -> None:
-    """A load test's device hears from a broker."""
+def _mqtt(data: bytes) -> None:
+    """A load test's device hears from a broker, and a relay of a chaos run passes it on."""
     tape = Tape(data)
     protocol = tape.choice((4, 5))
-    pieces, framer = _pieces(tape), load.Framer(_LIMIT_BYTES)
+    pieces, framer = _pieces(tape), mqtt.PacketCutter(_LIMIT_BYTES)
     packets = [packet for piece in pieces for packet in framer.feed(piece)]
-    whole = load.Framer(_LIMIT_BYTES).feed(b"".join(pieces))
+    whole = mqtt.PacketCutter(_LIMIT_BYTES).feed(b"".join(pieces))
     demand(packets == whole, "packets do not depend on how they come")
+    passed_on = b"".join(mqtt.packet(first, body) for first, body in packets)
+    demand(b"".join(pieces).startswith(passed_on), "nothing is lost or changed")
     for first, body in packets:
         demand(len(body) <= _LIMIT_BYTES, "no packet above the limit")
-        if first >> 4 == load.CONNACK:
-            load.read_connack(body, protocol)
-        elif first >> 4 == load.PUBLISH:
-            _, payload = load.read_publish(first, body, protocol)
-            demand(len(payload) <= len(body), "a payload lies inside its packet")
-
-
-def _chaos_mqtt(data: bytes) -> None:
-    """A relay of a chaos run hears from both sides."""
-    pieces, cutter = _pieces(Tape(data)), chaos.Packets()
-    packets = [packet for piece in pieces for packet in cutter.feed(piece)]
-    demand(b"".join(pieces).startswith(b"".join(packets)), "nothing is lost or changed")
-    for packet in packets:
-        chaos.version_of(packet)
-        for version in (4, 5):
-            start = chaos.payload_start(packet, version)
-            demand(0 < start <= len(packet), "a payload begins inside its packet")
+        mqtt.asked_version(first, body)
+        if first >> 4 == mqtt.CONNACK:
+            mqtt.read_connack(body, protocol)
+        elif first >> 4 == mqtt.PUBLISH:
+            _, start = mqtt.read_publish(first, body, protocol)
+            demand(0 < start <= len(body), "a payload lies inside its packet")
 
 
 def _amqtt(data: bytes) -> None:
@@ -206,19 +196,19 @@ async def _read(stream: bytes, sizes: list[int]) -> None:
             piece = await bounded.read(size)
             demand(len(piece) == size <= _LIMIT_BYTES, "exactly what was asked for, within bounds")
             got += piece
-    except asyncio.IncompleteReadError:
+    except (asyncio.IncompleteReadError, ProtocolError):
         return
     demand(stream.startswith(got), "the stream as it came")
 
 
 def _packets() -> Iterable[bytes]:
-    login = load.Login("device", "user", "word", ("topic", b"gone"), 60, 65536)
-    topic = load.encoded_topic("edgeveil/v1/all/down")
+    login = mqtt.Login("device", "user", "word", ("topic", b"gone"), 60, 65536)
+    topic = mqtt.encoded_topic("edgeveil/v1/all/down")
     for protocol in (4, 5):
         connack = b"\x20\x02\0\0" if protocol == 4 else b"\x20\x06\0\0\3\x21\0\x0a"
-        publish = load.publish_head(topic, 4, 7, protocol) + b"data"
-        stream = load.connect(login, protocol) + connack + publish + load.puback(7)
-        yield bytes((protocol == 5, 9, 3, 60, 1)) + stream + load.PINGREQ
+        publish = mqtt.publish_head(topic, 4, 7, protocol) + b"data"
+        stream = mqtt.connect(login, protocol) + connack + publish + mqtt.puback(7)
+        yield bytes((protocol == 5, 9, 3, 60, 1)) + stream + mqtt.PINGREQ
         yield bytes(5) + publish * 3
     yield bytes(5) + b"\x30\xff\xff\xff\x7f"
 
@@ -233,7 +223,6 @@ _HEADS = (
 
 TARGETS = {
     "http": Target(_http, _requests, (), 1024, (b"job: ",)),
-    "load_mqtt": Target(_load_mqtt, _packets, (ProtocolError,), 1024, _HEADS),
-    "chaos_mqtt": Target(_chaos_mqtt, _packets, (ProtocolError,), 1024, _HEADS),
+    "mqtt": Target(_mqtt, _packets, (ProtocolError,), 1024, _HEADS),
     "amqtt": Target(_amqtt, _packets, (), 512, _HEADS),
 }

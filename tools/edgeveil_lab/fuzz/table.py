@@ -15,7 +15,7 @@ MODULES = {
     "graphs": ("onnx_wire", "graph_check", "backbone"),
     "machines": ("device", "proxy", "cloud"),
     "batches": ("batch", "spool"),
-    "served": ("http", "load_mqtt", "chaos_mqtt", "amqtt"),
+    "served": ("http", "mqtt", "amqtt"),
     "configs": ("yaml", "job_yaml", "job_wire", "site_yaml", "load_yaml"),
 }
 NAMES: Table[str] = Table(

@@ -14,10 +14,10 @@ from edgeveil.protocol.device import DeviceMachine, Settings
 from edgeveil.protocol.envelope import Signer
 from edgeveil.protocol.messages import Ack, Bye, Exchanged, Note, Offer, Part
 from edgeveil.protocol.tasks import Memory, Open, OutboxPut
+from edgeveil.transport.mqtt_packets import Login, encoded_topic
 from edgeveil.transport.topics import ALL_DOWN, device_down, device_up
 from edgeveil_lab.load.fleet import Member
 from edgeveil_lab.load.mqtt import Client
-from edgeveil_lab.load.mqtt_packets import Login, encoded_topic
 from edgeveil_lab.load.shared import Shared
 from edgeveil_lab.load.work import Worker
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Protocol, cast
 
 from edgeveil.errors import ProtocolError
-from edgeveil_lab.load import mqtt_packets as packets
+from edgeveil.transport import mqtt_packets as packets
 
 _WINDOW_MESSAGES = 64  # unacknowledged messages of one device, unless the broker allows fewer
 _SLOW_BUFFER_BYTES = 16384
@@ -75,7 +75,7 @@ class Client(asyncio.Protocol):
         self._owner, self._login, self._protocol = owner, login, protocol
         self._topics, self._up_topic = topics, up_topic
         self._slow_bytes_per_s = slow_bytes_per_s
-        self._framer = packets.Framer(login.packet_bytes + _HEADER_BYTES)
+        self._framer = packets.PacketCutter(login.packet_bytes + _HEADER_BYTES)
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._queue: deque[tuple[bytes, int]] = deque()
@@ -158,10 +158,10 @@ class Client(asyncio.Protocol):
     def _packet(self, first: int, body: bytes) -> None:
         match first >> 4:
             case packets.PUBLISH:
-                packet_id, payload = packets.read_publish(first, body, self._protocol)
+                packet_id, at = packets.read_publish(first, body, self._protocol)
                 if packet_id:
                     self._write(packets.puback(packet_id))
-                self._owner.on_frame(payload)
+                self._owner.on_frame(body[at:])
             case packets.PUBACK:
                 self._in_flight.discard(int.from_bytes(body[:2], "big"))
                 if self._queue and not self._sending:

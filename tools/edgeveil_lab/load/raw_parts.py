@@ -24,11 +24,11 @@ from edgeveil.errors import BrokerError, EdgeVeilError
 from edgeveil.heap import keep_heap
 from edgeveil.transport.link import BrokerAddress, LinkSettings
 from edgeveil.transport.mqtt_link import MqttLink
+from edgeveil.transport.mqtt_packets import Login, encoded_topic
 from edgeveil.transport.tls import client_context
 from edgeveil.transport.topics import CLOUD_IN, DEVICES_UP, device_down, device_up
 from edgeveil_lab.load.joining import on_fast_loop
 from edgeveil_lab.load.mqtt import Client
-from edgeveil_lab.load.mqtt_packets import Login, encoded_topic
 
 READY = "ready"
 KEEPALIVE_S = 60

@@ -24,7 +24,8 @@ from amqtt.broker import Broker
 from amqtt.contexts import Action
 from amqtt.plugins.base import BaseAuthPlugin, BaseTopicPlugin
 
-from edgeveil.errors import BrokerError
+from edgeveil.errors import BrokerError, ProtocolError
+from edgeveil.transport.mqtt_packets import body_place
 from edgeveil_tools.site.broker_rules import Access, Rule, allows, password_matches, read_users
 
 _UNSUPPORTED_VERSION = bytes([0x20, 3, 0, 0x84, 0])  # an MQTT 5 CONNACK
@@ -125,7 +126,7 @@ class BoundedBroker(Broker):  # type: ignore[misc]
         """Refuse MQTT 5 at once (the library would wait for bytes that never come)."""
         try:
             first = await asyncio.wait_for(first_bytes(reader), _FIRST_PACKET_S)
-        except (TimeoutError, OSError, asyncio.IncompleteReadError):
+        except (TimeoutError, OSError, asyncio.IncompleteReadError, ProtocolError):
             writer.close()
             return
         if first.endswith(_MQTT_5_HEAD):
@@ -139,14 +140,15 @@ class BoundedBroker(Broker):  # type: ignore[misc]
 
 
 async def first_bytes(reader: asyncio.StreamReader) -> bytes:
-    """The first packet up to the protocol version, or its first byte when it is no CONNECT."""
+    """The first packet up to the protocol version, or its first byte when it is no CONNECT.
+
+    Raises ProtocolError where its length is none.
+    """
     first = await reader.readexactly(1)
     if first[0] != _CONNECT:
         return first
-    for _ in range(4):
+    while body_place(first) is None:
         first += await reader.readexactly(1)
-        if first[-1] < 0x80:
-            break
     return first + await reader.readexactly(len(_MQTT_5_HEAD))
 
 

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import socket
-import struct
 import threading
 from collections.abc import Iterator
-from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from edgeveil.errors import ProtocolError
-from edgeveil_lab.chaos.packets import Packets, flipped, is_publish, payload_start, version_of
+from edgeveil.transport.mqtt_packets import packet
 from edgeveil_lab.chaos.plan import Fault
 from edgeveil_lab.chaos.relay import Relays
 from edgeveil_tools.site.brokers import free_ports
@@ -23,59 +18,9 @@ CONNECT_4 = b"\x10\x0f\x00\x04MQTT\x04\x02\x00\x3c\x00\x03abc"
 PING = b"\xc0\x00"
 
 
-def length(size: int) -> bytes:
-    out = b""
-    while True:
-        size, low = divmod(size, 128)
-        out += bytes([low | (0x80 if size else 0)])
-        if not size:
-            return out
-
-
-def publish(payload: bytes, *, version: int = 5, qos: int = 1, topic: bytes = b"a/b") -> bytes:
-    head = struct.pack(">H", len(topic)) + topic + (b"\x00\x07" if qos else b"")
-    body = head + (b"\x00" if version == 5 else b"") + payload
-    return bytes([0x30 | qos << 1]) + length(len(body)) + body
-
-
-@given(
-    payloads=st.lists(st.binary(max_size=300), max_size=8),
-    cuts=st.lists(st.integers(0, 2000), max_size=8),
-)
-def test_packets_come_out_whole_wherever_the_stream_is_cut(
-    payloads: list[bytes], cuts: list[int]
-) -> None:
-    wanted = [CONNECT_5, *map(publish, payloads), PING]
-    stream = b"".join(wanted)
-    places = sorted({min(cut, len(stream)) for cut in cuts} | {0, len(stream)})
-    packets, found = Packets(), []
-    for begin, end in pairwise(places):
-        found += packets.feed(stream[begin:end])
-    assert found == wanted
-
-
-@given(
-    payload=st.binary(min_size=1, max_size=300),
-    version=st.sampled_from([4, 5]),
-    qos=st.sampled_from([0, 1]),
-)
-def test_only_the_payload_is_flipped(payload: bytes, version: int, qos: int) -> None:
-    packet = publish(payload, version=version, qos=qos)
-    start = payload_start(packet, version)
-    assert is_publish(packet)
-    assert packet[start:] == payload
-    spoiled = flipped(packet, start)
-    assert spoiled[:start] == packet[:start]
-    assert spoiled[start:] != payload
-
-
-def test_the_version_is_read_from_the_connect_alone() -> None:
-    assert [version_of(p) for p in (CONNECT_5, CONNECT_4, PING)] == [5, 4, None]
-
-
-def test_a_length_without_an_end_is_refused_at_once() -> None:
-    with pytest.raises(ProtocolError, match="never ends"):
-        list(Packets().feed(b"\x30\xff\xff\xff\xff"))
+def publish(payload: bytes, version: int = 5) -> bytes:
+    """QoS 1, to `a/b`."""
+    return packet(0x32, b"\0\3a/b" + b"\0\7" + (b"\0" if version == 5 else b"") + payload)
 
 
 class Far:

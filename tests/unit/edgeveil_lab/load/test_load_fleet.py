@@ -75,3 +75,9 @@ def test_one_enrolment_a_file_or_one_a_line(tmp_path, made):
     (tmp_path / "two").write_text(one.to_line() + one.to_line()[:-20] + "\n")
     with pytest.raises(EnrolmentError, match=r"two:2"):
         Enrolment.load_all(tmp_path / "two")
+
+
+@pytest.mark.parametrize("raw", [b"", b"\xc1", b"\x82\xa6form\xa7t", b"\x82\xa6format\xb0\xff"])
+def test_a_fleet_file_that_is_none_is_refused(raw):
+    with pytest.raises(UsageError, match="not a fleet file"):
+        Fleet.from_bytes(raw + bytes(20), "fleet")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from edgeveil_lab.load import mqtt_packets as packets
+from edgeveil.transport import mqtt_packets as packets
 from edgeveil_lab.load.mqtt import Client
 
 BYTES_PER_S = 20_000

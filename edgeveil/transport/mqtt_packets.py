@@ -1,0 +1,250 @@
+"""MQTT 5 and 3.1.1 packets as bytes: cut out of a stream, read, and made.
+
+For programs that see packets themselves: generators of load, relays, brokers under test. A link of
+a process is `mqtt.py`'s, whose client library has its own. A packet stands here as its first byte
+(type and flags) and its body, which is everything behind the length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgeveil.errors import ProtocolError
+
+MQTT_5 = 5
+CONNECT, CONNACK, PUBLISH, PUBACK, SUBACK, PINGRESP, DISCONNECT = 1, 2, 3, 4, 9, 13, 14
+PINGREQ = b"\xc0\x00"
+GOODBYE = b"\xe0\x00"
+MOST_BODY_BYTES = (1 << 28) - 1  # what four bytes of length can say
+_LENGTH_BYTES = 4
+_RECEIVE_MAXIMUM = 0x21
+_MAXIMUM_PACKET_SIZE = 0x27
+_FIXED_PROPERTY_BYTES = {
+    **dict.fromkeys((0x01, 0x17, 0x19, 0x24, 0x25, 0x28, 0x29, 0x2A), 1),
+    **dict.fromkeys((0x13, 0x21, 0x22, 0x23), 2),
+    **dict.fromkeys((0x02, 0x11, 0x18, 0x27), 4),
+}
+
+
+class PacketCutter:
+    """Cuts one direction of a connection into packets; each byte is copied a few times at most.
+
+    A body above `limit_bytes` is refused by its length alone, with ProtocolError `oversized`; a
+    length that is none, or longer than it need be, with `malformed`. So `packet(first, body)` is
+    what came, byte for byte.
+    """
+
+    __slots__ = ("_chunks", "_have", "_limit_bytes", "_need")
+
+    def __init__(self, limit_bytes: int = MOST_BODY_BYTES) -> None:
+        self._limit_bytes = limit_bytes
+        self._chunks: list[bytes] = []
+        self._have = self._need = 0
+
+    def feed(self, data: bytes) -> list[tuple[int, bytes]]:
+        """(first byte, body) of all packets that are complete now."""
+        if self._chunks:
+            self._chunks.append(data)
+            self._have += len(data)
+            if self._have < self._need:
+                return []
+            data = b"".join(self._chunks)
+            self._chunks.clear()
+        packets, at = [], 0
+        while (body := body_place(data, at, self._limit_bytes)) is not None:
+            begin, end = body
+            if end > len(data):
+                break
+            packets.append((data[at], data[begin:end]))
+            at = end
+        if at < len(data):
+            self._chunks.append(data[at:] if at else data)
+            self._have = len(data) - at
+            self._need = body[1] - at if body else self._have + 1
+        return packets
+
+
+def body_place(
+    data: bytes, at: int = 0, limit_bytes: int = MOST_BODY_BYTES
+) -> tuple[int, int] | None:
+    """Where the body of the packet at `at` begins and ends; None while its length is not all there.
+
+    Raises ProtocolError `oversized` or `malformed`, as `PacketCutter`.
+    """
+    found = _read_length(data, at + 1)
+    if found is None:
+        return None
+    size, begin = found
+    if size > limit_bytes:
+        raise ProtocolError("oversized")
+    return begin, begin + size
+
+
+def packet(first: int, body: bytes) -> bytes:
+    """A whole packet."""
+    return bytes((first,)) + _length(len(body)) + body
+
+
+# --- what a client says --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Login:
+    """What a device says when it connects. `will` is (topic, payload), QoS 1."""
+
+    client_id: str
+    username: str | None
+    password: str | None
+    will: tuple[str, bytes] | None
+    keepalive_s: int
+    packet_bytes: int
+
+
+def connect(login: Login, protocol: int) -> bytes:
+    """CONNECT with a clean start."""
+    flags = 0x02
+    properties = b""
+    tail = _text(login.client_id)
+    if protocol == MQTT_5:
+        size = login.packet_bytes.to_bytes(4, "big")
+        own = bytes((_MAXIMUM_PACKET_SIZE,)) + size
+        properties = bytes((len(own),)) + own
+    if login.will is not None:
+        flags |= 0x04 | 0x08
+        topic, payload = login.will
+        tail += b"\0" if protocol == MQTT_5 else b""
+        tail += _text(topic) + _sized(payload)
+    if login.username is not None:
+        flags |= 0x80
+        tail += _text(login.username)
+    if login.password is not None:
+        flags |= 0x40
+        tail += _text(login.password)
+    head = _text("MQTT") + bytes((protocol, flags)) + login.keepalive_s.to_bytes(2, "big")
+    return packet(0x10, head + properties + tail)
+
+
+def subscribe(packet_id: int, topics: tuple[str, ...], protocol: int) -> bytes:
+    """SUBSCRIBE to all topics with QoS 1."""
+    head = packet_id.to_bytes(2, "big") + (b"\0" if protocol == MQTT_5 else b"")
+    return packet(0x82, head + b"".join(_text(topic) + b"\1" for topic in topics))
+
+
+def publish_head(topic: bytes, payload_bytes: int, packet_id: int, protocol: int) -> bytes:
+    """All of a PUBLISH before its payload; `packet_id` 0 means QoS 0.
+
+    `topic` is encoded already, with its length in front (`encoded_topic`).
+    """
+    identifier = packet_id.to_bytes(2, "big") if packet_id else b""
+    properties = b"\0" if protocol == MQTT_5 else b""
+    size = len(topic) + len(identifier) + len(properties) + payload_bytes
+    first = bytes((0x32 if packet_id else 0x30,))
+    return first + _length(size) + topic + identifier + properties
+
+
+def encoded_topic(topic: str) -> bytes:
+    """A topic as packets hold it."""
+    return _text(topic)
+
+
+def puback(packet_id: int) -> bytes:
+    """PUBACK, success."""
+    return b"\x40\x02" + packet_id.to_bytes(2, "big")
+
+
+# --- what is read of packets ---------------------------------------------------------------
+
+
+def asked_version(first: int, body: bytes) -> int | None:
+    """The protocol version that a CONNECT asks for, 4 or 5; None for any other packet."""
+    at = 2 + int.from_bytes(body[:2], "big")
+    return body[at] if first >> 4 == CONNECT and at < len(body) else None
+
+
+def read_connack(body: bytes, protocol: int) -> tuple[int, int]:
+    """(reason code, how many unacknowledged messages the broker takes).
+
+    Raises ProtocolError `malformed`.
+    """
+    if len(body) < 2:
+        raise ProtocolError("malformed")
+    in_flight = 65535
+    if protocol == MQTT_5 and len(body) > 2:
+        found = _property(body, 2, _RECEIVE_MAXIMUM)
+        in_flight = found if found is not None else in_flight
+    return body[1], in_flight
+
+
+def read_publish(first: int, body: bytes, protocol: int) -> tuple[int, int]:
+    """(packet id or 0, where the payload begins in the body). Raises ProtocolError `malformed`."""
+    at = 2 + int.from_bytes(body[:2], "big")
+    packet_id = 0
+    if first & 0x06:  # QoS 1 or 2
+        packet_id = int.from_bytes(body[at : at + 2], "big")
+        at += 2
+    if protocol == MQTT_5:
+        size, at = _properties(body, at)
+        at += size
+    if at > len(body):
+        raise ProtocolError("malformed")
+    return packet_id, at
+
+
+def _property(body: bytes, at: int, wanted: int) -> int | None:
+    """The integer property `wanted` of the property list at `at`, or None."""
+    size, at = _properties(body, at)
+    end = at + size
+    if end > len(body):
+        raise ProtocolError("malformed")
+    while at < end:
+        identifier, at = body[at], at + 1
+        width = _FIXED_PROPERTY_BYTES.get(identifier)
+        if width is None:  # texts: one, or two for a user's own property
+            for _ in range(2 if identifier == 0x26 else 1):
+                at += 2 + int.from_bytes(body[at : at + 2], "big")
+            continue
+        if identifier == wanted:
+            return int.from_bytes(body[at : at + width], "big")
+        at += width
+    return None
+
+
+def _properties(body: bytes, at: int) -> tuple[int, int]:
+    """(size, begin) of the property list at `at`. Raises ProtocolError `malformed`."""
+    found = _read_length(body, at)
+    if found is None:
+        raise ProtocolError("malformed")
+    return found
+
+
+def _read_length(data: bytes, at: int) -> tuple[int, int] | None:
+    """(value, where it ends) of a variable byte integer; None while it is not all there."""
+    value = shift = 0
+    for byte in data[at : at + _LENGTH_BYTES]:
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if not byte and shift:
+                raise ProtocolError("malformed", "a length with needless bytes")
+            return value, at
+        shift += 7
+    if shift == 7 * _LENGTH_BYTES:
+        raise ProtocolError("malformed", "a length that never ends")
+    return None
+
+
+def _length(size: int) -> bytes:
+    out = bytearray()
+    while True:
+        size, low = size >> 7, size & 0x7F
+        out.append(low | (0x80 if size else 0))
+        if not size:
+            return bytes(out)
+
+
+def _text(text: str) -> bytes:
+    return _sized(text.encode("utf-8"))
+
+
+def _sized(raw: bytes) -> bytes:
+    return len(raw).to_bytes(2, "big") + raw

@@ -1,0 +1,106 @@
+"""MQTT packets as bytes: any cut of a stream gives the same ones, and what is out of form ends."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgeveil.errors import ProtocolError
+from edgeveil.transport import mqtt_packets as packets
+from edgeveil.transport.mqtt_packets import Login, PacketCutter, read_connack, read_publish
+
+LOGIN = Login("ada-load", "ada", "secret", ("t/up", b"bye"), 60, 65536)
+
+
+def message(payload: bytes, packet_id: int, protocol: int) -> bytes:
+    topic = packets.encoded_topic("a/b")
+    return packets.publish_head(topic, len(payload), packet_id, protocol) + payload
+
+
+@given(
+    payloads=st.lists(st.binary(max_size=300), min_size=1, max_size=8),
+    cuts=st.lists(st.integers(1, 50), min_size=1, max_size=40),
+    protocol=st.sampled_from([4, 5]),
+)
+def test_a_stream_in_any_pieces_gives_its_packets(payloads, cuts, protocol):
+    stream = b"".join(message(p, i + 1, protocol) for i, p in enumerate(payloads))
+    cutter, found, at = PacketCutter(65536), [], 0
+    for size in [*cuts, len(stream)]:
+        for first, body in cutter.feed(stream[at : at + size]):
+            packet_id, start = read_publish(first, body, protocol)
+            found.append((packet_id, body[start:]))
+        at += size
+    assert found == [(i + 1, p) for i, p in enumerate(payloads)]
+
+
+@pytest.mark.parametrize("size", [0, 127, 128, 16383, 16384, 65000])
+def test_lengths_of_each_width(size):
+    [(first, body)] = PacketCutter(70000).feed(message(b"x" * size, 0, 4))
+    assert (read_publish(first, body, 4), body[5:]) == ((0, 5), b"x" * size)
+
+
+@pytest.mark.parametrize("protocol", [4, 5])
+def test_a_login_holds_will_user_and_password_in_their_order(protocol):
+    [(first, body)] = PacketCutter(1000).feed(packets.connect(LOGIN, protocol))
+    assert first == 0x10
+    assert body[:6] == b"\0\4MQTT"
+    assert body[6] == protocol
+    assert body[7] == 0x02 | 0x04 | 0x08 | 0x40 | 0x80
+    order = [body.index(word) for word in (b"ada-load", b"t/up", b"bye", b"\0\3ada", b"secret")]
+    assert order == sorted(order)
+
+
+def test_how_much_the_broker_takes_unacknowledged():
+    assert read_connack(b"\0\0", 4) == (0, 65535)
+    assert read_connack(b"\0\0\0", 5) == (0, 65535)
+    assert read_connack(b"\0\0\x06\x21\0\x14\x22\0\x0a", 5) == (0, 20)
+    assert read_connack(b"\0\x87\x03\x1f\0\0", 5)[0] == 0x87
+
+
+def test_properties_end_inside_their_packet():
+    sound = b"\0\0\3\x21\0\x0a"
+    assert read_connack(sound, 5) == (0, 10)
+    for size in (4, 127):
+        with pytest.raises(ProtocolError, match="malformed"):
+            read_connack(b"\0\0" + bytes((size,)) + sound[3:], 5)
+
+
+def test_a_message_ends_inside_its_packet():
+    assert read_publish(0x32, b"\0\1t\0\7\0data", 5) == (7, 6)
+    for cut in (b"\0\x09t", b"\0\1t\0\7\x7fdata", b"\xff\xff", b"\0\1t\0\7\xff"):
+        with pytest.raises(ProtocolError, match="malformed"):
+            read_publish(0x32, cut, 5)
+
+
+def test_a_length_that_is_too_large_is_refused_by_the_header_alone():
+    for claimed in (b"\x30\xff\xff\xff\x7f", b"\x30\x81\x10"):
+        with pytest.raises(ProtocolError, match="oversized"):
+            PacketCutter(2048).feed(claimed)
+
+
+@pytest.mark.parametrize("length", [b"\xff\xff\xff\xff", b"\x80\x00", b"\xff\x80\x00"])
+def test_a_length_that_is_none_is_refused(length):
+    """Never-ending, or with bytes that it does not need: such a packet could not be passed on."""
+    with pytest.raises(ProtocolError) as caught:
+        PacketCutter().feed(b"\x30" + length + bytes(200))
+    assert caught.value.reason == "malformed"
+
+
+@given(
+    bodies=st.lists(st.binary(max_size=300), max_size=8),
+    cuts=st.lists(st.integers(1, 50), max_size=40),
+)
+def test_packets_put_together_again_are_what_came(bodies, cuts):
+    stream = b"".join(packets.packet(0x30 | i, body) for i, body in enumerate(bodies))
+    cutter, out, at = PacketCutter(), b"", 0
+    for size in [*cuts, len(stream)]:
+        out += b"".join(packets.packet(*cut) for cut in cutter.feed(stream[at : at + size]))
+        at += size
+    assert out == stream
+
+
+def test_the_version_is_read_from_the_connect_alone():
+    assert [packets.asked_version(0x10, body) for body in (b"\0\4MQTT\5", b"\0\4MQTT\4")] == [5, 4]
+    assert packets.asked_version(0xC0, b"") is None
+    assert packets.asked_version(0x10, b"\0\4MQ") is None
