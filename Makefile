@@ -34,7 +34,7 @@ bench: $(VENV)/.all  ## time noise, codec and encryption
 RUNS   ?= 1000000
 fuzz: $(VENV)/.all  ## feed hostile inputs to every decoder and parser (RUNS=1000000 each)
 	$(PIP) install -q -c .ci/constraints.txt -e '.[fuzz]'
-	$(BIN)/python -m edgeveil_lab.fuzz --runs $(RUNS)
+	$(BIN)/python -m tests.fuzz --runs $(RUNS)
 
 long: mosquitto $(VENV)/.all  ## 200 kills, a crash at every boundary, 30 minutes of load
 	$(BIN)/edgeveil chaos --kills 200 --out out/chaos

@@ -16,9 +16,9 @@ from edgeveil.protocol.cloud import CloudMachine
 from edgeveil.protocol.device import DeviceMachine
 from edgeveil.protocol.package import JobPackage, Package, ReleasePackage, RoundPackage
 from edgeveil.protocol.proxy import ProxyMachine
-from edgeveil_lab.fuzz.samples import GROUPS, JOB, PACKET_BYTES, device_id, manifest, signer
-from edgeveil_lab.fuzz.story import PART_BYTES, SEALED_BYTES, TEXTS, Play, public_key
-from edgeveil_lab.fuzz.target import Tape, Target, demand
+from tests.fuzz.samples import GROUPS, JOB, PACKET_BYTES, device_id, manifest, signer
+from tests.fuzz.story import PART_BYTES, SEALED_BYTES, TEXTS, Play, public_key
+from tests.fuzz.target import Tape, Target, demand
 
 _SPOOL_BYTES, _CACHE_BYTES, _CREDIT_BYTES = 1024, 1 << 14, 1024
 

@@ -1,4 +1,4 @@
-"""One target under libFuzzer: `python -m edgeveil_lab.fuzz.child NAME [libFuzzer's options]`.
+"""One target under libFuzzer: `python -m tests.fuzz.child NAME [libFuzzer's options]`.
 
 A process of its own, since libFuzzer ends the process that it runs in. The options' last is the
 corpus folder or a file to replay.
@@ -22,6 +22,7 @@ _OURS = [
     "edgeveil_proxy",
     "edgeveil_tools",
     "edgeveil_lab",
+    "tests.fuzz",
 ]
 
 
@@ -31,8 +32,8 @@ def main(argv: list[str]) -> None:
     name = argv[1]
     logging.disable(logging.CRITICAL)  # libFuzzer speaks on standard error
     packages = [*_OURS, "yaml"] if name == "yaml" else _OURS
-    with atheris.instrument_imports(include=packages, exclude=["edgeveil_lab.fuzz.target"]):
-        from edgeveil_lab.fuzz.table import target
+    with atheris.instrument_imports(include=packages, exclude=["tests.fuzz.target"]):
+        from tests.fuzz.table import target
 
         chosen = target(name)
         for seed in chosen.seeds():  # what is imported late is imported here

@@ -25,8 +25,8 @@ from edgeveil.protocol.package import (
 )
 from edgeveil.protocol.transfer import Fetch, first_data
 from edgeveil.transport import topics
-from edgeveil_lab.fuzz.samples import BODIES, HEADERS, signer
-from edgeveil_lab.fuzz.target import Tape, Target, demand
+from tests.fuzz.samples import BODIES, HEADERS, signer
+from tests.fuzz.target import Tape, Target, demand
 
 _LIMITS = (64, 1024, 65536)
 

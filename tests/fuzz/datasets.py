@@ -16,7 +16,7 @@ from edgeveil.data.images import image_faults, read_images
 from edgeveil.data.parquet import read_parquet
 from edgeveil.data.records import Records
 from edgeveil.errors import DataError
-from edgeveil_lab.fuzz.target import Tape, Target, as_file, demand, scratch
+from tests.fuzz.target import Tape, Target, as_file, demand, scratch
 
 _MAX_BYTES = 1 << 16
 _PIXELS = 3072

@@ -18,11 +18,12 @@ from pathlib import Path
 
 from edgeveil.errors import UsageError
 from edgeveil.transport.process import OwnFolder
-from edgeveil_lab.fuzz.table import target
 from edgeveil_tools.lifeline import Lifeline
 from edgeveil_tools.scratch import MEMORY, sweep
+from tests.fuzz.table import target
 
 PREFIX = "edgeveil-fuzz-"
+_ROOT = Path(__file__).parents[2]  # where the children find `tests`
 
 _LOOKED = re.compile(r"^#(\d+)\s+(\w+)\s+cov: (\d+)")
 _STAT = re.compile(r"^stat::(\w+):\s+(\d+)")
@@ -86,7 +87,7 @@ def fuzz(name: str, bounds: Bounds, out: Path, tell: Callable[[str], None]) -> O
             *(["-dict=" + str(words)] if chosen.words else []),
             *("-keep_seed=1", "-print_final_stats=1", "-close_fd_mask=1"),
         ]
-        command = [sys.executable, "-m", "edgeveil_lab.fuzz.child", name, *options, str(corpus)]
+        command = [sys.executable, "-m", "tests.fuzz.child", name, *options, str(corpus)]
         start_s = time.monotonic()
         lines, status = _run(command, folder, tell)
         seconds = time.monotonic() - start_s
@@ -115,7 +116,13 @@ _making = threading.Lock()
 def _run(command: list[str], folder: Path, tell: Callable[[str], None]) -> tuple[list[str], int]:
     """The child's lines that matter, and its exit status; it ends with this process."""
     lifeline = Lifeline()
-    environment = {**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
+    found = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {
+        **os.environ,
+        "TMPDIR": str(folder),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": found,
+    }
     with subprocess.Popen(
         command,
         stdout=subprocess.DEVNULL,

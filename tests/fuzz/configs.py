@@ -14,9 +14,9 @@ from edgeveil.jobs.job import Job
 from edgeveil.jobs.load import load_scenario
 from edgeveil.settings.yaml_tree import DEPTH, NODES, read_tree
 from edgeveil.sites.files import load_site
-from edgeveil_lab.fuzz.target import Target, as_file, demand
+from tests.fuzz.target import Target, as_file, demand
 
-_CONFIGS = Path(__file__).parents[3] / "configs"
+_CONFIGS = Path(__file__).parents[2] / "configs"
 _TEXT_BYTES = 1024  # a longer text is only slower to read
 SMALLEST_JOB = """\
 job: small

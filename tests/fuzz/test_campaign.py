@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 from edgeveil.errors import UsageError
-from edgeveil_lab.fuzz import campaign
-from edgeveil_lab.fuzz.__main__ import main
-from edgeveil_lab.fuzz.campaign import Bounds, fuzz, outcome, side_by_side
-from edgeveil_lab.fuzz.table import NAMES, target
+from tests.fuzz import campaign
+from tests.fuzz.__main__ import main
+from tests.fuzz.campaign import Bounds, fuzz, outcome, side_by_side
+from tests.fuzz.table import NAMES, target
 
 NEEDS_ATHERIS = pytest.mark.skipif(
     importlib.util.find_spec("atheris") is None, reason="needs the extra fuzz"
@@ -108,7 +108,7 @@ def test_targets_run_at_the_same_time_and_an_error_ends_them():
 
 def started(*options):
     """A driver in a process of its own, once its targets' processes run, and these."""
-    command = [sys.executable, "-m", "edgeveil_lab.fuzz", "topic", "frame", *options]
+    command = [sys.executable, "-m", "tests.fuzz", "topic", "frame", *options]
     driver = psutil.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     end_s = time.monotonic() + 60
     while len(children := driver.children()) < 2:
@@ -131,7 +131,7 @@ def test_a_killed_drivers_folders_are_swept_by_the_next(tmp_path, monkeypatch):
     place = campaign.MEMORY if os.access(campaign.MEMORY, os.W_OK) else tmp_path
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     code = (
-        "import os, signal, tempfile, sys; from edgeveil_lab.fuzz import campaign;"
+        "import os, signal, tempfile, sys; from tests.fuzz import campaign;"
         f"campaign.PREFIX = 'edgeveil-fuzz-test-'; tempfile.tempdir = {str(tmp_path)!r}\n"
         "with campaign._memory_folder() as folder: os.kill(os.getpid(), signal.SIGKILL)"
     )

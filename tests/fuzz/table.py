@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 
 from edgeveil.registry import Table
-from edgeveil_lab.fuzz.target import Target
+from tests.fuzz.target import Target
 
 MODULES = {
     "wire": ("frame", "inner", "package", "tensors", "assembly", "fetch", "topic"),
@@ -25,5 +25,5 @@ NAMES: Table[str] = Table(
 
 def target(name: str) -> Target:
     """The target of this name. Raises UsageError for an unknown one."""
-    found: Target = import_module(f"edgeveil_lab.fuzz.{NAMES[name]}").TARGETS[name]
+    found: Target = import_module(f"tests.fuzz.{NAMES[name]}").TARGETS[name]
     return found

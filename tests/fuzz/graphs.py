@@ -10,7 +10,7 @@ from edgeveil.errors import DataError
 from edgeveil.evaluation.graph_check import OPERATORS, check_graph
 from edgeveil.evaluation.onnx_wire import MAX_FIELDS, fields
 from edgeveil.parts.features.backbone import LARGEST_OUTPUT, Backbone
-from edgeveil_lab.fuzz.target import Tape, Target, demand
+from tests.fuzz.target import Tape, Target, demand
 
 _PLAIN = tuple(sorted(OPERATORS))
 _FOREIGN = ("If", "Loop", "Scan", "NonZero", "Tile", "Expand", "TopK", "RandomNormal", "")

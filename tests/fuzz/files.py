@@ -17,9 +17,9 @@ from edgeveil.data.npz import read_npz
 from edgeveil.data.published import read_published
 from edgeveil.data.records import Records
 from edgeveil.errors import BrokerError, DataError, UsageError
-from edgeveil_lab.fuzz.target import Tape, Target, as_file, demand, scratch
 from edgeveil_lab.load.fleet import Fleet
 from edgeveil_tools.site.broker_rules import read_users
+from tests.fuzz.target import Tape, Target, as_file, demand, scratch
 
 _MAX_BYTES = 1 << 16
 

@@ -18,10 +18,10 @@ from edgeveil.errors import ConfigError, ProtocolError
 from edgeveil.transport import mqtt_packets as mqtt
 from edgeveil_cloud.http import make_app
 from edgeveil_cloud.store import Store
-from edgeveil_lab.fuzz.target import Tape, Target, demand
 from edgeveil_tools.site.broker_amqtt import BoundedReader, first_bytes
+from tests.fuzz.target import Tape, Target, demand
 
-_TOKEN = "a token"  # noqa: S105 - nobody else's
+_TOKEN = "a token"
 _LIMIT_BYTES = 1024
 _STORE_INPUTS = 2_000  # then the store is a new one: it must not grow with the inputs
 _PATHS = (

@@ -37,8 +37,8 @@ from edgeveil.protocol.sealed import (
     seal_broadcast,
     seal_segment,
 )
-from edgeveil_lab.fuzz.samples import AT, GROUPS, PACKET_BYTES, manifest, opening_key, signing_key
-from edgeveil_lab.fuzz.target import Tape, Target, as_file, demand, scratch
+from tests.fuzz.samples import AT, GROUPS, PACKET_BYTES, manifest, opening_key, signing_key
+from tests.fuzz.target import Tape, Target, as_file, demand, scratch
 
 _PACKAGE = b"a model package" * 20
 

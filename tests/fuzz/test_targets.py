@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgeveil.errors import EdgeVeilError
-from edgeveil_lab.fuzz.table import NAMES, target
-from edgeveil_lab.fuzz.target import Tape, Target, Wrong, demand
+from tests.fuzz.table import NAMES, target
+from tests.fuzz.target import Tape, Target, Wrong, demand
 
 SLOW = {"job_yaml", "site_yaml", "load_yaml", "backbone", "ledger", "http"}
 

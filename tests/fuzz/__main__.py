@@ -1,4 +1,4 @@
-"""`python -m edgeveil_lab.fuzz`: hostile inputs for every decoder and parser, led by coverage."""
+"""`python -m tests.fuzz`: hostile inputs for every decoder and parser, led by coverage."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from dataclasses import asdict
 from pathlib import Path
 
 from edgeveil.errors import EdgeVeilError, UsageError
-from edgeveil_lab.fuzz.campaign import Bounds, Outcome, fuzz, side_by_side
-from edgeveil_lab.fuzz.table import NAMES, target
+from tests.fuzz.campaign import Bounds, Outcome, fuzz, side_by_side
+from tests.fuzz.table import NAMES, target
 
 _EXAMPLES = """examples:
-  python -m edgeveil_lab.fuzz --runs 1000000          every target
-  python -m edgeveil_lab.fuzz frame job_yaml          two of them
-  python -m edgeveil_lab.fuzz --jobs 4                four targets side by side
-  python -m edgeveil_lab.fuzz --list
-  python -m edgeveil_lab.fuzz frame --replay FILE     one input again, with its traceback
+  python -m tests.fuzz --runs 1000000          every target
+  python -m tests.fuzz frame job_yaml          two of them
+  python -m tests.fuzz --jobs 4                four targets side by side
+  python -m tests.fuzz --list
+  python -m tests.fuzz frame --replay FILE     one input again, with its traceback
 """
 
 
 def _parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
-        prog="python -m edgeveil_lab.fuzz",
+        prog="python -m tests.fuzz",
         description=__doc__,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

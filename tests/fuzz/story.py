@@ -22,7 +22,8 @@ from edgeveil.protocol import messages as m
 from edgeveil.protocol import tasks as dt
 from edgeveil.protocol.blob import NEED_LIMIT, describe
 from edgeveil.protocol.codec import decode, encode, encode_inner
-from edgeveil_lab.fuzz.samples import (
+from edgeveil_lab.load.shared import SharedVerifyKey
+from tests.fuzz.samples import (
     BODIES,
     GROUPS,
     JOB,
@@ -31,8 +32,7 @@ from edgeveil_lab.fuzz.samples import (
     signer,
     signing_key,
 )
-from edgeveil_lab.fuzz.target import Tape, demand
-from edgeveil_lab.load.shared import SharedVerifyKey
+from tests.fuzz.target import Tape, demand
 
 PART_BYTES = 256
 SEALED_BYTES = tuple(group.padded_bytes + m.SEAL_OVERHEAD_BYTES for group in GROUPS)

@@ -19,9 +19,9 @@ from edgeveil_cloud.opening import open_batch
 from edgeveil_cloud.round_secret import RoundSecret
 from edgeveil_cloud.rounds import seal_round
 from edgeveil_cloud.spool import BatchSpool
-from edgeveil_lab.fuzz.configs import SMALLEST_JOB
-from edgeveil_lab.fuzz.samples import JOB, opening_key
-from edgeveil_lab.fuzz.target import Tape, Target, demand, scratch
+from tests.fuzz.configs import SMALLEST_JOB
+from tests.fuzz.samples import JOB, opening_key
+from tests.fuzz.target import Tape, Target, demand, scratch
 
 _SELECTED = 4
 _SEGMENTS = 6  # of a group, at most

@@ -1,0 +1,1 @@
+"""Feeds hostile bytes to everything that reads foreign ones: `python -m tests.fuzz`."""
