@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -89,7 +88,7 @@ def test_ctrl_c_ends_everything_and_leaves_what_was_measured(tmp_path):
     children = psutil.Process(process.pid).children(recursive=True)
     assert len(children) >= 4
     process.send_signal(signal.SIGINT)
-    time.sleep(0.5)
+    wait_for(lambda: not all(child.is_running() for child in children), "the first end", 60)
     process.send_signal(signal.SIGINT)  # once more, while it ends
     assert process.wait(60) == 130
     psutil.wait_procs(children, 10)

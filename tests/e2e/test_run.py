@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +44,12 @@ def shorter(folder: Path, **changes: str) -> Path:
     path = folder / "job.yaml"
     path.write_text(text, "utf-8")
     return path
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds of a process and its children so far."""
+    started = psutil.Process(pid)
+    return sum(sum(one.cpu_times()[:2]) for one in [started, *started.children(recursive=True)])
 
 
 @pytest.mark.parametrize("engine", ["mosquitto", "amqtt"])
@@ -148,7 +153,9 @@ def test_ctrl_c_ends_a_simulation_while_a_device_is_at_work(tmp_path: Path) -> N
         )
     said = out / "logs" / "simulation.log"
     wait_for(lambda: said.exists() and "kind=round" in said.read_text(), "the round")
-    time.sleep(3)  # nobody tells that a device has begun
+    before_s = cpu_s(run.pid)
+    # Nobody tells that a device has begun; what the cloud does for a round takes far less.
+    wait_for(lambda: cpu_s(run.pid) > before_s + 3, "a device's work")
     run.send_signal(signal.SIGINT)
     try:
         assert run.wait(30) == 130

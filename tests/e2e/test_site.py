@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import zlib
 from pathlib import Path
 
@@ -167,7 +166,8 @@ def test_cloud_and_proxy_killed_and_started_again(tmp_path: Path) -> None:
         watching = subprocess.Popen(
             [*watch, str(live.site.cloud)], stdout=subprocess.PIPE, text=True
         )
-        time.sleep(1)
+        assert watching.stdout is not None
+        shown = watching.stdout.readline()
         live.stop("cloud", signal.SIGKILL)
         live.stop("proxy", signal.SIGKILL)
         live.start("proxy", live.site.proxy)
@@ -176,7 +176,7 @@ def test_cloud_and_proxy_killed_and_started_again(tmp_path: Path) -> None:
         done = live.finish(job)
         assert done["status"] == "completed", done["reason"]
         assert [e["index"] for e in done["exchanges"]] == list(range(1, 23))
-        shown, _ = watching.communicate(timeout=30)
+        shown += watching.communicate(timeout=30)[0]
         assert watching.returncode == 0
         assert "round 20" in shown
         assert shown.endswith(f"{job}: completed\n")
@@ -198,6 +198,11 @@ def test_hostile_messages_are_counted_and_change_nothing(tmp_path: Path) -> None
     with LiveSite(tmp_path) as live:
         live.start_all()
         job = live.submit(rounds=12, every=0)
+
+        def all_are_refused() -> bool:
+            refused = live.proxy_status().get("refused", {})
+            named = {"malformed", "unknown_version", "unknown_blob"} <= set(refused)
+            return named and refused.get("forged", 0) >= 60
 
         async def attack() -> None:
             rogue = live.site.device_ids[0]  # a stolen password, but not the device's key
@@ -224,16 +229,13 @@ def test_hostile_messages_are_counted_and_change_nothing(tmp_path: Path) -> None
             ]
             for frame in frames * 20:
                 await link.publish(device_up(rogue), frame)
-            await asyncio.sleep(1)
+            await asyncio.to_thread(wait_for, all_are_refused, "refusals")
             await link.close()
 
         asyncio.run(attack())
         done = live.finish(job)
         assert done["status"] == "completed", done["reason"]
         assert {e["uploads"] for e in done["exchanges"]} == {5}
-        refused = live.proxy_status()["refused"]
-        assert {"malformed", "unknown_version", "forged", "unknown_blob"} <= set(refused)
-        assert refused["forged"] >= 60
         log = live.log("proxy")
         assert log.count("reason=forged") == 1  # once a minute
         assert "Traceback" not in log
