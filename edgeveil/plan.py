@@ -29,10 +29,10 @@ from edgeveil.parts.models.softmax_head import build_graph
 from edgeveil.parts.setting import Setting, network_of
 from edgeveil.parts.stages import STAGES
 from edgeveil.privacy.events import Event, UnprotectedEvent
-from edgeveil.privacy.figures import up
+from edgeveil.privacy.guarantee import up
+from edgeveil.privacy.laplace_mechanism import softmax_event
+from edgeveil.privacy.moments import exchanges_within
 from edgeveil.privacy.policy import JobRequest, Quote, price
-from edgeveil.privacy.self_stop import exchanges_within
-from edgeveil.privacy.softmax import softmax_event
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Group
 from edgeveil.protocol.sealed import padded
 

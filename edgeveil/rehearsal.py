@@ -19,8 +19,8 @@ from edgeveil.errors import DataError, EdgeVeilError, PrivacyError, ProtocolErro
 from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.parts.exchange import KEPT, TRAIN, Array, Exchange, Tensors
 from edgeveil.plan import SOFTMAX, JobPlan
+from edgeveil.privacy.laplace_mechanism import softmax_laplace
 from edgeveil.privacy.sampler import RandomBytes, os_random
-from edgeveil.privacy.softmax import softmax_laplace
 from edgeveil.protocol.package import pack_tensors, unpack_tensors
 
 _REPEATS = (("local_steps", 2), ("local_epochs", 1), ("moves", 2))

@@ -18,7 +18,7 @@ from edgeveil.plan import SOFTMAX, JobPlan
 from edgeveil.privacy.accountant import pure_epsilon
 from edgeveil.privacy.amplification import shuffled_epsilon
 from edgeveil.privacy.events import Event, LaplaceEvent, TwoValueEvent
-from edgeveil.privacy.figures import up, worth
+from edgeveil.privacy.guarantee import up, worth
 from edgeveil.privacy.policy import INFER, TRAIN
 
 LEAST_GAIN = 0.99  # what is less of a gain is not worth a line

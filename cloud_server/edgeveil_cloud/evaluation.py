@@ -16,7 +16,7 @@ from edgeveil.parts.exchange import Array, Exchange
 from edgeveil.parts.methods.pca_own import own_weights
 from edgeveil.plan import JobPlan
 from edgeveil.privacy.events import LaplaceEvent
-from edgeveil.privacy.softmax import noise_law
+from edgeveil.privacy.laplace_mechanism import noise_law
 
 LOG = logging.getLogger("edgeveil.cloud")
 

@@ -18,9 +18,9 @@ from edgeveil.errors import PrivacyError, ProtocolError
 from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.parts.exchange import KEPT, Answer, Array, Exchange, Tensors
 from edgeveil.plan import SOFTMAX, JobPlan
+from edgeveil.privacy.laplace_mechanism import softmax_laplace
 from edgeveil.privacy.ledger import Ledger, Receipt
 from edgeveil.privacy.sampler import RandomBytes
-from edgeveil.privacy.softmax import softmax_laplace
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.messages import Manifest
 from edgeveil.protocol.package import RoundPackage, pack_tensors, unpack_tensors

@@ -11,8 +11,8 @@ from edgeveil.jobs.job_aggregation import aggregation_mixes
 from edgeveil.jobs.job_updates import update_mixes
 from edgeveil.jobs.local_run_mixes import policy_mixes, run_mixes, shape_mixes
 from edgeveil.parts.features import PcaParameters, build_features, projection_of
-from edgeveil.privacy.figures import up
-from edgeveil.privacy.self_stop import MomentsAccountant
+from edgeveil.privacy.guarantee import up
+from edgeveil.privacy.moments import MomentsAccountant
 from edgeveil.settings.base import Mix
 from edgeveil.settings.schema_walk import number
 

@@ -27,8 +27,7 @@ from numpy.typing import NDArray
 
 from edgeveil.crypto import NoiseKey, labels
 from edgeveil.errors import PrivacyError
-from edgeveil.privacy.event_codec import to_dict
-from edgeveil.privacy.events import Event
+from edgeveil.privacy.events import Event, to_dict
 from edgeveil.privacy.sampler import RandomBytes, SampleBytes
 
 KEY_BYTES = 32

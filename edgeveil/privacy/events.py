@@ -1,15 +1,17 @@
 """What was released: frozen facts that the accountant prices.
 
-An event states the mathematics (sensitivity and noise in integer steps), not a price. It is
-plain data: `event_codec` carries it over the wire and into the ledger.
+An event states the mathematics (sensitivity and noise in integer steps), not a price. As plain
+values (`to_dict`) it goes over the wire, into the ledger, and into the key of derived noise: so the
+plain form of an event never changes.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
 from edgeveil.errors import PrivacyError
 
@@ -279,3 +281,58 @@ def _ratio_up(sensitivity: int, sigma_squared: int) -> float:
     """Sensitivity over σ, rounded up."""
     ratio = Fraction(sensitivity**2, sigma_squared)
     return math.nextafter(math.sqrt(math.nextafter(float(ratio), math.inf)), math.inf)
+
+
+KINDS: dict[str, type[Event]] = {
+    "gaussian": GaussianEvent,
+    "sampled_gaussian": SampledGaussianEvent,
+    "laplace": LaplaceEvent,
+    "selection": SelectionEvent,
+    "two_value": TwoValueEvent,
+    "claimed": ClaimedEvent,
+    "unprotected": UnprotectedEvent,
+}
+# Steps may exceed 64 bits, which JSON and MessagePack readers need not carry: sent as text.
+_WIDE = {
+    "sigma_squared",
+    "finest_sigma_squared",
+    "scale_numerator",
+    "scale_denominator",
+    "epsilon_numerator",
+    "epsilon_denominator",
+}
+
+
+def to_dict(event: Event) -> dict[str, Any]:
+    """Plain values of an event, with its `kind`; the inverse of `event_from_dict`."""
+    kind = next(name for name, known in KINDS.items() if type(event) is known)
+    plain = {k: str(v) if k in _WIDE else v for k, v in asdict(event).items()}
+    return {"kind": kind, **plain}
+
+
+def event_from_dict(plain: Mapping[str, Any]) -> Event:
+    """The event of `to_dict`. Unknown kinds, unknown fields and wrong values raise."""
+    values = dict(plain)
+    kind = values.pop("kind", None)
+    if kind not in KINDS:
+        raise PrivacyError(f"unknown privacy event '{kind}'", fix="update this device")
+    cls = KINDS[kind]
+    known = {f.name: f.type for f in fields(cls)}
+    if set(values) - set(known):
+        raise PrivacyError(f"{kind} event: unknown fields {sorted(set(values) - set(known))}")
+    try:
+        typed = {k: _typed(known[k], k, v) for k, v in values.items()}
+        return cls(**typed)
+    except (TypeError, ValueError) as error:
+        raise PrivacyError(f"{kind} event: {error}") from None
+
+
+def _typed(kind: object, name: str, value: Any) -> Any:
+    if name in _WIDE and isinstance(value, str):
+        return int(value)
+    want: tuple[type, ...] = {"int": (int,), "float": (int, float), "bool": (bool,)}.get(
+        str(kind), (str,)
+    )
+    if isinstance(value, bool) != (kind == "bool") or not isinstance(value, want):
+        raise TypeError(f"{name} has a wrong type")
+    return value

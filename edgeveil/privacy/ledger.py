@@ -3,31 +3,142 @@
 Publishing takes a `Receipt`, and only a ledger makes one: in one durable transaction `commit`
 stores the events and the noised tensors, so a retry returns the same tensors and costs nothing.
 A ledger belongs to a data set's configured *name*; adding records resets nothing. Every change
-is a link of a keyed chain (`ledger_chain`), checked whole when the ledger is opened.
+is a link of a keyed chain (`ledger_chain.py`), checked whole when the ledger is opened; a `Book` is
+what the links add up to: per data set, each job with what it released.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edgeveil.crypto import NoiseKey
 from edgeveil.errors import PrivacyError, UsageError
-from edgeveil.privacy.events import Event
+from edgeveil.privacy.accountant import weakest
+from edgeveil.privacy.events import Event, event_from_dict, to_dict
 from edgeveil.privacy.guarantee import Guarantee
-from edgeveil.privacy.ledger_book import Account, Book, Change, Release
-from edgeveil.privacy.ledger_chain import Chain, broken, require_database
-from edgeveil.privacy.policy import TRAIN, JobRequest, Limits, Quote, check_job, countable_quote
+from edgeveil.privacy.ledger_chain import Change, LedgerChain, broken, require_database
+from edgeveil.privacy.policy import (
+    TRAIN,
+    JobRequest,
+    Limits,
+    Quote,
+    check_job,
+    countable_quote,
+    price,
+    total,
+)
 from edgeveil.sqlite_file import SqliteFile
 
 LEDGER_FILE = "ledger.sqlite"
 _KEPT = """CREATE TABLE IF NOT EXISTS kept (
   dataset TEXT, job TEXT, kept BLOB NOT NULL, PRIMARY KEY (dataset, job))"""
 _MADE_BY_LEDGER = object()
+
+
+@dataclass(frozen=True)
+class Release:
+    """The events of one exchange, and which link (counted from 1) holds them."""
+
+    number: int
+    events: tuple[Event, ...]
+    payload_sha256: bytes
+
+    @staticmethod
+    def body(events: Sequence[Event], payload_sha256: bytes) -> str:
+        """The text of a link of kind `released`."""
+        listed = [to_dict(event) for event in events]
+        return json.dumps({"events": listed, "payload_sha256": payload_sha256.hex()})
+
+    @classmethod
+    def from_body(cls, number: int, body: str) -> Release:
+        """The release of a link."""
+        plain = json.loads(body)
+        events = tuple(event_from_dict(event) for event in plain["events"])
+        return cls(number, events, bytes.fromhex(plain["payload_sha256"]))
+
+
+@dataclass
+class JobAccount:
+    """A job as this device knows it: what it reserved, and by exchange what it released."""
+
+    request: JobRequest
+    is_open: bool = True
+    releases: dict[int, Release] = field(default_factory=dict)
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """Everything released so far."""
+        return tuple(event for release in self.releases.values() for event in release.events)
+
+    @property
+    def counting(self) -> JobRequest:
+        """What the job holds against the limits: all it reserved while open, then `counted`."""
+        if self.is_open:
+            return self.request
+        return JobRequest(self.request.job_id, self.request.delta, self.counted)
+
+    @property
+    def counted(self) -> tuple[Event, ...]:
+        """What was spent for good: see `JobRequest.counted`."""
+        return self.request.counted(self.events)
+
+    @property
+    def spent(self) -> Quote:
+        """The two guarantees of what was spent."""
+        return price(self.counted, self.request.delta)
+
+
+@dataclass
+class Account:
+    """All jobs of one data set, in the order in which they came."""
+
+    jobs: dict[str, JobAccount] = field(default_factory=dict)
+
+    def spent(self, job_id: str | None = None, purpose: str = TRAIN) -> Guarantee:
+        """What was spent: by one job, or (None) over the data set's life.
+
+        A job counts its whole reserved price from its first release that is not pure ε on
+        (`JobRequest.counted`). `purpose` is `train` or `infer`. Over several jobs ε and δ add up,
+        each job priced at its own δ. After any claimed or unprotected release, lifetime totals
+        are not proven.
+        """
+        chosen = [self.jobs[job] for job in self.jobs if job_id in (None, job)]
+        quotes = [entry.spent for entry in chosen]
+        result = total([q.training if purpose == TRAIN else q.inference for q in quotes])
+        if job_id is not None:
+            return result
+        taint = weakest(event.status for entry in chosen for event in entry.events)
+        status = weakest([result.status, taint])
+        return replace(result, status=status)
+
+
+class Book:
+    """The accounts of all data sets in one file, from so many `links`."""
+
+    def __init__(self) -> None:
+        self.links = 0
+        self.accounts: dict[str, Account] = {}
+
+    def account(self, dataset: str) -> Account:
+        """The account of a data set, empty if it has released nothing."""
+        return self.accounts.setdefault(dataset, Account())
+
+    def apply(self, number: int, change: Change) -> None:
+        """Take in link `number`, whose origin has been checked."""
+        jobs = self.account(change.dataset).jobs
+        if change.kind == "opened":
+            jobs[change.job] = JobAccount(JobRequest.from_json(change.body))
+        elif change.kind == "released":
+            jobs[change.job].releases[change.exchange] = Release.from_body(number, change.body)
+        else:
+            jobs[change.job].is_open = False
+        self.links = number
 
 
 @dataclass(frozen=True)
@@ -62,7 +173,8 @@ class Ledger:
     def __init__(self, path: Path | str, dataset: str) -> None:
         self.dataset, self._path = dataset, Path(path)
         self._file = _open(self._path)
-        self._chain = Chain(self._file, self._path)
+        self._book = Book()
+        self._chain = LedgerChain(self._file, self._path, self._book.apply)
         try:
             with self._file.transaction() as db:
                 self._chain.make_tables()
@@ -212,14 +324,14 @@ class Ledger:
 
     def _account(self) -> Account:
         self._chain.follow()
-        return self._chain.book.account(self.dataset)
+        return self._book.account(self.dataset)
 
     def _release(self, job_id: str, exchange: int) -> Release | None:
         entry = self._account().jobs.get(job_id)
         return None if entry is None else entry.releases.get(exchange)
 
     def _receipt(self, job_id: str, exchange: int) -> Receipt:
-        release = self._chain.book.account(self.dataset).jobs[job_id].releases[exchange]
+        release = self._book.account(self.dataset).jobs[job_id].releases[exchange]
         return Receipt(
             self.dataset,
             job_id,
@@ -241,21 +353,20 @@ def read_ledger(path: Path) -> Book:
         raise UsageError(
             "there is no ledger", where=str(path), fix="a device makes it at its first start"
         )
-    file = _open(path)
+    file, book = _open(path), Book()
     try:
         with file.transaction() as db:
-            chain = Chain(file, path)
-            chain.open(create=False)
+            LedgerChain(file, path, book.apply).open(create=False)
             rows = db.execute("SELECT number, CAST(coalesce(payload, '') AS BLOB) FROM payloads")
             held = {number: _digest(payload) for number, payload in rows}
     finally:
         file.close()
-    for account in chain.book.accounts.values():
+    for account in book.accounts.values():
         for entry in account.jobs.values():
             for release in entry.releases.values():
                 if entry.is_open and held.get(release.number) != release.payload_sha256:
                     raise _other_tensors(release, path)
-    return chain.book
+    return book
 
 
 def _open(path: Path) -> SqliteFile:

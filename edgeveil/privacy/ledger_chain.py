@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import hmac
 import sqlite3
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from edgeveil.crypto import CryptoError, LedgerKey, NoiseKey, labels
 from edgeveil.crypto.key_files import read_key, write_key
 from edgeveil.errors import PrivacyError
-from edgeveil.privacy.ledger_book import Book, Change
 from edgeveil.sqlite_file import SqliteFile
 
 _TABLES = {
@@ -42,8 +42,26 @@ _FIX = (
 )
 
 
+Kind = Literal["opened", "released", "closed"]
+
+
 @dataclass(frozen=True)
-class Head:
+class Change:
+    """One change of one data set's account; `body` is the text that its kind needs.
+
+    `opened`: the job's request. `released`: the events and the digest of the stored tensors, for
+    one `exchange`. `closed`: nothing.
+    """
+
+    dataset: str
+    kind: Kind
+    job: str
+    exchange: int = 0
+    body: str = ""
+
+
+@dataclass(frozen=True)
+class ChainHead:
     """Number and mac of the newest link; number 0 before the first."""
 
     number: int
@@ -60,7 +78,7 @@ class Head:
             ) from error
 
     @classmethod
-    def load(cls, path: Path) -> Head:
+    def load(cls, path: Path) -> ChainHead:
         """Read the file. Raises PrivacyError if it is not there or not a head."""
         try:
             raw = read_key(path, _HEAD_TAG, secret=False)
@@ -71,18 +89,19 @@ class Head:
         return cls(int.from_bytes(raw[:8], "big"), raw[8:])
 
 
-class Chain:
-    """Follows the links of one open database; `book` is what the checked ones add up to.
+class LedgerChain:
+    """Follows the links of one open database; `take_in` gets each that was checked, in order.
 
     Every method that reads raises `PrivacyError` at the first thing that is not as this device
     wrote it. Calls must be made inside a transaction of `file`, except `follow`.
     """
 
-    def __init__(self, file: SqliteFile, path: Path) -> None:
-        self._file, self._path = file, path
+    def __init__(
+        self, file: SqliteFile, path: Path, take_in: Callable[[int, Change], None]
+    ) -> None:
+        self._file, self._path, self._take_in = file, path, take_in
         self._key_path, self._head_path = path.with_suffix(".key"), path.with_suffix(".head")
         self._settled = 0  # the furthest that the head was seen to be
-        self.book = Book()
 
     def open(self, *, create: bool) -> None:
         """Read the key and check the whole chain; `create` makes what a new ledger needs.
@@ -137,7 +156,7 @@ class Chain:
 
     def _begun(self) -> bool:
         """Whether the head is that of a ledger with links."""
-        return self._head_path.exists() and Head.load(self._head_path).number > 0
+        return self._head_path.exists() and ChainHead.load(self._head_path).number > 0
 
     def _create(self) -> None:
         """The head first, the key last: a key without a head was robbed of it by no crash."""
@@ -145,12 +164,12 @@ class Chain:
         self._start().save(self._head_path)
         self._key.save(self._key_path)
 
-    def _start(self) -> Head:
+    def _start(self) -> ChainHead:
         """The head before the first link."""
-        return Head(0, self._mac(b"", 0, Change("", "opened", "")))
+        return ChainHead(0, self._mac(b"", 0, Change("", "opened", "")))
 
     def follow(self) -> None:
-        """Check the links that are new since the last call and take them into the book."""
+        """Check the links that are new since the last call and pass them on."""
         with self._file.guard() as db:
             rows = db.execute(
                 "SELECT number, dataset, kind, job, exchange, body, mac FROM links"
@@ -172,7 +191,7 @@ class Chain:
         if self._file.replaced():
             raise broken("another database was put in its place while it was open", self._path)
         self.follow()
-        head = Head.load(self._head_path)
+        head = ChainHead.load(self._head_path)
         if head.number < self._settled:
             raise broken(
                 f"its head was put back from link {self._settled} to link {head.number} while it"
@@ -210,8 +229,8 @@ class Chain:
         change = Change(*row[1:-1])
         if not hmac.compare_digest(self._mac(self._last.mac, number, change), row[-1]):
             raise broken(f"link {number} is not as this device wrote it", self._path)
-        self.book.apply(number, change)
-        self._before, self._last = self._last, Head(number, row[-1])
+        self._take_in(number, change)
+        self._before, self._last = self._last, ChainHead(number, row[-1])
 
     def _mac(self, previous: bytes, number: int, change: Change) -> bytes:
         text = (change.dataset, change.kind, change.job, str(change.exchange), change.body)

@@ -11,10 +11,8 @@ from fractions import Fraction
 
 from edgeveil.errors import PrivacyError
 from edgeveil.privacy.accountant import epsilon, weakest
-from edgeveil.privacy.event_codec import event_from_dict, to_dict
-from edgeveil.privacy.events import Event, PureEvent, UnprotectedEvent
-from edgeveil.privacy.figures import up
-from edgeveil.privacy.guarantee import Guarantee
+from edgeveil.privacy.events import Event, PureEvent, UnprotectedEvent, event_from_dict, to_dict
+from edgeveil.privacy.guarantee import Guarantee, up
 
 TRAIN, INFER = "train", "infer"
 

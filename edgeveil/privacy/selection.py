@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 from edgeveil.errors import PrivacyError
 from edgeveil.privacy.derived import bound
 from edgeveil.privacy.events import SelectionEvent, Unit
-from edgeveil.privacy.exact import LazyUniform
-from edgeveil.privacy.sampler import RandomBytes, os_random
+from edgeveil.privacy.sampler import LazyUniform, RandomBytes, os_random
 
 Int64 = NDArray[np.int64]
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from edgeveil.privacy.mechanisms import gaussian, laplace
+from edgeveil.privacy.duchi_mechanism import duchi_mechanism
+from edgeveil.privacy.gaussian_mechanism import gaussian
+from edgeveil.privacy.laplace_mechanism import laplace, softmax_laplace
 from edgeveil.privacy.selection import exponential_mechanism, report_noisy_max
-from edgeveil.privacy.softmax import softmax_laplace
-from edgeveil.privacy.two_value import two_value
 from edgeveil.registry import Table
 
 MECHANISMS: Table[Callable[..., tuple[Any, Any]]] = Table(
@@ -21,7 +21,7 @@ MECHANISMS: Table[Callable[..., tuple[Any, Any]]] = Table(
         "gaussian": gaussian,
         "laplace": laplace,
         "softmax": softmax_laplace,
-        "two_value": two_value,
+        "two_value": duchi_mechanism,
         "exponential": exponential_mechanism,
         "report_noisy_max": report_noisy_max,
     },

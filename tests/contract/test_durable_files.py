@@ -14,8 +14,8 @@ import pytest
 from edgeveil.crypto.keys import OpeningKey, SigningKey
 from edgeveil.enrolment import Enrolment
 from edgeveil.errors import EdgeVeilError, PrivacyError
+from edgeveil.privacy.gaussian_mechanism import gaussian_event
 from edgeveil.privacy.ledger import Ledger
-from edgeveil.privacy.mechanisms import gaussian_event
 from edgeveil.privacy.policy import JobRequest, Limits
 from edgeveil.protocol.collection import Held
 from edgeveil.protocol.messages import Exchanged

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from edgeveil.errors import EdgeVeilError
+from edgeveil.privacy.gaussian_mechanism import gaussian_event
 from edgeveil.privacy.ledger import Ledger
-from edgeveil.privacy.mechanisms import gaussian_event
 from edgeveil.privacy.policy import JobRequest, Limits
 from edgeveil.protocol.blob import describe
 from edgeveil.protocol.cloud_tasks import BatchPart

@@ -102,9 +102,9 @@ GOLDEN = {
             "test_the_discrete_gaussian_has_its_exact_probabilities",
             "laplace": "privacy/test_privacy_sampler.py::"
             "test_the_discrete_laplace_has_its_exact_probabilities",
-            "softmax": "privacy/test_privacy_softmax.py::"
+            "softmax": "privacy/test_privacy_laplace_mechanism.py::"
             "test_two_one_hot_vectors_reach_the_sensitivity",
-            "two_value": "privacy/test_privacy_two_value.py::test_the_mean_is_the_value",
+            "two_value": "privacy/test_privacy_duchi_mechanism.py::test_the_mean_is_the_value",
             **dict.fromkeys(
                 ("exponential", "report_noisy_max"),
                 "privacy/test_privacy_selection.py::test_a_selection_has_its_exact_probabilities",

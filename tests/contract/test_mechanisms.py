@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from edgeveil.errors import PrivacyError
-from edgeveil.privacy.event_codec import event_from_dict, to_dict
-from edgeveil.privacy.mechanisms import gaussian_event, laplace_event
+from edgeveil.privacy.duchi_mechanism import duchi_event
+from edgeveil.privacy.events import event_from_dict, to_dict
+from edgeveil.privacy.gaussian_mechanism import gaussian_event
+from edgeveil.privacy.laplace_mechanism import laplace_event
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil.privacy.selection import selection_event
 from edgeveil.privacy.table import MECHANISMS
-from edgeveil.privacy.two_value import two_value_event
 
 STEPS = np.arange(-20, 20, dtype=np.int64).reshape(4, 10)
 SCORES = np.arange(40, dtype=np.int64)
@@ -19,7 +20,7 @@ SOFTMAX = np.full((4, 10), 0.1)
 EVENTS = {
     "gaussian": gaussian_event("sum", 1 << 20, 0.5, STEPS.size, grid_bits=20),
     "laplace": laplace_event("sum", 1 << 20, 1 << 20, 1.0, STEPS.size, 20),
-    "two_value": two_value_event("values", Fraction(1, 2), STEPS.size),
+    "two_value": duchi_event("values", Fraction(1, 2), STEPS.size),
     "exponential": selection_event("choice", SCORES.size, 1, 0.1),
     "report_noisy_max": selection_event(
         "choice", SCORES.size, 1, 0.1, mechanism="report_noisy_max"

@@ -16,7 +16,7 @@ from edgeveil.parts.models import MlpParameters, build_network
 from edgeveil.parts.models.softmax_head import WEIGHTS
 from edgeveil.parts.setting import Setting
 from edgeveil.privacy.derived import DerivedRandom
-from edgeveil.privacy.event_codec import event_from_dict, to_dict
+from edgeveil.privacy.events import event_from_dict, to_dict
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil.subnormals import subnormals_flushed
 

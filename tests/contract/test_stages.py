@@ -15,7 +15,7 @@ from edgeveil.parts.models import MlpParameters, build_network
 from edgeveil.parts.setting import Setting
 from edgeveil.parts.stages import STAGES
 from edgeveil.parts.update import Task
-from edgeveil.privacy.event_codec import event_from_dict, to_dict
+from edgeveil.privacy.events import event_from_dict, to_dict
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil.protocol.package import pack_tensors, unpack_tensors
 

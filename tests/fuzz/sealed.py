@@ -24,10 +24,9 @@ from edgeveil.crypto.stanzas import STANZA_BYTES, open_stanzas, seal_stanzas
 from edgeveil.crypto.stream import HEADER_BYTES, TAG_BYTES, open_stream, seal_stream
 from edgeveil.enrolment import Enrolment, EnrolmentError
 from edgeveil.errors import PrivacyError, ProtocolError, UsageError
-from edgeveil.privacy.ledger import Ledger, read_ledger
-from edgeveil.privacy.ledger_book import Book
-from edgeveil.privacy.ledger_chain import Head
-from edgeveil.privacy.mechanisms import gaussian_event
+from edgeveil.privacy.gaussian_mechanism import gaussian_event
+from edgeveil.privacy.ledger import Book, Ledger, read_ledger
+from edgeveil.privacy.ledger_chain import ChainHead
 from edgeveil.privacy.policy import JobRequest, Limits
 from edgeveil.protocol.messages import Group, Manifest
 from edgeveil.protocol.sealed import (
@@ -158,7 +157,7 @@ def _key_file(data: bytes) -> None:
     path = as_file("key", data[1:])
     path.chmod(0o600)
     if which == len(_KEYS):
-        Head.load(path)
+        ChainHead.load(path)
     else:
         key = _KEYS[which].load(path)
         demand(key.to_bytes().hex().encode() in data.lower(), "the key is what the file says")

@@ -21,8 +21,8 @@ from matplotlib.figure import Figure
 from edgeveil.evaluation.cluster_labels import by_argmax
 from edgeveil.evaluation.corrected import NOT_IDENTIFIABLE, TARGETS, Corrected, corrected_score
 from edgeveil.privacy.events import LaplaceEvent
+from edgeveil.privacy.laplace_mechanism import noise_law, softmax_laplace
 from edgeveil.privacy.sampler import SeededRandom
-from edgeveil.privacy.softmax import noise_law, softmax_laplace
 from edgeveil_lab.score_fleets import fleet
 from edgeveil_tools.report.plots import BLUE, GREEN, ORANGE
 

@@ -8,11 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from edgeveil.privacy.event_codec import to_dict
-from edgeveil.privacy.events import Event
-from edgeveil.privacy.figures import down
-from edgeveil.privacy.guarantee import Guarantee
-from edgeveil.privacy.ledger_book import Account, Book, JobEntry
+from edgeveil.privacy.events import Event, to_dict
+from edgeveil.privacy.guarantee import Guarantee, down
+from edgeveil.privacy.ledger import Account, Book, JobAccount
 from edgeveil.privacy.policy import INFER, Quote, countable_quote, price, total
 from edgeveil.sites.policy import Policy
 
@@ -71,7 +69,7 @@ def show(path: Path, book: Book, policies: dict[str, Policy]) -> None:
             console.print(_table(entry))
 
 
-def _table(entry: JobEntry) -> Any:
+def _table(entry: JobAccount) -> Any:
     from rich.padding import Padding
     from rich.table import Table
 
@@ -81,7 +79,7 @@ def _table(entry: JobEntry) -> Any:
     return Padding(table, (0, 0, 0, 4))
 
 
-def _rows(entry: JobEntry) -> Iterable[tuple[str, ...]]:
+def _rows(entry: JobAccount) -> Iterable[tuple[str, ...]]:
     """One row for each kind of event: the exchanges, what it was, and how often."""
     exchanges: dict[Event, list[int]] = {}
     for exchange, release in entry.releases.items():
@@ -108,7 +106,7 @@ def _spans(numbers: list[int]) -> str:
     return ", ".join(map(str, sorted(numbers)))
 
 
-def _job(job: str, entry: JobEntry) -> dict[str, Any]:
+def _job(job: str, entry: JobAccount) -> dict[str, Any]:
     reserved = price(entry.request.events, entry.request.delta)
     return {
         "job": job,

@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from edgeveil.privacy.figures import up
+from edgeveil.privacy.guarantee import up
 from edgeveil_tools.live_view import Picture
 from edgeveil_tools.local.children import Children
 

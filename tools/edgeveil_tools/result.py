@@ -63,7 +63,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from edgeveil.privacy.events import Unit
-from edgeveil.privacy.figures import up, worth
+from edgeveil.privacy.guarantee import up, worth
 from edgeveil.privacy.policy import Quote
 
 Status = Literal["completed", "failed"]

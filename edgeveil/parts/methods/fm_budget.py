@@ -20,10 +20,9 @@ from edgeveil.parts.methods.fm_released import (
 )
 from edgeveil.parts.methods.fm_sums import PRODUCT_BITS, check_sizes
 from edgeveil.parts.setting import Setting
-from edgeveil.privacy.accountant import discreteness_tv, epsilon, mu_for, pure_epsilon
+from edgeveil.privacy.accountant import HAIR, discreteness_tv, epsilon, mu_for, pure_epsilon
 from edgeveil.privacy.events import ClaimedEvent, Event, GaussianEvent, LaplaceEvent
-from edgeveil.privacy.figures import HAIR
-from edgeveil.privacy.mechanisms import scale_of
+from edgeveil.privacy.laplace_mechanism import scale_of
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from edgeveil.parts.methods.fm_sums import PRODUCT_BITS
 from edgeveil.parts.methods.triangle import upper
 from edgeveil.privacy.derived import bound
 from edgeveil.privacy.events import ClaimedEvent, Event, GaussianEvent, LaplaceEvent
+from edgeveil.privacy.gaussian_mechanism import diagonal_of_triangle, gaussian
 from edgeveil.privacy.grid import Int64, exact_matmul
-from edgeveil.privacy.mechanisms import diagonal_of_triangle, gaussian, laplace
+from edgeveil.privacy.laplace_mechanism import laplace
 from edgeveil.privacy.sampler import RandomBytes, discrete_gaussian
 
 

@@ -33,8 +33,8 @@ from edgeveil.parts.methods.fm_package import forms
 from edgeveil.parts.methods.fm_parameters import FmParameters
 from edgeveil.parts.methods.fm_released import COVARIANCE, phases
 from edgeveil.parts.setting import Setting
+from edgeveil.privacy.accountant import HAIR
 from edgeveil.privacy.events import ClaimedEvent
-from edgeveil.privacy.figures import HAIR
 
 HIDDEN, OUTPUT = "hidden.weight", "output.weight"
 

@@ -14,7 +14,8 @@ from edgeveil.parts.methods.fm_sums import LARGEST_L1, PRODUCT_BITS
 from edgeveil.parts.methods.triangle import triangle_size
 from edgeveil.parts.setting import Setting
 from edgeveil.privacy.events import ClaimedEvent, GaussianEvent, LaplaceEvent
-from edgeveil.privacy.mechanisms import Layout, gaussian_event, laplace_event
+from edgeveil.privacy.gaussian_mechanism import Layout, gaussian_event
+from edgeveil.privacy.laplace_mechanism import laplace_event
 
 COVARIANCE, CENTRE, QUADRATIC = "covariance", "centre", "quadratic"
 # Gaussian sums are moved to the grid 2**-28, so that the noise has 2**20 steps and more; Laplace

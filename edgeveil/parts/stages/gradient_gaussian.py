@@ -1,7 +1,7 @@
 """Gaussian noise on the whole update (`gradient_gaussian`; Zhao et al. 2021), proven, unit device.
 
 The update is clipped to L2 norm C over all its values together and put on a grid toward zero, then
-discrete Gaussian noise is added (`edgeveil/privacy/device_update.py`). The text adds noise
+discrete Gaussian noise is added (`edgeveil/privacy/gaussian_mechanism.py`). The text adds noise
 without a bound on the update; here the clip gives it one.
 """
 
@@ -17,8 +17,8 @@ from edgeveil.parts.exchange import Exchange
 from edgeveil.parts.setting import Setting, size_of
 from edgeveil.parts.stages.base import Plain, StageBlock, flat, shaped
 from edgeveil.parts.update import Task, Update
-from edgeveil.privacy.device_update import noised_update, update_event
 from edgeveil.privacy.events import Event, GaussianEvent
+from edgeveil.privacy.gaussian_mechanism import noised_update, update_event
 
 
 class GradientGaussianParameters(StageBlock):

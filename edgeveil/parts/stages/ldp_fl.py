@@ -23,9 +23,9 @@ from edgeveil.parts.exchange import Exchange
 from edgeveil.parts.setting import Setting, size_of
 from edgeveil.parts.stages.base import Plain, StageBlock, flat, shaped
 from edgeveil.parts.update import Task, Update
+from edgeveil.privacy.accountant import HAIR
+from edgeveil.privacy.duchi_mechanism import duchi_event, duchi_mechanism
 from edgeveil.privacy.events import ClaimedEvent, Event, TwoValueEvent
-from edgeveil.privacy.figures import HAIR
-from edgeveil.privacy.two_value import two_value, two_value_event
 
 
 class LdpFlParameters(StageBlock):
@@ -52,7 +52,7 @@ class LdpFl(Plain):
         """What one round's upload truly is. Raises PrivacyError where ε is too small."""
         size = size_of(self._setting)
         each = self._round_epsilon / (size if self.parameters.composition == "sequential" else 1)
-        return two_value_event("weights as one of two values", each, size)
+        return duchi_event("weights as one of two values", each, size)
 
     def price(self, exchange: Exchange) -> tuple[Event, ...]:
         """d·ε of one weight; `parallel`: the text's ε."""
@@ -69,7 +69,7 @@ class LdpFl(Plain):
     def apply(self, task: Task, update: Update) -> Update:
         """Every value ±r/T."""
         radius = self.parameters.radius
-        sent, _ = two_value(flat(update) / radius, self.event, task.random_bytes)
+        sent, _ = duchi_mechanism(flat(update) / radius, self.event, task.random_bytes)
         return shaped(update, np.asarray(sent * radius, np.float64))
 
     @property

@@ -11,7 +11,7 @@ from edgeveil.errors import ProtocolError
 from edgeveil.jobs import Job
 from edgeveil.plan import SOFTMAX, JobPlan
 from edgeveil.privacy.accountant import epsilon
-from edgeveil.privacy.self_stop import MomentsAccountant
+from edgeveil.privacy.moments import MomentsAccountant
 from edgeveil.protocol.messages import Group
 
 ROUNDS = 6

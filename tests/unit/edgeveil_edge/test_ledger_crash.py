@@ -50,7 +50,7 @@ def arm(device: Device, point: str) -> None:
     if point == "before the commit":
         device.ledger._file.db.set_trace_callback(lambda text: text == "COMMIT" and die())
     elif point == "before the head":
-        ledger_chain.Head.save = die  # type: ignore[method-assign]
+        ledger_chain.ChainHead.save = die  # type: ignore[method-assign]
     elif point == "before the seal":
         round_work.seal_release = die  # type: ignore[attr-defined,assignment]
 

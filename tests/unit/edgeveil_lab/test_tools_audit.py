@@ -21,10 +21,10 @@ from edgeveil.parts.methods.fm import FmDevice
 from edgeveil.parts.methods.updates import record_gradients
 from edgeveil.parts.stages import STAGES
 from edgeveil.privacy.accountant import gaussian_delta
-from edgeveil.privacy.mechanisms import gaussian, laplace
+from edgeveil.privacy.gaussian_mechanism import gaussian
+from edgeveil.privacy.laplace_mechanism import laplace, softmax_laplace
 from edgeveil.privacy.sampler import discrete_gaussian
 from edgeveil.privacy.selection import exponential_mechanism
-from edgeveil.privacy.softmax import softmax_laplace
 from edgeveil.privacy.table import MECHANISMS
 from edgeveil_lab.audit import command as audit
 from edgeveil_lab.audit import stages as audit_stages

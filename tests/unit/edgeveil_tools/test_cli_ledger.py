@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from edgeveil.privacy.events import ClaimedEvent
+from edgeveil.privacy.gaussian_mechanism import gaussian_event
+from edgeveil.privacy.laplace_mechanism import softmax_event
 from edgeveil.privacy.ledger import LEDGER_FILE, Ledger
-from edgeveil.privacy.mechanisms import gaussian_event
 from edgeveil.privacy.policy import JobRequest, Limits
-from edgeveil.privacy.softmax import softmax_event
 from edgeveil_tools import cli
 
 LINEAR = gaussian_event("sum of linear terms", 2**24, 0.5, 30, grid_bits=24)

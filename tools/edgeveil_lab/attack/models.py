@@ -15,7 +15,7 @@ from edgeveil.parts.methods.fm import FmCloud, FmDevice, FmParameters
 from edgeveil.parts.models.softmax_head import head_probabilities
 from edgeveil.parts.setting import Setting
 from edgeveil.privacy.events import Event, GaussianEvent
-from edgeveil.privacy.mechanisms import diagonal_of_triangle
+from edgeveil.privacy.gaussian_mechanism import diagonal_of_triangle
 
 Float64 = NDArray[np.float64]
 

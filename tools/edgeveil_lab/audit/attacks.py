@@ -21,17 +21,17 @@ from edgeveil.crypto import NoiseKey
 from edgeveil.data.slots import slot_records
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.derived import DerivedRandom, Question, question_key
-from edgeveil.privacy.mechanisms import (
-    diagonal_of_triangle,
-    gaussian,
-    gaussian_event,
+from edgeveil.privacy.duchi_mechanism import duchi_event, duchi_mechanism
+from edgeveil.privacy.gaussian_mechanism import diagonal_of_triangle, gaussian, gaussian_event
+from edgeveil.privacy.laplace_mechanism import (
+    SOFTMAX_BITS,
     laplace,
     laplace_event,
+    softmax_event,
+    softmax_laplace,
 )
 from edgeveil.privacy.selection import selection_event
-from edgeveil.privacy.softmax import SOFTMAX_BITS, softmax_event, softmax_laplace
 from edgeveil.privacy.table import MECHANISMS
-from edgeveil.privacy.two_value import two_value, two_value_event
 from edgeveil_lab.audit.statistics import gaussian_threshold
 
 Hits = NDArray[np.bool_]
@@ -118,7 +118,7 @@ Select = Callable[[NDArray[np.int64], Any], tuple[int, Any]]
 
 _gaussian: Noise = derived(gaussian)
 _laplace: Noise = derived(laplace)
-_two_value: Noise = derived(two_value)
+_duchi: Noise = derived(duchi_mechanism)
 _softmax: Softmax = derived(softmax_laplace)
 
 
@@ -177,11 +177,11 @@ def laplace_attack(runs: int, mechanism: Noise = _laplace) -> Attack:
     return Attack("laplace", "one value", claims, play, runs)
 
 
-def two_value_attack(runs: int, mechanism: Noise = _two_value) -> Attack:
+def two_value_attack(runs: int, mechanism: Noise = _duchi) -> Attack:
     """The two ends of the range, where the chances differ by e^ε."""
 
     def play(present: bool, count: int) -> Hits:
-        event = two_value_event("audit", Fraction(EPSILON), count)
+        event = duchi_event("audit", Fraction(EPSILON), count)
         out = mechanism(np.full(count, 1.0 if present else -1.0), event)[0]
         return np.stack([out > 0, np.abs(out) != np.abs(out[0])])
 

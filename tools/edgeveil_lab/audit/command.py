@@ -28,7 +28,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from edgeveil.errors import PrivacyError, UsageError
-from edgeveil.privacy.figures import up
+from edgeveil.privacy.guarantee import up
 from edgeveil.registry import nearest
 from edgeveil_lab.audit.attacks import FULL, QUICK, Attack, Effort, single_mechanisms
 from edgeveil_lab.audit.claimed import claimed_attacks

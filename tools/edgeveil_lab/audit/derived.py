@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from edgeveil.crypto import NoiseKey
 from edgeveil.privacy.derived import DerivedRandom, Question, noise_from, question_key
 from edgeveil.privacy.events import GaussianEvent, LaplaceEvent
-from edgeveil.privacy.exact import LazyUniform
+from edgeveil.privacy.gaussian_mechanism import gaussian, gaussian_event
+from edgeveil.privacy.laplace_mechanism import laplace, laplace_event
 from edgeveil.privacy.ledger import LEDGER_FILE, Ledger
-from edgeveil.privacy.mechanisms import gaussian, gaussian_event, laplace, laplace_event
 from edgeveil.privacy.policy import JobRequest, Limits
-from edgeveil.privacy.sampler import RandomBytes, os_random
+from edgeveil.privacy.sampler import LazyUniform, RandomBytes, os_random
 from edgeveil_lab.audit.guards import AttackOutcome, Guard
 
 JOB, DATASET = "4a" * 16, "audit"

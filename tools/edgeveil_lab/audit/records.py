@@ -42,9 +42,9 @@ from edgeveil.parts.methods.fm_device import FmDevice
 from edgeveil.plan import JobPlan
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import Event, GaussianEvent, LaplaceEvent
+from edgeveil.privacy.gaussian_mechanism import diagonal_of_triangle
 from edgeveil.privacy.grid import Int64
-from edgeveil.privacy.mechanisms import diagonal_of_triangle, scale_of
-from edgeveil.privacy.softmax import SOFTMAX_BITS
+from edgeveil.privacy.laplace_mechanism import SOFTMAX_BITS, scale_of
 from edgeveil.sites.data import DeviceData
 from edgeveil_lab.audit.forms import CLASSES, FORMS, PYTHON_MODULE, SEED, SIDE, forms, made_up
 from edgeveil_lab.audit.guards import AttackOutcome, Guard

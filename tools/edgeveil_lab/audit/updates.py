@@ -28,7 +28,7 @@ from edgeveil.parts.models.mlp import MlpParameters
 from edgeveil.parts.update import Trainer
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import SampledGaussianEvent
-from edgeveil.privacy.sampled import Steps, noised_step, poisson_sample
+from edgeveil.privacy.gaussian_mechanism import Steps, noised_step, poisson_sample
 from edgeveil_lab.audit.attacks import Attack, Claim, Hits, fresh_noise
 from edgeveil_lab.audit.fm import SETTING as FM_SETTING
 

@@ -15,8 +15,7 @@ from edgeveil.errors import EdgeVeilError
 from edgeveil.evaluation.onnx_session import open_session
 from edgeveil.jobs import Job
 from edgeveil.plan import JobPlan
-from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
-from edgeveil.privacy.ledger_book import JobEntry
+from edgeveil.privacy.ledger import LEDGER_FILE, JobAccount, read_ledger
 from edgeveil.protocol.package import unpack_tensors
 from edgeveil_cloud.host import wire_id
 from edgeveil_edge.receipts import Receipt
@@ -69,7 +68,7 @@ class DeviceFacts:
     trains: bool
     receipts: tuple[Receipt, ...]
     links: tuple[tuple[str, int], ...]
-    ledger: dict[str, JobEntry]
+    ledger: dict[str, JobAccount]
     release: tuple[str, str] | None  # job on the wire (hex), digest of the model
     releases: dict[tuple[str, int], bytes] = field(default_factory=dict, repr=False)
     faults: tuple[str, ...] = ()
@@ -137,7 +136,7 @@ def _device(state: Path, number: int, trains: bool) -> DeviceFacts:
     faults: list[str] = []
     receipts: Sequence[Receipt] = ()
     links: tuple[tuple[str, int], ...] = ()
-    ledger: dict[str, JobEntry] = {}
+    ledger: dict[str, JobAccount] = {}
     releases: dict[tuple[str, int], bytes] = {}
     release = None
     try:

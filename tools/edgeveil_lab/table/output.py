@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from edgeveil.errors import UsageError
-from edgeveil.privacy.figures import up, worth
+from edgeveil.privacy.guarantee import up, worth
 from edgeveil_tools.report.plots import BLUE, GREEN, ORANGE
 from edgeveil_tools.result import write_json, write_whole
 

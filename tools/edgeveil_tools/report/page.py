@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from edgeveil.evaluation.corrected import NOT_IDENTIFIABLE
-from edgeveil.privacy.figures import up, worth
+from edgeveil.privacy.guarantee import up, worth
 from edgeveil.shuffled import Shuffled
 from edgeveil_tools.pages import write_page
 from edgeveil_tools.report import plots as plots

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from edgeveil.evaluation.projection import project_2d
-from edgeveil.privacy.figures import up
+from edgeveil.privacy.guarantee import up
 
 # Stand-ins that become the page's own colours, so that one picture suits light and dark.
 _INK, _FAINT = "#010203", "#040506"

@@ -24,7 +24,7 @@ from edgeveil.parts.methods.updates.record_gradients import (
 from edgeveil.parts.setting import Setting
 from edgeveil.parts.update import Task, Update
 from edgeveil.privacy.events import SampledGaussianEvent
-from edgeveil.privacy.sampled import Steps, calibrated, noised_step, poisson_sample
+from edgeveil.privacy.gaussian_mechanism import Steps, calibrated, noised_step, poisson_sample
 
 if TYPE_CHECKING:
     import torch

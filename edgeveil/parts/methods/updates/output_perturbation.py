@@ -22,10 +22,9 @@ from edgeveil.parts.exchange import Exchange
 from edgeveil.parts.methods.updates.sgd import LocalSgd, Sgd
 from edgeveil.parts.setting import Setting
 from edgeveil.parts.update import Task, Update
-from edgeveil.privacy.accountant import mu_for
+from edgeveil.privacy.accountant import HAIR, mu_for
 from edgeveil.privacy.derived import bound
 from edgeveil.privacy.events import ClaimedEvent, Event
-from edgeveil.privacy.figures import HAIR
 from edgeveil.privacy.sampler import LARGEST_SCALE, discrete_gaussian
 
 BITS = 24  # weights and noise stand on 2^-24

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from edgeveil.parts.exchange import Exchange
 from edgeveil.parts.setting import Setting
 from edgeveil.parts.update import Stage, Task, Update
+from edgeveil.privacy.accountant import HAIR
 from edgeveil.privacy.events import ClaimedEvent, Event, UnprotectedEvent
-from edgeveil.privacy.figures import HAIR
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,8 @@ from edgeveil.parts.methods.updates.record_gradients import record_losses
 from edgeveil.parts.setting import Setting, size_of
 from edgeveil.parts.stages.base import flat, shaped
 from edgeveil.parts.update import Task, Update
+from edgeveil.privacy.accountant import HAIR
 from edgeveil.privacy.events import ClaimedEvent, Event, SampledGaussianEvent
-from edgeveil.privacy.figures import HAIR
 
 if TYPE_CHECKING:
     import torch

@@ -8,8 +8,8 @@ import pytest
 from edgeveil.evaluation.cluster_labels import by_argmax, by_kmeans
 from edgeveil.evaluation.corrected import NOT_IDENTIFIABLE, TARGETS, Corrected, corrected_score
 from edgeveil.evaluation.dirichlet_fit import fit_dirichlets
+from edgeveil.privacy.laplace_mechanism import noise_law, softmax_event, softmax_laplace
 from edgeveil.privacy.sampler import SeededRandom
-from edgeveil.privacy.softmax import noise_law, softmax_event, softmax_laplace
 from edgeveil_lab.score_fleets import fleet
 
 RATIO, SILHOUETTE = TARGETS["CALINSKI_HARABASZ_SCORE"], TARGETS["SILHOUETTE_SCORE"]

@@ -16,9 +16,8 @@ from edgeveil.privacy.accountant import (
     pure_epsilon,
     total_mu,
 )
-from edgeveil.privacy.device_update import update_event
 from edgeveil.privacy.events import ClaimedEvent, LaplaceEvent, UnprotectedEvent
-from edgeveil.privacy.mechanisms import gaussian_event
+from edgeveil.privacy.gaussian_mechanism import gaussian_event, update_event
 
 
 def gauss(mu, size=10):

@@ -11,15 +11,20 @@ from edgeveil.crypto import LedgerKey, NoiseKey
 from edgeveil.errors import PrivacyError
 from edgeveil.parts.methods.fm_noise import noised
 from edgeveil.privacy.derived import DerivedRandom, Question, bound, noise_from, question_key
-from edgeveil.privacy.device_update import noised_update, update_event
+from edgeveil.privacy.duchi_mechanism import duchi_event, duchi_mechanism
 from edgeveil.privacy.events import ClaimedEvent, SampledGaussianEvent
+from edgeveil.privacy.gaussian_mechanism import (
+    gaussian,
+    gaussian_event,
+    noised_step,
+    noised_update,
+    poisson_sample,
+    update_event,
+)
+from edgeveil.privacy.laplace_mechanism import laplace, laplace_event, softmax_laplace
 from edgeveil.privacy.ledger import Ledger
-from edgeveil.privacy.mechanisms import gaussian, gaussian_event, laplace, laplace_event
-from edgeveil.privacy.sampled import noised_step, poisson_sample
 from edgeveil.privacy.sampler import SeededRandom, discrete_gaussian, discrete_laplace, os_random
 from edgeveil.privacy.selection import exponential_mechanism, report_noisy_max, selection_event
-from edgeveil.privacy.softmax import softmax_laplace
-from edgeveil.privacy.two_value import two_value, two_value_event
 
 KEY = NoiseKey.from_bytes(bytes(range(32)))
 QUESTION = Question("pictures", "4a" * 16, 3, bytes(32))
@@ -64,7 +69,7 @@ def mechanisms():
     )  # fmt: skip
     claimed = ClaimedEvent(what="w", unit="record", claimed_epsilon=1.0)
     flat = laplace_event("l", 2**24, 2**24, 1.0, SIZE, 24)
-    two = two_value_event("v", Fraction(1, 2), SIZE)
+    two = duchi_event("v", Fraction(1, 2), SIZE)
     update = update_event("u", 1.0, SIZE, 1.0, 1e-5, 3)
     exponential = selection_event("e", SIZE, 100, 1.0)
     noisy_max = selection_event("m", SIZE, 100, 1.0, mechanism="report_noisy_max")
@@ -75,7 +80,7 @@ def mechanisms():
         "laplace": lambda v, r: laplace(v, flat, r)[0],
         "sampled": lambda v, r: noised_step(v, step, r),
         "wishart": lambda v, r: noised(wide + v[0], claimed, r),
-        "two values": lambda v, r: two_value(v / SIZE, two, r)[0],
+        "two values": lambda v, r: duchi_mechanism(v / SIZE, two, r)[0],
         "update": lambda v, r: noised_update(v.astype(float), update, r),
         "softmax": lambda v, r: softmax_laplace(v / v.sum(), 1.0, random_bytes=r)[0],
         "selection": lambda v, r: np.array(

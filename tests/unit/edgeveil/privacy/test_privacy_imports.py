@@ -10,8 +10,8 @@ class Block:
             raise ImportError(name)
 sys.meta_path.insert(0, Block())
 import numpy as np
-import edgeveil.privacy.ledger, edgeveil.privacy.mechanisms, edgeveil.parts.methods
-from edgeveil.privacy.softmax import softmax_laplace
+import edgeveil.privacy.ledger, edgeveil.privacy.gaussian_mechanism, edgeveil.parts.methods
+from edgeveil.privacy.laplace_mechanism import softmax_laplace
 print(len(softmax_laplace(np.ones(4) / 4, 1.0)[0]))
 """
 

@@ -6,10 +6,10 @@ import pytest
 
 from edgeveil.errors import PrivacyError
 from edgeveil.privacy.events import ClaimedEvent, LaplaceEvent, UnprotectedEvent
+from edgeveil.privacy.gaussian_mechanism import gaussian_event
+from edgeveil.privacy.laplace_mechanism import softmax_event
 from edgeveil.privacy.ledger import Ledger, Receipt
-from edgeveil.privacy.mechanisms import gaussian_event
 from edgeveil.privacy.policy import INFER, JobRequest, Limits, price
-from edgeveil.privacy.softmax import softmax_event
 
 LINEAR = gaussian_event("linear", 2**24, 0.5, 30, grid_bits=24)
 SOFTMAX = softmax_event(10, 4.0)

@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from edgeveil.errors import PrivacyError, UsageError
+from edgeveil.privacy.gaussian_mechanism import gaussian_event
 from edgeveil.privacy.ledger import Ledger, read_ledger
-from edgeveil.privacy.ledger_chain import Chain
-from edgeveil.privacy.mechanisms import gaussian_event
+from edgeveil.privacy.ledger_chain import LedgerChain
 from edgeveil.privacy.policy import JobRequest, Limits
 
 LINEAR = gaussian_event("linear", 2**24, 0.5, 30, grid_bits=24)
@@ -151,7 +151,7 @@ def test_an_empty_file_alone_is_no_ledger_yet(tmp_path):
 def test_the_tables_are_durable_before_the_key(tmp_path, monkeypatch):
     path = tmp_path / "ledger.sqlite"
     with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
-        patched.setattr(Chain, "settle", lambda *_, **__: 1 // 0)  # right behind the key
+        patched.setattr(LedgerChain, "settle", lambda *_, **__: 1 // 0)  # right behind the key
         Ledger(path, "digits")
     assert path.with_suffix(".key").exists()
     Ledger(path, "digits").close()

@@ -14,8 +14,8 @@ import pytest
 from edgeveil.crypto import CryptoError
 from edgeveil.errors import PrivacyError
 from edgeveil.privacy import ledger_chain
+from edgeveil.privacy.gaussian_mechanism import gaussian_event
 from edgeveil.privacy.ledger import Ledger, read_ledger
-from edgeveil.privacy.mechanisms import gaussian_event
 from edgeveil.privacy.policy import JobRequest, Limits, price
 
 LINEAR = gaussian_event("linear", 2**24, 0.5, 30, grid_bits=24)
@@ -57,9 +57,9 @@ def arm(ledger: Ledger, point: str) -> None:
     if point == "before the commit":
         ledger._file.db.set_trace_callback(lambda text: text == "COMMIT" and die())
     elif point == "before the head":
-        from edgeveil.privacy.ledger_chain import Head
+        from edgeveil.privacy.ledger_chain import ChainHead
 
-        Head.save = die
+        ChainHead.save = die
     elif point == "in the head":  # the new file is written and does not yet stand in its place
         Path.replace = die
 

@@ -8,17 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeveil.errors import PrivacyError
-from edgeveil.privacy.event_codec import event_from_dict, to_dict
-from edgeveil.privacy.events import ClaimedEvent, UnprotectedEvent
-from edgeveil.privacy.mechanisms import (
-    diagonal_of_triangle,
-    gaussian,
-    gaussian_event,
+from edgeveil.privacy.events import ClaimedEvent, UnprotectedEvent, event_from_dict, to_dict
+from edgeveil.privacy.gaussian_mechanism import diagonal_of_triangle, gaussian, gaussian_event
+from edgeveil.privacy.laplace_mechanism import (
     laplace,
     laplace_event,
+    softmax_event,
+    softmax_laplace,
 )
 from edgeveil.privacy.sampler import SeededRandom
-from edgeveil.privacy.softmax import softmax_event, softmax_laplace
 
 EVENTS = [
     gaussian_event("a", 2**24, 0.3, 7, grid_bits=24),

@@ -10,10 +10,16 @@ from hypothesis import strategies as st
 from scipy.stats import binom, norm
 
 from edgeveil.privacy import accountant
-from edgeveil.privacy.accountant import epsilon, gaussian_delta, total_mu
+from edgeveil.privacy.accountant import (
+    FFT_SLACK,
+    SampledSteps,
+    epsilon,
+    gaussian_delta,
+    mixture_curve,
+    total_mu,
+)
 from edgeveil.privacy.events import LaplaceEvent
-from edgeveil.privacy.mechanisms import gaussian_event
-from edgeveil.privacy.mixtures import FFT_SLACK, Sampled, mixture_curve
+from edgeveil.privacy.gaussian_mechanism import gaussian_event
 from edgeveil.privacy.selection import selection_event
 
 DELTA = 1e-5
@@ -106,7 +112,7 @@ def test_thousands_of_events_stay_tight_and_keep_to_the_slack(mu, groups):
 def test_the_error_of_millions_of_compositions_is_charged():
     """Steps that take every record are a Gaussian of μ·√n; an FFT's error grows with n."""
     steps, mu = 3_000_000, 5e-4
-    curve = mixture_curve(0.0, {}, frozenset([Sampled(1.0, mu, steps)]))
+    curve = mixture_curve(0.0, {}, frozenset([SampledSteps(1.0, mu, steps)]))
     assert curve(6.0) >= gaussian_delta(6.0, mu * math.sqrt(steps)) > 4e-12
 
 

@@ -12,17 +12,27 @@ from scipy.stats import norm
 
 from edgeveil.errors import PrivacyError
 from edgeveil.privacy import accountant
-from edgeveil.privacy.accountant import discreteness_tv, epsilon
-from edgeveil.privacy.event_codec import event_from_dict, to_dict
-from edgeveil.privacy.events import SampledGaussianEvent
+from edgeveil.privacy.accountant import SampledSteps, discreteness_tv, epsilon, mixture_curve
+from edgeveil.privacy.events import SampledGaussianEvent, event_from_dict, to_dict
+from edgeveil.privacy.gaussian_mechanism import (
+    Steps,
+    calibrated,
+    gaussian_event,
+    noised_step,
+    poisson_sample,
+)
+from edgeveil.privacy.laplace_mechanism import laplace_event
 from edgeveil.privacy.ledger import Ledger
-from edgeveil.privacy.mechanisms import gaussian_event, laplace_event
-from edgeveil.privacy.mixtures import Sampled, mixture_curve
-from edgeveil.privacy.moments import ORDERS, delta_at, sampled_moments, times
+from edgeveil.privacy.moments import (
+    ORDERS,
+    MomentsAccountant,
+    delta_at,
+    exchanges_within,
+    sampled_moments,
+    times,
+)
 from edgeveil.privacy.policy import JobRequest, Limits
-from edgeveil.privacy.sampled import Steps, calibrated, noised_step, poisson_sample
 from edgeveil.privacy.sampler import SeededRandom
-from edgeveil.privacy.self_stop import MomentsAccountant, exchanges_within
 
 DELTA = 1e-5
 
@@ -54,7 +64,7 @@ def one_step_delta(eps, q, mu, added):
 @pytest.mark.parametrize("eps", [0.01, 0.4, 1.5])
 def test_one_step_lies_above_both_divergences_and_close_to_the_larger(q, mu, eps):
     truth = max(one_step_delta(eps, q, mu, added) for added in (True, False))
-    found = mixture_curve(0.0, {}, frozenset([Sampled(q, mu, 1)]))(eps)
+    found = mixture_curve(0.0, {}, frozenset([SampledSteps(q, mu, 1)]))(eps)
     assert truth <= found + 1e-12
     assert found <= truth * 1.001 + 1e-8
     assert truth <= delta_at(eps, sampled_moments(q, mu)) + 1e-12
@@ -69,7 +79,7 @@ def test_two_steps_lie_above_the_divergence_of_their_product():
         return one * one_step_delta(eps - math.log(one / other), q, mu, added)
 
     truths = [quad(part, -7, 8, args=(added,), epsabs=1e-7, limit=40)[0] for added in (True, False)]
-    found = mixture_curve(0.0, {}, frozenset([Sampled(q, mu, 2)]))(eps)
+    found = mixture_curve(0.0, {}, frozenset([SampledSteps(q, mu, 2)]))(eps)
     assert 0 < min(truths) < max(truths) <= found + 1e-6
     assert found <= max(truths) * 1.001 + 1e-6
 
@@ -153,7 +163,7 @@ def test_without_the_library_the_price_is_valid_and_looser(monkeypatch):
 
 def test_a_hundred_million_tiny_steps_are_priced_by_moments():
     event = replace(steps(0.001, 500, 10_000), steps=10**8)
-    group = frozenset([Sampled(0.001, event.mu, 10**8)])
+    group = frozenset([SampledSteps(0.001, event.mu, 10**8)])
     assert mixture_curve(0.0, {}, group) is None
     moments = times(sampled_moments(0.001, event.mu), 10**8)
     assert delta_at(epsilon([event], DELTA).epsilon, moments) <= DELTA * (1 + 1e-6)

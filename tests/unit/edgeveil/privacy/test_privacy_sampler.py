@@ -12,8 +12,14 @@ from scipy.stats import chi2, chi2_contingency
 from edgeveil.errors import PrivacyError
 from edgeveil.privacy import sampler
 from edgeveil.privacy.derived import DerivedRandom
-from edgeveil.privacy.exact import MOST_BITS, LazyUniform, exp_bracket
-from edgeveil.privacy.sampler import SeededRandom, discrete_gaussian, discrete_laplace
+from edgeveil.privacy.sampler import (
+    MOST_BITS,
+    LazyUniform,
+    SeededRandom,
+    discrete_gaussian,
+    discrete_laplace,
+    exp_bracket,
+)
 
 
 def exact_probabilities(weight, cells):

@@ -11,8 +11,7 @@ from scipy.stats import chi2, chi2_contingency
 
 from edgeveil.errors import PrivacyError
 from edgeveil.privacy.accountant import epsilon
-from edgeveil.privacy.event_codec import event_from_dict, to_dict
-from edgeveil.privacy.events import SELECTIONS
+from edgeveil.privacy.events import SELECTIONS, event_from_dict, to_dict
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil.privacy.selection import (
     SOURCES,

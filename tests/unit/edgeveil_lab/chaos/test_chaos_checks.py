@@ -11,7 +11,7 @@ import pytest
 
 from edgeveil.jobs import load_job
 from edgeveil.plan import JobPlan
-from edgeveil.privacy.ledger_book import JobEntry, Release
+from edgeveil.privacy.ledger import JobAccount, Release
 from edgeveil.protocol.package import pack_tensors
 from edgeveil_cloud.opening import Opened
 from edgeveil_cloud.rounds import aggregate
@@ -83,7 +83,7 @@ def device_of(job: JobFacts, number: int) -> DeviceFacts:
             Receipt(job.wire, index, 1, "counted", segments(number, index)) for index in ROUNDS
         ),
         links=tuple((wire, index) for index in ROUNDS),
-        ledger={wire: JobEntry(PLAN.request(wire), releases=releases)},
+        ledger={wire: JobAccount(PLAN.request(wire), releases=releases)},
         release=(wire, "digest"),
         releases={(wire, index): pack_tensors(tensors(number, index)) for index in ROUNDS},
     )

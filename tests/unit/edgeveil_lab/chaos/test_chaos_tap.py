@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from edgeveil.privacy.gaussian_mechanism import gaussian_event
 from edgeveil.privacy.ledger import Ledger, read_ledger
-from edgeveil.privacy.mechanisms import gaussian_event
 from edgeveil.privacy.policy import JobRequest, Limits
 from edgeveil_lab.chaos import tap
 

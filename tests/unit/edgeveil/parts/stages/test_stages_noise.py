@@ -10,8 +10,8 @@ from stage_kit import ROUND, SETTING, SIZE, flat, stage, task, values
 
 from edgeveil.errors import PrivacyError
 from edgeveil.privacy.accountant import epsilon, pure_epsilon
-from edgeveil.privacy.device_update import clipped_steps
 from edgeveil.privacy.events import ClaimedEvent
+from edgeveil.privacy.gaussian_mechanism import clipped_steps
 
 LARGE = values(3, 4, 0, 0, 0, 0)  # norm 5
 TIMES = SETTING.max_participations
@@ -21,10 +21,10 @@ class Silent:
     """The discrete Gaussian replaced by zeros, so that a test sees what stands below it."""
 
     def __init__(self, monkeypatch):
-        from edgeveil.privacy import mechanisms
+        from edgeveil.privacy import gaussian_mechanism
 
         monkeypatch.setattr(
-            mechanisms, "discrete_gaussian", lambda _v, shape, _r: np.zeros(shape, np.int64)
+            gaussian_mechanism, "discrete_gaussian", lambda _v, shape, _r: np.zeros(shape, np.int64)
         )
 
 

@@ -14,8 +14,8 @@ from edgeveil.parts.methods.updates.pso_swarm import Swarm, SwarmKeys
 from edgeveil.parts.stages.base import flat
 from edgeveil.parts.update import Task
 from edgeveil.privacy.accountant import epsilon
-from edgeveil.privacy.device_update import noised_update
 from edgeveil.privacy.events import GaussianEvent
+from edgeveil.privacy.gaussian_mechanism import noised_update
 from edgeveil.privacy.sampler import SeededRandom
 
 START = np.array([4.0, -2.0])

@@ -20,7 +20,7 @@ from edgeveil.parts.models import MlpParameters, build_network
 from edgeveil.parts.stages.base import flat
 from edgeveil.parts.update import Task
 from edgeveil.privacy.events import ClaimedEvent
-from edgeveil.privacy.sampled import Steps
+from edgeveil.privacy.gaussian_mechanism import Steps
 from edgeveil.privacy.sampler import SeededRandom
 
 CHANCE = np.random.default_rng(3)

@@ -8,13 +8,13 @@ from hypothesis.extra import numpy as hnp
 
 from edgeveil.errors import PrivacyError
 from edgeveil.privacy.events import GaussianEvent, UnprotectedEvent
-from edgeveil.privacy.sampler import SeededRandom
-from edgeveil.privacy.softmax import (
+from edgeveil.privacy.laplace_mechanism import (
     SOFTMAX_BITS,
     _probability_steps,
     softmax_event,
     softmax_laplace,
 )
+from edgeveil.privacy.sampler import SeededRandom
 
 
 @given(

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeveil.privacy.figures import down, protects_nothing, up, worth
-from edgeveil.privacy.guarantee import Guarantee
+from edgeveil.privacy.guarantee import Guarantee, down, protects_nothing, up, worth
 
 POSITIVE = st.floats(1e-300, 1e300)
 

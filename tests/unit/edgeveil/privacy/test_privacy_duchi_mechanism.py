@@ -8,14 +8,14 @@ import pytest
 
 from edgeveil.errors import PrivacyError
 from edgeveil.privacy.accountant import epsilon
-from edgeveil.privacy.event_codec import event_from_dict, to_dict
-from edgeveil.privacy.two_value import two_value, two_value_event
+from edgeveil.privacy.duchi_mechanism import duchi_event, duchi_mechanism
+from edgeveil.privacy.events import event_from_dict, to_dict
 
 WORDS = 1 << 64
 
 
 def event(asked, size=1):
-    return two_value_event("audit", Fraction(asked), size)
+    return duchi_event("audit", Fraction(asked), size)
 
 
 def chance_of_high(value, asked):
@@ -24,7 +24,7 @@ def chance_of_high(value, asked):
     while low < high:
         middle = (low + high) // 2
         word = middle.to_bytes(8, "little")
-        (sent,), _ = two_value(np.array([value]), event(asked), lambda _n, word=word: word)
+        (sent,), _ = duchi_mechanism(np.array([value]), event(asked), lambda _n, word=word: word)
         low, high = (middle + 1, high) if sent > 0 else (low, middle)
     return Fraction(low, WORDS)
 
@@ -43,7 +43,7 @@ def test_no_two_values_are_told_apart_by_more_than_epsilon(asked):
 @pytest.mark.parametrize("value", [-1.0, -0.3, 0.0, 0.5, 1.0])
 def test_the_mean_is_the_value(value):
     high = chance_of_high(value, 1.0)
-    size = two_value(np.array([0.0]), event(1.0), lambda n: bytes(n))[0][0]
+    size = duchi_mechanism(np.array([0.0]), event(1.0), lambda n: bytes(n))[0][0]
     assert float(2 * high - 1) * size == pytest.approx(value, abs=2e-6)
     assert size == pytest.approx((math.e + 1) / (math.e - 1), rel=1e-9)
 
@@ -69,6 +69,6 @@ def test_the_event_comes_back_from_its_text():
 
 def test_other_sizes_and_hopeless_noise_are_refused():
     with pytest.raises(PrivacyError, match="priced as 2"):
-        two_value(np.zeros(3), event(1.0, 2))
+        duchi_mechanism(np.zeros(3), event(1.0, 2))
     with pytest.raises(PrivacyError, match="too small"):
         event(1e-14)

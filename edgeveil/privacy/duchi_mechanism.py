@@ -24,7 +24,7 @@ _ROOM = 1 - 2.0**-40  # for the rounding of tanh
 SOURCE = "Duchi, Jordan, Wainwright 2018; Sun et al. 2021, alg. 2"
 
 
-def two_value_event(
+def duchi_event(
     what: str, epsilon: Fraction, coordinates: int, *, unit: Unit = "device"
 ) -> TwoValueEvent:
     """`coordinates` values of one unit, each at `epsilon`; PrivacyError where it is too small."""
@@ -45,7 +45,7 @@ def two_value_event(
     return event
 
 
-def two_value(
+def duchi_mechanism(
     values: NDArray[np.float64], event: TwoValueEvent, random_bytes: RandomBytes = os_random
 ) -> tuple[NDArray[np.float64], TwoValueEvent]:
     """`values` (any shape), cut to [−1, 1], each as ±1/T; what is no number counts as 0."""

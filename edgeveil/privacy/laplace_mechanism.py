@@ -1,15 +1,16 @@
-"""Laplace noise on softmax uploads, with the event that prices it.
+"""Laplace noise on exact integer sums, and on softmax uploads.
 
-A row of probabilities, floored to integer steps, is >= 0 and sums to at most 2**20 steps, which is
-checked in integers, so any two rows are at most 2·2**20 apart in L1. That is the sensitivity
+Independent discrete Laplace noise of scale (L1 sensitivity)/ε in each coordinate is the Laplace
+mechanism on the whole vector, pure ε-DP (Dwork et al. 2006; discrete: Ghosh et al. 2012).
+
+*A softmax upload.* A row of probabilities, floored to integer steps, is >= 0 and sums to at most
+2**20 steps, which is checked in integers, so any two rows are at most 2·2**20 apart in L1. That is
+the sensitivity
 
 - of a *mean* upload (one row) for any two evaluation sets of a device: unit device;
 - of a *per-sample* upload (many rows) for one record added or removed: unit record. Each row is a
   function of one slot's record (`edgeveil/data/slots.py`), so a record changes one row at most,
   and the others stay as they are, bit for bit.
-
-The noise is independent in each coordinate, of scale sensitivity/ε: the Laplace mechanism on the
-whole upload (Dwork et al. 2006; discrete: Ghosh et al. 2012).
 """
 
 from __future__ import annotations
@@ -24,14 +25,60 @@ from numpy.typing import NDArray
 from edgeveil.errors import PrivacyError
 from edgeveil.privacy.derived import bound
 from edgeveil.privacy.events import LaplaceEvent, Unit, UnprotectedEvent
-from edgeveil.privacy.mechanisms import laplace_event, scale_of
-from edgeveil.privacy.sampler import RandomBytes, discrete_laplace, os_random
+from edgeveil.privacy.sampler import (
+    LARGEST_SCALE,
+    RandomBytes,
+    discrete_laplace,
+    os_random,
+    too_much_noise,
+)
 
 Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
 
+LAPLACE_SOURCE = "Dwork et al. 2006; discrete by Ghosh et al. 2012, Canonne et al. 2020"
 SOFTMAX_BITS = 20
 _NO_NOISE = 300.0  # e^−300: no draw of such noise is ever other than 0
+
+
+def laplace(
+    total: Int64, event: LaplaceEvent, random_bytes: RandomBytes = os_random
+) -> tuple[Int64, LaplaceEvent]:
+    """`total` (any shape, steps) plus the discrete Laplace noise that `event` states."""
+    if total.size != event.coordinates:
+        raise PrivacyError(f"{event.what}: {total.size} values, priced as {event.coordinates}")
+    noise = discrete_laplace(scale_of(event), total.shape, bound(random_bytes, event, total))
+    return total + noise, event
+
+
+def scale_of(event: LaplaceEvent) -> Fraction:
+    """The exact scale of the event's noise, in steps."""
+    return Fraction(event.scale_numerator, event.scale_denominator)
+
+
+def laplace_event(
+    what: str, proven: int, assumed: int, epsilon: float | Fraction, size: int, grid_bits: int
+) -> LaplaceEvent:
+    """The event of `size` values with noise of scale `assumed`/ε steps, unit record.
+
+    `proven` is the true L1 sensitivity in steps, which sets the price. Raises `PrivacyError` for
+    an ε or noise out of range.
+    """
+    if not 0 < epsilon < math.inf or assumed <= 0:
+        raise PrivacyError(f"{what}: epsilon must be positive and finite, got {epsilon}")
+    scale = Fraction(assumed) / Fraction(epsilon)
+    if scale > LARGEST_SCALE:
+        raise too_much_noise(what, "raise epsilon")
+    return LaplaceEvent(
+        what=what,
+        unit="record",
+        sensitivity_steps=proven,
+        scale_numerator=scale.numerator,
+        scale_denominator=scale.denominator,
+        coordinates=size,
+        grid_bits=grid_bits,
+        source=LAPLACE_SOURCE,
+    )
 
 
 def softmax_event(

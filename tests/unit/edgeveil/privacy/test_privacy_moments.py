@@ -10,10 +10,10 @@ from scipy.stats import norm
 from edgeveil.errors import PrivacyError
 from edgeveil.privacy.accountant import gaussian_delta
 from edgeveil.privacy.events import ClaimedEvent, UnprotectedEvent
-from edgeveil.privacy.mechanisms import gaussian_event, laplace_event
-from edgeveil.privacy.moments import ORDERS, log_moments
+from edgeveil.privacy.gaussian_mechanism import gaussian_event
+from edgeveil.privacy.laplace_mechanism import laplace_event
+from edgeveil.privacy.moments import ORDERS, MomentsAccountant, exchanges_within, log_moments
 from edgeveil.privacy.selection import selection_event
-from edgeveil.privacy.self_stop import MomentsAccountant, exchanges_within
 
 
 def gauss(mu):

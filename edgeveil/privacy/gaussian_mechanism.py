@@ -1,0 +1,267 @@
+"""Gaussian noise on exact integer sums: of records, of a device's whole update, of Poisson samples.
+
+Discrete Gaussian noise of σ² ≥ (sensitivity/μ)² steps² hides one unit's share with Gaussian DP of
+parameter μ (Dong, Roth and Su 2022, thm 2.7; discrete: Canonne, Kamath and Steinke 2020), whatever
+the sum is of; `accountant.py` composes.
+
+- A sum over records: one record moves it by the clip norm at most (`grid.py`).
+- *A device's whole update* as one unit: clipped, quantised toward zero. Neighbours: the device
+  with its records, or with none, whose update is 0. A clip to L2 norm C makes the sensitivity C,
+  whatever happened on the device before (`docs/privacy.md`, "A whole update").
+- *Poisson samples*: each record is in a step's sample with a public probability, by its own random
+  bits. That is secret, and new in every step; what it earns is in `docs/privacy.md`, "Sampled
+  Gaussian".
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeveil.errors import PrivacyError
+from edgeveil.privacy.accountant import discreteness_tv, epsilon, mu_for
+from edgeveil.privacy.derived import bound
+from edgeveil.privacy.events import GaussianEvent, SampledGaussianEvent, Unit
+from edgeveil.privacy.grid import SHRINK
+from edgeveil.privacy.sampler import (
+    LARGEST_SCALE,
+    RandomBytes,
+    discrete_gaussian,
+    os_random,
+    too_much_noise,
+)
+
+Int64 = NDArray[np.int64]
+Layout = Literal["vector", "symmetric"]
+
+GAUSSIAN_SOURCE = "Dong, Roth, Su 2022, thm 2.7 and cor. 3.3; discrete by Canonne et al. 2020"
+SAMPLED_SOURCE = (
+    "Abadi et al. 2016; Zhu, Dong, Wang 2022, thm 11; Mironov, Talwar, Zhang 2019; discrete by "
+    "Canonne et al. 2020"
+)
+TIGHT = 1.0 + 2.0**-9  # the noise found is at most so much above the least
+LARGEST_MULTIPLIER = LARGEST_SCALE >> 30
+CLIP_STEPS_BITS = 30  # of C in steps, at most: squares of norms then fit 64 bits
+SIGMA_BITS = 37  # of σ in steps, about: fine for the price, and within what the sampler draws
+
+
+def gaussian_event(
+    what: str,
+    sensitivity_steps: int,
+    mu: float,
+    coordinates: int,
+    *,
+    grid_bits: int,
+    layout: Layout = "vector",
+    unit: Unit = "record",
+) -> GaussianEvent:
+    """The event of a Gaussian release at `mu`, before any record is read.
+
+    σ² is the least even integer with sensitivity/σ <= mu. With `layout="symmetric"` the
+    coordinates are the upper triangle (row by row) of a symmetric matrix and the sensitivity is
+    its Frobenius norm: off-diagonals get σ²/2 (`docs/privacy.md`, "The quadratic"). Raises
+    `PrivacyError` for noise that the sampler does not draw, before anybody relies on it.
+    """
+    if not (0 < mu < math.inf) or sensitivity_steps <= 0:
+        raise PrivacyError(f"{what}: needs mu > 0 and a sensitivity > 0, got mu = {mu}")
+    variance = 2 * math.ceil(Fraction(sensitivity_steps**2) / (2 * Fraction(mu) ** 2))
+    if variance > LARGEST_SCALE**2:
+        raise too_much_noise(what, "allow fewer participations, or more epsilon or delta")
+    return GaussianEvent(
+        what=what,
+        unit=unit,
+        sensitivity_steps=sensitivity_steps,
+        sigma_squared=variance,
+        finest_sigma_squared=variance // 2 if layout == "symmetric" else variance,
+        coordinates=coordinates,
+        grid_bits=grid_bits,
+        source=GAUSSIAN_SOURCE,
+    )
+
+
+def gaussian(
+    total: Int64, event: GaussianEvent, random_bytes: RandomBytes = os_random
+) -> tuple[Int64, GaussianEvent]:
+    """`total` (any shape, steps) plus the discrete Gaussian noise that `event` states.
+
+    A symmetric layout expects the flat upper triangle, row by row, diagonal included.
+    """
+    if total.size != event.coordinates:
+        raise PrivacyError(f"{event.what}: {total.size} values, priced as {event.coordinates}")
+    random_bytes = bound(random_bytes, event, total)
+    if event.finest_sigma_squared == event.sigma_squared:
+        return total + discrete_gaussian(event.sigma_squared, total.shape, random_bytes), event
+    if 2 * event.finest_sigma_squared != event.sigma_squared:
+        raise PrivacyError(f"{event.what}: a symmetric matrix needs σ²/2 off the diagonal")
+    noise = discrete_gaussian(event.finest_sigma_squared, total.shape, random_bytes)
+    diagonal = diagonal_of_triangle(total.size)
+    noise[diagonal] = discrete_gaussian(event.sigma_squared, diagonal.shape, random_bytes)
+    return total + noise, event
+
+
+def diagonal_of_triangle(size: int) -> NDArray[np.int64]:
+    """Places of the diagonal in a flat upper triangle of `size` = d(d+1)/2 values."""
+    d = (math.isqrt(8 * size + 1) - 1) // 2
+    if d * (d + 1) // 2 != size:
+        raise PrivacyError(f"{size} values are not the upper triangle of a square matrix")
+    rows = np.arange(d, dtype=np.int64)
+    return rows * d - rows * (rows - 1) // 2
+
+
+def update_event(
+    what: str, clip_norm: float, coordinates: int, epsilon_: float, delta: float, times: int
+) -> GaussianEvent:
+    """One release of an update of norm at most `clip_norm`; `times` of them are (ε, δ)-DP.
+
+    Part of δ is set aside for the discreteness of the noise, which depends on the noise: a few
+    rounds settle it. Raises `PrivacyError` where no noise of the sampler's meets (ε, δ).
+    """
+    reserve = 0.0
+    for _ in range(8):
+        if reserve >= delta:
+            break
+        mu = mu_for(epsilon_, delta - reserve) / math.sqrt(times)
+        size = min(CLIP_STEPS_BITS, SIGMA_BITS + math.floor(math.log2(mu)))
+        bits = size - math.ceil(math.log2(clip_norm))
+        steps = int(clip_norm * 2.0**bits)
+        event = gaussian_event(what, steps, mu, coordinates, grid_bits=bits, unit="device")
+        slack = (1 + math.exp(epsilon_)) * times * discreteness_tv(event)
+        if _costs(event, times, delta) <= epsilon_:
+            return event
+        reserve = 1.1 * slack + 1e-6 * delta
+    raise PrivacyError(
+        f"the noise grid is too coarse for ε = {epsilon_:g}, δ = {delta:g}",
+        where="privacy.epsilon",
+        fix="lower epsilon or raise delta",
+    )
+
+
+def _costs(event: GaussianEvent, times: int, delta: float) -> float:
+    """ε of all releases; infinite where the discreteness of the noise uses up δ alone."""
+    try:
+        return epsilon([event] * times, delta).epsilon
+    except PrivacyError:
+        return math.inf
+
+
+def noised_update(
+    values: NDArray[np.float64], event: GaussianEvent, random_bytes: RandomBytes = os_random
+) -> NDArray[np.float64]:
+    """`values` (d,) clipped to the event's norm, on its grid, with its noise."""
+    total = clipped_steps(values, event.sensitivity_steps, event.grid_bits)
+    noised, _ = gaussian(total, event, random_bytes)
+    return np.asarray(noised * 2.0**-event.grid_bits, np.float64)
+
+
+def clipped_steps(values: NDArray[np.float64], steps: int, grid_bits: int) -> NDArray[np.int64]:
+    """`values` (d,) scaled to L2 norm at most `steps`·2**-grid_bits, rounded toward zero to steps.
+
+    The norm is checked again in integers: a vector that failed, and one that is not finite, is 0.
+    """
+    whole = np.zeros(values.shape, np.int64)
+    largest = float(np.abs(values).max(initial=0.0))
+    if not 0 < largest < math.inf:
+        return whole
+    unit = values / largest
+    limit = steps * 2.0**-grid_bits * SHRINK
+    norm = math.sqrt(float(unit @ unit)) * largest
+    factor = min(1.0, limit / norm)
+    whole[:] = np.trunc(values * factor * 2.0**grid_bits)
+    # All squares together are near steps² <= 2^60, so their sum is exact.
+    within = int((whole * whole).sum()) <= steps * steps
+    return whole if within else np.zeros_like(whole)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Public facts of one exchange: `steps` sums of `coordinates` values over Poisson samples.
+
+    One record changes a sum by at most `sensitivity_steps` in L2.
+    """
+
+    what: str
+    sampling_probability: float
+    steps: int
+    sensitivity_steps: int
+    coordinates: int
+    grid_bits: int
+
+    def event(self, multiplier: float) -> SampledGaussianEvent:
+        """Noise of σ = `multiplier` sensitivities in every step."""
+        return SampledGaussianEvent(
+            what=self.what,
+            unit="record",
+            sensitivity_steps=self.sensitivity_steps,
+            sigma_squared=math.ceil((Fraction(multiplier) * self.sensitivity_steps) ** 2),
+            sampling_probability=self.sampling_probability,
+            steps=self.steps,
+            coordinates=self.coordinates,
+            grid_bits=self.grid_bits,
+            source=SAMPLED_SOURCE,
+        )
+
+
+def poisson_sample(
+    count: int, probability: float, random_bytes: RandomBytes = os_random
+) -> NDArray[np.int64]:
+    """Indices below `count`, each with chance ⌊probability·2⁶⁴⌋/2⁶⁴, never more than asked."""
+    threshold = int(Fraction(probability) * 2**64)
+    if threshold >> 64:
+        return np.arange(count, dtype=np.int64)
+    words = np.frombuffer(random_bytes(8 * count), dtype="<u8", count=count)
+    return np.flatnonzero(words < np.uint64(threshold)).astype(np.int64)
+
+
+def noised_step(
+    total: Int64, event: SampledGaussianEvent, random_bytes: RandomBytes = os_random
+) -> Int64:
+    """The exact sum (coordinates,) of one sample, in steps, plus the noise that `event` states."""
+    if total.size != event.coordinates:
+        raise PrivacyError(f"{event.what}: {total.size} values, priced as {event.coordinates}")
+    source = bound(random_bytes, event, total)
+    return total + discrete_gaussian(event.sigma_squared, total.shape, source)
+
+
+@lru_cache(maxsize=64)
+def calibrated(
+    steps: Steps, participations: int, epsilon_: float, delta: float
+) -> SampledGaussianEvent:
+    """The event of one exchange of which `participations` together are (ε, δ)-DP, nearly tight.
+
+    Where the library of loss distributions is missing, log moments ask for some percent more
+    noise. Raises `PrivacyError` where the grid is too coarse, or the sampler draws no such noise.
+    """
+
+    def fits(multiplier: float) -> bool:
+        event = steps.event(multiplier)
+        whole = replace(event, steps=event.steps * participations)
+        try:
+            return epsilon([whole], delta).epsilon <= epsilon_
+        except PrivacyError:
+            return False
+
+    # Without sampling this much is enough, but for the discreteness of the noise.
+    high = math.sqrt(steps.steps * participations) / mu_for(epsilon_, delta)
+    high = min(max(high, 2.0**-8), LARGEST_MULTIPLIER / 2)
+    while not fits(high):
+        high *= 2
+        if high > LARGEST_MULTIPLIER:
+            raise PrivacyError(
+                f"{steps.what}: no noise that can be drawn on this grid meets ε = {epsilon_:g}, "
+                f"δ = {delta:g}",
+                where="privacy.epsilon",
+                fix="sample fewer records a step, take fewer steps, or raise epsilon or delta",
+            )
+    low = high / 2
+    while low > 2.0**-10 and fits(low):
+        low, high = low / 2, low
+    while high > low * TIGHT:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return steps.event(high)
