@@ -32,6 +32,8 @@ from edgeveil.privacy.sampler import RandomBytes, SampleBytes
 
 KEY_BYTES = 32
 _NONCE = bytes(16)  # a key has one stream
+_NUMBER_BYTES = 8
+_NUMBER_AT = len(labels.context(labels.NOISE_SUM, b""))  # the draw's number in what is hashed
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class DerivedRandom(SampleBytes):
         if len(question_key) != KEY_BYTES:
             raise PrivacyError(f"a question's key has {KEY_BYTES} bytes, got {len(question_key)}")
         self._key, self._draws = bytes(question_key), 0
+        self._keyed = hmac.new(self._key, digestmod="sha256")  # copied for each draw
         self._samples: _Keystream | None = None  # most answers need none
 
     def __call__(self, count: int) -> bytes:
@@ -95,16 +98,12 @@ class DerivedRandom(SampleBytes):
     def bound(self, law: Event | str, total: NDArray[np.generic]) -> RandomBytes:
         """The stream of the next draw, for noise by `law` on `total`; independent of all others."""
         little = np.ascontiguousarray(total, total.dtype.newbyteorder("<"))
-        head = labels.context(
-            labels.NOISE_SUM,
-            self._draws.to_bytes(8, "big"),
-            _named(law),
-            little.dtype.str.encode(),
-            str(total.shape).encode(),
-        )
-        self._draws += 1
-        mac = hmac.new(self._key, head, "sha256")
+        head = _first_head(law, little.dtype.str, total.shape)
+        number = self._draws.to_bytes(_NUMBER_BYTES, "big")
+        mac = self._keyed.copy()
+        mac.update(head[:_NUMBER_AT] + number + head[_NUMBER_AT + _NUMBER_BYTES :])
         mac.update(little.tobytes())  # its length follows from type and shape
+        self._draws += 1
         return _Keystream(mac.digest())
 
 
@@ -119,11 +118,12 @@ def bound(random_bytes: RandomBytes, law: Event | str, total: NDArray[np.generic
     return random_bytes
 
 
-@lru_cache(maxsize=64)
-def _named(law: Event | str) -> bytes:
-    """The law as it is hashed; one event prices many draws."""
+@lru_cache(maxsize=64)  # one event prices many draws
+def _first_head(law: Event | str, dtype: str, shape: tuple[int, ...]) -> bytes:
+    """What is hashed before the sum in draw 0; in another draw only its number is another."""
     named = law if isinstance(law, str) else json.dumps(to_dict(law), sort_keys=True)
-    return named.encode()
+    parts = named.encode(), dtype.encode(), str(shape).encode()
+    return labels.context(labels.NOISE_SUM, bytes(_NUMBER_BYTES), *parts)
 
 
 class _Keystream:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
@@ -60,7 +61,9 @@ def discrete_laplace(
 
     Raises `PrivacyError` unless 0 < scale <= 2**40 steps.
     """
-    t = _checked(Fraction(scale), "scale")
+    t = Fraction(scale)
+    if not 0 < t <= LARGEST_SCALE:
+        raise PrivacyError(f"scale must be in (0, 2^40] steps, got {t}")
     _check_source(random_bytes)
     return _collect(shape, 1.6, lambda count: _laplace_candidates(t, count, random_bytes))
 
@@ -72,24 +75,38 @@ def discrete_gaussian(
 
     Raises `PrivacyError` unless 0 < σ² <= 2**80 steps².
     """
-    variance = Fraction(sigma_squared)
-    if not 0 < variance <= LARGEST_SCALE**2:
-        raise PrivacyError(f"sigma² must be in (0, 2^80] steps², got {variance}")
+    law = _gaussian_law(sigma_squared)
     _check_source(random_bytes)
-    t = math.isqrt(int(variance)) + 1
 
     def candidates(count: int) -> Int64:
-        noise = _laplace_candidates(Fraction(t), count, random_bytes)
-        accepted: Int64 = noise[_accept(noise, variance, t, random_bytes)]
+        noise = _laplace_candidates(law.scale, count, random_bytes)
+        accepted: Int64 = noise[_accept(noise, law, random_bytes)]
         return accepted
 
     return _collect(shape, 1.4, candidates)
 
 
-def _checked(scale: Fraction, name: str) -> Fraction:
-    if not 0 < scale <= LARGEST_SCALE:
-        raise PrivacyError(f"{name} must be in (0, 2^40] steps, got {scale}")
-    return scale
+@dataclass(frozen=True)
+class _GaussianLaw:
+    """How a discrete Gaussian of this variance is drawn: from a discrete Laplace of `scale`.
+
+    `peak` is where a candidate is kept for certain, `fall` the factor of (|x| - peak)² in the
+    logarithm of its chance, both in float64.
+    """
+
+    variance: Fraction
+    scale: Fraction
+    peak: float
+    fall: float
+
+
+@lru_cache(maxsize=64)  # one variance serves many small draws
+def _gaussian_law(sigma_squared: Fraction | int) -> _GaussianLaw:
+    variance = Fraction(sigma_squared)
+    if not 0 < variance <= LARGEST_SCALE**2:
+        raise PrivacyError(f"sigma² must be in (0, 2^80] steps², got {variance}")
+    scale = Fraction(math.isqrt(int(variance)) + 1)
+    return _GaussianLaw(variance, scale, float(variance / scale), -0.5 / float(variance))
 
 
 def _check_source(random_bytes: RandomBytes) -> None:
@@ -107,22 +124,28 @@ def _collect(shape: tuple[int, ...], surplus: float, draw: Callable[[int], Int64
         part = draw(min(CHUNK, int(need * surplus) + 16))[:need]
         parts.append(part)
         need -= len(part)
+    if len(parts) == 1:
+        return parts[0].reshape(shape)
     flat = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
     return flat.reshape(shape)
 
 
+# Small draws are many, and each numpy call costs one of them as much as the numbers do: so there
+# are few below, and none that goes through Python.
+
+
 def _words(count: int, random_bytes: RandomBytes) -> NDArray[np.uint64]:
-    return np.frombuffer(random_bytes(8 * count), dtype="<u8", count=count).astype(np.uint64)
+    return np.frombuffer(random_bytes(8 * count), dtype="<u8", count=count)
 
 
 def _laplace_candidates(t: Fraction, count: int, random_bytes: RandomBytes) -> Int64:
     """Discrete Laplace draws, at most `count`: a signed geometric without "minus zero"."""
     magnitude = _geometric(t, count, random_bytes)
     bits = np.frombuffer(random_bytes(-(-count // 8)), dtype=np.uint8)
-    negative = np.unpackbits(bits, count=count).astype(bool)
-    signed = np.where(negative, -magnitude, magnitude)
-    kept: Int64 = signed[~(negative & (magnitude == 0))]
-    return kept
+    negative = np.unpackbits(bits, count=count).view(np.bool_)
+    signed: Int64 = np.where(negative, -magnitude, magnitude)
+    minus_zero = negative > magnitude  # True > 0 alone
+    return signed[~minus_zero] if np.count_nonzero(minus_zero) else signed
 
 
 def _geometric(t: Fraction, count: int, random_bytes: RandomBytes) -> Int64:
@@ -133,25 +156,23 @@ def _geometric(t: Fraction, count: int, random_bytes: RandomBytes) -> Int64:
     uniform = np.maximum(words, np.uint64(1)).astype(np.float64) * 2.0**-64
     y = np.log(uniform) * -scale
     margin = (y + scale) * LOG_MARGIN
-    x = np.floor(y)
-    undecided = (x != np.floor(y - margin)) | (x != np.floor(y + margin)) | (words < SMALLEST_FAST)
-    result = x.astype(np.int64)
-    for i in np.flatnonzero(undecided):
+    undecided = (np.floor(y - margin) != np.floor(y + margin)) | (words < SMALLEST_FAST)
+    result = np.floor(y).astype(np.int64)
+    for i in undecided.nonzero()[0]:
         result[i] = LazyUniform(int(words[i]), 64, random_bytes).geometric(t)
     return result
 
 
-def _accept(
-    noise: Int64, variance: Fraction, t: int, random_bytes: RandomBytes
-) -> NDArray[np.bool_]:
+def _accept(noise: Int64, law: _GaussianLaw, random_bytes: RandomBytes) -> NDArray[np.bool_]:
     """Bernoulli(exp(-γ)) for γ = (|x| - σ²/t)² / 2σ²."""
     words = _words(len(noise), random_bytes)
-    gap = np.abs(noise).astype(np.float64) - float(variance / t)
-    chance = np.exp(gap * gap * (-0.5 / float(variance)))
+    gap = np.abs(noise).astype(np.float64) - law.peak
+    chance = np.exp(gap * gap * law.fall)
     excess = words.astype(np.float64) * 2.0**-64 - chance
-    accepted = excess < 0
-    for i in np.flatnonzero(np.abs(excess) <= ACCEPT_MARGIN):
-        gamma = (abs(int(noise[i])) - variance / t) ** 2 / (2 * variance)
+    accepted: NDArray[np.bool_] = excess < 0
+    for i in (np.abs(excess) <= ACCEPT_MARGIN).nonzero()[0]:
+        exact_gap = abs(int(noise[i])) - law.variance / law.scale
+        gamma = exact_gap**2 / (2 * law.variance)
         accepted[i] = LazyUniform(int(words[i]), 64, random_bytes).less_than_exp(gamma)
     return accepted
 
