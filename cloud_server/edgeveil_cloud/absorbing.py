@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from edgeveil.errors import JobFailed
+from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.parts.exchange import Exchange
-from edgeveil.plan import SOFTMAX
 from edgeveil.privacy.sampler import RandomBytes
 from edgeveil.protocol.blob import Data, describe
 from edgeveil.protocol.cloud_tasks import Absorbed, TooFew

@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgeveil.errors import DataError, EdgeVeilError
-from edgeveil.jobs import Job, parse_job
+from edgeveil.jobs import Job, parse_plan
 from edgeveil.parts.features import backbone_digests, match_backbones
 from edgeveil.parts.models import runs_python
-from edgeveil.plan import JobPlan
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CloudMachine
 from edgeveil.protocol.cloud_states import State
@@ -70,7 +69,8 @@ class Control:
         return entry.id
 
     def _read(self, job_yaml: str) -> Job:
-        job = parse_job(job_yaml)
+        plan = parse_plan(job_yaml)
+        job = plan.job
         if runs_python(job.model) and not self._python_models:
             raise DataError(
                 "the job's model is Python code, which may not run here",
@@ -79,7 +79,7 @@ class Control:
             )
         kept = {one: self._store.backbone(one) for one in backbone_digests(job.features)}
         found = match_backbones(job.features, (graph for graph in kept.values() if graph))
-        plan = JobPlan(job, found)
+        plan = plan.with_artifacts(found)
         self._host.evaluation.check(plan)
         if job.digest() != self._rehearsed:
             # Devices play their own half before they price it; here torch would stay in memory.

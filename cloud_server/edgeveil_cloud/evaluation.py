@@ -11,10 +11,10 @@ from edgeveil.data.records import Records
 from edgeveil.errors import JobFailed
 from edgeveil.evaluation.accuracy import HeldTest, Tested
 from edgeveil.evaluation.clustering import ClusterScores, Noise, cluster_scores
+from edgeveil.jobs.plan import Plan
 from edgeveil.parts.aggregation.base import Score
 from edgeveil.parts.exchange import Array, Exchange
 from edgeveil.parts.methods.pca_own import own_weights
-from edgeveil.plan import JobPlan
 from edgeveil.privacy.events import LaplaceEvent
 from edgeveil.privacy.laplace_mechanism import noise_law
 
@@ -32,7 +32,7 @@ class Evaluation:
         self._held: dict[tuple[bytes, int | None, int | None], HeldTest] = {}  # of one graph
         self._said = False
 
-    def check(self, plan: JobPlan) -> None:
+    def check(self, plan: Plan) -> None:
         """Raise JobFailed where the job's rule has no records to score uploads on."""
         asked, test = plan.rule.validation_records, self._fitting(plan)
         there = 0 if test is None else len(test)
@@ -45,7 +45,7 @@ class Evaluation:
             )
 
     def score(
-        self, plan: JobPlan, exchange: Exchange, graph: bytes, state: Mapping[str, Array]
+        self, plan: Plan, exchange: Exchange, graph: bytes, state: Mapping[str, Array]
     ) -> Score | None:
         """How an upload is scored; None where the job's rule does not ask for it."""
         asked, test = plan.rule.validation_records, self._fitting(plan)
@@ -58,12 +58,12 @@ class Evaluation:
 
         return right
 
-    def weights(self, plan: JobPlan, state: Mapping[str, Array]) -> dict[str, Array]:
+    def weights(self, plan: Plan, state: Mapping[str, Array]) -> dict[str, Array]:
         """The graph's weights; what each holder of records computes itself is of the test's."""
         return {**plan.cloud.model(state), **own_weights(plan.setting, self._fitting(plan))}
 
     def tested(
-        self, plan: JobPlan, exchange: Exchange, graph: bytes, state: Mapping[str, Array]
+        self, plan: Plan, exchange: Exchange, graph: bytes, state: Mapping[str, Array]
     ) -> Tested | None:
         """How the model after a training round does on the test records.
 
@@ -83,7 +83,7 @@ class Evaluation:
             self._held[key] = HeldTest(graph, test.x[part], test.y[part])
         return self._held[key]
 
-    def _fitting(self, plan: JobPlan) -> Records | None:
+    def _fitting(self, plan: Plan) -> Records | None:
         """The cloud's records, if the job is about records of their form."""
         if self._test is None or self._test.x.shape[1:] == tuple(plan.job.data.input_shape):
             return self._test
@@ -93,7 +93,7 @@ class Evaluation:
         return None
 
 
-def clusters(plan: JobPlan, exchange: Exchange, vectors: list[Array]) -> ClusterScores | None:
+def clusters(plan: Plan, exchange: Exchange, vectors: list[Array]) -> ClusterScores | None:
     """Scores of the inferences uploaded in one exchange; None where none were asked for."""
     if not exchange.infer:
         return None

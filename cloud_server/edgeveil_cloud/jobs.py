@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 
 from edgeveil.errors import JobFailed
+from edgeveil.jobs.plan import Plan
 from edgeveil.parts.exchange import Array
-from edgeveil.plan import JobPlan
 from edgeveil.protocol.package import unpack_tensors
 from edgeveil_cloud.plans import graph_of, plan_of
 from edgeveil_cloud.store import Store
@@ -38,7 +38,7 @@ class Jobs:
         """The stored job of a wire id; raises JobFailed."""
         return self._store.job(self.name(job_id))
 
-    def plan(self, entry: JobEntry) -> JobPlan:
+    def plan(self, entry: JobEntry) -> Plan:
         """The plan of a stored job."""
         return plan_of(entry.canonical, self._store.backbone)
 

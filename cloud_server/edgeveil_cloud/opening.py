@@ -10,9 +10,9 @@ from typing import overload
 
 import numpy as np
 
+from edgeveil.jobs.plan import Plan
 from edgeveil.parts.aggregation.mean import BLOCK_VALUES
 from edgeveil.parts.exchange import Array, Exchange, SegmentSpec
-from edgeveil.plan import JobPlan
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.blob import Data
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Batch, Exchanged, Group
@@ -121,7 +121,7 @@ class Opened:
 
 
 def open_batch(
-    plan: JobPlan,
+    plan: Plan,
     exchange: Exchange,
     secret: RoundSecret,
     batch: Batch,

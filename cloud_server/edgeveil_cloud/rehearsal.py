@@ -17,11 +17,18 @@ from edgeveil.crypto.stream import stream_bytes
 from edgeveil.errors import DataError, EdgeVeilError
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import BATCH_RECORDS, MAX_GRAPH_BYTES, OnnxModel
+from edgeveil.jobs.plan import Plan
+from edgeveil.jobs.rehearsal import (
+    brief,
+    made_up_records,
+    rehearsed_answer,
+    rehearsed_softmax,
+    training_kinds,
+)
 from edgeveil.parts.exchange import TRAIN, Array, Exchange, SegmentSpec
 from edgeveil.parts.features import backbone_digests
 from edgeveil.parts.models import runs_python
 from edgeveil.parts.models.softmax_head import bake
-from edgeveil.plan import JobPlan
 from edgeveil.privacy.sampler import os_random
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES
 from edgeveil.protocol.package import (
@@ -32,13 +39,6 @@ from edgeveil.protocol.package import (
     encode_package,
     pack_tensors,
     unpack_tensors,
-)
-from edgeveil.rehearsal import (
-    brief,
-    made_up_records,
-    rehearsed_answer,
-    rehearsed_softmax,
-    training_kinds,
 )
 from edgeveil_cloud.evaluation import Evaluation, clusters
 from edgeveil_cloud.opening import Opened
@@ -55,7 +55,7 @@ class RefusedJobError(DataError):
 
 
 def rehearse_job(
-    plan: JobPlan,
+    plan: Plan,
     limits: Limits,
     *,
     devices: bool = True,
@@ -73,7 +73,7 @@ def rehearse_job(
 class _Rehearsal:
     """One job's stages in their order, each under the key of the job file that it follows from."""
 
-    def __init__(self, plan: JobPlan, limits: Limits, devices: bool, processor: str) -> None:
+    def __init__(self, plan: Plan, limits: Limits, devices: bool, processor: str) -> None:
         plan = brief(plan)
         self._plan, self._limits, self._processor = plan, limits, processor
         own = runs_python(plan.job.model)

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from edgeveil.crypto.keys import OpeningKey, SealingKey
 from edgeveil.errors import JobFailed
+from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.parts.aggregation import Uploads
 from edgeveil.parts.aggregation.base import Score
 from edgeveil.parts.aggregation.mean import mean
 from edgeveil.parts.exchange import TRAIN, Array, Exchange
-from edgeveil.plan import SOFTMAX, JobPlan
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.messages import Exchanged, Manifest
@@ -35,7 +35,7 @@ def draw(enrolled: Sequence[bytes], count: int) -> list[bytes]:
     return SELECTIONS["uniform"](enrolled, count, None)
 
 
-def select(plan: JobPlan, enrolled: Sequence[bytes], choose: Choose = draw) -> list[bytes]:
+def select(plan: Plan, enrolled: Sequence[bytes], choose: Choose = draw) -> list[bytes]:
     """The public keys of a new round. Raises TooFewDevices."""
     asked, floor = plan.job.selection, plan.job.round.min_batch
     count = how_many(asked.devices, len(enrolled), asked.over_select)
@@ -50,7 +50,7 @@ def select(plan: JobPlan, enrolled: Sequence[bytes], choose: Choose = draw) -> l
 
 
 def seal_round(
-    plan: JobPlan,
+    plan: Plan,
     exchange: Exchange,
     state: Mapping[str, Array],
     recipients: Sequence[bytes],
@@ -90,7 +90,7 @@ def seal_round(
 
 
 def aggregate(
-    plan: JobPlan,
+    plan: Plan,
     exchange: Exchange,
     state: Mapping[str, Array],
     opened: Opened,

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from edgeveil.crypto.keys import SealingKey
 from edgeveil.errors import JobFailed
+from edgeveil.jobs.plan import Plan
 from edgeveil.parts.exchange import Exchange
 from edgeveil.parts.features import backbone_digests
-from edgeveil.plan import JobPlan
 from edgeveil.protocol.cloud_tasks import Broadcast, SealRound
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Exchanged
 from edgeveil.protocol.package import (
@@ -138,7 +138,7 @@ class Sealer:
             )
         return Broadcast(manifest, data)
 
-    def _asked(self, entry: JobEntry, plan: JobPlan, task: SealRound) -> list[bytes]:
+    def _asked(self, entry: JobEntry, plan: Plan, task: SealRound) -> list[bytes]:
         """Whom this attempt asks: as the first one did, else newly drawn; never a revoked key.
 
         The same tensors come again. Next to a batch that was opened, one without some of its
@@ -166,7 +166,7 @@ class Sealer:
             )
         return again
 
-    def _check_size(self, plan: JobPlan, exchange: Exchange, selected: int) -> None:
+    def _check_size(self, plan: Plan, exchange: Exchange, selected: int) -> None:
         """Raise JobFailed before anybody spends budget on a batch that could not be taken."""
         sizes = [g.padded_bytes + SEAL_OVERHEAD_BYTES for g in plan.groups(exchange)]
         if selected * sum(sizes) > self._limits.batch_bytes:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from edgeveil.evaluation.clustering import ClusterScores
+from edgeveil.jobs.plan import Plan
 from edgeveil.parts.exchange import Array
-from edgeveil.plan import JobPlan
 from edgeveil.privacy.events import LaplaceEvent
 from edgeveil.privacy.guarantee import Guarantee
 from edgeveil_cloud.store import Store
@@ -35,7 +35,7 @@ def round_timeline(
 
 
 def exchange_event(
-    record: ExchangeRecord, plan: JobPlan, timeline: Mapping[str, float]
+    record: ExchangeRecord, plan: Plan, timeline: Mapping[str, float]
 ) -> dict[str, Any]:
     """A committed exchange with ε by plan up to it, training and inference together."""
     quote = plan.quote(record.index)
@@ -49,7 +49,7 @@ def exchange_event(
     }
 
 
-def shown_mean(plan: JobPlan, state: Mapping[str, Array]) -> dict[str, float]:
+def shown_mean(plan: Plan, state: Mapping[str, Array]) -> dict[str, float]:
     """`mean_of_values` after a round of pure noise, so that a load test can check the sum."""
     if plan.job.train.method != "noise_only":
         return {}
@@ -69,14 +69,12 @@ def shown_clusters(scores: ClusterScores | None, vectors: list[Array]) -> dict[s
     return {**plain, "labels": plain["labels"][:SHOWN_ROWS], "vectors": rounded}
 
 
-def job_summary(
-    store: Store, plan: JobPlan, job: str, all_declined: bool = False
-) -> dict[str, Any]:
+def job_summary(store: Store, plan: Plan, job: str, all_declined: bool = False) -> dict[str, Any]:
     """What a job's end says: both guarantees together, and the last accuracy.
 
     Devices may have released for the exchange after the last commit, so it is priced too if it
     was sealed (its key is there until the job has ended), unless all of them declined it. A job
-    that ends early has spent what `JobPlan.spent` says: with Gaussian noise, the whole plan.
+    that ends early has spent what `Plan.spent` says: with Gaussian noise, the whole plan.
     """
     last = store.last_commit(job)
     asked = last.index if last else 0

@@ -16,8 +16,8 @@ from edgeveil.data.records import Records
 from edgeveil.data.slots import slot_records
 from edgeveil.errors import PrivacyError, ProtocolError
 from edgeveil.evaluation.inference import InferenceSession
+from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.parts.exchange import KEPT, Answer, Array, Exchange, Tensors
-from edgeveil.plan import SOFTMAX, JobPlan
 from edgeveil.privacy.laplace_mechanism import softmax_laplace
 from edgeveil.privacy.ledger import Ledger, Receipt
 from edgeveil.privacy.sampler import RandomBytes
@@ -30,7 +30,7 @@ from edgeveil.protocol.tasks import Sealed
 MEMORY_BYTES = 1 << 26
 
 
-def check_package(plan: JobPlan, manifest: Manifest, package: RoundPackage) -> Exchange:
+def check_package(plan: Plan, manifest: Manifest, package: RoundPackage) -> Exchange:
     """The exchange asked for; raises ProtocolError unless it is what the job says."""
     exchange = plan.exchange(manifest.at.round)
     said = (package.phase, package.number, package.infer)
@@ -45,7 +45,7 @@ def check_package(plan: JobPlan, manifest: Manifest, package: RoundPackage) -> E
     return exchange
 
 
-def own_answers(plan: JobPlan, exchange: Exchange, ledger: Ledger, job_id: str) -> Tensors:
+def own_answers(plan: Plan, exchange: Exchange, ledger: Ledger, job_id: str) -> Tensors:
     """What this device released earlier in the job and now builds on, as it was released.
 
     Raises PrivacyError where it did not answer then: whether it did follows from no record.
@@ -70,7 +70,7 @@ def kept_tensors(ledger: Ledger, job_id: str) -> Tensors:
 
 
 def training_answer(
-    plan: JobPlan,
+    plan: Plan,
     exchange: Exchange,
     package: RoundPackage,
     own: Tensors,
@@ -90,7 +90,7 @@ def training_answer(
 
 
 def softmax_answer(
-    plan: JobPlan,
+    plan: Plan,
     session: InferenceSession,
     weights: Tensors,
     x: Array,
@@ -149,7 +149,7 @@ def _packed(parts: list[Answer], memory_bytes: int) -> bytes:
 def seal_release(
     receipt: Receipt,
     payload: bytes,
-    plan: JobPlan,
+    plan: Plan,
     manifest: Manifest,
     membership: bytes,
     sealing: Sealing = real_sealing,

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from edgeveil.jobs.plan import Plan
 from edgeveil.parts.exchange import Answer, Exchange, Tensors
-from edgeveil.plan import JobPlan
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.privacy.sampler import RandomBytes
 from edgeveil.protocol.package import RoundPackage
@@ -19,7 +19,7 @@ Half = Literal["train", "infer"]  # of an answer
 class TaughtJob:
     """A job as it came: its plan, and the bytes that the plan was made from."""
 
-    plan: JobPlan
+    plan: Plan
     canonical: bytes
     graph: bytes
 

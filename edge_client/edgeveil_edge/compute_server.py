@@ -8,10 +8,9 @@ from importlib import import_module
 from multiprocessing.connection import Connection
 
 from edgeveil.errors import EdgeVeilError
-from edgeveil.jobs import Job
+from edgeveil.jobs import compile_canonical
 from edgeveil.parts.features import match_backbones
 from edgeveil.parts.methods import UPDATE_METHODS
-from edgeveil.plan import JobPlan
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.protocol.package import RoundPackage, unpack_tensors
 from edgeveil.sites.edge import EdgeSite
@@ -74,10 +73,10 @@ class Server:
                     self._answer(request)
 
     def _know(self, request: wire.Know) -> None:
-        job = Job.from_canonical(request.canonical)
-        plan = JobPlan(job, match_backbones(job.features, request.backbones))
+        plan = compile_canonical(request.canonical)
+        plan = plan.with_artifacts(match_backbones(plan.job.features, request.backbones))
         self._jobs[request.digest] = TaughtJob(plan, request.canonical, request.graph)
-        if request.trains and job.train.method in UPDATE_METHODS:
+        if request.trains and plan.job.train.method in UPDATE_METHODS:
             _load("torch", "torch.func")
         if any(one.infer for one in plan.exchanges):
             _load("onnxruntime")

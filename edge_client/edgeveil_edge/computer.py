@@ -17,8 +17,8 @@ from edgeveil.data.device import device_records, of_shape
 from edgeveil.data.records import Records
 from edgeveil.errors import EdgeVeilError
 from edgeveil.evaluation.inference import InferenceSession
+from edgeveil.jobs.plan import Plan
 from edgeveil.parts.exchange import Answer
-from edgeveil.plan import JobPlan
 from edgeveil.protocol.package import unpack_tensors
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.subnormals import flushed
@@ -33,7 +33,7 @@ def load_own(site: EdgeSite, split_key: bytes, share: float) -> tuple[Records, R
     return device_records(site.data, split_key, evaluation_share=share)
 
 
-def no_records(plan: JobPlan) -> Records:
+def no_records(plan: Plan) -> Records:
     """An empty data set of the job's form."""
     return Records(np.zeros((0, *plan.job.data.input_shape), np.float32), np.zeros(0, np.int64))
 
@@ -101,7 +101,7 @@ class Computer:
             self._records = {share: self._load(self._site, self._split_key, share)}
         return self._records[share]
 
-    def halves(self, plan: JobPlan) -> tuple[Records, Records]:
+    def halves(self, plan: Plan) -> tuple[Records, Records]:
         """What a job is answered from. Raises DataError for records of another form."""
         data = plan.job.data
         training, evaluation = self.records(data.evaluation_share)

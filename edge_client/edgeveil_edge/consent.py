@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from edgeveil.errors import PrivacyError
+from edgeveil.jobs.plan import Plan
 from edgeveil.parts.features import backbone_digests
 from edgeveil.parts.models import runs_python
-from edgeveil.plan import JobPlan
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.privacy.policy import Limits
 from edgeveil.protocol.messages import Manifest
@@ -25,7 +25,7 @@ def limits_of(policy: Policy) -> Limits:
     )
 
 
-def judge(site: EdgeSite, plan: JobPlan) -> None:
+def judge(site: EdgeSite, plan: Plan) -> None:
     """Raise PrivacyError with the owner's reason against a job as such; reads no record."""
     policy, job = site.policy, plan.job
     if job.data.source != site.data.name:
@@ -63,7 +63,7 @@ def judge(site: EdgeSite, plan: JobPlan) -> None:
         )
 
 
-def consent(site: EdgeSite, plan: JobPlan, manifest: Manifest, ledger: Ledger) -> None:
+def consent(site: EdgeSite, plan: Plan, manifest: Manifest, ledger: Ledger) -> None:
     """Reserve the whole job's price, or raise PrivacyError with the owner's reason.
 
     Reads no record, so a refusal says nothing about data.

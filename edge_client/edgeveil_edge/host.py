@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from secrets import SystemRandom
 
 from edgeveil.errors import DataError, ProtocolError
-from edgeveil.jobs import Job
+from edgeveil.jobs import compile_canonical
 from edgeveil.parts.features import match_backbones
 from edgeveil.privacy.derived import NoiseFor, noise_from
 from edgeveil.privacy.ledger import Ledger
@@ -131,7 +131,7 @@ class DeviceHost:
     def _learn(self, manifest: Manifest, package: JobPackage) -> Learned:
         if hashlib.sha256(package.job).digest() != manifest.job_digest:
             raise ProtocolError("wrong_job")
-        job = Job.from_canonical(package.job)
+        job = compile_canonical(package.job).job
         try:
             found = match_backbones(job.features, package.backbones)
         except DataError as error:

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 
 from edgeveil.errors import DataError, PrivacyError, ProtocolError, UsageError
-from edgeveil.jobs import Job
-from edgeveil.jobs.job_blocks import JobData
+from edgeveil.jobs import compile_canonical
+from edgeveil.jobs.job import JobData
+from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.parts.exchange import Answer, Exchange, Tensors
 from edgeveil.parts.features import match_backbones
-from edgeveil.plan import SOFTMAX, JobPlan
 from edgeveil.privacy.derived import NoiseFor, Question
 from edgeveil.privacy.events import Event
 from edgeveil.privacy.ledger import Ledger, Receipt
@@ -141,9 +141,10 @@ class RoundWork:
             if known is None:
                 raise ProtocolError("unknown_job")
             canonical, graph = known
-            job = Job.from_canonical(canonical)
-            kept = match_backbones(job.features, self._store.backbones(job_id))
-            found = self._jobs[job_id] = TaughtJob(JobPlan(job, kept), canonical, graph)
+            plan = compile_canonical(canonical)
+            kept = match_backbones(plan.job.features, self._store.backbones(job_id))
+            found = TaughtJob(plan.with_artifacts(kept), canonical, graph)
+            self._jobs[job_id] = found
         return found
 
     # --- rounds ---
@@ -201,7 +202,7 @@ class RoundWork:
         limit = self.site.limits.outbox_bytes
         return f"an upload of {asked} bytes passes limits.outbox_bytes {limit}" * (asked > limit)
 
-    def _too_often(self, manifest: Manifest, plan: JobPlan) -> str:
+    def _too_often(self, manifest: Manifest, plan: Plan) -> str:
         """The reason to decline one more attempt at a round, or an empty string.
 
         Each seals the same tensors: who compares batches of other answerers learns whose they are.
@@ -210,7 +211,7 @@ class RoundWork:
         asked = self._store.answered_before(manifest.at)
         return f"this round was answered {asked} times already" * (asked >= most)
 
-    def _price(self, plan: JobPlan, exchange: Exchange) -> tuple[Event, ...]:
+    def _price(self, plan: Plan, exchange: Exchange) -> tuple[Event, ...]:
         price = plan.device.price(exchange) if self.site.role == "train" else ()
         return (*price, plan.softmax_event()) if exchange.infer else price
 
@@ -258,7 +259,7 @@ class RoundWork:
         at = manifest.at
         return Question(self._ledger.dataset, at.job_id.hex(), at.round, manifest.package_digest)
 
-    def _own_tensors(self, plan: JobPlan, exchange: Exchange, manifest: Manifest) -> Tensors:
+    def _own_tensors(self, plan: Plan, exchange: Exchange, manifest: Manifest) -> Tensors:
         job_id = manifest.at.job_id.hex()
         earlier = own_answers(plan, exchange, self._ledger, job_id)
         return {**earlier, **kept_tensors(self._ledger, job_id)}

@@ -1,29 +1,32 @@
-"""What a job file says, and its refusals."""
+"""What a job file says, and the plan that it compiles to, or its refusals."""
 
 from __future__ import annotations
 
+from edgeveil.jobs.compile import KnownFleet, compile_canonical, compile_job
 from edgeveil.jobs.job import Job
 from edgeveil.jobs.load import (
-    KINDS,
-    json_schema,
+    job_schema,
+    job_tree,
     line_of,
-    load,
     load_job,
-    load_scenario,
+    load_plan,
     parse_job,
+    parse_plan,
 )
-from edgeveil.jobs.load_test import LoadOptions
-from edgeveil.jobs.local_run import LocalRun
+from edgeveil.jobs.plan import SOFTMAX, Plan
 
 __all__ = [
-    "KINDS",
+    "SOFTMAX",
     "Job",
-    "LoadOptions",
-    "LocalRun",
-    "json_schema",
+    "KnownFleet",
+    "Plan",
+    "compile_canonical",
+    "compile_job",
+    "job_schema",
+    "job_tree",
     "line_of",
-    "load",
     "load_job",
-    "load_scenario",
+    "load_plan",
     "parse_job",
+    "parse_plan",
 ]

@@ -1,18 +1,18 @@
-"""The job file: what to learn, and the canonical bytes that every party checks."""
+"""What a job file says: its blocks, and the canonical bytes that every party checks.
+
+Here stands the shape alone: types, ranges, and which keys belong together. What is impossible
+together is refused by `edgeveil.jobs.compile`.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from typing import Self
+from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError
 
 from edgeveil.errors import ProtocolError
-from edgeveil.jobs.job_blocks import Encrypt, JobData, Privacy, Round, Selection, Unsupervised
-from edgeveil.jobs.job_mixes import job_mixes
-from edgeveil.jobs.job_updates import Proxy
-from edgeveil.jobs.local_run import LocalRun
 from edgeveil.jobs.methods import (
     AggregationBlock,
     FeatureParameters,
@@ -21,13 +21,151 @@ from edgeveil.jobs.methods import (
     TrainParameters,
 )
 from edgeveil.parts.aggregation import FedAvgParameters
-from edgeveil.settings.base import Block, refuse
+from edgeveil.settings.base import Block, Seconds
 
 CANONICAL_BYTES = 1 << 16
 
 
+class JobData(Block):
+    """What the devices' records look like. All of it is public."""
+
+    source: str = Field(min_length=1, max_length=64, examples=["digits"])
+    """Name that a device's own `data.name` must equal for the job to concern it."""
+    classes: int = Field(ge=2, le=10000, examples=[10])
+    """Number of classes; labels are 0 to classes − 1, other labels are dropped on the device."""
+    input_shape: tuple[Annotated[int, Field(ge=1, le=1 << 20)], ...] = Field(
+        min_length=1, max_length=4, examples=[[64]]
+    )
+    """Shape of one record, without the batch axis."""
+    nominal_records: int = Field(ge=1, le=10**9, examples=[64])
+    """Public divisor of a device's sums: about its records, the same for all, never a count."""
+    evaluation_share: float = Field(default=0.1, ge=0, lt=1)
+    """Share of a device's records that it keeps apart for evaluation, split once."""
+
+
+class SelfStop(Block):
+    """Training ends before its last round once δ, tracked at a fixed ε, passes a threshold."""
+
+    rule: Literal["moments_delta"] = "moments_delta"
+    """`moments_delta`: δ by the moments accountant (Abadi et al. 2016) at fixed ε."""
+    epsilon: float = Field(gt=0, examples=[4])
+    """The fixed ε at which δ is tracked."""
+    delta: float = Field(gt=0, lt=1, examples=[1e-5])
+    """The threshold: the round that would pass it is not started."""
+
+
+class Privacy(Block):
+    """The training guarantee of the whole job, per record; of some methods per device."""
+
+    epsilon: float | None = Field(default=None, gt=0, examples=[8])
+    """ε of the whole training: needed where training adds noise, a guarantee is chosen, not
+    inherited. null: it adds none, as `sgd` and `fedprox` without a stage that does."""
+    delta: float = Field(default=1e-5, gt=0, lt=1, examples=[1e-5])
+    """δ of the whole training; must stay below 1 / data.nominal_records."""
+    max_participations: int | None = Field(default=None, ge=1)
+    """Training rounds one device may answer; the noise is made for it. null: all rounds."""
+    stop: SelfStop | None = None
+    """A rule that ends training early; null: all rounds are trained."""
+    accept_unproven: bool = False
+    """Accept parts without a proven guarantee; reports then print none."""
+
+
+class Selection(Block):
+    """Which devices take part in a round."""
+
+    devices: Annotated[int, Field(ge=1, le=10**6)] | Literal["all"] = "all"
+    """Devices wanted in each round, drawn uniformly; `all`: every enrolled one."""
+    over_select: float = Field(default=1.0, ge=1, le=3)
+    """Factor by which more devices are selected than wanted, against those that stay away."""
+    min_devices: int = Field(default=1, ge=1, le=10**6)
+    """Enrolled devices the cloud waits for before the first round."""
+
+
+LARGEST_DEFAULT_BUDGET_S = 60.0
+
+
+class Round(Block):
+    """When a round closes."""
+
+    deadline_s: Seconds = 30.0
+    """Seconds from the broadcast after which the round closes with what has come."""
+    budget_s: Seconds | None = Field(default=None, examples=[0.5])
+    """Public time budget: seconds from the package's arrival within which every answer leaves, at
+    a moment fixed before records are read. Work that is not done by then counts as if there were
+    no records. null: a tenth of deadline_s, at most 60."""
+    quorum: float = Field(default=0.8, gt=0, le=1)
+    """Share of the wanted devices whose uploads close the round early."""
+    grace_s: float = Field(default=2.0, ge=0, le=3600)
+    """Seconds that the round stays open for late uploads once the quorum is there."""
+    min_batch: int = Field(default=5, ge=1, le=10**6)
+    """Fewest uploads the proxy ever hands over in one shuffled batch."""
+    retries: int = Field(default=2, ge=0, le=100)
+    """Further attempts at a round that closed with too few uploads."""
+
+    @property
+    def time_budget_s(self) -> float:
+        """`budget_s`, or what stands for it."""
+        if self.budget_s is not None:
+            return self.budget_s
+        return min(self.deadline_s / 10, LARGEST_DEFAULT_BUDGET_S)
+
+
+class Proxy(Block):
+    """What the proxy does with the uploads of a round."""
+
+    shuffle: Literal["split", "whole", "none"] = "split"
+    """`split`: each layer's segments are permuted alone. `whole`: a device's update stays one.
+
+    `none`: uploads keep the order in which they came, so the cloud can tell which segments came
+    together and may follow a device by when it answers; owners must allow it.
+    """
+
+
+class LaplaceEval(Block):
+    """The Laplace mechanism on inference uploads."""
+
+    laplace_eval_eps: float = Field(gt=0, examples=[20])
+    """ε per evaluation round, for one device's whole upload; it adds up over the rounds."""
+
+
+class Encrypt(Block):
+    """How inference uploads are protected."""
+
+    privacy_eval_type: Literal["LAPLACE", "NOT_ENCRYPT"] = "LAPLACE"
+    """`LAPLACE`: noise on the device. `NOT_ENCRYPT`: none, so no guarantee."""
+    laplace_eval: LaplaceEval | None = None
+    """The budget of `LAPLACE`; needed where devices are evaluated."""
+    laplace_eval_sensitivity: Literal[2, 1] = 2
+    """L1 distance that the noise covers: 2 is the true one; with 1 the printed guarantee is 2ε."""
+
+
+class Unsupervised(Block):
+    """Evaluation without labels: the cloud clusters the devices' softmax uploads."""
+
+    every_rounds: int = Field(default=5, ge=0, le=10**6)
+    """Evaluate in every so-manyth training round; 0: never."""
+    upload: Literal["mean", "per_sample"] = "mean"
+    """`mean`: one vector a device, unit device. `per_sample`: one a record, unit record."""
+    samples_per_device: int = Field(default=16, ge=1, le=4096)
+    """Vectors of one device's `per_sample` upload; public, the same for all devices."""
+    labels: Literal["argmax", "kmeans"] = "argmax"
+    """How uploads are put into clusters: by their largest entry, or by k-means."""
+    silhouette: Literal["sklearn", "text"] = "sklearn"
+    """`text`: the mean inner distance divides by the cluster's whole size, the point included."""
+    cluster_client_num: int = Field(default=1000, ge=1, le=10**6)
+    """Most uploads that are clustered in one round."""
+    eval_type: Literal[
+        "SILHOUETTE_SCORE", "CALINSKI_HARABASZ_SCORE", "DAVIES_BOULDIN_SCORE", "NOT_EVAL"
+    ] = "SILHOUETTE_SCORE"
+    """The clustering score; `NOT_EVAL`: devices upload no inferences at all."""
+
+
 class Job(Block):
-    """One learning job. Without `local_run` it is what the cloud signs and devices judge."""
+    """One learning job: what the cloud signs and devices judge.
+
+    Of every key alone it is known to be sound, of the whole nothing: whoever plays or prices a
+    job needs the `Plan` that `compile_job` makes of it, or refuses to.
+    """
 
     job: str = Field(pattern=r"^[a-z0-9_-]{1,64}$", examples=["quickstart"])
     """The job's name."""
@@ -59,13 +197,6 @@ class Job(Block):
     """How inference uploads are protected."""
     unsupervised: Unsupervised = Unsupervised(every_rounds=0)
     """Evaluation on the devices; without this block there is none."""
-    local_run: LocalRun | None = None
-    """How `edgeveil run` plays the job on one machine; no part of the job itself."""
-
-    @model_validator(mode="after")
-    def _possible(self) -> Self:
-        refuse(job_mixes(self))
-        return self
 
     @property
     def rounds(self) -> int:
@@ -84,8 +215,8 @@ class Job(Block):
         return 0 if unsupervised.eval_type == "NOT_EVAL" else unsupervised.every_rounds
 
     def canonical(self) -> bytes:
-        """The job as JSON with sorted keys and all defaults, `local_run` left out."""
-        plain = self.model_dump(mode="json", exclude={"local_run"})
+        """The job as JSON with sorted keys and all defaults."""
+        plain = self.model_dump(mode="json", include=set(Job.model_fields))
         text = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return text.encode("ascii")
 
@@ -95,7 +226,7 @@ class Job(Block):
 
     @classmethod
     def from_canonical(cls, raw: bytes) -> Job:
-        """The job of canonical bytes (at most 64 KiB), as they come over the wire.
+        """The job of canonical bytes (at most 64 KiB); `compile_canonical` judges it as well.
 
         Raises ProtocolError("bad_job") for anything else, even for another spelling of the
         same job: one job has one digest.

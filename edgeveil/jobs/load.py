@@ -1,70 +1,55 @@
-"""Job files, and files of any kind."""
+"""Job files: YAML text -> a judged job."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from edgeveil.errors import ConfigError
+from edgeveil.jobs.compile import compile_job
 from edgeveil.jobs.job import Job
-from edgeveil.jobs.load_test import LoadOptions
+from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.presets import KEY as PRESET
 from edgeveil.jobs.presets import expand, with_preset
-from edgeveil.registry import nearest
-from edgeveil.settings.file import checked, only_block, parsed, problems_error, read
+from edgeveil.settings.file import judged, parsed, problems_error, read
 from edgeveil.settings.schema_walk import Schema
 from edgeveil.settings.yaml_tree import Problem, Tree, read_tree
-from edgeveil.sites.files import SITES, kind_of, load_site, site_of
+from edgeveil.sites.files import SITES, kind_of
 
-if TYPE_CHECKING:
-    from edgeveil.sites.files import Site
+LOCAL_RUN = "local_run"
+"""A job file's key beside the job: how it is played on one machine. Who plays it reads that."""
 
-KINDS = ("job", *SITES, "load")
+
+def load_plan(path: Path) -> Plan:
+    """The plan of a job file; paths in it count from its folder.
+
+    Raises ConfigError with all problems, of single keys and of what is impossible together.
+    """
+    return parse_plan(read(path), str(path), folder=path.absolute().parent)
 
 
 def load_job(path: Path) -> Job:
-    """Read a job file; paths in it count from its folder. Raises ConfigError with all problems."""
-    return parse_job(read(path), str(path), folder=path.absolute().parent)
+    """The job of a file, as `load_plan` judges it."""
+    return load_plan(path).job
 
 
-def load_scenario(path: Path) -> LoadOptions:
-    """Read a load test's scenario, its one top-level key is `load`.
+def parse_plan(text: str | bytes, where: str = "(posted)", *, folder: Path | None = None) -> Plan:
+    """The plan of a job in YAML text, `where` standing for the file's name in problems.
 
-    Raises ConfigError with all problems.
+    Without `folder` the job may name no files of this machine. Raises ConfigError.
     """
-    tree = parsed(read(path), str(path))
-    if kind_of(tree.value) != "load":
-        text = "not a load test's scenario, its top-level key must be load"
-        raise problems_error(str(path), [Problem((), tree.line(()), text)])
-    return only_block(LoadOptions, "load", tree, path)
-
-
-def load(path: Path) -> tuple[str, Job | Site | LoadOptions]:
-    """Read a file of any kind; returns the kind's name, one of `KINDS`, with it."""
-    kind = kind_of(parsed(read(path), str(path)).value)
-    if kind == "job":
-        return kind, load_job(path)
-    return kind, load_scenario(path) if kind == "load" else load_site(path)
-
-
-def changed(options: LoadOptions, changes: Mapping[str, Any], where: str) -> LoadOptions:
-    """`options` with other values, as a command line gives them; relative paths count from here.
-
-    Raises ConfigError with all problems, a line `where: key: text` for each.
-    """
-    value = options.model_dump(mode="json", exclude_unset=True) | dict(changes)
-    try:
-        return checked(LoadOptions, Tree(value), where, folder=Path.cwd())
-    except ConfigError as error:  # there is no file whose lines could be named
-        lines = (line.removeprefix(f"{where}:1 ") for line in error.problems)
-        raise ConfigError([f"{where}: {line}" for line in lines]) from None
+    tree = job_tree(text, where)
+    tree.value = {key: value for key, value in tree.value.items() if key != LOCAL_RUN}
+    return judged(Job, compile_job, tree, where, folder=folder, schema=_schema_beside)
 
 
 def parse_job(text: str | bytes, where: str = "(posted)", *, folder: Path | None = None) -> Job:
-    """Read a job from YAML text, `where` standing for the file's name in problems.
+    """The job of YAML text, as `parse_plan` judges it."""
+    return parse_plan(text, where, folder=folder).job
 
-    Without `folder` the job may name no files of this machine.
+
+def job_tree(text: str | bytes, where: str) -> Tree:
+    """A job file's keys, with what its preset gives. Raises ConfigError for files of other kinds.
+
+    An unknown preset does so too: without what it would give, all else would seem to be missing.
     """
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     tree = parsed(raw, where)
@@ -75,9 +60,9 @@ def parse_job(text: str | bytes, where: str = "(posted)", *, folder: Path | None
         text = f"this is {what}, not a job; pass it to `{command}`"
         raise problems_error(where, [Problem((), tree.line(()), text)])
     expand(tree)
-    if PRESET in tree.value:  # without what it would give, all else would seem to be missing
+    if PRESET in tree.value:
         raise problems_error(where, tree.problems)
-    return checked(Job, tree, where, folder=folder, schema=_job_schema)
+    return tree
 
 
 def line_of(path: Path, key: str) -> int:
@@ -85,23 +70,12 @@ def line_of(path: Path, key: str) -> int:
     return read_tree(read(path)).line(tuple(key.split(".")))
 
 
-def json_schema(kind: str) -> Schema:
-    """JSON Schema (2020-12) of one kind of file, for editors. Raises ConfigError."""
-    if kind not in KINDS:
-        raise ConfigError([f"unknown kind '{kind}', {nearest(kind, list(KINDS))}"])
-    if kind == "job":
-        return _job_schema()
-    inner = (site_of(kind) if kind in SITES else LoadOptions).model_json_schema()
-    definitions = inner.pop("$defs", {})
-    return {
-        "title": f"EdgeVeil {kind}{' site' if kind in SITES else ''}",
-        "type": "object",
-        "properties": {kind: inner},
-        "required": [kind],
-        "additionalProperties": False,
-        "$defs": definitions,
-    }
+def job_schema(model: type[Job] = Job) -> Schema:
+    """JSON Schema (2020-12) of a job file that holds `model`, for editors."""
+    return with_preset(model.model_json_schema())
 
 
-def _job_schema() -> Schema:
-    return with_preset(Job.model_json_schema())
+def _schema_beside() -> Schema:
+    """The schema with the keys that may stand beside the job, for those who misspell one."""
+    schema = job_schema()
+    return {**schema, "properties": {**schema["properties"], LOCAL_RUN: {}}}

@@ -17,6 +17,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from edgeveil.errors import ConfigError
 from edgeveil.registry import nearest
 
 MIX = "impossible_mix"
@@ -44,6 +45,14 @@ class Mix:
 
     paths: tuple[str, ...]
     text: str
+
+
+class ImpossibleMixError(ConfigError):
+    """Values that are fine alone and impossible together: `mixes`, every one of them."""
+
+    def __init__(self, mixes: Iterable[Mix]) -> None:
+        self.mixes = tuple(mixes)
+        super().__init__([f"{mix.paths[0]}: {mix.text}" for mix in self.mixes])
 
 
 def refuse(mixes: Iterable[Mix]) -> None:

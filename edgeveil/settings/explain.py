@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from edgeveil.registry import nearest
-from edgeveil.settings.base import MIX, Mix
+from edgeveil.settings.base import MIX, ImpossibleMixError, Mix
 from edgeveil.settings.schema_walk import Schema, SchemaWalk, bounds, describe, number, shown
 from edgeveil.settings.yaml_tree import Path, Problem, Tree
 
@@ -29,28 +29,31 @@ class Explainer:
         for step in prefix:
             self.value = self.value[step]
 
-    def problems(self, error: ValidationError) -> list[Problem]:
+    def problems(self, error: ValidationError | ImpossibleMixError) -> list[Problem]:
         """One problem per key, however many alternatives of a value failed."""
         found: dict[Path, Problem] = {}
-        for detail in error.errors(include_url=False):
-            if detail["type"] == MIX:
-                continue
+        for detail in _faults(error):
             path, schema = self.place(detail)
             found.setdefault(path, self._problem(path, self._text(detail, path, schema)))
         # A list whose items failed also counts as too short: the items say it better.
         lists = {path[:at] for path in found for at, step in enumerate(path) if type(step) is int}
         return [problem for path, problem in found.items() if path not in lists]
 
-    def mixes(self, error: ValidationError, faulty: Iterable[Path] = ()) -> list[Problem]:
+    def places(self, error: ValidationError | ImpossibleMixError) -> list[tuple[Path, Schema]]:
+        """The faulty keys, each as it should be."""
+        return [self.place(detail) for detail in _faults(error)]
+
+    def mixes(
+        self, error: ValidationError | ImpossibleMixError, faulty: Iterable[Path] = ()
+    ) -> list[Problem]:
         """The impossible mixes, those left out that rest on a faulty key."""
         skip = len(self.prefix)
         spoiled = {*faulty, *(problem.path[skip:] for problem in self.tree.problems)} - {()}
         found = []
-        for detail in error.errors(include_url=False):
-            for mix in detail.get("ctx", {}).get("mixes", []):
-                paths = [_steps(path) for path in mix.paths]
-                if not any(_touch(path, bad) for path in paths for bad in spoiled):
-                    found.append(self._mix(mix, paths))
+        for mix in _mixes(error):
+            paths = [_steps(path) for path in mix.paths]
+            if not any(_touch(path, bad) for path in paths for bad in spoiled):
+                found.append(self._mix(mix, paths))
         return found
 
     def place(self, detail: ErrorDetails) -> tuple[Path, Schema]:
@@ -138,6 +141,20 @@ class Explainer:
             full = ".".join([*map(str, self.prefix), elsewhere[0]])
             return f"unknown key here, did you mean '{full}'?"
         return f"unknown key, {nearest(name, known)}"
+
+
+def _faults(error: ValidationError | ImpossibleMixError) -> list[ErrorDetails]:
+    """What is wrong with single keys."""
+    if isinstance(error, ImpossibleMixError):
+        return []
+    return [detail for detail in error.errors(include_url=False) if detail["type"] != MIX]
+
+
+def _mixes(error: ValidationError | ImpossibleMixError) -> list[Mix]:
+    if isinstance(error, ImpossibleMixError):
+        return list(error.mixes)
+    details = error.errors(include_url=False)
+    return [mix for detail in details for mix in detail.get("ctx", {}).get("mixes", [])]
 
 
 def _steps(dotted: str) -> Path:

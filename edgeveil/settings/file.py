@@ -6,19 +6,21 @@ import copy
 import json
 import stat
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from edgeveil.errors import ConfigError
 from edgeveil.settings import yaml_tree
-from edgeveil.settings.base import MIX
+from edgeveil.settings.base import ImpossibleMixError
 from edgeveil.settings.explain import Explainer
 from edgeveil.settings.schema_walk import Schema, SchemaWalk
 from edgeveil.settings.yaml_tree import Problem, Tree, path_text, read_tree
 
 M = TypeVar("M", bound=BaseModel)
+R = TypeVar("R")
 
 
 def read(path: Path) -> bytes:
@@ -70,22 +72,55 @@ def checked(
     *,
     prefix: tuple[str, ...] = (),
     folder: Path | None = None,
-    schema: Callable[[], Schema] | None = None,
 ) -> M:
-    """The model of a file's block at `prefix`; `schema` gives its own where that says
-    more; it is made only to explain problems."""
+    """The model of a file's block at `prefix`. Raises ConfigError with all problems."""
+    return judged(model, _as_it_is, tree, where, prefix=prefix, folder=folder)
+
+
+def judged(
+    model: type[M],
+    judge: Callable[[M], R],
+    tree: Tree,
+    where: str,
+    *,
+    prefix: tuple[str, ...] = (),
+    folder: Path | None = None,
+    schema: Callable[[], Schema] | None = None,
+) -> R:
+    """What `judge` makes of the model of a file's block; it may raise ImpossibleMixError.
+
+    `schema` gives the block's own where that says more; it is made only to explain problems.
+    Raises ConfigError with all problems, also those that `judge` finds among the sound keys.
+    """
     value = tree.value[prefix[0]] if prefix else tree.value
-    context = {"folder": folder}
+    read = _Reading(model, judge, {"folder": folder})
     try:
-        loaded = model.model_validate_json(json.dumps(value), strict=True, context=context)
-    except ValidationError as error:
+        result = read(value)
+    except (ValidationError, ImpossibleMixError) as error:
         explain = Explainer(tree, SchemaWalk((schema or model.model_json_schema)()), prefix)
         problems = _merged(tree.problems, explain.problems(error)) + explain.mixes(error)
-        problems += _mixes_behind(model, explain, error, context)
+        problems += _mixes_behind(read, explain, error)
         raise problems_error(where, problems) from None
     if tree.problems:
         raise problems_error(where, tree.problems)
+    return result
+
+
+def _as_it_is(loaded: M) -> M:
     return loaded
+
+
+@dataclass(frozen=True)
+class _Reading(Generic[M, R]):
+    """Plain values -> the model -> what is made of it."""
+
+    model: type[M]
+    judge: Callable[[M], R]
+    context: dict[str, Any]
+
+    def __call__(self, value: Any) -> R:
+        raw = json.dumps(value)
+        return self.judge(self.model.model_validate_json(raw, strict=True, context=self.context))
 
 
 def _merged(first: list[Problem], then: list[Problem]) -> list[Problem]:
@@ -95,18 +130,18 @@ def _merged(first: list[Problem], then: list[Problem]) -> list[Problem]:
 
 
 def _mixes_behind(
-    model: type[BaseModel], explain: Explainer, error: ValidationError, context: dict[str, Any]
+    read: _Reading[M, R], explain: Explainer, error: ValidationError | ImpossibleMixError
 ) -> list[Problem]:
     """Mixes among the sound keys, which a faulty key elsewhere would otherwise hide."""
-    places = [explain.place(detail) for detail in error.errors() if detail["type"] != MIX]
+    places = explain.places(error)
     if not places:
         return []
     value = copy.deepcopy(explain.value)
     for path, schema in places:
         _mend(value, path, schema)
     try:
-        model.model_validate_json(json.dumps(value), strict=True, context=context)
-    except ValidationError as second:
+        read(value)
+    except (ValidationError, ImpossibleMixError) as second:
         return explain.mixes(second, [path for path, _ in places])
     return []
 

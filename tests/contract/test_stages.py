@@ -5,10 +5,10 @@ import math
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from edgeveil.data.records import Records
-from edgeveil.jobs import Job
+from edgeveil.errors import ConfigError
+from edgeveil.jobs import Job, compile_job
 from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.features import build_features
 from edgeveil.parts.models import MlpParameters, build_network
@@ -173,7 +173,7 @@ def test_its_memory_survives_being_written_down(name):
 
 
 def job(names, method="sgd", **privacy):
-    return Job.model_validate(
+    made = Job.model_validate(
         {
             "job": "staged",
             "data": {
@@ -188,6 +188,7 @@ def job(names, method="sgd", **privacy):
             "privacy": {"epsilon": 6.0, **privacy},
         }
     )
+    return compile_job(made).job
 
 
 def reason(names, *, unproven):
@@ -213,11 +214,11 @@ def test_two_stages_work_together_or_are_refused_with_the_reason(names, unproven
     if not expected:
         assert [one.name for one in job(names, accept_unproven=unproven).update] == list(names)
         return
-    with pytest.raises(ValidationError, match=expected):
+    with pytest.raises(ConfigError, match=expected):
         job(names, accept_unproven=unproven)
 
 
 @pytest.mark.parametrize("noisy", NOISY)
 def test_noise_is_not_added_to_a_method_that_has_its_own(noisy):
-    with pytest.raises(ValidationError, match="adds noise of its own"):
+    with pytest.raises(ConfigError, match="adds noise of its own"):
         job([noisy], method="dp_sgd")

@@ -9,10 +9,9 @@ import pytest
 
 from edgeveil.data.digits import load_digits_split
 from edgeveil.evaluation.onnx_session import open_session
-from edgeveil.jobs import parse_job
+from edgeveil.jobs import parse_plan
 from edgeveil.jobs.presets import PRESETS
 from edgeveil.parts.methods import METHODS
-from edgeveil.plan import JobPlan
 from edgeveil.sites.policy import Policy
 from tests.e2e.live import LiveSite
 
@@ -73,7 +72,7 @@ def test_every_preset_is_here() -> None:
 @pytest.mark.parametrize("name", PRESETS.names())
 def test_a_preset_runs_from_its_yaml_to_the_model(live: LiveSite, name: str) -> None:
     text = (HEAD.format(name=name, devices=DEVICES) + TOY[name]).encode()
-    plan = JobPlan(parse_job(text))
+    plan = parse_plan(text)
     ended = live.finish(live.client.submit(text))
     assert ended["status"] == "completed", ended["reason"]
     assert [one["uploads"] for one in ended["exchanges"]] == [DEVICES] * len(plan.exchanges)

@@ -8,9 +8,9 @@ from functools import cache
 import numpy as np
 
 from edgeveil.errors import ProtocolError
-from edgeveil.jobs import parse_job
+from edgeveil.jobs import parse_plan
+from edgeveil.jobs.plan import Plan
 from edgeveil.parts.exchange import Exchange
-from edgeveil.plan import JobPlan
 from edgeveil.protocol.blob import describe
 from edgeveil.protocol.cloud_tasks import BatchPart
 from edgeveil.protocol.messages import Batch, Blob, Exchanged, Manifest
@@ -28,9 +28,9 @@ _SEGMENTS = 6  # of a group, at most
 
 
 @cache
-def _round() -> tuple[JobPlan, Exchange, Manifest, RoundSecret]:
+def _round() -> tuple[Plan, Exchange, Manifest, RoundSecret]:
     """A round of a small job, whose secret is the cloud's."""
-    plan = JobPlan(parse_job(SMALLEST_JOB.replace("[64]", "[4]")))
+    plan = parse_plan(SMALLEST_JOB.replace("[64]", "[4]"))
     exchange = plan.exchange(1)
     keys = [opening_key(f"selected {n}").public().to_bytes() for n in range(_SELECTED)]
     at, state = Exchanged(JOB, exchange.index, 1), plan.cloud.initial_state()

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from edgeveil.errors import ConfigError, ProtocolError
-from edgeveil.jobs import json_schema, parse_job
+from edgeveil.jobs import compile_canonical, parse_job
 from edgeveil.jobs.job import Job
-from edgeveil.jobs.load import load_scenario
 from edgeveil.settings.yaml_tree import DEPTH, NODES, read_tree
 from edgeveil.sites.files import load_site
+from edgeveil_lab.load.scenario import load_scenario
+from edgeveil_tools.files import json_schema
 from tests.fuzz.target import Target, as_file, demand
 
 _CONFIGS = Path(__file__).parents[2] / "configs"
@@ -51,7 +52,7 @@ def _job(data: bytes) -> None:
 
 
 def _canonical(data: bytes) -> None:
-    job = Job.from_canonical(data)
+    job = compile_canonical(data).job
     demand(job.canonical() == data, "a job has one spelling")
 
 

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgeveil.errors import JobFailed, UsageError
-from edgeveil.jobs import load_job
+from edgeveil.jobs import load_plan
 from edgeveil.parts.features import read_backbones
-from edgeveil.plan import JobPlan
 from edgeveil_tools.cloud_client import CloudClient
 from edgeveil_tools.local.job import submitted
 from edgeveil_tools.result import write_whole
@@ -39,18 +38,19 @@ def submit(
     says which stage of the job would fail, by made-up records, where the cloud's libraries are
     there; else the cloud says so, without the line.
     """
-    found = load_job(path)
+    plan = load_plan(path)
+    found = plan.job
     try:
         from edgeveil_tools.rehearsed import rehearse_file
     except ModuleNotFoundError:
         pass
     else:
-        rehearse_file(path, found)
+        rehearse_file(path, plan)
     backbones = read_backbones(found.features)
     client = _once_it_answers(cloud_url, token_file, wait_s)
     job = client.submit(submitted(found), backbones.values())
     print(job, flush=True)
-    for line in JobPlan(found, backbones).notes:
+    for line in plan.notes:
         print(f"{job}: {line}", file=sys.stderr)
     return watch(job, cloud_url, token_file) if follow else 0
 

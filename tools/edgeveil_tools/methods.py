@@ -14,8 +14,7 @@ from edgeveil.data.sources import SOURCES
 from edgeveil.errors import UsageError
 from edgeveil.evaluation.cluster_labels import LABELLERS
 from edgeveil.evaluation.clustering import EVALUATIONS, SILHOUETTES
-from edgeveil.jobs.job_blocks import Encrypt
-from edgeveil.jobs.job_updates import Proxy
+from edgeveil.jobs.job import Encrypt, Proxy
 from edgeveil.jobs.presets import PRESETS
 from edgeveil.parts.aggregation import AGGREGATIONS
 from edgeveil.parts.features import FEATURES, PcaParameters

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgeveil.errors import ConfigError
-from edgeveil.jobs import Job, line_of
+from edgeveil.jobs import Plan, line_of
 from edgeveil.parts.features import read_backbones
-from edgeveil.plan import JobPlan
 from edgeveil.protocol.transfer import part_bytes
 from edgeveil.sites.cloud import CloudLimits
 from edgeveil_cloud.rehearsal import RefusedJobError, rehearse_job
@@ -20,15 +19,15 @@ USUAL_LIMITS = Limits(
 
 
 def rehearse_file(
-    path: Path, job: Job, *, devices: bool = True, limits: Limits = USUAL_LIMITS
+    path: Path, plan: Plan, *, devices: bool = True, limits: Limits = USUAL_LIMITS
 ) -> None:
-    """Raise ConfigError, `file:line key: why, fix`, unless `job` of the file `path` can be done.
+    """Raise ConfigError, `file:line key: why, fix`, unless the job of the file `path` can be done.
 
     `limits` are those of its cloud, `devices` as `rehearse_job` has it.
     """
-    plan = JobPlan(job, read_backbones(job.features))
+    whole = plan.with_artifacts(read_backbones(plan.job.features))
     try:
-        rehearse_job(plan, limits, devices=devices)
+        rehearse_job(whole, limits, devices=devices)
     except RefusedJobError as error:
         fix = f"; {error.fix}" if error.fix else ""
         line = line_of(path, error.where)

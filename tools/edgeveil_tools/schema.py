@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgeveil.jobs import json_schema
+from edgeveil_tools.files import json_schema
 
 
 def schema(kind: str) -> dict[str, Any]:

@@ -7,10 +7,9 @@ from pathlib import Path
 import yaml
 
 from edgeveil.errors import ConfigError
-from edgeveil.jobs import Job, load
-from edgeveil.plan import JobPlan
-from edgeveil.shuffled import shuffled
+from edgeveil.jobs.shuffle_amplification import shuffled
 from edgeveil_tools.data_check import published_largest, scale_notes
+from edgeveil_tools.files import load
 from edgeveil_tools.rehearsed import rehearse_file
 
 
@@ -30,13 +29,13 @@ def validate(paths: list[Path], *, show: bool = False) -> int:
     for path in paths:
         try:
             kind, found = load(path)
-            if isinstance(found, Job):
-                rehearse_file(path, found)
+            job, plan = found if isinstance(found, tuple) else (None, None)
+            if plan:
+                rehearse_file(path, plan)
         except ConfigError as error:
             print(error)
             code = error.exit_code
         else:
-            plan = JobPlan(found) if isinstance(found, Job) else None
             note = plan.stop_note if plan else ""
             print(f"{path}: ok ({kind}{'; will be ' + note if note else ''})")
             scale = scale_notes(plan.job, published_largest(plan.job.data.source)) if plan else []
@@ -46,7 +45,7 @@ def validate(paths: list[Path], *, show: bool = False) -> int:
                 print(f"  {plan.aggregation_note}")
             for credit in shuffled(plan) if plan else ():
                 print(f"  after the shuffle, {credit}")
-            if show and plan:
-                plain = plan.job.model_dump(mode="json")
+            if show and job:
+                plain = job.model_dump(mode="json")
                 print(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), end="")
     return code

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from edgeveil.crypto.keys import OpeningKey
-from edgeveil.jobs import Job
+from edgeveil.jobs import Job, compile_job
+from edgeveil.jobs.plan import Plan
 from edgeveil.parts.exchange import Array
-from edgeveil.plan import JobPlan
 from edgeveil.protocol.blob import describe
 from edgeveil.protocol.messages import Batch, Exchanged, Manifest
 from edgeveil.protocol.sealed import seal_segment
@@ -46,11 +46,11 @@ class CloudRound:
         self,
         index: int = TRAIN,
         attempt: int = 1,
-        plan: JobPlan | None = None,
+        plan: Plan | None = None,
         selected: int = 5,
         job_id: bytes = JOB_ID,
     ) -> None:
-        self.plan = plan or JobPlan(job())
+        self.plan = plan or compile_job(job())
         self.exchange = self.plan.exchange(index)
         self.state = self.plan.cloud.initial_state()
         self.selected = selected

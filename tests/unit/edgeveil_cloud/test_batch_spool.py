@@ -12,7 +12,7 @@ import pytest
 from round_kit import CloudRound
 
 from edgeveil.errors import ProtocolError
-from edgeveil.plan import SOFTMAX
+from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.protocol.blob import describe
 from edgeveil.protocol.cloud_tasks import BatchPart
 from edgeveil_cloud.opening import open_batch

@@ -8,7 +8,8 @@ from round_kit import CloudRound, job
 
 from edgeveil.data.records import Records
 from edgeveil.errors import JobFailed
-from edgeveil.plan import JobPlan
+from edgeveil.jobs import compile_job
+from edgeveil.jobs.plan import Plan
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil_cloud.evaluation import Evaluation
 from edgeveil_cloud.rounds import TooFewDevices, aggregate
@@ -16,8 +17,8 @@ from edgeveil_cloud.rounds import TooFewDevices, aggregate
 UPDATE = "update"
 
 
-def plan(rule: dict[str, Any], **changes: Any) -> JobPlan:
-    return JobPlan(
+def plan(rule: dict[str, Any], **changes: Any) -> Plan:
+    return compile_job(
         job(
             **{
                 "features": (),
@@ -33,13 +34,13 @@ def plan(rule: dict[str, Any], **changes: Any) -> JobPlan:
     )
 
 
-def uploaded(of: JobPlan, values: list[float]) -> tuple[CloudRound, Any]:
+def uploaded(of: Plan, values: list[float]) -> tuple[CloudRound, Any]:
     """A round whose devices move every weight by their value."""
     at = CloudRound(index=1, plan=of)
     return at, at.opened([[at.segment(0, at.array(0, value)) for value in values]])
 
 
-def moved(of: JobPlan, values: list[float], **options: Any) -> tuple[float, int]:
+def moved(of: Plan, values: list[float], **options: Any) -> tuple[float, int]:
     """By how much the first bias moved, and the uploads told."""
     at, opened = uploaded(of, values)
     state, uploads = aggregate(of, at.exchange, at.state, opened, **options)
@@ -72,7 +73,7 @@ def test_too_few_for_the_rule_is_told_with_the_fix() -> None:
 
 
 def test_preparatory_sums_are_averaged_where_the_rule_is_for_updates() -> None:
-    of = JobPlan(
+    of = compile_job(
         job(
             features=({"name": "identity"}, {"name": "ldp_fpca", "keep": 0.5}),
             train={"method": "fm_paper", "rounds": 2},

@@ -13,12 +13,12 @@ import pytest
 from cloud_life import ACKED, live
 from round_kit import job, public_keys
 
-from edgeveil.plan import JobPlan
+from edgeveil.jobs import compile_job
 from edgeveil.protocol.package import unpack_tensors
 from edgeveil_cloud.store import Store
 
 KILLS = 40
-EXCHANGES = len(JobPlan(job()).exchanges)
+EXCHANGES = len(compile_job(job()).exchanges)
 FORK = multiprocessing.get_context("fork")  # lives begin with everything imported
 
 

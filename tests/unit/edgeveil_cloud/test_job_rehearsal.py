@@ -15,11 +15,11 @@ from test_cloud_python_models import control
 
 from edgeveil.data.records import Records
 from edgeveil.errors import ConfigError, JobFailed
-from edgeveil.jobs import load_job
+from edgeveil.jobs import compile_job, load_job, load_plan
+from edgeveil.jobs.plan import Plan
 from edgeveil.parts.aggregation.krum import Krum
 from edgeveil.parts.features import read_backbones
 from edgeveil.parts.models import python_model
-from edgeveil.plan import JobPlan
 from edgeveil.privacy.ledger import Ledger
 from edgeveil_cloud.evaluation import Evaluation
 from edgeveil_cloud.rehearsal import RefusedJobError, rehearse_job
@@ -97,9 +97,9 @@ def file(tmp_path: Path, name: str, *changes: tuple[str, str]) -> Path:
     return path
 
 
-def plan_of(path: Path) -> JobPlan:
+def plan_of(path: Path) -> Plan:
     job = load_job(path)
-    return JobPlan(job, read_backbones(job.features))
+    return compile_job(job).with_artifacts(read_backbones(job.features))
 
 
 @pytest.mark.parametrize("devices", [True, False])
@@ -193,7 +193,7 @@ def test_a_rule_that_fails_is_refused_with_its_line(
     monkeypatch.setattr(Krum, "combine", fails)
     path = JOBS / "digits_krum.yaml"
     with pytest.raises(ConfigError, match="FloatingPointError: no nearest upload") as caught:
-        rehearse_file(path, load_job(path))
+        rehearse_file(path, load_plan(path))
     (problem,) = caught.value.problems
     number = next(n for n, t in enumerate(path.open(), 1) if t.startswith("aggregation"))
     assert problem.startswith(f"{path}:{number} aggregation: ")
@@ -216,9 +216,8 @@ import sys
 from pathlib import Path
 from edgeveil_cloud.rehearsal import rehearse_job
 from edgeveil_cloud.sealing import Limits
-from edgeveil.jobs import load_job
-from edgeveil.plan import JobPlan
-plan = JobPlan(load_job(Path("configs/jobs/quickstart.yaml")))
+from edgeveil.jobs import load_plan
+plan = load_plan(Path("configs/jobs/quickstart.yaml"))
 rehearse_job(plan, Limits(4096), devices=False)
 print("torch" in sys.modules)
 """

@@ -9,7 +9,8 @@ import pytest
 from round_kit import CENTRE, TRAIN, CloudRound, job, public_keys
 
 from edgeveil.errors import JobFailed
-from edgeveil.plan import SOFTMAX, JobPlan
+from edgeveil.jobs import compile_job
+from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.protocol.sealed import segment_mark
 from edgeveil_cloud.opening import NORM_FACTOR, Opened
 from edgeveil_cloud.round_secret import RoundSecret
@@ -180,12 +181,12 @@ def test_a_batch_of_nothing_is_too_few(opened: Opened) -> None:
 
 def test_a_selection_has_the_asked_number_of_different_keys() -> None:
     keys = public_keys(8)
-    plan = JobPlan(job(selection={"devices": 4, "over_select": 1.5}))
+    plan = compile_job(job(selection={"devices": 4, "over_select": 1.5}))
     chosen = {tuple(select(plan, keys)) for _ in range(20)}
     assert {len(set(c)) for c in chosen} == {6}
     assert all(set(c) <= set(keys) for c in chosen)
     assert len({frozenset(c) for c in chosen}) > 1
-    assert sorted(select(JobPlan(job()), keys)) == sorted(keys)
+    assert sorted(select(compile_job(job()), keys)) == sorted(keys)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +194,7 @@ def test_a_selection_has_the_asked_number_of_different_keys() -> None:
 )
 def test_too_few_enrolled_devices_are_named_with_the_fix(changes: dict[str, Any]) -> None:
     with pytest.raises(JobFailed, match="4 devices can be selected, at least 5") as caught:
-        select(JobPlan(job(**changes)), public_keys(4))
+        select(compile_job(job(**changes)), public_keys(4))
     assert caught.value.fix
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from edgeveil.crypto.keys import OpeningKey, SealingKey
 from edgeveil.data.records import Records
 from edgeveil.jobs import Job
+from edgeveil.jobs.plan import Plan
 from edgeveil.parts.models.softmax_head import build_graph
-from edgeveil.plan import JobPlan
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Exchanged, Manifest
 from edgeveil.protocol.package import JobPackage
@@ -80,7 +80,7 @@ class Round:
 
     def __init__(
         self,
-        plan: JobPlan,
+        plan: Plan,
         index: int,
         keys: list[bytes],
         *,
@@ -119,7 +119,7 @@ class Round:
         return found
 
 
-def trained(plan: JobPlan) -> dict[str, Any]:
+def trained(plan: Plan) -> dict[str, Any]:
     """A state in the middle of the job."""
     state = dict(plan.cloud.initial_state())
     if "iterate" in state:
@@ -166,7 +166,7 @@ class Device:
         """The same files in a new process; the old one never closed them."""
         return Device(self.folder, **changes)
 
-    def learn(self, plan: JobPlan, job_id: bytes = JOB_ID) -> object:
+    def learn(self, plan: Plan, job_id: bytes = JOB_ID) -> object:
         """Hand it the job, as announced."""
         canonical = plan.job.canonical()
         data, kept = plan.job.data, plan.setting.kept
@@ -175,7 +175,7 @@ class Device:
         manifest = announcement(plan, self.keys(), job_id=job_id)
         return self.host.perform(Learn(manifest, package))
 
-    def knows(self, plan: JobPlan, job_id: bytes = JOB_ID) -> Device:
+    def knows(self, plan: Plan, job_id: bytes = JOB_ID) -> Device:
         assert self.learn(plan, job_id) == Learned()
         return self
 
@@ -189,13 +189,13 @@ class Device:
 
 
 def announcement(
-    plan: JobPlan, keys: list[bytes], kind: str = "job", job_id: bytes = JOB_ID
+    plan: Plan, keys: list[bytes], kind: str = "job", job_id: bytes = JOB_ID
 ) -> Manifest:
     return sealed_to(plan, keys, b"x", kind, job_id)[0]
 
 
 def sealed_to(
-    plan: JobPlan, keys: list[bytes], package: bytes, kind: str = "job", job_id: bytes = JOB_ID
+    plan: Plan, keys: list[bytes], package: bytes, kind: str = "job", job_id: bytes = JOB_ID
 ) -> tuple[Manifest, bytes]:
     """A broadcast of the job itself, or of its release."""
     terms = Terms(

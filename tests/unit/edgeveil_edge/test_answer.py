@@ -11,8 +11,8 @@ import pytest
 from edge_kit import CENTRE, FIRST, JOB_ID, Device, Round, job
 
 from edgeveil.errors import PrivacyError, ProtocolError
+from edgeveil.jobs import compile_job
 from edgeveil.parts.exchange import Answer
-from edgeveil.plan import JobPlan
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.privacy.ledger import Receipt
 from edgeveil.protocol.messages import Group
@@ -21,7 +21,7 @@ from edgeveil.protocol.tasks import Sealed
 from edgeveil_edge import answer as answers
 from edgeveil_edge.consent import consent
 
-PLAN = JobPlan(job())
+PLAN = compile_job(job())
 HEX = JOB_ID.hex()
 
 
@@ -194,7 +194,7 @@ def test_the_softmax_is_noised_and_priced(device: Device) -> None:
 
 def test_a_per_sample_answer_has_a_row_a_slot_whatever_the_records_are(tmp_path: Path) -> None:
     asked = {"every_rounds": 1, "upload": "per_sample", "samples_per_device": 5}
-    plan = JobPlan(job(unsupervised=asked))
+    plan = compile_job(job(unsupervised=asked))
     device = Device(tmp_path).knows(plan)
     sealed = Round(plan, FIRST, device.keys())
     tensors = sealed.tensors(device.answer(sealed))

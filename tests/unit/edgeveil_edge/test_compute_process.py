@@ -21,8 +21,8 @@ import psutil
 import pytest
 
 from edgeveil.errors import DataError, EdgeVeilError, PrivacyError, ProtocolError
-from edgeveil.jobs import Job
-from edgeveil.plan import SOFTMAX, JobPlan
+from edgeveil.jobs import Job, compile_job
+from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.protocol.package import RoundPackage, pack_tensors
 from edgeveil.sites.edge import EdgeSite
@@ -82,7 +82,7 @@ def taught(graph: bytes | None = None, **changes: Any) -> TaughtJob:
         "encrypt": {"laplace_eval": {"laplace_eval_eps": 20.0}},
         "unsupervised": {"every_rounds": 1},
     }
-    plan = JobPlan(Job.model_validate({**plain, **changes}))
+    plan = compile_job(Job.model_validate({**plain, **changes}))
     return TaughtJob(plan, plan.job.canonical(), plan.graph() if graph is None else graph)
 
 

@@ -11,13 +11,14 @@ import pytest
 from edge_kit import FIRST, QUADRATIC, Device, Loader, Round, job
 
 from edgeveil.errors import PrivacyError
-from edgeveil.plan import JobPlan
+from edgeveil.jobs import compile_job
+from edgeveil.jobs.plan import Plan
 from edgeveil.privacy.policy import JobRequest
 from edgeveil.protocol.tasks import Declined, Sealed
 from edgeveil.sites.policy import Policy
 from edgeveil_edge.consent import consent, limits_of
 
-PLAN = JobPlan(job())
+PLAN = compile_job(job())
 QUOTE = PLAN.quote()
 OPEN = {
     "encrypt": {"privacy_eval_type": "NOT_ENCRYPT"},
@@ -65,7 +66,7 @@ def test_each_limit_itself_is_allowed(key: str, value: Any, tmp_path: Path) -> N
 
 
 def test_inferences_without_noise_need_the_owners_word(tmp_path: Path) -> None:
-    plan = JobPlan(job(**OPEN))
+    plan = compile_job(job(**OPEN))
     device = Device(tmp_path / "a", unread()).knows(plan)
     answer = device.answer(Round(plan, QUADRATIC, device.keys()))
     assert isinstance(answer, Declined)
@@ -76,7 +77,7 @@ def test_inferences_without_noise_need_the_owners_word(tmp_path: Path) -> None:
 
 
 def test_uploads_in_their_order_need_the_owners_word(tmp_path: Path) -> None:
-    plan = JobPlan(job(proxy={"shuffle": "none"}))
+    plan = compile_job(job(proxy={"shuffle": "none"}))
     device = Device(tmp_path / "a", unread()).knows(plan)
     answer = device.answer(Round(plan, QUADRATIC, device.keys()))
     assert isinstance(answer, Declined)
@@ -89,7 +90,7 @@ def test_uploads_in_their_order_need_the_owners_word(tmp_path: Path) -> None:
 
 
 def test_a_job_allowed_later_is_tried_before_a_round_is_priced(tmp_path: Path) -> None:
-    plan = JobPlan(job(proxy={"shuffle": "none"}))
+    plan = compile_job(job(proxy={"shuffle": "none"}))
     policy = {"min_devices": 3, "accept_unshuffled": True}
     for name in ("warmed", "asked"):
         refusing = Device(tmp_path / name).knows(plan)
@@ -105,7 +106,7 @@ def test_a_job_allowed_later_is_tried_before_a_round_is_priced(tmp_path: Path) -
     assert isinstance(asked.answer(Round(plan, FIRST, asked.keys())), Sealed)
 
 
-class ClaimedPlan(JobPlan):
+class ClaimedPlan(Plan):
     """The same job, had its method no proof."""
 
     def request(self, job_id: str, *, trains: bool = True) -> JobRequest:
@@ -124,7 +125,7 @@ def test_a_claimed_guarantee_needs_the_owners_word(tmp_path: Path) -> None:
 
 def test_a_job_for_other_data_is_refused(tmp_path: Path) -> None:
     data = {"source": "faces", "classes": 3, "input_shape": (4,), "nominal_records": 30}
-    plan = JobPlan(job(data=data))
+    plan = compile_job(job(data=data))
     device = Device(tmp_path, unread()).knows(plan)
     answer = device.answer(Round(plan, QUADRATIC, device.keys()))
     assert isinstance(answer, Declined)
@@ -143,7 +144,7 @@ def test_consent_reserves_the_whole_job_and_a_second_one_counts_beside_it(tmp_pa
     sealed = Round(PLAN, FIRST, device.keys())
     consent(device.site, PLAN, sealed.manifest, device.ledger)
     consent(device.site, PLAN, sealed.manifest, device.ledger)  # each round asks again
-    other = JobPlan(job(job="second"))
+    other = compile_job(job(job="second"))
     at = msgspec.structs.replace(sealed.manifest.at, job_id=b"K" * 16)
     second = msgspec.structs.replace(sealed.manifest, at=at)
     with pytest.raises(PrivacyError, match="lifetime_epsilon"):
@@ -156,7 +157,7 @@ def test_a_job_cannot_change_its_price_once_it_was_accepted(tmp_path: Path) -> N
     device = Device(tmp_path)
     sealed = Round(PLAN, FIRST, device.keys())
     consent(device.site, PLAN, sealed.manifest, device.ledger)
-    dearer = JobPlan(job(privacy={"epsilon": 4.5, "delta": 1e-5}))
+    dearer = compile_job(job(privacy={"epsilon": 4.5, "delta": 1e-5}))
     with pytest.raises(PrivacyError, match="differs"):
         consent(device.site, dearer, sealed.manifest, device.ledger)
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from edge_kit import Device, Loader, Round, job
 
+from edgeveil.jobs import compile_job
+from edgeveil.jobs.plan import Plan
 from edgeveil.parts.models import python_model
-from edgeveil.plan import JobPlan
 from edgeveil.protocol.tasks import Declined, Sealed
 
 POLICY = {
@@ -25,8 +26,8 @@ class Net(torch.nn.Linear):
         super().__init__(4, 3)
 
 
-def plan() -> JobPlan:
-    return JobPlan(
+def plan() -> Plan:
+    return compile_job(
         job(
             features=(),
             model={

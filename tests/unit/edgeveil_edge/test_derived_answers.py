@@ -12,7 +12,8 @@ import pytest
 from edge_kit import CENTRE, FIRST, JOB_ID, QUADRATIC, Device, Loader, Round, announcement, job
 
 from edgeveil.data.records import Records
-from edgeveil.plan import SOFTMAX, JobPlan
+from edgeveil.jobs import compile_job
+from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.protocol.package import JobPackage
 from edgeveil.protocol.tasks import Declined, Learn, Learned, Open, Opened, Work
@@ -21,9 +22,11 @@ from edgeveil.sites.edge import EdgeSite
 HEX = JOB_ID.hex()
 NOISED_STEPS = {"method": "dp_sgd", "rounds": 3, "local_steps": 4, "sampling_rate": 0.3}
 PLANS = {
-    "fm": JobPlan(job()),
-    "fm, laplace": JobPlan(job(train={"method": "fm", "rounds": 3, "noise": "laplace"})),
-    "dp_sgd": JobPlan(job(features=(), model={"name": "mlp", "hidden": [8]}, train=NOISED_STEPS)),
+    "fm": compile_job(job()),
+    "fm, laplace": compile_job(job(train={"method": "fm", "rounds": 3, "noise": "laplace"})),
+    "dp_sgd": compile_job(
+        job(features=(), model={"name": "mlp", "hidden": [8]}, train=NOISED_STEPS)
+    ),
 }
 POLICY = {"min_devices": 3, "allowed_methods": ("fm", "dp_sgd")}
 FILES = [LEDGER_FILE, "ledger.key", "ledger.head"]
@@ -37,7 +40,7 @@ class Changed(Loader):
         return Records(training.x[1:], training.y[1:]), evaluation
 
 
-def started(folder: Path, plan: JobPlan, load: Loader | None = None) -> Device:
+def started(folder: Path, plan: Plan, load: Loader | None = None) -> Device:
     device = Device(folder, load, policy=POLICY)
     graph = plan.graph()
     package = JobPackage(plan.job.canonical(), graph, tuple(plan.artifacts.values()))

@@ -9,8 +9,9 @@ import pytest
 from edge_kit import FIRST, JOB_ID, QUADRATIC, Device, Round, announcement, job
 
 from edgeveil.errors import ProtocolError
+from edgeveil.jobs import compile_job
+from edgeveil.jobs.plan import Plan
 from edgeveil.parts.features.backbone import sha256_hex
-from edgeveil.plan import JobPlan
 from edgeveil.protocol.package import JobPackage
 from edgeveil.protocol.tasks import Declined, JobClosed, Learn, Sealed
 from tests.backbone_files import model, node, small_backbone
@@ -19,9 +20,7 @@ BACKBONE = small_backbone(side=2, features=3)
 DIGEST = sha256_hex(BACKBONE)
 
 
-def plan_for(
-    graph: bytes = BACKBONE, features: int = 3, form: tuple[int, ...] = (1, 2, 2)
-) -> JobPlan:
+def plan_for(graph: bytes = BACKBONE, features: int = 3, form: tuple[int, ...] = (1, 2, 2)) -> Plan:
     entry = {
         "name": "onnx",
         "sha256": sha256_hex(graph),
@@ -29,7 +28,8 @@ def plan_for(
         "output_dim": features,
         "input_scale": 1.0,
     }
-    return JobPlan(job(features=({"name": "identity"}, entry)), {sha256_hex(graph): graph})
+    plan = compile_job(job(features=({"name": "identity"}, entry)))
+    return plan.with_artifacts({sha256_hex(graph): graph})
 
 
 PLAN = plan_for()
@@ -82,14 +82,14 @@ def test_what_comes_with_the_job_must_be_what_it_names(
 
 
 def test_a_job_without_backbones_brings_none(tmp_path: Path) -> None:
-    plain, box = JobPlan(job()), device(tmp_path)
+    plain, box = compile_job(job()), device(tmp_path)
     package = JobPackage(plain.job.canonical(), b"graph", (BACKBONE,))
     with pytest.raises(ProtocolError) as caught:
         box.host.perform(Learn(announcement(plain, box.keys()), package))
     assert caught.value.reason == "wrong_backbone"
 
 
-def odd(name: str) -> JobPlan:
+def odd(name: str) -> Plan:
     steering = model([node("NonZero", ["x"], ["y"])], {"x": ("N", 4)}, {"y": ("N", 3)})
     return {
         "no model": plan_for(b"no model"),

@@ -13,11 +13,11 @@ from edge_kit import CENTRE, FIRST, QUADRATIC, Device, Round, job
 from pyarrow import parquet
 
 from edgeveil.data import csvfile, device, idx, npz
-from edgeveil.plan import JobPlan
+from edgeveil.jobs import compile_job
 from edgeveil.protocol.tasks import Declined
 from edgeveil_edge.computer import load_own
 
-PLAN = JobPlan(job())
+PLAN = compile_job(job())
 RNG = np.random.default_rng(0)
 X, Y = RNG.integers(0, 2, (40, 4)), RNG.integers(0, 3, 40)
 Columns = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]

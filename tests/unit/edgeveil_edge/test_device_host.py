@@ -28,7 +28,7 @@ from edge_kit import (
 
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import DataError, ProtocolError
-from edgeveil.plan import JobPlan
+from edgeveil.jobs import compile_job
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.blob import describe
 from edgeveil.protocol.envelope import Signer
@@ -49,7 +49,7 @@ from edgeveil.protocol.tasks import (
 from edgeveil_edge.computer import Computer
 from edgeveil_edge.releases import ReleaseStore
 
-PLAN = JobPlan(job())
+PLAN = compile_job(job())
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_a_package_that_is_none_is_refused(device: Device) -> None:
 
 def test_a_job_must_be_the_one_that_was_signed(device: Device, tmp_path: Path) -> None:
     fresh = Device(tmp_path / "fresh")
-    other = JobPlan(job(privacy={"epsilon": 5.0, "delta": 1e-5}))
+    other = compile_job(job(privacy={"epsilon": 5.0, "delta": 1e-5}))
     package = JobPackage(other.job.canonical(), b"graph")
     assert refused(fresh, Learn(announcement(PLAN, fresh.keys()), package)) == "wrong_job"
     loose = PLAN.job.canonical().replace(b":", b": ", 1)
@@ -138,7 +138,7 @@ def test_records_are_read_ahead_with_every_job_by_the_share_that_was_first(tmp_p
     device = Device(tmp_path, compute=lambda _site, _identity: compute)
     device.host.warm_up()
     plans = [
-        JobPlan(job(data={**PLAN.job.data.model_dump(), "evaluation_share": share}))
+        compile_job(job(data={**PLAN.job.data.model_dump(), "evaluation_share": share}))
         for share in (0.3, 0.5)
     ]
     sealed = Round(plans[0], CENTRE, device.keys())
@@ -176,7 +176,7 @@ def test_a_further_attempt_seals_the_same_tensors_and_reads_nothing(device: Devi
 
 
 def test_a_round_is_answered_so_often_and_no_more(tmp_path: Path) -> None:
-    plan = JobPlan(job(round={"min_batch": 3, "retries": 1}))
+    plan = compile_job(job(round={"min_batch": 3, "retries": 1}))
     device = Device(tmp_path).knows(plan)
 
     def keep(at: Exchanged, *, dummy: bool = False) -> None:

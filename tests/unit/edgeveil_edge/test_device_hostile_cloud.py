@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from edge_kit import CENTRE, FIRST, JOB_ID, QUADRATIC, Device, Round, job
 
-from edgeveil.plan import JobPlan
+from edgeveil.jobs import compile_job
 from edgeveil.protocol.package import RoundPackage, pack_tensors, unpack_tensors
 from edgeveil.protocol.tasks import Declined, Failed, Open, Sealed, Work
 from edgeveil.transport.runtime import perform
 
-PLAN = JobPlan(job())
+PLAN = compile_job(job())
 LOG = logging.getLogger("test")
 
 Change = Callable[[Any], Any]

@@ -19,7 +19,7 @@ from random import Random
 from edge_kit import JOB_ID, Device, Round, job
 
 from edgeveil.crypto.keys import OpeningKey, SigningKey
-from edgeveil.plan import JobPlan
+from edgeveil.jobs import compile_job
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.blob import describe
@@ -35,7 +35,7 @@ from edgeveil_edge.store import DeviceStore
 
 ROUNDS, ATTEMPTS, LIVES = 12, 3, 25
 MOST_EVENTS, EVENT_S = 25, 0.02  # how long a life may be, and about how long an event takes
-PLAN = JobPlan(job(train={"method": "fm", "rounds": ROUNDS}))
+PLAN = compile_job(job(train={"method": "fm", "rounds": ROUNDS}))
 INDICES = range(1, ROUNDS)
 CLOUD = Signer("cloud", SigningKey.generate())
 PROXY = Signer("proxy", SigningKey.generate())

@@ -12,15 +12,16 @@ from edge_kit import JOB_ID, Device, Round, announcement, job
 
 from edgeveil.data.records import Records
 from edgeveil.errors import ProtocolError
+from edgeveil.jobs import compile_job
+from edgeveil.jobs.plan import Plan
 from edgeveil.parts.exchange import Answer
-from edgeveil.plan import JobPlan
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.privacy.sampler import os_random
 from edgeveil.protocol.package import JobPackage, RoundPackage, pack_tensors, unpack_tensors
 from edgeveil.protocol.tasks import Declined, JobClosed, Learn, Learned, Sealed
 from edgeveil_edge import answer as answers
 
-PLAN = JobPlan(
+PLAN = compile_job(
     job(
         features=(),
         model={"name": "mlp", "hidden": ()},
@@ -67,7 +68,7 @@ def test_what_a_round_keeps_is_what_the_next_one_gets(
     one, seen = device(tmp_path), []
     real = answers.training_answer
 
-    def watched(plan: JobPlan, exchange: Any, package: Any, own: Any, *rest: Any) -> Answer:
+    def watched(plan: Plan, exchange: Any, package: Any, own: Any, *rest: Any) -> Answer:
         seen.append({name: array.copy() for name, array in own.items()})
         return real(plan, exchange, package, own, *rest)
 

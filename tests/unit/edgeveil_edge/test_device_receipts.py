@@ -10,7 +10,7 @@ import pytest
 from edge_kit import CENTRE, FIRST, Device, Round, job
 
 from edgeveil.crypto.keys import SigningKey
-from edgeveil.plan import JobPlan
+from edgeveil.jobs import compile_job
 from edgeveil.privacy.policy import INFER
 from edgeveil.protocol.blob import describe
 from edgeveil.protocol.envelope import Signer
@@ -35,7 +35,7 @@ KEY = SigningKey.generate()
 SIGNER = Signer(KEY.public().fingerprint(), KEY)
 SEGMENTS = (b"one" * 40, b"other" * 28)
 HASHES = tuple(hashlib.sha256(segment).digest() for segment in SEGMENTS)
-PLAN = JobPlan(job())
+PLAN = compile_job(job())
 
 
 def item(number: int = 1, *, dummy: bool = False) -> OutboxPut:
@@ -192,7 +192,7 @@ def test_a_dummy_reads_no_record_and_costs_nothing(tmp_path: Path) -> None:
 
 
 def test_a_dummy_above_the_outbox_s_limit_is_not_made(tmp_path: Path) -> None:
-    wide = JobPlan(job(data={**job().data.model_dump(), "input_shape": (4000,)}))
+    wide = compile_job(job(data={**job().data.model_dump(), "input_shape": (4000,)}))
     device = Device(tmp_path, limits={"outbox_bytes": 65536}).knows(wide)
     sealed = Round(wide, 2, device.keys())
     assert sum(group.padded_bytes for group in sealed.manifest.groups) > 65536

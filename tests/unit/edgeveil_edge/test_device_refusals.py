@@ -10,14 +10,14 @@ import pytest
 from edge_kit import CENTRE, FIRST, JOB_ID, QUADRATIC, Device, Loader, Round, job
 
 from edgeveil.errors import DataError, ProtocolError
-from edgeveil.plan import JobPlan
+from edgeveil.jobs import compile_job
 from edgeveil.privacy.events import ClaimedEvent
 from edgeveil.privacy.policy import JobRequest
 from edgeveil.protocol.package import RoundPackage
 from edgeveil.protocol.tasks import Declined, JobClosed, Work
 from edgeveil_edge.consent import limits_of
 
-PLAN = JobPlan(job())
+PLAN = compile_job(job())
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_records_split_once_are_not_split_elsewhere(device: Device) -> None:
     sealed = Round(PLAN, CENTRE, device.keys())
     sealed.tensors(device.answer(sealed))
     data = {**PLAN.job.data.model_dump(), "evaluation_share": 0.3}
-    other, second = JobPlan(job(job="other", data=data)), b"K" * 16
+    other, second = compile_job(job(job="other", data=data)), b"K" * 16
     for box in (device, device.restarted()):
         reads = box.load.reads
         sealed = Round(other, CENTRE, box.knows(other, second).keys(), job_id=second)
@@ -61,7 +61,7 @@ def test_a_busy_box_and_a_small_outbox_sit_the_round_out(
     busy = Device(tmp_path / "a", unread, conditions={"max_load": 1e-9}).knows(PLAN)
     monkeypatch.setattr(os, "getloadavg", lambda: (1.0, 1.0, 1.0))
     assert "conditions.max_load" in why(busy, Round(PLAN, CENTRE, busy.keys()))
-    wide = JobPlan(job(data={**PLAN.job.data.model_dump(), "input_shape": (200,)}))
+    wide = compile_job(job(data={**PLAN.job.data.model_dump(), "input_shape": (200,)}))
     small = Device(tmp_path / "b", unread, limits={"outbox_bytes": 65536}).knows(wide)
     assert "limits.outbox_bytes 65536" in why(small, Round(wide, QUADRATIC, small.keys()))
     assert small.ledger.spent().epsilon == busy.ledger.spent().epsilon == 0
@@ -71,7 +71,7 @@ def test_participations_that_are_used_up_are_refused_before_a_record_is_read(
     tmp_path: Path,
 ) -> None:
     once = {"epsilon": 4.0, "delta": 1e-5, "max_participations": 1}
-    plan = JobPlan(job(privacy=once, selection={"devices": 9}))
+    plan = compile_job(job(privacy=once, selection={"devices": 9}))
     device = Device(tmp_path).knows(plan)
     first = Round(plan, FIRST, device.keys())
     first.tensors(device.answer(first))

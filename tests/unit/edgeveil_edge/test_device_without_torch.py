@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from edge_kit import CENTRE, FIRST, QUADRATIC, Device, Round, job, records
 
-from edgeveil.plan import JobPlan
+from edgeveil.jobs import compile_job
 from edgeveil_edge import compute_wire as wire
 from edgeveil_edge.compute_process import ComputeProcess, RemoteComputer
 from edgeveil_edge.compute_server import Server
@@ -46,7 +46,7 @@ def play(folder: str) -> None:
     own = records(30, 1)
     path = Path(folder) / "own.npz"
     np.savez(path, x=own.x, y=own.y)
-    process, plan = ComputeProcess(), JobPlan(job())
+    process, plan = ComputeProcess(), compile_job(job())
     device = Device(
         Path(folder),
         compute=lambda site, identity: RemoteComputer(process, "0" * 16, site, identity.split_key),

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 from edge_kit import CENTRE, JOB_ID, Device, Loader, Round, job
 
-from edgeveil.plan import JobPlan
+from edgeveil.jobs import compile_job
 from edgeveil.privacy import ledger_chain
 from edgeveil.privacy.ledger import read_ledger
 from edgeveil.protocol.package import pack_tensors
 from edgeveil_edge import answer as answers
 from edgeveil_edge import round_work
 
-PLAN = JobPlan(job())
+PLAN = compile_job(job())
 HEX = JOB_ID.hex()
 DRAWN = "drawn"  # what the killed process was about to commit
 POINTS = ("before the commit", "before the head", "before the seal", "before the upload")

@@ -9,14 +9,14 @@ import pytest
 from edge_kit import JOB_ID, Device, Round, job
 
 from edgeveil.errors import PrivacyError
-from edgeveil.plan import JobPlan
+from edgeveil.jobs import compile_job
 from edgeveil.protocol.package import unpack_tensors
 from edgeveil.protocol.tasks import Declined, Sealed
 from edgeveil_edge.answer import own_answers
 
 COVARIANCE, CENTRE, QUADRATIC, FIRST = 1, 2, 3, 4
 PCA = ({"name": "identity"}, {"name": "ldp_pca", "keep": 0.5})
-PLAN = JobPlan(job(features=PCA))
+PLAN = compile_job(job(features=PCA))
 HEX = JOB_ID.hex()
 
 
@@ -37,7 +37,7 @@ def test_every_later_answer_builds_on_the_covariance_that_was_released(device: D
 
 def test_the_covariance_itself_builds_on_nothing(device: Device) -> None:
     assert own_answers(PLAN, PLAN.exchange(COVARIANCE), device.ledger, HEX) == {}
-    common = JobPlan(job(features=({"name": "identity"}, {"name": "ldp_fpca"})))
+    common = compile_job(job(features=({"name": "identity"}, {"name": "ldp_fpca"})))
     assert own_answers(common, common.exchange(CENTRE), device.ledger, HEX) == {}
 
 

@@ -5,12 +5,12 @@ import json
 import pytest
 import yaml
 
-from edgeveil.jobs import parse_job
 from edgeveil.registry import Table
 from edgeveil_lab.reproduce import EXPERIMENTS
 from edgeveil_lab.reproduce.base import Experiment, Point, Trial
 from edgeveil_lab.reproduce.laplace_inference import agreement
 from edgeveil_tools import cli
+from edgeveil_tools.local.local_run import parse_local_job
 
 TOY = {
     "job": "toy",
@@ -40,7 +40,7 @@ def test_every_row_is_a_job_that_loads(name, quick):
         written = dict(trial.job)
         if any(entry["name"] == "onnx" for entry in written.get("features", ())):
             written["features"] = [{"name": "gabor"}]  # the backbone's file is trained first
-        parse_job(yaml.safe_dump(written), trial.name)
+        parse_local_job(yaml.safe_dump(written), trial.name)
 
 
 def _kind(trial):

@@ -19,6 +19,7 @@ from edgeveil_tools.local.children import Children, tail
 from edgeveil_tools.local.command import FILES, prepare
 from edgeveil_tools.local.data import check_data
 from edgeveil_tools.local.job import Overrides, local_job, submitted
+from edgeveil_tools.local.local_run import load_local_job
 from edgeveil_tools.progress import MemoryPeak, Progress, View
 from edgeveil_tools.site.provision import provision
 from edgeveil_tools.site.site_plan import SitePlan
@@ -50,7 +51,7 @@ def test_options_replace_values_of_the_local_run():
 
 def test_without_options_the_job_is_the_files():
     job, run = local_job(QUICKSTART, Overrides())
-    assert run == job.local_run
+    assert run == load_local_job(QUICKSTART)[0].local_run
     assert run.devices == job.selection.min_devices == 20
 
 

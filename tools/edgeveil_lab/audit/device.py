@@ -25,8 +25,7 @@ from edgeveil.crypto.keys import OpeningKey, SealingKey, SigningKey
 from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError
 from edgeveil.evaluation.onnx_session import BATCH_RECORDS
-from edgeveil.jobs import Job
-from edgeveil.plan import JobPlan
+from edgeveil.jobs import Job, compile_job
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.codec import decode, decode_body, encode
@@ -102,7 +101,7 @@ class TimedDevice:
     ) -> None:
         folder.mkdir(parents=True)
         np.savez(folder / "own.npz", x=records.x, y=records.y)
-        self._plan, self._graph = JobPlan(job), graph
+        self._plan, self._graph = compile_job(job), graph
         self._cloud, self._proxy = SigningKey.generate(), SigningKey.generate()
         self._loop = asyncio.new_event_loop()
         self._left: asyncio.Future[float] | None = None

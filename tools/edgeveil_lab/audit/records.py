@@ -36,10 +36,9 @@ from edgeveil.data.records import Records
 from edgeveil.data.slots import slot_records
 from edgeveil.errors import PrivacyError
 from edgeveil.evaluation.inference import InferenceSession
-from edgeveil.jobs import parse_job
+from edgeveil.jobs import parse_plan
 from edgeveil.parts.exchange import TRAIN, Exchange, Tensors
 from edgeveil.parts.methods.fm_device import FmDevice
-from edgeveil.plan import JobPlan
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import Event, GaussianEvent, LaplaceEvent
 from edgeveil.privacy.gaussian_mechanism import diagonal_of_triangle
@@ -91,7 +90,7 @@ class DealtFleet:
             "encrypt": {"laplace_eval": {"laplace_eval_eps": 8.0}},
             "unsupervised": {"every_rounds": 1, "upload": "per_sample", "samples_per_device": 4},
         }
-        self.plan = JobPlan(parse_job(yaml.safe_dump(plain).encode(), "audit"))
+        self.plan = parse_plan(yaml.safe_dump(plain).encode(), "audit")
         self._fm = FmDevice(self.plan.job.train, self.plan.setting)  # type: ignore[arg-type]
         self._asked = list(self._questions())
         graph = self.plan.graph()

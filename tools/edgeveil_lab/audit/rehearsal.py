@@ -16,11 +16,11 @@ from unittest.mock import patch
 from edgeveil.crypto.keys import OpeningKey
 from edgeveil.errors import EdgeVeilError
 from edgeveil.jobs import load_job
+from edgeveil.jobs.rehearsal import made_up_records, rehearsed_answer, rehearsed_softmax
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.privacy.policy import Limits as Budget
 from edgeveil.protocol.cloud_tasks import SealRelease
 from edgeveil.protocol.package import pack_tensors
-from edgeveil.rehearsal import made_up_records, rehearsed_answer, rehearsed_softmax
 from edgeveil_cloud.control import Control
 from edgeveil_cloud.host import CloudHost, wire_id
 from edgeveil_cloud.opening import Opened
@@ -89,7 +89,7 @@ def _submitted(model: str, blob_bytes: int) -> tuple[float, str]:
     with TemporaryDirectory(prefix="edgeveil-audit-") as folder:
         path = Path(folder) / "job.yaml"
         path.write_text(_YAML.format(model=model))
-        text = load_job(path).model_dump_json(exclude={"local_run"})
+        text = load_job(path).model_dump_json()
         store = Store(f"sqlite:///{folder}/cloud.sqlite")
         ledger = Ledger(Path(folder) / "ledger.sqlite", "made_up")
         try:

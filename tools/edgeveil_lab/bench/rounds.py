@@ -15,12 +15,12 @@ from pathlib import Path
 from threadpoolctl import threadpool_limits
 
 from edgeveil.data.records import Records
-from edgeveil.jobs import Job, LocalRun
+from edgeveil.jobs import Job, compile_job
 from edgeveil.parts.exchange import Exchange
-from edgeveil.plan import JobPlan
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil_tools.local.data import dealt
 from edgeveil_tools.local.job import Overrides, local_job, site_of
+from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.plain_sealing import PlainSealing
 from edgeveil_tools.local.simulate import MemoryFleet
 from edgeveil_tools.local.simulated import THREADS
@@ -32,7 +32,7 @@ LOOK_S = 0.1  # of the processor's seconds: a look at the store takes 3 ms
 
 def training_s(job: Job, run: LocalRun) -> float:
     """Processor's seconds of the first device's work on its records in the first exchange."""
-    plan, (pool, shares) = JobPlan(job), dealt(job, run)
+    plan, (pool, shares) = compile_job(job), dealt(job, run)
     records = Records(pool.x[shares[0]], pool.y[shares[0]])
     exchange: Exchange = plan.exchanges[0]
     tensors = plan.cloud.package(plan.cloud.initial_state(), exchange)
@@ -53,7 +53,7 @@ def played(job: Job, run: LocalRun, rounds: int) -> Iterator[tuple[float, float]
         site = site_of(job, run, folder)
         fleet = MemoryFleet(site, sealing=PlainSealing(), executor=executor)
         job_id = fleet.submit(job)
-        for index in range(1, min(rounds, len(JobPlan(job).exchanges)) + 1):
+        for index in range(1, min(rounds, len(compile_job(job).exchanges)) + 1):
             wall_s, busy_s = time.perf_counter(), time.process_time()
             fleet.net.run(_committed(fleet, job_id, index), limit_s=float("inf"))
             yield time.perf_counter() - wall_s, time.process_time() - busy_s

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeveil.errors import DataError, JobFailed
-from edgeveil.jobs import Job, LocalRun
+from edgeveil.jobs import Job
 from edgeveil_cloud.host import wire_id
 from edgeveil_edge.releases import ReleaseStore
 from edgeveil_lab.chaos import checks
@@ -22,6 +22,7 @@ from edgeveil_lab.chaos.site import ChaosSite
 from edgeveil_tools.cloud_client import CloudClient, get_json
 from edgeveil_tools.local.children import tail
 from edgeveil_tools.local.job import submitted
+from edgeveil_tools.local.local_run import LocalRun
 
 START_S = 120.0
 TOUCHES = {  # by kind of fault, what the relays count

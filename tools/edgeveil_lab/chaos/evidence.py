@@ -13,8 +13,8 @@ import numpy as np
 
 from edgeveil.errors import EdgeVeilError
 from edgeveil.evaluation.onnx_session import open_session
-from edgeveil.jobs import Job
-from edgeveil.plan import JobPlan
+from edgeveil.jobs import compile_canonical
+from edgeveil.jobs.plan import Plan
 from edgeveil.privacy.ledger import LEDGER_FILE, JobAccount, read_ledger
 from edgeveil.protocol.package import unpack_tensors
 from edgeveil_cloud.host import wire_id
@@ -45,7 +45,7 @@ class JobFacts:
     id: str
     status: str
     reason: str
-    plan: JobPlan = field(repr=False)
+    plan: Plan = field(repr=False)
     commits: tuple[Commit, ...]
     release_digest: str = ""
     state: bytes = field(default=b"", repr=False)  # tensors after the last committed round
@@ -127,7 +127,7 @@ def _job(db: sqlite3.Connection, job: str, status: str, reason: str, canonical: 
     if release and (fault := _graph_fault(release[0])):
         faults.append(fault)
     digest = hashlib.sha256(release[0]).hexdigest() if release else ""
-    plan = JobPlan(Job.from_canonical(canonical))
+    plan = compile_canonical(canonical)
     packed = bytes(state[1]) if state else b""
     return JobFacts(job, status, reason, plan, commits, digest, packed, tuple(faults))
 

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from edgeveil.errors import BrokerError
-from edgeveil.jobs import Job, LocalRun
+from edgeveil.jobs import Job
 from edgeveil.privacy.ledger import LEDGER_FILE
 from edgeveil.sites.files import load_site
 from edgeveil_lab.chaos import tap
@@ -21,6 +21,7 @@ from edgeveil_lab.chaos.plan import LINKS, SIDES, Fault
 from edgeveil_lab.chaos.relay import Relays
 from edgeveil_lab.chaos.supervisor import Supervisor
 from edgeveil_tools.local.job import site_of
+from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.site.broker_plan import BrokerPlan
 from edgeveil_tools.site.brokers import BrokerProcess, choose_engine, free_ports
 from edgeveil_tools.site.provision import provision

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.errors import EdgeVeilError
+from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.parts.exchange import Exchange
-from edgeveil.plan import SOFTMAX, JobPlan
 from edgeveil.protocol.package import unpack_tensors
 from edgeveil_lab.chaos.evidence import Commit, DeviceFacts, Evidence, JobFacts
 
@@ -81,7 +81,7 @@ def _job(job: JobFacts, uploads: Mapping[bytes, Upload]) -> Iterator[str | int]:
 
 
 def _groups(
-    plan: JobPlan, exchange: Exchange, commit: Commit, uploads: Mapping[bytes, Upload]
+    plan: Plan, exchange: Exchange, commit: Commit, uploads: Mapping[bytes, Upload]
 ) -> dict[str, list[NDArray[np.float64]]]:
     """The training segments that a commit lists, by name; a name of which none is listed too."""
     found: dict[str, list[NDArray[np.float64]]] = defaultdict(list)

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from edgeveil.errors import ConfigError
-from edgeveil.jobs import load_scenario
-from edgeveil.jobs.load import changed
-from edgeveil.jobs.load_test import LoadOptions as LoadOptions
 from edgeveil.settings.schema_walk import Schema, SchemaWalk, shown
+from edgeveil_lab.load.scenario import LoadOptions as LoadOptions
+from edgeveil_lab.load.scenario import changed, load_scenario
 
 _SECONDS = re.compile(r"(_per)?_s$")
 _WALK = SchemaWalk(LoadOptions.model_json_schema())

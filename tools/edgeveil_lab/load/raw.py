@@ -19,7 +19,6 @@ from typing import Any
 
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import JobFailed
-from edgeveil.jobs import LoadOptions
 from edgeveil.protocol.blob import describe, parts
 from edgeveil.protocol.codec import encode
 from edgeveil.protocol.envelope import Signer
@@ -33,6 +32,7 @@ from edgeveil.transport.sessions import link_settings
 from edgeveil_lab.load import raw_parts
 from edgeveil_lab.load.processes import Watch
 from edgeveil_lab.load.raw_parts import READY, Crowd, RawDevice
+from edgeveil_lab.load.scenario import LoadOptions
 from edgeveil_tools.cli.common import load_as
 
 CREDIT_BYTES = 16 << 20

@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from edgeveil.crypto.keys import VerifyKey
 from edgeveil.errors import ProtocolError
-from edgeveil.jobs import Job
-from edgeveil.plan import JobPlan
+from edgeveil.jobs import compile_canonical
+from edgeveil.jobs.plan import Plan
 from edgeveil.protocol.blob import Assembly
 from edgeveil.protocol.codec import decode, decode_header
 from edgeveil.protocol.messages import Commit, Manifest, Message, Offer, Part
@@ -42,7 +42,7 @@ class Shared:
         self._frames: OrderedDict[bytes, tuple[bytes, Message]] = OrderedDict()
         self._frames_bytes = 0
         self._blobs: dict[bytes, bytes] = {}
-        self._plans: dict[bytes, JobPlan] = {}
+        self._plans: dict[bytes, Plan] = {}
         self._commits: dict[bytes, tuple[Commit, Assembly]] = {}
         pool = np.random.default_rng().standard_normal(
             max(_POOL_BYTES, 2 * payload_bytes) // 4, np.float32
@@ -111,9 +111,9 @@ class Shared:
         if hashlib.sha256(canonical).digest() != digest:
             raise ProtocolError("wrong_job")
         if job_id not in self._plans:
-            self._plans[job_id] = JobPlan(Job.from_canonical(canonical))
+            self._plans[job_id] = compile_canonical(canonical)
 
-    def plan(self, manifest: Manifest) -> JobPlan:
+    def plan(self, manifest: Manifest) -> Plan:
         """The plan of a round's job. Raises ProtocolError `unknown_job`."""
         plan = self._plans.get(manifest.at.job_id)
         if plan is None:

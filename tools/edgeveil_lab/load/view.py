@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from edgeveil.jobs import LoadOptions
+from edgeveil_lab.load.scenario import LoadOptions
 from edgeveil_lab.load.table import mib, ms, rate, shortened
 from edgeveil_tools.live_view import Picture
 

@@ -18,12 +18,13 @@ from typing import IO, Any
 
 from edgeveil.data.published import PUBLISHED
 from edgeveil.errors import EdgeVeilError, JobFailed, UsageError
-from edgeveil.jobs import Job, LocalRun, load_job
+from edgeveil.jobs import Job, load_job
 from edgeveil_lab.table.claims import chosen_note, claims, was_tuned
 from edgeveil_lab.table.output import FILES, show, write_table
 from edgeveil_tools.local.command import INTERRUPTED, run_local
 from edgeveil_tools.local.data import check_data, is_published
 from edgeveil_tools.local.job import Overrides, local_job
+from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.result import MEASURED_ON, UNPROTECTED, versions
 
 STAMP = "table.stamp"

@@ -143,7 +143,7 @@ def _validate(args: argparse.Namespace) -> int:
     import json
 
     from edgeveil.errors import ConfigError
-    from edgeveil.jobs import Job, load
+    from edgeveil_tools.files import load
     from edgeveil_tools.rehearsed import rehearse_file
 
     code = 0
@@ -151,10 +151,11 @@ def _validate(args: argparse.Namespace) -> int:
         found: dict[str, object] = {"file": str(path), "kind": None, "problems": []}
         try:
             found["kind"], read = load(path)
-            if isinstance(read, Job):
-                rehearse_file(path, read)
+            if isinstance(read, tuple):
+                job, plan = read
+                rehearse_file(path, plan)
                 if args.show:
-                    found["job"] = read.model_dump(mode="json")
+                    found["job"] = job.model_dump(mode="json")
         except ConfigError as error:
             found["problems"], code = error.problems, error.exit_code
         print(json.dumps({**found, "ok": not found["problems"]}))

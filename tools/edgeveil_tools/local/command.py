@@ -22,11 +22,12 @@ from rich.console import Console
 from rich.table import Table
 
 from edgeveil.errors import BrokerError, EdgeVeilError, JobFailed, UsageError
-from edgeveil.jobs import Job, LocalRun
-from edgeveil.shuffled import Shuffled
+from edgeveil.jobs import Job, compile_job
+from edgeveil.jobs.shuffle_amplification import ShuffleCredit
 from edgeveil_tools.local.data import check_data, is_published
 from edgeveil_tools.local.fleet import Fleet
 from edgeveil_tools.local.job import Overrides, local_job
+from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.recording import keep_run
 from edgeveil_tools.local.simulated import Simulation
 from edgeveil_tools.progress import Progress
@@ -68,7 +69,7 @@ def run_local(
         notes = check_data(job, run)
     with Console(stderr=True).status("playing the job on made-up records"):
         # Devices play their own half before they price it: no torch here for processes' sake.
-        rehearse_file(path, job, devices=run.simulate, limits=_LIMITS)
+        rehearse_file(path, compile_job(job), devices=run.simulate, limits=_LIMITS)
     if not run.simulate:
         choose_engine(run.broker)
     prepare(out)
@@ -200,7 +201,10 @@ def summary(result: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         ("training guarantee", guarantee_text(result["privacy"], "training")),
         ("inference guarantee", guarantee_text(result["privacy"], "inference")),
-        *[("after the shuffle", str(Shuffled(**credit))) for credit in result.get("shuffle", ())],
+        *[
+            ("after the shuffle", str(ShuffleCredit(**credit)))
+            for credit in result.get("shuffle", ())
+        ],
         ("course", f"{course_text(result)}{why}"),
         ("uploads", f"{uploads} from {result['devices']} devices"),
         *([("bytes", f"{sum(hops.values()):,}")] if hops else []),

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from edgeveil.errors import JobFailed
-from edgeveil.jobs import Job, LocalRun
-from edgeveil.plan import JobPlan
+from edgeveil.jobs import Job, compile_job
+from edgeveil.jobs.shuffle_amplification import shuffled
 from edgeveil.protocol.pause_advice import RESUME
-from edgeveil.shuffled import shuffled
 from edgeveil_tools.local.data import is_published
+from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.reference import Reference
 from edgeveil_tools.progress import Progress, View
 from edgeveil_tools.result import Facts, Record, build, finite, privacy_of
@@ -23,7 +23,7 @@ class Course:
     """Follows one job. `out` gets `events.jsonl`; `stream` shows the progress."""
 
     def __init__(self, job: Job, run: LocalRun, out: Path, stream: IO[str]) -> None:
-        self.plan, self.record = JobPlan(job), Record()
+        self.plan, self.record = compile_job(job), Record()
         self._run, self._out = run, out
         self._whole = self.plan.quote()
         view = View(len(self.plan.exchanges), self.plan.rounds, run.devices)

@@ -15,10 +15,11 @@ from edgeveil.data.published import PUBLISHED
 from edgeveil.data.records import Records
 from edgeveil.data.sources import brings_its_test, load_records
 from edgeveil.errors import DataError, UsageError
-from edgeveil.jobs import Job, LocalRun
-from edgeveil.plan import JobPlan
+from edgeveil.jobs import Job
+from edgeveil.parts.aggregation import build_rule
 from edgeveil.sites.data import MAX_SIDE, DataFiles, DataSource, Images, data_mixes
 from edgeveil_tools.data_check import input_range, places, scale_notes
+from edgeveil_tools.local.local_run import LocalRun
 
 PLACES = (Path("../shared/data"), Path("data"))  # looked at where no folder is named
 TEST_SHARE = 0.2  # of records that come without a test half
@@ -48,7 +49,7 @@ def check_data(job: Job, run: LocalRun) -> list[str]:
             where="local_run.devices",
             fix=f"play at most {len(pool)}",
         )
-    scored = JobPlan(job).rule.validation_records
+    scored = build_rule(job.aggregation).validation_records
     if scored and len(test) <= scored:
         raise UsageError(
             f"{scored} records score uploads and others test the model, but there are {len(test)}",

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from edgeveil.errors import EdgeVeilError, JobFailed
-from edgeveil.jobs import Job, LocalRun
+from edgeveil.jobs import Job
 from edgeveil.parts.features import read_backbones
 from edgeveil_cloud.http_token import read_token
 from edgeveil_tools.cloud_client import CloudClient, get_json
 from edgeveil_tools.local.children import Children, tail
 from edgeveil_tools.local.course import Course
 from edgeveil_tools.local.job import site_of, submitted
+from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.reference import Reference, has_reference
 from edgeveil_tools.progress import MemoryPeak, Progress
 from edgeveil_tools.result import write_whole

@@ -10,9 +10,10 @@ from typing import Any
 import yaml
 
 from edgeveil.errors import ConfigError, UsageError
-from edgeveil.jobs import Job, LocalRun, load_job, parse_job
+from edgeveil.jobs import Job
 from edgeveil.parts.features import OnnxParameters, backbone_digests
 from edgeveil_tools.local.data import dealt_classes, source
+from edgeveil_tools.local.local_run import LocalRun, load_local_job, parse_local_job
 from edgeveil_tools.site.site_plan import SitePlan
 
 
@@ -35,7 +36,7 @@ def local_job(path: Path, overrides: Overrides) -> tuple[Job, LocalRun]:
 
     Its paths are absolute afterwards: `--data` counts from here, a key from the job's folder.
     """
-    job = load_job(path)
+    job, _ = load_local_job(path)
     changes = {key: value for key, value in asdict(overrides).items() if value is not None}
     plain = job.model_dump(mode="json")
     for entry, written in zip(job.features, plain["features"], strict=True):
@@ -54,13 +55,13 @@ def local_job(path: Path, overrides: Overrides) -> tuple[Job, LocalRun]:
         selection["min_devices"] = min(selection["min_devices"], devices)
     where = f"{path} with {_options(changes)}" if changes else str(path)
     try:
-        checked = parse_job(_yaml(plain), where, folder=path.absolute().parent)
+        checked, _ = parse_local_job(_yaml(plain), where, folder=path.absolute().parent)
     except ConfigError as error:  # the lines are those of the changed text, which nobody has
         begin = re.compile(rf"{re.escape(where)}:\d+ ")
         raise ConfigError([begin.sub(f"{where}: ", line, 1) for line in error.problems]) from None
     run = checked.local_run or LocalRun()
     _refuse_unused(overrides, checked, run)
-    return checked, run
+    return checked.alone, run
 
 
 def _refuse_unused(overrides: Overrides, job: Job, run: LocalRun) -> None:
@@ -83,7 +84,7 @@ def _refuse_unused(overrides: Overrides, job: Job, run: LocalRun) -> None:
 
 def submitted(job: Job) -> bytes:
     """The job's YAML as the cloud takes it: without `local_run`."""
-    return _yaml(job.model_dump(mode="json", exclude={"local_run"}))
+    return _yaml(job.model_dump(mode="json"))
 
 
 def site_of(job: Job, run: LocalRun, folder: Path, record_dir: Path | None = None) -> SitePlan:

@@ -16,17 +16,18 @@ from pydantic import ValidationError
 from edgeveil.data.device import take
 from edgeveil.data.records import Records
 from edgeveil.errors import EdgeVeilError, UsageError
-from edgeveil.jobs import Job, LocalRun
+from edgeveil.jobs import Job, compile_job
+from edgeveil.jobs.plan import Plan
 from edgeveil.parts.exchange import TRAIN, Array, Exchange, Tensors
 from edgeveil.parts.features import backbone_digests, projection_of
 from edgeveil.parts.methods.fm import FmDevice, FmParameters
 from edgeveil.parts.methods.fm_device import HEAD
 from edgeveil.parts.methods.local_steps import minimise_quadratic
 from edgeveil.parts.methods.triangle import symmetric
-from edgeveil.plan import JobPlan
 from edgeveil.protocol.package import unpack_tensors
 from edgeveil_cloud.recording import JOB, file_name
 from edgeveil_tools.local.data import dealt, held
+from edgeveil_tools.local.local_run import LocalRun
 
 RUN = "run.json"
 Float64 = NDArray[np.float64]
@@ -77,9 +78,9 @@ class Recording:
         return cls(folder, job, run)
 
     @cached_property
-    def plan(self) -> JobPlan:
+    def plan(self) -> Plan:
         """The job's plan."""
-        return JobPlan(self.job)
+        return compile_job(self.job)
 
     @property
     def parameters(self) -> FmParameters:

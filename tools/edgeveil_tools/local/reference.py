@@ -12,13 +12,13 @@ from edgeveil.data.device import take
 from edgeveil.data.records import Records
 from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key, split_once
 from edgeveil.errors import EdgeVeilError
-from edgeveil.jobs import Job, LocalRun
+from edgeveil.jobs import Job, compile_job
 from edgeveil.parts.exchange import Exchange
 from edgeveil.parts.features import read_backbones
 from edgeveil.parts.methods.fm_parameters import FmParameters
 from edgeveil.parts.methods.reference import noise_free_reference
-from edgeveil.plan import JobPlan
 from edgeveil_tools.local.data import dealt, held
+from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.site.site_plan import SitePlan
 
 LOG = logging.getLogger("edgeveil.run")
@@ -86,7 +86,7 @@ def train(job: Job, run: LocalRun, plan: SitePlan, stop: threading.Event) -> lis
     test = held(job, run)
     if not len(test):
         return []
-    whole = JobPlan(job, read_backbones(job.features))
+    whole = compile_job(job).with_artifacts(read_backbones(job.features))
     setting = replace(whole.setting, devices=run.devices - run.infer_only)
 
     def go_on(_exchange: Exchange) -> None:

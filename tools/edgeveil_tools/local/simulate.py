@@ -19,9 +19,8 @@ from random import Random
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.data.device import held_records
 from edgeveil.data.split import SPLIT_KEY_FILE
-from edgeveil.jobs import Job
+from edgeveil.jobs import Job, compile_job
 from edgeveil.parts.features import read_backbones
-from edgeveil.plan import JobPlan
 from edgeveil.privacy.derived import NoiseFor
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.privacy.sampler import RandomBytes, SeededRandom
@@ -169,7 +168,7 @@ class MemoryFleet:
     def _start(self, job_id: str, job: Job) -> None:
         self.store.set_status(job_id, "running")
         last = self.store.last_commit(job_id)
-        index, rounds = (last.index if last else 0) + 1, len(JobPlan(job).exchanges)
+        index, rounds = (last.index if last else 0) + 1, len(compile_job(job).exchanges)
         attempt = self.store.next_attempt(job_id, index)
         start = Start(wire_id(job_id), index, attempt, rounds, job.round.retries)
         self.net.post(self.cloud_node, fx.Command(start))

@@ -20,12 +20,13 @@ from threadpoolctl import threadpool_limits
 
 from edgeveil import logs
 from edgeveil.errors import JobFailed
-from edgeveil.jobs import Job, LocalRun
+from edgeveil.jobs import Job
 from edgeveil_cloud.store import Store
 from edgeveil_tools.local.children import Children
 from edgeveil_tools.local.course import Course
 from edgeveil_tools.local.data import is_published
 from edgeveil_tools.local.job import site_of
+from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.plain_sealing import PlainSealing
 from edgeveil_tools.local.reference import Reference, has_reference
 from edgeveil_tools.local.simulate import MemoryFleet

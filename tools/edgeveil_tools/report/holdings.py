@@ -12,8 +12,9 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from edgeveil.data.low_quality import low_quality_devices
-from edgeveil.jobs import Job, LocalRun
+from edgeveil.jobs import Job
 from edgeveil_tools.local.data import dealt
+from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.report.plots import BLUE, RED, svg_figure
 
 _FAINTEST = 0.12  # of one record, so that it is seen

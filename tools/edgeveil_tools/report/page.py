@@ -10,8 +10,8 @@ from typing import Any
 from markupsafe import Markup
 
 from edgeveil.evaluation.corrected import NOT_IDENTIFIABLE
+from edgeveil.jobs.shuffle_amplification import ShuffleCredit
 from edgeveil.privacy.guarantee import up, worth
-from edgeveil.shuffled import Shuffled
 from edgeveil_tools.pages import write_page
 from edgeveil_tools.report import plots as plots
 from edgeveil_tools.report.holdings import Holdings, holdings_plot
@@ -67,7 +67,7 @@ def _content(result: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> 
         "pictures": {name: Markup(svg) for name, svg in pictures.items()},  # noqa: S704 - our own
         "training": _guarantee(result["privacy"], "training"),
         "inference": _guarantee(result["privacy"], "inference"),
-        "shuffle": [str(Shuffled(**credit)) for credit in result.get("shuffle", ())],
+        "shuffle": [str(ShuffleCredit(**credit)) for credit in result.get("shuffle", ())],
         "evaluations": len(evaluations),
         "scored": [{**_NO_CORRECTION, **scores} for scores in evaluations],
         "short": any(scores["used"] < scores["wanted"] for scores in evaluations),

@@ -8,7 +8,7 @@ from hypothesis.extra import numpy as arrays
 
 from edgeveil.errors import DataError, UsageError
 from edgeveil.evaluation import EVALUATIONS, Noise, cluster_scores
-from edgeveil.jobs.job_blocks import Unsupervised
+from edgeveil.jobs.job import Unsupervised
 
 # Two clusters of two points on a line, at 0 and 1, 10 and 11: the entry that is larger says
 # which. Distances within are √2, between about 10√2.

@@ -3,7 +3,9 @@
 import pytest
 from pydantic import ValidationError
 
+from edgeveil.errors import ConfigError
 from edgeveil.jobs import Job
+from edgeveil_tools.local.local_run import LocalJob, compile_local
 
 
 def job(rule, method="sgd", **changes):
@@ -18,7 +20,8 @@ def job(rule, method="sgd", **changes):
         "aggregation": rule,
         **trained,
     }
-    return Job.model_validate({**plain, **changes})
+    job = LocalJob.model_validate({**plain, **changes})
+    return compile_local(job.alone, job.local_run).job
 
 
 WHOLE = {"shuffle": "whole"}
@@ -72,7 +75,7 @@ def test_what_fits_is_taken_and_travels(rule, changes):
     ],
 )
 def test_what_cannot_work_is_refused(rule, changes, reason):
-    with pytest.raises(ValidationError, match=reason):
+    with pytest.raises((ValidationError, ConfigError), match=reason):
         job(rule, **changes)
 
 

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeveil.errors import ConfigError
-from edgeveil.jobs import KINDS, json_schema, load
 from edgeveil.parts.features import cached_backbone
 from edgeveil.settings.base import Block
 from edgeveil.settings.schema_walk import SchemaWalk
 from edgeveil_tools.backbone import command as backbone
+from edgeveil_tools.files import KINDS, json_schema, load
 from edgeveil_tools.schema import schema
 from edgeveil_tools.validate import validate
 
@@ -111,7 +111,7 @@ def test_configuration_is_read_without_torch_and_scikit_learn():
         "import sys\n"
         "for name in ('torch', 'sklearn', 'scipy', 'onnx', 'onnxruntime'):\n"
         "    sys.modules[name] = None\n"
-        "from pathlib import Path\nfrom edgeveil.jobs import load\n"
+        "from pathlib import Path\nfrom edgeveil_tools.files import load\n"
         "print(load(Path('configs/edge-infer.yaml'))[1].role)\n"
     )
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

@@ -7,9 +7,8 @@ import pytest
 import yaml
 
 from edgeveil.errors import ConfigError
-from edgeveil.jobs import parse_job
+from edgeveil.jobs import compile_job, parse_job
 from edgeveil.jobs.job import Job
-from edgeveil.plan import JobPlan
 
 PLAIN = {
     "job": "j",
@@ -46,23 +45,23 @@ def job(parts, **privacy):
 def test_a_job_without_noise_states_none(parts):
     found = job(parts)
     assert found.privacy.epsilon is None
-    assert not JobPlan(found).adds_noise and JobPlan(found).notes == ()
+    assert not compile_job(found).adds_noise and compile_job(found).notes == ()
     assert Job.from_canonical(found.canonical()) == found
     assert job(parts, epsilon=None).digest() == found.digest()
 
 
 @pytest.mark.parametrize("parts", NOISELESS.values(), ids=NOISELESS)
 def test_an_epsilon_that_means_nothing_is_noted_and_changes_no_guarantee(parts):
-    plan = JobPlan(job(parts, epsilon=8))
+    plan = compile_job(job(parts, epsilon=8))
     assert plan.notes[0].startswith("privacy.epsilon: 8 means nothing here")
-    assert plan.quote() == JobPlan(job(parts)).quote()
+    assert plan.quote() == compile_job(job(parts)).quote()
 
 
 @pytest.mark.parametrize("parts", NOISED.values(), ids=NOISED)
 def test_where_noise_is_added_it_is_asked_for(parts):
     with pytest.raises(ConfigError, match=r"privacy\.epsilon: is missing and.*epsilon: 8"):
         job(parts)
-    assert JobPlan(job(parts, epsilon=8)).adds_noise
+    assert compile_job(job(parts, epsilon=8)).adds_noise
 
 
 def test_a_job_without_the_block_is_told_of_the_key():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgeveil.errors import ProtocolError
-from edgeveil.jobs import Job, load_job, parse_job
+from edgeveil.jobs import Job, compile_canonical, load_job, parse_job
 
 QUICKSTART = Path("configs/jobs/quickstart.yaml")
 SMALL = """\
@@ -90,10 +90,11 @@ def test_an_oversized_job_is_not_even_parsed():
 
 def test_impossible_mixes_are_refused_on_the_wire_too():
     raw = small("selection: {devices: 9}\n").canonical()
+    assert compile_canonical(raw).job == Job.from_canonical(raw)
     with pytest.raises(ProtocolError):
-        Job.from_canonical(raw.replace(b'"devices":9', b'"devices":2'))
+        compile_canonical(raw.replace(b'"devices":9', b'"devices":2'))
     with pytest.raises(ProtocolError):
-        Job.from_canonical(raw.replace(b'"epsilon":2.0', b'"epsilon":0.0001'))
+        compile_canonical(raw.replace(b'"epsilon":2.0', b'"epsilon":0.0001'))
 
 
 def test_participations_default_to_all_rounds():

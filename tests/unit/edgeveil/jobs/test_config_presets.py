@@ -3,9 +3,8 @@
 import pytest
 
 from edgeveil.errors import ConfigError
-from edgeveil.jobs import parse_job
+from edgeveil.jobs import compile_job, parse_job
 from edgeveil.jobs.presets import PRESETS
-from edgeveil.plan import JobPlan
 from edgeveil.privacy.events import ClaimedEvent, UnprotectedEvent
 from edgeveil_tools.methods_about_presets import PRESETS as SAID
 
@@ -28,7 +27,7 @@ def problems(name: str, more: str = "", head: str = HEAD) -> list[str]:
 
 @pytest.mark.parametrize("name", PRESETS.names())
 def test_a_preset_is_a_whole_job_but_for_its_data(name):
-    plan = JobPlan(job(name))
+    plan = compile_job(job(name))
     events = [event for exchange in plan.planned for event in plan.device.price(exchange)]
     found = "proven"
     if any(isinstance(event, ClaimedEvent) for event in events):

@@ -8,6 +8,7 @@ import pytest
 from edgeveil.errors import ConfigError
 from edgeveil.jobs import load_job, parse_job
 from edgeveil.sites.files import load_site
+from edgeveil_tools.local.local_run import parse_local_job
 
 JOB = Path("configs/jobs/quickstart.yaml").read_text()
 FORM = re.compile(r"^\S+:[1-9]\d* [^\s:]+: \S.*$")
@@ -15,7 +16,7 @@ FORM = re.compile(r"^\S+:[1-9]\d* [^\s:]+: \S.*$")
 
 def problems(text: str | bytes) -> list[str]:
     with pytest.raises(ConfigError) as caught:
-        parse_job(text, "j.yaml")
+        parse_local_job(text, "j.yaml")
     assert caught.value.problems
     for line in caught.value.problems:
         assert FORM.match(line), line
@@ -184,7 +185,7 @@ def test_a_job_that_its_own_runs_policy_declines_is_refused(old, new, key, what)
 def test_all_limits_that_a_job_passes_are_named_at_once():
     text = JOB.replace("per_job: 10\n", "per_job: 1\n").replace("_epsilon: 50\n", "_epsilon: 2\n")
     with pytest.raises(ConfigError) as raised:
-        parse_job(text)
+        parse_local_job(text)
     assert len(raised.value.problems) == 2
 
 
@@ -197,13 +198,13 @@ def test_the_shape_of_a_shipped_data_sets_records_is_known():
 def test_a_per_sample_upload_has_a_bound():
     large = JOB.replace("classes: 10\n", "classes: 100\n")
     large = large.replace("upload: mean ", "samples_per_device: 4096\n  upload: mean ")
-    parse_job(large)
+    parse_local_job(large)
     assert "set at most 2621 samples" in only(large.replace("upload: mean ", "upload: per_sample "))
 
 
 def test_devices_may_answer_fewer_rounds_where_not_all_are_selected():
     limited = JOB.replace("ations: null ", "ations: 14 ")
-    parse_job(limited.replace("devices: all ", "devices: 10 "))
+    parse_local_job(limited.replace("devices: all ", "devices: 10 "))
     assert "after round 14" in only(limited.replace("devices: all ", "devices: 20 "))
     widened = limited.replace("devices: all ", "devices: 10 ").replace("select: 1.0 ", "select: 2 ")
     assert "after round 14" in only(widened)
@@ -213,7 +214,14 @@ def test_a_job_without_noise_is_possible_when_it_says_so():
     text = JOB.replace("type: LAPLACE ", "type: NOT_ENCRYPT ")
     text = text.replace("accept_unproven: false    #", "accept_unproven: true #")
     assert "local_run.policy.accept_unprotected" in only(text)
-    parse_job(text.replace("accept_unprotected: false", "accept_unprotected: true"))
+    parse_local_job(text.replace("accept_unprotected: false", "accept_unprotected: true"))
+
+
+def test_a_job_is_read_without_a_look_at_how_one_machine_plays_it():
+    text = JOB.replace("workers: 2\n", "wrkers: 2\n").replace("per_job: 10\n", "per_job: 1\n")
+    assert parse_job(text) == parse_job(without_run(JOB))
+    with pytest.raises(ConfigError, match="did you mean 'local_run'"):
+        parse_job(text.replace("local_run:", "local_rum:"))
 
 
 def test_all_problems_come_at_once_in_the_order_of_lines():

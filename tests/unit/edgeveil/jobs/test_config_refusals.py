@@ -5,7 +5,7 @@ import re
 import pytest
 
 from edgeveil.errors import ConfigError
-from edgeveil.jobs import load_job
+from edgeveil_tools.local.local_run import load_local_job
 
 HEAD = "job: refused\ndata: {source: digits, classes: 10, input_shape: [64], nominal_records: 64}\n"
 OPEN = "privacy: {epsilon: 8, accept_unproven: true}\n"
@@ -161,7 +161,7 @@ def test_what_cannot_work_is_refused_with_file_line_key_and_reason(tmp_path, tex
     path = tmp_path / "job.yaml"
     path.write_text(HEAD + text)
     with pytest.raises(ConfigError) as caught:
-        load_job(path)
+        load_local_job(path)
     (problem,) = caught.value.problems
     place, words = problem.split(" ", 1)
     assert words.startswith(said)

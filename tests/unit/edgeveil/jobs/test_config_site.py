@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from edgeveil.errors import ConfigError
-from edgeveil.jobs import load
 from edgeveil.sites.broker import BrokerSite
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.sites.files import load_site
 from edgeveil.sites.proxy import ProxySite
+from edgeveil_tools.files import load
 
 SITES = {
     "cloud": ("configs/cloud.yaml", CloudSite),

@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from edgeveil.errors import ConfigError
-from edgeveil.jobs import parse_job
-from edgeveil.plan import JobPlan
+from edgeveil.jobs import compile_job, parse_job
+from edgeveil_tools.local.local_run import parse_local_job
 
 PLAIN = {
     "job": "stages",
@@ -24,7 +24,7 @@ PARALLEL = {**TWO, "composition": "parallel"}
 def job(*update, unproven=False, **changes):
     privacy = {**PLAIN["privacy"], "accept_unproven": unproven}
     plain = {**PLAIN, "update": [dict(entry) for entry in update], "privacy": privacy, **changes}
-    return parse_job(yaml.safe_dump(plain), "j.yaml")
+    return parse_local_job(yaml.safe_dump(plain), "j.yaml")[0].alone
 
 
 def refused(*update, **changes):
@@ -36,7 +36,7 @@ def refused(*update, **changes):
 
 @pytest.mark.parametrize("update", [(NOISE,), (OWN, NOISE, TOP), (NOISE, STC), (TWO, TOP)])
 def test_one_stage_of_noise_makes_the_job_proven_per_device(update):
-    training = JobPlan(job(*update)).quote().training
+    training = compile_job(job(*update)).quote().training
     assert (training.proven, training.unit) == (True, "device")
     assert 3.99 < training.epsilon <= 4
 
@@ -44,20 +44,20 @@ def test_one_stage_of_noise_makes_the_job_proven_per_device(update):
 @pytest.mark.parametrize("update", [(), (TOP,), (OWN, STC)])
 def test_without_noise_a_job_says_that_it_accepts_it(update):
     assert "update without noise" in refused(*update)
-    assert not JobPlan(job(*update, unproven=True)).quote().training.proven
+    assert not compile_job(job(*update, unproven=True)).quote().training.proven
 
 
 @pytest.mark.parametrize("first", [TOP, STC])
 def test_a_choice_before_the_noise_is_refused_or_claimed(first):
     problem = refused(first, NOISE)
     assert "update[0]" in problem and "put it after 'gradient_gaussian'" in problem
-    training = JobPlan(job(first, NOISE, unproven=True)).quote().training
+    training = compile_job(job(first, NOISE, unproven=True)).quote().training
     assert (training.status, training.epsilon) == ("claimed", pytest.approx(4))
 
 
 def test_the_text_s_composition_of_ldp_fl_is_claimed():
     assert "ε counted once for all of them" in refused(PARALLEL)
-    assert JobPlan(job(PARALLEL, unproven=True)).quote().training.status == "claimed"
+    assert compile_job(job(PARALLEL, unproven=True)).quote().training.status == "claimed"
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_stages_are_for_methods_that_upload_updates():
 
 @pytest.mark.parametrize("shuffle", ["split", "whole", "none"])
 def test_how_the_proxy_mixes(shuffle):
-    plan = JobPlan(job(NOISE, proxy={"shuffle": shuffle}))
+    plan = compile_job(job(NOISE, proxy={"shuffle": shuffle}))
     names = [spec.name for spec in plan.segments(plan.exchanges[0])]
     assert names == (["update"] if shuffle == "whole" else ["output.weight", "output.bias"])
 
@@ -99,5 +99,5 @@ def test_a_run_whose_owners_do_not_allow_arrival_order_is_refused():
 
 
 def test_the_example_is_proven():
-    plan = JobPlan(parse_job(Path("configs/jobs/digits_stages.yaml").read_text(), "j.yaml"))
+    plan = compile_job(parse_job(Path("configs/jobs/digits_stages.yaml").read_text(), "j.yaml"))
     assert plan.quote().training.proven

@@ -9,8 +9,7 @@ from hashlib import sha256
 import numpy as np
 import pytest
 
-from edgeveil.jobs import load_job
-from edgeveil.plan import JobPlan
+from edgeveil.jobs import load_plan
 from edgeveil.privacy.ledger import JobAccount, Release
 from edgeveil.protocol.package import pack_tensors
 from edgeveil_cloud.opening import Opened
@@ -22,7 +21,7 @@ from edgeveil_lab.chaos.plan import Fault
 from edgeveil_lab.chaos.run import JOB
 from edgeveil_lab.chaos.supervisor import Ended, Trace
 
-PLAN = JobPlan(load_job(JOB).model_copy(update={"local_run": None}))
+PLAN = load_plan(JOB)
 DEVICES = 4
 NAME = "chaos-0001"
 ROUNDS = range(1, len(PLAN.exchanges) + 1)

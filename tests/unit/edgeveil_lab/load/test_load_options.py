@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from edgeveil.errors import ConfigError
-from edgeveil.jobs import LoadOptions
 from edgeveil_lab.load.options import add_arguments, chosen, option_of, resolve
+from edgeveil_lab.load.scenario import LoadOptions
 
 SOAK = Path("configs/load/soak.yaml")
 

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from edgeveil.jobs import Job
+from edgeveil.errors import ConfigError
+from edgeveil.jobs import Job, compile_job
 from edgeveil.parts.features import (
     Concatenation,
     GaborParameters,
@@ -46,7 +47,7 @@ def test_a_pca_is_no_map_but_a_projection():
 
 
 def job(*features, shape=(4,)):
-    return Job.model_validate(
+    made = Job.model_validate(
         {
             "job": "mix",
             "data": {
@@ -60,6 +61,7 @@ def job(*features, shape=(4,)):
             "privacy": {"epsilon": 8.0},
         }
     )
+    return compile_job(made).job
 
 
 def test_a_job_takes_several_maps_and_a_pca_behind_them():
@@ -70,10 +72,10 @@ def test_a_job_takes_several_maps_and_a_pca_behind_them():
 
 @pytest.mark.parametrize("order", [(PCA,), (PCA, ONE), (ONE, PCA, TWO), (ONE, PCA, PCA)])
 def test_a_pca_elsewhere_is_refused_when_the_job_is_made(order):
-    with pytest.raises(ValueError, match="make it the last of the features"):
+    with pytest.raises(ConfigError, match="make it the last of the features"):
         job(*order)
 
 
 def test_a_map_that_does_not_take_the_records_is_refused_when_the_job_is_made():
-    with pytest.raises(ValueError, match="gabor takes one grey image"):
+    with pytest.raises(ConfigError, match="gabor takes one grey image"):
         job(ONE, GaborParameters(name="gabor"))

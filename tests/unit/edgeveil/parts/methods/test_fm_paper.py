@@ -5,7 +5,8 @@ import pytest
 
 from edgeveil.data.digits import load_digits_split
 from edgeveil.data.records import Records
-from edgeveil.jobs import Job
+from edgeveil.errors import ConfigError
+from edgeveil.jobs import Job, compile_job
 from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.features import IdentityParameters, build_features
 from edgeveil.parts.features.pca import PcaParameters
@@ -14,7 +15,6 @@ from edgeveil.parts.methods.fm_paper_cloud import FmPaperCloud
 from edgeveil.parts.methods.fm_paper_device import FmPaperDevice
 from edgeveil.parts.methods.reference import accuracy
 from edgeveil.parts.setting import Setting
-from edgeveil.plan import JobPlan
 from edgeveil.privacy.policy import price
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil.sites.policy import Policy
@@ -209,9 +209,9 @@ def job(**privacy):
 
 
 def test_a_job_must_ask_for_it_by_name():
-    with pytest.raises(ValueError, match=r"privacy.accept_unproven"):
-        Job.model_validate(job())
-    plan = JobPlan(Job.model_validate(job(accept_unproven=True)))
+    with pytest.raises(ConfigError, match=r"privacy.accept_unproven"):
+        compile_job(Job.model_validate(job()))
+    plan = compile_job(Job.model_validate(job(accept_unproven=True)))
     assert str(plan.quote().training) == "no proven guarantee"
 
 

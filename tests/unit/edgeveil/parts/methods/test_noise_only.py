@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from edgeveil.errors import ConfigError, ProtocolError
-from edgeveil.jobs import parse_job
+from edgeveil.jobs import parse_plan
 from edgeveil.parts.features import IdentityParameters, PcaParameters, build_features
 from edgeveil.parts.methods.noise_only import NOISE, PACKAGE, NoiseOnlyParameters, uniform
 from edgeveil.parts.methods.noise_only import NoiseOnlyCloud as Cloud
 from edgeveil.parts.methods.noise_only import NoiseOnlyDevice as Device
 from edgeveil.parts.models.softmax_head import bake, build_graph
 from edgeveil.parts.setting import Setting
-from edgeveil.plan import JobPlan
 from edgeveil.privacy.sampler import SeededRandom
+from edgeveil_tools.local.local_run import parse_local_job
 
 JOB = Path("configs/jobs/link_test.yaml")
 PARAMETERS = NoiseOnlyParameters(rounds=2, values=16_384, package_values=6)
@@ -77,7 +77,7 @@ def test_the_release_bakes_into_a_graph(projection):
 
 
 def test_the_shipped_job_costs_nothing_and_fills_64_kib():
-    plan = JobPlan(parse_job(JOB.read_text()))
+    plan = parse_plan(JOB.read_text())
     assert plan.events() == ()
     assert plan.quote().training.epsilon == 0
     assert plan.quote().training.status == "proven"
@@ -87,7 +87,7 @@ def test_the_shipped_job_costs_nothing_and_fills_64_kib():
 def test_an_owner_must_list_it():
     text = JOB.read_text().replace("allowed_methods: [noise_only]", "allowed_methods: [fm]")
     with pytest.raises(ConfigError, match="method 'noise_only' is not among those allowed"):
-        parse_job(text)
+        parse_local_job(text)
 
 
 def test_a_device_needs_no_torch_for_it():

@@ -11,11 +11,10 @@ import torch
 from torch import nn
 from torch_layers import CLASSES, CONTAINERS, NO_LAYERS, REFUSED, USABLE
 
-from edgeveil.jobs import load_job
+from edgeveil.jobs import load_plan
+from edgeveil.jobs.rehearsal import made_up_records
 from edgeveil.parts.models import python_model
 from edgeveil.parts.models.softmax_head import bake
-from edgeveil.plan import JobPlan
-from edgeveil.rehearsal import made_up_records
 from edgeveil_edge.predict import predict
 from edgeveil_edge.releases import ReleaseStore
 from edgeveil_tools.validate import validate
@@ -72,7 +71,7 @@ def test_a_usable_layer_is_trained_released_and_used(layer, tmp_path, capsys):
     assert validate([job_file(tmp_path, one, methods[0])]) == 0, capsys.readouterr().out
     for method in methods:
         path = job_file(tmp_path, one, method)
-        plan = JobPlan(load_job(path))
+        plan = load_plan(path)
         records = made_up_records(plan, 8)
         weights = trained(plan, records)
         device = tmp_path / method

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from edgeveil.jobs import load_job
+from edgeveil.jobs import load_plan
 from edgeveil.parts.models import MODELS, build_network
-from edgeveil.plan import JobPlan
 
 PAGE = (Path(__file__).parents[5] / "docs" / "models.md").read_text("utf-8")
 SHAPES = {"alexnet": (3, 32, 32), "resnet20": (3, 32, 32)}
@@ -38,4 +37,4 @@ def test_the_example_of_an_own_model_can_be_trained(tmp_path, monkeypatch):
     model = yaml.safe_load(re.search(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[1])
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump({**yaml.safe_load(JOB), **model}))
-    JobPlan(load_job(path)).check_own_code()
+    load_plan(path).check_own_code()

@@ -8,9 +8,8 @@ from edgeveil.data.records import Records
 from edgeveil.errors import ConfigError, DataError
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import OnnxModel
-from edgeveil.jobs import Job, load_job
+from edgeveil.jobs import Job, Plan, compile_job, load_job
 from edgeveil.parts.models import python_model
-from edgeveil.plan import JobPlan
 from edgeveil.privacy.sampler import SeededRandom
 
 HERE = __name__
@@ -101,7 +100,7 @@ def test_a_job_from_the_wire_is_read_and_priced_without_running_the_code(tmp_pat
 
     monkeypatch.setattr(python_model, "loaded", never)
     job = Job.from_canonical(raw)
-    plan = JobPlan(job)
+    plan = compile_job(job)
     assert plan.request("j").events
     assert plan.groups(plan.exchanges[0])[0].name == "module.x.weight"
     with pytest.raises(DataError, match="ran"):
@@ -110,7 +109,7 @@ def test_a_job_from_the_wire_is_read_and_priced_without_running_the_code(tmp_pat
 
 @pytest.mark.parametrize("function", ["Net", "Sloped"])
 def test_onnx_runtime_and_torch_agree(tmp_path, function):
-    network = JobPlan(job_of(tmp_path, f"{HERE}:{function}")).setting.network
+    network = compile_job(job_of(tmp_path, f"{HERE}:{function}")).setting.network
     weights = network.initial()
     x = np.random.default_rng(0).uniform(-4, 4, (5, 1, 6, 6)).astype(np.float32)
     graph = network.graph()
@@ -124,7 +123,7 @@ def test_onnx_runtime_and_torch_agree(tmp_path, function):
 
 
 def test_its_first_weights_are_the_modules_and_the_same_everywhere(tmp_path):
-    network = JobPlan(job_of(tmp_path)).setting.network
+    network = compile_job(job_of(tmp_path)).setting.network
     before = torch.random.get_rng_state()
     first = network.initial()
     python_model.loaded.cache_clear()
@@ -135,7 +134,7 @@ def test_its_first_weights_are_the_modules_and_the_same_everywhere(tmp_path):
 
 
 def test_a_device_trains_it(tmp_path):
-    plan = JobPlan(job_of(tmp_path))
+    plan = compile_job(job_of(tmp_path))
     exchange = plan.exchanges[0]
     tensors = plan.cloud.package(plan.cloud.initial_state(), exchange)
     chance = np.random.default_rng(1)
@@ -167,8 +166,8 @@ def test_what_is_no_such_module_is_told_where_the_file_is_read(tmp_path, functio
 
 def test_another_number_of_classes_and_another_version_are_refused(tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"gives \[4\] a record, not \[3\]"):
-        JobPlan(job_of(tmp_path, f"{HERE}:four")).graph()
-    network = JobPlan(job_of(tmp_path)).setting.network
+        compile_job(job_of(tmp_path, f"{HERE}:four")).graph()
+    network = compile_job(job_of(tmp_path)).setting.network
     monkeypatch.setattr(python_model, "loaded", lambda function: four())
     with pytest.raises(DataError, match="other weights here"):
         network.initial()
@@ -178,7 +177,7 @@ def test_records_of_another_shape_are_refused_with_the_reason(tmp_path):
     job = job_of(tmp_path)
     data = job.data.model_copy(update={"input_shape": (36,)})
     with pytest.raises(DataError, match=r"does not take records of \[36\]"):
-        JobPlan(job.model_copy(update={"data": data})).graph()
+        Plan(job.model_copy(update={"data": data})).graph()
 
 
 def test_a_job_without_its_weights_is_refused(tmp_path):
@@ -188,8 +187,8 @@ def test_a_job_without_its_weights_is_refused(tmp_path):
 
 
 def test_an_operator_that_devices_do_not_run_is_told_before_a_job_is_taken(tmp_path):
-    plan = JobPlan(job_of(tmp_path, f"{HERE}:Rooted"))
+    plan = compile_job(job_of(tmp_path, f"{HERE}:Rooted"))
     with pytest.raises(DataError, match="another power than 2 or 3") as refusal:
         plan.check_own_code()
     assert "Sqrt" in refusal.value.fix
-    JobPlan(job_of(tmp_path, f"{HERE}:Sloped")).check_own_code()
+    compile_job(job_of(tmp_path, f"{HERE}:Sloped")).check_own_code()

@@ -8,9 +8,8 @@ import torch
 
 from edgeveil.data.records import Records
 from edgeveil.errors import DataError
-from edgeveil.jobs import load_job
+from edgeveil.jobs import load_plan
 from edgeveil.parts.models import python_model
-from edgeveil.plan import JobPlan
 from edgeveil.privacy.sampler import SeededRandom
 
 HERE = __name__
@@ -73,7 +72,7 @@ class Strict(Sound):
 def plan_of(tmp_path, model, method="sgd"):
     path = tmp_path / "job.yaml"
     path.write_text(JOB.format(function=f"{HERE}:{model}", method=method))
-    return JobPlan(load_job(path))
+    return load_plan(path)
 
 
 @pytest.mark.parametrize("method", ["sgd", "dp_sgd", "gep", "pso_dp_fl"])

@@ -2,10 +2,9 @@
 
 import pytest
 
-from edgeveil.jobs import Job
-from edgeveil.plan import JobPlan
+from edgeveil.jobs import Job, compile_job
+from edgeveil.jobs.shuffle_amplification import shuffled
 from edgeveil.privacy.amplification import shuffled_epsilon
-from edgeveil.shuffled import shuffled
 
 TWO = {"name": "ldp_fl"}
 PLAIN = {
@@ -22,7 +21,7 @@ PLAIN = {
 
 
 def credits_of(**changes):
-    return {c.purpose: c for c in shuffled(JobPlan(Job.model_validate({**PLAIN, **changes})))}
+    return {c.purpose: c for c in shuffled(compile_job(Job.model_validate({**PLAIN, **changes})))}
 
 
 def test_pure_uploads_of_whole_devices_gain():

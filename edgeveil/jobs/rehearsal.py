@@ -17,8 +17,8 @@ from edgeveil.data.records import Records
 from edgeveil.data.slots import slot_records
 from edgeveil.errors import DataError, EdgeVeilError, PrivacyError, ProtocolError
 from edgeveil.evaluation.inference import InferenceSession
+from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.parts.exchange import KEPT, TRAIN, Array, Exchange, Tensors
-from edgeveil.plan import SOFTMAX, JobPlan
 from edgeveil.privacy.laplace_mechanism import softmax_laplace
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol.package import pack_tensors, unpack_tensors
@@ -28,7 +28,7 @@ _SEED = 0
 _SLOT_KEY = bytes(32)  # of made-up records' slots: no secret
 
 
-def brief(plan: JobPlan) -> JobPlan:
+def brief(plan: Plan) -> Plan:
     """The same job with as few repeats of local work as there can be.
 
     What one local step can do, a thousand can: a check of the job need not wait for them.
@@ -38,10 +38,10 @@ def brief(plan: JobPlan) -> JobPlan:
         name: min(getattr(train, name), most) for name, most in _REPEATS if hasattr(train, name)
     }
     job = plan.job.model_copy(update={"train": train.model_copy(update=fewer)})
-    return JobPlan(job, plan.artifacts)
+    return Plan(job, plan.artifacts)  # which was judged with more of them
 
 
-def made_up_records(plan: JobPlan, count: int) -> Records:
+def made_up_records(plan: Plan, count: int) -> Records:
     """`count` records of the job's form: values of 0 to the job's `input_scale`, labels in turn.
 
     The same in every process, and of nobody.
@@ -54,7 +54,7 @@ def made_up_records(plan: JobPlan, count: int) -> Records:
 
 
 def rehearse_device(
-    plan: JobPlan,
+    plan: Plan,
     graph: bytes,
     *,
     trains: bool,
@@ -98,7 +98,7 @@ def rehearse_device(
 
 
 def rehearsed_softmax(
-    plan: JobPlan, graph: bytes, weights: Tensors, x: Array, random_bytes: RandomBytes = os_random
+    plan: Plan, graph: bytes, weights: Tensors, x: Array, random_bytes: RandomBytes = os_random
 ) -> Array:
     """The noised softmax upload for evaluation records x (n, ...), n > 0.
 
@@ -123,7 +123,7 @@ def rehearsed_softmax(
 
 
 def rehearsed_answer(
-    plan: JobPlan,
+    plan: Plan,
     exchange: Exchange,
     package: Tensors,
     own: Tensors,
@@ -148,7 +148,7 @@ def rehearsed_answer(
     return segments, {KEPT + name: np.asarray(array) for name, array in answer.kept.items()}
 
 
-def training_kinds(plan: JobPlan) -> tuple[Exchange, ...]:
+def training_kinds(plan: Plan) -> tuple[Exchange, ...]:
     """One exchange of each kind that a training device answers: each preparatory phase, the first
     round and, where stages may keep something from it, the second.
     """
@@ -157,7 +157,7 @@ def training_kinds(plan: JobPlan) -> tuple[Exchange, ...]:
 
 
 def _train(
-    plan: JobPlan,
+    plan: Plan,
     records: Records,
     state: Tensors,
     processor: str,

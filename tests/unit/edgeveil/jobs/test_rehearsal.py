@@ -9,17 +9,16 @@ import numpy as np
 import pytest
 
 from edgeveil.errors import DataError, PrivacyError, ProtocolError
-from edgeveil.jobs import load_job
+from edgeveil.jobs import compile_job, load_job
+from edgeveil.jobs.rehearsal import made_up_records, rehearse_device, training_kinds
 from edgeveil.parts.exchange import KEPT, TRAIN
-from edgeveil.plan import JobPlan
-from edgeveil.rehearsal import made_up_records, rehearse_device, training_kinds
 
 JOBS = Path("configs/jobs")
 NEED_A_FILE = ("mnist_fm_local.yaml", "mnist_fm_local_eps01.yaml")
 
 
 def plan_of(name):
-    return JobPlan(load_job(JOBS / name))
+    return compile_job(load_job(JOBS / name))
 
 
 def rehearsed(plan, **changes):
@@ -124,10 +123,9 @@ def test_it_loads_neither_torch_nor_onnx_where_the_role_needs_none(job, trains, 
     code = f"""
 import sys
 from pathlib import Path
-from edgeveil.jobs import load_job
-from edgeveil.plan import JobPlan
-from edgeveil.rehearsal import rehearse_device
-plan = JobPlan(load_job(Path("configs/jobs/{job}")))
+from edgeveil.jobs import load_plan
+from edgeveil.jobs.rehearsal import rehearse_device
+plan = load_plan(Path("configs/jobs/{job}"))
 graph = Path({str(graph)!r}).read_bytes()
 rehearse_device(plan, graph, trains={trains}, records=4, processor="cpu")
 print(sorted({{"torch", "onnx"}} & set(sys.modules)))

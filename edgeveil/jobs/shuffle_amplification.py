@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgeveil.plan import SOFTMAX, JobPlan
+from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.privacy.accountant import pure_epsilon
 from edgeveil.privacy.amplification import shuffled_epsilon
 from edgeveil.privacy.events import Event, LaplaceEvent, TwoValueEvent
@@ -25,7 +25,7 @@ LEAST_GAIN = 0.99  # what is less of a gain is not worth a line
 
 
 @dataclass(frozen=True)
-class Shuffled:
+class ShuffleCredit:
     """(ε, δ) per device against a curious cloud alone.
 
     Of `rounds` rounds, each with at least `uploads` uploads. `local_epsilon` is the same without
@@ -53,7 +53,7 @@ class Shuffled:
         )
 
 
-def shuffled(plan: JobPlan) -> tuple[Shuffled, ...]:
+def shuffled(plan: Plan) -> tuple[ShuffleCredit, ...]:
     """What a job's shuffle earns its training and its inference; () where it earns nothing."""
     job = plan.job
     if job.proxy.shuffle == "none":
@@ -72,8 +72,8 @@ def shuffled(plan: JobPlan) -> tuple[Shuffled, ...]:
 
 
 def _credit(
-    plan: JobPlan, purpose: str, releases: Sequence[tuple[Event, ...]], segments: int
-) -> Shuffled | None:
+    plan: Plan, purpose: str, releases: Sequence[tuple[Event, ...]], segments: int
+) -> ShuffleCredit | None:
     if not releases or not all(_counts(event) for price in releases for event in price):
         return None
     each = max(pure_epsilon(price) for price in releases)
@@ -82,7 +82,7 @@ def _credit(
     epsilon = shuffled_epsilon(float(each), uploads, times, delta)
     if not 0 < epsilon < LEAST_GAIN * local:
         return None
-    return Shuffled(
+    return ShuffleCredit(
         purpose, epsilon, delta, uploads, times, local, segments, local / max(1, segments)
     )
 

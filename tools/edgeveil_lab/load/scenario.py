@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from edgeveil.errors import ConfigError
 from edgeveil.settings.base import Block, Mix, Seconds, SitePath, refuse
+from edgeveil.settings.file import checked, only_block, parsed, problems_error, read
+from edgeveil.settings.yaml_tree import Problem, Tree
+from edgeveil.sites.files import kind_of
 from edgeveil.sites.links import BrokerUrl, PacketBytes
 
 _RUNNING = ("cloud", "token_file", "fleet", "keys")  # beside `broker`, of a running site
@@ -149,6 +154,31 @@ class LoadOptions(Block):
     def starts_brokers(self) -> bool:
         """Whether the brokers are started here too."""
         return self.starts_site and self.broker is None and self.cloud_broker is None
+
+
+def load_scenario(path: Path) -> LoadOptions:
+    """Read a load test's scenario, its one top-level key is `load`.
+
+    Raises ConfigError with all problems.
+    """
+    tree = parsed(read(path), str(path))
+    if kind_of(tree.value) != "load":
+        text = "not a load test's scenario, its top-level key must be load"
+        raise problems_error(str(path), [Problem((), tree.line(()), text)])
+    return only_block(LoadOptions, "load", tree, path)
+
+
+def changed(options: LoadOptions, changes: Mapping[str, Any], where: str) -> LoadOptions:
+    """`options` with other values, as a command line gives them; relative paths count from here.
+
+    Raises ConfigError with all problems, a line `where: key: text` for each.
+    """
+    value = options.model_dump(mode="json", exclude_unset=True) | dict(changes)
+    try:
+        return checked(LoadOptions, Tree(value), where, folder=Path.cwd())
+    except ConfigError as error:  # there is no file whose lines could be named
+        lines = (line.removeprefix(f"{where}:1 ") for line in error.problems)
+        raise ConfigError([f"{where}: {line}" for line in lines]) from None
 
 
 def _named(options: LoadOptions) -> list[str]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from edgeveil.errors import ProtocolError
-from edgeveil.jobs import Job
+from edgeveil.jobs.job import Job
 from edgeveil.parts.aggregation import ChoosingParameters, Rule, build_rule
 from edgeveil.parts.exchange import CloudMethod, DeviceMethod, Exchange, SegmentSpec
 from edgeveil.parts.features import (
@@ -40,8 +40,8 @@ SOFTMAX = "softmax"
 _NO_EPSILON = 1.0  # stands where a job needs none: no noise is made from it, see `adds_noise`
 
 
-class JobPlan:
-    """What a job will do, exchange by exchange.
+class Plan:
+    """What a job will do, exchange by exchange. `edgeveil.jobs.compile` alone makes one.
 
     `artifacts` holds the job's backbones by SHA-256 (hex): needed to compute features and to
     build the graph, not to price.
@@ -67,6 +67,10 @@ class JobPlan:
         )
         stages = tuple(STAGES[entry.name].build(entry, setting) for entry in job.update)
         self.setting = replace(setting, stages=stages)
+
+    def with_artifacts(self, artifacts: Artifacts) -> Plan:
+        """The same plan with the job's backbones."""
+        return Plan(self.job, artifacts) if artifacts else self
 
     def _network(self) -> Network | None:
         data, model = self.job.data, self.job.model

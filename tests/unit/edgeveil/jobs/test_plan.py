@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from edgeveil.errors import ProtocolError
-from edgeveil.jobs import Job
-from edgeveil.plan import SOFTMAX, JobPlan
+from edgeveil.jobs import Job, compile_job
+from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.moments import MomentsAccountant
 from edgeveil.protocol.messages import Group
@@ -31,7 +31,7 @@ def job(**changes: Any) -> Job:
 
 
 def test_the_preparatory_exchanges_come_first_and_indices_count_on() -> None:
-    plan = JobPlan(job())
+    plan = compile_job(job())
     assert [e.index for e in plan.exchanges] == list(range(1, ROUNDS + 3))
     assert [e.phase for e in plan.exchanges[:3]] == ["centre", "quadratic", "train"]
     assert [e.number for e in plan.exchanges] == [0, 0, *range(1, ROUNDS + 1)]
@@ -40,7 +40,7 @@ def test_the_preparatory_exchanges_come_first_and_indices_count_on() -> None:
 
 
 def test_two_parties_make_the_same_plan_of_one_job() -> None:
-    here, there = JobPlan(job()), JobPlan(Job.from_canonical(job().canonical()))
+    here, there = compile_job(job()), compile_job(Job.from_canonical(job().canonical()))
     assert here.exchanges == there.exchanges
     assert here.events() == there.events()
     assert [here.groups(e) for e in here.exchanges] == [there.groups(e) for e in there.exchanges]
@@ -49,12 +49,12 @@ def test_two_parties_make_the_same_plan_of_one_job() -> None:
 @pytest.mark.parametrize("index", [0, -1, ROUNDS + 3, 2**31])
 def test_a_round_outside_the_plan_is_unknown(index: int) -> None:
     with pytest.raises(ProtocolError) as caught:
-        JobPlan(job()).exchange(index)
+        compile_job(job()).exchange(index)
     assert caught.value.reason == "unknown_round"
 
 
 def test_groups_state_public_sizes_and_the_softmax_comes_last() -> None:
-    plan = JobPlan(job())
+    plan = compile_job(job())
     assert plan.groups(plan.exchange(1)) == (Group("centre", 64),)  # 5 × 4 bytes
     assert plan.groups(plan.exchange(2)) == (Group("quadratic", 64),)  # 15 × 4 bytes
     assert plan.groups(plan.exchange(3)) == (Group("head.weight", 64),)  # 15 × 4 bytes
@@ -63,7 +63,7 @@ def test_groups_state_public_sizes_and_the_softmax_comes_last() -> None:
 
 
 def test_the_whole_price_is_what_the_job_says() -> None:
-    plan = JobPlan(job())
+    plan = compile_job(job())
     quote = plan.quote()
     assert 3.9 < quote.training.epsilon <= 4.0
     assert quote.training.delta <= 1e-4
@@ -75,7 +75,7 @@ def test_the_whole_price_is_what_the_job_says() -> None:
 
 
 def test_an_early_end_has_spent_the_whole_training_price_and_the_uploads_so_far() -> None:
-    plan = JobPlan(job())
+    plan = compile_job(job())
     spent = [plan.spent(until) for until in range(ROUNDS + 3)]
     assert spent[0].training.epsilon == 0
     assert {quote.training for quote in spent[1:]} == {plan.quote().training}
@@ -85,13 +85,13 @@ def test_an_early_end_has_spent_the_whole_training_price_and_the_uploads_so_far(
 
 def test_an_early_end_of_pure_noise_has_spent_what_was_released() -> None:
     train = {"method": "fm", "rounds": ROUNDS, "noise": "laplace"}
-    plan = JobPlan(job(train=train))
+    plan = compile_job(job(train=train))
     assert plan.spent(2) == plan.quote(2)
     assert plan.spent(2).training.epsilon < plan.quote().training.epsilon
 
 
 def test_the_price_by_plan_grows_with_the_exchanges_from_nothing_to_the_whole() -> None:
-    plan = JobPlan(job())
+    plan = compile_job(job())
     spent = [plan.quote(until) for until in range(ROUNDS + 3)]
     training = [quote.training.epsilon for quote in spent]
     assert training[0] == 0
@@ -101,7 +101,7 @@ def test_the_price_by_plan_grows_with_the_exchanges_from_nothing_to_the_whole() 
 
 
 def test_an_inference_only_device_is_asked_for_inferences_alone() -> None:
-    plan = JobPlan(job())
+    plan = compile_job(job())
     events = plan.events(trains=False)
     assert [event.purpose for event in events] == ["infer"] * 3
     assert plan.request("x", trains=False).events == events
@@ -111,16 +111,16 @@ def test_an_inference_only_device_is_asked_for_inferences_alone() -> None:
 
 def test_a_device_that_may_answer_twice_pays_for_two_rounds_and_the_phases() -> None:
     privacy = {"epsilon": 4.0, "delta": 1e-4, "max_participations": 2}
-    few = JobPlan(job(privacy=privacy, selection={"devices": 9}))
+    few = compile_job(job(privacy=privacy, selection={"devices": 9}))
     training = [event for event in few.events() if event.purpose == "train"]
     assert len(training) == 4
     assert 3.9 < few.quote().training.epsilon <= 4.0
     # The same ε for fewer answers buys less noise in each.
-    assert few.quote(3).training.epsilon > JobPlan(job()).quote(3).training.epsilon
+    assert few.quote(3).training.epsilon > compile_job(job()).quote(3).training.epsilon
 
 
 def test_an_answer_costs_what_the_plan_says() -> None:
-    plan = JobPlan(job())
+    plan = compile_job(job())
     expected = [event for e in plan.exchanges for event in plan.device.price(e)]
     assert [event for event in plan.events() if event.purpose == "train"] == expected
 
@@ -130,7 +130,7 @@ def test_an_upload_without_noise_has_no_guarantee() -> None:
         encrypt={"privacy_eval_type": "NOT_ENCRYPT"},
         privacy={"epsilon": 4.0, "delta": 1e-4, "accept_unproven": True},
     )
-    plan = JobPlan(open_job)
+    plan = compile_job(open_job)
     assert plan.softmax_epsilon is None
     assert plan.softmax_event().status == "none"
     assert plan.quote().inference.status == "none"
@@ -143,13 +143,13 @@ def test_half_the_sensitivity_is_priced_twice() -> None:
         "laplace_eval": {"laplace_eval_eps": 10.0},
         "laplace_eval_sensitivity": 1,
     }
-    quote = JobPlan(job(encrypt=encrypt)).quote()
+    quote = compile_job(job(encrypt=encrypt)).quote()
     assert quote.inference.epsilon == pytest.approx(60, rel=1e-9)
     assert quote.inference.status == "proven"
 
 
 def test_a_job_without_evaluation_asks_for_no_inference() -> None:
-    plan = JobPlan(job(unsupervised={"every_rounds": 2, "eval_type": "NOT_EVAL"}))
+    plan = compile_job(job(unsupervised={"every_rounds": 2, "eval_type": "NOT_EVAL"}))
     assert not any(e.infer for e in plan.exchanges)
     assert plan.quote().inference.epsilon == 0
 
@@ -162,7 +162,7 @@ def stopped(epsilon: float = 4.0, delta: float = 1e-4, **privacy: Any) -> Job:
 
 
 def test_no_round_begins_that_would_take_delta_past_the_threshold() -> None:
-    whole, plan = JobPlan(job()), JobPlan(stopped())
+    whole, plan = compile_job(job()), compile_job(stopped())
     assert 0 < plan.rounds < ROUNDS
     assert plan.exchanges == whole.exchanges[: plan.rounds + 2]
 
@@ -177,7 +177,7 @@ def test_no_round_begins_that_would_take_delta_past_the_threshold() -> None:
 
 
 def test_a_stop_leaves_the_noise_and_lowers_the_price() -> None:
-    whole, plan = JobPlan(job()), JobPlan(stopped())
+    whole, plan = compile_job(job()), compile_job(stopped())
     assert set(plan.events()) <= set(whole.events())
     assert plan.quote().training.epsilon < whole.quote().training.epsilon
     assert Counter(plan.request("j").events) == Counter(plan.events())
@@ -187,19 +187,19 @@ def test_a_stop_leaves_the_noise_and_lowers_the_price() -> None:
 
 def test_the_price_by_gaussian_dp_stays_within_the_stop() -> None:
     """The moments bound is the looser of the two, so GDP finds no larger ε."""
-    training = [event for event in JobPlan(stopped()).events() if event.purpose == "train"]
+    training = [event for event in compile_job(stopped()).events() if event.purpose == "train"]
     assert epsilon(training, 1e-4).epsilon <= 4.0
 
 
 def test_a_stop_counts_the_device_that_takes_part_most() -> None:
     """Past `max_participations` nobody pays, so nothing stops."""
-    whole = JobPlan(stopped(epsilon=5.5, max_participations=3))
+    whole = compile_job(stopped(epsilon=5.5, max_participations=3))
     assert whole.rounds == ROUNDS
-    assert JobPlan(stopped(epsilon=4.6, max_participations=3)).rounds == 2
+    assert compile_job(stopped(epsilon=4.6, max_participations=3)).rounds == 2
 
 
 def test_a_stop_that_is_never_reached_says_nothing() -> None:
-    plan = JobPlan(stopped(epsilon=6.0))
+    plan = compile_job(stopped(epsilon=6.0))
     assert (plan.rounds, plan.stop_note) == (ROUNDS, "")
-    assert plan.events() == JobPlan(job()).events()
-    assert JobPlan(job()).stop_note == ""
+    assert plan.events() == compile_job(job()).events()
+    assert compile_job(job()).stop_note == ""

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from edgeveil.errors import ConfigError
-from edgeveil.jobs import LoadOptions, load, parse_job
+from edgeveil.jobs import parse_job
 from edgeveil.sites.files import kind_of, load_site
+from edgeveil_lab.load.scenario import LoadOptions
+from edgeveil_tools.files import load
 
 STEADY = Path("configs/load/steady.yaml")
 

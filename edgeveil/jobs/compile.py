@@ -1,0 +1,468 @@
+"""A job -> its plan, or every reason why it cannot be one.
+
+A job's blocks say that each key is sound by itself. Here all of them are held against each other:
+values that are impossible together are refused (all at once, as `Mix`es that name their keys), and
+what the job would cost is worked out, since a price that cannot be met is a refusal too. Nothing
+but `compile_job` makes a plan of a job, so what is played, priced or sent was judged before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from edgeveil.data.published import PUBLISHED
+from edgeveil.errors import DataError, PrivacyError, ProtocolError, UsageError
+from edgeveil.jobs.job import Job
+from edgeveil.jobs.plan import Plan
+from edgeveil.parts.aggregation import AGGREGATIONS
+from edgeveil.parts.exchange import TRAIN, Exchange
+from edgeveil.parts.features import PcaParameters, build_features, projection_of
+from edgeveil.parts.methods import METHODS, UPDATE_METHODS
+from edgeveil.parts.models import build_network
+from edgeveil.parts.setting import Setting
+from edgeveil.parts.update import Stage
+from edgeveil.privacy.events import UnprotectedEvent
+from edgeveil.privacy.guarantee import up
+from edgeveil.privacy.moments import MomentsAccountant
+from edgeveil.settings.base import ImpossibleMixError, Mix
+from edgeveil.settings.schema_walk import number
+
+RECORD_VALUES = 1 << 24
+UPLOAD_VALUES = 1 << 18  # of one per_sample upload: 2 MiB
+_FORMS = {
+    "digits": ((64,), 10),
+    **{name: (PUBLISHED[name].shape, PUBLISHED[name].classes) for name in PUBLISHED},
+}
+"""Shape of a record and classes of the data sets whose records are known by their name."""
+
+
+@dataclass(frozen=True)
+class KnownFleet:
+    """What is known of the fleet that will play a job, where that is known before the job is.
+
+    `devices` take part, `trainers` of them train; `source` is what their records are read from.
+    `key` is the key of the file that says so, for the problems that concern it.
+    """
+
+    devices: int
+    trainers: int
+    source: str
+    key: str
+
+
+def compile_job(job: Job, fleet: KnownFleet | None = None) -> Plan:
+    """The plan of a job; what is known of its `fleet` is held against it too.
+
+    Raises ImpossibleMixError with all reasons why the job cannot be played.
+    """
+    mixes = [
+        *_privacy(job),
+        *_evaluation(job),
+        *_selected(job),
+        *_participations(job, fleet),
+        *_time_budget(job),
+    ]
+    refused = list(_records(job, fleet)) or list(_features(job)) or list(_model(job))
+    if refused:
+        raise ImpossibleMixError([*mixes, *refused])
+    plan = Plan(job)
+    mixes += list(_stages(plan)) or [*_own_bases(job), *_prices(plan, fleet)]
+    if mixes:
+        raise ImpossibleMixError(mixes)
+    return plan
+
+
+def compile_canonical(raw: bytes) -> Plan:
+    """The plan of canonical bytes, as they come over the wire.
+
+    Raises ProtocolError("bad_job") for anything else, and for a job that is impossible.
+    """
+    job = Job.from_canonical(raw)
+    try:
+        return compile_job(job)
+    except (ImpossibleMixError, ValueError, RecursionError):
+        raise ProtocolError("bad_job", "not a job that this version knows") from None
+
+
+def _privacy(job: Job) -> Iterator[Mix]:
+    bound = 1 / job.data.nominal_records
+    if job.privacy.delta >= bound:
+        yield Mix(
+            ("privacy.delta", "data.nominal_records"),
+            f"{number(job.privacy.delta)} is not below 1 / data.nominal_records = "
+            f"{number(bound)}, so publishing one whole record would satisfy it and it protects "
+            f"nobody; set for example {number(bound / 1000)}",
+        )
+    limit = job.privacy.max_participations
+    if limit is not None and limit > job.rounds:
+        yield Mix(
+            ("privacy.max_participations", "train.rounds"),
+            f"{limit} is more than the {job.rounds} rounds of the job, so noise would be added "
+            f"for rounds that never come; set at most {job.rounds}, or leave it out",
+        )
+
+
+def _time_budget(job: Job) -> Iterator[Mix]:
+    closes_s = job.round.deadline_s
+    if job.round.time_budget_s >= closes_s:
+        yield Mix(
+            ("round.budget_s", "round.deadline_s"),
+            f"answers leave up to {number(job.round.time_budget_s)} s after the package, but the "
+            f"round closes {number(closes_s)} s after the broadcast; set at most "
+            f"{number(closes_s / 2)}, or a later deadline_s",
+        )
+
+
+def _records(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
+    """Records that are too large, or have not the form of those that the fleet holds."""
+    if math.prod(job.data.input_shape) > RECORD_VALUES:
+        yield Mix(
+            ("data.input_shape",),
+            f"one record would hold more than {RECORD_VALUES} values; make it smaller",
+        )
+    elif fleet is not None and fleet.source in _FORMS:
+        name, (shape, classes) = fleet.source, _FORMS[fleet.source]
+        if job.data.input_shape != shape:
+            yield Mix(
+                ("data.input_shape", "data.source", fleet.key),
+                f"is {list(job.data.input_shape)}, records of {name} have {list(shape)}; "
+                f"write input_shape: {list(shape)}",
+            )
+        if job.data.classes < classes:
+            yield Mix(
+                ("data.classes", "data.source", fleet.key),
+                f"is {job.data.classes}, {name} has {classes} classes; write classes: {classes}",
+            )
+
+
+def _features(job: Job) -> Iterator[Mix]:
+    """Maps that do not take the job's records, and a PCA that is not the one last entry."""
+    last = len(job.features) - 1
+    for index, entry in enumerate(job.features):
+        if isinstance(entry, PcaParameters):
+            if index == 0 or index != last:
+                yield Mix(
+                    (f"features.{index}",),
+                    f"{entry.name} projects what the maps before it give; make it the "
+                    "last of the features, after at least one map, and the only PCA",
+                )
+            continue
+        try:
+            build_features([entry]).output_dim(job.data.input_shape)
+        except DataError as error:
+            yield Mix((f"features.{index}", "data.input_shape"), f"{error.what}; {error.fix}")
+
+
+def _evaluation(job: Job) -> Iterator[Mix]:
+    every = job.infer_every
+    if not every:
+        return
+    yield from _uploads(job)
+    if every > job.rounds:
+        yield Mix(
+            ("unsupervised.every_rounds", "train.rounds", "unsupervised.eval_type"),
+            f"{every} is more than the {job.rounds} rounds of the job, so devices would never be "
+            f"evaluated; set at most {job.rounds}, or 0 for never",
+        )
+    if job.data.evaluation_share == 0:
+        yield Mix(
+            ("data.evaluation_share", "unsupervised.every_rounds", "unsupervised.eval_type"),
+            "devices are to be evaluated but keep no records apart for it; set for example 0.1, "
+            "or unsupervised.every_rounds to 0",
+        )
+    if job.encrypt.privacy_eval_type == "LAPLACE" and job.encrypt.laplace_eval is None:
+        yield Mix(
+            ("encrypt.laplace_eval", "encrypt.privacy_eval_type", "unsupervised"),
+            "LAPLACE needs laplace_eval.laplace_eval_eps, the ε of one evaluation round; "
+            "add for example `laplace_eval: {laplace_eval_eps: 20}`",
+        )
+    if job.encrypt.privacy_eval_type == "NOT_ENCRYPT" and not job.privacy.accept_unproven:
+        yield Mix(
+            ("encrypt.privacy_eval_type", "privacy.accept_unproven", "unsupervised"),
+            "NOT_ENCRYPT uploads inferences without noise, so no guarantee holds; use LAPLACE, "
+            "or set privacy.accept_unproven to true",
+        )
+
+
+def _uploads(job: Job) -> Iterator[Mix]:
+    wanted = job.unsupervised
+    values = wanted.samples_per_device * job.data.classes
+    if wanted.upload == "per_sample" and values > UPLOAD_VALUES:
+        yield Mix(
+            ("unsupervised.samples_per_device", "data.classes", "unsupervised.upload"),
+            f"{wanted.samples_per_device} rows of {job.data.classes} classes are {values} values "
+            f"a device, more than {UPLOAD_VALUES}; set at most "
+            f"{UPLOAD_VALUES // job.data.classes} samples, or upload: mean",
+        )
+    if wanted.silhouette == "text" and wanted.eval_type != "SILHOUETTE_SCORE":
+        yield Mix(
+            ("unsupervised.silhouette", "unsupervised.eval_type"),
+            f"the text's silhouette is asked for, but {wanted.eval_type} is no silhouette; set "
+            "eval_type to SILHOUETTE_SCORE, or leave silhouette out",
+        )
+
+
+def _selected(job: Job) -> Iterator[Mix]:
+    wanted = job.selection.devices
+    if wanted == "all":
+        return
+    selected = math.ceil(wanted * job.selection.over_select)
+    if job.round.min_batch > selected:
+        yield Mix(
+            ("round.min_batch", "selection.devices", "selection.over_select"),
+            f"a batch needs {job.round.min_batch} uploads (round.min_batch) but only {selected} "
+            "devices are selected, so no round could ever close; raise selection.devices or "
+            "lower round.min_batch",
+        )
+
+
+def _participations(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
+    limit, wanted = job.privacy.max_participations, job.selection.devices
+    if limit is None or limit >= job.rounds:
+        return
+    if wanted != "all":
+        selected = math.ceil(wanted * job.selection.over_select)
+        if fleet is None or selected < fleet.devices:
+            return
+    at = () if fleet is None else (f"{fleet.key}.devices",)
+    yield Mix(
+        ("privacy.max_participations", "selection.devices", "train.rounds", *at),
+        f"every device is selected in each of the {job.rounds} rounds but may answer only "
+        f"{limit} of them, so the job would fail after round {limit}; select fewer devices a "
+        f"round (selection.devices), or set at least {job.rounds}",
+    )
+
+
+def _model(job: Job) -> Iterator[Mix]:
+    """A model where none is trained, none where one is, or one that takes other records."""
+    trains = job.train.method in UPDATE_METHODS
+    if not trains:
+        yield from _for_updates_alone(job)
+        if not job.features and job.train.method != "noise_only":
+            yield Mix(
+                ("features", "train.method"),
+                f"method '{job.train.method}' learns on public features; add for example "
+                "`features: [{name: identity}]`",
+            )
+        return
+    if job.features:
+        yield Mix(
+            ("features", "train.method"),
+            f"method '{job.train.method}' trains a whole model on the records themselves; "
+            "leave features out",
+        )
+    if job.model is None:
+        yield Mix(
+            ("model", "train.method"),
+            f"method '{job.train.method}' trains a model and none is named; add for example "
+            "`model: {name: mlp}`",
+        )
+        return
+    try:
+        build_network(job.model, job.data.input_shape, job.data.classes)
+    except (DataError, UsageError) as error:
+        yield Mix(("model", "data.input_shape"), f"{error.what}; {error.fix}")
+
+
+def _for_updates_alone(job: Job) -> Iterator[Mix]:
+    for key, given in (
+        ("model", job.model is not None),
+        ("update", bool(job.update)),
+        ("proxy.shuffle", job.proxy.shuffle == "whole"),
+    ):
+        if given:
+            yield Mix(
+                (key, "train.method"),
+                f"is for methods that train a whole model, '{job.train.method}' does not; "
+                "leave it out, or choose for example sgd",
+            )
+
+
+def _stages(plan: Plan) -> Iterator[Mix]:
+    """Update stages that are fine alone and impossible together, or in this order."""
+    job = plan.job
+    names = [entry.name for entry in job.update]
+    stages = list(zip(names, plan.setting.stages, strict=True))
+    for index, (name, stage) in enumerate(stages):
+        at = f"update.{index}"
+        if name in names[:index]:
+            yield Mix((at, "update"), f"'{name}' stands twice; leave one of them out")
+        if stage.leads and index:
+            yield Mix(
+                (at, "update"),
+                f"'{name}' decides where training starts and keeps what it led to, so nothing may "
+                "have changed the update yet; put it first",
+            )
+    noisy = [name for name, stage in stages if stage.protects]
+    if len(noisy) > 1:
+        yield Mix(
+            ("update",),
+            f"{' and '.join(noisy)} would each spend the whole of privacy.epsilon on the same "
+            "update; keep one of them",
+        )
+    elif noisy and _noised_already(job, plan.setting):
+        yield Mix(
+            ("update", "train.method"),
+            f"method '{job.train.method}' adds noise of its own, so '{noisy[0]}' would spend "
+            "privacy.epsilon a second time; leave it out, or train with for example sgd",
+        )
+    if not job.privacy.accept_unproven:
+        yield from _chosen_before_noise(stages)
+
+
+def _noised_already(job: Job, setting: Setting) -> bool:
+    device = METHODS[job.train.method].device(job.train, replace(setting, stages=()))
+    try:
+        alone = device.price(Exchange(1, TRAIN, 1))
+    except PrivacyError:
+        return True  # its own noise cannot be met
+    return any(not isinstance(event, UnprotectedEvent) for event in alone)
+
+
+def _chosen_before_noise(stages: Sequence[tuple[str, Stage]]) -> Iterator[Mix]:
+    """Free after the noise; before it, the choice itself tells of records."""
+    for index, (name, stage) in enumerate(stages):
+        later = [other for other, after in stages[index + 1 :] if after.protects]
+        if stage.chooses and later:
+            yield Mix(
+                (f"update.{index}", "update", "privacy.accept_unproven"),
+                f"'{name}' chooses values before '{later[0]}' adds noise, and which it chose is "
+                f"told without noise; put it after '{later[0]}', where it is free, or set "
+                "privacy.accept_unproven to true",
+            )
+
+
+def _own_bases(job: Job) -> Iterator[Mix]:
+    """What a PCA of each device's own cannot do, for want of a common basis."""
+    projection = projection_of(job.features)
+    if projection is None or projection.name == "ldp_fpca":
+        return
+    if projection.name == "ldp_pca" and job.selection.devices != "all":
+        yield Mix(
+            ("selection.devices", "features"),
+            "with ldp_pca a device needs its own answer to the first exchange in all others; "
+            "select all devices, or use ldp_fpca",
+        )
+    if projection.name == "local_pca" and job.infer_every:
+        yield Mix(
+            ("unsupervised.eval_type", "unsupervised.every_rounds", "features"),
+            "with local_pca the cloud has no basis with which devices could evaluate; "
+            "set unsupervised.eval_type to NOT_EVAL, or use ldp_fpca",
+        )
+
+
+def _prices(plan: Plan, fleet: KnownFleet | None) -> Iterator[Mix]:
+    """Budgets that no noise of this version meets: told now, not by devices in the first round."""
+    job = plan.job
+    if job.privacy.epsilon is None and _adds_noise(plan):
+        yield Mix(
+            ("privacy.epsilon",),
+            "is missing and has no default: training adds noise, and a guarantee is chosen, not "
+            "inherited; set for example epsilon: 8",
+        )
+        return
+    try:
+        plan.device.price(plan.planned[0])
+    except PrivacyError as error:
+        yield Mix(
+            ("privacy.epsilon", "privacy", "train", "data", "features"),
+            f"ε = {number(plan.setting.epsilon)} with δ = {number(job.privacy.delta)} cannot be "
+            f"met, {error.what}; {error.fix}",
+        )
+    else:
+        yield from _aggregation(plan, fleet)
+        yield from _claims(plan)
+        yield from _self_stop(plan)
+    if not job.infer_every or plan.softmax_epsilon is None:
+        return
+    try:
+        plan.softmax_event()
+    except PrivacyError as error:
+        yield Mix(
+            ("encrypt.laplace_eval.laplace_eval_eps", "data.classes"),
+            f"{number(plan.softmax_epsilon)} cannot be met, {error.what}; {error.fix}",
+        )
+
+
+def _aggregation(plan: Plan, fleet: KnownFleet | None) -> Iterator[Mix]:
+    """A rule that is undefined on what devices upload, or needs more uploads than can come."""
+    job = plan.job
+    rule, name = plan.rule, job.aggregation.name
+    train = next(one for one in plan.planned if one.phase == TRAIN)
+    if not rule.sums and plan.cloud.aim(plan.cloud.initial_state(), train) is None:
+        others = [one for one in AGGREGATIONS if AGGREGATIONS[one].rule.sums]
+        yield Mix(
+            ("aggregation.name", "train.method"),
+            f"'{name}' compares updates of weights, and is undefined on the noised sums that"
+            f" method '{job.train.method}' uploads; use {', '.join(others)}, or another method",
+        )
+    elif rule.whole and len(plan.cloud.segments(train)) > 1:
+        way = "set proxy.shuffle to whole" if job.train.method in UPDATE_METHODS else "use fedavg"
+        yield Mix(
+            ("aggregation.name", "proxy.shuffle"),
+            f"'{name}' compares whole updates, but the proxy shuffles layer by layer, so the cloud "
+            f"cannot tell which layers belong together; {way}",
+        )
+    if rule.least > max(job.round.min_batch, most := _most_uploads(job, fleet)):
+        yield Mix(
+            ("aggregation.k", "aggregation.malicious", "aggregation", "selection.devices"),
+            f"'{name}' needs {rule.least} uploads as it is set, and at most {most:.0f} can come in "
+            "a round; ask for fewer, or select more devices",
+        )
+
+
+def _most_uploads(job: Job, fleet: KnownFleet | None) -> float:
+    """The most uploads that a round can have; infinite where that is for the site to say."""
+    asked = job.selection.devices
+    selected = math.inf if asked == "all" else math.ceil(asked * job.selection.over_select)
+    return selected if fleet is None else min(selected, fleet.trainers)
+
+
+def _adds_noise(plan: Plan) -> bool:
+    try:
+        return plan.adds_noise
+    except PrivacyError:
+        return True  # noise that cannot be made without a chosen ε
+
+
+def _claims(plan: Plan) -> Iterator[Mix]:
+    """Training releases without a proven guarantee, which a job must ask for by name."""
+    events = [event for exchange in plan.planned for event in plan.device.price(exchange)]
+    unproven = sorted({event.what for event in events if event.status != "proven"})
+    if unproven and not plan.job.privacy.accept_unproven:
+        yield Mix(
+            ("privacy.accept_unproven", "features", "train"),
+            f"no guarantee is proven for: {', '.join(unproven)}; choose a proven variant, or set "
+            "privacy.accept_unproven to true",
+        )
+
+
+def _self_stop(plan: Plan) -> Iterator[Mix]:
+    """A stop before anything was learned or evaluated."""
+    stop = plan.job.privacy.stop
+    if stop is None:
+        return
+    try:
+        rounds = plan.rounds
+    except PrivacyError as error:
+        yield Mix(("privacy.stop", "train", "features"), f"{error.what}; {error.fix}")
+        return
+    if rounds == 0:
+        spent = MomentsAccountant()
+        for exchange in plan.planned:
+            if exchange.number <= 1:
+                spent.add(plan.device.price(exchange))
+        yield Mix(
+            ("privacy.stop.delta", "privacy.stop.epsilon", "privacy.epsilon"),
+            f"not one training round would begin: the first takes δ to "
+            f"{up(spent.delta(stop.epsilon))} at ε = {number(stop.epsilon)}, past the threshold "
+            f"{number(stop.delta)}; raise privacy.stop.epsilon, or lower privacy.epsilon",
+        )
+    elif plan.job.infer_every > rounds:
+        yield Mix(
+            ("privacy.stop", "unsupervised.every_rounds"),
+            f"training ends after round {rounds}, so devices would never be evaluated; set "
+            f"unsupervised.every_rounds to at most {rounds}, or 0 for never",
+        )

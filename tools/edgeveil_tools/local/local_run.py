@@ -1,0 +1,239 @@
+"""The `local_run` key of a job file: a whole fleet on one machine. No device ever sees it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from edgeveil.errors import PrivacyError
+from edgeveil.jobs import Job, KnownFleet, Plan, compile_job, job_schema, job_tree
+from edgeveil.parts.aggregation import build_rule
+from edgeveil.parts.models import runs_python
+from edgeveil.privacy.policy import Limits, check_job
+from edgeveil.settings.base import Block, ImpossibleMixError, Mix
+from edgeveil.settings.file import judged, read
+from edgeveil.settings.schema_walk import Schema
+from edgeveil.sites.data import (
+    DataFiles,
+    Partition,
+    SourceName,
+    dealing_mixes,
+    held_back_mixes,
+    partition_mixes,
+    source_name,
+    unread_mixes,
+)
+from edgeveil.sites.policy import Policy
+
+_NO_LIMITS = Limits(math.inf, math.inf, math.inf, math.inf, True, True)
+
+
+class RunData(DataFiles):
+    """The user's own records; digits and published sets that are in a usual place need none."""
+
+    source: SourceName | None = Field(default=None, max_length=300, examples=["csv"])
+    """What the records are read from, as in a site file; null: what the job's `data.source` names.
+    `images` without a form have that of `data.input_shape`."""
+
+
+class LocalRun(Block):
+    """How `edgeveil run` plays the job on this machine; a submitted job leaves it out."""
+
+    devices: int = Field(default=20, ge=1, le=10000)
+    """Devices to play, each with its own keys, connection and records."""
+    workers: int = Field(default=2, ge=1, le=256)
+    """Processes that host the devices."""
+    seed: int = Field(default=7, ge=0, lt=1 << 63)
+    """Seed of the dealing of records, and where `simulate` is true of the noise. Never of keys."""
+    simulate: bool = False
+    """Play all parties in one process, in memory, without encryption, the noise seeded."""
+    data: RunData = RunData()
+    """Where the records are that are dealt to the devices."""
+    infer_only: int = Field(default=0, ge=0, le=10000)
+    """How many of the devices have the role `infer` and take part in evaluation alone."""
+    partition: Partition = Partition()
+    """How the records are dealt to the devices."""
+    test_records: int | None = Field(default=None, ge=1, le=10**9)
+    """Records that no device gets and the cloud tests on, of digits and published sets; null: 360
+    of digits, all of a published test half."""
+    test_share: float | None = Field(default=None, ge=0, lt=1, examples=[0.2])
+    """The same as a share, of files of your own: each record is held back or dealt by a hash of its
+    own; null: a fifth."""
+    broker: Literal["auto", "amqtt", "mosquitto"] = "auto"
+    """Broker to start; `auto`: mosquitto where it is installed, else amqtt."""
+    protocol: Literal[5, 4] = 5
+    """MQTT version: 5, or 4 for 3.1.1."""
+    policy: Policy = Policy()
+    """The owners' policy, the same for all devices of the run."""
+
+
+class LocalJob(Job):
+    """A job file as it lies on the machine that may play it."""
+
+    local_run: LocalRun | None = None
+    """How `edgeveil run` plays the job on one machine; no part of the job itself."""
+
+    @property
+    def alone(self) -> Job:
+        """The job itself, as the cloud signs it and devices judge it."""
+        given = {name: getattr(self, name) for name in Job.model_fields}
+        return Job.model_construct(self.model_fields_set & given.keys(), **given)
+
+
+def load_local_job(path: Path) -> tuple[LocalJob, Plan]:
+    """A job file with its `local_run`, and the plan of its job; paths count from its folder.
+
+    Raises ConfigError with all problems, also why the run's own devices would decline the job.
+    """
+    return parse_local_job(read(path), str(path), folder=path.absolute().parent)
+
+
+def parse_local_job(
+    text: str | bytes, where: str = "(posted)", *, folder: Path | None = None
+) -> tuple[LocalJob, Plan]:
+    """The same from YAML text, `where` standing for the file's name in problems."""
+    tree = job_tree(text, where)
+    return judged(LocalJob, _judge, tree, where, folder=folder, schema=local_job_schema)
+
+
+def local_job_schema() -> Schema:
+    """JSON Schema (2020-12) of a job file, for editors."""
+    return job_schema(LocalJob)
+
+
+def _judge(found: LocalJob) -> tuple[LocalJob, Plan]:
+    return found, compile_local(found.alone, found.local_run)
+
+
+def compile_local(job: Job, run: LocalRun | None) -> Plan:
+    """The plan of a job that this run plays.
+
+    Raises ImpossibleMixError with all reasons why the job cannot be played, or not so; where
+    there is none, with those of the run's own devices against it.
+    """
+    if run is None:
+        return compile_job(job)
+    mixes = list(_run_mixes(job, run))
+    source, trainers = run.data.source or job.data.source, run.devices - run.infer_only
+    try:
+        plan = compile_job(job, KnownFleet(run.devices, trainers, source, "local_run"))
+    except ImpossibleMixError as error:
+        raise ImpossibleMixError([*error.mixes, *mixes]) from None
+    mixes = mixes or list(_policy_mixes(plan, run))
+    if mixes:
+        raise ImpossibleMixError(mixes)
+    return plan
+
+
+def _run_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
+    """What a run could not play: its devices, their dealing and their records."""
+    wanted = job.selection.devices
+    if wanted != "all" and wanted > run.devices:
+        yield Mix(
+            ("selection.devices", "local_run.devices"),
+            f"{wanted} devices are wanted in each round but local_run plays {run.devices}; "
+            "raise local_run.devices or lower selection.devices",
+        )
+    if job.selection.min_devices > run.devices:
+        yield Mix(
+            ("selection.min_devices", "local_run.devices"),
+            f"the cloud waits for {job.selection.min_devices} devices but local_run plays "
+            f"{run.devices}, so it would wait for ever; lower selection.min_devices",
+        )
+    trainers = run.devices - run.infer_only
+    if trainers < 0:
+        yield Mix(
+            ("local_run.infer_only", "local_run.devices"),
+            f"{run.infer_only} is more than the {run.devices} devices of the run; lower it",
+        )
+    elif job.round.min_batch > trainers:
+        yield Mix(
+            ("round.min_batch", "local_run.devices", "local_run.infer_only"),
+            f"a batch needs {job.round.min_batch} uploads (round.min_batch) but local_run plays "
+            f"{trainers} training devices, so no round could ever close; raise local_run.devices "
+            "or lower round.min_batch",
+        )
+    yield from _source_mixes(job, run)
+    split = run.partition
+    if split.kind == "n_class" and split.classes_per_device > job.data.classes:
+        yield Mix(
+            ("local_run.partition.classes_per_device", "data.classes"),
+            f"{split.classes_per_device} is more than the {job.data.classes} classes of the data; "
+            f"set at most {job.data.classes}",
+        )
+    scored, tested = build_rule(job.aggregation).validation_records, run.test_records
+    if tested is not None and 0 < tested <= scored:
+        yield Mix(
+            ("aggregation.validation_records", "local_run.test_records"),
+            f"{scored} records score uploads and others test the model, but there are {tested}; "
+            "ask for fewer, or raise local_run.test_records",
+        )
+
+
+def _source_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
+    """Records that cannot be read, or files that are not."""
+    source = run.data.source or job.data.source
+    try:
+        source_name(source)
+    except ValueError as error:
+        yield Mix(
+            ("data.source", "local_run"),
+            f"{error}; local_run.data.source may say what records of another name are read from",
+        )
+        yield from partition_mixes(run.partition, "local_run.partition")
+    else:
+        named = "data.source"
+        yield from unread_mixes(run.data, source, "local_run.data", named)
+        yield from dealing_mixes(run.partition, source, "local_run.partition", named)
+        yield from held_back_mixes(source, run.test_records, run.test_share, "local_run", named)
+
+
+def _policy_mixes(plan: Plan, run: LocalRun) -> Iterator[Mix]:
+    """Why the run's own devices would decline the job, as `edgeveil_edge.consent` judges it."""
+    job, policy = plan.job, run.policy
+    method = job.train.method
+    if method not in policy.allowed_methods:
+        yield _refusal("allowed_methods", f"method '{method}' is not among those allowed")
+    if runs_python(job.model) and not policy.allow_python_models:
+        yield _refusal("allow_python_models", "the job's model is Python code")
+    budget_s = job.round.time_budget_s
+    if budget_s > policy.max_budget_s:
+        longest = f"{policy.max_budget_s:g} s"
+        yield _refusal(
+            "max_budget_s", f"round.budget_s is {budget_s:g} s, the owner's cap {longest}"
+        )
+    asked = job.selection.devices
+    wanted = math.inf if asked == "all" else math.ceil(asked * job.selection.over_select)
+    selected = min(wanted, run.devices)
+    if selected < policy.min_devices:
+        yield _refusal(
+            "min_devices",
+            f"{selected} devices are selected, the owner asks for {policy.min_devices}",
+        )
+    if job.proxy.shuffle == "none" and not policy.accept_unshuffled:
+        yield _refusal("accept_unshuffled", "the proxy would not mix the uploads (proxy.shuffle)")
+    if policy.require_cover:
+        yield _refusal("require_cover", "a local run's proxy asks for no cover traffic")
+    request = plan.request(job.job)
+    owner = Limits(**{one.name: getattr(policy, one.name) for one in fields(Limits)})
+    try:
+        check_job(request, owner, ())
+    except PrivacyError:  # it names the first limit passed; a person wants them all
+        for one in fields(Limits):
+            alone = replace(_NO_LIMITS, **{one.name: getattr(owner, one.name)})
+            try:
+                check_job(request, alone, ())
+            except PrivacyError as error:
+                yield _refusal(one.name, error.what)
+
+
+def _refusal(key: str, why: str) -> Mix:
+    return Mix(
+        (f"local_run.policy.{key}", "local_run.policy", "local_run"),
+        f"{why}, so no device of the run would take part; change the job or local_run.policy.{key}",
+    )
