@@ -17,12 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgeveil.crypto.errors import CryptoError
-from edgeveil.crypto.keys import OpeningKey, SealingKey, SigningKey, VerifyKey
+from edgeveil.crypto.keys import OpeningKey, SealingKey, SigningKey, VerifyKey, sign, verify
 from edgeveil.crypto.labels import ENROLMENT
 from edgeveil.crypto.sealing import seal
-from edgeveil.crypto.signing import sign, verify
-from edgeveil.errors import EdgeVeilError
+from edgeveil.errors import CryptoError, EdgeVeilError
 
 FORMAT = "edgeveil-enrolment-1"
 FILE_BYTES = 4096

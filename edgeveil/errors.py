@@ -74,3 +74,9 @@ class ProtocolError(EdgeVeilError):
     def __init__(self, reason: str, what: str = "") -> None:
         self.reason = reason
         super().__init__(what or reason)
+
+
+class CryptoError(EdgeVeilError):
+    """A key file, key or ciphertext is not what it must be; a quiet "not for me" is none."""
+
+    exit_code = 8

@@ -8,11 +8,10 @@ from edgeveil.errors import JobFailed
 from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.parts.exchange import Exchange
 from edgeveil.privacy.sampler import RandomBytes
-from edgeveil.protocol.blob import Data, describe
-from edgeveil.protocol.cloud_tasks import Absorbed, TooFew
-from edgeveil.protocol.messages import Batch, Commit, Exchanged
-from edgeveil.protocol.package import pack_tensors
-from edgeveil.protocol.sealed import Sealing
+from edgeveil.protocol.cloud_tasks import RoundCommit, TooFewUploads
+from edgeveil.protocol.messages import Batch, Commit, ExchangeId
+from edgeveil.protocol.sealed import Sealing, pack_tensors
+from edgeveil.protocol.transfer import Data, describe
 from edgeveil_cloud.evaluation import Evaluation, clusters
 from edgeveil_cloud.jobs import Jobs
 from edgeveil_cloud.opening import open_batch
@@ -45,12 +44,12 @@ class Absorber:
         self._recorder, self._part_bytes = recorder, part_bytes
         self._random_bytes = random_bytes
 
-    def absorb(self, batch: Batch, data: Callable[[], Data]) -> Absorbed | TooFew:
+    def absorb(self, batch: Batch, data: Callable[[], Data]) -> RoundCommit | TooFewUploads:
         """Open what `data` gives and commit it. Raises JobFailed or StoreError."""
         started_s = self._clock()
         entry = self._jobs.entry(batch.at.job_id)
         plan = self._jobs.plan(entry)
-        exchange = plan.exchange(batch.at.round)
+        exchange = plan.exchange(batch.at.exchange)
         if self._store.batch_absorbed(entry.id, batch.blob.digest):
             return self._before(batch.at)
         secret = self._secret(entry, exchange, batch)
@@ -62,7 +61,7 @@ class Absorber:
         try:
             state, uploads = aggregate(plan, exchange, before, opened, self._random_bytes, score)
         except TooFewDevices as error:
-            return TooFew(str(error))
+            return TooFewUploads(str(error))
         if self._recorder is not None:
             sent = plan.cloud.package(before, exchange)
             model = self._evaluation.weights(plan, state)
@@ -104,20 +103,20 @@ class Absorber:
     def _secret(self, entry: JobEntry, exchange: Exchange, batch: Batch) -> RoundSecret:
         """What opens the round's first batch, and no other. Raises JobFailed."""
         at = batch.at
-        raw = self._store.round_key(entry.id, at.round, at.attempt)
+        raw = self._store.round_key(entry.id, at.exchange, at.attempt)
         if raw is None:
             raise JobFailed("the round's key is gone", where=exchange.label)
-        if not self._store.open_once(entry.id, at.round, at.attempt, batch.blob.digest):
+        if not self._store.open_once(entry.id, at.exchange, at.attempt, batch.blob.digest):
             raise JobFailed("another batch of this attempt was opened", where=exchange.label)
         return RoundSecret.from_bytes(raw)
 
-    def _before(self, at: Exchanged) -> Absorbed:
+    def _before(self, at: ExchangeId) -> RoundCommit:
         """The exchange was committed already: what counted is what stands there."""
         last = self._store.last_commit(self._jobs.entry(at.job_id).id)
-        if last is None or last.index != at.round:
-            raise JobFailed(f"exchange {at.round} is over")
+        if last is None or last.index != at.exchange:
+            raise JobFailed(f"exchange {at.exchange} is over")
         return self._absorbed(at, last.accepted)
 
-    def _absorbed(self, at: Exchanged, accepted: Sequence[bytes]) -> Absorbed:
+    def _absorbed(self, at: ExchangeId, accepted: Sequence[bytes]) -> RoundCommit:
         hashes = b"".join(sorted(accepted))
-        return Absorbed(Commit(at, len(accepted), describe(hashes, self._part_bytes)), hashes)
+        return RoundCommit(Commit(at, len(accepted), describe(hashes, self._part_bytes)), hashes)

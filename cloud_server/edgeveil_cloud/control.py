@@ -13,9 +13,8 @@ from edgeveil.jobs import Job, parse_plan
 from edgeveil.parts.features import backbone_digests, match_backbones
 from edgeveil.parts.models import runs_python
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud import CloudMachine
-from edgeveil.protocol.cloud_states import State
-from edgeveil.protocol.cloud_tasks import Cancel, Ended, Start
+from edgeveil.protocol.cloud import CloudMachine, CloudState
+from edgeveil.protocol.cloud_tasks import CancelJob, RepeatEnd, StartJob
 from edgeveil.transport.runtime import Runtime
 from edgeveil_cloud.host import LOG, CloudHost
 from edgeveil_cloud.jobs import wire_id
@@ -93,11 +92,11 @@ class Control:
         # A job that ran before a restart may wait for devices now, unknown to the machine.
         if entry.status == "running" and job == self._given:
             self._cancelled = job
-            self._runtime.post(fx.Command(Cancel(wire_id(job))))
+            self._runtime.post(fx.Command(CancelJob(wire_id(job))))
             return
         self._store.cancel(job)
         if entry.started_at is not None:
-            self._runtime.post(fx.Command(Ended(wire_id(job), "cancelled")))
+            self._runtime.post(fx.Command(RepeatEnd(wire_id(job), "cancelled")))
 
     def resume(self, job: str) -> None:
         """Let a paused job go on at its round. Raises UnknownJob, or StoreError if it is not."""
@@ -113,7 +112,7 @@ class Control:
             "time_s": time.time(),
             "state": self._machine.state.value,
             "job": self._host.jobs.name(job.start.job_id) if job else None,
-            "round": job.round if job else None,
+            "round": job.exchange if job else None,
             "enrolled": counts.enrolled,
             "queued": counts.jobs.get("queued", 0),
             "paused": counts.jobs.get("paused", 0),
@@ -132,11 +131,11 @@ class Control:
     def tell_ends(self) -> None:
         """Say again how the newest jobs ended: the process may have died before it was heard."""
         for old in [entry for entry in self._store.jobs() if entry.ended][-TELL_AGAIN:]:
-            self._runtime.post(fx.Command(Ended(wire_id(old.id), old.status)))
+            self._runtime.post(fx.Command(RepeatEnd(wire_id(old.id), old.status)))
 
     def look(self) -> None:
         """Start the next job if none runs."""
-        if self._machine.state is not State.IDLE:
+        if self._machine.state is not CloudState.IDLE:
             return
         if self._cancelled:
             self._cancel_paused()
@@ -176,11 +175,11 @@ class Control:
             LOG.warning("job_waiting", extra={"job": entry.id, **data})
         return enrolled >= wanted
 
-    def _start(self, entry: JobEntry) -> Start:
+    def _start(self, entry: JobEntry) -> StartJob:
         """From the last committed exchange on, with an attempt number not used before."""
         plan = self._host.jobs.plan(entry)
         last = self._store.last_commit(entry.id)
         index = (last.index if last else 0) + 1
         attempt = self._store.next_attempt(entry.id, index)
         retries = plan.job.round.retries
-        return Start(wire_id(entry.id), index, attempt, len(plan.exchanges), retries)
+        return StartJob(wire_id(entry.id), index, attempt, len(plan.exchanges), retries)

@@ -14,17 +14,18 @@ from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.cloud_tasks import (
+    RESUME,
     Absorb,
     BatchDropped,
     BatchPart,
-    Blocked,
     JobStatus,
+    Obstacle,
     RosterKept,
     SealJob,
     SealRelease,
     SealRound,
+    pause_advice,
 )
-from edgeveil.protocol.pause_advice import RESUME, advice
 from edgeveil.protocol.sealed import Sealing
 from edgeveil_cloud.absorbing import Absorber
 from edgeveil_cloud.evaluation import Evaluation
@@ -125,7 +126,7 @@ class CloudHost:
     def _next_step(self, job: str, reason: str) -> str:
         """What its operator does; a reason that says its own way out needs no other."""
         told = self._advised == reason
-        first = "" if told else f"{advice(reason)}, "
+        first = "" if told else f"{pause_advice(reason)}, "
         return f"{first}{RESUME}{job}"
 
     def together(self) -> AbstractContextManager[None]:
@@ -144,14 +145,14 @@ class CloudHost:
         self._all_declined = report.what == "all_declined"
 
     def perform(self, task: object) -> object:
-        """Do one task of the running job. What may be different later is `Blocked`."""
+        """Do one task of the running job. What may be different later is `Obstacle`."""
         try:
             return self._perform(task)
         except (TooFewDevices, StoreError) as error:
             self._advised = str(error) if error.fix else ""
-            return Blocked(str(error))
+            return Obstacle(str(error))
         except OSError as error:
-            return Blocked(f"the disk cannot be used ({error.strerror or type(error).__name__})")
+            return Obstacle(f"the disk cannot be used ({error.strerror or type(error).__name__})")
 
     def _perform(self, task: object) -> object:
         match task:
@@ -163,4 +164,4 @@ class CloudHost:
                 return self._absorber.absorb(batch, lambda: self._spool.whole(batch.blob))
             case SealRelease(job_id=job_id):
                 return self._sealer.release(self.jobs.entry(job_id))
-        return fx.Failed("unknown task")
+        return fx.WorkFailed("unknown task")

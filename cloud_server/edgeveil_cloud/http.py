@@ -17,7 +17,7 @@ from aiohttp import web
 
 from edgeveil.errors import ConfigError, EdgeVeilError
 from edgeveil.parts.features.backbone import check_size
-from edgeveil.transport.health import Health
+from edgeveil.transport.http import Health
 from edgeveil.transport.metrics import Metrics
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_records import JobEntry, StoreAway, StoredEvent, StoreError, UnknownJob

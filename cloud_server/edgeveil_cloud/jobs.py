@@ -7,7 +7,7 @@ import hashlib
 from edgeveil.errors import JobFailed
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.exchange import Array
-from edgeveil.protocol.package import unpack_tensors
+from edgeveil.protocol.sealed import unpack_tensors
 from edgeveil_cloud.plans import graph_of, plan_of
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_records import JobEntry

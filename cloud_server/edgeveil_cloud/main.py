@@ -10,11 +10,13 @@ from edgeveil.data.device import held_records
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CloudMachine
 from edgeveil.protocol.cloud_tasks import CloudSettings
-from edgeveil.protocol.envelope import Signer
+from edgeveil.protocol.messages import Signer
 from edgeveil.protocol.transfer import part_bytes
 from edgeveil.sites.cloud import CloudSite
-from edgeveil.transport.health import STUCK_S, Health, Probe, writable
+from edgeveil.transport.http import STUCK_S, Health, Probe, writable
+from edgeveil.transport.link import CLOUD_IN, CLOUD_OUT
 from edgeveil.transport.metrics import Linked, MeteredHost, Metrics
+from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
 from edgeveil.transport.process import (
     OwnFolder,
     first_of,
@@ -23,8 +25,6 @@ from edgeveil.transport.process import (
     run_until_stopped,
 )
 from edgeveil.transport.runtime import Runtime
-from edgeveil.transport.sessions import Session, link_settings
-from edgeveil.transport.topics import CLOUD_IN, CLOUD_OUT
 from edgeveil_cloud.control import Control
 from edgeveil_cloud.host import LOG, CloudHost
 from edgeveil_cloud.http import make_app
@@ -53,10 +53,10 @@ async def _run(site: CloudSite, stop: asyncio.Event) -> int:
     store = Store(site.store_url or f"sqlite:///{site.state_dir / 'cloud.sqlite'}")
     host = _host(site, store)
     packet_bytes = site.limits.packet_bytes
-    session = Session(
+    session = RuntimeLink(
         link_settings(site.broker, "cloud", packet_bytes),
         [CLOUD_IN],
-        fx.Proxy(),
+        fx.ProxyAddress(),
         lambda _to: CLOUD_OUT,
     )
 
@@ -128,7 +128,7 @@ def _machine(site: CloudSite) -> CloudMachine:
     )
 
 
-def _health(site: CloudSite, session: Session, runtime: Runtime, store: Store) -> Health:
+def _health(site: CloudSite, session: RuntimeLink, runtime: Runtime, store: Store) -> Health:
     def stores() -> bool:
         try:
             store.counts()

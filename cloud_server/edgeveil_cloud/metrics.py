@@ -15,7 +15,7 @@ from edgeveil.privacy.guarantee import Guarantee
 from edgeveil.privacy.policy import Quote
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CloudMachine
-from edgeveil.protocol.cloud_tasks import Absorb, Absorbed, Broadcast, SealRound
+from edgeveil.protocol.cloud_tasks import Absorb, Broadcast, RoundCommit, SealRound
 from edgeveil.transport.metrics import Metrics, gauge
 from edgeveil_cloud.host import CloudHost
 from edgeveil_cloud.store import Store
@@ -59,14 +59,14 @@ class CloudMetrics(Collector):
     def watch(self, thing: object) -> None:
         """Hear what passes the machine's host."""
         match thing:
-            case fx.Done(task=SealRound(job_id=job_id, round=number), result=Broadcast()):
+            case fx.WorkDone(task=SealRound(job_id=job_id, exchange=number), result=Broadcast()):
                 if self._round != (job_id, number):
                     self._round, self._since_s = (job_id, number), time.monotonic()
                     self._ask(job_id, number)
-            case fx.Done(task=Absorb(), result=Absorbed(commit=commit)):
+            case fx.WorkDone(task=Absorb(), result=RoundCommit(commit=commit)):
                 self._rounds.labels("committed").inc()
                 self._segments.inc(commit.accepted)
-                if self._round == (commit.at.job_id, commit.at.round):
+                if self._round == (commit.at.job_id, commit.at.exchange):
                     self._seconds.observe(time.monotonic() - self._since_s)
                 self._round = None
             case fx.Report(what="round_repeated"):
@@ -88,7 +88,7 @@ class CloudMetrics(Collector):
         enrolled = {"enrolled": float(counts.enrolled)}
         yield gauge("devices", "Devices by state; the cloud knows keys alone.", enrolled, "state")
         at = self._machine.at
-        yield gauge("current_round", "Round of the running job; 0: none.", at.round if at else 0)
+        yield gauge("current_round", "Round of the running job; 0: none.", at.exchange if at else 0)
         family = GaugeMetricFamily("edgeveil_epsilon_spent", _EPSILON, labels=["job", "kind"])
         for job, kind, epsilon in self._prices():
             family.add_metric([job, kind], epsilon)

@@ -14,9 +14,9 @@ from edgeveil.jobs.plan import Plan
 from edgeveil.parts.aggregation.mean import BLOCK_VALUES
 from edgeveil.parts.exchange import Array, Exchange, SegmentSpec
 from edgeveil.protocol import sealed as real_sealing
-from edgeveil.protocol.blob import Data
-from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Batch, Exchanged, Group
+from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Batch, ExchangeId, Group
 from edgeveil.protocol.sealed import Sealing, segment_mark
+from edgeveil.protocol.transfer import Data
 from edgeveil_cloud.round_secret import RoundSecret
 
 NORM_FACTOR = 100.0  # a segment this many times the group's median norm is not a noised update
@@ -30,7 +30,7 @@ class Opener:
     spec: SegmentSpec
     group: Group
     secret: RoundSecret
-    at: Exchanged
+    at: ExchangeId
     job_digest: bytes
     data: Data
     sealing: Sealing

@@ -17,7 +17,7 @@ from pathlib import Path
 from edgeveil.errors import JobFailed
 from edgeveil.jobs import Job
 from edgeveil.parts.exchange import Array, Exchange, Tensors
-from edgeveil.protocol.package import pack_tensors
+from edgeveil.protocol.sealed import pack_tensors
 
 JOB = "job.json"
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from edgeveil.crypto.stanzas import stanza_area_bytes
+from edgeveil.crypto.sealing import stanza_area_bytes
 from edgeveil.crypto.stream import stream_bytes
 from edgeveil.errors import DataError, EdgeVeilError
 from edgeveil.evaluation.graph_check import check_graph
@@ -31,7 +31,7 @@ from edgeveil.parts.models import runs_python
 from edgeveil.parts.models.softmax_head import bake
 from edgeveil.privacy.sampler import os_random
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES
-from edgeveil.protocol.package import (
+from edgeveil.protocol.sealed import (
     JobPackage,
     Package,
     ReleasePackage,

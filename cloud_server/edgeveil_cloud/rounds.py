@@ -14,9 +14,8 @@ from edgeveil.parts.aggregation.mean import mean
 from edgeveil.parts.exchange import TRAIN, Array, Exchange
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol import sealed as real_sealing
-from edgeveil.protocol.messages import Exchanged, Manifest
-from edgeveil.protocol.package import RoundPackage, encode_package, pack_tensors
-from edgeveil.protocol.sealed import Sealing, Terms
+from edgeveil.protocol.messages import ExchangeId, Manifest
+from edgeveil.protocol.sealed import RoundPackage, Sealing, Terms, encode_package, pack_tensors
 from edgeveil.selection import SELECTIONS, how_many
 from edgeveil_cloud.opening import Opened
 from edgeveil_cloud.round_secret import RoundSecret
@@ -54,7 +53,7 @@ def seal_round(
     exchange: Exchange,
     state: Mapping[str, Array],
     recipients: Sequence[bytes],
-    at: Exchanged,
+    at: ExchangeId,
     sequence: int,
     part_bytes: int,
     sealing: Sealing = real_sealing,

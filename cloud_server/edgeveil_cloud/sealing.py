@@ -11,15 +11,16 @@ from edgeveil.jobs.plan import Plan
 from edgeveil.parts.exchange import Exchange
 from edgeveil.parts.features import backbone_digests
 from edgeveil.protocol.cloud_tasks import Broadcast, SealRound
-from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Exchanged
-from edgeveil.protocol.package import (
+from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, ExchangeId
+from edgeveil.protocol.sealed import (
     JobPackage,
     Package,
     ReleasePackage,
+    Sealing,
+    Terms,
     encode_package,
     pack_tensors,
 )
-from edgeveil.protocol.sealed import Sealing, Terms
 from edgeveil_cloud.evaluation import Evaluation
 from edgeveil_cloud.jobs import Jobs, wire_id
 from edgeveil_cloud.round_secret import RoundSecret
@@ -78,8 +79,8 @@ class Sealer:
         """A round's model for the devices selected; the round's secret is kept first."""
         started_s = self._clock()
         entry = self._jobs.entry(task.job_id)
-        plan, at = self._jobs.plan(entry), Exchanged(task.job_id, task.round, task.attempt)
-        exchange = plan.exchange(task.round)
+        plan, at = self._jobs.plan(entry), ExchangeId(task.job_id, task.exchange, task.attempt)
+        exchange = plan.exchange(task.exchange)
         recipients = self._asked(entry, plan, task)
         self._check_size(plan, exchange, len(recipients))
         sequence = self._announce(entry, "round", len(recipients), exchange.label)
@@ -93,7 +94,7 @@ class Sealer:
             self._limits.part_bytes,
             self._sealing,
         )
-        self._store.put_round_key(entry.id, task.round, task.attempt, secret.to_bytes())
+        self._store.put_round_key(entry.id, task.exchange, task.attempt, secret.to_bytes())
         self._marks.times_s = {"seal": started_s, "sealed": self._clock()}
         self._marks.sent_bytes = len(data)
         return Broadcast(manifest, data)
@@ -122,7 +123,7 @@ class Sealer:
         sequence = self._announce(entry, kind, len(keys), kind)
         terms = Terms(
             kind=kind,  # type: ignore[arg-type]
-            at=Exchanged(wire_id(entry.id), 0, sequence % 2**31),
+            at=ExchangeId(wire_id(entry.id), 0, sequence % 2**31),
             sequence=sequence,
             job_digest=entry.digest,
             phase=kind,
@@ -145,13 +146,13 @@ class Sealer:
         devices would show which tensors are theirs.
         """
         enrolled = set(self._store.enrolled())
-        first = self._store.round_key(entry.id, task.round, 1)
+        first = self._store.round_key(entry.id, task.exchange, 1)
         if first is None:
             cohort = [key for key in self._cohort if key in enrolled]
             return select(plan, cohort, self._choose)
         asked = RoundSecret.from_bytes(first).recipients
         again = [key for key in asked if key in enrolled]
-        if len(again) < len(asked) and self._store.any_opened(entry.id, task.round):
+        if len(again) < len(asked) and self._store.any_opened(entry.id, task.exchange):
             raise TooFewDevices(
                 f"uploads of this round were opened and could not be used, and "
                 f"{len(asked) - len(again)} of its devices are enrolled no longer: to ask the "

@@ -22,17 +22,22 @@ from edgeveil.privacy.laplace_mechanism import softmax_laplace
 from edgeveil.privacy.ledger import Ledger, Receipt
 from edgeveil.privacy.sampler import RandomBytes
 from edgeveil.protocol import sealed as real_sealing
+from edgeveil.protocol.device_tasks import SealedAnswer
 from edgeveil.protocol.messages import Manifest
-from edgeveil.protocol.package import RoundPackage, pack_tensors, unpack_tensors
-from edgeveil.protocol.sealed import Sealing, segment_mark
-from edgeveil.protocol.tasks import Sealed
+from edgeveil.protocol.sealed import (
+    RoundPackage,
+    Sealing,
+    pack_tensors,
+    segment_mark,
+    unpack_tensors,
+)
 
 MEMORY_BYTES = 1 << 26
 
 
 def check_package(plan: Plan, manifest: Manifest, package: RoundPackage) -> Exchange:
     """The exchange asked for; raises ProtocolError unless it is what the job says."""
-    exchange = plan.exchange(manifest.at.round)
+    exchange = plan.exchange(manifest.at.exchange)
     said = (package.phase, package.number, package.infer)
     if said != (exchange.phase, exchange.number, exchange.infer) or manifest.phase != package.phase:
         raise ProtocolError("wrong_phase")
@@ -127,7 +132,7 @@ def release(
     """
     segments = {name: array for part in parts for name, array in part.segments.items()}
     events = [event for part in parts for event in part.events]
-    job_id, index = manifest.at.job_id.hex(), manifest.at.round
+    job_id, index = manifest.at.job_id.hex(), manifest.at.exchange
     ledger.commit(job_id, index, events, pack_tensors(segments), _packed(parts, memory_bytes))
     held = ledger.recall(job_id, index)
     if held is None:
@@ -153,12 +158,12 @@ def seal_release(
     manifest: Manifest,
     membership: bytes,
     sealing: Sealing = real_sealing,
-) -> Sealed:
+) -> SealedAnswer:
     """Each segment sealed to the round's cloud key; PrivacyError without the ledger's receipt."""
     if not receipt.covers(payload):
         raise PrivacyError("the ledger's receipt is for other tensors")
     segments = unpack_tensors(payload)
-    specs = plan.segments(plan.exchange(manifest.at.round))
+    specs = plan.segments(plan.exchange(manifest.at.exchange))
     groups, sealed = [], []
     for index, (spec, group) in enumerate(zip(specs, manifest.groups, strict=True)):
         if spec.name not in segments:
@@ -173,7 +178,7 @@ def seal_release(
 
 def seal_dummies(
     manifest: Manifest, groups: Sequence[int], membership: bytes, sealing: Sealing = real_sealing
-) -> Sealed:
+) -> SealedAnswer:
     """As `seal_release` would look to all but the cloud: of these groups, and holding nothing."""
     sealed = [
         sealing.seal_segment(manifest, manifest.groups[index], membership, b"") for index in groups
@@ -181,6 +186,6 @@ def seal_dummies(
     return replace(_joined(groups, sealed, membership), dummy=True)
 
 
-def _joined(groups: Sequence[int], sealed: Sequence[bytes], membership: bytes) -> Sealed:
+def _joined(groups: Sequence[int], sealed: Sequence[bytes], membership: bytes) -> SealedAnswer:
     marks = tuple(segment_mark(membership, segment) for segment in sealed)
-    return Sealed(tuple(groups), tuple(map(len, sealed)), b"".join(sealed), marks)
+    return SealedAnswer(tuple(groups), tuple(map(len, sealed)), b"".join(sealed), marks)

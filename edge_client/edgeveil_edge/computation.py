@@ -10,7 +10,7 @@ from edgeveil.jobs.plan import Plan
 from edgeveil.parts.exchange import Answer, Exchange, Tensors
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.privacy.sampler import RandomBytes
-from edgeveil.protocol.package import RoundPackage
+from edgeveil.protocol.sealed import RoundPackage
 
 Half = Literal["train", "infer"]  # of an answer
 

@@ -12,7 +12,7 @@ from edgeveil.jobs import compile_canonical
 from edgeveil.parts.features import match_backbones
 from edgeveil.parts.methods import UPDATE_METHODS
 from edgeveil.privacy.derived import DerivedRandom
-from edgeveil.protocol.package import RoundPackage, unpack_tensors
+from edgeveil.protocol.sealed import RoundPackage, unpack_tensors
 from edgeveil.sites.edge import EdgeSite
 from edgeveil_edge import compute_wire as wire
 from edgeveil_edge.computation import Computation, TaughtJob

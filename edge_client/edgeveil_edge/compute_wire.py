@@ -12,7 +12,7 @@ import msgspec
 from edgeveil.errors import DataError, EdgeVeilError, PrivacyError, ProtocolError
 from edgeveil.parts.exchange import Answer
 from edgeveil.privacy.events import event_from_dict, to_dict
-from edgeveil.protocol.package import pack_tensors, unpack_tensors
+from edgeveil.protocol.sealed import pack_tensors, unpack_tensors
 from edgeveil_edge.computation import Computation, Half
 
 

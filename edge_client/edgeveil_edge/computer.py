@@ -19,7 +19,7 @@ from edgeveil.errors import EdgeVeilError
 from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.exchange import Answer
-from edgeveil.protocol.package import unpack_tensors
+from edgeveil.protocol.sealed import unpack_tensors
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.subnormals import flushed
 from edgeveil_edge.answer import softmax_answer, training_answer

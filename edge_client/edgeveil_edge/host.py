@@ -17,10 +17,18 @@ from edgeveil.privacy.ledger import Ledger
 from edgeveil.privacy.policy import INFER
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import sealed as real_sealing
+from edgeveil.protocol.device_tasks import (
+    ComputeAnswer,
+    Installation,
+    InstallJob,
+    InstallRelease,
+    JobClosed,
+    OpenedPackage,
+    OpenPackage,
+    SealDummies,
+)
 from edgeveil.protocol.messages import Manifest
-from edgeveil.protocol.package import JobPackage, RoundPackage, decode_package
-from edgeveil.protocol.sealed import Sealing
-from edgeveil.protocol.tasks import Dummies, Install, JobClosed, Learn, Learned, Open, Opened, Work
+from edgeveil.protocol.sealed import JobPackage, RoundPackage, Sealing, decode_package
 from edgeveil.sites.edge import EdgeSite
 from edgeveil_edge.computation import Compute
 from edgeveil_edge.computer import Computer, Load, load_own
@@ -98,37 +106,37 @@ class DeviceHost:
     def perform(self, task: object) -> object:
         """Do one task; `Failed` and `Declined` are outcomes, not errors."""
         match task:
-            case Open(manifest=manifest, blob=blob):
+            case OpenPackage(manifest=manifest, blob=blob):
                 return self._open(manifest, blob)
-            case Learn(manifest=manifest, package=package):
+            case InstallJob(manifest=manifest, package=package):
                 return self._learn(manifest, package)
-            case Work(manifest=manifest, package=RoundPackage() as package):
+            case ComputeAnswer(manifest=manifest, package=RoundPackage() as package):
                 membership = self._membership.get(manifest.blob.digest)
                 return self._work.answer(task, package, membership)
-            case Dummies(manifest=manifest):
+            case SealDummies(manifest=manifest):
                 return self._work.dummies(manifest)
-            case Install(manifest=manifest, package=package):
+            case InstallRelease(manifest=manifest, package=package):
                 meta = {"job_id": manifest.at.job_id.hex(), "sequence": manifest.sequence}
                 self._releases.install(package.job_name, package.onnx, meta)
                 self._store.put_fact("release_sequence", str(manifest.sequence))
-                return Learned()
-        return fx.Failed("malformed_package")
+                return Installation()
+        return fx.WorkFailed("malformed_package")
 
     # --- tasks ---
 
-    def _open(self, manifest: Manifest, blob: bytes) -> Opened:
+    def _open(self, manifest: Manifest, blob: bytes) -> OpenedPackage:
         opened = self._sealing.open_broadcast(self.identity.opening, manifest, blob)
         chance = _chance()
         if opened is None:
-            return Opened(None, chance)
+            return OpenedPackage(None, chance)
         package, membership = opened
         if manifest.kind != "round":
-            return Opened(decode_package(package), chance)
+            return OpenedPackage(decode_package(package), chance)
         # A release may be opened while a round waits for its work.
         self._membership = {manifest.blob.digest: membership}
-        return Opened(decode_package(package), chance, self._work.budget_s(manifest))
+        return OpenedPackage(decode_package(package), chance, self._work.budget_s(manifest))
 
-    def _learn(self, manifest: Manifest, package: JobPackage) -> Learned:
+    def _learn(self, manifest: Manifest, package: JobPackage) -> Installation:
         if hashlib.sha256(package.job).digest() != manifest.job_digest:
             raise ProtocolError("wrong_job")
         job = compile_canonical(package.job).job
@@ -139,7 +147,7 @@ class DeviceHost:
         job_id = manifest.at.job_id
         self._store.put_job(job_id, package.job, package.graph, found.values())
         self._work.take_up(manifest)
-        return Learned()
+        return Installation()
 
     def warm_up(self) -> None:
         """At a start: load what rounds will need, before the next one."""

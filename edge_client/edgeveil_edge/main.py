@@ -10,16 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from edgeveil import logs
 from edgeveil.privacy.ledger import LEDGER_FILE, Ledger
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.codec import encode
-from edgeveil.protocol.device import DeviceMachine, Settings
-from edgeveil.protocol.envelope import Signer
-from edgeveil.protocol.messages import Bye
+from edgeveil.protocol.device import DeviceMachine
+from edgeveil.protocol.device_tasks import DeviceSettings
+from edgeveil.protocol.messages import Bye, Signer, encode
 from edgeveil.sites.edge import EdgeSite
-from edgeveil.transport.link import Will
+from edgeveil.transport.link import ALL_DOWN, Will, device_down, device_up
+from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
 from edgeveil.transport.process import EXIT_S, OwnFolder, first_of, peer_key, run_until_stopped
 from edgeveil.transport.runtime import Runtime
-from edgeveil.transport.sessions import Session, link_settings
-from edgeveil.transport.topics import ALL_DOWN, device_down, device_up
 from edgeveil_edge.compute_process import ComputeProcess, RemoteComputer
 from edgeveil_edge.host import LOG, DeviceHost
 from edgeveil_edge.identity import Identity
@@ -75,7 +73,7 @@ class Device:
             peer_key(site.cloud_key_file, "the cloud"),
             peer_key(site.proxy_key_file, "the proxy"),
             self.store.load(),
-            Settings(
+            DeviceSettings(
                 limits.packet_bytes,
                 limits.blob_bytes,
                 limits.fetch_bytes,
@@ -85,10 +83,10 @@ class Device:
         )
         # Signed beforehand, so that the broker can say it for us when the link breaks.
         will = Will(device_up(self.id), encode(signer.note(Bye(self.id))))
-        self.session = Session(
+        self.session = RuntimeLink(
             link_settings(site.broker, self.id, limits.packet_bytes, will),
             [ALL_DOWN, device_down(self.id)],
-            fx.Proxy(),
+            fx.ProxyAddress(),
             lambda _to: device_up(self.id),
         )
         self.runtime = Runtime(

@@ -6,8 +6,8 @@ import sqlite3
 from dataclasses import dataclass
 from typing import Literal
 
-from edgeveil.protocol.messages import Exchanged
-from edgeveil.protocol.tasks import OutboxPut, Outcome
+from edgeveil.protocol.device_tasks import OutboxPut, Outcome
+from edgeveil.protocol.messages import ExchangeId
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS receipts (job BLOB, round INTEGER, attempt INTEGER, state TEXT,
@@ -44,17 +44,17 @@ def add(db: sqlite3.Connection, item: OutboxPut, kept: int) -> None:
         "INSERT INTO receipts VALUES (?, ?, ?, 'stored', ?) ON CONFLICT DO UPDATE"
         " SET state = excluded.state, segment_hashes = excluded.segment_hashes"
         " WHERE state NOT IN ('held', 'counted', 'missing')",
-        (at.job_id, at.round, at.attempt, b"".join(item.marks)),
+        (at.job_id, at.exchange, at.attempt, b"".join(item.marks)),
     )
     db.execute("DELETE FROM receipts WHERE rowid <= (SELECT max(rowid) FROM receipts) - ?", (kept,))
 
 
-def hold(db: sqlite3.Connection, at: Exchanged) -> None:
+def hold(db: sqlite3.Connection, at: ExchangeId) -> None:
     """The proxy acknowledged it."""
     _set(db, at, "held", "stored")
 
 
-def end(db: sqlite3.Connection, at: Exchanged, outcome: Outcome) -> None:
+def end(db: sqlite3.Connection, at: ExchangeId, outcome: Outcome) -> None:
     """The device is done with it. What was acknowledged is never called refused or dropped."""
     match outcome:
         case "counted":
@@ -74,12 +74,12 @@ def read(db: sqlite3.Connection) -> list[Receipt]:
     return [Receipt(row[0], row[1], row[2], row[3], cut(row[4])) for row in rows]
 
 
-def _set(db: sqlite3.Connection, at: Exchanged, to: State, *was: State) -> None:
+def _set(db: sqlite3.Connection, at: ExchangeId, to: State, *was: State) -> None:
     for state in was:
         db.execute(
             "UPDATE receipts SET state = ?"
             " WHERE job = ? AND round = ? AND attempt = ? AND state = ?",
-            (to, at.job_id, at.round, at.attempt, state),
+            (to, at.job_id, at.exchange, at.attempt, state),
         )
 
 

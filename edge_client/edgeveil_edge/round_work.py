@@ -17,11 +17,10 @@ from edgeveil.parts.features import match_backbones
 from edgeveil.privacy.derived import NoiseFor, Question
 from edgeveil.privacy.events import Event
 from edgeveil.privacy.ledger import Ledger, Receipt
-from edgeveil.protocol.device_moment import WORK_SHARE
+from edgeveil.protocol.device_round import WORK_SHARE
+from edgeveil.protocol.device_tasks import ComputeAnswer, NoAnswer, SealedAnswer
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Manifest
-from edgeveil.protocol.package import RoundPackage
-from edgeveil.protocol.sealed import Sealing
-from edgeveil.protocol.tasks import Declined, Sealed, Work
+from edgeveil.protocol.sealed import RoundPackage, Sealing
 from edgeveil.sites.edge import EdgeSite
 from edgeveil_edge.answer import (
     check_package,
@@ -150,8 +149,8 @@ class RoundWork:
     # --- rounds ---
 
     def answer(
-        self, task: Work, package: RoundPackage, membership: bytes | None
-    ) -> Sealed | Declined:
+        self, task: ComputeAnswer, package: RoundPackage, membership: bytes | None
+    ) -> SealedAnswer | NoAnswer:
         """The round's answer, priced before it is sealed, or the owner's reason against it.
 
         Without `membership` the round is not the newest one that was opened. Raises ProtocolError
@@ -164,32 +163,32 @@ class RoundWork:
         if membership is None:
             raise ProtocolError("superseded_round")
         if self.site.role != "train" and not exchange.infer:
-            return Declined("this round asks for no inference, and the role is infer")
+            return NoAnswer("this round asks for no inference, and the role is infer")
         why = why_not_now(self.site.conditions) or self._too_large(manifest)
         why = why or self._too_often(manifest, plan)
         if why:
-            return Declined(why)
+            return NoAnswer(why)
         price = self._price(plan, exchange)
         try:
             self._check_share(plan.job.data.evaluation_share)
             consent(self.site, plan, manifest, self._ledger)
             self._check_trial(task)
-            earlier = self._ledger.recall(manifest.at.job_id.hex(), manifest.at.round)
+            earlier = self._ledger.recall(manifest.at.job_id.hex(), manifest.at.exchange)
             if earlier is None:
                 earlier = self._release(task, job, exchange, package, price)
         except (PrivacyError, DataError, UsageError) as error:
-            return Declined(str(error))
+            return NoAnswer(str(error))
         sealed = seal_release(*earlier, plan, manifest, membership, self._sealing)
         return replace(sealed, at_once=not price)
 
-    def dummies(self, manifest: Manifest) -> Sealed | Declined:
+    def dummies(self, manifest: Manifest) -> SealedAnswer | NoAnswer:
         """What an answer of this device would look like, under a membership that nobody has.
 
         The cloud cannot open it and drops it. It is made of zeros, so it has no price.
         """
         why = self._too_large(manifest)
         if why:
-            return Declined(why)
+            return NoAnswer(why)
         every = list(range(len(manifest.groups)))
         inferred = [index for index in every if manifest.groups[index].name == SOFTMAX]
         groups = every if self.site.role == "train" else inferred or every
@@ -215,7 +214,7 @@ class RoundWork:
         price = plan.device.price(exchange) if self.site.role == "train" else ()
         return (*price, plan.softmax_event()) if exchange.infer else price
 
-    def _check_trial(self, task: Work) -> None:
+    def _check_trial(self, task: ComputeAnswer) -> None:
         """Raise PrivacyError where the job's trial, before any record was read, was against it."""
         trial = self._trial(task.manifest.at.job_id)
         if trial is None:  # of this round's time: what is left may be too little for an answer
@@ -227,7 +226,7 @@ class RoundWork:
 
     def _release(
         self,
-        task: Work,
+        task: ComputeAnswer,
         job: TaughtJob,
         exchange: Exchange,
         package: RoundPackage,
@@ -249,7 +248,7 @@ class RoundWork:
             )
         )
         if found.without:
-            self._say(f"round {manifest.at.round} is answered without records: {found.without}")
+            self._say(f"round {manifest.at.exchange} is answered without records: {found.without}")
         self._store.put_fact("evaluation_share", repr(job.plan.job.data.evaluation_share))
         _check_price(price, found.parts)
         return release(self._ledger, manifest, list(found.parts), self.site.limits.memory_bytes)
@@ -257,7 +256,7 @@ class RoundWork:
     def _question(self, manifest: Manifest) -> Question:
         """What is asked: the same in every attempt that brings the same package."""
         at = manifest.at
-        return Question(self._ledger.dataset, at.job_id.hex(), at.round, manifest.package_digest)
+        return Question(self._ledger.dataset, at.job_id.hex(), at.exchange, manifest.package_digest)
 
     def _own_tensors(self, plan: Plan, exchange: Exchange, manifest: Manifest) -> Tensors:
         job_id = manifest.at.job_id.hex()

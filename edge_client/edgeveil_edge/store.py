@@ -12,18 +12,17 @@ from pathlib import Path
 
 import msgspec
 
-from edgeveil.protocol.codec import decode_header
-from edgeveil.protocol.messages import Exchanged, Signed, Upload
-from edgeveil.protocol.tasks import (
+from edgeveil.protocol.device_tasks import (
     CLOSED_KEPT,
+    DeviceMemory,
     JobClosed,
     LateRecord,
-    Memory,
+    ManifestMark,
     OutboxDrop,
     OutboxHeld,
     OutboxPut,
-    Seen,
 )
+from edgeveil.protocol.messages import Envelope, ExchangeId, Upload, decode_header
 from edgeveil.sqlite_file import SqliteFile
 from edgeveil_edge import receipts
 from edgeveil_edge.receipts import Receipt
@@ -72,16 +71,16 @@ class DeviceStore:
         """Apply one of the machine's items, durably; inside `together`, when that ends."""
         with self._file.transaction() as db:
             match item:
-                case Seen(at=at, manifest_digest=digest, settled=settled):
+                case ManifestMark(at=at, manifest_digest=digest, settled=settled):
                     db.execute(
                         "INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?, ?)",
-                        (at.job_id, at.round, at.attempt, digest, settled),
+                        (at.job_id, at.exchange, at.attempt, digest, settled),
                     )
                 case OutboxPut(at=at) as put:
                     kept = (_encode(put.header), b"".join(put.marks), put.data, put.dummy, put.held)
                     db.execute(
                         "INSERT OR REPLACE INTO outbox VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?)",
-                        (at.job_id, at.round, at.attempt, *kept),
+                        (at.job_id, at.exchange, at.attempt, *kept),
                     )
                     receipts.add(db, put, self._receipts_kept)
                     _count(db, put)
@@ -92,7 +91,7 @@ class DeviceStore:
                     db.execute("DELETE FROM outbox")
                     db.execute(
                         "UPDATE seen SET settled = 1 WHERE job = ? AND round = ? AND attempt = ?",
-                        (at.job_id, at.round, at.attempt),
+                        (at.job_id, at.exchange, at.attempt),
                     )
                     receipts.end(db, at, outcome)
                 case LateRecord(at=at, outcome=outcome):
@@ -109,12 +108,12 @@ class DeviceStore:
                     db.execute("DELETE FROM answered WHERE job = ?", (job_id,))
                     db.execute("DELETE FROM facts WHERE name = ?", (trial_name(job_id),))
 
-    def answered_before(self, at: Exchanged) -> int:
+    def answered_before(self, at: ExchangeId) -> int:
         """How many other attempts at this round were answered with an upload."""
         with self._file.guard() as db:
             row = db.execute(
                 "SELECT count(*) FROM answered WHERE job = ? AND round = ? AND attempt <> ?",
-                (at.job_id, at.round, at.attempt),
+                (at.job_id, at.exchange, at.attempt),
             ).fetchone()
         return int(row[0])
 
@@ -123,12 +122,14 @@ class DeviceStore:
         with self._file.guard() as db:
             return receipts.read(db)
 
-    def load(self) -> Memory:
+    def load(self) -> DeviceMemory:
         """The machine's memory as it was when the last process ended."""
-        memory = Memory()
+        memory = DeviceMemory()
         with self._file.guard() as db:
             for job, number, attempt, digest, settled in db.execute("SELECT * FROM seen"):
-                memory.seen[job] = Seen(Exchanged(job, number, attempt), digest, bool(settled))
+                memory.seen[job] = ManifestMark(
+                    ExchangeId(job, number, attempt), digest, bool(settled)
+                )
             for (job,) in db.execute("SELECT job FROM jobs ORDER BY rowid"):
                 memory.jobs[job] = None
             for (job,) in db.execute("SELECT job FROM closed ORDER BY rowid"):
@@ -138,11 +139,11 @@ class DeviceStore:
                 "SELECT job, round, attempt, header, marks, data, dummy, held FROM outbox"
             ).fetchone()
         if row:
-            signed = msgspec.msgpack.decode(row[3], type=Signed)
+            signed = msgspec.msgpack.decode(row[3], type=Envelope)
             upload = decode_header(signed)
             if isinstance(upload, Upload):
                 marks = receipts.cut(row[4])
-                at, dummy, held = Exchanged(*row[:3]), bool(row[6]), bool(row[7])
+                at, dummy, held = ExchangeId(*row[:3]), bool(row[6]), bool(row[7])
                 memory.outbox = OutboxPut(at, signed, upload, marks, row[5], dummy, held)
         return memory
 
@@ -192,5 +193,7 @@ def _count(db: sqlite3.Connection, put: OutboxPut) -> None:
     if put.dummy:
         return
     at = put.at
-    db.execute("DELETE FROM answered WHERE job = ? AND round <> ?", (at.job_id, at.round))
-    db.execute("INSERT OR IGNORE INTO answered VALUES (?, ?, ?)", (at.job_id, at.round, at.attempt))
+    db.execute("DELETE FROM answered WHERE job = ? AND round <> ?", (at.job_id, at.exchange))
+    db.execute(
+        "INSERT OR IGNORE INTO answered VALUES (?, ?, ?)", (at.job_id, at.exchange, at.attempt)
+    )

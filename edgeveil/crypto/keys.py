@@ -6,21 +6,24 @@ that a public key handed over where a secret one belongs is refused by name.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import os
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar, NoReturn, Self, TypeVar, cast
 
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from edgeveil.crypto import labels
-from edgeveil.crypto.errors import CryptoError
-from edgeveil.crypto.key_files import read_key, write_key
+from edgeveil.crypto.labels import separated
+from edgeveil.errors import CryptoError
 
 KEY_BYTES = 32
 
@@ -194,3 +197,111 @@ class NoiseKey(SecretKey):
 
     __slots__ = ()
     tag = "edgeveil-noise-key-1"
+
+
+# --- signatures -----------------------------------------------------------------------------
+
+
+SIGNATURE_BYTES = 64
+
+
+def sign(key: SigningKey, label: bytes, payload: bytes) -> bytes:
+    """The 64-byte signature. Raises CryptoError for a label with a NUL."""
+    return key.library_key().sign(separated(label) + payload)
+
+
+def verify(key: VerifyKey, label: bytes, payload: bytes, signature: bytes) -> bool:
+    """Whether `signature` is this key's over label and payload; False for any malformed input."""
+    if len(signature) != SIGNATURE_BYTES:
+        return False
+    try:
+        key.library_key().verify(signature, separated(label) + payload)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+# --- key files ------------------------------------------------------------------------------
+
+
+_MAX_FILE_BYTES = 1024
+_OTHERS = 0o007
+
+
+def write_key(path: Path, tag: str, raw: bytes, *, mode: int, replace: bool) -> None:
+    """Write `<tag> <hex>` to `path` in one step, with `mode` from the first byte on.
+
+    Raises CryptoError when the file exists and `replace` is false, or cannot be written.
+    """
+    if not replace and path.exists():
+        raise CryptoError(
+            "a key file is there already",
+            where=str(path),
+            fix="choose another path, or remove the old key if nothing depends on it",
+        )
+    scratch = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w", encoding="ascii") as file:
+            os.fchmod(handle, mode)  # the umask must not widen or narrow it
+            file.write(f"{tag} {raw.hex()}\n")
+            file.flush()
+            os.fsync(handle)
+        scratch.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            scratch.unlink()
+        raise CryptoError(
+            f"the key file cannot be written: {error.strerror}",
+            where=str(path),
+            fix="check that the folder exists and may be written",
+        ) from error
+
+
+def read_key(path: Path, tag: str, *, secret: bool) -> bytes:
+    """The key's bytes.
+
+    Raises CryptoError: unreadable, of another type, damaged, or secret and open to everyone.
+    """
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            text = file.read(_MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise CryptoError(
+            f"the key file cannot be read: {error.strerror}",
+            where=str(path),
+            fix="check the path in the site file, or provision the site first",
+        ) from error
+    raw = _parse(text, tag, str(path))
+    if secret and mode & _OTHERS:
+        raise CryptoError(
+            "every user of this machine may read this secret key",
+            where=str(path),
+            fix=f"chmod 600 {path}",
+        )
+    return raw
+
+
+def _parse(text: bytes, tag: str, where: str) -> bytes:
+    words = text.split()
+    if len(text) > _MAX_FILE_BYTES or len(words) != 2 or not words[0].startswith(b"edgeveil-"):
+        raise CryptoError("this is not a key file", where=where, fix=f"it must hold '{tag} <hex>'")
+    if words[0] != tag.encode("ascii"):
+        found = words[0].decode("ascii", "replace")
+        raise CryptoError(f"this holds a key of type {found}", where=where, fix=f"expected {tag}")
+    try:
+        return bytes.fromhex(words[1].decode("ascii"))
+    except ValueError:
+        raise CryptoError(
+            "the key in this file is damaged", where=where, fix="copy the whole key file again"
+        ) from None
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

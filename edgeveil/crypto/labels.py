@@ -5,7 +5,7 @@ A label is ASCII without NUL. A change in what is signed, sealed or derived take
 
 from __future__ import annotations
 
-from edgeveil.crypto.errors import CryptoError
+from edgeveil.errors import CryptoError
 
 VERSION = "v1"
 

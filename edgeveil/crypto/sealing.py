@@ -6,11 +6,20 @@ The library offers no associated data, so all context goes into `info`. A sealed
 
 from __future__ import annotations
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
+import os
+from bisect import bisect_left
+from collections.abc import Sequence
 
-from edgeveil.crypto.errors import CryptoError
-from edgeveil.crypto.keys import OpeningKey, SealingKey
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from edgeveil.crypto.keys import KEY_BYTES, ContentKey, OpeningKey, SealingKey
+from edgeveil.crypto.labels import STANZA_TAG
+from edgeveil.crypto.labels import context as bound_to
+from edgeveil.errors import CryptoError
 
 SEAL_OVERHEAD_BYTES = 48
 
@@ -44,3 +53,82 @@ def unusable(public: SealingKey) -> CryptoError:
         f"nothing can be sealed to the key {public.fingerprint()}",
         fix="enrol the device again with a key that it made itself",
     )
+
+
+# --- stanzas --------------------------------------------------------------------------------
+
+
+TAG_BYTES = 8
+STANZA_BYTES = TAG_BYTES + KEY_BYTES + SEAL_OVERHEAD_BYTES
+SMALLEST_BUCKET = 16
+# Two recipients share a tag about once in 2^64 pairs: more equal ones are an attempt to keep a
+# device busy.
+EQUAL_TAGS_TRIED = 4
+
+
+def stanza_count(recipients: int) -> int:
+    """Stanzas for this many recipients: the next power of two, at least 16."""
+    return max(SMALLEST_BUCKET, 1 << max(0, recipients - 1).bit_length())
+
+
+def stanza_area_bytes(recipients: int) -> int:
+    """Bytes of the ephemeral key and all stanzas together."""
+    return KEY_BYTES + stanza_count(recipients) * STANZA_BYTES
+
+
+def seal_stanzas(content_key: ContentKey, recipients: Sequence[SealingKey], info: bytes) -> bytes:
+    """The whole area, `stanza_area_bytes(len(recipients))` bytes.
+
+    Raises CryptoError when a recipient's key is unusable.
+    """
+    ephemeral, thrown_away = OpeningKey.generate(), OpeningKey.generate().public()
+    public, private = ephemeral.public(), ephemeral.library_key()
+    raw = content_key.to_bytes()
+    stanzas = [
+        _tag(private, key, _bound(public, key, info)) + seal(key, info, raw) for key in recipients
+    ]
+    dummies = [
+        os.urandom(TAG_BYTES) + seal(thrown_away, info, os.urandom(KEY_BYTES))
+        for _ in range(stanza_count(len(recipients)) - len(recipients))
+    ]
+    return b"".join([public.to_bytes(), *sorted(stanzas + dummies)])
+
+
+def open_stanzas(key: OpeningKey, info: bytes, area: bytes | memoryview) -> ContentKey | None:
+    """The content key if a stanza is for `key`, else None; None too for a broken area."""
+    count, rest = divmod(len(area) - KEY_BYTES, STANZA_BYTES)
+    if count < 1 or rest:
+        return None
+    ephemeral = SealingKey(bytes(area[:KEY_BYTES]))
+    try:
+        own = _tag(key.library_key(), ephemeral, _bound(ephemeral, key.public(), info))
+    except CryptoError:
+        return None
+
+    def stanza(index: int) -> bytes:
+        start = KEY_BYTES + index * STANZA_BYTES
+        return bytes(area[start : start + STANZA_BYTES])
+
+    first = bisect_left(range(count), own, key=lambda index: stanza(index)[:TAG_BYTES])
+    for index in range(first, min(first + EQUAL_TAGS_TRIED, count)):
+        found = stanza(index)
+        if not found.startswith(own):
+            break
+        opened = open_sealed(key, info, found[TAG_BYTES:])
+        if opened is not None:
+            return ContentKey(opened)
+    return None
+
+
+def _bound(ephemeral: SealingKey, recipient: SealingKey, info: bytes) -> bytes:
+    """What a tag is bound to: both public keys, as HPKE's own secrets are, and the context."""
+    return bound_to(STANZA_TAG, ephemeral.to_bytes(), recipient.to_bytes(), info)
+
+
+def _tag(private: X25519PrivateKey, other: SealingKey, bound: bytes) -> bytes:
+    """The tag of the secret that both keys share; CryptoError when `other` is of low order."""
+    try:
+        secret = private.exchange(other.library_key())
+    except ValueError:
+        raise unusable(other) from None
+    return HKDF(algorithm=SHA256(), length=TAG_BYTES, salt=None, info=bound).derive(secret)

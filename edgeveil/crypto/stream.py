@@ -9,6 +9,8 @@ The key is HKDF-SHA256(content key, salt, label ‖ chunk size). A chunk's nonce
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 from io import BytesIO
 
@@ -17,10 +19,10 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from edgeveil.crypto.errors import CryptoError
 from edgeveil.crypto.keys import KEY_BYTES, ContentKey
-from edgeveil.crypto.labels import STREAM_KEY
+from edgeveil.crypto.labels import COMMITMENT, STREAM_KEY
 from edgeveil.crypto.labels import context as bound_to
+from edgeveil.errors import CryptoError
 
 CHUNK_BYTES = 65536
 MAX_CHUNK_BYTES = 1 << 24
@@ -96,3 +98,19 @@ def _nonce(position: int, *, last: bool) -> bytes:
 
 def _refused() -> CryptoError:
     return CryptoError("the encrypted stream was altered, cut or made for another context")
+
+
+# --- commitments: AEAD alone does not bind a ciphertext to one key --------------------------
+
+
+COMMITMENT_BYTES = 32
+
+
+def commit(content_key: ContentKey, context: bytes) -> bytes:
+    """SHA-256(label ‖ content key ‖ context), 32 bytes; label and key are of fixed length."""
+    return hashlib.sha256(COMMITMENT + content_key.to_bytes() + context).digest()
+
+
+def commits_to(commitment: bytes, content_key: ContentKey, context: bytes) -> bool:
+    """Whether `commitment` was made for this key and context (constant time)."""
+    return hmac.compare_digest(commitment, commit(content_key, context))

@@ -25,7 +25,8 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from numpy.typing import NDArray
 
-from edgeveil.crypto import NoiseKey, labels
+from edgeveil.crypto import labels
+from edgeveil.crypto.keys import NoiseKey
 from edgeveil.errors import PrivacyError
 from edgeveil.privacy.events import Event, to_dict
 from edgeveil.privacy.sampler import RandomBytes, SampleBytes

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from edgeveil.crypto import NoiseKey
+from edgeveil.crypto.keys import NoiseKey
 from edgeveil.errors import PrivacyError, UsageError
 from edgeveil.privacy.accountant import weakest
 from edgeveil.privacy.events import Event, event_from_dict, to_dict

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from edgeveil.crypto import CryptoError, LedgerKey, NoiseKey, labels
-from edgeveil.crypto.key_files import read_key, write_key
-from edgeveil.errors import PrivacyError
+from edgeveil.crypto import labels
+from edgeveil.crypto.keys import LedgerKey, NoiseKey, read_key, write_key
+from edgeveil.errors import CryptoError, PrivacyError
 from edgeveil.sqlite_file import SqliteFile
 
 _TABLES = {

@@ -4,33 +4,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from edgeveil.protocol.effects import Failed as Failed
+from edgeveil.protocol.effects import WorkFailed as WorkFailed
 from edgeveil.protocol.messages import Batch, Commit, Manifest
 
 
 @dataclass(frozen=True)
-class Start:
-    """Run this job from `round` (1 for a new one), `attempt` being the first one not yet used.
+class StartJob:
+    """Run this job from `exchange` (1 for a new one), `attempt` being the first one not yet used.
 
-    `round` is `rounds + 1` where every round is committed and only the release is missing.
+    `exchange` is `exchanges + 1` where all are committed and only the release is missing.
     """
 
     job_id: bytes
-    round: int
+    exchange: int
     attempt: int
-    rounds: int
+    exchanges: int
     retries: int
 
 
 @dataclass(frozen=True)
-class Cancel:
+class CancelJob:
     """End this job now."""
 
     job_id: bytes
 
 
 @dataclass(frozen=True)
-class Ended:
+class RepeatEnd:
     """This job ended before the process did: say so again, as nobody may have heard it."""
 
     job_id: bytes
@@ -39,23 +39,32 @@ class Ended:
 
 @dataclass(frozen=True)
 class SealJob:
-    """Seal the job and its graph to all enrolled keys; outcome `Broadcast`, `Blocked`, `Failed`."""
+    """Seal the job and its graph to all enrolled keys.
+
+    Outcome `Broadcast`, `Obstacle` or `WorkFailed`.
+    """
 
     job_id: bytes
 
 
 @dataclass(frozen=True)
 class SealRound:
-    """Select, make the round's key, seal the model; outcome `Broadcast`, `Blocked`, `Failed`."""
+    """Select, make the round's key, seal the model.
+
+    Outcome `Broadcast`, `Obstacle` or `WorkFailed`.
+    """
 
     job_id: bytes
-    round: int
+    exchange: int
     attempt: int
 
 
 @dataclass(frozen=True)
 class SealRelease:
-    """Seal the final model to all enrolled keys; outcome `Broadcast`, `Blocked`, `Failed`."""
+    """Seal the final model to all enrolled keys.
+
+    Outcome `Broadcast`, `Obstacle` or `WorkFailed`.
+    """
 
     job_id: bytes
 
@@ -72,15 +81,15 @@ class Broadcast:
 class Absorb:
     """Check, open, validate, aggregate, evaluate, commit the batch whose parts were stored.
 
-    Outcome `Absorbed`, `TooFew`, `Blocked` or `Failed`. The host commits in one transaction and
-    does nothing the second time.
+    Outcome `RoundCommit`, `TooFewUploads`, `Obstacle` or `WorkFailed`. The host commits in one
+    transaction and does nothing the second time.
     """
 
     batch: Batch
 
 
 @dataclass(frozen=True)
-class Absorbed:
+class RoundCommit:
     """The round is committed; the record names the accepted ciphertexts by hash."""
 
     commit: Commit
@@ -88,14 +97,14 @@ class Absorbed:
 
 
 @dataclass(frozen=True)
-class TooFew:
+class TooFewUploads:
     """Too few valid segments were in the batch: the round is repeated."""
 
     reason: str
 
 
 @dataclass(frozen=True)
-class Blocked:
+class Obstacle:
     """Something that may change stands in the way (devices, disk, database): the job pauses."""
 
     reason: str
@@ -146,3 +155,40 @@ class CloudSettings:
     proxy_margin_s: float = 30.0  # beyond a round's own deadline, before the proxy counts as lost
     close_cap_s: float = 60.0  # between two announcements of a job's end
     push_bytes: int = 16 << 20  # larger broadcasts are pulled, with bounded credit
+
+
+# --- what to do before a paused job is resumed ----------------------------------------------
+
+
+_AWAY = (
+    "look at the devices (the proxy's /status counts those online); a job submitted anew "
+    "may give them more time (round.deadline_s) or attempts (round.retries)"
+)
+_PROXY = "look at the proxy's log"
+# A part of the reason -> what to do. The first that is found.
+_ADVICE = (
+    ("cache_full", "wait for other jobs to end, or raise limits.cache_bytes at the proxy"),
+    ("spool_full", "make room at the proxy, or raise its limits.spool_bytes"),
+    ("spool_too_small_for_cover", "raise limits.spool_bytes at the proxy"),
+    ("closed_job", "the proxy has closed this job: cancel it and submit it anew"),
+    (
+        "selected_below_floor",
+        "the proxy's min_batch_floor is above what the job selects: submit the job anew with more "
+        "devices a round, or lower the floor",
+    ),
+    ("forked_manifest", "cloud and proxy disagree on what was sent: look at both logs"),
+    ("refused the broadcast", _PROXY),
+    ("did not answer in time", "see that the proxy runs and that both reach their broker"),
+    ("limits.spool_bytes is", "raise limits.spool_bytes at the cloud and start it again"),
+    ("below the minimum", _AWAY),
+    ("valid upload", f"see what the devices' consoles say; {_AWAY}"),
+    ("no device answered", _AWAY),
+    ("the disk cannot be used", "make room in the cloud's state_dir, or mend its rights"),
+)
+RESUME = "then: edgeveil job resume "
+OTHERWISE = "mend what stands here, or see the cloud's log"
+
+
+def pause_advice(reason: str) -> str:
+    """The next step in words; for a reason that none is known for, where to look."""
+    return next((what for part, what in _ADVICE if part in reason), OTHERWISE)

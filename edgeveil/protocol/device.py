@@ -14,23 +14,33 @@ from edgeveil.crypto.keys import VerifyKey
 from edgeveil.crypto.labels import BODY, HEADER
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.codec import decode_body, decode_header
-from edgeveil.protocol.device_fetches import Complete, Fetches, job_of, kind_of
-from edgeveil.protocol.device_greeting import Greeting
-from edgeveil.protocol.device_jobs import Jobs
-from edgeveil.protocol.device_outbox import Outbox
-from edgeveil.protocol.device_releases import Releases
-from edgeveil.protocol.device_round import Round
-from edgeveil.protocol.device_states import TABLE, State
-from edgeveil.protocol.envelope import Signer, check
+from edgeveil.protocol.device_jobs import Complete, Fetches, KnownJobs, job_of, kind_of
+from edgeveil.protocol.device_round import DeviceRound, DeviceState, Outbox
+from edgeveil.protocol.device_tasks import (
+    ComputeAnswer,
+    DeviceMemory,
+    DeviceSettings,
+    Installation,
+    InstallJob,
+    InstallRelease,
+    ManifestMark,
+    NoAnswer,
+    OpenedPackage,
+    OpenPackage,
+    SealDummies,
+    SealedAnswer,
+    WorkFailed,
+)
 from edgeveil.protocol.messages import (
     Ack,
     Bye,
     Close,
     Commit,
     Cover,
-    Exchanged,
+    Envelope,
+    ExchangeId,
     Header,
+    Hello,
     Here,
     Later,
     Manifest,
@@ -38,28 +48,13 @@ from edgeveil.protocol.messages import (
     Note,
     Offer,
     Part,
-    Signed,
+    Signer,
+    check_signature,
+    decode_body,
+    decode_header,
 )
-from edgeveil.protocol.pace import Pace
-from edgeveil.protocol.package import JobPackage, Package, ReleasePackage
-from edgeveil.protocol.tasks import (
-    Declined,
-    Dummies,
-    Failed,
-    Install,
-    Learn,
-    Learned,
-    Memory,
-    Open,
-    Opened,
-    Sealed,
-    Seen,
-    Settings,
-    Work,
-)
-from edgeveil.protocol.transfer import check_fetchable
-
-__all__ = ["TABLE", "DeviceMachine", "Settings", "State"]
+from edgeveil.protocol.sealed import JobPackage, Package, ReleasePackage
+from edgeveil.protocol.transfer import Backoff, check_fetchable
 
 _SLUG = re.compile(r"[a-z0-9_]{1,64}")
 
@@ -72,26 +67,26 @@ class DeviceMachine:
         signer: Signer,
         cloud_key: VerifyKey,
         proxy_key: VerifyKey,
-        memory: Memory,
-        settings: Settings | None = None,
+        memory: DeviceMemory,
+        settings: DeviceSettings | None = None,
     ) -> None:
         self.signer, self.cloud_key, self.proxy_key = signer, cloud_key, proxy_key
-        self.memory, self.settings = memory, settings or Settings()
+        self.memory, self.settings = memory, settings or DeviceSettings()
         self._now_s = 0.0
-        pace = Pace(signer.name)
+        pace = Backoff(signer.name)
         self.fetches = Fetches(self.settings, pace)
-        self.round = Round(signer, memory, self.settings, pace)
-        self._jobs = Jobs(signer, memory, self.settings, pace, self.fetches)
+        self.round = DeviceRound(signer, memory, self.settings, pace)
+        self._jobs = KnownJobs(signer, memory, self.settings, pace, self.fetches)
         self._releases = Releases(memory)
-        self._greeting = Greeting(signer, self.settings, pace)
+        self._greeting = DeviceGreeting(signer, self.settings, pace)
 
     @property
-    def at(self) -> Exchanged | None:
+    def at(self) -> ExchangeId | None:
         """The round that it fetches, works on or has an upload of."""
         return self.round.at
 
     @property
-    def state(self) -> State:
+    def state(self) -> DeviceState:
         """Where it stands in that round."""
         return self.round.state
 
@@ -110,29 +105,29 @@ class DeviceMachine:
 
     def _handle(self, event: fx.Event) -> list[fx.Effect]:
         match event:
-            case fx.Connected():
+            case fx.PeerConnected():
                 return [*self._greeting.begin(), *self.round.connected()]
-            case fx.Received(message=Offer() as offer):
+            case fx.MessageReceived(message=Offer() as offer):
                 return self._offer(offer)
-            case fx.Received(message=Part() as part):
+            case fx.MessageReceived(message=Part() as part):
                 taken = self.fetches.part(part, self._jobs.is_ahead)
                 return taken if isinstance(taken, list) else self._complete(taken)
-            case fx.Received(message=Need() as need):
+            case fx.MessageReceived(message=Need() as need):
                 return self.outbox.need(need)
-            case fx.Received(message=Note(body=signed)):
+            case fx.MessageReceived(message=Note(body=signed)):
                 return self._note(signed)
             case fx.Timer(name=name):
                 return self._timer(name)
-            case fx.Done(task=task, result=result):
+            case fx.WorkDone(task=task, result=result):
                 return self._done(task, result)
             case fx.Command(what="stop"):
-                return [fx.Send(fx.Proxy(), self.signer.note(Bye(self.signer.name)))]
+                return [fx.Send(fx.ProxyAddress(), self.signer.note(Bye(self.signer.name)))]
         return []
 
     # --- offers: what is fresh ---
 
     def _offer(self, offer: Offer) -> list[fx.Effect]:
-        check(offer.header, "cloud", self.cloud_key, HEADER)
+        check_signature(offer.header, "cloud", self.cloud_key, HEADER)
         header = decode_header(offer.header)
         if not isinstance(header, Manifest | Commit):
             raise ProtocolError("unexpected_header")
@@ -161,11 +156,11 @@ class DeviceMachine:
         return self._fetch(offer, header)
 
     def _round(self, offer: Offer, manifest: Manifest) -> list[fx.Effect]:
-        mark = Seen(manifest.at, hashlib.sha256(offer.header.payload).digest())
+        mark = ManifestMark(manifest.at, hashlib.sha256(offer.header.payload).digest())
         if self.round.is_new(mark):
             self.fetches.make_room(offer, manifest, self._is_over)
             return [*self.round.begin(manifest, mark, self._now_s), *self._fetch(offer, manifest)]
-        if self.state is State.FETCHING and manifest.blob.digest in self.fetches.under_way:
+        if self.state is DeviceState.FETCHING and manifest.blob.digest in self.fetches.under_way:
             # A repeated offer may carry the blob that the first one lacked.
             return self._complete(self.fetches.offer(offer, manifest))
         return []
@@ -191,31 +186,31 @@ class DeviceMachine:
                 return self.round.complete(manifest, data, self._now_s)
             case (Manifest() as manifest, data):
                 self._jobs.complete(manifest)
-                return [fx.Work(Open(manifest, data))]
+                return [fx.Work(OpenPackage(manifest, data))]
         return []
 
     # --- outcomes of the host's work ---
 
     def _done(self, task: object, result: object) -> list[fx.Effect]:
         match task, result:
-            case Open(manifest=manifest), Opened() as opened:
+            case OpenPackage(manifest=manifest), OpenedPackage() as opened:
                 self.round.fix_moment(manifest, opened)
                 return self._opened(manifest, opened.package)
-            case (Open() | Learn()) as work, Failed(reason=reason):
+            case (OpenPackage() | InstallJob()) as work, WorkFailed(reason=reason):
                 return [*self._not_for_me(work.manifest), *_failed(reason)]
-            case Learn(manifest=manifest), Learned():
+            case InstallJob(manifest=manifest), Installation():
                 out = self._jobs.learned(manifest.at.job_id, self.at)
                 return out + self._go_on_with(manifest.at.job_id)
-            case (Work() | Dummies()) as work, Sealed() as sealed:
+            case (ComputeAnswer() | SealDummies()) as work, SealedAnswer() as sealed:
                 return self.round.sealed(work.manifest, sealed, self._now_s)
-            case Work(manifest=manifest), Declined(why=why) | Failed(reason=why):
+            case ComputeAnswer(manifest=manifest), NoAnswer(why=why) | WorkFailed(reason=why):
                 return self.round.declined(manifest, why)
-            case Dummies(manifest=manifest), Declined(why=why) | Failed(reason=why):
+            case SealDummies(manifest=manifest), NoAnswer(why=why) | WorkFailed(reason=why):
                 return self.round.uncovered(manifest, why)
-            case Install(manifest=manifest), Learned():
+            case InstallRelease(manifest=manifest), Installation():
                 self._releases.installed(manifest)
                 return [fx.Report("model_installed", {"job_id": manifest.at.job_id.hex()})]
-            case _, Failed(reason=reason):
+            case _, WorkFailed(reason=reason):
                 return _failed(reason)
         return []
 
@@ -224,11 +219,11 @@ class DeviceMachine:
             return self._not_for_me(manifest)
         if manifest.kind == "job":
             if isinstance(package, JobPackage):
-                return [fx.Work(Learn(manifest, package))]
+                return [fx.Work(InstallJob(manifest, package))]
             return [*self._not_for_me(manifest), fx.Refuse("malformed_package")]
         if manifest.kind == "release" and isinstance(package, ReleasePackage):
             fresh = self._releases.is_newest(manifest)
-            return [fx.Work(Install(manifest, package))] if fresh else []
+            return [fx.Work(InstallRelease(manifest, package))] if fresh else []
         return self.round.opened(manifest, package)
 
     def _not_for_me(self, manifest: Manifest) -> list[fx.Effect]:
@@ -243,14 +238,14 @@ class DeviceMachine:
 
     # --- notes ---
 
-    def _note(self, signed: Signed) -> list[fx.Effect]:
+    def _note(self, signed: Envelope) -> list[fx.Effect]:
         if signed.signer == "cloud":
-            check(signed, "cloud", self.cloud_key, BODY)
+            check_signature(signed, "cloud", self.cloud_key, BODY)
             body = decode_body(signed)
             if isinstance(body, Close):
                 return self._close(body)
             raise ProtocolError("unexpected_body")
-        check(signed, "proxy", self.proxy_key, BODY)
+        check_signature(signed, "proxy", self.proxy_key, BODY)
         match decode_body(signed):
             case Here() as here:
                 return self._greeting.asked(here)
@@ -297,3 +292,92 @@ def _failed(reason: str) -> list[fx.Effect]:
     if _SLUG.fullmatch(reason):
         return [fx.Refuse(reason)]
     return [fx.Refuse("failed_work"), fx.Report("failed_work", {"why": reason})]
+
+
+# --- how a device says that it is there -----------------------------------------------------
+
+
+UNHEARD_TRIES = 3  # after so many hellos without an answer the owner is told
+LATER_CAP_S = 600.0  # a longer delay is not believed
+
+
+class DeviceGreeting:
+    """One timer, `hello`."""
+
+    def __init__(self, signer: Signer, settings: DeviceSettings, pace: Backoff) -> None:
+        self._signer, self._settings, self._pace = signer, settings, pace
+        self._tries = 0
+        self._said = b""  # digest of the hello that is not acknowledged yet
+
+    def begin(self) -> list[fx.Effect]:
+        """The link is up (again)."""
+        self._tries = 0
+        return self.hello()
+
+    def hello(self) -> list[fx.Effect]:
+        """Say hello, and again, ever more slowly, until the proxy has heard it."""
+        note = self._signer.note(Hello(self._signer.name))
+        self._said = hashlib.sha256(note.body.payload).digest()
+        settings = self._settings
+        wait_s = self._pace.wait_s(settings.repair_s, self._tries, settings.waits_cap_s)
+        self._tries += 1
+        out: list[fx.Effect] = [fx.Send(fx.ProxyAddress(), note), fx.SetTimer("hello", wait_s)]
+        unheard = self._tries == UNHEARD_TRIES + 1
+        return [*out, fx.Report("unheard", {"tries": UNHEARD_TRIES})] if unheard else out
+
+    def asked(self, here: Here) -> list[fx.Effect]:
+        """Come at a moment of one's own in the spread, so that a fleet does not come at once."""
+        self._tries = 0
+        moment = int(self._signer.name[:8], 16) / 2**32
+        return [fx.SetTimer("hello", min(here.spread_s, LATER_CAP_S) * moment)]
+
+    def put_off(self, later: Later) -> list[fx.Effect]:
+        """The proxy has heard the hello and asks for it again, after the delay that it gave."""
+        self._tries = 0
+        return [fx.SetTimer("hello", min(later.delay_s, LATER_CAP_S))]
+
+    def heard(self, digest: bytes) -> list[fx.Effect] | None:
+        """The proxy acknowledged a note of this digest; None if it was not the hello."""
+        if digest != self._said:
+            return None
+        self._said = b""
+        return [fx.CancelTimer("hello")]
+
+
+# --- releases -------------------------------------------------------------------------------
+
+
+class Releases:
+    """`memory.release_sequence` is the installed one's."""
+
+    def __init__(self, memory: DeviceMemory) -> None:
+        self._memory = memory
+        self._newest = memory.release_sequence  # heard of, perhaps not yet installed
+
+    def fresh(self, release: Manifest) -> bool:
+        """Whether to fetch it; raises ProtocolError `replayed_release`."""
+        if release.sequence < self._newest:
+            raise ProtocolError("replayed_release")
+        return release.sequence != self._memory.release_sequence
+
+    def check_round(self, round_: Manifest) -> None:
+        """Raise ProtocolError `outdated_round` for a round from before a release heard of.
+
+        A cloud whose numbers have fallen behind could not bring its model here in the end: to
+        answer would spend budget for nothing.
+        """
+        if round_.sequence < self._newest:
+            raise ProtocolError("outdated_round")
+
+    def heard(self, release: Manifest) -> None:
+        """It is being fetched: older ones are refused from now on."""
+        self._newest = release.sequence
+
+    def is_newest(self, release: Manifest) -> bool:
+        """Whether no newer one came while this one was opened."""
+        return release.sequence >= self._newest
+
+    def installed(self, release: Manifest) -> None:
+        """The host has put it in use."""
+        newest = max(release.sequence, self._memory.release_sequence)
+        self._memory.release_sequence = newest

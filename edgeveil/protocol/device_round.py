@@ -1,47 +1,96 @@
-"""The round that a device last heard of: from its manifest to what became of the answer."""
+"""Where a device stands in a round, as a table."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
+from enum import Enum
 
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.device_cover import Covering
-from edgeveil.protocol.device_moment import Moment
-from edgeveil.protocol.device_outbox import Outbox, counted
-from edgeveil.protocol.device_states import TABLE, State
-from edgeveil.protocol.envelope import Signer
-from edgeveil.protocol.messages import Ack, Commit, Decline, Exchanged, Manifest
-from edgeveil.protocol.pace import Pace
-from edgeveil.protocol.package import Package, RoundPackage
-from edgeveil.protocol.tasks import (
-    Dummies,
+from edgeveil.protocol.device_tasks import (
+    ComputeAnswer,
+    DeviceMemory,
+    DeviceSettings,
     LateRecord,
-    Memory,
-    Open,
-    Opened,
+    ManifestMark,
+    OpenedPackage,
+    OpenPackage,
+    OutboxDrop,
+    OutboxHeld,
     OutboxPut,
     Outcome,
-    Sealed,
-    Seen,
-    Settings,
-    Work,
+    SealDummies,
+    SealedAnswer,
+)
+from edgeveil.protocol.effects import StateTable
+from edgeveil.protocol.messages import (
+    Ack,
+    Commit,
+    Cover,
+    Decline,
+    ExchangeId,
+    Manifest,
+    Need,
+    Signer,
+    Upload,
+)
+from edgeveil.protocol.sealed import Package, RoundPackage
+from edgeveil.protocol.transfer import Backoff, answer_need, describe, part_bytes, sends
+
+
+class DeviceState(Enum):
+    """Where a device stands in the round it last heard of."""
+
+    IDLE = "idle"
+    FETCHING = "fetching"
+    OPENING = "opening"
+    WORKING = "working"
+    UPLOADING = "uploading"
+    ANSWERED = "answered"
+
+
+_S = DeviceState
+DEVICE_STATES = StateTable(
+    _S.IDLE,
+    {(state, "manifest"): _S.FETCHING for state in DeviceState}
+    | {(state, "closed"): _S.IDLE for state in DeviceState}
+    | {
+        (_S.FETCHING, "complete"): _S.OPENING,
+        (_S.OPENING, "not_for_me"): _S.IDLE,
+        (_S.OPENING, "opened"): _S.WORKING,
+        (_S.OPENING, "covering"): _S.WORKING,
+        (_S.WORKING, "covering"): _S.WORKING,
+        (_S.WORKING, "declined"): _S.IDLE,
+        (_S.WORKING, "sealed"): _S.UPLOADING,
+        (_S.IDLE, "restored"): _S.UPLOADING,
+        (_S.IDLE, "restored_held"): _S.ANSWERED,
+        (_S.UPLOADING, "held"): _S.ANSWERED,
+        (_S.UPLOADING, "refused"): _S.IDLE,
+        (_S.UPLOADING, "expired"): _S.IDLE,
+        (_S.FETCHING, "expired"): _S.IDLE,
+    },
 )
 
 
-class Round:
+# --- the round ------------------------------------------------------------------------------
+
+
+class DeviceRound:
     """State, manifest and upload. Two timers: `deadline` and the outbox's `resend`."""
 
-    def __init__(self, signer: Signer, memory: Memory, settings: Settings, pace: Pace) -> None:
+    def __init__(
+        self, signer: Signer, memory: DeviceMemory, settings: DeviceSettings, pace: Backoff
+    ) -> None:
         self._signer, self._memory, self._settings = signer, memory, settings
-        self.state = TABLE.start
+        self.state = DEVICE_STATES.start
         self.manifest: Manifest | None = None
         self.outbox = Outbox(signer, memory, settings, pace)
-        self.cover = Covering()
+        self.cover = CoverTraffic()
         self._moment = Moment()
 
     @property
-    def at(self) -> Exchanged | None:
+    def at(self) -> ExchangeId | None:
         """The round that the device fetches, works on or has an upload of."""
         item = self.outbox.item
         return self.manifest.at if self.manifest else item.at if item else None
@@ -50,13 +99,15 @@ class Round:
         """The link is up (again): what was not acknowledged is sent."""
         self.cover.connected()
         item = self.outbox.item
-        if item and self.state is State.IDLE:
-            self.state = TABLE.step(self.state, "restored_held" if item.held else "restored")
-        return self.outbox.send() if self.state is State.UPLOADING else []
+        if item and self.state is DeviceState.IDLE:
+            self.state = DEVICE_STATES.step(
+                self.state, "restored_held" if item.held else "restored"
+            )
+        return self.outbox.send() if self.state is DeviceState.UPLOADING else []
 
     # --- the manifest ---
 
-    def is_new(self, mark: Seen) -> bool:
+    def is_new(self, mark: ManifestMark) -> bool:
         """Whether to take this round up; False while at it, and once it is settled.
 
         Raises ProtocolError `replayed_round` or `forked_manifest`.
@@ -64,7 +115,7 @@ class Round:
         at, seen = mark.at, self._memory.seen.get(mark.at.job_id)
         if seen is None:
             return True
-        if (at.round, at.attempt) < (seen.at.round, seen.at.attempt):
+        if (at.exchange, at.attempt) < (seen.at.exchange, seen.at.attempt):
             raise ProtocolError("replayed_round")
         if at == seen.at and mark.manifest_digest != seen.manifest_digest:
             raise ProtocolError("forked_manifest")
@@ -72,26 +123,26 @@ class Round:
         settled = at == seen.at and seen.settled
         return not (here or settled or self.outbox.is_for(at))
 
-    def begin(self, manifest: Manifest, mark: Seen, now_s: float) -> list[fx.Effect]:
+    def begin(self, manifest: Manifest, mark: ManifestMark, now_s: float) -> list[fx.Effect]:
         """Remember the round, drop what is left of the one before, and wait for the package."""
         known = self._memory.seen.get(manifest.at.job_id) == mark
-        self.state = TABLE.step(self.state, "manifest")
+        self.state = DEVICE_STATES.step(self.state, "manifest")
         self._memory.seen[manifest.at.job_id] = mark
         self.manifest = manifest
         self.cover.heard_of(now_s)
-        out: list[fx.Effect] = [] if known else [fx.Store(mark)]
+        out: list[fx.Effect] = [] if known else [fx.Persist(mark)]
         out += [*self.outbox.drop(), fx.CancelTimer("resend")]
         return [*out, fx.SetTimer("deadline", manifest.deadline_s + manifest.grace_s)]
 
     def complete(self, manifest: Manifest, data: bytes, now_s: float) -> list[fx.Effect]:
         """The package is here."""
-        self.state = TABLE.step(self.state, "complete")
+        self.state = DEVICE_STATES.step(self.state, "complete")
         self.cover.begin(manifest, now_s)
-        return [fx.Work(Open(manifest, data))]
+        return [fx.Work(OpenPackage(manifest, data))]
 
     # --- outcomes of the host's work ---
 
-    def fix_moment(self, manifest: Manifest, opened: Opened) -> None:
+    def fix_moment(self, manifest: Manifest, opened: OpenedPackage) -> None:
         """Say when the answer to the package leaves, whatever it will be."""
         if manifest == self.manifest:
             self._moment = self.cover.moment(opened.budget_s, opened.chance)
@@ -102,10 +153,12 @@ class Round:
             return [*self.not_for_me(manifest), fx.Refuse("malformed_package")]
         if manifest != self.manifest:
             return []
-        self.state = TABLE.step(self.state, "opened")
+        self.state = DEVICE_STATES.step(self.state, "opened")
         if self._settings.require_cover and not self.cover.on:
             return self.uncovered(manifest, "policy.require_cover, and the proxy asks for no cover")
-        return [fx.Work(Work(manifest, package, self._moment.begun_s, self._moment.allowed_s))]
+        return [
+            fx.Work(ComputeAnswer(manifest, package, self._moment.begun_s, self._moment.allowed_s))
+        ]
 
     def not_for_me(self, manifest: Manifest) -> list[fx.Effect]:
         """Not selected, or not to be opened: nothing to do but to cover those who were."""
@@ -113,37 +166,37 @@ class Round:
             return []
         if self.cover.on:
             return self._answer_with_dummies(manifest)
-        self.state = TABLE.step(self.state, "not_for_me")
+        self.state = DEVICE_STATES.step(self.state, "not_for_me")
         return []
 
     def declined(self, manifest: Manifest, why: str) -> list[fx.Effect]:
         """Selected, and nothing will be sent; under cover not even that."""
-        report = fx.Report("declined", {"round": manifest.at.round, "why": why})
+        report = fx.Report("declined", {"round": manifest.at.exchange, "why": why})
         if manifest != self.manifest:
             return [report]
         if self.cover.on:
             return [report, *self._answer_with_dummies(manifest)]
-        self.state = TABLE.step(self.state, "declined")
+        self.state = DEVICE_STATES.step(self.state, "declined")
         settled = replace(self._memory.seen[manifest.at.job_id], settled=True)
         self._memory.seen[manifest.at.job_id] = settled
         note = self._signer.note(Decline(manifest.at))
-        return [fx.Store(settled), report, fx.Send(fx.Proxy(), note)]
+        return [fx.Persist(settled), report, fx.Send(fx.ProxyAddress(), note)]
 
     def _answer_with_dummies(self, manifest: Manifest) -> list[fx.Effect]:
-        self.state = TABLE.step(self.state, "covering")
-        return [fx.Work(Dummies(manifest))]
+        self.state = DEVICE_STATES.step(self.state, "covering")
+        return [fx.Work(SealDummies(manifest))]
 
     def uncovered(self, manifest: Manifest, why: str) -> list[fx.Effect]:
         """No dummy can be sent either; a note would say that there was nothing else to send."""
         if manifest == self.manifest:
-            self.state = TABLE.step(self.state, "declined")
-        return [fx.Report("uncovered", {"round": manifest.at.round, "why": why})]
+            self.state = DEVICE_STATES.step(self.state, "declined")
+        return [fx.Report("uncovered", {"round": manifest.at.exchange, "why": why})]
 
-    def sealed(self, manifest: Manifest, sealed: Sealed, now_s: float) -> list[fx.Effect]:
+    def sealed(self, manifest: Manifest, sealed: SealedAnswer, now_s: float) -> list[fx.Effect]:
         """An answer is ready: keep it and send it, at its moment."""
         if manifest != self.manifest:
             return []  # a newer round came while this one was computed
-        self.state = TABLE.step(self.state, "sealed")
+        self.state = DEVICE_STATES.step(self.state, "sealed")
         at_once = sealed.at_once and not self.cover.on
         return self.outbox.put(manifest.at, sealed, 0.0 if at_once else self._moment.wait_s(now_s))
 
@@ -152,13 +205,17 @@ class Round:
     def acknowledged(self, ack: Ack) -> list[fx.Effect]:
         """The proxy holds the upload, or never will."""
         item = self.outbox.item
-        if item is None or item.upload.blob.digest != ack.blob or self.state is not State.UPLOADING:
+        if (
+            item is None
+            or item.upload.blob.digest != ack.blob
+            or self.state is not DeviceState.UPLOADING
+        ):
             return []
         if ack.status == "held":
-            self.state = TABLE.step(self.state, "held")
+            self.state = DEVICE_STATES.step(self.state, "held")
             return [fx.CancelTimer("resend"), *self.outbox.held()]
-        self.state = TABLE.step(self.state, "refused")
-        what = {"round": item.at.round, "why": ack.reason or ack.status}
+        self.state = DEVICE_STATES.step(self.state, "refused")
+        what = {"round": item.at.exchange, "why": ack.reason or ack.status}
         out = [fx.CancelTimer("resend"), *self.outbox.drop("refused")]
         return out if item.dummy else [*out, fx.Report("upload_refused", what)]
 
@@ -168,15 +225,15 @@ class Round:
         if item is None or item.at != commit.at:
             late = self.outbox.late(commit.at)
             return [] if late is None else self._settled(late, marks, late=True)
-        self.state = TABLE.step(self.state, "closed")
+        self.state = DEVICE_STATES.step(self.state, "closed")
         return [fx.CancelTimer("resend"), *self._settled(item, marks, late=False)]
 
     def _settled(self, item: OutboxPut, marks: bytes, *, late: bool) -> list[fx.Effect]:
         found, segments = counted(item, marks), len(item.marks)
         outcome: Outcome = "counted" if found == segments else "missing"
-        record: list[fx.Effect] = [fx.Store(LateRecord(item.at, outcome))]
+        record: list[fx.Effect] = [fx.Persist(LateRecord(item.at, outcome))]
         out = record if late else self.outbox.drop(outcome)
-        what = {"round": item.at.round, "segments": segments, "counted": found}
+        what = {"round": item.at.exchange, "segments": segments, "counted": found}
         return out if item.dummy else [*out, fx.Report("counted", what)]
 
     def job_closed(self, job_id: bytes) -> list[fx.Effect]:
@@ -184,7 +241,7 @@ class Round:
         # After a restart the upload may be all that is left of the round.
         if self.at is None or self.at.job_id != job_id:
             return []
-        self.state = TABLE.step(self.state, "closed")
+        self.state = DEVICE_STATES.step(self.state, "closed")
         self.manifest = None
         return [*self.outbox.drop(), fx.CancelTimer("resend"), fx.CancelTimer("deadline")]
 
@@ -192,11 +249,216 @@ class Round:
 
     def resend(self) -> list[fx.Effect]:
         """The upload was not acknowledged, or its moment has come."""
-        return self.outbox.send_again() if self.state is State.UPLOADING else []
+        return self.outbox.send_again() if self.state is DeviceState.UPLOADING else []
 
     def expired(self) -> list[fx.Effect] | None:
         """The round is over; None where an answer is at work or acknowledged."""
-        if not TABLE.allows(self.state, "expired"):
+        if not DEVICE_STATES.allows(self.state, "expired"):
             return None
-        self.state = TABLE.step(self.state, "expired")
+        self.state = DEVICE_STATES.step(self.state, "expired")
         return [fx.CancelTimer("resend"), *self.outbox.drop()]
+
+
+# --- when an answer leaves ------------------------------------------------------------------
+
+
+# Of the time there is. Between the two an answer is put into the ledger and sealed, also one that
+# is there only because the work was ended; what comes after is for leaving, spread by chance, so
+# that a fleet's uploads do not come all at once.
+WORK_SHARE, LEAVE_SHARE = 3 / 4, 7 / 8
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Of one answer, in the machine's time: work may take `allowed_s` from `begun_s` on, and what
+    there is then leaves at `leaves_s`. Without a budget both are free."""
+
+    begun_s: float = 0.0
+    allowed_s: float = math.inf
+    leaves_s: float = 0.0
+
+    def wait_s(self, now_s: float) -> float:
+        """Seconds until it leaves."""
+        return max(0.0, self.leaves_s - now_s)
+
+
+def moment(begun_s: float, budget_s: float, cover_s: float, chance: float) -> Moment:
+    """The moment of an answer to a package that came at `begun_s`.
+
+    `budget_s` is the job's (0: a job that is not known here), `cover_s` the window of cover traffic
+    (0: there is none), `chance` a draw from [0, 1). Under cover all answers and dummies leave in
+    the window's second half, so its first half is all there is for work.
+    """
+    if cover_s:
+        half_s = cover_s / 2
+        allowed_s = min(budget_s or half_s, half_s) * WORK_SHARE
+        return Moment(begun_s, allowed_s, begun_s + half_s + chance * half_s)
+    if not budget_s:
+        return Moment(begun_s, math.inf, begun_s)
+    leaves = LEAVE_SHARE + chance * (1 - LEAVE_SHARE)
+    return Moment(begun_s, budget_s * WORK_SHARE, begun_s + budget_s * leaves)
+
+
+# --- cover traffic --------------------------------------------------------------------------
+
+
+class CoverTraffic:
+    """As the proxy asked last. Nothing is kept: it says so after each hello and before each round.
+
+    No message ends it, since an old one could be played again: it ends with the first round that
+    comes on a new link without being asked for again there.
+    """
+
+    def __init__(self) -> None:
+        self._window_s = self._span_s = self._begun_s = self._heard_s = 0.0
+        self._said = False  # on this link
+
+    @property
+    def on(self) -> bool:
+        """Every round is answered, by dummies where there is nothing to say."""
+        return self._window_s > 0
+
+    def connected(self) -> None:
+        """The link is new: what was asked for on the old one goes no further than its round."""
+        self._said = False
+
+    def asked(self, cover: Cover) -> None:
+        """From now on, uploads leave within this window."""
+        self._window_s, self._said = cover.window_s, True
+
+    def heard_of(self, now_s: float) -> None:
+        """A round's manifest is here."""
+        self._heard_s = now_s
+        if not self._said:
+            self._window_s = 0.0
+
+    def begin(self, manifest: Manifest, now_s: float) -> None:
+        """The package is here: the window opens, of at most half of what is left of the round."""
+        left_s = max(0.0, manifest.deadline_s - (now_s - self._heard_s))
+        self._begun_s, self._span_s = now_s, min(self._window_s, left_s / 2)
+
+    def moment(self, budget_s: float, chance: float) -> Moment:
+        """When an answer to the package at hand leaves, also where there is no cover."""
+        return moment(self._begun_s, budget_s, self._span_s, chance)
+
+
+# --- the upload -----------------------------------------------------------------------------
+
+
+# A fleet answers all at once, and a broker drops what it cannot queue: larger uploads wait until
+# the proxy asks, so that thousands of devices need no more than this each at the broker.
+INLINE_PACKET_BYTES = 16384
+
+
+class Outbox:
+    """Sends what `memory.outbox` holds; changes it together with the `Store` that says so."""
+
+    def __init__(
+        self, signer: Signer, memory: DeviceMemory, settings: DeviceSettings, pace: Backoff
+    ) -> None:
+        self._signer, self._memory, self._settings = signer, memory, settings
+        self._pace, self._resends = pace, 0
+        self._waiting: tuple[ExchangeId, SealedAnswer] | None = None  # until its moment under cover
+        self._last: OutboxPut | None = None
+
+    @property
+    def item(self) -> OutboxPut | None:
+        """The upload, if there is one."""
+        return self._memory.outbox
+
+    def is_for(self, at: ExchangeId) -> bool:
+        """Whether the upload is this round's."""
+        return self.item is not None and self.item.at == at
+
+    def put(self, at: ExchangeId, sealed: SealedAnswer, after_s: float = 0.0) -> list[fx.Effect]:
+        """Store a sealed answer, then send it; both `after_s` seconds later where cover asks so.
+
+        Until then it is nowhere but in memory: a dummy is ready at once, and on disk it would
+        outlive a restart where an answer that is still computed does not.
+        """
+        if after_s > 0:
+            self._waiting = at, sealed
+            return [fx.SetTimer("resend", after_s)]
+        self._waiting = None
+        blob = describe(sealed.data, part_bytes(self._settings.packet_bytes))
+        upload = Upload(at, sealed.groups, blob)
+        header = self._signer.header(upload)
+        item = OutboxPut(at, header, upload, sealed.marks, sealed.data, sealed.dummy)
+        self._memory.outbox, self._resends = item, 0
+        return [fx.Persist(item), *self.send()]
+
+    def send(self) -> list[fx.Effect]:
+        """Offer the upload, whole if it is small, and set the time of the next offer.
+
+        The proxy asks for the parts of a larger one when it has room for them.
+        """
+        item, settings = self.item, self._settings
+        if item is None:
+            return []
+        wait_s = self._pace.wait_s(settings.resend_s, self._resends, settings.waits_cap_s)
+        to, blob = fx.ProxyAddress(), item.upload.blob
+        whole_bytes = min(settings.packet_bytes, INLINE_PACKET_BYTES)
+        packets = sends(to, item.header, blob, item.data, whole_bytes, push=False)
+        return [*packets, fx.SetTimer("resend", wait_s)]
+
+    def send_again(self) -> list[fx.Effect]:
+        """What waits for its moment; or the same once more, and the next time later."""
+        if self._waiting is not None:
+            return self.put(*self._waiting)
+        self._resends += 1
+        return self.send()
+
+    def need(self, need: Need) -> list[fx.Effect]:
+        """Parts that the proxy asks for; raises ProtocolError `bad_index`."""
+        item = self.item
+        if item is None or item.upload.blob.digest != need.blob:
+            return []
+        return list(answer_need(fx.ProxyAddress(), need, item.upload.blob, item.data))
+
+    def awaits(self, at: ExchangeId) -> bool:
+        """Whether a commit record of this round says something about an upload."""
+        return self.is_for(at) or (self._last is not None and self._last.at == at)
+
+    def late(self, at: ExchangeId) -> OutboxPut | None:
+        """The acknowledged upload that a newer round displaced, if it was this round's; once."""
+        if self._last is None or self._last.at != at:
+            return None
+        item, self._last = self._last, None
+        return item
+
+    def held(self) -> list[fx.Effect]:
+        """The proxy acknowledged the upload: it is kept until it was counted."""
+        if self.item is None or self.item.held:
+            return []
+        self._memory.outbox = replace(self.item, held=True)
+        return [fx.Persist(OutboxHeld(self.item.at))]
+
+    def drop(self, outcome: Outcome = "dropped") -> list[fx.Effect]:
+        """The upload is not needed any more, and its attempt is not taken up again."""
+        self._waiting = None
+        if self.item is None:
+            return []
+        if self.item.held and outcome == "dropped":
+            self._last = replace(self.item, data=b"")
+        at, self._memory.outbox = self.item.at, None
+        seen = self._memory.seen.get(at.job_id)
+        if seen is not None and seen.at == at:
+            self._memory.seen[at.job_id] = replace(seen, settled=True)
+        return [fx.Persist(OutboxDrop(at, outcome))]
+
+
+def counted(item: OutboxPut, marks: bytes) -> int:
+    """How many of an upload's segments stand in a commit record's sorted list."""
+    return sum(_holds(marks, mark) for mark in item.marks)
+
+
+def _holds(sorted_marks: bytes, mark: bytes) -> bool:
+    """Whether a mark stands in a list of 32 bytes each."""
+    low, high = 0, len(sorted_marks) // 32
+    while low < high:
+        middle = (low + high) // 2
+        if sorted_marks[middle * 32 : (middle + 1) * 32] < mark:
+            low = middle + 1
+        else:
+            high = middle
+    return sorted_marks[low * 32 : (low + 1) * 32] == mark

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from enum import Enum
+from typing import Generic, Protocol, TypeVar
 
-from edgeveil.protocol.messages import Exchanged, Message
+from edgeveil.errors import ProtocolError
+from edgeveil.protocol.messages import ExchangeId, Message
 
 # --- addresses ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Device:
+class DeviceAddress:
     """One device, by the id that its identity key gives it."""
 
     id: str
@@ -24,37 +26,37 @@ class AllDevices:
 
 
 @dataclass(frozen=True)
-class Proxy:
+class ProxyAddress:
     """The proxy, from either side."""
 
 
 @dataclass(frozen=True)
-class Cloud:
+class CloudAddress:
     """The cloud."""
 
 
-Address = Device | AllDevices | Proxy | Cloud
+Address = DeviceAddress | AllDevices | ProxyAddress | CloudAddress
 
 
 # --- events ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Connected:
+class PeerConnected:
     """The link towards this peer is up (again)."""
 
     peer: Address
 
 
 @dataclass(frozen=True)
-class Disconnected:
+class PeerDisconnected:
     """The link towards this peer is down."""
 
     peer: Address
 
 
 @dataclass(frozen=True)
-class Received:
+class MessageReceived:
     """A message came; `sender` is what the broker's topic says, not yet proven."""
 
     sender: Address
@@ -69,15 +71,15 @@ class Timer:
 
 
 @dataclass(frozen=True)
-class Done:
-    """The host finished a `Work`; `result` is its outcome, or `Failed`."""
+class WorkDone:
+    """The host finished a `Work`; `result` is its outcome, or `WorkFailed`."""
 
     task: object
     result: object
 
 
 @dataclass(frozen=True)
-class Failed:
+class WorkFailed:
     """The result of a `Work` that could not be done; `reason` is a slug or a short sentence."""
 
     reason: str
@@ -90,7 +92,7 @@ class Command:
     what: object
 
 
-Event = Connected | Disconnected | Received | Timer | Done | Command
+Event = PeerConnected | PeerDisconnected | MessageReceived | Timer | WorkDone | Command
 
 
 # --- effects ------------------------------------------------------------------------------
@@ -98,7 +100,7 @@ Event = Connected | Disconnected | Received | Timer | Done | Command
 
 @dataclass(frozen=True)
 class Send:
-    """Publish a message. Effects run in order, so a `Store` before it is durable first."""
+    """Publish a message. Effects run in order, so a `Persist` before it is durable first."""
 
     to: Address
     message: Message
@@ -120,7 +122,7 @@ class CancelTimer:
 
 
 @dataclass(frozen=True)
-class Store:
+class Persist:
     """Make `item` durable before the next effect runs."""
 
     item: object
@@ -128,7 +130,7 @@ class Store:
 
 @dataclass(frozen=True)
 class Work:
-    """Something slow or random, done by the host off the event loop; comes back as `Done`."""
+    """Something slow or random, done by the host off the event loop; comes back as `WorkDone`."""
 
     task: object
 
@@ -148,17 +150,49 @@ class Report:
     data: Mapping[str, object] = field(default_factory=dict)
 
 
-Effect = Send | SetTimer | CancelTimer | Store | Work | Refuse | Report
+Effect = Send | SetTimer | CancelTimer | Persist | Work | Refuse | Report
 
 
 class Machine(Protocol):
     """A sans-IO state machine."""
 
     @property
-    def at(self) -> Exchanged | None:
+    def at(self) -> ExchangeId | None:
         """The job and round that it is about, if any; quick."""
         ...
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
         """Take an event; refused input gives `Refuse` effects, never an exception."""
         ...
+
+
+# --- states ---------------------------------------------------------------------------------
+
+
+S = TypeVar("S", bound=Enum)
+
+
+class StateTable(Generic[S]):
+    """`(state, what happened) -> next state`, and the diagram drawn from it."""
+
+    def __init__(self, start: S, table: Mapping[tuple[S, str], S]) -> None:
+        self.start, self.table = start, dict(table)
+
+    def step(self, state: S, happened: str) -> S:
+        """The next state; raises ProtocolError `illegal_transition`."""
+        try:
+            return self.table[state, happened]
+        except KeyError:
+            raise ProtocolError(
+                "illegal_transition", f"'{happened}' cannot happen in state '{state.value}'"
+            ) from None
+
+    def allows(self, state: S, happened: str) -> bool:
+        """Whether `step` would not raise."""
+        return (state, happened) in self.table
+
+    def diagram(self) -> str:
+        """The table as a Mermaid state diagram."""
+        lines = ["stateDiagram-v2", f"    [*] --> {self.start.value}"]
+        lines += [f"    {a.value} --> {b.value}: {how}" for (a, how), b in self.table.items()]
+        return "\n".join(lines)

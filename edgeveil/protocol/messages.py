@@ -8,10 +8,14 @@ the broker.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
+
+from edgeveil.crypto.keys import SigningKey, VerifyKey, sign, verify
+from edgeveil.crypto.labels import BODY, HEADER
+from edgeveil.errors import ProtocolError
 
 JobId = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
@@ -36,7 +40,7 @@ class Blob(msgspec.Struct, frozen=True, array_like=True):
         return max(1, -(-self.size_bytes // self.part_bytes))
 
 
-class Signed(msgspec.Struct, frozen=True, array_like=True):
+class Envelope(msgspec.Struct, frozen=True, array_like=True):
     """An encoded header or body with its Ed25519 signature. `signer` is a device id, or a role."""
 
     signer: Annotated[str, Meta(pattern=r"^(cloud|proxy|[0-9a-f]{16})\Z")]
@@ -50,7 +54,7 @@ class Signed(msgspec.Struct, frozen=True, array_like=True):
 class Offer(msgspec.Struct, frozen=True, array_like=True, tag="offer"):
     """A blob exists. `data` is the whole blob if it fits in this packet, else empty."""
 
-    header: Signed
+    header: Envelope
     data: bytes = b""
 
 
@@ -73,7 +77,7 @@ class Need(msgspec.Struct, frozen=True, array_like=True, tag="need"):
 class Note(msgspec.Struct, frozen=True, array_like=True, tag="note"):
     """A small signed statement."""
 
-    body: Signed
+    body: Envelope
 
 
 Message = Offer | Part | Need | Note
@@ -82,17 +86,20 @@ Message = Offer | Part | Need | Note
 # --- headers: what an offered blob is -------------------------------------------------------
 
 
-class Exchanged(msgspec.Struct, frozen=True, array_like=True):
-    """Which exchange of which job, and which attempt at it."""
+class ExchangeId(msgspec.Struct, frozen=True, array_like=True):
+    """Which exchange of which job, by its index, and which attempt at it.
+
+    A job has preparatory exchanges and training rounds; the index counts them all, from 1.
+    """
 
     job_id: JobId
-    round: Count
+    exchange: Count
     attempt: Count
 
     @property
     def numbers(self) -> bytes:
-        """Round and attempt as seals are bound to them, 4 bytes each, big-endian."""
-        return self.round.to_bytes(4, "big") + self.attempt.to_bytes(4, "big")
+        """Exchange and attempt as seals are bound to them, 4 bytes each, big-endian."""
+        return self.exchange.to_bytes(4, "big") + self.attempt.to_bytes(4, "big")
 
 
 class Group(msgspec.Struct, frozen=True, array_like=True):
@@ -114,7 +121,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, tag="manifest"):
     """
 
     kind: Literal["job", "round", "release"]
-    at: Exchanged
+    at: ExchangeId
     sequence: Annotated[int, Meta(ge=0, le=2**62)]
     job_digest: Digest
     phase: Name
@@ -139,7 +146,7 @@ SEAL_OVERHEAD_BYTES = 48  # HPKE: an encapsulated key of 32 bytes and a tag of 1
 class Upload(msgspec.Struct, frozen=True, array_like=True, tag="upload"):
     """A device's sealed segments: the blob holds the groups listed, in that order."""
 
-    at: Exchanged
+    at: ExchangeId
     groups: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=1024)]
     blob: Blob
 
@@ -150,7 +157,7 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
     Of a manifest that is not `shuffled` they stand in the order in which uploads came.
     """
 
-    at: Exchanged
+    at: ExchangeId
     uploads: Count
     declined: Count
     counts: Annotated[tuple[Count, ...], Meta(max_length=1024)]
@@ -160,7 +167,7 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
 class Commit(msgspec.Struct, frozen=True, array_like=True, tag="commit"):
     """The round is closed: the blob lists the mark of every accepted segment, sorted."""
 
-    at: Exchanged
+    at: ExchangeId
     accepted: Count
     blob: Blob
 
@@ -225,13 +232,13 @@ class Want(msgspec.Struct, frozen=True, array_like=True, tag="want"):
 class Decline(msgspec.Struct, frozen=True, array_like=True, tag="decline"):
     """A selected device will not answer this round. The reason stays on its console."""
 
-    at: Exchanged
+    at: ExchangeId
 
 
 class Shortfall(msgspec.Struct, frozen=True, array_like=True, tag="shortfall"):
     """The round ended below the floor: nothing is handed over. Counts only."""
 
-    at: Exchanged
+    at: ExchangeId
     uploads: Count
     declined: Count
 
@@ -250,3 +257,88 @@ class Bye(msgspec.Struct, frozen=True, array_like=True, tag="bye"):
 
 
 Body = Ack | Hello | Here | Later | Cover | Want | Decline | Shortfall | Close | Bye
+
+
+# --- bytes ----------------------------------------------------------------------------------
+
+
+VERSION = 1
+
+_encoder = msgspec.msgpack.Encoder()
+_messages: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+_headers: msgspec.msgpack.Decoder[Header] = msgspec.msgpack.Decoder(Header)
+_bodies: msgspec.msgpack.Decoder[Body] = msgspec.msgpack.Decoder(Body)
+
+T = TypeVar("T")
+
+
+def encode(message: Message) -> bytes:
+    """The frame of a message."""
+    return bytes((VERSION,)) + _encoder.encode(message)
+
+
+def decode(frame: bytes, limit_bytes: int) -> Message:
+    """The message of a frame.
+
+    Raises ProtocolError `oversized`, `unknown_version` or `malformed`.
+    """
+    if len(frame) > limit_bytes:
+        raise ProtocolError("oversized", f"{len(frame)} bytes where {limit_bytes} are allowed")
+    if not frame or frame[0] != VERSION:
+        raise ProtocolError("unknown_version")
+    return _parse(_messages, memoryview(frame)[1:])
+
+
+def encode_inner(value: Header | Body) -> bytes:
+    """The bytes of a header or body: what is signed."""
+    return _encoder.encode(value)
+
+
+def decode_header(signed: Envelope) -> Header:
+    """The header inside; form only, the signature is checked by `envelope`."""
+    return _parse(_headers, signed.payload)
+
+
+def decode_body(signed: Envelope) -> Body:
+    """The body inside; form only, the signature is checked by `envelope`."""
+    return _parse(_bodies, signed.payload)
+
+
+def _parse(decoder: msgspec.msgpack.Decoder[T], data: bytes | memoryview) -> T:
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError, OverflowError, UnicodeDecodeError):
+        # The text of the error may quote the input, so it is not passed on.
+        raise ProtocolError("malformed") from None
+
+
+# --- signatures: who says what, checked before it is believed -------------------------------
+
+
+class Signer:
+    """One party's name and signing key."""
+
+    def __init__(self, name: str, key: SigningKey) -> None:
+        self.name, self._key = name, key
+
+    def header(self, header: Header) -> Envelope:
+        """The signed header of an offer."""
+        payload = encode_inner(header)
+        return Envelope(self.name, payload, sign(self._key, HEADER, payload))
+
+    def offer(self, header: Header, data: bytes = b"") -> Offer:
+        """An offer of the blob that the header names."""
+        return Offer(self.header(header), data)
+
+    def note(self, body: Body) -> Note:
+        """A signed statement."""
+        payload = encode_inner(body)
+        return Note(Envelope(self.name, payload, sign(self._key, BODY, payload)))
+
+
+def check_signature(signed: Envelope, signer: str, key: VerifyKey | None, label: bytes) -> None:
+    """Raise ProtocolError `unknown_signer` or `forged` unless `signer` signed this."""
+    if key is None or signed.signer != signer:
+        raise ProtocolError("unknown_signer")
+    if not verify(key, label, signed.payload, signed.signature):
+        raise ProtocolError("forged")

@@ -7,43 +7,43 @@ business of `proxy_broadcasts.py` and `proxy_serving.py`, uploads of `proxy_uplo
 
 from __future__ import annotations
 
+import hashlib
+
 from edgeveil.crypto.keys import VerifyKey
 from edgeveil.crypto.labels import BODY
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.blob import describe
-from edgeveil.protocol.codec import decode_body
-from edgeveil.protocol.envelope import Signer, check
 from edgeveil.protocol.messages import (
     Ack,
     Bye,
     Close,
     Decline,
-    Exchanged,
+    Envelope,
+    ExchangeId,
     Hello,
     Here,
+    Later,
     Need,
     Note,
     Offer,
     Part,
     Roster,
-    Signed,
+    Signer,
     Want,
+    check_signature,
+    decode_body,
 )
-from edgeveil.protocol.proxy_broadcasts import Broadcasts
-from edgeveil.protocol.proxy_greeting import Greeting
-from edgeveil.protocol.proxy_rounds import Rounds
-from edgeveil.protocol.proxy_serving import Serving
+from edgeveil.protocol.proxy_broadcasts import Broadcasts, Serving
+from edgeveil.protocol.proxy_rounds import ProxyRounds, ProxyUploads
 from edgeveil.protocol.proxy_tasks import (
+    DeviceRegistry,
     KeepBroadcast,
     ProxyMemory,
     ProxyParts,
     ProxySettings,
-    Registry,
     ShuffleRound,
 )
-from edgeveil.protocol.proxy_uploads import Uploads
-from edgeveil.protocol.transfer import answer_need, part_bytes, sends
+from edgeveil.protocol.transfer import answer_need, describe, part_bytes, sends
 
 
 class ProxyMachine:
@@ -53,26 +53,26 @@ class ProxyMachine:
         self,
         signer: Signer,
         cloud_key: VerifyKey,
-        registry: Registry,
+        registry: DeviceRegistry,
         memory: ProxyMemory | None = None,
         settings: ProxySettings | None = None,
     ) -> None:
         self.signer, self.cloud_key, self.registry = signer, cloud_key, registry
         self.memory, self.settings = memory or ProxyMemory(), settings or ProxySettings()
         parts = ProxyParts(signer, cloud_key, registry, self.memory, self.settings)
-        self.rounds = Rounds(parts)
-        self.uploads = Uploads(parts, self.rounds)
+        self.rounds = ProxyRounds(parts)
+        self.uploads = ProxyUploads(parts, self.rounds)
         self.serving = Serving(parts)
         self.broadcasts = Broadcasts(parts, self.rounds, self.serving)
         self.online = parts.online
-        self._greeting = Greeting(parts)
-        self._roster: tuple[Signed, Roster, bytes] | None = None
+        self._greeting = ProxyGreeting(parts)
+        self._roster: tuple[Envelope, Roster, bytes] | None = None
 
     @property
-    def at(self) -> Exchanged | None:
+    def at(self) -> ExchangeId | None:
         """The round that was opened last."""
         newest = next(reversed(self.rounds.by_key), None)
-        return Exchanged(*newest) if newest else None
+        return ExchangeId(*newest) if newest else None
 
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
         """Take an event; hostile or stale input ends as one `Refuse`."""
@@ -83,21 +83,21 @@ class ProxyMachine:
 
     def _handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
         match event:
-            case fx.Connected(peer=fx.Cloud()):
+            case fx.PeerConnected(peer=fx.CloudAddress()):
                 return self._send_roster() + self.rounds.report_all()
-            case fx.Connected(peer=fx.AllDevices()):
+            case fx.PeerConnected(peer=fx.AllDevices()):
                 return self._greeting.here()
             case fx.Command(what="started"):
                 return self.rounds.resume()
             case fx.Command(what="roster_changed"):
                 return self._roster_changed()
-            case fx.Done(task=ShuffleRound() as task, result=result):
+            case fx.WorkDone(task=ShuffleRound() as task, result=result):
                 return self.rounds.shuffled(task, result)
-            case fx.Done(task=KeepBroadcast() as task, result=result):
+            case fx.WorkDone(task=KeepBroadcast() as task, result=result):
                 return self.broadcasts.kept(task, result)
-            case fx.Received(sender=fx.Cloud(), message=message):
+            case fx.MessageReceived(sender=fx.CloudAddress(), message=message):
                 return self._cloud_message(message)
-            case fx.Received(sender=fx.Device(id=device), message=message):
+            case fx.MessageReceived(sender=fx.DeviceAddress(id=device), message=message):
                 return self._device_message(device, message, now_s)
             case fx.Timer(name=name):
                 return self._timer(name, now_s)
@@ -157,7 +157,7 @@ class ProxyMachine:
             return []
         signed, header, keys = self._roster
         limit = self.settings.packet_bytes
-        packets = sends(fx.Cloud(), signed, header.blob, keys, limit, push=push)
+        packets = sends(fx.CloudAddress(), signed, header.blob, keys, limit, push=push)
         return [*packets, fx.SetTimer("roster", self.settings.resend_s)]
 
     # --- from the cloud ---
@@ -171,7 +171,7 @@ class ProxyMachine:
             case Need() as need:
                 return self._cloud_need(need)
             case Note(body=signed) as note:
-                check(signed, "cloud", self.cloud_key, BODY)
+                check_signature(signed, "cloud", self.cloud_key, BODY)
                 body = decode_body(signed)
                 if isinstance(body, Ack):
                     return self._cloud_ack(body)
@@ -183,7 +183,7 @@ class ProxyMachine:
 
     def _cloud_need(self, need: Need) -> list[fx.Effect]:
         if self._roster and self._roster[1].blob.digest == need.blob:
-            return list(answer_need(fx.Cloud(), need, self._roster[1].blob, self._roster[2]))
+            return list(answer_need(fx.CloudAddress(), need, self._roster[1].blob, self._roster[2]))
         return self.rounds.need(need)
 
     def _cloud_ack(self, ack: Ack) -> list[fx.Effect]:
@@ -206,11 +206,11 @@ class ProxyMachine:
                 return self._device_note(device, signed, now_s)
         raise ProtocolError("unexpected_body")
 
-    def _device_note(self, device: str, signed: Signed, now_s: float) -> list[fx.Effect]:
+    def _device_note(self, device: str, signed: Envelope, now_s: float) -> list[fx.Effect]:
         body = decode_body(signed)
         if isinstance(body, Hello) and not self._greeting.rate.free(now_s):
             return self._greeting.later(device, now_s)  # its signature is checked when it is heard
-        check(signed, device, self.registry.verify_key(device), BODY)
+        check_signature(signed, device, self.registry.verify_key(device), BODY)
         match body:
             case Hello(device=said) if said == device:
                 return self._came(device, signed, now_s)
@@ -223,7 +223,7 @@ class ProxyMachine:
                 return self.uploads.decline(device, at, now_s)
         raise ProtocolError("unexpected_body")
 
-    def _came(self, device: str, hello: Signed, now_s: float) -> list[fx.Effect]:
+    def _came(self, device: str, hello: Envelope, now_s: float) -> list[fx.Effect]:
         heard = self._greeting.heard(device, hello, now_s)
         self.online.add(device)
         coming = self.uploads.came(device, now_s)
@@ -231,3 +231,103 @@ class ProxyMachine:
 
     def _presence(self) -> fx.Effect:
         return fx.Report("devices_online", {"count": len(self.online)})
+
+
+# --- how devices come -----------------------------------------------------------------------
+
+
+_DELAY_STEP_S = 0.1  # delays are rounded, so that one signed note serves many devices
+_LATEST_S = 600.0
+_EACH_HELLOS, _EACH_S = 5, 10.0  # of one device: a sound one comes, is asked once, and tries again
+
+
+class HelloRate:
+    """So many hellos a second are heard; each one more is given the next free moment."""
+
+    def __init__(self, per_s: float) -> None:
+        self._per_s, self._most = per_s, max(1.0, per_s)
+        self._room = self._most  # hellos that may come now: a second's worth at most
+        self._seen_s = self._next_s = 0.0
+
+    def free(self, now_s: float) -> bool:
+        """Whether one more may be heard now."""
+        self._room = min(self._most, self._room + (now_s - self._seen_s) * self._per_s)
+        self._seen_s = now_s
+        return self._room >= 1
+
+    def heard(self) -> None:
+        """One was."""
+        self._room -= 1
+
+    def delay_s(self, now_s: float) -> float:
+        """When one that cannot be heard should come again."""
+        self._next_s = max(self._next_s, now_s + 1) + 1 / self._per_s
+        return min(self._next_s - now_s, _LATEST_S)
+
+    def put_off_s(self, now_s: float) -> float:
+        """For how long those who were put off may still be coming; 0 or less if they are not."""
+        return min(self._next_s - now_s, _LATEST_S)
+
+
+class ProxyGreeting:
+    """What devices hear when they, or the proxy, come."""
+
+    def __init__(self, parts: ProxyParts) -> None:
+        self._parts = parts
+        self.rate = HelloRate(parts.settings.hellos_per_s)
+        self._later: dict[int, Note] = {}
+        self._each: dict[str, tuple[float, int]] = {}  # of admitted devices: since when, how many
+
+    def here(self) -> list[fx.Effect]:
+        """The proxy has come: all are asked for a hello, at a pace that it can hear."""
+        settings = self._parts.settings
+        enrolled = len(self._parts.registry.roster()[1]) // 32
+        spread_s = max(settings.hello_spread_s, min(enrolled / settings.hellos_per_s, _LATEST_S))
+        here = fx.Send(fx.AllDevices(), self._parts.signer.note(Here(spread_s)))
+        self._parts.all_came = False
+        out = [*self._parts.cover(fx.AllDevices()), here]
+        return [*out, fx.SetTimer("hellos", spread_s + settings.resend_s)]
+
+    def spread_over(self, now_s: float) -> list[fx.Effect]:
+        """The devices that were there have said so, unless some were told to come yet later."""
+        left_s = self.rate.put_off_s(now_s)
+        if left_s > 0:
+            return [fx.SetTimer("hellos", left_s + self._parts.settings.resend_s)]
+        self._parts.all_came = True
+        return []
+
+    def later(self, device: str, now_s: float) -> list[fx.Effect]:
+        """The same hello again, later. Its signature is checked when it is heard.
+
+        Raises ProtocolError `unknown_signer` or `hello_too_often`, and moves nobody's moment.
+        """
+        if self._parts.registry.verify_key(device) is None:
+            raise ProtocolError("unknown_signer")
+        self._count(device, now_s)
+        steps = round(self.rate.delay_s(now_s) / _DELAY_STEP_S)
+        if steps not in self._later:
+            self._later[steps] = self._parts.signer.note(Later(steps * _DELAY_STEP_S))
+        # Rounds are offered to all: it may hear of one, and answer it, before it is heard.
+        to = fx.DeviceAddress(device)
+        return [*self._parts.cover(to), fx.Send(to, self._later[steps])]
+
+    def heard(self, device: str, hello: Envelope, now_s: float) -> list[fx.Effect]:
+        """A hello that is the device's own.
+
+        Raises ProtocolError `hello_too_often`: one device must not take the others' place.
+        """
+        self._count(device, now_s)
+        self.rate.heard()
+        ack = self._parts.ack(hashlib.sha256(hello.payload).digest(), "held")
+        return [
+            fx.Send(fx.DeviceAddress(device), ack),
+            *self._parts.cover(fx.DeviceAddress(device)),
+        ]
+
+    def _count(self, device: str, now_s: float) -> None:
+        since_s, count = self._each.get(device, (now_s, 0))
+        if now_s - since_s >= _EACH_S:
+            since_s, count = now_s, 0
+        if count >= _EACH_HELLOS:
+            raise ProtocolError("hello_too_often")
+        self._each[device] = since_s, count + 1

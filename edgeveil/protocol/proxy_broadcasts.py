@@ -3,27 +3,44 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from dataclasses import dataclass
 
 from edgeveil.crypto.labels import HEADER
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.codec import decode_header
-from edgeveil.protocol.envelope import check
-from edgeveil.protocol.messages import Close, Commit, Manifest, Note, Offer, Part, Signed
-from edgeveil.protocol.proxy_rounds import Rounds
-from edgeveil.protocol.proxy_serving import Serving
+from edgeveil.protocol.messages import (
+    Close,
+    Commit,
+    Envelope,
+    Manifest,
+    Need,
+    Note,
+    Offer,
+    Part,
+    check_signature,
+    decode_header,
+)
+from edgeveil.protocol.proxy_rounds import ProxyRounds
 from edgeveil.protocol.proxy_tasks import (
     BroadcastDropped,
     BroadcastPart,
     JobEnded,
     KeepBroadcast,
-    Kept,
+    KeptBroadcast,
     ProxyParts,
+    RoundKey,
     key_of,
     kind_of,
 )
-from edgeveil.protocol.transfer import Fetch, check_fetchable, first_data
+from edgeveil.protocol.transfer import (
+    NEED_LIMIT,
+    Fetch,
+    answer_need,
+    check_fetchable,
+    first_data,
+    sends,
+)
 
 
 class Broadcasts:
@@ -32,7 +49,7 @@ class Broadcasts:
     All of it lies on the disk; here are headers and marks of what has come.
     """
 
-    def __init__(self, parts: ProxyParts, rounds: Rounds, serving: Serving) -> None:
+    def __init__(self, parts: ProxyParts, rounds: ProxyRounds, serving: Serving) -> None:
         self._parts, self._rounds, self._serving = parts, rounds, serving
         self.arriving: dict[bytes, Fetch] = {}  # by blob digest
 
@@ -46,7 +63,7 @@ class Broadcasts:
 
     def offer(self, offer: Offer) -> list[fx.Effect]:
         """The cloud offers a broadcast, perhaps with the whole blob inside."""
-        check(offer.header, "cloud", self._parts.cloud_key, HEADER)
+        check_signature(offer.header, "cloud", self._parts.cloud_key, HEADER)
         header = decode_header(offer.header)
         if not isinstance(header, Manifest | Commit):
             raise ProtocolError("unexpected_header")
@@ -54,7 +71,7 @@ class Broadcasts:
         for kept in self._parts.memory.kept.values():
             if _slot(kept.header) == _slot(header):
                 if kept.signed.payload == offer.header.payload:
-                    return [fx.Send(fx.Cloud(), self._parts.ack(digest, "held"))]
+                    return [fx.Send(fx.CloudAddress(), self._parts.ack(digest, "held"))]
                 return self._refuse(digest, "forked_manifest")
         reason = self._why_not(header)
         if reason:
@@ -73,7 +90,7 @@ class Broadcasts:
             return out
         return [*out, fx.SetTimer("repair", self._parts.settings.repair_s)]
 
-    def _bytes_with(self, signed: Signed, header: Manifest | Commit) -> int:
+    def _bytes_with(self, signed: Envelope, header: Manifest | Commit) -> int:
         """What the cache would hold with this broadcast, and without those that it ends."""
         kept = self._parts.memory.kept.values()
         over = sum(_cost_bytes(k.signed, k.header) for k in kept if _supersedes(header, k.header))
@@ -91,7 +108,7 @@ class Broadcasts:
             newer = [h for h in kept if isinstance(h, Manifest) and h.sequence > header.sequence]
             over = any(_supersedes(header, old) for old in newer)
             return f"replayed_{kind}" if over else ""
-        if (header.at.round, header.at.attempt) < self._rounds.newest(header.at.job_id):
+        if (header.at.exchange, header.at.attempt) < self._rounds.newest(header.at.job_id):
             return "replayed_round"
         if header.selected < max(header.min_batch, self._parts.settings.min_batch_floor):
             return "selected_below_floor"
@@ -102,12 +119,12 @@ class Broadcasts:
         gone = [digest for digest, fetch in self.arriving.items() if over(fetch)]
         for digest in gone:
             del self.arriving[digest]
-        return [fx.Store(BroadcastDropped(digest)) for digest in gone]
+        return [fx.Persist(BroadcastDropped(digest)) for digest in gone]
 
     def _refuse(self, digest: bytes, reason: str) -> list[fx.Effect]:
         return [
             fx.Refuse(reason),
-            fx.Send(fx.Cloud(), self._parts.ack(digest, "refused", reason)),
+            fx.Send(fx.CloudAddress(), self._parts.ack(digest, "refused", reason)),
         ]
 
     def part(self, part: Part) -> list[fx.Effect]:
@@ -117,7 +134,7 @@ class Broadcasts:
             return []
         out = self._put(fetch, part)
         need = fetch.next_need(timer=False)
-        return [*out, fx.Send(fx.Cloud(), need)] if need else out
+        return [*out, fx.Send(fx.CloudAddress(), need)] if need else out
 
     def _put(self, fetch: Fetch, part: Part) -> list[fx.Effect]:
         """A part goes to the disk; the whole is checked there."""
@@ -125,7 +142,7 @@ class Broadcasts:
             return []
         complete = fetch.add(part)
         offset = part.index * fetch.header.blob.part_bytes
-        out: list[fx.Effect] = [fx.Store(BroadcastPart(part.blob, offset, part.data))]
+        out: list[fx.Effect] = [fx.Persist(BroadcastPart(part.blob, offset, part.data))]
         if complete:
             out.append(fx.Work(KeepBroadcast(fetch.offer.header, _header(fetch))))
         return out
@@ -136,23 +153,25 @@ class Broadcasts:
         fetch = self.arriving.get(digest)
         if fetch is None or fetch.header != header:  # it was overtaken meanwhile
             known = fetch is not None or digest in self._parts.memory.kept
-            return [] if known else [fx.Store(BroadcastDropped(digest))]
+            return [] if known else [fx.Persist(BroadcastDropped(digest))]
         del self.arriving[digest]
-        if not isinstance(result, Kept):
-            reason = result.reason if isinstance(result, fx.Failed) else "bad_digest"
-            return [fx.Store(BroadcastDropped(digest)), fx.Refuse(reason)]
+        if not isinstance(result, KeptBroadcast):
+            reason = result.reason if isinstance(result, fx.WorkFailed) else "bad_digest"
+            return [fx.Persist(BroadcastDropped(digest)), fx.Refuse(reason)]
         at = header.at
-        if isinstance(header, Commit) and (at.round, at.attempt) < self._rounds.newest(at.job_id):
+        if isinstance(header, Commit) and (at.exchange, at.attempt) < self._rounds.newest(
+            at.job_id
+        ):
             # The next round came while this was checked; who is there still hears it.
-            told = [fx.Send(fx.Cloud(), self._parts.ack(digest, "held"))]
+            told = [fx.Send(fx.CloudAddress(), self._parts.ack(digest, "held"))]
             passed = self._serving.pass_on(fx.AllDevices(), result)
-            return [*told, *passed, fx.Store(BroadcastDropped(digest))]
+            return [*told, *passed, fx.Persist(BroadcastDropped(digest))]
         late = self._why_not(header)
         if late:
-            return [fx.Store(BroadcastDropped(digest)), *self._refuse(digest, late)]
+            return [fx.Persist(BroadcastDropped(digest)), *self._refuse(digest, late)]
         out: list[fx.Effect] = self._make_room(header)
         self._parts.memory.kept[digest] = result
-        out += [fx.Store(result), fx.Send(fx.Cloud(), self._parts.ack(digest, "held"))]
+        out += [fx.Persist(result), fx.Send(fx.CloudAddress(), self._parts.ack(digest, "held"))]
         if isinstance(header, Commit):
             out += self._rounds.drop(header.at)
         elif header.kind == "round":
@@ -180,16 +199,16 @@ class Broadcasts:
             memory.ended[job_id] = note
             while len(memory.ended) > self._parts.settings.ended_kept:
                 del memory.ended[next(iter(memory.ended))]
-            out += [fx.Store(JobEnded(job_id, note)), fx.Send(fx.AllDevices(), note)]
+            out += [fx.Persist(JobEnded(job_id, note)), fx.Send(fx.AllDevices(), note)]
         digest = hashlib.sha256(note.body.payload).digest()
-        return [*out, fx.Send(fx.Cloud(), self._parts.ack(digest, "held"))]
+        return [*out, fx.Send(fx.CloudAddress(), self._parts.ack(digest, "held"))]
 
     def repair(self) -> list[fx.Effect]:
         """Ask the cloud for what did not come."""
         if not self.arriving:
             return []
         needs = [fetch.next_need(timer=True) for fetch in self.arriving.values()]
-        out: list[fx.Effect] = [fx.Send(fx.Cloud(), need) for need in needs if need]
+        out: list[fx.Effect] = [fx.Send(fx.CloudAddress(), need) for need in needs if need]
         return [*out, fx.SetTimer("repair", self._parts.settings.repair_s)]
 
 
@@ -205,7 +224,7 @@ def _header(fetch: Fetch) -> Manifest | Commit:
     return fetch.header
 
 
-def _cost_bytes(signed: Signed, header: Manifest | Commit) -> int:
+def _cost_bytes(signed: Envelope, header: Manifest | Commit) -> int:
     return header.blob.size_bytes + len(signed.payload)
 
 
@@ -226,3 +245,73 @@ def _supersedes(new: Manifest | Commit, old: Manifest | Commit) -> bool:
         case "round":
             return same_job and kind_of(old) in ("round", "commit")
     return False
+
+
+# --- broadcasts for devices -----------------------------------------------------------------
+
+
+_ORDER = {"job": 0, "round": 1, "release": 2, "commit": 3}
+
+
+@dataclass(frozen=True)
+class _Served:
+    """What a device was sent of a blob, in its last two requests, and until when that counts."""
+
+    blob: bytes
+    until_s: float = 0.0
+    last: frozenset[int] = frozenset()
+    before: frozenset[int] = frozenset()
+
+
+class Serving:
+    """Serves what the proxy's memory keeps; only slices of it are read."""
+
+    def __init__(self, parts: ProxyParts) -> None:
+        self._parts = parts
+        self._served: dict[str, _Served] = {}  # of admitted devices alone
+        self._wanted: dict[str, float] = {}  # likewise: until when no job is sent again
+
+    def pass_on(self, to: fx.Address, kept: KeptBroadcast) -> list[fx.Effect]:
+        """The broadcast's offer; to all at once, the whole of one that is small."""
+        blob, limit = kept.header.blob, self._parts.settings
+        push = isinstance(to, fx.AllDevices) and blob.size_bytes <= limit.push_bytes
+        return list(sends(to, kept.signed, blob, kept.data, limit.packet_bytes, push=push))
+
+    def need(self, device: str, need: Need, now_s: float) -> list[fx.Effect]:
+        """An admitted device asks for parts; what is still on its way is not sent again."""
+        if self._parts.registry.verify_key(device) is None:
+            raise ProtocolError("unknown_signer")
+        kept = self._parts.memory.kept.get(need.blob)
+        if kept is None:
+            raise ProtocolError("unknown_blob")
+        served = self._served.get(device)
+        if served is None or served.blob != need.blob or now_s >= served.until_s:
+            served = _Served(need.blob)
+        sent = served.last | served.before
+        fresh = frozenset(sorted(set(need.indices) - sent)[:NEED_LIMIT])
+        if not fresh:
+            return []
+        until_s = now_s + self._parts.settings.need_repeat_s
+        self._served[device] = _Served(need.blob, until_s, fresh, served.last)
+        asked = Need(need.blob, tuple(fresh))
+        return list(answer_need(fx.DeviceAddress(device), asked, kept.header.blob, kept.data))
+
+    def want(self, device: str, job_id: bytes, now_s: float) -> list[fx.Effect]:
+        """An admitted device asks for a job; raises ProtocolError `want_too_often`."""
+        if now_s < self._wanted.get(device, 0.0):
+            raise ProtocolError("want_too_often")
+        self._wanted[device] = now_s + self._parts.settings.want_repeat_s
+        kept = [k for k in self._parts.memory.kept.values() if k.header.at.job_id == job_id]
+        jobs = [k for k in kept if kind_of(k.header) == "job"]
+        return [effect for job in jobs for effect in self.pass_on(fx.DeviceAddress(device), job)]
+
+    def welcome(self, device: str, open_rounds: Container[RoundKey]) -> list[fx.Effect]:
+        """What a device that just came should know, jobs first.
+
+        A round that takes no more uploads is not among it: work for it would be for nothing.
+        """
+        memory, out = self._parts.memory, list[fx.Effect]()
+        for kept in sorted(memory.kept.values(), key=lambda k: _ORDER[kind_of(k.header)]):
+            if kind_of(kept.header) != "round" or key_of(kept.header.at) in open_rounds:
+                out += self.pass_on(fx.DeviceAddress(device), kept)
+        return out + [fx.Send(fx.DeviceAddress(device), note) for note in memory.ended.values()]

@@ -1,36 +1,220 @@
-"""The proxy's rounds: open one, see when it is over, have it shuffled, hand it over."""
+"""One round at the proxy: uploads come in, one shuffled batch goes out."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from enum import Enum
+
+from edgeveil.crypto.labels import HEADER
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.collection import Collection, State
-from edgeveil.protocol.messages import Ack, Batch, Blob, Exchanged, Manifest, Need, Shortfall
-from edgeveil.protocol.proxy_arrivals import Arrivals
+from edgeveil.protocol.effects import StateTable
+from edgeveil.protocol.messages import (
+    SEAL_OVERHEAD_BYTES,
+    Ack,
+    Batch,
+    Blob,
+    ExchangeId,
+    Manifest,
+    Need,
+    Offer,
+    Part,
+    Shortfall,
+    Upload,
+    check_signature,
+    decode_header,
+)
+from edgeveil.protocol.proxy_arrivals import UploadArrival, UploadArrivals
 from edgeveil.protocol.proxy_tasks import (
     BatchDelivered,
     BatchKept,
+    HeldUpload,
     ProxyParts,
     RoundDropped,
     RoundKey,
-    Shuffled,
+    ShuffledBatch,
     ShuffleRound,
+    UploadKept,
+    UploadPart,
     UploadsDropped,
     key_of,
 )
-from edgeveil.protocol.transfer import answer_need, part_bytes, sends
+from edgeveil.protocol.transfer import (
+    answer_need,
+    check_claim,
+    check_parts_fit,
+    part_bytes,
+    sends,
+    whole,
+)
+
+
+class CollectionState(Enum):
+    """Where the proxy stands in one round."""
+
+    COLLECTING = "collecting"
+    GRACE = "grace"
+    SHUFFLING = "shuffling"
+    HANDING_OVER = "handing_over"
+    SHORT = "short"
+    DELIVERED = "delivered"
+
+
+_S = CollectionState
+COLLECTION_STATES = StateTable(
+    _S.COLLECTING,
+    {(state, "dropped"): _S.DELIVERED for state in CollectionState}
+    | {
+        (_S.COLLECTING, "quorum"): _S.GRACE,
+        (_S.COLLECTING, "all_answered"): _S.SHUFFLING,
+        (_S.GRACE, "all_answered"): _S.SHUFFLING,
+        (_S.GRACE, "grace_over"): _S.SHUFFLING,
+        (_S.COLLECTING, "deadline_with_enough"): _S.SHUFFLING,
+        (_S.GRACE, "deadline_with_enough"): _S.SHUFFLING,
+        (_S.COLLECTING, "below_floor"): _S.SHORT,
+        (_S.SHUFFLING, "shuffled"): _S.HANDING_OVER,
+        (_S.HANDING_OVER, "held_by_cloud"): _S.DELIVERED,
+    },
+)
+
+
+@dataclass
+class Collection:
+    """Uploads of one round. `floor` is the larger of the job's and this proxy's minimum.
+
+    `pending`, with cover traffic: the devices that are there and have not answered; None while
+    that is not known, since not all have had their time to say hello.
+    """
+
+    manifest: Manifest
+    floor: int
+    cover: bool = False
+    state: CollectionState = COLLECTION_STATES.start
+    uploads: dict[str, HeldUpload] = field(default_factory=dict)
+    declined: set[str] = field(default_factory=set)
+    slots: dict[str, int] = field(default_factory=dict)
+    pending: set[str] | None = None
+    told: int = 0  # how often a shortfall was
+
+    def __post_init__(self) -> None:
+        sealed = (group.padded_bytes + SEAL_OVERHEAD_BYTES for group in self.manifest.groups)
+        self.segment_bytes = tuple(sealed)
+        self.slot_bytes = sum(self.segment_bytes)
+        self._next_slot = 0
+
+    @property
+    def open(self) -> bool:
+        """Uploads are still taken."""
+        return self.state in (CollectionState.COLLECTING, CollectionState.GRACE)
+
+    @property
+    def spooled_bytes(self) -> int:
+        """Disk that uploads take, or were promised when they began to come."""
+        return len(self.slots) * self.slot_bytes
+
+    def slot(self, device: str) -> int:
+        """The device's place in the round's file: one, however often it begins anew."""
+        if device not in self.slots:
+            self.slots[device] = self._next_slot
+            self._next_slot += 1
+        return self.slots[device]
+
+    def restore(self, device: str, held: HeldUpload) -> None:
+        """An upload that is on the disk already."""
+        self.uploads[device] = held
+        self.slots[device] = held.slot
+        self._next_slot = max(self._next_slot, held.slot + 1)
+
+    def check_form(self, upload: Upload) -> None:
+        """Raise `wrong_groups` or `wrong_size` unless it is exactly what the manifest allows."""
+        groups, known = upload.groups, self.manifest.groups
+        if list(groups) != sorted(set(groups)) or groups[-1] >= len(known):
+            raise ProtocolError("wrong_groups")
+        if upload.blob.size_bytes != sum(self.segment_bytes[g] for g in groups):
+            raise ProtocolError("wrong_size")
+
+    def step(self, happened: str) -> None:
+        """Move on, or raise and change nothing."""
+        self.state = COLLECTION_STATES.step(self.state, happened)
+
+    def hold(self, device: str, held: HeldUpload) -> None:
+        """The device's upload is here."""
+        self.uploads[device] = held
+        self.left(device)
+
+    def decline(self, device: str) -> None:
+        """The device will not upload."""
+        self.declined.add(device)
+        self.left(device)
+
+    def came(self, device: str) -> None:
+        """With cover traffic a device that is there is waited for."""
+        known = device in self.uploads or device in self.declined
+        if self.pending is not None and self.open and not known:
+            self.pending.add(device)
+
+    def left(self, device: str) -> None:
+        """The device is not waited for any more."""
+        if self.pending is not None:
+            self.pending.discard(device)
+
+    def verdict(self, *, deadline: bool = False, grace_over: bool = False) -> str | None:
+        """What the counts mean now: the transition to take, or None to keep waiting."""
+        enough = len(self.uploads) >= self.floor
+        answered = self._all_answered()
+        if self.open and enough and answered:
+            return "all_answered"
+        if self.open and enough and deadline:
+            return "deadline_with_enough"
+        if self.state is CollectionState.GRACE and grace_over:
+            return "grace_over"
+        # With cover traffic those who are not there yet may still come.
+        hopeless = answered and not self.cover
+        if self.state is CollectionState.COLLECTING and (deadline or hopeless):
+            return "below_floor"
+        quorum = len(self.uploads) >= max(self._quorum(), self.floor)
+        return "quorum" if quorum and self.state is CollectionState.COLLECTING else None
+
+    def _all_answered(self) -> bool:
+        if self.cover and (self.pending is None or self.pending):
+            return False
+        return len(self.uploads) + len(self.declined) >= self.manifest.selected
+
+    def _quorum(self) -> float:
+        """With cover traffic, the job's share of the selected is one of all who are there.
+
+        Never less than the job's number: who is not there yet may be among the selected.
+        """
+        if not self.cover:
+            return self.manifest.quorum
+        if self.pending is None:
+            return float("inf")
+        there = len(self.uploads) + len(self.declined) + len(self.pending)
+        share = there * self.manifest.quorum / max(1, self.manifest.selected)
+        return max(self.manifest.quorum, share)
+
+    def forget_ciphertext(self) -> None:
+        """Keep who answered, so that a repeated upload is still known. Its place is gone, and its
+        digest: of a single group it would name the segment in the batch.
+        """
+        self.uploads = {d: HeldUpload(h.groups, b"", -1) for d, h in self.uploads.items()}
+        self.slots.clear()
+
+
+# --- rounds: open one, see when it is over, have it shuffled, hand it over ------------------
+
 
 _TIMERS = ("deadline", "grace", "shuffle", "handover", "short")
 
 
-class Rounds:
+class ProxyRounds:
     """All rounds that the proxy knows, newest of each job."""
 
     def __init__(self, parts: ProxyParts) -> None:
         self._parts = parts
         self.by_key: dict[RoundKey, Collection] = {}
         settings = parts.settings
-        self.arrivals = Arrivals(settings.credit_bytes, settings.credit_patience_s)
+        self.arrivals = UploadArrivals(settings.credit_bytes, settings.credit_patience_s)
         self._restore()
 
     def _restore(self) -> None:
@@ -39,15 +223,15 @@ class Rounds:
                 collection = self._collection(kept.header)
                 key = key_of(kept.header.at)
                 if key in self._parts.memory.delivered:
-                    collection.state = State.DELIVERED
+                    collection.state = CollectionState.DELIVERED
                 elif key in self._parts.memory.batches:
-                    collection.state = State.HANDING_OVER
+                    collection.state = CollectionState.HANDING_OVER
                 self.by_key[key] = collection
         for upload in self._parts.memory.uploads:
             collection = self.by_key[key_of(upload.at)]
             collection.restore(upload.device, upload.held)
             if upload.held.slot < 0 and collection.open:  # no batch was made of it
-                collection.state = State.SHORT
+                collection.state = CollectionState.SHORT
         self._parts.memory.uploads.clear()
         for collection in self.by_key.values():
             if not collection.open:
@@ -84,7 +268,7 @@ class Rounds:
         collection = self.by_key[key] = self._collection(manifest)
         if collection.cover and self._parts.all_came:
             self._wait_for_all(collection)
-        report = fx.Report("round_open", {"round": manifest.at.round, "phase": manifest.phase})
+        report = fx.Report("round_open", {"round": manifest.at.exchange, "phase": manifest.phase})
         asked = self._parts.cover(fx.AllDevices())
         return [self._set("deadline", key, manifest.deadline_s), report, *asked]
 
@@ -116,12 +300,12 @@ class Rounds:
         """End and forget every round of a job."""
         out: list[fx.Effect] = []
         for key in [k for k in self.by_key if k[0] == job_id]:
-            out += self.drop(Exchanged(*key))
+            out += self.drop(ExchangeId(*key))
             del self.by_key[key]
             self._parts.memory.delivered.discard(key)
         return out
 
-    def drop(self, at: Exchanged) -> list[fx.Effect]:
+    def drop(self, at: ExchangeId) -> list[fx.Effect]:
         """End a round: its uploads and its batch are of no use any more."""
         key = key_of(at)
         self._parts.memory.batches.pop(key, None)
@@ -132,7 +316,7 @@ class Rounds:
             collection.forget_ciphertext()
             collection.step("dropped")
         timers = [self._cancel(what, key) for what in _TIMERS]
-        return [fx.Store(RoundDropped(at)), *timers]
+        return [fx.Persist(RoundDropped(at)), *timers]
 
     # --- closing a round ---
 
@@ -143,15 +327,15 @@ class Rounds:
             return []
         collection.step(verdict)
         key = key_of(collection.manifest.at)
-        if collection.state is State.GRACE:
+        if collection.state is CollectionState.GRACE:
             # With cover traffic the moment is chance: nobody is late before the window is over.
             grace_s = collection.manifest.grace_s + self._parts.settings.cover_window_s
             return [self._set("grace", key, grace_s)]
         self.arrivals.end(collection.manifest.at)
-        if collection.state is not State.SHORT:
+        if collection.state is not CollectionState.SHORT:
             return [self._shuffle(collection)]
         collection.forget_ciphertext()  # the cloud can only begin anew
-        return [fx.Store(UploadsDropped(collection.manifest.at)), *self._short(key)]
+        return [fx.Persist(UploadsDropped(collection.manifest.at)), *self._short(key)]
 
     @staticmethod
     def _shuffle(collection: Collection) -> fx.Effect:
@@ -170,11 +354,11 @@ class Rounds:
         """The batch is on the disk: sign it, forget whose uploads it came from, hand it over."""
         key = key_of(task.at)
         collection = self.by_key.get(key)
-        if collection is None or collection.state is not State.SHUFFLING:
+        if collection is None or collection.state is not CollectionState.SHUFFLING:
             # Its round went meanwhile, and this file was perhaps not there yet to be dropped.
-            return [] if key in self._parts.memory.batches else [fx.Store(RoundDropped(task.at))]
-        if not isinstance(result, Shuffled):  # perhaps the disk is full: try until it is not
-            failed = fx.Report("shuffle_failed", {"round": task.at.round})
+            return [] if key in self._parts.memory.batches else [fx.Persist(RoundDropped(task.at))]
+        if not isinstance(result, ShuffledBatch):  # perhaps the disk is full: try until it is not
+            failed = fx.Report("shuffle_failed", {"round": task.at.exchange})
             return [failed, self._set("shuffle", key, self._parts.settings.resend_s)]
         blob = Blob(result.digest, len(result.data), part_bytes(self._parts.settings.packet_bytes))
         answers = (len(collection.uploads), len(collection.declined))
@@ -183,7 +367,7 @@ class Rounds:
         collection.step("shuffled")
         collection.forget_ciphertext()
         self._parts.memory.batches[key] = kept
-        return [fx.Store(kept), *self._hand_over(key)]
+        return [fx.Persist(kept), *self._hand_over(key)]
 
     def report_all(self) -> list[fx.Effect]:
         """Offer every batch that the cloud does not hold yet, and tell every shortfall."""
@@ -192,7 +376,7 @@ class Rounds:
 
     def report_short(self) -> list[fx.Effect]:
         """Tell every shortfall."""
-        short = [key for key, known in self.by_key.items() if known.state is State.SHORT]
+        short = [key for key, known in self.by_key.items() if known.state is CollectionState.SHORT]
         return [effect for key in short for effect in self._short(key)]
 
     def _hand_over(self, key: RoundKey, *, push: bool = True) -> list[fx.Effect]:
@@ -202,7 +386,9 @@ class Rounds:
             return []
         limit, blob = self._parts.settings, kept.batch.blob
         push = push and blob.size_bytes <= limit.push_bytes
-        packets = sends(fx.Cloud(), kept.signed, blob, kept.data, limit.packet_bytes, push=push)
+        packets = sends(
+            fx.CloudAddress(), kept.signed, blob, kept.data, limit.packet_bytes, push=push
+        )
         return [*packets, self._set("handover", key, self._parts.settings.resend_s)]
 
     def _short(self, key: RoundKey) -> list[fx.Effect]:
@@ -212,7 +398,7 @@ class Rounds:
         collection.told += 1
         note = Shortfall(collection.manifest.at, len(collection.uploads), len(collection.declined))
         return [
-            fx.Send(fx.Cloud(), self._parts.signer.note(note)),
+            fx.Send(fx.CloudAddress(), self._parts.signer.note(note)),
             self._set("short", key, wait_s),
         ]
 
@@ -220,7 +406,7 @@ class Rounds:
         """The cloud asks for parts of a batch."""
         for kept in self._parts.memory.batches.values():
             if kept.batch.blob.digest == need.blob:
-                return list(answer_need(fx.Cloud(), need, kept.batch.blob, kept.data))
+                return list(answer_need(fx.CloudAddress(), need, kept.batch.blob, kept.data))
         raise ProtocolError("unknown_blob")
 
     def delivered(self, ack: Ack) -> list[fx.Effect]:
@@ -232,7 +418,7 @@ class Rounds:
                 memory.delivered.add(key)
                 if key in self.by_key:
                     self.by_key[key].step("held_by_cloud")
-                return [fx.Store(BatchDelivered(kept.at)), self._cancel("handover", key)]
+                return [fx.Persist(BatchDelivered(kept.at)), self._cancel("handover", key)]
         return []
 
     def timer(self, name: str) -> list[fx.Effect]:
@@ -242,15 +428,15 @@ class Rounds:
         collection = self.by_key.get(key)
         if collection is None:
             return []
-        if what == "shuffle" and collection.state is State.SHUFFLING:
+        if what == "shuffle" and collection.state is CollectionState.SHUFFLING:
             return [self._shuffle(collection)]
-        if what == "handover" and collection.state is State.HANDING_OVER:
+        if what == "handover" and collection.state is CollectionState.HANDING_OVER:
             return self._hand_over(key, push=False)
-        if what == "short" and collection.state is State.SHORT:
+        if what == "short" and collection.state is CollectionState.SHORT:
             return self._short(key)
         if what == "deadline" and collection.open:
             return self.advance(collection, deadline=True)
-        if what == "grace" and collection.state is State.GRACE:
+        if what == "grace" and collection.state is CollectionState.GRACE:
             return self.advance(collection, grace_over=True)
         return []
 
@@ -271,3 +457,151 @@ def _key(text: str) -> RoundKey:
     """The round that `_text` gave this name."""
     job, number, attempt = text.split(":")
     return bytes.fromhex(job), int(number), int(attempt)
+
+
+# --- uploads: one complete, well-formed one of each device, or a refusal --------------------
+
+
+class ProxyUploads:
+    """Takes uploads into the open rounds of `rounds`."""
+
+    def __init__(self, parts: ProxyParts, rounds: ProxyRounds) -> None:
+        self._parts, self._rounds = parts, rounds
+
+    def offer(self, device: str, offer: Offer, now_s: float) -> list[fx.Effect]:
+        """A device offers its upload, perhaps with the whole blob inside."""
+        arrival = self._rounds.arrivals.get(device)
+        if arrival is not None and arrival.signed == offer.header and not offer.data:
+            return self._rounds.arrivals.offered(device, arrival, now_s)
+        check_signature(offer.header, device, self._parts.registry.verify_key(device), HEADER)
+        header = decode_header(offer.header)
+        if not isinstance(header, Upload):
+            raise ProtocolError("unexpected_header")
+        digest = header.blob.digest
+        collection = self._rounds.by_key.get(key_of(header.at))
+        held = collection.uploads.get(device) if collection else None
+        if held is not None:
+            if held.digest in (digest, b""):  # after the batch it is enough that it answered
+                return [fx.Send(fx.DeviceAddress(device), self._parts.ack(digest, "held"))]
+            return self._refuse(device, digest, "duplicate", "duplicate_upload")
+        if collection is None or not self._takes(collection, device):
+            return self._refuse(device, digest, "closed", "closed_round")
+        try:
+            self._check(collection, device, header)
+        except ProtocolError as error:
+            return self._refuse(device, digest, "refused", error.reason)
+        self._check_room(collection, device)
+        return self._begin(collection, device, offer, header, now_s)
+
+    def _check(self, collection: Collection, device: str, header: Upload) -> None:
+        collection.check_form(header)
+        settings = self._parts.settings
+        check_claim(header.blob, settings.upload_bytes)
+        check_parts_fit(header.blob, settings.packet_bytes)
+
+    def _check_room(self, collection: Collection, device: str) -> None:
+        """Raise ProtocolError `spool_full`. Nothing is said to the device: it offers again later,
+        when an earlier round's batch may be gone.
+        """
+        more_bytes = 0 if device in collection.slots else collection.slot_bytes
+        if self._rounds.spooled_bytes + more_bytes > self._parts.settings.spool_bytes:
+            raise ProtocolError("spool_full")
+
+    def _begin(
+        self, collection: Collection, device: str, offer: Offer, header: Upload, now_s: float
+    ) -> list[fx.Effect]:
+        data = whole(header.blob, offer.data) if offer.data else b""
+        arrivals = self._rounds.arrivals
+        if not data:
+            return arrivals.begin(device, UploadArrival(offer.header, header), now_s)
+        arrivals.forget(device)
+        put = self._put(collection, device, 0, data)
+        return [put, *self._hold(collection, device, header), *arrivals.deal(now_s)]
+
+    @staticmethod
+    def _takes(collection: Collection, device: str) -> bool:
+        return collection.open and device not in collection.declined
+
+    def _refuse(self, device: str, digest: bytes, status: str, reason: str) -> list[fx.Effect]:
+        return [
+            fx.Refuse(reason),
+            fx.Send(fx.DeviceAddress(device), self._parts.ack(digest, status, reason)),
+        ]
+
+    def part(self, device: str, part: Part, now_s: float) -> list[fx.Effect]:
+        """A part of a device's upload; whatever it was asked for, only the next one counts.
+
+        The first one takes the upload's room on the disk: an offer alone takes none.
+        """
+        arrivals = self._rounds.arrivals
+        arrival = arrivals.get(device)
+        if arrival is None or arrival.header.blob.digest != part.blob:
+            raise ProtocolError("unknown_blob")
+        place = arrivals.take(device, arrival, part, now_s)
+        if place is None:
+            return arrivals.came(device, arrival, part, now_s)
+        collection = self._rounds.by_key[key_of(arrival.header.at)]
+        try:
+            self._check_room(collection, device)
+        except ProtocolError as error:
+            arrivals.forget(device)
+            return [fx.Refuse(error.reason), *arrivals.deal(now_s)]
+        put = self._put(collection, device, place, part.data)
+        if not arrival.complete:
+            return [put, *arrivals.came(device, arrival, part, now_s)]
+        if not arrival.intact:
+            return [put, fx.Refuse("bad_digest"), *arrivals.again(device, arrival, now_s)]
+        arrivals.forget(device)
+        done = self._hold(collection, device, arrival.header)
+        return [put, *done, *arrivals.deal(now_s)]
+
+    @staticmethod
+    def _put(collection: Collection, device: str, place: int, data: bytes) -> fx.Persist:
+        offset = collection.slot(device) * collection.slot_bytes + place
+        return fx.Persist(UploadPart(collection.manifest.at, offset, data))
+
+    def _hold(self, collection: Collection, device: str, header: Upload) -> list[fx.Effect]:
+        """A complete upload: durable first, then acknowledged, then counted."""
+        held = HeldUpload(header.groups, header.blob.digest, collection.slots[device])
+        collection.hold(device, held)
+        return [
+            fx.Persist(UploadKept(header.at, device, held)),
+            fx.Send(fx.DeviceAddress(device), self._parts.ack(held.digest, "held")),
+            self._answered(collection),
+            *self._rounds.advance(collection),
+        ]
+
+    def decline(self, device: str, at: ExchangeId, now_s: float) -> list[fx.Effect]:
+        """A device says that it will not upload; final."""
+        collection = self._rounds.by_key.get(key_of(at))
+        if collection is None or not collection.open or device in collection.uploads:
+            raise ProtocolError("closed_round")
+        collection.decline(device)
+        self._rounds.arrivals.forget(device)
+        more = self._rounds.advance(collection)
+        return [self._answered(collection), *more, *self._rounds.arrivals.deal(now_s)]
+
+    def came(self, device: str, now_s: float) -> list[fx.Effect]:
+        """A device is there (again): with cover traffic it will answer every open round."""
+        for collection in self._rounds.by_key.values():
+            collection.came(device)
+        return self._rounds.arrivals.reconnected(device, now_s)
+
+    def left(self, device: str) -> list[fx.Effect]:
+        """A device is gone: nobody waits for it."""
+        out: list[fx.Effect] = []
+        for collection in self._rounds.by_key.values():
+            collection.left(device)
+            if collection.cover:
+                out += self._rounds.advance(collection)
+        return out
+
+    @staticmethod
+    def _answered(collection: Collection) -> fx.Effect:
+        counts = {
+            "round": collection.manifest.at.exchange,
+            "uploads": len(collection.uploads),
+            "declined": len(collection.declined),
+            "selected": collection.manifest.selected,
+        }
+        return fx.Report("answered", counts)

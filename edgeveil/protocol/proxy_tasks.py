@@ -8,13 +8,21 @@ from typing import Protocol
 
 from edgeveil.crypto.keys import VerifyKey
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.blob import Data
-from edgeveil.protocol.collection import Held
-from edgeveil.protocol.envelope import Signer
-from edgeveil.protocol.messages import Ack, Batch, Commit, Cover, Exchanged, Manifest, Note, Signed
+from edgeveil.protocol.messages import (
+    Ack,
+    Batch,
+    Commit,
+    Cover,
+    Envelope,
+    ExchangeId,
+    Manifest,
+    Note,
+    Signer,
+)
+from edgeveil.protocol.transfer import Data
 
 
-class Registry(Protocol):
+class DeviceRegistry(Protocol):
     """The identities that this proxy's operator admitted."""
 
     def verify_key(self, device: str) -> VerifyKey | None:
@@ -27,10 +35,10 @@ class Registry(Protocol):
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptBroadcast:
     """A broadcast that late devices may still ask for."""
 
-    signed: Signed
+    signed: Envelope
     header: Manifest | Commit
     data: Data
 
@@ -52,13 +60,25 @@ class BroadcastDropped:
 
 
 @dataclass(frozen=True)
+class HeldUpload:
+    """A device's complete upload: which groups, its digest, and its place in the round's file.
+
+    Once the batch is made, `digest` is empty and `slot` is -1.
+    """
+
+    groups: tuple[int, ...]
+    digest: bytes
+    slot: int
+
+
+@dataclass(frozen=True)
 class UploadPart:
     """Some of an upload's bytes, to be put at `offset` of its round's file.
 
     Durable with the `UploadKept` that follows, if one does.
     """
 
-    at: Exchanged
+    at: ExchangeId
     offset: int
     data: bytes
 
@@ -67,17 +87,17 @@ class UploadPart:
 class UploadKept:
     """A complete upload, durable before it is acknowledged."""
 
-    at: Exchanged
+    at: ExchangeId
     device: str
-    held: Held
+    held: HeldUpload
 
 
 @dataclass(frozen=True)
 class BatchKept:
     """A shuffled batch; the uploads it came from are forgotten in the same transaction."""
 
-    at: Exchanged
-    signed: Signed
+    at: ExchangeId
+    signed: Envelope
     batch: Batch
     data: Data
 
@@ -86,21 +106,21 @@ class BatchKept:
 class BatchDelivered:
     """The cloud holds the batch."""
 
-    at: Exchanged
+    at: ExchangeId
 
 
 @dataclass(frozen=True)
 class UploadsDropped:
     """A round was short: who answered stays known, and it opens no more; no ciphertext stays."""
 
-    at: Exchanged
+    at: ExchangeId
 
 
 @dataclass(frozen=True)
 class RoundDropped:
     """Everything of this round but its manifest may go; it opens no more, after a restart too."""
 
-    at: Exchanged
+    at: ExchangeId
 
 
 @dataclass(frozen=True)
@@ -116,15 +136,15 @@ class JobEnded:
 
 @dataclass(frozen=True)
 class KeepBroadcast:
-    """Check the digest of what came and make it durable; outcome `Kept`, or `Failed`."""
+    """Check the digest of what came and make it durable; outcome `KeptBroadcast`, or `Failed`."""
 
-    signed: Signed
+    signed: Envelope
     header: Manifest | Commit
 
 
 @dataclass(frozen=True)
 class ShuffleRound:
-    """Write every group's segments in an order of its own; outcome `Shuffled`, or `Failed`.
+    """Write every group's segments in an order of its own; outcome `ShuffledBatch`, or `Failed`.
 
     With `keep_order` they stay in the order of `uploads`, which is that in which they came.
     `uploads` are (slot, groups): a slot of the round's file is `slot_bytes` long and holds the
@@ -132,7 +152,7 @@ class ShuffleRound:
     segments than `floor` is left out: its few senders would stand alone.
     """
 
-    at: Exchanged
+    at: ExchangeId
     segment_bytes: tuple[int, ...]
     slot_bytes: int
     floor: int
@@ -141,7 +161,7 @@ class ShuffleRound:
 
 
 @dataclass(frozen=True)
-class Shuffled:
+class ShuffledBatch:
     """The batch: `counts[g]` segments of group g, on the disk."""
 
     counts: tuple[int, ...]
@@ -156,7 +176,7 @@ class Shuffled:
 class ProxyMemory:
     """What survives a restart; the host loads it, the machine changes it with `Store` effects."""
 
-    kept: dict[bytes, Kept] = field(default_factory=dict)  # by blob digest, oldest first
+    kept: dict[bytes, KeptBroadcast] = field(default_factory=dict)  # by blob digest, oldest first
     uploads: list[UploadKept] = field(default_factory=list)
     batches: dict[tuple[bytes, int, int], BatchKept] = field(default_factory=dict)
     delivered: set[tuple[bytes, int, int]] = field(default_factory=set)
@@ -190,9 +210,9 @@ class ProxySettings:
 RoundKey = tuple[bytes, int, int]
 
 
-def key_of(at: Exchanged) -> tuple[bytes, int, int]:
+def key_of(at: ExchangeId) -> tuple[bytes, int, int]:
     """A round as a dictionary key."""
-    return (at.job_id, at.round, at.attempt)
+    return (at.job_id, at.exchange, at.attempt)
 
 
 def kind_of(header: Manifest | Commit) -> str:
@@ -206,7 +226,7 @@ class ProxyParts:
 
     signer: Signer
     cloud_key: VerifyKey
-    registry: Registry
+    registry: DeviceRegistry
     memory: ProxyMemory
     settings: ProxySettings
     online: set[str] = field(default_factory=set)

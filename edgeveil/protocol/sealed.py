@@ -1,18 +1,18 @@
-"""The broadcast's envelope: one content key, sealed to each selected key, and the package under it.
-
-Everything public about the broadcast is bound into the context of the stanzas, of the stream
-and of the commitment, so no part of one broadcast can stand in another.
-"""
+"""What the sealed broadcast holds once a selected device has opened it."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from edgeveil.crypto.commitment import commit, commits_to
-from edgeveil.crypto.errors import CryptoError
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
 from edgeveil.crypto.keys import ContentKey, OpeningKey, SealingKey
 from edgeveil.crypto.labels import (
     CONTENT_KEY,
@@ -22,12 +22,84 @@ from edgeveil.crypto.labels import (
     SEGMENT_MARK,
     context,
 )
-from edgeveil.crypto.sealing import SEAL_OVERHEAD_BYTES, open_sealed, seal
-from edgeveil.crypto.stanzas import open_stanzas, seal_stanzas
-from edgeveil.crypto.stream import TAG_BYTES, open_stream, seal_stream
-from edgeveil.errors import ProtocolError
-from edgeveil.protocol.blob import describe
-from edgeveil.protocol.messages import Exchanged, Group, Manifest
+from edgeveil.crypto.sealing import (
+    SEAL_OVERHEAD_BYTES,
+    open_sealed,
+    open_stanzas,
+    seal,
+    seal_stanzas,
+)
+from edgeveil.crypto.stream import TAG_BYTES, commit, commits_to, open_stream, seal_stream
+from edgeveil.errors import CryptoError, ProtocolError
+from edgeveil.protocol.messages import ExchangeId, Group, Manifest
+from edgeveil.protocol.transfer import describe
+
+
+class JobPackage(msgspec.Struct, frozen=True, array_like=True, tag="job"):
+    """Once per job, to every enrolled device: the job (canonical JSON) and the ONNX graph.
+
+    `backbones` are the frozen feature extractors (ONNX) that the job names by their digests.
+    """
+
+    job: bytes
+    graph: bytes
+    backbones: tuple[bytes, ...] = ()
+
+
+class RoundPackage(msgspec.Struct, frozen=True, array_like=True, tag="round"):
+    """One exchange: weights for inference (if asked for) and the method's tensors."""
+
+    phase: str
+    number: int
+    infer: bool
+    tensors: bytes
+    model: bytes
+
+
+class ReleasePackage(msgspec.Struct, frozen=True, array_like=True, tag="release"):
+    """The final model, ready to use: `edgeveil predict`."""
+
+    job_name: str
+    onnx: bytes
+
+
+Package = JobPackage | RoundPackage | ReleasePackage
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Package] = msgspec.msgpack.Decoder(Package)
+
+
+def encode_package(package: Package) -> bytes:
+    """The plaintext that is sealed."""
+    return _encoder.encode(package)
+
+
+def decode_package(plaintext: bytes) -> Package:
+    """The package; raises ProtocolError `malformed_package`."""
+    try:
+        return _decoder.decode(plaintext)
+    except (msgspec.DecodeError, RecursionError, OverflowError, UnicodeDecodeError):
+        raise ProtocolError("malformed_package") from None
+
+
+def pack_tensors(tensors: Mapping[str, NDArray[np.generic]]) -> bytes:
+    """Named arrays as safetensors (C order, little-endian)."""
+    return bytes(save({name: np.ascontiguousarray(array) for name, array in tensors.items()}))
+
+
+def unpack_tensors(data: bytes) -> dict[str, NDArray[np.generic]]:
+    """Named arrays of real numbers; raises ProtocolError `malformed_tensors`."""
+    try:
+        found = dict(load(data))
+    except (SafetensorError, ValueError, KeyError, TypeError, OverflowError):
+        raise ProtocolError("malformed_tensors") from None
+    if any(array.dtype.kind not in "buif" for array in found.values()):
+        raise ProtocolError("malformed_tensors")
+    return found
+
+
+# --- the broadcast's envelope ---------------------------------------------------------------
+
 
 NO_KEY = bytes(32)
 
@@ -37,7 +109,7 @@ class Terms:
     """What a manifest says beside what sealing computes."""
 
     kind: Literal["job", "round", "release"]
-    at: Exchanged
+    at: ExchangeId
     sequence: int
     job_digest: bytes
     phase: str
@@ -103,7 +175,7 @@ class Sealing(Protocol):
     def open_segment(
         self,
         key: OpeningKey,
-        at: Exchanged,
+        at: ExchangeId,
         job_digest: bytes,
         group: Group,
         membership: bytes,
@@ -176,7 +248,7 @@ def padded(byte_count: int) -> int:
     return -(-byte_count // PAD_TO_BYTES) * PAD_TO_BYTES
 
 
-def _segment_info(at: Exchanged, job_digest: bytes, group: Group, membership: bytes) -> bytes:
+def _segment_info(at: ExchangeId, job_digest: bytes, group: Group, membership: bytes) -> bytes:
     return context(SEGMENT, at.job_id, at.numbers, job_digest, group.name.encode(), membership)
 
 
@@ -194,7 +266,7 @@ def seal_segment(manifest: Manifest, group: Group, membership: bytes, tensor: by
 
 def open_segment(
     key: OpeningKey,
-    at: Exchanged,
+    at: ExchangeId,
     job_digest: bytes,
     group: Group,
     membership: bytes,

@@ -11,7 +11,7 @@ _MESSAGE_BYTES = 256  # what a message holds beside its payload, roughly
 _OVERFULL = 4
 
 
-class Window:
+class SendWindow:
     """Room for unacknowledged messages. First come, first served; one message always fits.
 
     `on_wait(True)` is called when the first begins to wait for room, `on_wait(False)` when

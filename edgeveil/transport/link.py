@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 from urllib.parse import urlsplit
 
 from edgeveil.errors import BrokerError, UsageError
+from edgeveil.protocol.effects import Address, AllDevices, CloudAddress, DeviceAddress, ProxyAddress
 
 MessageHandler = Callable[[str, bytes], Awaitable[None] | None]
 StateHandler = Callable[[bool, str], None]
@@ -157,3 +159,42 @@ class LinkSettings:
 def overhead_bytes(topic: str) -> int:
     """Upper bound of what a publish packet adds to its payload, in either protocol."""
     return _HEADER_BYTES + len(topic.encode("utf-8"))
+
+
+# --- topics ---------------------------------------------------------------------------------
+
+
+ROOT = "edgeveil/v1"
+ALL_DOWN = f"{ROOT}/all/down"
+DEVICES_UP = f"{ROOT}/d/+/up"
+CLOUD_OUT = f"{ROOT}/cloud/out"
+CLOUD_IN = f"{ROOT}/cloud/in"
+_UP = re.compile(rf"{ROOT}/d/([0-9a-f]{{16}})/up")
+_BY_PROXY = re.compile(rf"{ALL_DOWN}|{CLOUD_IN}|{ROOT}/d/[0-9a-f]{{16}}/down")
+
+
+def device_up(device: str) -> str:
+    """Where this device speaks."""
+    return f"{ROOT}/d/{device}/up"
+
+
+def device_down(device: str) -> str:
+    """Where this device alone listens."""
+    return f"{ROOT}/d/{device}/down"
+
+
+def sender_of(topic: str) -> Address | None:
+    """Who may publish here, by the brokers' access lists; None for a foreign topic."""
+    if topic == CLOUD_OUT:
+        return CloudAddress()
+    match = _UP.fullmatch(topic)
+    if match:
+        return DeviceAddress(match[1])
+    return ProxyAddress() if _BY_PROXY.fullmatch(topic) else None
+
+
+def proxy_topic(to: Address) -> str:
+    """Where the proxy publishes for this address."""
+    if isinstance(to, AllDevices):
+        return ALL_DOWN
+    return device_down(to.id) if isinstance(to, DeviceAddress) else CLOUD_IN

@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.codec import decode, encode
-from edgeveil.protocol.messages import Message
+from edgeveil.protocol.messages import Message, decode, encode
 from edgeveil.transport.runtime import Host, perform
 
 Faults = Callable[[fx.Address, fx.Address, bytes], list[float]]
@@ -45,7 +44,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Due:
+class PendingWork:
     """The outcome of a task that an executor may still be at."""
 
     task: object
@@ -67,7 +66,7 @@ class MemoryNet:
         self.faults, self.work_s, self.packet_bytes = faults, work_s, packet_bytes
         self._executor = executor
         self.wire: list[tuple[fx.Address, fx.Address, bytes]] | None = None  # set to record
-        self._queue: list[tuple[float, int, Node, fx.Event | Due, int]] = []
+        self._queue: list[tuple[float, int, Node, fx.Event | PendingWork, int]] = []
         self._order = itertools.count()
         self._log = logging.getLogger("edgeveil.memory")
 
@@ -78,13 +77,15 @@ class MemoryNet:
 
     def connect(self, node: Node) -> None:
         """The node's links come up."""
-        peers: list[fx.Address] = [fx.Proxy()]
-        if isinstance(node.address, fx.Proxy):
-            peers = [fx.Cloud(), fx.AllDevices()]
+        peers: list[fx.Address] = [fx.ProxyAddress()]
+        if isinstance(node.address, fx.ProxyAddress):
+            peers = [fx.CloudAddress(), fx.AllDevices()]
         for peer in peers:
-            self.post(node, fx.Connected(peer))
+            self.post(node, fx.PeerConnected(peer))
 
-    def post(self, node: Node, event: fx.Event | Due, delay_s: float = 0.0, timer: int = 0) -> None:
+    def post(
+        self, node: Node, event: fx.Event | PendingWork, delay_s: float = 0.0, timer: int = 0
+    ) -> None:
         """Let an event happen to a node."""
         heapq.heappush(self._queue, (self.now_s + delay_s, next(self._order), node, event, timer))
 
@@ -98,8 +99,8 @@ class MemoryNet:
                 if node.timers.get(event.name) != timer:
                     continue
                 del node.timers[event.name]
-            if isinstance(event, Due):
-                event = fx.Done(event.task, event.outcome.result())
+            if isinstance(event, PendingWork):
+                event = fx.WorkDone(event.task, event.outcome.result())
             if node.up:
                 self._step(node, event)
         return True
@@ -118,7 +119,7 @@ class MemoryNet:
                 self.post(node, fx.Timer(name), delay_s, number)
             case fx.CancelTimer(name=name):
                 node.timers.pop(name, None)
-            case fx.Store(item=item):
+            case fx.Persist(item=item):
                 node.host.store(item)
             case fx.Work(task=task):
                 self.post(node, self._work(node, task), self.work_s(task))
@@ -127,9 +128,9 @@ class MemoryNet:
             case fx.Report() as report:
                 node.host.report(report)
 
-    def _work(self, node: Node, task: object) -> fx.Done | Due:
+    def _work(self, node: Node, task: object) -> fx.WorkDone | PendingWork:
         if self._executor is None:
-            return fx.Done(task, perform(node.host, task, self._log))
+            return fx.WorkDone(task, perform(node.host, task, self._log))
         before = node.working
 
         def work() -> object:
@@ -138,11 +139,13 @@ class MemoryNet:
             return perform(node.host, task, self._log)
 
         node.working = self._executor.submit(work)
-        return Due(task, node.working)
+        return PendingWork(task, node.working)
 
     def _send(self, sender: fx.Address, to: fx.Address, frame: bytes) -> None:
         if isinstance(to, fx.AllDevices):
-            targets = [node for node in self.nodes.values() if isinstance(node.address, fx.Device)]
+            targets = [
+                node for node in self.nodes.values() if isinstance(node.address, fx.DeviceAddress)
+            ]
         else:
             targets = [self.nodes[to]] if to in self.nodes else []
         message = self._decoded(frame)
@@ -153,7 +156,7 @@ class MemoryNet:
                 if isinstance(message, ProtocolError):
                     node.refused[message.reason] += 1
                 else:
-                    self.post(node, fx.Received(sender, message), delay_s)
+                    self.post(node, fx.MessageReceived(sender, message), delay_s)
 
     def _decoded(self, frame: bytes) -> Message | ProtocolError:
         """What every receiver of the frame makes of it; messages are frozen, so one serves all."""

@@ -19,8 +19,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from edgeveil.protocol import effects as fx
+from edgeveil.transport.mqtt_link import RuntimeLink
 from edgeveil.transport.runtime import Host, Runtime
-from edgeveil.transport.sessions import Session
 
 REASONS = 64  # refusals are shown under so many reasons at most, the others under `other`
 WORK_BUCKETS_S = (0.01, 0.1, 1.0, 10.0, 60.0, 600.0)
@@ -90,7 +90,7 @@ def peak_rss_bytes(pid: int | None = None) -> int | None:
 class Linked(Collector):
     """A runtime's inbox and refusals, and its links; a session's key is its hop."""
 
-    def __init__(self, runtime: Runtime, sessions: Mapping[str, Session]) -> None:
+    def __init__(self, runtime: Runtime, sessions: Mapping[str, RuntimeLink]) -> None:
         self._runtime, self._sessions = runtime, sessions
 
     def collect(self) -> Iterator[Metric]:
@@ -156,7 +156,7 @@ class MeteredHost:
         finally:
             name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(task).__name__).lower()
             self._seconds.labels(name).observe(time.perf_counter() - started_s)
-        self._watch(fx.Done(task, result))
+        self._watch(fx.WorkDone(task, result))
         return result
 
     def report(self, report: fx.Report) -> None:

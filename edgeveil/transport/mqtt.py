@@ -1,4 +1,4 @@
-"""The MQTT client: the only file that knows paho. One `Session` is one connection.
+"""The MQTT client: the only file that knows paho. One `MqttConnection` is one connection.
 
 paho's own thread uses select(), which ends at 1024 descriptors; here the asyncio loop watches the
 socket, and only dialling (DNS, TCP, TLS) runs in a thread. A session is never reused: each
@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from paho.mqtt import client as paho
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
@@ -21,12 +22,10 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from edgeveil.errors import BrokerError, ProtocolError
-from edgeveil.transport import faults
-from edgeveil.transport.dialling import dial_in_thread
-from edgeveil.transport.flow import Intake, Window
+from edgeveil.transport import dialling
+from edgeveil.transport.dialling import client_context, dial_in_thread
+from edgeveil.transport.flow import Intake, SendWindow
 from edgeveil.transport.link import LinkDown, LinkSettings, overhead_bytes
-from edgeveil.transport.socket_loop import SocketLoop
-from edgeveil.transport.tls import client_context
 
 _LOG = logging.getLogger("edgeveil.link")
 _MISC_S = 5.0
@@ -36,7 +35,7 @@ _RECEIVE_MESSAGES = 256  # how many the broker may send before we acknowledge (M
 MQTT_5, MQTT_3_1_1 = 5, 4
 
 
-class NotSpoken(Exception):  # noqa: N818 - an outcome
+class VersionNotSpoken(Exception):  # noqa: N818 - an outcome
     """The broker did not answer in this protocol version; `fault` says how."""
 
     def __init__(self, fault: BrokerError, *, certain: bool) -> None:
@@ -44,7 +43,7 @@ class NotSpoken(Exception):  # noqa: N818 - an outcome
         super().__init__(str(fault))
 
 
-class Session:
+class MqttConnection:
     """One connection from dialling to its end. Everything but `_dial` runs on the event loop."""
 
     def __init__(
@@ -76,13 +75,15 @@ class Session:
             with self.intake.awaiting():
                 code, properties = await asyncio.wait_for(asyncio.shield(self._answer), answer_s)
         except TimeoutError:
-            raise NotSpoken(faults.silence(self._address, answer_s), certain=False) from None
+            raise VersionNotSpoken(
+                dialling.silence(self._address, answer_s), certain=False
+            ) from None
         except LinkDown:
-            raise NotSpoken(faults.hung_up(self._address), certain=False) from None
-        if code == faults.UNSUPPORTED_PROTOCOL:
-            raise NotSpoken(faults.refusal(code, self._address), certain=True)
+            raise VersionNotSpoken(dialling.hung_up(self._address), certain=False) from None
+        if code == dialling.UNSUPPORTED_PROTOCOL:
+            raise VersionNotSpoken(dialling.refusal(code, self._address), certain=True)
         if code:
-            raise faults.refusal(code, self._address)
+            raise dialling.refusal(code, self._address)
         self._keep_to(properties)
 
     @property
@@ -106,12 +107,12 @@ class Session:
             with self.intake.awaiting():
                 codes = await asyncio.wait_for(answer, _SUBACK_S)
         except TimeoutError:
-            raise faults.silence(self._address, _SUBACK_S) from None
+            raise dialling.silence(self._address, _SUBACK_S) from None
         finally:
             self._subacks.pop(mid, None)
         for topic, code in zip(topics, codes, strict=False):
             if code.is_failure:
-                raise faults.subscription_refused(topic, self._address)
+                raise dialling.subscription_refused(topic, self._address)
 
     async def publish(self, topic: str, payload: bytes, qos: int) -> None:
         """Hand over one message. Raises LinkDown, ProtocolError("oversized_packet")."""
@@ -229,8 +230,8 @@ class Session:
         if in_flight < self._settings.window_messages:
             self._window = self._make_window(in_flight)
 
-    def _make_window(self, messages: int) -> Window:
-        return Window(messages, self._settings.window_bytes, self.intake.await_answer)
+    def _make_window(self, messages: int) -> SendWindow:
+        return SendWindow(messages, self._settings.window_bytes, self.intake.await_answer)
 
     def _acknowledge(self, mid: int) -> None:
         if not self.lost.done():
@@ -293,3 +294,123 @@ class Session:
 
 def _misc_s(keepalive_s: int) -> float:
     return max(0.2, min(_MISC_S, keepalive_s / 4))
+
+
+# --- a client library on the asyncio loop ---------------------------------------------------
+
+
+_PACKETS_PER_WAKE = 32  # so that one busy link does not starve the others
+
+
+class ClientLoop(Protocol):
+    """What the client does when its socket is ready, and every few seconds; 0 means success."""
+
+    def loop_read(self) -> int:
+        """Read at most a packet or two."""
+        ...
+
+    def loop_write(self) -> int:
+        """Write what the socket takes."""
+        ...
+
+    def loop_misc(self) -> int:
+        """Keep the connection alive."""
+        ...
+
+
+class SocketLoop:
+    """Watches one socket from `attach` to `detach`.
+
+    `on_end(reason)` is called when a step fails; `note_packet` must be called for each packet
+    that was handled, so that a wake-up can go on while there is more to read.
+    """
+
+    def __init__(self, steps: ClientLoop, on_end: Callable[[str], None], misc_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._steps, self._on_end, self._misc_s = steps, on_end, misc_s
+        self._sock: socket.socket | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._packets, self._paused = 0, False
+
+    @property
+    def attached(self) -> bool:
+        """Whether a socket is being watched."""
+        return self._sock is not None
+
+    def attach(self, sock: socket.socket, *, want_write: bool) -> None:
+        """Watch `sock`."""
+        self._sock = sock
+        if not self._paused:
+            self._loop.add_reader(sock, self._readable)
+        if want_write:
+            self._loop.add_writer(sock, self._writable)
+        self._timer = self._loop.call_later(self._misc_s, self._misc)
+
+    def detach(self) -> socket.socket | None:
+        """Watch no more; the socket, for its owner to close."""
+        sock, self._sock = self._sock, None
+        if sock is not None:
+            self._loop.remove_reader(sock)
+            self._loop.remove_writer(sock)
+        if self._timer is not None:
+            self._timer.cancel()
+        return sock
+
+    def note_packet(self) -> None:
+        """One packet was handled."""
+        self._packets += 1
+
+    def want_write(self, sock: object, *, wanted: bool) -> None:
+        """Wake up, or no longer, when `sock` takes bytes; another socket than ours is ignored."""
+        if self._sock is None or self._sock is not sock:
+            return
+        if wanted:
+            self._loop.add_writer(self._sock, self._writable)
+        else:
+            self._loop.remove_writer(self._sock)
+
+    def pause(self) -> None:
+        """Stop reading: TCP then holds the other side back."""
+        self._paused = True
+        if self._sock is not None:
+            self._loop.remove_reader(self._sock)
+
+    def resume(self) -> None:
+        """Read again, if paused."""
+        if not self._paused:
+            return
+        self._paused = False
+        if self._sock is not None:
+            self._loop.add_reader(self._sock, self._readable)
+            self._loop.call_soon(self._readable)  # TLS may hold bytes that no event announces
+
+    def _readable(self) -> None:
+        for _ in range(_PACKETS_PER_WAKE):
+            if self._sock is None or self._paused:
+                return
+            seen = self._packets
+            self._step(self._steps.loop_read)
+            if self._packets == seen:
+                break
+        if isinstance(self._sock, ssl.SSLSocket) and self._sock.pending():
+            self._loop.call_soon(self._readable)
+
+    def _writable(self) -> None:
+        self._step(self._steps.loop_write)
+
+    def _misc(self) -> None:
+        self._step(self._steps.loop_misc)
+        if self._sock is not None:
+            self._timer = self._loop.call_later(self._misc_s, self._misc)
+
+    def _step(self, step: Callable[[], int]) -> None:
+        """A malformed packet ends the connection, never the process."""
+        if self._sock is None:
+            return
+        try:
+            result = step()
+        except Exception as error:  # whatever the other side's bytes provoke
+            self._on_end(f"malformed packet ({type(error).__name__})")
+            return
+        if result:
+            self._on_end("connection lost")

@@ -5,22 +5,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
-from edgeveil.errors import BrokerError
-from edgeveil.transport import faults
+from edgeveil.errors import BrokerError, UsageError
+from edgeveil.protocol import effects as fx
+from edgeveil.sites.links import BrokerLink
+from edgeveil.transport import dialling
 from edgeveil.transport.flow import Inbox
 from edgeveil.transport.link import (
+    Link,
     LinkDown,
     LinkSettings,
     MessageHandler,
     StateHandler,
+    Will,
     overhead_bytes,
+    sender_of,
 )
-from edgeveil.transport.mqtt import MQTT_3_1_1, MQTT_5, NotSpoken, Session
+from edgeveil.transport.mqtt import MQTT_3_1_1, MQTT_5, MqttConnection, VersionNotSpoken
+from edgeveil.transport.runtime import Runtime
 
 _LOG = logging.getLogger("edgeveil.link")
 _ATTEMPT_S = 10.0
@@ -67,8 +75,8 @@ class MqttLink:
         self._protocols = (MQTT_5, MQTT_3_1_1) if settings.protocol == MQTT_5 else (MQTT_3_1_1,)
         self._topics: dict[str, None] = {}  # in the order of subscription
         self._inbox = Inbox(settings.inbox_bytes, self._pause, self._resume)
-        self._session: Session | None = None
-        self._newest: Session | None = None  # the same, or the one that is logging in
+        self._session: MqttConnection | None = None
+        self._newest: MqttConnection | None = None  # the same, or the one that is logging in
         self._said: tuple[bool, str] | None = None
         self._dispatcher: asyncio.Task[None] | None = None
         self._connecting, self._closing = asyncio.Lock(), asyncio.Event()
@@ -132,7 +140,7 @@ class MqttLink:
                 async with asyncio.timeout(timeout_s):
                     await self._connect(timeout_s)
             except TimeoutError:
-                raise faults.silence(self._address, timeout_s) from None
+                raise dialling.silence(self._address, timeout_s) from None
 
     async def run_forever(self) -> None:
         """Keep the link up until `close`, waiting longer and at random after each failure."""
@@ -190,12 +198,12 @@ class MqttLink:
         self._say(True, self._greeting(session.protocol))
         session.lost.add_done_callback(lambda lost: self._on_lost(session, lost))
 
-    async def _log_in(self, timeout_s: float) -> Session:
+    async def _log_in(self, timeout_s: float) -> MqttConnection:
         """A session in the newest protocol version that the broker answers to."""
         loop, fault, refused = asyncio.get_running_loop(), None, False
         deadline_s = loop.time() + timeout_s
         for protocol in self._protocols:
-            self._newest = session = Session(self._settings, protocol, self._receive)
+            self._newest = session = MqttConnection(self._settings, protocol, self._receive)
             session.intake.hold_back(self._inbox.paused)
             left_s = deadline_s - loop.time()
             last = protocol == self._protocols[-1]
@@ -203,7 +211,7 @@ class MqttLink:
             try:
                 # A broker may leave a version that it does not know without any answer.
                 await session.open(dial_s, dial_s if last else dial_s / 2)
-            except NotSpoken as outcome:
+            except VersionNotSpoken as outcome:
                 session.end("not spoken")
                 fault = fault if refused else outcome.fault  # a clear answer tells more
                 refused = refused or outcome.certain
@@ -223,7 +231,7 @@ class MqttLink:
             return f"connected to {self._address} (MQTT 3.1.1: the broker does not speak MQTT 5)"
         return f"connected to {self._address} (MQTT 3.1.1)"
 
-    def _on_lost(self, session: Session, lost: asyncio.Future[str]) -> None:
+    def _on_lost(self, session: MqttConnection, lost: asyncio.Future[str]) -> None:
         if self._session is session:
             self._say(False, f"{self._address}: {lost.result()}")
 
@@ -271,3 +279,93 @@ class MqttLink:
     def _resume(self) -> None:
         if self._newest is not None:
             self._newest.intake.hold_back(False)
+
+
+# --- from a site file's broker block to a link that feeds a machine -------------------------
+
+
+def link_settings(
+    broker: BrokerLink, client_id: str, packet_bytes: int, will: Will | None = None
+) -> LinkSettings:
+    """How to reach the broker; the password comes from its file. Raises UsageError."""
+    return LinkSettings(
+        url=broker.url,
+        client_id=f"{client_id}-{secrets.token_hex(4)}",
+        username=broker.username,
+        password=read_password(broker.password_file),
+        ca_file=_text(broker.ca_file),
+        cert_file=_text(broker.cert_file),
+        key_file=_text(broker.key_file),
+        protocol=broker.protocol,
+        keepalive_s=broker.keepalive_s,
+        backoff_cap_s=broker.backoff_cap_s,
+        packet_bytes=packet_bytes,
+        will=will,
+    )
+
+
+def _text(path: Path | None) -> str | None:
+    return str(path) if path else None
+
+
+def read_password(path: Path | None) -> str | None:
+    """The first line of a password file; None without a file. Raises UsageError."""
+    if path is None:
+        return None
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UsageError(
+            f"the password file cannot be read ({error.strerror})",
+            where=str(path),
+            fix="write the password on its first line, readable by this user only",
+        ) from None
+    except UnicodeDecodeError:
+        raise UsageError(
+            "the password file is not UTF-8 text",
+            where=str(path),
+            fix="write the password on its first line, in UTF-8",
+        ) from None
+    if not lines or not lines[0]:
+        raise UsageError(
+            "the password file is empty",
+            where=str(path),
+            fix="write the password on its first line",
+        )
+    return lines[0]
+
+
+class RuntimeLink:
+    """One link of one runtime: its topics, its peer, and how many bytes went each way."""
+
+    def __init__(
+        self,
+        settings: LinkSettings,
+        topics: Sequence[str],
+        peer: fx.Address,
+        topic_of: Callable[[fx.Address], str],
+    ) -> None:
+        self.link: Link = MqttLink(settings)
+        self.bytes: Counter[str] = Counter()
+        self._topics, self._peer, self._topic_of = topics, peer, topic_of
+
+    async def attach(self, runtime: Runtime, on_state: Callable[[bool, str], None]) -> None:
+        """Route the link's messages and states into the runtime."""
+
+        async def on_message(topic: str, payload: bytes) -> None:
+            self.bytes["in"] += len(payload)
+            await runtime.receive(sender_of(topic), payload)
+
+        def state(connected: bool, reason: str) -> None:
+            on_state(connected, reason)
+            runtime.post(
+                fx.PeerConnected(self._peer) if connected else fx.PeerDisconnected(self._peer)
+            )
+
+        self.link.on_message, self.link.on_state = on_message, state
+        await self.link.subscribe(self._topics)
+
+    async def publish(self, to: fx.Address, frame: bytes) -> None:
+        """Send a frame where this address listens."""
+        self.bytes["out"] += len(frame)
+        await self.link.publish(self._topic_of(to), frame)

@@ -11,6 +11,7 @@ import asyncio
 import contextvars
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager
@@ -20,11 +21,9 @@ from typing import Any, Protocol
 from edgeveil.errors import EdgeVeilError, ProtocolError
 from edgeveil.logs import Place, follow
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.codec import decode, encode
-from edgeveil.protocol.messages import Exchanged, Message
-from edgeveil.transport.flow import Window
+from edgeveil.protocol.messages import ExchangeId, Message, decode, encode
+from edgeveil.transport.flow import SendWindow
 from edgeveil.transport.link import LinkDown
-from edgeveil.transport.refusals import Refusals
 
 INBOX_EVENTS = 4096
 INBOX_BYTES = 16 * 1024 * 1024
@@ -82,10 +81,10 @@ class Runtime:
         self.refusals = Refusals(log)
         self._place, self._name_job = Place(), name_job
         self._allows = allows
-        self._at: Exchanged | None = None
+        self._at: ExchangeId | None = None
         self._since_s = 0.0
         self._events: asyncio.Queue[tuple[fx.Event, int]] = asyncio.Queue()
-        self._room = Window(INBOX_EVENTS, INBOX_BYTES)
+        self._room = SendWindow(INBOX_EVENTS, INBOX_BYTES)
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._working: set[asyncio.Task[None]] = set()
 
@@ -122,7 +121,7 @@ class Runtime:
             self.refusals.add("rate")
             return
         await self._room.acquire(len(frame))
-        self._events.put_nowait((fx.Received(sender, message), len(frame)))
+        self._events.put_nowait((fx.MessageReceived(sender, message), len(frame)))
 
     def post(self, event: fx.Event) -> None:
         """Queue an event of the process itself."""
@@ -183,9 +182,9 @@ class Runtime:
         said before what it rests on is durable.
         """
         self._since_s = time.monotonic()
-        items = [effect.item for effect in effects if isinstance(effect, fx.Store)]
+        items = [effect.item for effect in effects if isinstance(effect, fx.Persist)]
         for effect in effects:
-            if isinstance(effect, fx.Store):
+            if isinstance(effect, fx.Persist):
                 if items:
                     await self._store(items)
                     items = []
@@ -194,11 +193,11 @@ class Runtime:
         self._note_place(self.machine.at)
         self._since_s = 0.0
 
-    def _note_place(self, at: Exchanged | None) -> None:
+    def _note_place(self, at: ExchangeId | None) -> None:
         if at != self._at:
             self._at = at
             self._place.job = self._name_job(at.job_id) if at else None
-            self._place.round = at.round or None if at else None
+            self._place.round = at.exchange or None if at else None
 
     async def _store(self, items: list[object]) -> None:
         """Make them durable, off the loop: the next messages are read meanwhile."""
@@ -218,7 +217,7 @@ class Runtime:
     def _taken(self, queued: tuple[fx.Event, int]) -> fx.Event:
         """An event that leaves the queue; its room there is free again."""
         event, frame_bytes = queued
-        if isinstance(event, fx.Received):
+        if isinstance(event, fx.MessageReceived):
             self._room.release(frame_bytes)
         return event
 
@@ -264,7 +263,7 @@ class Runtime:
         result = await loop.run_in_executor(
             self._executor, here.run, perform, self.host, task, self._log
         )
-        self.post(fx.Done(task, result))
+        self.post(fx.WorkDone(task, result))
 
 
 def perform(host: Host, task: object, log: logging.Logger) -> object:
@@ -272,9 +271,9 @@ def perform(host: Host, task: object, log: logging.Logger) -> object:
     try:
         return host.perform(task)
     except ProtocolError as error:
-        return fx.Failed(error.reason)
+        return fx.WorkFailed(error.reason)
     except EdgeVeilError as error:
-        return fx.Failed(str(error))
+        return fx.WorkFailed(str(error))
     except Exception as error:
         # The text of an unexpected error could quote data, so only its type and place are told.
         place = error.__traceback__
@@ -282,4 +281,27 @@ def perform(host: Host, task: object, log: logging.Logger) -> object:
             place = place.tb_next
         where = f"{place.tb_frame.f_code.co_name}:{place.tb_lineno}" if place else "?"
         log.error("work_failed", extra={"error": type(error).__name__, "place": where})
-        return fx.Failed(f"internal error ({type(error).__name__} in {where})")
+        return fx.WorkFailed(f"internal error ({type(error).__name__} in {where})")
+
+
+# --- refusals -------------------------------------------------------------------------------
+
+
+LOG_EVERY_S = 60.0
+
+
+class Refusals:
+    """Counts refusals by reason and logs each reason at most once a minute."""
+
+    def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self.counts: Counter[str] = Counter()
+        self._log, self._clock = log, clock
+        self._said: dict[str, float] = {}
+
+    def add(self, reason: str) -> None:
+        """One more refusal for this reason."""
+        self.counts[reason] += 1
+        now = self._clock()
+        if now - self._said.get(reason, -LOG_EVERY_S) >= LOG_EVERY_S:
+            self._said[reason] = now
+            self._log.warning("refused", extra={"reason": reason, "total": self.counts[reason]})

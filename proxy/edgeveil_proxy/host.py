@@ -38,7 +38,7 @@ class ProxyHost:
                 return self._spool.keep(task)
             case ShuffleRound():
                 return self._spool.shuffled(task, self._shuffle)
-        return fx.Failed("no_such_work")
+        return fx.WorkFailed("no_such_work")
 
     def report(self, report: fx.Report) -> None:
         """Counts only; a device's id is never among them."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
-from edgeveil.transport.health import Health
+from edgeveil.transport.http import Health
 from edgeveil.transport.metrics import Metrics
 
 

@@ -9,13 +9,14 @@ from typing import Any
 
 from edgeveil import logs
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.envelope import Signer
+from edgeveil.protocol.messages import Signer
 from edgeveil.protocol.proxy import ProxyMachine
 from edgeveil.protocol.proxy_tasks import ProxySettings
 from edgeveil.sites.proxy import ProxySite
-from edgeveil.transport.health import STUCK_S, Health, Probe, writable
-from edgeveil.transport.http import serve
+from edgeveil.transport.http import STUCK_S, Health, Probe, serve, writable
+from edgeveil.transport.link import CLOUD_OUT, DEVICES_UP, proxy_topic
 from edgeveil.transport.metrics import Linked, MeteredHost, Metrics
+from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
 from edgeveil.transport.process import (
     OwnFolder,
     first_of,
@@ -24,8 +25,6 @@ from edgeveil.transport.process import (
     run_until_stopped,
 )
 from edgeveil.transport.runtime import Runtime
-from edgeveil.transport.sessions import Session, link_settings
-from edgeveil.transport.topics import CLOUD_OUT, DEVICES_UP, proxy_topic
 from edgeveil_proxy.host import LOG, ProxyHost
 from edgeveil_proxy.http import make_app
 from edgeveil_proxy.metrics import ProxyMetrics
@@ -58,16 +57,16 @@ class _Proxy:
             _settings(site),
         )
         packet_bytes, limits = site.limits.packet_bytes, site.limits
-        self.edge = Session(
+        self.edge = RuntimeLink(
             link_settings(site.edge_broker, "proxy", packet_bytes),
             [DEVICES_UP],
             fx.AllDevices(),
             proxy_topic,
         )
-        self.cloud = Session(
+        self.cloud = RuntimeLink(
             link_settings(site.cloud_broker, "proxy", packet_bytes),
             [CLOUD_OUT],
-            fx.Cloud(),
+            fx.CloudAddress(),
             proxy_topic,
         )
         self.metrics = Metrics()
@@ -92,7 +91,7 @@ class _Proxy:
         )
 
     async def _publish(self, to: fx.Address, frame: bytes) -> None:
-        session = self.cloud if isinstance(to, fx.Cloud) else self.edge
+        session = self.cloud if isinstance(to, fx.CloudAddress) else self.edge
         await session.publish(to, frame)
 
     async def run(self, stop: asyncio.Event) -> int:

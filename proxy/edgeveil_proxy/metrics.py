@@ -9,7 +9,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from edgeveil.protocol.proxy import ProxyMachine
-from edgeveil.protocol.proxy_tasks import BatchDelivered, BatchKept, Kept, UploadKept
+from edgeveil.protocol.proxy_tasks import BatchDelivered, BatchKept, KeptBroadcast, UploadKept
 from edgeveil.transport.metrics import Metrics, gauge
 from edgeveil_proxy.host import ProxyHost
 
@@ -42,7 +42,7 @@ class ProxyMetrics(Collector):
         match thing:
             case UploadKept():
                 self._uploads.inc()
-            case Kept(header=header) if getattr(header, "kind", "") == "round":
+            case KeptBroadcast(header=header) if getattr(header, "kind", "") == "round":
                 self._rounds.labels("opened").inc()
             case BatchKept():
                 self._rounds.labels("closed").inc()
@@ -60,4 +60,4 @@ class ProxyMetrics(Collector):
         yield gauge("credit_bytes", text, machine.credit_bytes)
         yield gauge("open_rounds", "Rounds that take uploads.", machine.open_rounds)
         at = machine.at
-        yield gauge("current_round", "Round opened last; 0: none.", at.round if at else 0)
+        yield gauge("current_round", "Round opened last; 0: none.", at.exchange if at else 0)

@@ -32,7 +32,7 @@ class DeviceRate:
 
     def allows(self, sender: fx.Address, message: Message) -> bool:
         """Whether to take this message."""
-        if not isinstance(sender, fx.Device):
+        if not isinstance(sender, fx.DeviceAddress):
             return True
         if isinstance(message, Part) and self._asked(sender.id):
             return True

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from edgeveil.file_data import FileData, sync_folder
-from edgeveil.protocol.proxy_tasks import Shuffled, ShuffleRound
+from edgeveil.protocol.proxy_tasks import ShuffledBatch, ShuffleRound
 
 Shuffle = Callable[[list[int]], None]
 """Permutes a list in place, uniformly, from the operating system's randomness."""
@@ -18,7 +18,9 @@ Shuffle = Callable[[list[int]], None]
 _BLOCK_BYTES = 1 << 20
 
 
-def shuffle_round(task: ShuffleRound, uploads: Path, batch: Path, shuffle: Shuffle) -> Shuffled:
+def shuffle_round(
+    task: ShuffleRound, uploads: Path, batch: Path, shuffle: Shuffle
+) -> ShuffledBatch:
     """Write `batch` from `uploads`, durably, in place of an earlier try's. Raises OSError.
 
     Memory: a number per segment, whatever the segments' size, and two blocks. A block is hashed
@@ -44,7 +46,7 @@ def shuffle_round(task: ShuffleRound, uploads: Path, batch: Path, shuffle: Shuff
         os.close(source)
         os.close(target)
     sync_folder(batch.parent)
-    return Shuffled(tuple(map(len, groups)), digest.digest(), FileData(batch))
+    return ShuffledBatch(tuple(map(len, groups)), digest.digest(), FileData(batch))
 
 
 def _pieces(

@@ -18,21 +18,28 @@ import msgspec
 
 from edgeveil.errors import ProtocolError
 from edgeveil.file_data import FileData, sync_folder
-from edgeveil.protocol.codec import decode_header
-from edgeveil.protocol.collection import Held
-from edgeveil.protocol.messages import Batch, Commit, Exchanged, Manifest, Note, Signed
+from edgeveil.protocol.messages import (
+    Batch,
+    Commit,
+    Envelope,
+    ExchangeId,
+    Manifest,
+    Note,
+    decode_header,
+)
 from edgeveil.protocol.proxy_tasks import (
     BatchDelivered,
     BatchKept,
     BroadcastDropped,
     BroadcastPart,
+    HeldUpload,
     JobEnded,
     KeepBroadcast,
-    Kept,
+    KeptBroadcast,
     ProxyMemory,
     ProxySettings,
     RoundDropped,
-    Shuffled,
+    ShuffledBatch,
     ShuffleRound,
     UploadKept,
     UploadPart,
@@ -119,7 +126,7 @@ class Spool:
 
     def _change(self, db: sqlite3.Connection, item: object) -> None:
         match item:
-            case Kept():
+            case KeptBroadcast():
                 self._keep(db, item)
             case UploadKept(at=at, device=device, held=held):
                 db.execute(
@@ -150,7 +157,7 @@ class Spool:
             case JobEnded(job_id=job_id, note=note):
                 self._end(db, job_id, note)
 
-    def _forget_uploads(self, db: sqlite3.Connection, at: Exchanged) -> None:
+    def _forget_uploads(self, db: sqlite3.Connection, at: ExchangeId) -> None:
         """Who answered stays known."""
         _run(db, "UPDATE uploads SET slot = -1, digest = x''", at)
         self._files.drop(uploads_of(at))
@@ -175,7 +182,7 @@ class Spool:
 
     # --- work ---
 
-    def keep(self, task: KeepBroadcast) -> Kept:
+    def keep(self, task: KeepBroadcast) -> KeptBroadcast:
         """Check what came of a broadcast, and make it durable.
 
         Raises ProtocolError `bad_digest`.
@@ -191,9 +198,9 @@ class Spool:
                 os.fdatasync(file.fileno())
             arriving.rename(whole)
             sync_folder(whole.parent)
-        return Kept(task.signed, task.header, data)
+        return KeptBroadcast(task.signed, task.header, data)
 
-    def shuffled(self, task: ShuffleRound, shuffle: Shuffle) -> Shuffled:
+    def shuffled(self, task: ShuffleRound, shuffle: Shuffle) -> ShuffledBatch:
         """Write a round's batch from its uploads."""
         names = (uploads_of(task.at), batch_of(task.at))
         with self._told():
@@ -202,7 +209,7 @@ class Spool:
 
     # --- rows ---
 
-    def _keep(self, db: sqlite3.Connection, kept: Kept) -> None:
+    def _keep(self, db: sqlite3.Connection, kept: KeptBroadcast) -> None:
         """Store a broadcast; of a job only the newest round stays, of releases the newest."""
         header, job_id = kept.header, kept.header.at.job_id
         kind = kind_of(header)
@@ -229,8 +236,8 @@ class Spool:
         for table in ("uploads", "batches"):
             where = f"FROM {table} WHERE job = ?"
             for key in db.execute(f"SELECT DISTINCT job, round, attempt {where}", (job_id,)):
-                self._files.drop(uploads_of(Exchanged(*key)))
-                self._files.drop(batch_of(Exchanged(*key)))
+                self._files.drop(uploads_of(ExchangeId(*key)))
+                self._files.drop(batch_of(ExchangeId(*key)))
             db.execute(f"DELETE {where}", (job_id,))
 
     def _end(self, db: sqlite3.Connection, job_id: bytes, note: Note) -> None:
@@ -257,22 +264,22 @@ class Spool:
     def _load(self, db: sqlite3.Connection) -> ProxyMemory:
         memory = ProxyMemory()
         for (signed_bytes,) in db.execute("SELECT signed FROM kept ORDER BY number"):
-            signed = msgspec.msgpack.decode(signed_bytes, type=Signed)
+            signed = msgspec.msgpack.decode(signed_bytes, type=Envelope)
             header = decode_header(signed)
             if isinstance(header, Manifest | Commit):
                 data = FileData(self._files.path(kept_of(header.blob.digest)))
-                memory.kept[header.blob.digest] = Kept(signed, header, data)
+                memory.kept[header.blob.digest] = KeptBroadcast(signed, header, data)
         rows = db.execute("SELECT job, round, attempt, device, groups, digest, slot FROM uploads")
         for job, number, attempt, device, groups, digest, slot in rows:
-            held = Held(msgspec.msgpack.decode(groups, type=tuple[int, ...]), digest, slot)
-            memory.uploads.append(UploadKept(Exchanged(job, number, attempt), device, held))
+            held = HeldUpload(msgspec.msgpack.decode(groups, type=tuple[int, ...]), digest, slot)
+            memory.uploads.append(UploadKept(ExchangeId(job, number, attempt), device, held))
         rows = db.execute("SELECT job, round, attempt, signed, delivered FROM batches")
         for job, number, attempt, signed_bytes, delivered in rows:
-            at = Exchanged(job, number, attempt)
+            at = ExchangeId(job, number, attempt)
             if delivered:
                 memory.delivered.add(key_of(at))
                 continue
-            signed = msgspec.msgpack.decode(signed_bytes, type=Signed)
+            signed = msgspec.msgpack.decode(signed_bytes, type=Envelope)
             header = decode_header(signed)
             if isinstance(header, Batch):
                 data = FileData(self._files.path(batch_of(at)))
@@ -282,5 +289,5 @@ class Spool:
         return memory
 
 
-def _run(db: sqlite3.Connection, statement: str, at: Exchanged) -> None:
+def _run(db: sqlite3.Connection, statement: str, at: ExchangeId) -> None:
     db.execute(statement + " WHERE job = ? AND round = ? AND attempt = ?", key_of(at))

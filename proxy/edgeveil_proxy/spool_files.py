@@ -8,17 +8,17 @@ from contextlib import suppress
 from pathlib import Path
 
 from edgeveil.file_data import sync_folder
-from edgeveil.protocol.messages import Exchanged
+from edgeveil.protocol.messages import ExchangeId
 
 
-def uploads_of(at: Exchanged) -> str:
+def uploads_of(at: ExchangeId) -> str:
     """The file of a round's uploads."""
-    return f"uploads-{at.job_id.hex()}-{at.round}-{at.attempt}"
+    return f"uploads-{at.job_id.hex()}-{at.exchange}-{at.attempt}"
 
 
-def batch_of(at: Exchanged) -> str:
+def batch_of(at: ExchangeId) -> str:
     """The file of a round's batch."""
-    return f"batch-{at.job_id.hex()}-{at.round}-{at.attempt}"
+    return f"batch-{at.job_id.hex()}-{at.exchange}-{at.attempt}"
 
 
 def arriving_of(digest: bytes) -> str:

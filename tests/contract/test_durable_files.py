@@ -17,9 +17,8 @@ from edgeveil.errors import EdgeVeilError, PrivacyError
 from edgeveil.privacy.gaussian_mechanism import gaussian_event
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.privacy.policy import JobRequest, Limits
-from edgeveil.protocol.collection import Held
-from edgeveil.protocol.messages import Exchanged
-from edgeveil.protocol.proxy_tasks import UploadKept
+from edgeveil.protocol.messages import ExchangeId
+from edgeveil.protocol.proxy_tasks import HeldUpload, UploadKept
 from edgeveil_edge.store import DeviceStore
 from edgeveil_proxy.registry import Registry, RegistryError
 from edgeveil_proxy.spool import Spool
@@ -44,8 +43,8 @@ class Case:
 
 
 def spool_upload(spool: Spool) -> None:
-    held = Held(tuple(range(BIG)), b"d" * 32, 0)
-    spool.store(UploadKept(Exchanged(b"J" * 16, 1, 1), "0" * 16, held))
+    held = HeldUpload(tuple(range(BIG)), b"d" * 32, 0)
+    spool.store(UploadKept(ExchangeId(b"J" * 16, 1, 1), "0" * 16, held))
 
 
 def admit_many(registry: Registry) -> None:

@@ -17,11 +17,10 @@ from edgeveil.errors import EdgeVeilError
 from edgeveil.privacy.gaussian_mechanism import gaussian_event
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.privacy.policy import JobRequest, Limits
-from edgeveil.protocol.blob import describe
 from edgeveil.protocol.cloud_tasks import BatchPart
-from edgeveil.protocol.collection import Held
-from edgeveil.protocol.messages import Exchanged
-from edgeveil.protocol.proxy_tasks import ProxyMemory, UploadKept, UploadPart
+from edgeveil.protocol.messages import ExchangeId
+from edgeveil.protocol.proxy_tasks import HeldUpload, ProxyMemory, UploadKept, UploadPart
+from edgeveil.protocol.transfer import describe
 from edgeveil_cloud.spool import BatchSpool
 from edgeveil_cloud.store import Store
 from edgeveil_edge.store import DeviceStore
@@ -29,7 +28,7 @@ from edgeveil_proxy.spool import Spool
 
 DISK_BYTES = 2 << 20
 BIG = 400_000
-AT = Exchanged(b"J" * 16, 1, 1)
+AT = ExchangeId(b"J" * 16, 1, 1)
 DATA = bytes(BIG)
 BLOB = describe(DATA, 4096)
 EVENT = gaussian_event("linear", 2**24, 0.5, 30, grid_bits=24)
@@ -57,7 +56,7 @@ def taken(spool: BatchSpool) -> int:
 def stored(spool: Spool) -> None:
     with spool.together():
         spool.store(UploadPart(AT, 0, DATA))
-        spool.store(UploadKept(AT, "0" * 16, Held((BIG,), b"d" * 32, 0)))
+        spool.store(UploadKept(AT, "0" * 16, HeldUpload((BIG,), b"d" * 32, 0)))
 
 
 def opened_store(folder: Path) -> Store:
@@ -82,7 +81,7 @@ CASES = {
     "cloud batch": Case(BatchSpool, taken, lambda s: taken(s) == BIG),
     "spool": Case(
         lambda folder: Spool(folder / "spool.sqlite"),
-        lambda s: s.store(UploadKept(AT, "0" * 16, Held(tuple(range(BIG)), b"d" * 32, 0))),
+        lambda s: s.store(UploadKept(AT, "0" * 16, HeldUpload(tuple(range(BIG)), b"d" * 32, 0))),
         lambda s: s.load() != ProxyMemory(),
     ),
     "spooled upload": Case(

@@ -15,13 +15,19 @@ import pytest
 from safetensors.numpy import load
 
 from edgeveil.crypto.keys import SigningKey
-from edgeveil.protocol.blob import describe
-from edgeveil.protocol.codec import decode, encode
-from edgeveil.protocol.envelope import Signer
-from edgeveil.protocol.messages import Decline, Exchanged, Hello, Part, Upload
-from edgeveil.transport.link import LinkSettings
+from edgeveil.protocol.messages import (
+    Decline,
+    ExchangeId,
+    Hello,
+    Part,
+    Signer,
+    Upload,
+    decode,
+    encode,
+)
+from edgeveil.protocol.transfer import describe
+from edgeveil.transport.link import LinkSettings, device_up
 from edgeveil.transport.mqtt_link import MqttLink
-from edgeveil.transport.topics import device_up
 from edgeveil_edge.predict import predict
 from tests.e2e.live import LiveSite, wait_for
 
@@ -215,7 +221,7 @@ def test_hostile_messages_are_counted_and_change_nothing(tmp_path: Path) -> None
             link = MqttLink(settings)
             await link.connect_or_raise()
             forged = Signer(rogue, SigningKey.generate())
-            at = Exchanged(bytes(16), 1, 1)
+            at = ExchangeId(bytes(16), 1, 1)
             frames = [
                 b"",
                 b"\x01",

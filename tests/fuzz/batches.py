@@ -11,10 +11,10 @@ from edgeveil.errors import ProtocolError
 from edgeveil.jobs import parse_plan
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.exchange import Exchange
-from edgeveil.protocol.blob import describe
 from edgeveil.protocol.cloud_tasks import BatchPart
-from edgeveil.protocol.messages import Batch, Blob, Exchanged, Manifest
+from edgeveil.protocol.messages import Batch, Blob, ExchangeId, Manifest
 from edgeveil.protocol.sealed import seal_segment, segment_mark
+from edgeveil.protocol.transfer import describe
 from edgeveil_cloud.opening import open_batch
 from edgeveil_cloud.round_secret import RoundSecret
 from edgeveil_cloud.rounds import seal_round
@@ -33,7 +33,7 @@ def _round() -> tuple[Plan, Exchange, Manifest, RoundSecret]:
     plan = parse_plan(SMALLEST_JOB.replace("[64]", "[4]"))
     exchange = plan.exchange(1)
     keys = [opening_key(f"selected {n}").public().to_bytes() for n in range(_SELECTED)]
-    at, state = Exchanged(JOB, exchange.index, 1), plan.cloud.initial_state()
+    at, state = ExchangeId(JOB, exchange.index, 1), plan.cloud.initial_state()
     header, _, secret = seal_round(plan, exchange, state, keys, at, 1, 4096)
     return plan, exchange, header, secret
 

@@ -7,15 +7,15 @@ from collections.abc import Iterable
 
 from edgeveil.crypto.keys import VerifyKey
 from edgeveil.protocol import cloud_tasks as ct
+from edgeveil.protocol import device_tasks as dt
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
 from edgeveil.protocol import proxy_tasks as pt
-from edgeveil.protocol import tasks as dt
-from edgeveil.protocol.blob import describe
 from edgeveil.protocol.cloud import CloudMachine
 from edgeveil.protocol.device import DeviceMachine
-from edgeveil.protocol.package import JobPackage, Package, ReleasePackage, RoundPackage
 from edgeveil.protocol.proxy import ProxyMachine
+from edgeveil.protocol.sealed import JobPackage, Package, ReleasePackage, RoundPackage
+from edgeveil.protocol.transfer import describe
 from tests.fuzz.samples import GROUPS, JOB, PACKET_BYTES, device_id, manifest, signer
 from tests.fuzz.story import PART_BYTES, SEALED_BYTES, TEXTS, Play, public_key
 from tests.fuzz.target import Tape, Target, demand
@@ -27,11 +27,11 @@ _SPOOL_BYTES, _CACHE_BYTES, _CREDIT_BYTES = 1024, 1 << 14, 1024
 
 def _device(data: bytes) -> None:
     tape = Tape(data)
-    memory = dt.Memory(jobs={JOB: None} if tape.number(4) else {})
-    settings = dt.Settings(PACKET_BYTES, blob_bytes=1 << 14, fetch_bytes=1 << 15, jobs=2)
+    memory = dt.DeviceMemory(jobs={JOB: None} if tape.number(4) else {})
+    settings = dt.DeviceSettings(PACKET_BYTES, blob_bytes=1 << 14, fetch_bytes=1 << 15, jobs=2)
     machine = DeviceMachine(signer("0"), public_key("cloud"), public_key("proxy"), memory, settings)
     play = Play(machine, tape, _finish_device)
-    play.run([fx.Connected(fx.Proxy())], (fx.Proxy(),))
+    play.run([fx.PeerConnected(fx.ProxyAddress())], (fx.ProxyAddress(),))
     trained = [count for mark, count in play.asked.items() if isinstance(mark, tuple)]
     demand(max(trained, default=0) <= 1, "a round is trained for once")
     demand(len(memory.jobs) <= settings.jobs, "so many jobs at most")
@@ -41,21 +41,23 @@ def _device(data: bytes) -> None:
 
 def _finish_device(task: object, tape: Tape) -> object:
     match task:
-        case dt.Open():
+        case dt.OpenPackage():
             packages: tuple[Package | None, ...] = (
                 RoundPackage("train", 1, False, b"", b""),
                 JobPackage(b"{}", b""),
                 ReleasePackage("job", b""),
                 None,
             )
-            return dt.Opened(tape.choice(packages), 0.5, tape.choice((0.0, 1.0)))
-        case dt.Work() | dt.Dummies() if tape.number(4):
+            return dt.OpenedPackage(tape.choice(packages), 0.5, tape.choice((0.0, 1.0)))
+        case dt.ComputeAnswer() | dt.SealDummies() if tape.number(4):
             text = bytes((tape.number(256),)) * sum(SEALED_BYTES)
             marks = (bytes(32), text[:32])
-            return dt.Sealed((0, 1), SEALED_BYTES, text, marks, isinstance(task, dt.Dummies))
-        case dt.Work() | dt.Dummies():
-            return dt.Declined("no")
-    return dt.Learned()
+            return dt.SealedAnswer(
+                (0, 1), SEALED_BYTES, text, marks, isinstance(task, dt.SealDummies)
+            )
+        case dt.ComputeAnswer() | dt.SealDummies():
+            return dt.NoAnswer("no")
+    return dt.Installation()
 
 
 # --- the proxy -----------------------------------------------------------------------------
@@ -90,9 +92,11 @@ def _proxy(data: bytes) -> None:
     starts: list[fx.Event] = []
     if tape.number(4):  # usually a round is open
         header = _round()
-        starts.append(fx.Received(fx.Cloud(), m.Offer(signer("cloud").header(header), b"blob")))
-    devices = tuple(fx.Device(device_id(number)) for number in (0, 1, 2, 9))
-    play.run(starts, (fx.Cloud(), *devices))
+        starts.append(
+            fx.MessageReceived(fx.CloudAddress(), m.Offer(signer("cloud").header(header), b"blob"))
+        )
+    devices = tuple(fx.DeviceAddress(device_id(number)) for number in (0, 1, 2, 9))
+    play.run(starts, (fx.CloudAddress(), *devices))
     demand(machine.spool_bytes <= _SPOOL_BYTES, "the spool has a bound")
     demand(machine.cache_bytes <= _CACHE_BYTES, "the cache has a bound")
     demand(machine.credit_bytes <= _CREDIT_BYTES + 1024, "the credit has a bound")
@@ -113,13 +117,17 @@ def _finish_proxy(task: object, tape: Tape) -> object:
         case pt.KeepBroadcast(signed=signed, header=header):
             known = {describe(text, 1).digest: text for text in TEXTS}
             text = known.get(header.blob.digest)
-            return fx.Failed("bad_digest") if text is None else pt.Kept(signed, header, text)
+            return (
+                fx.WorkFailed("bad_digest")
+                if text is None
+                else pt.KeptBroadcast(signed, header, text)
+            )
         case pt.ShuffleRound(uploads=uploads):
             counts = tuple(sum(g in groups for _, groups in uploads) for g in range(len(GROUPS)))
             sizes = zip(counts, SEALED_BYTES, strict=True)
             text = bytes((tape.number(256),)) * sum(count * size for count, size in sizes)
-            return pt.Shuffled(counts, describe(text, 1).digest, text)
-    return fx.Failed("unknown_task")
+            return pt.ShuffledBatch(counts, describe(text, 1).digest, text)
+    return fx.WorkFailed("unknown_task")
 
 
 # --- the cloud -----------------------------------------------------------------------------
@@ -130,8 +138,8 @@ def _cloud(data: bytes) -> None:
     settings = ct.CloudSettings(PACKET_BYTES, blob_bytes=1 << 13, spool_bytes=1 << 13)
     machine = CloudMachine(signer("cloud"), public_key("proxy"), settings)
     play = Play(machine, tape, _finish_cloud)
-    start = fx.Command(ct.Start(JOB, 1, 1, rounds=2, retries=2))
-    play.run([fx.Connected(fx.Proxy()), start], (fx.Proxy(),))
+    start = fx.Command(ct.StartJob(JOB, 1, 1, exchanges=2, retries=2))
+    play.run([fx.PeerConnected(fx.ProxyAddress()), start], (fx.ProxyAddress(),))
     ends = [item for item in play.stored if isinstance(item, ct.JobStatus)]
     demand(len(ends) <= 1, "a job ends once")
     parts = [item for item in play.stored if isinstance(item, ct.BatchPart)]
@@ -141,20 +149,20 @@ def _cloud(data: bytes) -> None:
 
 def _finish_cloud(task: object, tape: Tape) -> object:
     if not tape.number(8):
-        return ct.Blocked("no room")
+        return ct.Obstacle("no room")
     match task:
         case ct.SealRound(job_id=job, round=number, attempt=attempt):
-            return _sealed("round", m.Exchanged(job, number, attempt), tape)
+            return _sealed("round", m.ExchangeId(job, number, attempt), tape)
         case ct.SealJob(job_id=job):
-            return _sealed("job", m.Exchanged(job, 0, 1), tape)
+            return _sealed("job", m.ExchangeId(job, 0, 1), tape)
         case ct.SealRelease(job_id=job):
-            return _sealed("release", m.Exchanged(job, 0, 2), tape)
+            return _sealed("release", m.ExchangeId(job, 0, 2), tape)
         case ct.Absorb(batch=batch) if tape.number(4):
-            return ct.Absorbed(m.Commit(batch.at, 1, describe(bytes(32), PART_BYTES)), bytes(32))
-    return ct.TooFew("too few")
+            return ct.RoundCommit(m.Commit(batch.at, 1, describe(bytes(32), PART_BYTES)), bytes(32))
+    return ct.TooFewUploads("too few")
 
 
-def _sealed(kind: str, at: m.Exchanged, tape: Tape) -> ct.Broadcast:
+def _sealed(kind: str, at: m.ExchangeId, tape: Tape) -> ct.Broadcast:
     text = tape.choice(TEXTS[1:])
     return ct.Broadcast(manifest(kind, at, 1, describe(text, PART_BYTES)), text)
 

@@ -6,7 +6,6 @@ import hashlib
 from functools import cache
 
 from edgeveil.crypto.keys import OpeningKey, SigningKey
-from edgeveil.protocol.envelope import Signer
 from edgeveil.protocol.messages import (
     Ack,
     Batch,
@@ -17,7 +16,7 @@ from edgeveil.protocol.messages import (
     Commit,
     Cover,
     Decline,
-    Exchanged,
+    ExchangeId,
     Group,
     Header,
     Hello,
@@ -26,6 +25,7 @@ from edgeveil.protocol.messages import (
     Manifest,
     Roster,
     Shortfall,
+    Signer,
     Upload,
     Want,
 )
@@ -33,7 +33,7 @@ from edgeveil.protocol.messages import (
 JOB = b"fuzzed job 16 b."
 PACKET_BYTES = 1536
 GROUPS = (Group("layer0", 64), Group("softmax", 64))
-AT = Exchanged(JOB, 1, 1)
+AT = ExchangeId(JOB, 1, 1)
 BLOB = Blob(hashlib.sha256(b"blob").digest(), 4, 1024)
 
 
@@ -68,7 +68,7 @@ def signer(name: str) -> Signer:
 
 
 def manifest(
-    kind: str = "round", at: Exchanged = AT, sequence: int = 1, blob: Blob = BLOB
+    kind: str = "round", at: ExchangeId = AT, sequence: int = 1, blob: Blob = BLOB
 ) -> Manifest:
     """A manifest that is sound in itself."""
     return Manifest(
@@ -94,8 +94,8 @@ def manifest(
 
 HEADERS: tuple[Header, ...] = (
     manifest(),
-    manifest("job", Exchanged(JOB, 0, 1)),
-    manifest("release", Exchanged(JOB, 0, 2)),
+    manifest("job", ExchangeId(JOB, 0, 1)),
+    manifest("release", ExchangeId(JOB, 0, 2)),
     Upload(AT, (0, 1), BLOB),
     Batch(AT, 3, 0, (3, 3), BLOB),
     Commit(AT, 1, BLOB),

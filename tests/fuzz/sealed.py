@@ -10,7 +10,6 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from edgeveil.crypto.errors import CryptoError
 from edgeveil.crypto.keys import (
     ContentKey,
     Key,
@@ -20,10 +19,10 @@ from edgeveil.crypto.keys import (
     SigningKey,
     VerifyKey,
 )
-from edgeveil.crypto.stanzas import STANZA_BYTES, open_stanzas, seal_stanzas
+from edgeveil.crypto.sealing import STANZA_BYTES, open_stanzas, seal_stanzas
 from edgeveil.crypto.stream import HEADER_BYTES, TAG_BYTES, open_stream, seal_stream
 from edgeveil.enrolment import Enrolment, EnrolmentError
-from edgeveil.errors import PrivacyError, ProtocolError, UsageError
+from edgeveil.errors import CryptoError, PrivacyError, ProtocolError, UsageError
 from edgeveil.privacy.gaussian_mechanism import gaussian_event
 from edgeveil.privacy.ledger import Book, Ledger, read_ledger
 from edgeveil.privacy.ledger_chain import ChainHead

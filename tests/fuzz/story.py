@@ -13,15 +13,14 @@ from collections.abc import Callable, Iterable
 from functools import cache, lru_cache
 from typing import Any
 
-from edgeveil.crypto.keys import VerifyKey
+from edgeveil.crypto.keys import VerifyKey, sign
 from edgeveil.crypto.labels import BODY, HEADER
-from edgeveil.crypto.signing import sign
 from edgeveil.errors import ProtocolError
+from edgeveil.protocol import device_tasks as dt
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
-from edgeveil.protocol import tasks as dt
-from edgeveil.protocol.blob import NEED_LIMIT, describe
-from edgeveil.protocol.codec import decode, encode, encode_inner
+from edgeveil.protocol.messages import decode, encode, encode_inner
+from edgeveil.protocol.transfer import NEED_LIMIT, describe
 from edgeveil_lab.load.shared import SharedVerifyKey
 from tests.fuzz.samples import (
     BODIES,
@@ -45,9 +44,9 @@ _SLUG = re.compile(r"[a-z0-9_]{1,64}")
 _OTHER_JOB = b"another job, 16."
 
 
-def _at(tape: Tape) -> m.Exchanged:
+def _at(tape: Tape) -> m.ExchangeId:
     job = JOB if tape.number(4) else _OTHER_JOB
-    return m.Exchanged(job, tape.choice((1, 2, 0, 2**31)), 1 + tape.number(3))
+    return m.ExchangeId(job, tape.choice((1, 2, 0, 2**31)), 1 + tape.number(3))
 
 
 def _header(tape: Tape, text: bytes) -> m.Header:
@@ -87,12 +86,12 @@ def _body(tape: Tape, known: list[bytes]) -> m.Body:
             return tape.choice(BODIES)
 
 
-def _signed(tape: Tape, inner: m.Header | m.Body, by: str, label: bytes) -> m.Signed:
+def _signed(tape: Tape, inner: m.Header | m.Body, by: str, label: bytes) -> m.Envelope:
     payload = tape.damaged(encode_inner(inner), 1) if not tape.number(8) else encode_inner(inner)
     named = signer(by).name
     key = by if tape.number(16) else tape.choice(_SIGNERS)
     key = f"device {key}" if key.isdigit() else key
-    return m.Signed(named, payload, _signature(key, label, payload))
+    return m.Envelope(named, payload, _signature(key, label, payload))
 
 
 @cache
@@ -135,15 +134,17 @@ class Play:
         if what <= 2 and self.works:
             task = self.works.pop(tape.number(len(self.works)))
             failed = not tape.number(4)
-            return fx.Done(task, fx.Failed("no_luck") if failed else self._finish(task, tape))
+            return fx.WorkDone(
+                task, fx.WorkFailed("no_luck") if failed else self._finish(task, tape)
+            )
         peer = tape.choice(peers)
         if what == 3 and not tape.number(4):
-            return fx.Connected(peer)
-        return fx.Received(peer, self._message(peer))
+            return fx.PeerConnected(peer)
+        return fx.MessageReceived(peer, self._message(peer))
 
     def _message(self, peer: fx.Address) -> m.Message:
         tape = self.tape
-        own = {fx.Cloud: "cloud", fx.Proxy: "proxy"}.get(type(peer))
+        own = {fx.CloudAddress: "cloud", fx.ProxyAddress: "proxy"}.get(type(peer))
         if own is None:
             own = next(
                 (one for one in _SIGNERS if signer(one).name == getattr(peer, "id", "")), "9"
@@ -152,7 +153,7 @@ class Play:
         text = tape.choice(TEXTS)
         match tape.number(8):
             case 0 | 1 | 2:
-                if isinstance(peer, fx.Proxy) and tape.number(4):
+                if isinstance(peer, fx.ProxyAddress) and tape.number(4):
                     by = tape.choice(("cloud", "proxy"))  # what the proxy passes on
                 data = tape.choice((text, b"", text[:-1]))
                 header = _signed(tape, _header(tape, text), by, HEADER)
@@ -184,7 +185,7 @@ class Play:
             demand(len(encode(send.message)) <= PACKET_BYTES, "what is sent fits a packet")
             if isinstance(send.message, m.Offer) and send.message.header.signer != "cloud":
                 self.known.append(describe(send.message.data, 1).digest)
-        for one in {send.to for send in sends if isinstance(send.to, fx.Device)}:
+        for one in {send.to for send in sends if isinstance(send.to, fx.DeviceAddress)}:
             parts = [s for s in sends if s.to == one and isinstance(s.message, m.Part)]
             demand(len(parts) <= NEED_LIMIT, "no more parts than the credit")
         for effect in effects:
@@ -197,7 +198,7 @@ class Play:
                 case fx.Work(task=task):
                     self.works.append(task)
                     self.asked[_mark(task)] += 1
-                case fx.Store(item=item):
+                case fx.Persist(item=item):
                     self.stored.append(item)
                 case fx.Refuse(reason=reason):
                     demand(bool(_SLUG.fullmatch(reason)), "a reason is a slug")
@@ -205,4 +206,4 @@ class Play:
 
 def _mark(task: object) -> object:
     """Of work that must not be asked for twice: which; of other work its kind."""
-    return ("train", task.manifest.at) if isinstance(task, dt.Work) else type(task)
+    return ("train", task.manifest.at) if isinstance(task, dt.ComputeAnswer) else type(task)

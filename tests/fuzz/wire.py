@@ -11,10 +11,9 @@ import numpy as np
 
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import messages as m
-from edgeveil.protocol.blob import NEED_LIMIT, Assembly, describe, parts
-from edgeveil.protocol.codec import decode, decode_body, decode_header, encode, encode_inner
-from edgeveil.protocol.effects import Cloud, Device, Proxy
-from edgeveil.protocol.package import (
+from edgeveil.protocol.effects import CloudAddress, DeviceAddress, ProxyAddress
+from edgeveil.protocol.messages import decode, decode_body, decode_header, encode, encode_inner
+from edgeveil.protocol.sealed import (
     JobPackage,
     ReleasePackage,
     RoundPackage,
@@ -23,8 +22,8 @@ from edgeveil.protocol.package import (
     pack_tensors,
     unpack_tensors,
 )
-from edgeveil.protocol.transfer import Fetch, first_data
-from edgeveil.transport import topics
+from edgeveil.protocol.transfer import NEED_LIMIT, Assembly, Fetch, describe, first_data, parts
+from edgeveil.transport import link
 from tests.fuzz.samples import BODIES, HEADERS, signer
 from tests.fuzz.target import Tape, Target, demand
 
@@ -64,8 +63,8 @@ def _frames() -> Iterable[bytes]:
 
 def _inner(data: bytes) -> None:
     read = (decode_header, decode_body)[data[0] % 2 if data else 0]
-    found = read(m.Signed("cloud", data[1:], bytes(64)))
-    again = m.Signed("cloud", encode_inner(found), bytes(64))
+    found = read(m.Envelope("cloud", data[1:], bytes(64)))
+    again = m.Envelope("cloud", encode_inner(found), bytes(64))
     demand(read(again) == found, "a header or body survives the wire")
     demand(shape(found) <= 4 * len(data), "a header is no larger than its bytes")
 
@@ -166,13 +165,13 @@ def _tapes() -> Iterable[bytes]:
 
 def _topic(data: bytes) -> None:
     topic = data.decode("utf-8", "replace")
-    sender = topics.sender_of(topic)
-    if isinstance(sender, Device):
-        demand(topics.device_up(sender.id) == topic, "a device speaks on its own topic alone")
-    elif isinstance(sender, Cloud):
-        demand(topic == topics.CLOUD_OUT, "the cloud speaks on one topic")
-    elif isinstance(sender, Proxy):
-        known = (topics.ALL_DOWN, topics.CLOUD_IN)
+    sender = link.sender_of(topic)
+    if isinstance(sender, DeviceAddress):
+        demand(link.device_up(sender.id) == topic, "a device speaks on its own topic alone")
+    elif isinstance(sender, CloudAddress):
+        demand(topic == link.CLOUD_OUT, "the cloud speaks on one topic")
+    elif isinstance(sender, ProxyAddress):
+        known = (link.ALL_DOWN, link.CLOUD_IN)
         demand(topic in known or topic.endswith("/down"), "the proxy speaks on its topics")
     else:
         demand(sender is None, "nobody else")
@@ -180,10 +179,10 @@ def _topic(data: bytes) -> None:
 
 def _topics() -> Iterable[bytes]:
     device = "0123456789abcdef"
-    for topic in (topics.device_up(device), topics.device_down(device), topics.ALL_DOWN):
+    for topic in (link.device_up(device), link.device_down(device), link.ALL_DOWN):
         yield topic.encode()
-    yield topics.CLOUD_IN.encode()
-    yield topics.CLOUD_OUT.encode()
+    yield link.CLOUD_IN.encode()
+    yield link.CLOUD_OUT.encode()
 
 
 _TAGS = [bytes((0xA0 + len(tag),)) + tag for tag in (b"offer", b"part", b"need", b"note", b"ack")]

@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 
 from edgeveil.protocol import effects as fx
-from edgeveil.transport.memory import Due, Faults, MemoryNet, Node, no_faults
+from edgeveil.transport.memory import Faults, MemoryNet, Node, PendingWork, no_faults
 
 
 class Died(BaseException):
@@ -64,13 +64,13 @@ class CrashNet(MemoryNet):
         self._queue = [entry for entry in self._queue if not self._lost(node, entry[2], entry[3])]
         heapq.heapify(self._queue)
 
-    def _lost(self, died: Node, place: Node, event: fx.Event | Due) -> bool:
-        return place is died and (self.clean_sessions or not isinstance(event, fx.Received))
+    def _lost(self, died: Node, place: Node, event: fx.Event | PendingWork) -> bool:
+        return place is died and (self.clean_sessions or not isinstance(event, fx.MessageReceived))
 
-    def _step(self, node: Node, event: fx.Event | Due) -> None:
-        assert not isinstance(event, Due)
+    def _step(self, node: Node, event: fx.Event | PendingWork) -> None:
+        assert not isinstance(event, PendingWork)
         effects = node.machine.handle(event, self.now_s)
-        stores = [effect for effect in effects if isinstance(effect, fx.Store)]
+        stores = [effect for effect in effects if isinstance(effect, fx.Persist)]
         first = effects.index(stores[0]) if stores else len(effects)
         with self.acting(node):
             for effect in effects[:first]:
@@ -83,6 +83,6 @@ class CrashNet(MemoryNet):
                         self.boundary()
                 self.boundary()
             for effect in effects[first:]:
-                if not isinstance(effect, fx.Store):
+                if not isinstance(effect, fx.Persist):
                     self._execute(node, effect)
                     self.boundary()

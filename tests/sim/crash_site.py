@@ -14,8 +14,16 @@ from edgeveil.jobs import Job
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.privacy.sampler import os_random
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.codec import decode, decode_body, decode_header
-from edgeveil.protocol.messages import Ack, Commit, Note, Offer, Upload
+from edgeveil.protocol.messages import (
+    Ack,
+    Commit,
+    Note,
+    Offer,
+    Upload,
+    decode,
+    decode_body,
+    decode_header,
+)
 from edgeveil.sites.policy import Policy
 from edgeveil.sqlite_file import SqliteFile
 from edgeveil_cloud.control import Control
@@ -47,7 +55,11 @@ class CrashSite(Fleet):
     def __init__(self, folder: Path, *deaths: Death) -> None:
         super().__init__(folder, DEVICES, floor=2, policy=Policy(min_devices=DEVICES))
         self.net.wire = []
-        names = {"cloud": fx.Cloud(), "proxy": fx.Proxy(), "device": fx.Device(self.boxes[0].id)}
+        names = {
+            "cloud": fx.CloudAddress(),
+            "proxy": fx.ProxyAddress(),
+            "device": fx.DeviceAddress(self.boxes[0].id),
+        }
         self.names: dict[str, fx.Address] = names
         self.net.deaths = frozenset((names[who], number) for who, number in deaths)
         self.died = 0
@@ -77,10 +89,10 @@ class CrashSite(Fleet):
         node = death.node
         node.up = False
         self.net.forget(node)
-        if isinstance(node.address, fx.Cloud):
+        if isinstance(node.address, fx.CloudAddress):
             self._start_cloud()
             self.control.tell_ends()
-        elif isinstance(node.address, fx.Proxy):
+        elif isinstance(node.address, fx.ProxyAddress):
             self._start_proxy()
             self.net.post(self.proxy_node, fx.Command("started"))
         else:
@@ -170,7 +182,7 @@ def check_clean(site: CrashSite, job: str) -> None:
     left = site.spool.load()
     assert not left.uploads
     assert not left.batches
-    assert [kept.header.at.round for kept in left.kept.values()] == [0]
+    assert [kept.header.at.exchange for kept in left.kept.values()] == [0]
     assert site.store.round_key(job, 1, 1) is None
 
 
@@ -178,14 +190,14 @@ def _counted(site: CrashSite) -> dict[tuple[int, int], set[bytes]]:
     """(round, attempt) -> hashes in the commit record that the cloud sent."""
     found = {}
     for sender, to, frame in site.net.wire or []:
-        if isinstance(sender, fx.Cloud) and isinstance(to, fx.Proxy):
+        if isinstance(sender, fx.CloudAddress) and isinstance(to, fx.ProxyAddress):
             message = decode(frame, PACKET_BYTES)
             header = decode_header(message.header) if isinstance(message, Offer) else None
             if isinstance(header, Commit) and isinstance(message, Offer):
                 hashes = message.data
                 assert len(hashes) == header.blob.size_bytes
                 cut = {bytes(hashes[i : i + 32]) for i in range(0, len(hashes), 32)}
-                found[header.at.round, header.at.attempt] = cut
+                found[header.at.exchange, header.at.attempt] = cut
     return found
 
 
@@ -195,11 +207,11 @@ def _acknowledged(site: CrashSite, device: str) -> set[tuple[int, int]]:
     held: set[bytes] = set()
     for sender, to, frame in site.net.wire or []:
         message = decode(frame, PACKET_BYTES)
-        if sender == fx.Device(device) and isinstance(message, Offer):
+        if sender == fx.DeviceAddress(device) and isinstance(message, Offer):
             header = decode_header(message.header)
             assert isinstance(header, Upload)
-            offered[header.blob.digest] = (header.at.round, header.at.attempt)
-        if to == fx.Device(device) and isinstance(message, Note):
+            offered[header.blob.digest] = (header.at.exchange, header.at.attempt)
+        if to == fx.DeviceAddress(device) and isinstance(message, Note):
             body = decode_body(message.body)
             if isinstance(body, Ack) and body.status == "held":
                 held.add(body.blob)

@@ -10,14 +10,13 @@ from contextlib import AbstractContextManager
 import numpy as np
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.blob import describe
-from edgeveil.protocol.envelope import Signer
+from edgeveil.protocol.device_tasks import ComputeAnswer, NoAnswer, OpenPackage, SealedAnswer
 from edgeveil.protocol.messages import (
     SEAL_OVERHEAD_BYTES,
     Ack,
     Commit,
     Decline,
-    Exchanged,
+    ExchangeId,
     Hello,
     Manifest,
     Message,
@@ -25,12 +24,12 @@ from edgeveil.protocol.messages import (
     Offer,
     Part,
     Shortfall,
+    Signer,
     Upload,
     Want,
 )
 from edgeveil.protocol.sealed import open_broadcast, seal_segment, segment_mark
-from edgeveil.protocol.tasks import Declined, Open, Sealed, Work
-from edgeveil.protocol.transfer import part_bytes
+from edgeveil.protocol.transfer import describe, part_bytes
 from edgeveil_tools.local.simulate import Box
 from tests.sim.fleet import PACKET_BYTES, Fleet
 
@@ -74,18 +73,18 @@ class Attacker:
         self._inner.report(report)
 
     def perform(self, task: object) -> object:
-        if isinstance(task, Open) and task.manifest.kind == "round":
+        if isinstance(task, OpenPackage) and task.manifest.kind == "round":
             found = open_broadcast(self._inner.identity.opening, task.manifest, task.blob)
             self.membership = found[1] if found else b""
-        if not isinstance(task, Work):
+        if not isinstance(task, ComputeAnswer):
             return self._inner.perform(task)
         for message in self.spam(self, task.manifest):
             self.says(message)
         if self._tensor is None:
-            return Declined("an honest box that does not want to")
+            return NoAnswer("an honest box that does not want to")
         return self.sealed(task.manifest)
 
-    def sealed(self, manifest: Manifest) -> Sealed:
+    def sealed(self, manifest: Manifest) -> SealedAnswer:
         """Segments that open at the cloud: an insider's."""
         segments = [
             seal_segment(manifest, group, self.membership, self._tensor(manifest, index))
@@ -93,18 +92,18 @@ class Attacker:
         ]
         every = tuple(range(len(segments)))
         marks = tuple(segment_mark(self.membership, segment) for segment in segments)
-        return Sealed(every, tuple(map(len, segments)), b"".join(segments), marks)
+        return SealedAnswer(every, tuple(map(len, segments)), b"".join(segments), marks)
 
     def says(self, message: Message) -> None:
         """On its own topic, where its broker lets it speak."""
-        event = fx.Received(fx.Device(self._box.id), message)
+        event = fx.MessageReceived(fx.DeviceAddress(self._box.id), message)
         self._fleet.net.post(self._fleet.proxy_node, event, 0.001)
 
 
 # --- what it may say beside its answer -------------------------------------------------------
 
 
-def upload(who: Attacker, at: Exchanged, data: bytes, groups: tuple[int, ...]) -> Offer:
+def upload(who: Attacker, at: ExchangeId, data: bytes, groups: tuple[int, ...]) -> Offer:
     """An offer of an upload, signed by the attacker."""
     header = Upload(at, groups, describe(data, part_bytes(PACKET_BYTES)))
     return who.signer.offer(header, data if len(data) < PACKET_BYTES // 2 else b"")
@@ -134,17 +133,19 @@ def other_names(who: Attacker, manifest: Manifest) -> list[Message]:
     ]
     at = manifest.at
     elsewhere = (
-        replace_at(at, round=at.round + 1),
-        replace_at(at, round=max(at.round - 1, 0)),
+        replace_at(at, exchange=at.exchange + 1),
+        replace_at(at, exchange=max(at.exchange - 1, 0)),
         replace_at(at, attempt=at.attempt + 1),
-        Exchanged(b"another job, 16.", at.round, at.attempt),
+        ExchangeId(b"another job, 16.", at.exchange, at.attempt),
     )
     return [*renamed, *(upload(who, other, data, every) for other in elsewhere)]
 
 
-def replace_at(at: Exchanged, **changes: int) -> Exchanged:
+def replace_at(at: ExchangeId, **changes: int) -> ExchangeId:
     """Another round or attempt."""
-    return Exchanged(at.job_id, changes.get("round", at.round), changes.get("attempt", at.attempt))
+    return ExchangeId(
+        at.job_id, changes.get("exchange", at.exchange), changes.get("attempt", at.attempt)
+    )
 
 
 def wrong_forms(who: Attacker, manifest: Manifest) -> list[Message]:
@@ -183,7 +184,7 @@ def flood(who: Attacker, manifest: Manifest) -> list[Message]:
     need = Need(manifest.blob.digest, tuple(range(64)))
     want = who.signer.note(Want(manifest.at.job_id))
     unknown = who.signer.note(Want(b"another job, 16."))
-    elsewhere = who.signer.note(Decline(replace_at(manifest.at, round=99)))
+    elsewhere = who.signer.note(Decline(replace_at(manifest.at, exchange=99)))
     return [one, need, want, unknown, elsewhere] * FLOOD
 
 

@@ -11,17 +11,15 @@ from collections.abc import Callable, Iterator
 
 from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.blob import describe
 from edgeveil.protocol.cloud import CloudMachine
-from edgeveil.protocol.cloud_tasks import CloudSettings, Ended
-from edgeveil.protocol.codec import decode, decode_body
-from edgeveil.protocol.device import DeviceMachine, Settings
-from edgeveil.protocol.envelope import Signer
-from edgeveil.protocol.messages import Ack, Note, Upload
+from edgeveil.protocol.cloud_tasks import CloudSettings, RepeatEnd
+from edgeveil.protocol.device import DeviceMachine
+from edgeveil.protocol.device_tasks import DeviceSettings
+from edgeveil.protocol.messages import Ack, Note, Signer, Upload, decode, decode_body
 from edgeveil.protocol.proxy import ProxyMachine
 from edgeveil.protocol.proxy_tasks import ProxySettings
 from edgeveil.protocol.sealed import seal_segment
-from edgeveil.protocol.transfer import part_bytes
+from edgeveil.protocol.transfer import describe, part_bytes
 from edgeveil.transport.memory import LATENCY_S, MemoryNet, Node, no_faults
 from tests.sim.lossy_hosts import (
     FLOOR,
@@ -99,9 +97,9 @@ class LossyFleet:
 
     def _start(self) -> None:
         for host in self.devices:
-            self.net.add(fx.Device(host.id), self._machine(host), host)
-        self.net.add(fx.Proxy(), self._machine(self.proxy), self.proxy)
-        self.net.add(fx.Cloud(), self._machine(self.cloud), self.cloud)
+            self.net.add(fx.DeviceAddress(host.id), self._machine(host), host)
+        self.net.add(fx.ProxyAddress(), self._machine(self.proxy), self.proxy)
+        self.net.add(fx.CloudAddress(), self._machine(self.cloud), self.cloud)
         for node in self.net.nodes.values():
             self.net.connect(node)
 
@@ -111,7 +109,7 @@ class LossyFleet:
         packet_bytes, push_bytes = self.sizes.packet_bytes, self.sizes.push_bytes
         match host:
             case DeviceHost():
-                signer, settings = Signer(host.id, host.identity), Settings(packet_bytes)
+                signer, settings = Signer(host.id, host.identity), DeviceSettings(packet_bytes)
                 return DeviceMachine(signer, cloud, proxy, host.disk.load(), settings)
             case ProxyHost():
                 bounds = ProxySettings(packet_bytes, push_bytes=push_bytes, min_batch_floor=FLOOR)
@@ -138,7 +136,7 @@ class LossyFleet:
 
     def force_upload(self, device: DeviceHost, membership: bytes) -> None:
         """An upload of a device that was not asked, in due form but for the membership tag."""
-        proxy = self.net.nodes[fx.Proxy()]
+        proxy = self.net.nodes[fx.ProxyAddress()]
         machine = proxy.machine
         assert isinstance(machine, ProxyMachine)
         (collection,) = machine.rounds.by_key.values()
@@ -147,7 +145,7 @@ class LossyFleet:
         blob = describe(data, part_bytes(self.sizes.packet_bytes))
         header = Upload(collection.manifest.at, tuple(range(len(GROUPS))), blob)
         offer = Signer(device.id, device.identity).offer(header, data)
-        self.net.post(proxy, fx.Received(fx.Device(device.id), offer))
+        self.net.post(proxy, fx.MessageReceived(fx.DeviceAddress(device.id), offer))
 
     def settle(self) -> None:
         """The losses stop, all connect again, and everything that is on its way arrives."""
@@ -157,8 +155,8 @@ class LossyFleet:
         self._until(lambda: False, self.net.now_s + 300.0)
 
     def _go_on(self) -> None:
-        what = Ended(JOB, self.cloud.status) if self.cloud.status else self.cloud.resume()
-        self.net.post(self.net.nodes[fx.Cloud()], fx.Command(what))
+        what = RepeatEnd(JOB, self.cloud.status) if self.cloud.status else self.cloud.resume()
+        self.net.post(self.net.nodes[fx.CloudAddress()], fx.Command(what))
 
     def _until(self, reached: Callable[[], bool], limit_s: float) -> None:
         while True:
@@ -184,7 +182,7 @@ class LossyFleet:
     @staticmethod
     def _lost_with(node: Node, place: Node, event: fx.Event) -> bool:
         """Work in progress and commands die with their process; frames wait at the broker."""
-        return place is node and isinstance(event, fx.Done | fx.Command)
+        return place is node and isinstance(event, fx.WorkDone | fx.Command)
 
     # --- what an observer of the wire saw ---
 
@@ -192,7 +190,7 @@ class LossyFleet:
         """(device, digest) of everything of a device's that the proxy said it holds."""
         found = set()
         for sender, to, frame in self.net.wire or []:
-            if isinstance(sender, fx.Proxy) and isinstance(to, fx.Device):
+            if isinstance(sender, fx.ProxyAddress) and isinstance(to, fx.DeviceAddress):
                 message = decode(frame, self.sizes.packet_bytes)
                 body = decode_body(message.body) if isinstance(message, Note) else None
                 if isinstance(body, Ack) and body.status == "held":

@@ -10,39 +10,45 @@ from tempfile import TemporaryDirectory
 
 from edgeveil.crypto.keys import OpeningKey, SealingKey, SigningKey
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.blob import describe, whole
 from edgeveil.protocol.cloud_tasks import (
     Absorb,
-    Absorbed,
     BatchDropped,
     BatchPart,
     Broadcast,
     JobStatus,
     RosterKept,
+    RoundCommit,
     SealJob,
     SealRelease,
     SealRound,
-    Start,
-    TooFew,
+    StartJob,
+    TooFewUploads,
 )
-from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Commit, Exchanged, Group, Manifest
-from edgeveil.protocol.package import (
+from edgeveil.protocol.device_tasks import (
+    ComputeAnswer,
+    Installation,
+    InstallJob,
+    InstallRelease,
+    NoAnswer,
+    OpenedPackage,
+    OpenPackage,
+    SealedAnswer,
+)
+from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Commit, ExchangeId, Group, Manifest
+from edgeveil.protocol.sealed import (
     JobPackage,
     ReleasePackage,
     RoundPackage,
+    Terms,
     decode_package,
     encode_package,
-)
-from edgeveil.protocol.sealed import (
-    Terms,
     open_broadcast,
     open_segment,
     seal_broadcast,
     seal_segment,
     segment_mark,
 )
-from edgeveil.protocol.tasks import Declined, Install, Learn, Learned, Open, Opened, Sealed, Work
-from edgeveil.protocol.transfer import part_bytes
+from edgeveil.protocol.transfer import describe, part_bytes, whole
 from edgeveil_edge.store import DeviceStore
 from edgeveil_proxy import host as proxy_host
 from edgeveil_proxy.spool import Spool
@@ -101,7 +107,7 @@ class DeviceHost(Crashing):
         self.identity, self.opening = SigningKey.generate(), OpeningKey.generate()
         self.id = self.identity.public().fingerprint()
         self.disk = DeviceStore(":memory:")
-        self.opened: list[Exchanged] = []
+        self.opened: list[ExchangeId] = []
         self.installed: list[int] = []
         self._membership = b""
 
@@ -111,31 +117,31 @@ class DeviceHost(Crashing):
 
     def perform(self, task: object) -> object:
         match task:
-            case Open(manifest=manifest, blob=blob):
+            case OpenPackage(manifest=manifest, blob=blob):
                 found = open_broadcast(self.opening, manifest, blob)
                 if found is None:
-                    return Opened(None)
+                    return OpenedPackage(None)
                 if manifest.kind == "round":
                     self.opened.append(manifest.at)
                 self._membership = found[1]
-                return Opened(decode_package(found[0]))
-            case Learn(manifest=manifest, package=package):
+                return OpenedPackage(decode_package(found[0]))
+            case InstallJob(manifest=manifest, package=package):
                 self.disk.put_job(manifest.at.job_id, package.job, package.graph)
-                return Learned()
-            case Work(manifest=manifest):
-                return Declined("not today") if self.declines else self._answer(manifest)
-            case Install(manifest=manifest):
+                return Installation()
+            case ComputeAnswer(manifest=manifest):
+                return NoAnswer("not today") if self.declines else self._answer(manifest)
+            case InstallRelease(manifest=manifest):
                 self.installed.append(manifest.sequence)
                 self.disk.put_fact("release_sequence", str(manifest.sequence))
-                return Learned()
-        return fx.Failed("unknown task")
+                return Installation()
+        return fx.WorkFailed("unknown task")
 
-    def _answer(self, manifest: Manifest) -> Sealed:
+    def _answer(self, manifest: Manifest) -> SealedAnswer:
         tensor = self.number.to_bytes(8, "big")
         sealed = [seal_segment(manifest, g, self._membership, tensor) for g in manifest.groups]
         sizes, marks = map(len, sealed), (segment_mark(self._membership, s) for s in sealed)
         groups = tuple(range(len(sealed)))
-        return Sealed(groups, tuple(sizes), b"".join(sealed), tuple(marks))
+        return SealedAnswer(groups, tuple(sizes), b"".join(sealed), tuple(marks))
 
 
 class ProxyHost(Crashing):
@@ -193,11 +199,11 @@ class CloudHost(Crashing):
                 return
         self.durable()
 
-    def resume(self) -> Start:
+    def resume(self) -> StartJob:
         """From the last commit on, with an attempt that was not used before."""
         here = len(self.committed) + 1
         attempt = max((a for r, a in self._secrets if r == here), default=0) + 1
-        return Start(JOB, here, attempt, self.rounds, retries=1000)
+        return StartJob(JOB, here, attempt, self.rounds, retries=1000)
 
     def perform(self, task: object) -> object:
         match task:
@@ -205,17 +211,17 @@ class CloudHost(Crashing):
                 return self._to_all("job", JobPackage(b"{}", bytes(SMALL_BYTES)))
             case SealRelease():
                 return self._to_all("release", ReleasePackage("sim", bytes(SMALL_BYTES)))
-            case SealRound(round=number, attempt=attempt):
-                return self._seal_round(Exchanged(JOB, number, attempt))
+            case SealRound(exchange=number, attempt=attempt):
+                return self._seal_round(ExchangeId(JOB, number, attempt))
             case Absorb(batch=batch):
                 return self._absorb(
                     batch.at, batch.counts, whole(batch.blob, bytes(self._batch[1]))
                 )
-        return fx.Failed("unknown task")
+        return fx.WorkFailed("unknown task")
 
     def _to_all(self, kind: str, package: JobPackage | ReleasePackage) -> Broadcast:
         self.sequence += 1
-        at = Exchanged(JOB, 0, self.sequence)
+        at = ExchangeId(JOB, 0, self.sequence)
         terms = Terms(kind, at, self.sequence, DIGEST, kind)  # type: ignore[arg-type]
         plain = encode_package(package)
         manifest, data, _ = seal_broadcast(
@@ -223,7 +229,7 @@ class CloudHost(Crashing):
         )
         return Broadcast(manifest, data)
 
-    def _seal_round(self, at: Exchanged) -> Broadcast:
+    def _seal_round(self, at: ExchangeId) -> Broadcast:
         self.sequence += 1
         shift = self.sequence % len(self.keys)
         chosen = (self.keys[shift:] + self.keys[:shift])[: self._count]
@@ -242,17 +248,19 @@ class CloudHost(Crashing):
             cloud_key=opening.public().to_bytes(),
         )
         package = encode_package(
-            RoundPackage("train", at.round, False, bytes(self._sizes.model_bytes), b"")
+            RoundPackage("train", at.exchange, False, bytes(self._sizes.model_bytes), b"")
         )
         manifest, data, tag = seal_broadcast(
             terms, package, chosen, part_bytes(self._sizes.packet_bytes)
         )
-        self._secrets[at.round, at.attempt] = (opening, tag)
-        self.selected[at.round, at.attempt] = {key.to_bytes() for key in chosen}
+        self._secrets[at.exchange, at.attempt] = (opening, tag)
+        self.selected[at.exchange, at.attempt] = {key.to_bytes() for key in chosen}
         return Broadcast(manifest, data)
 
-    def _absorb(self, at: Exchanged, counts: tuple[int, ...], data: bytes) -> Absorbed | TooFew:
-        opening, tag = self._secrets[at.round, at.attempt]
+    def _absorb(
+        self, at: ExchangeId, counts: tuple[int, ...], data: bytes
+    ) -> RoundCommit | TooFewUploads:
+        opening, tag = self._secrets[at.exchange, at.attempt]
         found: list[list[int]] = []
         accepted, offset = [], 0
         for group, count in zip(GROUPS, counts, strict=True):
@@ -269,10 +277,10 @@ class CloudHost(Crashing):
                 accepted.append(segment_mark(tag, sealed))
         assert offset == len(data)
         if min(map(len, found)) < FLOOR:
-            return TooFew("too few")
-        assert at.round not in self.committed
-        self.committed[at.round] = (at.attempt, found)
+            return TooFewUploads("too few")
+        assert at.exchange not in self.committed
+        self.committed[at.exchange] = (at.attempt, found)
         self.durable()
         blob = b"".join(sorted(accepted))
         commit = Commit(at, len(accepted), describe(blob, part_bytes(self._sizes.packet_bytes)))
-        return Absorbed(commit, blob)
+        return RoundCommit(commit, blob)

@@ -10,8 +10,17 @@ import pytest
 
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.codec import decode, decode_body, decode_header
-from edgeveil.protocol.messages import Decline, Hello, Manifest, Note, Offer, Upload
+from edgeveil.protocol.messages import (
+    Decline,
+    Hello,
+    Manifest,
+    Note,
+    Offer,
+    Upload,
+    decode,
+    decode_body,
+    decode_header,
+)
 from edgeveil.protocol.proxy import ProxyMachine
 from edgeveil.sites.policy import Policy
 from edgeveil.transport.memory import LATENCY_S
@@ -39,10 +48,14 @@ class CoveredFleet(Fleet):
     def _timed(self, _sender: fx.Address, to: fx.Address, frame: bytes) -> list[float]:
         message, now_s = decode(frame, PACKET_BYTES), self.net.now_s
         header = decode_header(message.header) if isinstance(message, Offer) else None
-        if isinstance(header, Manifest) and header.kind == "round" and isinstance(to, fx.Device):
-            self._begun.setdefault(header.at.round, now_s)
+        if (
+            isinstance(header, Manifest)
+            and header.kind == "round"
+            and isinstance(to, fx.DeviceAddress)
+        ):
+            self._begun.setdefault(header.at.exchange, now_s)
         if isinstance(header, Upload):
-            self.moments[header.at.round].append(now_s - self._begun[header.at.round])
+            self.moments[header.at.exchange].append(now_s - self._begun[header.at.exchange])
         return [LATENCY_S]
 
     def _proxy(self) -> ProxyMachine:
@@ -81,7 +94,7 @@ def looks(fleet: Fleet) -> dict[str, list[Look]]:
     """What the proxy and its broker see of each device: every frame's kind and size, in order."""
     seen: dict[str, list[Look]] = defaultdict(list)
     for sender, _, frame in fleet.net.wire or []:
-        if isinstance(sender, fx.Device):
+        if isinstance(sender, fx.DeviceAddress):
             message = decode(frame, PACKET_BYTES)
             kind = type(message).__name__
             if isinstance(message, Note):

@@ -30,10 +30,10 @@ class CrashFleet(LossyFleet):
     def __init__(self, *deaths: Death) -> None:
         super().__init__(devices=3, selected=3, rounds=2)
         self.names: dict[str, fx.Address] = {
-            "cloud": fx.Cloud(),
-            "proxy": fx.Proxy(),
-            "device": fx.Device(self.devices[0].id),
-            "other device": fx.Device(self.devices[1].id),
+            "cloud": fx.CloudAddress(),
+            "proxy": fx.ProxyAddress(),
+            "device": fx.DeviceAddress(self.devices[0].id),
+            "other device": fx.DeviceAddress(self.devices[1].id),
         }
         self.net.deaths = frozenset((self.names[who], number) for who, number in deaths)
         self.died = 0

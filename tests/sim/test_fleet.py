@@ -8,8 +8,7 @@ import pytest
 
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.codec import decode
-from edgeveil.protocol.messages import Note
+from edgeveil.protocol.messages import Note, decode
 from edgeveil.sites.policy import Policy
 from edgeveil_cloud.round_secret import RoundSecret
 from edgeveil_cloud.sealing import Limits
@@ -119,7 +118,7 @@ def test_repeated_attempt_sends_the_same_tensors_and_spends_once(folder: Path) -
 
     def faults(sender: fx.Address, to: fx.Address, frame: bytes) -> list[float]:
         # The proxy hears three of the five devices, until the first attempt has failed.
-        quiet = lost["on"] and sender in {fx.Device(b.id) for b in fleet.boxes[:2]}
+        quiet = lost["on"] and sender in {fx.DeviceAddress(b.id) for b in fleet.boxes[:2]}
         hello = quiet and isinstance(decode(frame, PACKET_BYTES), Note)
         return [0.001] if hello or not quiet else []
 
@@ -143,14 +142,14 @@ def test_nothing_private_is_on_the_wire(folder: Path) -> None:
     for sender, to, frame in fleet.net.wire:
         assert b"secret-" not in frame
         assert needle not in frame
-        if isinstance(sender, fx.Cloud) or isinstance(to, fx.Cloud):
+        if isinstance(sender, fx.CloudAddress) or isinstance(to, fx.CloudAddress):
             assert not any(box.id.encode() in frame for box in fleet.boxes)
         assert len(frame) <= PACKET_BYTES
 
 
 def test_hellos_that_came_too_early_are_said_again(folder: Path) -> None:
     def faults(_sender: fx.Address, to: fx.Address, _frame: bytes) -> list[float]:
-        early = isinstance(to, fx.Proxy) and fleet.net.now_s < 3
+        early = isinstance(to, fx.ProxyAddress) and fleet.net.now_s < 3
         return [] if early else [0.001]
 
     fleet = Fleet(folder, 4, faults=faults)
@@ -158,7 +157,7 @@ def test_hellos_that_came_too_early_are_said_again(folder: Path) -> None:
     before = fleet.net.now_s
     assert before > 3
     fleet.proxy.online.clear()
-    fleet.net.post(fleet.proxy_node, fx.Connected(fx.AllDevices()))  # the proxy came back
+    fleet.net.post(fleet.proxy_node, fx.PeerConnected(fx.AllDevices()))  # the proxy came back
     assert fleet.net.run(lambda: len(fleet.proxy.online) == 4, before + 1)
 
 

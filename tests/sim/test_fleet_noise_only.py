@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgeveil.protocol.package import unpack_tensors
+from edgeveil.protocol.sealed import unpack_tensors
 from edgeveil.sites.policy import Policy
 from tests.sim.fleet import Fleet, small_job
 

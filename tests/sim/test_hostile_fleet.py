@@ -42,7 +42,7 @@ class Outcome:
     def bytes_to(self, device: str) -> int:
         """What the proxy sent to one device."""
         wire = self.fleet.net.wire or []
-        return sum(len(frame) for by, to, frame in wire if to == fx.Device(device) != by)
+        return sum(len(frame) for by, to, frame in wire if to == fx.DeviceAddress(device) != by)
 
 
 @pytest.fixture(scope="module")

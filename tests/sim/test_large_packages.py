@@ -8,9 +8,8 @@ from random import Random
 import pytest
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.blob import NEED_LIMIT
-from edgeveil.protocol.codec import decode
-from edgeveil.protocol.messages import Need, Part
+from edgeveil.protocol.messages import Need, Part, decode
+from edgeveil.protocol.transfer import NEED_LIMIT
 from tests.sim.lossy_fleet import LossyFleet
 from tests.sim.lossy_hosts import Sizes
 
@@ -30,16 +29,16 @@ def test_a_pulled_package_comes_to_each_device_once_and_within_its_credit() -> N
     assert fleet.run() == "completed"
     for device in fleet.devices:
         came = Counter(
-            (part.blob, part.index) for part in messages(fleet, Part, fx.Device(device.id))
+            (part.blob, part.index) for part in messages(fleet, Part, fx.DeviceAddress(device.id))
         )
         assert len(came) > 4 * NEED_LIMIT and set(came.values()) == {1}
-    for need in messages(fleet, Need, fx.Proxy()):
+    for need in messages(fleet, Need, fx.ProxyAddress()):
         assert len(need.indices) <= NEED_LIMIT
 
 
 def test_a_device_that_was_offline_for_the_offer_completes() -> None:
     fleet = LossyFleet(devices=4, selected=4, rounds=1, sizes=PULLED)
-    late = fleet.net.nodes[fx.Device(fleet.devices[0].id)]
+    late = fleet.net.nodes[fx.DeviceAddress(fleet.devices[0].id)]
 
     def offered() -> bool:
         return any(device.opened for device in fleet.devices[1:])
@@ -77,7 +76,7 @@ def test_a_package_of_64_mib_over_packets_of_64_kib() -> None:
 def test_uploads_are_pulled_each_part_once() -> None:
     fleet = LossyFleet(devices=4, selected=4, rounds=2)
     assert fleet.run() == "completed"
-    came = Counter((part.blob, part.index) for part in messages(fleet, Part, fx.Proxy()))
+    came = Counter((part.blob, part.index) for part in messages(fleet, Part, fx.ProxyAddress()))
     asked = [need for device in fleet.devices for need in uploads_asked(fleet, device.id)]
     assert len(asked) == 4 * 2
     assert sum(came[need.blob, index] for need in asked for index in need.indices) == 4 * 2 * 2
@@ -86,4 +85,6 @@ def test_uploads_are_pulled_each_part_once() -> None:
 
 def uploads_asked(fleet: LossyFleet, device: str) -> list[Need]:
     """What the proxy asked of a device."""
-    return [need for need in messages(fleet, Need, fx.Device(device)) if isinstance(need, Need)]
+    return [
+        need for need in messages(fleet, Need, fx.DeviceAddress(device)) if isinstance(need, Need)
+    ]

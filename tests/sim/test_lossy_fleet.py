@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.codec import decode, decode_header
-from edgeveil.protocol.messages import Offer, Upload
+from edgeveil.protocol.messages import Offer, Upload, decode, decode_header
 from tests.sim.lossy_fleet import LossyFleet
 from tests.sim.lossy_hosts import PACKET_BYTES
 
@@ -28,10 +27,10 @@ def uploads_sent(fleet: LossyFleet) -> dict[tuple[str, bytes], tuple[int, int]]:
     found = {}
     for sender, _, frame in fleet.net.wire or []:
         message = decode(frame, PACKET_BYTES)
-        if isinstance(sender, fx.Device) and isinstance(message, Offer):
+        if isinstance(sender, fx.DeviceAddress) and isinstance(message, Offer):
             header = decode_header(message.header)
             assert isinstance(header, Upload)
-            found[sender.id, header.blob.digest] = (header.at.round, header.at.attempt)
+            found[sender.id, header.blob.digest] = (header.at.exchange, header.at.attempt)
     return found
 
 
@@ -49,7 +48,7 @@ def check_safety(fleet: LossyFleet) -> None:
             assert acknowledged <= set(members), "an acknowledged upload is not in the batch"
     for device in fleet.devices:
         for at in device.opened:
-            chosen = cloud.selected[at.round, at.attempt]
+            chosen = cloud.selected[at.exchange, at.attempt]
             assert sealing_of[device.number] in chosen, "an unselected device opened a model"
 
 
@@ -63,7 +62,7 @@ def check_liveness(fleet: LossyFleet) -> None:
         assert memory.outbox is None and not memory.jobs and len(memory.closed) == 1
     left = fleet.proxy.disk.load()
     assert not left.uploads and not left.batches
-    assert [kept.header.at.round for kept in left.kept.values()] == [0], "only the release stays"
+    assert [kept.header.at.exchange for kept in left.kept.values()] == [0], "only the release stays"
 
 
 def play(fleet: LossyFleet) -> None:

@@ -10,9 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 from edgeveil.jobs import Job
+from edgeveil.protocol.device_tasks import ComputeAnswer
 from edgeveil.protocol.messages import Manifest
-from edgeveil.protocol.package import unpack_tensors
-from edgeveil.protocol.tasks import Work
+from edgeveil.protocol.sealed import unpack_tensors
 from edgeveil.sites.policy import Policy
 from edgeveil_tools.local.simulate import Box, MemoryFleet
 from edgeveil_tools.site.site_plan import SitePlan
@@ -50,12 +50,12 @@ class Liar(Attacker):
         self._lie = lie
 
     def perform(self, task: object) -> object:
-        if isinstance(task, Work):
+        if isinstance(task, ComputeAnswer):
             self._inner.perform(task)
         return super().perform(task)
 
     def _lied(self, manifest: Manifest, group: int) -> bytes:
-        held = self._box.ledger.recall(manifest.at.job_id.hex(), manifest.at.round)
+        held = self._box.ledger.recall(manifest.at.job_id.hex(), manifest.at.exchange)
         learned = unpack_tensors(held[1])[manifest.groups[group].name]
         return self._lie(learned).astype(np.float32).tobytes()
 

@@ -15,28 +15,28 @@ from typing import Any, get_args
 import msgspec
 
 from edgeveil.errors import UsageError
-from edgeveil.protocol import cloud_states, collection, device_states
+from edgeveil.protocol import cloud, device_round, proxy_rounds
 from edgeveil.protocol import messages as m
 from edgeveil.protocol.cloud_tasks import CloudSettings
+from edgeveil.protocol.device_tasks import DeviceSettings
+from edgeveil.protocol.effects import StateTable
 from edgeveil.protocol.proxy_tasks import ProxySettings
-from edgeveil.protocol.tasks import Settings
-from edgeveil.protocol.transitions import StateTable
 from edgeveil_tools.drawn_page import update
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
 TABLES: dict[str, StateTable[Any]] = {
-    "device": device_states.TABLE,
-    "collection": collection.TABLE,
-    "cloud": cloud_states.TABLE,
+    "device": device_round.DEVICE_STATES,
+    "collection": proxy_rounds.COLLECTION_STATES,
+    "cloud": cloud.CLOUD_STATES,
 }
-SHARED = m.Signed | m.Blob | m.Exchanged | m.Group
+SHARED = m.Envelope | m.Blob | m.ExchangeId | m.Group
 FAMILIES = {
     "messages": m.Message,
     "shared": SHARED,
     "headers": m.Header,
     "bodies": m.Body,
 }
-BOUNDS = {"device": Settings, "proxy": ProxySettings, "cloud": CloudSettings}
+BOUNDS = {"device": DeviceSettings, "proxy": ProxySettings, "cloud": CloudSettings}
 
 
 def drawing(name: str) -> str:

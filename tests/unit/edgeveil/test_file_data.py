@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgeveil.file_data import CHUNK_BYTES, FileData, sync_folder
-from edgeveil.protocol.blob import describe, parts
+from edgeveil.protocol.transfer import describe, parts
 
 
 @pytest.fixture

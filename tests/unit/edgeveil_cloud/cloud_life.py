@@ -19,13 +19,21 @@ import numpy as np
 
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.blob import describe, part
 from edgeveil.protocol.cloud import CloudMachine
 from edgeveil.protocol.cloud_tasks import CloudSettings
-from edgeveil.protocol.codec import decode_body, decode_header
-from edgeveil.protocol.envelope import Signer
-from edgeveil.protocol.messages import Ack, Batch, Manifest, Need, Note, Offer
+from edgeveil.protocol.messages import (
+    Ack,
+    Batch,
+    Manifest,
+    Need,
+    Note,
+    Offer,
+    Signer,
+    decode_body,
+    decode_header,
+)
 from edgeveil.protocol.sealed import seal_segment
+from edgeveil.protocol.transfer import describe, part
 from edgeveil.transport.runtime import Refusals, perform
 from edgeveil_cloud.control import Control
 from edgeveil_cloud.host import CloudHost, wire_id
@@ -72,10 +80,10 @@ class CloudLife:
 
     def execute(self, effect: fx.Effect) -> None:
         match effect:
-            case fx.Store(item=item):
+            case fx.Persist(item=item):
                 self.host.store(item)
             case fx.Work(task=task):
-                self.post(fx.Done(task, perform(self.host, task, LOG)))
+                self.post(fx.WorkDone(task, perform(self.host, task, LOG)))
             case fx.Report() as report:
                 self.host.report(report)
             case fx.Refuse(reason=reason):
@@ -97,15 +105,15 @@ class CloudLife:
                         file.write(body.blob)
 
     def receive(self, message: Any) -> None:
-        self.post(fx.Received(fx.Proxy(), message))
+        self.post(fx.MessageReceived(fx.ProxyAddress(), message))
 
     def hand_over(self, manifest: Manifest) -> None:
         """The uploads of a round: 1, 2, 3 in every value."""
         (entry,) = [e for e in self.store.jobs() if wire_id(e.id) == manifest.at.job_id]
-        raw = self.store.round_key(entry.id, manifest.at.round, manifest.at.attempt)
+        raw = self.store.round_key(entry.id, manifest.at.exchange, manifest.at.attempt)
         assert raw is not None, "a round is broadcast before its key is kept"
         tag, plan = RoundSecret.from_bytes(raw).membership, self.host.jobs.plan(entry)
-        specs = plan.segments(plan.exchange(manifest.at.round))
+        specs = plan.segments(plan.exchange(manifest.at.exchange))
         data = b"".join(
             seal_segment(manifest, group, tag, np.full(s.shape, n + 1, s.dtype).tobytes())
             for s, group in zip(specs, manifest.groups, strict=True)

@@ -10,9 +10,9 @@ from edgeveil.crypto.keys import OpeningKey
 from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.exchange import Array
-from edgeveil.protocol.blob import describe
-from edgeveil.protocol.messages import Batch, Exchanged, Manifest
+from edgeveil.protocol.messages import Batch, ExchangeId, Manifest
 from edgeveil.protocol.sealed import seal_segment
+from edgeveil.protocol.transfer import describe
 from edgeveil_cloud.opening import Opened, open_batch
 from edgeveil_cloud.round_secret import RoundSecret
 from edgeveil_cloud.rounds import seal_round
@@ -59,7 +59,7 @@ class CloudRound:
             self.exchange,
             self.state,
             public_keys(selected),
-            Exchanged(job_id, index, attempt),
+            ExchangeId(job_id, index, attempt),
             1,
             4096,
         )

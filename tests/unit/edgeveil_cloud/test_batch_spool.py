@@ -13,8 +13,8 @@ from round_kit import CloudRound
 
 from edgeveil.errors import ProtocolError
 from edgeveil.jobs.plan import SOFTMAX
-from edgeveil.protocol.blob import describe
 from edgeveil.protocol.cloud_tasks import BatchPart
+from edgeveil.protocol.transfer import describe
 from edgeveil_cloud.opening import open_batch
 from edgeveil_cloud.rounds import aggregate
 from edgeveil_cloud.spool import BatchSpool, SpooledBatch

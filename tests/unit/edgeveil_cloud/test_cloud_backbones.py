@@ -15,8 +15,7 @@ from edgeveil.errors import DataError, JobFailed
 from edgeveil.jobs import load_job
 from edgeveil.parts.features.backbone import MAX_BACKBONE_BYTES, sha256_hex
 from edgeveil.protocol.cloud_tasks import Broadcast, SealJob
-from edgeveil.protocol.package import JobPackage, decode_package
-from edgeveil.protocol.sealed import open_broadcast
+from edgeveil.protocol.sealed import JobPackage, decode_package, open_broadcast
 from edgeveil.transport.http import serve
 from edgeveil_cloud.control import Control
 from edgeveil_cloud.host import CloudHost, wire_id

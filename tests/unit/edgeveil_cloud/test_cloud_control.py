@@ -15,12 +15,9 @@ from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import ConfigError
 from edgeveil.jobs import Job
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud import CloudMachine
-from edgeveil.protocol.cloud_states import State
-from edgeveil.protocol.codec import decode, decode_body
-from edgeveil.protocol.envelope import Signer
-from edgeveil.protocol.messages import Close, Note
-from edgeveil.protocol.package import pack_tensors
+from edgeveil.protocol.cloud import CloudMachine, CloudState
+from edgeveil.protocol.messages import Close, Note, Signer, decode, decode_body
+from edgeveil.protocol.sealed import pack_tensors
 from edgeveil.transport.runtime import Runtime
 from edgeveil_cloud import control as controls
 from edgeveil_cloud.control import Control
@@ -143,7 +140,7 @@ def test_the_status_counts_and_names_the_running_job(store: Store) -> None:
     }
 
     async def scene() -> None:
-        await cloud.until(lambda: cloud.machine.state is State.ANNOUNCING)
+        await cloud.until(lambda: cloud.machine.state is CloudState.ANNOUNCING)
         said = cloud.control.status()
         assert (said["job"], said["round"], said["queued"]) == (first, 1, 1)
         assert said["state"] == "announcing"
@@ -288,7 +285,7 @@ def pause(cloud: Cloud, entry: str) -> None:
     job = cloud.machine.job
     assert job is not None
     for effect in cloud.machine._pause(job, "no device answered"):
-        if isinstance(effect, fx.Store):
+        if isinstance(effect, fx.Persist):
             cloud.host.store(effect.item)
 
 
@@ -340,7 +337,7 @@ def test_a_paused_job_stays_so_over_a_restart(store: Store) -> None:
 
     async def scene() -> None:
         await asyncio.sleep(0.05)
-        assert again.machine.state is State.IDLE
+        assert again.machine.state is CloudState.IDLE
         again.control.resume(entry)
         await again.until(lambda: again.runs(entry))
 
@@ -408,7 +405,7 @@ def test_a_job_goes_on_behind_its_last_commit_with_an_attempt_not_used_before(
     again.play(scene)
     assert again.machine.job is not None
     start = again.machine.job.start
-    assert (start.round, start.attempt, start.rounds) == (2, 3, 4)
+    assert (start.exchange, start.attempt, start.exchanges) == (2, 3, 4)
     assert again.status(waiting) == "queued"
 
 
@@ -419,7 +416,7 @@ def test_a_job_whose_rounds_are_all_committed_lacks_only_its_release(store: Stor
     for index in (1, 2, 3, 4):
         commit(cloud, entry, index)
     start = cloud.control._start(store.job(entry))
-    assert (start.round, start.attempt, start.rounds) == (5, 1, 4)
+    assert (start.exchange, start.attempt, start.exchanges) == (5, 1, 4)
 
 
 def test_the_ends_of_jobs_are_told_again(store: Store) -> None:

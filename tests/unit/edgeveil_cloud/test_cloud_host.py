@@ -16,22 +16,22 @@ from edgeveil.data.records import Records
 from edgeveil.errors import JobFailed
 from edgeveil.jobs import Job
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.blob import describe
 from edgeveil.protocol.cloud_tasks import (
     Absorb,
-    Absorbed,
     BatchPart,
-    Blocked,
     Broadcast,
     JobStatus,
+    Obstacle,
     RosterKept,
+    RoundCommit,
     SealJob,
     SealRelease,
     SealRound,
-    TooFew,
+    TooFewUploads,
 )
-from edgeveil.protocol.messages import Batch, Exchanged
+from edgeveil.protocol.messages import Batch, ExchangeId
 from edgeveil.protocol.sealed import seal_segment
+from edgeveil.protocol.transfer import describe
 from edgeveil_cloud import absorbing
 from edgeveil_cloud.host import CloudHost, wire_id
 from edgeveil_cloud.recording import Recorder
@@ -76,8 +76,8 @@ class Desk:
         assert isinstance(broadcast, Broadcast)
         return broadcast
 
-    def secret(self, at: Exchanged) -> RoundSecret:
-        raw = self.store.round_key(self.id, at.round, at.attempt)
+    def secret(self, at: ExchangeId) -> RoundSecret:
+        raw = self.store.round_key(self.id, at.exchange, at.attempt)
         assert raw is not None
         return RoundSecret.from_bytes(raw)
 
@@ -86,7 +86,7 @@ class Desk:
         manifest = broadcast.manifest
         membership = self.secret(manifest.at).membership
         plan = self.host.jobs.plan(self.store.job(self.id))
-        specs = plan.segments(plan.exchange(manifest.at.round))
+        specs = plan.segments(plan.exchange(manifest.at.exchange))
         groups = [
             [
                 seal_segment(
@@ -109,9 +109,9 @@ class Desk:
             self.host.store(BatchPart(digest, 0, self.batches[digest]))
         return self.host.perform(task)
 
-    def commit(self, index: int) -> Absorbed:
+    def commit(self, index: int) -> RoundCommit:
         absorbed = self.perform(self.answers(self.sealed(index)))
-        assert isinstance(absorbed, Absorbed)
+        assert isinstance(absorbed, RoundCommit)
         return absorbed
 
     def events(self, kind: str) -> list[dict[str, Any]]:
@@ -177,13 +177,13 @@ def test_the_roster_is_what_the_proxy_said_last(desk: Desk) -> None:
     desk.host.store(RosterKept(3, b""))
     assert desk.store.enrolled() == ()
     blocked = desk.perform(SealJob(desk.wire))
-    assert isinstance(blocked, Blocked) and "no device is enrolled" in blocked.reason
+    assert isinstance(blocked, Obstacle) and "no device is enrolled" in blocked.reason
 
 
 def test_an_unknown_job_or_task_is_an_answer(desk: Desk) -> None:
     with pytest.raises(JobFailed, match="not in the store"):
         desk.perform(SealJob(bytes(16)))
-    assert desk.perform("anything") == fx.Failed("unknown task")
+    assert desk.perform("anything") == fx.WorkFailed("unknown task")
 
 
 def test_wire_ids_tell_neither_the_name_nor_each_other(desk: Desk) -> None:
@@ -241,7 +241,7 @@ def test_a_batch_is_committed_with_its_record_and_its_key_is_deleted(desk: Desk)
     desk.sealed(1, 2)
     task = desk.answers(broadcast)
     absorbed = desk.perform(task)
-    assert isinstance(absorbed, Absorbed)
+    assert isinstance(absorbed, RoundCommit)
     assert absorbed.commit.accepted == 3
     assert len(absorbed.data) == 3 * 32
     assert absorbed.commit.blob == describe(absorbed.data, 4096)
@@ -293,24 +293,24 @@ def test_a_commit_that_another_batch_made_meanwhile_is_what_is_answered(
 
     monkeypatch.setattr(absorbing, "aggregate", overtaken)
     absorbed = desk.perform(task)
-    assert isinstance(absorbed, Absorbed)
+    assert isinstance(absorbed, RoundCommit)
     assert (absorbed.commit.accepted, absorbed.data) == (2, b"a" * 32 + b"b" * 32)
 
 
 def test_too_few_valid_uploads_change_nothing_and_the_key_stays(desk: Desk) -> None:
     broadcast = desk.sealed()
     outcome = desk.perform(desk.answers(broadcast, count=2))
-    assert isinstance(outcome, TooFew)
+    assert isinstance(outcome, TooFewUploads)
     assert "2 valid uploads" in outcome.reason
     assert desk.store.last_commit(desk.id) is None
-    assert isinstance(desk.perform(desk.answers(desk.sealed(1, 2))), Absorbed)
+    assert isinstance(desk.perform(desk.answers(desk.sealed(1, 2))), RoundCommit)
 
 
 def test_one_batch_of_an_attempt_is_opened_and_may_be_opened_again(desk: Desk) -> None:
     broadcast = desk.sealed()
     poor = desk.answers(broadcast, count=2)
     first = desk.perform(poor)
-    assert isinstance(first, TooFew)
+    assert isinstance(first, TooFewUploads)
     with pytest.raises(JobFailed, match="another batch"):
         desk.perform(desk.answers(broadcast))
     desk.host = CloudHost(desk.store, None, Limits(4096))  # a new process
@@ -319,12 +319,12 @@ def test_one_batch_of_an_attempt_is_opened_and_may_be_opened_again(desk: Desk) -
 
 def test_after_an_opened_batch_nobody_is_left_out_of_the_next_attempt(desk: Desk) -> None:
     everybody = desk.store.enrolled()
-    assert isinstance(desk.perform(desk.answers(desk.sealed(), count=2)), TooFew)
+    assert isinstance(desk.perform(desk.answers(desk.sealed(), count=2)), TooFewUploads)
     desk.host.store(RosterKept(2, b"".join(everybody[1:])))
     blocked = desk.perform(SealRound(desk.wire, 1, 2))
-    assert isinstance(blocked, Blocked) and "1 of its devices" in blocked.reason
+    assert isinstance(blocked, Obstacle) and "1 of its devices" in blocked.reason
     desk.host.store(RosterKept(3, b"".join(everybody)))
-    assert isinstance(desk.perform(desk.answers(desk.sealed(1, 2))), Absorbed)
+    assert isinstance(desk.perform(desk.answers(desk.sealed(1, 2))), RoundCommit)
     desk.host.store(RosterKept(4, b"".join(everybody[1:])))
     assert desk.sealed(2).manifest.selected == 3
 
@@ -339,7 +339,7 @@ def test_a_cloud_that_dies_with_an_opened_batch_leaves_nobody_out_either(
     desk.host = CloudHost(desk.store, None, Limits(4096))
     desk.host.store(RosterKept(2, b"".join(desk.store.enrolled()[1:])))
     assert isinstance(desk.perform(SealJob(desk.wire)), Broadcast)
-    assert isinstance(desk.perform(SealRound(desk.wire, 1, 2)), Blocked)
+    assert isinstance(desk.perform(SealRound(desk.wire, 1, 2)), Obstacle)
 
 
 def test_before_a_batch_was_opened_a_revoked_device_is_just_left_out(desk: Desk) -> None:
@@ -350,7 +350,7 @@ def test_before_a_batch_was_opened_a_revoked_device_is_just_left_out(desk: Desk)
 
 def test_more_uploads_than_selected_are_void(desk: Desk) -> None:
     outcome = desk.perform(desk.answers(desk.sealed(), count=5))
-    assert isinstance(outcome, TooFew)
+    assert isinstance(outcome, TooFewUploads)
 
 
 def test_a_training_round_is_tested_and_its_inferences_are_clustered(desk: Desk) -> None:
@@ -385,7 +385,7 @@ def test_absurd_inferences_of_a_small_round_leave_readable_events() -> None:
         desk.commit(index)
     broadcast = desk.sealed(3)
     absorbed = desk.perform(desk.answers(broadcast, count=1, value=3e38))
-    assert isinstance(absorbed, Absorbed)
+    assert isinstance(absorbed, RoundCommit)
     strict = [json.dumps(event.data, allow_nan=False) for event in desk.store.events_after(0)]
     assert strict
 

@@ -14,7 +14,7 @@ from cloud_life import ACKED, live
 from round_kit import job, public_keys
 
 from edgeveil.jobs import compile_job
-from edgeveil.protocol.package import unpack_tensors
+from edgeveil.protocol.sealed import unpack_tensors
 from edgeveil_cloud.store import Store
 
 KILLS = 40

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from edgeveil.errors import UsageError
-from edgeveil.transport.health import Health
+from edgeveil.transport.http import Health
 from edgeveil_cloud import http_thread
 from edgeveil_cloud.http import make_app
 from edgeveil_cloud.http_thread import Desk, HttpThread

@@ -14,10 +14,16 @@ from edgeveil.jobs import Job
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.models.softmax_head import build_graph
 from edgeveil.privacy.ledger import Ledger
-from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Exchanged, Manifest
-from edgeveil.protocol.package import JobPackage
-from edgeveil.protocol.sealed import Terms, open_segment, seal_broadcast
-from edgeveil.protocol.tasks import Learn, Learned, Open, Opened, Sealed, Work
+from edgeveil.protocol.device_tasks import (
+    ComputeAnswer,
+    Installation,
+    InstallJob,
+    OpenedPackage,
+    OpenPackage,
+    SealedAnswer,
+)
+from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, ExchangeId, Manifest
+from edgeveil.protocol.sealed import JobPackage, Terms, open_segment, seal_broadcast
 from edgeveil.sites.edge import EdgeSite
 from edgeveil_cloud.rounds import RoundSecret, seal_round
 from edgeveil_edge.computation import Compute
@@ -88,7 +94,7 @@ class Round:
         job_id: bytes = JOB_ID,
     ) -> None:
         self.plan, self.exchange = plan, plan.exchange(index)
-        at = Exchanged(job_id, index, attempt)
+        at = ExchangeId(job_id, index, attempt)
         sealed = seal_round(
             plan, self.exchange, trained(plan), keys, at, index * 10 + attempt, 4096
         )
@@ -98,7 +104,7 @@ class Round:
 
     def tensors(self, answer: object) -> dict[str, bytes]:
         """The plaintext of every segment of the answer, as the cloud opens it."""
-        assert isinstance(answer, Sealed), answer
+        assert isinstance(answer, SealedAnswer), answer
         found: dict[str, bytes] = {}
         offset = 0
         for g, size in zip(answer.groups, answer.sizes, strict=True):
@@ -173,19 +179,19 @@ class Device:
         graph = build_graph(plan.features, data.input_shape, data.classes, kept)
         package = JobPackage(canonical, graph, tuple(plan.artifacts.values()))
         manifest = announcement(plan, self.keys(), job_id=job_id)
-        return self.host.perform(Learn(manifest, package))
+        return self.host.perform(InstallJob(manifest, package))
 
     def knows(self, plan: Plan, job_id: bytes = JOB_ID) -> Device:
-        assert self.learn(plan, job_id) == Learned()
+        assert self.learn(plan, job_id) == Installation()
         return self
 
     def answer(self, sealed: Round, between: Callable[[], object] = lambda: None) -> object:
         """Open and work, as the machine asks for it."""
-        opened = self.host.perform(Open(sealed.manifest, sealed.blob))
-        assert isinstance(opened, Opened)
+        opened = self.host.perform(OpenPackage(sealed.manifest, sealed.blob))
+        assert isinstance(opened, OpenedPackage)
         assert opened.package is not None
         between()
-        return self.host.perform(Work(sealed.manifest, opened.package))
+        return self.host.perform(ComputeAnswer(sealed.manifest, opened.package))
 
 
 def announcement(
@@ -200,7 +206,7 @@ def sealed_to(
     """A broadcast of the job itself, or of its release."""
     terms = Terms(
         kind=kind,  # type: ignore[arg-type]
-        at=Exchanged(job_id, 0, 1),
+        at=ExchangeId(job_id, 0, 1),
         sequence=99,
         job_digest=plan.job.digest(),
         phase=kind,

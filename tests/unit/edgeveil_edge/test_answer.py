@@ -15,9 +15,9 @@ from edgeveil.jobs import compile_job
 from edgeveil.parts.exchange import Answer
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.privacy.ledger import Receipt
+from edgeveil.protocol.device_tasks import SealedAnswer
 from edgeveil.protocol.messages import Group
-from edgeveil.protocol.package import RoundPackage, pack_tensors
-from edgeveil.protocol.tasks import Sealed
+from edgeveil.protocol.sealed import RoundPackage, pack_tensors
 from edgeveil_edge import answer as answers
 from edgeveil_edge.consent import consent
 
@@ -47,9 +47,9 @@ def test_a_package_must_be_the_exchange_that_the_plan_has_there(device: Device) 
     for wrong in ({"phase": "centre"}, {"number": 2}, {"infer": False}):
         assert reason(sealed, msgspec.structs.replace(right, **wrong)) == "wrong_phase"
     assert reason(sealed, right, phase="centre") == "wrong_phase"
-    at = msgspec.structs.replace(sealed.manifest.at, round=4)
+    at = msgspec.structs.replace(sealed.manifest.at, exchange=4)
     assert reason(sealed, right, at=at) == "wrong_phase"
-    at = msgspec.structs.replace(sealed.manifest.at, round=99)
+    at = msgspec.structs.replace(sealed.manifest.at, exchange=99)
     assert reason(sealed, right, at=at) == "unknown_round"
 
 
@@ -135,7 +135,7 @@ def test_nothing_is_sealed_without_the_ledgers_receipt_for_these_tensors(device:
     sealed = Round(PLAN, CENTRE, device.keys())
     receipt, payload = released(device, sealed)
     assert isinstance(
-        answers.seal_release(receipt, payload, PLAN, sealed.manifest, bytes(32)), Sealed
+        answers.seal_release(receipt, payload, PLAN, sealed.manifest, bytes(32)), SealedAnswer
     )
     raw = pack_tensors({"centre": np.zeros(4, np.int64)})
     with pytest.raises(PrivacyError, match="other tensors"):

@@ -14,7 +14,7 @@ from edgeveil.errors import PrivacyError
 from edgeveil.jobs import compile_job
 from edgeveil.jobs.plan import Plan
 from edgeveil.privacy.policy import JobRequest
-from edgeveil.protocol.tasks import Declined, Sealed
+from edgeveil.protocol.device_tasks import NoAnswer, SealedAnswer
 from edgeveil.sites.policy import Policy
 from edgeveil_edge.consent import consent, limits_of
 
@@ -43,7 +43,7 @@ def unread() -> Loader:
 def test_each_key_refuses_before_a_record_is_read(key: str, value: Any, tmp_path: Path) -> None:
     device = Device(tmp_path, unread(), policy={"min_devices": 3, key: value}).knows(PLAN)
     answer = device.answer(Round(PLAN, QUADRATIC, device.keys()))
-    assert isinstance(answer, Declined)
+    assert isinstance(answer, NoAnswer)
     assert answer.why.startswith(f"policy.{key}: ")
     assert device.load.reads == 0
     assert device.ledger.spent().epsilon == 0
@@ -62,31 +62,31 @@ def test_each_key_refuses_before_a_record_is_read(key: str, value: Any, tmp_path
 )
 def test_each_limit_itself_is_allowed(key: str, value: Any, tmp_path: Path) -> None:
     device = Device(tmp_path, policy={"min_devices": 3, key: value}).knows(PLAN)
-    assert isinstance(device.answer(Round(PLAN, QUADRATIC, device.keys())), Sealed)
+    assert isinstance(device.answer(Round(PLAN, QUADRATIC, device.keys())), SealedAnswer)
 
 
 def test_inferences_without_noise_need_the_owners_word(tmp_path: Path) -> None:
     plan = compile_job(job(**OPEN))
     device = Device(tmp_path / "a", unread()).knows(plan)
     answer = device.answer(Round(plan, QUADRATIC, device.keys()))
-    assert isinstance(answer, Declined)
+    assert isinstance(answer, NoAnswer)
     assert answer.why.startswith("policy.accept_unprotected: ")
     policy = {"min_devices": 3, "accept_unprotected": True}
     willing = Device(tmp_path / "b", policy=policy).knows(plan)
-    assert isinstance(willing.answer(Round(plan, FIRST, willing.keys())), Sealed)
+    assert isinstance(willing.answer(Round(plan, FIRST, willing.keys())), SealedAnswer)
 
 
 def test_uploads_in_their_order_need_the_owners_word(tmp_path: Path) -> None:
     plan = compile_job(job(proxy={"shuffle": "none"}))
     device = Device(tmp_path / "a", unread()).knows(plan)
     answer = device.answer(Round(plan, QUADRATIC, device.keys()))
-    assert isinstance(answer, Declined)
+    assert isinstance(answer, NoAnswer)
     assert answer.why.startswith("policy.accept_unshuffled: ")
     policy = {"min_devices": 3, "accept_unshuffled": True}
     willing = Device(tmp_path / "b", policy=policy).knows(plan)
     sealed = Round(plan, QUADRATIC, willing.keys())
     assert not sealed.manifest.shuffled
-    assert isinstance(willing.answer(sealed), Sealed)
+    assert isinstance(willing.answer(sealed), SealedAnswer)
 
 
 def test_a_job_allowed_later_is_tried_before_a_round_is_priced(tmp_path: Path) -> None:
@@ -94,16 +94,16 @@ def test_a_job_allowed_later_is_tried_before_a_round_is_priced(tmp_path: Path) -
     policy = {"min_devices": 3, "accept_unshuffled": True}
     for name in ("warmed", "asked"):
         refusing = Device(tmp_path / name).knows(plan)
-        assert isinstance(refusing.answer(Round(plan, QUADRATIC, refusing.keys())), Declined)
+        assert isinstance(refusing.answer(Round(plan, QUADRATIC, refusing.keys())), NoAnswer)
     warmed = Device(tmp_path / "warmed", policy=policy)
     warmed.host.warm_up()
-    assert isinstance(warmed.answer(Round(plan, QUADRATIC, warmed.keys())), Sealed)
+    assert isinstance(warmed.answer(Round(plan, QUADRATIC, warmed.keys())), SealedAnswer)
     asked = Device(tmp_path / "asked", unread(), policy=policy)  # a round comes before the warm-up
     answer = asked.answer(Round(plan, QUADRATIC, asked.keys()))
-    assert isinstance(answer, Declined)
+    assert isinstance(answer, NoAnswer)
     assert "the next round is answered" in answer.why
     asked.load.error = None
-    assert isinstance(asked.answer(Round(plan, FIRST, asked.keys())), Sealed)
+    assert isinstance(asked.answer(Round(plan, FIRST, asked.keys())), SealedAnswer)
 
 
 class ClaimedPlan(Plan):
@@ -128,14 +128,14 @@ def test_a_job_for_other_data_is_refused(tmp_path: Path) -> None:
     plan = compile_job(job(data=data))
     device = Device(tmp_path, unread()).knows(plan)
     answer = device.answer(Round(plan, QUADRATIC, device.keys()))
-    assert isinstance(answer, Declined)
+    assert isinstance(answer, NoAnswer)
     assert "'faces'" in answer.why
 
 
 def test_an_inference_only_device_does_not_judge_the_training(tmp_path: Path) -> None:
     policy = {"min_devices": 3, "allowed_methods": (), "max_epsilon_per_job": 0.0}
     device = Device(tmp_path, role="infer", policy=policy).knows(PLAN)
-    assert isinstance(device.answer(Round(PLAN, FIRST, device.keys())), Sealed)
+    assert isinstance(device.answer(Round(PLAN, FIRST, device.keys())), SealedAnswer)
 
 
 def test_consent_reserves_the_whole_job_and_a_second_one_counts_beside_it(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from edge_kit import Device, Loader, Round, job
 from edgeveil.jobs import compile_job
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.models import python_model
-from edgeveil.protocol.tasks import Declined, Sealed
+from edgeveil.protocol.device_tasks import NoAnswer, SealedAnswer
 
 POLICY = {
     "min_devices": 3,
@@ -54,7 +54,7 @@ def test_without_the_owners_word_neither_code_nor_records_are_read(
 
     monkeypatch.setattr(python_model, "loaded", never)
     answer = device.answer(sealed)
-    assert isinstance(answer, Declined)
+    assert isinstance(answer, NoAnswer)
     assert answer.why.startswith("policy.allow_python_models: ")
 
 
@@ -63,5 +63,5 @@ def test_with_it_the_device_trains(tmp_path: Path) -> None:
     device = Device(tmp_path, policy={**POLICY, "allow_python_models": True}).knows(asked)
     sealed = Round(asked, 1, device.keys())
     answer = device.answer(sealed)
-    assert isinstance(answer, Sealed), answer
+    assert isinstance(answer, SealedAnswer), answer
     assert set(sealed.tensors(answer)) == {"module.weight", "module.bias"}

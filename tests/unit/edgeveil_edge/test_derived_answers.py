@@ -15,8 +15,15 @@ from edgeveil.data.records import Records
 from edgeveil.jobs import compile_job
 from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
-from edgeveil.protocol.package import JobPackage
-from edgeveil.protocol.tasks import Declined, Learn, Learned, Open, Opened, Work
+from edgeveil.protocol.device_tasks import (
+    ComputeAnswer,
+    Installation,
+    InstallJob,
+    NoAnswer,
+    OpenedPackage,
+    OpenPackage,
+)
+from edgeveil.protocol.sealed import JobPackage
 from edgeveil.sites.edge import EdgeSite
 
 HEX = JOB_ID.hex()
@@ -44,7 +51,10 @@ def started(folder: Path, plan: Plan, load: Loader | None = None) -> Device:
     device = Device(folder, load, policy=POLICY)
     graph = plan.graph()
     package = JobPackage(plan.job.canonical(), graph, tuple(plan.artifacts.values()))
-    assert device.host.perform(Learn(announcement(plan, device.keys()), package)) == Learned()
+    assert (
+        device.host.perform(InstallJob(announcement(plan, device.keys()), package))
+        == Installation()
+    )
     return device
 
 
@@ -94,11 +104,11 @@ def test_other_records_another_package_or_device_have_other_noise(
     sent = answers(device, [asked])[0]
     changed = answers(started(tmp_path / "changed", plan, Changed()), [asked])[0]
     once_more = started(tmp_path / "asked", plan)
-    opened = once_more.host.perform(Open(asked.manifest, asked.blob))
-    assert isinstance(opened, Opened)
+    opened = once_more.host.perform(OpenPackage(asked.manifest, asked.blob))
+    assert isinstance(opened, OpenedPackage)
     assert opened.package is not None
     manifest = msgspec.structs.replace(asked.manifest, package_digest=bytes(32))
-    padded = asked.tensors(once_more.host.perform(Work(manifest, opened.package)))
+    padded = asked.tensors(once_more.host.perform(ComputeAnswer(manifest, opened.package)))
     alien = answers(stranger, [Round(plan, CENTRE, stranger.keys())])[0]
     segment = plan.segments(plan.exchange(CENTRE))[0]
     values = [
@@ -142,13 +152,13 @@ def test_a_backup_restored_under_a_running_device_is_noticed_before_a_record_is_
     following = rounds[1 + after]
     declined = device.answer(following)
     if (restore, after) == (overwrite, 0):  # nothing was put back that was not there
-        assert not isinstance(declined, Declined)
+        assert not isinstance(declined, NoAnswer)
         return
-    assert isinstance(declined, Declined)
+    assert isinstance(declined, NoAnswer)
     assert "the privacy ledger was altered or lost a part" in declined.why
     assert "with the device stopped, put back the newest copies" in declined.why
     assert device.load.reads == reads
-    assert isinstance(device.answer(rounds[0]), Declined)  # nor is anything recalled
+    assert isinstance(device.answer(rounds[0]), NoAnswer)  # nor is anything recalled
     stopped(device)
 
     if restore is replace:  # what was put aside is whole

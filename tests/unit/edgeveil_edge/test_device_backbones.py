@@ -12,8 +12,8 @@ from edgeveil.errors import ProtocolError
 from edgeveil.jobs import compile_job
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.features.backbone import sha256_hex
-from edgeveil.protocol.package import JobPackage
-from edgeveil.protocol.tasks import Declined, JobClosed, Learn, Sealed
+from edgeveil.protocol.device_tasks import InstallJob, JobClosed, NoAnswer, SealedAnswer
+from edgeveil.protocol.sealed import JobPackage
 from tests.backbone_files import model, node, small_backbone
 
 BACKBONE = small_backbone(side=2, features=3)
@@ -47,7 +47,7 @@ def test_a_backbone_that_the_owner_allows_is_learned_on(tmp_path: Path) -> None:
         assert set(found) >= {spec.name for spec in PLAN.segments(sealed.exchange)}
     assert box.load.reads == 1
     assert isinstance(
-        box.restarted(policy=box.site.policy).answer(Round(PLAN, FIRST, box.keys())), Sealed
+        box.restarted(policy=box.site.policy).answer(Round(PLAN, FIRST, box.keys())), SealedAnswer
     )
 
 
@@ -58,7 +58,7 @@ def test_another_is_refused_by_its_digest_before_a_record_is_read(
 ) -> None:
     box = device(tmp_path, *allowed, role=role).knows(PLAN)
     answer = box.answer(Round(PLAN, FIRST, box.keys()))
-    assert isinstance(answer, Declined)
+    assert isinstance(answer, NoAnswer)
     assert answer.why.startswith("policy.allowed_backbones: ")
     assert DIGEST in answer.why
     assert box.load.reads == 0
@@ -76,7 +76,7 @@ def test_what_comes_with_the_job_must_be_what_it_names(
     box = device(tmp_path, DIGEST)
     package = JobPackage(PLAN.job.canonical(), b"graph", sent)
     with pytest.raises(ProtocolError) as caught:
-        box.host.perform(Learn(announcement(PLAN, box.keys()), package))
+        box.host.perform(InstallJob(announcement(PLAN, box.keys()), package))
     assert caught.value.reason == "wrong_backbone"
     assert box.store.load().jobs == {}
 
@@ -85,7 +85,7 @@ def test_a_job_without_backbones_brings_none(tmp_path: Path) -> None:
     plain, box = compile_job(job()), device(tmp_path)
     package = JobPackage(plain.job.canonical(), b"graph", (BACKBONE,))
     with pytest.raises(ProtocolError) as caught:
-        box.host.perform(Learn(announcement(plain, box.keys()), package))
+        box.host.perform(InstallJob(announcement(plain, box.keys()), package))
     assert caught.value.reason == "wrong_backbone"
 
 
@@ -106,8 +106,8 @@ def test_an_allowed_backbone_that_is_none_is_declined_before_a_record_is_read(
     digest = next(iter(plan.artifacts))
     box = device(tmp_path, digest)
     package = JobPackage(plan.job.canonical(), b"graph", tuple(plan.artifacts.values()))
-    box.host.perform(Learn(announcement(plan, box.keys()), package))
-    assert isinstance(box.answer(Round(plan, QUADRATIC, box.keys())), Declined)
+    box.host.perform(InstallJob(announcement(plan, box.keys()), package))
+    assert isinstance(box.answer(Round(plan, QUADRATIC, box.keys())), NoAnswer)
     assert box.load.reads == 0
     assert box.ledger.spent().epsilon == 0
 

@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 from edgeveil.data import csvfile, device, idx, npz
 from edgeveil.jobs import compile_job
-from edgeveil.protocol.tasks import Declined
+from edgeveil.protocol.device_tasks import NoAnswer
 from edgeveil_edge.computer import load_own
 
 PLAN = compile_job(job())
@@ -66,7 +66,7 @@ def box(folder: Path, source: str, **data: Any) -> Device:
 
 def why(device: Device) -> str:
     answer = device.answer(Round(PLAN, CENTRE, device.keys()))
-    assert isinstance(answer, Declined), answer
+    assert isinstance(answer, NoAnswer), answer
     assert device.ledger.spent().epsilon == 0
     return answer.why
 

@@ -30,22 +30,21 @@ from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import DataError, ProtocolError
 from edgeveil.jobs import compile_job
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.blob import describe
-from edgeveil.protocol.envelope import Signer
-from edgeveil.protocol.messages import Exchanged, Upload
-from edgeveil.protocol.package import JobPackage, ReleasePackage, RoundPackage, encode_package
-from edgeveil.protocol.tasks import (
-    Declined,
-    Install,
-    Learn,
-    Learned,
-    Open,
-    Opened,
+from edgeveil.protocol.device_tasks import (
+    ComputeAnswer,
+    Installation,
+    InstallJob,
+    InstallRelease,
+    NoAnswer,
+    OpenedPackage,
+    OpenPackage,
     OutboxDrop,
     OutboxPut,
-    Sealed,
-    Work,
+    SealedAnswer,
 )
+from edgeveil.protocol.messages import ExchangeId, Signer, Upload
+from edgeveil.protocol.sealed import JobPackage, ReleasePackage, RoundPackage, encode_package
+from edgeveil.protocol.transfer import describe
 from edgeveil_edge.computer import Computer
 from edgeveil_edge.releases import ReleaseStore
 
@@ -68,8 +67,8 @@ def refused(device: Device, task: object) -> str:
 
 def test_a_round_for_others_is_a_normal_outcome(device: Device, tmp_path: Path) -> None:
     sealed = Round(PLAN, CENTRE, Device(tmp_path / "other").keys())
-    found = device.host.perform(Open(sealed.manifest, sealed.blob))
-    assert isinstance(found, Opened)
+    found = device.host.perform(OpenPackage(sealed.manifest, sealed.blob))
+    assert isinstance(found, OpenedPackage)
     assert (found.package, found.budget_s) == (None, 0.0)
 
 
@@ -77,7 +76,7 @@ def test_the_moment_of_an_answer_is_drawn_with_the_package_and_from_the_job_s_bu
     device: Device,
 ) -> None:
     sealed = Round(PLAN, CENTRE, device.keys())
-    drawn = [device.host.perform(Open(sealed.manifest, sealed.blob)) for _ in range(3)]
+    drawn = [device.host.perform(OpenPackage(sealed.manifest, sealed.blob)) for _ in range(3)]
     assert {found.budget_s for found in drawn} == {PLAN.job.round.time_budget_s}
     assert len({found.chance for found in drawn}) == 3
     assert all(0 <= found.chance < 1 for found in drawn)
@@ -86,19 +85,19 @@ def test_the_moment_of_an_answer_is_drawn_with_the_package_and_from_the_job_s_bu
 
 def test_a_package_that_is_none_is_refused(device: Device) -> None:
     manifest, blob = sealed_to(PLAN, device.keys(), b"\xc1 nonsense", "round")
-    assert refused(device, Open(manifest, blob)) == "malformed_package"
+    assert refused(device, OpenPackage(manifest, blob)) == "malformed_package"
 
 
 def test_a_job_must_be_the_one_that_was_signed(device: Device, tmp_path: Path) -> None:
     fresh = Device(tmp_path / "fresh")
     other = compile_job(job(privacy={"epsilon": 5.0, "delta": 1e-5}))
     package = JobPackage(other.job.canonical(), b"graph")
-    assert refused(fresh, Learn(announcement(PLAN, fresh.keys()), package)) == "wrong_job"
+    assert refused(fresh, InstallJob(announcement(PLAN, fresh.keys()), package)) == "wrong_job"
     loose = PLAN.job.canonical().replace(b":", b": ", 1)
     manifest = msgspec.structs.replace(
         announcement(PLAN, fresh.keys()), job_digest=hashlib.sha256(loose).digest()
     )
-    assert refused(fresh, Learn(manifest, JobPackage(loose, b"graph"))) == "bad_job"
+    assert refused(fresh, InstallJob(manifest, JobPackage(loose, b"graph"))) == "bad_job"
     assert fresh.store.load().jobs == {}
     assert device.store.load().jobs == {JOB_ID: None}
 
@@ -107,20 +106,20 @@ def test_a_round_of_an_unknown_or_another_job_is_refused(device: Device, tmp_pat
     package = RoundPackage("centre", 0, False, b"", b"")
     fresh = Device(tmp_path / "fresh", Loader(AssertionError("read")))
     sealed = Round(PLAN, CENTRE, device.keys())
-    assert refused(fresh, Work(sealed.manifest, package)) == "unknown_job"
+    assert refused(fresh, ComputeAnswer(sealed.manifest, package)) == "unknown_job"
     forked = msgspec.structs.replace(sealed.manifest, job_digest=bytes(32))
-    assert refused(device, Work(forked, package)) == "wrong_job"
+    assert refused(device, ComputeAnswer(forked, package)) == "wrong_job"
     wrong = RoundPackage("quadratic", 0, False, b"", b"")
-    assert refused(device, Work(sealed.manifest, wrong)) == "wrong_phase"
+    assert refused(device, ComputeAnswer(sealed.manifest, wrong)) == "wrong_phase"
     groups = msgspec.structs.replace(sealed.manifest, groups=())
-    assert refused(device, Work(groups, package)) == "wrong_groups"
+    assert refused(device, ComputeAnswer(groups, package)) == "wrong_groups"
     assert device.load.reads == 0
 
 
 def test_work_that_the_host_does_not_know_fails(device: Device) -> None:
     manifest = Round(PLAN, CENTRE, device.keys()).manifest
-    odd = Work(manifest, JobPackage(b"", b""))
-    assert device.host.perform(odd) == fx.Failed("malformed_package")
+    odd = ComputeAnswer(manifest, JobPackage(b"", b""))
+    assert device.host.perform(odd) == fx.WorkFailed("malformed_package")
 
 
 class ReadsAhead(Computer):
@@ -142,7 +141,7 @@ def test_records_are_read_ahead_with_every_job_by_the_share_that_was_first(tmp_p
         for share in (0.3, 0.5)
     ]
     sealed = Round(plans[0], CENTRE, device.keys())
-    assert isinstance(device.knows(plans[0]).answer(sealed), Sealed)
+    assert isinstance(device.knows(plans[0]).answer(sealed), SealedAnswer)
     device.knows(plans[1], b"K" * 16)  # it will sit that one out
     assert compute.shares == [0.1, 0.3, 0.3]
 
@@ -179,7 +178,7 @@ def test_a_round_is_answered_so_often_and_no_more(tmp_path: Path) -> None:
     plan = compile_job(job(round={"min_batch": 3, "retries": 1}))
     device = Device(tmp_path).knows(plan)
 
-    def keep(at: Exchanged, *, dummy: bool = False) -> None:
+    def keep(at: ExchangeId, *, dummy: bool = False) -> None:
         upload = Upload(at, (0,), describe(b"x", 64))
         signed = Signer("device", SigningKey.generate()).header(upload)
         device.store.store(OutboxPut(at, signed, upload, (bytes(32),), b"x", dummy))
@@ -187,18 +186,18 @@ def test_a_round_is_answered_so_often_and_no_more(tmp_path: Path) -> None:
     def asked(attempt: int, index: int = FIRST) -> object:
         sealed = Round(plan, index, device.keys(), attempt=attempt)
         answer = device.answer(sealed)
-        if isinstance(answer, Sealed):
+        if isinstance(answer, SealedAnswer):
             keep(sealed.manifest.at)
         return answer
 
-    keep(Exchanged(JOB_ID, FIRST, 1), dummy=True)
+    keep(ExchangeId(JOB_ID, FIRST, 1), dummy=True)
     for attempt in (2, 5, 5, 6, 9, 11):  # one of them twice, as after a crash
-        assert isinstance(asked(attempt), Sealed)
+        assert isinstance(asked(attempt), SealedAnswer)
     device = device.restarted()
-    assert isinstance(asked(11), Sealed)
+    assert isinstance(asked(11), SealedAnswer)
     declined = asked(12)
-    assert isinstance(declined, Declined) and "5 times" in declined.why
-    assert isinstance(asked(1, FIRST + 1), Sealed)
+    assert isinstance(declined, NoAnswer) and "5 times" in declined.why
+    assert isinstance(asked(1, FIRST + 1), SealedAnswer)
 
 
 def test_two_devices_with_the_same_records_send_different_tensors(tmp_path: Path) -> None:
@@ -214,7 +213,7 @@ def test_the_membership_of_a_round_survives_what_is_opened_meanwhile(device: Dev
     release = encode_package(ReleasePackage("boxed", b"ONNX"))
     manifest, blob = sealed_to(PLAN, device.keys(), release, "release")
     sealed = Round(PLAN, CENTRE, device.keys())
-    answer = device.answer(sealed, between=lambda: device.host.perform(Open(manifest, blob)))
+    answer = device.answer(sealed, between=lambda: device.host.perform(OpenPackage(manifest, blob)))
     assert list(sealed.tensors(answer)) == ["centre"]
 
 
@@ -234,7 +233,7 @@ def test_an_empty_data_set_sends_noise_of_the_same_form(tmp_path: Path) -> None:
 
 def why(device: Device, sealed: Round) -> str:
     answer = device.answer(sealed)
-    assert isinstance(answer, Declined), answer
+    assert isinstance(answer, NoAnswer), answer
     return answer.why
 
 
@@ -254,7 +253,10 @@ def test_an_inference_only_device_answers_evaluations_alone(tmp_path: Path) -> N
 def test_a_broken_graph_or_package_declines_or_fails_without_an_upload(tmp_path: Path) -> None:
     device = Device(tmp_path, role="infer")
     package = JobPackage(PLAN.job.canonical(), b"no graph")
-    assert device.host.perform(Learn(announcement(PLAN, device.keys()), package)) == Learned()
+    assert (
+        device.host.perform(InstallJob(announcement(PLAN, device.keys()), package))
+        == Installation()
+    )
     assert "ONNX" in why(device, Round(PLAN, FIRST, device.keys()))
     assert device.ledger.spent(purpose="infer").epsilon == 0
 
@@ -280,7 +282,10 @@ def test_the_host_is_imported_without_torch() -> None:
 
 def test_a_release_is_installed_and_its_number_remembered(device: Device) -> None:
     manifest = announcement(PLAN, device.keys(), "release")
-    assert device.host.perform(Install(manifest, ReleasePackage("boxed", b"ONNX"))) == Learned()
+    assert (
+        device.host.perform(InstallRelease(manifest, ReleasePackage("boxed", b"ONNX")))
+        == Installation()
+    )
     current = ReleaseStore(device.folder / "releases").current()
     assert current is not None
     assert current.path.read_bytes() == b"ONNX"
@@ -291,7 +296,7 @@ def test_a_release_is_installed_and_its_number_remembered(device: Device) -> Non
 def test_a_release_that_cannot_be_named_changes_nothing(device: Device) -> None:
     manifest = announcement(PLAN, device.keys(), "release")
     with pytest.raises(DataError):
-        device.host.perform(Install(manifest, ReleasePackage("../../etc", b"ONNX")))
+        device.host.perform(InstallRelease(manifest, ReleasePackage("../../etc", b"ONNX")))
     assert device.restarted().store.load().release_sequence == -1
 
 
@@ -315,7 +320,7 @@ def test_the_owner_is_told_and_the_log_never_names_the_box(
 def test_a_sealed_answer_shows_neither_name_nor_tensor(device: Device) -> None:
     sealed = Round(PLAN, CENTRE, device.keys())
     answer = device.answer(sealed)
-    assert isinstance(answer, Sealed)
+    assert isinstance(answer, SealedAnswer)
     plain = sealed.tensors(answer)["centre"]
     assert plain[:16] not in answer.data
     assert device.site.name.encode() not in answer.data + sealed.blob

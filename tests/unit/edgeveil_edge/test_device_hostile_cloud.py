@@ -13,8 +13,14 @@ import pytest
 from edge_kit import CENTRE, FIRST, JOB_ID, QUADRATIC, Device, Round, job
 
 from edgeveil.jobs import compile_job
-from edgeveil.protocol.package import RoundPackage, pack_tensors, unpack_tensors
-from edgeveil.protocol.tasks import Declined, Failed, Open, Sealed, Work
+from edgeveil.protocol.device_tasks import (
+    ComputeAnswer,
+    NoAnswer,
+    OpenPackage,
+    SealedAnswer,
+    WorkFailed,
+)
+from edgeveil.protocol.sealed import RoundPackage, pack_tensors, unpack_tensors
 from edgeveil.transport.runtime import perform
 
 PLAN = compile_job(job())
@@ -35,13 +41,13 @@ CHANGES: dict[str, Change] = {
 
 def answered(device: Device, sealed: Round, package: RoundPackage) -> object:
     """What the process makes of a package that its machine accepted."""
-    opened = device.host.perform(Open(sealed.manifest, sealed.blob))
+    opened = device.host.perform(OpenPackage(sealed.manifest, sealed.blob))
     assert opened.package is not None
-    return perform(device.host, Work(sealed.manifest, package), LOG)
+    return perform(device.host, ComputeAnswer(sealed.manifest, package), LOG)
 
 
 def true_package(device: Device, sealed: Round) -> RoundPackage:
-    opened = device.host.perform(Open(sealed.manifest, sealed.blob))
+    opened = device.host.perform(OpenPackage(sealed.manifest, sealed.blob))
     return opened.package
 
 
@@ -58,13 +64,13 @@ def check(device: Device, sealed: Round, outcome: object, price: tuple[float, fl
 
     Its numbers may be none: the steps that follow the noise overflow where the cloud wants it.
     """
-    if isinstance(outcome, Sealed):
+    if isinstance(outcome, SealedAnswer):
         for name, plain in sealed.tensors(outcome).items():
             spec = next(s for s in PLAN.segments(sealed.exchange) if s.name == name)
             assert not any(plain[spec.byte_count :])
     else:
-        assert isinstance(outcome, Declined | Failed)
-        said = outcome.why if isinstance(outcome, Declined) else outcome.reason
+        assert isinstance(outcome, NoAnswer | WorkFailed)
+        said = outcome.why if isinstance(outcome, NoAnswer) else outcome.reason
         assert said and "internal error" not in said
     spent = device.ledger.spent().epsilon, device.ledger.spent(purpose="infer").epsilon
     assert spent[0] <= price[0] and spent[1] <= price[1]
@@ -75,7 +81,7 @@ def price(tmp_path_factory: pytest.TempPathFactory) -> tuple[float, float]:
     """What the honest rounds cost."""
     device = Device(tmp_path_factory.mktemp("honest")).knows(PLAN)
     for index in (CENTRE, QUADRATIC, FIRST):
-        assert isinstance(device.answer(Round(PLAN, index, device.keys())), Sealed)
+        assert isinstance(device.answer(Round(PLAN, index, device.keys())), SealedAnswer)
     return device.ledger.spent().epsilon, device.ledger.spent(purpose="infer").epsilon
 
 
@@ -104,7 +110,7 @@ def test_tensors_that_are_none_are_refused(tmp_path: Path, price, raw: bytes, wh
     package = RoundPackage(true.phase, true.number, true.infer, parts["tensors"], parts["model"])
     outcome = answered(device, sealed, package)
     check(device, sealed, outcome, price)
-    assert not isinstance(outcome, Sealed)
+    assert not isinstance(outcome, SealedAnswer)
 
 
 def test_a_round_that_says_another_phase_or_number_is_refused(tmp_path: Path, price) -> None:
@@ -120,6 +126,6 @@ def test_a_round_that_says_another_phase_or_number_is_refused(tmp_path: Path, pr
     ):
         package = RoundPackage(phase, number, infer, true.tensors, true.model)
         outcome = answered(device, sealed, package)
-        assert outcome == Failed("wrong_phase")
+        assert outcome == WorkFailed("wrong_phase")
     assert device.ledger.spent().epsilon == 0
     assert device.store.job(JOB_ID) is not None

@@ -22,13 +22,20 @@ from edgeveil.crypto.keys import OpeningKey, SigningKey
 from edgeveil.jobs import compile_job
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.blob import describe
-from edgeveil.protocol.codec import decode_header
 from edgeveil.protocol.device import DeviceMachine
-from edgeveil.protocol.envelope import Signer
-from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Ack, Commit, Message, Offer, Upload
+from edgeveil.protocol.device_tasks import DeviceSettings, OutboxPut, SealedAnswer
+from edgeveil.protocol.messages import (
+    SEAL_OVERHEAD_BYTES,
+    Ack,
+    Commit,
+    Message,
+    Offer,
+    Signer,
+    Upload,
+    decode_header,
+)
 from edgeveil.protocol.sealed import segment_mark
-from edgeveil.protocol.tasks import OutboxPut, Sealed, Settings
+from edgeveil.protocol.transfer import describe
 from edgeveil.transport.runtime import perform
 from edgeveil_edge.identity import Identity
 from edgeveil_edge.store import DeviceStore
@@ -59,7 +66,7 @@ class World:
             return []
         upload = decode_header(message.header)
         assert isinstance(upload, Upload)
-        at = (upload.at.round, upload.at.attempt)
+        at = (upload.at.exchange, upload.at.attempt)
         self._note("offered", at, upload.blob.digest.hex())
         if at != self.at:  # offered again by a new life, and the round is over
             return [PROXY.note(Ack(upload.blob.digest, "closed"))]
@@ -110,27 +117,29 @@ def live(folder: Path, rounds: dict[tuple[int, int], Round], chance: Random, bea
     device = Device(folder).knows(PLAN)
     signer = Signer(device.identity.device_id, device.identity.signing)
     keys = (CLOUD._key.public(), PROXY._key.public())
-    machine = DeviceMachine(signer, *keys, device.store.load(), Settings(packet_bytes=1 << 20))
+    machine = DeviceMachine(
+        signer, *keys, device.store.load(), DeviceSettings(packet_bytes=1 << 20)
+    )
     world = World(folder, rounds, chance)
-    events: deque[fx.Event] = deque([fx.Connected(fx.Proxy())])
-    events += [fx.Received(fx.Proxy(), message) for message in world.offer()]
+    events: deque[fx.Event] = deque([fx.PeerConnected(fx.ProxyAddress())])
+    events += [fx.MessageReceived(fx.ProxyAddress(), message) for message in world.offer()]
     while events:
         os.write(beat, b".")
         effects = machine.handle(events.popleft(), 0.0)
         with device.host.together():
             for effect in effects:
-                if isinstance(effect, fx.Store):
+                if isinstance(effect, fx.Persist):
                     device.host.store(effect.item)
         for effect in effects:
             if isinstance(effect, fx.Send):
                 heard = world.heard(effect.message)
-                events += [fx.Received(fx.Proxy(), message) for message in heard]
+                events += [fx.MessageReceived(fx.ProxyAddress(), message) for message in heard]
             if isinstance(effect, fx.Work):
                 log = logging.getLogger("life")
-                events.append(fx.Done(effect.task, perform(device.host, effect.task, log)))
+                events.append(fx.WorkDone(effect.task, perform(device.host, effect.task, log)))
         if not events:  # all was said and nothing came of it: as after a lost link
             events.append(fx.Timer("resend"))  # the moment of an answer that waits for it
-            events += [fx.Received(fx.Proxy(), message) for message in world.offer()]
+            events += [fx.MessageReceived(fx.ProxyAddress(), message) for message in world.offer()]
             time.sleep(0.001)
 
 
@@ -164,19 +173,19 @@ def _check_promise(
     """What the proxy acknowledged is held, or was about to be when the process was killed."""
     if receipts[at].state == "stored":
         assert item is not None
-        assert (item.at.round, item.at.attempt) == at
+        assert (item.at.exchange, item.at.attempt) == at
         assert (int(last[1]), int(last[2])) == at or last[0] == "next"
 
 
 def _check_outbox(item: OutboxPut, receipts: dict, rounds: dict[tuple[int, int], Round]) -> None:
-    at = (item.at.round, item.at.attempt)
+    at = (item.at.exchange, item.at.attempt)
     receipt, sealed = receipts[at], rounds[at]
     assert receipt.state == ("held" if item.held else "stored")
     groups = sealed.manifest.groups
     sizes = tuple(groups[g].padded_bytes + SEAL_OVERHEAD_BYTES for g in item.upload.groups)
-    tensors = sealed.tensors(Sealed(item.upload.groups, sizes, item.data, item.marks))
+    tensors = sealed.tensors(SealedAnswer(item.upload.groups, sizes, item.data, item.marks))
     device_ledger = Device(Path(FOLDER)).ledger
-    held = device_ledger.recall(JOB_ID.hex(), item.at.round)
+    held = device_ledger.recall(JOB_ID.hex(), item.at.exchange)
     device_ledger.close()
     assert held is not None
     for spec in PLAN.segments(sealed.exchange):

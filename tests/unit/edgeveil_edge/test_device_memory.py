@@ -17,8 +17,14 @@ from edgeveil.jobs.plan import Plan
 from edgeveil.parts.exchange import Answer
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.privacy.sampler import os_random
-from edgeveil.protocol.package import JobPackage, RoundPackage, pack_tensors, unpack_tensors
-from edgeveil.protocol.tasks import Declined, JobClosed, Learn, Learned, Sealed
+from edgeveil.protocol.device_tasks import (
+    Installation,
+    InstallJob,
+    JobClosed,
+    NoAnswer,
+    SealedAnswer,
+)
+from edgeveil.protocol.sealed import JobPackage, RoundPackage, pack_tensors, unpack_tensors
 from edgeveil_edge import answer as answers
 
 PLAN = compile_job(
@@ -49,7 +55,7 @@ def device(folder: Path, **changes: Any) -> Device:
     found = Device(folder, policy=POLICY, **changes)
     manifest = announcement(PLAN, found.keys())
     package = JobPackage(PLAN.job.canonical(), PLAN.graph(), ())
-    assert found.host.perform(Learn(manifest, package)) == Learned()
+    assert found.host.perform(InstallJob(manifest, package)) == Installation()
     return found
 
 
@@ -152,11 +158,11 @@ def test_more_than_the_owner_allows_is_declined_and_nothing_released(tmp_path: P
     one.host._work.site = site
     sealed = Round(PLAN, 1, one.keys())
     answer = one.answer(sealed)
-    assert isinstance(answer, Declined)
+    assert isinstance(answer, NoAnswer)
     assert "limits.memory_bytes" in answer.why
     assert one.ledger.recall(HEX, 1) is None
     one.host._work.site = one.site
-    assert isinstance(one.answer(sealed), Sealed)
+    assert isinstance(one.answer(sealed), SealedAnswer)
 
 
 def test_a_cloud_cannot_put_words_into_the_device_s_memory() -> None:

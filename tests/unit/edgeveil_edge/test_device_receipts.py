@@ -12,21 +12,20 @@ from edge_kit import CENTRE, FIRST, Device, Round, job
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.jobs import compile_job
 from edgeveil.privacy.policy import INFER
-from edgeveil.protocol.blob import describe
-from edgeveil.protocol.envelope import Signer
-from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Exchanged, Upload
-from edgeveil.protocol.sealed import open_segment
-from edgeveil.protocol.tasks import (
-    Declined,
-    Dummies,
+from edgeveil.protocol.device_tasks import (
     LateRecord,
+    ManifestMark,
+    NoAnswer,
     OutboxDrop,
     OutboxHeld,
     OutboxPut,
     Outcome,
-    Sealed,
-    Seen,
+    SealDummies,
+    SealedAnswer,
 )
+from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, ExchangeId, Signer, Upload
+from edgeveil.protocol.sealed import open_segment
+from edgeveil.protocol.transfer import describe
 from edgeveil_edge.receipts import Receipt
 from edgeveil_edge.store import DeviceStore
 
@@ -39,7 +38,7 @@ PLAN = compile_job(job())
 
 
 def item(number: int = 1, *, dummy: bool = False) -> OutboxPut:
-    at, data = Exchanged(JOB, number, 1), b"".join(SEGMENTS)
+    at, data = ExchangeId(JOB, number, 1), b"".join(SEGMENTS)
     upload = Upload(at, (0, 1), describe(data, 1024))
     return OutboxPut(at, SIGNER.header(upload), upload, HASHES, data, dummy)
 
@@ -96,12 +95,12 @@ def test_a_promise_is_never_replaced(store: DeviceStore, outcome: Outcome) -> No
 
 
 def test_a_dropped_upload_settles_its_attempt_on_the_disk(store: DeviceStore) -> None:
-    store.store(Seen(item().at, b"m" * 32))
+    store.store(ManifestMark(item().at, b"m" * 32))
     store.store(item())
     assert not store.load().seen[JOB].settled
     store.store(OutboxDrop(item().at, "counted"))
     assert store.load().seen[JOB].settled
-    store.store(Seen(item(2).at, b"n" * 32))
+    store.store(ManifestMark(item(2).at, b"n" * 32))
     store.store(OutboxDrop(item().at, "dropped"))
     assert not store.load().seen[JOB].settled
 
@@ -160,11 +159,11 @@ def test_a_dummy_has_the_form_of_an_answer_and_opens_for_nobody(
 ) -> None:
     device = Device(tmp_path, role=role).knows(PLAN)
     sealed = Round(PLAN, index, device.keys())
-    dummy = device.host.perform(Dummies(sealed.manifest))
-    assert isinstance(dummy, Sealed)
+    dummy = device.host.perform(SealDummies(sealed.manifest))
+    assert isinstance(dummy, SealedAnswer)
     assert dummy.dummy
     answer = device.answer(sealed)
-    if isinstance(answer, Sealed):  # an infer-only device has no answer to every exchange
+    if isinstance(answer, SealedAnswer):  # an infer-only device has no answer to every exchange
         assert (dummy.groups, dummy.sizes) == (answer.groups, answer.sizes)
         assert not answer.dummy
     start = 0
@@ -182,9 +181,9 @@ def test_a_dummy_has_the_form_of_an_answer_and_opens_for_nobody(
 def test_a_dummy_reads_no_record_and_costs_nothing(tmp_path: Path) -> None:
     device = Device(tmp_path).knows(PLAN)
     sealed = Round(PLAN, FIRST, device.keys())
-    first, second = (device.host.perform(Dummies(sealed.manifest)) for _ in range(2))
-    assert isinstance(first, Sealed)
-    assert isinstance(second, Sealed)
+    first, second = (device.host.perform(SealDummies(sealed.manifest)) for _ in range(2))
+    assert isinstance(first, SealedAnswer)
+    assert isinstance(second, SealedAnswer)
     assert first.data != second.data
     assert device.load.reads == 0
     assert device.ledger.spent().epsilon == 0
@@ -196,4 +195,4 @@ def test_a_dummy_above_the_outbox_s_limit_is_not_made(tmp_path: Path) -> None:
     device = Device(tmp_path, limits={"outbox_bytes": 65536}).knows(wide)
     sealed = Round(wide, 2, device.keys())
     assert sum(group.padded_bytes for group in sealed.manifest.groups) > 65536
-    assert isinstance(device.host.perform(Dummies(sealed.manifest)), Declined)
+    assert isinstance(device.host.perform(SealDummies(sealed.manifest)), NoAnswer)

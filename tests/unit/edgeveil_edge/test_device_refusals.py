@@ -13,8 +13,8 @@ from edgeveil.errors import DataError, ProtocolError
 from edgeveil.jobs import compile_job
 from edgeveil.privacy.events import ClaimedEvent
 from edgeveil.privacy.policy import JobRequest
-from edgeveil.protocol.package import RoundPackage
-from edgeveil.protocol.tasks import Declined, JobClosed, Work
+from edgeveil.protocol.device_tasks import ComputeAnswer, JobClosed, NoAnswer
+from edgeveil.protocol.sealed import RoundPackage
 from edgeveil_edge.consent import limits_of
 
 PLAN = compile_job(job())
@@ -27,7 +27,7 @@ def device(tmp_path: Path) -> Device:
 
 def why(device: Device, sealed: Round) -> str:
     answer = device.answer(sealed)
-    assert isinstance(answer, Declined), answer
+    assert isinstance(answer, NoAnswer), answer
     return answer.why
 
 
@@ -89,7 +89,9 @@ def test_a_closed_job_answers_no_more(device: Device) -> None:
     assert "inference: ε = 0, δ = 0 per record" in line
     assert device.restarted().store.load().closed == {JOB_ID: None}
     with pytest.raises(ProtocolError, match="unknown_job"):
-        device.host.perform(Work(sealed.manifest, RoundPackage("centre", 0, False, b"", b"")))
+        device.host.perform(
+            ComputeAnswer(sealed.manifest, RoundPackage("centre", 0, False, b"", b""))
+        )
     device.knows(PLAN)  # a cloud that announces it again
     assert "closed" in why(device, Round(PLAN, QUADRATIC, device.keys()))
     assert device.ledger.spent() == spent

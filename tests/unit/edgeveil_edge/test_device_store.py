@@ -11,10 +11,15 @@ import pytest
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.crypto.labels import HEADER
 from edgeveil.errors import EdgeVeilError
-from edgeveil.protocol.blob import describe
-from edgeveil.protocol.envelope import Signer, check
-from edgeveil.protocol.messages import Exchanged, Upload
-from edgeveil.protocol.tasks import JobClosed, Memory, OutboxDrop, OutboxPut, Seen
+from edgeveil.protocol.device_tasks import (
+    DeviceMemory,
+    JobClosed,
+    ManifestMark,
+    OutboxDrop,
+    OutboxPut,
+)
+from edgeveil.protocol.messages import ExchangeId, Signer, Upload, check_signature
+from edgeveil.protocol.transfer import describe
 from edgeveil.sqlite_file import StorageError
 from edgeveil_edge.store import DeviceStore
 
@@ -24,12 +29,12 @@ SIGNER = Signer(KEY.public().fingerprint(), KEY)
 
 
 def outbox(round_: int = 3, data: bytes = b"sealed" * 40) -> OutboxPut:
-    at = Exchanged(JOB, round_, 1)
+    at = ExchangeId(JOB, round_, 1)
     upload = Upload(at, (0, 2), describe(data, 1024))
     return OutboxPut(at, SIGNER.header(upload), upload, (b"1" * 32, b"2" * 32), data)
 
 
-def reopened(path: Path) -> Memory:
+def reopened(path: Path) -> DeviceMemory:
     """The memory that a new process would find while the old one never closed its file."""
     store = DeviceStore(path)
     try:
@@ -44,7 +49,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_a_new_store_remembers_nothing(path: Path) -> None:
-    assert reopened(path) == Memory()
+    assert reopened(path) == DeviceMemory()
 
 
 @pytest.mark.parametrize("version", [0, 9])
@@ -66,7 +71,7 @@ def test_a_store_of_another_version_is_refused_and_left_alone(path: Path, versio
 
 def test_each_item_is_there_after_a_kill(path: Path) -> None:
     store = DeviceStore(path)
-    seen = Seen(Exchanged(JOB, 3, 2), b"m" * 32)
+    seen = ManifestMark(ExchangeId(JOB, 3, 2), b"m" * 32)
     store.store(seen)
     assert reopened(path).seen == {JOB: seen}
     store.put_job(JOB, b"canonical", b"graph")
@@ -77,18 +82,20 @@ def test_each_item_is_there_after_a_kill(path: Path) -> None:
     store.store(item)
     memory = reopened(path)
     assert memory.outbox == item
-    check(memory.outbox.header, SIGNER.name, KEY.public(), HEADER)  # still as it was signed
+    check_signature(
+        memory.outbox.header, SIGNER.name, KEY.public(), HEADER
+    )  # still as it was signed
     store.close()
 
 
 def test_the_newest_manifest_of_each_job_is_kept(path: Path) -> None:
     store = DeviceStore(path)
     for number in (1, 2):
-        store.store(Seen(Exchanged(JOB, number, 1), bytes(32)))
-    other = Seen(Exchanged(OTHER, 9, 1), b"o" * 32)
+        store.store(ManifestMark(ExchangeId(JOB, number, 1), bytes(32)))
+    other = ManifestMark(ExchangeId(OTHER, 9, 1), b"o" * 32)
     store.store(other)
     memory = reopened(path)
-    assert memory.seen == {JOB: Seen(Exchanged(JOB, 2, 1), bytes(32)), OTHER: other}
+    assert memory.seen == {JOB: ManifestMark(ExchangeId(JOB, 2, 1), bytes(32)), OTHER: other}
     store.close()
 
 
@@ -97,7 +104,7 @@ def test_the_outbox_holds_one_upload(path: Path) -> None:
     store.store(outbox(3))
     store.store(outbox(4, b"newer" * 9))
     assert reopened(path).outbox == outbox(4, b"newer" * 9)
-    store.store(OutboxDrop(Exchanged(JOB, 4, 1), "dropped"))
+    store.store(OutboxDrop(ExchangeId(JOB, 4, 1), "dropped"))
     assert reopened(path).outbox is None
     store.close()
 
@@ -106,7 +113,7 @@ def test_a_closed_job_is_forgotten_but_for_its_end(path: Path) -> None:
     store = DeviceStore(path)
     for job in (JOB, OTHER):
         store.put_job(job, b"canonical", b"graph")
-        store.store(Seen(Exchanged(job, 1, 1), bytes(32)))
+        store.store(ManifestMark(ExchangeId(job, 1, 1), bytes(32)))
     store.store(JobClosed(JOB, "completed"))
     memory = reopened(path)
     assert (memory.closed, memory.jobs, set(memory.seen)) == ({JOB: None}, {OTHER: None}, {OTHER})

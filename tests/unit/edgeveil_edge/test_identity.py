@@ -3,12 +3,10 @@ import stat
 
 import pytest
 
-from edgeveil.crypto.errors import CryptoError
-from edgeveil.crypto.keys import OpeningKey, SealingKey, SigningKey
+from edgeveil.crypto.keys import OpeningKey, SealingKey, SigningKey, sign
 from edgeveil.crypto.labels import ENROLMENT
-from edgeveil.crypto.signing import sign
 from edgeveil.enrolment import FILE_BYTES, Enrolment, EnrolmentError
-from edgeveil.errors import UsageError
+from edgeveil.errors import CryptoError, UsageError
 from edgeveil_edge.identity import IDENTITY_FILE, OPENING_FILE, Identity
 
 

@@ -10,8 +10,8 @@ from edge_kit import JOB_ID, Device, Round, job
 
 from edgeveil.errors import PrivacyError
 from edgeveil.jobs import compile_job
-from edgeveil.protocol.package import unpack_tensors
-from edgeveil.protocol.tasks import Declined, Sealed
+from edgeveil.protocol.device_tasks import NoAnswer, SealedAnswer
+from edgeveil.protocol.sealed import unpack_tensors
 from edgeveil_edge.answer import own_answers
 
 COVARIANCE, CENTRE, QUADRATIC, FIRST = 1, 2, 3, 4
@@ -32,7 +32,7 @@ def test_every_later_answer_builds_on_the_covariance_that_was_released(device: D
         device = device.restarted()
         own = own_answers(PLAN, PLAN.exchange(index), device.ledger, HEX)
         np.testing.assert_array_equal(own["covariance"], sent)
-        assert isinstance(device.answer(Round(PLAN, index, device.keys())), Sealed)
+        assert isinstance(device.answer(Round(PLAN, index, device.keys())), SealedAnswer)
 
 
 def test_the_covariance_itself_builds_on_nothing(device: Device) -> None:
@@ -43,7 +43,7 @@ def test_the_covariance_itself_builds_on_nothing(device: Device) -> None:
 
 def test_a_device_that_did_not_answer_then_declines_before_it_reads(device: Device) -> None:
     answer = device.answer(Round(PLAN, CENTRE, device.keys()))
-    assert isinstance(answer, Declined)
+    assert isinstance(answer, NoAnswer)
     assert "'covariance'" in answer.why
     assert (device.load.reads, device.ledger.spent().epsilon) == (0, 0)
 

@@ -6,21 +6,20 @@ import hashlib
 from pathlib import Path
 
 from edgeveil.crypto.keys import SigningKey
-from edgeveil.protocol.blob import describe
-from edgeveil.protocol.collection import Held
-from edgeveil.protocol.envelope import Signer
-from edgeveil.protocol.messages import Batch, Blob, Commit, Exchanged, Group, Manifest
+from edgeveil.protocol.messages import Batch, Blob, Commit, ExchangeId, Group, Manifest, Signer
 from edgeveil.protocol.proxy_tasks import (
     BatchKept,
     BroadcastPart,
+    HeldUpload,
     KeepBroadcast,
-    Kept,
+    KeptBroadcast,
     ProxyMemory,
-    Shuffled,
+    ShuffledBatch,
     ShuffleRound,
     UploadKept,
     UploadPart,
 )
+from edgeveil.protocol.transfer import describe
 from edgeveil_proxy.spool import Spool
 
 JOB, OTHER = b"J" * 16, b"K" * 16
@@ -29,11 +28,11 @@ CLOUD, PROXY = Signer("cloud", CLOUD_KEY), Signer("proxy", SigningKey.generate()
 DEVICES = tuple(f"{n:016x}" for n in range(3))
 
 
-def at(round_: int = 1, attempt: int = 1, job: bytes = JOB) -> Exchanged:
-    return Exchanged(job, round_, attempt)
+def at(round_: int = 1, attempt: int = 1, job: bytes = JOB) -> ExchangeId:
+    return ExchangeId(job, round_, attempt)
 
 
-def manifest(kind: str, where: Exchanged, data: bytes) -> Manifest:
+def manifest(kind: str, where: ExchangeId, data: bytes) -> Manifest:
     return Manifest(
         kind=kind,  # type: ignore[arg-type]
         at=where,
@@ -55,7 +54,7 @@ def manifest(kind: str, where: Exchanged, data: bytes) -> Manifest:
     )
 
 
-def put(spool: Spool, header: Manifest | Commit, data: bytes) -> Kept:
+def put(spool: Spool, header: Manifest | Commit, data: bytes) -> KeptBroadcast:
     """A broadcast comes and is kept, as the machine has it done."""
     for offset in range(0, len(data), 1024):
         piece = data[offset : offset + 1024]
@@ -66,15 +65,15 @@ def put(spool: Spool, header: Manifest | Commit, data: bytes) -> Kept:
 
 
 def keep(
-    spool: Spool, kind: str = "round", where: Exchanged | None = None, data: bytes = b"model"
-) -> Kept:
+    spool: Spool, kind: str = "round", where: ExchangeId | None = None, data: bytes = b"model"
+) -> KeptBroadcast:
     where = where or at()
-    data += bytes((where.round, where.attempt)) + where.job_id + kind.encode()
+    data += bytes((where.exchange, where.attempt)) + where.job_id + kind.encode()
     return put(spool, manifest(kind, where, data), data)
 
 
-def keep_commit(spool: Spool, where: Exchanged) -> Kept:
-    data = b"h" * 32 + where.round.to_bytes(2, "big")
+def keep_commit(spool: Spool, where: ExchangeId) -> KeptBroadcast:
+    data = b"h" * 32 + where.exchange.to_bytes(2, "big")
     return put(spool, Commit(where, 1, describe(data, 1024)), data)
 
 
@@ -82,7 +81,7 @@ SEGMENT_BYTES = 12_000
 
 
 def upload(
-    spool: Spool, slot: int, where: Exchanged | None = None, data: bytes = b"sealed"
+    spool: Spool, slot: int, where: ExchangeId | None = None, data: bytes = b"sealed"
 ) -> UploadKept:
     """Device `slot` uploads one segment, in two parts."""
     where = where or at()
@@ -90,7 +89,7 @@ def upload(
     offset = slot * SEGMENT_BYTES
     spool.store(UploadPart(where, offset, data[:7000]))
     spool.store(UploadPart(where, offset + 7000, data[7000:]))
-    held = Held((0,), hashlib.sha256(data).digest(), slot)
+    held = HeldUpload((0,), hashlib.sha256(data).digest(), slot)
     item = UploadKept(where, DEVICES[slot], held)
     spool.store(item)
     return item
@@ -100,13 +99,13 @@ def in_order(_places: list[int]) -> None:
     """No shuffle at all."""
 
 
-def shuffled(spool: Spool, slots: int = 3, where: Exchanged | None = None) -> Shuffled:
+def shuffled(spool: Spool, slots: int = 3, where: ExchangeId | None = None) -> ShuffledBatch:
     uploads = tuple((slot, (0,)) for slot in range(slots))
     task = ShuffleRound(where or at(), (SEGMENT_BYTES,), SEGMENT_BYTES, 1, uploads)
     return spool.shuffled(task, in_order)
 
 
-def batch(spool: Spool, slots: int = 3, where: Exchanged | None = None) -> BatchKept:
+def batch(spool: Spool, slots: int = 3, where: ExchangeId | None = None) -> BatchKept:
     """The round's batch is made and kept."""
     done = shuffled(spool, slots, where)
     header = Batch(where or at(), slots, 0, done.counts, Blob(done.digest, len(done.data), 1024))
@@ -135,4 +134,4 @@ def names(path: Path) -> set[str]:
 
 def kinds(memory: ProxyMemory) -> list[tuple[bytes, str, int]]:
     headers = [item.header for item in memory.kept.values()]
-    return [(h.at.job_id, getattr(h, "kind", "commit"), h.at.round) for h in headers]
+    return [(h.at.job_id, getattr(h, "kind", "commit"), h.at.exchange) for h in headers]

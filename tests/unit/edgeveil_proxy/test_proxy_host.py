@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import Exchanged
+from edgeveil.protocol.messages import ExchangeId
 from edgeveil.protocol.proxy_tasks import (
     BatchDelivered,
     RoundDropped,
-    Shuffled,
+    ShuffledBatch,
     ShuffleRound,
     UploadPart,
 )
@@ -51,11 +51,11 @@ def test_it_stores_at_once_and_does_the_spool_s_work(tmp_path: Path) -> None:
     path = tmp_path / "spool.sqlite"
     turned: list[list[int]] = []
     host = ProxyHost(Spool(path), turned.append)
-    assert host.perform("anything") == fx.Failed("no_such_work")
-    at = Exchanged(b"J" * 16, 1, 1)
+    assert host.perform("anything") == fx.WorkFailed("no_such_work")
+    at = ExchangeId(b"J" * 16, 1, 1)
     host.store(UploadPart(at, 0, b"one two "))
     done = host.perform(ShuffleRound(at, (4,), 4, 1, ((0, (0,)), (1, (0,)))))
-    assert isinstance(done, Shuffled) and turned == [[0, 4]] and done.counts == (2,)
+    assert isinstance(done, ShuffledBatch) and turned == [[0, 4]] and done.counts == (2,)
     host.store(RoundDropped(at))
     host.store(BatchDelivered(at))
     assert Spool(path).load().batches == {}

@@ -9,7 +9,7 @@ from edgeveil.protocol.messages import Need, Part
 from edgeveil_proxy.rate import BURST_S, DeviceRate
 
 NEED, PART = Need(b"b" * 32, (1,)), Part(b"b" * 32, 1, 0, b"x" * 300)
-A, B = fx.Device("a" * 16), fx.Device("b" * 16)
+A, B = fx.DeviceAddress("a" * 16), fx.DeviceAddress("b" * 16)
 
 
 class Clock:
@@ -42,7 +42,7 @@ def test_a_burst_then_the_rate_and_nobody_elses_matter() -> None:
 def test_parts_that_were_asked_for_and_the_cloud_are_not_counted() -> None:
     rate = DeviceRate(0.1, 100, A.id.__eq__, Clock())
     assert all(rate.allows(A, PART) for _ in range(100))
-    assert taken(rate, fx.Cloud(), 100) == 100
+    assert taken(rate, fx.CloudAddress(), 100) == 100
 
 
 def test_parts_that_nobody_asked_for_are_counted() -> None:
@@ -64,5 +64,5 @@ def test_the_table_stays_within_the_number_of_devices() -> None:
     rate = DeviceRate(10, 50, nobody, clock)
     for number in range(1000):
         clock.now_s += 0.001
-        assert rate.allows(fx.Device(f"{number:016}"), NEED)
+        assert rate.allows(fx.DeviceAddress(f"{number:016}"), NEED)
         assert len(rate._until_s) <= 50

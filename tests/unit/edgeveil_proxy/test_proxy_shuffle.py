@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from edgeveil.protocol.messages import Exchanged
-from edgeveil.protocol.proxy_tasks import Shuffled, ShuffleRound
+from edgeveil.protocol.messages import ExchangeId
+from edgeveil.protocol.proxy_tasks import ShuffledBatch, ShuffleRound
 from edgeveil_proxy import shuffle
 from edgeveil_proxy.shuffle import shuffle_round
 
-AT = Exchanged(b"J" * 16, 1, 1)
+AT = ExchangeId(b"J" * 16, 1, 1)
 SIZES = (3, 5)
 SLOT = sum(SIZES)
 
@@ -32,7 +32,7 @@ def shuffled(
     *,
     floor: int = 1,
     keep_order: bool = False,
-) -> Shuffled:
+) -> ShuffledBatch:
     """The batch of these uploads, whose `shuffle` turns every group round."""
     slots = max((slot for slot, _ in uploads), default=-1) + 1
     content = bytearray(slots * SLOT)

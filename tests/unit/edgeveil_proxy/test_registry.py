@@ -19,7 +19,7 @@ def device():
 
 
 def test_it_is_what_the_protocol_asks_for(path):
-    registry: proxy_tasks.Registry = Registry(path)
+    registry: proxy_tasks.DeviceRegistry = Registry(path)
     assert registry.roster() == (0, b"")
     assert registry.verify_key("0" * 16) is None
 

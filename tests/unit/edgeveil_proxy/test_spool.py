@@ -28,14 +28,13 @@ from spool_kit import (
 
 from edgeveil.crypto.labels import HEADER
 from edgeveil.file_data import FileData
-from edgeveil.protocol.collection import Held
-from edgeveil.protocol.envelope import check
-from edgeveil.protocol.messages import Batch, Close
+from edgeveil.protocol.messages import Batch, Close, check_signature
 from edgeveil.protocol.proxy_tasks import (
     BatchDelivered,
     BatchKept,
     BroadcastDropped,
     BroadcastPart,
+    HeldUpload,
     JobEnded,
     ProxyMemory,
     RoundDropped,
@@ -91,7 +90,7 @@ def test_what_was_signed_is_still_signed_after_the_restart(path: Path) -> None:
     keep(spool)
     spool.close()
     (item,) = reopened(path).kept.values()
-    check(item.signed, "cloud", CLOUD_KEY.public(), HEADER)
+    check_signature(item.signed, "cloud", CLOUD_KEY.public(), HEADER)
 
 
 def test_uploads_have_no_place_once_they_are_in_a_batch_but_are_still_known(path: Path) -> None:
@@ -112,7 +111,7 @@ def test_uploads_have_no_place_once_they_are_in_a_batch_but_are_still_known(path
 def test_a_second_upload_of_a_device_or_batch_of_a_round_changes_nothing(path: Path) -> None:
     spool = Spool(path)
     item = upload(spool, 0)
-    spool.store(UploadKept(at(), DEVICES[0], Held((0,), b"o" * 32, 5)))
+    spool.store(UploadKept(at(), DEVICES[0], HeldUpload((0,), b"o" * 32, 5)))
     assert reopened(path).uploads == [item]
     made = batch(spool, 1)
     other = Batch(at(), 9, 9, made.batch.counts, made.batch.blob)

@@ -23,21 +23,22 @@ import spool_kit
 
 from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.blob import describe, part
-from edgeveil.protocol.codec import decode, decode_body
-from edgeveil.protocol.envelope import Signer
 from edgeveil.protocol.messages import (
     SEAL_OVERHEAD_BYTES,
     Ack,
-    Exchanged,
+    ExchangeId,
     Group,
     Manifest,
     Need,
     Note,
+    Signer,
     Upload,
+    decode,
+    decode_body,
 )
 from edgeveil.protocol.proxy import ProxyMachine
 from edgeveil.protocol.proxy_tasks import ProxyMemory, ProxySettings
+from edgeveil.protocol.transfer import describe, part
 from edgeveil.transport.runtime import Runtime
 from edgeveil_proxy.host import ProxyHost
 from edgeveil_proxy.spool import Spool
@@ -46,7 +47,7 @@ PACKET_BYTES = 4096
 PART_BYTES = PACKET_BYTES - 512
 SEALED_BYTES = (5000, 2000)
 DEVICES = 120
-AT = Exchanged(b"J" * 16, 1, 1)
+AT = ExchangeId(b"J" * 16, 1, 1)
 KILLS = 12
 
 
@@ -109,18 +110,18 @@ class Driver:
 
     async def publish(self, to: fx.Address, frame: bytes) -> None:
         message = decode(frame, PACKET_BYTES)
-        if isinstance(to, fx.Device):
+        if isinstance(to, fx.DeviceAddress):
             self._answer(to, message)
-        elif isinstance(to, fx.Cloud) and not isinstance(message, Note):
+        elif isinstance(to, fx.CloudAddress) and not isinstance(message, Note):
             self.done.set()  # the batch is on its way
 
-    def _answer(self, to: fx.Device, message: object) -> None:
+    def _answer(self, to: fx.DeviceAddress, message: object) -> None:
         number = self._numbers[to.id]
         if isinstance(message, Need):
             data = b"".join(segments(number))
             blob = describe(data, PART_BYTES)
             for index in message.indices:
-                self.runtime.post(fx.Received(to, part(blob, data, index)))
+                self.runtime.post(fx.MessageReceived(to, part(blob, data, index)))
         elif isinstance(message, Note):
             body = decode_body(message.body)
             if isinstance(body, Ack) and body.status == "held":
@@ -131,13 +132,15 @@ class Driver:
         running = asyncio.create_task(self.runtime.run())
         self.runtime.post(fx.Command("started"))
         offer = CLOUD.offer(manifest(model), model)
-        self.runtime.post(fx.Received(fx.Cloud(), offer))
+        self.runtime.post(fx.MessageReceived(fx.CloudAddress(), offer))
         while not self.runtime.machine.rounds.by_key:  # type: ignore[attr-defined]
             await asyncio.sleep(0.001)
         for number in Random(os.getpid()).sample(range(DEVICES), DEVICES):
             signer, data = device(number), b"".join(segments(number))
             header = Upload(AT, (0, 1), describe(data, PART_BYTES))
-            self.runtime.post(fx.Received(fx.Device(signer.name), signer.offer(header)))
+            self.runtime.post(
+                fx.MessageReceived(fx.DeviceAddress(signer.name), signer.offer(header))
+            )
             await asyncio.sleep(0)
         await self.done.wait()
         running.cancel()

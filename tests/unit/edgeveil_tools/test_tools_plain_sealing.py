@@ -7,10 +7,9 @@ import pytest
 from edgeveil.crypto.keys import OpeningKey, SealingKey
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.protocol import sealed as real
-from edgeveil.protocol.messages import Exchanged, Group
-from edgeveil.protocol.package import JobPackage, encode_package
-from edgeveil.protocol.sealed import Sealing, Terms
-from edgeveil.protocol.tasks import Open, Opened
+from edgeveil.protocol.device_tasks import OpenedPackage, OpenPackage
+from edgeveil.protocol.messages import ExchangeId, Group
+from edgeveil.protocol.sealed import JobPackage, Sealing, Terms, encode_package
 from edgeveil.sites.data import DeviceData
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.sites.links import BrokerLink
@@ -22,7 +21,7 @@ from edgeveil_tools.local.plain_sealing import PlainSealing
 PLAIN = PlainSealing()
 GROUP = Group("centre", 128)
 DIGEST = b"d" * 32
-AT = Exchanged(b"j" * 16, 1, 1)
+AT = ExchangeId(b"j" * 16, 1, 1)
 PACKAGE = b"model" * 40
 
 
@@ -52,7 +51,7 @@ def test_a_segment_opens_in_its_own_round_alone(keys) -> None:
     opened = PLAIN.open_segment(cloud, AT, DIGEST, GROUP, tag, segment)
     assert opened == b"sums".ljust(128, b"\0")
     assert segment != PLAIN.seal_segment(manifest, GROUP, tag, b"sums")
-    later = Exchanged(AT.job_id, 2, 1)
+    later = ExchangeId(AT.job_id, 2, 1)
     assert PLAIN.open_segment(cloud, later, DIGEST, GROUP, tag, segment) is None
     assert PLAIN.open_segment(cloud, AT, DIGEST, GROUP, b"x" * 32, segment) is None
     assert PLAIN.open_segment(cloud, AT, DIGEST, GROUP, tag, segment[:-1]) is None
@@ -96,10 +95,10 @@ def test_a_devices_process_takes_no_plain_package(keys, tmp_path) -> None:
     for name, sealing in (("plain", PLAIN), ("real", real)):
         chosen: Sealing = sealing
         manifest, data, _ = chosen.seal_broadcast(terms(keys[2], "job"), package, [own], 1024)
-        outcomes[name] = host.perform(Open(manifest, data))
-    assert isinstance(outcomes["plain"], Opened)
+        outcomes[name] = host.perform(OpenPackage(manifest, data))
+    assert isinstance(outcomes["plain"], OpenedPackage)
     assert outcomes["plain"].package is None
-    assert isinstance(outcomes["real"], Opened)
+    assert isinstance(outcomes["real"], OpenedPackage)
     assert outcomes["real"].package is not None
 
 

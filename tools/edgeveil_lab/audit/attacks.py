@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.crypto import NoiseKey
+from edgeveil.crypto.keys import NoiseKey
 from edgeveil.data.slots import slot_records
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.derived import DerivedRandom, Question, question_key

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.crypto import NoiseKey
+from edgeveil.crypto.keys import NoiseKey
 from edgeveil.privacy.derived import DerivedRandom, Question, noise_from, question_key
 from edgeveil.privacy.events import GaussianEvent, LaplaceEvent
 from edgeveil.privacy.gaussian_mechanism import gaussian, gaussian_event

@@ -28,13 +28,20 @@ from edgeveil.evaluation.onnx_session import BATCH_RECORDS
 from edgeveil.jobs import Job, compile_job
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.codec import decode, decode_body, encode
 from edgeveil.protocol.device import DeviceMachine
-from edgeveil.protocol.envelope import Signer
-from edgeveil.protocol.messages import Decline, Exchanged, Manifest, Note, Offer
-from edgeveil.protocol.package import JobPackage, encode_package
-from edgeveil.protocol.sealed import Terms, seal_broadcast
-from edgeveil.protocol.tasks import Settings
+from edgeveil.protocol.device_tasks import DeviceSettings
+from edgeveil.protocol.messages import (
+    Decline,
+    ExchangeId,
+    Manifest,
+    Note,
+    Offer,
+    Signer,
+    decode,
+    decode_body,
+    encode,
+)
+from edgeveil.protocol.sealed import JobPackage, Terms, encode_package, seal_broadcast
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.transport.runtime import Runtime
 from edgeveil_cloud.rounds import seal_round
@@ -129,7 +136,7 @@ class TimedDevice:
             self._cloud.public(),
             self._proxy.public(),
             self._store.load(),
-            Settings(PACKET_BYTES, blob_bytes=1 << 30, fetch_bytes=1 << 30),
+            DeviceSettings(PACKET_BYTES, blob_bytes=1 << 30, fetch_bytes=1 << 30),
         )
         if not guarded:
             host._work.budget_s = lambda manifest: 0.0  # type: ignore[method-assign]
@@ -163,7 +170,7 @@ class TimedDevice:
         exchange = next(self._rounds)
         self._sequence += 1
         state = self._plan.cloud.initial_state()
-        at, keys = Exchanged(JOB_ID, exchange.index, 1), [key.to_bytes() for key in self._keys]
+        at, keys = ExchangeId(JOB_ID, exchange.index, 1), [key.to_bytes() for key in self._keys]
         manifest, blob, _ = seal_round(
             self._plan, exchange, state, keys, at, self._sequence, PACKET_BYTES
         )
@@ -177,11 +184,11 @@ class TimedDevice:
 
     async def _hear(self, manifest: Manifest, blob: bytes) -> None:
         offer = Signer("cloud", self._cloud).offer(manifest, blob)
-        await self._runtime.receive(fx.Proxy(), encode(offer))
+        await self._runtime.receive(fx.ProxyAddress(), encode(offer))
 
     def _announcement(self) -> tuple[Manifest, bytes]:
         job = self._plan.job
-        terms = Terms("job", Exchanged(JOB_ID, 0, 1), 0, job.digest(), "job")
+        terms = Terms("job", ExchangeId(JOB_ID, 0, 1), 0, job.digest(), "job")
         package = encode_package(JobPackage(job.canonical(), self._graph))
         keys = [SealingKey(key.to_bytes()) for key in self._keys]
         manifest, blob, _ = seal_broadcast(terms, package, keys, PACKET_BYTES)

@@ -20,7 +20,7 @@ from edgeveil.jobs.rehearsal import made_up_records, rehearsed_answer, rehearsed
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.privacy.policy import Limits as Budget
 from edgeveil.protocol.cloud_tasks import SealRelease
-from edgeveil.protocol.package import pack_tensors
+from edgeveil.protocol.sealed import pack_tensors
 from edgeveil_cloud.control import Control
 from edgeveil_cloud.host import CloudHost, wire_id
 from edgeveil_cloud.opening import Opened

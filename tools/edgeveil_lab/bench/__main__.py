@@ -9,15 +9,12 @@ from fractions import Fraction
 import numpy as np
 
 from edgeveil.crypto.keys import ContentKey, OpeningKey, SigningKey
-from edgeveil.crypto.sealing import open_sealed, seal
-from edgeveil.crypto.stanzas import open_stanzas, seal_stanzas
+from edgeveil.crypto.sealing import open_sealed, open_stanzas, seal, seal_stanzas
 from edgeveil.crypto.stream import open_stream, seal_stream
 from edgeveil.privacy.grid import exact_matmul
 from edgeveil.privacy.sampler import discrete_gaussian, discrete_laplace
-from edgeveil.protocol.blob import describe, part
-from edgeveil.protocol.codec import decode, encode
-from edgeveil.protocol.envelope import Signer
-from edgeveil.protocol.messages import Hello
+from edgeveil.protocol.messages import Hello, Signer, decode, encode
+from edgeveil.protocol.transfer import describe, part
 from edgeveil_lab.bench.proxy import proxied_uploads_per_s
 
 

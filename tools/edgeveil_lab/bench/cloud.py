@@ -23,14 +23,20 @@ import numpy as np
 from edgeveil.crypto.keys import OpeningKey, SigningKey
 from edgeveil.jobs import parse_job
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.blob import part
 from edgeveil.protocol.cloud import CloudMachine
-from edgeveil.protocol.cloud_tasks import CloudSettings, RosterKept, Start
-from edgeveil.protocol.codec import decode_header
-from edgeveil.protocol.envelope import Signer
-from edgeveil.protocol.messages import Ack, Batch, Blob, Manifest, Need, Offer
+from edgeveil.protocol.cloud_tasks import CloudSettings, RosterKept, StartJob
+from edgeveil.protocol.messages import (
+    Ack,
+    Batch,
+    Blob,
+    Manifest,
+    Need,
+    Offer,
+    Signer,
+    decode_header,
+)
 from edgeveil.protocol.sealed import seal_segment
-from edgeveil.protocol.transfer import part_bytes
+from edgeveil.protocol.transfer import part, part_bytes
 from edgeveil.transport.runtime import perform
 from edgeveil_cloud.host import CloudHost
 from edgeveil_cloud.jobs import wire_id
@@ -77,7 +83,7 @@ class Desk:
         keys = b"".join(OpeningKey.generate().public().to_bytes() for _ in range(self.uploads))
         with self._timed("roster"):
             self.host.store(RosterKept(1, keys))
-        self._events.append(fx.Command(Start(wire_id(self.job), 1, 1, 1, 0)))
+        self._events.append(fx.Command(StartJob(wire_id(self.job), 1, 1, 1, 0)))
         while self._events:
             for effect in self.machine.handle(self._events.popleft(), 0.0):
                 self._execute(effect)
@@ -86,13 +92,13 @@ class Desk:
 
     def _execute(self, effect: fx.Effect) -> None:
         match effect:
-            case fx.Store(item=item):
+            case fx.Persist(item=item):
                 with self._timed(type(item).__name__):
                     self.host.store(item)
             case fx.Work(task=task):
                 with self._timed(type(task).__name__):
                     result = perform(self.host, task, LOG)
-                self._events.append(fx.Done(task, result))
+                self._events.append(fx.WorkDone(task, result))
             case fx.Send(message=Offer(header=header)):
                 found = decode_header(header)
                 if isinstance(found, Manifest):
@@ -107,7 +113,7 @@ class Desk:
                 self.host.report(report)
 
     def _receive(self, message: object) -> None:
-        self._events.append(fx.Received(fx.Proxy(), message))  # type: ignore[arg-type]
+        self._events.append(fx.MessageReceived(fx.ProxyAddress(), message))  # type: ignore[arg-type]
 
     def _hand_over(self, manifest: Manifest) -> None:
         raw = self.store.round_key(self.job, 1, 1)

@@ -11,28 +11,28 @@ from tempfile import TemporaryDirectory
 
 from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.blob import describe, part
-from edgeveil.protocol.codec import decode, encode
-from edgeveil.protocol.envelope import Signer
 from edgeveil.protocol.messages import (
     SEAL_OVERHEAD_BYTES,
-    Exchanged,
+    ExchangeId,
     Group,
     Manifest,
     Need,
     Offer,
+    Signer,
     Upload,
+    decode,
+    encode,
 )
 from edgeveil.protocol.proxy import ProxyMachine
 from edgeveil.protocol.proxy_tasks import ProxySettings
-from edgeveil.protocol.transfer import part_bytes
+from edgeveil.protocol.transfer import describe, part, part_bytes
 from edgeveil.transport.runtime import Runtime
 from edgeveil_proxy.host import ProxyHost
 from edgeveil_proxy.spool import Spool
 
 PACKET_BYTES = 65536
 UPLOAD_BYTES = 65536  # two packets
-_AT = Exchanged(b"benchmark of 16.", 1, 1)
+_AT = ExchangeId(b"benchmark of 16.", 1, 1)
 _MODEL = b"model"
 
 
@@ -75,20 +75,20 @@ class _Run:
         host = ProxyHost(self._spool, secrets.SystemRandom().shuffle)
         log = logging.getLogger("edgeveil.bench")
         self._runtime = Runtime(machine, host, self._publish, None, log, PACKET_BYTES)
-        self._asked: asyncio.Queue[fx.Device] = asyncio.Queue()
+        self._asked: asyncio.Queue[fx.DeviceAddress] = asyncio.Queue()
         self._open, self._over = asyncio.Event(), asyncio.Event()
 
     async def _publish(self, to: fx.Address, frame: bytes) -> None:
         if isinstance(to, fx.AllDevices):
             self._open.set()
-        elif isinstance(to, fx.Device) and isinstance(decode(frame, PACKET_BYTES), Need):
+        elif isinstance(to, fx.DeviceAddress) and isinstance(decode(frame, PACKET_BYTES), Need):
             self._asked.put_nowait(to)
-        elif isinstance(to, fx.Cloud) and isinstance(decode(frame, PACKET_BYTES), Offer):
+        elif isinstance(to, fx.CloudAddress) and isinstance(decode(frame, PACKET_BYTES), Offer):
             self._over.set()
 
     async def _offer(self) -> None:
         for name, frame in self._fleet.offers.items():
-            await self._runtime.receive(fx.Device(name), frame)
+            await self._runtime.receive(fx.DeviceAddress(name), frame)
 
     async def _answer(self) -> None:
         while True:
@@ -102,7 +102,7 @@ class _Run:
         groups = (Group("head.weight", UPLOAD_BYTES - SEAL_OVERHEAD_BYTES),)
         offer = self._cloud.offer(_manifest(groups, count), _MODEL)
         tasks = [asyncio.create_task(self._runtime.run()), asyncio.create_task(self._answer())]
-        await self._runtime.receive(fx.Cloud(), encode(offer))
+        await self._runtime.receive(fx.CloudAddress(), encode(offer))
         await self._open.wait()
         start = time.perf_counter()
         await self._offer()

@@ -16,7 +16,7 @@ from edgeveil.evaluation.onnx_session import open_session
 from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.plan import Plan
 from edgeveil.privacy.ledger import LEDGER_FILE, JobAccount, read_ledger
-from edgeveil.protocol.package import unpack_tensors
+from edgeveil.protocol.sealed import unpack_tensors
 from edgeveil_cloud.host import wire_id
 from edgeveil_edge.receipts import Receipt
 from edgeveil_edge.releases import ReleaseStore

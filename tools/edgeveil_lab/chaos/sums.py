@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from edgeveil.errors import EdgeVeilError
 from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.parts.exchange import Exchange
-from edgeveil.protocol.package import unpack_tensors
+from edgeveil.protocol.sealed import unpack_tensors
 from edgeveil_lab.chaos.evidence import Commit, DeviceFacts, Evidence, JobFacts
 
 Array = NDArray[np.generic]

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from edgeveil.errors import EdgeVeilError, UsageError
-from edgeveil.transport.sessions import read_password
+from edgeveil.transport.mqtt_link import read_password
 from edgeveil_lab.load.fleet import Fleet
 from edgeveil_lab.load.joining import on_fast_loop
 from edgeveil_lab.load.limits import (

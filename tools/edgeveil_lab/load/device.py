@@ -9,13 +9,21 @@ from dataclasses import dataclass
 from edgeveil.crypto.keys import OpeningKey, SigningKey, VerifyKey
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.codec import decode_body, encode
-from edgeveil.protocol.device import DeviceMachine, Settings
-from edgeveil.protocol.envelope import Signer
-from edgeveil.protocol.messages import Ack, Bye, Exchanged, Note, Offer, Part
-from edgeveil.protocol.tasks import Memory, Open, OutboxPut
+from edgeveil.protocol.device import DeviceMachine
+from edgeveil.protocol.device_tasks import DeviceMemory, DeviceSettings, OpenPackage, OutboxPut
+from edgeveil.protocol.messages import (
+    Ack,
+    Bye,
+    ExchangeId,
+    Note,
+    Offer,
+    Part,
+    Signer,
+    decode_body,
+    encode,
+)
+from edgeveil.transport.link import ALL_DOWN, device_down, device_up
 from edgeveil.transport.mqtt_packets import Login, encoded_topic
-from edgeveil.transport.topics import ALL_DOWN, device_down, device_up
 from edgeveil_lab.load.fleet import Member
 from edgeveil_lab.load.mqtt import Client
 from edgeveil_lab.load.shared import Shared
@@ -23,7 +31,7 @@ from edgeveil_lab.load.work import Worker
 
 KEEPALIVE_S = 60
 BACKOFF_BASE_S, BACKOFF_CAP_S = 1.0, 60.0  # as the real link's
-_ANSWER_S = 2 * Settings.resend_s  # within it an upload is offered again
+_ANSWER_S = 2 * DeviceSettings.resend_s  # within it an upload is offered again
 _STEADY_S = 5.0
 
 
@@ -31,7 +39,7 @@ _STEADY_S = 5.0
 class _Upload:
     """The newest real one. `offered_s` is the leader's time."""
 
-    at: Exchanged
+    at: ExchangeId
     blob: bytes
     offered_s: float
 
@@ -69,8 +77,8 @@ class LoadDevice:
             self._signer,
             setup.cloud_key,
             setup.proxy_key,
-            Memory(),
-            Settings(packet_bytes=setup.packet_bytes, blob_bytes=1 << 40),
+            DeviceMemory(),
+            DeviceSettings(packet_bytes=setup.packet_bytes, blob_bytes=1 << 40),
         )
         self._worker = Worker(shared, OpeningKey(member.opening))
         self._password = member.password
@@ -128,7 +136,7 @@ class LoadDevice:
         self._up_since_s = now_s
         if self._upload is not None:
             self._loop.call_later(_ANSWER_S, self._owed, self._client, self._upload)
-        self._take(fx.Connected(fx.Proxy()))
+        self._take(fx.PeerConnected(fx.ProxyAddress()))
 
     def _owed(self, client: Client | None, upload: _Upload) -> None:
         """Back for long enough to have offered once more: from now on an answer is missed."""
@@ -209,11 +217,11 @@ class LoadDevice:
         except ProtocolError as error:
             self._shared.tally.refused[error.reason] += 1
             return
-        self._take(fx.Received(fx.Proxy(), message))
+        self._take(fx.MessageReceived(fx.ProxyAddress(), message))
 
     def perform(self, task: object) -> Callable[[], None]:
         """Do a task that `queue` was given; the machine gets the outcome by what is returned."""
-        done = fx.Done(task, self._worker.perform(task))
+        done = fx.WorkDone(task, self._worker.perform(task))
         return lambda: self._take(done)
 
     def _take(self, event: fx.Event) -> None:
@@ -228,7 +236,7 @@ class LoadDevice:
                     self._cancel(name)
                 case fx.Work(task=task):
                     self._queue(task)
-                case fx.Store(item=OutboxPut() as item):
+                case fx.Persist(item=OutboxPut() as item):
                     self._offered(item)
                 case fx.Refuse(reason=reason):
                     self._shared.tally.refused[f"device: {reason}"] += 1
@@ -238,12 +246,12 @@ class LoadDevice:
                     self._shared.tally.refused[f"declined: {data['why']}"] += 1
 
     def _queue(self, task: object) -> None:
-        if isinstance(task, Open):
+        if isinstance(task, OpenPackage):
             manifest = task.manifest
             if manifest.kind == "round":
                 row = self._shared.tally.round(manifest.at)
                 row.began_s = row.began_s or self._shared.now_s()
-            task = Open(manifest, self._shared.blob(manifest.blob.digest, task.blob))
+            task = OpenPackage(manifest, self._shared.blob(manifest.blob.digest, task.blob))
         self._setup.queue(self, task)
 
     def _send(self, message: object) -> None:
@@ -278,7 +286,7 @@ class LoadDevice:
 
     def _counted(self, number: object) -> None:
         """This device read that its upload in this round was counted."""
-        if self._upload is not None and self._upload.at.round == number:
+        if self._upload is not None and self._upload.at.exchange == number:
             took_s = self._shared.now_s() - self._upload.offered_s
             self._shared.tally.counted_s.add(took_s, self._counted_before_s)
             self._counted_before_s = took_s

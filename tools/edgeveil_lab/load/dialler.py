@@ -7,7 +7,7 @@ import ssl
 from collections import deque
 from contextlib import suppress
 
-from edgeveil.transport.faults import dial_fault
+from edgeveil.transport.dialling import dial_fault
 from edgeveil.transport.link import BrokerAddress
 from edgeveil_lab.load.device import LoadDevice
 

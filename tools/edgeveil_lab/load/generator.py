@@ -8,10 +8,10 @@ import ssl
 from contextlib import suppress
 
 from edgeveil.crypto.keys import VerifyKey
-from edgeveil.protocol.messages import Exchanged
-from edgeveil.protocol.tasks import Work
+from edgeveil.protocol.device_tasks import ComputeAnswer
+from edgeveil.protocol.messages import ExchangeId
+from edgeveil.transport.dialling import client_context
 from edgeveil.transport.link import BrokerAddress
-from edgeveil.transport.tls import client_context
 from edgeveil_lab.load.device import LoadDevice, Setup
 from edgeveil_lab.load.dialler import Dialler
 from edgeveil_lab.load.options import LoadOptions
@@ -92,7 +92,7 @@ class Generator:
 
     def _queue(self, device: LoadDevice, task: object) -> None:
         wait_s = 0.0
-        if isinstance(task, Work):
+        if isinstance(task, ComputeAnswer):
             wait_s = self._wait_s(task.manifest.at)
             self._trouble(device, task.manifest.at, wait_s)
         if wait_s > 0:
@@ -102,21 +102,21 @@ class Generator:
 
     # --- pauses and trouble ---
 
-    def _wait_s(self, at: Exchanged) -> float:
+    def _wait_s(self, at: ExchangeId) -> float:
         """How long this round's answers wait, so that rounds keep their interval."""
-        now_s, key = asyncio.get_running_loop().time(), (at.round, at.attempt)
+        now_s, key = asyncio.get_running_loop().time(), (at.exchange, at.attempt)
         if key not in self._starts:
             start_s = max(now_s, self._last_start_s + self.options.interval_s)
             self._starts = {key: start_s}
             self._last_start_s = start_s
         return self._starts[key] - now_s
 
-    def _trouble(self, device: LoadDevice, at: Exchanged, wait_s: float) -> None:
+    def _trouble(self, device: LoadDevice, at: ExchangeId, wait_s: float) -> None:
         """Some devices drop; in a storm all do, once half of them are at work."""
         loop, chance = asyncio.get_running_loop(), self.shared.chance
         if chance.random() < self.options.drop:
             loop.call_later(wait_s + chance.uniform(0, _AWAY_S), device.cut)
-        key = (at.round, at.attempt)
+        key = (at.exchange, at.attempt)
         self._begun = {key: self._begun.get(key, 0) + 1}
         if self.options.reconnect_storm and self._begun[key] == max(1, len(self.devices) // 2):
             loop.call_later(wait_s, self._cut_all)

@@ -19,16 +19,20 @@ from typing import Any
 
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import JobFailed
-from edgeveil.protocol.blob import describe, parts
-from edgeveil.protocol.codec import encode
-from edgeveil.protocol.envelope import Signer
-from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Exchanged, Offer, Upload
+from edgeveil.protocol.messages import (
+    SEAL_OVERHEAD_BYTES,
+    ExchangeId,
+    Offer,
+    Signer,
+    Upload,
+    encode,
+)
 from edgeveil.protocol.sealed import padded
-from edgeveil.protocol.transfer import FRAME_OVERHEAD_BYTES, part_bytes
+from edgeveil.protocol.transfer import FRAME_OVERHEAD_BYTES, describe, part_bytes, parts
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.sites.proxy import ProxySite
 from edgeveil.transport.link import LinkSettings
-from edgeveil.transport.sessions import link_settings
+from edgeveil.transport.mqtt_link import link_settings
 from edgeveil_lab.load import raw_parts
 from edgeveil_lab.load.processes import Watch
 from edgeveil_lab.load.raw_parts import READY, Crowd, RawDevice
@@ -66,7 +70,7 @@ def upload_frames(payload_bytes: int, packet_bytes: int) -> list[bytes]:
     data = os.urandom(padded(payload_bytes) + SEAL_OVERHEAD_BYTES)
     blob = describe(data, part_bytes(packet_bytes))
     key = SigningKey.generate()
-    at = Exchanged(os.urandom(16), 1, 1)
+    at = ExchangeId(os.urandom(16), 1, 1)
     signed = Signer(key.public().fingerprint(), key).header(Upload(at, (0,), blob))
     if len(signed.payload) + len(data) + FRAME_OVERHEAD_BYTES <= packet_bytes:
         return [encode(Offer(signed, data))]

@@ -22,11 +22,17 @@ from typing import Any
 
 from edgeveil.errors import BrokerError, EdgeVeilError
 from edgeveil.heap import keep_heap
-from edgeveil.transport.link import BrokerAddress, LinkSettings
+from edgeveil.transport.dialling import client_context
+from edgeveil.transport.link import (
+    CLOUD_IN,
+    DEVICES_UP,
+    BrokerAddress,
+    LinkSettings,
+    device_down,
+    device_up,
+)
 from edgeveil.transport.mqtt_link import MqttLink
 from edgeveil.transport.mqtt_packets import Login, encoded_topic
-from edgeveil.transport.tls import client_context
-from edgeveil.transport.topics import CLOUD_IN, DEVICES_UP, device_down, device_up
 from edgeveil_lab.load.joining import on_fast_loop
 from edgeveil_lab.load.mqtt import Client
 

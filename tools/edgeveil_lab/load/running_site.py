@@ -8,8 +8,8 @@ from edgeveil.crypto.keys import VerifyKey
 from edgeveil.errors import UsageError
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.sites.proxy import ProxySite
+from edgeveil.transport.mqtt_link import read_password
 from edgeveil.transport.process import peer_key
-from edgeveil.transport.sessions import read_password
 from edgeveil_lab.load.fleet import Fleet, admit, revoke
 from edgeveil_lab.load.local_site import Target
 from edgeveil_lab.load.options import LoadOptions

@@ -20,9 +20,8 @@ from edgeveil.crypto.keys import VerifyKey
 from edgeveil.errors import ProtocolError
 from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.plan import Plan
-from edgeveil.protocol.blob import Assembly
-from edgeveil.protocol.codec import decode, decode_header
-from edgeveil.protocol.messages import Commit, Manifest, Message, Offer, Part
+from edgeveil.protocol.messages import Commit, Manifest, Message, Offer, Part, decode, decode_header
+from edgeveil.protocol.transfer import Assembly
 from edgeveil_lab.load.tally import Tally
 
 _FRAMES = 4096

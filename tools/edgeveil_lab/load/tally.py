@@ -6,7 +6,7 @@ from collections import Counter, deque
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from edgeveil.protocol.messages import Exchanged
+from edgeveil.protocol.messages import ExchangeId
 from edgeveil_lab.load.histogram import Histogram
 
 RoundKey = tuple[int, int]  # round and attempt of the one job
@@ -67,13 +67,13 @@ class Tally:
     _committed: set[RoundKey] = field(default_factory=set)
     _accepted: deque[set[bytes]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
 
-    def round(self, at: Exchanged) -> RoundTally:
+    def round(self, at: ExchangeId) -> RoundTally:
         """The counts of this attempt."""
-        return self.rounds.setdefault((at.round, at.attempt), RoundTally())
+        return self.rounds.setdefault((at.exchange, at.attempt), RoundTally())
 
     def offer(
         self,
-        at: Exchanged,
+        at: ExchangeId,
         blob: bytes,
         hashes: tuple[bytes, ...],
         now_s: float,
@@ -84,11 +84,11 @@ class Tally:
         row.offered += 1
         row.first_offer_s = row.first_offer_s or now_s
         self.offered += 1
-        self._sent.setdefault((at.round, at.attempt), {})[blob] = Sent(hashes, now_s, total)
+        self._sent.setdefault((at.exchange, at.attempt), {})[blob] = Sent(hashes, now_s, total)
 
     def ack(
         self,
-        at: Exchanged,
+        at: ExchangeId,
         blob: bytes,
         status: str,
         reason: str,
@@ -100,7 +100,7 @@ class Tally:
         Returns how long it took to be held, if it was just now. `before_s` is what the device's
         upload before took.
         """
-        sent = self._sent.get((at.round, at.attempt), {}).get(blob)
+        sent = self._sent.get((at.exchange, at.attempt), {}).get(blob)
         if sent is None:
             return None
         if sent.said:
@@ -117,21 +117,21 @@ class Tally:
         self.ack_s.add(now_s - sent.offered_s, before_s)
         return now_s - sent.offered_s
 
-    def away(self, at: Exchanged, blob: bytes) -> None:
+    def away(self, at: ExchangeId, blob: bytes) -> None:
         """The upload's device is gone for now: nobody can be asked for an answer to it."""
-        sent = self._sent.get((at.round, at.attempt), {}).get(blob)
+        sent = self._sent.get((at.exchange, at.attempt), {}).get(blob)
         if sent is not None and not sent.said:
             sent.away = True
 
-    def back(self, at: Exchanged, blob: bytes) -> None:
+    def back(self, at: ExchangeId, blob: bytes) -> None:
         """The upload's device is connected again, and will ask."""
-        sent = self._sent.get((at.round, at.attempt), {}).get(blob)
+        sent = self._sent.get((at.exchange, at.attempt), {}).get(blob)
         if sent is not None:
             sent.away = False
 
-    def commit(self, at: Exchanged, hashes: bytes) -> None:
+    def commit(self, at: ExchangeId, hashes: bytes) -> None:
         """A round's commit record: which of its uploads were counted, each once."""
-        key = (at.round, at.attempt)
+        key = (at.exchange, at.attempt)
         if key in self._committed:
             return
         self._committed.add(key)
@@ -151,9 +151,9 @@ class Tally:
             elif not sent.said:  # its answer may still come
                 self._sent.setdefault(key, {})[blob] = sent
 
-    def committed(self, at: Exchanged) -> bool:
+    def committed(self, at: ExchangeId) -> bool:
         """Whether this attempt's commit record was read."""
-        return (at.round, at.attempt) in self._committed
+        return (at.exchange, at.attempt) in self._committed
 
     @property
     def offering(self) -> bool:

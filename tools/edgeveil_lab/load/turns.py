@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from edgeveil.protocol.tasks import Work
+from edgeveil.protocol.device_tasks import ComputeAnswer
 
 _SLICE_S = 0.01  # at a time, so that the sockets are served meanwhile
 _QUIET_S = 0.1  # without new work: then all are taken to have sealed
@@ -52,7 +52,7 @@ class Turns:
         while self._tasks and time.perf_counter() < end_s:
             device, task = self._tasks[0]
             told = device.perform(task)
-            if isinstance(task, Work):
+            if isinstance(task, ComputeAnswer):
                 self._sealed.append(told)
             else:
                 told()

@@ -10,9 +10,18 @@ from edgeveil.crypto.keys import OpeningKey
 from edgeveil.errors import EdgeVeilError, ProtocolError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import sealed as sealing
+from edgeveil.protocol.device_tasks import (
+    ComputeAnswer,
+    Installation,
+    InstallJob,
+    InstallRelease,
+    OpenedPackage,
+    OpenPackage,
+    SealDummies,
+    SealedAnswer,
+)
 from edgeveil.protocol.messages import Manifest
-from edgeveil.protocol.package import decode_package
-from edgeveil.protocol.tasks import Dummies, Install, Learn, Learned, Open, Opened, Sealed, Work
+from edgeveil.protocol.sealed import decode_package
 from edgeveil_lab.load.shared import Shared
 
 
@@ -32,36 +41,36 @@ class Worker:
         """The outcome of one task; `Failed` where it cannot be done."""
         try:
             match task:
-                case Open(manifest=manifest, blob=blob):
+                case OpenPackage(manifest=manifest, blob=blob):
                     return self._open(manifest, blob)
-                case Learn(manifest=manifest, package=package):
+                case InstallJob(manifest=manifest, package=package):
                     self._shared.learn(manifest.at.job_id, package.job, manifest.job_digest)
-                    return Learned()
-                case Work(manifest=manifest):
+                    return Installation()
+                case ComputeAnswer(manifest=manifest):
                     return self._seal(manifest, self._membership, dummy=False)
-                case Dummies(manifest=manifest):
+                case SealDummies(manifest=manifest):
                     return self._seal(manifest, os.urandom(32), dummy=True)
-                case Install():
-                    return Learned()
+                case InstallRelease():
+                    return Installation()
         except ProtocolError as error:
-            return fx.Failed(error.reason)
+            return fx.WorkFailed(error.reason)
         except EdgeVeilError as error:
-            return fx.Failed(str(error))
-        return fx.Failed("unknown_task")
+            return fx.WorkFailed(str(error))
+        return fx.WorkFailed("unknown_task")
 
-    def _open(self, manifest: Manifest, blob: bytes) -> Opened:
+    def _open(self, manifest: Manifest, blob: bytes) -> OpenedPackage:
         opened = sealing.open_broadcast(self._opening, manifest, blob)
         chance = self._shared.chance.random()
         if opened is None:
-            return Opened(None, chance)
+            return OpenedPackage(None, chance)
         package, membership = opened
         if manifest.kind == "round":
             self._membership = membership
-        return Opened(decode_package(package), chance)
+        return OpenedPackage(decode_package(package), chance)
 
-    def _seal(self, manifest: Manifest, membership: bytes, *, dummy: bool) -> Sealed:
+    def _seal(self, manifest: Manifest, membership: bytes, *, dummy: bool) -> SealedAnswer:
         plan = self._shared.plan(manifest)
-        exchange = plan.exchange(manifest.at.round)
+        exchange = plan.exchange(manifest.at.exchange)
         if manifest.groups != plan.groups(exchange):
             raise ProtocolError("wrong_groups")
         specs = plan.segments(exchange)
@@ -73,4 +82,4 @@ class Worker:
         ]
         groups, sizes = tuple(range(len(sealed))), tuple(map(len, sealed))
         marks = tuple(sealing.segment_mark(membership, segment) for segment in sealed)
-        return Sealed(groups, sizes, b"".join(sealed), marks, dummy)
+        return SealedAnswer(groups, sizes, b"".join(sealed), marks, dummy)

@@ -11,7 +11,7 @@ from typing import IO, Any
 from edgeveil.errors import JobFailed
 from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.shuffle_amplification import shuffled
-from edgeveil.protocol.pause_advice import RESUME
+from edgeveil.protocol.cloud_tasks import RESUME
 from edgeveil_tools.local.data import is_published
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.reference import Reference

@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 
 from edgeveil.crypto.keys import OpeningKey, SealingKey
-from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Exchanged, Group, Manifest
+from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, ExchangeId, Group, Manifest
 from edgeveil.protocol.sealed import Terms
 
 _KEY_BYTES = 32
@@ -59,7 +59,7 @@ class PlainSealing:
     def open_segment(
         self,
         key: OpeningKey,
-        at: Exchanged,
+        at: ExchangeId,
         job_digest: bytes,
         group: Group,
         membership: bytes,
@@ -75,6 +75,6 @@ def _membership(manifest: Manifest) -> bytes:
     return hashlib.sha256(_TAG + manifest.cloud_key + manifest.package_digest).digest()
 
 
-def _segment_tag(at: Exchanged, job_digest: bytes, group: Group, membership: bytes) -> bytes:
+def _segment_tag(at: ExchangeId, job_digest: bytes, group: Group, membership: bytes) -> bytes:
     bound = at.job_id + at.numbers + job_digest + membership + group.name.encode()
     return hashlib.sha256(_TAG + bound).digest()

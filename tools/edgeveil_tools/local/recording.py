@@ -24,7 +24,7 @@ from edgeveil.parts.methods.fm import FmDevice, FmParameters
 from edgeveil.parts.methods.fm_device import HEAD
 from edgeveil.parts.methods.local_steps import minimise_quadratic
 from edgeveil.parts.methods.triangle import symmetric
-from edgeveil.protocol.package import unpack_tensors
+from edgeveil.protocol.sealed import unpack_tensors
 from edgeveil_cloud.recording import JOB, file_name
 from edgeveil_tools.local.data import dealt, held
 from edgeveil_tools.local.local_run import LocalRun

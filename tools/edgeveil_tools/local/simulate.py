@@ -27,9 +27,10 @@ from edgeveil.privacy.sampler import RandomBytes, SeededRandom
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.cloud import CloudMachine
-from edgeveil.protocol.cloud_tasks import CloudSettings, Start
-from edgeveil.protocol.device import DeviceMachine, Settings
-from edgeveil.protocol.envelope import Signer
+from edgeveil.protocol.cloud_tasks import CloudSettings, StartJob
+from edgeveil.protocol.device import DeviceMachine
+from edgeveil.protocol.device_tasks import DeviceSettings
+from edgeveil.protocol.messages import Signer
 from edgeveil.protocol.proxy import ProxyMachine
 from edgeveil.protocol.proxy_tasks import ProxySettings
 from edgeveil.protocol.sealed import Sealing
@@ -170,7 +171,7 @@ class MemoryFleet:
         last = self.store.last_commit(job_id)
         index, rounds = (last.index if last else 0) + 1, len(compile_job(job).exchanges)
         attempt = self.store.next_attempt(job_id, index)
-        start = Start(wire_id(job_id), index, attempt, rounds, job.round.retries)
+        start = StartJob(wire_id(job_id), index, attempt, rounds, job.round.retries)
         self.net.post(self.cloud_node, fx.Command(start))
 
     def _box(self, number: int) -> Box:
@@ -197,14 +198,14 @@ class MemoryFleet:
             self._cloud_key.public(),
             self._proxy_key.public(),
             store.load(),
-            Settings(
+            DeviceSettings(
                 self._packet_bytes,
                 blob_bytes=_NO_LIMIT,
                 fetch_bytes=_NO_LIMIT,
                 require_cover=site.policy.require_cover,
             ),
         )
-        node = self.net.add(fx.Device(identity.device_id), machine, host)
+        node = self.net.add(fx.DeviceAddress(identity.device_id), machine, host)
         return Box(identity.device_id, site, host, ledger, node, store)
 
     def _noise_for(self, number: int) -> NoiseFor:
@@ -221,7 +222,7 @@ class MemoryFleet:
     def _start_proxy(self) -> None:
         self.spool = Spool(self.plan.folder / "spool.sqlite")
         self.proxy, self.proxy_host = self._proxy(), ProxyHost(self.spool, self._seeds.shuffle)
-        self.proxy_node = self.net.add(fx.Proxy(), self.proxy, self.proxy_host)
+        self.proxy_node = self.net.add(fx.ProxyAddress(), self.proxy, self.proxy_host)
 
     def _start_cloud(self) -> None:
         self.store = Store(f"sqlite:///{self.plan.folder / 'cloud.sqlite'}")
@@ -231,7 +232,7 @@ class MemoryFleet:
             self._proxy_key.public(),
             CloudSettings(self._packet_bytes, blob_bytes=_NO_LIMIT, spool_bytes=_NO_LIMIT),
         )
-        self.cloud_node = self.net.add(fx.Cloud(), self.cloud, self.cloud_host)
+        self.cloud_node = self.net.add(fx.CloudAddress(), self.cloud, self.cloud_host)
 
     def _proxy(self) -> ProxyMachine:
         return ProxyMachine(

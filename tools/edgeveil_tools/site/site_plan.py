@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgeveil.protocol.blob import NEED_LIMIT
+from edgeveil.protocol.transfer import NEED_LIMIT
 from edgeveil.sites.broker import BrokerLimits
 from edgeveil.sites.cloud import CloudLimits
 from edgeveil.sites.data import DataSource, Partition

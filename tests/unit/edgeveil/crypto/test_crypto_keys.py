@@ -7,7 +7,8 @@ import stat
 
 import pytest
 
-from edgeveil.crypto import ContentKey, CryptoError, OpeningKey, SealingKey, SigningKey, VerifyKey
+from edgeveil.crypto.keys import ContentKey, OpeningKey, SealingKey, SigningKey, VerifyKey
+from edgeveil.errors import CryptoError
 
 SECRETS = [SigningKey, OpeningKey, ContentKey]
 PUBLICS = [VerifyKey, SealingKey]

@@ -4,17 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeveil.crypto import (
-    SEAL_OVERHEAD_BYTES,
-    CryptoError,
-    OpeningKey,
-    SealingKey,
-    SigningKey,
-    open_sealed,
-    seal,
-    sign,
-    verify,
-)
+from edgeveil.crypto.keys import OpeningKey, SealingKey, SigningKey, sign, verify
+from edgeveil.crypto.sealing import SEAL_OVERHEAD_BYTES, open_sealed, seal
+from edgeveil.errors import CryptoError
 
 SIGNER = SigningKey.from_bytes(bytes(range(32)))
 OPENER = OpeningKey.from_bytes(bytes(range(32)))

@@ -6,19 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeveil.crypto import (
+from edgeveil.crypto import sealing
+from edgeveil.crypto.keys import ContentKey, OpeningKey, SealingKey
+from edgeveil.crypto.sealing import (
     SEAL_OVERHEAD_BYTES,
     STANZA_BYTES,
-    ContentKey,
-    CryptoError,
-    OpeningKey,
-    SealingKey,
     open_sealed,
     open_stanzas,
     seal_stanzas,
     stanza_area_bytes,
-    stanzas,
 )
+from edgeveil.errors import CryptoError
 
 OPENER = OpeningKey.from_bytes(bytes(range(32)))
 OTHER = OpeningKey.from_bytes(bytes(range(1, 33)))
@@ -87,9 +85,9 @@ def test_one_key_has_another_tag_in_every_broadcast() -> None:
         tags.add(split(area)[place(OPENER, area)][:TAG_BYTES])
     assert len(tags) == 10
     shared = SealingKey(area_of(OPENER)[:HEAD_BYTES])
-    bound = [stanzas._bound(shared, OPENER.public(), info) for info in (INFO, INFO + b"!")]
+    bound = [sealing._bound(shared, OPENER.public(), info) for info in (INFO, INFO + b"!")]
     private = OPENER.library_key()
-    assert stanzas._tag(private, shared, bound[0]) != stanzas._tag(private, shared, bound[1])
+    assert sealing._tag(private, shared, bound[0]) != sealing._tag(private, shared, bound[1])
 
 
 def test_one_hpke_opening_is_made_however_many_stanzas_there_are(
@@ -102,7 +100,7 @@ def test_one_hpke_opening_is_made_however_many_stanzas_there_are(
         tried.append(text)
         return open_sealed(key, info, text)
 
-    monkeypatch.setattr(stanzas, "open_sealed", counting)
+    monkeypatch.setattr(sealing, "open_sealed", counting)
     assert open_stanzas(OPENER, INFO, area) is not None
     assert open_stanzas(OTHER, INFO, area) is None
     assert len(tried) == 1
@@ -115,9 +113,9 @@ def test_equal_tags_are_all_tried_but_not_without_end(monkeypatch: pytest.Monkey
     head = area[:HEAD_BYTES]
     assert open_stanzas(OPENER, INFO, head + foreign + mine) is not None
     tried: list[bytes] = []
-    monkeypatch.setattr(stanzas, "open_sealed", lambda *a: tried.append(a[2]))
+    monkeypatch.setattr(sealing, "open_sealed", lambda *a: tried.append(a[2]))
     assert open_stanzas(OPENER, INFO, head + foreign * 1000) is None
-    assert len(tried) == stanzas.EQUAL_TAGS_TRIED
+    assert len(tried) == sealing.EQUAL_TAGS_TRIED
 
 
 def test_dummies_look_like_sealed_texts() -> None:

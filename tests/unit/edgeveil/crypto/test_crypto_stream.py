@@ -4,10 +4,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeveil.crypto import ContentKey, CryptoError, commit, open_stream, seal_stream, stream_bytes
 from edgeveil.crypto import stream as stream_module
-from edgeveil.crypto.commitment import commits_to
-from edgeveil.crypto.stream import HEADER_BYTES, TAG_BYTES
+from edgeveil.crypto.keys import ContentKey
+from edgeveil.crypto.stream import (
+    HEADER_BYTES,
+    TAG_BYTES,
+    commit,
+    commits_to,
+    open_stream,
+    seal_stream,
+    stream_bytes,
+)
+from edgeveil.errors import CryptoError
 
 KEY = ContentKey.from_bytes(bytes(range(32)))
 CONTEXT = b"round 3"

@@ -6,21 +6,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeveil.crypto import (
+from edgeveil.crypto import labels
+from edgeveil.crypto.keys import (
     ContentKey,
     LedgerKey,
     OpeningKey,
     SealingKey,
     SigningKey,
     VerifyKey,
-    commit,
-    labels,
-    open_sealed,
-    open_stanzas,
-    open_stream,
     sign,
     verify,
 )
+from edgeveil.crypto.sealing import open_sealed, open_stanzas
+from edgeveil.crypto.stream import commit, open_stream
 from edgeveil.privacy.derived import DerivedRandom, Question, question_key
 
 VECTORS = json.loads((Path(__file__).parents[3] / "vectors" / "crypto.json").read_text())

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import chi2_contingency, kstest, norm
 
-from edgeveil.crypto import LedgerKey, NoiseKey
+from edgeveil.crypto.keys import LedgerKey, NoiseKey
 from edgeveil.errors import PrivacyError
 from edgeveil.parts.methods.fm_noise import noised
 from edgeveil.privacy.derived import DerivedRandom, Question, bound, noise_from, question_key

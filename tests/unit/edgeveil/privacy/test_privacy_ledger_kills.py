@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeveil.crypto import CryptoError
-from edgeveil.errors import PrivacyError
+from edgeveil.errors import CryptoError, PrivacyError
 from edgeveil.privacy import ledger_chain
 from edgeveil.privacy.gaussian_mechanism import gaussian_event
 from edgeveil.privacy.ledger import Ledger, read_ledger

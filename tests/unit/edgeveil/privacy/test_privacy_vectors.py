@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeveil.crypto import NoiseKey
+from edgeveil.crypto.keys import NoiseKey
 from edgeveil.privacy.derived import Question, noise_from
 from edgeveil.privacy.events import event_from_dict, to_dict
 from edgeveil.privacy.ledger import Release, read_ledger

@@ -18,21 +18,21 @@ from protocol_kit import (
 )
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.blob import describe
 from edgeveil.protocol.cloud import CloudMachine
 from edgeveil.protocol.cloud_tasks import (
     Absorb,
-    Absorbed,
     Broadcast,
     CloudSettings,
+    RoundCommit,
     SealJob,
     SealRelease,
     SealRound,
-    Start,
+    StartJob,
 )
-from edgeveil.protocol.messages import Ack, Batch, Exchanged, Manifest, Message
+from edgeveil.protocol.messages import Ack, Batch, ExchangeId, Manifest, Message
+from edgeveil.protocol.transfer import describe
 
-START = Start(JOB, 1, 1, rounds=2, retries=1)
+START = StartJob(JOB, 1, 1, exchanges=2, retries=1)
 
 
 def cloud(**settings: Any) -> CloudMachine:
@@ -40,16 +40,16 @@ def cloud(**settings: Any) -> CloudMachine:
     return CloudMachine(CLOUD, PROXY_KEY, bounds)
 
 
-def start(machine: CloudMachine, what: Start = START) -> list[fx.Effect]:
+def start(machine: CloudMachine, what: StartJob = START) -> list[fx.Effect]:
     return machine.handle(fx.Command(what), 0.0)
 
 
 def receive(machine: CloudMachine, message: Message) -> list[fx.Effect]:
-    return machine.handle(fx.Received(fx.Proxy(), message), 0.0)
+    return machine.handle(fx.MessageReceived(fx.ProxyAddress(), message), 0.0)
 
 
 def done(machine: CloudMachine, task: object, result: object) -> list[fx.Effect]:
-    return machine.handle(fx.Done(task, result), 0.0)
+    return machine.handle(fx.WorkDone(task, result), 0.0)
 
 
 def fire(machine: CloudMachine, name: str) -> list[fx.Effect]:
@@ -66,11 +66,11 @@ def sealed(task: object, size: int = 30) -> tuple[Manifest, bytes]:
     data = repr(task).encode().ljust(size, b".")
     match task:
         case SealRound(job_id, round_, attempt):
-            return manifest(data, Exchanged(job_id, round_, attempt)), data
+            return manifest(data, ExchangeId(job_id, round_, attempt)), data
         case SealRelease(job_id):
-            return manifest(data, Exchanged(job_id, 0, 1), kind="release"), data
+            return manifest(data, ExchangeId(job_id, 0, 1), kind="release"), data
         case SealJob(job_id):
-            return manifest(data, Exchanged(job_id, 0, 0), kind="job"), data
+            return manifest(data, ExchangeId(job_id, 0, 0), kind="job"), data
     raise TypeError(task)
 
 
@@ -85,29 +85,29 @@ def broadcast(machine: CloudMachine, task: object) -> list[fx.Effect]:
 
 
 def batch(
-    where: Exchanged | None = None, fill: bytes = b"a", size: int = 90
+    where: ExchangeId | None = None, fill: bytes = b"a", size: int = 90
 ) -> tuple[Batch, bytes]:
     data = fill * size
     return Batch(where or at(), 3, 0, (3,), describe(data, PART_BYTES)), data
 
 
-def waiting(machine: CloudMachine | None = None, what: Start = START) -> CloudMachine:
+def waiting(machine: CloudMachine | None = None, what: StartJob = START) -> CloudMachine:
     """A machine that waits for its first batch."""
     machine = machine or cloud()
     start(machine, what)
     broadcast(machine, SealJob(JOB))
-    broadcast(machine, SealRound(JOB, what.round, what.attempt))
+    broadcast(machine, SealRound(JOB, what.exchange, what.attempt))
     return machine
 
 
-def hand_over(machine: CloudMachine, where: Exchanged | None = None) -> list[fx.Effect]:
+def hand_over(machine: CloudMachine, where: ExchangeId | None = None) -> list[fx.Effect]:
     header, data = batch(where)
     return receive(machine, offer(header, data, PROXY))
 
 
-def absorb(machine: CloudMachine, where: Exchanged | None = None) -> list[fx.Effect]:
+def absorb(machine: CloudMachine, where: ExchangeId | None = None) -> list[fx.Effect]:
     """The batch arrives and is committed."""
     where = where or at()
     hand_over(machine, where)
     record, data = commit_of(where, [b"a", b"b"])
-    return done(machine, Absorb(batch(where)[0]), Absorbed(record, data))
+    return done(machine, Absorb(batch(where)[0]), RoundCommit(record, data))

@@ -18,32 +18,39 @@ from protocol_kit import (
 )
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.device import DeviceMachine, Settings
+from edgeveil.protocol.device import DeviceMachine
+from edgeveil.protocol.device_tasks import (
+    ComputeAnswer,
+    DeviceMemory,
+    DeviceSettings,
+    OpenedPackage,
+    OpenPackage,
+    SealedAnswer,
+)
 from edgeveil.protocol.messages import Manifest, Message
-from edgeveil.protocol.package import RoundPackage
-from edgeveil.protocol.tasks import Memory, Open, Opened, Sealed, Work
+from edgeveil.protocol.sealed import RoundPackage
 
 ME = member(0)
 MODEL = b"sealed model"
 PACKAGE = RoundPackage("train", 1, False, b"", b"")
 SEGMENTS = tuple(bytes((65 + g,)) * size for g, size in enumerate(SEALED_BYTES))
 MARKS = tuple(hashlib.sha256(segment).digest() for segment in SEGMENTS)
-SEALED = Sealed((0, 1, 2), SEALED_BYTES, b"".join(SEGMENTS), MARKS)
+SEALED = SealedAnswer((0, 1, 2), SEALED_BYTES, b"".join(SEGMENTS), MARKS)
 
 
-def device(memory: Memory | None = None, **settings: Any) -> DeviceMachine:
+def device(memory: DeviceMemory | None = None, **settings: Any) -> DeviceMachine:
     """A device that knows the job."""
-    bounds = Settings(**({"packet_bytes": PACKET_BYTES} | settings))
-    memory = Memory(jobs={JOB: None}) if memory is None else memory
+    bounds = DeviceSettings(**({"packet_bytes": PACKET_BYTES} | settings))
+    memory = DeviceMemory(jobs={JOB: None}) if memory is None else memory
     return DeviceMachine(ME.signer, CLOUD_KEY, PROXY_KEY, memory, bounds)
 
 
 def receive(machine: DeviceMachine, message: Message) -> list[fx.Effect]:
-    return machine.handle(fx.Received(fx.Proxy(), message), 0.0)
+    return machine.handle(fx.MessageReceived(fx.ProxyAddress(), message), 0.0)
 
 
 def done(machine: DeviceMachine, task: object, result: object) -> list[fx.Effect]:
-    return machine.handle(fx.Done(task, result), 0.0)
+    return machine.handle(fx.WorkDone(task, result), 0.0)
 
 
 def fire(machine: DeviceMachine, name: str) -> list[fx.Effect]:
@@ -53,14 +60,14 @@ def fire(machine: DeviceMachine, name: str) -> list[fx.Effect]:
 def work_on(machine: DeviceMachine, header: Manifest, data: bytes = MODEL) -> list[fx.Effect]:
     """The round's model arrives and opens; the effects ask for the work."""
     receive(machine, offer(header, data))
-    return done(machine, Open(header, data), Opened(PACKAGE))
+    return done(machine, OpenPackage(header, data), OpenedPackage(PACKAGE))
 
 
 def upload(machine: DeviceMachine, header: Manifest | None = None) -> list[fx.Effect]:
     """The whole way to the upload; the effects send it."""
     header = header or manifest(MODEL)
     work_on(machine, header)
-    return done(machine, Work(header, PACKAGE), SEALED)
+    return done(machine, ComputeAnswer(header, PACKAGE), SEALED)
 
 
 def snapshot(machine: DeviceMachine) -> object:

@@ -9,21 +9,22 @@ from typing import Any, TypeVar
 
 from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.blob import describe, parts
-from edgeveil.protocol.codec import decode_body, decode_header
-from edgeveil.protocol.envelope import Signer
 from edgeveil.protocol.messages import (
     SEAL_OVERHEAD_BYTES,
     Body,
     Commit,
-    Exchanged,
+    ExchangeId,
     Group,
     Manifest,
     Note,
     Offer,
     Part,
+    Signer,
     Upload,
+    decode_body,
+    decode_header,
 )
+from edgeveil.protocol.transfer import describe, parts
 
 JOB = b"J" * 16
 PACKET_BYTES = 1536
@@ -77,11 +78,11 @@ class FakeRegistry:
         return self.epoch, b"".join(sorted(key.to_bytes() for key in self.members.values()))
 
 
-def at(round_: int = 1, attempt: int = 1, job: bytes = JOB) -> Exchanged:
-    return Exchanged(job, round_, attempt)
+def at(round_: int = 1, attempt: int = 1, job: bytes = JOB) -> ExchangeId:
+    return ExchangeId(job, round_, attempt)
 
 
-def manifest(data: bytes, where: Exchanged | None = None, **changes: Any) -> Manifest:
+def manifest(data: bytes, where: ExchangeId | None = None, **changes: Any) -> Manifest:
     """A round's manifest for `data`, with any field changed."""
     values: dict[str, Any] = {
         "kind": "round",
@@ -113,14 +114,14 @@ def parts_of(header: Any, data: bytes) -> list[Part]:
     return list(parts(header.blob, data))
 
 
-def commit_of(where: Exchanged, ciphertexts: Iterable[bytes]) -> tuple[Commit, bytes]:
+def commit_of(where: ExchangeId, ciphertexts: Iterable[bytes]) -> tuple[Commit, bytes]:
     """The commit record that counts these ciphertexts, and its blob."""
     hashes = b"".join(sorted(hashlib.sha256(text).digest() for text in ciphertexts))
     return Commit(where, len(hashes) // 32, describe(hashes, PART_BYTES)), hashes
 
 
 def upload_of(
-    where: Exchanged, fill: int, groups: tuple[int, ...] = (0, 1, 2)
+    where: ExchangeId, fill: int, groups: tuple[int, ...] = (0, 1, 2)
 ) -> tuple[Upload, bytes]:
     """A well-formed upload: every segment filled with bytes that name device and group."""
     data = b"".join(bytes((fill, g)) * (SEALED_BYTES[g] // 2) for g in groups)
@@ -139,7 +140,7 @@ def refused(effects: list[fx.Effect]) -> list[str]:
 
 
 def stored(effects: list[fx.Effect]) -> list[object]:
-    return [effect.item for effect in of(effects, fx.Store)]
+    return [effect.item for effect in of(effects, fx.Persist)]
 
 
 def tasks(effects: list[fx.Effect]) -> list[Any]:

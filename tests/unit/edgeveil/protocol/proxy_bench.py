@@ -25,10 +25,10 @@ from edgeveil.protocol.proxy import ProxyMachine
 from edgeveil.protocol.proxy_tasks import (
     BroadcastPart,
     KeepBroadcast,
-    Kept,
+    KeptBroadcast,
     ProxyMemory,
     ProxySettings,
-    Shuffled,
+    ShuffledBatch,
     ShuffleRound,
     UploadPart,
 )
@@ -63,11 +63,11 @@ class Bench(ProxyMachine):
         out: list[fx.Effect] = []
         for effect in super().handle(event, now_s):
             out.append(effect)
-            if isinstance(effect, fx.Store):
+            if isinstance(effect, fx.Persist):
                 self.disk.store(effect.item)
             if isinstance(effect, fx.Work) and not self.hold_work:
                 result = self.disk.perform(effect.task, self.shuffle)
-                out += self.handle(fx.Done(effect.task, result), now_s)
+                out += self.handle(fx.WorkDone(effect.task, result), now_s)
         return out
 
 
@@ -90,12 +90,12 @@ class Disk:
             case KeepBroadcast(signed=signed, header=header):
                 data = bytes(self.arriving.pop(header.blob.digest))
                 good = hashlib.sha256(data).digest() == header.blob.digest
-                return Kept(signed, header, data) if good else fx.Failed("bad_digest")
+                return KeptBroadcast(signed, header, data) if good else fx.WorkFailed("bad_digest")
             case ShuffleRound():
                 return self._shuffled(task, shuffle)
         raise AssertionError(task)
 
-    def _shuffled(self, task: ShuffleRound, shuffle: Shuffle) -> Shuffled:
+    def _shuffled(self, task: ShuffleRound, shuffle: Shuffle) -> ShuffledBatch:
         groups: list[list[bytes]] = [[] for _ in task.segment_bytes]
         for slot, held in task.uploads:
             offset = slot * task.slot_bytes
@@ -107,7 +107,7 @@ class Disk:
         for group in () if task.keep_order else groups:
             shuffle(group)
         data = b"".join(b"".join(group) for group in groups)
-        return Shuffled(tuple(map(len, groups)), hashlib.sha256(data).digest(), data)
+        return ShuffledBatch(tuple(map(len, groups)), hashlib.sha256(data).digest(), data)
 
 
 def _put(file: bytearray, offset: int, data: bytes) -> None:
@@ -125,13 +125,13 @@ def proxy(
 
 
 def cloud_says(machine: ProxyMachine, message: Message) -> list[fx.Effect]:
-    return machine.handle(fx.Received(fx.Cloud(), message), 0.0)
+    return machine.handle(fx.MessageReceived(fx.CloudAddress(), message), 0.0)
 
 
 def says(
     machine: ProxyMachine, who: Member, message: Message, now_s: float = 0.0
 ) -> list[fx.Effect]:
-    return machine.handle(fx.Received(fx.Device(who.id), message), now_s)
+    return machine.handle(fx.MessageReceived(fx.DeviceAddress(who.id), message), now_s)
 
 
 def fire(machine: ProxyMachine, what: str, number: int = 1, attempt: int = 1) -> list[fx.Effect]:
@@ -155,4 +155,4 @@ def to_devices(effects: list[fx.Effect]) -> list[Any]:
 
 
 def to_cloud(effects: list[fx.Effect]) -> list[Any]:
-    return [e.message for e in effects if isinstance(e, fx.Send) and e.to == fx.Cloud()]
+    return [e.message for e in effects if isinstance(e, fx.Send) and e.to == fx.CloudAddress()]

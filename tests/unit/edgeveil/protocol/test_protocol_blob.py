@@ -13,10 +13,20 @@ from protocol_kit import CLOUD, manifest
 
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.blob import NEED_LIMIT, Assembly, describe, part, parts, whole
-from edgeveil.protocol.codec import encode
-from edgeveil.protocol.messages import Blob, Offer, Part
-from edgeveil.protocol.transfer import FRAME_OVERHEAD_BYTES, Fetch, answer_need, first_data, sends
+from edgeveil.protocol.messages import Blob, Offer, Part, encode
+from edgeveil.protocol.transfer import (
+    FRAME_OVERHEAD_BYTES,
+    NEED_LIMIT,
+    Assembly,
+    Fetch,
+    answer_need,
+    describe,
+    first_data,
+    part,
+    parts,
+    sends,
+    whole,
+)
 
 SIZE = 256
 texts = st.integers(0, 6 * SIZE).map(lambda size: hashlib.shake_256(b"text").digest(size))
@@ -47,7 +57,7 @@ def test_what_is_missing_is_asked_for(data, draw):
             assert not assembly.add(part(blob, data, index))
     need = assembly.missing()
     assert need.indices == tuple(sorted(lost)) and need.blob == blob.digest
-    for send in answer_need(fx.Proxy(), need, blob, data):
+    for send in answer_need(fx.ProxyAddress(), need, blob, data):
         done = assembly.add(send.message)
     assert done and assembly.finish() == data
 
@@ -124,7 +134,7 @@ def test_the_last_part_is_short_and_none_follows():
 def test_no_frame_of_a_transfer_passes_the_packet_size(size, packet_bytes):
     data = bytes(size)
     header = manifest(data, blob=describe(data, packet_bytes - FRAME_OVERHEAD_BYTES))
-    out = sends(fx.Proxy(), CLOUD.header(header), header.blob, data, packet_bytes)
+    out = sends(fx.ProxyAddress(), CLOUD.header(header), header.blob, data, packet_bytes)
     assert all(len(encode(send.message)) <= packet_bytes for send in out)
     inline = isinstance(out[0].message, Offer) and out[0].message.data == data
     assert inline or len(out) == 1 + header.blob.parts
@@ -133,7 +143,7 @@ def test_no_frame_of_a_transfer_passes_the_packet_size(size, packet_bytes):
 def test_nothing_is_pushed_where_the_receiver_pulls():
     data = bytes(9000)
     header = manifest(data)
-    out = sends(fx.Proxy(), CLOUD.header(header), header.blob, data, 1536, push=False)
+    out = sends(fx.ProxyAddress(), CLOUD.header(header), header.blob, data, 1536, push=False)
     assert [send.message for send in out] == [Offer(CLOUD.header(header))]
 
 

@@ -39,20 +39,20 @@ from protocol_kit import (
 )
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.blob import part
-from edgeveil.protocol.cloud_states import State
+from edgeveil.protocol.cloud import CloudState
 from edgeveil.protocol.cloud_tasks import (
     Absorb,
-    Absorbed,
     Broadcast,
     JobStatus,
+    RoundCommit,
     SealJob,
     SealRelease,
     SealRound,
-    Start,
-    TooFew,
+    StartJob,
+    TooFewUploads,
 )
 from edgeveil.protocol.messages import Ack, Close, Need, Part, Shortfall
+from edgeveil.protocol.transfer import part
 
 
 def test_a_job_goes_from_its_announcement_to_its_release():
@@ -67,14 +67,14 @@ def test_a_job_goes_from_its_announcement_to_its_release():
     out = broadcast(machine, SealRelease(JOB))
     assert stored(out) == [JobStatus(JOB, "completed")]
     assert bodies(out, Close) == [Close(JOB, "completed")]
-    assert machine.state is State.IDLE and machine.job is None
+    assert machine.state is CloudState.IDLE and machine.job is None
 
 
 def test_a_batch_is_acknowledged_only_after_the_commit():
     machine = waiting()
     assert messages(hand_over(machine), object) == []
     record, data = commit_of(at(), [b"x"])
-    out = done(machine, Absorb(batch()[0]), Absorbed(record, data))
+    out = done(machine, Absorb(batch()[0]), RoundCommit(record, data))
     assert bodies(out, Ack) == [Ack(batch()[0].blob.digest, "held")]
     assert record in headers(out)
 
@@ -99,7 +99,7 @@ def test_the_proxy_coming_back_gets_the_broadcast():
     machine = cloud()
     start(machine)
     header, _ = seal(machine, SealJob(JOB))
-    assert headers(machine.handle(fx.Connected(fx.Proxy()), 0.0)) == [header]
+    assert headers(machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0)) == [header]
 
 
 def test_a_batch_may_come_before_the_acknowledgement():
@@ -126,7 +126,7 @@ def test_a_batch_of_another_attempt_is_closed(where):
     machine = waiting()
     out = hand_over(machine, where)
     assert tasks(out) == [] and [a.status for a in bodies(out, Ack)] == ["closed"]
-    assert machine.state is State.WAITING
+    assert machine.state is CloudState.WAITING
 
 
 def test_a_batch_without_a_job_is_closed():
@@ -148,7 +148,7 @@ def test_a_batch_without_a_job_is_closed():
 def test_only_the_proxy_s_own_word_counts(message, reason):
     machine = waiting()
     assert refused(receive(machine, message)) == [reason]
-    assert machine.state is State.WAITING
+    assert machine.state is CloudState.WAITING
     assert len(tasks(hand_over(machine))) == 1
 
 
@@ -169,20 +169,20 @@ def repeat_by_silence(machine):
 
 def repeat_by_too_few(machine):
     hand_over(machine)
-    return done(machine, Absorb(batch()[0]), TooFew("1 valid upload"))
+    return done(machine, Absorb(batch()[0]), TooFewUploads("1 valid upload"))
 
 
 @pytest.mark.parametrize("again", [repeat_by_shortfall, repeat_by_silence, repeat_by_too_few])
 def test_a_round_is_repeated_as_a_new_attempt_until_the_retries_are_used_up(again):
     machine = waiting()
     out = again(machine)
-    assert tasks(out) == [SealRound(JOB, 1, 2)] and machine.state is State.SEALING
+    assert tasks(out) == [SealRound(JOB, 1, 2)] and machine.state is CloudState.SEALING
     assert reports(out)["round_repeated"]["attempt"] == 2
     broadcast(machine, SealRound(JOB, 1, 2))
     assert [a.status for a in bodies(hand_over(machine, at(1, 1)), Ack)] == ["closed"]
     out = fire(machine, "watchdog")
     assert stored(out) == [JobStatus(JOB, "paused", "the proxy did not answer in time")]
-    assert bodies(out, Close) == [] and machine.state is State.IDLE
+    assert bodies(out, Close) == [] and machine.state is CloudState.IDLE
 
 
 def test_too_few_acknowledges_the_batch_all_the_same():
@@ -202,7 +202,7 @@ def test_a_commit_gives_the_next_round_its_retries_back():
 @pytest.mark.parametrize("where", [at(1, 2), at(2), at(job=b"K" * 16)])
 def test_a_shortfall_of_another_attempt_is_ignored(where):
     machine = waiting()
-    assert shortfall(machine, where) == [] and machine.state is State.WAITING
+    assert shortfall(machine, where) == [] and machine.state is CloudState.WAITING
 
 
 def test_a_shortfall_that_comes_twice_repeats_once():
@@ -212,13 +212,13 @@ def test_a_shortfall_that_comes_twice_repeats_once():
 
 
 def test_a_resumed_job_begins_where_it_stood():
-    machine = waiting(what=Start(JOB, 2, 4, rounds=2, retries=1))
+    machine = waiting(what=StartJob(JOB, 2, 4, exchanges=2, retries=1))
     assert tasks(absorb(machine, at(2, 4))) == [SealRelease(JOB)]
 
 
 def test_a_job_resumed_after_its_last_commit_goes_on_to_the_release():
     machine = cloud()
-    start(machine, Start(JOB, 3, 1, rounds=2, retries=1))
+    start(machine, StartJob(JOB, 3, 1, exchanges=2, retries=1))
     assert tasks(broadcast(machine, SealJob(JOB))) == [SealRelease(JOB)]
     assert stored(broadcast(machine, SealRelease(JOB))) == [JobStatus(JOB, "completed")]
 

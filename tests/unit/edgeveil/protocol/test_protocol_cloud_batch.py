@@ -18,19 +18,18 @@ from protocol_kit import (
 )
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.blob import NEED_LIMIT
-from edgeveil.protocol.cloud_arrivals import BATCH_CREDIT
-from edgeveil.protocol.cloud_states import State
+from edgeveil.protocol.cloud import BATCH_CREDIT, CloudState
 from edgeveil.protocol.cloud_tasks import (
     Absorb,
     BatchDropped,
     BatchPart,
-    Failed,
     SealRound,
-    Start,
-    TooFew,
+    StartJob,
+    TooFewUploads,
+    WorkFailed,
 )
 from edgeveil.protocol.messages import Need, Part
+from edgeveil.protocol.transfer import NEED_LIMIT
 
 
 def spooled(effects):
@@ -142,7 +141,7 @@ def test_a_batch_larger_than_the_spool_that_nobody_waits_for_is_refused():
     machine = waiting(cloud(spool_bytes=50_000))
     header, _ = batch(at(2), size=100_000)
     assert refused(receive(machine, offer(header, b"", PROXY))) == ["oversized_blob"]
-    assert machine.state is State.WAITING
+    assert machine.state is CloudState.WAITING
 
 
 def test_a_batch_beyond_the_limit_of_broadcasts_is_taken():
@@ -151,7 +150,7 @@ def test_a_batch_beyond_the_limit_of_broadcasts_is_taken():
     assert asked(receive(machine, offer(header, b"", PROXY)))
 
 
-@pytest.mark.parametrize("result", [Failed("bad_digest"), TooFew("1 valid upload")])
+@pytest.mark.parametrize("result", [WorkFailed("bad_digest"), TooFewUploads("1 valid upload")])
 def test_a_batch_of_no_use_is_dropped_with_its_file(result):
     machine = waiting()
     (task,) = tasks(hand_over(machine))
@@ -160,7 +159,7 @@ def test_a_batch_of_no_use_is_dropped_with_its_file(result):
 
 
 def test_a_batch_of_the_next_attempt_takes_the_place_of_the_one_before():
-    machine = waiting(what=Start(JOB, 1, 1, rounds=2, retries=1))
+    machine = waiting(what=StartJob(JOB, 1, 1, exchanges=2, retries=1))
     first, data = batch(at(), fill=b"a", size=3000)
     second, other = batch(at(), fill=b"b", size=3000)
     receive(machine, offer(first, b"", PROXY))

@@ -40,23 +40,23 @@ from protocol_kit import (
 )
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.blob import describe
-from edgeveil.protocol.cloud_states import State
+from edgeveil.protocol.cloud import CloudState
 from edgeveil.protocol.cloud_tasks import (
     Absorb,
-    Absorbed,
     Broadcast,
-    Cancel,
-    Ended,
-    Failed,
+    CancelJob,
     JobStatus,
+    RepeatEnd,
     RosterKept,
+    RoundCommit,
     SealJob,
     SealRelease,
     SealRound,
-    Start,
+    StartJob,
+    WorkFailed,
 )
 from edgeveil.protocol.messages import Ack, Close, Note, Roster, Shortfall
+from edgeveil.protocol.transfer import describe
 
 
 def shortfall(machine, where=None):
@@ -81,21 +81,21 @@ def test_work_that_fails_fails_the_job(task):
     start(machine)
     if task != SealJob(JOB):
         broadcast(machine, SealJob(JOB))
-    out = done(machine, task, Failed("no device is enrolled"))
+    out = done(machine, task, WorkFailed("no device is enrolled"))
     assert stored(out) == [JobStatus(JOB, "failed", "no device is enrolled")]
 
 
 def _at_state(state):
     machine = cloud()
     steps = [
-        (State.SEALING_JOB, lambda: start(machine)),
-        (State.ANNOUNCING, lambda: seal(machine, SealJob(JOB))),
-        (State.SEALING, lambda: fire(machine, "resend") and broadcast_job(machine)),
-        (State.BROADCASTING, lambda: seal(machine, SealRound(JOB, 1, 1))),
-        (State.WAITING, lambda: receive(machine, ack(round_header()))),
-        (State.ABSORBING, lambda: hand_over(machine)),
-        (State.SEALING_RELEASE, lambda: finish_round(machine)),
-        (State.RELEASING, lambda: seal(machine, SealRelease(JOB))),
+        (CloudState.SEALING_JOB, lambda: start(machine)),
+        (CloudState.ANNOUNCING, lambda: seal(machine, SealJob(JOB))),
+        (CloudState.SEALING, lambda: fire(machine, "resend") and broadcast_job(machine)),
+        (CloudState.BROADCASTING, lambda: seal(machine, SealRound(JOB, 1, 1))),
+        (CloudState.WAITING, lambda: receive(machine, ack(round_header()))),
+        (CloudState.ABSORBING, lambda: hand_over(machine)),
+        (CloudState.SEALING_RELEASE, lambda: finish_round(machine)),
+        (CloudState.RELEASING, lambda: seal(machine, SealRelease(JOB))),
     ]
     for reached, step in steps:
         step()
@@ -120,28 +120,30 @@ def _sealed(task):
 
 
 def finish_round(machine):
-    machine.job.start = Start(JOB, 1, 1, rounds=1, retries=1)
+    machine.job.start = StartJob(JOB, 1, 1, exchanges=1, retries=1)
     record, data = commit_of(at(), [b"x"])
-    return done(machine, Absorb(batch()[0]), Absorbed(record, data))
+    return done(machine, Absorb(batch()[0]), RoundCommit(record, data))
 
 
-@pytest.mark.parametrize("state", [s for s in State if s is not State.IDLE], ids=lambda s: s.value)
+@pytest.mark.parametrize(
+    "state", [s for s in CloudState if s is not CloudState.IDLE], ids=lambda s: s.value
+)
 def test_a_job_can_be_cancelled_in_every_state(state):
     machine = _at_state(state)
-    assert machine.handle(fx.Command(Cancel(b"K" * 16)), 0.0) == []
-    out = machine.handle(fx.Command(Cancel(JOB)), 0.0)
-    assert stored(out)[-1].status == "cancelled" and machine.state is State.IDLE
+    assert machine.handle(fx.Command(CancelJob(b"K" * 16)), 0.0) == []
+    out = machine.handle(fx.Command(CancelJob(JOB)), 0.0)
+    assert stored(out)[-1].status == "cancelled" and machine.state is CloudState.IDLE
     cancelled = {effect.name for effect in of(out, fx.CancelTimer)}
     assert {"watchdog", "resend"} <= cancelled
     late = [SealJob(JOB), SealRound(JOB, 1, 1), SealRelease(JOB), Absorb(batch()[0])]
     for task in late:
-        assert done(machine, task, Failed("late")) == []
-    assert tasks(start(machine, Start(b"K" * 16, 1, 1, 1, 0))) == [SealJob(b"K" * 16)]
+        assert done(machine, task, WorkFailed("late")) == []
+    assert tasks(start(machine, StartJob(b"K" * 16, 1, 1, 1, 0))) == [SealJob(b"K" * 16)]
 
 
 def test_the_close_is_repeated_until_acknowledged():
     machine = waiting()
-    out = machine.handle(fx.Command(Cancel(JOB)), 0.0)
+    out = machine.handle(fx.Command(CancelJob(JOB)), 0.0)
     (note,) = [e.message for e in of(out, fx.Send)]
     for _ in range(2):
         out = fire(machine, "close")
@@ -153,20 +155,20 @@ def test_the_close_is_repeated_until_acknowledged():
 
 def test_an_end_can_be_told_again_after_a_restart():
     machine = cloud()
-    out = machine.handle(fx.Command(Ended(JOB, "failed")), 0.0)
+    out = machine.handle(fx.Command(RepeatEnd(JOB, "failed")), 0.0)
     assert bodies(out, Close) == [Close(JOB, "failed")] and stored(out) == []
     assert bodies(fire(machine, "close"), Close) == [Close(JOB, "failed")]
-    assert machine.state is State.IDLE
+    assert machine.state is CloudState.IDLE
 
 
 def test_ends_are_told_ever_more_slowly_until_each_is_confirmed():
     machine = waiting(cloud(close_cap_s=10.0))
-    machine.handle(fx.Command(Cancel(JOB)), 0.0)
-    out = machine.handle(fx.Command(Ended(b"o" * 16, "completed")), 0.0)
+    machine.handle(fx.Command(CancelJob(JOB)), 0.0)
+    out = machine.handle(fx.Command(RepeatEnd(b"o" * 16, "completed")), 0.0)
     assert {body.job_id for body in bodies(out, Close)} == {JOB, b"o" * 16}
     waits = [timers(fire(machine, "close"))["close"] for _ in range(3)]
     assert waits == [6.0, 10.0, 10.0]
-    back = machine.handle(fx.Connected(fx.Proxy()), 0.0)
+    back = machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0)
     assert len(bodies(back, Close)) == 2
     for note in [m for m in messages(back, Note) if b"close" in m.body.payload]:
         receive(machine, PROXY.note(Ack(hashlib.sha256(note.body.payload).digest(), "held")))
@@ -193,11 +195,13 @@ def test_otherwise_a_shortfall_is_asked_again(uploads, declined):
 def test_a_batch_that_could_not_be_absorbed_costs_a_retry_and_not_the_job():
     machine = waiting()
     task = tasks(hand_over(machine))[0]
-    out = done(machine, task, Failed("the store is locked"))
+    out = done(machine, task, WorkFailed("the store is locked"))
     assert tasks(out) == [SealRound(JOB, 1, 2)]
 
 
-@pytest.mark.parametrize("state", [State.ANNOUNCING, State.RELEASING], ids=lambda s: s.value)
+@pytest.mark.parametrize(
+    "state", [CloudState.ANNOUNCING, CloudState.RELEASING], ids=lambda s: s.value
+)
 def test_a_silent_proxy_is_waited_for_as_often_as_there_are_retries(state):
     machine = _at_state(state)
     out = fire(machine, "watchdog")
@@ -206,7 +210,7 @@ def test_a_silent_proxy_is_waited_for_as_often_as_there_are_retries(state):
 
 
 def test_waiting_for_the_announcement_costs_the_first_round_no_retry():
-    machine = _at_state(State.ANNOUNCING)
+    machine = _at_state(CloudState.ANNOUNCING)
     fire(machine, "watchdog")
     broadcast_job(machine)
     broadcast(machine, SealRound(JOB, 1, 1))
@@ -218,8 +222,8 @@ def test_waiting_for_the_announcement_costs_the_first_round_no_retry():
 
 def test_one_job_at_a_time():
     machine = waiting()
-    assert refused(start(machine, Start(b"K" * 16, 1, 1, 1, 0))) == ["illegal_transition"]
-    assert machine.job.start == START and machine.state is State.WAITING
+    assert refused(start(machine, StartJob(b"K" * 16, 1, 1, 1, 0))) == ["illegal_transition"]
+    assert machine.job.start == START and machine.state is CloudState.WAITING
 
 
 def test_outcomes_of_other_attempts_are_ignored():
@@ -228,15 +232,15 @@ def test_outcomes_of_other_attempts_are_ignored():
     stale = manifest(b"m")
     assert done(machine, SealRound(JOB, 1, 1), Broadcast(stale, b"m")) == []
     record, data = commit_of(at(), [b"x"])
-    assert done(machine, Absorb(batch()[0]), Absorbed(record, data)) == []
-    assert machine.state is State.SEALING
+    assert done(machine, Absorb(batch()[0]), RoundCommit(record, data)) == []
+    assert machine.state is CloudState.SEALING
 
 
 def test_an_outcome_that_comes_twice_is_refused_and_changes_nothing():
     machine = waiting()
     task = SealRound(JOB, 1, 1)
     assert refused(done(machine, task, Broadcast(manifest(b"m"), b"m"))) == ["illegal_transition"]
-    assert machine.state is State.WAITING
+    assert machine.state is CloudState.WAITING
 
 
 def test_an_acknowledgement_of_something_else_is_ignored():
@@ -244,7 +248,7 @@ def test_an_acknowledgement_of_something_else_is_ignored():
     start(machine)
     seal(machine, SealJob(JOB))
     assert receive(machine, PROXY.note(Ack(b"x" * 32, "held"))) == []
-    assert machine.state is State.ANNOUNCING
+    assert machine.state is CloudState.ANNOUNCING
 
 
 # --- the roster ---------------------------------------------------------------------------
@@ -254,7 +258,7 @@ def test_a_roster_is_kept_then_acknowledged():
     machine, keys = cloud(), b"".join(bytes([n]) * 32 for n in range(3))
     header = Roster(7, describe(keys, PART_BYTES))
     out = receive(machine, offer(header, keys, PROXY))
-    assert [type(e) for e in out] == [fx.Store, fx.Send, fx.Report]
+    assert [type(e) for e in out] == [fx.Persist, fx.Send, fx.Report]
     assert stored(out) == [RosterKept(7, keys)] and reports(out)["roster"] == {"enrolled": 3}
 
 

@@ -19,20 +19,20 @@ from cloud_bench import (
 from protocol_kit import JOB, PROXY, at, bodies, of, refused, reports, stored, tasks
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud_states import State
+from edgeveil.protocol.cloud import CloudState
 from edgeveil.protocol.cloud_tasks import (
-    Blocked,
-    Failed,
     JobStatus,
+    Obstacle,
     SealJob,
     SealRelease,
     SealRound,
-    Start,
-    TooFew,
+    StartJob,
+    TooFewUploads,
+    WorkFailed,
 )
 from edgeveil.protocol.messages import Ack, Close, Shortfall
 
-ONCE = Start(JOB, 1, 1, rounds=2, retries=0)
+ONCE = StartJob(JOB, 1, 1, exchanges=2, retries=0)
 
 
 def by_shortfall(machine):
@@ -44,11 +44,11 @@ def by_silence(machine):
 
 
 def by_a_poor_batch(machine):
-    return done(machine, tasks(hand_over(machine))[0], TooFew("1 valid upload"))
+    return done(machine, tasks(hand_over(machine))[0], TooFewUploads("1 valid upload"))
 
 
 def by_a_full_disk(machine):
-    return done(machine, tasks(hand_over(machine))[0], Blocked("the batch cannot be written"))
+    return done(machine, tasks(hand_over(machine))[0], Obstacle("the batch cannot be written"))
 
 
 def paused(out):
@@ -61,7 +61,7 @@ def test_without_retries_left_the_job_pauses_and_nobody_is_told_that_it_ended(ho
     machine = waiting(what=ONCE)
     out = how(machine)
     assert paused(out) and tasks(out) == [] and bodies(out, Close) == []
-    assert machine.state is State.IDLE and machine.job is None
+    assert machine.state is CloudState.IDLE and machine.job is None
     assert reports(out)["job_paused"]["reason"]
     assert {"watchdog", "resend"} <= {effect.name for effect in of(out, fx.CancelTimer)}
 
@@ -72,20 +72,20 @@ def test_work_that_is_blocked_pauses_at_once_and_keeps_its_retries(task):
     start(machine)
     if task != SealJob(JOB):
         broadcast(machine, SealJob(JOB))
-    assert paused(done(machine, task, Blocked("2 devices are still enrolled")))
+    assert paused(done(machine, task, Obstacle("2 devices are still enrolled")))
 
 
 def test_a_blocked_release_pauses():
     machine = cloud()
-    start(machine, Start(JOB, 3, 1, rounds=2, retries=1))
+    start(machine, StartJob(JOB, 3, 1, exchanges=2, retries=1))
     broadcast(machine, SealJob(JOB))
-    assert paused(done(machine, SealRelease(JOB), Blocked("no device is enrolled")))
+    assert paused(done(machine, SealRelease(JOB), Obstacle("no device is enrolled")))
 
 
 def test_work_that_can_never_be_done_still_fails_the_job():
     machine = cloud()
     start(machine)
-    out = done(machine, SealJob(JOB), Failed("the sealed job has 9 bytes"))
+    out = done(machine, SealJob(JOB), WorkFailed("the sealed job has 9 bytes"))
     assert stored(out) == [JobStatus(JOB, "failed", "the sealed job has 9 bytes")]
 
 
@@ -107,7 +107,7 @@ def test_devices_that_all_decline_still_end_the_job():
 def test_a_resumed_job_is_announced_again_and_goes_on_with_fresh_retries():
     machine = waiting(what=ONCE)
     by_silence(machine)
-    assert tasks(start(machine, Start(JOB, 1, 2, rounds=2, retries=1))) == [SealJob(JOB)]
+    assert tasks(start(machine, StartJob(JOB, 1, 2, exchanges=2, retries=1))) == [SealJob(JOB)]
     assert tasks(broadcast(machine, SealJob(JOB))) == [SealRound(JOB, 1, 2)]
     broadcast(machine, SealRound(JOB, 1, 2))
     assert tasks(fire(machine, "watchdog")) == [SealRound(JOB, 1, 3)]
@@ -128,5 +128,5 @@ def test_another_job_may_run_meanwhile():
     machine = waiting(what=ONCE)
     by_silence(machine)
     other = b"K" * 16
-    assert tasks(start(machine, Start(other, 1, 1, 1, 0))) == [SealJob(other)]
+    assert tasks(start(machine, StartJob(other, 1, 1, 1, 0))) == [SealJob(other)]
     assert refused(start(machine, ONCE)) == ["illegal_transition"]

@@ -14,16 +14,16 @@ from protocol_kit import CLOUD, CLOUD_KEY, PROXY_KEY, manifest, signing_key
 from edgeveil.crypto.labels import HEADER
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import messages as m
-from edgeveil.protocol.codec import (
+from edgeveil.protocol.messages import (
     VERSION,
+    check_signature,
     decode,
     decode_body,
     decode_header,
     encode,
     encode_inner,
 )
-from edgeveil.protocol.envelope import check
-from edgeveil.protocol.package import (
+from edgeveil.protocol.sealed import (
     JobPackage,
     ReleasePackage,
     RoundPackage,
@@ -41,9 +41,9 @@ names = st.text("abcdefghijklmnopqrstuvwxyz0123456789_.-", min_size=1, max_size=
 seconds = st.floats(0, 864000)
 device_ids = st.text("0123456789abcdef", min_size=16, max_size=16)
 blobs = st.builds(m.Blob, digests, st.integers(0, 2**40), st.integers(1, 2**28))
-wheres = st.builds(m.Exchanged, st.binary(min_size=16, max_size=16), counts, counts)
+wheres = st.builds(m.ExchangeId, st.binary(min_size=16, max_size=16), counts, counts)
 signed = st.builds(
-    m.Signed,
+    m.Envelope,
     st.one_of(st.sampled_from(["cloud", "proxy"]), device_ids),
     st.binary(max_size=200),
     st.binary(min_size=64, max_size=64),
@@ -107,14 +107,14 @@ def test_messages_survive_the_wire(message):
 
 @given(st.one_of(headers, bodies))
 def test_headers_and_bodies_survive_the_wire(inner):
-    carrier = m.Signed("cloud", encode_inner(inner), bytes(64))
+    carrier = m.Envelope("cloud", encode_inner(inner), bytes(64))
     read = decode_header if isinstance(inner, m.Header) else decode_body
     assert read(carrier) == inner
 
 
 @given(st.one_of(headers, bodies))
 def test_a_header_is_no_body_and_a_body_no_header(inner):
-    carrier = m.Signed("cloud", encode_inner(inner), bytes(64))
+    carrier = m.Envelope("cloud", encode_inner(inner), bytes(64))
     read = decode_body if isinstance(inner, m.Header) else decode_header
     with pytest.raises(ProtocolError, match="malformed"):
         read(carrier)
@@ -192,7 +192,7 @@ OUT_OF_RANGE = [
     {"groups": tuple(m.Group("g", 1) for _ in range(1025))},
     {"groups": (m.Group("g\n", 1),)},
     {"groups": (m.Group("g", -1),)},
-    {"at": m.Exchanged(b"J" * 15, 1, 0)},
+    {"at": m.ExchangeId(b"J" * 15, 1, 0)},
     {"blob": m.Blob(b"x" * 32, -1, 1)},
     {"blob": m.Blob(b"x" * 32, 1, 0)},
     {"blob": m.Blob(b"x" * 32, 2**40 + 1, 1)},
@@ -201,18 +201,18 @@ OUT_OF_RANGE = [
 
 @pytest.mark.parametrize("changes", OUT_OF_RANGE, ids=lambda c: repr(c)[:50])
 def test_a_field_out_of_range_is_refused(changes):
-    assert decode_header(m.Signed("cloud", _inner(GOOD), bytes(64))) == GOOD
+    assert decode_header(m.Envelope("cloud", _inner(GOOD), bytes(64))) == GOOD
     with pytest.raises(ProtocolError) as caught:
-        decode_header(m.Signed("cloud", _inner(GOOD, **changes), bytes(64)))
+        decode_header(m.Envelope("cloud", _inner(GOOD, **changes), bytes(64)))
     assert caught.value.reason == "malformed"
 
 
 @pytest.mark.parametrize("name", ["0" * 16 + "\n", "0" * 15, "0" * 17, "0" * 15 + "G", "cloud "])
 def test_a_name_that_is_no_device_id_is_refused(name):
     with pytest.raises(ProtocolError):
-        decode(encode(m.Note(m.Signed(name, b"", bytes(64)))), LIMIT)
+        decode(encode(m.Note(m.Envelope(name, b"", bytes(64)))), LIMIT)
     with pytest.raises(ProtocolError):
-        decode_body(m.Signed("proxy", encode_inner(m.Hello(name)), bytes(64)))
+        decode_body(m.Envelope("proxy", encode_inner(m.Hello(name)), bytes(64)))
 
 
 def test_a_credit_above_the_limit_is_refused():
@@ -272,7 +272,7 @@ def test_packages_survive(package):
 
 def test_a_signature_binds_signer_key_payload_and_label():
     header = CLOUD.header(GOOD)
-    check(header, "cloud", CLOUD_KEY, HEADER)
+    check_signature(header, "cloud", CLOUD_KEY, HEADER)
     other = msgspec.structs.replace
     forged = [
         other(header, payload=header.payload + b"\0"),
@@ -281,12 +281,12 @@ def test_a_signature_binds_signer_key_payload_and_label():
     ]
     for signed_ in forged:
         with pytest.raises(ProtocolError, match="forged"):
-            check(signed_, "cloud", CLOUD_KEY, HEADER)
+            check_signature(signed_, "cloud", CLOUD_KEY, HEADER)
     with pytest.raises(ProtocolError, match="forged"):
-        check(header, "cloud", PROXY_KEY, HEADER)
+        check_signature(header, "cloud", PROXY_KEY, HEADER)
     for name, key in (("proxy", PROXY_KEY), ("cloud", None)):
         with pytest.raises(ProtocolError, match="unknown_signer"):
-            check(header, name, key, HEADER)
+            check_signature(header, name, key, HEADER)
 
 
 def test_a_signer_shows_nothing_of_its_key():

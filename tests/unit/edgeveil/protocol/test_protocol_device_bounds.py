@@ -25,21 +25,21 @@ from protocol_kit import (
 
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device import DeviceMachine
-from edgeveil.protocol.device_fetches import AT_ONCE
-from edgeveil.protocol.device_states import State
-from edgeveil.protocol.messages import Close, Exchanged, Manifest, Need, Offer, Part, Want
-from edgeveil.protocol.package import JobPackage
-from edgeveil.protocol.tasks import (
+from edgeveil.protocol.device_jobs import AT_ONCE
+from edgeveil.protocol.device_round import DeviceState
+from edgeveil.protocol.device_tasks import (
     CLOSED_KEPT,
-    Failed,
+    ComputeAnswer,
+    DeviceMemory,
+    Installation,
+    InstallJob,
     JobClosed,
-    Learn,
-    Learned,
-    Memory,
-    Open,
-    Opened,
-    Work,
+    OpenedPackage,
+    OpenPackage,
+    WorkFailed,
 )
+from edgeveil.protocol.messages import Close, ExchangeId, Manifest, Need, Offer, Part, Want
+from edgeveil.protocol.sealed import JobPackage
 
 LONG = bytes(range(256)) * 20
 
@@ -51,7 +51,7 @@ def job_id(number: int) -> bytes:
 def announced(number: int, data: bytes | None = None, **changes: Any) -> tuple[Manifest, bytes]:
     """A job's manifest and its sealed package."""
     data = data or b"sealed job %d" % number
-    where = Exchanged(job_id(number), 0, 0)
+    where = ExchangeId(job_id(number), 0, 0)
     return manifest(data, where, kind="job", groups=(), selected=0, **changes), data
 
 
@@ -59,8 +59,8 @@ def learn(machine: DeviceMachine, number: int) -> list[fx.Effect]:
     header, data = announced(number)
     receive(machine, offer(header, data))
     package = JobPackage(b"{}", b"graph")
-    done(machine, Open(header, data), Opened(package))
-    return done(machine, Learn(header, package), Learned())
+    done(machine, OpenPackage(header, data), OpenedPackage(package))
+    return done(machine, InstallJob(header, package), Installation())
 
 
 # --- fetches ------------------------------------------------------------------------------
@@ -102,7 +102,9 @@ def test_the_bytes_on_their_way_are_bounded_by_what_was_claimed() -> None:
     stalled(machine, 2)
     assert refused(receive(machine, offer(announced(9, LONG)[0]))) == ["too_many_fetches"]
     header = manifest(MODEL)
-    assert tasks(receive(machine, offer(header, MODEL))) == [Open(header, MODEL)]  # needs no room
+    assert tasks(receive(machine, offer(header, MODEL))) == [
+        OpenPackage(header, MODEL)
+    ]  # needs no room
 
 
 def test_a_round_that_finds_no_room_changes_nothing() -> None:
@@ -113,7 +115,7 @@ def test_a_round_that_finds_no_room_changes_nothing() -> None:
     assert refused(out) == ["too_many_fetches"]
     assert stored(out) == []
     assert snapshot(machine) == before
-    assert machine.state is State.IDLE
+    assert machine.state is DeviceState.IDLE
 
 
 def test_a_round_s_package_that_never_completes_is_given_up_at_the_deadline() -> None:
@@ -121,7 +123,7 @@ def test_a_round_s_package_that_never_completes_is_given_up_at_the_deadline() ->
     receive(machine, offer(manifest(LONG)))
     assert machine.fetches.under_way
     fire(machine, "deadline")
-    assert machine.state is State.IDLE
+    assert machine.state is DeviceState.IDLE
     assert not machine.fetches.under_way
     assert fire(machine, "repair") == []
     out = receive(machine, offer(manifest(MODEL, at(2)), MODEL))
@@ -140,7 +142,7 @@ def test_a_slow_link_is_asked_for_a_bounded_number_of_parts_at_a_time() -> None:
         asked = _needs(receive(machine, pieces[waiting.pop(0)]))
         waiting += [n for need in asked for n in need]
     assert came == len(pieces)
-    assert machine.state is State.OPENING
+    assert machine.state is DeviceState.OPENING
 
 
 def _needs(effects: list[fx.Effect]) -> list[tuple[int, ...]]:
@@ -157,11 +159,11 @@ def test_of_many_jobs_the_newest_are_kept_and_the_round_at_hand_is_safe() -> Non
         learn(machine, number)
     assert list(machine.memory.jobs) == [JOB, job_id(3), job_id(4)]
     assert list(machine.memory.closed) == [job_id(0), job_id(1), job_id(2)]
-    assert machine.state is State.WORKING
+    assert machine.state is DeviceState.WORKING
 
 
 def test_a_forgotten_job_is_ended_on_the_disk_too() -> None:
-    machine = device(Memory(), jobs=1)
+    machine = device(DeviceMemory(), jobs=1)
     learn(machine, 1)
     assert stored(learn(machine, 2)) == [JobClosed(job_id(1), "forgotten")]
 
@@ -176,7 +178,7 @@ def test_ends_of_jobs_are_remembered_up_to_a_bound() -> None:
 
 
 def test_a_job_is_asked_for_again_until_its_round_is_over() -> None:
-    machine, header = device(Memory()), manifest(MODEL, deadline_s=60.0, grace_s=5.0)
+    machine, header = device(DeviceMemory()), manifest(MODEL, deadline_s=60.0, grace_s=5.0)
     out = receive(machine, offer(header, MODEL))
     waits = [timers(out)["want"]]
     for now_s in (5.0, 15.0, 64.0):
@@ -188,29 +190,29 @@ def test_a_job_is_asked_for_again_until_its_round_is_over() -> None:
     assert machine.handle(fx.Timer("want"), 66.0) == []
 
 
-@pytest.mark.parametrize("outcome", [Opened(None), Failed("wrong_package")])
+@pytest.mark.parametrize("outcome", [OpenedPackage(None), WorkFailed("wrong_package")])
 def test_a_job_that_is_of_no_use_here_is_fetched_once(outcome: object) -> None:
     """Its rounds are looked into as those of any other one where the device is not selected."""
-    machine = device(Memory())
+    machine = device(DeviceMemory())
     header, data = announced(7)
-    round_ = manifest(MODEL, Exchanged(job_id(7), 1, 1))
+    round_ = manifest(MODEL, ExchangeId(job_id(7), 1, 1))
     receive(machine, offer(round_, MODEL))
     receive(machine, offer(header, data))
-    assert tasks(done(machine, Open(header, data), outcome)) == [Open(round_, MODEL)]
-    assert done(machine, Open(round_, MODEL), Opened(None)) == []
+    assert tasks(done(machine, OpenPackage(header, data), outcome)) == [OpenPackage(round_, MODEL)]
+    assert done(machine, OpenPackage(round_, MODEL), OpenedPackage(None)) == []
     assert receive(machine, offer(header, data)) == []
-    later = manifest(MODEL, Exchanged(job_id(7), 2, 1))
-    assert tasks(receive(machine, offer(later, MODEL))) == [Open(later, MODEL)]
+    later = manifest(MODEL, ExchangeId(job_id(7), 2, 1))
+    assert tasks(receive(machine, offer(later, MODEL))) == [OpenPackage(later, MODEL)]
     changed, other = announced(7, b"for everybody", sequence=2)
-    assert tasks(receive(machine, offer(changed, other))) == [Open(changed, other)]
+    assert tasks(receive(machine, offer(changed, other))) == [OpenPackage(changed, other)]
 
 
 def test_a_job_that_ends_while_it_is_learned_leaves_nothing() -> None:
-    machine = device(Memory())
+    machine = device(DeviceMemory())
     header, data = announced(7)
     receive(machine, offer(header, data))
     receive(machine, CLOUD.note(Close(job_id(7), "cancelled")))
-    out = done(machine, Learn(header, JobPackage(b"{}", b"g")), Learned())
+    out = done(machine, InstallJob(header, JobPackage(b"{}", b"g")), Installation())
     assert stored(out) == [JobClosed(job_id(7), "forgotten")]
     assert not machine.memory.jobs
 
@@ -221,7 +223,7 @@ def test_a_job_that_ends_while_it_is_learned_leaves_nothing() -> None:
 def test_refusals_are_counted_by_slugs_and_sentences_go_to_the_owner() -> None:
     machine, header = device(), manifest(MODEL)
     receive(machine, offer(header, MODEL))
-    out = done(machine, Open(header, MODEL), Failed("the file /x cannot be read"))
+    out = done(machine, OpenPackage(header, MODEL), WorkFailed("the file /x cannot be read"))
     assert refused(out) == ["failed_work"]
     assert reports(out)["failed_work"]["why"] == "the file /x cannot be read"
 
@@ -231,10 +233,10 @@ def test_a_device_that_was_away_for_many_rounds_joins_at_the_next() -> None:
     upload(machine, manifest(MODEL, at(1)))
     out = receive(machine, offer(manifest(MODEL, at(9, 3)), MODEL))
     assert len(tasks(out)) == 1
-    assert machine.state is State.OPENING
+    assert machine.state is DeviceState.OPENING
     header = manifest(MODEL, at(9, 3))
-    done(machine, Open(header, MODEL), Opened(PACKAGE))
-    assert of(done(machine, Work(header, PACKAGE), Failed("x")), fx.Report)
+    done(machine, OpenPackage(header, MODEL), OpenedPackage(PACKAGE))
+    assert of(done(machine, ComputeAnswer(header, PACKAGE), WorkFailed("x")), fx.Report)
 
 
 def test_parts_of_a_foreign_blob_take_no_memory() -> None:

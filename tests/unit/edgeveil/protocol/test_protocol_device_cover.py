@@ -27,19 +27,19 @@ from protocol_kit import (
 
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device import DeviceMachine
-from edgeveil.protocol.device_states import State
-from edgeveil.protocol.messages import Ack, Cover, Decline, Manifest, Need, Offer
-from edgeveil.protocol.tasks import (
-    Declined,
-    Dummies,
-    Failed,
-    Open,
-    Opened,
+from edgeveil.protocol.device_round import DeviceState
+from edgeveil.protocol.device_tasks import (
+    ComputeAnswer,
+    NoAnswer,
+    OpenedPackage,
+    OpenPackage,
     OutboxDrop,
     OutboxHeld,
     OutboxPut,
-    Work,
+    SealDummies,
+    WorkFailed,
 )
+from edgeveil.protocol.messages import Ack, Cover, Decline, Manifest, Need, Offer
 
 DUMMY = replace(SEALED, dummy=True)
 DIGEST = hashlib.sha256(SEALED.data).digest()
@@ -56,25 +56,25 @@ def covered(window_s: float = 10.0) -> DeviceMachine:
 
 def unselected(machine: DeviceMachine, header: Manifest = HEADER) -> list[fx.Effect]:
     receive(machine, offer(header, MODEL))
-    return done(machine, Open(header, MODEL), Opened(None))
+    return done(machine, OpenPackage(header, MODEL), OpenedPackage(None))
 
 
 def test_who_was_not_selected_answers_with_dummies() -> None:
     machine = covered()
-    assert tasks(unselected(machine)) == [Dummies(HEADER)]
-    done(machine, Dummies(HEADER), DUMMY)
+    assert tasks(unselected(machine)) == [SealDummies(HEADER)]
+    done(machine, SealDummies(HEADER), DUMMY)
     (item,) = stored(machine.handle(fx.Timer("resend"), 10.0))
     assert isinstance(item, OutboxPut)
     assert item.dummy
-    assert machine.state is State.UPLOADING
+    assert machine.state is DeviceState.UPLOADING
 
 
-@pytest.mark.parametrize("outcome", [Declined("over budget"), Failed("wrong_groups")])
+@pytest.mark.parametrize("outcome", [NoAnswer("over budget"), WorkFailed("wrong_groups")])
 def test_who_declines_answers_with_dummies_and_no_note(outcome: object) -> None:
     machine = covered()
     work_on(machine, HEADER)
-    out = done(machine, Work(HEADER, PACKAGE), outcome)
-    assert tasks(out) == [Dummies(HEADER)]
+    out = done(machine, ComputeAnswer(HEADER, PACKAGE), outcome)
+    assert tasks(out) == [SealDummies(HEADER)]
     assert bodies(out, Decline) == []
     assert "why" in reports(out)["declined"]
 
@@ -82,41 +82,43 @@ def test_who_declines_answers_with_dummies_and_no_note(outcome: object) -> None:
 def test_a_broadcast_that_does_not_open_is_answered_too() -> None:
     machine = covered()
     receive(machine, offer(HEADER, MODEL))
-    out = done(machine, Open(HEADER, MODEL), Failed("wrong_commitment"))
-    assert tasks(out) == [Dummies(HEADER)]
+    out = done(machine, OpenPackage(HEADER, MODEL), WorkFailed("wrong_commitment"))
+    assert tasks(out) == [SealDummies(HEADER)]
     assert refused(out) == ["wrong_commitment"]
 
 
 def test_without_cover_nobody_else_answers() -> None:
     machine = device()
     assert unselected(machine) == []
-    assert machine.state is State.IDLE
+    assert machine.state is DeviceState.IDLE
 
 
 def test_a_note_that_would_end_cover_is_malformed() -> None:
     """An old one could be played again by a broker."""
     machine = covered()
     assert refused(receive(machine, PROXY.note(Cover(0.0)))) == ["malformed"]
-    assert tasks(unselected(machine)) == [Dummies(HEADER)]
+    assert tasks(unselected(machine)) == [SealDummies(HEADER)]
 
 
 def test_a_new_link_ends_cover_with_the_next_round_unless_it_is_asked_for_again() -> None:
     machine = covered()
     receive(machine, offer(HEADER, MODEL))
-    machine.handle(fx.Connected(fx.Proxy()), 0.0)
-    assert tasks(done(machine, Open(HEADER, MODEL), Opened(None))) == [Dummies(HEADER)]
+    machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0)
+    assert tasks(done(machine, OpenPackage(HEADER, MODEL), OpenedPackage(None))) == [
+        SealDummies(HEADER)
+    ]
     second, third = (manifest(MODEL, at(number), deadline_s=60.0) for number in (2, 3))
     assert unselected(machine, second) == []
     receive(machine, PROXY.note(Cover(10.0)))
-    assert tasks(unselected(machine, third)) == [Dummies(third)]
+    assert tasks(unselected(machine, third)) == [SealDummies(third)]
 
 
 def test_where_no_dummy_can_be_made_there_is_silence() -> None:
     machine = covered()
     unselected(machine)
-    out = done(machine, Dummies(HEADER), Declined("too large for the outbox"))
+    out = done(machine, SealDummies(HEADER), NoAnswer("too large for the outbox"))
     assert [type(effect) for effect in out] == [fx.Report]
-    assert machine.state is State.IDLE
+    assert machine.state is DeviceState.IDLE
 
 
 def test_an_owner_who_requires_cover_answers_nothing_without_it_not_even_that() -> None:
@@ -124,11 +126,11 @@ def test_an_owner_who_requires_cover_answers_nothing_without_it_not_even_that() 
     out = work_on(machine, HEADER)
     assert [type(effect) for effect in out] == [fx.Report]
     assert "require_cover" in reports(out)["uncovered"]["why"]
-    assert machine.state is State.IDLE
+    assert machine.state is DeviceState.IDLE
     receive(machine, PROXY.note(Cover(10.0)))
     second = manifest(MODEL, at(2), deadline_s=60.0)
     (task,) = tasks(work_on(machine, second))
-    assert isinstance(task, Work)
+    assert isinstance(task, ComputeAnswer)
     assert (task.manifest, task.package) == (second, PACKAGE)
 
 
@@ -137,11 +139,11 @@ def test_an_owner_who_requires_cover_answers_nothing_without_it_not_even_that() 
 
 def answer(machine: DeviceMachine, chance: float, work_s: float, *, dummy: bool) -> list[fx.Effect]:
     """The package comes at 100 s, the work ends `work_s` later."""
-    machine.handle(fx.Received(fx.Proxy(), offer(HEADER, MODEL)), 100.0)
-    opened = Opened(None if dummy else PACKAGE, chance, budget_s=0.0 if dummy else 2.0)
-    (task,) = tasks(machine.handle(fx.Done(Open(HEADER, MODEL), opened), 100.0))
+    machine.handle(fx.MessageReceived(fx.ProxyAddress(), offer(HEADER, MODEL)), 100.0)
+    opened = OpenedPackage(None if dummy else PACKAGE, chance, budget_s=0.0 if dummy else 2.0)
+    (task,) = tasks(machine.handle(fx.WorkDone(OpenPackage(HEADER, MODEL), opened), 100.0))
     sealed = replace(SEALED, dummy=dummy)
-    return machine.handle(fx.Done(task, sealed), 100.0 + work_s)
+    return machine.handle(fx.WorkDone(task, sealed), 100.0 + work_s)
 
 
 @pytest.mark.parametrize("chance", [0.0, 0.25, 0.999])
@@ -159,10 +161,10 @@ def test_the_length_of_the_work_does_not_show(chance: float) -> None:
 def test_an_answer_s_work_ends_with_the_window_s_first_half() -> None:
     for budget_s, allowed_s in ((2.0, 1.5), (60.0, 3.75), (0.0, 3.75)):
         machine = covered(10.0)
-        machine.handle(fx.Received(fx.Proxy(), offer(HEADER, MODEL)), 100.0)
-        opened = fx.Done(Open(HEADER, MODEL), Opened(PACKAGE, 0.5, budget_s))
+        machine.handle(fx.MessageReceived(fx.ProxyAddress(), offer(HEADER, MODEL)), 100.0)
+        opened = fx.WorkDone(OpenPackage(HEADER, MODEL), OpenedPackage(PACKAGE, 0.5, budget_s))
         (work,) = tasks(machine.handle(opened, 101.0))
-        assert isinstance(work, Work)
+        assert isinstance(work, ComputeAnswer)
         assert (work.begun_s, work.allowed_s) == (100.0, allowed_s)
 
 
@@ -178,11 +180,11 @@ def test_the_window_is_at_most_half_of_the_round() -> None:
 @pytest.mark.parametrize("came_s", [0.0, 50.0, 61.0])
 def test_the_window_ends_before_the_round_however_late_the_package_is(came_s: float) -> None:
     machine = covered(3600.0)
-    machine.handle(fx.Received(fx.Proxy(), offer(LARGE)), 0.0)
+    machine.handle(fx.MessageReceived(fx.ProxyAddress(), offer(LARGE)), 0.0)
     for part in parts_of(LARGE, LARGE_MODEL):
-        machine.handle(fx.Received(fx.Proxy(), part), came_s)
-    machine.handle(fx.Done(Open(LARGE, LARGE_MODEL), Opened(None, 0.999)), came_s)
-    out = machine.handle(fx.Done(Dummies(LARGE), DUMMY), came_s)
+        machine.handle(fx.MessageReceived(fx.ProxyAddress(), part), came_s)
+    machine.handle(fx.WorkDone(OpenPackage(LARGE, LARGE_MODEL), OpenedPackage(None, 0.999)), came_s)
+    out = machine.handle(fx.WorkDone(SealDummies(LARGE), DUMMY), came_s)
     wait_s = 0.0 if messages(out, Offer) else timers(out)["resend"]
     assert wait_s <= max(0.0, LARGE.deadline_s - came_s) / 2
 
@@ -191,12 +193,12 @@ def test_nothing_leaves_before_its_moment_though_the_link_comes_back() -> None:
     machine = covered()
     out = answer(machine, 0.5, 0.0, dummy=True)
     assert stored(out) == []  # nor is it on the disk
-    assert headers(machine.handle(fx.Connected(fx.Proxy()), 101.0)) == []
+    assert headers(machine.handle(fx.PeerConnected(fx.ProxyAddress()), 101.0)) == []
     out = machine.handle(fx.Timer("resend"), 107.5)
     assert [type(item) for item in stored(out)] == [OutboxPut]
     (header,) = headers(out)
     assert header.blob.digest == DIGEST
-    assert len(headers(machine.handle(fx.Connected(fx.Proxy()), 108.0))) == 1
+    assert len(headers(machine.handle(fx.PeerConnected(fx.ProxyAddress()), 108.0))) == 1
 
 
 @pytest.mark.parametrize("selected", [False, True])
@@ -206,11 +208,13 @@ def test_a_restart_before_the_moment_does_not_tell_who_was_selected(selected: bo
     receive(machine, offer(LARGE))
     for part in parts_of(LARGE, LARGE_MODEL):
         receive(machine, part)
-    done(machine, Open(LARGE, LARGE_MODEL), Opened(PACKAGE if selected else None, 0.5))
+    done(
+        machine, OpenPackage(LARGE, LARGE_MODEL), OpenedPackage(PACKAGE if selected else None, 0.5)
+    )
     if not selected:
-        done(machine, Dummies(LARGE), DUMMY)
+        done(machine, SealDummies(LARGE), DUMMY)
     machine = device(copy.deepcopy(machine.memory))
-    out = machine.handle(fx.Connected(fx.Proxy()), 0.0)
+    out = machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0)
     out += receive(machine, PROXY.note(Cover(30.0)))
     out += receive(machine, offer(LARGE)) + machine.handle(fx.Timer("repair"), 1.0)
     assert messages(out, Offer) == []
@@ -231,7 +235,7 @@ def test_a_newer_round_displaces_an_answer_that_waits() -> None:
 
 def uploaded(machine: DeviceMachine) -> None:
     unselected(machine)
-    done(machine, Dummies(HEADER), DUMMY)
+    done(machine, SealDummies(HEADER), DUMMY)
     machine.handle(fx.Timer("resend"), 10.0)
 
 
@@ -258,7 +262,7 @@ def test_a_restart_sends_the_same_dummy() -> None:
     first = covered()
     uploaded(first)
     machine = device(first.memory)
-    (header,) = headers(machine.handle(fx.Connected(fx.Proxy()), 0.0))
+    (header,) = headers(machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0))
     assert header.blob.digest == DIGEST
 
 

@@ -20,10 +20,16 @@ from protocol_kit import (
 )
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.device_states import State
+from edgeveil.protocol.device_round import DeviceState
+from edgeveil.protocol.device_tasks import (
+    DeviceMemory,
+    Installation,
+    InstallJob,
+    OpenedPackage,
+    OpenPackage,
+)
 from edgeveil.protocol.messages import Close, Need, Want
-from edgeveil.protocol.package import JobPackage
-from edgeveil.protocol.tasks import Learn, Learned, Memory, Open, Opened
+from edgeveil.protocol.sealed import JobPackage
 
 LONG = bytes(range(256)) * 20
 JOB_DATA = b"sealed job"
@@ -31,21 +37,23 @@ JOB_HEADER = manifest(JOB_DATA, at(0), kind="job", groups=(), selected=0)
 
 
 def test_a_round_waits_for_its_job():
-    machine, header = device(Memory()), manifest(MODEL)
+    machine, header = device(DeviceMemory()), manifest(MODEL)
     out = receive(machine, offer(header, MODEL))
     assert bodies(out, Want) == [Want(JOB)] and tasks(out) == []
     receive(machine, offer(JOB_HEADER, JOB_DATA))
     package = JobPackage(b"{}", b"graph")
-    out = done(machine, Open(JOB_HEADER, JOB_DATA), Opened(package))
-    assert tasks(out) == [Learn(JOB_HEADER, package)]
-    out = done(machine, Learn(JOB_HEADER, package), Learned())
-    assert tasks(out) == [Open(header, MODEL)] and list(machine.memory.jobs) == [JOB]
+    out = done(machine, OpenPackage(JOB_HEADER, JOB_DATA), OpenedPackage(package))
+    assert tasks(out) == [InstallJob(JOB_HEADER, package)]
+    out = done(machine, InstallJob(JOB_HEADER, package), Installation())
+    assert tasks(out) == [OpenPackage(header, MODEL)] and list(machine.memory.jobs) == [JOB]
 
 
 def at_its_job():
     """A device whose host opens the job; the round comes meanwhile."""
-    machine, header = device(Memory()), manifest(LONG)
-    assert tasks(receive(machine, offer(JOB_HEADER, JOB_DATA))) == [Open(JOB_HEADER, JOB_DATA)]
+    machine, header = device(DeviceMemory()), manifest(LONG)
+    assert tasks(receive(machine, offer(JOB_HEADER, JOB_DATA))) == [
+        OpenPackage(JOB_HEADER, JOB_DATA)
+    ]
     out = receive(machine, offer(header))
     assert bodies(out, Want) == [] and {"repair", "want"} <= set(timers(out))
     return machine, header
@@ -53,8 +61,8 @@ def at_its_job():
 
 def job_learned(machine):
     package = JobPackage(b"{}", b"graph")
-    (learn,) = tasks(done(machine, Open(JOB_HEADER, JOB_DATA), Opened(package)))
-    return done(machine, learn, Learned())
+    (learn,) = tasks(done(machine, OpenPackage(JOB_HEADER, JOB_DATA), OpenedPackage(package)))
+    return done(machine, learn, Installation())
 
 
 @pytest.mark.parametrize("before", [0, 2, 5])
@@ -68,8 +76,8 @@ def test_what_is_pushed_of_a_round_before_its_job_is_learned_comes_once(before):
     for piece in pieces[before:]:
         assert not tasks(out) and messages(out, Need) == []
         out = receive(machine, piece)
-    assert tasks(out) == [Open(header, LONG)]
-    assert machine.state is State.OPENING and fire(machine, "repair") == []
+    assert tasks(out) == [OpenPackage(header, LONG)]
+    assert machine.state is DeviceState.OPENING and fire(machine, "repair") == []
 
 
 def test_a_round_put_by_stays_when_it_is_offered_again():
@@ -78,7 +86,7 @@ def test_a_round_put_by_stays_when_it_is_offered_again():
         receive(machine, piece)
     for out in (receive(machine, offer(header)), fire(machine, "repair")):
         assert tasks(out) == [] and messages(out, Need) == []
-    assert tasks(job_learned(machine)) == [Open(header, LONG)]
+    assert tasks(job_learned(machine)) == [OpenPackage(header, LONG)]
 
 
 def test_what_is_not_the_round_is_found_before_it_is_put_by():
@@ -90,11 +98,11 @@ def test_what_is_not_the_round_is_found_before_it_is_put_by():
     for piece in parts_of(header, LONG):
         assert receive(machine, piece) == []
     assert receive(machine, last) == []  # one too many
-    assert tasks(job_learned(machine)) == [Open(header, LONG)]
+    assert tasks(job_learned(machine)) == [OpenPackage(header, LONG)]
 
 
 def test_a_job_that_is_coming_is_not_asked_for():
-    machine, header = device(Memory()), manifest(MODEL)
+    machine, header = device(DeviceMemory()), manifest(MODEL)
     announced = manifest(LONG, at(0), kind="job", groups=(), selected=0)
     receive(machine, offer(announced))
     for out in (receive(machine, offer(header, MODEL)), fire(machine, "want")):
@@ -111,7 +119,7 @@ def test_a_job_that_the_host_is_at_is_not_opened_twice():
 
 
 def test_a_round_whose_job_never_came_is_forgotten_when_it_is_over():
-    machine, header = device(Memory()), manifest(LONG, deadline_s=60.0, grace_s=5.0)
+    machine, header = device(DeviceMemory()), manifest(LONG, deadline_s=60.0, grace_s=5.0)
     receive(machine, offer(header))
     assert header.blob.digest in machine.fetches.under_way
     assert machine.handle(fx.Timer("want"), 65.1) == []
@@ -119,16 +127,16 @@ def test_a_round_whose_job_never_came_is_forgotten_when_it_is_over():
 
 
 def test_a_newer_round_of_an_unknown_job_takes_the_place_of_the_older():
-    machine, newer = device(Memory()), manifest(LONG[::-1], at(2))
+    machine, newer = device(DeviceMemory()), manifest(LONG[::-1], at(2))
     receive(machine, offer(manifest(LONG)))
     receive(machine, offer(newer))
     assert list(machine.fetches.under_way) == [newer.blob.digest]
 
 
 def test_a_job_that_holds_no_job_is_refused_and_not_fetched_again():
-    machine = device(Memory())
+    machine = device(DeviceMemory())
     receive(machine, offer(JOB_HEADER, JOB_DATA))
-    assert refused(done(machine, Open(JOB_HEADER, JOB_DATA), Opened(PACKAGE))) == [
+    assert refused(done(machine, OpenPackage(JOB_HEADER, JOB_DATA), OpenedPackage(PACKAGE))) == [
         "malformed_package"
     ]
     assert receive(machine, offer(JOB_HEADER, JOB_DATA)) == []

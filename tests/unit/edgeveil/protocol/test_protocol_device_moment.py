@@ -12,21 +12,27 @@ from protocol_kit import headers, manifest, offer, stored, tasks, timers
 
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device import DeviceMachine
-from edgeveil.protocol.device_moment import LEAVE_SHARE, WORK_SHARE, moment
-from edgeveil.protocol.tasks import Open, Opened, OutboxPut, Sealed, Work
+from edgeveil.protocol.device_round import LEAVE_SHARE, WORK_SHARE, moment
+from edgeveil.protocol.device_tasks import (
+    ComputeAnswer,
+    OpenedPackage,
+    OpenPackage,
+    OutboxPut,
+    SealedAnswer,
+)
 
 HEADER = manifest(MODEL, deadline_s=60.0)
 
 
-def worked(work_s: float, chance: float, sealed: Sealed = SEALED, opened_s: float = 0.0):
+def worked(work_s: float, chance: float, sealed: SealedAnswer = SEALED, opened_s: float = 0.0):
     """The machine after an answer's work of `work_s`, and what it does then."""
     machine = device()
-    machine.handle(fx.Received(fx.Proxy(), offer(HEADER, MODEL)), 100.0)
-    opened = fx.Done(Open(HEADER, MODEL), Opened(PACKAGE, chance, budget_s=4.0))
+    machine.handle(fx.MessageReceived(fx.ProxyAddress(), offer(HEADER, MODEL)), 100.0)
+    opened = fx.WorkDone(OpenPackage(HEADER, MODEL), OpenedPackage(PACKAGE, chance, budget_s=4.0))
     (task,) = tasks(machine.handle(opened, 100.0 + opened_s))
-    assert isinstance(task, Work)
+    assert isinstance(task, ComputeAnswer)
     assert task.until_s == 100.0 + 4.0 * WORK_SHARE
-    return machine, machine.handle(fx.Done(task, sealed), 100.0 + work_s)
+    return machine, machine.handle(fx.WorkDone(task, sealed), 100.0 + work_s)
 
 
 @pytest.mark.parametrize("chance", [0.0, 0.3, 0.999])
@@ -50,9 +56,11 @@ def test_an_answer_that_no_record_had_a_part_in_leaves_at_once() -> None:
 
 def test_a_job_that_is_not_known_has_no_moment() -> None:
     machine: DeviceMachine = device()
-    machine.handle(fx.Received(fx.Proxy(), offer(HEADER, MODEL)), 100.0)
-    (task,) = tasks(machine.handle(fx.Done(Open(HEADER, MODEL), Opened(PACKAGE, 0.5)), 100.0))
-    assert len(headers(machine.handle(fx.Done(task, SEALED), 107.0))) == 1
+    machine.handle(fx.MessageReceived(fx.ProxyAddress(), offer(HEADER, MODEL)), 100.0)
+    (task,) = tasks(
+        machine.handle(fx.WorkDone(OpenPackage(HEADER, MODEL), OpenedPackage(PACKAGE, 0.5)), 100.0)
+    )
+    assert len(headers(machine.handle(fx.WorkDone(task, SEALED), 107.0))) == 1
 
 
 @given(

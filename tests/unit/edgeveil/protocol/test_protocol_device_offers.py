@@ -39,10 +39,19 @@ from protocol_kit import (
 )
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.device_states import State
-from edgeveil.protocol.messages import Blob, Exchanged, Hello, Need
-from edgeveil.protocol.package import JobPackage, ReleasePackage
-from edgeveil.protocol.tasks import Failed, Install, Learned, Memory, Open, Opened, Seen, Work
+from edgeveil.protocol.device_round import DeviceState
+from edgeveil.protocol.device_tasks import (
+    ComputeAnswer,
+    DeviceMemory,
+    Installation,
+    InstallRelease,
+    ManifestMark,
+    OpenedPackage,
+    OpenPackage,
+    WorkFailed,
+)
+from edgeveil.protocol.messages import Blob, ExchangeId, Hello, Need
+from edgeveil.protocol.sealed import JobPackage, ReleasePackage
 
 LONG = bytes(range(256)) * 20
 
@@ -50,11 +59,11 @@ LONG = bytes(range(256)) * 20
 def test_a_fresh_round_is_remembered_before_it_is_opened():
     machine, header = device(), manifest(MODEL, deadline_s=60.0, grace_s=5.0)
     out = receive(machine, offer(header, MODEL))
-    assert tasks(out) == [Open(header, MODEL)]
+    assert tasks(out) == [OpenPackage(header, MODEL)]
     assert [item.at for item in stored(out)] == [header.at]
-    assert isinstance(out[0], fx.Store)
+    assert isinstance(out[0], fx.Persist)
     assert timers(out)["deadline"] == 65.0
-    assert machine.state is State.OPENING
+    assert machine.state is DeviceState.OPENING
 
 
 def test_a_large_model_comes_together_from_parts_in_any_order():
@@ -63,7 +72,7 @@ def test_a_large_model_comes_together_from_parts_in_any_order():
     pieces = parts_of(header, LONG)
     for piece in reversed(pieces[1:]):
         assert not tasks(receive(machine, piece))
-    assert tasks(receive(machine, pieces[0])) == [Open(header, LONG)]
+    assert tasks(receive(machine, pieces[0])) == [OpenPackage(header, LONG)]
     assert receive(machine, pieces[0]) == []
 
 
@@ -79,7 +88,7 @@ def test_missing_parts_are_asked_for_until_they_came():
     assert timers(out)["repair"] > timers(fire(machine, "repair"))["repair"] / 4
     for index in need.indices:
         out = receive(machine, pieces[index])
-    assert tasks(out) == [Open(header, LONG)]
+    assert tasks(out) == [OpenPackage(header, LONG)]
     assert fire(machine, "repair") == []
 
 
@@ -105,7 +114,7 @@ def test_an_older_round_or_attempt_is_refused(older):
 
 
 def test_a_replay_is_refused_after_a_restart_too():
-    memory = Memory(jobs={JOB: None}, seen={JOB: Seen(at(5), b"s" * 32)})
+    memory = DeviceMemory(jobs={JOB: None}, seen={JOB: ManifestMark(at(5), b"s" * 32)})
     out = receive(device(memory), offer(manifest(MODEL, at(4)), MODEL))
     assert refused(out) == ["replayed_round"]
 
@@ -125,13 +134,13 @@ def test_the_same_offer_again_does_no_second_work():
         work_on(machine, header)
     out = receive(machine, offer(header, MODEL))
     assert tasks(out) == [] and refused(out) == []
-    assert machine.state is State.WORKING
+    assert machine.state is DeviceState.WORKING
 
 
 def test_a_repeated_offer_brings_what_the_first_one_lacked():
     machine, header = device(), manifest(MODEL)
     assert not tasks(receive(machine, offer(header)))
-    assert tasks(receive(machine, offer(header, MODEL))) == [Open(header, MODEL)]
+    assert tasks(receive(machine, offer(header, MODEL))) == [OpenPackage(header, MODEL)]
 
 
 @pytest.mark.parametrize(
@@ -171,31 +180,33 @@ def test_a_signed_offer_that_cannot_be_fetched_changes_nothing(header, inline, r
 def test_not_selected_is_a_normal_end():
     machine, header = device(), manifest(MODEL)
     receive(machine, offer(header, MODEL))
-    assert done(machine, Open(header, MODEL), Opened(None)) == []
-    assert machine.state is State.IDLE
+    assert done(machine, OpenPackage(header, MODEL), OpenedPackage(None)) == []
+    assert machine.state is DeviceState.IDLE
 
 
 def test_a_model_that_does_not_open_is_refused_by_its_reason():
     machine, header = device(), manifest(MODEL)
     receive(machine, offer(header, MODEL))
-    out = done(machine, Open(header, MODEL), Failed("wrong_commitment"))
-    assert refused(out) == ["wrong_commitment"] and machine.state is State.IDLE
+    out = done(machine, OpenPackage(header, MODEL), WorkFailed("wrong_commitment"))
+    assert refused(out) == ["wrong_commitment"] and machine.state is DeviceState.IDLE
 
 
 def test_a_round_that_holds_no_round_is_refused():
     machine, header = device(), manifest(MODEL)
     receive(machine, offer(header, MODEL))
-    out = done(machine, Open(header, MODEL), Opened(JobPackage(b"{}", b"")))
+    out = done(machine, OpenPackage(header, MODEL), OpenedPackage(JobPackage(b"{}", b"")))
     assert refused(out) == ["malformed_package"] and tasks(out) == []
-    assert machine.state is State.IDLE
+    assert machine.state is DeviceState.IDLE
 
 
 def test_a_newer_round_takes_the_place_of_the_one_at_work():
     machine, old, new = device(), manifest(MODEL, at(1)), manifest(b"newer", at(2))
     receive(machine, offer(old, MODEL))
-    assert tasks(receive(machine, offer(new, b"newer"))) == [Open(new, b"newer")]
-    assert done(machine, Open(old, MODEL), Opened(PACKAGE)) == []
-    assert tasks(done(machine, Open(new, b"newer"), Opened(PACKAGE))) == [Work(new, PACKAGE)]
+    assert tasks(receive(machine, offer(new, b"newer"))) == [OpenPackage(new, b"newer")]
+    assert done(machine, OpenPackage(old, MODEL), OpenedPackage(PACKAGE)) == []
+    assert tasks(done(machine, OpenPackage(new, b"newer"), OpenedPackage(PACKAGE))) == [
+        ComputeAnswer(new, PACKAGE)
+    ]
 
 
 def test_fetches_that_never_end_do_not_stop_later_rounds():
@@ -213,45 +224,49 @@ def test_fetches_that_never_end_do_not_stop_later_rounds():
 
 
 def release(sequence, job=JOB):
-    return manifest(b"final %d" % sequence, Exchanged(job, 0, 0), kind="release", sequence=sequence)
+    return manifest(
+        b"final %d" % sequence, ExchangeId(job, 0, 0), kind="release", sequence=sequence
+    )
 
 
 def install(machine, sequence):
     header, data = release(sequence), b"final %d" % sequence
-    opened = Opened(ReleasePackage("digits", b"onnx"))
-    return receive(machine, offer(header, data)) and done(machine, Open(header, data), opened)
+    opened = OpenedPackage(ReleasePackage("digits", b"onnx"))
+    return receive(machine, offer(header, data)) and done(
+        machine, OpenPackage(header, data), opened
+    )
 
 
 def test_a_release_is_installed_once():
     machine = device()
     (task,) = tasks(install(machine, 7))
-    assert isinstance(task, Install)
-    assert "model_installed" in reports(done(machine, task, Learned()))
+    assert isinstance(task, InstallRelease)
+    assert "model_installed" in reports(done(machine, task, Installation()))
     assert machine.memory.release_sequence == 7
     assert receive(machine, offer(release(7), b"final 7")) == []
 
 
 def test_an_older_release_cannot_take_the_place_of_the_installed_one():
-    machine = device(Memory(jobs={JOB: None}, release_sequence=7))
+    machine = device(DeviceMemory(jobs={JOB: None}, release_sequence=7))
     out = receive(machine, offer(release(6), b"final 6"))
     assert refused(out) == ["replayed_release"]
 
 
 def test_a_round_from_before_a_release_is_not_answered():
     """Its cloud counts from behind: the job's model would be refused, the budget be gone."""
-    machine = device(Memory(jobs={JOB: None}, release_sequence=7))
+    machine = device(DeviceMemory(jobs={JOB: None}, release_sequence=7))
     behind, ahead = (manifest(MODEL, sequence=number) for number in (6, 8))
     assert refused(receive(machine, offer(behind, MODEL))) == ["outdated_round"]
-    assert tasks(receive(machine, offer(ahead, MODEL))) == [Open(ahead, MODEL)]
+    assert tasks(receive(machine, offer(ahead, MODEL))) == [OpenPackage(ahead, MODEL)]
 
 
 def test_an_older_release_under_way_is_not_installed_over_a_newer_one():
     machine = device()
     receive(machine, offer(release(6), b"final 6"))
     (newer,) = tasks(install(machine, 7))
-    done(machine, newer, Learned())
-    opened = Opened(ReleasePackage("digits", b"old"))
-    assert tasks(done(machine, Open(release(6), b"final 6"), opened)) == []
+    done(machine, newer, Installation())
+    opened = OpenedPackage(ReleasePackage("digits", b"old"))
+    assert tasks(done(machine, OpenPackage(release(6), b"final 6"), opened)) == []
     assert machine.memory.release_sequence == 7
 
 
@@ -261,6 +276,6 @@ def test_an_older_release_under_way_is_not_installed_over_a_newer_one():
 def test_a_device_says_hello_on_every_connection():
     machine = device()
     for _ in range(2):
-        out = machine.handle(fx.Connected(fx.Proxy()), 0.0)
+        out = machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0)
         assert bodies(out, Hello) == [Hello(ME.id)]
     assert len(of(out, fx.Send)) == 1

@@ -23,23 +23,23 @@ from protocol_kit import (
 )
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.device_states import State
+from edgeveil.protocol.device_round import DeviceState
+from edgeveil.protocol.device_tasks import OutboxHeld
 from edgeveil.protocol.messages import Ack, Hello, Later
-from edgeveil.protocol.pace import Pace
-from edgeveil.protocol.tasks import OutboxHeld
+from edgeveil.protocol.transfer import Backoff
 
 DIGEST = hashlib.sha256(SEALED.data).digest()
 
 
 def test_a_fleet_s_waits_are_spread_and_never_longer_than_said() -> None:
-    waits = [Pace(f"{n:016x}").wait_s(4.0, 1, 30.0) for n in range(2000)]
+    waits = [Backoff(f"{n:016x}").wait_s(4.0, 1, 30.0) for n in range(2000)]
     assert all(4.0 < wait <= 8.0 for wait in waits)
     tenths = [int((wait - 4.0) / 0.4) for wait in waits]
     assert min(tenths.count(tenth) for tenth in range(10)) > 120  # 200 expected, 13 deviation
 
 
 def test_the_waits_of_one_device_differ_and_repeat_after_a_restart() -> None:
-    one, again = Pace("a" * 16), Pace("a" * 16)
+    one, again = Backoff("a" * 16), Backoff("a" * 16)
     waits = [one.wait_s(1.0, 0, 30.0) for _ in range(20)]
     assert len(set(waits)) == 20
     assert waits == [again.wait_s(1.0, 0, 30.0) for _ in range(20)]
@@ -47,13 +47,13 @@ def test_the_waits_of_one_device_differ_and_repeat_after_a_restart() -> None:
 
 @pytest.mark.parametrize(("tries", "most_s"), [(0, 5.0), (1, 10.0), (3, 30.0), (10_000, 30.0)])
 def test_waits_double_up_to_a_cap(tries: int, most_s: float) -> None:
-    wait_s = Pace("a" * 16).wait_s(5.0, tries, 30.0)
+    wait_s = Backoff("a" * 16).wait_s(5.0, tries, 30.0)
     assert most_s / 2 < wait_s <= most_s
 
 
 def test_a_hello_that_is_put_off_is_said_again_after_the_delay() -> None:
     machine = device()
-    machine.handle(fx.Connected(fx.Proxy()), 0.0)
+    machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0)
     out = receive(machine, PROXY.note(Later(12.5)))
     assert timers(out) == {"hello": 12.5}
     assert of(out, fx.Send) == []
@@ -67,7 +67,7 @@ def test_a_delay_that_is_too_long_is_not_believed() -> None:
 def test_a_proxy_that_puts_off_is_there() -> None:
     """The owner is told of a proxy that does not answer, not of one that is busy."""
     machine = device()
-    machine.handle(fx.Connected(fx.Proxy()), 0.0)
+    machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0)
     for now_s in range(10):
         receive(machine, PROXY.note(Later(1.0)))
         assert "unheard" not in reports(machine.handle(fx.Timer("hello"), float(now_s)))
@@ -90,8 +90,8 @@ def test_an_acknowledged_upload_is_not_offered_again_after_a_restart() -> None:
     upload(first)
     receive(first, PROXY.note(Ack(DIGEST, "held")))
     machine = device(first.memory)
-    assert headers(machine.handle(fx.Connected(fx.Proxy()), 0.0)) == []
-    assert machine.state is State.ANSWERED
+    assert headers(machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0)) == []
+    assert machine.state is DeviceState.ANSWERED
     assert tasks(receive(machine, offer(manifest(MODEL), MODEL))) == []
     # A late word that the round is closed takes nothing back.
     assert receive(machine, PROXY.note(Ack(DIGEST, "closed"))) == []

@@ -42,18 +42,28 @@ from protocol_kit import (
 )
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.codec import decode_header, encode
-from edgeveil.protocol.device_states import State
-from edgeveil.protocol.messages import Ack, Bye, Close, Decline, Need, Offer, Part, Want
-from edgeveil.protocol.tasks import (
-    Declined,
+from edgeveil.protocol.device_round import DeviceState
+from edgeveil.protocol.device_tasks import (
+    ComputeAnswer,
+    DeviceMemory,
     LateRecord,
-    Memory,
+    ManifestMark,
+    NoAnswer,
     OutboxDrop,
     OutboxPut,
-    Sealed,
-    Seen,
-    Work,
+    SealedAnswer,
+)
+from edgeveil.protocol.messages import (
+    Ack,
+    Bye,
+    Close,
+    Decline,
+    Need,
+    Offer,
+    Part,
+    Want,
+    decode_header,
+    encode,
 )
 
 DIGEST = hashlib.sha256(SEALED.data).digest()
@@ -66,32 +76,32 @@ def ack(status, digest=DIGEST, signer=PROXY, reason=""):
 def test_declining_says_so_and_not_why():
     machine, header = device(), manifest(MODEL)
     work_on(machine, header)
-    out = done(machine, Work(header, PACKAGE), Declined("over budget by 3"))
+    out = done(machine, ComputeAnswer(header, PACKAGE), NoAnswer("over budget by 3"))
     assert bodies(out, Decline) == [Decline(header.at)]
     assert all(b"budget" not in encode(send.message) for send in of(out, fx.Send))
     assert reports(out)["declined"]["why"] == "over budget by 3"
-    assert machine.state is State.IDLE
+    assert machine.state is DeviceState.IDLE
 
 
 def test_an_upload_is_durable_before_it_is_sent():
     machine = device()
     out = upload(machine)
     kinds = [type(effect) for effect in out]
-    assert kinds.index(fx.Store) < kinds.index(fx.Send)
+    assert kinds.index(fx.Persist) < kinds.index(fx.Send)
     (item,) = stored(out)
     (header,) = headers(out)
     assert isinstance(item, OutboxPut) and item.upload == header
     assert header.groups == (0, 1, 2) and header.blob.digest == DIGEST
-    assert machine.state is State.UPLOADING
+    assert machine.state is DeviceState.UPLOADING
 
 
 def test_work_of_a_round_that_is_over_is_not_sent():
     machine, old = device(), manifest(MODEL, at(1))
     work_on(machine, old)
     work_on(machine, manifest(MODEL, at(2)))
-    assert done(machine, Work(old, PACKAGE), SEALED) == []
-    assert messages(done(machine, Work(old, PACKAGE), Declined("x")), Offer) == []
-    assert machine.state is State.WORKING
+    assert done(machine, ComputeAnswer(old, PACKAGE), SEALED) == []
+    assert messages(done(machine, ComputeAnswer(old, PACKAGE), NoAnswer("x")), Offer) == []
+    assert machine.state is DeviceState.WORKING
 
 
 def test_an_upload_is_sent_again_ever_more_rarely_until_acknowledged():
@@ -105,7 +115,7 @@ def test_an_upload_is_sent_again_ever_more_rarely_until_acknowledged():
     assert all(cap / 2 < wait <= cap for wait, cap in zip(waits, caps, strict=True))
     out = receive(machine, ack("held"))
     assert of(out, fx.CancelTimer) == [fx.CancelTimer("resend")]
-    assert machine.state is State.ANSWERED
+    assert machine.state is DeviceState.ANSWERED
     assert fire(machine, "resend") == []
 
 
@@ -121,7 +131,9 @@ def test_a_large_upload_is_offered_and_its_parts_are_pulled():
     machine, header = device(), manifest(MODEL)
     work_on(machine, header)
     data = bytes(range(250)) * 20
-    out = done(machine, Work(header, PACKAGE), Sealed((0,), (5000,), data, (b"m" * 32,)))
+    out = done(
+        machine, ComputeAnswer(header, PACKAGE), SealedAnswer((0,), (5000,), data, (b"m" * 32,))
+    )
     (offered,) = messages(out, Offer)
     assert offered.data == b"" and messages(out, Part) == []
     blob = decode_header(offered.header).blob
@@ -136,7 +148,11 @@ def test_a_large_upload_is_offered_and_its_parts_are_pulled():
 def test_a_small_upload_alone_is_offered_whole_however_large_packets_may_be(size, inline):
     machine, header = device(packet_bytes=1 << 18), manifest(MODEL)
     work_on(machine, header)
-    out = done(machine, Work(header, PACKAGE), Sealed((0,), (size,), bytes(size), (b"m" * 32,)))
+    out = done(
+        machine,
+        ComputeAnswer(header, PACKAGE),
+        SealedAnswer((0,), (size,), bytes(size), (b"m" * 32,)),
+    )
     (offered,) = messages(out, Offer)
     assert len(offered.data) == (size if inline else 0)
 
@@ -155,7 +171,7 @@ def test_a_refused_upload_is_dropped_and_reported(status):
     out = receive(machine, ack(status, reason="closed_round"))
     assert stored(out) == [OutboxDrop(at(), "refused")]
     assert reports(out)["upload_refused"] == {"round": 1, "why": "closed_round"}
-    assert machine.state is State.IDLE and machine.memory.outbox is None
+    assert machine.state is DeviceState.IDLE and machine.memory.outbox is None
 
 
 @pytest.mark.parametrize(
@@ -180,7 +196,7 @@ def test_an_acknowledgement_of_something_else_is_ignored():
     machine = device()
     upload(machine)
     assert receive(machine, ack("refused", digest=b"x" * 32)) == []
-    assert machine.state is State.UPLOADING
+    assert machine.state is DeviceState.UPLOADING
 
 
 # --- commit -------------------------------------------------------------------------------
@@ -196,7 +212,7 @@ def test_a_commit_says_how_many_segments_were_counted(accepted):
     assert reports(out)["counted"] == {"round": 1, "segments": 3, "counted": accepted}
     outcome = "counted" if accepted == 3 else "missing"
     assert stored(out) == [OutboxDrop(at(), outcome)] and machine.memory.outbox is None
-    assert machine.state is State.IDLE
+    assert machine.state is DeviceState.IDLE
     assert receive(machine, offer(record, data)) == []
 
 
@@ -229,7 +245,7 @@ def test_after_the_deadline_the_upload_is_given_up():
     machine = device()
     upload(machine)
     assert stored(fire(machine, "deadline")) == [OutboxDrop(at(), "dropped")]
-    assert machine.state is State.IDLE
+    assert machine.state is DeviceState.IDLE
     assert fire(machine, "resend") == []
 
 
@@ -257,7 +273,7 @@ def test_a_commit_that_comes_after_the_next_round_still_counts(accepted, outcome
     out = receive(machine, offer(record, data))
     assert stored(out) == [LateRecord(at(), outcome)]
     assert reports(out)["counted"]["counted"] == accepted
-    assert machine.state is State.OPENING
+    assert machine.state is DeviceState.OPENING
     assert receive(machine, offer(record, data)) == []
 
 
@@ -275,25 +291,25 @@ def test_a_closed_job_drops_the_upload(restarted):
     upload(machine)
     if restarted:
         machine = device(machine.memory)
-        machine.handle(fx.Connected(fx.Proxy()), 0.0)
+        machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0)
     out = receive(machine, CLOUD.note(Close(JOB, "cancelled")))
     assert OutboxDrop(at(), "dropped") in stored(out)
-    assert machine.memory.outbox is None and machine.state is State.IDLE
+    assert machine.memory.outbox is None and machine.state is DeviceState.IDLE
 
 
 def test_a_foreign_job_s_end_changes_nothing_here():
     machine = device()
     upload(machine)
     receive(machine, CLOUD.note(Close(b"K" * 16, "failed")))
-    assert machine.state is State.UPLOADING and machine.memory.outbox is not None
+    assert machine.state is DeviceState.UPLOADING and machine.memory.outbox is not None
 
 
 def test_a_restart_sends_the_same_upload_and_does_no_second_work():
     first = device()
     sent = headers(upload(first))
     machine = device(first.memory)
-    out = machine.handle(fx.Connected(fx.Proxy()), 0.0)
-    assert headers(out) == sent and machine.state is State.UPLOADING
+    out = machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0)
+    assert headers(out) == sent and machine.state is DeviceState.UPLOADING
     assert tasks(receive(machine, offer(manifest(MODEL), MODEL))) == []
     receive(machine, ack("held"))
     record, data = commit_of(at(), SEGMENTS)
@@ -315,13 +331,13 @@ def test_a_restart_still_refuses_a_fork():
 
 
 def test_stopping_says_goodbye():
-    out = device(Memory()).handle(fx.Command("stop"), 0.0)
+    out = device(DeviceMemory()).handle(fx.Command("stop"), 0.0)
     assert bodies(out, Bye) == [Bye(ME.id)]
 
 
 def test_late_timers_and_unknown_events_do_nothing():
     machine = device()
-    for event in (fx.Timer("resend"), fx.Timer("repair"), fx.Timer("?"), fx.Done("?", "?")):
+    for event in (fx.Timer("resend"), fx.Timer("repair"), fx.Timer("?"), fx.WorkDone("?", "?")):
         assert machine.handle(event, 0.0) == []
 
 
@@ -331,8 +347,8 @@ def test_a_settled_round_is_not_taken_up_again(end, restarted):
     machine = device()
     if end == "declined":
         work_on(machine, manifest(MODEL))
-        out = done(machine, Work(manifest(MODEL), PACKAGE), Declined("busy"))
-        assert [type(item) for item in stored(out)] == [Seen]
+        out = done(machine, ComputeAnswer(manifest(MODEL), PACKAGE), NoAnswer("busy"))
+        assert [type(item) for item in stored(out)] == [ManifestMark]
     else:
         upload(machine)
     if end == "counted":

@@ -10,10 +10,18 @@ import pytest
 from protocol_kit import CLOUD
 
 from edgeveil.errors import ProtocolError
-from edgeveil.protocol.blob import Assembly
-from edgeveil.protocol.codec import VERSION, decode, decode_body, decode_header, encode
-from edgeveil.protocol.messages import Blob, Hello, Signed
-from edgeveil.protocol.package import decode_package, unpack_tensors
+from edgeveil.protocol.messages import (
+    VERSION,
+    Blob,
+    Envelope,
+    Hello,
+    decode,
+    decode_body,
+    decode_header,
+    encode,
+)
+from edgeveil.protocol.sealed import decode_package, unpack_tensors
+from edgeveil.protocol.transfer import Assembly
 
 ROOM = 1 << 20
 LIMIT = 1 << 16
@@ -45,7 +53,7 @@ def peak_bytes(read: Callable[[], object]) -> int:
 
 @pytest.mark.parametrize("raw", HUGE.values(), ids=HUGE)
 def test_a_length_bomb_is_refused_by_its_header(raw):
-    signed = Signed("cloud", raw, bytes(64))
+    signed = Envelope("cloud", raw, bytes(64))
     readers: list[Callable[[], object]] = [
         lambda: decode(bytes((VERSION,)) + raw, LIMIT),
         lambda: decode_header(signed),

@@ -7,9 +7,9 @@ import re
 import pytest
 
 from edgeveil.errors import UsageError
-from edgeveil.protocol import cloud, collection, device
+from edgeveil.protocol import cloud, device_round, proxy_rounds
 from edgeveil.protocol.messages import Body, Header, Message
-from edgeveil.transport import topics
+from edgeveil.transport import link
 from edgeveil_tools.drawn_page import redrawn
 from edgeveil_tools.protocol_diagrams import BOUNDS, PAGE, drawing, main
 
@@ -30,7 +30,7 @@ def test_every_drawing_is_on_the_page(page):
         *("device", "collection", "cloud", "bounds"),
         *("messages", "shared", "headers", "bodies"),
     }
-    for table in (device.TABLE, collection.TABLE, cloud.TABLE):
+    for table in (device_round.DEVICE_STATES, proxy_rounds.COLLECTION_STATES, cloud.CLOUD_STATES):
         for (state, how), to in table.table.items():
             assert f"{state.value} --> {to.value}: {how}" in page
 
@@ -55,11 +55,11 @@ def test_every_bound_is_listed(party):
 def test_the_topics_are_the_code_s(page):
     placeholder = "{device_id}"
     for topic in (
-        topics.ALL_DOWN,
-        topics.CLOUD_OUT,
-        topics.CLOUD_IN,
-        topics.device_up(placeholder),
-        topics.device_down(placeholder),
+        link.ALL_DOWN,
+        link.CLOUD_OUT,
+        link.CLOUD_IN,
+        link.device_up(placeholder),
+        link.device_down(placeholder),
     ):
         assert f"`{topic}`" in page
 

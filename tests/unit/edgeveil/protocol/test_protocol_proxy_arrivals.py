@@ -24,7 +24,6 @@ from protocol_kit import (
 from proxy_bench import FLEET, MODEL, cloud_says, open_round, proxy, says, upload
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.blob import NEED_LIMIT, describe
 from edgeveil.protocol.messages import (
     SEAL_OVERHEAD_BYTES,
     Ack,
@@ -35,6 +34,7 @@ from edgeveil.protocol.messages import (
     Need,
     Upload,
 )
+from edgeveil.protocol.transfer import NEED_LIMIT, describe
 
 SEALED = 4048
 ROOM = 4 * PART_BYTES  # for one upload

@@ -30,8 +30,6 @@ from protocol_kit import (
 from proxy_bench import FLEET, MODEL, cloud_says, fire, open_round, proxy, says, to_cloud, upload
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.codec import encode
-from edgeveil.protocol.collection import State
 from edgeveil.protocol.messages import (
     Ack,
     Batch,
@@ -42,7 +40,9 @@ from edgeveil.protocol.messages import (
     Need,
     Part,
     Shortfall,
+    encode,
 )
+from edgeveil.protocol.proxy_rounds import CollectionState
 from edgeveil.protocol.proxy_tasks import (
     BatchDelivered,
     BatchKept,
@@ -88,7 +88,7 @@ def test_when_all_answered_the_round_is_handed_over_at_once():
     decline(machine, 3)
     header, _ = batch_of(upload(machine, 4))
     assert (header.uploads, header.declined, header.counts) == (4, 1, (4, 4, 4))
-    assert state(machine) is State.HANDING_OVER
+    assert state(machine) is CollectionState.HANDING_OVER
 
 
 def test_a_decline_may_be_the_last_answer():
@@ -105,7 +105,9 @@ def test_at_quorum_the_others_get_a_grace():
     for number in range(3):
         upload(machine, number)
     out = upload(machine, 3)
-    assert timers(out) == {f"grace:{JOB.hex()}:1:1": 7.0} and state(machine) is State.GRACE
+    assert (
+        timers(out) == {f"grace:{JOB.hex()}:1:1": 7.0} and state(machine) is CollectionState.GRACE
+    )
     header, _ = batch_of(fire(machine, "grace"))
     assert header.uploads == 4
 
@@ -135,7 +137,7 @@ def test_below_either_floor_nothing_is_handed_over(job_floor, proxy_floor):
         assert to_cloud(upload(machine, number)) == []
     out = fire(machine, "deadline")
     assert bodies(out, Shortfall) == [Shortfall(at(), 3, 0)]
-    assert headers(out) == [] and state(machine) is State.SHORT
+    assert headers(out) == [] and state(machine) is CollectionState.SHORT
     assert stored(out) == [UploadsDropped(at())] and machine.spool_bytes == 0
     assert bodies(upload(machine, 0), Ack)[0].status == "held"
     assert bodies(upload(machine, 3), Ack)[0].status == "closed"
@@ -145,9 +147,9 @@ def test_a_quorum_below_the_floor_does_not_end_a_round_early():
     machine = opened(quorum=1)
     upload(machine, 0)
     upload(machine, 1)
-    assert state(machine) is State.COLLECTING
+    assert state(machine) is CollectionState.COLLECTING
     upload(machine, 2)
-    assert state(machine) is State.GRACE
+    assert state(machine) is CollectionState.GRACE
 
 
 def test_when_too_many_declined_the_round_is_short_at_once():
@@ -174,8 +176,8 @@ def test_a_shortfall_that_nobody_answers_is_told_ever_less_often_and_at_once_to_
     waits_s = [next(iter(timer.values())) for timer in waits]
     assert waits_s[:3] == [3.0, 6.0, 12.0] and waits_s[-1] == waits_s[-2] == 300.0
     for event in (
-        fx.Connected(fx.Cloud()),
-        fx.Received(fx.Cloud(), CLOUD.note(Here(1.0))),
+        fx.PeerConnected(fx.CloudAddress()),
+        fx.MessageReceived(fx.CloudAddress(), CLOUD.note(Here(1.0))),
     ):
         assert bodies(machine.handle(event, 0.0), Shortfall) == [Shortfall(at(), 0, 0)]
 
@@ -281,7 +283,7 @@ def handed_over():
 def test_a_batch_is_durable_before_it_is_sent():
     _, header, out = handed_over()
     kinds = [type(effect) for effect in out]
-    assert kinds.index(fx.Store) < kinds.index(fx.Send)
+    assert kinds.index(fx.Persist) < kinds.index(fx.Send)
     (item,) = stored(out)
     assert isinstance(item, BatchKept) and item.batch == header
 
@@ -293,7 +295,7 @@ def test_a_batch_is_offered_until_the_cloud_holds_it():
         out = fire(machine, "handover")
         assert headers(out) == [header]
     out = cloud_says(machine, CLOUD.note(Ack(header.blob.digest, "held")))
-    assert stored(out) == [BatchDelivered(at())] and state(machine) is State.DELIVERED
+    assert stored(out) == [BatchDelivered(at())] and state(machine) is CollectionState.DELIVERED
     assert fire(machine, "handover") == []
     assert cloud_says(machine, CLOUD.note(Ack(header.blob.digest, "held"))) == []
 
@@ -323,14 +325,14 @@ def test_a_batch_is_pushed_once_if_small_enough_and_then_only_offered(push):
 
 def test_the_cloud_coming_back_gets_the_batch():
     machine, header, _ = handed_over()
-    assert header in headers(machine.handle(fx.Connected(fx.Cloud()), 0.0))
+    assert header in headers(machine.handle(fx.PeerConnected(fx.CloudAddress()), 0.0))
 
 
 @pytest.mark.parametrize("signer", [PROXY, Signer("cloud", signing_key(9))])
 def test_nobody_else_takes_the_batch_away(signer):
     machine, header, _ = handed_over()
     out = cloud_says(machine, signer.note(Ack(header.blob.digest, "held")))
-    assert len(refused(out)) == 1 and state(machine) is State.HANDING_OVER
+    assert len(refused(out)) == 1 and state(machine) is CollectionState.HANDING_OVER
 
 
 def test_a_commit_ends_the_hand_over():
@@ -395,14 +397,14 @@ def test_while_it_is_shuffled_a_round_is_closed():
     for number in range(3):
         out = upload(machine, number)
     (task,) = tasks(out)
-    assert state(machine) is State.SHUFFLING and to_cloud(out) == []
+    assert state(machine) is CollectionState.SHUFFLING and to_cloud(out) == []
     assert bodies(upload(machine, 3), Ack)[0].status == "closed"
     assert bodies(upload(machine, 0), Ack)[0].status == "held"
     assert fire(machine, "deadline") == fire(machine, "grace") == []
     shuffled = machine.disk.perform(task, machine.shuffle)
-    header, _ = batch_of(machine.handle(fx.Done(task, shuffled), 0.0))
-    assert header.uploads == 3 and state(machine) is State.HANDING_OVER
-    assert machine.handle(fx.Done(task, shuffled), 0.0) == []
+    header, _ = batch_of(machine.handle(fx.WorkDone(task, shuffled), 0.0))
+    assert header.uploads == 3 and state(machine) is CollectionState.HANDING_OVER
+    assert machine.handle(fx.WorkDone(task, shuffled), 0.0) == []
 
 
 def test_a_shuffle_that_fails_is_tried_until_it_does_not():
@@ -412,7 +414,7 @@ def test_a_shuffle_that_fails_is_tried_until_it_does_not():
         out = upload(machine, number)
     (task,) = tasks(out)
     for _ in range(3):
-        out = machine.handle(fx.Done(task, fx.Failed("no space left on the disk")), 0.0)
+        out = machine.handle(fx.WorkDone(task, fx.WorkFailed("no space left on the disk")), 0.0)
         assert timers(out) == {f"shuffle:{JOB.hex()}:1:1": 3.0} and stored(out) == []
         assert tasks(fire(machine, "shuffle")) == [task]
     machine.hold_work = False
@@ -428,7 +430,7 @@ def test_what_was_shuffled_for_a_round_that_is_gone_is_neither_handed_over_nor_k
     (task,) = tasks(out)
     shuffled = machine.disk.perform(task, machine.shuffle)
     cloud_says(machine, CLOUD.note(Close(JOB, "cancelled")))
-    assert machine.handle(fx.Done(task, shuffled), 0.0) == [fx.Store(RoundDropped(at()))]
+    assert machine.handle(fx.WorkDone(task, shuffled), 0.0) == [fx.Persist(RoundDropped(at()))]
     assert machine.memory.batches == {}
 
 
@@ -436,7 +438,7 @@ def test_a_batch_survives_a_restart_and_takes_no_more_uploads():
     machine, header, _ = handed_over()
     again = proxy(durable(machine), min_batch_floor=3)
     assert bodies(upload(again, 3), Ack)[0].status == "closed"
-    assert header in headers(again.handle(fx.Connected(fx.Cloud()), 0.0))
+    assert header in headers(again.handle(fx.PeerConnected(fx.CloudAddress()), 0.0))
     assert header in headers(fire(again, "handover"))
 
 
@@ -449,7 +451,7 @@ def test_a_delivered_round_stays_closed_after_a_restart(ended_by):
         record, data = commit_of(at(), [b"a"])
         cloud_says(machine, offer(record, data))
     again = proxy(machine.memory, min_batch_floor=3)
-    assert state(again) is State.DELIVERED
+    assert state(again) is CollectionState.DELIVERED
     assert not of(again.handle(fx.Command("started"), 0.0), fx.SetTimer)
     assert bodies(upload(again, 4), Ack)[0].status == "closed"
 

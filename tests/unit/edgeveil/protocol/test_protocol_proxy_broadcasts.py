@@ -35,7 +35,7 @@ from edgeveil.protocol.messages import (
     Blob,
     Bye,
     Close,
-    Exchanged,
+    ExchangeId,
     Hello,
     Need,
     Offer,
@@ -43,7 +43,7 @@ from edgeveil.protocol.messages import (
     Roster,
     Want,
 )
-from edgeveil.protocol.proxy_tasks import BroadcastPart, JobEnded, Kept, RoundDropped
+from edgeveil.protocol.proxy_tasks import BroadcastPart, JobEnded, KeptBroadcast, RoundDropped
 
 LONG = bytes(range(256)) * 20
 ME = FLEET[0]
@@ -57,10 +57,10 @@ def test_a_broadcast_is_kept_acknowledged_and_passed_on_unchanged():
     header = manifest(MODEL)
     sent = offer(header, MODEL)
     out = cloud_says(proxy(), sent)
-    assert [type(e) for e in out[:4]] == [fx.Store, fx.Work, fx.Store, fx.Send]
+    assert [type(e) for e in out[:4]] == [fx.Persist, fx.Work, fx.Persist, fx.Send]
     assert stored(out) == [
         BroadcastPart(header.blob.digest, 0, MODEL),
-        Kept(sent.header, header, MODEL),
+        KeptBroadcast(sent.header, header, MODEL),
     ]
     assert bodies(out, Ack) == [Ack(header.blob.digest, "held")]
     assert to_devices(out) == [sent]
@@ -92,14 +92,14 @@ def test_what_is_above_the_push_limit_is_only_offered():
     # A device that asks again while the answer is still on its way gets nothing twice.
     assert says(machine, ME, need) == []
     assert messages(says(machine, ME, Need(header.blob.digest, (1, 2))), Part) == [pieces[2]]
-    later = fx.Received(fx.Device(ME.signer.name), need)
+    later = fx.MessageReceived(fx.DeviceAddress(ME.signer.name), need)
     assert len(messages(machine.handle(later, machine.settings.need_repeat_s + 1), Part)) == 2
 
 
 def test_a_need_of_a_stranger_is_not_served():
     machine, header = proxy(), manifest(MODEL)
     cloud_says(machine, offer(header, MODEL))
-    stranger = fx.Received(fx.Device("f" * 16), Need(header.blob.digest, (0,)))
+    stranger = fx.MessageReceived(fx.DeviceAddress("f" * 16), Need(header.blob.digest, (0,)))
     assert refused(machine.handle(stranger, 0.0)) == ["unknown_signer"]
 
 
@@ -133,7 +133,7 @@ def test_a_second_manifest_for_an_attempt_is_refused():
         (manifest(MODEL, at(1, 2)), "replayed_round"),
         (manifest(MODEL, at(1, 3), selected=2), "selected_below_floor"),
         (manifest(MODEL, at(1, 3), selected=4, min_batch=5), "selected_below_floor"),
-        (manifest(MODEL, Exchanged(b"E" * 16, 1, 0)), "closed_job"),
+        (manifest(MODEL, ExchangeId(b"E" * 16, 1, 0)), "closed_job"),
     ],
 )
 def test_a_round_that_may_not_open_is_refused(header, reason):
@@ -150,13 +150,13 @@ def test_a_round_that_may_not_open_is_refused(header, reason):
 
 
 def _later(where):
-    return Exchanged(where.job_id, where.round + 1, 1)
+    return ExchangeId(where.job_id, where.exchange + 1, 1)
 
 
 def test_an_older_release_cannot_replace_a_newer_one():
     machine = proxy()
-    new = manifest(b"new", Exchanged(b"N" * 16, 0, 2), kind="release", sequence=9)
-    old = manifest(b"old", Exchanged(b"O" * 16, 0, 1), kind="release", sequence=8)
+    new = manifest(b"new", ExchangeId(b"N" * 16, 0, 2), kind="release", sequence=9)
+    old = manifest(b"old", ExchangeId(b"O" * 16, 0, 1), kind="release", sequence=8)
     cloud_says(machine, offer(new, b"new"))
     out = cloud_says(machine, offer(old, b"old"))
     assert refused(out) == ["replayed_release"]
@@ -256,7 +256,7 @@ def test_a_late_device_gets_what_is_open_the_job_first():
     cloud_says(machine, CLOUD.note(Close(b"E" * 16, "completed")))
     out = hello(machine)
     assert [header.kind for header in headers(out)] == ["job", "round"]
-    assert {send.to for send in of(out, fx.Send)} == {fx.Device(ME.id)}
+    assert {send.to for send in of(out, fx.Send)} == {fx.DeviceAddress(ME.id)}
     assert bodies(out, Close) == [Close(b"E" * 16, "completed")]
 
 
@@ -281,7 +281,7 @@ def test_wanting_a_job_gets_that_job_alone():
     machine = proxy()
     open_round(machine)
     for job in (JOB, b"K" * 16):
-        header = manifest(job, Exchanged(job, 0, 0), kind="job", groups=())
+        header = manifest(job, ExchangeId(job, 0, 0), kind="job", groups=())
         cloud_says(machine, offer(header, job))
     out = says(machine, ME, ME.signer.note(Want(JOB)))
     assert [(h.kind, h.at.job_id) for h in headers(out)] == [("job", JOB)]
@@ -359,7 +359,7 @@ def test_only_so_many_ended_jobs_are_remembered():
 def test_the_roster_holds_keys_and_is_offered_until_acknowledged():
     machine = proxy()
     machine.registry.members.update({m.id: m.key for m in map(member, range(50, 90))})
-    out = machine.handle(fx.Connected(fx.Cloud()), 0.0)
+    out = machine.handle(fx.PeerConnected(fx.CloudAddress()), 0.0)
     (header,) = headers(out)
     assert isinstance(header, Roster) and header.blob.parts == 2
     keys = b"".join(sorted(key.to_bytes() for key in machine.registry.members.values()))
@@ -374,7 +374,7 @@ def test_the_roster_holds_keys_and_is_offered_until_acknowledged():
 
 def test_an_admission_changes_the_roster():
     machine = proxy()
-    machine.handle(fx.Connected(fx.Cloud()), 0.0)
+    machine.handle(fx.PeerConnected(fx.CloudAddress()), 0.0)
     machine.registry.members[member(50).id] = member(50).key
     (header,) = headers(machine.handle(fx.Command("roster_changed"), 0.0))
     assert header.blob.size_bytes == 32 * (len(FLEET) + 1)
@@ -382,6 +382,9 @@ def test_an_admission_changes_the_roster():
 
 def test_messages_from_nowhere_do_nothing():
     machine = proxy()
-    assert machine.handle(fx.Received(fx.Proxy(), offer(manifest(MODEL), MODEL)), 0.0) == []
+    assert (
+        machine.handle(fx.MessageReceived(fx.ProxyAddress(), offer(manifest(MODEL), MODEL)), 0.0)
+        == []
+    )
     for message in (Offer(PROXY.header(manifest(MODEL))), CLOUD.note(Want(JOB))):
         assert len(refused(cloud_says(machine, message))) == 1

@@ -21,8 +21,8 @@ from protocol_kit import (
 from proxy_bench import MODEL, cloud_says, open_round, proxy, to_devices
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import Ack, Close, Exchanged
-from edgeveil.protocol.proxy_tasks import BroadcastDropped, Kept
+from edgeveil.protocol.messages import Ack, Close, ExchangeId
+from edgeveil.protocol.proxy_tasks import BroadcastDropped, KeptBroadcast
 
 LONG = bytes(range(256)) * 20
 
@@ -50,7 +50,7 @@ def test_a_broadcast_that_is_not_its_digest_is_fetched_again():
 
 def checked(machine, task, data):
     """The host has checked what it was asked to."""
-    return machine.handle(fx.Done(task, Kept(task.signed, task.header, data)), 0.0)
+    return machine.handle(fx.WorkDone(task, KeptBroadcast(task.signed, task.header, data)), 0.0)
 
 
 def test_a_round_that_was_overtaken_while_it_was_checked_is_not_opened():
@@ -85,7 +85,7 @@ def test_what_is_checked_when_its_job_ends_is_not_kept():
     (task,) = tasks(cloud_says(machine, offer(manifest(MODEL), MODEL)))
     cloud_says(machine, CLOUD.note(Close(JOB, "cancelled")))
     out = checked(machine, task, MODEL)
-    assert out == [fx.Store(BroadcastDropped(task.header.blob.digest))]
+    assert out == [fx.Persist(BroadcastDropped(task.header.blob.digest))]
     assert machine.memory.kept == {}
 
 
@@ -95,13 +95,13 @@ def test_what_is_checked_when_its_job_ends_is_not_kept():
 def test_the_cache_has_a_bound_and_says_so():
     machine = proxy(cache_bytes=3 * len(LONG))
     for job in (b"1", b"2"):
-        header = manifest(LONG + job, Exchanged(job * 16, 0, 0), kind="job")
+        header = manifest(LONG + job, ExchangeId(job * 16, 0, 0), kind="job")
         cloud_says(machine, offer(header))
         for piece in parts_of(header, LONG + job):
             out = cloud_says(machine, piece)
         assert acks(out) == [("held", "")]
     used = machine.cache_bytes
-    third = manifest(LONG, Exchanged(b"3" * 16, 0, 0), kind="job")
+    third = manifest(LONG, ExchangeId(b"3" * 16, 0, 0), kind="job")
     out = cloud_says(machine, offer(third))
     assert refused(out) == ["cache_full"] and acks(out) == [("refused", "cache_full")]
     assert machine.cache_bytes == used and machine.broadcasts.arriving == {}
@@ -116,11 +116,11 @@ def test_what_a_broadcast_ends_makes_room_for_it():
         for piece in parts_of(header, data):
             out = cloud_says(machine, piece)
         assert acks(out) == [("held", "")]
-    assert [kept.header.at.round for kept in machine.memory.kept.values()] == [3]
+    assert [kept.header.at.exchange for kept in machine.memory.kept.values()] == [3]
 
 
 def test_a_broadcast_under_way_takes_its_room_at_once():
     machine = proxy(cache_bytes=int(1.5 * len(LONG)))
-    cloud_says(machine, offer(manifest(LONG, Exchanged(b"1" * 16, 0, 0), kind="job")))
-    second = manifest(LONG + b"2", Exchanged(b"2" * 16, 0, 0), kind="job")
+    cloud_says(machine, offer(manifest(LONG, ExchangeId(b"1" * 16, 0, 0), kind="job")))
+    second = manifest(LONG + b"2", ExchangeId(b"2" * 16, 0, 0), kind="job")
     assert refused(cloud_says(machine, offer(second))) == ["cache_full"]

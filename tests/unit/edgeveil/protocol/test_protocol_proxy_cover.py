@@ -6,8 +6,6 @@ from protocol_kit import JOB, SEALED_BYTES, bodies, headers, manifest, refused, 
 from proxy_bench import FLEET, MODEL, fire, open_round, proxy, says, to_devices, upload
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.codec import decode_body
-from edgeveil.protocol.collection import State
 from edgeveil.protocol.messages import (
     Ack,
     Batch,
@@ -19,14 +17,16 @@ from edgeveil.protocol.messages import (
     Note,
     Offer,
     Shortfall,
+    decode_body,
 )
+from edgeveil.protocol.proxy_rounds import CollectionState
 from edgeveil.protocol.proxy_tasks import ProxyMemory, UploadKept
 
 
 def came(there, **settings):
     """The proxy has come, and these devices have said hello in time."""
     machine = proxy(cover_window_s=10.0, **settings)
-    machine.handle(fx.Connected(fx.AllDevices()), 0.0)
+    machine.handle(fx.PeerConnected(fx.AllDevices()), 0.0)
     for number in there:
         hello(machine, number)
     machine.handle(fx.Timer("hellos"), 10.0)
@@ -69,9 +69,9 @@ def test_the_quorum_is_a_share_of_all_who_are_there():
     machine = opened()
     for number in range(4):
         upload(machine, number)
-    assert state(machine) is State.COLLECTING
+    assert state(machine) is CollectionState.COLLECTING
     out = upload(machine, 4)
-    assert state(machine) is State.GRACE
+    assert state(machine) is CollectionState.GRACE
     assert timers(out)[f"grace:{JOB.hex()}:1:1"] == 5.0 + 10.0  # the job's, and the window
     (batch,) = batches(fire(machine, "grace"))
     assert batch.uploads == 5
@@ -101,7 +101,7 @@ def test_where_nobody_is_there_yet_the_deadline_is_waited_for():
     for number in range(2):
         hello(machine, number)
         upload(machine, number)
-    assert state(machine) is State.COLLECTING
+    assert state(machine) is CollectionState.COLLECTING
     assert bodies(fire(machine, "deadline"), Shortfall)[0].uploads == 2
 
 
@@ -111,7 +111,7 @@ def test_fewer_who_are_there_than_were_selected_are_not_all():
     for number in range(2):
         upload(machine, number)
     assert batches(upload(machine, 2)) == []
-    assert state(machine) is State.GRACE  # 3 of 4, the job's own quorum
+    assert state(machine) is CollectionState.GRACE  # 3 of 4, the job's own quorum
     hello(machine, 3)
     (batch,) = batches(upload(machine, 3))
     assert batch.uploads == 4
@@ -122,20 +122,20 @@ def test_the_quorum_is_never_less_than_the_job_s():
     bye(machine, 3)
     for number in range(3):
         upload(machine, number)
-    assert state(machine) is State.COLLECTING
+    assert state(machine) is CollectionState.COLLECTING
 
 
 def test_while_devices_have_yet_to_say_hello_nothing_is_over():
     """Just after the proxy came: the answers of the unselected are here, the selected are not."""
     machine = proxy(cover_window_s=10.0)
-    out = machine.handle(fx.Connected(fx.AllDevices()), 0.0)
+    out = machine.handle(fx.PeerConnected(fx.AllDevices()), 0.0)
     assert timers(out)["hellos"] > bodies(out, Here)[0].spread_s
     for number in range(3):
         hello(machine, number)
     open_round(machine, manifest(MODEL, selected=3, quorum=3, min_batch=3))
     for number in range(3):
         upload(machine, number)
-    assert state(machine) is State.COLLECTING
+    assert state(machine) is CollectionState.COLLECTING
     for number in range(3, 6):
         hello(machine, number)
     machine.handle(fx.Timer("hellos"), 4.0)
@@ -147,18 +147,18 @@ def test_while_devices_have_yet_to_say_hello_nothing_is_over():
 
 def test_a_new_link_to_the_devices_gives_them_that_time_again():
     machine = came(range(4))
-    machine.handle(fx.Connected(fx.AllDevices()), 20.0)
+    machine.handle(fx.PeerConnected(fx.AllDevices()), 20.0)
     open_round(machine, manifest(MODEL, selected=4, quorum=4, min_batch=3))
     for number in range(4):
         upload(machine, number)
-    assert state(machine) is State.COLLECTING
+    assert state(machine) is CollectionState.COLLECTING
     (batch,) = batches(machine.handle(fx.Timer("hellos"), 24.0))
     assert batch.uploads == 4
 
 
 def test_who_was_told_to_come_later_has_that_time():
     machine = proxy(cover_window_s=10.0, hellos_per_s=1.0)
-    machine.handle(fx.Connected(fx.AllDevices()), 0.0)
+    machine.handle(fx.PeerConnected(fx.AllDevices()), 0.0)
     (later,) = [b for n in range(2) for b in bodies(hello(machine, n), Later)]
     out = machine.handle(fx.Timer("hellos"), later.delay_s - 0.5)
     assert timers(out)["hellos"] > 0.5
@@ -195,7 +195,7 @@ def test_a_round_whose_dummies_would_fill_the_spool_is_refused_before_anybody_an
 def test_without_cover_nothing_is_said_of_it():
     """A note that ends it could be played again."""
     machine = proxy()
-    out = machine.handle(fx.Connected(fx.AllDevices()), 0.0)
+    out = machine.handle(fx.PeerConnected(fx.AllDevices()), 0.0)
     out += hello(machine, 0) + open_round(machine)
     assert bodies(out, Here) and not bodies(out, Cover)
 
@@ -206,7 +206,9 @@ def test_after_a_restart_it_is_the_deadline_that_ends_it():
     kept = []
     for number in range(4):
         out = upload(machine, number)
-        kept += [e.item for e in out if isinstance(e, fx.Store) and isinstance(e.item, UploadKept)]
+        kept += [
+            e.item for e in out if isinstance(e, fx.Persist) and isinstance(e.item, UploadKept)
+        ]
     memory = ProxyMemory(dict(machine.memory.kept), kept)
     again = proxy(memory, disk=machine.disk, cover_window_s=10.0)
     assert batches(again.handle(fx.Command("started"), 0.0)) == []
@@ -220,11 +222,13 @@ def test_after_a_restart_it_is_over_when_all_have_come_and_answered():
     machine, kept = opened(), []
     for number in range(4):
         out = upload(machine, number)
-        kept += [e.item for e in out if isinstance(e, fx.Store) and isinstance(e.item, UploadKept)]
+        kept += [
+            e.item for e in out if isinstance(e, fx.Persist) and isinstance(e.item, UploadKept)
+        ]
     memory = ProxyMemory(dict(machine.memory.kept), kept)
     again = proxy(memory, disk=machine.disk, cover_window_s=10.0)
     again.handle(fx.Command("started"), 0.0)
-    again.handle(fx.Connected(fx.AllDevices()), 0.0)
+    again.handle(fx.PeerConnected(fx.AllDevices()), 0.0)
     for number in range(6):
         hello(again, number)
     assert batches(again.handle(fx.Timer("hellos"), 4.0)) == []

@@ -90,7 +90,7 @@ def test_other_notes_are_never_put_off():
 
 
 def here_of(machine):
-    (here,) = bodies(machine.handle(fx.Connected(fx.AllDevices()), 0.0), Here)
+    (here,) = bodies(machine.handle(fx.PeerConnected(fx.AllDevices()), 0.0), Here)
     return here.spread_s
 
 
@@ -104,13 +104,13 @@ def test_a_large_fleet_is_asked_to_come_over_a_longer_time():
 @pytest.mark.parametrize("window_s", [0.0, 7.0])
 def test_cover_traffic_is_announced_to_all_and_to_each_who_comes(window_s):
     machine = proxy(cover_window_s=window_s)
-    out = machine.handle(fx.Connected(fx.AllDevices()), 0.0)
+    out = machine.handle(fx.PeerConnected(fx.AllDevices()), 0.0)
     assert bodies(out, Cover) == ([Cover(window_s)] if window_s else [])
     greeted = hello(machine, FLEET[0])
     assert bodies(greeted, Cover) == ([Cover(window_s)] if window_s else [])
     if window_s:
         notes = of(greeted, fx.Send)
-        assert [send.to for send in notes[:2]] == [fx.Device(FLEET[0].id)] * 2
+        assert [send.to for send in notes[:2]] == [fx.DeviceAddress(FLEET[0].id)] * 2
     assert timers(greeted) == {}
 
 

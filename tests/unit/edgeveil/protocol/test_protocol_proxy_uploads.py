@@ -25,10 +25,10 @@ from protocol_kit import (
 from proxy_bench import FLEET, MODEL, cloud_says, open_round, proxy, says, to_cloud, upload
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.blob import describe
-from edgeveil.protocol.collection import State
 from edgeveil.protocol.messages import Ack, Blob, Decline, Upload
+from edgeveil.protocol.proxy_rounds import CollectionState
 from edgeveil.protocol.proxy_tasks import UploadKept, UploadPart
+from edgeveil.protocol.transfer import describe
 
 BIG = manifest(MODEL, groups=(manifest(MODEL).groups[0].__class__("layer0", 4000),))
 
@@ -51,11 +51,11 @@ def test_an_upload_is_durable_before_it_is_acknowledged():
     machine = opened()
     out = upload(machine, 0)
     kinds = [type(effect) for effect in out]
-    assert kinds.index(fx.Store) < kinds.index(fx.Send)
+    assert kinds.index(fx.Persist) < kinds.index(fx.Send)
     part, item = stored(out)
     assert isinstance(part, UploadPart) and hashlib.sha256(part.data).digest() == item.held.digest
     assert isinstance(item, UploadKept) and item.device == FLEET[0].id
-    assert of(out, fx.Send)[0].to == fx.Device(FLEET[0].id)
+    assert of(out, fx.Send)[0].to == fx.DeviceAddress(FLEET[0].id)
     assert acks(out) == [("held", "")]
     assert reports(out)["answered"] == {
         "round": 1,
@@ -115,7 +115,7 @@ def test_an_upload_after_the_hand_over_is_refused_and_an_early_one_still_known()
     open_round(machine, manifest(MODEL, selected=3))
     for number in range(3):
         upload(machine, number)
-    assert collection(machine).state is State.HANDING_OVER
+    assert collection(machine).state is CollectionState.HANDING_OVER
     assert acks(upload(machine, 3)) == [("closed", "closed_round")]
     assert acks(upload(machine, 2)) == [("held", "")]
     assert {held.digest for held in collection(machine).uploads.values()} == {b""}

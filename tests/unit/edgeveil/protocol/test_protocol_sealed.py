@@ -11,7 +11,7 @@ import pytest
 
 from edgeveil.crypto.keys import OpeningKey
 from edgeveil.errors import ProtocolError
-from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Exchanged, Group, Manifest
+from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, ExchangeId, Group, Manifest
 from edgeveil.protocol.sealed import (
     Terms,
     open_broadcast,
@@ -28,7 +28,7 @@ GROUP = Group("head.weight", 128)
 PACKAGE = b"the global model" * 50
 TERMS = Terms(
     kind="round",
-    at=Exchanged(b"J" * 16, 4, 2),
+    at=ExchangeId(b"J" * 16, 4, 2),
     sequence=9,
     job_digest=b"d" * 32,
     phase="train",
@@ -74,9 +74,9 @@ def test_two_broadcasts_of_one_package_share_no_secret() -> None:
 
 BOUND: list[dict[str, Any]] = [
     {"kind": "release"},
-    {"at": Exchanged(b"K" * 16, 4, 2)},
-    {"at": Exchanged(b"J" * 16, 5, 2)},
-    {"at": Exchanged(b"J" * 16, 4, 3)},
+    {"at": ExchangeId(b"K" * 16, 4, 2)},
+    {"at": ExchangeId(b"J" * 16, 5, 2)},
+    {"at": ExchangeId(b"J" * 16, 4, 3)},
     {"sequence": 10},
     {"job_digest": b"e" * 32},
     {"phase": "centre"},
@@ -161,9 +161,9 @@ def test_public_sizes_are_multiples_of_64_bytes(count: int, public: int) -> None
 
 ELSEWHERE: list[dict[str, Any]] = [
     {"key": SELECTED[0]},
-    {"at": Exchanged(b"K" * 16, 4, 2)},
-    {"at": Exchanged(b"J" * 16, 3, 2)},
-    {"at": Exchanged(b"J" * 16, 4, 1)},
+    {"at": ExchangeId(b"K" * 16, 4, 2)},
+    {"at": ExchangeId(b"J" * 16, 3, 2)},
+    {"at": ExchangeId(b"J" * 16, 4, 1)},
     {"job_digest": b"e" * 32},
     {"group": Group("softmax", 128)},
     {"membership": bytes(32)},

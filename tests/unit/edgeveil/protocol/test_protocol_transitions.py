@@ -8,11 +8,15 @@ import pytest
 from protocol_kit import manifest
 
 from edgeveil.errors import ProtocolError
-from edgeveil.protocol import cloud, collection, device
-from edgeveil.protocol.collection import Collection
-from edgeveil.protocol.transitions import StateTable
+from edgeveil.protocol import cloud, device_round, proxy_rounds
+from edgeveil.protocol.effects import StateTable
+from edgeveil.protocol.proxy_rounds import Collection
 
-TABLES = {"device": device.TABLE, "cloud": cloud.TABLE, "collection": collection.TABLE}
+TABLES = {
+    "device": device_round.DEVICE_STATES,
+    "cloud": cloud.CLOUD_STATES,
+    "collection": proxy_rounds.COLLECTION_STATES,
+}
 
 
 class Door(Enum):
@@ -55,6 +59,6 @@ def test_an_illegal_step_leaves_a_collection_as_it_was():
     round_ = Collection(manifest(b""), 3)
     with pytest.raises(ProtocolError):
         round_.step("held_by_cloud")
-    assert round_.state is collection.State.COLLECTING
+    assert round_.state is proxy_rounds.CollectionState.COLLECTING
     round_.step("quorum")
-    assert round_.state is collection.State.GRACE
+    assert round_.state is proxy_rounds.CollectionState.GRACE

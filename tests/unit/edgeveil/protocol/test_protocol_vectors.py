@@ -12,9 +12,19 @@ import pytest
 from edgeveil.crypto.keys import VerifyKey
 from edgeveil.crypto.labels import BODY, HEADER
 from edgeveil.errors import ProtocolError
-from edgeveil.protocol.codec import decode, decode_body, decode_header, encode, encode_inner
-from edgeveil.protocol.envelope import check
-from edgeveil.protocol.messages import Body, Header, Message, Note, Offer
+from edgeveil.protocol.messages import (
+    Body,
+    Header,
+    Message,
+    Note,
+    Offer,
+    check_signature,
+    decode,
+    decode_body,
+    decode_header,
+    encode,
+    encode_inner,
+)
 
 FILE = json.loads((Path(__file__).parents[3] / "vectors" / "wire.json").read_text())
 VECTORS = FILE["vectors"]
@@ -80,4 +90,4 @@ def test_an_accepted_frame_is_read_and_written_as_recorded(vector):
     assert type(inner).__name__.lower() == vector["expect"]["inner"]
     assert as_recorded(inner, signed.payload)
     key = VerifyKey(bytes.fromhex(FILE["keys"][vector["expect"]["signed_by"]]))
-    check(signed, signed.signer, key, HEADER if isinstance(message, Offer) else BODY)
+    check_signature(signed, signed.signer, key, HEADER if isinstance(message, Offer) else BODY)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeveil.errors import UsageError
-from edgeveil.transport.flow import Inbox, Intake, Window
+from edgeveil.transport.flow import Inbox, Intake, SendWindow
 from edgeveil.transport.link import BrokerAddress, LinkDown, LinkSettings
 
 
@@ -25,7 +25,7 @@ async def settle():
 @settings(max_examples=60, deadline=None)
 def test_a_window_keeps_its_bounds_and_order_whoever_gives_up(sizes, messages, size_bytes, drops):
     async def play():
-        window, held, served = Window(messages, size_bytes), [], []
+        window, held, served = SendWindow(messages, size_bytes), [], []
 
         async def sender(number):
             await window.acquire(sizes[number])
@@ -53,7 +53,7 @@ def test_a_window_keeps_its_bounds_and_order_whoever_gives_up(sizes, messages, s
 
 def test_a_failed_window_ends_every_wait():
     async def play():
-        window = Window(1, 10)
+        window = SendWindow(1, 10)
         await window.acquire(1)
         waiting = [asyncio.create_task(window.acquire(1)) for _ in range(3)]
         await settle()
@@ -67,7 +67,7 @@ def test_a_failed_window_ends_every_wait():
 
 def test_a_cancel_after_the_turn_came_gives_the_room_back():
     async def play():
-        window = Window(1, 10)
+        window = SendWindow(1, 10)
         await window.acquire(1)
         waiting = asyncio.create_task(window.acquire(1))
         await settle()
@@ -116,7 +116,7 @@ def test_an_inbox_knows_when_it_holds_four_times_its_limit():
 def test_a_window_tells_once_that_somebody_waits_and_that_nobody_does():
     async def play():
         calls = []
-        window = Window(1, 10, calls.append)
+        window = SendWindow(1, 10, calls.append)
         await window.acquire(1)
         assert calls == []
         waiting = [asyncio.create_task(window.acquire(1)) for _ in range(3)]

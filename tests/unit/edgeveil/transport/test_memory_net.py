@@ -8,11 +8,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.codec import encode
-from edgeveil.protocol.messages import Need
+from edgeveil.protocol.messages import Need, encode
 from edgeveil.transport.memory import MemoryNet
 
-A, B, C = fx.Device("a" * 16), fx.Device("b" * 16), fx.Device("c" * 16)
+A, B, C = fx.DeviceAddress("a" * 16), fx.DeviceAddress("b" * 16), fx.DeviceAddress("c" * 16)
 Answer = Callable[[fx.Event], list[fx.Effect]]
 
 
@@ -45,7 +44,7 @@ class Box:
         self.reports.append(report.what)
 
     def numbers(self) -> list[int]:
-        events = [event for _, event in self.seen if isinstance(event, fx.Received)]
+        events = [event for _, event in self.seen if isinstance(event, fx.MessageReceived)]
         return [event.message.indices[0] for event in events if isinstance(event.message, Need)]
 
 
@@ -68,12 +67,12 @@ def play(world: MemoryNet, address: fx.Address, command: str = "go") -> None:
 def test_messages_arrive_in_order_and_all_devices_hear_a_broadcast() -> None:
     sends = [fx.Send(fx.AllDevices(), need(1)), fx.Send(A, need(2)), fx.Send(A, need(3))]
     proxy, a, b = Box(on("go", *sends)), Box(), Box()
-    world = net({fx.Proxy(): proxy, A: a, B: b})
-    play(world, fx.Proxy())
+    world = net({fx.ProxyAddress(): proxy, A: a, B: b})
+    play(world, fx.ProxyAddress())
     assert a.numbers() == [1, 2, 3]
     assert b.numbers() == [1]
     assert proxy.numbers() == []
-    assert a.seen[0][1] == fx.Received(fx.Proxy(), need(1))
+    assert a.seen[0][1] == fx.MessageReceived(fx.ProxyAddress(), need(1))
 
 
 def test_faults_lose_repeat_and_delay_frames() -> None:
@@ -84,26 +83,26 @@ def test_faults_lose_repeat_and_delay_frames() -> None:
 
     sends = [fx.Send(A, need(n)) for n in delays]
     a = Box()
-    world = net({fx.Proxy(): Box(on("go", *sends)), A: a}, faults=faults)
-    play(world, fx.Proxy())
+    world = net({fx.ProxyAddress(): Box(on("go", *sends)), A: a}, faults=faults)
+    play(world, fx.ProxyAddress())
     assert a.numbers() == [2, 4, 2, 3]
     assert a.seen[-1][0] == 5.0
 
 
 def test_a_frame_above_the_packet_size_is_counted_where_it_would_arrive() -> None:
     a = Box()
-    world = net({fx.Proxy(): Box(on("go", fx.Send(A, need(1)))), A: a}, packet_bytes=10)
-    play(world, fx.Proxy())
+    world = net({fx.ProxyAddress(): Box(on("go", fx.Send(A, need(1)))), A: a}, packet_bytes=10)
+    play(world, fx.ProxyAddress())
     assert a.seen == []
     assert world.nodes[A].refused == {"oversized": 1}
 
 
 def test_nobody_at_an_address_is_no_error_and_the_wire_can_be_recorded() -> None:
     sends = [fx.Send(C, need(1)), fx.Send(A, need(2))]
-    world = net({fx.Proxy(): Box(on("go", *sends)), A: Box()})
+    world = net({fx.ProxyAddress(): Box(on("go", *sends)), A: Box()})
     world.wire = []
-    play(world, fx.Proxy())
-    assert world.wire == [(fx.Proxy(), A, encode(need(2)))]
+    play(world, fx.ProxyAddress())
+    assert world.wire == [(fx.ProxyAddress(), A, encode(need(2)))]
 
 
 def test_timers_are_replaced_cancelled_and_fire_once() -> None:
@@ -121,38 +120,38 @@ def test_timers_are_replaced_cancelled_and_fire_once() -> None:
 
 def test_a_node_that_is_down_hears_nothing_and_its_timers_pass() -> None:
     a = Box(on("go", fx.SetTimer("a", 1.0)))
-    world = net({A: a, fx.Proxy(): Box(on("go", fx.Send(A, need(1))))})
+    world = net({A: a, fx.ProxyAddress(): Box(on("go", fx.Send(A, need(1))))})
     world.post(world.nodes[A], fx.Command("go"))
     world.run(lambda: bool(a.seen))
     world.nodes[A].up = False
-    play(world, fx.Proxy())
+    play(world, fx.ProxyAddress())
     assert [event for _, event in a.seen] == [fx.Command("go")]
 
 
 def test_work_takes_its_virtual_time_and_a_failure_is_an_outcome() -> None:
-    effects = [fx.Work("good"), fx.Work("bad"), fx.Store(1), fx.Refuse("x"), fx.Report("r")]
+    effects = [fx.Work("good"), fx.Work("bad"), fx.Persist(1), fx.Refuse("x"), fx.Report("r")]
     a = Box(on("go", *effects))
     world = net({A: a}, work_s=lambda task: 2.0 if task == "good" else 1.0)
     play(world, A)
     (first, bad), (second, good) = a.seen[1:]
-    assert (first, second, good) == (1.0, 2.0, fx.Done("good", "done"))
-    assert isinstance(bad, fx.Done)
-    assert isinstance(bad.result, fx.Failed)
+    assert (first, second, good) == (1.0, 2.0, fx.WorkDone("good", "done"))
+    assert isinstance(bad, fx.WorkDone)
+    assert isinstance(bad.result, fx.WorkFailed)
     assert "secret text" not in bad.result.reason
     assert (a.stored, a.reports, world.nodes[A].refused) == ([1], ["r"], {"x": 1})
 
 
 def test_links_come_up_towards_the_right_peers() -> None:
-    boxes = {fx.Proxy(): Box(), fx.Cloud(): Box(), A: Box()}
+    boxes = {fx.ProxyAddress(): Box(), fx.CloudAddress(): Box(), A: Box()}
     world = net(boxes)
     for node in world.nodes.values():
         world.connect(node)
     world.run(lambda: False)
     peers = {address: [event.peer for _, event in box.seen] for address, box in boxes.items()}  # type: ignore[union-attr]
     assert peers == {
-        fx.Proxy(): [fx.Cloud(), fx.AllDevices()],
-        fx.Cloud(): [fx.Proxy()],
-        A: [fx.Proxy()],
+        fx.ProxyAddress(): [fx.CloudAddress(), fx.AllDevices()],
+        fx.CloudAddress(): [fx.ProxyAddress()],
+        A: [fx.ProxyAddress()],
     }
 
 
@@ -193,7 +192,7 @@ def test_with_an_executor_nodes_work_together_and_time_is_the_same() -> None:
             world.post(world.nodes[address], fx.Command("go"))
         world.run(lambda: False)
     for box in (a, b):
-        assert box.seen[1:] == [(2.0, fx.Done("task", "task"))]
+        assert box.seen[1:] == [(2.0, fx.WorkDone("task", "task"))]
 
 
 def test_with_an_executor_a_nodes_own_tasks_follow_each_other() -> None:
@@ -202,7 +201,7 @@ def test_with_an_executor_a_nodes_own_tasks_follow_each_other() -> None:
     with ThreadPoolExecutor(4) as executor:
         play(net({A: a}, executor=executor), A)
     assert a.course == [f"{task} {what}" for task in tasks for what in ("begins", "ends")]
-    assert [event.task for _, event in a.seen[1:] if isinstance(event, fx.Done)] == tasks
+    assert [event.task for _, event in a.seen[1:] if isinstance(event, fx.WorkDone)] == tasks
 
 
 def test_with_an_executor_a_failure_is_an_outcome_too() -> None:
@@ -210,6 +209,6 @@ def test_with_an_executor_a_failure_is_an_outcome_too() -> None:
     with ThreadPoolExecutor(2) as executor:
         play(net({A: a}, executor=executor), A)
     bad, good = (event for _, event in a.seen[1:])
-    assert isinstance(bad, fx.Done)
-    assert isinstance(bad.result, fx.Failed)
-    assert good == fx.Done("good", "done")
+    assert isinstance(bad, fx.WorkDone)
+    assert isinstance(bad.result, fx.WorkFailed)
+    assert good == fx.WorkDone("good", "done")

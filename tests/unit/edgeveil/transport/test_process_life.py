@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from edgeveil.crypto.errors import CryptoError
 from edgeveil.crypto.keys import SigningKey, VerifyKey
-from edgeveil.errors import BrokerError, UsageError
+from edgeveil.errors import BrokerError, CryptoError, UsageError
 from edgeveil.transport.process import (
     OwnFolder,
     first_of,

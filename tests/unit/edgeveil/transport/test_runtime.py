@@ -14,16 +14,14 @@ import pytest
 
 from edgeveil.errors import DataError, ProtocolError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.codec import decode, encode
-from edgeveil.protocol.messages import Exchanged, Need, Part
+from edgeveil.protocol.messages import ExchangeId, Need, Part, decode, encode
 from edgeveil.transport.link import LinkDown
-from edgeveil.transport.refusals import Refusals
-from edgeveil.transport.runtime import INBOX_EVENTS, Runtime
+from edgeveil.transport.runtime import INBOX_EVENTS, Refusals, Runtime
 
 LOG = logging.getLogger("edgeveil.test")
 LIMIT = 256
 NEED = Need(b"b" * 32, (1, 2))
-SEND = fx.Send(fx.Proxy(), NEED)
+SEND = fx.Send(fx.ProxyAddress(), NEED)
 
 
 class Script:
@@ -31,7 +29,7 @@ class Script:
 
     def __init__(self, answer: Callable[[fx.Event], list[fx.Effect]]) -> None:
         self.seen: list[fx.Event] = []
-        self.at: Exchanged | None = None
+        self.at: ExchangeId | None = None
         self._answer = answer
 
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
@@ -100,7 +98,7 @@ def started(effects: list[fx.Effect]) -> Callable[[fx.Event], list[fx.Effect]]:
 
 
 def test_effects_run_in_order_and_what_is_stored_is_stored_before_it_is_sent() -> None:
-    effects: list[fx.Effect] = [fx.Store("a"), SEND, fx.Report("r"), fx.Store("b"), SEND]
+    effects: list[fx.Effect] = [fx.Persist("a"), SEND, fx.Report("r"), fx.Persist("b"), SEND]
     script, diary = Script(started(effects)), Diary()
 
     async def scene(runtime: Runtime) -> None:
@@ -108,14 +106,14 @@ def test_effects_run_in_order_and_what_is_stored_is_stored_before_it_is_sent() -
         runtime.post(fx.Command("next"))
         await until(lambda: len(script.seen) == 2 and diary.lines[-2:] == [("report", "r"), sent])
 
-    sent = ("sent", fx.Proxy(), NEED)
+    sent = ("sent", fx.ProxyAddress(), NEED)
     played(script, diary, scene)
     stored = [("store", "a"), ("store", "b"), "durable"]
     assert diary.lines == [*stored, sent, ("report", "r"), sent]
 
 
 def test_nothing_is_sent_when_storing_fails() -> None:
-    script, diary = Script(started([fx.Store("a"), SEND])), Diary()
+    script, diary = Script(started([fx.Persist("a"), SEND])), Diary()
 
     def full(item: object) -> None:
         raise OSError("disk full")
@@ -133,7 +131,7 @@ def test_nothing_is_sent_when_storing_fails() -> None:
 
 
 def test_events_are_stored_in_their_order() -> None:
-    script = Script(lambda event: [fx.Store(event), SEND, fx.Store(event)])
+    script = Script(lambda event: [fx.Persist(event), SEND, fx.Persist(event)])
     diary = Diary()
 
     async def scene(runtime: Runtime) -> None:
@@ -154,7 +152,7 @@ def test_work_comes_back_as_done_with_its_task() -> None:
         await until(lambda: len(script.seen) == 2)
 
     played(script, diary, scene)
-    assert script.seen[1] == fx.Done("task", "TASK")
+    assert script.seen[1] == fx.WorkDone("task", "TASK")
 
 
 @pytest.mark.parametrize(
@@ -180,7 +178,7 @@ def test_an_unexpected_error_tells_type_and_place_but_no_data() -> None:
     assert (record.error, record.levelname) == ("ValueError", "ERROR")  # type: ignore[attr-defined]
 
 
-def fail_with(error: Exception) -> tuple[fx.Failed, list[logging.LogRecord]]:
+def fail_with(error: Exception) -> tuple[fx.WorkFailed, list[logging.LogRecord]]:
     """What the machine hears when work raises `error`, and what was logged."""
 
     def broken(task: object) -> object:
@@ -203,8 +201,8 @@ def fail_with(error: Exception) -> tuple[fx.Failed, list[logging.LogRecord]]:
     finally:
         LOG.removeHandler(handler)
     done = script.seen[1]
-    assert isinstance(done, fx.Done)
-    assert isinstance(done.result, fx.Failed)
+    assert isinstance(done, fx.WorkDone)
+    assert isinstance(done.result, fx.WorkFailed)
     return done.result, records
 
 
@@ -222,19 +220,19 @@ def test_bad_frames_are_counted_by_reason_and_never_raise() -> None:
     async def scene(runtime: Runtime) -> None:
         for frames in FRAMES.values():
             for frame in frames:
-                await runtime.receive(fx.Cloud(), frame)
+                await runtime.receive(fx.CloudAddress(), frame)
         await runtime.receive(None, encode(NEED))
-        await runtime.receive(fx.Cloud(), encode(NEED))
+        await runtime.receive(fx.CloudAddress(), encode(NEED))
         await until(lambda: script.seen)
 
     runtime = played(script, diary, scene)
-    assert script.seen == [fx.Received(fx.Cloud(), NEED)]
+    assert script.seen == [fx.MessageReceived(fx.CloudAddress(), NEED)]
     wanted = {reason: len(frames) for reason, frames in FRAMES.items()} | {"foreign_topic": 1}
     assert runtime.refusals.counts == wanted
 
 
 def test_a_machines_refusals_and_a_lost_link_are_counted_and_the_rest_goes_on() -> None:
-    effects = [fx.Refuse("forged"), SEND, fx.Store("after")]
+    effects = [fx.Refuse("forged"), SEND, fx.Persist("after")]
     script, diary = Script(started(effects)), Diary()
 
     async def scene(runtime: Runtime) -> None:
@@ -305,8 +303,8 @@ def test_a_machine_that_is_far_behind_makes_the_link_wait() -> None:
         runtime = Runtime(script, diary, diary.publish, None, LOG, LIMIT)
         frame = encode(NEED)
         for _ in range(INBOX_EVENTS):
-            await runtime.receive(fx.Cloud(), frame)
-        late = asyncio.create_task(runtime.receive(fx.Cloud(), frame))
+            await runtime.receive(fx.CloudAddress(), frame)
+        late = asyncio.create_task(runtime.receive(fx.CloudAddress(), frame))
         await asyncio.sleep(0.02)
         assert not late.done()
         runtime.post(fx.Command("own"))  # the process itself never waits
@@ -325,7 +323,9 @@ def test_few_large_frames_make_the_link_wait_too() -> None:
 
     async def body() -> None:
         runtime = Runtime(script, diary, diary.publish, None, LOG, 65536)
-        arriving = [asyncio.create_task(runtime.receive(fx.Cloud(), frame)) for _ in range(300)]
+        arriving = [
+            asyncio.create_task(runtime.receive(fx.CloudAddress(), frame)) for _ in range(300)
+        ]
         await asyncio.sleep(0.05)
         taken = sum(task.done() for task in arriving)
         assert taken == 16 * 1024 * 1024 // len(frame)
@@ -356,7 +356,7 @@ def test_waiting_events_share_one_write_and_nothing_is_said_before_it():
 
     def answer(event: fx.Event) -> list[fx.Effect]:
         assert isinstance(event, fx.Command)
-        return [fx.Store(event.what), fx.Report(f"after {event.what}")]
+        return [fx.Persist(event.what), fx.Report(f"after {event.what}")]
 
     async def scene(runtime: Runtime) -> None:
         await runtime.step(fx.Command(1), fx.Command(2))
@@ -376,7 +376,7 @@ def test_what_rests_on_no_store_does_not_wait_for_one():
 
     def answer(event: fx.Event) -> list[fx.Effect]:
         assert isinstance(event, fx.Command)
-        return [fx.Report("early")] if event.what == 1 else [fx.Store(event.what)]
+        return [fx.Report("early")] if event.what == 1 else [fx.Persist(event.what)]
 
     async def scene(runtime: Runtime) -> None:
         await runtime.step(fx.Command(1), fx.Command(2))
@@ -395,11 +395,11 @@ def test_what_is_not_allowed_never_reaches_the_machine() -> None:
             None,
             LOG,
             LIMIT,
-            allows=lambda sender, message: sender == fx.Cloud() and message == NEED,
+            allows=lambda sender, message: sender == fx.CloudAddress() and message == NEED,
         )
-        await runtime.receive(fx.Device("d"), encode(NEED))
+        await runtime.receive(fx.DeviceAddress("d"), encode(NEED))
         assert (runtime.waiting_events, runtime.refusals.counts["rate"]) == (0, 1)
-        await runtime.receive(fx.Cloud(), encode(NEED))
+        await runtime.receive(fx.CloudAddress(), encode(NEED))
         assert (runtime.waiting_events, runtime.refusals.counts["rate"]) == (1, 1)
 
     asyncio.run(body())
@@ -420,7 +420,7 @@ def test_the_loop_goes_on_while_the_disk_is_written():
         looked.set()
         await step
 
-    played(Script(started([fx.Store("a")])), diary, scene)
+    played(Script(started([fx.Persist("a")])), diary, scene)
     assert diary.lines == [("store", "a"), "durable"]
 
 
@@ -436,7 +436,7 @@ def test_the_end_waits_for_a_write_that_has_begun():
 
     async def body() -> None:
         runtime = Runtime(
-            Script(started([fx.Store("a"), SEND])), diary, diary.publish, None, LOG, LIMIT
+            Script(started([fx.Persist("a"), SEND])), diary, diary.publish, None, LOG, LIMIT
         )
         runtime.post(fx.Command("start"))
         running = asyncio.ensure_future(runtime.run())
@@ -459,7 +459,7 @@ def test_the_machine_goes_on_while_the_disk_is_written_and_its_words_wait():
         assert isinstance(event, fx.Command)
         if event.what == 2:
             second.set()
-        return [fx.Store(event.what), fx.Report(f"after {event.what}")]
+        return [fx.Persist(event.what), fx.Report(f"after {event.what}")]
 
     def store(item: object) -> None:
         assert second.wait(20)
@@ -489,7 +489,9 @@ def test_a_write_that_fails_ends_the_run_though_nothing_else_happens():
     diary.store = store  # type: ignore[method-assign]
 
     async def body() -> None:
-        runtime = Runtime(Script(started([fx.Store("a")])), diary, diary.publish, None, LOG, LIMIT)
+        runtime = Runtime(
+            Script(started([fx.Persist("a")])), diary, diary.publish, None, LOG, LIMIT
+        )
         running = asyncio.ensure_future(runtime.run())
         runtime.post(fx.Command("start"))
         with pytest.raises(OSError, match="disk full"):

@@ -13,7 +13,7 @@ import pytest
 
 from edgeveil import logs
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import Exchanged
+from edgeveil.protocol.messages import ExchangeId
 from edgeveil.transport.runtime import Runtime
 
 LOG = logging.getLogger("edgeveil.test")
@@ -31,12 +31,12 @@ def _restored() -> Iterator[None]:
 class Course:
     """Is told by command where it is; reports, works, and ends on None."""
 
-    at: Exchanged | None = None
+    at: ExchangeId | None = None
 
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
         match event:
             case fx.Command(what=int(number)):
-                self.at = Exchanged(JOB, number, 1)
+                self.at = ExchangeId(JOB, number, 1)
                 return [fx.Report("begun"), fx.Work("task")]
             case fx.Command():
                 self.at = None

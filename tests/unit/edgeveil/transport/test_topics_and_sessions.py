@@ -11,9 +11,9 @@ import pytest
 from edgeveil.errors import UsageError
 from edgeveil.protocol import effects as fx
 from edgeveil.sites.links import BrokerLink
-from edgeveil.transport import topics
+from edgeveil.transport import link
 from edgeveil.transport.link import LinkSettings, MessageHandler, StateHandler
-from edgeveil.transport.sessions import Session, link_settings
+from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
 
 ID = "0123456789abcdef"
 
@@ -21,15 +21,15 @@ ID = "0123456789abcdef"
 @pytest.mark.parametrize(
     ("topic", "sender"),
     [
-        (topics.CLOUD_OUT, fx.Cloud()),
-        (topics.device_up(ID), fx.Device(ID)),
-        (topics.device_down(ID), fx.Proxy()),
-        (topics.ALL_DOWN, fx.Proxy()),
-        (topics.CLOUD_IN, fx.Proxy()),
+        (link.CLOUD_OUT, fx.CloudAddress()),
+        (link.device_up(ID), fx.DeviceAddress(ID)),
+        (link.device_down(ID), fx.ProxyAddress()),
+        (link.ALL_DOWN, fx.ProxyAddress()),
+        (link.CLOUD_IN, fx.ProxyAddress()),
     ],
 )
 def test_each_topic_has_one_speaker(topic: str, sender: fx.Address) -> None:
-    assert topics.sender_of(topic) == sender
+    assert link.sender_of(topic) == sender
 
 
 @pytest.mark.parametrize(
@@ -49,20 +49,20 @@ def test_each_topic_has_one_speaker(topic: str, sender: fx.Address) -> None:
     ],
 )
 def test_a_foreign_topic_has_no_speaker(topic: str) -> None:
-    assert topics.sender_of(topic) is None
+    assert link.sender_of(topic) is None
 
 
 def test_the_proxy_speaks_to_each_where_it_listens() -> None:
-    assert topics.proxy_topic(fx.AllDevices()) == topics.ALL_DOWN
-    assert topics.proxy_topic(fx.Device(ID)) == topics.device_down(ID)
-    assert topics.proxy_topic(fx.Cloud()) == topics.CLOUD_IN
+    assert link.proxy_topic(fx.AllDevices()) == link.ALL_DOWN
+    assert link.proxy_topic(fx.DeviceAddress(ID)) == link.device_down(ID)
+    assert link.proxy_topic(fx.CloudAddress()) == link.CLOUD_IN
 
 
 def test_topics_stay_within_what_brokers_allow() -> None:
-    for topic in (topics.device_up(ID), topics.device_down(ID), topics.ALL_DOWN, topics.CLOUD_IN):
+    for topic in (link.device_up(ID), link.device_down(ID), link.ALL_DOWN, link.CLOUD_IN):
         assert topic.count("/") <= 7
         assert not set("#+") & set(topic)
-    assert topics.DEVICES_UP.replace("+", ID) == topics.device_up(ID)
+    assert link.DEVICES_UP.replace("+", ID) == link.device_up(ID)
 
 
 # --- sessions ------------------------------------------------------------------------------
@@ -134,8 +134,11 @@ class Ear:
 
 
 def test_a_session_routes_messages_states_and_publications() -> None:
-    session = Session(
-        LinkSettings("mqtt://127.0.0.1:1", "x"), [topics.CLOUD_IN], fx.Proxy(), topics.proxy_topic
+    session = RuntimeLink(
+        LinkSettings("mqtt://127.0.0.1:1", "x"),
+        [link.CLOUD_IN],
+        fx.ProxyAddress(),
+        link.proxy_topic,
     )
     wire, ear = Wire(), Ear()
     session.link = wire  # type: ignore[assignment]
@@ -144,19 +147,19 @@ def test_a_session_routes_messages_states_and_publications() -> None:
     async def scene() -> None:
         await session.attach(ear, lambda up, why: states.append((up, why)))  # type: ignore[arg-type]
         wire.on_state(True, "")
-        await wire.on_message(topics.CLOUD_OUT, b"12345")  # type: ignore[misc]
+        await wire.on_message(link.CLOUD_OUT, b"12345")  # type: ignore[misc]
         await wire.on_message("strange", b"1")  # type: ignore[misc]
         wire.on_state(False, "gone")
-        await session.publish(fx.Device(ID), b"123")
+        await session.publish(fx.DeviceAddress(ID), b"123")
 
     asyncio.run(scene())
-    assert wire.topics == [topics.CLOUD_IN]
+    assert wire.topics == [link.CLOUD_IN]
     assert ear.heard == [
-        fx.Connected(fx.Proxy()),
-        (fx.Cloud(), b"12345"),
+        fx.PeerConnected(fx.ProxyAddress()),
+        (fx.CloudAddress(), b"12345"),
         (None, b"1"),
-        fx.Disconnected(fx.Proxy()),
+        fx.PeerDisconnected(fx.ProxyAddress()),
     ]
     assert states == [(True, ""), (False, "gone")]
-    assert wire.sent == [(topics.device_down(ID), b"123")]
+    assert wire.sent == [(link.device_down(ID), b"123")]
     assert session.bytes == {"in": 6, "out": 3}

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from edgeveil.transport import health
-from edgeveil.transport.health import Health, Probe, writable
+from edgeveil.transport import http
+from edgeveil.transport.http import Health, Probe, writable
 
 
 class Clock:
@@ -42,10 +42,10 @@ def test_a_folder_that_goes_and_comes_back_and_is_not_asked_too_often(tmp_path: 
         assert not await check()
         folder.mkdir()
         assert not await check()  # remembered for a while
-        clock.now_s += health.PROBE_EVERY_S
+        clock.now_s += http.PROBE_EVERY_S
         assert await check()
         assert list(folder.iterdir()) == []
-        clock.now_s += health.PROBE_EVERY_S
+        clock.now_s += http.PROBE_EVERY_S
         folder.rmdir()
         assert not await check()
 
@@ -55,7 +55,7 @@ def test_a_folder_that_goes_and_comes_back_and_is_not_asked_too_often(tmp_path: 
 def test_a_disk_that_hangs_is_told_and_asked_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(health, "PROBE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(http, "PROBE_TIMEOUT_S", 0.05)
     os.mkfifo(tmp_path / "health.probe")  # opening it to write waits for a reader
 
     async def body() -> None:
@@ -68,7 +68,7 @@ def test_a_disk_that_hangs_is_told_and_asked_once(
             assert not await check()  # a pipe cannot be synced
         os.close(reader)
         pipe.unlink()
-        clock.now_s += health.PROBE_EVERY_S
+        clock.now_s += http.PROBE_EVERY_S
         assert await check()
 
     asyncio.run(body())

@@ -12,8 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.codec import encode
-from edgeveil.protocol.messages import Need
+from edgeveil.protocol.messages import Need, encode
 from edgeveil.transport.metrics import (
     REASONS,
     Linked,
@@ -91,7 +90,7 @@ def test_work_is_timed_by_task_and_the_watcher_sees_what_was_done() -> None:
         host.perform(SealThing(True))
     with pytest.raises(OSError):
         host.store("bad")  # what was not stored is not counted
-    assert seen == ["item", report, fx.Done(SealThing(), "result")]
+    assert seen == ["item", report, fx.WorkDone(SealThing(), "result")]
     assert samples(metrics)["edgeveil_work_seconds_count", "seal_thing"] == 2
 
 
@@ -103,9 +102,9 @@ def test_the_inbox_and_refusals_are_shown() -> None:
         metrics = Metrics()
         metrics.registry.register(Linked(runtime, {}))
         frame = encode(Need(b"b" * 32, (1,)))
-        await runtime.receive(fx.Cloud(), frame)
-        await runtime.receive(fx.Cloud(), frame)
-        await runtime.receive(fx.Cloud(), b"nonsense")
+        await runtime.receive(fx.CloudAddress(), frame)
+        await runtime.receive(fx.CloudAddress(), frame)
+        await runtime.receive(fx.CloudAddress(), b"nonsense")
         await runtime.receive(None, frame)
         assert (runtime.waiting_events, runtime.waiting_bytes) == (2, 2 * len(frame))
         return metrics
@@ -124,7 +123,7 @@ def test_a_step_that_does_not_end_is_told() -> None:
 
         class Sends(Quiet):
             def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
-                return [fx.Send(fx.Cloud(), Need(b"b" * 32, (1,)))]
+                return [fx.Send(fx.CloudAddress(), Need(b"b" * 32, (1,)))]
 
         async def stuck(_to: fx.Address, _frame: bytes) -> None:
             begun.set()

@@ -11,7 +11,7 @@ import pytest
 
 from edgeveil.jobs import load_plan
 from edgeveil.privacy.ledger import JobAccount, Release
-from edgeveil.protocol.package import pack_tensors
+from edgeveil.protocol.sealed import pack_tensors
 from edgeveil_cloud.opening import Opened
 from edgeveil_cloud.rounds import aggregate
 from edgeveil_edge.receipts import Receipt

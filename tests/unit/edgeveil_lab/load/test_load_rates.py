@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from load_kit import outcome_of
 
-from edgeveil.protocol.messages import Exchanged
+from edgeveil.protocol.messages import ExchangeId
 from edgeveil_lab.load.leader import Totals
 from edgeveil_lab.load.tally import Tally
 
@@ -50,7 +50,7 @@ def acknowledged(device: bytes, *answers: tuple[str, float]) -> Tally:
     """One device's rounds: what the proxy said, and after how long; what a device remembers."""
     tally, before_s = Tally(), None
     for number, (status, took_s) in enumerate(answers, 1):
-        at = Exchanged(b"j" * 16, number, 1)
+        at = ExchangeId(b"j" * 16, number, 1)
         tally.offer(at, device, (device,), 100.0 * number)
         held_s = tally.ack(at, device, status, "", 100.0 * number + took_s, before_s)
         before_s = before_s if held_s is None else held_s

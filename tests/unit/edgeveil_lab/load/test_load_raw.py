@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from edgeveil.errors import ConfigError
-from edgeveil.protocol.codec import decode
-from edgeveil.protocol.messages import Offer, Part
+from edgeveil.protocol.messages import Offer, Part, decode
 from edgeveil_lab.load.raw import RawSite, ratio, upload_frames
 
 PACKET_BYTES = 65536

@@ -7,18 +7,14 @@ import os
 
 import pytest
 
-from edgeveil.crypto.keys import SigningKey
+from edgeveil.crypto.keys import SigningKey, sign, verify
 from edgeveil.crypto.labels import HEADER
-from edgeveil.crypto.signing import sign, verify
 from edgeveil.errors import ProtocolError
-from edgeveil.protocol.blob import describe, parts
-from edgeveil.protocol.codec import encode
-from edgeveil.protocol.envelope import Signer
-from edgeveil.protocol.messages import Commit, Exchanged
-from edgeveil.protocol.transfer import sends
+from edgeveil.protocol.messages import Commit, ExchangeId, Signer, encode
+from edgeveil.protocol.transfer import describe, parts, sends
 from edgeveil_lab.load.shared import Shared, SharedVerifyKey
 
-AT = Exchanged(b"j" * 16, 1, 1)
+AT = ExchangeId(b"j" * 16, 1, 1)
 
 
 @pytest.fixture

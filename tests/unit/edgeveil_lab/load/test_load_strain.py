@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from edgeveil.protocol.messages import Exchanged
+from edgeveil.protocol.messages import ExchangeId
 from edgeveil_lab.load.fleet import Fleet
 from edgeveil_lab.load.leader import Leader, Where
 from edgeveil_lab.load.options import LoadOptions
@@ -15,7 +15,7 @@ from edgeveil_lab.load.strain import Meter, Strain
 from edgeveil_lab.load.tally import Tally
 from edgeveil_lab.load.wire import Report
 
-AT = Exchanged(b"j" * 16, 1, 1)
+AT = ExchangeId(b"j" * 16, 1, 1)
 WHERE = Where("mqtt://127.0.0.1:1", b"c" * 32, b"p" * 32, None)
 
 

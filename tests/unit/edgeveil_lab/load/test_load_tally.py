@@ -6,13 +6,13 @@ import hashlib
 
 import pytest
 
-from edgeveil.protocol.messages import Exchanged
+from edgeveil.protocol.messages import ExchangeId
 from edgeveil_lab.load import verdict
 from edgeveil_lab.load.leader import Totals
 from edgeveil_lab.load.rounds import Course
 from edgeveil_lab.load.tally import Tally
 
-AT, AGAIN = Exchanged(b"j" * 16, 1, 1), Exchanged(b"j" * 16, 2, 1)
+AT, AGAIN = ExchangeId(b"j" * 16, 1, 1), ExchangeId(b"j" * 16, 2, 1)
 
 
 def name(text: str) -> bytes:
@@ -152,7 +152,7 @@ def test_several_generators_add_up(tally):
 
 def test_rounds_long_over_are_told_once_more_and_forgotten(tally):
     for number in range(2, 40):
-        tally.round(Exchanged(b"j" * 16, number, 1))
+        tally.round(ExchangeId(b"j" * 16, number, 1))
     assert len(tally.to_plain()["rounds"]) == 39
     assert [row["round"] for row in tally.to_plain()["rounds"]] == list(range(32, 40))
     assert tally.waiting == 0

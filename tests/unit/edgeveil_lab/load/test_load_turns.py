@@ -2,7 +2,7 @@
 
 import asyncio
 
-from edgeveil.protocol.tasks import Work
+from edgeveil.protocol.device_tasks import ComputeAnswer
 from edgeveil_lab.load.turns import Turns
 
 
@@ -11,13 +11,13 @@ class Device:
         self._name, self._log, self._turns = name, log, turns
 
     def perform(self, task):
-        kind = "sealed" if isinstance(task, Work) else "opened"
+        kind = "sealed" if isinstance(task, ComputeAnswer) else "opened"
         self._log.append((kind, self._name))
 
         def told():
             self._log.append((f"told {kind}", self._name))
             if kind == "opened":
-                self._turns.add(self, Work(None, None))
+                self._turns.add(self, ComputeAnswer(None, None))
 
         return told
 

@@ -6,23 +6,23 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from edgeveil.protocol.effects import Failed as Failed
-from edgeveil.protocol.messages import Exchanged, Manifest, Signed, Upload
-from edgeveil.protocol.package import JobPackage, Package, ReleasePackage
+from edgeveil.protocol.effects import WorkFailed as WorkFailed
+from edgeveil.protocol.messages import Envelope, ExchangeId, Manifest, Upload
+from edgeveil.protocol.sealed import JobPackage, Package, ReleasePackage
 
 # --- work for the host, and its outcomes ---------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Open:
-    """Try the device's key on the stanzas; outcome `Opened` or `Failed`."""
+class OpenPackage:
+    """Try the device's key on the stanzas; outcome `OpenedPackage` or `WorkFailed`."""
 
     manifest: Manifest
     blob: bytes
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedPackage:
     """The package, or None where no stanza was for this device.
 
     `chance` in [0, 1) and the job's `budget_s` (0: not known) fix the moment at which what follows
@@ -35,21 +35,21 @@ class Opened:
 
 
 @dataclass(frozen=True)
-class Learn:
-    """Keep a job and its graph; outcome `Learned` or `Failed`."""
+class InstallJob:
+    """Keep a job and its graph; outcome `Installation` or `WorkFailed`."""
 
     manifest: Manifest
     package: JobPackage
 
 
 @dataclass(frozen=True)
-class Learned:
+class Installation:
     """The job is known from now on, also after a restart."""
 
 
 @dataclass(frozen=True)
-class Work:
-    """Consent, infer, train, price, seal; outcome `Sealed` or `Declined`.
+class ComputeAnswer:
+    """Consent, infer, train, price, seal; outcome `SealedAnswer` or `NoAnswer`.
 
     What has read records ends `allowed_s` after `begun_s` (the machine's time) at the latest.
     """
@@ -66,8 +66,8 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Dummies:
-    """Seal what an upload of this device would look like; outcome `Sealed` or `Declined`.
+class SealDummies:
+    """Seal what an upload of this device would look like; outcome `SealedAnswer` or `NoAnswer`.
 
     For cover traffic. Nothing of the device is in it, so no ledger knows of it.
     """
@@ -76,7 +76,7 @@ class Dummies:
 
 
 @dataclass(frozen=True)
-class Sealed:
+class SealedAnswer:
     """The priced, sealed segments, in the order of `groups`; each with its mark (`segment_mark`).
 
     `at_once`: no record had a part in it, so that it need not wait for its moment.
@@ -91,15 +91,15 @@ class Sealed:
 
 
 @dataclass(frozen=True)
-class Declined:
+class NoAnswer:
     """Nothing will be sent; `why` is for the owner's console only."""
 
     why: str
 
 
 @dataclass(frozen=True)
-class Install:
-    """Swap in the final model; outcome `Learned` or `Failed`."""
+class InstallRelease:
+    """Swap in the final model; outcome `Installation` or `WorkFailed`."""
 
     manifest: Manifest
     package: ReleasePackage
@@ -109,13 +109,13 @@ class Install:
 
 
 @dataclass(frozen=True)
-class Seen:
+class ManifestMark:
     """The newest manifest of a job, so that an older or a second one is refused.
 
     `settled`: the device is done with this attempt, and does not take it up again.
     """
 
-    at: Exchanged
+    at: ExchangeId
     manifest_digest: bytes
     settled: bool = False
 
@@ -124,8 +124,8 @@ class Seen:
 class OutboxPut:
     """A sealed upload to be sent until the round closes. A dummy has no receipt."""
 
-    at: Exchanged
-    header: Signed
+    at: ExchangeId
+    header: Envelope
     upload: Upload
     marks: tuple[bytes, ...]  # of the sealed segments, in order
     data: bytes
@@ -137,7 +137,7 @@ class OutboxPut:
 class OutboxHeld:
     """The proxy acknowledged the upload."""
 
-    at: Exchanged
+    at: ExchangeId
 
 
 Outcome = Literal["counted", "missing", "refused", "dropped"]
@@ -150,7 +150,7 @@ class OutboxDrop:
     `counted` and `missing` by the commit record: all of its segments stand there, or not all.
     """
 
-    at: Exchanged
+    at: ExchangeId
     outcome: Outcome
 
 
@@ -158,7 +158,7 @@ class OutboxDrop:
 class LateRecord:
     """The commit record of a round whose upload had to make room for the next one's."""
 
-    at: Exchanged
+    at: ExchangeId
     outcome: Outcome
 
 
@@ -171,10 +171,10 @@ class JobClosed:
 
 
 @dataclass
-class Memory:
+class DeviceMemory:
     """What survives a restart; the host loads it and applies the `Store` items to it."""
 
-    seen: dict[bytes, Seen] = field(default_factory=dict)
+    seen: dict[bytes, ManifestMark] = field(default_factory=dict)
     jobs: dict[bytes, None] = field(default_factory=dict)  # known, the oldest first
     closed: dict[bytes, None] = field(default_factory=dict)  # the oldest first
     release_sequence: int = -1
@@ -185,7 +185,7 @@ CLOSED_KEPT = 1000  # ends of jobs that a device remembers; its ledger remembers
 
 
 @dataclass(frozen=True)
-class Settings:
+class DeviceSettings:
     """Bounds and waits of one device."""
 
     packet_bytes: int = 65536
