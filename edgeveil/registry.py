@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from difflib import get_close_matches
+from importlib import import_module
 from typing import Generic, TypeVar
 
 from edgeveil.errors import UsageError
 
 T = TypeVar("T")
+
+
+def known_names(family: str) -> list[str]:
+    """The names of one family of parts that a file may say: `family` is a folder of
+    `edgeveil/parts`. Those that an installed plug-in declares are among them, may it join or not.
+
+    For configuration, which knows parts by name alone; loads the family when it is asked.
+    """
+    package = import_module(f"edgeveil.parts.{family}")
+    names: list[str] = package.TABLE.known()
+    return names
 
 
 def nearest(name: str, known: list[str]) -> str:

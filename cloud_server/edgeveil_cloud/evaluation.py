@@ -12,9 +12,9 @@ from edgeveil.errors import JobFailed
 from edgeveil.evaluation.accuracy import HeldTest, Tested
 from edgeveil.evaluation.clustering import ClusterScores, Noise, cluster_scores
 from edgeveil.jobs.plan import Plan
-from edgeveil.parts.aggregation.base import Score
+from edgeveil.parts.aggregation.rule import Score
 from edgeveil.parts.exchange import Array, Exchange
-from edgeveil.parts.methods.pca_own import own_weights
+from edgeveil.parts.methods.fm_sums import own_weights
 from edgeveil.privacy.events import LaplaceEvent
 from edgeveil.privacy.laplace_mechanism import noise_law
 

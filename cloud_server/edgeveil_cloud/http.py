@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 from aiohttp import web
 
 from edgeveil.errors import ConfigError, EdgeVeilError
-from edgeveil.parts.features.backbone import check_size
+from edgeveil.parts.features.onnx import check_size
 from edgeveil.transport.http import Health
 from edgeveil.transport.metrics import Metrics
 from edgeveil_cloud.store import Store

@@ -9,8 +9,8 @@ from edgeveil.crypto.keys import OpeningKey, SealingKey
 from edgeveil.errors import JobFailed
 from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.parts.aggregation import Uploads
-from edgeveil.parts.aggregation.base import Score
 from edgeveil.parts.aggregation.mean import mean
+from edgeveil.parts.aggregation.rule import Score
 from edgeveil.parts.exchange import TRAIN, Array, Exchange
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol import sealed as real_sealing

@@ -11,6 +11,7 @@ import numpy as np
 from edgeveil.evaluation.clustering import ClusterScores
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.exchange import Array
+from edgeveil.parts.methods import METHODS
 from edgeveil.privacy.events import LaplaceEvent
 from edgeveil.privacy.guarantee import Guarantee
 from edgeveil_cloud.store import Store
@@ -51,7 +52,7 @@ def exchange_event(
 
 def shown_mean(plan: Plan, state: Mapping[str, Array]) -> dict[str, float]:
     """`mean_of_values` after a round of pure noise, so that a load test can check the sum."""
-    if plan.job.train.method != "noise_only":
+    if METHODS[plan.job.train.method].learns_on != "nothing":
         return {}
     return {"mean_of_values": float(state["mean"][0])}
 

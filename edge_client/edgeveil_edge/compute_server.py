@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from edgeveil.errors import EdgeVeilError
 from edgeveil.jobs import compile_canonical
 from edgeveil.parts.features import match_backbones
-from edgeveil.parts.methods import UPDATE_METHODS
+from edgeveil.parts.methods import trains_model
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.protocol.sealed import RoundPackage, unpack_tensors
 from edgeveil.sites.edge import EdgeSite
@@ -76,7 +76,7 @@ class Server:
         plan = compile_canonical(request.canonical)
         plan = plan.with_artifacts(match_backbones(plan.job.features, request.backbones))
         self._jobs[request.digest] = TaughtJob(plan, request.canonical, request.graph)
-        if request.trains and plan.job.train.method in UPDATE_METHODS:
+        if request.trains and trains_model(plan.job.train.method):
             _load("torch", "torch.func")
         if any(one.infer for one in plan.exchanges):
             _load("onnxruntime")

@@ -19,7 +19,7 @@ from edgeveil.jobs.plan import Plan
 from edgeveil.parts.aggregation import AGGREGATIONS
 from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.features import PcaParameters, build_features, projection_of
-from edgeveil.parts.methods import METHODS, UPDATE_METHODS
+from edgeveil.parts.methods import METHODS, trains_model
 from edgeveil.parts.models import build_network
 from edgeveil.parts.setting import Setting
 from edgeveil.parts.update import Stage
@@ -237,10 +237,10 @@ def _participations(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
 
 def _model(job: Job) -> Iterator[Mix]:
     """A model where none is trained, none where one is, or one that takes other records."""
-    trains = job.train.method in UPDATE_METHODS
+    trains = trains_model(job.train.method)
     if not trains:
         yield from _for_updates_alone(job)
-        if not job.features and job.train.method != "noise_only":
+        if not job.features and METHODS[job.train.method].learns_on == "features":
             yield Mix(
                 ("features", "train.method"),
                 f"method '{job.train.method}' learns on public features; add for example "
@@ -399,7 +399,7 @@ def _aggregation(plan: Plan, fleet: KnownFleet | None) -> Iterator[Mix]:
             f" method '{job.train.method}' uploads; use {', '.join(others)}, or another method",
         )
     elif rule.whole and len(plan.cloud.segments(train)) > 1:
-        way = "set proxy.shuffle to whole" if job.train.method in UPDATE_METHODS else "use fedavg"
+        way = "set proxy.shuffle to whole" if trains_model(job.train.method) else "use fedavg"
         yield Mix(
             ("aggregation.name", "proxy.shuffle"),
             f"'{name}' compares whole updates, but the proxy shuffles layer by layer, so the cloud "

@@ -10,7 +10,7 @@ import hashlib
 import json
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from edgeveil.errors import ProtocolError
 from edgeveil.jobs.methods import (
@@ -20,7 +20,7 @@ from edgeveil.jobs.methods import (
     StageBlock,
     TrainParameters,
 )
-from edgeveil.parts.aggregation import FedAvgParameters
+from edgeveil.parts.aggregation.fedavg import FedAvgParameters
 from edgeveil.settings.base import Block, Seconds
 
 CANONICAL_BYTES = 1 << 16
@@ -166,6 +166,9 @@ class Job(Block):
     Of every key alone it is known to be sound, of the whole nothing: whoever plays or prices a
     job needs the `Plan` that `compile_job` makes of it, or refuses to.
     """
+
+    # Made when a job is first read: in a device's process its owner's policy is known by then.
+    model_config = ConfigDict(defer_build=True)
 
     job: str = Field(pattern=r"^[a-z0-9_-]{1,64}$", examples=["quickstart"])
     """The job's name."""

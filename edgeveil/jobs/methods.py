@@ -1,21 +1,19 @@
-"""The blocks that algorithms own: a new method or feature map changes nothing here."""
+"""The blocks that parts own: a field takes the block of any part that a table holds."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
-
-from edgeveil.parts.aggregation import AggregationParameters as _AggregationParameters
-from edgeveil.parts.features import FeatureParameters as _FeatureParameters
+from edgeveil.parts import features as _features
+from edgeveil.parts.aggregation import AGGREGATIONS, RuleParameters
 from edgeveil.parts.methods import METHODS, MethodParameters
-from edgeveil.parts.models import AnyModelParameters
+from edgeveil.parts.models import MODELS, ModelParameters
+from edgeveil.parts.part import OneOf
+from edgeveil.parts.stages import STAGES
 from edgeveil.parts.stages import StageParameters as _StageParameters
 
-TrainParameters = Annotated[MethodParameters, Field(discriminator="method")]
-FeatureParameters = Annotated[_FeatureParameters, Field(discriminator="name")]
-# A discriminator needs two alternatives.
-ModelBlock = Annotated[AnyModelParameters, Field(discriminator="name")]
-StageBlock = Annotated[_StageParameters, Field(discriminator="name")]
-AggregationBlock = Annotated[_AggregationParameters, Field(discriminator="name")]
-METHOD_NAMES: tuple[str, ...] = tuple(METHODS.names())
+TrainParameters = Annotated[MethodParameters, OneOf(METHODS)]
+FeatureParameters = Annotated[_features.FeatureParameters, OneOf(_features.FEATURES)]
+ModelBlock = Annotated[ModelParameters, OneOf(MODELS)]
+StageBlock = Annotated[_StageParameters, OneOf(STAGES)]
+AggregationBlock = Annotated[RuleParameters, OneOf(AGGREGATIONS)]

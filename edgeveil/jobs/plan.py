@@ -22,8 +22,8 @@ from edgeveil.parts.features import (
     projection_of,
 )
 from edgeveil.parts.methods import METHODS
-from edgeveil.parts.methods.fm_released import COVARIANCE
-from edgeveil.parts.methods.updates.own_code import check_own_code
+from edgeveil.parts.methods.fm_budget import COVARIANCE
+from edgeveil.parts.methods.own_code import check_own_code
 from edgeveil.parts.models import Network, build_network, runs_python
 from edgeveil.parts.models.softmax_head import build_graph
 from edgeveil.parts.setting import Setting, network_of

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict
 
 from edgeveil.errors import PrivacyError, UsageError
 from edgeveil.parts.exchange import CloudMethod, DeviceMethod
 from edgeveil.parts.features import FeatureMap
 from edgeveil.parts.features.pca import PcaParameters
 from edgeveil.parts.models.network import Network
+from edgeveil.parts.part import BlockPart
 
 if TYPE_CHECKING:
     from edgeveil.parts.update import Stage
@@ -73,13 +76,32 @@ class Setting:
         return None if self.projection is None else self.dimension
 
 
-@dataclass(frozen=True)
-class Method:
-    """One entry of the table of methods: its parameters (a pydantic model) and its halves."""
+class MethodParameters(BaseModel):
+    """What every `train` block says."""
 
-    parameters: type[Any]
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    method: str
+    rounds: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodPart(BlockPart):
+    """The declaration of a training method: its two halves, each made of parameters and setting.
+
+    `learns_on`: `features`, `model` for a method that trains the job's model and uploads what
+    changed, or `nothing`.
+    """
+
+    family: ClassVar[str] = "methods"
+    key: ClassVar[str] = "train.method"
+    what: ClassVar[str] = "method"
+    tag: ClassVar[str] = "method"
+    block: ClassVar[type[BaseModel]] = MethodParameters
+
     device: Callable[[Any, Setting], DeviceMethod]
     cloud: Callable[[Any, Setting], CloudMethod]
+    learns_on: Literal["features", "model", "nothing"] = "features"
 
 
 def network_of(setting: Setting) -> Network:

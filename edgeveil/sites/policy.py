@@ -6,22 +6,21 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
+from edgeveil.registry import known_names
 from edgeveil.settings.base import Block, named_in
 
 
 def _method_name(name: str) -> str:
-    # Not above: who names no method, like a proxy or a device that only infers, loads none.
-    from edgeveil.parts.methods import METHODS
-
-    return named_in("method", METHODS)(name)
+    if name == DEFAULT_METHOD:  # who names no other, as a device that only infers, loads none
+        return name
+    return named_in("method", known_names("methods"))(name)
 
 
 def _every_method(schema: dict[str, Any]) -> None:
-    from edgeveil.parts.methods import METHODS
-
-    schema["enum"] = METHODS.names()
+    schema["enum"] = list(known_names("methods"))
 
 
+DEFAULT_METHOD = "fm"
 MethodName = Annotated[str, AfterValidator(_method_name), Field(json_schema_extra=_every_method)]
 
 
@@ -42,7 +41,7 @@ class Policy(Block):
     """Upload inferences, or trained updates, without noise when a job asks for it."""
     accept_unshuffled: bool = False
     """Take part in jobs with `proxy.shuffle: none`, whose uploads are not mixed at the proxy."""
-    allowed_methods: tuple[MethodName, ...] = ("fm",)
+    allowed_methods: tuple[MethodName, ...] = (DEFAULT_METHOD,)
     """Training methods that may read the data; one without a proof must be named here."""
     allowed_backbones: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...] = ()
     """SHA-256 digests (hex) of the ONNX feature extractors that may run on the data.

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgeveil.parts.aggregation import AGGREGATIONS, Uploads, base
+from edgeveil.parts.aggregation import AGGREGATIONS, Uploads
+from edgeveil.parts.aggregation import rule as rules
 from edgeveil.parts.exchange import Aim
 
 OPTIONS = {
@@ -117,7 +118,7 @@ class Opened(Sequence):
 
 
 def test_a_batch_is_never_in_memory_as_a_whole(name, monkeypatch):
-    monkeypatch.setattr(base, "BLOCK_BYTES", 1 << 20)
+    monkeypatch.setattr(rules, "BLOCK_BYTES", 1 << 20)
     arrays = Opened(count=40, size=1 << 16)
     whole_bytes = 40 * 4 << 16
     aim = Aim({"layer": np.zeros(1 << 16, np.float32)}, change=True)

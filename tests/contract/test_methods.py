@@ -11,8 +11,9 @@ from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError, ProtocolError, UsageError
 from edgeveil.parts.exchange import TRAIN
 from edgeveil.parts.features import IdentityParameters, PcaParameters, build_features
-from edgeveil.parts.methods import METHODS, UPDATE_METHODS
-from edgeveil.parts.models import MlpParameters, build_network
+from edgeveil.parts.methods import METHODS, trains_model
+from edgeveil.parts.models import build_network
+from edgeveil.parts.models.mlp import MlpParameters
 from edgeveil.parts.models.softmax_head import WEIGHTS
 from edgeveil.parts.setting import Setting
 from edgeveil.privacy.derived import DerivedRandom
@@ -67,7 +68,7 @@ VARIANTS = {
 READING = [name for name in VARIANTS if name != "noise_only"]
 UNPROTECTED = {"sgd", "fedprox"}  # they add no noise, and say so
 NOISED = [name for name in VARIANTS if name not in UNPROTECTED]
-SUMMING = [name for name in VARIANTS if name not in UPDATE_METHODS]
+SUMMING = [name for name in VARIANTS if name not in METHODS or not trains_model(name)]
 
 
 @pytest.fixture(params=list(VARIANTS))
@@ -96,7 +97,7 @@ def summing(request):
 def made(variant):
     name, options, projection = VARIANTS[variant]
     method, setting = METHODS[name], replace(SETTING, projection=projection)
-    if name in UPDATE_METHODS:
+    if trains_model(name):
         model = build_network(MlpParameters(hidden=(4,)), SETTING.input_shape, SETTING.classes)
         setting = replace(setting, network=model)
     parameters = method.parameters(rounds=ROUNDS, **options)
@@ -138,7 +139,7 @@ def test_segments_have_their_public_shape_whatever_the_records(halves, records):
             assert np.isfinite(found).all()
 
 
-@pytest.mark.parametrize("name", sorted(UPDATE_METHODS))
+@pytest.mark.parametrize("name", [name for name in METHODS if trains_model(name)])
 @pytest.mark.parametrize("broadcast", [1.0, 3e38])
 def test_numbers_past_all_bounds_stop_no_device_and_upload_no_infinity(name, broadcast):
     """Neither a record nor a cloud's weights decide whether a device answers."""

@@ -11,7 +11,8 @@ from edgeveil.errors import ConfigError
 from edgeveil.jobs import Job, compile_job
 from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.features import build_features
-from edgeveil.parts.models import MlpParameters, build_network
+from edgeveil.parts.models import build_network
+from edgeveil.parts.models.mlp import MlpParameters
 from edgeveil.parts.setting import Setting
 from edgeveil.parts.stages import STAGES
 from edgeveil.parts.update import Task

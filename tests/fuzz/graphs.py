@@ -9,7 +9,7 @@ from itertools import pairwise
 from edgeveil.errors import DataError
 from edgeveil.evaluation.graph_check import OPERATORS, check_graph
 from edgeveil.evaluation.onnx_wire import MAX_FIELDS, fields
-from edgeveil.parts.features.backbone import LARGEST_OUTPUT, Backbone
+from edgeveil.parts.features.onnx import LARGEST_OUTPUT, Backbone
 from tests.fuzz.target import Tape, Target, demand
 
 _PLAIN = tuple(sorted(OPERATORS))

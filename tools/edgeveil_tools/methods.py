@@ -1,37 +1,50 @@
-"""`edgeveil methods`: every name of every table, with what stands behind it."""
+"""`edgeveil methods`: every name of every table, with what stands behind it.
+
+Parts say of themselves what is shown (`edgeveil/parts/part.py`); what no plug-in can add to,
+mechanisms, shuffles, evaluations and presets, is said here.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, get_args
+from typing import Any
 
 from edgeveil.data.partition import PARTITIONS
 from edgeveil.data.sources import SOURCES
 from edgeveil.errors import UsageError
 from edgeveil.evaluation.cluster_labels import LABELLERS
 from edgeveil.evaluation.clustering import EVALUATIONS, SILHOUETTES
-from edgeveil.jobs.job import Encrypt, Proxy
 from edgeveil.jobs.presets import PRESETS
+from edgeveil.parts import plugins
 from edgeveil.parts.aggregation import AGGREGATIONS
-from edgeveil.parts.features import FEATURES, PcaParameters
+from edgeveil.parts.features import FEATURES
 from edgeveil.parts.methods import METHODS
 from edgeveil.parts.models import MODELS
+from edgeveil.parts.part import Part, PartTable, PrivacyStatus
 from edgeveil.parts.stages import STAGES
 from edgeveil.privacy.table import MECHANISMS
 from edgeveil.registry import nearest
-from edgeveil_tools.methods_about import FAMILIES, About
-from edgeveil_tools.methods_about_data import FAMILIES as DATA_FAMILIES
-from edgeveil_tools.methods_about_presets import PRESETS as ABOUT_PRESETS
 
 _MIN_WIDTH = 60
 _MAX_WIDTH = 110
 _OWN_STATUS = "–"
-ABOUT = {**FAMILIES, **DATA_FAMILIES, "preset": ABOUT_PRESETS}
-_UNKNOWN = About("not stated", "not stated", "not stated", note="not stated")
+TABLES: tuple[PartTable[Any], ...] = (METHODS, STAGES, AGGREGATIONS, MODELS, FEATURES)
+
+
+@dataclass(frozen=True)
+class Said:
+    """What is said of a name that is no part; as a `Part` says it of itself."""
+
+    source: str
+    needs: str = "nothing"
+    reveals: str = "nothing of its own"
+    privacy: PrivacyStatus | None = None
+    note: str = ""
+    summary: str = ""
 
 
 @dataclass(frozen=True)
@@ -39,6 +52,7 @@ class Entry:
     """One name; `family` is the key of a job file that takes it, or what kind of thing it is.
 
     `privacy` is `proven`, `claimed`, `none`, or null where the name makes no release of its own.
+    `plugin` is the distribution that brought it, null for EdgeVeil's own.
     """
 
     family: str
@@ -49,11 +63,14 @@ class Entry:
     reveals: str
     privacy: str | None
     note: str
+    example: str | None = None
+    plugin: str | None = None
 
 
 def entries() -> list[Entry]:
     """All names, family by family, as their tables list them."""
-    return [_entry(family, name, text) for family, name, text in _named()]
+    parts = [_of_part(table[name]) for table in TABLES for name in table]
+    return parts + [_of_name(*one) for one in _named()]
 
 
 def methods(names: list[str], *, as_json: bool) -> int:
@@ -69,58 +86,56 @@ def methods(names: list[str], *, as_json: bool) -> int:
             print(f"{'' if not family else chr(10)}{entry.family}")
             family = entry.family
         print(_shown(entry, width))
+    for line in plugins.complaints():
+        print(textwrap.fill(f"not joined: {line}", width, subsequent_indent="  "))
     return 0
 
 
-def _named() -> Iterator[tuple[str, str, str]]:
-    """Family, name and the text that stands beside the name in the code."""
-    for family, table, key in (
-        ("train.method", METHODS, "method"),
-        ("update", STAGES, "name"),
-        ("aggregation", AGGREGATIONS, "name"),
-        ("model", MODELS, "name"),
-        ("features", FEATURES, "name"),
-    ):
-        for name in table:
-            yield family, name, _described(table[name].parameters, key)
-    for name in get_args(PcaParameters.model_fields["name"].annotation):
-        yield "features", name, ""
-    functions: tuple[tuple[str, Any], ...] = (
-        ("local_run.partition", PARTITIONS),
-        ("unsupervised.eval_type", EVALUATIONS),
-        ("unsupervised.silhouette", SILHOUETTES),
-        ("unsupervised.labels", LABELLERS),
-        ("mechanism", MECHANISMS),
+def _of_part(part: Part) -> Entry:
+    plugin = plugins.plugin_of(part.family, part.name)
+    return Entry(
+        part.key,
+        part.name,
+        part.summary,
+        part.source,
+        part.needs,
+        part.reveals,
+        part.privacy,
+        part.note,
+        part.example,
+        None if plugin is None else f"{plugin.distribution} {plugin.version}",
     )
-    for family, table in functions:
-        for name in table:
-            yield family, name, _first_line(table[name])
-    for family, block, key in (
-        ("proxy.shuffle", Proxy, "shuffle"),
-        ("encrypt.privacy_eval_type", Encrypt, "privacy_eval_type"),
-    ):
-        for name in get_args(block.model_fields[key].annotation):
-            yield family, name, ""
-    for family, names in (("local_run.data.source", SOURCES), ("preset", PRESETS)):
-        for name in names:
-            yield family, name, ""
 
 
-def _described(parameters: Any, key: str) -> str:
-    return str(parameters.model_fields[key].description or "")
+def _of_name(family: str, name: str, said: Said, text: str) -> Entry:
+    summary = said.summary or text
+    return Entry(
+        family, name, summary, said.source, said.needs, said.reveals, said.privacy, said.note
+    )
+
+
+def _named() -> Iterator[tuple[str, str, Said, str]]:
+    """Family, name, what is said of it, and the text that stands beside the name in the code."""
+    tables: tuple[tuple[str, Mapping[str, Said], Any], ...] = (
+        ("local_run.partition", _PARTITIONS, PARTITIONS),
+        ("unsupervised.eval_type", _EVALUATIONS, EVALUATIONS),
+        ("unsupervised.silhouette", _SILHOUETTES, SILHOUETTES),
+        ("unsupervised.labels", _LABELS, LABELLERS),
+        ("mechanism", _MECHANISMS, MECHANISMS),
+        ("proxy.shuffle", _SHUFFLES, None),
+        ("encrypt.privacy_eval_type", _PROTECTIONS, None),
+        ("local_run.data.source", _SOURCES, SOURCES),
+        ("preset", PRESETS_SAID, PRESETS),
+    )
+    for family, said, table in tables:
+        for name in said if table is None else table:
+            function = None if table is None else table[name]
+            yield family, name, said[name], _first_line(function) if callable(function) else ""
 
 
 def _first_line(function: Callable[..., Any]) -> str:
     text = str(function.__doc__ or "").split("\n\n")[0]
     return " ".join(text.split())
-
-
-def _entry(family: str, name: str, text: str) -> Entry:
-    about = ABOUT[family].get(name, _UNKNOWN)
-    summary = about.summary or text
-    return Entry(
-        family, name, summary, about.source, about.needs, about.reveals, about.privacy, about.note
-    )
 
 
 def _chosen(found: list[Entry], names: list[str]) -> list[Entry]:
@@ -142,8 +157,250 @@ def _shown(entry: Entry, width: int) -> str:
         ("needs", entry.needs),
         ("reveals", entry.reveals),
         ("privacy", status),
+        ("example", entry.example),
+        ("plug-in", entry.plugin),
     ):
         lines += textwrap.wrap(
-            text, width, initial_indent=f"    {label:<8}", subsequent_indent=" " * 12
+            text or "", width, initial_indent=f"    {label:<8}", subsequent_indent=" " * 12
         )
     return "\n".join(lines)
+
+
+_DELM = "Cao et al. 2023 (DELM)"
+_SWARM = "Zhang, Wu and Dong (PSO-DP)"
+_INFERENCE = "protected inference results of horizontal federated learning"
+_ANONYMOUS = "Zhao et al. 2021, anonymous federated learning"
+_UPDATE = "each device's update, layers shuffled among the devices"
+_NOISED = "each device's noised update"
+_PER_DEVICE = "per device; for one record among others at the price of twice the sensitivity"
+_FOLDER = "the folder of the published files"
+_FILE = "a file of the user's"
+
+_PARTITIONS = {
+    "iid": Said("usual practice"),
+    "n_class": Said("McMahan et al. 2017", "classes_per_device"),
+    "dirichlet": Said("Yurochkin et al. 2019", "alpha"),
+    "quantity_skew": Said("Li et al. 2022", "alpha"),
+}
+
+_SOURCES = {
+    "digits": Said(
+        "Alpaydin and Kaynak 1998, in scikit-learn",
+        summary="1,797 handwritten digits of 8×8 pixels.",
+    ),
+    "mnist": Said(
+        "LeCun et al. 1998", _FOLDER, summary="70,000 handwritten digits of 28×28 pixels."
+    ),
+    "emnist": Said(
+        "Cohen et al. 2017, Balanced",
+        _FOLDER,
+        summary="131,600 handwritten letters and digits of 28×28 pixels, 47 classes.",
+    ),
+    "cifar10": Said(
+        "Krizhevsky 2009, binary version",
+        _FOLDER,
+        summary="60,000 coloured photographs of 32×32 pixels, 10 classes.",
+    ),
+    "cifar100": Said(
+        "Krizhevsky 2009, binary version",
+        _FOLDER,
+        summary="60,000 coloured photographs of 32×32 pixels, 100 classes.",
+    ),
+    "npz": Said("the user's own data", _FILE, summary="NumPy's arrays x and y."),
+    "csv": Said(
+        "the user's own data",
+        _FILE,
+        summary="Numbers, one record a line, under a line that names the columns.",
+    ),
+    "parquet": Said(
+        "the user's own data",
+        f"{_FILE}; pip install 'edgeveil[parquet]'",
+        summary="Columns of numbers, one record a row.",
+    ),
+    "idx": Said(
+        "the user's own data",
+        f"{_FILE} and one of labels",
+        summary="Arrays in the format of MNIST.",
+    ),
+    "images": Said(
+        "the user's own data",
+        "a folder for each of images.classes; pip install 'edgeveil[images]'",
+        summary="PNG and JPEG pictures, brought to one size.",
+    ),
+    "python": Said(
+        "the user's own code",
+        "`python: module:function`, installed",
+        summary="What a function returns, two arrays (x, y).",
+    ),
+}
+
+_MECHANISMS = {
+    "gaussian": Said(
+        "Dong, Roth, Su 2022; Canonne et al. 2020",
+        "integers of bounded L2 norm",
+        "their sum, noised",
+        "proven",
+    ),
+    "laplace": Said(
+        "Dwork et al. 2006; Ghosh et al. 2012",
+        "integers of bounded L1 norm",
+        "their sum, noised",
+        "proven",
+    ),
+    "softmax": Said(
+        f"{_INFERENCE}, sensitivity 2 in place of 1",
+        "encrypt.laplace_eval",
+        "a device's noised softmax",
+        "proven",
+    ),
+    "two_value": Said(
+        "Duchi et al. 2018; Sun et al. 2021", "values in [-1, 1]", "two values", "proven"
+    ),
+    "exponential": Said(
+        "McSherry and Talwar 2007", "integer scores of bounded sensitivity", "an index", "proven"
+    ),
+    "report_noisy_max": Said(
+        "McKenna and Sheldon 2020; Ding et al. 2021",
+        "integer scores of bounded sensitivity",
+        "an index",
+        "proven",
+    ),
+}
+
+_SHUFFLES = {
+    "split": Said(
+        f"{_DELM}, split and shuffle; clone bound, Feldman, McMillan, Talwar 2021",
+        reveals="layers, each in an order of its own",
+        summary="Each layer's segments are permuted alone.",
+    ),
+    "whole": Said(
+        "Bittau et al. 2017",
+        reveals="whole updates in random order",
+        summary="Updates are permuted; a device's update stays one.",
+    ),
+    "none": Said(
+        "no protection of the text's",
+        "policy.accept_unshuffled",
+        "which layers came together, and the order of arrival",
+        summary="Uploads keep the order in which they came.",
+    ),
+}
+
+_PROTECTIONS = {
+    "LAPLACE": Said(
+        f"{_INFERENCE}, sensitivity 2 in place of 1",
+        "laplace_eval",
+        "each device's noised softmax",
+        "proven",
+        "`laplace_eval_sensitivity: 1` is the text's: the guarantee printed is then 2ε",
+        "Inferences are noised on the device.",
+    ),
+    "NOT_ENCRYPT": Said(
+        _INFERENCE,
+        "privacy.accept_unproven; owners who accept unprotected inferences",
+        "each device's softmax",
+        "none",
+        summary="Inferences are uploaded as they are.",
+    ),
+}
+
+_EVALUATIONS = {
+    "NOT_EVAL": Said(_INFERENCE, summary="Devices upload no inferences."),
+    "SILHOUETTE_SCORE": Said("Rousseeuw 1987"),
+    "CALINSKI_HARABASZ_SCORE": Said("Caliński and Harabasz 1974"),
+    "DAVIES_BOULDIN_SCORE": Said("Davies and Bouldin 1979"),
+}
+
+_SILHOUETTES = {
+    "sklearn": Said("Rousseeuw 1987"),
+    "text": Said(_INFERENCE),
+}
+
+_LABELS = {
+    "argmax": Said(_INFERENCE, summary="A cluster is all uploads with the same largest entry."),
+    "kmeans": Said("Lloyd 1982; Arthur and Vassilvitskii 2007", "scikit-learn"),
+}
+
+_POLICY = "privacy.accept_unproven; owners who allow it"
+_OPEN = "privacy.accept_unproven; owners who accept unprotected updates"
+_DELM_NOTE = "`fm` is the proven relative"
+PRESETS_SAID = {
+    "delm_basic": Said(
+        f"{_DELM}, basic scheme",
+        _POLICY,
+        "noised covariances; weights after steps on noised polynomials",
+        "claimed",
+        _DELM_NOTE,
+        "Functional mechanism on a federated PCA; ε₁:ε₂ = 1:2, p = 0.5, T = 250.",
+    ),
+    "delm_enhanced": Said(
+        f"{_DELM}, enhanced scheme",
+        f"{_POLICY}; 50 devices",
+        "noised covariances; weights after steps on noised polynomials",
+        "claimed",
+        _DELM_NOTE,
+        "delm_basic with 50 uploads a layer, drawn by divergence; ε₃ = 2.",
+    ),
+    "delm_top_k": Said(
+        f"{_DELM}, for trusted users",
+        f"{_POLICY}; 50 devices",
+        "noised covariances; weights after steps on noised polynomials",
+        "claimed",
+        _DELM_NOTE,
+        "delm_basic with the 50 uploads a layer that diverge least.",
+    ),
+    "anonymous_fl": Said(
+        _ANONYMOUS,
+        "owners who allow sgd",
+        _NOISED,
+        "proven",
+        f"the clip is ours: the text bounds no update; {_PER_DEVICE}",
+        "Random download share, Gaussian noise on the update, largest values uploaded.",
+    ),
+    "laplace_inference": Said(
+        _INFERENCE,
+        "owners whose max_inference_epsilon allows it",
+        "each device's noised softmax",
+        "proven",
+        "the text's sensitivity 1 is kept, so the guarantee printed is 2ε",
+        "Silhouette score of noised inferences each round, ε = 230260; trained by fm.",
+    ),
+    "pso_dp_fl": Said(
+        f"{_SWARM}, alg. 2",
+        "owners who allow pso_dp_fl",
+        "each device's clipped and noised update",
+        "proven",
+        _PER_DEVICE,
+        "A local swarm of N = 3 particles, w = 0.1; one clip and noise on the update.",
+    ),
+    "ldp_fl": Said(
+        "Sun, Qian and Chen 2021 (LDP-FL)",
+        _POLICY,
+        "every weight as one of two values",
+        "claimed",
+        "`composition: sequential` is proven",
+        "FedAvg whose weights travel as two values, ε counted once for all of them.",
+    ),
+    "fedavg": Said(
+        "McMahan et al. 2017", _OPEN, _UPDATE, "none", "", "FedAvg without noise: a yardstick."
+    ),
+    "fedprox": Said(
+        "Li et al. 2020", _OPEN, _UPDATE, "none", "", "FedProx, μ = 0.01, without noise."
+    ),
+    "secprobe": Said(
+        f"Zhao et al. 2019 (SecProbe), as {_DELM} has it",
+        f"{_OPEN}; 50 devices",
+        "whole updates in random order",
+        "none",
+        "",
+        "FedAvg over 50 updates that do well on the cloud's records, drawn at ε₃ = 1.",
+    ),
+    "stc": Said(
+        "Sattler et al. 2020",
+        _OPEN,
+        "signs and places of each update's largest values",
+        "none",
+        "",
+        "FedAvg of sparse ternary updates, 1 % of the values, with error feedback.",
+    ),
+}

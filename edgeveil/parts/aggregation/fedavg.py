@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from edgeveil.parts.aggregation.base import Combined, RuleParameters, Uploads
 from edgeveil.parts.aggregation.mean import mean
+from edgeveil.parts.aggregation.rule import AggregationPart, Combined, RuleParameters, Uploads
 
 
 class FedAvgParameters(RuleParameters):
@@ -34,3 +34,11 @@ class FedAvg:
     def combine(self, uploads: Uploads) -> Combined:
         """The mean."""
         return mean(uploads.segments)
+
+
+PART = AggregationPart(
+    parameters=FedAvgParameters,
+    rule=FedAvg,
+    source="McMahan et al. 2017, with equal weights",
+    example="aggregation: {name: fedavg}",
+)

@@ -14,8 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from edgeveil.parts.aggregation.base import Combined, RuleParameters, Uploads, blocks, mean_of
-from edgeveil.parts.aggregation.choosing import best
+from edgeveil.parts.aggregation.rule import (
+    AggregationPart,
+    Combined,
+    RuleParameters,
+    Uploads,
+    best,
+    blocks,
+    mean_of,
+)
 
 
 class KrumParameters(RuleParameters):
@@ -70,3 +77,12 @@ def krum_scores(distances: NDArray[np.float64], malicious: int) -> NDArray[np.fl
     others = np.sort(distances + np.diag(np.full(len(distances), np.inf)), axis=1)
     scores: NDArray[np.float64] = others[:, : len(distances) - malicious - 2].sum(axis=1)
     return scores
+
+
+PART = AggregationPart(
+    parameters=KrumParameters,
+    rule=Krum,
+    source="Blanchard et al. 2017",
+    needs="a model; proxy.shuffle: whole",
+    example="aggregation: {name: krum, k: 4, malicious: 3}",
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from edgeveil.parts.aggregation.base import Combined, RuleParameters, Uploads
+from edgeveil.parts.aggregation.rule import AggregationPart, Combined, RuleParameters, Uploads
 from edgeveil.parts.aggregation.trimmed_mean import middle
 
 
@@ -32,3 +32,11 @@ class Median:
         """The median, per value."""
         segments = uploads.segments.items()
         return {name: middle(arrays, (len(arrays) - 1) // 2) for name, arrays in segments}
+
+
+PART = AggregationPart(
+    parameters=MedianParameters,
+    rule=Median,
+    source="Yin et al. 2018",
+    example="aggregation: {name: median}",
+)

@@ -1,6 +1,6 @@
 """Minimum divergence: the uploads of a layer that turn the fewest signs (`min_divergence`).
 
-Cao et al. 2023 (text 000), algorithm 3 and equations 14 to 16. The divergence of a layer's upload
+Cao et al. 2023 (DELM), algorithm 3 and equations 14 to 16. The divergence of a layer's upload
 is the share of the layer's weights whose sign it would change, zero counted positive. Per layer,
 k of n uploads are drawn without replacement with P(i) ∝ exp(-ε₃·divergence_i / 2n), or the k
 smallest are taken, and the mean of the k counts.
@@ -21,9 +21,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.errors import JobFailed
-from edgeveil.parts.aggregation.base import Chosen, Combined, Uploads
-from edgeveil.parts.aggregation.choosing import ChoosingParameters, Int64, best, drawn
 from edgeveil.parts.aggregation.mean import BLOCK_VALUES, mean
+from edgeveil.parts.aggregation.rule import (
+    AggregationPart,
+    ChoosingParameters,
+    Chosen,
+    Combined,
+    Int64,
+    Uploads,
+    best,
+    drawn,
+)
 from edgeveil.privacy.sampler import RandomBytes
 
 
@@ -31,7 +39,7 @@ class MinDivergenceParameters(ChoosingParameters):
     """The `aggregation` block of a job with `name: min_divergence`."""
 
     name: Literal["min_divergence"] = "min_divergence"
-    """Per layer the mean of k uploads that change few signs of the global weights (text 000)."""
+    """Per layer the mean of k uploads that turn few signs of the global weights (DELM)."""
 
 
 class MinDivergence:
@@ -88,3 +96,15 @@ def sign_changes(
                 new += old
             counts[index] += np.count_nonzero((old < 0) != (new < 0))
     return counts
+
+
+PART = AggregationPart(
+    parameters=MinDivergenceParameters,
+    rule=MinDivergence,
+    source="Cao et al. 2023 (DELM), alg. 3, eq. 14 to 16",
+    needs="weights or updates; k",
+    reveals="a mean of the chosen uploads",
+    privacy="claimed",
+    note="post-processing where uploads are noised; the ε₃ of its draws is claimed",
+    example="aggregation: {name: min_divergence, k: 4, sampling: top_k}",
+)

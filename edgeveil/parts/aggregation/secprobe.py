@@ -1,7 +1,7 @@
 """SecProbe: uploads are scored on the cloud's own records, and good ones drawn (`secprobe`).
 
 Zhao et al. 2019 ("Privacy-preserving collaborative deep learning with unreliable participants"),
-as text 000 describes it: the server keeps validation records, scores every local model by its
+as Cao et al. 2023 describe it: the server keeps validation records, scores every local model by its
 accuracy on them, and the exponential mechanism chooses whose models are averaged. A score is the
 number of validation records that the global model with this one upload gets right; k are drawn
 without replacement at ε₃/k each, with sensitivity 1 of the accuracy.
@@ -20,8 +20,15 @@ import numpy as np
 from pydantic import Field
 
 from edgeveil.errors import JobFailed
-from edgeveil.parts.aggregation.base import Combined, Uploads, mean_of
-from edgeveil.parts.aggregation.choosing import ChoosingParameters, best, drawn
+from edgeveil.parts.aggregation.rule import (
+    AggregationPart,
+    ChoosingParameters,
+    Combined,
+    Uploads,
+    best,
+    drawn,
+    mean_of,
+)
 
 
 class SecProbeParameters(ChoosingParameters):
@@ -64,3 +71,15 @@ class SecProbe:
         each = Fraction(p.epsilon_3) / p.k
         kept = drawn(scores, p.k, p.validation_records, each, uploads.random_bytes)
         return mean_of(segments, kept)
+
+
+PART = AggregationPart(
+    parameters=SecProbeParameters,
+    rule=SecProbe,
+    source="Zhao et al. 2019 (SecProbe), as Cao et al. 2023 (DELM) has it",
+    needs="a model; proxy.shuffle: whole; k; test records in the cloud",
+    reveals="a mean of the chosen uploads",
+    privacy="claimed",
+    note="post-processing where uploads are noised; the ε₃ of its draws is claimed",
+    example="aggregation: {name: secprobe, k: 4, sampling: top_k}",
+)

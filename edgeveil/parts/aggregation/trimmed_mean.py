@@ -10,7 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from edgeveil.parts.aggregation.base import Combined, RuleParameters, Uploads, blocks
+from edgeveil.parts.aggregation.rule import (
+    AggregationPart,
+    Combined,
+    RuleParameters,
+    Uploads,
+    blocks,
+)
 
 
 class TrimmedMeanParameters(RuleParameters):
@@ -55,3 +61,11 @@ def middle(arrays: Sequence[NDArray[np.generic]], cut: int) -> NDArray[np.float6
         kept = block[cut : len(arrays) - cut]
         result[part] = kept.sum(axis=0) / len(kept)
     return result.reshape(first.shape)
+
+
+PART = AggregationPart(
+    parameters=TrimmedMeanParameters,
+    rule=TrimmedMean,
+    source="Yin et al. 2018",
+    example="aggregation: {name: trimmed_mean, share: 0.3}",
+)

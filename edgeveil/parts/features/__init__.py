@@ -1,48 +1,50 @@
-"""Public feature maps: one idea per file, one table of names."""
+"""Public feature maps: one file is one name. What a file needs to be one: `feature_map.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
-from edgeveil.parts.features.artifacts import (
-    NONE,
+from edgeveil.errors import UsageError
+from edgeveil.parts.features.feature_map import (
     Artifacts,
+    Concatenation,
+    FeatureMap,
+    FeatureParameters,
+    FeaturePart,
+    MapParameters,
+    valid_records,
+)
+from edgeveil.parts.features.identity import Identity, IdentityParameters
+from edgeveil.parts.features.onnx import (
+    NONE,
+    OnnxMap,
+    OnnxParameters,
     backbone_digests,
+    cached_backbone,
     check_backbones,
     match_backbones,
     read_backbones,
 )
-from edgeveil.parts.features.backbone import cached_backbone
-from edgeveil.parts.features.base import FeatureMap, MapParameters, valid_records
-from edgeveil.parts.features.concatenation import Concatenation
-from edgeveil.parts.features.gabor import Gabor, GaborParameters
-from edgeveil.parts.features.identity import Identity, IdentityParameters
-from edgeveil.parts.features.onnx_map import OnnxMap, OnnxParameters
 from edgeveil.parts.features.pca import PcaParameters
-from edgeveil.parts.features.random_relu import RandomParameters, RandomRelu
-from edgeveil.registry import Table
+from edgeveil.parts.part import PartTable
 
 __all__ = [
     "FEATURES",
     "NONE",
     "Artifacts",
     "Concatenation",
-    "Feature",
     "FeatureMap",
     "FeatureParameters",
-    "Gabor",
-    "GaborParameters",
+    "FeaturePart",
     "Identity",
     "IdentityParameters",
+    "MapParameters",
     "OnnxMap",
     "OnnxParameters",
     "PcaParameters",
-    "RandomParameters",
-    "RandomRelu",
     "backbone_digests",
     "build_features",
+    "build_map",
     "cached_backbone",
     "check_backbones",
     "match_backbones",
@@ -51,28 +53,7 @@ __all__ = [
     "valid_records",
 ]
 
-
-@dataclass(frozen=True)
-class Feature:
-    """One entry of the table: its parameters, and the map that they and the backbones make."""
-
-    parameters: type[MapParameters]
-    build: Callable[[Any, Artifacts], FeatureMap]
-
-
-FEATURES: Table[Feature] = Table(
-    "feature map",
-    {
-        "identity": Feature(IdentityParameters, lambda p, _: Identity(p)),
-        "random": Feature(RandomParameters, lambda p, _: RandomRelu(p)),
-        "gabor": Feature(GaborParameters, lambda p, _: Gabor(p)),
-        "onnx": Feature(OnnxParameters, lambda p, found: OnnxMap(p, found.get(p.sha256))),
-    },
-)
-
-FeatureParameters = (
-    IdentityParameters | RandomParameters | GaborParameters | OnnxParameters | PcaParameters
-)
+FEATURES = TABLE = PartTable(__name__, FeaturePart)
 
 
 def build_features(entries: Sequence[FeatureParameters], artifacts: Artifacts = NONE) -> FeatureMap:
@@ -84,9 +65,17 @@ def build_features(entries: Sequence[FeatureParameters], artifacts: Artifacts = 
     """
     if not entries:
         return Identity(IdentityParameters())
-    named = [entry for entry in entries if not isinstance(entry, PcaParameters)]
-    maps = [FEATURES[entry.name].build(entry, artifacts) for entry in named]
+    named = [entry for entry in entries if isinstance(entry, MapParameters)]
+    maps = [build_map(entry, artifacts) for entry in named]
     return maps[0] if len(maps) == 1 else Concatenation(maps, [entry.weight for entry in named])
+
+
+def build_map(entry: MapParameters, artifacts: Artifacts = NONE) -> FeatureMap:
+    """The map of one entry. Raises UsageError for an entry that names none."""
+    build = FEATURES[entry.name].build
+    if build is None:
+        raise UsageError(f"'{entry.name}' is no feature map", where="features")
+    return build(entry, artifacts)
 
 
 def projection_of(entries: Sequence[FeatureParameters]) -> PcaParameters | None:

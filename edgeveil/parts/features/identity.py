@@ -8,7 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from edgeveil.parts.features.base import Float64, MapParameters, size_of, unit_rows
+from edgeveil.parts.features.feature_map import (
+    FeaturePart,
+    Float64,
+    MapParameters,
+    size_of,
+    unit_rows,
+)
 from edgeveil.subnormals import flushed
 
 if TYPE_CHECKING:
@@ -49,3 +55,11 @@ class Identity:
         flat = graph.add("Reshape", x, graph.whole(-1, self.output_dim(input_shape)))
         scaled = graph.add("Div", flat, graph.number(self.parameters.input_scale))
         return graph.unit_rows(graph.add("Add", scaled, graph.number(self.parameters.shift)))
+
+
+PART = FeaturePart(
+    parameters=IdentityParameters,
+    build=lambda parameters, _: Identity(parameters),
+    source="the records themselves",
+    example="features: [{name: identity, input_scale: 16}]",
+)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.parts.features.base import SMALLEST_NORM
+from edgeveil.parts.features.feature_map import SMALLEST_NORM
 
 OPSET = 17
 IR_VERSION = 8
@@ -62,3 +62,15 @@ class NodeList:
         """To the nearest integers, for values up to 2**22 in size."""
         shifted = self.add("Add", values, self.number(ROUNDING))
         return self.add("Sub", shifted, self.number(ROUNDING))
+
+
+def serialise(graph: Any) -> bytes:
+    """The model of one graph; the checker's error for a graph that is none."""
+    import onnx
+    from onnx import helper
+
+    opset = [helper.make_opsetid("", OPSET)]
+    model = helper.make_model(graph, opset_imports=opset, ir_version=IR_VERSION)
+    onnx.checker.check_model(model)
+    data: bytes = model.SerializeToString()
+    return data

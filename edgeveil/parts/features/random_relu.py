@@ -11,7 +11,14 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from edgeveil.errors import DataError
-from edgeveil.parts.features.base import Float64, MapParameters, size_of, unit_rows, usable
+from edgeveil.parts.features.feature_map import (
+    FeaturePart,
+    Float64,
+    MapParameters,
+    size_of,
+    unit_rows,
+    usable,
+)
 from edgeveil.privacy.grid import Int64, exact_matmul
 from edgeveil.subnormals import flushed
 
@@ -105,3 +112,11 @@ class RandomRelu:
         entries = graph.add("Cast", graph.constant(matrix), to=1)
         unit = graph.add("Div", whole, graph.number(STEPS))
         return graph.unit_rows(graph.add("Relu", graph.add("MatMul", unit, entries)))
+
+
+PART = FeaturePart(
+    parameters=RandomParameters,
+    build=lambda parameters, _: RandomRelu(parameters),
+    source="Rahimi and Recht 2008; Cho and Saul 2009",
+    example="features: [{name: random, dimension: 512}]",
+)

@@ -10,8 +10,367 @@ the features (`features/pca.py`) may come first. Proofs: `docs/privacy.md`.
 
 from __future__ import annotations
 
-from edgeveil.parts.methods.fm_cloud import FmCloud
-from edgeveil.parts.methods.fm_device import FmDevice
-from edgeveil.parts.methods.fm_parameters import FmParameters, Shares
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeveil.data.records import Records
+from edgeveil.errors import ProtocolError
+from edgeveil.parts.exchange import TRAIN, Aim, Answer, Array, Exchange, SegmentSpec, Tensors
+from edgeveil.parts.methods.fm_budget import (
+    CENTRE,
+    COVARIANCE,
+    QUADRATIC,
+    Budget,
+    FmParameters,
+    Shares,
+    budget,
+    phases,
+)
+from edgeveil.parts.methods.fm_sums import (
+    PRODUCT_BITS,
+    Bounded,
+    FeatureCache,
+    Features,
+    bounded,
+    centre_sum,
+    covariance_sum,
+    linear_sum,
+    noised,
+    projected,
+    quadratic_sum,
+)
+from edgeveil.parts.methods.local_steps import minimise_quadratic
+from edgeveil.parts.methods.principal_components import as_weights, first_axes, top_basis
+from edgeveil.parts.methods.symmetric_packing import symmetric, triangle_size, unpacked, upper
+from edgeveil.parts.setting import MethodPart, Setting
+from edgeveil.privacy.events import Event
+from edgeveil.privacy.grid import GRID_BITS, Int64
+from edgeveil.privacy.sampler import RandomBytes, os_random
+from edgeveil.subnormals import flushed
 
 __all__ = ["FmCloud", "FmDevice", "FmParameters", "Shares"]
+
+
+# The form of what `fm` broadcasts, checked before any record is read.
+
+Form = tuple[tuple[int, ...], str]
+
+
+def forms(exchange: Exchange, parameters: FmParameters, setting: Setting) -> dict[str, Form]:
+    """Shape and dtype of each tensor that an answer needs.
+
+    With `ldp_pca` the covariance is the device's own earlier answer, added by its host.
+    """
+    d, c, features = setting.dimension, setting.classes, setting.feature_dimension
+    needed: dict[str, Form] = {}
+    if exchange.phase == COVARIANCE:
+        return needed
+    if setting.projection is not None and setting.projection.name == "ldp_fpca":
+        needed["basis"] = ((features, d), "int16")
+    if setting.projection is not None and setting.projection.name == "ldp_pca":
+        needed[COVARIANCE] = ((triangle_size(features),), "float32")
+    if exchange.phase == CENTRE:
+        return needed
+    if parameters.centre:
+        needed["centre"] = ((d,), "float32")
+    if exchange.phase == QUADRATIC:
+        return needed
+    needed["iterate"] = ((d, c), "int32")
+    needed["spectrum"] = ((2,), "float64")
+    if parameters.quadratic == "once":
+        needed["curvature"] = ((triangle_size(d),), "float32")
+    return needed
+
+
+def check_package(
+    exchange: Exchange, tensors: Tensors, parameters: FmParameters, setting: Setting
+) -> None:
+    """Raise `ProtocolError` unless the tensors have their public form and W keeps to its limit.
+
+    Past it an answer's form cannot depend on records: with a W in `max_weight` and the sizes of
+    `check_sizes` no exact sum overflows, whatever the records are, and nothing else raises.
+    """
+    for name, form in forms(exchange, parameters, setting).items():
+        tensor = tensors.get(name)
+        if tensor is None or (tensor.shape, str(tensor.dtype)) != form:
+            raise ProtocolError("bad_package", f"tensor '{name}' is not of form {form}")
+        if not np.isfinite(tensor).all():
+            raise ProtocolError("bad_package", f"tensor '{name}' is not finite")
+    if exchange.phase == TRAIN:
+        limit = math.ceil(parameters.max_weight * 2**GRID_BITS)
+        iterate = tensors["iterate"]
+        if iterate.min() < -limit or iterate.max() > limit:  # not abs: -2**31 has no opposite
+            raise ProtocolError("bad_package", f"tensor 'iterate' goes beyond {limit} steps")
+        low, high = tensors["spectrum"].astype(np.float64)
+        if not 0 < low <= high:
+            raise ProtocolError("bad_package", "the spectrum must satisfy 0 < low <= high")
+
+
+# Device half of `fm`: exact sums over records, noise, then steps on the noised polynomial.
+
+HEAD = "head.weight"
+
+
+class FmDevice:
+    """Built from public facts alone; keeps only features, for as long as their records live."""
+
+    def __init__(self, parameters: FmParameters, setting: Setting) -> None:
+        self.parameters, self.setting = parameters, setting
+        self.budget: Budget = budget(parameters, setting)
+        self._cache = FeatureCache(setting)
+
+    def job_events(self) -> tuple[Event, ...]:
+        """All events of this device's part in the job; never reads a record."""
+        return self.budget.job_events()
+
+    def price(self, exchange: Exchange) -> tuple[Event, ...]:
+        """The events of this exchange; never reads a record."""
+        return self.budget.price(exchange)
+
+    def prepare(self, records: Records) -> None:
+        """Compute the features of `records` ahead of the first exchange."""
+        self._cache.features(records)
+
+    @flushed()
+    def answer(
+        self,
+        exchange: Exchange,
+        tensors: Tensors,
+        records: Records,
+        random_bytes: RandomBytes = os_random,
+        processor: str = "auto",
+    ) -> Answer:
+        """Noised sums (preparatory phases, in steps) or ΔW (training), float32.
+
+        Raises `ProtocolError` for a package of wrong form, before any record is read.
+        """
+        check_package(exchange, tensors, self.parameters, self.setting)
+        total = self.sums(exchange, tensors, records)
+        result = noised(total, self.budget.events[exchange.phase], random_bytes)
+        segments = self.finish(exchange, tensors, result, processor)
+        return Answer(segments, self.price(exchange))
+
+    @flushed()
+    def sums(self, exchange: Exchange, tensors: Tensors, records: Records) -> Int64:
+        """The exact sum over records, before any noise, in steps of the phase's grid.
+
+        Never leaves the device.
+        """
+        shift = self.budget.grid_bits(exchange.phase) - PRODUCT_BITS
+        return self._sums(exchange, tensors, records) << shift
+
+    def _sums(self, exchange: Exchange, tensors: Tensors, records: Records) -> Int64:
+        if exchange.phase == COVARIANCE:
+            return covariance_sum(self._cache.features(records))
+        if exchange.phase == CENTRE:
+            return centre_sum(self._projected(self._cache.features(records), tensors))
+        z = self.bounded(records, tensors)
+        if exchange.phase == QUADRATIC:
+            return quadratic_sum(z)
+        return linear_sum(z, tensors["iterate"].astype(np.int64), self.parameters.clip)
+
+    def _projected(self, phi: Features, tensors: Tensors) -> Features:
+        """φ, or φ·B: by the broadcast basis, by that of the device's own noised covariance
+        (`ldp_pca`), or by that of its records (`local_pca`)."""
+        projection, d = self.setting.projection, self.setting.dimension
+        if projection is None:
+            return phi
+        if projection.name == "ldp_fpca":
+            return projected(phi, np.asarray(tensors["basis"], np.int16))
+        own = tensors[COVARIANCE] if projection.name == "ldp_pca" else covariance_sum(phi)
+        return projected(phi, top_basis(own, self.setting.feature_dimension, d))
+
+    def bounded(self, records: Records, tensors: Tensors) -> Bounded:
+        """z of the valid records, from a training package that has its form; kept beside them."""
+        d, radius = self.setting.dimension, self.parameters.radius
+        centre = tensors["centre"] if self.parameters.centre else np.zeros(d, np.float32)
+        bases = [tensors[name].tobytes() for name in ("basis", COVARIANCE) if name in tensors]
+        return self._cache.bounded(
+            records,
+            (centre.tobytes(), *bases),
+            lambda phi: bounded(self._projected(phi, tensors), centre, radius),
+        )
+
+    def finish(
+        self,
+        exchange: Exchange,
+        tensors: Tensors,
+        noised_sum: NDArray[np.generic],
+        processor: str = "auto",
+    ) -> Mapping[str, Array]:
+        """The segment to upload, by post-processing the noised sum: in training, local steps."""
+        if exchange.phase != TRAIN:
+            return {exchange.phase: noised_sum.astype(np.float32)}
+        step = 2.0 ** -self.budget.grid_bits(TRAIN)
+        linear = noised_sum.astype(np.float64) * (step / self.setting.nominal_records)
+        low, high = (float(v) for v in tensors["spectrum"])
+        if self.parameters.quadratic == "never":  # the same curvature everywhere: one step is all
+            return {HEAD: (linear / -high).astype(np.float32)}
+        curvature = unpacked(np.asarray(tensors["curvature"], np.float32), self.setting.dimension)
+        steps = self.parameters.local_steps
+        return {HEAD: minimise_quadratic(linear, curvature, (low, high), steps, processor)}
+
+
+# Cloud half of `fm`: curvature and ridge from the noised sums, and the weights' averages.
+
+UNIT = 2.0**GRID_BITS
+
+
+def exchanges(first: Sequence[str], rounds: int, infer_every: int) -> tuple[Exchange, ...]:
+    """One for each preparatory phase, then the training rounds."""
+    return (
+        *(Exchange(index, phase, 0) for index, phase in enumerate(first, start=1)),
+        *(
+            Exchange(len(first) + k, TRAIN, k, infer=infer_every > 0 and k % infer_every == 0)
+            for k in range(1, rounds + 1)
+        ),
+    )
+
+
+class FmCloud:
+    """Cloud half: sees only the mean of the devices' noised segments."""
+
+    def __init__(self, parameters: FmParameters, setting: Setting) -> None:
+        self.parameters, self.setting = parameters, setting
+        self.budget: Budget = budget(parameters, setting)
+
+    def plan(self) -> tuple[Exchange, ...]:
+        """The preparatory sums that are released, then the training rounds."""
+        first = phases(self.parameters, self.setting.projection)
+        return exchanges(first, self.parameters.rounds, self.setting.infer_every)
+
+    def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
+        """One float32 segment: a triangle, the centre (d,), or `head.weight` (d, c).
+
+        A noised sum is rounded to float32, which is post-processing.
+        """
+        d = self.setting.dimension
+        if exchange.phase == TRAIN:
+            return (SegmentSpec(HEAD, (d, self.setting.classes), "float32"),)
+        sizes = {
+            COVARIANCE: triangle_size(self.setting.feature_dimension),
+            CENTRE: d,
+            QUADRATIC: triangle_size(d),
+        }
+        return (SegmentSpec(exchange.phase, (sizes[exchange.phase],), "float32"),)
+
+    def initial_state(self) -> dict[str, Array]:
+        """Zero centre and weight; unit curvature; the first axes where there is a PCA."""
+        d, c = self.setting.dimension, self.setting.classes
+        state: dict[str, Array] = {
+            "centre": np.zeros(d, np.float32),
+            "spectrum": np.ones(2),
+            "iterate": np.zeros((d, c), np.int32),  # W in steps of 2**-12
+            "tail": np.zeros((d, c)),  # sum of the averaged iterates
+            "tail_count": np.zeros(1, np.int64),
+        }
+        if self.setting.projection is not None:
+            state["basis"] = first_axes(self.setting.feature_dimension, d)
+        if self.parameters.quadratic == "once":
+            state["curvature"] = upper(np.eye(d, dtype=np.float32))
+        else:
+            state["spectrum"] = self._isotropic(self.setting.devices)
+        return state
+
+    def package(self, state: Tensors, exchange: Exchange) -> dict[str, Array]:
+        """The tensors of the exchange's form; what a device adds itself is not in the state."""
+        needed = forms(exchange, self.parameters, self.setting)
+        return {name: np.asarray(state[name]) for name in needed if name in state}
+
+    def aim(self, state: Tensors, exchange: Exchange) -> Aim | None:
+        """Nothing: a step on a noised polynomial is a linear image of its coefficients."""
+        return None
+
+    def absorb(
+        self, state: Tensors, exchange: Exchange, mean: Tensors, uploads: int
+    ) -> dict[str, Array]:
+        """State after an exchange; `mean` has the segments' names and shapes, any float type."""
+        new = {name: np.asarray(value) for name, value in state.items()}
+        if exchange.phase == COVARIANCE:
+            s = self.setting
+            new["basis"] = top_basis(mean[COVARIANCE], s.feature_dimension, s.dimension)
+        elif exchange.phase == CENTRE:
+            new["centre"] = self._in_units(mean, CENTRE).astype(np.float32)
+        elif exchange.phase == QUADRATIC:
+            new["curvature"], new["spectrum"] = self._curvature(mean, uploads)
+        else:
+            new |= self._stepped(state, exchange, mean[HEAD].astype(np.float64))
+        if self.parameters.quadratic == "never":
+            new["spectrum"] = self._isotropic(uploads)
+        return new
+
+    def _in_units(self, mean: Tensors, phase: str) -> NDArray[np.float64]:
+        """A mean sum as the mean over one device's nominal records."""
+        step = 2.0 ** -self.budget.grid_bits(phase)
+        return mean[phase].astype(np.float64) * (step / self.setting.nominal_records)
+
+    def _stepped(
+        self, state: Tensors, exchange: Exchange, change: NDArray[np.float64]
+    ) -> dict[str, Array]:
+        p = self.parameters
+        weight = state["iterate"].astype(np.float64) / UNIT + change
+        clipped = np.clip(np.nan_to_num(weight), -p.max_weight, p.max_weight)
+        new: dict[str, Array] = {"iterate": np.rint(clipped * UNIT).astype(np.int32)}
+        if exchange.number > int(p.average_from * p.rounds):
+            tail = new["iterate"].astype(np.float64) / UNIT
+            new["tail"] = state["tail"].astype(np.float64) + tail
+            new["tail_count"] = state["tail_count"].astype(np.int64) + 1
+        return new
+
+    def model(self, state: Tensors) -> dict[str, Array]:
+        """`centre` (d,), `radius` (1,), `weight` (d, c), float32; the tail's mean once it began.
+
+        With a PCA also `basis` (D, d): the broadcast one (`ldp_fpca`), that of the mean noised
+        covariance (`ldp_pca`), or the first axes (`local_pca`, where each party has its own).
+        """
+        count = int(state["tail_count"][0])
+        source, divisor = ("tail", float(count)) if count else ("iterate", UNIT)
+        weights: dict[str, Array] = {
+            "centre": state["centre"].astype(np.float32),
+            "radius": np.array([self.parameters.radius], np.float32),
+            "weight": (state[source].astype(np.float64) / divisor).astype(np.float32),
+        }
+        if "basis" in state:
+            weights["basis"] = as_weights(np.asarray(state["basis"], np.int16))
+        return weights
+
+    def _curvature(self, mean: Tensors, uploads: int) -> tuple[Array, Array]:
+        """κ·Q₊ + ridge·(noise level)·I as a flat triangle, and its spectrum, both public."""
+        quadratic = symmetric(self._in_units(mean, QUADRATIC), self.setting.dimension)
+        values, vectors = np.linalg.eigh(quadratic)
+        curved = self.parameters.curvature * np.maximum(values, 0.0) + self.ridge_level(uploads)
+        triangle = upper((vectors * curved) @ vectors.T).astype(np.float32)
+        return triangle, np.array([0.999 * curved.min(), 1.001 * curved.max()])
+
+    def _isotropic(self, uploads: int) -> NDArray[np.float64]:
+        """The spectrum of (κ + ridge·(noise level))·I, which bounds the curvature: ‖z‖ <= 1."""
+        return np.full(2, self.parameters.curvature + self.ridge_level(uploads))
+
+    def ridge_level(self, uploads: int) -> float:
+        """The ridge, from the noise in the mean of `uploads` devices only, never from data.
+
+        The larger of the operator norms to expect: 2√d·σ of the quadratic, σ being the noise off
+        its diagonal, and √c·σ of the linear.
+        """
+        d, b = self.setting.dimension, self.budget
+        linear = math.sqrt(self.setting.classes * b.noise_variance(TRAIN))
+        quadratic = 0.0
+        if self.parameters.quadratic == "once":
+            quadratic = 2 * math.sqrt(d * b.noise_variance(QUADRATIC))
+        scale = 1 / (self.setting.nominal_records * math.sqrt(max(1, uploads)))
+        return self.parameters.ridge * max(quadratic, linear) * scale
+
+
+PART = MethodPart(
+    parameters=FmParameters,
+    device=FmDevice,
+    cloud=FmCloud,
+    source="functional mechanism, Zhang et al. 2012; re-expanded, docs/privacy.md; Böhning 1992",
+    needs="features",
+    reveals="noised sums over a device's records",
+    privacy="proven",
+    example="train: {method: fm, rounds: 15}",
+)

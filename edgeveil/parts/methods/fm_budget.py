@@ -1,28 +1,168 @@
-"""How a job's budget is shared among the releases of `fm`, and what each then costs."""
+"""Parameters of the re-expanded functional mechanism: the `train` block of a job."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from edgeveil.errors import PrivacyError
 from edgeveil.parts.exchange import TRAIN, Exchange
-from edgeveil.parts.methods.fm_parameters import FmParameters
-from edgeveil.parts.methods.fm_released import (
-    CENTRE,
-    COVARIANCE,
-    LOCAL_BASIS,
-    QUADRATIC,
-    phases,
-    released_sum,
-    wishart_event,
-)
-from edgeveil.parts.methods.fm_sums import PRODUCT_BITS, check_sizes
-from edgeveil.parts.setting import Setting
+from edgeveil.parts.features.pca import PcaParameters
+from edgeveil.parts.methods.fm_sums import LARGEST_L1, PRODUCT_BITS, check_sizes
+from edgeveil.parts.methods.symmetric_packing import triangle_size
+from edgeveil.parts.setting import MethodParameters, Setting
 from edgeveil.privacy.accountant import HAIR, discreteness_tv, epsilon, mu_for, pure_epsilon
 from edgeveil.privacy.events import ClaimedEvent, Event, GaussianEvent, LaplaceEvent
-from edgeveil.privacy.laplace_mechanism import scale_of
+from edgeveil.privacy.gaussian_mechanism import Layout, gaussian_event
+from edgeveil.privacy.laplace_mechanism import laplace_event, scale_of
+
+
+class Shares(BaseModel):
+    """Shares of the budget for the preparatory sums; the training rounds get the rest.
+
+    Of μ² where the noise is Gaussian, of ε where it is Laplace. The share of a sum that is not
+    released goes to the rounds as well; a PCA takes its own share first.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    centre: float = Field(default=0.02, gt=0, lt=1)
+    """Share for the sum of the features."""
+    quadratic: float = Field(default=0.2, gt=0, lt=1)
+    """Share for the sum of the quadratic terms."""
+
+    @model_validator(mode="after")
+    def _leave_a_rest(self) -> Self:
+        if self.centre + self.quadratic >= 1:
+            raise ValueError("centre and quadratic must leave a share for the training rounds")
+        return self
+
+
+class FmParameters(MethodParameters):
+    """The `train` block of a job with `method: fm`. Hessian bound: Böhning (1992)."""
+
+    method: Literal["fm"] = "fm"
+    """The re-expanded functional mechanism for a softmax head."""
+    rounds: int = Field(default=15, ge=1, le=10_000)
+    """Training rounds, one Taylor expansion each; preparatory exchanges are not counted."""
+    noise: Literal["gaussian", "laplace"] = "gaussian"
+    """`gaussian`: (ε, δ). `laplace`: pure ε, with far more noise where there are many features."""
+    centre: bool = True
+    """Release the sum of the features, so that they can be centred; false: the centre is 0."""
+    quadratic: Literal["once", "never"] = "once"
+    """`once`: the curvature comes from a released sum. `never`: it is alike in all directions."""
+    clip: float = Field(default=0.6, gt=0, le=2.0)
+    """L2 bound on one record's linear coefficients; smaller: less noise, more bias."""
+    radius: float = Field(default=0.7, ge=1e-3, le=2.0)
+    """L2 bound on one record's centred features; public, never taken from the data."""
+    ridge: float = Field(default=0.3, gt=0, le=1e3)
+    """Ridge, as a multiple of the noise level in the averaged sums."""
+    curvature: float = Field(default=0.5, gt=0, le=1.0)
+    """Bound on the softmax Hessian; 0.5 is Böhning's, smaller takes longer steps."""
+    shares: Shares = Shares()
+    """Shares of the budget for the preparatory sums."""
+    local_steps: int = Field(default=20, ge=1, le=1000)
+    """Steps each device takes on its own noised polynomial in a round; they cost no ε."""
+    average_from: float = Field(default=0.7, ge=0, lt=1)
+    """Part of the rounds after which the model is the average of the iterates."""
+    max_weight: float = Field(default=1024.0, gt=0, le=65536.0)
+    """Largest absolute value of a weight."""
+
+
+# What `fm` releases, phase by phase: size, and how far one record moves it, in integer steps.
+#
+# The bounds hold for every record and every broadcast; the proofs are in `docs/privacy.md`.
+
+COVARIANCE, CENTRE, QUADRATIC = "covariance", "centre", "quadratic"
+# Gaussian sums are moved to the grid 2**-28, so that the noise has 2**20 steps and more; Laplace
+# noise is exactly priced on any grid and stays on that of the products.
+GAUSSIAN_BITS, LAPLACE_BITS = 28, PRODUCT_BITS
+LOCAL_BASIS = ClaimedEvent(
+    what="basis of the device's own PCA, without noise",
+    unit="record",
+    claimed_epsilon=0.0,
+    source="DELM, section 6: projecting by it is taken to cost nothing",
+)
+
+
+def phases(parameters: FmParameters, projection: PcaParameters | None) -> tuple[str, ...]:
+    """The preparatory exchanges, in order; each is released once."""
+    wanted = (
+        (COVARIANCE, projection is not None and projection.name != "local_pca"),
+        (CENTRE, parameters.centre),
+        (QUADRATIC, parameters.quadratic == "once"),
+    )
+    return tuple(phase for phase, asked in wanted if asked)
+
+
+@dataclass(frozen=True)
+class ReleasedSum:
+    """A sum over records before noise.
+
+    `l2` is in units; in a symmetric layout it is the Frobenius norm of the whole matrix.
+    `l1_steps` counts the values that are sent, in steps of 2**-24.
+    """
+
+    what: str
+    size: int
+    l2: float
+    l1_steps: int
+    layout: Layout = "vector"
+
+    def gaussian(self, mu: float) -> GaussianEvent:
+        """Its event at `mu`."""
+        steps = int(self.l2 * 2.0**GAUSSIAN_BITS)
+        return gaussian_event(
+            self.what, steps, mu, self.size, grid_bits=GAUSSIAN_BITS, layout=self.layout
+        )
+
+    def laplace(self, epsilon: float) -> LaplaceEvent:
+        """Its event at pure ε."""
+        steps = self.l1_steps
+        return laplace_event(self.what, steps, steps, epsilon, self.size, LAPLACE_BITS)
+
+
+def released_sum(phase: str, parameters: FmParameters, setting: Setting) -> ReleasedSum:
+    """The sum of a preparatory phase, or that of the linear terms.
+
+    L1 norms: of φ at most √d. Of the triangle of zzᵀ (‖z‖₁² + ‖z‖²)/2 <= (d + 1)/2. Of z·rᵀ,
+    r = p - y clipped, ‖z‖₁·‖r‖₁: at most 2√d, and at most 2√(d(c - 1)/c)·clip, since r's entry at
+    the label weighs as much as all the others (up to one step of 2**-12, for rounding).
+    """
+    d, c, features = setting.dimension, setting.classes, setting.feature_dimension
+    one = 1 << PRODUCT_BITS
+    if phase == COVARIANCE:
+        return _triangle("covariance of the features", features)
+    if phase == QUADRATIC:
+        return _triangle("sum of quadratic terms", d)
+    if phase == CENTRE:
+        return ReleasedSum("sum of features", d, 1.0, math.isqrt(d * one * one))
+    widest = math.isqrt(d * one)  # ‖z‖₁ in steps of 2**-12
+    limit = int(parameters.clip * one) ** 2
+    by_factors = widest * LARGEST_L1
+    by_norm = math.isqrt(4 * d * (c - 1) * limit // c) + 1 + widest
+    return ReleasedSum("sum of linear terms", d * c, parameters.clip, min(by_factors, by_norm))
+
+
+def _triangle(what: str, d: int) -> ReleasedSum:
+    return ReleasedSum(what, triangle_size(d), 1.0, (d + 1) << (PRODUCT_BITS - 1), "symmetric")
+
+
+def wishart_event(epsilon: float) -> ClaimedEvent:
+    """Of a covariance plus ZZᵀ, as the text claims it."""
+    return ClaimedEvent(
+        what="covariance with Wishart noise",
+        unit="record",
+        claimed_epsilon=epsilon,
+        source="DELM, alg. 2: pure ε, which does not hold (docs/privacy.md)",
+    )
+
+
+# How a job's budget is shared among the releases of `fm`, and what each then costs.
 
 
 @dataclass(frozen=True)

@@ -25,24 +25,29 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from numpy.typing import NDArray
+from pydantic import Field
 
+from edgeveil.data.records import Records
 from edgeveil.errors import ProtocolError
-from edgeveil.parts.exchange import TRAIN, Exchange, Tensors
-from edgeveil.parts.methods.fm_package import forms
-from edgeveil.parts.methods.fm_parameters import FmParameters
-from edgeveil.parts.methods.fm_released import COVARIANCE, phases
-from edgeveil.parts.setting import Setting
+from edgeveil.parts.exchange import TRAIN, Aim, Answer, Array, Exchange, SegmentSpec, Tensors
+from edgeveil.parts.methods.fm import FmCloud, FmDevice, exchanges, forms
+from edgeveil.parts.methods.fm_budget import COVARIANCE, FmParameters, phases
+from edgeveil.parts.methods.fm_sums import Bounded
+from edgeveil.parts.methods.principal_components import as_weights, top_basis
+from edgeveil.parts.setting import MethodParameters, MethodPart, Setting
 from edgeveil.privacy.accountant import HAIR
-from edgeveil.privacy.events import ClaimedEvent
+from edgeveil.privacy.derived import bound
+from edgeveil.privacy.events import ClaimedEvent, Event
+from edgeveil.privacy.grid import GRID_BITS, Float64, exact_gram, exact_matmul
+from edgeveil.privacy.sampler import RandomBytes, discrete_laplace, os_random
+from edgeveil.subnormals import flushed
 
 HIDDEN, OUTPUT = "hidden.weight", "output.weight"
 
 
-class FmPaperParameters(BaseModel):
+class FmPaperParameters(MethodParameters):
     """The `train` block of a job with `method: fm_paper`. No guarantee is proven for it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     method: Literal["fm_paper"] = "fm_paper"
     """The functional mechanism as its text has it; claimed, not proven."""
@@ -107,3 +112,173 @@ def check_package(
             raise ProtocolError("bad_package", f"tensor '{name}' is not of form {form}")
         if not np.isfinite(tensor).all():
             raise ProtocolError("bad_package", f"tensor '{name}' is not finite")
+
+
+# Device half of `fm_paper`: gradient steps on polynomials that are noised anew.
+
+NOISE_STEPS = 1 << 20  # Laplace noise is drawn at this scale, in whole steps, then scaled
+
+
+class FmPaperDevice:
+    """Built from public facts alone; features and a PCA are those of `fm`."""
+
+    def __init__(self, parameters: FmPaperParameters, setting: Setting) -> None:
+        self.parameters, self.setting = parameters, setting
+        self._fm = FmDevice(projecting(), setting)
+        self._scale = noise_scale(parameters, setting)
+
+    def price(self, exchange: Exchange) -> tuple[Event, ...]:
+        """A training round's part of the claim, or a covariance's event; reads no record."""
+        if exchange.phase != TRAIN:
+            return self._fm.price(exchange)
+        event = round_event(self.parameters, self.setting)
+        return (event, *self._fm.budget.tainted)
+
+    def prepare(self, records: Records) -> None:
+        """Compute the features of `records` ahead of the first exchange."""
+        self._fm.prepare(records)
+
+    @flushed()
+    def answer(
+        self,
+        exchange: Exchange,
+        tensors: Tensors,
+        records: Records,
+        random_bytes: RandomBytes = os_random,
+        processor: str = "auto",
+    ) -> Answer:
+        """W₁ (d, hidden) and W₂ (hidden, c) after the local steps, float32.
+
+        Raises `ProtocolError` for a package of wrong form, before any record is read.
+        """
+        if exchange.phase != TRAIN:
+            return self._fm.answer(exchange, tensors, records, random_bytes, processor)
+        check_package(exchange, tensors, self.parameters, self.setting)
+        linear, quadratic = coefficients(self._fm.bounded(records, tensors), self.setting.classes)
+        law = round_event(self.parameters, self.setting)
+        total = np.concatenate([linear.ravel(), quadratic.ravel()])
+        hidden, output = tensors[HIDDEN].astype(np.float64), tensors[OUTPUT].astype(np.float64)
+        for _ in range(self.parameters.local_steps):
+            noisy = self._noised(linear, quadratic, bound(random_bytes, law, total))
+            slope = (noisy[0] + 2 * noisy[1] @ (hidden @ output)) / self.setting.nominal_records
+            hidden, output = (
+                self._stepped(hidden, slope @ output.T),
+                self._stepped(output, hidden.T @ slope),
+            )
+        weights = {HIDDEN: hidden.astype(np.float32), OUTPUT: output.astype(np.float32)}
+        return Answer(weights, self.price(exchange))
+
+    def _noised(
+        self, linear: Float64, quadratic: Float64, random_bytes: RandomBytes
+    ) -> tuple[Float64, Float64]:
+        """The coefficients + Lap(Δ/ε) each; the matrix made symmetric, which is the same form."""
+
+        def laplace(shape: tuple[int, ...]) -> Float64:
+            steps = discrete_laplace(NOISE_STEPS, shape, random_bytes)
+            return steps.astype(np.float64) * (self._scale / NOISE_STEPS)
+
+        noise = laplace(quadratic.shape)
+        return linear + laplace(linear.shape), quadratic + (noise + noise.T) / 2
+
+    def _stepped(self, weight: Float64, gradient: Float64) -> Float64:
+        p = self.parameters
+        moved = np.nan_to_num(weight - p.learning_rate * gradient)
+        return np.asarray(np.clip(moved, -p.max_weight, p.max_weight), dtype=np.float64)
+
+
+def coefficients(z: Bounded, classes: int) -> tuple[Float64, Float64]:
+    """Σ -½·y·x (d, c), y = 1 for a record's class and -1 for the others, and ⅛·Σxxᵀ (d, d)."""
+    signs: NDArray[np.int64] = np.where(z.labels[:, None] == np.arange(classes), 1, -1)
+    linear = exact_matmul(z.steps.T, signs).astype(np.float64) * (-(2.0**-GRID_BITS) / 2)
+    return linear, exact_gram(z.steps).astype(np.float64) * (4.0**-GRID_BITS / 8)
+
+
+# Cloud half of `fm_paper`: the average of the devices' weights (FedAvg).
+
+START_SEED = 0  # of the first weights, which are public and the same in every job
+
+
+class FmPaperCloud:
+    """Cloud half: one segment a layer, so that the proxy shuffles layers as the text has it."""
+
+    def __init__(self, parameters: FmPaperParameters, setting: Setting) -> None:
+        self.parameters, self.setting = parameters, setting
+        self._fm = FmCloud(projecting(), setting)
+
+    def plan(self) -> tuple[Exchange, ...]:
+        """The covariance where there is a federated PCA, then the training rounds."""
+        first = phases(projecting(), self.setting.projection)
+        return exchanges(first, self.parameters.rounds, self.setting.infer_every)
+
+    def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
+        """`hidden.weight` (d, hidden) and `output.weight` (hidden, c), float32."""
+        if exchange.phase != TRAIN:
+            return self._fm.segments(exchange)
+        d, k, c = self.setting.dimension, self.parameters.hidden, self.setting.classes
+        return SegmentSpec(HIDDEN, (d, k), "float32"), SegmentSpec(OUTPUT, (k, c), "float32")
+
+    def initial_state(self) -> dict[str, Array]:
+        """W₁ with entries N(0, 1/hidden) and W₂ = 0, so that h = 0 where the text expands."""
+        d, k, c = self.setting.dimension, self.parameters.hidden, self.setting.classes
+        start = np.random.default_rng(START_SEED).standard_normal((d, k)) / np.sqrt(k)
+        state: dict[str, Array] = {
+            HIDDEN: start.astype(np.float32),
+            OUTPUT: np.zeros((k, c), np.float32),
+        }
+        first = self._fm.initial_state()
+        return {**state, "basis": first["basis"]} if "basis" in first else state
+
+    def package(self, state: Tensors, exchange: Exchange) -> dict[str, Array]:
+        """Training: both weights, and the basis that is the same for all devices."""
+        if exchange.phase != TRAIN:
+            return self._fm.package(state, exchange)
+        projection = self.setting.projection
+        shared = projection is not None and projection.name == "ldp_fpca"
+        names = (HIDDEN, OUTPUT, "basis") if shared else (HIDDEN, OUTPUT)
+        return {name: np.asarray(state[name]) for name in names}
+
+    def aim(self, state: Tensors, exchange: Exchange) -> Aim | None:
+        """Training: both weights, which the uploaded ones replace."""
+        if exchange.phase != TRAIN:
+            return None
+        return Aim({name: np.asarray(state[name]) for name in (HIDDEN, OUTPUT)}, change=False)
+
+    def absorb(
+        self, state: Tensors, exchange: Exchange, mean: Tensors, uploads: int
+    ) -> dict[str, Array]:
+        """State after an exchange; `mean` has the segments' names and shapes, any float type."""
+        new = {name: np.asarray(value) for name, value in state.items()}
+        if exchange.phase == COVARIANCE:
+            s = self.setting
+            new["basis"] = top_basis(mean[COVARIANCE], s.feature_dimension, s.dimension)
+            return new
+        limit = self.parameters.max_weight
+        for name in (HIDDEN, OUTPUT):
+            weight = np.nan_to_num(mean[name].astype(np.float64))
+            new[name] = np.clip(weight, -limit, limit).astype(np.float32)
+        return new
+
+    def model(self, state: Tensors) -> dict[str, Array]:
+        """A softmax head with weight u = W₁W₂, centre 0 and radius 1: the same largest class."""
+        weight = state[HIDDEN].astype(np.float64) @ state[OUTPUT].astype(np.float64)
+        limit = self.parameters.max_weight
+        weights: dict[str, Array] = {
+            "centre": np.zeros(self.setting.dimension, np.float32),
+            "radius": np.ones(1, np.float32),
+            "weight": np.clip(weight, -limit, limit).astype(np.float32),
+        }
+        if "basis" in state:
+            weights["basis"] = as_weights(np.asarray(state["basis"], np.int16))
+        return weights
+
+
+PART = MethodPart(
+    parameters=FmPaperParameters,
+    device=FmPaperDevice,
+    cloud=FmPaperCloud,
+    source="Cao et al. 2023 (DELM), eq. 1 to 10",
+    needs="features; privacy.accept_unproven",
+    reveals="weights after steps on noised polynomials",
+    privacy="claimed",
+    example="train: {method: fm_paper, hidden: 32}",
+)

@@ -1,21 +1,33 @@
-"""A record's share of each released sum: bounded, on the grid, and exact.
+"""From records to bounded integer features, each row a function of its own record alone.
 
-Each function maps rows of bounded integers to the integer sum over records, on the grid 2**-24.
-One record changes it by at most the stated norm, whatever the record holds and whatever the
-others are.
+Features are clipped and rounded toward zero to steps of 2**-24; a PCA basis, itself on a grid,
+is applied in exact integers. What is computed of a data set is kept beside it while both the
+data set and the method live.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from types import MappingProxyType
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError
-from edgeveil.parts.methods.fm_features import FEATURE_BITS, Bounded, Features, blocks
-from edgeveil.parts.methods.triangle import upper
+from edgeveil.parts.exchange import Array
+from edgeveil.parts.features import valid_records
+from edgeveil.parts.methods.principal_components import BASIS_BITS, Basis, as_weights, top_basis
+from edgeveil.parts.methods.symmetric_packing import upper
 from edgeveil.parts.setting import Setting
+from edgeveil.privacy.derived import bound
+from edgeveil.privacy.events import ClaimedEvent, Event, GaussianEvent, LaplaceEvent
+from edgeveil.privacy.gaussian_mechanism import diagonal_of_triangle, gaussian
 from edgeveil.privacy.grid import (
     GRID_BITS,
     LARGEST_DIMENSION,
@@ -27,6 +39,106 @@ from edgeveil.privacy.grid import (
     quantise,
     squared_norms,
 )
+from edgeveil.privacy.laplace_mechanism import laplace
+from edgeveil.privacy.sampler import RandomBytes, discrete_gaussian
+from edgeveil.subnormals import flushed
+
+FEATURE_BITS = 24
+BLOCK = 4096  # rows at a time: bounds memory; a multiple of the 64 rows of one norm
+Int16 = NDArray[np.int16]
+Int32 = NDArray[np.int32]
+Key = tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class Features:
+    """φ of the valid records: `steps` int32 (n, k) on 2**-24, ‖φ‖ <= 1; `labels` int64 (n,)."""
+
+    steps: Int32
+    labels: Int64
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """z of the valid records: `steps` int16 (n, d) on 2**-12, ‖z‖ <= 1, with squared norms."""
+
+    steps: Int16
+    squared: Int64
+    labels: Int64
+
+
+def blocks(count: int) -> Iterator[slice]:
+    """Slices over `count` rows; at least one, so that no step is skipped for want of records."""
+    for start in range(0, max(1, count), BLOCK):
+        yield slice(start, start + BLOCK)
+
+
+@flushed()
+def features_of(records: Records, setting: Setting) -> Features:
+    """Features of the valid records; the others are dropped."""
+    mask = valid_records(records.x, records.y, setting.classes)
+    x, labels = records.x[mask], records.y[mask]
+    steps = np.empty((len(labels), setting.feature_dimension), np.int32)
+    for rows in blocks(len(labels)):
+        steps[rows] = quantise(setting.features(x[rows]), 1.0, bits=FEATURE_BITS)
+    return Features(steps, labels)
+
+
+def projected(features: Features, basis: Basis) -> Features:
+    """φ·B, clipped to norm 1 again: B is orthonormal up to rounding, or whatever was sent."""
+    steps = np.empty((len(features.labels), basis.shape[1]), np.int32)
+    scale = 2.0 ** -(FEATURE_BITS + BASIS_BITS)
+    for rows in blocks(len(steps)):
+        product = exact_matmul(features.steps[rows], basis).astype(np.float64)
+        steps[rows] = quantise(product * scale, 1.0, bits=FEATURE_BITS)
+    return Features(steps, features.labels)
+
+
+def bounded(features: Features, centre: NDArray[np.generic], radius: float) -> Bounded:
+    """z = clip(φ - centre, radius)/radius; `centre` (d,) may be any values."""
+    steps = np.empty(features.steps.shape, np.int16)
+    squared = np.empty(len(steps), np.int64)
+    for rows in blocks(len(steps)):
+        phi = features.steps[rows].astype(np.float64) * 2.0**-FEATURE_BITS
+        with np.errstate(over="ignore", invalid="ignore"):
+            centred = phi - centre.astype(np.float64)
+        whole = quantise(clip_rows(centred, radius) / radius, 1.0)
+        steps[rows], squared[rows] = whole, squared_norms(whole)
+    return Bounded(steps, squared, features.labels)
+
+
+class FeatureCache:
+    """What is computed of data sets: features once, then z for the last basis and centre.
+
+    A data set is known by its identity (`Records`), never by its content, and is not kept alive.
+    """
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self._features: WeakKeyDictionary[Records, Features] = WeakKeyDictionary()
+        self._bounded: WeakKeyDictionary[Records, tuple[Key, Bounded]] = WeakKeyDictionary()
+
+    def features(self, records: Records) -> Features:
+        """φ, before any projection."""
+        found = self._features.get(records)
+        if found is None:
+            found = self._features[records] = features_of(records, self._setting)
+        return found
+
+    def bounded(self, records: Records, key: Key, make: Callable[[Features], Bounded]) -> Bounded:
+        """z as `make` gives it; `key` holds the bytes of all that it depends on beside records."""
+        found = self._bounded.get(records)
+        if found is None or found[0] != key:
+            found = self._bounded[records] = (key, make(self.features(records)))
+            self._features.pop(records, None)  # the larger of the two; not needed again
+        return found[1]
+
+
+# A record's share of each released sum: bounded, on the grid, and exact.
+#
+# Each function maps rows of bounded integers to the integer sum over records, on the grid 2**-24.
+# One record changes it by at most the stated norm, whatever the record holds and whatever the
+# others are.
 
 PRODUCT_BITS = 2 * GRID_BITS
 LARGEST_L1 = 2 << GRID_BITS  # of p - y
@@ -122,3 +234,50 @@ def _softmax(logits: Float64) -> Float64:
     for column in powers.T:
         total = total + column
     return powers / np.maximum(total, 1.0)[:, None]
+
+
+# The noise that an event of `fm` states, added to the exact sum.
+
+
+def noised(total: Int64, event: Event, random_bytes: RandomBytes) -> Int64:
+    """`total`, in steps, plus the event's noise."""
+    if isinstance(event, GaussianEvent):
+        return gaussian(total, event, random_bytes)[0]
+    if isinstance(event, LaplaceEvent):
+        return laplace(total, event, random_bytes)[0]
+    if isinstance(event, ClaimedEvent):
+        source = bound(random_bytes, event, total)
+        return total + wishart(total.size, event.claimed_epsilon, source)
+    raise PrivacyError(f"'{event.what}' states no noise")
+
+
+def wishart(size: int, epsilon: float, random_bytes: RandomBytes) -> Int64:
+    """Upper triangle (`size` = D(D+1)/2 values) of ZZᵀ, Z (D, D+1) with entries N(0, 1/(2ε)).
+
+    As DELM, alg. 2; in steps of 2**-24, Z on 2**-12. No guarantee is proven for it.
+    """
+    d = len(diagonal_of_triangle(size))
+    variance = Fraction(1 << PRODUCT_BITS) / (2 * Fraction(epsilon))
+    z = discrete_gaussian(variance, (d, d + 1), random_bytes)
+    return np.asarray(upper(exact_matmul(z, z.T)), dtype=np.int64)
+
+
+# A party's own PCA basis, where a job has no common one (`local_pca`).
+
+
+def own_weights(setting: Setting, records: Records | None) -> Mapping[str, Array]:
+    """With `local_pca`, the weight `basis` (D, d) of the PCA of `records`; else nothing.
+
+    For the cloud's own test records: by nobody's basis but its own can it look at a model that
+    devices learned each in their own. Without noise, so never for records that are private.
+    """
+    projection = setting.projection
+    if records is None or projection is None or projection.name != "local_pca":
+        return MappingProxyType({})
+    return MappingProxyType({"basis": _own_basis(setting, records)})
+
+
+@lru_cache(maxsize=2)
+def _own_basis(setting: Setting, records: Records) -> Array:
+    covariance = covariance_sum(features_of(records, setting))
+    return as_weights(top_basis(covariance, setting.feature_dimension, setting.dimension))

@@ -10,12 +10,12 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from edgeveil.data.records import Records
 from edgeveil.errors import ProtocolError
 from edgeveil.parts.exchange import TRAIN, Aim, Answer, Array, Exchange, SegmentSpec, Tensors
-from edgeveil.parts.setting import Setting
+from edgeveil.parts.setting import MethodParameters, MethodPart, Setting
 from edgeveil.privacy.events import Event
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.subnormals import flushed
@@ -24,10 +24,8 @@ PACKAGE, NOISE = "package", "noise"
 _LARGEST = 1 << 24  # values, 64 MiB
 
 
-class NoiseOnlyParameters(BaseModel):
+class NoiseOnlyParameters(MethodParameters):
     """The `train` block of a job with `method: noise_only`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     method: Literal["noise_only"] = "noise_only"
     """Pure noise in place of updates, to test links and load; reads no record, learns nothing."""
@@ -121,3 +119,15 @@ def uniform(values: int, random_bytes: RandomBytes = os_random) -> NDArray[np.fl
     """`values` float32 in [-1, 1], one from each 4 bytes of `random_bytes`."""
     words = np.frombuffer(random_bytes(4 * values), "<i4")
     return words.astype(np.float32) * np.float32(2.0**-31)
+
+
+PART = MethodPart(
+    parameters=NoiseOnlyParameters,
+    device=NoiseOnlyDevice,
+    cloud=NoiseOnlyCloud,
+    learns_on="nothing",
+    source="a test of links and load",
+    reveals="nothing",
+    privacy="proven",
+    example="train: {method: noise_only, values: 16384}",
+)

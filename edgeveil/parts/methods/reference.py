@@ -11,7 +11,7 @@ from dataclasses import replace
 from edgeveil.data.records import Records
 from edgeveil.parts.exchange import TRAIN, Exchange, Tensors
 from edgeveil.parts.methods.fm import FmCloud, FmDevice
-from edgeveil.parts.methods.fm_parameters import FmParameters
+from edgeveil.parts.methods.fm_budget import FmParameters
 from edgeveil.parts.models.softmax_head import head_probabilities, probabilities
 from edgeveil.parts.setting import Setting
 

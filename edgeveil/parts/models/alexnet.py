@@ -11,10 +11,18 @@ from typing import Literal
 
 from pydantic import Field
 
-from edgeveil.parts.models.base import ModelParameters
-from edgeveil.parts.models.layers import Dense, Flatten, Layer, Relu, Shape
-from edgeveil.parts.models.network import Network
-from edgeveil.parts.models.picture_layers import Conv, MaxPool, Picture, Window
+from edgeveil.parts.models.layers import (
+    Conv,
+    Dense,
+    Flatten,
+    Layer,
+    MaxPool,
+    Picture,
+    Relu,
+    Shape,
+    Window,
+)
+from edgeveil.parts.models.network import ModelParameters, ModelPart, Network
 
 CHANNELS = (64, 192, 384, 256, 256)
 POOLED = (1, 2, 5)  # after these convolutions
@@ -42,3 +50,12 @@ def build(parameters: AlexnetParameters, input_shape: Shape, classes: int) -> Ne
         layers += [(f"dense{number}", Dense(parameters.dense)), (f"relu{number}", Relu())]
     layers.append(("output", Dense(classes)))
     return Network(tuple(layers), input_shape, classes, parameters.input_scale)
+
+
+PART = ModelPart(
+    parameters=AlexnetParameters,
+    build=build,
+    source="Krizhevsky 2014, for pictures of 32×32",
+    needs="records of [channels, height, width] or [height, width]",
+    example="model: {name: alexnet, dense: 1024}",
+)

@@ -1,13 +1,11 @@
-"""The small convolutional network of text 003 (`cnn`)."""
+"""The small convolutional network of Zhang, Wu and Dong (PSO-DP; `cnn`)."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from edgeveil.parts.models.base import ModelParameters
-from edgeveil.parts.models.layers import Dense, Flatten, Relu, Shape
-from edgeveil.parts.models.network import Network
-from edgeveil.parts.models.picture_layers import Conv, Picture, Window
+from edgeveil.parts.models.layers import Conv, Dense, Flatten, Picture, Relu, Shape, Window
+from edgeveil.parts.models.network import ModelParameters, ModelPart, Network
 
 
 class CnnParameters(ModelParameters):
@@ -30,3 +28,12 @@ def build(parameters: CnnParameters, input_shape: Shape, classes: int) -> Networ
         ("output", Dense(classes)),
     )
     return Network(layers, input_shape, classes, parameters.input_scale)
+
+
+PART = ModelPart(
+    parameters=CnnParameters,
+    build=build,
+    source="Zhang, Wu and Dong (PSO-DP)",
+    needs="records of [channels, height, width] or [height, width]",
+    example="model: {name: cnn}",
+)

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from edgeveil.errors import DataError
+
 if TYPE_CHECKING:
     import torch
 
@@ -122,3 +124,280 @@ class Relu:
 
     def nodes(self, graph: NodeList, name: str, x: str, given: Shape) -> str:
         return graph.add("Relu", x)
+
+
+# Layers for pictures (channels, height, width): convolution, pooling, normalisation.
+
+NORM_EPSILON = 1e-5  # added to a variance
+_NO_PICTURE = "set data.input_shape to [height, width] or [channels, height, width], or use `mlp`"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Records (height, width) get a channel axis; those with one (channels first) pass."""
+
+    def output_shape(self, given: Shape) -> Shape:
+        if len(given) not in (2, 3):
+            raise DataError(f"records of shape {list(given)} are no pictures", fix=_NO_PICTURE)
+        return given if len(given) == 3 else (1, *given)
+
+    def weights(self, name: str, given: Shape) -> tuple[Weight, ...]:
+        return ()
+
+    def apply(
+        self, weights: Mapping[str, torch.Tensor], name: str, x: torch.Tensor
+    ) -> torch.Tensor:
+        return x if x.ndim == 4 else x.unsqueeze(1)
+
+    def nodes(self, graph: NodeList, name: str, x: str, given: Shape) -> str:
+        if len(given) == 3:
+            return x
+        return graph.add("Reshape", x, graph.whole(-1, *self.output_shape(given)))
+
+
+@dataclass(frozen=True)
+class Window:
+    """A square of `kernel` values a side that moves by `stride` over `padding` more a side."""
+
+    kernel: int
+    stride: int = 1
+    padding: int = 0
+
+    def places(self, given: Shape) -> Shape:
+        """(height, width) of the result; DataError for pictures smaller than the window."""
+        if len(given) != 3:
+            raise DataError(f"records of shape {list(given)} are no pictures", fix=_NO_PICTURE)
+        sides = tuple(
+            (side + 2 * self.padding - self.kernel) // self.stride + 1 for side in given[1:]
+        )
+        if min(sides) < 1:
+            raise DataError(
+                f"a layer's pictures of {given[1]} x {given[2]} are smaller than its window of "
+                f"{self.kernel} x {self.kernel}",
+                fix="use larger pictures, or a smaller model such as `cnn` or `mlp`",
+            )
+        return sides
+
+    @property
+    def attributes(self) -> dict[str, list[int]]:
+        """What the ONNX node says of it."""
+        return {
+            "kernel_shape": [self.kernel] * 2,
+            "strides": [self.stride] * 2,
+            "pads": [self.padding] * 4,
+        }
+
+
+@dataclass(frozen=True)
+class Conv:
+    """Cross-correlation with `channels` filters: `weight` (channels, in, k, k), `bias`."""
+
+    channels: int
+    window: Window
+    bias: bool = True
+
+    def output_shape(self, given: Shape) -> Shape:
+        return (self.channels, *self.window.places(given))
+
+    def weights(self, name: str, given: Shape) -> tuple[Weight, ...]:
+        k = self.window.kernel
+        filters = Weight(f"{name}.weight", (self.channels, given[0], k, k), fan_in=given[0] * k * k)
+        return (filters, Weight(f"{name}.bias", (self.channels,))) if self.bias else (filters,)
+
+    def apply(
+        self, weights: Mapping[str, torch.Tensor], name: str, x: torch.Tensor
+    ) -> torch.Tensor:
+        from torch.nn.functional import conv2d
+
+        bias = weights[f"{name}.bias"] if self.bias else None
+        return conv2d(x, weights[f"{name}.weight"], bias, self.window.stride, self.window.padding)
+
+    def nodes(self, graph: NodeList, name: str, x: str, given: Shape) -> str:
+        bias = (f"{name}.bias",) if self.bias else ()
+        return graph.add("Conv", x, f"{name}.weight", *bias, **self.window.attributes)
+
+
+@dataclass(frozen=True)
+class MaxPool:
+    """The largest value under each place of the window."""
+
+    window: Window
+
+    def output_shape(self, given: Shape) -> Shape:
+        return (given[0], *self.window.places(given))
+
+    def weights(self, name: str, given: Shape) -> tuple[Weight, ...]:
+        return ()
+
+    def apply(
+        self, weights: Mapping[str, torch.Tensor], name: str, x: torch.Tensor
+    ) -> torch.Tensor:
+        from torch.nn.functional import max_pool2d
+
+        return max_pool2d(x, self.window.kernel, self.window.stride, self.window.padding)
+
+    def nodes(self, graph: NodeList, name: str, x: str, given: Shape) -> str:
+        return graph.add("MaxPool", x, **self.window.attributes)
+
+
+@dataclass(frozen=True)
+class GlobalAveragePool:
+    """Each channel's mean, (channels,)."""
+
+    def output_shape(self, given: Shape) -> Shape:
+        return given[:1]
+
+    def weights(self, name: str, given: Shape) -> tuple[Weight, ...]:
+        return ()
+
+    def apply(
+        self, weights: Mapping[str, torch.Tensor], name: str, x: torch.Tensor
+    ) -> torch.Tensor:
+        return x.mean((-2, -1))
+
+    def nodes(self, graph: NodeList, name: str, x: str, given: Shape) -> str:
+        return graph.add("Flatten", graph.add("GlobalAveragePool", x), axis=1)
+
+
+@dataclass(frozen=True)
+class GroupNorm:
+    """Each group of a record's channels to mean 0, variance 1; then a scale and a shift a channel.
+
+    Wu and He 2018. It stands where a network has batch normalisation, which mixes records.
+    """
+
+    groups: int
+
+    def output_shape(self, given: Shape) -> Shape:
+        if given[0] % self.groups:
+            raise DataError(
+                f"{given[0]} channels do not fall into {self.groups} equal groups",
+                fix="choose a number of groups that divides all channel counts",
+            )
+        return given
+
+    def weights(self, name: str, given: Shape) -> tuple[Weight, ...]:
+        channels = given[:1]
+        return (
+            Weight(f"{name}.weight", channels, start=1.0),
+            Weight(f"{name}.bias", channels),
+        )
+
+    def apply(
+        self, weights: Mapping[str, torch.Tensor], name: str, x: torch.Tensor
+    ) -> torch.Tensor:
+        from torch.nn.functional import group_norm
+
+        scale, shift = weights[f"{name}.weight"], weights[f"{name}.bias"]
+        return group_norm(x, self.groups, scale, shift, NORM_EPSILON)
+
+    def nodes(self, graph: NodeList, name: str, x: str, given: Shape) -> str:
+        import numpy as np
+
+        grouped = graph.add("Reshape", x, graph.whole(-1, self.groups, _values(given, self.groups)))
+        ones = graph.constant(np.ones(self.groups, np.float32))
+        zeros = graph.constant(np.zeros(self.groups, np.float32))
+        even = graph.add("InstanceNormalization", grouped, ones, zeros, epsilon=NORM_EPSILON)
+        even = graph.add("Reshape", even, graph.whole(-1, *given))
+        channels = graph.whole(given[0], 1, 1)
+        scale = graph.add("Reshape", f"{name}.weight", channels)
+        shift = graph.add("Reshape", f"{name}.bias", channels)
+        return graph.add("Add", graph.add("Mul", even, scale), shift)
+
+
+def _values(given: Shape, groups: int) -> int:
+    channels, height, width = given
+    return channels * height * width // groups
+
+
+# Layers side by side: what a residual network is made of (He et al. 2016).
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Layers one after the other, as one layer; their names follow its own."""
+
+    layers: tuple[tuple[str, Layer], ...] = ()
+
+    def output_shape(self, given: Shape) -> Shape:
+        for _, layer in self.layers:
+            given = layer.output_shape(given)
+        return given
+
+    def weights(self, name: str, given: Shape) -> tuple[Weight, ...]:
+        found: list[Weight] = []
+        for part, layer, shape in placed(self.layers, given):
+            found += layer.weights(f"{name}.{part}", shape)
+        return tuple(found)
+
+    def apply(
+        self, weights: Mapping[str, torch.Tensor], name: str, x: torch.Tensor
+    ) -> torch.Tensor:
+        for part, layer in self.layers:
+            x = layer.apply(weights, f"{name}.{part}", x)
+        return x
+
+    def nodes(self, graph: NodeList, name: str, x: str, given: Shape) -> str:
+        for part, layer, shape in placed(self.layers, given):
+            x = layer.nodes(graph, f"{name}.{part}", x, shape)
+        return x
+
+
+@dataclass(frozen=True)
+class Residual:
+    """body(x) + shortcut(x); without layers the shortcut is x itself."""
+
+    body: Chain
+    shortcut: Chain = Chain()
+
+    def output_shape(self, given: Shape) -> Shape:
+        found, short = self.body.output_shape(given), self.shortcut.output_shape(given)
+        if found != short:
+            raise DataError(
+                f"a residual layer's branches give {list(found)} and {list(short)}",
+                fix="give the shortcut layers that end in the same shape",
+            )
+        return found
+
+    def weights(self, name: str, given: Shape) -> tuple[Weight, ...]:
+        return self.body.weights(name, given) + self.shortcut.weights(f"{name}.shortcut", given)
+
+    def apply(
+        self, weights: Mapping[str, torch.Tensor], name: str, x: torch.Tensor
+    ) -> torch.Tensor:
+        return self.body.apply(weights, name, x) + self.shortcut.apply(
+            weights, f"{name}.shortcut", x
+        )
+
+    def nodes(self, graph: NodeList, name: str, x: str, given: Shape) -> str:
+        short = self.shortcut.nodes(graph, f"{name}.shortcut", x, given)
+        return graph.add("Add", self.body.nodes(graph, name, x, given), short)
+
+
+@dataclass(frozen=True)
+class Thin:
+    """Every `stride`-th place, and channels of 0 up to `channels`: a shortcut without weights."""
+
+    channels: int
+    stride: int
+
+    def output_shape(self, given: Shape) -> Shape:
+        return (self.channels, *(-(-side // self.stride) for side in given[1:]))
+
+    def weights(self, name: str, given: Shape) -> tuple[Weight, ...]:
+        return ()
+
+    def apply(
+        self, weights: Mapping[str, torch.Tensor], name: str, x: torch.Tensor
+    ) -> torch.Tensor:
+        from torch.nn.functional import pad
+
+        more = self.channels - x.shape[-3]
+        return pad(x[..., :: self.stride, :: self.stride], (0, 0, 0, 0, 0, more))
+
+    def nodes(self, graph: NodeList, name: str, x: str, given: Shape) -> str:
+        starts, ends = graph.whole(0, 0), graph.whole(*given[1:])
+        steps = graph.whole(self.stride, self.stride)
+        thin = graph.add("Slice", x, starts, ends, graph.whole(2, 3), steps)
+        more = self.channels - given[0]
+        return graph.add("Pad", thin, graph.whole(0, 0, 0, 0, 0, more, 0, 0))

@@ -8,10 +8,18 @@ from __future__ import annotations
 
 from typing import Literal
 
-from edgeveil.parts.models.base import ModelParameters
-from edgeveil.parts.models.layers import Dense, Flatten, Layer, Relu, Shape
-from edgeveil.parts.models.network import Network
-from edgeveil.parts.models.picture_layers import Conv, MaxPool, Picture, Window
+from edgeveil.parts.models.layers import (
+    Conv,
+    Dense,
+    Flatten,
+    Layer,
+    MaxPool,
+    Picture,
+    Relu,
+    Shape,
+    Window,
+)
+from edgeveil.parts.models.network import ModelParameters, ModelPart, Network
 
 
 class LenetParameters(ModelParameters):
@@ -40,3 +48,12 @@ def build(parameters: LenetParameters, input_shape: Shape, classes: int) -> Netw
         ("output", Dense(classes)),
     )
     return Network(layers, input_shape, classes, parameters.input_scale)
+
+
+PART = ModelPart(
+    parameters=LenetParameters,
+    build=build,
+    source="LeCun et al. 1998 (LeNet-5)",
+    needs="records of [channels, height, width] or [height, width]",
+    example="model: {name: lenet, input_scale: 255}",
+)

@@ -6,9 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from edgeveil.parts.models.base import ModelParameters
 from edgeveil.parts.models.layers import Dense, Flatten, Layer, Relu, Shape
-from edgeveil.parts.models.network import Network
+from edgeveil.parts.models.network import ModelParameters, ModelPart, Network
 
 
 class MlpParameters(ModelParameters):
@@ -24,7 +23,7 @@ class Mlp300100Parameters(ModelParameters):
     """The `model` block of a job with `name: mlp_300_100`."""
 
     name: Literal["mlp_300_100"] = "mlp_300_100"
-    """The perceptron of text 003: dense layers of 300 and 100 units with ReLU."""
+    """The perceptron of LeCun et al. 1998: dense layers of 300 and 100 units with ReLU."""
 
     @property
     def hidden(self) -> tuple[int, ...]:
@@ -41,3 +40,19 @@ def build(
         layers += [(f"hidden{number}", Dense(width)), (f"relu{number}", Relu())]
     layers.append(("output", Dense(classes)))
     return Network(tuple(layers), input_shape, classes, parameters.input_scale)
+
+
+PARTS = (
+    ModelPart(
+        parameters=MlpParameters,
+        build=build,
+        source="Cao et al. 2023 (DELM), section 3.3",
+        example="model: {name: mlp, hidden: [128]}",
+    ),
+    ModelPart(
+        parameters=Mlp300100Parameters,
+        build=build,
+        source="Zhang, Wu and Dong (PSO-DP); LeCun et al. 1998",
+        example="model: {name: mlp_300_100}",
+    ),
+)

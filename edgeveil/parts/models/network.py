@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
 
 from edgeveil.parts.models.layers import Layer, Shape, Weight, placed
+from edgeveil.parts.part import BlockPart
 
 if TYPE_CHECKING:
     import torch
@@ -64,8 +66,7 @@ class Network:
         """ONNX: `x` (N, *input_shape) and all weights in, `probabilities` (N, classes) out."""
         from onnx import TensorProto, helper
 
-        from edgeveil.parts.features.onnx_nodes import NodeList
-        from edgeveil.parts.models.serialise import serialise
+        from edgeveil.parts.features.onnx_nodes import NodeList, serialise
 
         parts = NodeList()
         x = parts.add("Div", "x", parts.number(self.input_scale))
@@ -82,3 +83,27 @@ class Network:
         return serialise(
             helper.make_graph(parts.nodes, "network", inputs, outputs, parts.initializers)
         )
+
+
+class ModelParameters(BaseModel):
+    """What every `model` block may say."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    runs_python: ClassVar[bool] = False
+    """Whether the block names code that owners must have installed and allowed."""
+
+    name: str
+    input_scale: float = Field(default=1.0, gt=0, allow_inf_nan=False, examples=[255])
+    """Divides the raw values: the largest that a value can be."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelPart(BlockPart):
+    """The declaration of a model; `build(parameters, input_shape, classes)` gives its network."""
+
+    family: ClassVar[str] = "models"
+    key: ClassVar[str] = "model"
+    what: ClassVar[str] = "model"
+    block: ClassVar[type[BaseModel]] = ModelParameters
+
+    build: Callable[[Any, Shape, int], Network]

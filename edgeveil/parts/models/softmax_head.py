@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.errors import DataError
-from edgeveil.parts.features.base import FeatureMap, Float64
-from edgeveil.parts.models.serialise import serialise
+from edgeveil.parts.features.feature_map import FeatureMap, Float64
+from edgeveil.parts.features.onnx_nodes import serialise
 from edgeveil.privacy.grid import row_norms
 
 WEIGHTS = ("centre", "radius", "weight")

@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from edgeveil.parts.setting import Setting
-from edgeveil.parts.stages.base import Plain, StageBlock
-from edgeveil.parts.update import Task, Update
+from edgeveil.parts.update import BaseStage, StageParameters, StagePart, Task, Update
 
 OWN = "own/"  # before a weight's name in the device's memory
 
 
-class DownloadRandomParameters(StageBlock):
+class DownloadRandomParameters(StageParameters):
     """A `download_random` entry of a job's `update` list."""
 
     name: Literal["download_random"] = "download_random"
@@ -29,7 +28,7 @@ class DownloadRandomParameters(StageBlock):
     """λ_d: the share of all weights that is taken from the global model."""
 
 
-class DownloadRandom(Plain):
+class DownloadRandom(BaseStage):
     """Places are drawn anew in each round, over all weights together."""
 
     leads = True
@@ -60,3 +59,12 @@ class DownloadRandom(Plain):
         for name, change in update.items():
             task.memory[OWN + name] = (task.weights[name] + change).astype(np.float32)
         return update
+
+
+PART = StagePart(
+    parameters=DownloadRandomParameters,
+    build=DownloadRandom,
+    source="Zhao et al. 2021, anonymous federated learning, λ_d",
+    needs="to be the first stage; a device's memory",
+    example="update: [{name: download_random, share: 0.5}]",
+)

@@ -15,13 +15,12 @@ from pydantic import Field
 
 from edgeveil.parts.exchange import Exchange
 from edgeveil.parts.setting import Setting, size_of
-from edgeveil.parts.stages.base import Plain, StageBlock, flat, shaped
-from edgeveil.parts.update import Task, Update
+from edgeveil.parts.update import BaseStage, StageParameters, StagePart, Task, Update, flat, shaped
 from edgeveil.privacy.events import Event, GaussianEvent
 from edgeveil.privacy.gaussian_mechanism import noised_update, update_event
 
 
-class GradientGaussianParameters(StageBlock):
+class GradientGaussianParameters(StageParameters):
     """A `gradient_gaussian` entry of a job's `update` list."""
 
     name: Literal["gradient_gaussian"] = "gradient_gaussian"
@@ -30,7 +29,7 @@ class GradientGaussianParameters(StageBlock):
     """C: the largest L2 norm of an update."""
 
 
-class GradientGaussian(Plain):
+class GradientGaussian(BaseStage):
     """The noise is made for all rounds in which a device may take part."""
 
     protects = True
@@ -59,3 +58,15 @@ class GradientGaussian(Plain):
         """The noised update; without records the noise alone."""
         values = flat(update) if len(task.records) else np.zeros(self.event.coordinates)
         return shaped(update, noised_update(values, self.event, task.random_bytes))
+
+
+PART = StagePart(
+    parameters=GradientGaussianParameters,
+    build=GradientGaussian,
+    source="Zhao et al. 2021, anonymous federated learning",
+    needs="a method without noise",
+    reveals="each device's noised update",
+    privacy="proven",
+    note="per device; for one record among others at the price of twice the sensitivity",
+    example="update: [{name: gradient_gaussian, clip_norm: 1}]",
+)

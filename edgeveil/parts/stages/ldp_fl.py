@@ -21,14 +21,13 @@ from pydantic import Field
 
 from edgeveil.parts.exchange import Exchange
 from edgeveil.parts.setting import Setting, size_of
-from edgeveil.parts.stages.base import Plain, StageBlock, flat, shaped
-from edgeveil.parts.update import Task, Update
+from edgeveil.parts.update import BaseStage, StageParameters, StagePart, Task, Update, flat, shaped
 from edgeveil.privacy.accountant import HAIR
 from edgeveil.privacy.duchi_mechanism import duchi_event, duchi_mechanism
 from edgeveil.privacy.events import ClaimedEvent, Event, TwoValueEvent
 
 
-class LdpFlParameters(StageBlock):
+class LdpFlParameters(StageParameters):
     """An `ldp_fl` entry of a job's `update` list."""
 
     name: Literal["ldp_fl"] = "ldp_fl"
@@ -39,7 +38,7 @@ class LdpFlParameters(StageBlock):
     """`sequential`: all weights share the job's ε, proven. `parallel`: each has it, claimed."""
 
 
-class LdpFl(Plain):
+class LdpFl(BaseStage):
     """`privacy.epsilon` is shared among a device's rounds, and `sequential`: among its weights."""
 
     protects = True
@@ -75,3 +74,15 @@ class LdpFl(Plain):
     @property
     def _round_epsilon(self) -> Fraction:
         return Fraction(self._setting.epsilon) * Fraction(HAIR) / self._setting.max_participations
+
+
+PART = StagePart(
+    parameters=LdpFlParameters,
+    build=LdpFl,
+    source="Sun, Qian and Chen 2021 (LDP-FL), alg. 2",
+    needs="a method without noise",
+    reveals="every weight as one of two values",
+    privacy="proven",
+    note="per device, any two data sets; `composition: parallel` is claimed",
+    example="update: [{name: ldp_fl, radius: 0.1}]",
+)

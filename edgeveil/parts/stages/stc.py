@@ -13,13 +13,21 @@ import numpy as np
 from pydantic import Field
 
 from edgeveil.parts.setting import Setting
-from edgeveil.parts.stages.base import Plain, StageBlock, flat, largest, shaped
-from edgeveil.parts.update import Task, Update
+from edgeveil.parts.update import (
+    BaseStage,
+    StageParameters,
+    StagePart,
+    Task,
+    Update,
+    flat,
+    largest,
+    shaped,
+)
 
 UNSENT = "stc"  # the residual's name in the device's memory
 
 
-class StcParameters(StageBlock):
+class StcParameters(StageParameters):
     """An `stc` entry of a job's `update` list."""
 
     name: Literal["stc"] = "stc"
@@ -28,7 +36,7 @@ class StcParameters(StageBlock):
     """p: the share of all values that is sent."""
 
 
-class Stc(Plain):
+class Stc(BaseStage):
     """Over all weights together."""
 
     chooses = True
@@ -48,3 +56,13 @@ class Stc(Plain):
         sent = shaped(update, np.where(kept, np.sign(values) * mean, 0.0))
         task.memory[UNSENT] = (values - flat(sent)).astype(np.float32)
         return sent
+
+
+PART = StagePart(
+    parameters=StcParameters,
+    build=Stc,
+    source="Sattler et al. 2020, alg. 1 and 2",
+    needs="to follow the noise, or privacy.accept_unproven; a device's memory",
+    reveals="which values are largest, with their signs",
+    example="update: [{name: stc, share: 0.01}]",
+)

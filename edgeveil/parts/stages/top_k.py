@@ -12,11 +12,19 @@ import numpy as np
 from pydantic import Field
 
 from edgeveil.parts.setting import Setting
-from edgeveil.parts.stages.base import Plain, StageBlock, flat, largest, shaped
-from edgeveil.parts.update import Task, Update
+from edgeveil.parts.update import (
+    BaseStage,
+    StageParameters,
+    StagePart,
+    Task,
+    Update,
+    flat,
+    largest,
+    shaped,
+)
 
 
-class TopKParameters(StageBlock):
+class TopKParameters(StageParameters):
     """An `upload_top_k` entry of a job's `update` list."""
 
     name: Literal["upload_top_k"] = "upload_top_k"
@@ -25,7 +33,7 @@ class TopKParameters(StageBlock):
     """λ_u: the share of all values that is kept."""
 
 
-class TopK(Plain):
+class TopK(BaseStage):
     """Over all weights together; of equal magnitudes the earlier one is kept."""
 
     chooses = True
@@ -37,3 +45,13 @@ class TopK(Plain):
         """The same with all but the largest values 0."""
         values = flat(update)
         return shaped(update, np.where(largest(values, self.parameters.share), values, 0.0))
+
+
+PART = StagePart(
+    parameters=TopKParameters,
+    build=TopK,
+    source="Zhao et al. 2021, anonymous federated learning, λ_u",
+    needs="to follow the noise, or privacy.accept_unproven",
+    reveals="which values are largest; free after the noise",
+    example="update: [{name: upload_top_k, share: 0.1}]",
+)

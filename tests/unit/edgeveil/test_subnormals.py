@@ -172,9 +172,10 @@ def test_a_trial_of_an_own_model_leaves_torch_with_threads_that_flush():
     script = """
 import torch
 torch.set_num_threads(2)
-from edgeveil.parts.methods.updates.own_code import check_own_code
-from edgeveil.parts.methods.updates.sgd import SgdParameters
-from edgeveil.parts.models import MlpParameters, build_network
+from edgeveil.parts.methods.own_code import check_own_code
+from edgeveil.parts.methods.sgd import SgdParameters
+from edgeveil.parts.models import build_network
+from edgeveil.parts.models.mlp import MlpParameters
 from edgeveil.subnormals import flushed_training
 check_own_code(build_network(MlpParameters(hidden=(3000,)), (400,), 3), SgdParameters())
 with flushed_training():

@@ -13,7 +13,7 @@ from round_kit import public_keys
 from edgeveil.crypto.keys import OpeningKey
 from edgeveil.errors import DataError, JobFailed
 from edgeveil.jobs import load_job
-from edgeveil.parts.features.backbone import MAX_BACKBONE_BYTES, sha256_hex
+from edgeveil.parts.features.onnx import MAX_BACKBONE_BYTES, sha256_hex
 from edgeveil.protocol.cloud_tasks import Broadcast, SealJob
 from edgeveil.protocol.sealed import JobPackage, decode_package, open_broadcast
 from edgeveil.transport.http import serve

@@ -11,7 +11,7 @@ from edge_kit import FIRST, JOB_ID, QUADRATIC, Device, Round, announcement, job
 from edgeveil.errors import ProtocolError
 from edgeveil.jobs import compile_job
 from edgeveil.jobs.plan import Plan
-from edgeveil.parts.features.backbone import sha256_hex
+from edgeveil.parts.features.onnx import sha256_hex
 from edgeveil.protocol.device_tasks import InstallJob, JobClosed, NoAnswer, SealedAnswer
 from edgeveil.protocol.sealed import JobPackage
 from tests.backbone_files import model, node, small_backbone

@@ -16,9 +16,8 @@ import psutil
 import pytest
 
 from edgeveil.data.records import Records
-from edgeveil.parts.methods import METHODS, fm_features
+from edgeveil.parts.methods import METHODS, fm_sums, noised_sgd
 from edgeveil.parts.methods.fm import FmDevice
-from edgeveil.parts.methods.updates import record_gradients
 from edgeveil.parts.stages import STAGES
 from edgeveil.privacy.accountant import gaussian_delta
 from edgeveil.privacy.gaussian_mechanism import gaussian
@@ -174,8 +173,8 @@ def test_a_sample_that_is_larger_than_priced_is_found():
 
 
 def test_a_gradient_that_is_not_clipped_is_found(monkeypatch):
-    monkeypatch.setattr(record_gradients, "AIM", 8.0)
-    monkeypatch.setattr(record_gradients, "LIMIT", 65.0)
+    monkeypatch.setattr(noised_sgd, "AIM", 8.0)
+    monkeypatch.setattr(noised_sgd, "LIMIT", 65.0)
     assert failing(dp_sgd_attack(200)) == {"past the threshold"}
 
 
@@ -246,8 +245,8 @@ def test_a_record_that_is_not_clipped_is_found(monkeypatch):
     def whole(rows, bound, bits=12):
         return np.trunc(rows * 2.0**bits).astype(np.int64)
 
-    monkeypatch.setattr(fm_features, "clip_rows", lambda rows, bound: rows)
-    monkeypatch.setattr(fm_features, "quantise", whole)
+    monkeypatch.setattr(fm_sums, "clip_rows", lambda rows, bound: rows)
+    monkeypatch.setattr(fm_sums, "quantise", whole)
     assert failing(attack) >= {"quadratic", "the whole job"}
 
 

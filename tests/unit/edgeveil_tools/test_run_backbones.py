@@ -5,7 +5,7 @@ import pytest
 from edgeveil.errors import ConfigError
 from edgeveil.jobs import parse_job
 from edgeveil.parts.features import backbone_digests, read_backbones
-from edgeveil.parts.features.backbone import sha256_hex
+from edgeveil.parts.features.onnx import sha256_hex
 from edgeveil_tools.local.job import Overrides, local_job, submitted
 from tests.backbone_files import small_backbone
 

@@ -6,7 +6,7 @@ import torch
 
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import open_session
-from edgeveil.parts.features.backbone import cached_backbone, opened
+from edgeveil.parts.features.onnx import cached_backbone, opened
 from edgeveil_tools import cli
 from edgeveil_tools.backbone import command as backbone
 from edgeveil_tools.backbone.images import PublicDigits

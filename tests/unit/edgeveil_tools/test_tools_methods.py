@@ -6,14 +6,14 @@ import pytest
 
 from edgeveil.parts.exchange import TRAIN
 from edgeveil.parts.features import IdentityParameters, build_features
-from edgeveil.parts.methods import METHODS, UPDATE_METHODS
+from edgeveil.parts.methods import METHODS, trains_model
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.mlp import MlpParameters
 from edgeveil.parts.setting import Setting
 from edgeveil.parts.stages import STAGES
 from edgeveil.privacy.events import ClaimedEvent, UnprotectedEvent
 from edgeveil_tools import cli
-from edgeveil_tools.methods import ABOUT, entries
+from edgeveil_tools.methods import TABLES, entries
 
 ENTRIES = entries()
 
@@ -38,11 +38,6 @@ def setting() -> Setting:
     )
 
 
-def test_every_name_is_explained_and_nothing_else_is():
-    said = {(family, name) for family, names in ABOUT.items() for name in names}
-    assert said == {(entry.family, entry.name) for entry in ENTRIES}
-
-
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: f"{entry.family}-{entry.name}")
 def test_an_entry_says_what_it_is_and_whence(entry):
     assert all(
@@ -59,7 +54,7 @@ def test_the_status_of_a_method_is_that_of_its_price(name):
     given = setting()
     rounds = [e for e in method.cloud(parameters, given).plan() if e.phase == TRAIN]
     events = method.device(parameters, given).price(rounds[0])
-    assert ABOUT["train.method"][name].privacy == status(events)
+    assert METHODS[name].privacy == status(events)
 
 
 @pytest.mark.parametrize("name", STAGES.names())
@@ -68,12 +63,18 @@ def test_a_stage_has_a_status_where_it_protects(name):
     stage = entry.build(entry.parameters(), setting())
     events = stage.price(METHODS["sgd"].cloud(METHODS["sgd"].parameters(), setting()).plan()[0])
     expected = status(events) if stage.protects else None
-    assert ABOUT["update"][name].privacy == expected
+    assert STAGES[name].privacy == expected
 
 
 def test_methods_that_train_a_model_say_that_they_need_one():
-    for name in UPDATE_METHODS:
-        assert "model" in ABOUT["train.method"][name].needs
+    for name in filter(trains_model, METHODS):
+        assert "model" in METHODS[name].needs
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.family)
+def test_the_example_of_a_part_names_it(table):
+    for name in table:
+        assert name in table[name].example
 
 
 def test_the_command_lists_all_and_one(capsys):

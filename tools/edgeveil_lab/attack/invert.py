@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from edgeveil.parts.exchange import Tensors
 from edgeveil.parts.features import IdentityParameters
-from edgeveil.parts.methods.fm_parameters import FmParameters
+from edgeveil.parts.methods.fm_budget import FmParameters
 from edgeveil.privacy.grid import GRID_BITS
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from edgeveil.data.device import take
 from edgeveil.data.records import Records
 from edgeveil.parts.exchange import Exchange, Tensors
 from edgeveil.parts.methods.fm import FmDevice
-from edgeveil.parts.methods.fm_noise import noised
+from edgeveil.parts.methods.fm_sums import noised
 from edgeveil.privacy.accountant import total_mu
 from edgeveil.privacy.events import GaussianEvent
 from edgeveil.privacy.sampler import os_random

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError
 from edgeveil.parts.exchange import TRAIN, Tensors
-from edgeveil.parts.methods.fm import FmCloud, FmDevice, FmParameters
+from edgeveil.parts.methods.fm import FmCloud, FmDevice
+from edgeveil.parts.methods.fm_budget import FmParameters
 from edgeveil.parts.models.softmax_head import head_probabilities
 from edgeveil.parts.setting import Setting
 from edgeveil.privacy.events import Event, GaussianEvent

@@ -14,10 +14,14 @@ import numpy as np
 from edgeveil.data.records import Records
 from edgeveil.parts.features.pca import PcaParameters
 from edgeveil.parts.methods.fm import FmDevice
-from edgeveil.parts.methods.fm_paper import HIDDEN, OUTPUT, FmPaperParameters
-from edgeveil.parts.methods.fm_paper_cloud import FmPaperCloud
-from edgeveil.parts.methods.fm_paper_device import FmPaperDevice
-from edgeveil.parts.methods.fm_released import GAUSSIAN_BITS
+from edgeveil.parts.methods.fm_budget import GAUSSIAN_BITS
+from edgeveil.parts.methods.fm_paper import (
+    HIDDEN,
+    OUTPUT,
+    FmPaperCloud,
+    FmPaperDevice,
+    FmPaperParameters,
+)
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import ClaimedEvent, GaussianEvent
 from edgeveil_lab.audit.attacks import Attack, Claim, Effort, Hits

@@ -19,8 +19,9 @@ from edgeveil.data.records import Records
 from edgeveil.parts.exchange import TRAIN, Exchange, Tensors
 from edgeveil.parts.features import Identity, IdentityParameters
 from edgeveil.parts.features.pca import PcaParameters
-from edgeveil.parts.methods.fm import FmCloud, FmDevice, FmParameters, Shares
-from edgeveil.parts.methods.triangle import upper
+from edgeveil.parts.methods.fm import FmCloud, FmDevice
+from edgeveil.parts.methods.fm_budget import FmParameters, Shares
+from edgeveil.parts.methods.symmetric_packing import upper
 from edgeveil.parts.setting import Setting
 from edgeveil.privacy.accountant import epsilon, pure_epsilon, total_mu
 from edgeveil.privacy.events import Event, GaussianEvent, LaplaceEvent

@@ -38,7 +38,7 @@ from edgeveil.errors import PrivacyError
 from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.jobs import parse_plan
 from edgeveil.parts.exchange import TRAIN, Exchange, Tensors
-from edgeveil.parts.methods.fm_device import FmDevice
+from edgeveil.parts.methods.fm import FmDevice
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import Event, GaussianEvent, LaplaceEvent
 from edgeveil.privacy.gaussian_mechanism import diagonal_of_triangle

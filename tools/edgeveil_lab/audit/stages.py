@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 from edgeveil.data.records import Records
 from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.setting import network_of
-from edgeveil.parts.stages.base import flat, shaped
 from edgeveil.parts.stages.gradient_gaussian import GradientGaussian, GradientGaussianParameters
 from edgeveil.parts.stages.ldp_fl import LdpFl, LdpFlParameters
-from edgeveil.parts.update import Stage, Task
+from edgeveil.parts.update import Stage, Task, flat, shaped
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import for_one_record
 from edgeveil_lab.audit.attacks import Attack, Claim, Hits, fresh_noise

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from edgeveil.parts.methods.updates.gep import Gep, GepParameters
-from edgeveil.parts.methods.updates.noised_sgd import LocalDpSgd
-from edgeveil.parts.methods.updates.pso_dp_fl import PsoDpFl, PsoDpFlParameters
-from edgeveil.parts.methods.updates.pso_dp_sgd import PsoDpSgd, PsoDpSgdParameters
-from edgeveil.parts.methods.updates.rgp import Rgp, RgpParameters
+from edgeveil.parts.methods.gep import Gep, GepParameters
+from edgeveil.parts.methods.noised_sgd import LocalDpSgd
+from edgeveil.parts.methods.pso_dp_fl import PsoDpFl, PsoDpFlParameters
+from edgeveil.parts.methods.pso_dp_sgd import PsoDpSgd, PsoDpSgdParameters
+from edgeveil.parts.methods.rgp import Rgp, RgpParameters
 from edgeveil.parts.update import Trainer
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import SampledGaussianEvent

@@ -26,7 +26,7 @@ from edgeveil import subnormals
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.evaluation.onnx_session import BATCH_RECORDS
-from edgeveil.parts.models.serialise import serialise
+from edgeveil.parts.features.onnx_nodes import serialise
 from edgeveil_lab.audit.guards import AttackOutcome, Guard
 
 CLASSES = 3

@@ -17,12 +17,12 @@ from scipy import stats
 
 from edgeveil.data.records import Records
 from edgeveil.parts.exchange import TRAIN, Exchange
-from edgeveil.parts.methods.updates.device import UpdateDevice
-from edgeveil.parts.methods.updates.dp_sgd import DpSgd, DpSgdParameters
-from edgeveil.parts.methods.updates.output_perturbation import (
+from edgeveil.parts.methods.dp_sgd import DpSgd, DpSgdParameters
+from edgeveil.parts.methods.output_perturbation import (
     OutputPerturbation,
     OutputPerturbationParameters,
 )
+from edgeveil.parts.methods.update_method import UpdateDevice
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.mlp import MlpParameters
 from edgeveil.parts.update import Trainer

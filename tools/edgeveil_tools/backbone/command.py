@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 from edgeveil.errors import DataError, UsageError
-from edgeveil.parts.features.backbone import cached_backbone, opened, read_backbone, sha256_hex
+from edgeveil.parts.features.onnx import cached_backbone, opened, read_backbone, sha256_hex
 
 NAME = "digits"
 STEPS = 3000  # batches of 128 images

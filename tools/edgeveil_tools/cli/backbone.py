@@ -53,7 +53,7 @@ def _train(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import Progress
 
-    from edgeveil.parts.features.backbone import cached_backbone
+    from edgeveil.parts.features.onnx import cached_backbone
     from edgeveil_tools.backbone.command import STEPS, train
 
     path = args.out or cached_backbone(args.name)
@@ -70,7 +70,7 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from edgeveil.parts.features.backbone import backbone_path
+    from edgeveil.parts.features.onnx import backbone_path
     from edgeveil_tools.backbone.command import facts
 
     _print(facts(backbone_path(str(args.file), Path.cwd())), as_json=args.json)

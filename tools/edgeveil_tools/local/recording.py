@@ -20,10 +20,10 @@ from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.exchange import TRAIN, Array, Exchange, Tensors
 from edgeveil.parts.features import backbone_digests, projection_of
-from edgeveil.parts.methods.fm import FmDevice, FmParameters
-from edgeveil.parts.methods.fm_device import HEAD
+from edgeveil.parts.methods.fm import HEAD, FmDevice
+from edgeveil.parts.methods.fm_budget import FmParameters
 from edgeveil.parts.methods.local_steps import minimise_quadratic
-from edgeveil.parts.methods.triangle import symmetric
+from edgeveil.parts.methods.symmetric_packing import symmetric
 from edgeveil.protocol.sealed import unpack_tensors
 from edgeveil_cloud.recording import JOB, file_name
 from edgeveil_tools.local.data import dealt, held

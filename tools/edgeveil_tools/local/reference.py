@@ -15,7 +15,7 @@ from edgeveil.errors import EdgeVeilError
 from edgeveil.jobs import Job, compile_job
 from edgeveil.parts.exchange import Exchange
 from edgeveil.parts.features import read_backbones
-from edgeveil.parts.methods.fm_parameters import FmParameters
+from edgeveil.parts.methods.fm_budget import FmParameters
 from edgeveil.parts.methods.reference import noise_free_reference
 from edgeveil_tools.local.data import dealt, held
 from edgeveil_tools.local.local_run import LocalRun

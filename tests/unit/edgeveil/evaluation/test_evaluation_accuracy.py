@@ -8,7 +8,8 @@ from edgeveil.errors import DataError
 from edgeveil.evaluation import accuracy
 from edgeveil.evaluation.accuracy import HeldTest, cut
 from edgeveil.evaluation.onnx_session import OnnxModel
-from edgeveil.parts.features import GaborParameters, IdentityParameters, build_features
+from edgeveil.parts.features import IdentityParameters, build_features
+from edgeveil.parts.features.gabor import GaborParameters
 from edgeveil.parts.models.softmax_head import build_graph
 
 RNG = np.random.default_rng(0)

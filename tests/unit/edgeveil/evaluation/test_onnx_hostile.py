@@ -12,7 +12,7 @@ from onnx import ModelProto, TensorProto
 
 from edgeveil.errors import DataError
 from edgeveil.evaluation.graph_check import check_graph
-from edgeveil.parts.features.backbone import Backbone
+from edgeveil.parts.features.onnx import Backbone
 from tests.backbone_files import model, node
 
 LIMIT_MB = 64
@@ -21,7 +21,7 @@ import resource, sys
 from pathlib import Path
 import edgeveil.evaluation.onnx_session as sessions
 from edgeveil.errors import DataError
-from edgeveil.parts.features.backbone import Backbone
+from edgeveil.parts.features.onnx import Backbone
 sessions.MAX_RUN_BYTES = {LIMIT_MB} << 20
 graph = Path(sys.argv[1]).read_bytes()
 Backbone(Path(sys.argv[2]).read_bytes())  # the libraries are loaded from here on

@@ -9,7 +9,7 @@ from scipy.stats import chi2_contingency, kstest, norm
 
 from edgeveil.crypto.keys import LedgerKey, NoiseKey
 from edgeveil.errors import PrivacyError
-from edgeveil.parts.methods.fm_noise import noised
+from edgeveil.parts.methods.fm_sums import noised
 from edgeveil.privacy.derived import DerivedRandom, Question, bound, noise_from, question_key
 from edgeveil.privacy.duchi_mechanism import duchi_event, duchi_mechanism
 from edgeveil.privacy.events import ClaimedEvent, SampledGaussianEvent

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from edgeveil.parts.aggregation import AGGREGATIONS, Uploads, base
+from edgeveil.parts.aggregation import AGGREGATIONS, Uploads
+from edgeveil.parts.aggregation import rule as rules
 from edgeveil.parts.aggregation.krum import krum_scores, squared_distances
 
 FIVE = [np.array(row, np.float32) for row in ([1, 9], [2, 0], [3, 5], [50, 6], [-70, 7])]
@@ -54,7 +55,7 @@ def test_blocks_join_to_the_same_result(monkeypatch):
     arrays = [rng.normal(size=(4, 7)).astype(np.float32) for _ in range(9)]
     options = {"median": {}, "trimmed_mean": {}, "krum": {"k": 3}}
     whole = {name: combined(name, arrays, **options[name]) for name in options}
-    monkeypatch.setattr(base, "BLOCK_BYTES", 8 * 9 * 5)  # five values at a time
+    monkeypatch.setattr(rules, "BLOCK_BYTES", 8 * 9 * 5)  # five values at a time
     for name, expected in whole.items():
         np.testing.assert_array_equal(combined(name, arrays, **options[name]), expected)
 

@@ -5,13 +5,13 @@ from edgeveil.errors import ConfigError
 from edgeveil.jobs import Job, compile_job
 from edgeveil.parts.features import (
     Concatenation,
-    GaborParameters,
     IdentityParameters,
     PcaParameters,
-    RandomParameters,
     build_features,
     projection_of,
 )
+from edgeveil.parts.features.gabor import GaborParameters
+from edgeveil.parts.features.random_relu import RandomParameters
 
 ONE = IdentityParameters(input_scale=2.0, weight=3.0)
 TWO = RandomParameters(name="random", dimension=5, weight=1.0)

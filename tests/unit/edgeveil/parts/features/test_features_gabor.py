@@ -3,8 +3,8 @@ import pytest
 from pydantic import ValidationError
 
 from edgeveil.errors import DataError
-from edgeveil.parts.features import GaborParameters, build_features
-from edgeveil.parts.features.gabor_filters import LEVELS, filters, modulus
+from edgeveil.parts.features import build_features
+from edgeveil.parts.features.gabor import LEVELS, GaborParameters, filters, modulus
 
 SMALL = GaborParameters(name="gabor", pool=4, input_scale=16.0)
 

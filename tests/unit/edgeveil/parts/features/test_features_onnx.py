@@ -14,8 +14,7 @@ from edgeveil.parts.features import (
     match_backbones,
     read_backbones,
 )
-from edgeveil.parts.features.backbone import Backbone, Form, cached_backbone, sha256_hex
-from edgeveil.parts.features.backbone_graph import check_batches
+from edgeveil.parts.features.onnx import Backbone, Form, cached_backbone, check_batches, sha256_hex
 from tests.backbone_files import model, node, small_backbone
 
 BACKBONE = small_backbone()

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from edgeveil.errors import DataError
-from edgeveil.parts.features import RandomParameters, build_features
-from edgeveil.parts.features.random_relu import STEPS, projection
+from edgeveil.parts.features import build_features
+from edgeveil.parts.features.random_relu import STEPS, RandomParameters, projection
 
 
 def test_the_projection_is_the_same_everywhere():

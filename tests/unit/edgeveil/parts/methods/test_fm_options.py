@@ -11,8 +11,9 @@ from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError, ProtocolError
 from edgeveil.parts.exchange import TRAIN
 from edgeveil.parts.features import PcaParameters
-from edgeveil.parts.methods.fm import FmCloud, FmDevice, FmParameters
-from edgeveil.parts.methods.fm_noise import noised, wishart
+from edgeveil.parts.methods.fm import FmCloud, FmDevice
+from edgeveil.parts.methods.fm_budget import FmParameters
+from edgeveil.parts.methods.fm_sums import noised, wishart
 from edgeveil.parts.methods.reference import noise_free_reference
 from edgeveil.privacy.accountant import epsilon, pure_epsilon, total_mu
 from edgeveil.privacy.events import ClaimedEvent, GaussianEvent, LaplaceEvent, UnprotectedEvent

@@ -6,11 +6,10 @@ from fm_kit import setting
 
 from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError, ProtocolError
-from edgeveil.parts.methods.fm import FmCloud, FmDevice, FmParameters
-from edgeveil.parts.methods.fm_features import Bounded, Features, projected
-from edgeveil.parts.methods.fm_paper import FmPaperParameters
-from edgeveil.parts.methods.fm_paper_device import FmPaperDevice
-from edgeveil.parts.methods.fm_sums import linear_sum
+from edgeveil.parts.methods.fm import FmCloud, FmDevice
+from edgeveil.parts.methods.fm_budget import FmParameters
+from edgeveil.parts.methods.fm_paper import FmPaperDevice, FmPaperParameters
+from edgeveil.parts.methods.fm_sums import Bounded, Features, linear_sum, projected
 from edgeveil.privacy.grid import LARGEST_DIMENSION
 from edgeveil.privacy.sampler import SeededRandom
 

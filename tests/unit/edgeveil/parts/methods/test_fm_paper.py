@@ -10,9 +10,14 @@ from edgeveil.jobs import Job, compile_job
 from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.features import IdentityParameters, build_features
 from edgeveil.parts.features.pca import PcaParameters
-from edgeveil.parts.methods.fm_paper import HIDDEN, OUTPUT, FmPaperParameters, noise_scale
-from edgeveil.parts.methods.fm_paper_cloud import FmPaperCloud
-from edgeveil.parts.methods.fm_paper_device import FmPaperDevice
+from edgeveil.parts.methods.fm_paper import (
+    HIDDEN,
+    OUTPUT,
+    FmPaperCloud,
+    FmPaperDevice,
+    FmPaperParameters,
+    noise_scale,
+)
 from edgeveil.parts.methods.reference import accuracy
 from edgeveil.parts.setting import Setting
 from edgeveil.privacy.policy import price

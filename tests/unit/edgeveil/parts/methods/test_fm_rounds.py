@@ -13,7 +13,8 @@ from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError, UsageError
 from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.methods import local_steps
-from edgeveil.parts.methods.fm import FmCloud, FmDevice, FmParameters
+from edgeveil.parts.methods.fm import FmCloud, FmDevice
+from edgeveil.parts.methods.fm_budget import FmParameters
 from edgeveil.parts.methods.local_steps import minimise_quadratic
 from edgeveil.parts.methods.reference import noise_free_reference
 from edgeveil.privacy.accountant import epsilon, total_mu

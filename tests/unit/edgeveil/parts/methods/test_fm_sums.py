@@ -8,7 +8,8 @@ from hypothesis.extra import numpy as hnp
 
 from edgeveil.data.records import Records
 from edgeveil.parts.features import IdentityParameters, PcaParameters, build_features
-from edgeveil.parts.methods.fm import FmCloud, FmDevice, FmParameters
+from edgeveil.parts.methods.fm import FmCloud, FmDevice
+from edgeveil.parts.methods.fm_budget import FmParameters
 from edgeveil.parts.setting import Setting
 from edgeveil.privacy.events import GaussianEvent
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from edgeveil.data.records import Records
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.parts.features import PcaParameters
-from edgeveil.parts.methods.fm import FmCloud, FmDevice, FmParameters
-from edgeveil.parts.methods.fm_features import Features, projected
-from edgeveil.parts.methods.pca_basis import as_weights, first_axes, top_basis
-from edgeveil.parts.methods.pca_own import own_weights
-from edgeveil.parts.methods.triangle import symmetric, unpacked, upper
+from edgeveil.parts.methods.fm import FmCloud, FmDevice
+from edgeveil.parts.methods.fm_budget import FmParameters
+from edgeveil.parts.methods.fm_sums import Features, own_weights, projected
+from edgeveil.parts.methods.principal_components import as_weights, first_axes, top_basis
+from edgeveil.parts.methods.symmetric_packing import symmetric, unpacked, upper
 from edgeveil.parts.models.softmax_head import build_graph, probabilities
 
 FPCA = PcaParameters(name="ldp_fpca", keep=0.5)

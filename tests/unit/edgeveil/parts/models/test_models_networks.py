@@ -11,10 +11,19 @@ from edgeveil.errors import DataError
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.parts.models import MODELS, build_network
-from edgeveil.parts.models.layers import Dense, Flatten
+from edgeveil.parts.models.layers import (
+    Chain,
+    Conv,
+    Dense,
+    Flatten,
+    GroupNorm,
+    MaxPool,
+    Picture,
+    Residual,
+    Thin,
+    Window,
+)
 from edgeveil.parts.models.network import Network
-from edgeveil.parts.models.picture_layers import Conv, GroupNorm, MaxPool, Picture, Window
-from edgeveil.parts.models.residual import Chain, Residual, Thin
 
 # Weights on 28×28 records of 10 classes, by hand: (outputs of a layer) × (its inputs + 1), summed.
 # LeNet-5: 61,706, as in its usual form; ResNet-20 on 3×32×32: 0.27 M (He et al. 2016, table 6).

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from stage_kit import ROUND, SETTING, flat, stage, staged, task, values
 
-from edgeveil.parts.methods.updates.pipeline import Pipeline
+from edgeveil.parts.methods.update_method import Pipeline
 from edgeveil.privacy.events import ClaimedEvent, GaussianEvent, UnprotectedEvent
 
 BARE = (UnprotectedEvent(what="update without noise", unit="record"),)

@@ -1,0 +1,165 @@
+"""What an aggregation rule is: one value for every segment of an exchange, out of many uploads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, ClassVar, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from edgeveil.parts.aggregation.mean import mean
+from edgeveil.parts.exchange import Aim
+from edgeveil.parts.part import BlockPart
+from edgeveil.privacy.sampler import RandomBytes, os_random
+from edgeveil.privacy.selection import exponential_mechanism, selection_event
+
+Segments = Mapping[str, Sequence[NDArray[np.generic]]]
+Combined = dict[str, NDArray[np.float64]]
+Score = Callable[[Mapping[str, NDArray[np.generic]]], int]
+"""How many of the validation records the model of one upload gets right."""
+
+BLOCK_BYTES = 64 << 20  # of all uploads side by side; what is not in memory is opened per block
+
+
+class RuleParameters(BaseModel):
+    """What every rule's `aggregation` block is."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+    )
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Uploads:
+    """The uploads of one exchange, all of their values finite.
+
+    `segments` holds per name the devices' arrays, each of one shape; they may be opened anew at
+    every look. `aim` says what the segments are about, None for sums over records. `score` is
+    there for rules that ask for it.
+    """
+
+    segments: Segments
+    aim: Aim | None = None
+    random_bytes: RandomBytes = os_random
+    score: Score | None = None
+
+
+class Rule(Protocol):
+    """One way to combine. It sees no device and no order of arrival.
+
+    `sums`: it is defined on sums over records too (what `fm` uploads in every round). Other rules
+    leave preparatory sums to the mean, and are refused for methods whose rounds upload sums.
+    `whole`: it compares devices' whole uploads, so a training round must have one segment.
+    `least`: the fewest uploads it works with. `validation_records`: how many of the cloud's own
+    records it scores uploads on; 0 for none.
+    """
+
+    sums: bool
+    whole: bool
+    validation_records: int
+
+    @property
+    def least(self) -> int:
+        """The fewest uploads that can be combined."""
+        ...
+
+    def counted(self, uploads: int) -> int:
+        """Of how many uploads a mean has about the noise that the result has, at most `uploads`."""
+        ...
+
+    def combine(self, uploads: Uploads) -> Combined:
+        """Per segment one array of its shape, float64."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class AggregationPart(BlockPart):
+    """The declaration of a rule: a class (see `Rule`) that is made of its parameters alone."""
+
+    family: ClassVar[str] = "aggregation"
+    key: ClassVar[str] = "aggregation"
+    what: ClassVar[str] = "aggregation"
+    block: ClassVar[type[BaseModel]] = RuleParameters
+
+    rule: type[Any]
+
+
+@dataclass(frozen=True)
+class Chosen(Sequence[NDArray[np.generic]]):
+    """Some of the arrays, looked up when they are asked for."""
+
+    arrays: Sequence[NDArray[np.generic]]
+    indices: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return Chosen(self.arrays, self.indices[at])
+        return self.arrays[self.indices[at]]
+
+
+def mean_of(segments: Segments, indices: Sequence[int]) -> Combined:
+    """The mean of the uploads at `indices`, the same ones in every segment."""
+    return mean({name: Chosen(arrays, indices) for name, arrays in segments.items()})
+
+
+def blocks(
+    arrays: Sequence[NDArray[np.generic]],
+) -> Iterator[tuple[slice, NDArray[np.float64]]]:
+    """All uploads side by side, some of their values at a time: (uploads, values).
+
+    At most `BLOCK_BYTES` at once. Every block looks at every array once.
+    """
+    size = np.asarray(arrays[0]).size
+    width = max(1, BLOCK_BYTES // (8 * len(arrays)))
+    for start in range(0, size, width):
+        part = slice(start, min(size, start + width))
+        block = np.empty((len(arrays), part.stop - start))
+        for row, array in zip(block, arrays, strict=True):
+            row[:] = np.asarray(array).ravel()[part]
+        yield part, block
+
+
+# Which k of n uploads count, by a score: the best, or drawn by the exponential mechanism.
+
+Int64 = NDArray[np.int64]
+
+
+class ChoosingParameters(RuleParameters):
+    """What the rules say that choose uploads by a score."""
+
+    k: int = Field(ge=1, le=10**6, examples=[50])
+    """Uploads that count in a round; no more than come in."""
+    sampling: Literal["exponential", "top_k"] = "exponential"
+    """`exponential`: k draws without replacement, better ones likelier. `top_k`: the best k."""
+    epsilon_3: float = Field(default=1.0, gt=0, le=1e6)
+    """ε₃ of the draws of one round, as the text claims it; no proven guarantee, see the notes."""
+
+
+def best(scores: NDArray[np.generic], k: int, random_bytes: RandomBytes) -> list[int]:
+    """The indices of the k largest scores (n,); among equal ones chance decides, not order."""
+    ties = np.frombuffer(random_bytes(8 * len(scores)), "<u8")
+    return sorted(np.lexsort((ties, -scores.astype(np.float64)))[:k].tolist())
+
+
+def drawn(
+    scores: Int64, k: int, sensitivity: int, epsilon: Fraction, random_bytes: RandomBytes
+) -> list[int]:
+    """k indices without replacement, each draw with P(i) ∝ exp(ε·score_i / (2·sensitivity)).
+
+    `epsilon` is one draw's. Exact: scores are integers, and no float decides.
+    """
+    left = list(range(len(scores)))
+    for _ in range(k):
+        event = selection_event("aggregation", len(left), sensitivity, epsilon)
+        at, _event = exponential_mechanism(scores[left], event, random_bytes)
+        left.pop(at)
+    return sorted(set(range(len(scores))) - set(left))

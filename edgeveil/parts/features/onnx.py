@@ -1,0 +1,421 @@
+"""A frozen backbone: any feature extractor, trained on public data, as an ONNX file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, ValidationInfo, model_validator
+
+from edgeveil.errors import DataError
+from edgeveil.evaluation.graph_check import check_graph
+from edgeveil.evaluation.onnx_session import aligned, open_session, run_session
+from edgeveil.parts.features.feature_map import (
+    Artifacts,
+    FeaturePart,
+    Float64,
+    MapParameters,
+    size_of,
+    unit_rows,
+    usable,
+)
+from edgeveil.parts.features.onnx_nodes import IR_VERSION, OPSET, NodeList
+from edgeveil.subnormals import flushed
+
+if TYPE_CHECKING:
+    from edgeveil.parts.features.onnx_nodes import NodeList
+
+
+class OnnxParameters(MapParameters):
+    """An `onnx` entry of a job's `features`; all of it is public.
+
+    A file says where the backbone lies; the job that is sent names it by its digest alone, with
+    what it takes and gives, so that a device can price the job before it has the backbone.
+    """
+
+    name: Literal["onnx"]
+    """A frozen ONNX model whose output, at unit norm, is the features."""
+    file: str | None = Field(default=None, min_length=1, max_length=4096, exclude=True)
+    """Path of the model, from the job file's folder; `digits`: the encoder EdgeVeil trains."""
+    sha256: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
+    """The model's digest; filled in from `file`."""
+    input_form: tuple[Annotated[int, Field(ge=1, le=1 << 24)], ...] = Field(
+        default=(), max_length=4, examples=[[1, 28, 28]]
+    )
+    """Shape that the model takes for one record; filled in from `file`."""
+    output_dim: int = Field(default=0, ge=0, le=1 << 14)
+    """Features that the model gives; filled in from `file`."""
+    input_scale: float = Field(default=255.0, ge=1e-30, le=1e30, allow_inf_nan=False)
+    """Divides the raw values before the model gets them."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_file(cls, given: Any, info: ValidationInfo) -> Any:
+        """Fill in what `file` says, where a job file is read; nowhere else is a file opened."""
+        if not isinstance(given, dict):
+            return given
+        if isinstance(given.get("input_form"), list):  # JSON knows no tuples
+            given = {**given, "input_form": tuple(given["input_form"])}
+        if not isinstance(given.get("file"), str):
+            return given
+        folder = (info.context or {}).get("folder")
+        if folder is None:
+            raise ValueError("a job that is sent names no file; submit it with edgeveil job submit")
+        path = backbone_path(given["file"], Path(folder))
+        try:
+            filled = _facts(read_backbone(path))
+        except DataError as error:
+            raise ValueError(f"{path}: {error.what}; {error.fix}") from error
+        for key, value in filled.items():
+            if key in given and given[key] != value:
+                raise ValueError(f"the file's {key} is {value}, not as given; leave {key} out")
+        return {**given, **filled, "file": str(path)}
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        if not (self.sha256 and self.input_form and self.output_dim):
+            raise ValueError("names no model; add `file: PATH`")
+        return self
+
+
+def _facts(graph: bytes) -> dict[str, Any]:
+    """What a job says of a backbone. Raises DataError for one that cannot be used."""
+
+    form = opened(graph).form
+    check_batches(graph)
+    return {
+        "sha256": sha256_hex(graph),
+        "input_form": form.input_shape,
+        "output_dim": form.output_dim,
+    }
+
+
+class OnnxMap:
+    """φ(x) = f/‖f‖, f the model's output for x/input_scale; 0 where it is not finite.
+
+    One record a run, at an aligned address, and one thread: ONNX Runtime then does the same for a
+    record whatever stands beside it and wherever it stands. Without `graph` the file is read that
+    the job file named, if it did.
+    """
+
+    name = "onnx"
+
+    def __init__(self, parameters: OnnxParameters, graph: bytes | None = None) -> None:
+        self.parameters = parameters
+        self._graph = graph
+
+    def output_dim(self, input_shape: tuple[int, ...]) -> int:
+        """What the job says; DataError unless records have as many values as the model takes."""
+        wanted = self.parameters.input_form
+        if size_of(input_shape) != size_of(wanted):
+            raise DataError(
+                f"the backbone takes {list(wanted)}, a record has the shape {list(input_shape)}",
+                fix="use a backbone for records of this shape",
+            )
+        return self.parameters.output_dim
+
+    @flushed()
+    def __call__(self, x: NDArray[np.float32]) -> Float64:
+        """Features (n, d) float64 of records (n, ...)."""
+        found = np.zeros((len(x), self.output_dim(x.shape[1:])))
+        rows, valid = usable(x)
+        backbone = opened(self.graph())
+        shape = (1, *self.parameters.input_form)
+        with np.errstate(over="ignore"):
+            scaled = rows / np.float32(self.parameters.input_scale)
+        record = aligned(np.zeros(shape, np.float32))  # one place for all: as `run` would copy each
+        for index in np.flatnonzero(valid):
+            record[...] = scaled[index].reshape(shape)
+            features = backbone.run(record)
+            if features is not None and len(features) == found.shape[1]:
+                found[index] = features
+        return unit_rows(found)
+
+    def onnx_nodes(self, graph: NodeList, x: str, input_shape: tuple[int, ...]) -> str:
+        """The backbone itself, inlined."""
+
+        self.output_dim(input_shape)
+        shaped = graph.add("Reshape", x, graph.whole(-1, *self.parameters.input_form))
+        scaled = graph.add("Div", shaped, graph.number(self.parameters.input_scale))
+        output = inline(self.graph(), graph, scaled)
+        return graph.unit_rows(graph.add("Flatten", output, axis=1))
+
+    def graph(self) -> bytes:
+        """The backbone. Raises DataError if it is not there or not what the job says."""
+        p = self.parameters
+        if self._graph is None and p.file is not None:
+            self._graph = read_backbone(Path(p.file))
+        if self._graph is None:
+            raise DataError("the backbone is not here", where=p.sha256, fix="submit it again")
+        if sha256_hex(self._graph) != p.sha256:
+            raise DataError("another backbone than the job names", where=p.sha256)
+        if opened(self._graph).form != Form(p.input_form, p.output_dim):
+            raise DataError("the backbone has another form than the job says", where=p.sha256)
+        return self._graph
+
+
+# Frozen feature extractors as ONNX files: what they take and give, and where they lie.
+
+CACHED = ("digits",)
+MAX_BACKBONE_BYTES = 32 << 20
+LARGEST_OUTPUT = 1 << 14
+Float32 = NDArray[np.float32]
+
+
+def cached_backbone(name: str) -> Path:
+    """Where this user's copy of a backbone that EdgeVeil trains itself lies, present or not."""
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(cache) / "edgeveil" / "backbones" / f"{name}.onnx"
+
+
+def backbone_path(file: str, folder: Path) -> Path:
+    """The file that a job's `file` means: a cached backbone's name, or a path from `folder`."""
+    if file in CACHED:
+        return cached_backbone(file)
+    return (folder / Path(file).expanduser()).resolve()
+
+
+def read_backbone(path: Path) -> bytes:
+    """The file's bytes. Raises DataError if it cannot be read or is too large."""
+    try:
+        with path.open("rb") as file:
+            graph = file.read(MAX_BACKBONE_BYTES + 1)
+    except OSError as error:
+        fix = "check the path"
+        if path.stem in CACHED and path == cached_backbone(path.stem):
+            fix = f"make it with `edgeveil backbone train {path.stem}`"
+        raise DataError(
+            f"cannot be read ({error.strerror or error})", where=str(path), fix=fix
+        ) from error
+    check_size(graph)
+    return graph
+
+
+def check_size(graph: bytes | bytearray) -> None:
+    """Raise DataError for a backbone over `MAX_BACKBONE_BYTES`."""
+    if len(graph) > MAX_BACKBONE_BYTES:
+        raise DataError(
+            f"has more than {MAX_BACKBONE_BYTES} bytes", where="backbone", fix="use a smaller one"
+        )
+
+
+def sha256_hex(graph: bytes) -> str:
+    """The digest under which jobs and policies name a backbone."""
+    return hashlib.sha256(graph).hexdigest()
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a backbone takes and gives for one record: shapes without the batch axis."""
+
+    input_shape: tuple[int, ...]
+    output_dim: int
+
+
+class Backbone:
+    """One backbone under ONNX Runtime, run on one record at a time with one thread.
+
+    Each record is handed over at an aligned address. So its features can depend neither on the
+    batch nor on where the record stands in it. Raises DataError unless the bytes are plain layers
+    (`check_graph`) with one float32 input and one float32 output, a batch axis of 1 or any size
+    first, and give features for a record of zeros.
+    """
+
+    def __init__(self, graph: bytes) -> None:
+        check_size(graph)
+        check_graph(graph)
+        self._session = open_session(graph)
+        self._input, shape = _only(self._session.get_inputs(), "input")
+        self._output, _ = _only(self._session.get_outputs(), "output")
+        batch, *rest = shape or [0]
+        if not rest or not all(isinstance(axis, int) and axis > 0 for axis in rest):
+            raise _refused(f"takes an input of shape {shape}", "fix all its axes but the first")
+        if isinstance(batch, int) and batch != 1:
+            raise _refused(f"takes batches of exactly {batch}", "export it with a free batch axis")
+        blank = self.run(np.zeros((1, *rest), np.float32))
+        if blank is None or not 1 <= blank.size <= LARGEST_OUTPUT:
+            what = "cannot be run" if blank is None else f"gives {blank.size} features"
+            raise _refused(f"{what} on a record of zeros", f"give 1 to {LARGEST_OUTPUT} features")
+        self.form = Form(tuple(rest), int(blank.size))
+
+    def run(self, record: Float32) -> Float32 | None:
+        """Features (d,) of one record (1, *input_shape); None where the run fails."""
+        try:
+            found = run_session(self._session, self._output, {self._input: aligned(record)})
+        except Exception:  # ONNX Runtime's own exceptions have no common root
+            return None
+        return np.asarray(found, dtype=np.float32).reshape(-1)
+
+
+@lru_cache(maxsize=4)
+def opened(graph: bytes) -> Backbone:
+    """The backbone of these bytes, opened once in a process."""
+    return Backbone(graph)
+
+
+def _only(items: Any, what: str) -> tuple[str, list[Any]]:
+    if len(items) != 1:
+        raise _refused(f"has {len(items)} {what}s", f"export it with one {what}")
+    if items[0].type != "tensor(float)":
+        raise _refused(f"has an {what} of type {items[0].type}", "use float32")
+    return str(items[0].name), list(items[0].shape)
+
+
+def _refused(what: str, fix: str) -> DataError:
+    return DataError(what, where="backbone", fix=fix)
+
+
+# A backbone's graph inside another: names of their own, one opset, any number of records.
+
+_PROBES = 3
+_TOLERANCE = 1e-3
+
+
+def inline(backbone: bytes, graph: NodeList, x: str) -> str:
+    """Add `backbone` to `graph`, fed by the tensor named `x` (N, *input_shape) float32.
+
+    Returns the name of its output. Raises DataError where it cannot be brought to opset 17.
+    """
+    import onnx
+    from onnx import version_converter
+
+    model = onnx.load_model_from_string(backbone)
+    opset = next((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), 0)
+    if opset != OPSET:
+        try:
+            model = version_converter.convert_version(model, OPSET)
+        except Exception as error:  # the converter raises RuntimeError and worse
+            raise DataError(
+                f"opset {opset} cannot be brought to {OPSET}",
+                where="backbone",
+                fix=f"export it with opset {OPSET}",
+            ) from error
+    inner = model.graph
+    constants = {tensor.name for tensor in inner.initializer}
+    names = {one.name: x for one in inner.input if one.name not in constants}
+
+    def renamed(name: str) -> str:
+        if name and name not in names:
+            names[name] = graph.fresh("backbone")
+        return names[name] if name else ""
+
+    for tensor in inner.initializer:
+        tensor.name = renamed(tensor.name)
+        graph.initializers.append(tensor)
+    for node in inner.node:
+        node.name = ""
+        node.input[:] = [renamed(name) for name in node.input]
+        node.output[:] = [renamed(name) for name in node.output]
+        graph.nodes.append(node)
+    return renamed(inner.output[0].name)
+
+
+@lru_cache(maxsize=4)
+def check_batches(backbone: bytes) -> None:
+    """Raise DataError unless the inlined graph gives several records what each gets alone.
+
+    A graph exported for one record may hold its shape in constants.
+    """
+    from onnx import TensorProto, helper
+
+    alone: Backbone = opened(backbone)
+    shape = alone.form.input_shape
+    parts = NodeList()
+    features = parts.add("Flatten", inline(backbone, parts, "x"), axis=1)
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", *rest])
+        for name, rest in (("x", shape), (features, (alone.form.output_dim,)))
+    ]
+    graph = helper.make_graph(parts.nodes, "backbone", ends[:1], ends[1:], parts.initializers)
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION
+    )
+    probes = np.random.default_rng(0).random((_PROBES, *shape), dtype=np.float32)
+    raw = model.SerializeToString()
+    check_graph(raw)
+    try:
+        wanted = np.stack([_features(alone, probe[None]) for probe in probes])
+        found = run_session(open_session(raw), features, {"x": probes})
+    except Exception:  # ONNX Runtime's own exceptions have no common root
+        wanted, found = np.ones(1, np.float32), np.zeros(1)
+    wanted, found = (np.nan_to_num(one, posinf=0.0, neginf=0.0) for one in (wanted, found))
+    size = np.abs(wanted).max(initial=1.0)
+    if found.shape != wanted.shape or not np.allclose(found / size, wanted / size, atol=_TOLERANCE):
+        raise DataError(
+            "gives several records other features than each alone",
+            where="backbone",
+            fix="export it with a free batch axis, and reshape by -1 and not by 1",
+        )
+
+
+def _features(backbone: Backbone, record: NDArray[np.float32]) -> NDArray[np.float32]:
+    found = backbone.run(record)
+    if found is None:
+        raise DataError("cannot be run", where="backbone")
+    return found
+
+
+# The backbones that a job's features name: read, matched by digest, checked.
+
+NONE: Artifacts = MappingProxyType({})
+
+
+def backbone_digests(entries: Iterable[Any]) -> tuple[str, ...]:
+    """SHA-256 (hex) of each backbone that `entries` of a job's features name, once."""
+    named = (entry.sha256 for entry in entries if isinstance(entry, OnnxParameters))
+    return tuple(dict.fromkeys(named))
+
+
+def read_backbones(entries: Iterable[Any]) -> dict[str, bytes]:
+    """Backbones by digest, from the files that a job file's entries name. Raises DataError."""
+    files = {e.sha256: e.file for e in entries if isinstance(e, OnnxParameters) and e.file}
+    found = {digest: read_backbone(Path(file)) for digest, file in files.items()}
+    for digest, graph in found.items():
+        if sha256_hex(graph) != digest:
+            raise DataError("changed while it was read", where=files[digest], fix="start again")
+    return found
+
+
+def match_backbones(entries: Iterable[Any], graphs: Iterable[bytes]) -> dict[str, bytes]:
+    """`graphs` by digest. Raises DataError unless they are what `entries` name, no more, no less.
+
+    Looks at digests and sizes alone: nothing of a graph is read.
+    """
+    found = {sha256_hex(graph): graph for graph in graphs}
+    wanted = backbone_digests(entries)
+    if sum(map(len, found.values())) > MAX_BACKBONE_BYTES:
+        raise DataError(f"have more than {MAX_BACKBONE_BYTES} bytes together", where="backbones")
+    for digest in wanted:
+        if digest not in found:
+            raise DataError(
+                "the backbone that the job names is not here",
+                where=digest,
+                fix="submit the job file again with edgeveil job submit",
+            )
+    if len(found) > len(wanted):
+        raise DataError("holds a backbone that the job does not name", where="backbones")
+    return found
+
+
+def check_backbones(entries: Iterable[Any], artifacts: Artifacts) -> None:
+    """Open each backbone. Raises DataError unless it is plain layers of the form the job says."""
+    for entry in entries:
+        if isinstance(entry, OnnxParameters):
+            OnnxMap(entry, artifacts.get(entry.sha256)).graph()
+
+
+PART = FeaturePart(
+    parameters=OnnxParameters,
+    build=lambda parameters, found: OnnxMap(parameters, found.get(parameters.sha256)),
+    source="any public extractor, as a file",
+    needs="an ONNX file that owners allow",
+    example="features: [{name: onnx, file: encoder.onnx}]",
+)

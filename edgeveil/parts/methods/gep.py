@@ -1,0 +1,153 @@
+"""Gradients split in a public subspace and a rest (`gep`; Yu, Zhang, Chen and Liu 2021), proven.
+
+B (k, d), orthonormal rows, spans the main directions of gradients of public auxiliary records. A
+record's gradient g is seen as its embedding B·g, clipped to C₁, and its residual g − Bᵀ·B·g,
+clipped to C₂; both are noised in proportion to their clips and put together again. Each over its
+clip and over √2 they make one vector of norm 1, so one noised sum of them is priced as in `dp_sgd`.
+
+Deviations: discrete noise; one subspace of all weights, found once a round at the broadcast weights
+by a singular value decomposition (the text: one for each group of layers, by power iteration); the
+auxiliary records are random (the text: real pictures), so that nobody has to have public data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from edgeveil.parts.exchange import Exchange
+from edgeveil.parts.methods.noised_sgd import (
+    LocalDpSgd,
+    NoisedSgd,
+    NoisedSums,
+    noised_steps,
+    record_gradients,
+    update_to,
+)
+from edgeveil.parts.methods.update_method import trainer_part
+from edgeveil.parts.models.network import Network
+from edgeveil.parts.setting import Setting, size_of
+from edgeveil.parts.update import Task, Update
+from edgeveil.privacy.events import Event, SampledGaussianEvent
+
+if TYPE_CHECKING:
+    import torch
+
+START_SEED = 0  # of the auxiliary records, public
+
+
+class GepParameters(LocalDpSgd):
+    """The `train` block of a job with `method: gep`; `clip_norm` is that of the embedding."""
+
+    method: Literal["gep"] = "gep"
+    """Noised SGD on gradients split in a public subspace and a rest, each with a clip."""
+    residual_clip: float = Field(default=0.2, gt=0, le=1e6)
+    """C₂: the L2 norm that the rest of one record's gradient is clipped to."""
+    subspace: int = Field(default=16, ge=1, le=256)
+    """k: directions of the subspace, at most `auxiliary` and the number of weights."""
+    auxiliary: int = Field(default=64, ge=1, le=1024)
+    """Random records whose gradients span the subspace."""
+
+    @model_validator(mode="after")
+    def _spanned(self) -> Self:
+        if self.subspace > self.auxiliary:
+            raise ValueError(
+                f"{self.auxiliary} auxiliary records span no subspace of {self.subspace}; raise "
+                "auxiliary or lower subspace"
+            )
+        return self
+
+
+class Gep:
+    """Trains by noised sums of embeddings and residuals."""
+
+    def __init__(self, parameters: GepParameters, setting: Setting) -> None:
+        self.parameters, self.setting = parameters, setting
+
+    @cached_property
+    def event(self) -> SampledGaussianEvent:
+        """What one round costs. Raises PrivacyError where no noise meets the job's budget."""
+        p, size = self.parameters, size_of(self.setting)
+        return noised_steps(p, self.setting, p.local_steps, size + p.subspace)
+
+    def price(self, exchange: Exchange) -> tuple[Event, ...]:
+        """The round's steps, together."""
+        return (self.event,)
+
+    def train(self, task: Task, start: Mapping[str, NDArray[np.float32]]) -> Update:
+        """Weights after the noised steps, minus the global ones. Needs torch."""
+        p = self.parameters
+        sgd = NoisedSgd(task, NoisedSums(task, self.event), p, self.setting)
+        weights = sgd.weights(start)
+        found = anchors(task.network, weights, p.auxiliary)
+        view = Embedding(found, p.subspace, p.clip_norm, p.residual_clip)
+        for _ in range(p.local_steps):
+            sgd.take(weights, view)
+        return update_to(weights, task)
+
+
+class Embedding:
+    """The view of gradients in the span of `anchors` (m, d) and outside it."""
+
+    norm = 1.0
+
+    def __init__(
+        self, anchors: torch.Tensor, subspace: int, clip_norm: float, residual_clip: float
+    ) -> None:
+        import torch
+
+        _, _, rows = torch.linalg.svd(anchors.cpu(), full_matrices=False)
+        self.basis: torch.Tensor = rows[:subspace].to(anchors.device)
+        self._clips = clip_norm * math.sqrt(2), residual_clip * math.sqrt(2)
+
+    def seen(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+        """B·g and g − Bᵀ·B·g, each clipped, of norm 1/√2 at most."""
+        import torch
+
+        whole = torch.cat(gradients, 1)
+        inside = whole @ self.basis.T
+        parts = inside, whole - inside @ self.basis
+        return [
+            part / (part.norm(dim=1, keepdim=True) * math.sqrt(2)).clamp(min=clip)
+            for part, clip in zip(parts, self._clips, strict=True)
+        ]
+
+    def back(self, total: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Bᵀ·(embedding) + residual."""
+        inside = total[: len(self.basis)] * self._clips[0]
+        basis = self.basis.cpu().numpy().astype(np.float64)
+        return inside @ basis + total[len(self.basis) :] * self._clips[1]
+
+
+def anchors(network: Network, weights: Mapping[str, torch.Tensor], count: int) -> torch.Tensor:
+    """Gradients (count, d) of public random records: uniform values, labels in turn.
+
+    0 for what is no number, since no subspace is found of that.
+    """
+    import torch
+
+    chance = np.random.default_rng(START_SEED)
+    records = chance.uniform(0, network.input_scale, (count, *network.input_shape))
+    device = next(iter(weights.values())).device
+    x = torch.as_tensor(records.astype(np.float32)).to(device)
+    y = torch.as_tensor(np.arange(count) % network.classes).to(device)
+    found = record_gradients(network)(weights, x, y)
+    whole = torch.cat([found[name].flatten(1) for name in weights], 1)
+    return whole.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+
+
+PART = trainer_part(
+    parameters=GepParameters,
+    trainer=Gep,
+    source="Yu, Zhang, Chen, Liu 2021; a comparison of Zhang, Wu and Dong (PSO-DP)",
+    needs="model",
+    reveals="weights after noised steps",
+    privacy="proven",
+    example="train: {method: gep, subspace: 16}",
+)

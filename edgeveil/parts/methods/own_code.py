@@ -1,0 +1,108 @@
+"""A trial of a user's own model before any device reads a record: gradients and the ONNX form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeveil.errors import DataError
+from edgeveil.parts.methods.noised_sgd import LocalDpSgd, record_gradients
+from edgeveil.parts.models.network import Network
+from edgeveil.subnormals import flushed_training
+
+if TYPE_CHECKING:
+    import torch
+
+PROBES = 3  # made-up records
+FAR = 1e-3  # of a probability: rounding alone makes no such difference
+
+
+@flushed_training()  # so that torch's threads, which start here, flush as training will
+def check_own_code(network: Network, parameters: Any) -> None:
+    """Raise DataError unless a method with these `parameters` can train the network.
+
+    Every weight must have a gradient; with noised steps also those of each record by itself; and
+    the graph that devices run must give what the code gives. Needs torch and ONNX Runtime.
+    """
+    import torch
+
+    by_record = isinstance(parameters, LocalDpSgd)
+    chance = np.random.default_rng(0)
+    records = chance.uniform(0, network.input_scale, (PROBES, *network.input_shape))
+    x, weights = records.astype(np.float32), network.initial()
+    _check_graph(network, x, weights)
+    given = torch.as_tensor(x)
+    labels = torch.arange(PROBES) % network.classes
+    tensors = {name: torch.tensor(array) for name, array in weights.items()}
+    try:
+        _one_gradient(network, tensors, given, labels)
+    except Exception as error:  # the user's code may raise anything
+        raise _refused(
+            "cannot be differentiated",
+            error,
+            "let every weight lead to the logits by torch's steps",
+        ) from error
+    if not by_record:
+        return
+    try:
+        record_gradients(network)(tensors, given, labels)
+    except Exception as error:
+        raise _refused(
+            f"has no gradient of one record by itself, which '{parameters.method}' needs",
+            error,
+            "let no step change its input or branch on values (see torch.func.vmap), or train with "
+            "for example sgd and an update stage",
+        ) from error
+
+
+def _one_gradient(
+    network: Network,
+    weights: Mapping[str, torch.Tensor],
+    x: torch.Tensor,
+    labels: torch.Tensor,
+) -> None:
+    import torch
+
+    leaves = [value.requires_grad_() for value in weights.values()]
+    loss = torch.nn.functional.cross_entropy(network.logits(weights, x), labels)
+    torch.autograd.grad(loss, leaves)
+
+
+def _check_graph(
+    network: Network, x: NDArray[np.float32], weights: Mapping[str, NDArray[np.float32]]
+) -> None:
+    """The graph was traced, so what the code does with other values is not in it."""
+    import torch
+
+    from edgeveil.evaluation.graph_check import check_graph
+    from edgeveil.evaluation.onnx_session import OnnxModel
+
+    raw = network.graph()
+    try:
+        check_graph(raw)
+        graph = OnnxModel(raw)
+    except DataError as error:
+        raise DataError(
+            f"its ONNX graph {error.what}",
+            where="model.function",
+            fix=f"{error.fix}; docs/models.md lists layers that can be used",
+        ) from error
+    alone = [graph.probabilities(x[k : k + 1], weights) for k in range(len(x))]
+    with torch.no_grad():
+        tensors = {name: torch.tensor(array) for name, array in weights.items()}
+        together = network.logits(tensors, torch.tensor(x)).softmax(1).numpy()
+    if not np.allclose(np.concatenate(alone), together, rtol=0, atol=FAR, equal_nan=True):
+        raise DataError(
+            "gives other values as an ONNX graph, record by record, than as code",
+            where="model.function",
+            fix="let a record's logits follow from that record alone, without chance, state or a "
+            "branch on its values",
+        )
+
+
+def _refused(what: str, error: Exception, fix: str) -> DataError:
+    first = str(error).strip().partition("\n")[0][:200].rstrip(".")
+    return DataError(f"{what}: {first}", where="model.function", fix=fix)

@@ -1,0 +1,163 @@
+"""Gradients seen through low-rank carriers (`rgp`; Yu, Zhang, Chen, Yin and Liu 2021), proven.
+
+A matrix W is written as L·R + (W − L·R), L (p, r) with orthonormal columns and R (r, q) with
+orthonormal rows, and only the carriers L and R have gradients: ∂L = ∂W·Rᵀ, ∂R = Lᵀ·∂W. A record's
+∂L and ∂R of all matrices, with its gradients of the other weights, are clipped together and noised
+as in `dp_sgd`; the step is ∂L·R + L·∂R − L·Lᵀ·∂L·R, the projection of the noised ∂W. The noise then
+has r·(p + q) values instead of p·q.
+
+The carriers are the main directions of what W has changed since the public first weights, by one
+power iteration. That change was made of noised sums alone, so it is free.
+Deviations: discrete noise; a matrix of which nothing would be saved keeps its whole gradient; the
+gradients of carriers are computed from those of W, which costs the memory that the text saves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from edgeveil.parts.exchange import Exchange
+from edgeveil.parts.methods.noised_sgd import (
+    LocalDpSgd,
+    NoisedSgd,
+    NoisedSums,
+    noised_steps,
+    update_to,
+)
+from edgeveil.parts.methods.update_method import trainer_part
+from edgeveil.parts.setting import Setting, network_of
+from edgeveil.parts.update import Task, Update
+from edgeveil.privacy.events import Event, SampledGaussianEvent
+
+if TYPE_CHECKING:
+    import torch
+
+Float64 = NDArray[np.float64]
+Shape = tuple[int, ...]
+START_SEED = 0  # of the power iteration, public
+
+
+class RgpParameters(LocalDpSgd):
+    """The `train` block of a job with `method: rgp`."""
+
+    method: Literal["rgp"] = "rgp"
+    """Noised SGD on low-rank carriers of the weights: less noise in all, fewer directions."""
+    rank: int = Field(default=4, ge=1, le=256)
+    """r: columns of L and rows of R."""
+
+
+class Rgp:
+    """Trains by noised sums of carriers' gradients."""
+
+    def __init__(self, parameters: RgpParameters, setting: Setting) -> None:
+        self.parameters, self.setting = parameters, setting
+
+    @cached_property
+    def event(self) -> SampledGaussianEvent:
+        """What one round costs. Raises PrivacyError where no noise meets the job's budget."""
+        p = self.parameters
+        shapes = [weight.shape for weight in network_of(self.setting).weights]
+        return noised_steps(p, self.setting, p.local_steps, seen_size(shapes, p.rank))
+
+    def price(self, exchange: Exchange) -> tuple[Event, ...]:
+        """The round's steps, together."""
+        return (self.event,)
+
+    def train(self, task: Task, start: Mapping[str, NDArray[np.float32]]) -> Update:
+        """Weights after the noised steps, minus the global ones. Needs torch."""
+        p, first = self.parameters, task.network.initial()
+        sgd = NoisedSgd(task, NoisedSums(task, self.event), p, self.setting)
+        weights = sgd.weights(start)
+        for _ in range(p.local_steps):
+            changes = [value.cpu().numpy() - first[name] for name, value in weights.items()]
+            sgd.take(weights, Carriers(changes, p.rank, p.clip_norm))
+        return update_to(weights, task)
+
+
+class Carriers:
+    """The view of gradients through the carriers of `changes`, one for each weight in order."""
+
+    def __init__(self, changes: Sequence[NDArray[np.floating]], rank: int, norm: float) -> None:
+        self.norm = norm
+        self._pairs = [carriers(change, rank) for change in changes]
+        self._sizes = [seen_size([change.shape], rank) for change in changes]
+
+    def seen(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+        """∂L and ∂R of every matrix, other gradients as they are."""
+        import torch
+
+        parts = []
+        for gradient, pair in zip(gradients, self._pairs, strict=True):
+            if pair is None:
+                parts.append(gradient)
+                continue
+            left, right = (torch.as_tensor(half).to(gradient) for half in pair)
+            whole = gradient.reshape(-1, left.shape[0], right.shape[1])
+            parts += [(whole @ right.T).flatten(1), (left.T @ whole).flatten(1)]
+        return parts
+
+    def back(self, total: Float64) -> Float64:
+        """∂L·R + L·∂R − L·Lᵀ·∂L·R of every matrix."""
+        parts = []
+        pieces = np.split(total, np.cumsum(self._sizes)[:-1])
+        for piece, pair in zip(pieces, self._pairs, strict=True):
+            if pair is None:
+                parts.append(piece)
+                continue
+            left, right = pair
+            of_left = piece[: left.size].reshape(left.shape)
+            of_right = piece[left.size :].reshape(right.shape)
+            across = of_left @ right
+            parts.append((across + left @ (of_right - left.T @ across)).ravel())
+        return np.concatenate(parts)
+
+
+def seen_size(shapes: Sequence[Shape], rank: int) -> int:
+    """How many values a noised sum has, for weights of these shapes."""
+    total = 0
+    for shape in shapes:
+        rows, columns = as_matrix(shape)
+        total += rank * (rows + columns) if worth(shape, rank) else rows * columns
+    return total
+
+
+def as_matrix(shape: Shape) -> tuple[int, int]:
+    """The matrix that a weight of this shape is taken for: (first, all others)."""
+    first = shape[0] if shape else 1
+    return first, int(np.prod(shape[1:]))
+
+
+def worth(shape: Shape, rank: int) -> bool:
+    """Whether carriers of this rank have fewer values than the weight."""
+    rows, columns = as_matrix(shape)
+    return rank * (rows + columns) < rows * columns
+
+
+def carriers(change: NDArray[np.floating], rank: int) -> tuple[Float64, Float64] | None:
+    """L and R of a weight's `change`, of random directions while it is 0; None: not worth it."""
+    if not worth(change.shape, rank):
+        return None
+    delta = np.asarray(change, np.float64).reshape(as_matrix(change.shape))
+    chance = np.random.default_rng(START_SEED)
+    right = chance.standard_normal((rank, delta.shape[1]))
+    left = delta @ right.T if delta.any() else chance.standard_normal((len(delta), rank))
+    left = np.linalg.qr(left)[0]
+    right = left.T @ delta if delta.any() else right
+    return left, np.linalg.qr(right.T)[0].T
+
+
+PART = trainer_part(
+    parameters=RgpParameters,
+    trainer=Rgp,
+    source="Yu, Zhang, Chen, Yin, Liu 2021; a comparison of Zhang, Wu and Dong (PSO-DP)",
+    needs="model",
+    reveals="weights after noised steps",
+    privacy="proven",
+    example="train: {method: rgp, rank: 4}",
+)

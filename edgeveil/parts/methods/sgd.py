@@ -1,0 +1,137 @@
+"""Mini-batch SGD, the local half of FedAvg (`sgd`); no noise, so no guarantee.
+
+McMahan et al. 2017, algorithm 1, ClientUpdate. An epoch takes the records in a random order that
+comes from the operating system (seeded in a simulation).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from edgeveil.parts.exchange import Exchange
+from edgeveil.parts.methods.local_steps import chosen_processor
+from edgeveil.parts.methods.update_method import trainer_part
+from edgeveil.parts.setting import MethodParameters, Setting
+from edgeveil.parts.update import Task, Update
+from edgeveil.privacy.events import Event, UnprotectedEvent
+from edgeveil.privacy.sampler import RandomBytes
+
+if TYPE_CHECKING:
+    import torch
+
+
+class LocalSgd(MethodParameters):
+    """What all methods with local SGD say; all of it is public."""
+
+    rounds: int = Field(default=10, ge=1, le=10_000)
+    """Training rounds."""
+    local_epochs: int = Field(default=1, ge=1, le=1000)
+    """Passes over a device's records in one round."""
+    batch_size: int = Field(default=32, ge=1, le=1 << 20)
+    """Records of one step; the last batch of a pass may be smaller."""
+    learning_rate: float = Field(default=0.05, gt=0, le=100)
+    """Step size, for a loss that is a batch's mean."""
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the last step that the next one goes on with."""
+
+
+class SgdParameters(LocalSgd):
+    """The `train` block of a job with `method: sgd`."""
+
+    method: Literal["sgd"] = "sgd"
+    """FedAvg's local half: mini-batch SGD on a whole model, without noise; no guarantee."""
+
+
+class Sgd:
+    """Trains with plain cross-entropy."""
+
+    proximal = 0.0  # μ of FedProx
+
+    def __init__(self, parameters: LocalSgd, setting: Setting) -> None:
+        self.parameters, self.setting = parameters, setting
+
+    def price(self, exchange: Exchange) -> tuple[Event, ...]:
+        """One unprotected release."""
+        return (UnprotectedEvent(what="update without noise", unit="record"),)
+
+    def train(self, task: Task, start: Mapping[str, NDArray[np.float32]]) -> Update:
+        """Weights after the local epochs, minus the global ones. Needs torch."""
+        import torch
+        from torch.nn.functional import cross_entropy
+
+        p, processor = self.parameters, chosen_processor(task.processor)
+        x = torch.as_tensor(task.records.x).to(processor)
+        y = torch.as_tensor(task.records.y).to(processor)
+        weights = {
+            name: torch.tensor(array, device=processor, requires_grad=True)
+            for name, array in start.items()
+        }
+        anchor = {
+            name: torch.as_tensor(array).to(processor) for name, array in task.weights.items()
+        }
+        steps = Steps(list(weights.values()), p.learning_rate, p.momentum)
+        for _ in range(p.local_epochs):
+            for batch in batches(len(y), p.batch_size, task.random_bytes):
+                chosen = torch.as_tensor(batch).to(processor)
+                loss = cross_entropy(task.network.logits(weights, x[chosen]), y[chosen])
+                steps.take(loss + self._penalty(weights, anchor))
+        return {
+            name: (value.detach() - anchor[name]).cpu().numpy() for name, value in weights.items()
+        }
+
+    def _penalty(
+        self, weights: Mapping[str, torch.Tensor], anchor: Mapping[str, torch.Tensor]
+    ) -> torch.Tensor | float:
+        """½μ‖w − w_t‖² (Li et al. 2020, FedProx); 0 for μ = 0."""
+        if not self.proximal:
+            return 0.0
+        far = sum(((value - anchor[name]) ** 2).sum() for name, value in weights.items())
+        return self.proximal / 2 * far
+
+
+class Steps:
+    """SGD with momentum (Polyak's, as PyTorch's `SGD`) on `weights`, in place.
+
+    By hand: `torch.optim` loads torch's compiler, a second and 70 MiB on an edge box.
+    """
+
+    def __init__(self, weights: Sequence[torch.Tensor], rate: float, momentum: float) -> None:
+        self._weights, self._rate, self._momentum = weights, rate, momentum
+        self._velocity: Sequence[torch.Tensor] = ()
+
+    def take(self, loss: torch.Tensor) -> None:
+        """One step down a loss of the weights."""
+        import torch
+
+        gradients: Sequence[torch.Tensor] = torch.autograd.grad(loss, self._weights)
+        with torch.no_grad():
+            if self._momentum and self._velocity:
+                pairs = zip(self._velocity, gradients, strict=True)
+                gradients = [old.mul_(self._momentum).add_(new) for old, new in pairs]
+            self._velocity = gradients
+            for weight, gradient in zip(self._weights, gradients, strict=True):
+                weight.sub_(gradient, alpha=self._rate)
+
+
+def batches(count: int, size: int, random_bytes: RandomBytes) -> Iterator[NDArray[np.int64]]:
+    """The indices 0 … count − 1 in a random order, `size` at a time."""
+    keys = np.frombuffer(random_bytes(8 * count), "<u8") if count else np.zeros(0, "<u8")
+    order = np.argsort(keys, kind="stable").astype(np.int64)
+    return (order[k : k + size] for k in range(0, count, size))
+
+
+PART = trainer_part(
+    parameters=SgdParameters,
+    trainer=Sgd,
+    source="McMahan et al. 2017, alg. 1",
+    needs="model; an update stage that protects, or privacy.accept_unproven",
+    reveals="each device's update, layers shuffled among the devices",
+    privacy="none",
+    note="an update stage may protect it",
+    example="train: {method: sgd, rounds: 10, learning_rate: 0.05}",
+)

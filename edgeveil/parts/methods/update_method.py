@@ -1,0 +1,225 @@
+"""The stages of a job in a row: where training starts, what is sent, and what it all costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeveil.data.records import Records
+from edgeveil.errors import ProtocolError
+from edgeveil.parts.exchange import KEPT, TRAIN, Aim, Answer, Array, Exchange, SegmentSpec, Tensors
+from edgeveil.parts.features import valid_records
+from edgeveil.parts.setting import MethodParameters, MethodPart, Setting, network_of
+from edgeveil.parts.update import (
+    Memory,
+    Stage,
+    Task,
+    Trainer,
+    Update,
+    segments_of,
+    specs_of,
+    update_of,
+)
+from edgeveil.privacy.accountant import HAIR
+from edgeveil.privacy.events import ClaimedEvent, Event, UnprotectedEvent
+from edgeveil.privacy.sampler import RandomBytes, os_random
+from edgeveil.subnormals import flushed_training
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The job's stages, in their order."""
+
+    setting: Setting
+
+    @property
+    def _stages(self) -> tuple[tuple[Stage, bool], ...]:
+        """Each stage, and whether it protects only what was chosen by un-noised values."""
+        result, chosen = [], False
+        for stage in self.setting.stages:
+            result.append((stage, stage.protects and chosen))
+            chosen = stage.chooses or (chosen and not stage.protects)
+        return tuple(result)
+
+    def price(self, exchange: Exchange, trained: tuple[Event, ...]) -> tuple[Event, ...]:
+        """The trainer's events and the stages'; an un-noised update has none where one protects.
+
+        Noise on chosen values alone is claimed: which were chosen is told without noise.
+        """
+        events = list(trained)
+        for stage, chosen in self._stages:
+            own = stage.price(exchange)
+            if stage.protects:
+                events = [event for event in events if not isinstance(event, UnprotectedEvent)]
+            events += [self._claimed(event) for event in own] if chosen else own
+        return tuple(events)
+
+    def start(self, task: Task) -> Mapping[str, NDArray[np.float32]]:
+        """The weights that training starts from."""
+        start: Mapping[str, NDArray[np.float32]] = task.weights
+        for stage in self.setting.stages:
+            start = stage.start(task) or start
+        return start
+
+    def apply(self, task: Task, update: Update) -> Update:
+        """The update after all stages."""
+        for stage, chosen in self._stages:
+            before, update = update, stage.apply(task, update)
+            if chosen:  # what was not chosen is not sent, as 0
+                update = {
+                    name: np.where(before[name] != 0, array, np.float32(0))
+                    for name, array in update.items()
+                }
+        return update
+
+    def _claimed(self, event: Event) -> Event:
+        if isinstance(event, ClaimedEvent):
+            return event
+        return ClaimedEvent(
+            what=f"{event.what}, on values that were chosen before the noise",
+            unit=event.unit,
+            claimed_epsilon=self.setting.epsilon * HAIR / self.setting.max_participations,
+            source=event.source,
+        )
+
+
+# Device half of every method that uploads updates: train, pass the stages, price.
+
+
+class UpdateDevice:
+    """Built from public facts alone."""
+
+    def __init__(self, trainer: Trainer, setting: Setting) -> None:
+        self._trainer, self._setting = trainer, setting
+        self._network = network_of(setting)
+        self._stages = Pipeline(setting)
+
+    def price(self, exchange: Exchange) -> tuple[Event, ...]:
+        """The trainer's events and the stages'; of an un-noised update none where one protects."""
+        return self._stages.price(exchange, self._trainer.price(exchange))
+
+    @flushed_training()
+    def answer(
+        self,
+        exchange: Exchange,
+        tensors: Tensors,
+        records: Records,
+        random_bytes: RandomBytes = os_random,
+        processor: str = "auto",
+    ) -> Answer:
+        """The update's segments, float32. Tensors named `kept/…` are this device's own.
+
+        Raises `ProtocolError` for a package of wrong form, before any record is read.
+        """
+        weights = self._checked(tensors)
+        self._network.prepare()
+        memory: Memory = {
+            name.removeprefix(KEPT): np.asarray(array)
+            for name, array in tensors.items()
+            if name.startswith(KEPT)
+        }
+        network, setting = self._network, self._setting
+        valid = valid_records(records.x, records.y, setting.classes)
+        own = Records(records.x[valid], records.y[valid])
+        task = Task(exchange, network, weights, own, memory, random_bytes, processor)
+        update = finite(self._trainer.train(task, self._stages.start(task)))
+        update = self._stages.apply(task, update)
+        return Answer(
+            segments_of(network, update, whole=setting.whole), self.price(exchange), task.memory
+        )
+
+    def _checked(self, tensors: Tensors) -> dict[str, NDArray[np.float32]]:
+        weights = {}
+        for weight in self._network.weights:
+            found = tensors.get(weight.name)
+            if found is None or (found.shape, str(found.dtype)) != (weight.shape, "float32"):
+                raise ProtocolError("bad_package", f"tensor '{weight.name}' has a wrong form")
+            if not np.isfinite(found).all():
+                raise ProtocolError("bad_package", f"tensor '{weight.name}' is not finite")
+            weights[weight.name] = np.asarray(found, np.float32)
+        return weights
+
+
+def finite(update: Update) -> Update:
+    """The update with 0 for what is no number: whether training diverged is not told."""
+    return {name: np.nan_to_num(array, posinf=0.0, neginf=0.0) for name, array in update.items()}
+
+
+# Cloud half of every method that uploads updates: the global weights, moved by the aggregate.
+
+LARGEST_WEIGHT = 1e6  # no aggregate moves a weight further; so that no model stops being finite
+
+
+class Rounds(Protocol):
+    """What the cloud needs of a method's parameters."""
+
+    @property
+    def rounds(self) -> int: ...
+
+
+class UpdateCloud:
+    """State: the weights, by name, float32."""
+
+    def __init__(self, parameters: Rounds, setting: Setting) -> None:
+        self._rounds, self.setting = parameters.rounds, setting
+        self._network = network_of(setting)
+
+    def plan(self) -> tuple[Exchange, ...]:
+        """The training rounds."""
+        every = self.setting.infer_every
+        return tuple(
+            Exchange(k, TRAIN, k, infer=every > 0 and k % every == 0)
+            for k in range(1, self._rounds + 1)
+        )
+
+    def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
+        """float32, the form that the job's `proxy.shuffle` asks for."""
+        return specs_of(self._network, whole=self.setting.whole)
+
+    def initial_state(self) -> dict[str, Array]:
+        """The network's first weights, which are public."""
+        return dict(self._network.initial())
+
+    def package(self, state: Tensors, exchange: Exchange) -> dict[str, Array]:
+        """All weights."""
+        return {w.name: np.asarray(state[w.name]) for w in self._network.weights}
+
+    def aim(self, state: Tensors, exchange: Exchange) -> Aim | None:
+        """All weights, in the segments' form; updates are added to them."""
+        weights = segments_of(self._network, state, whole=self.setting.whole)
+        return Aim(dict(weights), change=True)
+
+    def absorb(
+        self, state: Tensors, exchange: Exchange, mean: Tensors, uploads: int
+    ) -> dict[str, Array]:
+        """Weights + aggregated update (McMahan et al. 2017, with updates in place of weights)."""
+        update = update_of(self._network, mean)
+        new: dict[str, Array] = {}
+        for weight in self._network.weights:
+            moved = np.asarray(state[weight.name], np.float64) + np.nan_to_num(update[weight.name])
+            new[weight.name] = np.clip(moved, -LARGEST_WEIGHT, LARGEST_WEIGHT).astype(np.float32)
+        return new
+
+    def model(self, state: Tensors) -> dict[str, Array]:
+        """The weights, as the network's graph names them."""
+        return self.package(state, Exchange(0, TRAIN, 0))
+
+
+def trainer_part(
+    *, parameters: type[MethodParameters], trainer: Callable[[Any, Setting], Trainer], **said: Any
+) -> MethodPart:
+    """The declaration of a method that trains the job's model: all it brings is its `Trainer`.
+
+    `said` is what every `Part` says of itself.
+    """
+    return MethodPart(
+        parameters=parameters,
+        device=lambda block, setting: UpdateDevice(trainer(block, setting), setting),
+        cloud=UpdateCloud,
+        learns_on="model",
+        **said,
+    )

@@ -1,1 +1,0 @@
-"""Methods that train a whole network on the device and upload what changed."""

@@ -1,0 +1,182 @@
+"""What a part is: one name of the YAML, declared by the file that implements it.
+
+A file of a family's folder ends with `PART = …`, or with `PARTS = (…, …)` where several names share
+one implementation. A `PartTable` finds them, and the parts that plug-ins bring (`plugins.py`);
+nothing else lists names. Tables are read when they are first asked for a name, so a process that
+names no method has loaded none.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from threading import RLock
+from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
+
+from pydantic import (
+    BaseModel,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+)
+from pydantic_core import CoreSchema, PydanticOmit, core_schema
+
+from edgeveil.errors import UsageError
+from edgeveil.parts import plugins
+from edgeveil.registry import Table, nearest
+
+PrivacyStatus = Literal["proven", "claimed", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What is said of one name beside its implementation; a family's own class adds that.
+
+    `source`: the text that it is from, by author and year. `needs`: what a job or box must give it.
+    `reveals`: what a party learns by it. `privacy`: the status of its own release as set by
+    default, None where it makes none; `note` says which setting changes that. `example`: YAML that
+    names it. `name` and `summary` may be left out where parameters state them: the name is then the
+    only value of their tag, the summary that key's docstring.
+    """
+
+    family: ClassVar[str]
+    """The folder's name, and the first half of an entry point's name."""
+    key: ClassVar[str]
+    """The key of a job file that takes the name."""
+    what: ClassVar[str]
+    """The family in the singular, as errors say it."""
+
+    source: str
+    example: str
+    needs: str = "nothing"
+    reveals: str = "nothing of its own"
+    privacy: PrivacyStatus | None = None
+    note: str = ""
+    name: str = ""
+    summary: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockPart(Part):
+    """A part that a block of a job file names, with parameters: a pydantic model."""
+
+    tag: ClassVar[str] = "name"
+    """The key of the block that holds the part's name."""
+    block: ClassVar[type[BaseModel]]
+    """What every such block of the family is; the parameters are one of its kind."""
+
+    parameters: type[Any]
+
+    def __post_init__(self) -> None:
+        key = self.parameters.model_fields[self.tag]
+        if not self.name:
+            (name,) = get_args(key.annotation)
+            object.__setattr__(self, "name", name)
+        if not self.summary:
+            object.__setattr__(self, "summary", str(key.description or ""))
+
+
+P = TypeVar("P", bound=Part)
+B = TypeVar("B", bound=BlockPart)
+
+
+class PartTable(Table[P], Generic[P]):
+    """All parts of one family, by name: those of the package's files, then those of plug-ins."""
+
+    def __init__(self, package: str, kind: type[P]) -> None:
+        super().__init__(kind.what, {})
+        self.package, self.kind = package, kind
+        self.refused: dict[str, str] = {}
+        """Names that plug-ins declare and that are not to be had here, with the reason."""
+        self._lock = RLock()
+        self._state: object = self  # never that of plug-ins
+
+    @cached_property
+    def built_in(self) -> dict[str, P]:
+        """The parts of the package's own files."""
+        folder = import_module(self.package)
+        found: dict[str, P] = {}
+        for file in pkgutil.iter_modules(folder.__path__):
+            module = import_module(f"{self.package}.{file.name}")
+            for part in declared_in(module):
+                if part.name in found:
+                    raise UsageError(f"two files declare {self.family} '{part.name}'")
+                found[part.name] = part
+        return found
+
+    def _found(self) -> dict[str, P]:
+        state = plugins.state()
+        if self._state != state:
+            with self._lock:
+                joined, self.refused = plugins.join(self.kind, self.built_in)
+                self._entries = {**self.built_in, **joined}
+                self._state = state
+        return self._entries
+
+    def __getitem__(self, name: str) -> P:
+        found = self._found()
+        if name in found:
+            return found[name]
+        if name in self.refused:
+            raise UsageError(self.refused[name])
+        raise UsageError(f"unknown {self.family} '{name}'", fix=nearest(name, list(found)))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._found()
+
+    def names(self) -> list[str]:
+        """All names: the files' in their order, then those of plug-ins."""
+        return list(self._found())
+
+    def known(self) -> list[str]:
+        """The same and those that cannot join."""
+        return [*self._found(), *self.refused]
+
+
+def declared_in(module: object) -> tuple[Any, ...]:
+    """The parts that a file declares."""
+    single = getattr(module, "PART", None)
+    return (*(() if single is None else (single,)), *getattr(module, "PARTS", ()))
+
+
+class OneOf(Generic[B]):
+    """Annotates a field that takes the block of any part of a table.
+
+    The field's schema is that of the union of their parameters, discriminated by the tag; it is
+    made when the model is (re)built, from what the table holds then. A name that a plug-in declares
+    and that is not to be had here is refused with the reason.
+    """
+
+    def __init__(self, table: PartTable[B]) -> None:
+        self._table = table
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        choices: dict[Any, CoreSchema] = {}
+        made: dict[type[Any], CoreSchema] = {}
+        for name in self._table:
+            parameters = self._table[name].parameters
+            if parameters not in made:
+                made[parameters] = handler.generate_schema(parameters)
+            choices[name] = made[parameters]
+        for name, reason in self._table.refused.items():
+            choices[name] = _refusing(reason)
+        return core_schema.tagged_union_schema(choices, discriminator=self._table.kind.tag)
+
+
+def _refusing(reason: str) -> CoreSchema:
+    def refuse(_given: Any) -> Any:
+        raise plugins.PluginRefusedError(reason)
+
+    def omit(_schema: CoreSchema, _handler: GetJsonSchemaHandler) -> Any:
+        raise PydanticOmit
+
+    return core_schema.no_info_plain_validator_function(
+        refuse, metadata={"pydantic_js_functions": [omit]}
+    )

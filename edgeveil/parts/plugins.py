@@ -1,0 +1,328 @@
+"""Parts of others: what installed distributions declare in the entry-point group `edgeveil.parts`.
+
+An entry point is named `family.name`, the family being a folder of `edgeveil/parts`, and points at
+the part: `"aggregation.norm_mean" = "my_rules.norm_mean:PART"`. The cloud, the tools and a
+simulation join all that are installed. A device's process first calls `admit` with its owners'
+`policy.allowed_plugins`: from then on only these are imported, each only if its files have the
+digest that an owner wrote down. A plug-in that cannot join is named with the reason where its part
+is asked for, and by `edgeveil methods`; everything else goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from edgeveil.errors import UsageError
+
+if TYPE_CHECKING:
+    from importlib.metadata import PathDistribution
+
+GROUP = "edgeveil.parts"
+_OF_METADATA = (
+    "METADATA",
+    "entry_points.txt",
+)  # the rest of it differs from installer to installer
+
+
+class PluginRefusedError(ValueError):
+    """A part that is declared here and may not, or cannot, be used; says why and what to do."""
+
+
+class AllowedPlugin(Protocol):
+    """One entry of an owner's `policy.allowed_plugins`."""
+
+    @property
+    def distribution(self) -> str: ...
+    @property
+    def sha256(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """One part that a distribution declares. `target` is `module:attribute`."""
+
+    family: str
+    name: str
+    target: str
+    distribution: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.family} '{self.name}' of plug-in {self.distribution} {self.version}"
+
+
+_admitted: dict[str, frozenset[str]] | None = None  # digests by distribution; None: all of them
+_joined: dict[tuple[str, str], Plugin] = {}
+_complaints: dict[Plugin, str] = {}
+
+
+def admit(allowed: Iterable[AllowedPlugin]) -> None:
+    """From now on this process takes only plug-ins that owners of its devices allow.
+
+    Called again, as for another device of the same process, it adds to what is allowed.
+    """
+    global _admitted
+    found = dict(_admitted or {})
+    for one in allowed:
+        name = _normal(one.distribution)
+        found[name] = found.get(name, frozenset()) | {one.sha256}
+    _admitted = found
+
+
+def admit_all() -> None:
+    """All that are installed, as it is where `admit` was never called."""
+    global _admitted
+    _admitted = None
+
+
+def state() -> object:
+    """Equal as long as the same plug-ins may join."""
+    return None if _admitted is None else tuple(sorted(_admitted.items()))
+
+
+def installed() -> tuple[Plugin, ...]:
+    """All parts that installed distributions declare; imports none of them."""
+    return _installed(tuple(sys.path))
+
+
+def installed_names(family: str) -> list[str]:
+    """The names that plug-ins declare in a family, whether or not they may join."""
+    return [one.name for one in installed() if one.family == family]
+
+
+def plugin_of(family: str, name: str) -> Plugin | None:
+    """The plug-in that a joined part came from; None for a part of EdgeVeil's own."""
+    return _joined.get((family, name))
+
+
+def complaints() -> list[str]:
+    """What is wrong with plug-ins that could not join, of the families asked for so far."""
+    unknown = [
+        f"{one}: there is no such family; name the entry point family.name, the family one of"
+        f" {', '.join(_families())}"
+        for one in installed()
+        if one.family not in _families()
+    ]
+    return [*_complaints.values(), *unknown]
+
+
+def refusal(parts: Iterable[tuple[str, str]], allowed: Iterable[AllowedPlugin]) -> str:
+    """Why an owner does not let a job with these (family, name) run, or ""."""
+    digests = {(_normal(one.distribution), one.sha256) for one in allowed}
+    for family, name in parts:
+        plugin = _joined.get((family, name))
+        if plugin is None:
+            continue
+        if (_normal(plugin.distribution), digest(plugin.distribution)) not in digests:
+            return f"{plugin} is not allowed by policy.allowed_plugins with its digest here"
+    return ""
+
+
+def join(kind: type[Any], built_in: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The parts of a family that plug-ins bring, and the names that cannot join, with the reason.
+
+    `kind` is the family's class of parts, `built_in` holds EdgeVeil's own names, which stay.
+    """
+    mine = [one for one in installed() if one.family == kind.family]
+    joined: dict[str, Any] = {}
+    refused: dict[str, str] = {}
+    for one in mine:
+        others = [other for other in mine if other.name == one.name and other is not one]
+        try:
+            if one.name in built_in:
+                raise PluginRefusedError(
+                    f"{one} has the name of a part of EdgeVeil's own; rename it"
+                )
+            if others:
+                raise PluginRefusedError(
+                    f"{one} and {others[0]} have one name; uninstall one of them"
+                )
+            _check_admitted(one)
+            joined[one.name] = _part(one, kind)
+        except PluginRefusedError as error:
+            _complaints[one] = str(error)
+            _joined.pop((one.family, one.name), None)
+            if one.name not in built_in:
+                refused[one.name] = str(error)
+        else:
+            _complaints.pop(one, None)
+            _joined[one.family, one.name] = one
+    return joined, refused
+
+
+def _check_admitted(one: Plugin) -> None:
+    """Raise PluginRefusedError where this process is a device's and no owner allows the plug-in."""
+    if _admitted is None:
+        return
+    found = _admitted.get(_normal(one.distribution))
+    if found is None:
+        raise PluginRefusedError(
+            f"{one} is not allowed by policy.allowed_plugins; if you trust it, add what"
+            f" `edgeveil methods check {one.name}` prints"
+        )
+    try:
+        here = digest(one.distribution)
+    except UsageError as error:
+        raise PluginRefusedError(f"{one} {error.what}; {error.fix}") from error
+    if here not in found:
+        raise PluginRefusedError(
+            f"{one} has other files here than policy.allowed_plugins says, their digest is {here};"
+            " if you trust them, correct sha256"
+        )
+
+
+def _part(one: Plugin, kind: type[Any]) -> Any:
+    """The part itself. Raises PluginRefusedError for whatever is wrong with it."""
+    module, _, attribute = one.target.partition(":")
+    try:
+        found: Any = import_module(module)
+        for step in (attribute or "PART").split("."):
+            found = getattr(found, step)
+    except Exception as error:  # a plug-in may raise anything
+        raise PluginRefusedError(
+            f"{one} cannot be imported from {one.target}, {type(error).__name__}: {error};"
+            " correct or uninstall it"
+        ) from error
+    if not isinstance(found, kind):
+        raise PluginRefusedError(f"{one}: {one.target} is no {kind.__name__}; declare one")
+    if found.name != one.name:
+        raise PluginRefusedError(
+            f"{one}: the part calls itself '{found.name}'; name the entry point"
+            f" {one.family}.{found.name}"
+        )
+    block, parameters = getattr(kind, "block", None), getattr(found, "parameters", None)
+    if block is not None and not (isinstance(parameters, type) and issubclass(parameters, block)):
+        raise PluginRefusedError(
+            f"{one}: its parameters are no {block.__name__}; derive them from it"
+        )
+    return found
+
+
+# Digests.
+
+
+@lru_cache(maxsize=64)
+def digest(distribution: str) -> str:
+    """SHA-256 (hex) of a distribution's installed files.
+
+    Over one line a file, `SHA-256-of-the-content  path` and a line feed, in the order of the paths
+    (relative to the folder of installation, with `/`): what `sha256sum` prints of them. The hashes
+    are taken from the files, never from RECORD. They are all files that RECORD lists, and all that
+    lie in the folders of its packages; of the metadata METADATA and entry_points.txt alone; not
+    what lies outside the folder of installation (scripts), and no bytecode that Python checks
+    against its source by itself. Raises UsageError for a distribution that is not installed, or not
+    imported from these files, as one in editable form.
+    """
+    found = next(
+        (d for d in _distributions(tuple(sys.path)) if _name(d) == _normal(distribution)), None
+    )
+    if found is None:
+        raise UsageError(f"no plug-in '{distribution}' is installed", fix="install it with pip")
+    root = Path(str(found.locate_file("")))
+    files = _files(found, root)
+    tops = {one.target.partition(":")[0].partition(".")[0] for one in _declared(found)}
+    for top in sorted(tops):
+        spec = find_spec(top)
+        places = [] if spec is None else [spec.origin, *(spec.submodule_search_locations or ())]
+        inside = [Path(place) for place in places if place is not None]
+        if not inside or not all(place.is_relative_to(root) for place in inside):
+            raise UsageError(
+                f"is not imported from its installed files in {root}",
+                fix="install it from a wheel, not in editable form",
+            )
+    lines = (
+        f"{hashlib.sha256((root / path).read_bytes()).hexdigest()}  {path}\n" for path in files
+    )
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _files(found: PathDistribution, root: Path) -> list[str]:
+    """Paths below `root`, sorted."""
+    listed = {str(path) for path in found.files or () if not str(path).startswith(("..", "/"))}
+    folders = {path.split("/")[0] for path in listed if "/" in path}
+    for folder in folders:
+        if not folder.endswith((".dist-info", ".data")):
+            below = (root / folder).rglob("*")
+            listed |= {path.relative_to(root).as_posix() for path in below if path.is_file()}
+    if not listed:
+        raise UsageError("has no list of its files", fix="install it from a wheel with pip")
+    return sorted(path for path in listed if _counts(root, path))
+
+
+def _counts(root: Path, path: str) -> bool:
+    folder, _, file = path.rpartition("/")
+    if folder.endswith(".dist-info"):
+        return file in _OF_METADATA
+    if not (root / path).is_file():
+        raise UsageError(f"lacks its file {path}", fix="install it again")
+    if folder.endswith("__pycache__") and path.endswith(".pyc"):
+        with (root / path).open("rb") as stream:  # flags 0: checked by the source's time and size
+            return stream.read(8)[4:] != bytes(4)
+    return True
+
+
+# What is installed.
+
+
+@lru_cache(maxsize=4)
+def _installed(paths: tuple[str, ...]) -> tuple[Plugin, ...]:
+    found = [one for distribution in _distributions(paths) for one in _declared(distribution)]
+    return tuple(sorted(found, key=lambda one: (one.family, one.name, one.distribution)))
+
+
+def _declared(distribution: PathDistribution) -> list[Plugin]:
+    name, version = distribution.metadata["Name"], distribution.version
+    result = []
+    for point in distribution.entry_points.select(group=GROUP):
+        family, _, part = point.name.partition(".")
+        result.append(Plugin(family, part, point.value, name, version))
+    return result
+
+
+@lru_cache(maxsize=4)
+def _distributions(paths: tuple[str, ...]) -> tuple[PathDistribution, ...]:
+    """The distributions that declare parts, the first of each name on the path.
+
+    Their files are looked at directly: `importlib.metadata` alone takes as long to load as all that
+    a process needs to say `--help`, and most boxes have no plug-in.
+    """
+    marked: list[Path] = []
+    for folder in dict.fromkeys(paths):
+        for file in sorted(Path(folder or ".").glob("*.dist-info/entry_points.txt")):
+            try:
+                if f"[{GROUP}]" in file.read_text("utf-8", "replace"):
+                    marked.append(file.parent)
+            except OSError:
+                continue
+    if not marked:
+        return ()
+    from importlib.metadata import PathDistribution
+
+    found: dict[str, PathDistribution] = {}
+    for place in marked:
+        one = PathDistribution(place)
+        found.setdefault(_name(one), one)
+    return tuple(found.values())
+
+
+def _name(distribution: PathDistribution) -> str:
+    return _normal(str(distribution.metadata["Name"]))
+
+
+def _normal(name: str) -> str:
+    """A distribution's name as indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _families() -> list[str]:
+    folder = Path(__file__).parent
+    return sorted(path.name for path in folder.iterdir() if (path / "__init__.py").is_file())

@@ -1,0 +1,173 @@
+"""DP-SGD's clipped sums and steps by hand; every record's part stays as it is beside others."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from edgeveil.data.records import Records
+from edgeveil.errors import PrivacyError
+from edgeveil.parts.exchange import TRAIN, Exchange
+from edgeveil.parts.features import build_features
+from edgeveil.parts.methods import METHODS
+from edgeveil.parts.methods.dp_sgd import DpSgd, DpSgdParameters
+from edgeveil.parts.methods.noised_sgd import RecordGradients, in_places, to_steps
+from edgeveil.parts.models import build_network
+from edgeveil.parts.models.mlp import MlpParameters
+from edgeveil.parts.setting import Setting
+from edgeveil.privacy.accountant import epsilon
+from edgeveil.privacy.events import ClaimedEvent
+from edgeveil.privacy.sampler import SeededRandom
+
+NETWORK = build_network(MlpParameters(hidden=()), (1,), 2)
+SETTING = Setting(
+    epsilon=4.0,
+    delta=1e-5,
+    max_participations=3,
+    classes=2,
+    input_shape=(1,),
+    features=build_features(()),
+    nominal_records=8,
+    devices=2,
+    network=NETWORK,
+)
+ROUND = Exchange(1, TRAIN, 1)
+ZERO = {"output.weight": np.zeros((1, 2), np.float32), "output.bias": np.zeros(2, np.float32)}
+ONE = Records(np.ones((1, 1), np.float32), np.array([0]))
+NONE = Records(np.zeros((0, 1), np.float32), np.zeros(0, np.int64))
+DP_SGD = {"local_steps": 1, "sampling_rate": 1.0, "clip_norm": 0.5, "learning_rate": 0.4}
+
+
+def summed(network, records, weights, chosen, clip_norm, places=None):
+    """The clipped sum; `places` says where each of all records lies in its block."""
+    places = places or [0] * len(records)
+    random = lambda count: bytes(places[i] for i in chosen)  # noqa: E731
+    gradients = RecordGradients(network, records, "cpu", random)
+    tensors = {name: torch.as_tensor(array) for name, array in weights.items()}
+    return gradients.clipped_sum(tensors, np.asarray(chosen, np.int64), clip_norm)
+
+
+def test_a_clipped_gradient_by_hand():
+    # p = (½, ½): the gradient is (-½, ½) for the weights and for the bias, of norm 1. Clipped to
+    # ½ each value is ½ of the clip norm, 2^15 steps, less the margin of 2^-12.
+    found = summed(NETWORK, ONE, ZERO, [0], 0.5)
+    assert found.tolist() == [-32760, 32760, -32760, 32760]
+    # What is shorter than the clip stays as long as it is: of 4, an eighth.
+    assert summed(NETWORK, ONE, ZERO, [0], 4.0).tolist() == [-8190, 8190, -8190, 8190]
+
+
+def test_a_step_is_the_sum_over_the_public_batch_and_only_that():
+    """The same noise with the record and without: the difference is its clipped gradient."""
+    noise = SeededRandom(5)(1 << 16)
+
+    def random_bytes():
+        rest = [noise]
+
+        def draw(count):
+            if count == 1:  # the record's place, or the signs of few values
+                return b"\0"
+            out, rest[0] = rest[0][:count], rest[0][count:]
+            return out
+
+        return draw
+
+    entry = METHODS["dp_sgd"]
+    device = entry.device(entry.parameters(rounds=3, **DP_SGD), SETTING)
+    with_it, without = (
+        device.answer(ROUND, ZERO, records, random_bytes(), "cpu").segments
+        for records in (ONE, NONE)
+    )
+    moved = with_it["output.bias"].astype(float) - without["output.bias"]
+    # -η·C·(∓32760·2^-16)/(1.0·8)
+    by_hand = 0.4 * 0.5 * 32760 * 2.0**-16 / 8
+    np.testing.assert_allclose(moved, [by_hand, -by_hand], atol=1e-7)
+
+
+def some(n, shape=(6,), classes=3):
+    rng = np.random.default_rng(n)
+    x = (rng.normal(size=(n, *shape)) * 10.0 ** rng.integers(-3, 4, (n, 1))).astype(np.float32)
+    return Records(x, rng.integers(0, classes, n))
+
+
+def test_the_sum_is_that_of_its_records_bit_by_bit_and_none_is_longer_than_the_clip():
+    network = build_network(MlpParameters(hidden=(40,)), (6,), 3)
+    weights, records = network.initial(), some(50)
+    places = np.random.default_rng(0).integers(0, 16, 50).tolist()
+    alone = [summed(network, records, weights, [i], 0.7, places) for i in range(50)]
+    lengths = [int((part**2).sum()) for part in alone]
+    assert max(lengths) <= 1 << 32
+    assert sum(length > 0 for length in lengths) > 25  # the others are right without a doubt
+    everyone = summed(network, records, weights, range(50), 0.7, places)
+    np.testing.assert_array_equal(everyone, np.sum(alone, axis=0))
+    without = [i for i in range(50) if i != 17]
+    np.testing.assert_array_equal(
+        everyone - summed(network, records, weights, without, 0.7, places), alone[17]
+    )
+
+
+def test_a_gradient_that_is_no_number_counts_nothing_and_harms_nobody():
+    network = build_network(MlpParameters(hidden=(4,)), (6,), 3)
+    records = some(3)
+    records.x[1] = 3e38
+    both = summed(network, records, network.initial(), [0, 1, 2], 1.0, [0, 1, 2])
+    sound = summed(network, records, network.initial(), [0, 2], 1.0, [0, 1, 2])
+    assert int(((both - sound) ** 2).sum()) <= 1 << 32
+    rows = [torch.tensor([[np.nan, 1.0], [np.inf, 0.0], [0.0, 2.0]])]
+    there = torch.tensor([True, True, True])
+    assert to_steps(rows, there, 1.0)[0].tolist() == [[0, 0], [0, 0], [0, 65520]]
+
+
+@pytest.mark.parametrize("size", [1, 1023, 1024, 5000])
+def test_no_row_is_longer_than_the_clip_whatever_its_size_and_scale(size):
+    rng = np.random.default_rng(size)
+    rows = torch.as_tensor(
+        (rng.standard_t(2, (64, size)) * 10.0 ** rng.integers(-8, 8, (64, 1))).astype(np.float32)
+    )
+    whole = torch.cat(to_steps([rows, rows[:, : size // 2]], torch.ones(64) > 0, 3.0), 1)
+    squares = (whole.double() ** 2).sum(1)
+    assert float(squares.max()) <= 2.0**32
+    assert float(squares.max()) > 0.99 * 2.0**32
+
+
+def test_places_are_each_records_own():
+    blocks = in_places(np.array([7, 3, 9]), 4, 99, lambda count: bytes([2, 6, 0])[:count])
+    assert blocks.tolist() == [[9, 99, 7, 99], [99, 99, 3, 99]]
+    assert in_places(np.zeros(0, np.int64), 4, 0, lambda count: b"").tolist() == [[0, 0, 0, 0]]
+
+
+def test_all_steps_of_all_rounds_cost_what_the_job_asks():
+    event = DpSgd(DpSgdParameters(rounds=9, local_steps=7), SETTING).event
+    assert (event.steps, event.coordinates, event.unit) == (7, 4, "record")
+    assert 3.9 < epsilon([event] * 3, 1e-5).epsilon <= 4.0  # of 3 participations
+
+
+def test_output_perturbation_noises_the_trained_weights_and_claims_the_budget():
+    entry = METHODS["output_perturbation"]
+    parameters = entry.parameters(rounds=3, learning_rate=1e-9, sensitivity=0.5)
+    wide = build_network(MlpParameters(hidden=(100,)), (1,), 2)
+    device = entry.device(parameters, replace(SETTING, network=wide))
+    (event,) = device.price(ROUND)
+    assert isinstance(event, ClaimedEvent)
+    assert event.unit == "record"
+    assert event.claimed_epsilon == pytest.approx(4.0 / 3)
+    found = device.answer(ROUND, wide.initial(), ONE, SeededRandom(1), "cpu").segments
+    noise = np.concatenate([array.ravel() for array in found.values()]).astype(float)
+    # Gaussian DP: (4, 10⁻⁵) is μ = 0.9249 (δ(ε) of Balle and Wang), of three rounds μ/√3 each.
+    assert np.std(noise) == pytest.approx(0.5 * 3**0.5 / 0.9249, rel=0.2)
+
+
+@pytest.mark.parametrize("rounds", [3, 49, 50])
+def test_the_claims_of_all_rounds_are_within_the_budget_after_rounding(rounds):
+    entry = METHODS["output_perturbation"]
+    setting = replace(SETTING, max_participations=rounds)
+    (event,) = entry.device(entry.parameters(rounds=rounds), setting).price(ROUND)
+    assert 3.999 < epsilon([event] * rounds, 1e-5).epsilon <= 4.0
+
+
+def test_output_perturbation_past_what_can_be_drawn_is_told():
+    entry = METHODS["output_perturbation"]
+    device = entry.device(entry.parameters(sensitivity=1e6), SETTING)
+    with pytest.raises(PrivacyError, match="larger than any") as caught:
+        device.price(ROUND)
+    assert caught.value.fix

@@ -1,0 +1,140 @@
+"""Local SGD and FedProx against steps computed by hand, and what updates travel as."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from edgeveil.data.records import Records
+from edgeveil.errors import ProtocolError, UsageError
+from edgeveil.parts.exchange import TRAIN, Exchange
+from edgeveil.parts.features import build_features
+from edgeveil.parts.methods import METHODS
+from edgeveil.parts.models import build_network
+from edgeveil.parts.models.mlp import MlpParameters
+from edgeveil.parts.setting import Setting
+from edgeveil.parts.stages.top_k import TopK, TopKParameters
+from edgeveil.parts.update import WHOLE, segments_of, update_of
+from edgeveil.privacy.events import UnprotectedEvent
+from edgeveil.privacy.sampler import SeededRandom
+
+NETWORK = build_network(MlpParameters(hidden=()), (2,), 2)  # softmax regression
+SETTING = Setting(
+    epsilon=1.0,
+    delta=1e-5,
+    max_participations=2,
+    classes=2,
+    input_shape=(2,),
+    features=build_features(()),
+    nominal_records=10,
+    devices=2,
+    network=NETWORK,
+)
+ROUND = Exchange(1, TRAIN, 1)
+ONE = Records(np.array([[1.0, 2.0]], np.float32), np.array([0]))
+ZERO = {"output.weight": np.zeros((2, 2), np.float32), "output.bias": np.zeros(2, np.float32)}
+
+
+def answer(method, records=ONE, weights=ZERO, setting=SETTING, **options):
+    entry = METHODS[method]
+    device = entry.device(entry.parameters(rounds=2, **options), setting)
+    return device.answer(ROUND, weights, records, SeededRandom(1), "cpu")
+
+
+def test_one_step_from_zero_is_the_gradient_by_hand():
+    # p = (½, ½), so the gradient of the logits is (-½, ½) and that of W is xᵀ times it.
+    update = answer("sgd", learning_rate=0.1).segments
+    np.testing.assert_allclose(update["output.weight"], [[0.05, -0.05], [0.1, -0.1]], atol=1e-7)
+    np.testing.assert_allclose(update["output.bias"], [0.05, -0.05], atol=1e-7)
+
+
+def test_two_epochs_are_two_steps_and_the_second_is_smaller():
+    once = answer("sgd", learning_rate=0.1).segments["output.bias"][0]
+    twice = answer("sgd", learning_rate=0.1, local_epochs=2).segments["output.bias"][0]
+    z = (0.05 * 1 + 0.1 * 2 + 0.05) * 2  # logit difference after the first step
+    assert twice - once == pytest.approx(0.1 / (1 + np.exp(z)), abs=1e-6)
+
+
+def test_a_batch_is_averaged():
+    both = Records(np.array([[1.0, 2.0], [3.0, 0.0]], np.float32), np.array([0, 1]))
+    update = answer("sgd", both, learning_rate=0.1, batch_size=2).segments
+    np.testing.assert_allclose(update["output.weight"], [[-0.05, 0.05], [0.05, -0.05]], atol=1e-7)
+
+
+def test_fedprox_pulls_the_second_step_back_by_mu():
+    free = answer("sgd", learning_rate=0.1, local_epochs=2).segments["output.bias"]
+    held = answer("fedprox", learning_rate=0.1, local_epochs=2, mu=0.5).segments["output.bias"]
+    # After the first step, w − w_t = (0.05, −0.05): the pull is lr·μ times that.
+    np.testing.assert_allclose(free - held, [0.1 * 0.5 * 0.05, -0.1 * 0.5 * 0.05], atol=1e-7)
+
+
+def test_unusable_records_are_left_out_and_none_at_all_change_nothing():
+    odd = Records(
+        np.array([[1.0, 2.0], [np.nan, 0.0], [5.0, 5.0]], np.float32), np.array([0, 0, 7])
+    )
+    kept, alone = answer("sgd", odd), answer("sgd", ONE)
+    for name, value in alone.segments.items():
+        np.testing.assert_array_equal(kept.segments[name], value)
+    nobody = Records(np.zeros((0, 2), np.float32), np.zeros(0, np.int64))
+    assert not any(np.any(value) for value in answer("sgd", nobody).segments.values())
+
+
+def test_a_diverging_device_sends_finite_numbers():
+    far = {name: np.full_like(value, 3e38) for name, value in ZERO.items()}
+    update = answer("sgd", weights=far, learning_rate=100.0, local_epochs=3).segments
+    assert all(np.isfinite(value).all() for value in update.values())
+
+
+def test_an_update_without_noise_says_so():
+    (event,) = answer("sgd").events
+    assert isinstance(event, UnprotectedEvent) and event.unit == "record"
+
+
+def test_whole_updates_are_one_segment_and_come_apart_again():
+    whole = answer("sgd", setting=replace(SETTING, whole=True)).segments
+    assert list(whole) == [WHOLE] and whole[WHOLE].shape == (6,)
+    split = answer("sgd").segments
+    for name, value in update_of(NETWORK, whole).items():
+        np.testing.assert_array_equal(value, split[name])
+    again = segments_of(NETWORK, split, whole=True)
+    np.testing.assert_array_equal(again[WHOLE], whole[WHOLE])
+
+
+def test_the_cloud_adds_the_mean_update_to_the_weights():
+    entry = METHODS["sgd"]
+    cloud = entry.cloud(entry.parameters(rounds=2), SETTING)
+    state = cloud.initial_state()
+    mean = {"output.weight": np.full((2, 2), 0.25), "output.bias": np.array([1.0, -1.0])}
+    new = cloud.absorb(state, ROUND, mean, 5)
+    np.testing.assert_allclose(new["output.weight"], state["output.weight"] + 0.25, rtol=1e-6)
+    np.testing.assert_allclose(new["output.bias"], [1.0, -1.0])
+
+
+def test_a_package_of_another_model_is_refused():
+    for bad in (
+        {},
+        {**ZERO, "output.bias": np.zeros(3, np.float32)},
+        {**ZERO, "output.bias": np.zeros(2)},
+        {**ZERO, "output.bias": np.full(2, np.inf, np.float32)},
+    ):
+        with pytest.raises(ProtocolError, match="output"):
+            answer("sgd", weights=bad)
+
+
+def test_a_method_without_a_model_is_told():
+    with pytest.raises(UsageError, match="add a model block"):
+        answer("sgd", setting=replace(SETTING, network=None))
+
+
+@pytest.mark.parametrize(("share", "kept"), [(0.5, [0, -3, 2, 0]), (0.26, [0, -3, 2, 0])])
+def test_top_k_keeps_the_largest(share, kept):
+    update = {"a": np.array([1, -3], np.float32), "b": np.array([[2, -1]], np.float32)}
+    found = TopK(TopKParameters(share=share), SETTING).apply(None, update)
+    assert [*found["a"], *found["b"].ravel()] == kept
+    assert found["b"].shape == (1, 2)
+
+
+def test_top_k_of_equal_values_keeps_the_first():
+    update = {"a": np.ones(4, np.float32)}
+    found = TopK(TopKParameters(share=0.25), SETTING).apply(None, update)
+    assert list(found["a"]) == [1, 0, 0, 0]
