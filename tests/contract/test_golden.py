@@ -150,7 +150,7 @@ GOLDEN = {
     "evaluation": (
         [*EVALUATIONS, *SILHOUETTES, *LABELLERS],
         {
-            "NOT_EVAL": "test_plan.py::test_a_job_without_evaluation_asks_for_no_inference",
+            "NOT_EVAL": "jobs/test_plan.py::test_a_job_without_evaluation_asks_for_no_inference",
             "SILHOUETTE_SCORE": f"{CLUSTERING}test_silhouette_by_hand",
             "CALINSKI_HARABASZ_SCORE": f"{CLUSTERING}test_calinski_harabasz_by_hand",
             "DAVIES_BOULDIN_SCORE": f"{CLUSTERING}test_davies_bouldin_by_hand",
