@@ -27,7 +27,7 @@ from edgeveil.privacy.events import UnprotectedEvent
 from edgeveil.privacy.guarantee import up
 from edgeveil.privacy.moments import MomentsAccountant
 from edgeveil.settings.base import ImpossibleMixError, Mix
-from edgeveil.settings.schema_walk import number
+from edgeveil.settings.explain import number
 
 RECORD_VALUES = 1 << 24
 UPLOAD_VALUES = 1 << 18  # of one per_sample upload: 2 MiB

@@ -9,8 +9,8 @@ from edgeveil.jobs.job import Job
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.presets import KEY as PRESET
 from edgeveil.jobs.presets import expand, with_preset
+from edgeveil.settings.explain import Schema
 from edgeveil.settings.file import judged, parsed, problems_error, read
-from edgeveil.settings.schema_walk import Schema
 from edgeveil.settings.yaml_tree import Problem, Tree, read_tree
 from edgeveil.sites.files import SITES, kind_of
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from edgeveil.registry import Table, nearest
-from edgeveil.settings.schema_walk import Schema
+from edgeveil.settings.explain import Schema
 from edgeveil.settings.yaml_tree import Path, Problem, Tree
 
 KEY = "preset"

@@ -6,10 +6,14 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from edgeveil.checksum import crc32
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol.effects import Address, Send
 from edgeveil.protocol.messages import Blob, Envelope, Header, Need, Offer, Part
+
+try:  # zlib's CRC-32, ten times as fast where a processor multiplies without carry
+    from isal.isal_zlib import crc32
+except ImportError:  # no wheel for this machine
+    from zlib import crc32
 
 NEED_LIMIT = 16  # parts one request may ask for: the receiver's credit
 SMALLEST_PART_BYTES = 256  # a held part costs about that much beside its bytes

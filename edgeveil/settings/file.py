@@ -15,8 +15,7 @@ from pydantic import BaseModel, ValidationError
 from edgeveil.errors import ConfigError
 from edgeveil.settings import yaml_tree
 from edgeveil.settings.base import ImpossibleMixError
-from edgeveil.settings.explain import Explainer
-from edgeveil.settings.schema_walk import Schema, SchemaWalk
+from edgeveil.settings.explain import Explainer, Schema, SchemaWalk
 from edgeveil.settings.yaml_tree import Problem, Tree, path_text, read_tree
 
 M = TypeVar("M", bound=BaseModel)

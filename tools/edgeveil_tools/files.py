@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from edgeveil.errors import ConfigError
 from edgeveil.jobs import Plan
 from edgeveil.registry import nearest
+from edgeveil.settings.explain import Schema
 from edgeveil.settings.file import parsed, read
-from edgeveil.settings.schema_walk import Schema
 from edgeveil.sites.files import SITES, kind_of, load_site, site_of
 from edgeveil_tools.local.local_run import LocalJob, load_local_job, local_job_schema
 

@@ -14,7 +14,7 @@ import aiohttp
 import msgspec
 
 from edgeveil.errors import UsageError
-from edgeveil.heap import keep_heap
+from edgeveil.transport.process import keep_heap
 from edgeveil_lab.load.generator import Generator
 from edgeveil_lab.load.limits import raise_files_limit
 from edgeveil_lab.load.options import LoadOptions

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeveil.errors import ConfigError
-from edgeveil.settings.schema_walk import Schema, SchemaWalk, shown
+from edgeveil.settings.explain import Schema, SchemaWalk, shown
 from edgeveil_lab.load.scenario import LoadOptions as LoadOptions
 from edgeveil_lab.load.scenario import changed, load_scenario
 

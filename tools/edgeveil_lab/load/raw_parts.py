@@ -21,7 +21,6 @@ from multiprocessing.synchronize import Barrier
 from typing import Any
 
 from edgeveil.errors import BrokerError, EdgeVeilError
-from edgeveil.heap import keep_heap
 from edgeveil.transport.dialling import client_context
 from edgeveil.transport.link import (
     CLOUD_IN,
@@ -33,6 +32,7 @@ from edgeveil.transport.link import (
 )
 from edgeveil.transport.mqtt_link import MqttLink
 from edgeveil.transport.mqtt_packets import Login, encoded_topic
+from edgeveil.transport.process import keep_heap
 from edgeveil_lab.load.joining import on_fast_loop
 from edgeveil_lab.load.mqtt import Client
 

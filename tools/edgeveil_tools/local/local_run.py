@@ -16,8 +16,8 @@ from edgeveil.parts.aggregation import build_rule
 from edgeveil.parts.models import runs_python
 from edgeveil.privacy.policy import Limits, check_job
 from edgeveil.settings.base import Block, ImpossibleMixError, Mix
+from edgeveil.settings.explain import Schema
 from edgeveil.settings.file import judged, read
-from edgeveil.settings.schema_walk import Schema
 from edgeveil.sites.data import (
     DataFiles,
     Partition,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edgeveil.errors import ConfigError
 from edgeveil.parts.features import cached_backbone
 from edgeveil.settings.base import Block
-from edgeveil.settings.schema_walk import SchemaWalk
+from edgeveil.settings.explain import SchemaWalk
 from edgeveil_tools.backbone import command as backbone
 from edgeveil_tools.files import KINDS, json_schema, load
 from edgeveil_tools.schema import schema

@@ -20,6 +20,7 @@ from edgeveil.protocol.transfer import (
     Assembly,
     Fetch,
     answer_need,
+    crc32,
     describe,
     first_data,
     part,
@@ -230,3 +231,9 @@ def test_parts_that_are_put_away_elsewhere_take_no_memory():
     assert assembly.held_bytes == 0
     assembly.forget()
     assert assembly.missing().indices == (0, 1, 2)
+
+
+@given(st.binary(max_size=4096))
+def test_parts_carry_the_crc_that_every_zlib_knows(data):
+    assert crc32(b"123456789") == 0xCBF43926
+    assert crc32(data) == zlib.crc32(data) == crc32(memoryview(data))
