@@ -29,8 +29,8 @@ from edgeveil.privacy.events import (
     Event,
     GaussianEvent,
     NoisyEvent,
+    PoissonSampled,
     PureEvent,
-    SampledGaussianEvent,
     Status,
     Unit,
     UnprotectedEvent,
@@ -86,13 +86,13 @@ def discreteness_tv(event: NoisyEvent) -> float:
 
     Raises `PrivacyError` below σ = 2**20 steps.
     """
-    if event.finest_sigma_squared < 1 << (2 * FINEST_SIGMA_BITS):
+    one, steps = (event, 1) if isinstance(event, GaussianEvent) else (event.event, event.steps)
+    if one.finest_sigma_squared < 1 << (2 * FINEST_SIGMA_BITS):
         raise PrivacyError(
-            f"{event.what}: noise of {event.sigma_steps:.3g} steps is too coarse to price",
+            f"{one.what}: noise of {one.sigma_steps:.3g} steps is too coarse to price",
             fix=f"use a finer grid (at least 2^{FINEST_SIGMA_BITS} steps)",
         )
-    drawn = event.coordinates * (event.steps if isinstance(event, SampledGaussianEvent) else 1)
-    return drawn / (16.0 * event.finest_sigma_squared)
+    return one.coordinates * steps / (16.0 * one.finest_sigma_squared)
 
 
 def gaussian_delta(epsilon: float, mu: float) -> float:
@@ -251,15 +251,15 @@ def _squared_mu(event: NoisyEvent) -> float:
     """μ² of a release that takes every record; 0 of one that samples."""
     if isinstance(event, GaussianEvent):
         return event.mu**2
-    return event.steps * event.mu**2 if event.sampling_probability == 1 else 0.0
+    return event.steps * event.event.mu**2 if event.sampling_probability == 1 else 0.0
 
 
 def _sampled(noisy: Mapping[NoisyEvent, int]) -> frozenset[SampledSteps]:
     """The sampled steps, those that are alike together."""
     steps: Counter[tuple[float, float]] = Counter()
     for event, count in noisy.items():
-        if isinstance(event, SampledGaussianEvent) and event.sampling_probability < 1:
-            steps[event.sampling_probability, event.mu] += count * event.steps
+        if isinstance(event, PoissonSampled) and event.sampling_probability < 1:
+            steps[event.sampling_probability, event.event.mu] += count * event.steps
     return frozenset(SampledSteps(q, mu, count) for (q, mu), count in steps.items())
 
 

@@ -72,7 +72,13 @@ class GaussianEvent(_Event):
     @property
     def mu(self) -> float:
         """Gaussian-DP parameter: sensitivity over σ, rounded up."""
-        return _ratio_up(self.sensitivity_steps, self.sigma_squared)
+        ratio = Fraction(self.sensitivity_steps**2, self.sigma_squared)
+        return math.nextafter(math.sqrt(math.nextafter(float(ratio), math.inf)), math.inf)
+
+    @property
+    def noise_multiplier(self) -> float:
+        """σ over sensitivity, 1/μ, rounded down: what other libraries state the noise by."""
+        return math.nextafter(1 / self.mu, 0.0)
 
     @property
     def sensitivity(self) -> float:
@@ -86,47 +92,53 @@ class GaussianEvent(_Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampledGaussianEvent(_Event):
-    """`steps` noised sums, each over a fresh Poisson sample of the records.
+class PoissonSampled:
+    """`steps` releases, each of them `event` over a fresh Poisson sample of the records.
 
     In every step each record is in the sum with `sampling_probability`, independently and in
-    secret; one record changes a sum that it is in by at most `sensitivity_steps` in L2, and
-    discrete Gaussian noise of `sigma_squared` steps² is added to each of the `coordinates`.
+    secret. `event` states the noise of one step, the same on all coordinates, and what one record
+    changes in a sum that it is in.
     """
 
-    sensitivity_steps: int
-    sigma_squared: int
+    event: GaussianEvent
     sampling_probability: float
     steps: int
-    coordinates: int
-    grid_bits: int
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.sensitivity_steps < 0 or self.coordinates < 0 or self.steps < 1:
-            raise PrivacyError(f"event '{self.what}': negative sensitivity or size, or no step")
-        if self.sigma_squared <= 0 or not 0 < self.sampling_probability <= 1:
-            raise PrivacyError(f"event '{self.what}': needs σ² > 0 and a probability in (0, 1]")
+        if self.steps < 1 or not 0 < self.sampling_probability <= 1:
+            raise PrivacyError(f"event '{self.what}': needs a step and a probability in (0, 1]")
+        if self.event.finest_sigma_squared != self.event.sigma_squared:
+            raise PrivacyError(f"event '{self.what}': a sampled sum has one σ² on all coordinates")
 
     @property
-    def mu(self) -> float:
-        """Gaussian-DP parameter of one step without sampling, rounded up."""
-        return _ratio_up(self.sensitivity_steps, self.sigma_squared)
+    def what(self) -> str:
+        """The name of the release."""
+        return self.event.what
+
+    @property
+    def unit(self) -> Unit:
+        """Whose presence is hidden."""
+        return self.event.unit
+
+    @property
+    def purpose(self) -> str:
+        """`train` or `infer`."""
+        return self.event.purpose
+
+    @property
+    def status(self) -> Status:
+        """As of one step."""
+        return self.event.status
+
+    @property
+    def source(self) -> str:
+        """The theorems, of the noise and of the sampling."""
+        return self.event.source
 
     @property
     def sensitivity(self) -> float:
-        """The sensitivity in the units of the data."""
-        return self.sensitivity_steps * 2.0**-self.grid_bits
-
-    @property
-    def finest_sigma_squared(self) -> int:
-        """All coordinates have the same noise."""
-        return self.sigma_squared
-
-    @property
-    def sigma_steps(self) -> float:
-        """The standard deviation, in steps."""
-        return math.sqrt(self.sigma_squared)
+        """Of one step's sum, in the units of the data."""
+        return self.event.sensitivity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,7 +273,7 @@ class UnprotectedEvent(_Event):
 
 
 PureEvent = LaplaceEvent | SelectionEvent | TwoValueEvent  # those with an exact pure ε
-NoisyEvent = GaussianEvent | SampledGaussianEvent  # those with a δ
+NoisyEvent = GaussianEvent | PoissonSampled  # those with a δ
 Event = NoisyEvent | PureEvent | ClaimedEvent | UnprotectedEvent
 
 
@@ -274,18 +286,14 @@ def for_one_record(event: Event) -> Event:
     """
     if isinstance(event, GaussianEvent) and event.unit == "device":
         return replace(event, unit="record", sensitivity_steps=2 * event.sensitivity_steps)
+    if isinstance(event, PoissonSampled):
+        return replace(event, event=replace(event.event, unit="record"))
     return replace(event, unit="record")
 
 
-def _ratio_up(sensitivity: int, sigma_squared: int) -> float:
-    """Sensitivity over σ, rounded up."""
-    ratio = Fraction(sensitivity**2, sigma_squared)
-    return math.nextafter(math.sqrt(math.nextafter(float(ratio), math.inf)), math.inf)
-
-
-KINDS: dict[str, type[Event]] = {
+_KINDS: dict[str, type[Event]] = {
     "gaussian": GaussianEvent,
-    "sampled_gaussian": SampledGaussianEvent,
+    "sampled_gaussian": PoissonSampled,
     "laplace": LaplaceEvent,
     "selection": SelectionEvent,
     "two_value": TwoValueEvent,
@@ -305,8 +313,9 @@ _WIDE = {
 
 def to_dict(event: Event) -> dict[str, Any]:
     """Plain values of an event, with its `kind`; the inverse of `event_from_dict`."""
-    kind = next(name for name, known in KINDS.items() if type(event) is known)
-    plain = {k: str(v) if k in _WIDE else v for k, v in asdict(event).items()}
+    kind = next(name for name, known in _KINDS.items() if type(event) is known)
+    values = _flat(event) if isinstance(event, PoissonSampled) else asdict(event)
+    plain = {k: str(v) if k in _WIDE else v for k, v in values.items()}
     return {"kind": kind, **plain}
 
 
@@ -314,17 +323,36 @@ def event_from_dict(plain: Mapping[str, Any]) -> Event:
     """The event of `to_dict`. Unknown kinds, unknown fields and wrong values raise."""
     values = dict(plain)
     kind = values.pop("kind", None)
-    if kind not in KINDS:
+    if kind not in _KINDS:
         raise PrivacyError(f"unknown privacy event '{kind}'", fix="update this device")
-    cls = KINDS[kind]
+    cls = _KINDS[kind]
     known = {f.name: f.type for f in fields(cls)}
+    if cls is PoissonSampled:
+        known |= {f.name: f.type for f in fields(GaussianEvent)}
+        del known["event"], known["finest_sigma_squared"]
     if set(values) - set(known):
         raise PrivacyError(f"{kind} event: unknown fields {sorted(set(values) - set(known))}")
     try:
         typed = {k: _typed(known[k], k, v) for k, v in values.items()}
-        return cls(**typed)
+        return _of_flat(**typed) if cls is PoissonSampled else cls(**typed)
     except (TypeError, ValueError) as error:
         raise PrivacyError(f"{kind} event: {error}") from None
+
+
+def _flat(sampled: PoissonSampled) -> dict[str, Any]:
+    """A sampled event's values and those of the event it wraps, side by side, in this order."""
+    one = asdict(sampled.event)
+    size = {name: one.pop(name) for name in ("coordinates", "grid_bits")}
+    del one["finest_sigma_squared"]
+    sampling = {"sampling_probability": sampled.sampling_probability, "steps": sampled.steps}
+    return one | sampling | size
+
+
+def _of_flat(
+    *, sampling_probability: float, steps: int, sigma_squared: int, **one: Any
+) -> PoissonSampled:
+    event = GaussianEvent(sigma_squared=sigma_squared, finest_sigma_squared=sigma_squared, **one)
+    return PoissonSampled(event=event, sampling_probability=sampling_probability, steps=steps)
 
 
 def _typed(kind: object, name: str, value: Any) -> Any:

@@ -16,7 +16,7 @@ the sum is of; `accountant.py` composes.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
 from typing import Literal
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from edgeveil.errors import PrivacyError
 from edgeveil.privacy.accountant import discreteness_tv, epsilon, mu_for
 from edgeveil.privacy.derived import bound
-from edgeveil.privacy.events import GaussianEvent, SampledGaussianEvent, Unit
+from edgeveil.privacy.events import GaussianEvent, PoissonSampled, Unit
 from edgeveil.privacy.grid import SHRINK
 from edgeveil.privacy.sampler import (
     LARGEST_SCALE,
@@ -178,33 +178,37 @@ def clipped_steps(values: NDArray[np.float64], steps: int, grid_bits: int) -> ND
     return whole if within else np.zeros_like(whole)
 
 
-@dataclass(frozen=True)
-class Steps:
-    """Public facts of one exchange: `steps` sums of `coordinates` values over Poisson samples.
+def sampled_gaussian_event(
+    what: str,
+    sampling_probability: float,
+    steps: int,
+    sensitivity_steps: int,
+    coordinates: int,
+    *,
+    grid_bits: int,
+    noise_multiplier: float = 1.0,
+) -> PoissonSampled:
+    """`steps` sums of `coordinates` values, each over a Poisson sample of the records.
 
-    One record changes a sum by at most `sensitivity_steps` in L2.
+    One record changes a sum by at most `sensitivity_steps` in L2; the noise of every step has a σ
+    of `noise_multiplier` sensitivities.
     """
+    variance = _variance(sensitivity_steps, noise_multiplier)
+    event = GaussianEvent(
+        what=what,
+        unit="record",
+        sensitivity_steps=sensitivity_steps,
+        sigma_squared=variance,
+        finest_sigma_squared=variance,
+        coordinates=coordinates,
+        grid_bits=grid_bits,
+        source=SAMPLED_SOURCE,
+    )
+    return PoissonSampled(event=event, sampling_probability=sampling_probability, steps=steps)
 
-    what: str
-    sampling_probability: float
-    steps: int
-    sensitivity_steps: int
-    coordinates: int
-    grid_bits: int
 
-    def event(self, multiplier: float) -> SampledGaussianEvent:
-        """Noise of σ = `multiplier` sensitivities in every step."""
-        return SampledGaussianEvent(
-            what=self.what,
-            unit="record",
-            sensitivity_steps=self.sensitivity_steps,
-            sigma_squared=math.ceil((Fraction(multiplier) * self.sensitivity_steps) ** 2),
-            sampling_probability=self.sampling_probability,
-            steps=self.steps,
-            coordinates=self.coordinates,
-            grid_bits=self.grid_bits,
-            source=SAMPLED_SOURCE,
-        )
+def _variance(sensitivity_steps: int, noise_multiplier: float) -> int:
+    return math.ceil((Fraction(noise_multiplier) * sensitivity_steps) ** 2)
 
 
 def poisson_sample(
@@ -219,41 +223,46 @@ def poisson_sample(
 
 
 def noised_step(
-    total: Int64, event: SampledGaussianEvent, random_bytes: RandomBytes = os_random
+    total: Int64, event: PoissonSampled, random_bytes: RandomBytes = os_random
 ) -> Int64:
-    """The exact sum (coordinates,) of one sample, in steps, plus the noise that `event` states."""
-    if total.size != event.coordinates:
-        raise PrivacyError(f"{event.what}: {total.size} values, priced as {event.coordinates}")
+    """The exact sum (coordinates,) of one sample, in steps, plus the noise of one of its steps."""
+    one = event.event
+    if total.size != one.coordinates:
+        raise PrivacyError(f"{one.what}: {total.size} values, priced as {one.coordinates}")
     source = bound(random_bytes, event, total)
-    return total + discrete_gaussian(event.sigma_squared, total.shape, source)
+    return total + discrete_gaussian(one.sigma_squared, total.shape, source)
 
 
 @lru_cache(maxsize=64)
 def calibrated(
-    steps: Steps, participations: int, epsilon_: float, delta: float
-) -> SampledGaussianEvent:
-    """The event of one exchange of which `participations` together are (ε, δ)-DP, nearly tight.
+    sampled: PoissonSampled, participations: int, epsilon_: float, delta: float
+) -> PoissonSampled:
+    """`sampled` with noise for which `participations` of them are (ε, δ)-DP, nearly tight.
 
     Where the library of loss distributions is missing, log moments ask for some percent more
     noise. Raises `PrivacyError` where the grid is too coarse, or the sampler draws no such noise.
     """
 
+    def noised(multiplier: float) -> PoissonSampled:
+        variance = _variance(sampled.event.sensitivity_steps, multiplier)
+        one = replace(sampled.event, sigma_squared=variance, finest_sigma_squared=variance)
+        return replace(sampled, event=one)
+
     def fits(multiplier: float) -> bool:
-        event = steps.event(multiplier)
-        whole = replace(event, steps=event.steps * participations)
+        whole = replace(noised(multiplier), steps=sampled.steps * participations)
         try:
             return epsilon([whole], delta).epsilon <= epsilon_
         except PrivacyError:
             return False
 
     # Without sampling this much is enough, but for the discreteness of the noise.
-    high = math.sqrt(steps.steps * participations) / mu_for(epsilon_, delta)
+    high = math.sqrt(sampled.steps * participations) / mu_for(epsilon_, delta)
     high = min(max(high, 2.0**-8), LARGEST_MULTIPLIER / 2)
     while not fits(high):
         high *= 2
         if high > LARGEST_MULTIPLIER:
             raise PrivacyError(
-                f"{steps.what}: no noise that can be drawn on this grid meets ε = {epsilon_:g}, "
+                f"{sampled.what}: no noise that can be drawn on this grid meets ε = {epsilon_:g}, "
                 f"δ = {delta:g}",
                 where="privacy.epsilon",
                 fix="sample fewer records a step, take fewer steps, or raise epsilon or delta",
@@ -264,4 +273,4 @@ def calibrated(
     while high > low * TIGHT:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if fits(middle) else (middle, high)
-    return steps.event(high)
+    return noised(high)

@@ -23,7 +23,7 @@ from functools import lru_cache
 import numpy as np
 
 from edgeveil.errors import PrivacyError
-from edgeveil.privacy.events import Event, GaussianEvent, PureEvent, SampledGaussianEvent
+from edgeveil.privacy.events import Event, GaussianEvent, PoissonSampled, PureEvent
 
 ROUND_UP = 1.0 + 1e-9  # covers the float64 rounding of a computed ε or δ
 # λ from 1/4 to 960, eight to each doubling; exact in float64.
@@ -39,8 +39,8 @@ def log_moments(event: Event) -> Moments | None:
     """Bounds on the event's log moments at `ORDERS`; None where nothing is proven."""
     if isinstance(event, GaussianEvent):
         return gaussian_moments(event.mu)
-    if isinstance(event, SampledGaussianEvent):
-        return times(sampled_moments(event.sampling_probability, event.mu), event.steps)
+    if isinstance(event, PoissonSampled):
+        return times(sampled_moments(event.sampling_probability, event.event.mu), event.steps)
     if isinstance(event, PureEvent):
         return pure_moments(math.nextafter(float(event.epsilon), math.inf))
     return None

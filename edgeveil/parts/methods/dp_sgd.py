@@ -28,7 +28,7 @@ from edgeveil.parts.methods.noised_sgd import (
 from edgeveil.parts.methods.update_method import trainer_part
 from edgeveil.parts.setting import Setting, size_of
 from edgeveil.parts.update import Task, Update
-from edgeveil.privacy.events import Event, SampledGaussianEvent
+from edgeveil.privacy.events import Event, PoissonSampled
 
 
 class DpSgdParameters(LocalDpSgd):
@@ -45,7 +45,7 @@ class DpSgd:
         self.parameters, self.setting = parameters, setting
 
     @cached_property
-    def event(self) -> SampledGaussianEvent:
+    def event(self) -> PoissonSampled:
         """What one round costs. Raises PrivacyError where no noise meets the job's budget."""
         p = self.parameters
         return noised_steps(p, self.setting, p.local_steps, size_of(self.setting))

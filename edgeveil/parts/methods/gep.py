@@ -34,7 +34,7 @@ from edgeveil.parts.methods.update_method import trainer_part
 from edgeveil.parts.models.network import Network
 from edgeveil.parts.setting import Setting, size_of
 from edgeveil.parts.update import Task, Update
-from edgeveil.privacy.events import Event, SampledGaussianEvent
+from edgeveil.privacy.events import Event, PoissonSampled
 
 if TYPE_CHECKING:
     import torch
@@ -71,7 +71,7 @@ class Gep:
         self.parameters, self.setting = parameters, setting
 
     @cached_property
-    def event(self) -> SampledGaussianEvent:
+    def event(self) -> PoissonSampled:
         """What one round costs. Raises PrivacyError where no noise meets the job's budget."""
         p, size = self.parameters, size_of(self.setting)
         return noised_steps(p, self.setting, p.local_steps, size + p.subspace)

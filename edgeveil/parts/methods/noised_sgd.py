@@ -27,8 +27,13 @@ from edgeveil.parts.methods.local_steps import chosen_processor
 from edgeveil.parts.models.network import Network
 from edgeveil.parts.setting import MethodParameters, Setting
 from edgeveil.parts.update import Task, Update
-from edgeveil.privacy.events import SampledGaussianEvent
-from edgeveil.privacy.gaussian_mechanism import Steps, calibrated, noised_step, poisson_sample
+from edgeveil.privacy.events import PoissonSampled
+from edgeveil.privacy.gaussian_mechanism import (
+    calibrated,
+    noised_step,
+    poisson_sample,
+    sampled_gaussian_event,
+)
 from edgeveil.privacy.sampler import RandomBytes
 
 if TYPE_CHECKING:
@@ -190,19 +195,15 @@ class LocalDpSgd(MethodParameters):
 
 def noised_steps(
     parameters: LocalDpSgd, setting: Setting, steps: int, coordinates: int
-) -> SampledGaussianEvent:
+) -> PoissonSampled:
     """What one round of so many sums of at most so many `coordinates` costs.
 
     The noise is the least for which all rounds that a device may take part in cost the job's
     (ε, δ). Raises `PrivacyError` where none meets it.
     """
-    one = Steps(
-        what="gradient steps",
-        sampling_probability=parameters.sampling_rate,
-        steps=steps,
-        sensitivity_steps=1 << NOISE_BITS,
-        coordinates=coordinates,
-        grid_bits=NOISE_BITS,
+    rate, sensitivity = parameters.sampling_rate, 1 << NOISE_BITS
+    one = sampled_gaussian_event(
+        "gradient steps", rate, steps, sensitivity, coordinates, grid_bits=NOISE_BITS
     )
     times = min(setting.max_participations, parameters.rounds)
     return calibrated(one, times, setting.epsilon, setting.delta)
@@ -211,7 +212,7 @@ def noised_steps(
 class NoisedSums:
     """Noised sums over fresh samples of one device's records."""
 
-    def __init__(self, task: Task, event: SampledGaussianEvent) -> None:
+    def __init__(self, task: Task, event: PoissonSampled) -> None:
         self.processor = chosen_processor(task.processor)
         self._sums = RecordSums(task.records, self.processor, task.random_bytes)
         self._count, self._event, self._random_bytes = len(task.records), event, task.random_bytes
@@ -223,9 +224,10 @@ class NoisedSums:
         """
         chosen = poisson_sample(self._count, self._event.sampling_probability, self._random_bytes)
         total = self._sums.total(rows, chosen, norm)
-        if total.size > self._event.coordinates:
+        one = self._event.event
+        if total.size > one.coordinates:
             raise PrivacyError(f"{self._event.what}: {total.size} values are more than was priced")
-        event = replace(self._event, coordinates=total.size)
+        event = replace(self._event, event=replace(one, coordinates=total.size))
         steps = noised_step(total << (NOISE_BITS - RECORD_BITS), event, self._random_bytes)
         return np.asarray(steps * (norm * 2.0**-NOISE_BITS), np.float64)
 

@@ -38,7 +38,7 @@ from edgeveil.parts.methods.update_method import trainer_part
 from edgeveil.parts.setting import Setting, size_of
 from edgeveil.parts.update import Task, Update, flat, shaped
 from edgeveil.privacy.accountant import HAIR
-from edgeveil.privacy.events import ClaimedEvent, Event, SampledGaussianEvent
+from edgeveil.privacy.events import ClaimedEvent, Event, PoissonSampled
 
 if TYPE_CHECKING:
     import torch
@@ -64,7 +64,7 @@ class PsoDpSgd:
         self.parameters, self.setting = parameters, setting
 
     @cached_property
-    def event(self) -> SampledGaussianEvent:
+    def event(self) -> PoissonSampled:
         """The noise of one round's steps. Raises PrivacyError where none meets the budget."""
         p = self.parameters
         steps = p.local_steps

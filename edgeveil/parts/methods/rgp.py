@@ -33,7 +33,7 @@ from edgeveil.parts.methods.noised_sgd import (
 from edgeveil.parts.methods.update_method import trainer_part
 from edgeveil.parts.setting import Setting, network_of
 from edgeveil.parts.update import Task, Update
-from edgeveil.privacy.events import Event, SampledGaussianEvent
+from edgeveil.privacy.events import Event, PoissonSampled
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +59,7 @@ class Rgp:
         self.parameters, self.setting = parameters, setting
 
     @cached_property
-    def event(self) -> SampledGaussianEvent:
+    def event(self) -> PoissonSampled:
         """What one round costs. Raises PrivacyError where no noise meets the job's budget."""
         p = self.parameters
         shapes = [weight.shape for weight in network_of(self.setting).weights]

@@ -16,7 +16,7 @@ from edgeveil.parts.methods.pso_dp_sgd import PsoDpSgd, PsoDpSgdParameters
 from edgeveil.parts.methods.rgp import Rgp, RgpParameters
 from edgeveil.parts.update import Trainer
 from edgeveil.privacy.accountant import epsilon
-from edgeveil.privacy.events import SampledGaussianEvent
+from edgeveil.privacy.events import PoissonSampled
 from edgeveil_lab.audit.attacks import Attack, Claim, Hits
 from edgeveil_lab.audit.statistics import gaussian_threshold
 from edgeveil_lab.audit.updates import DELTA, DP_SGD, SETTING, heard, threshold
@@ -41,7 +41,7 @@ def swarm_attacks(jobs: int) -> tuple[Attack, ...]:
 
 
 def steps_attack(
-    name: str, trainer: Trainer, parameters: LocalDpSgd, event: SampledGaussianEvent, runs: int
+    name: str, trainer: Trainer, parameters: LocalDpSgd, event: PoissonSampled, runs: int
 ) -> Attack:
     """One noised step, of the best particle where there are several."""
     edge = threshold(replace(event, steps=1))

@@ -27,8 +27,8 @@ from edgeveil.parts.models import build_network
 from edgeveil.parts.models.mlp import MlpParameters
 from edgeveil.parts.update import Trainer
 from edgeveil.privacy.accountant import epsilon
-from edgeveil.privacy.events import SampledGaussianEvent
-from edgeveil.privacy.gaussian_mechanism import Steps, noised_step, poisson_sample
+from edgeveil.privacy.events import PoissonSampled
+from edgeveil.privacy.gaussian_mechanism import noised_step, poisson_sample, sampled_gaussian_event
 from edgeveil_lab.audit.attacks import Attack, Claim, Hits, fresh_noise
 from edgeveil_lab.audit.fm import SETTING as FM_SETTING
 
@@ -57,8 +57,8 @@ def update_attacks(values: int, jobs: int) -> tuple[Attack, ...]:
 def steps_attack(runs: int, sample: Sample = poisson_sample) -> Attack:
     """The sample and the noise of one step by themselves, many runs by one call."""
 
-    def event(count: int) -> SampledGaussianEvent:
-        return Steps("audit", 0.25, 1, 1 << 30, count, 30).event(1.0)
+    def event(count: int) -> PoissonSampled:
+        return sampled_gaussian_event("audit", 0.25, 1, 1 << 30, count, grid_bits=30)
 
     edge = threshold(event(1))
 
@@ -114,10 +114,10 @@ def heard(trainer: Trainer, present: bool, count: int) -> NDArray[np.float64]:
     return apart
 
 
-def threshold(event: SampledGaussianEvent) -> float:
+def threshold(event: PoissonSampled) -> float:
     """The sum of an event's steps, in sensitivities, past which p₁ − e^ε·p₀ is largest."""
     factor = math.exp(epsilon([event], DELTA).epsilon)
-    noise = math.sqrt(event.steps) / event.mu
+    noise = math.sqrt(event.steps) * event.event.noise_multiplier
     edges = np.linspace(-4 * noise, event.steps + 8 * noise, 4001)
     present = np.zeros_like(edges)
     for k in range(event.steps + 1):

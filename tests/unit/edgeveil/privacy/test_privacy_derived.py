@@ -12,13 +12,14 @@ from edgeveil.errors import PrivacyError
 from edgeveil.parts.methods.fm_sums import noised
 from edgeveil.privacy.derived import DerivedRandom, Question, bound, noise_from, question_key
 from edgeveil.privacy.duchi_mechanism import duchi_event, duchi_mechanism
-from edgeveil.privacy.events import ClaimedEvent, SampledGaussianEvent
+from edgeveil.privacy.events import ClaimedEvent
 from edgeveil.privacy.gaussian_mechanism import (
     gaussian,
     gaussian_event,
     noised_step,
     noised_update,
     poisson_sample,
+    sampled_gaussian_event,
     update_event,
 )
 from edgeveil.privacy.laplace_mechanism import laplace, laplace_event, softmax_laplace
@@ -63,10 +64,7 @@ def mechanisms():
     """What adds noise to exact values: name, and (values, stream) -> what is sent."""
     g = gaussian_event("g", 2**28, 0.5, SIZE, grid_bits=28)
     triangle = gaussian_event("t", 2**28, 0.5, 210, grid_bits=28, layout="symmetric")
-    step = SampledGaussianEvent(
-        what="s", unit="record", sensitivity_steps=2**30, sigma_squared=2**62, steps=4,
-        sampling_probability=0.5, coordinates=SIZE, grid_bits=30, source="",
-    )  # fmt: skip
+    step = sampled_gaussian_event("s", 0.5, 4, 2**30, SIZE, grid_bits=30, noise_multiplier=2.0)
     claimed = ClaimedEvent(what="w", unit="record", claimed_epsilon=1.0)
     flat = laplace_event("l", 2**24, 2**24, 1.0, SIZE, 24)
     two = duchi_event("v", Fraction(1, 2), SIZE)

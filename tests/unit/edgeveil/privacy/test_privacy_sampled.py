@@ -13,13 +13,13 @@ from scipy.stats import norm
 from edgeveil.errors import PrivacyError
 from edgeveil.privacy import accountant
 from edgeveil.privacy.accountant import SampledSteps, discreteness_tv, epsilon, mixture_curve
-from edgeveil.privacy.events import SampledGaussianEvent, event_from_dict, to_dict
+from edgeveil.privacy.events import PoissonSampled, event_from_dict, to_dict
 from edgeveil.privacy.gaussian_mechanism import (
-    Steps,
     calibrated,
     gaussian_event,
     noised_step,
     poisson_sample,
+    sampled_gaussian_event,
 )
 from edgeveil.privacy.laplace_mechanism import laplace_event
 from edgeveil.privacy.ledger import Ledger
@@ -37,8 +37,10 @@ from edgeveil.privacy.sampler import SeededRandom
 DELTA = 1e-5
 
 
-def steps(q, sigma, count, coordinates=1):
-    return Steps("s", q, count, 2**30, coordinates, 30).event(sigma)
+def steps(q, sigma, count, coordinates=1, sensitivity=2**30):
+    return sampled_gaussian_event(
+        "s", q, count, sensitivity, coordinates, grid_bits=30, noise_multiplier=sigma
+    )
 
 
 def one_step_delta(eps, q, mu, added):
@@ -157,27 +159,37 @@ def test_without_the_library_the_price_is_valid_and_looser(monkeypatch):
     loose = epsilon([event], DELTA).epsilon
     accountant._with_sampled.cache_clear()
     assert tight < loose < 1.3 * tight
-    moments = times(sampled_moments(0.1, event.mu), 100)
+    moments = times(sampled_moments(0.1, event.event.mu), 100)
     assert delta_at(loose, moments) <= DELTA * (1 + 1e-6)
 
 
 def test_a_hundred_million_tiny_steps_are_priced_by_moments():
     event = replace(steps(0.001, 500, 10_000), steps=10**8)
-    group = frozenset([SampledSteps(0.001, event.mu, 10**8)])
+    group = frozenset([SampledSteps(0.001, event.event.mu, 10**8)])
     assert mixture_curve(0.0, {}, group) is None
-    moments = times(sampled_moments(0.001, event.mu), 10**8)
+    moments = times(sampled_moments(0.001, event.event.mu), 10**8)
     assert delta_at(epsilon([event], DELTA).epsilon, moments) <= DELTA * (1 + 1e-6)
 
 
 def test_the_discreteness_of_every_step_is_charged():
     event = steps(0.1, 2, 100, coordinates=10)
-    assert discreteness_tv(event) == 1000 / (16 * event.sigma_squared)
+    assert discreteness_tv(event) == 1000 / (16 * event.event.sigma_squared)
     with pytest.raises(PrivacyError, match="too coarse"):
-        epsilon([replace(event, sensitivity_steps=4, sigma_squared=100)], DELTA)
+        epsilon([steps(0.1, 2, 100, sensitivity=4)], DELTA)
+
+
+def test_a_sampled_event_wraps_one_whose_noise_is_the_same_everywhere():
+    event = steps(0.1, 2.5, 30)
+    assert event.event.noise_multiplier == pytest.approx(2.5, rel=1e-9)
+    assert event.event.noise_multiplier <= 2.5
+    with pytest.raises(PrivacyError, match="one σ²"):
+        finest = event.event.sigma_squared // 2
+        replace(event, event=replace(event.event, finest_sigma_squared=finest))
 
 
 def test_an_event_travels_as_plain_values():
     event = steps(1 / 3, 1.7, 12, 5)
+    assert "event" not in to_dict(event) and "finest_sigma_squared" not in to_dict(event)
     assert event_from_dict(json.loads(json.dumps(to_dict(event)))) == event
 
 
@@ -191,6 +203,8 @@ def test_an_event_travels_as_plain_values():
         {"steps": 1.5},
         {"sigma_squared": 0},
         {"coordinates": -1},
+        {"finest_sigma_squared": "1"},
+        {"event": {}},
     ],
 )
 def test_an_impossible_event_is_refused(change):
@@ -250,13 +264,15 @@ def test_noise_has_the_deviation_that_is_priced():
 
 
 def test_calibrated_noise_meets_the_budget_and_hardly_more():
-    asked = Steps("s", 0.1, 10, 2**30, 1000, 30)
+    asked = sampled_gaussian_event("s", 0.1, 10, 2**30, 1000, grid_bits=30)
     event = calibrated(asked, 5, 4.0, DELTA)
-    assert isinstance(event, SampledGaussianEvent)
+    assert isinstance(event, PoissonSampled)
     assert 3.95 < epsilon([event] * 5, DELTA).epsilon <= 4.0
 
 
 def test_a_budget_that_no_noise_meets_is_told():
     with pytest.raises(PrivacyError, match="meets ε") as caught:
-        calibrated(Steps("s", 1.0, 10_000, 2**30, 1, 30), 10_000, 0.001, DELTA)
+        calibrated(
+            sampled_gaussian_event("s", 1.0, 10_000, 2**30, 1, grid_bits=30), 10_000, 0.001, DELTA
+        )
     assert caught.value.fix

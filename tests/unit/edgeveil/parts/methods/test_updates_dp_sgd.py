@@ -138,7 +138,7 @@ def test_places_are_each_records_own():
 
 def test_all_steps_of_all_rounds_cost_what_the_job_asks():
     event = DpSgd(DpSgdParameters(rounds=9, local_steps=7), SETTING).event
-    assert (event.steps, event.coordinates, event.unit) == (7, 4, "record")
+    assert (event.steps, event.event.coordinates, event.unit) == (7, 4, "record")
     assert 3.9 < epsilon([event] * 3, 1e-5).epsilon <= 4.0  # of 3 participations
 
 

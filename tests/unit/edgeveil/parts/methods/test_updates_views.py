@@ -19,7 +19,7 @@ from edgeveil.parts.models import build_network
 from edgeveil.parts.models.mlp import MlpParameters
 from edgeveil.parts.update import Task, flat
 from edgeveil.privacy.events import ClaimedEvent
-from edgeveil.privacy.gaussian_mechanism import Steps
+from edgeveil.privacy.gaussian_mechanism import sampled_gaussian_event
 from edgeveil.privacy.sampler import SeededRandom
 
 CHANCE = np.random.default_rng(3)
@@ -119,7 +119,7 @@ def test_the_swarm_takes_the_steps_of_its_best_particle():
         particles=2, moves=3, local_steps=1, search="adaptive", sampling_rate=1.0, clip_norm=2.0
     )
     trainer = PsoDpSgd(parameters, replace(SETTING, nominal_records=1))
-    event = Steps("x", 1.0, 1, 1 << 30, 6, 30).event(1.0)
+    event = sampled_gaussian_event("x", 1.0, 1, 1 << 30, 6, grid_bits=30)
     best = trainer.search(task(), ZERO, Quiet(task(), event))
     by_hand = 0.0  # the bias of the first class, three steps of rate ½; z is the logit difference
     for _ in range(3):
@@ -140,7 +140,7 @@ def test_the_price_counts_every_particles_steps_and_the_losses():
 
 
 def test_more_values_than_were_priced_are_not_drawn():
-    sums = NoisedSums(task(), Steps("x", 1.0, 1, 1 << 30, 1, 30).event(1.0))
+    sums = NoisedSums(task(), sampled_gaussian_event("x", 1.0, 1, 1 << 30, 1, grid_bits=30))
     with pytest.raises(PrivacyError, match="more than was priced"):
         sums.draw(lambda x, y: [torch.zeros(len(x), 2)], 1.0)
 
