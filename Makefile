@@ -8,10 +8,10 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 export PATH := $(PATH):/usr/sbin:/usr/local/sbin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check bench fuzz long docs mosquitto postgresql clean
+.PHONY: help setup run test test-all check bench fuzz long docs mosquitto postgresql clean
 
 help:            ## list all targets
-	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1|/' | column -t -s '|'
+	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
 
 setup: $(VENV)/.all  ## make .venv and install everything
 	@echo "Installed. Try: $(BIN)/edgeveil --help"
@@ -19,7 +19,10 @@ setup: $(VENV)/.all  ## make .venv and install everything
 run: $(VENV)/.tools  ## run the quickstart job: brokers, cloud, proxy, 20 devices
 	$(BIN)/edgeveil run configs/jobs/quickstart.yaml --out $(OUT)
 
-test: mosquitto postgresql setup run  ## the quickstart, then every test, on WORKERS=2 cores
+test: mosquitto postgresql setup run  ## the quickstart, then all tests but the slow ones, on WORKERS=2 cores
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not slow'
+
+test-all: mosquitto postgresql setup run  ## the quickstart, then every test, on WORKERS=2 cores
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 check: $(VENV)/.all  ## ruff, mypy --strict, import-linter

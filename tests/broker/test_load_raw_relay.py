@@ -17,6 +17,8 @@ from edgeveil_tools.site.brokers import BrokerProcess, free_ports
 from edgeveil_tools.site.provision import provision
 from edgeveil_tools.site.site_plan import Ports, SitePlan
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):

@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
+
+pytestmark = pytest.mark.slow
 
 KINDS = {"kill", "broker", "cut", "delay", "corrupt", "duplicate", "disk"}
 

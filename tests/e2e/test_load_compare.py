@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 
 def test_the_ratio_to_a_bare_relay_comes_from_one_call(tmp_path: Path) -> None:
     out = tmp_path / "out"

@@ -17,6 +17,8 @@ from edgeveil_tools.site.broker_plan import BrokerPlan
 from edgeveil_tools.site.brokers import BrokerProcess, choose_engine, free_ports
 from tests.e2e.live import wait_for
 
+pytestmark = pytest.mark.slow
+
 PHASES = ("broadcast_s", "upload_s", "handover_s", "absorb_s")
 
 

@@ -13,6 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.live import LiveSite, wait_for
 
+pytestmark = pytest.mark.slow
+
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 

@@ -15,6 +15,8 @@ from edgeveil.parts.methods import METHODS
 from edgeveil.sites.policy import Policy
 from tests.e2e.live import LiveSite
 
+pytestmark = pytest.mark.slow
+
 DEVICES = 6
 GENEROUS = Policy(
     max_epsilon_per_job=1e3,

@@ -21,6 +21,8 @@ from edgeveil.data.own_dealing import hold_back_share
 from edgeveil.data.records import Records
 from tests.e2e.live import wait_for
 
+pytestmark = pytest.mark.slow
+
 QUICKSTART = Path(__file__).parents[2] / "configs" / "jobs" / "quickstart.yaml"
 
 

@@ -31,6 +31,8 @@ from edgeveil.transport.mqtt_link import MqttLink
 from edgeveil_edge.predict import predict
 from tests.e2e.live import LiveSite, wait_for
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(("engine", "protocol"), [("mosquitto", 5), ("mosquitto", 4), ("amqtt", 4)])
 def test_jobs_one_after_the_other_and_clean_stops(

@@ -15,6 +15,8 @@ from zipfile import ZipFile
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SOURCES = ("edgeveil", "edge_client", "cloud_server", "proxy", "tools")
 OURS = {

@@ -26,6 +26,8 @@ from edgeveil.sites.policy import Policy
 from edgeveil.transport.memory import LATENCY_S
 from tests.sim.fleet import PACKET_BYTES, Fleet, small_job
 
+pytestmark = pytest.mark.slow
+
 WINDOW_S = 4.0
 DEVICES, SELECTED = 8, 5
 EXCHANGES = 4  # centre, quadratic, two of training

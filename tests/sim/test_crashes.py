@@ -17,6 +17,8 @@ from tests.sim.crash_net import CrashNet, Died
 from tests.sim.lossy_fleet import LossyFleet
 from tests.sim.test_lossy_fleet import check_liveness, check_safety
 
+pytestmark = pytest.mark.slow
+
 PAIRS = 60
 Death = tuple[str, int]  # who, and after which of its effects
 

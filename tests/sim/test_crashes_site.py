@@ -26,6 +26,8 @@ from tests.sim.crash_site import (
 )
 from tests.sim.lossy_hosts import RAM
 
+pytestmark = pytest.mark.slow
+
 STEP = int(os.environ.get("EDGEVEIL_CRASH_STEP", "0"))
 RUNS, PAIRS = 6, 4
 

@@ -12,6 +12,8 @@ from tests.sim import hostile
 from tests.sim.fleet import Fleet, small_job
 from tests.sim.hostile import Attacker
 
+pytestmark = pytest.mark.slow
+
 DEVICES, ATTACKERS = 7, 2
 JOB = small_job(
     train={"method": "fm", "rounds": 1},

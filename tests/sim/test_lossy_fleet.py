@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +16,8 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import Offer, Upload, decode, decode_header
 from tests.sim.lossy_fleet import LossyFleet
 from tests.sim.lossy_hosts import PACKET_BYTES
+
+pytestmark = pytest.mark.slow
 
 DEVICES = 5
 SIMULATED = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -9,6 +9,8 @@ import pytest
 from edgeveil_cloud.round_secret import RoundSecret
 from tests.sim.fleet import Fleet, small_job
 
+pytestmark = pytest.mark.slow
+
 JOB = small_job(round={"deadline_s": 5.0, "min_batch": 3, "retries": 1, "grace_s": 1.0})
 
 

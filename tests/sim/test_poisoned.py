@@ -18,6 +18,8 @@ from edgeveil_tools.local.simulate import Box, MemoryFleet
 from edgeveil_tools.site.site_plan import SitePlan
 from tests.sim.hostile import Attacker
 
+pytestmark = pytest.mark.slow
+
 DEVICES, LIARS = 10, 3
 Lie = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 

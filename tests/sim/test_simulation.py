@@ -5,9 +5,13 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from edgeveil_tools.local.plain_sealing import PlainSealing
 from edgeveil_tools.local.simulate import Seeds
 from tests.sim.fleet import Fleet, small_job
+
+pytestmark = pytest.mark.slow
 
 PLAIN = {"sealing": PlainSealing(), "packet_bytes": 1 << 22}
 
