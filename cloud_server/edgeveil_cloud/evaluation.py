@@ -9,7 +9,7 @@ import numpy as np
 
 from edgeveil.data.records import Records
 from edgeveil.errors import JobFailed
-from edgeveil.evaluation.accuracy import HeldTest, Tested
+from edgeveil.evaluation.accuracy import HeldOutTest, ModelScore
 from edgeveil.evaluation.clustering import ClusterScores, Noise, cluster_scores
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.aggregation.rule import Score
@@ -29,7 +29,7 @@ class Evaluation:
 
     def __init__(self, test: Records | None) -> None:
         self._test = test if test is not None and len(test) else None
-        self._held: dict[tuple[bytes, int | None, int | None], HeldTest] = {}  # of one graph
+        self._held: dict[tuple[bytes, int | None, int | None], HeldOutTest] = {}  # of one graph
         self._said = False
 
     def check(self, plan: Plan) -> None:
@@ -64,7 +64,7 @@ class Evaluation:
 
     def tested(
         self, plan: Plan, exchange: Exchange, graph: bytes, state: Mapping[str, Array]
-    ) -> Tested | None:
+    ) -> ModelScore | None:
         """How the model after a training round does on the test records.
 
         None without test records, or where the job is about records of another form.
@@ -75,12 +75,12 @@ class Evaluation:
         held = self._on(test, graph, slice(plan.rule.validation_records, None))
         return held.tested(self.weights(plan, state))
 
-    def _on(self, test: Records, graph: bytes, part: slice) -> HeldTest:
+    def _on(self, test: Records, graph: bytes, part: slice) -> HeldOutTest:
         if any(key[0] != graph for key in self._held):
             self._held.clear()
         key = graph, part.start, part.stop
         if key not in self._held:
-            self._held[key] = HeldTest(graph, test.x[part], test.y[part])
+            self._held[key] = HeldOutTest(graph, test.x[part], test.y[part])
         return self._held[key]
 
     def _fitting(self, plan: Plan) -> Records | None:

@@ -17,7 +17,7 @@ LEAST = float(np.finfo(np.float32).tiny)  # probability that a loss is told for
 
 
 @dataclass(frozen=True)
-class Tested:
+class ModelScore:
     """How one model does on all records.
 
     `accuracy` is the share whose largest probability is at the label, `loss` the mean cross-entropy
@@ -28,7 +28,7 @@ class Tested:
     loss: float
 
 
-class HeldTest:
+class HeldOutTest:
     """Tests of one job's model on x (n, ...) and labels y (n,), for any weights.
 
     `graph` is the job's, weights as inputs. It is cut where weights first enter: what comes before
@@ -54,12 +54,12 @@ class HeldTest:
             _run(features, self._joint, {DATA: batch}) if features else batch for batch in batches
         ]
 
-    def tested(self, weights: Mapping[str, NDArray[Any]]) -> Tested:
+    def tested(self, weights: Mapping[str, NDArray[Any]]) -> ModelScore:
         """How the model with these weights does."""
         found = self._probabilities(weights)
         at_label = np.take_along_axis(found, self._y[:, None], axis=1)[:, 0].astype(np.float64)
         losses = -np.log(np.clip(np.where(_finite(found), at_label, 0.0), LEAST, 1.0))
-        return Tested(self._right(found) / len(self._y), float(losses.mean()))
+        return ModelScore(self._right(found) / len(self._y), float(losses.mean()))
 
     def right(self, weights: Mapping[str, NDArray[Any]]) -> int:
         """The number of records that the model with these weights gets right."""

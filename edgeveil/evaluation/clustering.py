@@ -1,4 +1,7 @@
-"""Clusters of the uploaded softmax vectors and their score; no label of any device is needed."""
+"""Clusters of the uploaded softmax vectors, their score and a plot of them.
+
+No label of any device is needed.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,15 @@ from numpy.typing import NDArray
 
 from edgeveil.errors import DataError
 from edgeveil.evaluation import cluster_metrics as metrics
-from edgeveil.evaluation.cluster_labels import LABELLERS, Labeller
-from edgeveil.evaluation.corrected import TARGETS, Corrected, corrected_score
+from edgeveil.evaluation.cluster_metrics import LABELLERS, Labeller
+from edgeveil.evaluation.noise_correction import TARGETS, CorrectedScore, corrected_score
 from edgeveil.registry import Table
 
 NOT_EVAL = "NOT_EVAL"
 SILHOUETTE = "SILHOUETTE_SCORE"
 
 
-class Wanted(Protocol):
+class ClusteringSettings(Protocol):
     """How a job wants its uploads clustered: its `unsupervised` block."""
 
     @property
@@ -71,7 +74,7 @@ class ClusterScores:
 
 
 def cluster_scores(
-    uploads: NDArray[np.floating[Any]], wanted: Wanted, noise: Noise | None = None
+    uploads: NDArray[np.floating[Any]], wanted: ClusteringSettings, noise: Noise | None = None
 ) -> ClusterScores:
     """Cluster and score `uploads` (n, k), or (n, m, k) of m rows each; rows are clustered alike.
 
@@ -118,7 +121,7 @@ def cluster_scores(
     )
 
 
-def _rule(wanted: Wanted) -> metrics.Score | None:
+def _rule(wanted: ClusteringSettings) -> metrics.Score | None:
     rule = EVALUATIONS[wanted.eval_type]
     if wanted.eval_type == SILHOUETTE:
         return SILHOUETTES[wanted.silhouette]
@@ -151,13 +154,13 @@ def _no_spread(points: metrics.Points, labels: metrics.Labels) -> bool:
 
 def _corrected(
     points: metrics.Points, eval_type: str, label: Labeller, noise: Noise | None, scored: bool
-) -> Corrected:
+) -> CorrectedScore:
     if not scored:
-        return Corrected(None, None, "", "there is no score to correct")
+        return CorrectedScore(None, None, "", "there is no score to correct")
     if noise is None:
-        return Corrected(None, None, "", "sent without noise")
+        return CorrectedScore(None, None, "", "sent without noise")
     if eval_type not in TARGETS:
-        return Corrected(None, None, "", "no correction is known for this score")
+        return CorrectedScore(None, None, "", "no correction is known for this score")
     return corrected_score(points, TARGETS[eval_type], label, noise.scale, noise.variance)
 
 
@@ -182,3 +185,30 @@ EVALUATIONS: Table[metrics.Score | None] = Table(
         "DAVIES_BOULDIN_SCORE": metrics.davies_bouldin,
     },
 )
+
+
+def project_2d(vectors: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+    """The first two principal components (n, 2) of `vectors` (n, k), by SVD.
+
+    Deterministic: each axis points where its largest loading is positive. Rows that are not
+    finite come out as NaN and take no part; missing directions are 0. Raises DataError unless
+    `vectors` has two axes.
+    """
+    if vectors.ndim != 2:
+        raise DataError(
+            f"has shape {vectors.shape}", where="vectors", fix="pass shape (uploads, classes)"
+        )
+    values = vectors.astype(np.float64)
+    finite = np.isfinite(values).all(axis=1)
+    result = np.full((len(values), 2), np.nan)
+    result[finite] = 0.0
+    if finite.any() and values.shape[1]:
+        # The scale is taken out before squaring, so that huge values do not overflow.
+        scale = float(np.abs(values[finite]).max()) or 1.0
+        centred = values[finite] / scale
+        centred = centred - centred.mean(axis=0)
+        axes = np.linalg.svd(centred, full_matrices=False)[2][:2]
+        largest = axes[np.arange(len(axes)), np.abs(axes).argmax(axis=1)]
+        axes = axes * np.where(largest < 0, -1.0, 1.0)[:, None]
+        result[np.flatnonzero(finite)[:, None], np.arange(len(axes))] = centred @ axes.T * scale
+    return result

@@ -13,16 +13,33 @@ which can end the process, is needed.
 
 Batch normalisation must use the statistics it holds. Those of the batch would let one record
 change the results of others.
+
+A graph is read here from protobuf's wire format, as far as the check needs and no further, without
+the `onnx` package. The reader is stricter than protobuf: whatever two readers could take
+differently (a field of an unexpected type, a single field given twice, groups, over-long numbers)
+is refused, so that what is read here is what ONNX Runtime will run.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from edgeveil.errors import DataError
-from edgeveil.evaluation.onnx_constants import DOUBLE, FLOAT, FLOATS, INT64, ConstantTensor
-from edgeveil.evaluation.onnx_wire import Field, fields, message, messages, number, text
+
+FLOAT, INT32, INT64, DOUBLE = 1, 6, 7, 11  # TensorProto.DataType
+FLOATS = frozenset({FLOAT, 10, DOUBLE, 16})  # float16 and bfloat16 among them
+_TYPES: dict[int, np.dtype[Any]] = {
+    FLOAT: np.dtype("<f4"),
+    INT32: np.dtype("<i4"),
+    INT64: np.dtype("<i8"),
+    DOUBLE: np.dtype("<f8"),
+}
 
 OPERATORS = frozenset(
     """
@@ -52,7 +69,6 @@ _LEAVES_OUT = frozenset({"Clip", "Pad", "Slice"})
 _CAST_TO = frozenset({FLOAT, DOUBLE})
 _EXPONENTS = frozenset({2.0, 3.0})  # ONNX Runtime multiplies for these, and calls pow() for others
 _INSTEAD = {"PRelu": "write it as Relu(x) - slope * Relu(-x)"}
-Constants = Mapping[str, ConstantTensor]
 _PLAIN = "use plain layers with constant shapes"
 _STANDARD = frozenset({"", "ai.onnx"})
 
@@ -61,8 +77,13 @@ _GRAPH, _TRAINING, _FUNCTIONS = 7, 20, 25
 _NODE, _INITIALIZER, _INPUT, _SPARSE_INITIALIZER = 1, 5, 11, 15
 _NODE_INPUT, _NODE_OUTPUT, _OP_TYPE, _ATTRIBUTE, _DOMAIN = 1, 2, 4, 5, 7
 _VALUE_NAME, _TENSOR_NAME = 1, 8
-_ATTRIBUTE_NAME, _ATTRIBUTE_INT = 1, 3
+_ATTRIBUTE_NAME, _ATTRIBUTE_INT, _ATTRIBUTE_TENSOR = 1, 3, 5
 _SUBGRAPHS = frozenset({6, 11, 21, 22, 23})  # graphs, outer references, sparse tensors
+_DATA_TYPE, _RAW = 2, 9
+_PACKED = {FLOAT: 4, INT32: 5, INT64: 7, DOUBLE: 10}  # the field of a type's own
+_MOST_BYTES = 1 << 10  # of a constant whose values are looked at
+MAX_FIELDS = 100_000  # of one message; a graph of plain layers has some hundreds
+_VARINT, _I64, _LENGTH, _I32 = 0, 1, 2, 5  # wire types
 
 
 def check_graph(graph: bytes) -> None:
@@ -111,11 +132,11 @@ class _Node:
         self.output = self.outputs[0] if self.outputs else ""
         self.attributes = [fields(raw) for raw in messages(parts, _ATTRIBUTE)]
 
-    def is_constant(self, constants: Constants) -> bool:
+    def is_constant(self, constants: Mapping[str, ConstantTensor]) -> bool:
         """Whether the output is the same for all records: a shape, or made of constants alone."""
         return self.operator == "Shape" or all(name in constants for name in self.inputs if name)
 
-    def kind(self, constants: Constants) -> int:
+    def kind(self, constants: Mapping[str, ConstantTensor]) -> int:
         """The output's TensorProto.DataType where it is a constant, 0 if unknown."""
         if self.operator == "Shape":
             return INT64
@@ -123,7 +144,7 @@ class _Node:
             return self._cast_to() or 0
         return next((constants[name].kind for name in self.inputs if name in constants), 0)
 
-    def check(self, constants: Constants) -> None:
+    def check(self, constants: Mapping[str, ConstantTensor]) -> None:
         """Raise DataError unless this operator works the same way on every record."""
         name = self.operator[:32]
         if self.domain not in _STANDARD or self.operator not in OPERATORS:
@@ -151,7 +172,7 @@ class _Node:
             if steering and steering not in constants:
                 raise _refused(f"steers {name!r} by a value that is no constant of the graph")
 
-    def _check_values(self, constants: Constants) -> None:
+    def _check_values(self, constants: Mapping[str, ConstantTensor]) -> None:
         """What only matters where values are worked on that are no constants."""
         if self.operator == "Cast" and self._cast_to() not in _CAST_TO:
             what = "turns values into whole numbers or into half precision"
@@ -165,7 +186,7 @@ class _Node:
                     "multiply, use Sqrt or Reciprocal, or Exp and Log",
                 )
 
-    def _check_division(self, constants: Constants) -> None:
+    def _check_division(self, constants: Mapping[str, ConstantTensor]) -> None:
         """The least whole number divided by -1 ends the process that tries."""
         if self.kind(constants) in FLOATS:
             return
@@ -191,3 +212,131 @@ def _name(raw: memoryview) -> str:
 
 def _refused(what: str, fix: str = _PLAIN) -> DataError:
     return DataError(what, where="ONNX graph", fix=fix)
+
+
+class ConstantTensor:
+    """A constant of a graph: its type, and its values where they are few and stand in it plainly.
+
+    `kind` is its TensorProto.DataType, 0 if unknown; `values` (n,) is None if unknown.
+    """
+
+    def __init__(self, kind: int, values: NDArray[np.generic] | None = None) -> None:
+        self.kind, self.values = kind, values
+
+    @classmethod
+    def from_tensor(cls, tensor: list[Field]) -> ConstantTensor:
+        """Of a TensorProto's fields."""
+        kind = number(tensor, _DATA_TYPE) or 0
+        wanted = {_RAW, _PACKED.get(kind)}
+        found = [field.value for field in tensor if field.number in wanted]
+        if kind not in _TYPES or len(found) != 1 or not isinstance(found[0], memoryview):
+            return cls(kind)
+        data = found[0]
+        if len(data) > _MOST_BYTES:
+            return cls(kind)
+        if kind in (INT32, INT64) and not messages(tensor, _RAW):
+            return cls(kind, np.array(varints(data), np.uint64).astype(_TYPES[kind]))
+        if len(data) % _TYPES[kind].itemsize:
+            raise DataError("holds a constant that is cut off", where="ONNX graph")
+        return cls(kind, np.frombuffer(data, _TYPES[kind]))
+
+    @classmethod
+    def from_attributes(cls, attributes: list[list[Field]]) -> ConstantTensor:
+        """Of a Constant node's attributes."""
+        if len(attributes) != 1:
+            return cls(0)
+        named = text(attributes[0], _ATTRIBUTE_NAME)
+        if named == "value" and len(found := messages(attributes[0], _ATTRIBUTE_TENSOR)) == 1:
+            return cls.from_tensor(fields(found[0]))
+        return cls(FLOAT if named in ("value_float", "value_floats") else 0)
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a message: its number and its value; None for the fixed-size types."""
+
+    number: int
+    value: int | memoryview | None
+
+
+def fields(raw: memoryview) -> list[Field]:
+    """The fields of one message, in order. Raises DataError for anything out of form."""
+    found: list[Field] = []
+    at, end = 0, len(raw)
+    while at < end:
+        if len(found) == MAX_FIELDS:
+            raise _malformed(f"a message has more than {MAX_FIELDS} fields")
+        tag, at = _varint(raw, at, 5)
+        number, kind = tag >> 3, tag & 7
+        if not 1 <= number < 1 << 29:
+            raise _malformed("a field's number is out of range")
+        value: int | memoryview | None = None
+        if kind == _VARINT:
+            value, at = _varint(raw, at, 10)
+        elif kind == _LENGTH:
+            size, at = _varint(raw, at, 5)
+            value, at = raw[at : at + size], at + size
+        elif kind in (_I64, _I32):
+            at += 8 if kind == _I64 else 4
+        else:
+            raise _malformed(f"a field has the wire type {kind}")
+        if at > end:
+            raise _malformed("a field ends past its message")
+        found.append(Field(number, value))
+    return found
+
+
+def messages(parts: list[Field], number: int) -> list[memoryview]:
+    """All values of a repeated field of messages or strings."""
+    values = [field.value for field in parts if field.number == number]
+    whole = [value for value in values if isinstance(value, memoryview)]
+    if len(whole) != len(values):
+        raise _malformed(f"field {number} has another type")
+    return whole
+
+
+def message(parts: list[Field], number: int, what: str) -> memoryview:
+    """The one value of a field that must be there once."""
+    found = messages(parts, number)
+    if len(found) != 1:
+        raise _malformed(f"it has {len(found)} fields '{what}' instead of 1")
+    return found[0]
+
+
+def text(parts: list[Field], number: int) -> str:
+    """A string field, empty where it is left out; bytes that are no UTF-8 are kept apart."""
+    found = messages(parts, number)
+    if len(found) > 1:
+        raise _malformed(f"field {number} is given twice")
+    return bytes(found[0]).decode("utf-8", "surrogateescape") if found else ""
+
+
+def number(parts: list[Field], number: int) -> int | None:
+    """A whole-number field, None where it is left out."""
+    found = [field.value for field in parts if field.number == number]
+    if len(found) > 1 or not all(isinstance(value, int) for value in found):
+        raise _malformed(f"field {number} is given twice or has another type")
+    return found[0] if found and isinstance(found[0], int) else None
+
+
+def varints(raw: memoryview) -> list[int]:
+    """The numbers of a packed field, each below 2⁶⁴."""
+    found, at = [], 0
+    while at < len(raw):
+        value, at = _varint(raw, at, 10)
+        found.append(value % 2**64)
+    return found
+
+
+def _varint(raw: memoryview, at: int, longest: int) -> tuple[int, int]:
+    """A number of base 128 at `at`, and where it ends; `longest` in bytes."""
+    value = 0
+    for index, byte in enumerate(raw[at : at + longest]):
+        value |= (byte & 0x7F) << (7 * index)
+        if byte < 0x80:
+            return value, at + index + 1
+    raise _malformed("a number is cut off or too long")
+
+
+def _malformed(what: str) -> DataError:
+    return DataError(f"is no ONNX model: {what}", where="ONNX graph", fix="export or copy it again")

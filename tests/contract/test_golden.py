@@ -7,7 +7,7 @@ import pytest
 
 from edgeveil.data.partition import PARTITIONS
 from edgeveil.data.sources import SOURCES
-from edgeveil.evaluation.cluster_labels import LABELLERS
+from edgeveil.evaluation.cluster_metrics import LABELLERS
 from edgeveil.evaluation.clustering import EVALUATIONS, SILHOUETTES
 from edgeveil.jobs.presets import PRESETS
 from edgeveil.parts.aggregation import AGGREGATIONS

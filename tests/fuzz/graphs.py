@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from edgeveil.errors import DataError
-from edgeveil.evaluation.graph_check import OPERATORS, check_graph
-from edgeveil.evaluation.onnx_wire import MAX_FIELDS, fields
+from edgeveil.evaluation.graph_check import MAX_FIELDS, OPERATORS, check_graph, fields
 from edgeveil.parts.features.onnx import LARGEST_OUTPUT, Backbone
 from tests.fuzz.target import Tape, Target, demand
 

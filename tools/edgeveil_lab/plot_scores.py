@@ -18,8 +18,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from edgeveil.evaluation.cluster_labels import by_argmax
-from edgeveil.evaluation.corrected import NOT_IDENTIFIABLE, TARGETS, Corrected, corrected_score
+from edgeveil.evaluation.cluster_metrics import by_argmax
+from edgeveil.evaluation.noise_correction import (
+    NOT_IDENTIFIABLE,
+    TARGETS,
+    CorrectedScore,
+    corrected_score,
+)
 from edgeveil.privacy.events import LaplaceEvent
 from edgeveil.privacy.laplace_mechanism import noise_law, softmax_laplace
 from edgeveil.privacy.sampler import SeededRandom
@@ -46,7 +51,7 @@ class Course:
     name: str
     true: float
     raw: tuple[float, ...]
-    corrected: tuple[Corrected, ...]
+    corrected: tuple[CorrectedScore, ...]
 
 
 def course(
@@ -131,7 +136,7 @@ def table(courses: Sequence[Course], epsilons: Sequence[float] = EPSILONS) -> st
     return "\n".join([*lines, "| none | " + " | ".join(f"{c.true:.3g} | " for c in courses) + "|"])
 
 
-def _cell(found: Corrected) -> str:
+def _cell(found: CorrectedScore) -> str:
     if found.score is None or found.error is None:
         return NOT_IDENTIFIABLE
     return f"{found.score:.3g} ± {found.error:.1g} ({found.method})"

@@ -16,7 +16,7 @@ from typing import Any
 from edgeveil.data.partition import PARTITIONS
 from edgeveil.data.sources import SOURCES
 from edgeveil.errors import UsageError
-from edgeveil.evaluation.cluster_labels import LABELLERS
+from edgeveil.evaluation.cluster_metrics import LABELLERS
 from edgeveil.evaluation.clustering import EVALUATIONS, SILHOUETTES
 from edgeveil.jobs.presets import PRESETS
 from edgeveil.parts import plugins

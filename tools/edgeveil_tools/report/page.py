@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from edgeveil.evaluation.corrected import NOT_IDENTIFIABLE
+from edgeveil.evaluation.noise_correction import NOT_IDENTIFIABLE
 from edgeveil.jobs.shuffle_amplification import ShuffleCredit
 from edgeveil.privacy.guarantee import up, worth
 from edgeveil_tools.pages import write_page

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from edgeveil.evaluation.projection import project_2d
+from edgeveil.evaluation.clustering import project_2d
 from edgeveil.privacy.guarantee import up
 
 # Stand-ins that become the page's own colours, so that one picture suits light and dark.

@@ -6,7 +6,7 @@ from sklearn.metrics import log_loss
 
 from edgeveil.errors import DataError
 from edgeveil.evaluation import accuracy
-from edgeveil.evaluation.accuracy import HeldTest, cut
+from edgeveil.evaluation.accuracy import HeldOutTest, cut
 from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.parts.features import IdentityParameters, build_features
 from edgeveil.parts.features.gabor import GaborParameters
@@ -43,7 +43,7 @@ def weights(given, kept=None):
 @pytest.mark.parametrize("name", MAPS)
 def test_accuracy_and_loss_are_those_of_the_whole_graph(name, kept):
     made, given = graph(MAPS[name], kept)
-    held = HeldTest(made, X, Y)
+    held = HeldOutTest(made, X, Y)
     for _ in range(3):
         model = weights(given, kept)
         found = OnnxModel(made).probabilities(X, model)
@@ -55,7 +55,7 @@ def test_accuracy_and_loss_are_those_of_the_whole_graph(name, kept):
 
 def test_features_are_computed_once(monkeypatch):
     made, given = graph(MAPS["both"])
-    held = HeldTest(made, X, Y)
+    held = HeldOutTest(made, X, Y)
     asked = []
     real = accuracy._run
     monkeypatch.setattr(
@@ -69,7 +69,7 @@ def test_features_are_computed_once(monkeypatch):
 def test_weights_that_are_not_finite_make_every_record_wrong():
     made, given = graph(MAPS["identity"])
     spoilt = {**weights(given), "weight": np.full((given, 10), np.nan, np.float32)}
-    tested = HeldTest(made, X, Y).tested(spoilt)
+    tested = HeldOutTest(made, X, Y).tested(spoilt)
     assert tested.accuracy == 0
     assert tested.loss == pytest.approx(126 * np.log(2))
 
@@ -77,12 +77,12 @@ def test_weights_that_are_not_finite_make_every_record_wrong():
 def test_what_does_not_fit_is_a_data_error():
     made, given = graph(MAPS["identity"])
     with pytest.raises(DataError, match="records and"):
-        HeldTest(made, X[:0], Y[:0])
+        HeldOutTest(made, X[:0], Y[:0])
     with pytest.raises(DataError, match="cannot be run"):
-        HeldTest(made, X[:, :63], Y)
+        HeldOutTest(made, X[:, :63], Y)
     missing = {name: value for name, value in weights(given).items() if name != "centre"}
     with pytest.raises(DataError, match="cannot be run"):
-        HeldTest(made, X, Y).tested(missing)
+        HeldOutTest(made, X, Y).tested(missing)
 
 
 def test_a_graph_whose_weights_enter_at_the_records_is_not_cut():
@@ -107,7 +107,7 @@ def test_a_graph_whose_weights_enter_at_the_records_is_not_cut():
     assert cut(made)[0] is None
     x, y = np.eye(4, dtype=np.float32), np.array([0, 1, 2, 2])
     weight = np.eye(4, 3, dtype=np.float32) * 5
-    tested = HeldTest(made, x, y).tested({"weight": weight})
+    tested = HeldOutTest(made, x, y).tested({"weight": weight})
     assert tested.accuracy == 0.75
     at_5 = np.log(1 + 2 * np.exp(-5))  # three rows with 5 at the label, one with 0 everywhere
     assert tested.loss == pytest.approx((3 * at_5 + np.log(3)) / 4)
@@ -118,8 +118,8 @@ def test_accuracy_counts_the_largest_probability():
     model = weights(given)
     y = OnnxModel(made).probabilities(X, model).argmax(axis=1)
     y[:30] = (y[:30] + 1) % 10
-    assert HeldTest(made, X, y).tested(model).accuracy == 0.8
-    assert HeldTest(made, X[:30], y[:30]).tested(model).accuracy == 0
+    assert HeldOutTest(made, X, y).tested(model).accuracy == 0.8
+    assert HeldOutTest(made, X[:30], y[:30]).tested(model).accuracy == 0
 
 
 @pytest.mark.parametrize(("twice", "joint"), [(False, "phi"), (True, "x")])
@@ -149,5 +149,5 @@ def test_constants_join_nothing_and_a_graph_that_meets_twice_is_not_cut(twice, j
     assert cut(made)[2] == joint
     x, weight = RNG.normal(size=(20, 4)).astype(np.float32), RNG.normal(size=(4, 3))
     y = OnnxModel(made).probabilities(x, {"weight": weight}).argmax(axis=1)
-    assert HeldTest(made, x, y).tested({"weight": weight}).accuracy == 1.0
-    assert HeldTest(made, x, (y + 1) % 3).tested({"weight": weight}).accuracy == 0.0
+    assert HeldOutTest(made, x, y).tested({"weight": weight}).accuracy == 1.0
+    assert HeldOutTest(made, x, (y + 1) % 3).tested({"weight": weight}).accuracy == 0.0

@@ -5,9 +5,14 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from edgeveil.evaluation.cluster_labels import by_argmax, by_kmeans
-from edgeveil.evaluation.corrected import NOT_IDENTIFIABLE, TARGETS, Corrected, corrected_score
-from edgeveil.evaluation.dirichlet_fit import fit_dirichlets
+from edgeveil.evaluation.cluster_metrics import by_argmax, by_kmeans
+from edgeveil.evaluation.noise_correction import (
+    NOT_IDENTIFIABLE,
+    TARGETS,
+    CorrectedScore,
+    corrected_score,
+    fit_dirichlets,
+)
 from edgeveil.privacy.laplace_mechanism import noise_law, softmax_event, softmax_laplace
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil_lab.score_fleets import fleet
@@ -95,7 +100,7 @@ def test_it_is_the_same_for_the_same_uploads():
 
 def test_few_uploads_have_no_correction():
     got = found(RATIO, "unbalanced", 1e6, devices=20)[2]
-    assert got == Corrected(None, None, "", f"{NOT_IDENTIFIABLE}: too few uploads or clusters")
+    assert got == CorrectedScore(None, None, "", f"{NOT_IDENTIFIABLE}: too few uploads or clusters")
 
 
 def test_huge_uploads_are_answered():
