@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from edgeveil.errors import UsageError
 
@@ -18,9 +18,17 @@ def known_names(family: str) -> list[str]:
 
     For configuration, which knows parts by name alone; loads the family when it is asked.
     """
-    package = import_module(f"edgeveil.parts.{family}")
-    names: list[str] = package.TABLE.known()
+    names: list[str] = _table(family).known()
     return names
+
+
+def part_named(family: str, name: str) -> Any | None:
+    """The part of a name, None where there is none, or none that can join."""
+    return _table(family).get(name)
+
+
+def _table(family: str) -> Any:
+    return import_module(f"edgeveil.parts.{family}").TABLE
 
 
 def nearest(name: str, known: list[str]) -> str:

@@ -13,12 +13,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from edgeveil.data.device import device_records, of_shape
 from edgeveil.data.records import Records
 from edgeveil.errors import EdgeVeilError
 from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.exchange import Answer
+from edgeveil.parts.own_records import device_records, of_shape
 from edgeveil.protocol.sealed import unpack_tensors
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.subnormals import flushed

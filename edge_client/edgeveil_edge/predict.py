@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.data.csvfile import read_matrix
 from edgeveil.data.limits import require_file
-from edgeveil.data.npz import npy_array, npz_array
 from edgeveil.errors import DataError, UsageError
 from edgeveil.evaluation.onnx_session import OnnxModel
+from edgeveil.parts.sources.csvfile import read_matrix
+from edgeveil.parts.sources.npz import npy_array, npz_array
 from edgeveil_edge.releases import ReleaseStore
 
 RELEASES = "releases"  # the folder of models inside a device's state folder

@@ -12,7 +12,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from edgeveil.data.published import PUBLISHED
 from edgeveil.errors import DataError, PrivacyError, ProtocolError, UsageError
 from edgeveil.jobs.job import Job
 from edgeveil.jobs.plan import Plan
@@ -22,6 +21,7 @@ from edgeveil.parts.features import PcaParameters, build_features, projection_of
 from edgeveil.parts.methods import METHODS, trains_model
 from edgeveil.parts.models import build_network
 from edgeveil.parts.setting import Setting
+from edgeveil.parts.sources import SOURCES
 from edgeveil.parts.update import Stage
 from edgeveil.privacy.events import UnprotectedEvent
 from edgeveil.privacy.guarantee import up
@@ -31,11 +31,6 @@ from edgeveil.settings.explain import number
 
 RECORD_VALUES = 1 << 24
 UPLOAD_VALUES = 1 << 18  # of one per_sample upload: 2 MiB
-_FORMS = {
-    "digits": ((64,), 10),
-    **{name: (PUBLISHED[name].shape, PUBLISHED[name].classes) for name in PUBLISHED},
-}
-"""Shape of a record and classes of the data sets whose records are known by their name."""
 
 
 @dataclass(frozen=True)
@@ -122,8 +117,9 @@ def _records(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
             ("data.input_shape",),
             f"one record would hold more than {RECORD_VALUES} values; make it smaller",
         )
-    elif fleet is not None and fleet.source in _FORMS:
-        name, (shape, classes) = fleet.source, _FORMS[fleet.source]
+    elif fleet is not None and fleet.source in SOURCES and SOURCES[fleet.source].shape:
+        name, known = fleet.source, SOURCES[fleet.source]
+        shape, classes = known.shape, known.classes
         if job.data.input_shape != shape:
             yield Mix(
                 ("data.input_shape", "data.source", fleet.key),

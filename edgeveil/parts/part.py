@@ -129,6 +129,10 @@ class PartTable(Table[P], Generic[P]):
     def __contains__(self, name: object) -> bool:
         return name in self._found()
 
+    def get(self, name: str) -> P | None:
+        """The part of a name; None where there is none that can join."""
+        return self._found().get(name)
+
     def names(self) -> list[str]:
         """All names: the files' in their order, then those of plug-ins."""
         return list(self._found())

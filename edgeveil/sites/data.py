@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from edgeveil.data.own_dealing import needs_classes
-from edgeveil.data.partition import PARTITIONS
-from edgeveil.data.published import PUBLISHED
-from edgeveil.data.sources import SOURCES, brings_its_test
+from edgeveil.registry import known_names, part_named
 from edgeveil.settings.base import Block, Mix, SitePath, named_in
 
 _PYTHON = re.compile(r"python:\s*[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
@@ -25,7 +22,7 @@ def source_name(name: str) -> str:
         return name
     if name == "python":
         raise ValueError("names no function; write `python: module:function`")
-    return named_in("data source", SOURCES)(name)
+    return named_in("data source", known_names("sources"))(name)
 
 
 SourceName = Annotated[str, AfterValidator(source_name)]
@@ -78,14 +75,27 @@ class DataSource(DataFiles):
     parties, each record by a hash of its own; null: none is, the cloud has a file of its own."""
 
 
+DEFAULT_PARTITION = "iid"
+
+
+def _partition_name(name: str) -> str:
+    if name == DEFAULT_PARTITION:
+        return name
+    return named_in("partition", known_names("partitions"))(name)
+
+
+def _every_partition(schema: dict[str, Any]) -> None:
+    schema["enum"] = known_names("partitions")
+
+
 class Partition(Block):
     """How the records of one data set are dealt to simulated devices."""
 
     kind: Annotated[
         str,
-        AfterValidator(named_in("partition", PARTITIONS)),
-        Field(json_schema_extra={"enum": PARTITIONS.names()}),
-    ] = "iid"
+        AfterValidator(_partition_name),
+        Field(json_schema_extra=_every_partition),
+    ] = DEFAULT_PARTITION
     """`iid`: at random. `n_class`: each device holds records of about so many classes.
     `dirichlet`: each class is cut in uneven proportions. `quantity_skew`: sizes are uneven."""
     classes_per_device: int = Field(default=2, ge=1, le=10000)
@@ -126,28 +136,27 @@ class DeviceData(DataSource):
     """Take one share of the data set; null: all of it."""
 
 
-_READERS = {
-    "labels_path": ("idx",),
-    "label_column": ("csv", "parquet"),
-    "images": ("images",),
-}
+def _source(source: str) -> Any | None:
+    """The part that a `source` names; None for one of a plug-in that cannot join here."""
+    return part_named("sources", "python" if source.startswith("python:") else source)
+
+
+def _published(source: str) -> bool:
+    """Whether the source says itself which of its records the cloud tests on."""
+    part = _source(source)
+    return part is not None and part.test is not None
 
 
 def data_mixes(data: DataSource, at: str) -> Iterator[Mix]:
     """Impossible mixes of one data block that stands at key `at`."""
     source = f"{at}.source"
-    if data.path is None:
-        if data.source in ("npz", "csv", "parquet", "idx"):
-            yield Mix((source, f"{at}.path"), f"{data.source} is read from a file; add path")
-        if data.source == "images" or data.source in PUBLISHED:
-            text = f"{data.source} is read from a folder of its files; add path"
-            yield Mix((source, f"{at}.path"), text)
-    if data.source == "idx" and data.labels_path is None:
-        text = "idx keeps labels in a file of their own; add labels_path"
-        yield Mix((source, f"{at}.labels_path"), text)
-    if data.source == "images" and data.images is None:
-        text = "images needs the form of its records; add images: {size: [28, 28]}"
-        yield Mix((source, f"{at}.images"), text)
+    part = _source(data.source)
+    if part is not None and part.place and data.path is None:
+        what = "a file" if part.place == "file" else "a folder of its files"
+        yield Mix((source, f"{at}.path"), f"{data.source} is read from {what}; add path")
+    for key, text in {} if part is None else part.demands.items():
+        if getattr(data, key) is None:
+            yield Mix((source, f"{at}.{key}"), text)
     if data.images is not None and data.images.classes is None:
         text = "the folders that are there may not number the classes; add classes: [cat, dog]"
         yield Mix((f"{at}.images.classes", f"{at}.images"), text)
@@ -164,11 +173,11 @@ def data_mixes(data: DataSource, at: str) -> Iterator[Mix]:
 
 def _class_mixes(shard: Shard, source: str, at: str, source_key: str) -> Iterator[Mix]:
     """Classes that are needed, or not read."""
-    published = brings_its_test(source)
+    published = _published(source)
     if shard.classes is not None and published:
         text = f"is for files of your own, and the source is {source}; drop it"
         yield Mix((f"{at}.classes", source_key), text)
-    if shard.classes is None and not published and needs_classes(shard.partition):
+    if shard.classes is None and not published and _by_class(shard.partition):
         text = (
             "deals or disturbs by class, and which classes there are may not follow from your own"
             " records;"
@@ -181,32 +190,42 @@ def held_back_mixes(
     source: str, records: int | None, share: float | None, at: str, source_key: str
 ) -> Iterator[Mix]:
     """A test part that is counted where it must be a share, or the other way round."""
-    if records is not None and not brings_its_test(source):
+    if records is not None and not _published(source):
         text = (
             f"counts records, and of {source} a share is held back, so that one record more moves"
             " no other; write test_share: 0.2"
         )
         yield Mix((f"{at}.test_records", source_key), text)
-    if share is not None and brings_its_test(source):
+    if share is not None and _published(source):
         text = f"is for files of your own, and {source} counts its test; write test_records"
         yield Mix((f"{at}.test_share", source_key), text)
 
 
 def unread_mixes(files: DataFiles, source: str, at: str, source_key: str) -> Iterator[Mix]:
     """Keys of `files` that the source, named at `source_key`, does not read."""
-    for key, readers in _READERS.items():
+    for key in ("labels_path", "label_column", "images"):
+        readers = _readers("sources", key)
         if getattr(files, key) is not None and source not in readers:
             text = f"is read for {' and '.join(readers)} alone, and the source is {source}"
             yield Mix((f"{at}.{key}", source_key), f"{text}; drop it")
 
 
-_READ_BY = {"classes_per_device": ("n_class",), "alpha": ("dirichlet", "quantity_skew")}
+def _readers(family: str, key: str) -> list[str]:
+    """The names of one family whose parts read a key."""
+    named = ((name, part_named(family, name)) for name in known_names(family))
+    return [name for name, part in named if part is None or key in part.reads]
+
+
+def _by_class(rule: Partition) -> bool:
+    """Whether own records are dealt or disturbed by class, so that the classes must be public."""
+    part = part_named("partitions", rule.kind)
+    return bool(rule.lq_data) or (part is not None and part.by_class)
 
 
 def dealing_mixes(rule: Partition, source: str, at: str, source_key: str) -> Iterator[Mix]:
     """What the dealing of one data set needs or does not read; the rule stands at key `at`."""
     yield from partition_mixes(rule, at)
-    published = brings_its_test(source)
+    published = _published(source)
     if published and rule.lq_range is not None:
         text = f"is for files of your own, {source} has a range of its own; drop it"
         yield Mix((f"{at}.lq_range", source_key), text)
@@ -228,7 +247,10 @@ def partition_mixes(rule: Partition, at: str) -> Iterator[Mix]:
             f"must be the least and the greatest value, got {list(rule.lq_range)}; write [0, 255]"
         )
         yield Mix((f"{at}.lq_range",), text)
-    for key, kinds in _READ_BY.items():
-        if rule.kind not in kinds and getattr(rule, key) != Partition.model_fields[key].default:
+    for key in ("classes_per_device", "alpha"):
+        if getattr(rule, key) == Partition.model_fields[key].default:
+            continue
+        kinds = _readers("partitions", key)
+        if rule.kind not in kinds:
             text = f"is read by {' and '.join(kinds)} alone, and the kind is {rule.kind}; drop it"
             yield Mix((f"{at}.{key}", f"{at}.kind"), text)

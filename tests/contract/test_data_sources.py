@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
-from edgeveil.data.device import devices_records, held_records
-from edgeveil.data.published import PUBLISHED
-from edgeveil.data.sources import SOURCES, Origin, brings_its_test, load_records
 from edgeveil.errors import DataError
+from edgeveil.parts.own_records import devices_records, held_records
+from edgeveil.parts.sources import SOURCES, brings_its_test, load_records, published_files
+from edgeveil.parts.sources.source import Origin
 from edgeveil.sites.data import DataSource, Images
 
 COUNT = 12
@@ -67,7 +67,7 @@ def python(folder):
 
 def letters(folder):
     """As MNIST and EMNIST are published."""
-    for one in (PUBLISHED["mnist"].files, PUBLISHED["emnist"].files):
+    for one in (published_files()["mnist"], published_files()["emnist"]):
         for half in (one.train, one.test):
             pictures = np.zeros((COUNT, 28, 28), np.uint8)
             (folder / half[0]).write_bytes(gzip.compress(idx(pictures)))
@@ -77,7 +77,7 @@ def letters(folder):
 
 def cifar(folder):
     for name, labels in (("cifar10", 1), ("cifar100", 2)):
-        for file in PUBLISHED[name].files.names:
+        for file in published_files()[name].names:
             (folder / file).write_bytes(bytes(labels + 3072) * COUNT)
     return Origin(path=folder)
 
@@ -121,15 +121,15 @@ def test_every_source_is_here():
 
 def test_records_are_rows_of_numbers_with_whole_labels(made):
     name, origin = made
-    records = SOURCES[name](origin)
+    records = SOURCES[name].read(origin)
     assert (records.x.dtype, records.y.dtype) == (np.float32, np.int64)
     assert records.x.ndim >= 2
     assert len(records.x) == len(records.y) >= COUNT
     assert records.x.flags.c_contiguous
     assert np.isfinite(records.x).all()
-    if name in PUBLISHED:
-        assert records.x.shape[1:] == PUBLISHED[name].shape
-        assert records.y.max() < PUBLISHED[name].classes
+    if name in published_files():
+        assert records.x.shape[1:] == SOURCES[name].shape
+        assert records.y.max() < SOURCES[name].classes
     elif name != "digits":
         assert sorted(records.y.tolist()) == sorted(LABELS.tolist())
 
@@ -137,7 +137,7 @@ def test_records_are_rows_of_numbers_with_whole_labels(made):
 def test_reading_twice_gives_the_same_and_changes_no_file(made):
     name, origin = made
     before = {path: path.read_bytes() for path in files_of(origin)}
-    one, other = SOURCES[name](origin), SOURCES[name](origin)
+    one, other = SOURCES[name].read(origin), SOURCES[name].read(origin)
     assert np.array_equal(one.x, other.x)
     assert np.array_equal(one.y, other.y)
     assert {path: path.read_bytes() for path in files_of(origin)} == before
@@ -164,15 +164,15 @@ def test_what_the_cloud_tests_on_is_not_among_the_devices_records(made):
 def test_a_missing_file_is_named(name, tmp_path):
     origin = MAKERS[name](tmp_path)
     with pytest.raises(DataError, match="gone"):
-        SOURCES[name](replace(origin, path=tmp_path / "gone"))
+        SOURCES[name].read(replace(origin, path=tmp_path / "gone"))
     with pytest.raises(DataError, match=r"data\.path"):
-        SOURCES[name](replace(origin, path=None))
+        SOURCES[name].read(replace(origin, path=None))
 
 
 @pytest.mark.parametrize("name", IN_FILES)
 def test_more_than_the_memory_it_may_take_is_refused(name, tmp_path):
     with pytest.raises(DataError) as raised:
-        SOURCES[name](replace(MAKERS[name](tmp_path), max_bytes=40))
+        SOURCES[name].read(replace(MAKERS[name](tmp_path), max_bytes=40))
     assert str(tmp_path) in str(raised.value)
 
 
@@ -184,7 +184,7 @@ def test_a_file_that_is_cut_off_is_named(name, kept, tmp_path):
         content = path.read_bytes()
         path.write_bytes(content[: int(len(content) * kept)])
     with pytest.raises(DataError) as raised:
-        SOURCES[name](origin)
+        SOURCES[name].read(origin)
     assert str(tmp_path) in raised.value.where
     assert raised.value.fix
 
@@ -196,7 +196,7 @@ def test_a_file_of_another_format_is_named(name, content, tmp_path):
     for path in files_of(origin):
         path.write_bytes(content)
     with pytest.raises(DataError) as raised:
-        SOURCES[name](origin)
+        SOURCES[name].read(origin)
     assert str(tmp_path) in raised.value.where
 
 
@@ -206,6 +206,6 @@ def test_what_is_cut_off_in_the_middle_of_a_record_drops_that_record_alone(name,
     last = files_of(origin)[-1]
     content = last.read_bytes()
     last.write_bytes(content[:-4] if name == "csv" else content[: len(content) // 2])
-    records = SOURCES[name](origin)
+    records = SOURCES[name].read(origin)
     usable = np.isfinite(records.x).all(axis=tuple(range(1, records.x.ndim))) & (records.y >= 0)
     assert (len(records), int(usable.sum())) == (COUNT, COUNT - 1)

@@ -4,16 +4,16 @@ import re
 from pathlib import Path
 
 import pytest
+from edgeveil.evaluation.cluster_labels import LABELLERS
 
-from edgeveil.data.partition import PARTITIONS
-from edgeveil.data.sources import SOURCES
-from edgeveil.evaluation.cluster_metrics import LABELLERS
 from edgeveil.evaluation.clustering import EVALUATIONS, SILHOUETTES
 from edgeveil.jobs.presets import PRESETS
 from edgeveil.parts.aggregation import AGGREGATIONS
 from edgeveil.parts.features import FEATURES
 from edgeveil.parts.methods import METHODS
 from edgeveil.parts.models import MODELS
+from edgeveil.parts.partitions import PARTITIONS
+from edgeveil.parts.sources import SOURCES
 from edgeveil.parts.stages import STAGES
 from edgeveil.privacy.table import MECHANISMS
 from edgeveil.selection import SELECTIONS

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from edgeveil.crypto.labels import RECORD_DEALT
-from edgeveil.data import device
-from edgeveil.data.device import device_records, held_records, of_shape
-from edgeveil.data.own_dealing import OWN_DEALING, record_words
-from edgeveil.data.partition import PARTITIONS
+from edgeveil.parts import own_records as device
+from edgeveil.parts.own_records import device_records, held_records, of_shape
+from edgeveil.parts.partitions import PARTITIONS
+from edgeveil.parts.partitions.dealing import record_words
 from edgeveil.sites.data import DataSource, DeviceData
 from edgeveil_lab.audit.forms import CLASSES, FORMS, SIDE, Table, made_up
 from edgeveil_lab.audit.records import by_index
@@ -65,10 +65,6 @@ def moved(form, dealing, folder):
         worst = max(worst, (whole - rest).total() - 1, (rest - whole).total())
     assert whole.total() == 40
     return worst
-
-
-def test_every_rule_deals_own_records_too():
-    assert OWN_DEALING.names() == PARTITIONS.names()
 
 
 @pytest.mark.parametrize("dealing", DEALINGS, ids=range(6))

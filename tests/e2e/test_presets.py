@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from edgeveil.data.digits import load_digits_split
 from edgeveil.evaluation.onnx_session import open_session
 from edgeveil.jobs import parse_plan
 from edgeveil.jobs.presets import PRESETS
 from edgeveil.parts.methods import METHODS
+from edgeveil.parts.sources.digits import load_digits_split
 from edgeveil.sites.policy import Policy
 from tests.e2e.live import LiveSite
 

@@ -16,9 +16,9 @@ import pytest
 from safetensors.numpy import load_file
 from sklearn.datasets import load_digits
 
-from edgeveil.data.digits import load_digits_split
-from edgeveil.data.own_dealing import hold_back_share
 from edgeveil.data.records import Records
+from edgeveil.parts.partitions.dealing import hold_back_share
+from edgeveil.parts.sources.digits import load_digits_split
 from tests.e2e.live import wait_for
 
 pytestmark = pytest.mark.slow

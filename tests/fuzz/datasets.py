@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from edgeveil.data.cifar import read_cifar10, read_cifar100
-from edgeveil.data.images import image_faults, read_images
-from edgeveil.data.parquet import read_parquet
 from edgeveil.data.records import Records
 from edgeveil.errors import DataError
+from edgeveil.parts.sources.cifar import read_cifar10, read_cifar100
+from edgeveil.parts.sources.images import image_faults, read_images
+from edgeveil.parts.sources.parquet import read_parquet
 from tests.fuzz.target import Tape, Target, as_file, demand, scratch
 
 _MAX_BYTES = 1 << 16

@@ -10,16 +10,16 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from edgeveil.data.csvfile import csv_faults, read_csv
-from edgeveil.data.idx import read_idx
-from edgeveil.data.mnist import EMNIST_CLASSES
-from edgeveil.data.npz import read_npz
-from edgeveil.data.published import read_published
 from edgeveil.data.records import Records
 from edgeveil.errors import BrokerError, DataError, UsageError
+from edgeveil.parts.sources.csvfile import csv_faults, read_csv
+from edgeveil.parts.sources.idx import read_idx
+from edgeveil.parts.sources.mnist import EMNIST_CLASSES
+from edgeveil.parts.sources.npz import read_npz
 from edgeveil_lab.load.fleet import Fleet
 from edgeveil_tools.site.broker_rules import read_users
 from tests.fuzz.target import Tape, Target, as_file, demand, scratch
+from tests.published_sets import read_published
 
 _MAX_BYTES = 1 << 16
 

@@ -9,20 +9,17 @@ import secrets
 from pathlib import Path
 
 from edgeveil.data.check import DataReport, check_records
-from edgeveil.data.csvfile import csv_faults
-from edgeveil.data.device import device_records
-from edgeveil.data.images import image_faults
-from edgeveil.data.published import PUBLISHED
 from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key
 from edgeveil.errors import DataError, UsageError
 from edgeveil.jobs import Job, load_job
+from edgeveil.parts.own_records import device_records, origin_of
+from edgeveil.parts.sources import SOURCES, brings_its_test
 from edgeveil.sites.data import DataSource
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.sites.files import load_site
 
 DEFAULT_SHARE = 0.1
 LINES_SHOWN = 10
-DIGITS_LARGEST = 16.0
 
 
 def data_check(edge_site: Path, job_file: Path | None = None) -> int:
@@ -61,10 +58,9 @@ def data_check(edge_site: Path, job_file: Path | None = None) -> int:
 def places(data: DataSource) -> list[str]:
     """Where the lines or pictures stand that are dropped for their form, the first few of them."""
     faults: list[str] = []
-    if data.source == "csv":
-        faults = csv_faults(data.path, data.label_column)
-    elif data.source == "images":
-        faults = image_faults(data.path, data.images)
+    find = None if data.source.startswith("python:") else SOURCES[data.source].faults
+    if find is not None:
+        faults = find(origin_of(data))
     more = len(faults) - LINES_SHOWN
     return faults[:LINES_SHOWN] + [f"… and {more} more"] * (more > 0)
 
@@ -90,9 +86,7 @@ def scale_notes(job: Job, largest: float) -> list[str]:
 
 def published_largest(source: str) -> float:
     """The largest value of a published set's records; 0 for a source that does not say it."""
-    if source == "digits":
-        return DIGITS_LARGEST
-    return PUBLISHED[source].largest if source in PUBLISHED else 0.0
+    return SOURCES[source].largest if brings_its_test(source) else 0.0
 
 
 def _print(report: DataReport, problems: list[str], *, exact_split: bool) -> None:

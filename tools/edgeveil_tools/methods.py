@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from edgeveil.data.partition import PARTITIONS
-from edgeveil.data.sources import SOURCES
 from edgeveil.errors import UsageError
 from edgeveil.evaluation.cluster_metrics import LABELLERS
 from edgeveil.evaluation.clustering import EVALUATIONS, SILHOUETTES
@@ -25,6 +23,8 @@ from edgeveil.parts.features import FEATURES
 from edgeveil.parts.methods import METHODS
 from edgeveil.parts.models import MODELS
 from edgeveil.parts.part import Part, PartTable, PrivacyStatus
+from edgeveil.parts.partitions import PARTITIONS
+from edgeveil.parts.sources import SOURCES
 from edgeveil.parts.stages import STAGES
 from edgeveil.privacy.table import MECHANISMS
 from edgeveil.registry import nearest
@@ -32,7 +32,15 @@ from edgeveil.registry import nearest
 _MIN_WIDTH = 60
 _MAX_WIDTH = 110
 _OWN_STATUS = "–"
-TABLES: tuple[PartTable[Any], ...] = (METHODS, STAGES, AGGREGATIONS, MODELS, FEATURES)
+TABLES: tuple[PartTable[Any], ...] = (
+    METHODS,
+    STAGES,
+    AGGREGATIONS,
+    MODELS,
+    FEATURES,
+    PARTITIONS,
+    SOURCES,
+)
 
 
 @dataclass(frozen=True)
@@ -117,14 +125,12 @@ def _of_name(family: str, name: str, said: Said, text: str) -> Entry:
 def _named() -> Iterator[tuple[str, str, Said, str]]:
     """Family, name, what is said of it, and the text that stands beside the name in the code."""
     tables: tuple[tuple[str, Mapping[str, Said], Any], ...] = (
-        ("local_run.partition", _PARTITIONS, PARTITIONS),
         ("unsupervised.eval_type", _EVALUATIONS, EVALUATIONS),
         ("unsupervised.silhouette", _SILHOUETTES, SILHOUETTES),
         ("unsupervised.labels", _LABELS, LABELLERS),
         ("mechanism", _MECHANISMS, MECHANISMS),
         ("proxy.shuffle", _SHUFFLES, None),
         ("encrypt.privacy_eval_type", _PROTECTIONS, None),
-        ("local_run.data.source", _SOURCES, SOURCES),
         ("preset", PRESETS_SAID, PRESETS),
     )
     for family, said, table in tables:
@@ -173,66 +179,6 @@ _ANONYMOUS = "Zhao et al. 2021, anonymous federated learning"
 _UPDATE = "each device's update, layers shuffled among the devices"
 _NOISED = "each device's noised update"
 _PER_DEVICE = "per device; for one record among others at the price of twice the sensitivity"
-_FOLDER = "the folder of the published files"
-_FILE = "a file of the user's"
-
-_PARTITIONS = {
-    "iid": Said("usual practice"),
-    "n_class": Said("McMahan et al. 2017", "classes_per_device"),
-    "dirichlet": Said("Yurochkin et al. 2019", "alpha"),
-    "quantity_skew": Said("Li et al. 2022", "alpha"),
-}
-
-_SOURCES = {
-    "digits": Said(
-        "Alpaydin and Kaynak 1998, in scikit-learn",
-        summary="1,797 handwritten digits of 8×8 pixels.",
-    ),
-    "mnist": Said(
-        "LeCun et al. 1998", _FOLDER, summary="70,000 handwritten digits of 28×28 pixels."
-    ),
-    "emnist": Said(
-        "Cohen et al. 2017, Balanced",
-        _FOLDER,
-        summary="131,600 handwritten letters and digits of 28×28 pixels, 47 classes.",
-    ),
-    "cifar10": Said(
-        "Krizhevsky 2009, binary version",
-        _FOLDER,
-        summary="60,000 coloured photographs of 32×32 pixels, 10 classes.",
-    ),
-    "cifar100": Said(
-        "Krizhevsky 2009, binary version",
-        _FOLDER,
-        summary="60,000 coloured photographs of 32×32 pixels, 100 classes.",
-    ),
-    "npz": Said("the user's own data", _FILE, summary="NumPy's arrays x and y."),
-    "csv": Said(
-        "the user's own data",
-        _FILE,
-        summary="Numbers, one record a line, under a line that names the columns.",
-    ),
-    "parquet": Said(
-        "the user's own data",
-        f"{_FILE}; pip install 'edgeveil[parquet]'",
-        summary="Columns of numbers, one record a row.",
-    ),
-    "idx": Said(
-        "the user's own data",
-        f"{_FILE} and one of labels",
-        summary="Arrays in the format of MNIST.",
-    ),
-    "images": Said(
-        "the user's own data",
-        "a folder for each of images.classes; pip install 'edgeveil[images]'",
-        summary="PNG and JPEG pictures, brought to one size.",
-    ),
-    "python": Said(
-        "the user's own code",
-        "`python: module:function`, installed",
-        summary="What a function returns, two arrays (x, y).",
-    ),
-}
 
 _MECHANISMS = {
     "gaussian": Said(

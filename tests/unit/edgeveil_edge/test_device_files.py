@@ -12,8 +12,9 @@ import pytest
 from edge_kit import CENTRE, FIRST, QUADRATIC, Device, Round, job
 from pyarrow import parquet
 
-from edgeveil.data import csvfile, device, idx, npz
 from edgeveil.jobs import compile_job
+from edgeveil.parts import own_records as device
+from edgeveil.parts.sources import csvfile, idx, npz
 from edgeveil.protocol.device_tasks import NoAnswer
 from edgeveil_edge.computer import load_own
 

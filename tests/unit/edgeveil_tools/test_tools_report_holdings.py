@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from edgeveil.data.low_quality import low_quality_devices
+from edgeveil.parts.partitions.dealing import low_quality_devices
 from edgeveil_tools.local.data import dealt
 from edgeveil_tools.local.job import Overrides, local_job
 from edgeveil_tools.report.holdings import Holdings, holdings, holdings_plot

@@ -138,7 +138,7 @@ def test_the_reference_learns_from_the_devices_training_records_alone(small):
 
 
 def test_the_reference_splits_as_the_devices_do(small):
-    from edgeveil.data.device import device_records
+    from edgeveil.parts.own_records import device_records
     from edgeveil.sites.files import load_site
 
     job, run, plan = small

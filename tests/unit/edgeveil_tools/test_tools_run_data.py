@@ -10,9 +10,9 @@ import yaml
 from PIL import Image
 from pyarrow import parquet
 
-from edgeveil.data import device
-from edgeveil.data.device import held_records, own_records
 from edgeveil.errors import ConfigError, DataError, UsageError
+from edgeveil.parts import own_records as device
+from edgeveil.parts.own_records import held_records, own_records
 from edgeveil.sites.data import DataSource
 from edgeveil.sites.files import load_site
 from edgeveil_tools.local.command import run_local

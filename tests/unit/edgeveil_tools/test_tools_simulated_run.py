@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import yaml
 
-from edgeveil.data.mnist import MNIST_FILES
 from edgeveil.errors import JobFailed, UsageError
+from edgeveil.parts.sources.mnist import MNIST_FILES
 from edgeveil.sites.policy import Policy
 from edgeveil_lab.table.claims import claims
 from edgeveil_lab.table.command import Asked, table

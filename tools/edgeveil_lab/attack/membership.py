@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.data.device import take
 from edgeveil.data.records import Records
 from edgeveil.parts.exchange import Exchange, Tensors
 from edgeveil.parts.methods.fm import FmDevice
 from edgeveil.parts.methods.fm_sums import noised
+from edgeveil.parts.own_records import take
 from edgeveil.privacy.accountant import total_mu
 from edgeveil.privacy.events import GaussianEvent
 from edgeveil.privacy.sampler import os_random

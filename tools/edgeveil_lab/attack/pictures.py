@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from scipy.ndimage import uniform_filter
 from scipy.optimize import linear_sum_assignment
 
-from edgeveil.data.device import take
 from edgeveil.data.records import Records
 from edgeveil.errors import UsageError
 from edgeveil.parts.features import IdentityParameters
+from edgeveil.parts.own_records import take
 from edgeveil_lab.attack.invert import METHODS, Head
 from edgeveil_tools.local.recording import Recording, exact_linear, noised_linear
 

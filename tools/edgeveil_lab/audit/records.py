@@ -26,19 +26,18 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from edgeveil.data import device
-from edgeveil.data.device import device_records, of_shape
 from edgeveil.data.held import hold_back
-from edgeveil.data.low_quality import disturbed
-from edgeveil.data.own_dealing import OwnRule
-from edgeveil.data.partition import PARTITIONS, Shares, partition
 from edgeveil.data.records import Records
 from edgeveil.data.slots import slot_records
 from edgeveil.errors import PrivacyError
 from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.jobs import parse_plan
+from edgeveil.parts import own_records as device
 from edgeveil.parts.exchange import TRAIN, Exchange, Tensors
 from edgeveil.parts.methods.fm import FmDevice
+from edgeveil.parts.own_records import device_records, of_shape
+from edgeveil.parts.partitions import PARTITIONS, Shares
+from edgeveil.parts.partitions.dealing import OwnRule, disturbed, partition
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import Event, GaussianEvent, LaplaceEvent
 from edgeveil.privacy.gaussian_mechanism import diagonal_of_triangle

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from edgeveil.data.published import PUBLISHED
 from edgeveil.errors import UsageError
+from edgeveil.parts.sources import published_files
 from edgeveil_lab.reproduce.base import Trial
 from edgeveil_tools.local.data import PLACES
 
@@ -16,21 +16,21 @@ def folder_of(source: str, data: Path | None) -> Path | None:
 
     None where files are missing, and for what reads no folder.
     """
-    if source not in PUBLISHED:
+    if source not in published_files():
         return None
     places = [place / source for place in PLACES] if data is None else [data, data / source]
-    return next((one for one in places if not PUBLISHED[source].files.missing(one)), None)
+    return next((one for one in places if not published_files()[source].missing(one)), None)
 
 
 def wanted_files(source: str) -> str:
     """The files of a published data set, in words."""
-    names = ", ".join(PUBLISHED[source].files.names)
+    names = ", ".join(published_files()[source].names)
     return f"{source} as it is published: {names}"
 
 
 def without_files(trials: Sequence[Trial], data: Path | None) -> dict[str, str]:
     """For each data set whose files are missing, the files that are wanted."""
-    sources = {trial.source for trial in trials} & set(PUBLISHED)
+    sources = {trial.source for trial in trials} & set(published_files())
     lacking = sorted(source for source in sources if folder_of(source, data) is None)
     return {source: wanted_files(source) for source in lacking}
 

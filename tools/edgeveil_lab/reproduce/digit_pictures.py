@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edgeveil.data.digits import load_digits_split
 from edgeveil.data.records import Records
+from edgeveil.parts.sources.digits import load_digits_split
 
 SOURCE = "python: edgeveil_lab.reproduce.digit_pictures:digits"  # as a job's `data.source`
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from edgeveil.data.published import PUBLISHED
 from edgeveil.errors import EdgeVeilError, JobFailed, UsageError
 from edgeveil.jobs import Job, load_job
+from edgeveil.parts.sources import published_files
 from edgeveil_lab.table.claims import chosen_note, claims, was_tuned
 from edgeveil_lab.table.output import FILES, show, write_table
 from edgeveil_tools.local.command import INTERRUPTED, run_local
@@ -58,7 +58,7 @@ class Asked:
 
     def overrides(self, job: Job) -> Overrides:
         """For all runs of this job; the folder is for those that read one."""
-        data = self.data if job.data.source in PUBLISHED else None
+        data = self.data if job.data.source in published_files() else None
         return Overrides(simulate=True, data=data)
 
 

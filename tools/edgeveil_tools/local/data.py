@@ -7,16 +7,15 @@ from pathlib import Path
 import numpy as np
 
 from edgeveil.data.check import check_records
-from edgeveil.data.csvfile import read_matrix
-from edgeveil.data.device import dealt_records, held_records, origin_of
-from edgeveil.data.images import class_folders
-from edgeveil.data.partition import Shares
-from edgeveil.data.published import PUBLISHED
 from edgeveil.data.records import Records
-from edgeveil.data.sources import brings_its_test, load_records
 from edgeveil.errors import DataError, UsageError
 from edgeveil.jobs import Job
 from edgeveil.parts.aggregation import build_rule
+from edgeveil.parts.own_records import dealt_records, held_records, origin_of
+from edgeveil.parts.partitions import Shares
+from edgeveil.parts.sources import brings_its_test, load_records, published_files
+from edgeveil.parts.sources.csvfile import read_matrix
+from edgeveil.parts.sources.images import class_folders
 from edgeveil.sites.data import MAX_SIDE, DataFiles, DataSource, Images, data_mixes
 from edgeveil_tools.data_check import input_range, places, scale_notes
 from edgeveil_tools.local.local_run import LocalRun
@@ -88,7 +87,7 @@ def is_published(job: Job, run: LocalRun) -> bool:
 def source(job: Job, run: LocalRun) -> DataSource:
     """The run's records, as the sites of its processes name them. Raises UsageError, DataError."""
     name, own = run.data.source or job.data.source, run.data
-    path = _folder(name) if name in PUBLISHED and own.path is None else own.path
+    path = _folder(name) if name in published_files() and own.path is None else own.path
     found = DataSource(
         name=job.data.source,
         source=name,
@@ -110,7 +109,7 @@ def source(job: Job, run: LocalRun) -> DataSource:
 
 
 def _folder(name: str) -> Path:
-    files = PUBLISHED[name].files
+    files = published_files()[name]
     folders = [folder / name for folder in PLACES]
     for folder in folders:
         if not files.missing(folder):

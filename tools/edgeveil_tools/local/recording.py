@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from edgeveil.data.device import take
 from edgeveil.data.records import Records
 from edgeveil.errors import EdgeVeilError, UsageError
 from edgeveil.jobs import Job, compile_job
@@ -24,6 +23,7 @@ from edgeveil.parts.methods.fm import HEAD, FmDevice
 from edgeveil.parts.methods.fm_budget import FmParameters
 from edgeveil.parts.methods.local_steps import minimise_quadratic
 from edgeveil.parts.methods.symmetric_packing import symmetric
+from edgeveil.parts.own_records import take
 from edgeveil.protocol.sealed import unpack_tensors
 from edgeveil_cloud.recording import JOB, file_name
 from edgeveil_tools.local.data import dealt, held

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from edgeveil.data.device import take
 from edgeveil.data.records import Records
 from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key, split_once
 from edgeveil.errors import EdgeVeilError
@@ -17,6 +16,7 @@ from edgeveil.parts.exchange import Exchange
 from edgeveil.parts.features import read_backbones
 from edgeveil.parts.methods.fm_budget import FmParameters
 from edgeveil.parts.methods.reference import noise_free_reference
+from edgeveil.parts.own_records import take
 from edgeveil_tools.local.data import dealt, held
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.site.site_plan import SitePlan

@@ -17,10 +17,10 @@ from pathlib import Path
 from random import Random
 
 from edgeveil.crypto.keys import SigningKey
-from edgeveil.data.device import held_records
 from edgeveil.data.split import SPLIT_KEY_FILE
 from edgeveil.jobs import Job, compile_job
 from edgeveil.parts.features import read_backbones
+from edgeveil.parts.own_records import held_records
 from edgeveil.privacy.derived import NoiseFor
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.privacy.sampler import RandomBytes, SeededRandom

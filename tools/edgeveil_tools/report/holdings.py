@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from edgeveil.data.low_quality import low_quality_devices
 from edgeveil.jobs import Job
+from edgeveil.parts.partitions.dealing import low_quality_devices
 from edgeveil_tools.local.data import dealt
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.report.plots import BLUE, RED, svg_figure

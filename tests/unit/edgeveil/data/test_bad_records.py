@@ -5,11 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeveil.data.csvfile import csv_faults
 from edgeveil.data.limits import as_records, whole_labels
 from edgeveil.data.records import Records
-from edgeveil.data.sources import Origin, load_records
 from edgeveil.parts.features import valid_records
+from edgeveil.parts.sources import load_records
+from edgeveil.parts.sources.csvfile import csv_faults
+from edgeveil.parts.sources.source import Origin
 
 HEADER, GOOD = "a,b,label", ["1,2,0", "3,4,1"]
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from edgeveil.data.device import held_records, own_records
 from edgeveil.data.held import hold_back
 from edgeveil.data.records import Records
 from edgeveil.errors import DataError
+from edgeveil.parts.own_records import held_records, own_records
 from edgeveil.sites.data import DataSource, DeviceData
 
 

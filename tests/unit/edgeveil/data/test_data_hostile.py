@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeveil.data.csvfile import read_csv
-from edgeveil.data.idx import read_idx
-from edgeveil.data.npz import read_npz
 from edgeveil.errors import DataError
+from edgeveil.parts.sources.csvfile import read_csv
+from edgeveil.parts.sources.idx import read_idx
+from edgeveil.parts.sources.npz import read_npz
 
 ROOM = 1 << 20
 BOMB_BYTES = 32 << 20

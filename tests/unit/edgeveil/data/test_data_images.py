@@ -6,10 +6,10 @@ import zlib
 import numpy as np
 import pytest
 
-from edgeveil.data import images as reader
-from edgeveil.data.device import own_records
-from edgeveil.data.images import image_faults, read_images
 from edgeveil.errors import DataError
+from edgeveil.parts.own_records import own_records
+from edgeveil.parts.sources import images as reader
+from edgeveil.parts.sources.images import image_faults, read_images
 from edgeveil.sites.data import DeviceData, Images
 
 Image = pytest.importorskip("PIL.Image")

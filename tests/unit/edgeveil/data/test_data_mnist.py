@@ -6,13 +6,14 @@ import struct
 import numpy as np
 import pytest
 
-from edgeveil.data import device
-from edgeveil.data.device import held_records, own_records
-from edgeveil.data.mnist import MNIST_FILES
-from edgeveil.data.published import read_published
-from edgeveil.data.sources import Origin, load_records
 from edgeveil.errors import DataError
+from edgeveil.parts import own_records as device
+from edgeveil.parts.own_records import held_records, own_records
+from edgeveil.parts.sources import load_records
+from edgeveil.parts.sources.mnist import MNIST_FILES
+from edgeveil.parts.sources.source import Origin
 from edgeveil.sites.data import DataSource, DeviceData
+from tests.published_sets import read_published
 
 TRAIN, TEST = 30, 12
 FILES = MNIST_FILES.names

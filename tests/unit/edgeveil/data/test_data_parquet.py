@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from edgeveil.data import parquet as reader
-from edgeveil.data.sources import Origin, load_records
 from edgeveil.errors import DataError
+from edgeveil.parts.sources import load_records
+from edgeveil.parts.sources import parquet as reader
+from edgeveil.parts.sources.source import Origin
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

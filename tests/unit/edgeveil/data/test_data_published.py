@@ -6,12 +6,13 @@ import struct
 import numpy as np
 import pytest
 
-from edgeveil.data.cifar import CIFAR10_FILES, CIFAR100_FILES
-from edgeveil.data.device import held_records, own_records
-from edgeveil.data.mnist import EMNIST_FILES
-from edgeveil.data.published import PUBLISHED, read_published
 from edgeveil.errors import DataError
+from edgeveil.parts.own_records import held_records, own_records
+from edgeveil.parts.sources import published_files
+from edgeveil.parts.sources.cifar import CIFAR10_FILES, CIFAR100_FILES
+from edgeveil.parts.sources.mnist import EMNIST_FILES
 from edgeveil.sites.data import DataSource, DeviceData
+from tests.published_sets import read_published
 
 RED, GREEN, BLUE = range(1, 4)
 
@@ -111,9 +112,9 @@ def test_room_is_checked_over_all_files_before_any_is_read(tmp_path):
         read_published("cifar10", tmp_path, "train", 61439)
 
 
-@pytest.mark.parametrize("name", PUBLISHED.names())
+@pytest.mark.parametrize("name", list(published_files()))
 def test_a_missing_file_is_named_with_all_that_are_wanted(tmp_path, name):
     text = refused(name, tmp_path)
-    assert f"has no {PUBLISHED[name].files.train[0]}" in text
-    assert all(one in text for one in PUBLISHED[name].files.names)
-    assert PUBLISHED[name].files.missing(tmp_path) == list(PUBLISHED[name].files.names)
+    assert f"has no {published_files()[name].train[0]}" in text
+    assert all(one in text for one in published_files()[name].names)
+    assert published_files()[name].missing(tmp_path) == list(published_files()[name].names)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from edgeveil.data.check import check_records
-from edgeveil.data.device import device_records, held_records, own_records
-from edgeveil.data.digits import load_digits_split
 from edgeveil.data.records import Records
 from edgeveil.errors import DataError
+from edgeveil.parts.own_records import device_records, held_records, own_records
+from edgeveil.parts.sources.digits import load_digits_split
 from edgeveil.sites.data import DataSource, DeviceData
 
 KEY = bytes(range(32))

@@ -5,13 +5,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from edgeveil.data.device import own_records
-from edgeveil.data.digits import load_digits_split
-from edgeveil.data.low_quality import disturbed, low_quality_devices
-from edgeveil.data.own_dealing import deal_own
-from edgeveil.data.partition import partition
 from edgeveil.data.records import Records
 from edgeveil.errors import DataError
+from edgeveil.parts.own_records import own_records
+from edgeveil.parts.partitions.dealing import deal_own, disturbed, low_quality_devices, partition
+from edgeveil.parts.sources.digits import load_digits_split
 from edgeveil.sites.data import DeviceData
 
 SEED = 7

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeveil.data import partition as module
-from edgeveil.data.digits import load_digits_split
 from edgeveil.data.order import public_chance, public_order
-from edgeveil.data.partition import PARTITIONS, partition
 from edgeveil.data.split import load_split_key, split_once
 from edgeveil.errors import DataError, UsageError
+from edgeveil.parts.partitions import PARTITIONS, dirichlet, quantity_skew
+from edgeveil.parts.partitions.dealing import partition
+from edgeveil.parts.partitions.partition import proportions
+from edgeveil.parts.sources.digits import load_digits_split
 
 KEY = bytes(range(32))
 GOLDEN = [470, 404, 463, 357, 451]
@@ -76,8 +77,9 @@ def test_partition_follows_its_seed(kind):
 
 
 def test_dirichlet_and_quantity_skew_cut_where_hand_counted_proportions_say(monkeypatch):
-    proportions = iter([[0.5, 0.25, 0.25], [0.0, 0.1, 0.9], [0.2, 0.0, 0.8]])
-    monkeypatch.setattr(module, "proportions", lambda *_: np.array(next(proportions)))
+    wanted = iter([[0.5, 0.25, 0.25], [0.0, 0.1, 0.9], [0.2, 0.0, 0.8]])
+    for module in (dirichlet, quantity_skew):
+        monkeypatch.setattr(module, "proportions", lambda *_: np.array(next(wanted)))
     y = np.repeat([3, 7], [8, 10])
     held = [np.bincount(y[share], minlength=8)[[3, 7]].tolist() for share in dealt(y, "dirichlet")]
     assert held == [
@@ -115,7 +117,7 @@ def test_quantity_skew_changes_sizes_and_leaves_classes_mixed():
 def test_proportions_are_those_of_dirichlet():
     # Mean 1/k and variance (1 - 1/k) / (k (k alpha + 1)), k = 4, alpha = 0.5, so 1/16.
     chance = public_chance(3, "test")
-    drawn = np.array([module.proportions(4, 0.5, chance) for _ in range(4000)])
+    drawn = np.array([proportions(4, 0.5, chance) for _ in range(4000)])
     assert np.allclose(drawn.sum(axis=1), 1.0)
     assert np.all(np.abs(drawn.mean(axis=0) - 0.25) < 0.02)
     assert np.all(np.abs(drawn.var(axis=0) - 1 / 16) < 0.006)

@@ -7,9 +7,10 @@ import sys
 import numpy as np
 import pytest
 
-from edgeveil.data.digits import load_digits_split
-from edgeveil.data.sources import SOURCES, Origin, load_records
 from edgeveil.errors import DataError, UsageError
+from edgeveil.parts.sources import SOURCES, load_records
+from edgeveil.parts.sources.digits import load_digits_split
+from edgeveil.parts.sources.source import Origin
 
 X = np.array([[0.0, 1.5], [2.0, 3.0], [4.0, 5.0]], np.float32)
 Y = np.array([0, 1, 2])
@@ -51,7 +52,7 @@ def test_the_digits_split_is_stable_and_follows_its_seed():
 
 
 def test_digits_without_scikit_learn_say_what_is_missing(monkeypatch):
-    from edgeveil.data import digits
+    from edgeveil.parts.sources import digits
 
     digits._all_digits.cache_clear()
     monkeypatch.setattr(digits, "find_spec", lambda name: None)

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from edgeveil.data.digits import load_digits_split
+from edgeveil.parts.sources.digits import load_digits_split
 from edgeveil_lab.reproduce import EXPERIMENTS
 from edgeveil_lab.reproduce.digit_pictures import digits
 from edgeveil_lab.reproduce.pso import Scene

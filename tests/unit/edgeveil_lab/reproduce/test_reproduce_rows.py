@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from edgeveil.data.published import PUBLISHED
+from edgeveil.parts.sources import published_files
 from edgeveil.registry import Table
 from edgeveil_lab.reproduce.base import Experiment, Point, Trial, final_accuracy
 from edgeveil_tools import cli
@@ -99,7 +99,7 @@ def test_a_row_without_files_that_is_asked_for_is_refused(toy, tmp_path, capsys)
     options = ["--only", "pictures", "--data", str(tmp_path), "--out", str(tmp_path)]
     assert cli.main(["reproduce", "toy", *options]) == 2
     said = capsys.readouterr().err
-    assert all(name in said for name in PUBLISHED["mnist"].files.names)
+    assert all(name in said for name in published_files()["mnist"].names)
     assert not (tmp_path / "jobs").exists()
 
 

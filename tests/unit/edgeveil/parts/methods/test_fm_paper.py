@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from edgeveil.data.digits import load_digits_split
 from edgeveil.data.records import Records
 from edgeveil.errors import ConfigError
 from edgeveil.jobs import Job, compile_job
@@ -20,6 +19,7 @@ from edgeveil.parts.methods.fm_paper import (
 )
 from edgeveil.parts.methods.reference import accuracy
 from edgeveil.parts.setting import Setting
+from edgeveil.parts.sources.digits import load_digits_split
 from edgeveil.privacy.policy import price
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil.sites.policy import Policy

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from edgeveil.data.limits import MAX_BYTES, as_records, require_file, whole_labels
 from edgeveil.data.records import Records
 from edgeveil.errors import DataError
+from edgeveil.parts.sources.source import Origin, SourcePart
 from edgeveil.registry import nearest
 
 _NAME_THEM = "write a first line that names every column, such as v1,v2,label"
@@ -171,3 +172,24 @@ def _label_index(header: list[str], name: str | None, file: Path) -> int:
     if name not in header:
         raise DataError(f"has no column '{name}'", where=f"{file}:1", fix=nearest(name, header))
     return header.index(name)
+
+
+def _read(origin: Origin) -> Records:
+    return read_csv(origin.path, origin.label_column, origin.max_bytes)
+
+
+def _faults(origin: Origin) -> list[str]:
+    return csv_faults(origin.path, origin.label_column)
+
+
+PART = SourcePart(
+    name="csv",
+    read=_read,
+    place="file",
+    reads=("label_column",),
+    faults=_faults,
+    source="the user's own data",
+    needs="a file of the user's",
+    summary="Numbers, one record a line, under a line that names the columns.",
+    example="local_run: {data: {source: csv, path: records.csv, label_column: label}}",
+)

@@ -11,16 +11,19 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.data.digits import load_digits_split
-from edgeveil.data.images import ImageForm
-from edgeveil.data.low_quality import disturbed
-from edgeveil.data.own_dealing import OwnRule, deal_own, hold_back_share
-from edgeveil.data.partition import Shares, partition
-from edgeveil.data.published import PUBLISHED, published_test
 from edgeveil.data.records import Records
-from edgeveil.data.sources import Origin, brings_its_test, load_records
 from edgeveil.data.split import split_once
 from edgeveil.errors import DataError
+from edgeveil.parts.partitions import Shares
+from edgeveil.parts.partitions.dealing import (
+    OwnRule,
+    deal_own,
+    disturbed,
+    hold_back_share,
+    partition,
+)
+from edgeveil.parts.sources import SOURCES, Origin, brings_its_test, load_records
+from edgeveil.parts.sources.source import ImageForm
 
 
 class DealingRule(OwnRule, Hashable, Protocol):
@@ -70,10 +73,9 @@ class DataSettings(SourceSettings, Protocol):
 
 def held_records(data: SourceSettings) -> Records:
     """What a cloud tests models on: records that no device gets, or a file of the cloud's own."""
-    if data.source == "digits":
-        return load_digits_split(data.test_records)[1]
-    if data.source in PUBLISHED:
-        return published_test(data.source, data.path, data.test_records)
+    test = None if data.source.startswith("python:") else SOURCES[data.source].test
+    if test is not None:
+        return test(origin_of(data))
     if data.test_share is None:
         return load_records(data.source, origin_of(data))
     return _halves(data.source, origin_of(data))[1]

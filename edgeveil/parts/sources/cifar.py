@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from edgeveil.data.file_set import FileSet
 from edgeveil.data.limits import MAX_BYTES, as_records, require_room
 from edgeveil.data.records import Records
 from edgeveil.errors import DataError
+from edgeveil.parts.sources.source import FileSet, published_part
 
 SHAPE = (3, 32, 32)  # red, green, blue; then rows and columns
 _PIXELS = 3 * 32 * 32
@@ -90,3 +90,29 @@ def _rows(file: Path, count: int, form: _Form) -> np.ndarray[tuple[int, int], np
             fix=f"take the file from the binary version of {form.name}",
         )
     return rows
+
+
+PARTS = (
+    published_part(
+        CIFAR10_FILES,
+        read_cifar10,
+        name="cifar10",
+        shape=SHAPE,
+        classes=10,
+        source="Krizhevsky 2009, binary version",
+        needs="the folder of the published files",
+        summary="60,000 coloured photographs of 32×32 pixels, 10 classes.",
+        example="local_run: {data: {source: cifar10, path: data/cifar10}}",
+    ),
+    published_part(
+        CIFAR100_FILES,
+        read_cifar100,
+        name="cifar100",
+        shape=SHAPE,
+        classes=100,
+        source="Krizhevsky 2009, binary version",
+        needs="the folder of the published files",
+        summary="60,000 coloured photographs of 32×32 pixels, 100 classes.",
+        example="local_run: {data: {source: cifar100, path: data/cifar100}}",
+    ),
+)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from edgeveil.data.limits import MAX_BYTES, as_records, require_file, require_room
 from edgeveil.data.records import Records
 from edgeveil.errors import DataError
+from edgeveil.parts.sources.source import Origin, SourcePart
 
 # RuntimeError is how zipfile says that a member is encrypted or of an unknown compression.
 _UNREADABLE = (zipfile.BadZipFile, zlib.error, ValueError, OSError, EOFError, RuntimeError)
@@ -96,3 +97,18 @@ def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
         return read(io.BytesIO(length + stream.read(size)))
     except (tokenize.TokenError, SyntaxError, RecursionError, MemoryError, TypeError) as error:
         raise ValueError(f"the NPY header is damaged ({type(error).__name__})") from None
+
+
+def _read(origin: Origin) -> Records:
+    return read_npz(origin.path, origin.max_bytes)
+
+
+PART = SourcePart(
+    name="npz",
+    read=_read,
+    place="file",
+    source="the user's own data",
+    needs="a file of the user's",
+    summary="NumPy's arrays x and y.",
+    example="local_run: {data: {source: npz, path: records.npz}}",
+)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from edgeveil.data.limits import MAX_BYTES, as_records, require_file, require_room
 from edgeveil.data.records import Records
 from edgeveil.errors import DataError
+from edgeveil.parts.sources.source import Origin, SourcePart
 
 _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
@@ -68,3 +69,20 @@ def _read(stream: IO[bytes], file: Path, max_bytes: int) -> NDArray[Any]:
             fix="copy the file again",
         )
     return np.frombuffer(content, dtype=dtype).reshape(shape)
+
+
+def _read_pair(origin: Origin) -> Records:
+    return read_idx(origin.path, origin.labels_path, origin.max_bytes)
+
+
+PART = SourcePart(
+    name="idx",
+    read=_read_pair,
+    place="file",
+    reads=("labels_path",),
+    demands={"labels_path": "idx keeps labels in a file of their own; add labels_path"},
+    source="the user's own data",
+    needs="a file of the user's and one of labels",
+    summary="Arrays in the format of MNIST.",
+    example="local_run: {data: {source: idx, path: images.idx, labels_path: labels.idx}}",
+)

@@ -16,6 +16,7 @@ import numpy as np
 from edgeveil.data.limits import MAX_BYTES, as_records, require_file, require_room
 from edgeveil.data.records import Records
 from edgeveil.errors import DataError
+from edgeveil.parts.sources.source import Origin, SourcePart
 from edgeveil.registry import nearest
 
 _TEXT_BYTES = 1 << 20  # of one name in the footer
@@ -86,3 +87,19 @@ def _label_index(names: list[str], name: str | None, file: Path) -> int:
     if name not in names:
         raise DataError(f"has no column '{name}'", where=str(file), fix=nearest(name, names))
     return names.index(name)
+
+
+def _read(origin: Origin) -> Records:
+    return read_parquet(origin.path, origin.label_column, origin.max_bytes)
+
+
+PART = SourcePart(
+    name="parquet",
+    read=_read,
+    place="file",
+    reads=("label_column",),
+    source="the user's own data",
+    needs="a file of the user's; pip install 'edgeveil[parquet]'",
+    summary="Columns of numbers, one record a row.",
+    example="local_run: {data: {source: parquet, path: records.parquet}}",
+)

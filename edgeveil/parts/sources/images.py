@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,21 +16,11 @@ from numpy.typing import NDArray
 from edgeveil.data.limits import MAX_BYTES, as_records, require_room
 from edgeveil.data.records import Records
 from edgeveil.errors import DataError
+from edgeveil.parts.sources.source import ImageForm, Origin, SourcePart
 
 ENDINGS = frozenset({".png", ".jpg", ".jpeg"})
 MAX_PIXELS = 1 << 26  # of one picture as it is stored
 _FORMATS = ("PNG", "JPEG")
-
-
-class ImageForm(Protocol):
-    """What each record looks like."""
-
-    @property
-    def size(self) -> tuple[int, int]: ...
-    @property
-    def colours(self) -> str: ...
-    @property
-    def classes(self) -> tuple[str, ...] | None: ...
 
 
 def read_images(folder: Path | None, form: ImageForm | None, max_bytes: int = MAX_BYTES) -> Records:
@@ -126,3 +116,25 @@ def _values(image: Any, colours: str, size: tuple[int, int]) -> NDArray[np.float
         plain = plain.resize(size, Image.Resampling.BILINEAR)
     values = np.asarray(plain, np.float32)
     return np.moveaxis(values, -1, 0) if colours == "rgb" else values
+
+
+def _read_folder(origin: Origin) -> Records:
+    return read_images(origin.path, origin.images, origin.max_bytes)
+
+
+def _faults(origin: Origin) -> list[str]:
+    return image_faults(origin.path, origin.images)
+
+
+PART = SourcePart(
+    name="images",
+    read=_read_folder,
+    place="folder",
+    reads=("images",),
+    demands={"images": "images needs the form of its records; add images: {size: [28, 28]}"},
+    faults=_faults,
+    source="the user's own data",
+    needs="a folder for each of images.classes; pip install 'edgeveil[images]'",
+    summary="PNG and JPEG pictures, brought to one size.",
+    example="local_run: {data: {source: images, path: pictures, images: {size: [28, 28]}}}",
+)

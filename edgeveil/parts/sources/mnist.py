@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from edgeveil.data.file_set import FileSet
-from edgeveil.data.idx import idx_array
 from edgeveil.data.limits import MAX_BYTES, as_records
 from edgeveil.data.records import Records
 from edgeveil.errors import DataError
+from edgeveil.parts.sources.idx import idx_array
+from edgeveil.parts.sources.source import FileSet, published_part
 
 _KINDS = ("images-idx3-ubyte.gz", "labels-idx1-ubyte.gz")
 EMNIST_CLASSES = 47
@@ -82,3 +82,29 @@ def _labelled(records: Records, classes: int, labels: Path, name: str, fix: str)
             fix=fix,
         )
     return records
+
+
+PARTS = (
+    published_part(
+        MNIST_FILES,
+        read_mnist,
+        name="mnist",
+        shape=(28, 28),
+        classes=10,
+        source="LeCun et al. 1998",
+        needs="the folder of the published files",
+        summary="70,000 handwritten digits of 28×28 pixels.",
+        example="local_run: {data: {source: mnist, path: data/mnist}}",
+    ),
+    published_part(
+        EMNIST_FILES,
+        read_emnist,
+        name="emnist",
+        shape=(28, 28),
+        classes=EMNIST_CLASSES,
+        source="Cohen et al. 2017, Balanced",
+        needs="the folder of the published files",
+        summary="131,600 handwritten letters and digits of 28×28 pixels, 47 classes.",
+        example="local_run: {data: {source: emnist, path: data/emnist}}",
+    ),
+)

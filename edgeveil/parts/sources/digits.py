@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from edgeveil.data.held import SPLIT_SEED, hold_back
 from edgeveil.data.records import Records
 from edgeveil.errors import DataError
+from edgeveil.parts.sources.source import Origin, SourcePart
 
 TEST_RECORDS = 360
 
@@ -49,3 +50,24 @@ def _all_digits() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     with gzip.open(table, "rt") as lines:
         values = np.loadtxt(lines, delimiter=",", dtype=np.float32)
     return values[:, :-1].copy(), values[:, -1].astype(np.int64)
+
+
+def _train(origin: Origin) -> Records:
+    return load_digits_split(origin.test_records)[0]
+
+
+def _test(origin: Origin) -> Records:
+    return load_digits_split(origin.test_records)[1]
+
+
+PART = SourcePart(
+    name="digits",
+    read=_train,
+    test=_test,
+    shape=(64,),
+    classes=10,
+    largest=16.0,
+    source="Alpaydin and Kaynak 1998, in scikit-learn",
+    summary="1,797 handwritten digits of 8×8 pixels.",
+    example="local_run: {data: {source: digits}}",
+)

@@ -1,0 +1,189 @@
+"""Who holds which records of a data set that several devices share, and which of them are poor.
+
+Published data sets are dealt by index: seeded, disjoint, complete.
+
+Of owners' own records it follows from each record alone, and from public numbers. A record's place
+is drawn from HMAC-SHA256 of its own bytes, under a key that follows from the public seed. So one
+record added or removed moves no other, and changes what one device holds, by one record: the
+record-level guarantee of a fleet that shares a file needs that. The key is no secret, and need not
+be: what has to hold is that a place is a function of the record. Equal records share a place. The
+label takes no part in the hash, so that one image that was labelled twice cannot be tested on and
+learned from. Where a rule deals by class, the record's own class chooses among public cuts.
+
+Low quality is the scenario of Cao et al. 2023 (section 5): a share `lq_user` of the users hold a
+share `lq_data` of records that are disturbed and have another class. The text gives no strength of
+the noise; `lq_noise` does.
+"""
+
+from __future__ import annotations
+
+import hmac
+from hashlib import sha256
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeveil.crypto.labels import PUBLIC_SEED, RECORD_DEALT, RECORD_DISTURBED, RECORD_HELD, context
+from edgeveil.data.held import SPLIT_SEED
+from edgeveil.data.limits import canonical_rows
+from edgeveil.data.order import public_chance, public_order
+from edgeveil.data.records import Records
+from edgeveil.errors import DataError
+from edgeveil.parts.partitions import PARTITIONS
+from edgeveil.parts.partitions.partition import Indices, PartitionRule, Shares, Words, threshold
+
+
+class LowQuality(Protocol):
+    """How many devices and records are disturbed, and how much."""
+
+    @property
+    def lq_user(self) -> float: ...
+    @property
+    def lq_data(self) -> float: ...
+    @property
+    def lq_noise(self) -> float: ...
+
+
+class OwnRule(PartitionRule, LowQuality, Protocol):
+    """How own records are dealt; `lq_range`: the least and greatest value, as is public."""
+
+    @property
+    def lq_range(self) -> tuple[float, float] | None: ...
+
+
+def partition(y: Indices, devices: int, rule: PartitionRule, seed: int = 0) -> Shares:
+    """One ascending array of indices into labels y (n,) for each device; each index once.
+
+    Raises DataError on impossible numbers, UsageError on an unknown kind.
+    """
+    check_dealing(devices, rule)
+    shares = PARTITIONS[rule.kind].deal(y, devices, rule, seed)
+    return [np.sort(share) for share in shares]
+
+
+def check_dealing(devices: int, rule: PartitionRule) -> None:
+    """Raise DataError for numbers that no records can be dealt by."""
+    if devices < 1 or rule.classes_per_device < 1 or not rule.alpha > 0:
+        raise DataError(
+            f"cannot share records over {devices} devices with {rule.classes_per_device} classes "
+            f"each and alpha = {rule.alpha}",
+            where="partition",
+            fix="use at least one device and one class, and an alpha above 0",
+        )
+
+
+def hold_back_share(records: Records, share: float) -> tuple[Records, Records]:
+    """(rest, held): each record is held by its own hash, with probability `share` in [0, 1).
+
+    The same at all parties; sizes are only about the share. Raises DataError for another share.
+    """
+    if not 0.0 <= share < 1.0:
+        raise DataError(
+            f"must be at least 0 and below 1, got {share}", where="test_share", fix="write 0.2"
+        )
+    held = record_words(records.x, SPLIT_SEED, RECORD_HELD)[:, 0] < threshold(share)
+    return Records(records.x[~held], records.y[~held]), Records(records.x[held], records.y[held])
+
+
+def needs_classes(rule: OwnRule) -> bool:
+    """Whether own records are dealt or disturbed by class, so that the classes must be public."""
+    return bool(rule.lq_data) or PARTITIONS[rule.kind].by_class
+
+
+def deal_own(
+    records: Records, devices: int, rule: OwnRule, seed: int, classes: int | None
+) -> tuple[Records, Shares]:
+    """Own records as the devices hold them, and an ascending array of indices for each device.
+
+    `classes`: how many there are, by the configuration and never by the records. Raises DataError
+    where a rule needs them, or the range of the noise, and they are not said.
+    """
+    check_dealing(devices, rule)
+    if classes is None and needs_classes(rule):
+        raise DataError(
+            "is not set, and which classes there are may not follow from the records",
+            where="data.shard.classes",
+            fix="write classes: 10, as the job has it",
+        )
+    words = record_words(records.x, seed, RECORD_DEALT)[:, 0]
+    place = PARTITIONS[rule.kind].place(words, records.y, devices, rule, seed, classes or 0)
+    shares = [np.flatnonzero(place == device) for device in range(devices)]
+    return _disturbed(records, place, devices, rule, seed, classes or 0), shares
+
+
+def record_words(x: NDArray[np.float32], seed: int, label: bytes) -> Words:
+    """Four uniform numbers below 2**64 (n, 4) for each record of x (n, ...), by its bytes alone."""
+    key = sha256(context(PUBLIC_SEED, str(seed).encode())).digest()
+    digests = [
+        hmac.digest(key, context(label, row.tobytes()), "sha256") for row in canonical_rows(x)
+    ]
+    return np.frombuffer(b"".join(digests), dtype=">u8").reshape(-1, 4).astype(np.uint64)
+
+
+def _disturbed(
+    records: Records, place: Indices, devices: int, rule: OwnRule, seed: int, classes: int
+) -> Records:
+    """As `disturbed`, but by each record's own hash, public classes and range."""
+    poor = low_quality_devices(devices, rule, seed)
+    if not len(poor) or classes < 2:
+        return records
+    if rule.lq_range is None:
+        raise DataError(
+            "is not set, and the range of the values may not follow from the records",
+            where="partition.lq_range",
+            fix="write lq_range: [0, 255]",
+        )
+    low, high = rule.lq_range
+    x, y, words = (
+        records.x.copy(),
+        records.y.copy(),
+        record_words(records.x, seed, RECORD_DISTURBED),
+    )
+    chosen = np.isin(place, poor) & (words[:, 0] < threshold(rule.lq_data))
+    known = chosen & (y >= 0) & (y < classes)
+    others = 1 + (words[known, 1] % np.uint64(classes - 1)).astype(np.int64)
+    y[known] = (y[known] + others) % classes
+    finite = np.isfinite(canonical_rows(records.x)).all(axis=1)
+    for index in np.flatnonzero(chosen & finite):
+        chance = np.random.RandomState(words[index].view(np.uint32))
+        noise = chance.standard_normal(x[index].shape) * (rule.lq_noise * (high - low))
+        x[index] = np.clip(x[index] + noise, low, high)
+    return Records(x, y)
+
+
+def low_quality_devices(devices: int, rule: LowQuality, seed: int) -> NDArray[np.int64]:
+    """Ascending numbers, from 0, of the devices that hold low-quality records."""
+    if not rule.lq_data:
+        return np.empty(0, np.int64)
+    count = _share(devices, rule.lq_user)
+    return np.sort(public_order(devices, seed, "low-quality devices")[:count])
+
+
+def disturbed(records: Records, shares: Shares, rule: LowQuality, seed: int) -> Records:
+    """The records as devices hold them: a copy in which the low-quality ones are replaced.
+
+    A disturbed record has any other class of the data set, each equally likely, and its values
+    have Gaussian noise of `lq_noise` times the data set's range, cut off at that range.
+    """
+    chosen = low_quality_devices(len(shares), rule, seed)
+    classes = np.unique(records.y)
+    if not len(chosen) or len(classes) < 2:
+        return records
+    x, y = records.x.copy(), records.y.copy()
+    finite = records.x[np.isfinite(records.x)]
+    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 0.0)
+    for device in chosen:
+        share = shares[device]
+        order = public_order(len(share), seed, f"low-quality records {device}")
+        spoilt = np.sort(share[order[: _share(len(share), rule.lq_data)]])
+        chance = public_chance(seed, f"low quality {device}")
+        others = chance.randint(1, len(classes), len(spoilt), dtype=np.int64)
+        y[spoilt] = classes[(np.searchsorted(classes, y[spoilt]) + others) % len(classes)]
+        noise = chance.standard_normal(x[spoilt].shape) * (rule.lq_noise * (high - low))
+        x[spoilt] = np.clip(x[spoilt] + noise, low, high)
+    return Records(x, y)
+
+
+def _share(count: int, share: float) -> int:
+    return int(np.floor(count * share + 0.5))

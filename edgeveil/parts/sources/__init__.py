@@ -1,0 +1,80 @@
+"""Data sources: one file is one name. What a file needs to be one stands in `source.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgeveil.data.records import Records
+from edgeveil.errors import DataError
+from edgeveil.parts.part import PartTable
+from edgeveil.parts.sources.source import FileSet, Origin, SourcePart, published_part
+
+__all__ = [
+    "SOURCES",
+    "FileSet",
+    "Origin",
+    "SourcePart",
+    "brings_its_test",
+    "load_records",
+    "published_files",
+    "published_part",
+]
+
+SOURCES = TABLE = PartTable(__name__, SourcePart)
+
+
+def brings_its_test(source: str) -> bool:
+    """Whether a source says itself which of its records the cloud tests on."""
+    return source in SOURCES and SOURCES[source].test is not None
+
+
+def published_files() -> dict[str, FileSet]:
+    """What lies in the folders of the data sets that are published as files, by name."""
+    found = ((name, SOURCES[name].files) for name in SOURCES)
+    return {name: files for name, files in found if files is not None}
+
+
+def load_records(source: str, origin: Origin | None = None) -> Records:
+    """Records of a source named as in the YAML: a name of SOURCES, or `python: module:function`.
+
+    Raises DataError (file, place, fix) for bad data, also where its file is gone or becomes another
+    while it is read; UsageError for an unknown name.
+    """
+    chosen = origin or Origin()
+    name, colon, function = source.partition(":")
+    if colon and name.strip() == "python":
+        chosen = Origin(**{**chosen.__dict__, "function": function.strip()})
+        name = "python"
+    read = SOURCES[name if name == "python" else source].read
+    try:
+        before = _state(source, chosen)
+        records = read(chosen)
+        after = _state(source, chosen)
+    except OSError as error:
+        raise DataError(
+            f"cannot be read ({error.strerror or type(error).__name__})",
+            where=str(error.filename or chosen.path or source),
+            fix="see that the file is there and may be read",
+        ) from error
+    changed = next((path for path, state in before.items() if after.get(path) != state), None)
+    if changed is not None:
+        raise DataError(
+            "was changed while it was read",
+            where=str(changed),
+            fix="let nothing write to it meanwhile, or write another file and rename it",
+        )
+    return records
+
+
+def _state(source: str, origin: Origin) -> dict[Path, tuple[int, int, int]]:
+    """(inode, bytes, time of the last change) of each own file of an origin that is there.
+
+    Of a folder also those of the folders in it, which change with what these hold. A published
+    set's files say their sizes, and stand in a folder where others may write.
+    """
+    if brings_its_test(source):
+        return {}
+    named = [path for path in (origin.path, origin.labels_path) if path is not None]
+    below = [inner for path in named if path.is_dir() for inner in path.iterdir() if inner.is_dir()]
+    seen = {path: path.stat() for path in (*named, *below) if path.exists()}
+    return {path: (one.st_ino, one.st_size, one.st_mtime_ns) for path, one in seen.items()}

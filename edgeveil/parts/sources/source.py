@@ -1,0 +1,149 @@
+"""What a data source is: one function from where the records are to `Records`, and what its site
+block must say.
+
+A source is an owner's own records, unless it says itself which of them the cloud tests on (`test`):
+then it is a published data set, of which a demonstration deals records by index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
+
+from edgeveil.data.limits import MAX_BYTES
+from edgeveil.data.records import Records
+from edgeveil.errors import DataError
+from edgeveil.parts.part import Part
+
+Half = Literal["train", "test"]
+
+
+class ImageForm(Protocol):
+    """What each record looks like."""
+
+    @property
+    def size(self) -> tuple[int, int]: ...
+    @property
+    def colours(self) -> str: ...
+    @property
+    def classes(self) -> tuple[str, ...] | None: ...
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the records are. `function` is `module:function`, for the source `python` alone."""
+
+    path: Path | None = None
+    labels_path: Path | None = None
+    label_column: str | None = None
+    function: str | None = None
+    images: ImageForm | None = None
+    test_records: int | None = None  # of digits and published sets; None: as these have it
+    test_share: float | None = None  # of own files, held back for the cloud; None: nothing is
+    max_bytes: int = MAX_BYTES
+
+
+@dataclass(frozen=True)
+class FileSet:
+    """The files of a data set as it is published: names by half.
+
+    `below` is the folder that the published archive makes, if any.
+    """
+
+    train: tuple[str, ...]
+    test: tuple[str, ...]
+    below: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All files, as they are published."""
+        return self.train + self.test
+
+    def missing(self, folder: Path) -> list[str]:
+        """The names that the folder lacks; empty where it can be read."""
+        return [name for name in self.names if self._found(folder, name) is None]
+
+    def paths(self, folder: Path | None, half: Half) -> tuple[Path, ...]:
+        """One half's files, in their order. Raises DataError that lists what is wanted."""
+        listed = ", ".join(self.names)
+        if folder is None:
+            raise DataError(
+                "no folder is named", where="data.path", fix=f"set it to a folder with {listed}"
+            )
+        if not folder.is_dir():
+            raise DataError("no such folder", where=str(folder), fix=f"name one with {listed}")
+        found = []
+        for name in self.train if half == "train" else self.test:
+            path = self._found(folder, name)
+            if path is None:
+                raise DataError(
+                    f"has no {name}" + (" (nor one without .gz)" if name.endswith(".gz") else ""),
+                    where=str(folder),
+                    fix=f"name the folder with {listed}",
+                )
+            found.append(path)
+        return tuple(found)
+
+    def _found(self, folder: Path, name: str) -> Path | None:
+        """The file as it is published, unpacked, or with the dot that some archives write."""
+        plain = name.removesuffix(".gz")
+        dotted = plain.replace("-idx", ".idx")
+        for place in (folder, folder / self.below):
+            for one in (name, plain, dotted, f"{dotted}.gz"):
+                if (place / one).is_file():
+                    return place / one
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourcePart(Part):
+    """The declaration of a data source.
+
+    `read` raises DataError with file, place and fix. `place`: what `path` must name, "" for a
+    source that needs none. `reads` are the keys that it reads beside `path`; `demands` says of
+    those that it cannot do without what to write. `faults` names the lines or pictures that
+    learning drops for their form, for the owner's console alone.
+
+    Of published data sets: `test` reads the cloud's part; `shape`, `classes` and the `largest`
+    value are the records', `files` what lies in the folder.
+    """
+
+    family: ClassVar[str] = "sources"
+    key: ClassVar[str] = "local_run.data.source"
+    what: ClassVar[str] = "data source"
+
+    read: Callable[[Origin], Records]
+    place: Literal["", "file", "folder"] = ""
+    reads: tuple[str, ...] = ()
+    demands: Mapping[str, str] = field(default_factory=dict)
+    faults: Callable[[Origin], list[str]] | None = None
+    test: Callable[[Origin], Records] | None = None
+    shape: tuple[int, ...] = ()
+    classes: int = 0
+    largest: float = 255.0
+    files: FileSet | None = None
+
+
+def published_part(
+    files: FileSet, read: Callable[[tuple[Path, ...], int], Records], **said: Any
+) -> SourcePart:
+    """The declaration of a data set that is published as files: one half is dealt to devices, the
+    other is the cloud's. `read` takes one half's files and the most bytes that they may take."""
+
+    def train(origin: Origin) -> Records:
+        return read(files.paths(origin.path, "train"), origin.max_bytes)
+
+    def test(origin: Origin) -> Records:
+        records = read(files.paths(origin.path, "test"), origin.max_bytes)
+        count = len(records) if origin.test_records is None else origin.test_records
+        if not 0 <= count <= len(records):
+            raise DataError(
+                f"cannot test on {count} of {len(records)} records",
+                where="test_records",
+                fix=f"choose 0 to {len(records)}, or leave it out for all",
+            )
+        return Records(records.x[:count], records.y[:count])
+
+    return SourcePart(read=train, test=test, place="folder", files=files, **said)

@@ -1,0 +1,17 @@
+"""One half of a published data set, read as a run would."""
+
+from pathlib import Path
+
+from edgeveil.data.limits import MAX_BYTES
+from edgeveil.data.records import Records
+from edgeveil.parts.sources import SOURCES, Origin
+
+
+def read_published(
+    name: str, folder: Path | None, half: str, max_bytes: int = MAX_BYTES
+) -> Records:
+    """Raises DataError that names the file and the fault."""
+    part = SOURCES[name]
+    read = part.read if half == "train" else part.test
+    assert read is not None
+    return read(Origin(path=folder, max_bytes=max_bytes))
