@@ -13,17 +13,23 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, ValidationError
 
 from edgeveil.errors import ProtocolError
-from edgeveil.jobs.methods import (
-    AggregationBlock,
-    FeatureParameters,
-    ModelBlock,
-    StageBlock,
-    TrainParameters,
-)
+from edgeveil.parts.aggregation import AGGREGATIONS, RuleParameters
 from edgeveil.parts.aggregation.fedavg import FedAvgParameters
+from edgeveil.parts.features import FEATURES, FeatureParameters
+from edgeveil.parts.methods import METHODS, MethodParameters
+from edgeveil.parts.models import MODELS, ModelParameters
+from edgeveil.parts.part import OneOf
+from edgeveil.parts.stages import STAGES, StageParameters
 from edgeveil.settings.base import Block, Seconds
 
 CANONICAL_BYTES = 1 << 16
+
+# A field takes the block of any part that its table holds.
+TrainBlock = Annotated[MethodParameters, OneOf(METHODS)]
+FeatureBlock = Annotated[FeatureParameters, OneOf(FEATURES)]
+ModelBlock = Annotated[ModelParameters, OneOf(MODELS)]
+StageBlock = Annotated[StageParameters, OneOf(STAGES)]
+AggregationBlock = Annotated[RuleParameters, OneOf(AGGREGATIONS)]
 
 
 class JobData(Block):
@@ -174,13 +180,13 @@ class Job(Block):
     """The job's name."""
     data: JobData
     """What the devices' records look like."""
-    features: tuple[FeatureParameters, ...] = Field(
+    features: tuple[FeatureBlock, ...] = Field(
         default=(), max_length=8, examples=[[{"name": "identity"}]]
     )
     """The public feature maps, put side by side; a PCA may follow them as the last entry."""
     model: ModelBlock | None = Field(default=None, examples=[{"name": "mlp"}])
     """The model that methods such as `sgd` train whole; null for methods that learn on features."""
-    train: TrainParameters = Field(examples=[{"method": "fm"}])
+    train: TrainBlock = Field(examples=[{"method": "fm"}])
     """The training method and its parameters."""
     update: tuple[StageBlock, ...] = Field(
         default=(), max_length=8, examples=[[{"name": "upload_top_k", "share": 0.1}]]

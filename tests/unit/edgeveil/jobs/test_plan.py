@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -203,3 +205,12 @@ def test_a_stop_that_is_never_reached_says_nothing() -> None:
     assert (plan.rounds, plan.stop_note) == (ROUNDS, "")
     assert plan.events() == compile_job(job()).events()
     assert compile_job(job()).stop_note == ""
+
+
+def test_nothing_but_the_compiler_makes_a_plan():
+    """What was never judged has no price. A rehearsal's has fewer steps of one that was."""
+    makers = {"edgeveil/jobs/compile.py", "edgeveil/jobs/plan.py", "edgeveil/jobs/rehearsal.py"}
+    for folder in ("edgeveil", "edge_client", "cloud_server", "proxy", "tools"):
+        for path in Path(folder).rglob("*.py"):
+            if re.search(r"(?<![\w.])Plan\(", path.read_text("utf-8")):
+                assert path.as_posix() in makers
