@@ -135,11 +135,6 @@ class PoissonSampled:
         """The theorems, of the noise and of the sampling."""
         return self.event.source
 
-    @property
-    def sensitivity(self) -> float:
-        """Of one step's sum, in the units of the data."""
-        return self.event.sensitivity
-
 
 @dataclass(frozen=True, kw_only=True)
 class LaplaceEvent(_Event):
@@ -164,11 +159,6 @@ class LaplaceEvent(_Event):
     def epsilon(self) -> Fraction:
         """The exact pure ε: sensitivity over scale."""
         return Fraction(self.sensitivity_steps * self.scale_denominator, self.scale_numerator)
-
-    @property
-    def sensitivity(self) -> float:
-        """The sensitivity in the units of the data."""
-        return self.sensitivity_steps * 2.0**-self.grid_bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,11 +193,6 @@ class SelectionEvent(_Event):
             times * self.sensitivity_steps * self.scale_denominator, self.scale_numerator
         )
 
-    @property
-    def sensitivity(self) -> float:
-        """The sensitivity of a score in the units of the data."""
-        return self.sensitivity_steps * 2.0**-self.grid_bits
-
 
 @dataclass(frozen=True, kw_only=True)
 class TwoValueEvent(_Event):
@@ -231,11 +216,6 @@ class TwoValueEvent(_Event):
         """The exact pure ε of all values together."""
         return Fraction(self.coordinates * self.epsilon_numerator, self.epsilon_denominator)
 
-    @property
-    def sensitivity(self) -> float:
-        """The values' range is public, their number too: all of them may change."""
-        return float(self.coordinates)
-
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimedEvent(_Event):
@@ -249,11 +229,6 @@ class ClaimedEvent(_Event):
         if self.status != "claimed":
             raise PrivacyError(f"event '{self.what}': a claimed event cannot be '{self.status}'")
 
-    @property
-    def sensitivity(self) -> float:
-        """No bound is proven."""
-        return math.inf
-
 
 @dataclass(frozen=True, kw_only=True)
 class UnprotectedEvent(_Event):
@@ -265,11 +240,6 @@ class UnprotectedEvent(_Event):
         super().__post_init__()
         if self.status != "none":
             raise PrivacyError(f"event '{self.what}': an unprotected event has status none")
-
-    @property
-    def sensitivity(self) -> float:
-        """No bound is enforced."""
-        return math.inf
 
 
 PureEvent = LaplaceEvent | SelectionEvent | TwoValueEvent  # those with an exact pure ε

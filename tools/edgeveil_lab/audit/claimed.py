@@ -81,9 +81,10 @@ def local_pca_attack(runs: int) -> Attack:
     )
     listener = Listener(scene)
     event, gap = listener.events[0], listener.gaps[0]
-    mu = event.mu if isinstance(event, GaussianEvent) else math.nan
-    edge, delta = gaussian_threshold(mu, runs)
-    scale = mu / event.sensitivity * 2.0**-GAUSSIAN_BITS
+    if not isinstance(event, GaussianEvent):
+        raise TypeError(f"a projection without Gaussian noise: {event.what}")
+    edge, delta = gaussian_threshold(event.mu, runs)
+    scale = event.mu / event.sensitivity * 2.0**-GAUSSIAN_BITS
 
     def play(present: bool, count: int) -> Hits:
         device = FmDevice(scene.parameters, scene.setting)
