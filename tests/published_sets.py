@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from edgeveil.data.limits import MAX_BYTES
-from edgeveil.data.records import Records
+from edgeveil.data.records import MAX_BYTES, Records
 from edgeveil.parts.sources import SOURCES, Origin
 
 

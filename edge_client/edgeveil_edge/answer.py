@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from edgeveil.data.records import Records
-from edgeveil.data.slots import slot_records
+from edgeveil.data.split import sample_slots
 from edgeveil.errors import PrivacyError, ProtocolError
 from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.jobs.plan import SOFTMAX, Plan
@@ -112,7 +112,7 @@ def softmax_answer(
     if samples is None:
         found = session.mean_softmax(records, dict(weights))
     else:
-        held = slot_records(records, samples, slot_key)
+        held = sample_slots(records, samples, slot_key)
         found = session.slot_softmax(records, dict(weights), held, row_s)
     noised, event = softmax_laplace(
         found,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.data.limits import require_file
+from edgeveil.data.records import require_file
 from edgeveil.errors import DataError, UsageError
 from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.parts.sources.csvfile import read_matrix

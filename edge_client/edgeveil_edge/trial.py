@@ -5,7 +5,7 @@ Made-up records alone: what comes of it is the same for all records that a devic
 
 from __future__ import annotations
 
-from edgeveil.data.limits import MAX_BYTES, require_room
+from edgeveil.data.records import MAX_BYTES, require_room
 from edgeveil.jobs.rehearsal import rehearse_device
 from edgeveil.sites.edge import EdgeSite
 from edgeveil_edge.computation import TaughtJob

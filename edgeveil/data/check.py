@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgeveil.data.limits import flat_rows
-from edgeveil.data.records import Records
+from edgeveil.data.records import Records, flat_rows
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,22 @@
-"""What is learned from: records and their labels."""
+"""What is learned from: records and their labels, and what every source checks of them.
+
+Sizes and shapes are checked before memory is taken.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from edgeveil.errors import DataError
+
+MAX_BYTES = 2 << 30  # of one array in memory, as float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,3 +32,82 @@ class Records:
 
     def __len__(self) -> int:
         return len(self.y)
+
+
+def require_file(path: Path | None, key: str) -> Path:
+    """The path, if it names a file that exists; else DataError naming the configuration key."""
+    if path is None:
+        raise DataError("no file is named", where=key, fix=f"set {key} to the file's path")
+    if not path.is_file():
+        what = "is a folder, not a file" if path.is_dir() else "no such file"
+        raise DataError(what, where=str(path), fix=f"check {key}")
+    return path
+
+
+def require_room(shape: Sequence[int], item_bytes: int, max_bytes: int, where: str) -> None:
+    """DataError if an array of `shape` would take more than `max_bytes`, before it is read."""
+    if any(axis < 0 for axis in shape):
+        raise DataError(f"has the shape {shape}", where=where, fix="copy the file again")
+    # Records are held as float32. An axis of 0 must not hide how large the others are.
+    wanted = math.prod(max(axis, 1) for axis in shape) * max(item_bytes, 4)
+    if wanted > max_bytes:
+        raise DataError(
+            f"holds {wanted} bytes of numbers, the limit is {max_bytes}",
+            where=where,
+            fix="use a smaller file for this device",
+        )
+
+
+def as_records(x: NDArray[Any], y: NDArray[Any], where: str) -> Records:
+    """Records from any numeric `x` (n, ...) and labels `y` (n,).
+
+    Raises DataError for types and shapes, which belong to the source as a whole; never for a
+    value, since whether a device takes part may not depend on a record. Two arrays of shape (0,),
+    as an empty list is stored, are no records: x is then (0, 0).
+    """
+    if x.shape == y.shape == (0,):
+        x = x.reshape(0, 0)
+    if x.dtype.kind not in "buif" or y.dtype.kind not in "buif":
+        raise DataError(
+            f"x has type {x.dtype} and y {y.dtype}", where=where, fix="store plain numbers"
+        )
+    if x.ndim < 2:
+        raise DataError(
+            f"x has shape {x.shape}, wanted (records, ...)",
+            where=where,
+            fix="store one row for each record",
+        )
+    if y.ndim != 1 or len(x) != len(y):
+        raise DataError(
+            f"x has shape {x.shape} and y {y.shape}",
+            where=where,
+            fix="store one label for each record",
+        )
+    if x.dtype.kind in "iu" and x.dtype.itemsize > 4:
+        # A gap elsewhere makes a column of whole numbers float64: rounded the same way, then.
+        x = x.astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):  # what is too large becomes infinite
+        values = np.ascontiguousarray(x, dtype=np.float32)
+    return Records(values, whole_labels(y))
+
+
+def flat_rows(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """x (n, ...) as (n, values in a record); also for n = 0."""
+    return x.reshape(len(x), math.prod(x.shape[1:]))
+
+
+def canonical_rows(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """x (n, ...) as (n, values in a record), little-endian: equal numbers have equal bytes."""
+    # Adding 0.0 turns -0.0 into 0.0.
+    return np.ascontiguousarray(flat_rows(x) + np.float32(0.0), dtype="<f4")
+
+
+def whole_labels(y: NDArray[Any]) -> NDArray[np.int64]:
+    """Labels (n,) as int64. What is no whole number, or huge, becomes -1: outside every class."""
+    if y.dtype.kind == "u":
+        return np.where(y > 2**53, -1, y.astype(np.int64))
+    if y.dtype.kind in "bi":
+        return y.astype(np.int64)
+    wide = y.astype(np.float64)
+    whole = np.isfinite(wide) & (wide == np.trunc(wide)) & (np.abs(wide) <= 2**53)
+    return np.asarray(np.where(whole, wide, -1), dtype=np.int64)

@@ -1,9 +1,14 @@
-"""One device's split into training and evaluation records, made once and for good.
+"""Where each record of a device stands: it trains or evaluates, and it may hold a slot.
 
-Each record is placed by a keyed hash of its own bytes. So the halves never overlap, a restart
-changes nothing, adding or removing one record moves no other (which the record-level guarantee
-needs: neighbours differ in one half, by one record), and equal inputs always share a half. The
-halves' sizes are therefore only about the share asked for.
+Each is placed by a keyed hash of its own bytes, under the device's split key, once and for good. So
+a restart changes nothing, and adding or removing one record moves no other, which the record-level
+guarantee needs.
+
+- *The split.* Neighbours differ in one half, by one record. The halves never overlap, and equal
+  inputs always share one; their sizes are therefore only about the share asked for.
+- *The slots* of a `per_sample` upload: at most one evaluation record speaks in each. What one
+  record changes stands in its own slot: if it ranks first there it takes the slot from, or leaves
+  it to, the next one. How many slots there are is public.
 """
 
 from __future__ import annotations
@@ -17,11 +22,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.data.limits import canonical_rows
+from edgeveil.crypto.labels import EVALUATION_SLOT, context
+from edgeveil.data.records import canonical_rows
 from edgeveil.errors import DataError
 
 SPLIT_KEY_FILE = "split.key"
 _KEY_BYTES = 32
+EMPTY = -1  # the index in an empty slot
 
 
 def split_once(
@@ -53,6 +60,24 @@ def split_once(
         dtype=np.bool_,
     )
     return np.flatnonzero(~chosen), np.flatnonzero(chosen)
+
+
+def sample_slots(x: NDArray[np.float32], slots: int, key: bytes) -> NDArray[np.int64]:
+    """The index in x (n, ...) of each slot's record (slots,); `EMPTY` where there is none.
+
+    By HMAC-SHA256 under the device's split `key`, with a label of its own: 16 bytes choose the
+    slot, the whole digest ranks, the least first. Records with NaN or infinity take no slot.
+    Equal records have one place, whichever of them holds it.
+    """
+    rows = canonical_rows(x)
+    held = np.full(slots, EMPTY, dtype=np.int64)
+    ranks = [b""] * slots
+    for index in np.flatnonzero(np.isfinite(rows).all(axis=1)):
+        rank = hmac.digest(key, context(EVALUATION_SLOT, rows[index].tobytes()), "sha256")
+        slot = int.from_bytes(rank[:16], "big") % slots
+        if held[slot] == EMPTY or rank < ranks[slot]:
+            held[slot], ranks[slot] = index, rank
+    return held
 
 
 def load_split_key(path: Path) -> bytes:

@@ -14,7 +14,7 @@ from hashlib import sha256
 import numpy as np
 
 from edgeveil.data.records import Records
-from edgeveil.data.slots import slot_records
+from edgeveil.data.split import sample_slots
 from edgeveil.errors import DataError, EdgeVeilError, PrivacyError, ProtocolError
 from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.jobs.plan import SOFTMAX, Plan
@@ -111,7 +111,7 @@ def rehearsed_softmax(
     if samples is None:
         found = session.mean_softmax(values, given)
     else:
-        held = slot_records(values, samples, _SLOT_KEY)
+        held = sample_slots(values, samples, _SLOT_KEY)
         found = session.slot_softmax(values, given, held)
     noised, _ = softmax_laplace(
         found,

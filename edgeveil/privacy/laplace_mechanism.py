@@ -9,7 +9,7 @@ the sensitivity
 
 - of a *mean* upload (one row) for any two evaluation sets of a device: unit device;
 - of a *per-sample* upload (many rows) for one record added or removed: unit record. Each row is a
-  function of one slot's record (`edgeveil/data/slots.py`), so a record changes one row at most,
+  function of one slot's record (`edgeveil/data/split.py`), so a record changes one row at most,
   and the others stay as they are, bit for bit.
 """
 

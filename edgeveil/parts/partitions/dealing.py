@@ -25,10 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.crypto.labels import PUBLIC_SEED, RECORD_DEALT, RECORD_DISTURBED, RECORD_HELD, context
-from edgeveil.data.held import SPLIT_SEED
-from edgeveil.data.limits import canonical_rows
-from edgeveil.data.order import public_chance, public_order
-from edgeveil.data.records import Records
+from edgeveil.data.public_order import SPLIT_SEED, public_chance, public_order
+from edgeveil.data.records import Records, canonical_rows
 from edgeveil.errors import DataError
 from edgeveil.parts.partitions import PARTITIONS
 from edgeveil.parts.partitions.partition import Indices, PartitionRule, Shares, Words, threshold

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgeveil.data.order import public_chance, public_order
+from edgeveil.data.public_order import public_chance, public_order
 from edgeveil.parts.partitions.iid import place as anywhere
 from edgeveil.parts.partitions.partition import (
     Indices,

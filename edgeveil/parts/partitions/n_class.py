@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.data.order import public_order
+from edgeveil.data.public_order import public_order
 from edgeveil.parts.partitions.iid import place as anywhere
 from edgeveil.parts.partitions.partition import (
     Indices,

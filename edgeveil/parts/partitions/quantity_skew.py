@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgeveil.data.order import public_chance, public_order
+from edgeveil.data.public_order import public_chance, public_order
 from edgeveil.parts.partitions.partition import (
     Indices,
     PartitionPart,

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgeveil.data.limits import MAX_BYTES, as_records, require_room
-from edgeveil.data.records import Records
+from edgeveil.data.records import MAX_BYTES, Records, as_records, require_room
 from edgeveil.errors import DataError
 from edgeveil.parts.sources.source import FileSet, published_part
 

@@ -17,8 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.data.limits import MAX_BYTES, as_records, require_file, whole_labels
-from edgeveil.data.records import Records
+from edgeveil.data.records import MAX_BYTES, Records, as_records, require_file, whole_labels
 from edgeveil.errors import DataError
 from edgeveil.parts.sources.source import Origin, SourcePart
 from edgeveil.registry import nearest

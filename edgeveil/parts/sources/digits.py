@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.data.held import SPLIT_SEED, hold_back
+from edgeveil.data.public_order import SPLIT_SEED, hold_back
 from edgeveil.data.records import Records
 from edgeveil.errors import DataError
 from edgeveil.parts.sources.source import Origin, SourcePart

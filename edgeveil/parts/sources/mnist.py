@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgeveil.data.limits import MAX_BYTES, as_records
-from edgeveil.data.records import Records
+from edgeveil.data.records import MAX_BYTES, Records, as_records
 from edgeveil.errors import DataError
 from edgeveil.parts.sources.idx import idx_array
 from edgeveil.parts.sources.source import FileSet, published_part

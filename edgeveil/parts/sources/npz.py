@@ -12,8 +12,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.data.limits import MAX_BYTES, as_records, require_file, require_room
-from edgeveil.data.records import Records
+from edgeveil.data.records import MAX_BYTES, Records, as_records, require_file, require_room
 from edgeveil.errors import DataError
 from edgeveil.parts.sources.source import Origin, SourcePart
 

@@ -6,8 +6,7 @@ from importlib import import_module
 
 import numpy as np
 
-from edgeveil.data.limits import as_records, require_room
-from edgeveil.data.records import Records
+from edgeveil.data.records import Records, as_records, require_room
 from edgeveil.errors import DataError
 from edgeveil.parts.sources.source import Origin, SourcePart
 

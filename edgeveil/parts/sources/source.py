@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
-from edgeveil.data.limits import MAX_BYTES
-from edgeveil.data.records import Records
+from edgeveil.data.records import MAX_BYTES, Records
 from edgeveil.errors import DataError
 from edgeveil.parts.part import Part
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.crypto.keys import NoiseKey
-from edgeveil.data.slots import slot_records
+from edgeveil.data.split import sample_slots
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.derived import DerivedRandom, Question, question_key
 from edgeveil.privacy.duchi_mechanism import duchi_event, duchi_mechanism
@@ -242,12 +242,12 @@ def per_sample_attack(runs: int, mechanism: Softmax = _softmax) -> Attack:
     key = bytes(32)
     held = np.zeros((1, 1), np.float32)
     ranked = (np.array([[0], [k]], np.float32) for k in range(1, 64))
-    both = next(x for x in ranked if slot_records(x, 1, key)[0] == 1)
+    both = next(x for x in ranked if sample_slots(x, 1, key)[0] == 1)
     event = softmax_event(2, EPSILON, samples=1)
 
     def play(present: bool, count: int) -> Hits:
         x = both if present else held
-        sure = [0.0, 1.0] if slot_records(x, 1, key)[0] else [1.0, 0.0]
+        sure = [0.0, 1.0] if sample_slots(x, 1, key)[0] else [1.0, 0.0]
         out = mechanism(np.tile(sure, (count, 1)), EPSILON, sensitivity=2)[0]
         swapped = (out[:, 0] <= 0) & (out[:, 1] >= 1)
         return np.stack([swapped, *low_bits(out[:, 1] * 2.0**SOFTMAX_BITS, SOFTMAX_BITS)])

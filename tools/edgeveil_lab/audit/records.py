@@ -26,9 +26,9 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from edgeveil.data.held import hold_back
+from edgeveil.data.public_order import hold_back
 from edgeveil.data.records import Records
-from edgeveil.data.slots import slot_records
+from edgeveil.data.split import sample_slots
 from edgeveil.errors import PrivacyError
 from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.jobs import parse_plan
@@ -117,7 +117,7 @@ class DealtFleet:
                 )
             for found, (exchange, tensors) in zip(sums, self._asked, strict=True):
                 found.append(self._fm.sums(exchange, tensors, training))
-            slots = slot_records(evaluation.x, 4, key)
+            slots = sample_slots(evaluation.x, 4, key)
             rows.append(self._session.slot_softmax(evaluation.x, self._weights, slots))
         return Released(held, tuple(map(tuple, sums)), np.stack(rows))
 

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeveil.data.limits import as_records, whole_labels
-from edgeveil.data.records import Records
+from edgeveil.data.records import Records, as_records, whole_labels
 from edgeveil.parts.features import valid_records
 from edgeveil.parts.sources import load_records
 from edgeveil.parts.sources.csvfile import csv_faults

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeveil.data.order import public_chance, public_order
+from edgeveil.data.public_order import public_chance, public_order
 from edgeveil.data.split import load_split_key, split_once
 from edgeveil.errors import DataError, UsageError
 from edgeveil.parts.partitions import PARTITIONS, dirichlet, quantity_skew

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from onnx import TensorProto, helper
 
-from edgeveil.data.slots import EMPTY
+from edgeveil.data.split import EMPTY
 from edgeveil.errors import DataError, ProtocolError
 from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.parts.features.identity import Identity, IdentityParameters

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from edgeveil.data.slots import slot_records
+from edgeveil.data.split import sample_slots
 from edgeveil.errors import DataError
 from edgeveil.evaluation import inference
 from edgeveil.evaluation.inference import InferenceSession
@@ -96,10 +96,10 @@ def test_a_graph_without_its_weights_is_an_error_whatever_the_records_are(count)
 def test_removing_a_record_changes_the_row_of_its_own_slot_alone(values):
     one, slots = session(order_of_sums(values)), 32
     x = (np.random.default_rng(1).normal(size=(100, values)) * 10).astype(np.float32)
-    whole = one.slot_softmax(x, {}, slot_records(x, slots, b"k" * 32))
+    whole = one.slot_softmax(x, {}, sample_slots(x, slots, b"k" * 32))
     for removed in range(0, 100, 9):
         rest = np.delete(x, removed, axis=0)
-        rows = one.slot_softmax(rest, {}, slot_records(rest, slots, b"k" * 32))
+        rows = one.slot_softmax(rest, {}, sample_slots(rest, slots, b"k" * 32))
         assert (rows != whole).any(axis=1).sum() <= 1
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from edgeveil.data.held import hold_back
+from edgeveil.data.public_order import hold_back
 from edgeveil.data.records import Records
 from edgeveil.errors import DataError
 from edgeveil.parts.own_records import held_records, own_records

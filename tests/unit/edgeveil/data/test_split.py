@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from edgeveil.data.slots import EMPTY, slot_records
+from edgeveil.data.split import EMPTY, sample_slots
 
 KEY = bytes(range(32))
 RECORDS = arrays.arrays(
@@ -20,7 +20,7 @@ RECORDS = arrays.arrays(
 
 def contents(x, slots, key=KEY):
     """What stands in each slot, as bytes; equal numbers as equal bytes."""
-    held = slot_records(x, slots, key)
+    held = sample_slots(x, slots, key)
     return [None if i == EMPTY else (x[i] + np.float32(0)).tobytes() for i in held]
 
 
@@ -42,15 +42,15 @@ def test_the_order_of_the_records_does_not_matter(x, slots, random):
 
 def test_a_full_set_fills_all_slots_and_an_empty_one_none():
     x = np.random.default_rng(1).random((400, 2), np.float32)
-    held = slot_records(x, 16, KEY)
+    held = sample_slots(x, 16, KEY)
     assert len(set(held.tolist())) == 16
     assert (held != EMPTY).all()
-    assert slot_records(x[:0], 4, KEY).tolist() == [EMPTY] * 4
+    assert sample_slots(x[:0], 4, KEY).tolist() == [EMPTY] * 4
 
 
 def test_records_that_are_no_numbers_take_no_slot():
     x = np.array([[np.nan, 1], [np.inf, 0]], np.float32)
-    assert slot_records(x, 3, KEY).tolist() == [EMPTY] * 3
+    assert sample_slots(x, 3, KEY).tolist() == [EMPTY] * 3
 
 
 def test_another_key_deals_the_records_anew():
