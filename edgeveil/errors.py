@@ -5,6 +5,17 @@ The class decides the exit code; `str(error)` is the text a user reads.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+OWN_PACKAGES = (
+    *("edgeveil", "edgeveil_edge", "edgeveil_cloud", "edgeveil_proxy"),
+    *("edgeveil_tools", "edgeveil_lab"),
+)
+_PROBLEM = re.compile(r"(?P<file>.+?):(?P<line>\d+) (?P<key>\S*): (?P<text>.*)", re.DOTALL)
+
 
 class EdgeVeilError(Exception):
     """Root of all errors that a user may see.
@@ -26,6 +37,30 @@ class EdgeVeilError(Exception):
         return f"{text} {self.fix}" if text.endswith((".", "?")) else f"{text}. {self.fix}"
 
 
+class ConfigProblem(NamedTuple):
+    """One problem of a configuration file: what stands at `key` in a line, and the fix.
+
+    `str(problem)` is `file:line key: text`. A problem that has no place in a file, such as one of
+    a command line's value, has an empty `file`, line 0 and no key.
+    """
+
+    file: str
+    line: int
+    key: str
+    text: str
+
+    @classmethod
+    def parse(cls, line: str) -> ConfigProblem:
+        """The problem that `line`, the text of one, speaks of."""
+        found = _PROBLEM.fullmatch(line)
+        if found is None:
+            return cls("", 0, "", line)
+        return cls(found["file"], int(found["line"]), found["key"], found["text"])
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} {self.key}: {self.text}" if self.file else self.text
+
+
 class ConfigError(EdgeVeilError):
     """The YAML cannot be used; holds every problem found, one per line."""
 
@@ -35,11 +70,37 @@ class ConfigError(EdgeVeilError):
         self.problems = problems
         super().__init__("\n".join(problems))
 
+    @property
+    def places(self) -> list[ConfigProblem]:
+        """The problems taken apart: file, line, key, text."""
+        return [ConfigProblem.parse(line) for line in self.problems]
+
 
 class UsageError(EdgeVeilError):
-    """The command line asks for something that cannot be done."""
+    """A command or a call asks for something that cannot be done."""
 
     exit_code = 2
+
+
+class MissingExtraError(UsageError, ImportError):
+    """A library is needed that is installed with an extra of ours; `fix` names the extra."""
+
+
+@contextmanager
+def needs_extra(extra: str) -> Iterator[None]:
+    """Say which extra is missing where a library of it is; also a decorator.
+
+    Raises MissingExtraError in place of ModuleNotFoundError for a library that is not our own.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        library = (error.name or "").partition(".")[0]
+        if not library or library in OWN_PACKAGES:
+            raise
+        raise MissingExtraError(
+            f"this needs {library}, which is not installed", fix=f"pip install 'edgeveil[{extra}]'"
+        ) from error
 
 
 class BrokerError(EdgeVeilError):

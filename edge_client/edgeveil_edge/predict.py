@@ -1,8 +1,8 @@
-"""`edgeveil predict`: the released model on the owner's own file. Never imports torch."""
+"""`edgeveil.predict`: a released model on the owner's own records. Never imports torch."""
 
 from __future__ import annotations
 
-import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.data.records import require_file
-from edgeveil.errors import DataError, UsageError
+from edgeveil.errors import DataError, UsageError, needs_extra
 from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.parts.sources.csvfile import read_matrix
 from edgeveil.parts.sources.npz import npy_array, npz_array
@@ -19,16 +19,55 @@ from edgeveil_edge.releases import ReleaseStore
 RELEASES = "releases"  # the folder of models inside a device's state folder
 
 
-def predict(model: Path, input_file: Path, out: str = "text") -> int:
-    """Print label and probability of each record of `input_file`; returns the exit code 0.
+@dataclass(frozen=True)
+class Predictions:
+    """What a model says of records: `probabilities` (records, classes), of model `model`.
+
+    A row with NaN or infinity is that of an unusable record.
+    """
+
+    model: str
+    probabilities: NDArray[np.float64]
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """The likeliest class of each record (records,); -1 for an unusable one."""
+        return np.where(self._sound, np.argmax(self.probabilities, axis=1), -1)
+
+    @property
+    def _sound(self) -> NDArray[np.bool_]:
+        return np.asarray(np.isfinite(self.probabilities).all(axis=1))
+
+    def table(self) -> list[dict[str, Any]]:
+        """A row for each record: its number from 1, label and probability, None if unusable."""
+        return [
+            {
+                "record": number,
+                "label": int(label) if label >= 0 else None,
+                "probability": float(row[label]) if label >= 0 else None,
+            }
+            for number, (label, row) in enumerate(
+                zip(self.labels, self.probabilities, strict=True), start=1
+            )
+        ]
+
+    def plain(self) -> list[dict[str, Any]]:
+        """For JSON: {label, probabilities} of each record, {label: null} of an unusable one."""
+        return [
+            {"label": int(label), "probabilities": row.tolist()} if label >= 0 else {"label": None}
+            for label, row in zip(self.labels, self.probabilities, strict=True)
+        ]
+
+
+@needs_extra("infer")
+def predict(model: str | Path, records: str | Path | NDArray[Any]) -> Predictions:
+    """Class and probabilities of records, by a released model; nothing leaves this machine.
 
     `model` is an ONNX file or a device's state folder, whose release in use is then taken.
-    `input_file` is .npz (array `x`), .npy or .csv (values alone); one record may come without
-    its record axis. `out` is `text` or `json`. Raises DataError or UsageError.
+    `records` is an array (records, …) or a file: .npz (array `x`), .npy or .csv (values alone);
+    one record may come without its record axis. Raises DataError or UsageError.
     """
-    if out not in ("text", "json"):
-        raise UsageError(f"unknown output '{out}'", where="--out", fix="use text or json")
-    path, name = _model_file(model)
+    path, name = _model_file(Path(model))
     session = OnnxModel(path.read_bytes())
     if session.weight_names:
         raise DataError(
@@ -36,29 +75,21 @@ def predict(model: Path, input_file: Path, out: str = "text") -> int:
             where=str(path),
             fix="use a released model",
         )
-    x = _records(require_file(input_file, "the input file"), session.input_shape)
-    found = session.probabilities(x, {})
-    labels = np.argmax(found, axis=1)
-    sound = np.asarray(np.isfinite(found).all(axis=1))
-    if out == "json":
-        rows = [
-            {"label": int(k), "probabilities": p.tolist()} if ok else {"label": None}
-            for k, p, ok in zip(labels, found, sound, strict=True)
-        ]
-        print(json.dumps({"model": name, "predictions": rows}))
-        return 0
-    print(f"model {name}")
-    for index, (label, row, ok) in enumerate(zip(labels, found, sound, strict=True), start=1):
-        text = f"class {label}  probability {row[label]:.3f}" if ok else "not a usable record"
-        print(f"{index:>6}  {text}")
-    return 0
+    if isinstance(records, str | Path):
+        file = require_file(Path(records), "the input file")
+        x = _shaped(_read(file), session.input_shape, str(file))
+    else:
+        try:
+            given = np.asarray(records, np.float32)
+        except ValueError:
+            raise DataError("are no numbers", where="records", fix="pass an array") from None
+        x = _shaped(given, session.input_shape, "records")
+    return Predictions(name, session.probabilities(x, {}))
 
 
-def rollback(state_dir: Path) -> int:
-    """Put the release before this one in use again, and say which; returns 0."""
-    earlier = ReleaseStore(state_dir / RELEASES).rollback()
-    print(f"now in use: {earlier.version}")
-    return 0
+def rollback(state_dir: str | Path) -> str:
+    """Put the release before this one in use again; returns its version."""
+    return ReleaseStore(Path(state_dir) / RELEASES).rollback().version
 
 
 def _model_file(model: Path) -> tuple[Path, str]:
@@ -74,16 +105,18 @@ def _model_file(model: Path) -> tuple[Path, str]:
     return release.path, release.version
 
 
-def _records(file: Path, shape: tuple[int | None, ...]) -> NDArray[np.float32]:
-    values: NDArray[Any]
+def _read(file: Path) -> NDArray[Any]:
     if file.suffix == ".npz":
-        values = npz_array(file, "x")
-    elif file.suffix == ".npy":
-        values = npy_array(file)
-    elif file.suffix == ".csv":
-        values = read_matrix(file, need_header=False)[1]
-    else:
-        raise UsageError(f"unknown kind '{file.suffix}'", where=str(file), fix="use npz, npy, csv")
+        return npz_array(file, "x")
+    if file.suffix == ".npy":
+        return npy_array(file)
+    if file.suffix == ".csv":
+        return read_matrix(file, need_header=False)[1]
+    raise UsageError(f"unknown kind '{file.suffix}'", where=str(file), fix="use npz, npy, csv")
+
+
+def _shaped(values: NDArray[Any], shape: tuple[int | None, ...], where: str) -> NDArray[np.float32]:
+    """The values as records of the model's shape. Raises DataError."""
     per_record = int(np.prod([axis or 1 for axis in shape], dtype=np.int64))
     if None in shape:
         return np.asarray(values, np.float32)
@@ -92,7 +125,7 @@ def _records(file: Path, shape: tuple[int | None, ...]) -> NDArray[np.float32]:
     if not one_record and (values.ndim < 2 or values[:1].size != per_record or not len(values)):
         raise DataError(
             f"has shape {values.shape}, the model takes (records, {', '.join(map(str, shape))})",
-            where=str(file),
+            where=where,
             fix="store values alone, without labels",
         )
     return np.asarray(values, np.float32).reshape(-1, *sizes)

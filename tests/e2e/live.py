@@ -12,7 +12,7 @@ from pathlib import Path
 
 from edgeveil.errors import UsageError
 from edgeveil.sites.policy import Policy
-from edgeveil_tools.cloud_client import CloudClient
+from edgeveil_tools.cloud_client import Cloud
 from edgeveil_tools.site.broker_plan import BrokerPlan
 from edgeveil_tools.site.brokers import BrokerProcess, free_port
 from edgeveil_tools.site.provision import provision
@@ -108,7 +108,7 @@ class LiveSite:
     def answers(self) -> bool:
         """Whether the cloud's control takes requests."""
         try:
-            self.client.jobs()
+            self.client.list()
         except UsageError:
             return False
         return True
@@ -126,16 +126,16 @@ class LiveSite:
             return {}
 
     @property
-    def client(self) -> CloudClient:
+    def client(self) -> Cloud:
         """The cloud's HTTP control."""
-        return CloudClient(self.plan.url, self.site.token_file)
+        return Cloud(self.plan.url, self.site.token_file)
 
     def submit(self, rounds: int = 3, every: int = 2) -> str:
         """Queue the site's own job with so many rounds, evaluating `every` so many (0: never)."""
         text = (self.plan.folder / "job.yaml").read_text()
         text = text.replace("rounds: 15", f"rounds: {rounds}")
         text = text.replace("every_rounds: 5", f"every_rounds: {every}")
-        return self.client.submit(text.encode())
+        return self.client.submit_yaml(text.encode())
 
     def finish(self, job: str) -> dict:
         """Wait for the job's end; the job with its exchanges."""

@@ -75,7 +75,7 @@ def test_every_preset_is_here() -> None:
 def test_a_preset_runs_from_its_yaml_to_the_model(live: LiveSite, name: str) -> None:
     text = (HEAD.format(name=name, devices=DEVICES) + TOY[name]).encode()
     plan = parse_plan(text)
-    ended = live.finish(live.client.submit(text))
+    ended = live.finish(live.client.submit_yaml(text))
     assert ended["status"] == "completed", ended["reason"]
     assert [one["uploads"] for one in ended["exchanges"]] == [DEVICES] * len(plan.exchanges)
     test, scored = load_digits_split()[1], plan.rule.validation_records

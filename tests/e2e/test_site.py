@@ -49,7 +49,7 @@ def test_jobs_one_after_the_other_and_clean_stops(
         wait_for(lambda: len(list(release.rglob("model.onnx"))) == 2, "the releases")
         records = tmp_path / "records.npz"
         np.savez(records, x=np.zeros((2, 64), np.float32))
-        assert predict(release, records) == 0
+        assert len(predict(release, records).labels) == 2
         assert live.stop("edge") == 0
         wait_for(lambda: live.proxy_status()["online"] == 0, "the devices' good-byes", 5)
         for name in ("proxy", "cloud"):

@@ -14,7 +14,7 @@ from edgeveil.jobs.job import Job
 from edgeveil.settings.yaml_tree import DEPTH, NODES, read_tree
 from edgeveil.sites.files import load_site
 from edgeveil_lab.load.scenario import load_scenario
-from edgeveil_tools.files import json_schema
+from edgeveil_tools.checks import schema
 from tests.fuzz.target import Target, as_file, demand
 
 _CONFIGS = Path(__file__).parents[2] / "configs"
@@ -109,7 +109,7 @@ def _words(kind: str) -> tuple[bytes, ...]:
             for inner in schema:
                 yield from within(inner)
 
-    return tuple(f"{word}: ".encode() for word in sorted(set(within(json_schema(kind)))))
+    return tuple(f"{word}: ".encode() for word in sorted(set(within(schema(kind)))))
 
 
 _YAML = (

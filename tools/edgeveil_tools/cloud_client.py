@@ -1,4 +1,7 @@
-"""A small client of the cloud's HTTP control, for the commands of `edgeveil job`."""
+"""A cloud from afar, by its HTTP control: submit, list, watch, resume, cancel, fetch.
+
+For a desk that has the core's libraries alone.
+"""
 
 from __future__ import annotations
 
@@ -12,28 +15,45 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from edgeveil.errors import ConfigError, UsageError
+from edgeveil.errors import ConfigError, JobFailed, UsageError
+from edgeveil.jobs import Job
+from edgeveil.parts.features import read_backbones
 from edgeveil_cloud.http_token import read_token
+from edgeveil_tools.checks import plan_of, rehearse
+from edgeveil_tools.local.job import submitted
+from edgeveil_tools.result import write_whole
 
 TIMEOUT_S = 10.0
 POLL_S = 20.0
 UPLOAD_S = 120.0
 AGAIN_S = 0.5
+MODEL_KINDS = ("onnx", "safetensors")
 _PAGE_BYTES = 1 << 20
 _AWAY_STATUS = 503
+
+JsonObject = dict[str, Any]
+JsonRows = list[JsonObject]
 
 
 class CloudAway(UsageError):  # noqa: N818 - the state's name
     """The cloud, or the database behind it, does not answer now."""
 
 
-class CloudClient:
-    """Requests to one cloud. Each method raises UsageError or ConfigError with the fix.
+class Cloud:
+    """A running cloud at `url`, as `http://127.0.0.1:8701`.
 
-    What only reads is asked again for `patience_s` while nothing answers: a cloud may restart.
+    `token` is the secret of its HTTP control: the text itself, or the path of the file
+    `http.token` in the cloud's state folder. What only reads is asked again for `patience_s` while
+    nothing answers: a cloud may restart. Each method raises UsageError or ConfigError with the fix,
+    CloudAway among them where nothing answers. Methods may be called from several threads.
+
+        cloud = Cloud("http://127.0.0.1:8701", Path("site/state/cloud/http.token"))
+        job = cloud.submit("configs/jobs/quickstart.yaml")
+        for event in cloud.watch(job):
+            print(event["type"])
     """
 
-    def __init__(self, url: str, token_file: Path, patience_s: float = 0.0) -> None:
+    def __init__(self, url: str, token: str | Path, *, patience_s: float = 0.0) -> None:
         self._patience_s = patience_s
         parts = urlsplit(url)
         try:
@@ -45,16 +65,22 @@ class CloudClient:
         self.url = url.rstrip("/")
         self._tls, self._host, self._port = parts.scheme == "https", parts.hostname, port
         self._prefix = parts.path.rstrip("/")
-        if not token_file.is_file():
-            raise UsageError(
-                "no such token file",
-                where=str(token_file),
-                fix="name the file http.token in the cloud's state_dir; its first start makes it",
-            )
-        self._token = read_token(token_file)
+        self._token = _token(token)
 
-    def submit(self, job_yaml: bytes, backbones: Iterable[bytes] = ()) -> str:
-        """Queue a job; returns its id. ConfigError holds all problems that the cloud found.
+    def submit(self, job: str | Path | Job) -> str:
+        """Queue a job, by its file or as it was loaded; returns its id.
+
+        ConfigError lists every problem of the file, or says which stage of the job would fail, by
+        made-up records, where the cloud's libraries are installed here; else the cloud says so,
+        without the line.
+        """
+        plan = plan_of(job)
+        rehearse(plan, None if isinstance(job, Job) else Path(job), needed=False)
+        backbones = read_backbones(plan.job.features)
+        return self.submit_yaml(submitted(plan.job), backbones.values())
+
+    def submit_yaml(self, job_yaml: bytes, backbones: Iterable[bytes] = ()) -> str:
+        """Queue a job's text as it is; ConfigError holds all problems that the cloud found.
 
         `backbones` are the feature extractors (ONNX) that the job names by digest.
         """
@@ -63,29 +89,28 @@ class CloudClient:
         # A model's code may have to be imported there, torch with it.
         return str(self._json("POST", "/jobs", job_yaml, timeout_s=UPLOAD_S)["id"])
 
-    def jobs(self) -> list[dict[str, Any]]:
-        """All jobs, oldest first."""
-        return list(self._json("GET", "/jobs")["jobs"])
-
-    def job(self, job: str) -> dict[str, Any]:
-        """One job with its committed exchanges."""
+    def job(self, job: str) -> JsonObject:
+        """One job with its committed exchanges, by id."""
         return self._json("GET", f"/jobs/{quote(job, safe='')}")
 
-    def cancel(self, job: str) -> dict[str, Any]:
+    def cancel(self, job: str) -> JsonObject:
         """Cancel a job that has not ended; returns it."""
         return self._json("POST", f"/jobs/{quote(job, safe='')}/cancel")
 
-    def resume(self, job: str) -> dict[str, Any]:
-        """Let a paused job go on; returns it."""
+    def resume(self, job: str) -> JsonObject:
+        """Let a paused job go on at the round where it stood; returns it."""
         return self._json("POST", f"/jobs/{quote(job, safe='')}/resume")
 
-    def events(self, job: str, after: int = 0, wait_s: float = 0.0) -> list[dict[str, Any]]:
+    def events(self, job: str, after: int = 0, wait_s: float = 0.0) -> JsonRows:
         """Events after number `after`; waits up to `wait_s` for the first."""
         path = f"/jobs/{quote(job, safe='')}/events?after={after}&wait_s={wait_s:g}"
         return list(self._json("GET", path, timeout_s=TIMEOUT_S + wait_s)["events"])
 
-    def follow(self, job: str, poll_s: float = POLL_S) -> Iterator[dict[str, Any]]:
-        """All events of a job from its beginning until it has ended."""
+    def watch(self, job: str, poll_s: float = POLL_S) -> Iterator[JsonObject]:
+        """All events of a job from its beginning until it has ended, as they come.
+
+        A pause ends nothing: somebody may resume the job.
+        """
         after = 0
         while True:
             # Asked before the events: what came up to the end is then among them.
@@ -97,9 +122,49 @@ class CloudClient:
             elif ended:
                 return
 
+    def wait(self, job: str) -> JsonObject:
+        """Wait until a job has ended; returns it. JobFailed unless it was completed."""
+        for _ in self.watch(job):
+            pass
+        found = self.job(job)
+        if found["status"] != "completed":
+            raise JobFailed(found["reason"] or found["status"], where=found["id"])
+        return found
+
     def model(self, job: str, kind: str = "onnx") -> bytes:
         """The final model's file, `onnx` or `safetensors`."""
         return self._request("GET", f"/jobs/{quote(job, safe='')}/model.{kind}", None, 60.0)
+
+    def fetch(self, job: str, out: str | Path | None = None) -> Path:
+        """Write the final model to `out`; returns the file's path.
+
+        FILE.onnx, ID.onnx where none is named, runs in `predict` and every ONNX runtime;
+        FILE.safetensors holds the weights alone. UsageError for another ending, a job without a
+        model, a file that cannot be written.
+        """
+        path = Path(out) if out is not None else Path(f"{job}.onnx")
+        kind = path.suffix.removeprefix(".")
+        if kind not in MODEL_KINDS:
+            raise UsageError(
+                f"a model is no '{path.suffix}' file",
+                where="--out",
+                fix="end it in .onnx (for edgeveil predict) or .safetensors (weights alone)",
+            )
+        content = self.model(job, kind)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, content)
+        except OSError as error:
+            raise UsageError(
+                f"cannot be written ({error.strerror})",
+                where=str(path),
+                fix="name a file that you may write to with --out",
+            ) from error
+        return path
+
+    def list(self) -> JsonRows:
+        """All jobs, oldest first: id, status, reason, submitted_at, ended_at, …"""
+        return [*self._json("GET", "/jobs")["jobs"]]
 
     def _json(
         self, method: str, path: str, body: bytes | None = None, *, timeout_s: float = TIMEOUT_S
@@ -150,6 +215,18 @@ class CloudClient:
         what = str(found.get("what", f"answers HTTP status {status}"))
         kind = CloudAway if status == _AWAY_STATUS else UsageError
         return kind(what, where=self.url, fix=str(found.get("fix", "")))
+
+
+def _token(token: str | Path) -> str:
+    if isinstance(token, str):
+        return token.strip()
+    if not token.is_file():
+        raise UsageError(
+            "no such token file",
+            where=str(token),
+            fix="name the file http.token in the cloud's state_dir; its first start makes it",
+        )
+    return read_token(token)
 
 
 def _mapping(content: bytes) -> dict[str, Any] | None:

@@ -1,4 +1,6 @@
-"""What a run leaves behind for scripts: `result.json`.
+"""What a run leaves behind: `Result` for Python and notebooks, `result.json` for scripts.
+
+`result.json` holds
 
     job                   the job's name
     status, reason        `completed` or `failed`, and why (`interrupted`: by Ctrl-C); of a
@@ -50,6 +52,7 @@ Numbers are JSON numbers; NaN and infinity never occur.
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import os
@@ -60,11 +63,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
+from edgeveil.errors import UsageError
 from edgeveil.privacy.events import Unit
 from edgeveil.privacy.guarantee import up, worth
 from edgeveil.privacy.policy import Quote
+
+if TYPE_CHECKING:
+    from edgeveil_tools.local.run_log import RunEvents
 
 Status = Literal["completed", "failed"]
 SIMULATED = (
@@ -81,59 +88,14 @@ MEASURED_ON = {
 }
 HOPS = ("cloud_to_proxy", "proxy_to_devices", "devices_to_proxy", "proxy_to_cloud")
 LIBRARIES = ("numpy", "torch", "onnxruntime", "cryptography", "paho-mqtt")
-_ENDS = ("job_completed", "job_failed", "job_cancelled", "job_paused")  # of a run
 _SCORES = (
     *("eval_type", "score", "reason", "used", "wanted", "labels", "squared"),
     *("corrected", "corrected_error", "corrected_reason", "noise_variance"),
 )
 
 
-@dataclass
-class Record:
-    """A job's course, taken from its events one by one."""
-
-    events: list[dict[str, Any]] = field(default_factory=list)
-    rounds: list[dict[str, Any]] = field(default_factory=list)
-    phases: list[dict[str, Any]] = field(default_factory=list)
-    asked: int = 0  # exchanges that devices were asked to answer, committed or not
-    ended: str = ""
-    reason: str = ""
-    privacy: dict[str, Any] | None = None
-
-    def take(self, event: dict[str, Any]) -> None:
-        """Take the next event; events of unknown types are kept and change nothing."""
-        self.events.append(event)
-        kind, data = event["type"], event["data"]
-        if kind == "exchange_committed":
-            row = _row(data)
-            (self.rounds if data["phase"] == "train" else self.phases).append(row)
-        elif kind == "broadcast" and data.get("kind") == "round":
-            self.asked = self.committed + 1
-        elif kind == "all_declined":
-            self.asked = self.committed
-        elif kind in _ENDS:
-            self.ended = kind.removeprefix("job_")
-            self.reason = data.get("reason") or self.reason
-            self.privacy = data.get("privacy") or self.privacy
-
-    @property
-    def committed(self) -> int:
-        """Exchanges committed so far, preparatory ones included."""
-        return len(self.rounds) + len(self.phases)
-
-    @property
-    def repeated(self) -> bool:
-        """Whether a committed exchange took more than one attempt."""
-        return any(row["attempt"] > 1 for row in (*self.phases, *self.rounds))
-
-    @property
-    def accuracy(self) -> float | None:
-        """After the last committed round."""
-        return self.rounds[-1]["accuracy"] if self.rounds else None
-
-
 @dataclass(frozen=True)
-class Facts:
+class RunFacts:
     """What the run itself knows, beside the job's events.
 
     `privacy` prices all exchanges that devices were asked for: of a job that did not complete,
@@ -158,7 +120,187 @@ class Facts:
     aggregation: Mapping[str, str] = field(default_factory=dict)
 
 
-def build(record: Record, facts: Facts) -> dict[str, Any]:
+PlainTable = list[dict[str, Any]]
+
+
+class Result:
+    """What a run came to: accuracy, both guarantees, rounds, and where its files are.
+
+    `content` is what `result.json` holds, `folder` where it lies with events, models and report.
+    Its tables are lists of flat dicts, which pandas.DataFrame takes as they are. In a notebook it
+    shows itself.
+    """
+
+    TABLES = ("rounds", "epsilon", "uploads", "guarantees")
+
+    def __init__(self, content: Mapping[str, Any], folder: Path) -> None:
+        self.content, self.folder = dict(content), folder
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Self:
+        """The result of an earlier run, by its folder. Raises UsageError where there is none."""
+        path = Path(folder) / "result.json"
+        try:
+            content = json.loads(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise UsageError(
+                "cannot be read", where=str(path), fix="name the folder of a run, its --out"
+            ) from error
+        return cls(content, Path(folder))
+
+    @property
+    def job(self) -> str:
+        """The job's name."""
+        return str(self.content["job"])
+
+    @property
+    def status(self) -> str:
+        """`completed` or `failed`."""
+        return str(self.content["status"])
+
+    @property
+    def accuracy(self) -> float | None:
+        """Of the final model on the test records, in 0..1; None where nothing was tested."""
+        found: float | None = self.content["final"]["accuracy"]
+        return found
+
+    @property
+    def reference_accuracy(self) -> float | None:
+        """Of the noise-free reference, where one was trained."""
+        found: float | None = self.content["reference"]["accuracy"]
+        return found
+
+    @property
+    def privacy(self) -> dict[str, Any]:
+        """Both guarantees: {training: {epsilon, delta, unit, status, …}, inference: {…}}.
+
+        Neither alone is "the" ε. An ε is None where nothing is proven.
+        """
+        return dict(self.content["privacy"])
+
+    @property
+    def rounds(self) -> PlainTable:
+        """A row for each committed training round: round, accuracy, loss, uploads, seconds, …"""
+        return [_flat(row) for row in self.content["rounds"]]
+
+    @property
+    def epsilon(self) -> PlainTable:
+        """ε by plan, up to and with each exchange: progress; the guarantee is `privacy`.
+
+        Also of the exchanges before round 1, whose `round` is 0.
+        """
+        return [
+            {
+                "phase": row.get("phase", "train"),
+                "round": row.get("round", 0),
+                "training": row["epsilon"].get("training"),
+                "inference": row["epsilon"].get("inference"),
+            }
+            for row in self._exchanges
+        ]
+
+    @property
+    def uploads(self) -> PlainTable:
+        """Per exchange: how many answers were counted, how many devices declined, the bytes."""
+        return [
+            {
+                "phase": row.get("phase", "train"),
+                "round": row.get("round", 0),
+                "uploads": row["uploads"],
+                "declined": row["declined"],
+                "attempt": row["attempt"],
+                **{f"{hop}_bytes": count for hop, count in row["bytes"].items()},
+            }
+            for row in self._exchanges
+        ]
+
+    @property
+    def guarantees(self) -> PlainTable:
+        """Training and inference guarantee, each with its words."""
+        keys = ("epsilon", "delta", "unit", "status")
+        return [
+            {
+                "of": which,
+                **{key: part[key] for key in keys},
+                "text": guarantee_text(self.content["privacy"], which),
+            }
+            for which, part in self.content["privacy"].items()
+        ]
+
+    def table(self, name: str = "rounds") -> PlainTable:
+        """One of TABLES by its name. Raises UsageError for another."""
+        if name not in self.TABLES:
+            raise UsageError(f"no table '{name}'", fix=f"name one of {', '.join(self.TABLES)}")
+        found: PlainTable = getattr(self, name)
+        return found
+
+    @property
+    def events(self) -> PlainTable:
+        """All events of the job, as the cloud told them."""
+        lines = (self.folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines]
+
+    @property
+    def model(self) -> Path:
+        """The final model, ONNX: for `edgeveil.predict` and every ONNX runtime."""
+        return self.folder / "model.onnx"
+
+    @property
+    def report(self) -> Path:
+        """The run on one page, HTML."""
+        return self.folder / "report.html"
+
+    @property
+    def _exchanges(self) -> list[dict[str, Any]]:
+        return [*self.content["phases"], *self.content["rounds"]]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name}: {value}" for name, value in summary(self.content))
+
+    def __repr__(self) -> str:
+        return f"<Result of {self.job}: {self.status}, accuracy {share_text(self.accuracy)}>"
+
+    def _repr_html_(self) -> str:
+        """The summary and the rounds, for a notebook."""
+        head = f"<p><b>{html.escape(self.job)}</b>: {html.escape(self.status)}</p>"
+        facts = [{"": name, " ": value} for name, value in summary(self.content)]
+        shown = ("round", "accuracy", "loss", "uploads", "declined", "seconds")
+        rows = [{key: row[key] for key in shown} for row in self.rounds]
+        return head + html_table(facts) + html_table(rows)
+
+
+def html_table(rows: PlainTable) -> str:
+    """Rows with the same keys as an HTML table; nothing for no rows."""
+    if not rows:
+        return ""
+    head = "".join(f"<th>{html.escape(key)}</th>" for key in rows[0])
+    body = "".join(
+        f"<tr>{''.join(f'<td>{html.escape(_cell(value))}</td>' for value in row.values())}</tr>"
+        for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Blocks within a row become keys `block_key`; a list in one, which fits no cell, goes."""
+    found: dict[str, Any] = {}
+    for key, value in row.items():
+        inner = value.items() if isinstance(value, Mapping) else [("", value)]
+        found |= {
+            f"{key}_{name}" if name else key: part
+            for name, part in inner
+            if not isinstance(part, list)
+        }
+    return found
+
+
+def build(record: RunEvents, facts: RunFacts) -> dict[str, Any]:
     """The content of `result.json`."""
     reference = [float(value) for value in facts.reference]
     found = {
@@ -239,7 +381,7 @@ def record_text(part: Mapping[str, Any]) -> str:
     return f"; per record {'none' if among is None else f'ε = {up(among)}'}"
 
 
-def course_text(result: Mapping[str, Any]) -> str:
+def progress_text(result: Mapping[str, Any]) -> str:
     """How far a run came: `15 rounds after 1 preparatory exchange`."""
     rounds, phases = len(result["rounds"]), len(result["phases"])
     text = f"{rounds} round{'' if rounds == 1 else 's'}"
@@ -248,6 +390,43 @@ def course_text(result: Mapping[str, Any]) -> str:
         if phases
         else text
     )
+
+
+def summary(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """A run in a few lines. Training and inference guarantee always stand together."""
+    from edgeveil.jobs.shuffle_amplification import ShuffleCredit
+
+    rounds = result["rounds"]
+    uploads = sum(row["uploads"] for row in rounds + result["phases"])
+    hops, final, reference = result["bytes"], result["final"], result["reference"]
+    own = "" if final["measured_on"] == MEASURED_ON[True] else f", on {final['measured_on']}"
+    unprotected = f", {reference['note']}" if reference["note"] else ""
+    why = f"; {result['reason']}" if result["reason"] else ""
+    return [
+        *([("note", result["note"])] if result["note"] else []),
+        ("final accuracy", share_text(final["accuracy"]) + own),
+        *(
+            []
+            if reference["accuracy"] is None
+            else [("without noise", share_text(reference["accuracy"]) + unprotected)]
+        ),
+        ("training guarantee", guarantee_text(result["privacy"], "training")),
+        ("inference guarantee", guarantee_text(result["privacy"], "inference")),
+        *[
+            ("after the shuffle", str(ShuffleCredit(**credit)))
+            for credit in result.get("shuffle", ())
+        ],
+        ("course", f"{progress_text(result)}{why}"),
+        ("uploads", f"{uploads} from {result['devices']} devices"),
+        *([("bytes", f"{sum(hops.values()):,}")] if hops else []),
+        ("memory, peak", f"{(result['memory_peak_bytes'] or 0) / (1 << 20):,.0f} MiB"),
+        ("seconds", f"{result['seconds']:.1f}"),
+    ]
+
+
+def share_text(value: float | None) -> str:
+    """An accuracy, or that there is none."""
+    return "unknown" if value is None else f"{value:.3f}"
 
 
 def versions() -> dict[str, str]:
@@ -283,7 +462,7 @@ def finite(value: Any) -> Any:
     return [finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _row(data: Mapping[str, Any]) -> dict[str, Any]:
+def exchange_row(data: Mapping[str, Any]) -> dict[str, Any]:
     clusters = data.get("clusters")
     name = {"round": data["number"]} if data["phase"] == "train" else {"phase": data["phase"]}
     return {

@@ -24,12 +24,12 @@ from edgeveil.privacy.ledger import Ledger
 from edgeveil_cloud.evaluation import Evaluation
 from edgeveil_cloud.rehearsal import RefusedJobError, rehearse_job
 from edgeveil_cloud.sealing import Limits
-from edgeveil_tools import jobs as client
+from edgeveil_tools.checks import rehearse
+from edgeveil_tools.cli import jobs as client
 from edgeveil_tools.cli import main
-from edgeveil_tools.local.command import run_local
+from edgeveil_tools.cloud_client import Cloud
 from edgeveil_tools.local.job import Overrides, submitted
-from edgeveil_tools.rehearsed import rehearse_file
-from edgeveil_tools.validate import validate
+from edgeveil_tools.local.run import run_local
 
 JOBS = Path("configs/jobs")
 NEED_A_FILE = ("mnist_fm_local.yaml", "mnist_fm_local_eps01.yaml")
@@ -130,7 +130,7 @@ def test_a_model_that_fails_late_is_refused_by_validate_run_and_submit(
     priced: list[Any] = []
     monkeypatch.setattr(Ledger, "commit", lambda *given: priced.append(given))
     path = file(tmp_path, name)
-    assert validate([path]) == 2
+    assert main(["validate", str(path)]) == 2
     told = capsys.readouterr().out
     assert told.startswith(f"{path}:{line} model.function: ")
     assert why in told
@@ -141,7 +141,7 @@ def test_a_model_that_fails_late_is_refused_by_validate_run_and_submit(
         run_local(path, out, Overrides(), reference=False, stream=io.StringIO())
     assert not out.exists()
     with pytest.raises(ConfigError, match=why):
-        client.submit(path, "http://127.0.0.1:1", tmp_path / "token")
+        client.submit(path, lambda _patience_s: Cloud("http://127.0.0.1:1", tmp_path / "token"))
     cloud = control(tmp_path, python_models=True)
     with pytest.raises(RefusedJobError, match=why) as caught:
         cloud.submit(submitted(load_job(path)).decode())
@@ -193,7 +193,7 @@ def test_a_rule_that_fails_is_refused_with_its_line(
     monkeypatch.setattr(Krum, "combine", fails)
     path = JOBS / "digits_krum.yaml"
     with pytest.raises(ConfigError, match="FloatingPointError: no nearest upload") as caught:
-        rehearse_file(path, load_plan(path))
+        rehearse(load_plan(path), path)
     (problem,) = caught.value.problems
     number = next(n for n, t in enumerate(path.open(), 1) if t.startswith("aggregation"))
     assert problem.startswith(f"{path}:{number} aggregation: ")

@@ -10,6 +10,7 @@ from edgeveil.parts.features.identity import Identity, IdentityParameters
 from edgeveil.parts.models.softmax_head import bake, build_graph, probabilities
 from edgeveil_edge.predict import predict, rollback
 from edgeveil_edge.releases import ReleaseStore
+from edgeveil_tools.cli import main
 
 FEATURES = Identity(IdentityParameters())
 GRAPH = build_graph(FEATURES, (2,), 3)
@@ -134,42 +135,48 @@ def inputs(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("kind", ["npz", "npy", "csv"])
-def test_predict_equals_numpy(inputs, capsys, kind):
+@pytest.mark.parametrize("kind", ["npz", "npy", "csv", "array"])
+def test_predict_equals_numpy(inputs, kind):
     (inputs / "m.onnx").write_bytes(model())
-    assert predict(inputs / "m.onnx", inputs / f"x.{kind}", "json") == 0
-    found = json.loads(capsys.readouterr().out)
+    found = predict(inputs / "m.onnx", X if kind == "array" else inputs / f"x.{kind}")
     wanted = probabilities(FEATURES, X, weights())
+    assert found.model == "m.onnx"
+    assert list(found.labels) == [0, 1, int(wanted[2].argmax())]
+    assert np.allclose([one["probabilities"] for one in found.plain()], wanted, atol=1e-6)
+
+
+def test_the_command_prints_what_was_predicted(inputs, capsys):
+    (inputs / "m.onnx").write_bytes(model())
+    files = [str(inputs / "m.onnx"), str(inputs / "x.npz")]
+    assert main(["predict", *files, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
     assert found["model"] == "m.onnx"
-    assert [one["label"] for one in found["predictions"]] == [0, 1, int(wanted[2].argmax())]
-    assert np.allclose([one["probabilities"] for one in found["predictions"]], wanted, atol=1e-6)
+    assert [one["label"] for one in found["predictions"]][:2] == [0, 1]
+    assert main(["predict", *files]) == 0
+    assert "     2  class 1  probability " in capsys.readouterr().out
 
 
 def test_predict_with_the_release_in_use_and_after_a_rollback(inputs, capsys):
     store = ReleaseStore(inputs / "releases")
     store.install("job", model(), {})
     store.install("job", model(turn=1), {})
-    shown = []
-    for _ in range(2):
-        assert predict(inputs, inputs / "x.npz") == 0
-        shown.append(capsys.readouterr().out)
-        if len(shown) == 1:
-            assert rollback(inputs) == 0
-            assert "0001-job" in capsys.readouterr().out
-    assert "model 0002-job" in shown[0]
-    assert "1  class 1" in shown[0]
-    assert "1  class 0" in shown[1]
+    newer = predict(str(inputs), inputs / "x.npz")
+    assert main(["predict", str(inputs), "--rollback"]) == 0
+    assert capsys.readouterr().out == "now in use: 0001-job\n"
+    older = predict(inputs, X)
+    assert (newer.model, older.model) == ("0002-job", "0001-job")
+    assert (newer.labels[0], older.labels[0]) == (1, 0)
+    with pytest.raises(UsageError):
+        rollback(inputs)
 
 
-def test_predict_takes_one_record_and_marks_unusable_ones(inputs, capsys):
+def test_predict_takes_one_record_and_marks_unusable_ones(inputs):
     (inputs / "m.onnx").write_bytes(model())
-    np.save(inputs / "one.npy", X[1])
-    predict(inputs / "m.onnx", inputs / "one.npy")
-    assert "class 1" in capsys.readouterr().out
-    np.save(inputs / "odd.npy", np.array([[np.nan, 0], [1, 0]]))
-    predict(inputs / "m.onnx", inputs / "odd.npy", "json")
-    found = json.loads(capsys.readouterr().out)["predictions"]
-    assert [one["label"] for one in found] == [None, 0]
+    assert predict(inputs / "m.onnx", X[1]).table()[0]["label"] == 1
+    found = predict(inputs / "m.onnx", np.array([[np.nan, 0], [1, 0]]))
+    assert [row["label"] for row in found.table()] == [None, 0]
+    assert list(found.labels) == [-1, 0]
+    assert found.plain()[0] == {"label": None}
 
 
 def test_predict_refusals(inputs):
@@ -189,5 +196,5 @@ def test_predict_refusals(inputs):
         predict(inputs / "m.onnx", inputs / "x.txt")
     with pytest.raises(DataError, match="no such file"):
         predict(inputs / "m.onnx", inputs / "absent.npz")
-    with pytest.raises(UsageError, match="text or json"):
-        predict(inputs / "m.onnx", inputs / "x.npz", "xml")
+    with pytest.raises(DataError, match="numbers"):
+        predict(inputs / "m.onnx", [["a", "b"]])

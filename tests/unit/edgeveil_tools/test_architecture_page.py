@@ -11,7 +11,8 @@ from edgeveil_tools.architecture_page import PACKAGES, PAGE, ROOT, arrows, drawi
 from edgeveil_tools.drawn_page import redrawn
 
 TEXT = PAGE.read_text(encoding="utf-8")
-NAMED = re.findall(r"`([a-z_/]+\.py)`(?:[\s\n]*\(((?:`\w+`(?:, )?)+)\))?", TEXT)
+_WAY = TEXT[TEXT.index("## One record's way") :]
+NAMED = re.findall(r"`([a-z_/]+\.py)`(?:[\s\n]*\(((?:`\w+`(?:, )?)+)\))?", _WAY)
 
 
 def test_the_page_is_up_to_date_and_an_old_one_is_noticed(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from edgeveil.errors import ConfigError, DataError, UsageError
-from edgeveil_tools.data_check import data_check
+from edgeveil_tools.checks import data_check
 
 SITE = """
 edge:

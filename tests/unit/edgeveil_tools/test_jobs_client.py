@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,11 +19,15 @@ from edgeveil_cloud.http import ask_here, make_app
 from edgeveil_cloud.http_token import load_or_make_token
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_records import ExchangeRecord, StoreAway
-from edgeveil_tools import jobs
-from edgeveil_tools.cloud_client import CloudAway, CloudClient
+from edgeveil_tools.cli import jobs
+from edgeveil_tools.cloud_client import Cloud, CloudAway
 from tests.backbone_files import small_backbone
 
 QUICKSTART = Path(__file__).parents[3] / "configs" / "jobs" / "quickstart.yaml"
+
+
+def cloud_at(url, token, patience_s):
+    return Cloud(url, token, patience_s=patience_s)
 
 
 class Control:
@@ -81,23 +86,23 @@ def finish(store, job, status="completed"):
 
 def test_submit_list_watch_and_cancel(tmp_path, capsys):
     with cloud(tmp_path) as (url, token, store):
-        assert jobs.list_jobs(url, token) == 0
+        assert jobs.list_jobs(Cloud(url, token)) == 0
         assert "no jobs yet" in capsys.readouterr().out
-        assert jobs.submit(QUICKSTART, url, token) == 0
+        assert jobs.submit(QUICKSTART, partial(cloud_at, url, token)) == 0
         job = capsys.readouterr().out.strip()
         assert store.job(job).status == "queued"
         finish(store, job)
-        assert jobs.watch(job, url, token) == 0
+        assert jobs.watch(job, cloud_at(url, token, 60.0)) == 0
         shown = capsys.readouterr().out
         for figure in ("completed", "centre", "0.875", "0.250", "1,200", "19", "20"):
             assert figure in shown
-        assert jobs.submit(QUICKSTART, url, token) == 0
+        assert jobs.submit(QUICKSTART, partial(cloud_at, url, token)) == 0
         second = capsys.readouterr().out.strip()
-        assert jobs.cancel(second, url, token) == 0
+        assert Cloud(url, token).cancel(second)["id"] == second
         assert store.job(second).status == "cancelled"
-        assert jobs.list_jobs(url, token, as_json=True) == 0
+        assert jobs.list_jobs(Cloud(url, token), as_json=True) == 0
         lines = capsys.readouterr().out.splitlines()
-        assert [json.loads(line)["id"] for line in lines[1:]] == [job, second]
+        assert [json.loads(line)["id"] for line in lines] == [job, second]
 
 
 LIGHT = """
@@ -140,10 +145,10 @@ def test_a_desk_with_the_core_s_libraries_alone_submits_lists_watches_and_fetche
 
 def test_watch_follows_a_job_that_is_still_running(tmp_path, capsys):
     with cloud(tmp_path) as (url, token, store):
-        job = CloudClient(url, token).submit(QUICKSTART.read_bytes())
+        job = Cloud(url, token).submit_yaml(QUICKSTART.read_bytes())
         later = threading.Timer(0.3, finish, (store, job))
         later.start()
-        assert jobs.watch(job, url, token, as_json=True) == 0
+        assert jobs.watch(job, cloud_at(url, token, 60.0), as_json=True) == 0
         later.join()
         types = [json.loads(line)["type"] for line in capsys.readouterr().out.splitlines()]
         assert types == ["job_submitted", "job_running", "job_completed"]
@@ -154,13 +159,13 @@ def test_a_job_that_waits_for_devices_says_so(tmp_path, capsys):
         job = store.submit_job("one", b"{}", bytes(32)).id
         store.append_event(job, "job_waiting", {"enrolled": 2, "wanted": 20})
         store.append_event(job, "job_waiting", {"enrolled": 3, "wanted": 20})
-        assert jobs.list_jobs(url, token) == 0
+        assert jobs.list_jobs(Cloud(url, token)) == 0
         listed = " ".join(capsys.readouterr().out.split())
         assert "3 are enrolled" in listed and "2 are enrolled" not in listed
         finish(store, job)
-        assert jobs.list_jobs(url, token) == 0
+        assert jobs.list_jobs(Cloud(url, token)) == 0
         assert "enrolled" not in capsys.readouterr().out
-        assert jobs.watch(job, url, token) == 0
+        assert jobs.watch(job, cloud_at(url, token, 60.0)) == 0
         shown = capsys.readouterr().out
         assert "waits for devices: 3 are enrolled, it asks for 20" in shown
         assert shown.index("3 are enrolled") < shown.index("completed")
@@ -168,36 +173,36 @@ def test_a_job_that_waits_for_devices_says_so(tmp_path, capsys):
 
 def test_a_pause_is_listed_shown_and_waited_out(tmp_path, capsys):
     with cloud(tmp_path) as (url, token, store):
-        job = CloudClient(url, token).submit(QUICKSTART.read_bytes())
+        job = Cloud(url, token).submit_yaml(QUICKSTART.read_bytes())
         store.set_status(job, "running")
         why = f"1 uploads, below the minimum; then: edgeveil job resume {job}"
         store.set_status(job, "paused", why)
-        assert jobs.list_jobs(url, token) == 0
+        assert jobs.list_jobs(Cloud(url, token)) == 0
         listed = capsys.readouterr().out
         assert "paused" in listed and "below" in listed
 
         def go_on():
-            assert jobs.resume(job, url, token) == 0
+            assert Cloud(url, token).resume(job)["id"] == job
             finish(store, job)
 
         later = threading.Timer(0.3, go_on)
         later.start()
-        assert jobs.watch(job, url, token) == 0
+        assert jobs.watch(job, cloud_at(url, token, 60.0)) == 0
         later.join()
         shown = capsys.readouterr().out
         assert f"paused: {why}\n" in shown
         assert shown.index("paused:") < shown.index("resumed") < shown.index("completed")
         with pytest.raises(UsageError, match="only a paused one"):
-            jobs.resume(job, url, token)
+            Cloud(url, token).resume(job)
 
 
 def test_a_long_life_is_followed_to_its_end(tmp_path):
     with cloud(tmp_path) as (url, token, store):
-        job = CloudClient(url, token).submit(QUICKSTART.read_bytes())
+        job = Cloud(url, token).submit_yaml(QUICKSTART.read_bytes())
         for k in range(1005):  # more than one answer holds
             store.append_event(job, "note", {"k": k})
         store.cancel(job)
-        types = [event["type"] for event in CloudClient(url, token).follow(job)]
+        types = [event["type"] for event in Cloud(url, token).watch(job)]
         assert types == ["job_submitted", *["note"] * 1005, "job_cancelled"]
 
 
@@ -215,40 +220,40 @@ def test_a_database_that_is_away_for_a_while_is_waited_out_as_a_restart_is(tmp_p
         finish(store, entry.id)
         refused.append(1)
         with pytest.raises(CloudAway, match="database does not answer"):
-            CloudClient(url, token).jobs()
-        assert jobs.watch(entry.id, url, token) == 0
+            Cloud(url, token).list()
+        assert jobs.watch(entry.id, cloud_at(url, token, 60.0)) == 0
     assert len(refused) == 4
     assert entry.id in capsys.readouterr().out
 
 
 def test_watch_of_a_failed_job_fails_with_its_reason(tmp_path):
     with cloud(tmp_path) as (url, token, store):
-        job = CloudClient(url, token).submit(QUICKSTART.read_bytes())
+        job = Cloud(url, token).submit_yaml(QUICKSTART.read_bytes())
         finish(store, job, "failed")
         with pytest.raises(JobFailed, match="too few uploads"):
-            jobs.watch(job, url, token)
+            jobs.watch(job, cloud_at(url, token, 60.0))
 
 
-def test_a_completed_jobs_model_is_fetched_in_either_form(tmp_path, capsys, monkeypatch):
+def test_a_completed_jobs_model_is_fetched_in_either_form(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with cloud(tmp_path) as (url, token, store):
         job = store.submit_job("one", b"{}", bytes(32)).id
         with pytest.raises(UsageError, match=f"job '{job}' has no model: it is queued"):
-            jobs.fetch(job, url, token)
+            Cloud(url, token).fetch(job)
         finish(store, job)
         store.put_release(job, b"an onnx graph", b"weights")
-        assert jobs.fetch(job, url, token) == 0
+        assert Cloud(url, token).fetch(job) == Path(f"{job}.onnx")
         assert Path(f"{job}.onnx").read_bytes() == b"an onnx graph"
-        assert jobs.fetch(job, url, token, tmp_path / "new" / "w.safetensors") == 0
-        assert (tmp_path / "new" / "w.safetensors").read_bytes() == b"weights"
-        assert capsys.readouterr().out.split() == [f"{job}.onnx", f"{tmp_path}/new/w.safetensors"]
+        weights = tmp_path / "new" / "w.safetensors"
+        assert Cloud(url, token).fetch(job, weights) == weights
+        assert weights.read_bytes() == b"weights"
         for out, said in (("model.pt", "a model is no '.pt' file"), ("new", "no '' file")):
             with pytest.raises(UsageError, match=said):
-                jobs.fetch(job, url, token, tmp_path / out)
+                Cloud(url, token).fetch(job, tmp_path / out)
         with pytest.raises(UsageError, match="cannot be written"):
-            jobs.fetch(job, url, token, tmp_path / "http.token" / "model.onnx")
+            Cloud(url, token).fetch(job, tmp_path / "http.token" / "model.onnx")
         with pytest.raises(UsageError, match="no job 'none'"):
-            jobs.fetch("none", url, token)
+            Cloud(url, token).fetch("none")
 
 
 def test_the_clouds_problems_and_refusals_are_shown(tmp_path):
@@ -256,15 +261,15 @@ def test_the_clouds_problems_and_refusals_are_shown(tmp_path):
         bad = tmp_path / "bad.yaml"
         bad.write_text("job: quickstart\nprivcy: {}\n")
         with pytest.raises(ConfigError) as caught:
-            jobs.submit(bad, url, token)
+            jobs.submit(bad, partial(cloud_at, url, token))
         assert any("privcy" in problem for problem in caught.value.problems)
         with pytest.raises(UsageError, match="no job 'none'"):
-            jobs.cancel("none", url, token)
+            Cloud(url, token).cancel("none")
         with pytest.raises(ConfigError, match="no such file"):
-            jobs.submit(tmp_path / "absent.yaml", url, token)
+            jobs.submit(tmp_path / "absent.yaml", partial(cloud_at, url, token))
         token.write_text("x" * 43)
         with pytest.raises(UsageError, match="token is missing or wrong"):
-            jobs.list_jobs(url, token)
+            jobs.list_jobs(Cloud(url, token))
         assert store.jobs() == ()
 
 
@@ -276,7 +281,7 @@ def test_a_backbone_is_put_before_the_job_that_names_it(tmp_path, capsys):
     assert entry in text
     (tmp_path / "job.yaml").write_text(text.replace(entry, "{name: onnx, file: own.onnx}"))
     with cloud(tmp_path) as (url, token, store):
-        assert jobs.submit(tmp_path / "job.yaml", url, token) == 0
+        assert jobs.submit(tmp_path / "job.yaml", partial(cloud_at, url, token)) == 0
         canonical = store.job(capsys.readouterr().out.strip()).canonical
         (digest,) = backbone_digests(Job.from_canonical(canonical).features)
         assert store.backbone(digest) == backbone
@@ -287,10 +292,10 @@ def test_no_cloud_no_token_and_no_address_are_told_apart(tmp_path):
     load_or_make_token(tmp_path)
     token = tmp_path / "http.token"
     with pytest.raises(UsageError, match="Connection refused") as caught:
-        jobs.list_jobs("http://127.0.0.1:1", token)
+        jobs.list_jobs(Cloud("http://127.0.0.1:1", token))
     assert "edgeveil cloud" in caught.value.fix
     with pytest.raises(UsageError, match="no such token file"):
-        jobs.list_jobs("http://127.0.0.1:1", tmp_path / "absent")
+        jobs.list_jobs(Cloud("http://127.0.0.1:1", tmp_path / "absent"))
     for url in ("127.0.0.1:8701", "ftp://h", "http://h:x", "http://"):
         with pytest.raises(UsageError, match="no address of a cloud"):
-            jobs.list_jobs(url, token)
+            jobs.list_jobs(Cloud(url, token))

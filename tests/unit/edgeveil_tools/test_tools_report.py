@@ -8,9 +8,10 @@ import pytest
 
 from edgeveil.privacy.guarantee import Guarantee
 from edgeveil.privacy.policy import Quote
+from edgeveil_tools.local.run_log import RunEvents
 from edgeveil_tools.report import plots as plots
 from edgeveil_tools.report.page import write_report
-from edgeveil_tools.result import Facts, Record, build, privacy_of
+from edgeveil_tools.result import RunFacts, build, privacy_of
 
 PROVEN = Quote(Guarantee(8.0, 1e-5, "record", "proven"), Guarantee(40.0, 0.0, "device", "proven"))
 CLAIMED = Quote(
@@ -55,7 +56,7 @@ def events(rounds=6, every=3, uploads=9):
 
 
 def result(course, quote=PROVEN, **changes):
-    record = Record()
+    record = RunEvents()
     for one in course:
         record.take(one)
     facts = {
@@ -72,7 +73,7 @@ def result(course, quote=PROVEN, **changes):
         "bytes": dict.fromkeys((key for key, _ in plots.HOPS), 5000),
         "privacy": privacy_of(quote, 20.0),
     }
-    return build(record, Facts(**{**facts, **changes}))
+    return build(record, RunFacts(**{**facts, **changes}))
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ import pytest
 
 from edgeveil.privacy.guarantee import Guarantee
 from edgeveil.privacy.policy import Quote
-from edgeveil_tools.result import Facts, Record, build, guarantee_text, privacy_of, write_json
+from edgeveil_tools.local.run_log import RunEvents
+from edgeveil_tools.result import RunFacts, build, guarantee_text, privacy_of, write_json
 
 
 def event(name, /, **data):
@@ -45,7 +46,7 @@ CLUSTERS = {
     "vectors": [[0.9, 0.1]] * 4,
 }
 QUOTE = Quote(Guarantee(8.0, 1e-5, "record", "proven"), Guarantee(60.0, 0.0, "device", "proven"))
-FACTS = Facts(
+FACTS = RunFacts(
     job="digits",
     status="completed",
     reason="",
@@ -62,7 +63,7 @@ FACTS = Facts(
 
 
 def course():
-    record = Record()
+    record = RunEvents()
     record.take(event("job_started", rounds=3))
     record.take(committed(1, 0))
     record.take(committed(2, 1, 0.5))
@@ -149,7 +150,7 @@ def test_unknown_events_are_kept_and_change_nothing():
 
 def test_a_run_that_never_began_still_has_a_result():
     facts = replace(FACTS, status="failed", reason="no broker", reference=[], bytes={})
-    found = build(Record(), facts)
+    found = build(RunEvents(), facts)
     assert found["final"]["accuracy"] is None
     assert found["reference"]["accuracy"] is None
     assert found["rounds"] == []

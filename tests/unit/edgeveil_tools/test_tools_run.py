@@ -14,13 +14,14 @@ import yaml
 from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key
 from edgeveil.errors import ConfigError, JobFailed, UsageError
 from edgeveil.jobs import parse_job
+from edgeveil_tools.display import RunDisplay
 from edgeveil_tools.local import reference as run_reference
-from edgeveil_tools.local.children import Children, tail
-from edgeveil_tools.local.command import FILES, prepare
+from edgeveil_tools.local.children import Children, MemoryPeak, tail
 from edgeveil_tools.local.data import check_data
 from edgeveil_tools.local.job import Overrides, local_job, submitted
 from edgeveil_tools.local.local_run import load_local_job
-from edgeveil_tools.progress import MemoryPeak, Progress, View
+from edgeveil_tools.local.run import FILES, prepare
+from edgeveil_tools.local.run_log import RunProgress, RunReporter
 from edgeveil_tools.site.provision import provision
 from edgeveil_tools.site.site_plan import SitePlan
 
@@ -259,13 +260,14 @@ def test_the_tail_of_a_log(tmp_path):
 
 
 def view():
-    return View(exchanges=17, rounds=15, devices=20)
+    return RunProgress(exchanges=17, rounds=15, devices=20)
 
 
 def test_plain_lines_where_no_terminal_is():
     out = io.StringIO()
     clock = iter(range(100)).__next__
-    with Progress(view(), out, clock) as progress:
+    with RunDisplay(out, clock) as display:
+        progress = RunReporter(view(), display, clock)
         progress.doing("round 3")
         progress.doing("round 3")
         progress.view = dataclasses.replace(
@@ -292,14 +294,16 @@ def test_the_live_display_fits_a_terminal_and_shows_all_figures(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "80")
     out = Terminal()
-    progress = Progress(view(), out)
+    display = RunDisplay(out, lambda: 0.0)
+    progress = RunReporter(view(), display, lambda: 0.0)
     progress.view = dataclasses.replace(
         progress.view, doing="round 12", committed=14, round=12, online=20, uploads=18,
         declined=2, selected=20, accuracy=0.901, reference=0.944, training_epsilon=7.22,
         inference_epsilon=40.0, memory_bytes=900 << 20,
     )  # fmt: skip
-    with progress.console.capture() as captured:
-        progress.console.print(progress.picture())
+    progress.look()
+    with display.console.capture() as captured:
+        display.console.print(display.picture())
     text = captured.get()
     for part in ("round 12 of 15", "18/20 answered", "2 declined", "20/20 online", "0.901",
                  "without noise 0.944", "training 7.22", "inference 40", "900 MiB"):  # fmt: skip

@@ -15,9 +15,9 @@ from edgeveil.parts import own_records as device
 from edgeveil.parts.own_records import held_records, own_records
 from edgeveil.sites.data import DataSource
 from edgeveil.sites.files import load_site
-from edgeveil_tools.local.command import run_local
 from edgeveil_tools.local.data import check_data, dealt, held, source
 from edgeveil_tools.local.job import Overrides, local_job, site_of
+from edgeveil_tools.local.run import run_local
 from edgeveil_tools.site.provision import provision
 
 COUNT, DEVICES = 60, 5

@@ -20,10 +20,10 @@ import yaml
 
 from edgeveil.jobs import Job
 from edgeveil_lab.audit.guards import AttackOutcome, Guard
-from edgeveil_tools.local.command import run_local
 from edgeveil_tools.local.job import Overrides, local_job, site_of
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.reference import train
+from edgeveil_tools.local.run import run_local
 from edgeveil_tools.report.holdings import holdings, holdings_plot
 
 RECORDS, CLASSES, DEVICES = 14_330, 3, 5

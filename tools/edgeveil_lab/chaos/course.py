@@ -19,7 +19,7 @@ from edgeveil_lab.chaos.disks import Disks
 from edgeveil_lab.chaos.jobs import Jobs
 from edgeveil_lab.chaos.plan import Fault, schedule
 from edgeveil_lab.chaos.site import ChaosSite
-from edgeveil_tools.cloud_client import CloudClient, get_json
+from edgeveil_tools.cloud_client import Cloud, get_json
 from edgeveil_tools.local.children import tail
 from edgeveil_tools.local.job import submitted
 from edgeveil_tools.local.local_run import LocalRun
@@ -252,8 +252,8 @@ class Course:
         plan = self.site.site.plan
         return get_json(f"http://{plan.host}:{plan.ports.proxy_http}/status")
 
-    def _client(self) -> CloudClient:
-        return CloudClient(self.site.site.plan.url, self.site.site.token_file)
+    def _client(self) -> Cloud:
+        return Cloud(self.site.site.plan.url, self.site.site.token_file)
 
     def _now_s(self) -> float:
         return time.monotonic() - self._begun_s

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from edgeveil.errors import EdgeVeilError
-from edgeveil_tools.cloud_client import CloudClient
+from edgeveil_tools.cloud_client import Cloud
 
 ENDED = ("completed", "failed", "cancelled")
 
@@ -19,9 +19,9 @@ class Jobs:
     What is known of them is read anew at every look: an answer to a submission may be lost.
     """
 
-    def __init__(self, connect: Callable[[], CloudClient], job_yaml: bytes) -> None:
+    def __init__(self, connect: Callable[[], Cloud], job_yaml: bytes) -> None:
         self._connect, self._yaml = connect, job_yaml
-        self._client: CloudClient | None = None
+        self._client: Cloud | None = None
         self.known: list[dict[str, Any]] = []
         self.committed = 0  # exchanges of the jobs that go on
         self.resumed: Counter[str] = Counter()
@@ -30,7 +30,7 @@ class Jobs:
         """Ask for the state of all jobs; False while the cloud does not answer."""
         with suppress(EdgeVeilError):
             client = self._cloud()
-            self.known = client.jobs()
+            self.known = client.list()
             for job in self.known:
                 if job["status"] == "paused":
                     client.resume(job["id"])
@@ -43,7 +43,7 @@ class Jobs:
     def submit(self) -> None:
         """Queue one more; the next look tells whether it came through."""
         with suppress(EdgeVeilError):
-            self._cloud().submit(self._yaml)
+            self._cloud().submit_yaml(self._yaml)
 
     @property
     def idle(self) -> bool:
@@ -61,6 +61,6 @@ class Jobs:
         ended = sum(job["status"] in ENDED for job in self.known)
         return len(self.known), ended, self.committed
 
-    def _cloud(self) -> CloudClient:
+    def _cloud(self) -> Cloud:
         self._client = self._client or self._connect()
         return self._client

@@ -21,9 +21,9 @@ from edgeveil_lab.chaos.evidence import collect
 from edgeveil_lab.chaos.report import write_report
 from edgeveil_lab.chaos.result import result_of
 from edgeveil_lab.chaos.view import View, show_result
-from edgeveil_tools.local.command import INTERRUPTED, signals
 from edgeveil_tools.local.data import check_data
 from edgeveil_tools.local.job import Overrides, local_job
+from edgeveil_tools.local.run import INTERRUPTED, signals
 from edgeveil_tools.result import write_json
 from edgeveil_tools.scratch import scratch
 from edgeveil_tools.site.brokers import choose_engine

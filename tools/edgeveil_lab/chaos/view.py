@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edgeveil_lab.chaos.course import State
-from edgeveil_tools.live_view import Picture
+from edgeveil_tools.display import LiveDisplay
 
 _LINE_EVERY_S = 10.0
 _FULL = {
@@ -21,7 +21,7 @@ _FULL = {
 }
 
 
-class View(Picture):
+class View(LiveDisplay):
     """Live on a terminal, else a line now and then."""
 
     def __init__(self, stream: IO[str]) -> None:

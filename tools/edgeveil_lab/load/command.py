@@ -35,7 +35,7 @@ from edgeveil_lab.load.table import show
 from edgeveil_lab.load.verdict import faults
 from edgeveil_lab.load.view import LiveView
 from edgeveil_tools.local.children import Children
-from edgeveil_tools.local.command import signals
+from edgeveil_tools.local.run import signals
 from edgeveil_tools.result import write_json
 from edgeveil_tools.scratch import scratch
 

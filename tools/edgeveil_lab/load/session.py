@@ -20,7 +20,7 @@ from edgeveil_lab.load.options import LoadOptions
 from edgeveil_lab.load.outcome import LEAST_S, Measured, outcome
 from edgeveil_lab.load.rounds import Course
 from edgeveil_lab.load.samples import Samples
-from edgeveil_tools.cloud_client import CloudClient, get_json
+from edgeveil_tools.cloud_client import Cloud, get_json
 from edgeveil_tools.local.children import Children
 
 LOOPBACK = "127.0.0.1"
@@ -170,12 +170,13 @@ class Session:
         options = self._options
         if options.rounds == 0 and options.minutes is None:
             return
-        client = CloudClient(self._target.cloud, self._target.token_file)
+        client = Cloud(self._target.cloud, self._target.token_file)
         self._phase = "announcing the job"
         await self._mark()
         self._loaded = True
         job = await asyncio.to_thread(
-            client.submit, job_yaml(options, self.measured.enrolled, open_end=self.measured.spans)
+            client.submit_yaml,
+            job_yaml(options, self.measured.enrolled, open_end=self.measured.spans),
         )
         end_s = time.monotonic() + 60 * options.minutes if options.minutes is not None else None
         try:
@@ -188,7 +189,7 @@ class Session:
         self._loaded = False
         self._course.require_completed(job)
 
-    async def _follow(self, client: CloudClient, job: str, end_s: float | None) -> None:
+    async def _follow(self, client: Cloud, job: str, end_s: float | None) -> None:
         after = 0
         while not self._course.ended:
             done = len(self._course.committed)

@@ -13,12 +13,12 @@ from rich.text import Text
 
 from edgeveil_lab.load.scenario import LoadOptions
 from edgeveil_lab.load.table import mib, ms, rate, shortened
-from edgeveil_tools.live_view import Picture
+from edgeveil_tools.display import LiveDisplay
 
 _LINE_S = 5.0  # without a terminal, a line so often and when something else than a round begins
 
 
-class LiveView(Picture):
+class LiveView(LiveDisplay):
     """Shows samples as they come: entries of the result's `series`, with `phase` in words.
 
     Where known, a sample also has `rounds_done`, `latency_s` {p50, p99} and `refused`. `devices`

@@ -24,7 +24,7 @@ from edgeveil_lab.reproduce.rows import Played, not_run, rows_of
 from edgeveil_lab.table.claims import chosen_note
 from edgeveil_lab.table.command import Asked, run_seed, study_of
 from edgeveil_tools.backbone.command import ensure_for_jobs
-from edgeveil_tools.local.command import INTERRUPTED
+from edgeveil_tools.local.run import INTERRUPTED
 from edgeveil_tools.result import versions, write_whole
 
 

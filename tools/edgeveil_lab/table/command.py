@@ -21,10 +21,10 @@ from edgeveil.jobs import Job, load_job
 from edgeveil.parts.sources import published_files
 from edgeveil_lab.table.claims import chosen_note, claims, was_tuned
 from edgeveil_lab.table.output import FILES, show, write_table
-from edgeveil_tools.local.command import INTERRUPTED, run_local
 from edgeveil_tools.local.data import check_data, is_published
 from edgeveil_tools.local.job import Overrides, local_job
 from edgeveil_tools.local.local_run import LocalRun
+from edgeveil_tools.local.run import INTERRUPTED, run_local
 from edgeveil_tools.result import MEASURED_ON, UNPROTECTED, versions
 
 STAMP = "table.stamp"

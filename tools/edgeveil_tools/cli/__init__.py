@@ -12,32 +12,20 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
-from edgeveil.errors import ConfigError, EdgeVeilError, UsageError
+from edgeveil.errors import ConfigError, EdgeVeilError, UsageError, needs_extra
 from edgeveil_tools import lifeline
-from edgeveil_tools.cli import backbone as cli_backbone
-from edgeveil_tools.cli import chaos as cli_chaos
 from edgeveil_tools.cli import jobs as cli_jobs
+from edgeveil_tools.cli import lab as cli_lab
+from edgeveil_tools.cli import learning as cli_learning
 from edgeveil_tools.cli import ledger as cli_ledger
-from edgeveil_tools.cli import load as cli_load
-from edgeveil_tools.cli import methods as cli_methods
-from edgeveil_tools.cli import privacy as cli_privacy
+from edgeveil_tools.cli import parts as cli_parts
 from edgeveil_tools.cli import processes as cli_processes
-from edgeveil_tools.cli import reproduce as cli_reproduce
 from edgeveil_tools.cli import sites as cli_sites
-from edgeveil_tools.cli import table as cli_table
 from edgeveil_tools.cli.common import CommandParser
 
 INTERRUPTED = 130
-_OWN = (
-    "edgeveil_edge",
-    "edgeveil_cloud",
-    "edgeveil_proxy",
-    "edgeveil",
-    "edgeveil_tools",
-    "edgeveil_lab",
-)
 _ABOUT = "Private federated learning for edge boxes, over MQTT."
 _EXAMPLES = """\
 first steps:
@@ -60,19 +48,8 @@ def parser() -> argparse.ArgumentParser:
     )
     top.set_defaults(extra="tools")
     commands = top.add_subparsers(title="commands", metavar="COMMAND")
-    for part in (
-        cli_jobs,
-        cli_table,
-        cli_privacy,
-        cli_processes,
-        cli_reproduce,
-        cli_sites,
-        cli_load,
-        cli_methods,
-        cli_ledger,
-        cli_backbone,
-        cli_chaos,
-    ):
+    own = (cli_learning, cli_jobs, cli_processes, cli_sites, cli_parts, cli_ledger, cli_lab)
+    for part in own:
         part.add(commands)
     return top
 
@@ -97,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return UsageError.exit_code
     lifeline.watch()
     try:
-        with _installed(args.extra):
+        with needs_extra(args.extra):
             code = int(args.handler(args))
         sys.stdout.flush()
     except ConfigError as error:  # its lines begin with the place, as compilers' do
@@ -125,18 +102,3 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _say(text: str, code: int) -> int:
     print(f"edgeveil: {text}", file=sys.stderr)
     return code
-
-
-@contextlib.contextmanager
-def _installed(extra: str) -> Iterator[None]:
-    """Say which extra is missing where a library of it is."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        library = (error.name or "").partition(".")[0]
-        if not library or library in _OWN:
-            raise
-        raise UsageError(
-            f"this command needs {library}, which is not installed",
-            fix=f"pip install 'edgeveil[{extra}]'",
-        ) from error

@@ -1,91 +1,35 @@
-"""`edgeveil run | job | predict`: learning, and using what was learned."""
+"""`edgeveil job …`: jobs of a cloud, by its HTTP control.
+
+For a desk that has the core's libraries alone; rich, where it is there, draws what is watched.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from edgeveil.errors import JobFailed, UsageError
 from edgeveil_tools.cli.common import Subparsers, command, load_as
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from edgeveil_tools.cloud_client import Cloud
+
+AWAY_S = 60.0  # a watch outlives a restart of the cloud
 DEFAULT_CLOUD_CONFIG = Path("configs/cloud.yaml")
+COLUMNS = ("round", "answered", "accuracy", "loss", "score", "corrected", "seconds", "bytes")
 
 
 def add(commands: Subparsers) -> None:
     """Add the commands of this file."""
-    _add_run(commands)
-    _add_job(commands)
-    predict = command(
-        commands,
-        "predict",
-        "use a released model on your own records",
-        about=(
-            "Prints label and probability of each record. MODEL is an ONNX file or a device's\n"
-            "state folder, whose release in use is then taken."
-        ),
-        examples=(
-            "edgeveil predict out/quickstart/model.onnx records.npz\n"
-            "edgeveil predict site/state/edge-1 records.csv --json\n"
-            "edgeveil predict site/state/edge-1 --rollback"
-        ),
-    )
-    predict.add_argument("model", type=Path, metavar="MODEL")
-    predict.add_argument("input", type=Path, nargs="?", metavar="FILE", help=".npz, .npy or .csv")
-    predict.add_argument("--json", action="store_true", help="print JSON")
-    predict.add_argument("--rollback", action="store_true", help="put the release before in use")
-    predict.set_defaults(handler=_predict, extra="infer")
-
-
-def _add_run(commands: Subparsers) -> None:
-    run = command(
-        commands,
-        "run",
-        "run a whole job on this machine",
-        about=(
-            "Starts two brokers, a cloud, a proxy and devices on this machine, runs the job over\n"
-            "MQTT and writes result, events, model and report to DIR. With --simulate all parties\n"
-            "are played in this process: no broker, no encryption, and a run repeats exactly."
-        ),
-        examples=(
-            "edgeveil run configs/jobs/quickstart.yaml\n"
-            "edgeveil run configs/jobs/quickstart.yaml --out out/small --devices 8 --broker amqtt\n"
-            "edgeveil run configs/jobs/quickstart.yaml --out out/fast --simulate --seed 3"
-        ),
-    )
-    run.add_argument("job", type=Path, metavar="JOB", help="job file")
-    run.add_argument("--out", type=Path, metavar="DIR", help="folder for results; default out/JOB")
-    run.add_argument("--broker", choices=("auto", "amqtt", "mosquitto"), help="broker to start")
-    run.add_argument("--protocol", type=int, choices=(5, 4), help="MQTT 5, or 4 for 3.1.1")
-    run.add_argument("--devices", type=int, metavar="N", help="devices to play")
-    run.add_argument("--workers", type=int, metavar="N", help="processes that host them")
-    run.add_argument(
-        "--seed", type=int, metavar="N", help="of the dealing of records; simulated: of the noise"
-    )
-    run.add_argument(
-        "--simulate",
-        action=argparse.BooleanOptionalAction,
-        help="play all parties in this process, without encryption; default: as the job says",
-    )
-    run.add_argument(
-        "--data",
-        type=Path,
-        metavar="PATH",
-        help="the records: a data file, a folder of pictures, or that of a published set's files",
-    )
-    run.add_argument(
-        "--reference",
-        action=argparse.BooleanOptionalAction,
-        help="train the noise-free reference beside it, and draw who holds what; default: for a"
-        " published set, of own records these are figures without any protection",
-    )
-    run.add_argument(
-        "--record", action="store_true", help="keep what the cloud sees, for edgeveil attack"
-    )
-    run.add_argument("--keep", action="store_true", help="keep keys, ledgers and stores too")
-    run.add_argument("--json", action="store_true", help="print result.json, progress to stderr")
-    run.set_defaults(handler=_run)
-
-
-def _add_job(commands: Subparsers) -> None:
     job = command(
         commands,
         "job",
@@ -162,88 +106,207 @@ def _add_cloud(one: argparse.ArgumentParser) -> None:
     one.add_argument("--token-file", type=Path, metavar="FILE", help="the cloud's http.token")
 
 
-def _run(args: argparse.Namespace) -> int:
-    from edgeveil_tools.backbone.command import ensure_for_jobs
-    from edgeveil_tools.local.command import run_local
-    from edgeveil_tools.local.job import Overrides
+def _cloud(args: argparse.Namespace, patience_s: float = 0.0) -> Cloud:
+    """The cloud at the given address with the given token, else as its site file says."""
+    from edgeveil_tools.cloud_client import Cloud
 
-    ensure_for_jobs([args.job])
-    overrides = Overrides(
-        broker=args.broker,
-        protocol=args.protocol,
-        devices=args.devices,
-        workers=args.workers,
-        seed=args.seed,
-        simulate=args.simulate,
-        data=args.data,
-    )
-    return run_local(
-        args.job,
-        args.out or Path("out") / args.job.stem,
-        overrides,
-        as_json=args.json,
-        keep=args.keep,
-        reference=args.reference,
-        record=args.record,
-    )
-
-
-def _cloud(args: argparse.Namespace) -> tuple[str, Path]:
-    """Address and token file: as given, else from the cloud's site file."""
     if args.cloud and args.token_file:
-        return args.cloud, args.token_file
+        return Cloud(args.cloud, args.token_file, patience_s=patience_s)
     from edgeveil.sites.cloud import CloudSite
 
     site = load_as(CloudSite, args.config or DEFAULT_CLOUD_CONFIG)
     host = f"[{site.http.host}]" if ":" in site.http.host else site.http.host
     url = args.cloud or f"http://{host}:{site.http.port}"
-    return url, args.token_file or site.state_dir / "http.token"
+    token_file = args.token_file or site.state_dir / "http.token"
+    return Cloud(url, token_file, patience_s=patience_s)
 
 
 def _submit(args: argparse.Namespace) -> int:
-    from edgeveil_tools import jobs
     from edgeveil_tools.backbone.command import ensure_for_jobs
 
     ensure_for_jobs([args.file])
-    return jobs.submit(args.file, *_cloud(args), wait_s=args.wait_s, follow=args.watch)
+    return submit(
+        args.file,
+        lambda patience_s: _cloud(args, patience_s),
+        wait_s=args.wait_s,
+        follow=args.watch,
+    )
 
 
 def _list(args: argparse.Namespace) -> int:
-    from edgeveil_tools import jobs
-
-    return jobs.list_jobs(*_cloud(args), as_json=args.json)
+    return list_jobs(_cloud(args), as_json=args.json)
 
 
 def _watch(args: argparse.Namespace) -> int:
-    from edgeveil_tools import jobs
-
-    return jobs.watch(args.id, *_cloud(args), as_json=args.json)
+    return watch(args.id, _cloud(args, AWAY_S), as_json=args.json)
 
 
 def _resume(args: argparse.Namespace) -> int:
-    from edgeveil_tools import jobs
-
-    return jobs.resume(args.id, *_cloud(args))
+    return _print_status(_cloud(args).resume(args.id))
 
 
 def _cancel(args: argparse.Namespace) -> int:
-    from edgeveil_tools import jobs
+    return _print_status(_cloud(args).cancel(args.id))
 
-    return jobs.cancel(args.id, *_cloud(args))
+
+def _print_status(job: Mapping[str, Any]) -> int:
+    print(f"{job['id']}: {job['status']}")
+    return 0
 
 
 def _fetch(args: argparse.Namespace) -> int:
-    from edgeveil_tools import jobs
+    print(_cloud(args).fetch(args.id, args.out))
+    return 0
 
-    return jobs.fetch(args.id, *_cloud(args), args.out)
+
+def submit(
+    path: Path, connect: Callable[[float], Cloud], *, wait_s: float = 0.0, follow: bool = False
+) -> int:
+    """Queue the job file `path`, print its id, and follow it to its end if `follow`.
+
+    Waits up to `wait_s` for the cloud to answer. ConfigError lists every problem of the file, or
+    says which stage of the job would fail, by made-up records, where the cloud's libraries are
+    there; else the cloud says so, without the line.
+    """
+    from edgeveil.jobs import load_plan
+    from edgeveil.parts.features import read_backbones
+    from edgeveil_tools.checks import rehearse
+    from edgeveil_tools.local.job import submitted
+
+    plan = load_plan(path)
+    rehearse(plan, path, needed=False)  # the file's problems are told before any cloud is asked
+    backbones = read_backbones(plan.job.features)
+    cloud = _once_it_answers(connect, wait_s)
+    job = cloud.submit_yaml(submitted(plan.job), backbones.values())
+    print(job, flush=True)
+    for line in plan.notes:
+        print(f"{job}: {line}", file=sys.stderr)
+    return watch(job, connect(AWAY_S)) if follow else 0
 
 
-def _predict(args: argparse.Namespace) -> int:
-    from edgeveil.errors import UsageError
-    from edgeveil_edge.predict import predict, rollback
+def _once_it_answers(connect: Callable[[float], Cloud], wait_s: float) -> Cloud:
+    end = time.monotonic() + wait_s
+    while True:
+        try:
+            cloud = connect(0.0)
+            cloud.list()
+            return cloud
+        except UsageError:
+            if time.monotonic() >= end:
+                raise
+            time.sleep(0.2)
 
-    if args.rollback:
-        return rollback(args.model)
-    if args.input is None:
-        raise UsageError("no records given", where="edgeveil predict", fix="name a file of records")
-    return predict(args.model, args.input, out="json" if args.json else "text")
+
+def list_jobs(cloud: Cloud, *, as_json: bool = False) -> int:
+    """Print all jobs, oldest first; as one JSON line each if `as_json`."""
+    jobs = cloud.list()
+    if as_json:
+        for job in jobs:
+            print(json.dumps(job))
+        return 0
+    rows = [("id", "status", "submitted", "reason")]
+    for job in jobs:
+        when = datetime.fromtimestamp(job["submitted_at"]).isoformat(" ", "seconds")
+        rows.append((job["id"], job["status"], when, " ".join(_reason(cloud, job).split())))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows if jobs else [("no jobs yet",)]:
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False))
+        print(line.rstrip())
+    return 0
+
+
+def watch(job: str, cloud: Cloud, *, as_json: bool = False) -> int:
+    """Follow a job until it has ended: a live table of its rounds, or its events as JSON lines.
+
+    A pause is shown, and waited out: somebody may resume the job.
+    Returns 0 for a completed job; JobFailed for one that failed or was cancelled.
+    """
+    if as_json:
+        for event in cloud.watch(job):
+            print(json.dumps(event), flush=True)
+    elif sys.stdout.isatty() and find_spec("rich"):
+        _draw(cloud, job)
+    else:
+        shown = 0
+        for event in cloud.watch(job):
+            _say_stand(event)
+            rows = list(_cells(cloud.job(job)["exchanges"]))
+            for row in rows[shown:]:
+                print("  ".join(f"{name} {v}" for name, v in zip(COLUMNS, row, strict=True) if v))
+            sys.stdout.flush()
+            shown = len(rows)
+        print(f"{job}: {cloud.job(job)['status']}", flush=True)
+    return _outcome(cloud.job(job))
+
+
+def _draw(cloud: Cloud, job: str) -> None:
+    from rich.live import Live
+
+    with Live(_rounds(cloud.job(job)), auto_refresh=False) as live:
+        for event in cloud.watch(job):
+            if event["type"] == "job_waiting":
+                live.console.print(_waiting(event["data"]))
+            live.update(_rounds(cloud.job(job)), refresh=True)
+        live.update(_rounds(cloud.job(job)), refresh=True)
+    print()
+
+
+def _reason(cloud: Cloud, job: Mapping[str, Any]) -> str:
+    """Why a job stands as it does; of one that waits for devices the events tell."""
+    if job["status"] == "queued":
+        for event in reversed(cloud.events(job["id"])):
+            if event["type"] == "job_waiting":
+                return _waiting(event["data"])
+    return str(job["reason"])
+
+
+def _waiting(data: Mapping[str, Any]) -> str:
+    return f"waits for devices: {data['enrolled']} are enrolled, it asks for {data['wanted']}"
+
+
+def _say_stand(event: Mapping[str, Any]) -> None:
+    """Why no round comes, and that one will."""
+    if event["type"] == "job_waiting":
+        print(_waiting(event["data"]))
+    elif event["type"] == "job_paused":
+        print(f"paused: {event['data'].get('reason', '')}")
+    elif event["type"] == "job_resumed":
+        print("resumed")
+
+
+def _outcome(job: Mapping[str, Any]) -> int:
+    if job["status"] == "completed":
+        return 0
+    raise JobFailed(job["reason"] or job["status"], where=job["id"])
+
+
+def _rounds(job: Mapping[str, Any]) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
+    title = f"{job['id']}: {job['status']}" + (f" ({job['reason']})" if job["reason"] else "")
+    table = Table(title=escape(title), box=None, pad_edge=False, title_justify="left")
+    for column in COLUMNS:
+        table.add_column(column, justify="right")
+    for row in _cells(job["exchanges"]):
+        table.add_row(*row)
+    return table
+
+
+def _cells(exchanges: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, ...]]:
+    for record in exchanges:
+        scores = record["scores"] or {}
+        yield (
+            str(record["number"]) if record["number"] else record["phase"],
+            str(record["uploads"]),
+            _figure(record["accuracy"]),
+            _figure(record["loss"]),
+            _figure(scores.get("score")),
+            _figure(scores.get("corrected")),
+            f"{record['seconds']:.1f}",
+            f"{sum(record['bytes'].values()):,}",
+        )
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"

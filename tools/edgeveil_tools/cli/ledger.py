@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edgeveil_tools.cli.common import Subparsers, command, load_as
 
 if TYPE_CHECKING:
+    from edgeveil.privacy.events import Event
+    from edgeveil.privacy.ledger import Book, JobAccount
     from edgeveil.sites.policy import Policy
+
+_COLUMNS = ("exchange", "released", "mechanism", "times", "for", "unit", "status")
 
 
 def add(commands: Subparsers) -> None:
@@ -65,14 +70,14 @@ def _show(args: argparse.Namespace) -> int:
     import json
 
     from edgeveil.privacy.ledger import read_ledger
-    from edgeveil_tools.ledger_view import as_plain, show
+    from edgeveil_edge.spending import as_plain
 
     path, policies = _ledger(args)
     book = read_ledger(path)
     if args.json:
         print(json.dumps(as_plain(path, book, policies)))
     else:
-        show(path, book, policies)
+        _print(path, book, policies)
     return 0
 
 
@@ -96,3 +101,66 @@ def _verify(args: argparse.Namespace) -> int:
     else:
         print(f"{path}: intact, {links} links")
     return 0
+
+
+def _print(path: Path, book: Book, policies: dict[str, Policy]) -> None:
+    """Print the book: per data set what was spent and is left, per job each kind of release."""
+    from rich.console import Console
+
+    from edgeveil.privacy.guarantee import down
+    from edgeveil.privacy.policy import INFER
+    from edgeveil_edge.spending import guarantees, left
+
+    console = Console(highlight=False, markup=False)
+    console.print(f"{path}: {book.links} links, intact", soft_wrap=True)
+    for name, account in book.accounts.items():
+        console.print(f"\n{name}", style="bold")
+        console.print(f"  spent on training:  {account.spent()}")
+        console.print(f"  spent on inference: {account.spent(purpose=INFER)}")
+        if name in policies:
+            rest = ", ".join(f"{k} {down(v)}" for k, v in left(account, policies[name]).items())
+            console.print(f"  left by the policy: {rest}", soft_wrap=True)
+        for job, entry in account.jobs.items():
+            state = "open" if entry.is_open else "closed"
+            prices = ", ".join(f"{k} {v}" for k, v in guarantees(entry.spent))
+            console.print(f"\n  job {job} ({state}): {prices}", soft_wrap=True)
+            console.print(_table(entry))
+
+
+def _table(entry: JobAccount) -> Any:
+    from rich.padding import Padding
+    from rich.table import Table
+
+    table = Table(*_COLUMNS, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for row in _rows(entry):
+        table.add_row(*row)
+    return Padding(table, (0, 0, 0, 4))
+
+
+def _rows(entry: JobAccount) -> Iterable[tuple[str, ...]]:
+    """One row for each kind of event: the exchanges, what it was, and how often."""
+    from edgeveil.privacy.events import to_dict
+
+    exchanges: dict[Event, list[int]] = {}
+    for exchange, release in entry.releases.items():
+        for event in release.events:
+            exchanges.setdefault(event, []).append(exchange)
+    for event, numbers in exchanges.items():
+        kind = str(to_dict(event)["kind"])
+        yield (
+            _spans(numbers),
+            event.what,
+            kind,
+            str(len(numbers)),
+            event.purpose,
+            event.unit,
+            event.status,
+        )
+
+
+def _spans(numbers: list[int]) -> str:
+    """`3 to 17` for a run without gaps, else each number."""
+    first, last = min(numbers), max(numbers)
+    if len(numbers) > 1 and last - first == len(numbers) - 1:
+        return f"{first} to {last}"
+    return ", ".join(map(str, sorted(numbers)))

@@ -1,4 +1,4 @@
-"""`edgeveil provision | validate | schema | data | version`: files, before anything runs."""
+"""`edgeveil provision | data | version`: a site's files and records, before anything runs."""
 
 from __future__ import annotations
 
@@ -7,39 +7,10 @@ from pathlib import Path
 
 from edgeveil_tools.cli.common import Subparsers, command
 
-KINDS = ("job", "cloud", "proxy", "edge", "broker", "load")
-
 
 def add(commands: Subparsers) -> None:
     """Add the commands of this file."""
     _add_provision(commands)
-    validate = command(
-        commands,
-        "validate",
-        "check configuration files, start nothing",
-        about=(
-            "Prints every problem of every file as `file:line key: what, why, fix`. A job is also\n"
-            "played on made-up records, so that what would fail late fails here."
-        ),
-        examples=(
-            "edgeveil validate configs/*.yaml configs/jobs/*.yaml\n"
-            "edgeveil validate configs/jobs/digits_preset.yaml --show"
-        ),
-    )
-    validate.add_argument("files", nargs="+", type=Path, metavar="FILE")
-    validate.add_argument(
-        "--show", action="store_true", help="print jobs whole, with what presets and defaults give"
-    )
-    validate.add_argument("--json", action="store_true", help="one JSON object a file and line")
-    validate.set_defaults(handler=_validate)
-    schema = command(
-        commands,
-        "schema",
-        "print the JSON Schema of a kind of file, for editors",
-        examples="edgeveil schema job > job.schema.json",
-    )
-    schema.add_argument("kind", choices=KINDS, nargs="?", default="job")
-    schema.set_defaults(handler=_schema)
     data = command(commands, "data", "look at a device's own records")
     parts = data.add_subparsers(title="sub-commands", metavar="SUB-COMMAND", required=True)
     check = command(
@@ -133,46 +104,8 @@ def _provision(args: argparse.Namespace) -> int:
     return 0
 
 
-def _validate(args: argparse.Namespace) -> int:
-    from edgeveil_tools.backbone.command import ensure_for_jobs
-    from edgeveil_tools.validate import validate
-
-    ensure_for_jobs(args.files)
-    if not args.json:
-        return validate(args.files, show=args.show)
-    import json
-
-    from edgeveil.errors import ConfigError
-    from edgeveil_tools.files import load
-    from edgeveil_tools.rehearsed import rehearse_file
-
-    code = 0
-    for path in args.files:
-        found: dict[str, object] = {"file": str(path), "kind": None, "problems": []}
-        try:
-            found["kind"], read = load(path)
-            if isinstance(read, tuple):
-                job, plan = read
-                rehearse_file(path, plan)
-                if args.show:
-                    found["job"] = job.model_dump(mode="json")
-        except ConfigError as error:
-            found["problems"], code = error.problems, error.exit_code
-        print(json.dumps({**found, "ok": not found["problems"]}))
-    return code
-
-
-def _schema(args: argparse.Namespace) -> int:
-    import json
-
-    from edgeveil_tools.schema import schema
-
-    print(json.dumps(schema(args.kind), indent=2))
-    return 0
-
-
 def _data_check(args: argparse.Namespace) -> int:
-    from edgeveil_tools.data_check import data_check
+    from edgeveil_tools.checks import data_check
 
     return data_check(args.config, args.job)
 

@@ -100,6 +100,25 @@ class Children:
             self._lifeline.close()
 
 
+class MemoryPeak:
+    """The largest memory seen; looks at most once per `every_s`."""
+
+    def __init__(self, children: Children, every_s: float = 1.0) -> None:
+        self._children, self._every_s, self._next_s = children, every_s, 0.0
+        self.peak_bytes = 0
+
+    def look(self) -> int:
+        """The memory now, or as of the last look."""
+        now = time.monotonic()
+        if now >= self._next_s:
+            self._next_s = now + self._every_s
+            self.last_bytes = self._children.memory_bytes()
+            self.peak_bytes = max(self.peak_bytes, self.last_bytes)
+        return self.last_bytes
+
+    last_bytes = 0
+
+
 def spawn(
     arguments: Sequence[str], output: IO[bytes] | int, lifeline: Lifeline, *, threads: int | None
 ) -> subprocess.Popen[bytes]:

@@ -17,7 +17,7 @@ from edgeveil.parts.sources import brings_its_test, load_records, published_file
 from edgeveil.parts.sources.csvfile import read_matrix
 from edgeveil.parts.sources.images import class_folders
 from edgeveil.sites.data import MAX_SIDE, DataFiles, DataSource, Images, data_mixes
-from edgeveil_tools.data_check import input_range, places, scale_notes
+from edgeveil_tools.checks import input_range, places, scale_notes
 from edgeveil_tools.local.local_run import LocalRun
 
 PLACES = (Path("../shared/data"), Path("data"))  # looked at where no folder is named

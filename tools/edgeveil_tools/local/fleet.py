@@ -8,19 +8,18 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from edgeveil.errors import EdgeVeilError, JobFailed
 from edgeveil.jobs import Job
 from edgeveil.parts.features import read_backbones
 from edgeveil_cloud.http_token import read_token
-from edgeveil_tools.cloud_client import CloudClient, get_json
-from edgeveil_tools.local.children import Children, tail
-from edgeveil_tools.local.course import Course
+from edgeveil_tools.cloud_client import Cloud, get_json
+from edgeveil_tools.local.children import Children, MemoryPeak, tail
 from edgeveil_tools.local.job import site_of, submitted
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.reference import Reference, has_reference
-from edgeveil_tools.progress import MemoryPeak, Progress
+from edgeveil_tools.local.run_log import Listener, RunLog, RunReporter, unheard
 from edgeveil_tools.result import write_whole
 from edgeveil_tools.site.broker_plan import BrokerPlan
 from edgeveil_tools.site.brokers import BrokerProcess, choose_engine, free_ports
@@ -49,13 +48,14 @@ class Fleet:
         run: LocalRun,
         folder: Path,
         out: Path,
-        stream: IO[str],
+        hear: Listener = unheard,
+        stop: threading.Event | None = None,
         *,
         reference: bool = True,
         record_dir: Path | None = None,
     ) -> None:
         self.job, self.settings, self.out = job, run, out
-        self.course = Course(job, run, out, stream)
+        self.log = RunLog(job, run, out, hear, stop)
         self._folder, self._logs = folder, out / "logs"
         self._children = Children(self._logs)
         self._memory = MemoryPeak(self._children)
@@ -78,11 +78,11 @@ class Fleet:
             self._reference = Reference(self.job, self.settings, site.plan)
             self._reference.start()
         self._wait_for_devices(site)
-        client = CloudClient(site.plan.url, site.token_file)
+        client = Cloud(site.plan.url, site.token_file)
         backbones = read_backbones(self.job.features)
-        job = client.submit(submitted(self.job), backbones.values())
+        job = client.submit_yaml(submitted(self.job), backbones.values())
         self._follow(client, job)
-        self.course.require_completed(job)
+        self.log.require_completed(job)
         for kind in ("onnx", "safetensors"):
             write_whole(self.out / f"model.{kind}", client.model(job, kind))
         self._look()
@@ -104,7 +104,7 @@ class Fleet:
 
     def result(self, reason: str) -> dict[str, Any]:
         """The content of `result.json`; `reason` is empty when the job completed."""
-        return self.course.result(
+        return self.log.result(
             reason,
             broker=self._broker_name,
             protocol=self._protocol,
@@ -114,9 +114,9 @@ class Fleet:
         )
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> RunReporter:
         """What a person sees."""
-        return self.course.progress
+        return self.log.progress
 
     # --- start ---
 
@@ -129,7 +129,7 @@ class Fleet:
             ports=ports,
             engine=engine,
             protocol=self._protocol,
-            upload_bytes=self.course.plan.upload_bytes,
+            upload_bytes=self.log.plan.upload_bytes,
         )
         self._proxy_status = f"http://{plan.host}:{ports.proxy_http}/status"
         return provision(plan)
@@ -188,25 +188,25 @@ class Fleet:
 
     # --- the job ---
 
-    def _follow(self, client: CloudClient, job: str) -> None:
+    def _follow(self, client: Cloud, job: str) -> None:
         """Take the job's events until its last one, and look after everything meanwhile."""
         found: queue.Queue[dict[str, Any] | EdgeVeilError] = queue.Queue()
         reader = threading.Thread(
             target=self._read, args=(client, job, found), daemon=True, name="events"
         )
         reader.start()
-        while not self.course.record.ended:
+        while not self.log.record.ended:
             with suppress(queue.Empty):
                 event = found.get(timeout=_LOOK_S)
                 while True:
                     if isinstance(event, EdgeVeilError):
                         self._children.check()  # a dead cloud says more than a refused call
                         raise event
-                    self.course.take(event, self._reference)
+                    self.log.take(event, self._reference)
                     event = found.get_nowait()
             self._look()
 
-    def _read(self, client: CloudClient, job: str, found: queue.Queue[Any]) -> None:
+    def _read(self, client: Cloud, job: str, found: queue.Queue[Any]) -> None:
         after = 0
         while not self._stop.is_set():
             try:
@@ -237,3 +237,4 @@ class Fleet:
             open_round = status.get("round") or {}
             view.uploads = int(open_round.get("uploads", view.uploads))
             view.declined = int(open_round.get("declined", view.declined))
+        self.log.look()

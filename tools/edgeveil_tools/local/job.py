@@ -13,7 +13,7 @@ from edgeveil.errors import ConfigError, UsageError
 from edgeveil.jobs import Job
 from edgeveil.parts.features import OnnxParameters, backbone_digests
 from edgeveil_tools.local.data import dealt_classes, source
-from edgeveil_tools.local.local_run import LocalRun, load_local_job, parse_local_job
+from edgeveil_tools.local.local_run import LocalJob, LocalRun, load_local_job, parse_local_job
 from edgeveil_tools.site.site_plan import SitePlan
 
 
@@ -30,19 +30,22 @@ class Overrides:
     data: Path | None = None
 
 
-def local_job(path: Path, overrides: Overrides) -> tuple[Job, LocalRun]:
-    """The job with a `local_run` block. ConfigError names every problem of file and options,
-    UsageError an option that would change nothing.
+def local_job(given: str | Path | Job, overrides: Overrides) -> tuple[Job, LocalRun]:
+    """The job of a file, or a loaded one, with a `local_run` block. ConfigError names every problem
+    of file and options, UsageError an option that would change nothing.
 
     Its paths are absolute afterwards: `--data` counts from here, a key from the job's folder.
     """
-    job, _ = load_local_job(path)
+    job = given if isinstance(given, Job) else load_local_job(Path(given))[0]
+    named = f"job {job.job}" if isinstance(given, Job) else str(given)
+    folder = Path.cwd() if isinstance(given, Job) else Path(given).absolute().parent
     changes = {key: value for key, value in asdict(overrides).items() if value is not None}
     plain = job.model_dump(mode="json")
     for entry, written in zip(job.features, plain["features"], strict=True):
         if isinstance(entry, OnnxParameters):
             written["file"] = entry.file
-    block = (job.local_run or LocalRun()).model_dump(mode="json")
+    run = job.local_run if isinstance(job, LocalJob) else None
+    block = (run or LocalRun()).model_dump(mode="json")
     plain["local_run"] = {**block, **changes}
     if overrides.data is not None:
         plain["local_run"]["data"] = {**block["data"], "path": str(overrides.data.absolute())}
@@ -53,9 +56,9 @@ def local_job(path: Path, overrides: Overrides) -> tuple[Job, LocalRun]:
         # The run itself waits for its devices; fewer than asked for could never come.
         selection = plain["selection"]
         selection["min_devices"] = min(selection["min_devices"], devices)
-    where = f"{path} with {_options(changes)}" if changes else str(path)
+    where = f"{named} with {_options(changes)}" if changes else named
     try:
-        checked, _ = parse_local_job(_yaml(plain), where, folder=path.absolute().parent)
+        checked, _ = parse_local_job(_yaml(plain), where, folder=folder)
     except ConfigError as error:  # the lines are those of the changed text, which nobody has
         begin = re.compile(rf"{re.escape(where)}:\d+ ")
         raise ConfigError([begin.sub(f"{where}: ", line, 1) for line in error.problems]) from None

@@ -85,6 +85,14 @@ class LocalJob(Job):
         return Job.model_construct(self.model_fields_set & given.keys(), **given)
 
 
+def load_job(path: str | Path) -> LocalJob:
+    """Read and judge a job file; paths in it count from its folder.
+
+    Raises ConfigError with every problem: `error.places` has them as objects.
+    """
+    return load_local_job(Path(path))[0]
+
+
 def load_local_job(path: Path) -> tuple[LocalJob, Plan]:
     """A job file with its `local_run`, and the plan of its job; paths count from its folder.
 

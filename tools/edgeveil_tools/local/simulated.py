@@ -7,6 +7,7 @@ chance is seeded, so a run repeats exactly. It shows what learning comes to; it 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from threadpoolctl import threadpool_limits
 
@@ -22,15 +23,14 @@ from edgeveil import logs
 from edgeveil.errors import JobFailed
 from edgeveil.jobs import Job
 from edgeveil_cloud.store import Store
-from edgeveil_tools.local.children import Children
-from edgeveil_tools.local.course import Course
+from edgeveil_tools.local.children import Children, MemoryPeak
 from edgeveil_tools.local.data import is_published
 from edgeveil_tools.local.job import site_of
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.plain_sealing import PlainSealing
 from edgeveil_tools.local.reference import Reference, has_reference
+from edgeveil_tools.local.run_log import Listener, RunLog, RunReporter, unheard
 from edgeveil_tools.local.simulate import MemoryFleet
-from edgeveil_tools.progress import MemoryPeak, Progress
 from edgeveil_tools.result import write_whole
 from edgeveil_tools.site.site_plan import SitePlan
 
@@ -48,13 +48,14 @@ class Simulation:
         run: LocalRun,
         folder: Path,
         out: Path,
-        stream: IO[str],
+        hear: Listener = unheard,
+        stop: threading.Event | None = None,
         *,
         reference: bool = True,
         record_dir: Path | None = None,
     ) -> None:
         self.job, self.settings, self.out = job, run, out
-        self.course = Course(job, run, out, stream)
+        self.log = RunLog(job, run, out, hear, stop)
         self._folder, self._wants_reference = folder, reference and has_reference(job)
         self._record_dir = record_dir
         self._memory = MemoryPeak(Children(out / "logs"))
@@ -66,9 +67,9 @@ class Simulation:
         self._declined = ""
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> RunReporter:
         """What a person sees."""
-        return self.course.progress
+        return self.log.progress
 
     def run(self) -> None:
         """From keys to models. Raises EdgeVeilError, or KeyboardInterrupt at Ctrl-C."""
@@ -99,7 +100,7 @@ class Simulation:
 
     def result(self, reason: str) -> dict[str, Any]:
         """The content of `result.json`; `reason` is empty when the job completed."""
-        return self.course.result(
+        return self.log.result(
             reason,
             broker=BROKER,
             protocol=None,
@@ -122,12 +123,12 @@ class Simulation:
         self._job_id = fleet.submit(self.job)
         fleet.net.run(self._look, limit_s=float("inf"))
         self._take_events(fleet.store)
-        if not self.course.record.ended:
+        if not self.log.record.ended:
             raise JobFailed("the simulation came to a stand", where=self._job_id)
         published = is_published(self.job, self.settings)
         if self._declined and not published:  # may quote a record: for this console alone
             self.progress.note(self._declined)
-        self.course.require_completed(self._job_id, self._declined if published else "")
+        self.log.require_completed(self._job_id, self._declined if published else "")
         release = fleet.store.release(self._job_id)
         if release is None:
             raise JobFailed("the job left no model", where=self._job_id)
@@ -155,12 +156,13 @@ class Simulation:
         view.uploads = int(counts.round.get("uploads", view.uploads))
         view.declined = int(counts.round.get("declined", view.declined))
         self._take_events(self._fleet.store)
-        return bool(self.course.record.ended)
+        self.log.look()
+        return bool(self.log.record.ended)
 
     def _take_events(self, store: Store) -> None:
         for event in store.events_after(self._events, self._job_id):
             self._events = event.seq
-            self.course.take(asdict(event))
+            self.log.take(asdict(event))
 
 
 @contextmanager

@@ -15,7 +15,13 @@ from edgeveil.privacy.guarantee import up, worth
 from edgeveil_tools.pages import write_page
 from edgeveil_tools.report import plots as plots
 from edgeveil_tools.report.holdings import Holdings, holdings_plot
-from edgeveil_tools.result import MEASURED_ON, UNPROTECTED, course_text, guarantee_text, record_text
+from edgeveil_tools.result import (
+    MEASURED_ON,
+    UNPROTECTED,
+    guarantee_text,
+    progress_text,
+    record_text,
+)
 
 _NO_CORRECTION = {"squared": None, "corrected": None, "corrected_reason": ""}
 
@@ -61,7 +67,7 @@ def _content(result: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> 
     return {
         "result": result,
         "unprotected": UNPROTECTED,
-        "course": course_text(result),
+        "course": progress_text(result),
         "rows": rows,
         "planned": [f"per {units[key]} ({key})" for key in plots.spent(rows)],
         "pictures": {name: Markup(svg) for name, svg in pictures.items()},  # noqa: S704 - our own

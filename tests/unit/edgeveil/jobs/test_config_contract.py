@@ -15,9 +15,8 @@ from edgeveil.parts.features import cached_backbone
 from edgeveil.settings.base import Block
 from edgeveil.settings.explain import SchemaWalk
 from edgeveil_tools.backbone import command as backbone
-from edgeveil_tools.files import KINDS, json_schema, load
-from edgeveil_tools.schema import schema
-from edgeveil_tools.validate import validate
+from edgeveil_tools.checks import KINDS, load, schema
+from edgeveil_tools.cli import main
 
 FILES = sorted(Path("configs").rglob("*.yaml"))
 LINE = re.compile(r"^\S+:[1-9]\d* [^\s:]+: \S[^\n]*$")
@@ -68,7 +67,7 @@ def test_every_key_is_documented(block):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_key_of_the_schema_stands_in_an_example(kind):
     examples = "\n".join(path.read_text() for path in FILES)
-    walk = SchemaWalk(json_schema(kind))
+    walk = SchemaWalk(schema(kind))
     keys = {place.rsplit(".", 1)[-1] for place in walk.paths}
     assert keys
     assert {key for key in keys if not re.search(rf"\b{key}\b", examples)} == set()
@@ -76,7 +75,7 @@ def test_every_key_of_the_schema_stands_in_an_example(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_key_of_the_schema_has_a_description(kind):
-    keys = described(json_schema(kind))
+    keys = described(schema(kind))
     assert len(keys) > 3
     assert [key for key, said in keys.items() if not said and key != f".{kind}"] == []
 
@@ -94,13 +93,13 @@ def test_an_unknown_schema_is_named():
 
 
 def test_validate_tells_kinds_apart_and_exits_with_2(tmp_path, capsys):
-    assert validate(FILES) == 0
+    assert main(["validate", *map(str, FILES)]) == 0
     said = capsys.readouterr().out.splitlines()
     assert f"{Path('configs/edge.yaml')}: ok (edge)" in said
     assert len([line for line in said if not line.startswith("  ")]) == len(FILES)
     bad = tmp_path / "bad.yaml"
     bad.write_text("job: A\n")
-    assert validate([bad, FILES[0]]) == 2
+    assert main(["validate", str(bad), str(FILES[0])]) == 2
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith(f"{bad}:1 job: ")
     assert said[-1].startswith(f"{FILES[0]}: ok")
@@ -111,7 +110,7 @@ def test_configuration_is_read_without_torch_and_scikit_learn():
         "import sys\n"
         "for name in ('torch', 'sklearn', 'scipy', 'onnx', 'onnxruntime'):\n"
         "    sys.modules[name] = None\n"
-        "from pathlib import Path\nfrom edgeveil_tools.files import load\n"
+        "from pathlib import Path\nfrom edgeveil_tools.checks import load\n"
         "print(load(Path('configs/edge-infer.yaml'))[1].role)\n"
     )
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

@@ -11,7 +11,7 @@ from edgeveil.sites.cloud import CloudSite
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.sites.files import load_site
 from edgeveil.sites.proxy import ProxySite
-from edgeveil_tools.files import load
+from edgeveil_tools.checks import load
 
 SITES = {
     "cloud": ("configs/cloud.yaml", CloudSite),

@@ -91,9 +91,9 @@ class Cloud:
     """The cloud's HTTP control, as its client shows it."""
 
     def __init__(self, *statuses: str) -> None:
-        self.statuses, self.away, self.asked = list(statuses), False, list[str]()
+        self.statuses, self.away, self.asked = [*statuses], False, []
 
-    def jobs(self) -> list[dict[str, Any]]:
+    def list(self) -> list[dict[str, Any]]:
         if self.away:
             raise UsageError("the cloud does not answer")
         return [{"id": f"job-{k}", "status": status} for k, status in enumerate(self.statuses)]
@@ -104,7 +104,7 @@ class Cloud:
     def resume(self, job: str) -> None:
         self.asked.append(f"resume {job}")
 
-    def submit(self, _job_yaml: bytes) -> str:
+    def submit_yaml(self, _job_yaml: bytes) -> str:
         self.statuses.append("queued")
         raise UsageError("the answer was lost")
 

@@ -8,7 +8,7 @@ from edgeveil.errors import ConfigError
 from edgeveil.jobs import parse_job
 from edgeveil.sites.files import kind_of, load_site
 from edgeveil_lab.load.scenario import LoadOptions
-from edgeveil_tools.files import load
+from edgeveil_tools.checks import load
 
 STEADY = Path("configs/load/steady.yaml")
 

@@ -1,7 +1,6 @@
 """Every layer of torch.nn is listed as usable, and then can be used to the end, or is refused."""
 
 import inspect
-import json
 import re
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from edgeveil.parts.models import python_model
 from edgeveil.parts.models.softmax_head import bake
 from edgeveil_edge.predict import predict
 from edgeveil_edge.releases import ReleaseStore
-from edgeveil_tools.validate import validate
+from edgeveil_tools.cli import main
 
 PAGE = (Path(__file__).parents[5] / "docs" / "models.md").read_text("utf-8")
 METHODS = {
@@ -68,7 +67,9 @@ def trained(plan, records):
 def test_a_usable_layer_is_trained_released_and_used(layer, tmp_path, capsys):
     one = USABLE[layer]
     methods = ["dp_sgd", "sgd"] if one.by_record else ["sgd"]
-    assert validate([job_file(tmp_path, one, methods[0])]) == 0, capsys.readouterr().out
+    assert main(["validate", str(job_file(tmp_path, one, methods[0]))]) == 0, (
+        capsys.readouterr().out
+    )
     for method in methods:
         path = job_file(tmp_path, one, method)
         plan = load_plan(path)
@@ -78,8 +79,7 @@ def test_a_usable_layer_is_trained_released_and_used(layer, tmp_path, capsys):
         ReleaseStore(device / "releases").install(plan.job.job, bake(plan.graph(), weights), {})
         np.savez(tmp_path / "records.npz", x=records.x)
         capsys.readouterr()
-        assert predict(device, tmp_path / "records.npz", "json") == 0
-        told = json.loads(capsys.readouterr().out)["predictions"]
+        told = predict(device, tmp_path / "records.npz").plain()
         tensors = {name: torch.tensor(array) for name, array in weights.items()}
         with torch.no_grad():
             code = plan.setting.network.logits(tensors, torch.tensor(records.x)).softmax(1).numpy()
@@ -91,7 +91,7 @@ def test_a_usable_layer_is_trained_released_and_used(layer, tmp_path, capsys):
 def test_a_layer_that_cannot_be_used_is_refused_with_line_reason_and_fix(layer, tmp_path, capsys):
     one = REFUSED[layer]
     path = job_file(tmp_path, one, "sgd")
-    assert validate([path]) == 2
+    assert main(["validate", str(path)]) == 2
     told = capsys.readouterr().out
     assert re.match(rf"{re.escape(str(path))}:[4-6] model", told)
     assert one.why in told
@@ -103,7 +103,7 @@ def test_a_layer_without_a_record_s_own_gradient_is_refused_where_the_method_nee
     tmp_path, capsys
 ):
     (alone,) = (one for one in USABLE.values() if not one.by_record)
-    assert validate([job_file(tmp_path, alone, "dp_sgd")]) == 2
+    assert main(["validate", str(job_file(tmp_path, alone, "dp_sgd"))]) == 2
     assert "'dp_sgd' needs" in capsys.readouterr().out
 
 

@@ -1,0 +1,250 @@
+"""`import edgeveil`: the names a user's own program calls, and what they cost and say."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+import typing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+import edgeveil
+from edgeveil.errors import (
+    ConfigError,
+    ConfigProblem,
+    MissingExtraError,
+    UsageError,
+    needs_extra,
+)
+
+QUICKSTART = Path(__file__).parents[3] / "configs" / "jobs" / "quickstart.yaml"
+SMALL = {
+    "job": "small",
+    "train": {"method": "fm", "rounds": 2},
+    "selection": {"min_devices": 5},
+    "round": {"deadline_s": 30, "min_batch": 3},
+    "unsupervised": {"every_rounds": 2},
+    "local_run": {"devices": 5, "partition": {"kind": "iid"}},
+}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    path = tmp_path_factory.mktemp("jobs") / "small.yaml"
+    path.write_text(yaml.safe_dump({**yaml.safe_load(QUICKSTART.read_text()), **SMALL}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def simulated(small, tmp_path_factory):
+    return edgeveil.simulate(small, out=tmp_path_factory.mktemp("out"), seed=3, reference=False)
+
+
+# --- the names ---
+
+
+def test_every_name_is_there_is_documented_and_listed():
+    assert set(edgeveil.__all__) <= set(dir(edgeveil))
+    for name in edgeveil.__all__:
+        found = getattr(edgeveil, name)
+        assert found.__doc__, name
+        assert f"`{name}`" in edgeveil.__doc__
+    with pytest.raises(AttributeError, match="no attribute 'absent'"):
+        edgeveil.absent  # noqa: B018
+
+
+def test_type_checkers_read_the_same_table_as_the_program():
+    tree = Path(edgeveil.__file__).read_text()
+    for name, (module, _) in edgeveil._PLACES.items():
+        assert f"from {module} import {name} as {name}" in tree
+    assert {*edgeveil._PLACES, "errors"} == set(edgeveil.__all__)
+
+
+def test_importing_the_library_loads_nothing_of_what_it_offers():
+    code = "import sys, edgeveil; print(*(m for m in sys.modules if m.startswith('edgeveil')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["edgeveil.errors", "edgeveil"]
+
+
+def test_a_missing_extra_is_named(simulated):
+    code = """
+import sys
+for name in ("psutil", "rich", "scipy", "onnxruntime"):
+    sys.modules[name] = None
+import edgeveil
+model = sys.argv[2]
+for call in (lambda: edgeveil.run, lambda: edgeveil.predict(model, [[1.0, 0.0]])):
+    try:
+        call()
+    except edgeveil.errors.EdgeVeilError as error:
+        print(type(error).__name__, error)
+print(edgeveil.price(sys.argv[1]).training)
+"""
+    command = [sys.executable, "-c", code, str(QUICKSTART), str(simulated.model)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    run, predict, price = done.stdout.splitlines()
+    assert run == (
+        "MissingExtraError this needs psutil, which is not installed. pip install 'edgeveil[tools]'"
+    )
+    assert predict.endswith("ONNX Runtime is not installed. pip install edgeveil[infer]")
+    assert issubclass(MissingExtraError, ImportError)
+    assert "ε = 8" in price
+
+
+def test_a_module_of_our_own_that_is_missing_is_no_missing_extra():
+    with pytest.raises(ModuleNotFoundError) as raised, needs_extra("tools"):
+        import edgeveil_tools.absent  # noqa: F401
+    assert not isinstance(raised.value, MissingExtraError)
+
+
+# --- before a run ---
+
+
+def test_problems_are_objects(tmp_path):
+    assert edgeveil.validate(QUICKSTART) == []
+    path = tmp_path / "job.yaml"
+    path.write_text(QUICKSTART.read_text().replace("privacy:", "privcy:"))
+    problems = edgeveil.validate(str(path))
+    assert problems
+    first = next(problem for problem in problems if problem.key == "privcy")
+    assert first.file == str(path)
+    assert path.read_text().splitlines()[first.line - 1].startswith("privcy:")
+    assert "unknown key" in first.text
+    assert str(first) == f"{path}:{first.line} privcy: {first.text}"
+
+
+@pytest.mark.parametrize("line", ["a b.yaml:3 data.classes: must be 2: see there", "no place"])
+def test_a_problem_reads_back_from_its_text(line):
+    problem = ConfigProblem.parse(line)
+    assert str(problem) == line
+    assert ConfigError([line]).places == [problem]
+    assert (problem.line, problem.key) == ((3, "data.classes") if problem.file else (0, ""))
+
+
+def test_a_price_is_known_before_anything_runs():
+    price = edgeveil.price(edgeveil.load_job(QUICKSTART))
+    assert (price.training.status, price.training.unit) == ("proven", "record")
+    assert price.training.epsilon <= 8
+    assert price.inference_per_round == 20
+    rows = price.table()
+    assert [row["round"] for row in rows][-1] == 15
+    assert rows[-1]["training"] == price.training.epsilon
+    assert sorted(row["training"] for row in rows) == [row["training"] for row in rows]
+    assert "ε = 8" in str(price)
+    assert "<table>" in price._repr_html_()
+
+
+# --- a run ---
+
+
+def test_a_result_gives_plain_tables(simulated):
+    assert simulated.status == "completed"
+    assert 0 < simulated.accuracy < 1
+    assert simulated.reference_accuracy is None
+    assert [row["round"] for row in simulated.rounds] == [1, 2]
+    for name in simulated.TABLES:
+        rows = simulated.table(name)
+        assert rows == getattr(simulated, name)
+        assert all(not isinstance(value, dict | list) for row in rows for value in row.values())
+        assert len({tuple(row) for row in rows}) == 1 or name == "rounds"
+    assert simulated.uploads[-1]["uploads"] == 5
+    assert simulated.epsilon[-1]["training"] == simulated.privacy["training"]["epsilon"]
+    assert [row["of"] for row in simulated.guarantees] == ["training", "inference"]
+    with pytest.raises(UsageError, match="name one of rounds, epsilon, uploads, guarantees"):
+        simulated.table("absent")
+
+
+def test_a_result_is_read_back_and_shows_itself(simulated):
+    again = edgeveil.Result.load(str(simulated.folder))
+    assert again.content == json.loads(json.dumps(simulated.content))
+    assert again.events[-1]["type"] == "job_completed"
+    assert repr(again).startswith("<Result of small: completed, accuracy 0.")
+    shown = again._repr_html_()
+    for part in ("training guarantee", "inference guarantee", "protects nobody", "<th>round</th>"):
+        assert part in shown
+    assert "final accuracy" in str(again)
+    with pytest.raises(UsageError, match="cannot be read"):
+        edgeveil.Result.load(simulated.folder / "absent")
+
+
+def test_what_was_learned_predicts(simulated):
+    found = edgeveil.predict(simulated.model, np.zeros((3, 8, 8)))
+    assert found.probabilities.shape == (3, 10)
+    assert found.table()[0]["label"] == found.labels[0]
+
+
+def test_a_loaded_job_runs_as_its_file_does(small, simulated, tmp_path):
+    job = edgeveil.load_job(str(small))
+    again = edgeveil.run(
+        job, simulate=True, out=tmp_path / "out", seed=3, reference=False, report=False
+    )
+    assert again.model.read_bytes() == simulated.model.read_bytes()
+    assert not again.report.exists()
+    assert simulated.report.exists()
+
+
+def test_a_run_tells_how_it_stands(small, tmp_path):
+    seen = []
+
+    def hear(progress):
+        assert isinstance(progress, edgeveil.RunProgress)
+        seen.append((progress.kind, progress.round, progress.line))
+
+    edgeveil.simulate(small, out=tmp_path, reference=False, report=False, progress=hear)
+    assert [turn for kind, turn, _ in seen if kind == "committed"] == [0, 0, 1, 2]
+    assert any(kind == "note" and "encryption off" in line for kind, _, line in seen)
+
+
+def test_what_a_listener_raises_ends_the_run(small, tmp_path):
+    def hear(progress):
+        if progress.kind == "committed":
+            raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        edgeveil.simulate(small, out=tmp_path, reference=False, progress=hear)
+
+
+def test_a_run_is_awaited_and_cancelled(small, simulated, tmp_path):
+    loop_went_on = []
+
+    async def both():
+        begun, goes_on = asyncio.Event(), asyncio.get_running_loop()
+
+        def hear(_progress):
+            goes_on.call_soon_threadsafe(begun.set)
+
+        work = asyncio.create_task(
+            edgeveil.run_async(
+                small, simulate=True, out=tmp_path / "a", seed=3, reference=False, report=False
+            )
+        )
+        await asyncio.sleep(0)
+        loop_went_on.append(not work.done())
+        result = await work
+        cut = asyncio.create_task(
+            edgeveil.run_async(
+                small, simulate=True, out=tmp_path / "b", reference=False, progress=hear
+            )
+        )
+        await begun.wait()
+        cut.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cut
+        return result
+
+    result = asyncio.run(both())
+    assert loop_went_on == [True]
+    assert result.model.read_bytes() == simulated.model.read_bytes()
+    assert not [t for t in threading.enumerate() if t.name.startswith("edgeveil-work")]
+
+
+def test_options_are_the_same_everywhere():
+    typed = typing.get_type_hints(edgeveil.run)
+    del typed["job"], typed["simulate"], typed["return"]
+    from edgeveil_tools.local.run import RunOptions
+
+    assert typing.get_type_hints(RunOptions) == typed

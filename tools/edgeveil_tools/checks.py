@@ -1,0 +1,298 @@
+"""What can be said of files and records before anything runs: problems, prices, schemas, faults.
+
+A job is played on made-up records, one round of each kind, so that whatever would fail after
+budget was spent fails here. What is found in a device's own records is private: it is printed on
+its owner's console, and nothing of it is stored or sent.
+"""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgeveil.data.check import DataReport, check_records
+from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key
+from edgeveil.errors import ConfigError, ConfigProblem, DataError, UsageError
+from edgeveil.jobs import Job, Plan, compile_job, line_of, load_plan
+from edgeveil.jobs.shuffle_amplification import shuffled
+from edgeveil.parts.features import read_backbones
+from edgeveil.parts.own_records import device_records, origin_of
+from edgeveil.parts.sources import SOURCES, brings_its_test
+from edgeveil.privacy.guarantee import Guarantee
+from edgeveil.protocol.transfer import part_bytes
+from edgeveil.registry import nearest
+from edgeveil.settings.explain import Schema
+from edgeveil.settings.file import parsed, read
+from edgeveil.sites.cloud import CloudLimits
+from edgeveil.sites.data import DataSource
+from edgeveil.sites.edge import EdgeSite
+from edgeveil.sites.files import SITES, kind_of, load_site, site_of
+from edgeveil_tools.local.local_run import LocalJob, load_local_job, local_job_schema
+from edgeveil_tools.result import PlainTable, html_table
+
+if TYPE_CHECKING:
+    from edgeveil.sites.files import Site
+    from edgeveil_cloud.sealing import Limits
+    from edgeveil_lab.load.scenario import LoadOptions
+
+KINDS = ("job", *SITES, "load")
+DEFAULT_SHARE = 0.1
+LINES_SHOWN = 10
+
+# --- files ---
+
+
+def load(path: Path) -> tuple[str, tuple[LocalJob, Plan] | Site | LoadOptions]:
+    """Read a file of any kind; returns the kind's name, one of `KINDS`, with it.
+
+    Of a job what its file says, and its plan. Raises ConfigError with all problems.
+    """
+    kind = kind_of(parsed(read(path), str(path)).value)
+    if kind == "job":
+        return kind, load_local_job(path)
+    if kind == "load":
+        from edgeveil_lab.load.scenario import load_scenario
+
+        return kind, load_scenario(path)
+    return kind, load_site(path)
+
+
+def validate(path: str | Path) -> list[ConfigProblem]:
+    """Every problem of a configuration file of any kind; [] where it is sound.
+
+    A job is also played on made-up records, where the cloud's libraries are installed. Whether the
+    keys, passwords and data that a site file names exist is for the process to see when it starts.
+    Nothing is raised for what a file holds.
+    """
+    try:
+        _, found = load(Path(path))
+        if isinstance(found, tuple):
+            rehearse(found[1], Path(path), needed=False)
+    except ConfigError as error:
+        return error.places
+    return []
+
+
+def rehearse(
+    plan: Plan,
+    path: Path | None = None,
+    *,
+    devices: bool = True,
+    limits: Limits | None = None,
+    needed: bool = True,
+) -> None:
+    """Raise ConfigError, `file:line key: why, fix`, unless the job of the file `path` can be
+    done.
+
+    `limits` are those of its cloud, None the usual ones; `devices` as `rehearse_job` has it. Where
+    the cloud's libraries are missing ModuleNotFoundError is raised, or, if it is not `needed`,
+    nothing is tried.
+    """
+    try:
+        from edgeveil_cloud.rehearsal import RefusedJobError, rehearse_job
+    except ModuleNotFoundError:
+        if needed:
+            raise
+        return
+    whole = plan.with_artifacts(read_backbones(plan.job.features))
+    try:
+        rehearse_job(whole, limits or usual_limits(), devices=devices)
+    except RefusedJobError as error:
+        fix = f"; {error.fix}" if error.fix else ""
+        place = f"{path}:{line_of(path, error.where)}" if path else f"(job {plan.job.job}):0"
+        text = " ".join(f"{place} {error.where}: {error.what}{fix}".split())
+        raise ConfigError([text]) from error
+
+
+def usual_limits() -> Limits:
+    """What a cloud takes whose site file says nothing else."""
+    from edgeveil_cloud.sealing import Limits
+
+    usual = CloudLimits()
+    parts = part_bytes(usual.packet_bytes)
+    return Limits(parts, usual.blob_bytes, batch_bytes=usual.spool_bytes)
+
+
+def schema(kind: str) -> Schema:
+    """JSON Schema (2020-12) of one kind of configuration file, for editors. Raises ConfigError."""
+    if kind not in KINDS:
+        raise ConfigError([f"unknown kind '{kind}', {nearest(kind, list(KINDS))}"])
+    dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    if kind == "job":
+        return {**dialect, **local_job_schema()}
+    inner = _inner_schema(kind)
+    definitions = inner.pop("$defs", {})
+    return {
+        **dialect,
+        "title": f"EdgeVeil {kind}{' site' if kind in SITES else ''}",
+        "type": "object",
+        "properties": {kind: inner},
+        "required": [kind],
+        "additionalProperties": False,
+        "$defs": definitions,
+    }
+
+
+def _inner_schema(kind: str) -> Schema:
+    if kind in SITES:
+        return site_of(kind).model_json_schema()
+    from edgeveil_lab.load.scenario import LoadOptions
+
+    return LoadOptions.model_json_schema()
+
+
+# --- prices ---
+
+
+@dataclass(frozen=True)
+class JobPrice:
+    """What a job costs one device at most: two guarantees, of which neither alone is "the" ε.
+
+    `inference_per_round` is the ε of one upload of inferences, None where it has no noise. `notes`
+    are what a person should read of it; `exchanges` is the price up to and with each exchange,
+    which is progress and no guarantee for a job that ends there.
+    """
+
+    training: Guarantee
+    inference: Guarantee
+    inference_per_round: float | None
+    exchanges: PlainTable
+    notes: tuple[str, ...]
+
+    def table(self) -> PlainTable:
+        """A row for each exchange: phase, round, and both ε so far, None where unproven."""
+        return self.exchanges
+
+    def __str__(self) -> str:
+        lines = (f"training: {self.training}", f"inference: {self.inference}", *self.notes)
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        rows = [
+            {"of": name, "guarantee": str(one)}
+            for name, one in (("training", self.training), ("inference", self.inference))
+        ]
+        return html_table(rows) + html_table([{"note": note} for note in self.notes])
+
+
+def price(job: str | Path | Job) -> JobPrice:
+    """What a job costs one device, by its file or as it was loaded; reads no record.
+
+    Raises ConfigError for a file with problems, PrivacyError for a price that cannot be made.
+    """
+    plan = plan_of(job)
+    quote, rows = plan.quote(), []
+    for exchange in plan.exchanges:
+        so_far = plan.quote(exchange.index)
+        rows.append(
+            {
+                "phase": exchange.phase,
+                "round": exchange.number,
+                "training": so_far.training.epsilon if so_far.training.proven else None,
+                "inference": so_far.inference.epsilon if so_far.inference.proven else None,
+            }
+        )
+    said = {f"training: {quote.training}", f"inference: {quote.inference}"}
+    notes = tuple(note for note in job_notes(plan) if note not in said)
+    return JobPrice(quote.training, quote.inference, plan.softmax_epsilon, rows, notes)
+
+
+def plan_of(job: str | Path | Job) -> Plan:
+    """The plan of a job file, or of a job as it was loaded. Raises ConfigError."""
+    if not isinstance(job, Job):
+        return load_plan(Path(job))
+    return compile_job(job.alone if isinstance(job, LocalJob) else job)
+
+
+def job_notes(plan: Plan) -> tuple[str, ...]:
+    """What a person should read of a job before it runs: scales, claims, what its shuffle earns."""
+    found = [*plan.notes, *scale_notes(plan.job, published_largest(plan.job.data.source))]
+    found += [plan.aggregation_note] * bool(plan.aggregation_note)
+    with suppress(ModuleNotFoundError):  # the clone bound is computed with scipy
+        found += [f"after the shuffle, {credit}" for credit in shuffled(plan)]
+    return tuple(found)
+
+
+# --- records ---
+
+
+def data_check(edge_site: Path, job_file: Path | None = None) -> int:
+    """Read the device's records as the site file says, and print what learning would drop.
+
+    With a job, its classes, record shape and scale are checked too. Returns 0 if all records
+    are usable, DataError's exit code if not; writes nothing. Raises ConfigError, DataError or
+    UsageError.
+    """
+    site = load_site(edge_site)
+    if not isinstance(site, EdgeSite):
+        raise UsageError("is no edge site file", where=str(edge_site), fix="name configs/edge.yaml")
+    job = None if job_file is None else load_plan(job_file).job
+    key_file = site.state_dir / SPLIT_KEY_FILE
+    started = key_file.exists()  # a check must not make a device's key
+    key = load_split_key(key_file) if started else secrets.token_bytes(32)
+    share = DEFAULT_SHARE if job is None else job.data.evaluation_share
+    training, evaluation = device_records(site.data, key, evaluation_share=share)
+    report = check_records(
+        training,
+        evaluation,
+        classes=None if job is None else job.data.classes,
+        input_shape=None if job is None else job.data.input_shape,
+        input_range=input_range(job),
+    )
+    problems = report.problems + places(site.data)
+    if job is not None and job.data.source != site.data.name:
+        problems.append(
+            f"the job learns from '{job.data.source}', this device's data set is called "
+            f"'{site.data.name}': it would sit the job out"
+        )
+    _print(report, problems, exact_split=started)
+    return DataError.exit_code if problems else 0
+
+
+def places(data: DataSource) -> list[str]:
+    """Where the lines or pictures stand that are dropped for their form, the first few of them."""
+    faults: list[str] = []
+    find = None if data.source.startswith("python:") else SOURCES[data.source].faults
+    if find is not None:
+        faults = find(origin_of(data))
+    more = len(faults) - LINES_SHOWN
+    return faults[:LINES_SHOWN] + [f"… and {more} more"] * (more > 0)
+
+
+def input_range(job: Job | None) -> tuple[float, float] | None:
+    """The values that features or model expect, least and largest; None where they do not say."""
+    parts = () if job is None else (*job.features, job.model)
+    scales = [getattr(one, "input_scale", 0.0) for one in parts]
+    largest = max(scales, default=0.0)
+    return (-largest, largest) if largest else None
+
+
+def scale_notes(job: Job, largest: float) -> list[str]:
+    """What to say of a job whose records reach `largest`, beyond its `input_scale`; mostly []."""
+    wanted = input_range(job)
+    if wanted is None or largest <= wanted[1]:
+        return []
+    return [
+        f"values reach {largest:g}, beyond the job's input_scale of {wanted[1]:g}: write"
+        f" input_scale: {largest:g}"
+    ]
+
+
+def published_largest(source: str) -> float:
+    """The largest value of a published set's records; 0 for a source that does not say it."""
+    return SOURCES[source].largest if brings_its_test(source) else 0.0
+
+
+def _print(report: DataReport, problems: list[str], *, exact_split: bool) -> None:
+    about = "" if exact_split else "about "
+    print(f"{report.records} records of shape {report.shape}, {report.usable} usable")
+    print(f"split: {about}{report.training} training, {about}{report.evaluation} evaluation")
+    classes = ", ".join(f"{label}: {count}" for label, count in sorted(report.histogram.items()))
+    print(f"usable records by class: {classes or 'none'}")
+    for problem in problems:
+        print(f"✗ {problem}")
+    if not problems:
+        print("✓ all records are usable")

@@ -1,0 +1,389 @@
+"""`edgeveil table | reproduce | loadtest | chaos | audit | attack`: the laboratory's commands."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgeveil.errors import UsageError
+from edgeveil_tools.cli.common import Subparsers, command
+
+if TYPE_CHECKING:
+    from edgeveil_lab.load.command import Sharing
+
+_LOAD_ABOUT = """\
+Plays thousands of devices, with the real protocol and real encryption, and measures connections,
+uploads, latency, loss, and what each process spends. Without --broker or --site it starts two
+brokers, a cloud and a proxy of its own on this machine. The job uploads noise: no record is read.
+"""
+_LOAD_EXAMPLES = """\
+edgeveil loadtest --devices 500 --rounds 5
+edgeveil loadtest --scenario configs/load/storm.yaml --out out/storm
+edgeveil loadtest --devices 100,500,2000 --out out/sweep
+edgeveil loadtest --devices 10000 --rounds 0 --hold 60 --json
+edgeveil loadtest --site my-site --devices 200
+edgeveil loadtest --broker mqtt://edge:1883 --user load --password-file load.password
+several hosts, against a site that runs elsewhere:
+edgeveil loadtest --make-fleet load.fleet --devices 5000
+edgeveil proxy admit --config configs/proxy.yaml load.fleet.enrolments
+edgeveil loadtest --devices 5000 --broker mqtt://edge:1883 --cloud http://cloud:8701 \\
+    --proxy-http http://proxy:8702 --token-file http.token --fleet load.fleet --keys keys \\
+    --listen 10.0.0.5:9000 --remote 2 --join-token join.token
+edgeveil loadtest --join http://10.0.0.5:9000 --join-token join.token
+"""
+
+
+def add(commands: Subparsers) -> None:
+    """Add the commands of this file."""
+    _add_table(commands)
+    _add_reproduce(commands)
+    _add_load(commands)
+    _add_chaos(commands)
+    _add_privacy(commands)
+
+
+def _add_table(commands: Subparsers) -> None:
+    table = command(
+        commands,
+        "table",
+        "simulate jobs with several seeds and put their accuracies in a table",
+        about=(
+            "Runs each job file as `edgeveil run --simulate` does, once for each seed, and writes\n"
+            "table.md, table.json, table.png and table.svg to DIR. Runs that have completed are\n"
+            "kept: after an interruption the same command goes on."
+        ),
+        examples=(
+            "edgeveil table configs/jobs/quickstart.yaml --out out/table\n"
+            "edgeveil table configs/jobs/mnist_*.yaml --seeds 3 --data DIR --out out/mnist"
+        ),
+    )
+    table.add_argument("jobs", nargs="+", type=Path, metavar="JOB", help="job file")
+    table.add_argument(
+        "--seeds", type=int, default=3, metavar="N", help="runs of each job, default 3"
+    )
+    table.add_argument("--data", type=Path, metavar="DIR", help="folder of a published set's files")
+    table.add_argument(
+        "--out", type=Path, default=Path("out/table"), metavar="DIR", help="default out/table"
+    )
+    table.add_argument(
+        "--reference",
+        action=argparse.BooleanOptionalAction,
+        help="train each job's noise-free reference once; default: of published sets, of own"
+        " records it is a figure without any protection",
+    )
+    table.add_argument("--force", action="store_true", help="run completed seeds again")
+    table.add_argument("--json", action="store_true", help="print table.json, progress to stderr")
+    table.set_defaults(handler=_table, extra="lab")
+
+
+def _table(args: argparse.Namespace) -> int:
+    from edgeveil_lab.table.command import Asked, table
+    from edgeveil_tools.backbone.command import ensure_for_jobs
+
+    ensure_for_jobs(args.jobs)
+    asked = Asked(
+        seeds=args.seeds,
+        out=args.out,
+        data=args.data,
+        force=args.force,
+        as_json=args.json,
+        reference=args.reference,
+    )
+    return table(args.jobs, asked)
+
+
+def _add_reproduce(commands: Subparsers) -> None:
+    made = command(
+        commands,
+        "reproduce",
+        "run a text's experiment, its figures beside ours",
+        about=(
+            "Simulates the rows of a text's table or figure and writes reproduction.md, .json,\n"
+            ".png and .svg to DIR: the text's figure, ours, privacy as claimed and as proven,\n"
+            "seconds. Runs that have completed are kept: the same command goes on. Without NAME:\n"
+            "lists the experiments. Rows without files of their data set are left out."
+        ),
+        examples=(
+            "edgeveil reproduce\n"
+            "edgeveil reproduce laplace-inference --out out/laplace\n"
+            "edgeveil reproduce delm-table3 --quick\n"
+            "edgeveil reproduce delm-table3 --data DIR --seeds 1 --only fm_1_class fm_2_class\n"
+            "edgeveil reproduce delm-fig2 --data DIR --seeds 1 --rounds 50\n"
+            "edgeveil reproduce delm-fig2 --write docs/reproduction.md"
+        ),
+    )
+    made.add_argument("name", nargs="?", metavar="NAME", help="an experiment; none: list them")
+    made.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="folder of the data set's files, or of such folders",
+    )
+    made.add_argument("--seeds", type=int, metavar="N", help="runs of each row; 3, or 1 if quick")
+    made.add_argument("--rounds", type=int, metavar="N", help="play at most N rounds of each row")
+    made.add_argument("--quick", action="store_true", help="few rounds on digits, in minutes")
+    made.add_argument("--only", nargs="+", default=(), metavar="ROW", help="these rows alone")
+    made.add_argument("--out", type=Path, metavar="DIR", help="default out/reproduce/NAME")
+    made.add_argument("--json", action="store_true", help="print JSON, progress to stderr")
+    made.add_argument(
+        "--write",
+        nargs="?",
+        type=Path,
+        const=Path("docs/reproduction.md"),
+        metavar="PAGE",
+        help="run nothing; put the kept table into PAGE, default docs/reproduction.md",
+    )
+    made.set_defaults(handler=_reproduce, extra="lab")
+
+
+def _reproduce(args: argparse.Namespace) -> int:
+    from edgeveil_lab.reproduce import EXPERIMENTS
+
+    if args.name is None:
+        listed = {
+            name: {"title": EXPERIMENTS[name].title, "source": EXPERIMENTS[name].source}
+            for name in EXPERIMENTS
+        }
+        lines = [f"{name:<18} {f['source']}: {f['title']}" for name, f in listed.items()]
+        print(json.dumps(listed, ensure_ascii=False) if args.json else "\n".join(lines))
+        return 0
+    quick: bool = args.quick
+    out = args.out or Path("out/reproduce") / (f"{args.name}-quick" if quick else args.name)
+    if args.write is not None:
+        from edgeveil_lab.reproduce.page import write_section
+
+        print(f"Files: {args.write}, {write_section(args.name, out, args.write)}")
+        return 0
+    from edgeveil_lab.reproduce.run import Wanted, reproduce
+
+    wanted = Wanted(
+        out=out,
+        seeds=args.seeds if args.seeds is not None else (1 if quick else 3),
+        data=args.data,
+        quick=quick,
+        only=args.only,
+        rounds=args.rounds,
+        as_json=args.json,
+    )
+    return reproduce(args.name, wanted)
+
+
+def _add_load(commands: Subparsers) -> None:
+    load = command(
+        commands,
+        "loadtest",
+        "measure how much a site carries",
+        about=_LOAD_ABOUT,
+        examples=_LOAD_EXAMPLES,
+    )
+    load.add_argument("--scenario", type=Path, metavar="FILE", help="YAML file of these options")
+    load.later = _add_load_options
+    load.add_argument("--json", action="store_true", help="print the result as JSON")
+    load.add_argument(
+        "--make-fleet", type=Path, metavar="FILE", help="only write keys for so many devices"
+    )
+    load.add_argument(
+        "--listen", metavar="HOST:PORT", help="take generators of other hosts, over plain HTTP"
+    )
+    load.add_argument(
+        "--remote", type=int, default=0, metavar="N", help="generators that come from other hosts"
+    )
+    load.add_argument("--join", metavar="URL", help="be a generator of the test at this address")
+    load.add_argument(
+        "--join-token", type=Path, metavar="FILE", help="word that leader and generators share"
+    )
+    load.add_argument("--local", action="store_true", help=argparse.SUPPRESS)
+    load.set_defaults(handler=_loadtest, extra="lab")
+
+
+def _add_load_options(parser: argparse.ArgumentParser) -> None:
+    from edgeveil_lab.load.options import add_arguments
+
+    add_arguments(parser)
+
+
+def _loadtest(args: argparse.Namespace) -> int:
+    if args.join:
+        from edgeveil_lab.load.joining import run_generator
+        from edgeveil_lab.load.leader import join_token
+
+        if args.join_token is None or not args.join_token.is_file():
+            raise UsageError(
+                "a generator needs the leader's token",
+                where="--join-token",
+                fix="copy the file that the leader made, and name it",
+            )
+        return run_generator(args.join, join_token(args.join_token), local=args.local)
+    from edgeveil_lab.load.options import chosen, resolve
+
+    options = resolve(args.scenario, chosen(args))
+    if args.make_fleet is not None:
+        from edgeveil_lab.load.running_site import write_fleet
+
+        write_fleet(args.make_fleet, max(options.counts))
+        print(f"wrote {args.make_fleet}, {args.make_fleet}.enrolments, {args.make_fleet}.users")
+        return 0
+    from edgeveil_lab.load.command import run
+
+    return run(options, _sharing(args), as_json=args.json)
+
+
+def _sharing(args: argparse.Namespace) -> Sharing:
+    from edgeveil_lab.load.command import Sharing
+
+    if args.listen is None:
+        if args.remote:
+            raise UsageError(
+                "other hosts need an address to come to",
+                where="--remote",
+                fix="add --listen HOST:PORT",
+            )
+        return Sharing(token_file=args.join_token)
+    host, _, port = args.listen.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise UsageError("is no HOST:PORT", where=f"--listen {args.listen}", fix="10.0.0.5:9000")
+    if args.join_token is None:
+        raise UsageError(
+            "generators of other hosts need a shared word",
+            where="--listen",
+            fix="add --join-token FILE and copy that file to them",
+        )
+    return Sharing((host.strip("[]"), int(port)), args.remote, args.join_token)
+
+
+def _add_chaos(commands: Subparsers) -> None:
+    chaos = command(
+        commands,
+        "chaos",
+        "kill, cut, spoil and fill while jobs run, then check that nothing was lost",
+        about=(
+            "Starts two brokers, a cloud, a proxy and devices on this machine and runs a job over\n"
+            "and over while, by a schedule drawn from the seed, processes are killed (kill -9),\n"
+            "brokers restarted, links cut and slowed, messages corrupted and repeated, and disks\n"
+            "filled. Then everything may come back, and what the parties hold on their disks is\n"
+            "compared: jobs, rounds, acknowledgements, sums, ledgers, models, logs.\n"
+            "\n"
+            "Ends with 0 when every check holds, 1 on any violation, 130 after Ctrl-C."
+        ),
+        examples=(
+            "edgeveil chaos --kills 20 --out out/chaos\n"
+            "edgeveil chaos --kills 200 --seed 7 --broker amqtt --json\n"
+            "edgeveil chaos configs/jobs/quickstart.yaml --kills 50 --devices 20"
+        ),
+    )
+    chaos.add_argument(
+        "job", nargs="?", type=Path, metavar="JOB", help="job file; default: a small one on digits"
+    )
+    chaos.add_argument("--kills", type=int, default=20, metavar="N", help="default 20")
+    chaos.add_argument(
+        "--seed", type=int, default=1, metavar="S", help="of the schedule; default 1"
+    )
+    chaos.add_argument(
+        "--every",
+        type=float,
+        default=1.5,
+        metavar="SECONDS",
+        help="about so long between two kills, default 1.5",
+    )
+    chaos.add_argument(
+        "--out", type=Path, default=Path("out/chaos"), metavar="DIR", help="default out/chaos"
+    )
+    chaos.add_argument("--devices", type=int, metavar="N", help="instead of the job's")
+    chaos.add_argument("--workers", type=int, metavar="N", help="processes that host the devices")
+    chaos.add_argument("--broker", choices=("auto", "amqtt", "mosquitto"))
+    chaos.add_argument("--protocol", type=int, choices=(5, 4))
+    chaos.add_argument(
+        "--stall",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="after the faults: no progress for so long counts as hung, default 120",
+    )
+    chaos.add_argument("--keep", action="store_true", help="keep the site's folder")
+    chaos.add_argument("--json", action="store_true", help="print chaos.json, progress to stderr")
+    chaos.set_defaults(handler=_chaos, extra="lab")
+
+
+def _chaos(args: argparse.Namespace) -> int:
+    if args.kills < 0 or args.every <= 0 or args.stall <= 0:
+        raise UsageError(
+            "a number is too small",
+            where="edgeveil chaos",
+            fix="use --kills 0 or more, --every and --stall above 0",
+        )
+    from edgeveil_lab.chaos.course import Asked
+    from edgeveil_lab.chaos.run import JOB, run_chaos
+    from edgeveil_tools.local.job import Overrides
+
+    overrides = Overrides(
+        broker=args.broker, protocol=args.protocol, devices=args.devices, workers=args.workers
+    )
+    return run_chaos(
+        args.job or JOB,
+        args.out,
+        overrides,
+        Asked(args.kills, args.seed, args.every, args.stall),
+        as_json=args.json,
+        keep=args.keep,
+    )
+
+
+def _add_privacy(commands: Subparsers) -> None:
+    audit = command(
+        commands,
+        "audit",
+        "attack every privacy mechanism",
+        about=(
+            "Draws each mechanism's output under two neighbouring inputs, counts events that were\n"
+            "fixed beforehand, and prints the claimed ε beside the ε that the counts prove. Exit\n"
+            "code 1 if a proven claim fails; a sound one does with probability 1e-6 in all.\n"
+            "`finds ε ≥` is the true ε that a test would have found with probability 0.99."
+        ),
+        examples="edgeveil audit --quick\nedgeveil audit --mechanism fm --runs 200000 --json",
+    )
+    audit.add_argument("--quick", action="store_true", help="fewer runs, some minutes")
+    audit.add_argument(
+        "--runs", type=_runs, metavar="N", help="runs a side; of the slowest attacks a part"
+    )
+    audit.add_argument("--mechanism", default="", metavar="NAME", help="attack this one alone")
+    audit.add_argument("--json", action="store_true", help="print JSON, progress to stderr")
+    audit.set_defaults(handler=_audit, extra="lab")
+    attack = command(
+        commands,
+        "attack",
+        "attack a recorded job",
+        about=(
+            "Reads what the cloud saw of a job (edgeveil run --record), rebuilds records from\n"
+            "uploads (DLG, iDLG, cosine similarity) and infers who was a member, with the noise\n"
+            "as it was and without. Writes pictures, attack.json and attack.html to DIR."
+        ),
+        examples=(
+            "edgeveil run configs/jobs/attack_demo.yaml --record --out out/attack\n"
+            "edgeveil attack out/attack/recording"
+        ),
+    )
+    attack.add_argument("recording", type=Path, metavar="RECORDING", help="folder of a recording")
+    attack.add_argument("--out", type=Path, metavar="DIR", help="default: RECORDING/attack")
+    attack.add_argument("--data", type=Path, metavar="DIR", help="folder of MNIST's files")
+    attack.add_argument("--json", action="store_true", help="print attack.json, progress to stderr")
+    attack.set_defaults(handler=_attack, extra="lab")
+
+
+def _runs(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text}")
+    return int(text)
+
+
+def _attack(args: argparse.Namespace) -> int:
+    from edgeveil_lab.attack.command import attack
+
+    return attack(args.recording, args.out, args.data, as_json=args.json)
+
+
+def _audit(args: argparse.Namespace) -> int:
+    from edgeveil_lab.audit.command import audit
+
+    return audit(quick=args.quick, as_json=args.json, runs=args.runs, mechanism=args.mechanism)

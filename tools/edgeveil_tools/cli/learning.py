@@ -1,0 +1,214 @@
+"""`edgeveil run | validate | schema | predict`: learning, and using what was learned."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgeveil_tools.cli.common import Subparsers, command
+
+if TYPE_CHECKING:
+    pass
+
+if TYPE_CHECKING:
+    from edgeveil.jobs import Job, Plan
+
+KINDS = ("job", "cloud", "proxy", "edge", "broker", "load")
+
+
+def add(commands: Subparsers) -> None:
+    """Add the commands of this file."""
+    _add_run(commands)
+    validate = command(
+        commands,
+        "validate",
+        "check configuration files, start nothing",
+        about=(
+            "Prints every problem of every file as `file:line key: what, why, fix`. A job is also\n"
+            "played on made-up records, so that what would fail late fails here."
+        ),
+        examples=(
+            "edgeveil validate configs/*.yaml configs/jobs/*.yaml\n"
+            "edgeveil validate configs/jobs/digits_preset.yaml --show"
+        ),
+    )
+    validate.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    validate.add_argument(
+        "--show", action="store_true", help="print jobs whole, with what presets and defaults give"
+    )
+    validate.add_argument("--json", action="store_true", help="one JSON object a file and line")
+    validate.set_defaults(handler=_validate)
+    schema = command(
+        commands,
+        "schema",
+        "print the JSON Schema of a kind of file, for editors",
+        examples="edgeveil schema job > job.schema.json",
+    )
+    schema.add_argument("kind", choices=KINDS, nargs="?", default="job")
+    schema.set_defaults(handler=_schema)
+    predict = command(
+        commands,
+        "predict",
+        "use a released model on your own records",
+        about=(
+            "Prints label and probability of each record. MODEL is an ONNX file or a device's\n"
+            "state folder, whose release in use is then taken."
+        ),
+        examples=(
+            "edgeveil predict out/quickstart/model.onnx records.npz\n"
+            "edgeveil predict site/state/edge-1 records.csv --json\n"
+            "edgeveil predict site/state/edge-1 --rollback"
+        ),
+    )
+    predict.add_argument("model", type=Path, metavar="MODEL")
+    predict.add_argument("input", type=Path, nargs="?", metavar="FILE", help=".npz, .npy or .csv")
+    predict.add_argument("--json", action="store_true", help="print JSON")
+    predict.add_argument("--rollback", action="store_true", help="put the release before in use")
+    predict.set_defaults(handler=_predict, extra="infer")
+
+
+def _add_run(commands: Subparsers) -> None:
+    run = command(
+        commands,
+        "run",
+        "run a whole job on this machine",
+        about=(
+            "Starts two brokers, a cloud, a proxy and devices on this machine, runs the job over\n"
+            "MQTT and writes result, events, model and report to DIR. With --simulate all parties\n"
+            "are played in this process: no broker, no encryption, and a run repeats exactly."
+        ),
+        examples=(
+            "edgeveil run configs/jobs/quickstart.yaml\n"
+            "edgeveil run configs/jobs/quickstart.yaml --out out/small --devices 8 --broker amqtt\n"
+            "edgeveil run configs/jobs/quickstart.yaml --out out/fast --simulate --seed 3"
+        ),
+    )
+    run.add_argument("job", type=Path, metavar="JOB", help="job file")
+    run.add_argument("--out", type=Path, metavar="DIR", help="folder for results; default out/JOB")
+    run.add_argument("--broker", choices=("auto", "amqtt", "mosquitto"), help="broker to start")
+    run.add_argument("--protocol", type=int, choices=(5, 4), help="MQTT 5, or 4 for 3.1.1")
+    run.add_argument("--devices", type=int, metavar="N", help="devices to play")
+    run.add_argument("--workers", type=int, metavar="N", help="processes that host them")
+    run.add_argument(
+        "--seed", type=int, metavar="N", help="of the dealing of records; simulated: of the noise"
+    )
+    run.add_argument(
+        "--simulate",
+        action=argparse.BooleanOptionalAction,
+        help="play all parties in this process, without encryption; default: as the job says",
+    )
+    run.add_argument(
+        "--data",
+        type=Path,
+        metavar="PATH",
+        help="the records: a data file, a folder of pictures, or that of a published set's files",
+    )
+    run.add_argument(
+        "--reference",
+        action=argparse.BooleanOptionalAction,
+        help="train the noise-free reference beside it, and draw who holds what; default: for a"
+        " published set, of own records these are figures without any protection",
+    )
+    run.add_argument(
+        "--record", action="store_true", help="keep what the cloud sees, for edgeveil attack"
+    )
+    run.add_argument("--keep", action="store_true", help="keep keys, ledgers and stores too")
+    run.add_argument("--json", action="store_true", help="print result.json, progress to stderr")
+    run.set_defaults(handler=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from edgeveil_tools.backbone.command import ensure_for_jobs
+    from edgeveil_tools.local.job import Overrides
+    from edgeveil_tools.local.run import run_local
+
+    ensure_for_jobs([args.job])
+    overrides = Overrides(
+        broker=args.broker,
+        protocol=args.protocol,
+        devices=args.devices,
+        workers=args.workers,
+        seed=args.seed,
+        simulate=args.simulate,
+        data=args.data,
+    )
+    return run_local(
+        args.job,
+        args.out or Path("out") / args.job.stem,
+        overrides,
+        as_json=args.json,
+        keep=args.keep,
+        reference=args.reference,
+        record=args.record,
+    )
+
+
+def _validate(args: argparse.Namespace) -> int:
+    from edgeveil.errors import ConfigError
+    from edgeveil_tools.backbone.command import ensure_for_jobs
+    from edgeveil_tools.checks import load, validate
+
+    ensure_for_jobs(args.files)
+    code = 0
+    for path in args.files:
+        problems = [str(problem) for problem in validate(path)]
+        kind, found = ("", None) if problems else load(path)
+        job, plan = found if isinstance(found, tuple) else (None, None)
+        if problems:
+            code = ConfigError.exit_code
+        if args.json:
+            told = {"file": str(path), "kind": kind or None, "problems": problems}
+            shown = {"job": job.model_dump(mode="json")} if job and args.show else {}
+            print(json.dumps({**told, **shown, "ok": not problems}))
+        elif problems:
+            print("\n".join(problems))
+        else:
+            _print_sound(path, kind, plan, job if args.show else None)
+    return code
+
+
+def _print_sound(path: Path, kind: str, plan: Plan | None, shown: Job | None) -> None:
+    """`FILE: ok (kind)`; of a job also where it would stop early, what its shuffle earns it and
+    what its aggregation claims; and the job `shown` whole, as preset and defaults fill it in."""
+    note = plan.stop_note if plan else ""
+    print(f"{path}: ok ({kind}{'; will be ' + note if note else ''})")
+    if plan is not None:
+        from edgeveil_tools.checks import job_notes
+
+        for line in job_notes(plan):
+            print(f"  {line}")
+    if shown is not None:
+        import yaml
+
+        plain = shown.model_dump(mode="json")
+        print(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), end="")
+
+
+def _schema(args: argparse.Namespace) -> int:
+    from edgeveil_tools.checks import schema
+
+    print(json.dumps(schema(args.kind), indent=2))
+    return 0
+
+
+def _predict(args: argparse.Namespace) -> int:
+    from edgeveil.errors import UsageError
+    from edgeveil_edge.predict import predict, rollback
+
+    if args.rollback:
+        print(f"now in use: {rollback(args.model)}")
+        return 0
+    if args.input is None:
+        raise UsageError("no records given", where="edgeveil predict", fix="name a file of records")
+    found = predict(args.model, args.input)
+    if args.json:
+        print(json.dumps({"model": found.model, "predictions": found.plain()}))
+        return 0
+    print(f"model {found.model}")
+    for row in found.table():
+        known = row["label"] is not None
+        text = f"class {row['label']}  probability {row['probability']:.3f}" * known
+        print(f"{row['record']:>6}  {text or 'not a usable record'}")
+    return 0

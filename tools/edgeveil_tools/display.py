@@ -1,0 +1,123 @@
+"""What stands on a terminal while something runs: one picture, drawn again and again."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import IO, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from edgeveil_tools.local.run_log import RunProgress, epsilon_by_plan
+
+_REFRESH_PER_S = 4
+MIB = 1 << 20
+
+
+class LiveDisplay(ABC):
+    """Used as a context: drawn where there is a terminal; elsewhere only notes show."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._live: Live | None = None
+
+    def __enter__(self) -> Self:
+        if self.console.is_terminal:
+            self._live = Live(
+                get_renderable=self.picture,
+                console=self.console,
+                refresh_per_second=_REFRESH_PER_S,
+                transient=True,
+            )
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        live, self._live = self._live, None
+        if live is not None:
+            live.stop()
+
+    @property
+    def live(self) -> bool:
+        """Whether the picture is on a terminal now."""
+        return self._live is not None
+
+    def note(self, line: str) -> None:
+        """A line that stays."""
+        self.console.print(Text(line), soft_wrap=True)
+
+    @abstractmethod
+    def picture(self) -> RenderableType:
+        """What to draw, asked for some times a second."""
+
+
+class RunDisplay(LiveDisplay):
+    """Shows a run to a person: live on a terminal, else one line whenever something happens.
+
+    Pass it to a run as its listener. `stream` is the terminal or file.
+    """
+
+    def __init__(self, stream: IO[str], now_s: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(Console(file=stream, highlight=False))
+        self._view: RunProgress | None = None
+        self._now_s, self._heard_s = now_s, now_s()
+        self._said = ""
+
+    def __call__(self, view: RunProgress) -> None:
+        """The run's progress, whenever it changes."""
+        self._view, self._heard_s = view, self._now_s()
+        if view.kind == "note":
+            self.note(view.line)
+        elif not self.live and (
+            view.kind == "committed" or (view.kind == "doing" and view.line != self._said)
+        ):
+            self._said = view.doing
+            self.note(f"{view.elapsed_s:6.1f} s  {view.line}")
+
+    def lines(self, rows: Iterable[tuple[str, str]]) -> None:
+        """A short table of names and values, which stays."""
+        table = Table.grid(padding=(0, 2))
+        for name, value in rows:
+            table.add_row(name, value)
+        self.console.print()
+        self.console.print(table)
+        self.console.print()
+
+    def _elapsed_s(self) -> float:
+        return (self._view.elapsed_s if self._view else 0.0) + self._now_s() - self._heard_s
+
+    def picture(self) -> RenderableType:
+        view = self._view
+        if view is None or not view.exchanges:
+            return Text(view.doing if view else "")
+        head = Table.grid(padding=(0, 1))
+        bar = ProgressBar(total=max(1, view.exchanges), completed=view.committed, width=28)
+        head.add_row(bar, Text(f"round {view.round} of {view.rounds}", style="bold"), view.doing)
+        return Group(head, *(Text(" · ".join(line), no_wrap=True) for line in self._lines(view)))
+
+    def _lines(self, view: RunProgress) -> tuple[list[str], list[str]]:
+        """How it goes, and what came of it; each fits 80 columns."""
+        asked = view.devices if view.selected is None else view.selected
+        going = [f"{view.online}/{view.devices} online", f"{view.uploads}/{asked} answered"]
+        if view.declined:
+            going.append(f"{view.declined} declined")
+        going += [f"{view.memory_bytes // MIB} MiB", f"{self._elapsed_s():.0f} s"]
+        accuracy = f"accuracy {_figure(view.accuracy)}"
+        if view.reference is not None:
+            accuracy += f" (without noise {view.reference:.3f})"
+        return going, [accuracy, epsilon_by_plan(view)]
+
+
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"

@@ -1,0 +1,365 @@
+"""A whole fleet on this machine, from keys to report: `edgeveil.run`, `simulate`, `edgeveil run`.
+
+Two brokers, a cloud, a proxy and workers that host the devices, each a process of its own, talk
+over MQTT exactly as on separate machines; or (`simulate`) all parties are played in this process,
+in memory and without encryption. The run's folder gets `result.json`, `events.jsonl`,
+`model.onnx`, `model.safetensors`, `report.html` and `logs/`; files of an earlier run are replaced,
+others stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any, Literal, TypedDict, Unpack
+
+from edgeveil.errors import BrokerError, EdgeVeilError, JobFailed, UsageError, needs_extra
+from edgeveil.jobs import Job, compile_job
+from edgeveil_tools.checks import rehearse, usual_limits
+from edgeveil_tools.local.data import check_data, is_published
+from edgeveil_tools.local.fleet import Fleet
+from edgeveil_tools.local.job import Overrides, local_job
+from edgeveil_tools.local.local_run import LocalRun
+from edgeveil_tools.local.recording import keep_run
+from edgeveil_tools.local.run_log import Listener, RunProgress, unheard
+from edgeveil_tools.local.simulated import Simulation
+from edgeveil_tools.result import Result, summary, write_json, write_whole
+from edgeveil_tools.scratch import scratch
+from edgeveil_tools.site.brokers import choose_engine
+
+FILES = ("result.json", "events.jsonl", "model.onnx", "model.safetensors", "report.html")
+INTERRUPTED = 130
+
+
+class RunOptions(TypedDict, total=False):
+    """What `run`, `run_async` and `simulate` take beside the job; see `run`."""
+
+    out: str | Path | None
+    devices: int | None
+    workers: int | None
+    seed: int | None
+    data: str | Path | None
+    broker: Literal["auto", "amqtt", "mosquitto"] | None
+    protocol: Literal[4, 5] | None
+    reference: bool | None
+    record: bool
+    keep: bool
+    report: bool
+    progress: Listener
+
+
+def run(
+    job: str | Path | Job,
+    *,
+    out: str | Path | None = None,
+    simulate: bool | None = None,
+    devices: int | None = None,
+    workers: int | None = None,
+    seed: int | None = None,
+    data: str | Path | None = None,
+    broker: Literal["auto", "amqtt", "mosquitto"] | None = None,
+    protocol: Literal[4, 5] | None = None,
+    reference: bool | None = None,
+    record: bool = False,
+    keep: bool = False,
+    report: bool = True,
+    progress: Listener = unheard,
+) -> Result:
+    """Run a job with a whole fleet on this machine; returns when it has completed.
+
+    job        a job file, or a job as `load_job` gives it
+    out        folder for results; None: a new one below the system's temporary folder
+    simulate   True: play all parties in this process, in memory, without encryption, chance from
+               `seed`: it shows what learning comes to and protects nobody; None: as the job says
+    devices    devices to play; None, as below: as the job's `local_run` says
+    workers    processes that host them
+    seed       of the dealing of records; simulated, also of the noise
+    data       the records: a data file, a folder of pictures, or that of a published set's files
+    broker     the broker to start
+    protocol   MQTT 5, or 4 for 3.1.1
+    reference  train the noise-free reference beside it; None: of a published set only. Of other
+               records it is an exact figure without any protection, as is who holds what
+    record     keep what the cloud sees in `out`/recording, for `edgeveil attack`
+    keep       keep keys, ledgers and stores too
+    report     draw `report.html`
+    progress   called with a RunProgress whenever something happens, and some times a second; from
+               the thread that runs; what it raises ends the run
+
+    In the main thread SIGINT and SIGTERM end the run meanwhile: everything is stopped, what there
+    is so far is written, KeyboardInterrupt is raised.
+
+    Raises ConfigError, UsageError, DataError or BrokerError before anything has started; JobFailed
+    or BrokerError when the job failed, its `result.json` written.
+    """
+    return _run(
+        job,
+        out,
+        Overrides(broker, protocol, devices, workers, seed, simulate, _path(data)),
+        reference=reference,
+        record=record,
+        keep=keep,
+        report=report,
+        hear=progress,
+    )
+
+
+def simulate(job: str | Path | Job, **options: Unpack[RunOptions]) -> Result:
+    """`run` with all parties in this process: seeded, repeatable, nothing encrypted."""
+    return run(job, simulate=True, **options)
+
+
+async def run_async(
+    job: str | Path | Job, *, simulate: bool | None = None, **options: Unpack[RunOptions]
+) -> Result:
+    """`run`, awaited: the event loop goes on meanwhile, the run works in a thread of its own.
+
+    `progress` is called from that thread. Cancelled, it stops the run and everything of it before
+    CancelledError is raised.
+    """
+    stop = threading.Event()
+    more = RunOptions(**options)
+    work = asyncio.create_task(
+        asyncio.to_thread(
+            _run,
+            job,
+            more.get("out"),
+            Overrides(
+                more.get("broker"),
+                more.get("protocol"),
+                more.get("devices"),
+                more.get("workers"),
+                more.get("seed"),
+                simulate,
+                _path(more.get("data")),
+            ),
+            reference=more.get("reference"),
+            record=more.get("record", False),
+            keep=more.get("keep", False),
+            report=more.get("report", True),
+            hear=more.get("progress", unheard),
+            stop=stop,
+        )
+    )
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        stop.set()
+        await asyncio.wait([work])
+        work.exception()  # it has ended, however it did
+        raise
+
+
+@needs_extra("tools")
+def _run(job: str | Path | Job, out: str | Path | None, overrides: Overrides, **how: Any) -> Result:
+    folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="edgeveil-out-"))
+    played = play(job, folder, overrides, **how)
+    if played.failure is not None:
+        raise played.failure
+    return played.result
+
+
+def _path(data: str | Path | None) -> Path | None:
+    return None if data is None else Path(data)
+
+
+@dataclass(frozen=True)
+class PlayedRun:
+    """A run that has ended, `failure` being what ended it early."""
+
+    result: Result
+    failure: EdgeVeilError | KeyboardInterrupt | None
+
+
+def play(
+    job: str | Path | Job,
+    out: Path,
+    overrides: Overrides,
+    *,
+    keep: bool = False,
+    reference: bool | None = None,
+    record: bool = False,
+    report: bool = True,
+    hear: Listener = unheard,
+    stop: threading.Event | None = None,
+) -> PlayedRun:
+    """The run of `run`; no failure after its start is raised.
+
+    `stop`, set from another thread, ends it as a failed one.
+    """
+    _say(hear, "reading the records")
+    loaded, settings = local_job(job, overrides)
+    published = is_published(loaded, settings)
+    notes = check_data(loaded, settings)
+    _say(hear, "playing the job on made-up records")
+    # Devices play their own half before they price it: no torch here for processes' sake.
+    path = None if isinstance(job, Job) else Path(job)
+    limits = replace(usual_limits(), batch_bytes=1 << 62)  # the site is made for its uploads
+    rehearse(compile_job(loaded), path, devices=settings.simulate, limits=limits)
+    if not settings.simulate:
+        choose_engine(settings.broker)
+    prepare(out)
+    record_dir = _recording(out, settings) if record else None
+    kind = Simulation if settings.simulate else Fleet
+    # A second Ctrl-C must not leave children or files behind; stopping takes a few seconds at most.
+    with signals(signal.SIG_IGN), scratch(keep=keep, in_memory=settings.simulate) as site:
+        fleet = kind(
+            loaded,
+            settings,
+            site,
+            out,
+            hear,
+            stop,
+            reference=published if reference is None else reference,
+            record_dir=record_dir,
+        )
+        for line in fleet.log.plan.notes:
+            fleet.progress.note(f"Privacy: {line}")
+        for note in notes:
+            fleet.progress.note(f"Records{'' if published else ', for your eyes'}: {note}")
+        failure = _played(fleet)
+    if keep:
+        fleet.progress.note(f"The site is kept in {site}")
+    interrupted = isinstance(failure, KeyboardInterrupt)
+    result = Result(fleet.result("interrupted" if interrupted else str(failure or "")), out)
+    write_json(out / "result.json", result.content)
+    if report and not interrupted:
+        _say(hear, "drawing the report")
+        dealing = (loaded, settings) if published or reference else None
+        _report(result.content, fleet.log.record.events, result.report, dealing)
+    if failure is not None and not isinstance(failure, JobFailed | BrokerError | KeyboardInterrupt):
+        failure = JobFailed(str(failure))
+    return PlayedRun(result, failure)
+
+
+def _say(hear: Listener, what: str) -> None:
+    """What goes on before and after the job."""
+    hear(RunProgress(0, 0, 0, doing=what, kind="look"))
+
+
+def _played(fleet: Fleet | Simulation) -> EdgeVeilError | KeyboardInterrupt | None:
+    """Run to the end; what ended it early, if anything. No process of it is left."""
+    try:
+        with signals(_interrupt):
+            fleet.run()
+    except (EdgeVeilError, KeyboardInterrupt) as stop:
+        return stop
+    finally:
+        fleet.stop()
+    return None
+
+
+def _recording(out: Path, settings: LocalRun) -> Path:
+    """DIR/recording, emptied, with how the records were dealt."""
+    folder = (out / "recording").absolute()
+    shutil.rmtree(folder, ignore_errors=True)
+    keep_run(folder, settings)
+    return folder
+
+
+def _report(
+    result: dict[str, Any],
+    events: list[dict[str, Any]],
+    path: Path,
+    dealing: tuple[Job, LocalRun] | None,
+) -> None:
+    """Draw it, with who holds what where `dealing` says how that came."""
+    # Not above: what draws is loaded when no process runs beside it any more.
+    from edgeveil_tools.report.holdings import holdings
+    from edgeveil_tools.report.page import write_report
+
+    try:
+        write_report(result, events, path, holdings(*dealing) if dealing else None)
+    except OSError as error:
+        raise UsageError(
+            f"the report cannot be written ({error.strerror}); result.json and the model are there",
+            where=str(path),
+            fix="make room on the disk and run again",
+        ) from error
+
+
+def prepare(out: Path) -> None:
+    """Make DIR and its `logs`, and take away what an earlier run left. Raises UsageError."""
+    try:
+        (out / "logs").mkdir(parents=True, exist_ok=True)
+        for name in FILES:
+            (out / name).unlink(missing_ok=True)
+        for log in (out / "logs").glob("*.log"):
+            log.unlink()
+        write_whole(out / "events.jsonl", b"")
+    except OSError as error:
+        raise UsageError(
+            f"cannot be written ({error.strerror})",
+            where=str(error.filename or out),
+            fix="name a folder that you may write to with --out",
+        ) from error
+
+
+@contextmanager
+def signals(handler: Any) -> Iterator[None]:
+    """SIGINT and SIGTERM go to `handler` meanwhile, as in all processes of a site.
+
+    In another thread than the main one, which alone may say so, nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = [(n, signal.signal(n, handler)) for n in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        yield
+    finally:
+        for number, earlier in before:
+            signal.signal(number, earlier)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+# --- the command ---
+
+
+def run_local(
+    path: Path,
+    out: Path,
+    overrides: Overrides,
+    *,
+    as_json: bool = False,
+    keep: bool = False,
+    reference: bool | None = None,
+    record: bool = False,
+    brief: bool = False,
+    stream: IO[str] | None = None,
+) -> int:
+    """`edgeveil run`: `run` before a person's eyes; 0 when it completed, 130 after Ctrl-C.
+
+    `stream` shows the progress: standard output, or the other one with `as_json`. `brief` leaves
+    out what a completed run says at its end. Raises as `run` does.
+    """
+    from edgeveil_tools.display import RunDisplay
+
+    display = RunDisplay(stream or (sys.stderr if as_json else sys.stdout))
+    with display:
+        played = play(
+            path, out, overrides, keep=keep, reference=reference, record=record, hear=display
+        )
+    if isinstance(played.failure, KeyboardInterrupt):
+        display.note(f"Interrupted; what there is so far is in {out}")
+        return INTERRUPTED
+    if as_json:
+        print(json.dumps(played.result.content, allow_nan=False), flush=True)
+    if played.failure is not None:
+        raise played.failure
+    if not brief:
+        display.lines(summary(played.result.content))
+        display.note(f"Files: {out}/ with {', '.join(FILES)}")
+        display.note(f"Look at {played.result.report}")
+    return 0

@@ -1,0 +1,264 @@
+"""What a run tells while it works, and what it keeps: its progress, its events, its result."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from edgeveil.errors import EdgeVeilError, JobFailed
+from edgeveil.jobs import Job, compile_job
+from edgeveil.jobs.shuffle_amplification import shuffled
+from edgeveil.privacy.guarantee import up
+from edgeveil.protocol.cloud_tasks import RESUME
+from edgeveil_tools.local.data import is_published
+from edgeveil_tools.local.local_run import LocalRun
+from edgeveil_tools.local.reference import Reference
+from edgeveil_tools.result import RunFacts, build, exchange_row, finite, privacy_of
+
+_ENDS = ("job_completed", "job_failed", "job_cancelled", "job_paused")  # of a run
+
+
+@dataclass
+class RunProgress:
+    """How a run stands now. It is the run's own and goes on changing: copy what you keep.
+
+    ε are by plan so far, one training and one inference, None where nothing is proven. `kind` says
+    why this was told: `doing` for the next step, `committed` for an exchange, `note` for a line
+    that should stay, `look` some times a second between them; `line` is what a person reads then.
+    """
+
+    exchanges: int
+    rounds: int
+    devices: int
+    doing: str = "starting"
+    committed: int = 0
+    round: int = 0
+    online: int = 0
+    uploads: int = 0
+    declined: int = 0
+    selected: int | None = None
+    accuracy: float | None = None
+    reference: float | None = None
+    training_epsilon: float | None = None
+    inference_epsilon: float | None = None
+    memory_bytes: int = 0
+    elapsed_s: float = 0.0
+    kind: Literal["doing", "committed", "note", "look"] = "doing"
+    line: str = ""
+
+
+Listener = Callable[[RunProgress], None]
+
+
+def unheard(_progress: RunProgress) -> None:
+    """For a run that nobody watches."""
+
+
+class RunStopped(EdgeVeilError):  # noqa: N818 - the state's name
+    """Somebody ended the run before its job had ended."""
+
+
+class RunReporter:
+    """Keeps a RunProgress and tells it to a listener whenever it changes."""
+
+    def __init__(
+        self, view: RunProgress, hear: Listener, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.view, self._hear = view, hear
+        self._now_s, self._started_s = now_s, now_s()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the beginning."""
+        return self._now_s() - self._started_s
+
+    def note(self, line: str) -> None:
+        """A line that stays."""
+        self._tell("note", line)
+
+    def doing(self, what: str) -> None:
+        """What goes on now."""
+        self.view.doing = what
+        self._tell("doing", what)
+
+    def committed(self) -> None:
+        """The view has a newly committed exchange."""
+        view = self.view
+        figures = [f"{view.uploads} answered"]
+        if view.declined:
+            figures.append(f"{view.declined} declined")
+        if view.accuracy is not None:
+            figures.append(f"accuracy {view.accuracy:.3f}")
+        figures.append(epsilon_by_plan(view))
+        self._tell("committed", f"{view.doing}: {', '.join(figures)}")
+
+    def look(self) -> None:
+        """Nothing but the figures may have changed."""
+        self._tell("look", self.view.line)
+
+    def _tell(self, kind: Literal["doing", "committed", "note", "look"], line: str) -> None:
+        self.view.kind, self.view.line, self.view.elapsed_s = kind, line, self.elapsed_s
+        self._hear(self.view)
+
+
+def epsilon_by_plan(view: RunProgress) -> str:
+    """Both ε so far, in words."""
+    parts = (view.training_epsilon, view.inference_epsilon)
+    training, inference = ("–" if part is None else up(part, 3) for part in parts)
+    return f"ε by plan: training {training}, inference {inference}"
+
+
+@dataclass
+class RunEvents:
+    """A job's course, taken from its events one by one."""
+
+    events: list[dict[str, Any]] = field(default_factory=list)
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+    phases: list[dict[str, Any]] = field(default_factory=list)
+    asked: int = 0  # exchanges that devices were asked to answer, committed or not
+    ended: str = ""
+    reason: str = ""
+    privacy: dict[str, Any] | None = None
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Take the next event; events of unknown types are kept and change nothing."""
+        self.events.append(event)
+        kind, data = event["type"], event["data"]
+        if kind == "exchange_committed":
+            row = exchange_row(data)
+            (self.rounds if data["phase"] == "train" else self.phases).append(row)
+        elif kind == "broadcast" and data.get("kind") == "round":
+            self.asked = self.committed + 1
+        elif kind == "all_declined":
+            self.asked = self.committed
+        elif kind in _ENDS:
+            self.ended = kind.removeprefix("job_")
+            self.reason = data.get("reason") or self.reason
+            self.privacy = data.get("privacy") or self.privacy
+
+    @property
+    def committed(self) -> int:
+        """Exchanges committed so far, preparatory ones included."""
+        return len(self.rounds) + len(self.phases)
+
+    @property
+    def repeated(self) -> bool:
+        """Whether a committed exchange took more than one attempt."""
+        return any(row["attempt"] > 1 for row in (*self.phases, *self.rounds))
+
+    @property
+    def accuracy(self) -> float | None:
+        """After the last committed round."""
+        return self.rounds[-1]["accuracy"] if self.rounds else None
+
+
+class RunLog:
+    """Follows one job. `out` gets `events.jsonl`; `hear` is told of the progress.
+
+    `stop` may be set from another thread: the run then ends at its next look.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        run: LocalRun,
+        out: Path,
+        hear: Listener = unheard,
+        stop: threading.Event | None = None,
+    ) -> None:
+        self.plan, self.record = compile_job(job), RunEvents()
+        self._run, self._out = run, out
+        self._whole = self.plan.quote()
+        view = RunProgress(len(self.plan.exchanges), self.plan.rounds, run.devices)
+        self.progress = RunReporter(view, hear)
+        self._stop = stop or threading.Event()
+
+    def look(self) -> None:
+        """Tell how the run stands now, as it does some times a second.
+
+        Raises RunStopped where the run is to end.
+        """
+        if self._stop.is_set():
+            raise RunStopped("the run was stopped")
+        self.progress.look()
+
+    def take(self, event: dict[str, Any], reference: Reference | None = None) -> None:
+        """Take the job's next event."""
+        event = finite(event)
+        self.record.take(event)
+        with (self._out / "events.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(event, allow_nan=False) + "\n")
+        view, data = self.progress.view, event["data"]
+        if event["type"] == "broadcast" and data.get("kind") == "round":
+            view.selected, view.uploads, view.declined = data.get("selected"), 0, 0
+            view.doing = str(data.get("round"))
+        elif event["type"] == "exchange_committed":
+            view.committed, view.round = self.record.committed, len(self.record.rounds)
+            view.uploads, view.declined = data["uploads"], data.get("declined", 0)
+            view.accuracy = self.record.accuracy
+            view.reference = reference.at(view.round) if reference else None
+            spent, quote = data.get("epsilon", {}), self._whole
+            view.training_epsilon = spent.get("training") if quote.training.proven else None
+            view.inference_epsilon = spent.get("inference") if quote.inference.proven else None
+            self.progress.committed()
+        elif event["type"] == "round_repeated":
+            self.progress.doing(f"{view.doing} again: {data.get('why', '')}")
+
+    def require_completed(self, job: str, declined: str = "") -> None:
+        """Raise JobFailed, with the job's own reason, unless it completed.
+
+        `declined`: what the first device that declined told its owner, where that is known.
+        """
+        if self.record.ended != "completed":
+            why = self.record.reason or f"the job was {self.record.ended}"
+            why = why.partition(RESUME)[0].rstrip(" ,;")  # nobody can: this run's cloud has ended
+            why = f"the job paused: {why}" if self.record.ended == "paused" else why
+            raise JobFailed(
+                f"{why}; first of all, {declined}" if declined else why,
+                where=job,
+                fix=f"What each party said is in {self._out / 'logs'}",
+            )
+
+    def result(
+        self,
+        reason: str,
+        *,
+        broker: str,
+        protocol: int | None,
+        memory_peak_bytes: int | None,
+        reference: Sequence[float],
+        bytes: Mapping[str, int],
+        seconds: float | None = None,
+        simulated: bool = False,
+    ) -> dict[str, Any]:
+        """The content of `result.json`; `reason` is empty when the job completed."""
+        plan, run = self.plan, self._run
+        event = plan.softmax_event()
+        once = getattr(event, "epsilon", None)
+        quote = plan.spent(self.record.asked if reason else None)
+        return build(
+            self.record,
+            RunFacts(
+                job=plan.job.job,
+                status="failed" if reason else "completed",
+                reason=reason,
+                broker=broker,
+                protocol=protocol,
+                devices=run.devices,
+                infer_only=run.infer_only,
+                seconds=self.progress.elapsed_s if seconds is None else seconds,
+                memory_peak_bytes=memory_peak_bytes,
+                reference=reference,
+                bytes=bytes,
+                privacy=privacy_of(quote, float(once) if once is not None else None, event.unit),
+                simulated=simulated,
+                published=is_published(plan.job, run),
+                aggregation={"rule": plan.job.aggregation.name, "note": plan.aggregation_note},
+                shuffle=[] if self.record.repeated else [asdict(c) for c in shuffled(plan)],
+            ),
+        )
