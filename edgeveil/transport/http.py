@@ -1,19 +1,165 @@
-"""Serving a small local HTTP application next to a process's other work."""
+"""HTTP next to a process's other work: pages of its state, or an application of aiohttp's.
+
+Pages are for watchers on the same machine: GET, one answer a connection. A process that shows no
+more than these, as the proxy, loads no web framework; who serves an application loads aiohttp.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
-
-from aiohttp import web
+from typing import TYPE_CHECKING, Any, Protocol
 
 from edgeveil.errors import UsageError
 
+if TYPE_CHECKING:
+    from aiohttp import web
+
 SHUTDOWN_S = 2.0
+REQUEST_S = 10.0
+REQUEST_BYTES = 16384
+CONNECTIONS = 64  # of watchers at once; more are hung up on
+
+
+class Served(Protocol):
+    """What listens: its address, and the way to end it."""
+
+    @property
+    def url(self) -> str:
+        """Address for clients on this machine."""
+
+    async def stop(self) -> None:
+        """Stop listening."""
+
+
+# --- pages ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PageContent:
+    """What one request is answered."""
+
+    body: bytes
+    content_type: str
+    status: int = 200
+
+    @classmethod
+    def of_json(cls, value: Any, status: int = 200) -> PageContent:
+        """A value as JSON."""
+        return cls(json.dumps(value).encode(), "application/json; charset=utf-8", status)
+
+    def response(self) -> web.Response:
+        """The same for an application of aiohttp's."""
+        from aiohttp import web
+
+        headers = {"Content-Type": self.content_type}
+        return web.Response(body=self.body, status=self.status, headers=headers)
+
+
+Page = Callable[[], Awaitable[PageContent]]
+"""Makes a page anew for each request."""
+
+
+class PageServer:
+    """Pages by their paths. A request is read for REQUEST_S seconds and REQUEST_BYTES at most."""
+
+    def __init__(self, pages: Mapping[str, Page]) -> None:
+        self._pages = pages
+        self._server: asyncio.Server | None = None
+        self._open: set[asyncio.Task[None]] = set()
+
+    async def listen(self, host: str, port: int) -> None:
+        """Serve on the running loop. Raises UsageError if the port cannot be had."""
+        try:
+            self._server = await asyncio.start_server(
+                self._connected, host, port, limit=REQUEST_BYTES
+            )
+        except OSError as error:
+            raise _unheard(error, host, port) from error
+
+    @property
+    def url(self) -> str:
+        """Address for clients on this machine."""
+        host, port = self._server.sockets[0].getsockname()[:2] if self._server else ("", 0)
+        return _url(host, port)
+
+    async def stop(self) -> None:
+        """Stop listening; what is being answered is dropped."""
+        if self._server is not None:
+            self._server.close()
+        for task in self._open:
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is None or len(self._open) >= CONNECTIONS:
+            writer.close()
+            return
+        self._open.add(task)
+        try:
+            with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
+                async with asyncio.timeout(REQUEST_S):
+                    await self._exchange(reader, writer)
+        finally:
+            self._open.discard(task)
+            writer.close()
+
+    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.LimitOverrunError:
+            method, found = "GET", _plain(431)
+        else:
+            method, found = await self._answered(head)
+        reason = HTTPStatus(found.status).phrase
+        lines = (
+            f"HTTP/1.1 {found.status} {reason}",
+            f"Content-Type: {found.content_type}",
+            f"Content-Length: {len(found.body)}",
+            "Connection: close",
+        )
+        writer.write("\r\n".join((*lines, "", "")).encode("ascii"))
+        if method != "HEAD":
+            writer.write(found.body)
+        await writer.drain()
+
+    async def _answered(self, head: bytes) -> tuple[str, PageContent]:
+        line = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
+        if len(line) != 3 or not line[2].startswith("HTTP/1."):
+            return "GET", _plain(400)
+        method, page = line[0], self._pages.get(line[1].partition("?")[0])
+        if page is None:
+            return method, _plain(404)
+        if method not in ("GET", "HEAD"):
+            return method, _plain(405)
+        try:
+            return method, await page()
+        except Exception:  # which page failed is no matter of who asks
+            return method, _plain(500)
+
+
+def _plain(status: int) -> PageContent:
+    text = f"{status}: {HTTPStatus(status).phrase}"
+    return PageContent(text.encode(), "text/plain; charset=utf-8", status)
+
+
+async def serve_pages(pages: Mapping[str, Page], host: str, port: int) -> Served:
+    """Serve pages by their paths on the running loop. Raises UsageError for a port in use."""
+    server = PageServer(pages)
+    await server.listen(host, port)
+    return server
+
+
+# --- applications -----------------------------------------------------------------------------
 
 
 class HttpServer:
@@ -25,8 +171,7 @@ class HttpServer:
     @property
     def url(self) -> str:
         """Address for clients on this machine."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
+        return _url(self.host, self.port)
 
     async def stop(self) -> None:
         """Stop listening; open requests get SHUTDOWN_S seconds to end."""
@@ -35,6 +180,8 @@ class HttpServer:
 
 async def serve(app: web.Application, host: str, port: int) -> HttpServer:
     """Serve `app` on the running loop. Raises UsageError if the port cannot be had."""
+    from aiohttp import web
+
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
     site = web.TCPSite(runner, host, port)
@@ -42,14 +189,22 @@ async def serve(app: web.Application, host: str, port: int) -> HttpServer:
         await site.start()
     except OSError as error:
         await runner.cleanup()
-        if error.errno == errno.EADDRINUSE:
-            what, fix = f"port {port} is taken", "stop what uses it, or set another http.port"
-        elif error.errno == errno.EACCES:
-            what, fix = f"port {port} needs more rights", "set an http.port from 1024"
-        else:
-            what, fix = f"cannot listen ({error.strerror})", "check http.host and http.port"
-        raise UsageError(what, where=f"{host}:{port}", fix=fix) from error
+        raise _unheard(error, host, port) from error
     return HttpServer(runner, host, runner.addresses[0][1])
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _unheard(error: OSError, host: str, port: int) -> UsageError:
+    if error.errno == errno.EADDRINUSE:
+        what, fix = f"port {port} is taken", "stop what uses it, or set another http.port"
+    elif error.errno == errno.EACCES:
+        what, fix = f"port {port} needs more rights", "set an http.port from 1024"
+    else:
+        what, fix = f"cannot listen ({error.strerror})", "check http.host and http.port"
+    return UsageError(what, where=f"{host}:{port}", fix=fix)
 
 
 # --- health ---------------------------------------------------------------------------------
@@ -78,12 +233,16 @@ class Health:
                 found.append(name)
         return found
 
-    async def page(self, _request: web.Request) -> web.Response:
+    async def told(self) -> PageContent:
         """200 `ok`, or 503 `degraded` and which part: nothing that is worth hiding."""
         parts = await self.failing()
         if parts:
-            return web.json_response({"status": "degraded", "parts": parts}, status=503)
-        return web.json_response({"status": "ok"})
+            return PageContent.of_json({"status": "degraded", "parts": parts}, 503)
+        return PageContent.of_json({"status": "ok"})
+
+    async def page(self, _request: web.Request) -> web.Response:
+        """The same for an application of aiohttp's."""
+        return (await self.told()).response()
 
 
 class Probe:

@@ -11,16 +11,20 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from aiohttp import web
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from edgeveil.protocol import effects as fx
+from edgeveil.transport.http import PageContent
 from edgeveil.transport.mqtt_link import RuntimeLink
 from edgeveil.transport.runtime import Host, Runtime
+
+if TYPE_CHECKING:
+    from aiohttp import web
 
 REASONS = 64  # refusals are shown under so many reasons at most, the others under `other`
 WORK_BUCKETS_S = (0.01, 0.1, 1.0, 10.0, 60.0, 600.0)
@@ -35,14 +39,17 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         self.registry.register(_Peak())
 
-    async def page(self, _request: web.Request) -> web.Response:
+    async def told(self) -> PageContent:
         """Everything in Prometheus' text form."""
+        return PageContent(generate_latest(self.registry), CONTENT_TYPE_LATEST)
+
+    async def page(self, _request: web.Request) -> web.Response:
+        """The same for an application of aiohttp's."""
         return self.shown()
 
     def shown(self) -> web.Response:
         """The same, read now."""
-        body = generate_latest(self.registry)
-        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return PageContent(generate_latest(self.registry), CONTENT_TYPE_LATEST).response()
 
 
 def gauge(
