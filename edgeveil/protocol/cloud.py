@@ -1,13 +1,32 @@
-"""Where the cloud stands in a job, as a table."""
+"""The cloud's machine: one job at a time, one exchange after the other, each committed once.
+
+Theory of operation. A job is announced to all enrolled devices, then played exchange by exchange,
+then its model is released; `CLOUD_STATES` has the whole course. Each of the three begins with the
+host sealing a broadcast (`Work`), which is offered to the proxy again and again until the proxy
+says that it holds it. After an exchange's broadcast the proxy's batch is awaited, pulled part by
+part to the host's disk, and given to the host to open, aggregate and commit (`Absorb`). Only then
+is the batch acknowledged: the proxy keeps it until the round is durable here.
+
+What moves a job on is an outcome of the host's work, a word of the proxy, or silence. Only outcomes
+of the attempt under way count (`RunningJob.awaits`), and only messages that the state allows. Where
+an attempt brings too few uploads it is repeated, at most `retries` times for each exchange, with
+the same devices and noise. After that, or where something stands in the way that others must mend,
+the job pauses with its round kept; `end` is for what cannot be mended. `watchdog` is the one timer
+that ends a wait for the proxy: it starts anew with every sign of the proxy, so that a broadcast or
+batch may take as long as it moves.
+
+Beside the job, and in any state, stand the roster, which the proxy hands over when it changes, and
+the ends of jobs, which are told until the proxy confirms them (`JobEnds`).
+"""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
 from enum import Enum
+from typing import Literal
 
 from edgeveil.crypto.keys import KEY_BYTES, VerifyKey
-from edgeveil.crypto.labels import BODY, HEADER
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud_tasks import (
@@ -46,9 +65,8 @@ from edgeveil.protocol.messages import (
     Roster,
     Shortfall,
     Signer,
-    check_signature,
-    decode_body,
-    decode_header,
+    verified_body,
+    verified_header,
 )
 from edgeveil.protocol.transfer import Fetch, answer_need, check_fetchable, first_data, sends
 
@@ -90,12 +108,9 @@ CLOUD_STATES = StateTable(
 )
 
 
-# --- the job under way ----------------------------------------------------------------------
-
-
 @dataclass
 class RunningJob:
-    """One job from its start to its end."""
+    """One job from its start to its end: the exchange and attempt it is at, the retries left."""
 
     start: StartJob
     exchange: int
@@ -104,15 +119,15 @@ class RunningJob:
     selected: int = 0  # by the newest broadcast
     patience_s: float = 0.0  # with the proxy, from each sign that the broadcast moves on
 
-    @classmethod
-    def begin(cls, start: StartJob) -> RunningJob:
-        """Where the command says."""
-        return cls(start, start.exchange, start.attempt, start.retries)
-
     @property
     def at(self) -> ExchangeId:
         """The attempt under way."""
         return ExchangeId(self.start.job_id, self.exchange, self.attempt)
+
+    @property
+    def sealing(self) -> SealRound:
+        """The task of sealing this attempt's model."""
+        return SealRound(self.start.job_id, self.exchange, self.attempt)
 
     def awaits(self, task: object) -> bool:
         """Whether the outcome of this task still matters: it belongs to the attempt under way."""
@@ -120,22 +135,10 @@ class RunningJob:
             case SealJob(job_id=job_id) | SealRelease(job_id=job_id):
                 return job_id == self.start.job_id
             case SealRound():
-                return task == SealRound(self.start.job_id, self.exchange, self.attempt)
+                return task == self.sealing
             case Absorb(batch=batch):
                 return batch.at == self.at
         return False
-
-    def seal(self) -> fx.Effect:
-        """Ask for this attempt's model to be sealed."""
-        return fx.Work(SealRound(self.start.job_id, self.exchange, self.attempt))
-
-    def broadcasts(self, manifest: Manifest, margin_s: float) -> None:
-        """Its broadcast goes out; `margin_s` is what the proxy gets beyond the round's own time."""
-        self.selected = manifest.selected
-        self.patience_s = manifest.deadline_s + manifest.grace_s + margin_s
-
-
-# --- the machine ----------------------------------------------------------------------------
 
 
 _ALL_DECLINED = (
@@ -161,7 +164,7 @@ class CloudMachine:
 
     @property
     def at(self) -> ExchangeId | None:
-        """The running job and its round."""
+        """The running job, its exchange and attempt."""
         return self.job.at if self.job else None
 
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
@@ -189,19 +192,25 @@ class CloudMachine:
                 return self._arrived(self._arrivals.part(part))
             case fx.MessageReceived(message=Need() as need):
                 return self._answer(need)
-            case fx.MessageReceived(message=Note(body=signed)):
-                return self._note(signed)
+            case fx.MessageReceived(message=Note(body=envelope)):
+                return self._note(envelope)
             case fx.Timer(name=name):
                 return self._timer(name)
             case fx.WorkDone(task=task, result=result):
                 return self._done(task, result)
         return []
 
+    def _step(self, happened: str) -> None:
+        self.state = CLOUD_STATES.step(self.state, happened)
+
+    def _may(self, happen: str) -> bool:
+        return CLOUD_STATES.allows(self.state, happen)
+
     # --- a job's course ---
 
     def _start(self, start: StartJob) -> list[fx.Effect]:
-        self.state = CLOUD_STATES.step(self.state, "start")
-        self.job = RunningJob.begin(start)
+        self._step("start")
+        self.job = RunningJob(start, start.exchange, start.attempt, start.retries)
         what = {"job_id": start.job_id.hex(), "rounds": start.exchanges}
         return [fx.Report("job_started", what), fx.Work(SealJob(start.job_id))]
 
@@ -226,8 +235,9 @@ class CloudMachine:
         return []
 
     def _sealed(self, job: RunningJob, manifest: Manifest, data: bytes) -> list[fx.Effect]:
-        self.state = CLOUD_STATES.step(self.state, "sealed")
-        job.broadcasts(manifest, self.settings.proxy_margin_s)
+        self._step("sealed")
+        job.selected = manifest.selected
+        job.patience_s = manifest.deadline_s + manifest.grace_s + self.settings.proxy_margin_s
         what = {
             "round": manifest.at.exchange,
             "kind": manifest.kind,
@@ -251,26 +261,24 @@ class CloudMachine:
         # A job may be taken up again after its last commit and before its release.
         announced = self.state is CloudState.ANNOUNCING
         trained = announced and job.exchange > job.start.exchanges
-        self.state = CLOUD_STATES.step(self.state, "held_all_committed" if trained else "held")
+        self._step("held_all_committed" if trained else "held")
         self._out.drop()
         if announced:
             job.retries_left = job.start.retries
         if released:
-            return self._finish(job, "completed", "")
-        out: list[fx.Effect] = [
-            fx.CancelTimer("resend"),
-            fx.Report("held", {"round": job.exchange}),
-        ]
+            return self._leave(job, "completed", "")
+        report = fx.Report("held", {"round": job.exchange})
+        out: list[fx.Effect] = [fx.CancelTimer("resend"), report]
         if trained:
             return [*out, fx.Work(SealRelease(job.start.job_id))]
         if self.state is CloudState.SEALING:
-            return [*out, job.seal()]
+            return [*out, fx.Work(job.sealing)]
         # The proxy's deadline runs from here, not from the sealing.
         return [*out, fx.SetTimer("watchdog", job.patience_s)]
 
     def _committed(self, job: RunningJob, commit: Commit, data: bytes) -> list[fx.Effect]:
         last = job.exchange >= job.start.exchanges
-        self.state = CLOUD_STATES.step(self.state, "committed_last" if last else "committed")
+        self._step("committed_last" if last else "committed")
         out = self._arrivals.acknowledge_batch()
         signed = self.signer.header(commit)
         out += sends(fx.ProxyAddress(), signed, commit.blob, data, self.settings.packet_bytes)
@@ -279,117 +287,117 @@ class CloudMachine:
         if last:
             return [*out, fx.Work(SealRelease(job.start.job_id))]
         job.exchange += 1
-        return [*out, job.seal()]
+        return [*out, fx.Work(job.sealing)]
 
     def _repeat(self, job: RunningJob, reason: str) -> list[fx.Effect]:
         if job.retries_left <= 0:
             return self._pause(job, reason)
-        self.state = CLOUD_STATES.step(self.state, "repeat")
+        self._step("repeat")
         job.retries_left -= 1
         job.attempt += 1
         self._out.drop()
         what = {"round": job.exchange, "attempt": job.attempt, "why": reason}
-        return [*self._arrivals.drop_batch(), fx.Report("round_repeated", what), job.seal()]
+        report = fx.Report("round_repeated", what)
+        return [*self._arrivals.drop_batch(), report, fx.Work(job.sealing)]
 
     def _pause(self, job: RunningJob, reason: str) -> list[fx.Effect]:
         """Others are missing: the job keeps its round and its devices until somebody resumes it."""
-        self.state = CLOUD_STATES.step(self.state, "pause")
-        return self._leave(job, "paused", reason, [])
+        self._step("pause")
+        return self._leave(job, "paused", reason)
 
     def _end(self, status: str, reason: str) -> list[fx.Effect]:
         if self.job is None:
             return []
-        self.state = CLOUD_STATES.step(self.state, "end")
-        return self._finish(self.job, status, reason)
+        self._step("end")
+        return self._leave(self.job, status, reason)
 
-    def _finish(self, job: RunningJob, status: str, reason: str) -> list[fx.Effect]:
-        return self._leave(job, status, reason, self._ends.tell(job.start.job_id, status))
-
-    def _leave(
-        self, job: RunningJob, status: str, reason: str, told: list[fx.Effect]
-    ) -> list[fx.Effect]:
-        self.job = None
+    def _leave(self, job: RunningJob, status: str, reason: str) -> list[fx.Effect]:
+        """The job runs no more; unless it is only paused, its end is told."""
+        job_id, self.job = job.start.job_id, None
         self._out.drop()
+        told = self._ends.tell(job_id, status) if status != "paused" else []
         return [
             *self._arrivals.drop_batch(),
             fx.CancelTimer("watchdog"),
             fx.CancelTimer("resend"),
-            fx.Persist(JobStatus(job.start.job_id, status, reason)),
+            fx.Persist(JobStatus(job_id, status, reason)),
             *told,
-            fx.Report("job_" + status, {"job_id": job.start.job_id.hex(), "reason": reason}),
+            fx.Report("job_" + status, {"job_id": job_id.hex(), "reason": reason}),
         ]
 
     # --- messages ---
 
     def _offer(self, offer: Offer) -> list[fx.Effect]:
-        check_signature(offer.header, "proxy", self.proxy_key, HEADER)
-        header = decode_header(offer.header)
+        header = verified_header(offer.header, "proxy", self.proxy_key)
         if not isinstance(header, Roster | Batch):
             raise ProtocolError("unexpected_header")
-        expected = isinstance(header, Batch) and header.at == self.at
-        if self.job is not None and expected and CLOUD_STATES.allows(self.state, "batch"):
-            size_bytes, most_bytes = header.blob.size_bytes, self.settings.spool_bytes
-            if size_bytes > most_bytes:  # another attempt would bring as much
-                why = f"the batch has {size_bytes} bytes, limits.spool_bytes is {most_bytes}"
-                return self._pause(self.job, why)
+        expected = isinstance(header, Batch) and header.at == self.at and self._may("batch")
+        size_bytes, most_bytes = header.blob.size_bytes, self.settings.spool_bytes
+        if self.job is not None and expected and size_bytes > most_bytes:
+            # Another attempt would bring as much.
+            why = f"the batch has {size_bytes} bytes, limits.spool_bytes is {most_bytes}"
+            return self._pause(self.job, why)
         self._arrivals.check(offer, header)
         if isinstance(header, Roster):
             return self._arrivals.roster(offer, header)
         if header.at != self.at:
-            return [fx.Send(fx.ProxyAddress(), self._arrivals.ack(header.blob.digest, "closed"))]
-        if not CLOUD_STATES.allows(self.state, "batch"):
+            return [self._arrivals.ack(header.blob.digest, "closed")]
+        if not expected:
             return []  # being absorbed: the acknowledgement follows the commit
         return self._arrived(self._arrivals.batch(offer, header))
 
     def _arrived(self, out: list[fx.Effect]) -> list[fx.Effect]:
         batch = self._arrivals.whole_batch
-        if batch is None or not CLOUD_STATES.allows(self.state, "batch"):
+        if batch is None or not self._may("batch"):
             return out
-        self.state = CLOUD_STATES.step(self.state, "batch")
+        self._step("batch")
         report = fx.Report("batch", {"round": batch.at.exchange, "uploads": batch.uploads})
         cancel = [fx.CancelTimer("resend"), fx.CancelTimer("watchdog")]
         return [*out, report, *cancel, fx.Work(Absorb(batch))]
 
-    def _note(self, signed: Envelope) -> list[fx.Effect]:
-        check_signature(signed, "proxy", self.proxy_key, BODY)
-        body, job = decode_body(signed), self.job
+    def _note(self, envelope: Envelope) -> list[fx.Effect]:
+        body = verified_body(envelope, "proxy", self.proxy_key)
         if isinstance(body, Shortfall):
-            if job is None or body.at != self.at or not CLOUD_STATES.allows(self.state, "batch"):
-                return []
-            if job.attempt == 1 and not body.uploads and body.declined >= job.selected:
-                # Nothing was released, and asking again at once would change no owner's mind.
-                report = fx.Report(
-                    "all_declined", {"round": job.exchange, "declined": body.declined}
-                )
-                return [report, *self._end("failed", _ALL_DECLINED.format(body.declined))]
-            why = f"{body.uploads} uploads, {body.declined} declined, below the minimum"
-            return self._repeat(job, why)
+            return self._short(body)
         if not isinstance(body, Ack):
             raise ProtocolError("unexpected_body")
         confirmed = self._ends.confirmed(body.blob)
         if confirmed is not None:
             return confirmed
-        if job is None or not self._out.is_blob(body.blob):
+        if self.job is None or not self._out.is_blob(body.blob):
             return []
         if body.status == "held":
-            return self._held(job) if CLOUD_STATES.allows(self.state, "held") else []
-        return self._pause(job, f"the proxy refused the broadcast: {body.reason}")
+            return self._held(self.job) if self._may("held") else []
+        return self._pause(self.job, f"the proxy refused the broadcast: {body.reason}")
+
+    def _short(self, short: Shortfall) -> list[fx.Effect]:
+        """The round ended at the proxy below the floor."""
+        job = self.job
+        if job is None or short.at != job.at or not self._may("batch"):
+            return []
+        if job.attempt == 1 and not short.uploads and short.declined >= job.selected:
+            # Nothing was released, and asking again at once would change no owner's mind.
+            what = {"round": job.exchange, "declined": short.declined}
+            report = fx.Report("all_declined", what)
+            return [report, *self._end("failed", _ALL_DECLINED.format(short.declined))]
+        why = f"{short.uploads} uploads, {short.declined} declined, below the minimum"
+        return self._repeat(job, why)
 
     # --- timers ---
 
     def _timer(self, name: str) -> list[fx.Effect]:
-        job = self.job
-        if name == "resend":
-            return self._out.send()
-        if name == "close":
-            return self._ends.send()
-        if name == "repair":
-            return self._arrivals.look()
-        if name == "watchdog" and job is not None:
-            if self.state in (CloudState.BROADCASTING, CloudState.WAITING):
-                return self._repeat(job, _SILENT)
-            if self.state in (CloudState.ANNOUNCING, CloudState.RELEASING):
-                return self._wait_again(job)
+        match name:
+            case "resend":
+                return self._out.send()
+            case "close":
+                return self._ends.send()
+            case "repair":
+                return self._arrivals.look()
+            case "watchdog" if self.job is not None:
+                if self.state in (CloudState.BROADCASTING, CloudState.WAITING):
+                    return self._repeat(self.job, _SILENT)
+                if self.state in (CloudState.ANNOUNCING, CloudState.RELEASING):
+                    return self._wait_again(self.job)
         return []
 
     def _wait_again(self, job: RunningJob) -> list[fx.Effect]:
@@ -400,11 +408,11 @@ class CloudMachine:
         return [*self._out.send(), fx.SetTimer("watchdog", self.settings.proxy_margin_s)]
 
 
-# --- the broadcast on its way to the proxy --------------------------------------------------
+# --- what passes between cloud and proxy -----------------------------------------------------
 
 
 class OutgoingBroadcast:
-    """At most one broadcast, and how it is sent again; one timer, `resend`."""
+    """The broadcast that is offered until the proxy holds it, at most one; one timer, `resend`."""
 
     def __init__(self, signer: Signer, settings: CloudSettings) -> None:
         self._signer, self._settings = signer, settings
@@ -437,33 +445,28 @@ class OutgoingBroadcast:
         """The parts asked for. Raises ProtocolError `unknown_blob` or `bad_index`."""
         if self._manifest is None or not self.is_blob(need.blob):
             raise ProtocolError("unknown_blob")
-        return list(answer_need(fx.ProxyAddress(), need, self._manifest.blob, self._data))
-
-
-# --- what the proxy hands over --------------------------------------------------------------
+        return answer_need(fx.ProxyAddress(), need, self._manifest.blob, self._data)
 
 
 BATCH_CREDIT = 64  # parts under way from the proxy: they go to the disk, not into memory
 
 
 class CloudArrivals:
-    """Both as far as they are there. The timer `repair` asks for what is missing; `watchdog`,
-    which ends a wait for the proxy, starts anew whenever a part of the batch has come.
+    """The roster and one batch, as far as they are there. The timer `repair` asks for what is
+    missing; `watchdog` starts anew whenever a part of the batch has come.
     """
 
     def __init__(self, signer: Signer, settings: CloudSettings) -> None:
         self._signer, self._settings = signer, settings
-        self._batch: Fetch | None = None  # its bytes go to the host
-        self._roster: Fetch | None = None
+        self._batch: Fetch[Batch] | None = None  # its bytes go to the host
+        self._roster: Fetch[Roster] | None = None
         self._epoch = -1  # an old roster would bring revoked devices back
 
     @property
     def whole_batch(self) -> Batch | None:
         """The batch, once every part of it was handed to the host."""
-        if self._batch is None or not self._batch.assembly.complete:
-            return None
-        header = self._batch.header
-        return header if isinstance(header, Batch) else None
+        batch = self._batch
+        return batch.header if batch and batch.assembly.complete else None
 
     def check(self, offer: Offer, header: Roster | Batch) -> None:
         """Raise ProtocolError, before anything is changed, unless this can be fetched."""
@@ -478,15 +481,16 @@ class CloudArrivals:
 
     def batch(self, offer: Offer, header: Batch) -> list[fx.Effect]:
         """The batch of the round under way is offered (again). A large one is pulled at once."""
-        new = self._batch is None or self._batch.header != header
-        if self._batch is None or new:
-            limit = self._settings.spool_bytes
-            self._batch = Fetch(offer, header, limit, keep=False, credit=BATCH_CREDIT)
+        batch, settings = self._batch, self._settings
+        new = batch is None or batch.header != header
+        if batch is None or new:
+            batch = Fetch(offer, header, settings.spool_bytes, keep=False, credit=BATCH_CREDIT)
+            self._batch = batch
         out: list[fx.Effect] = []
         for part in first_data(offer, header.blob):
-            out += self._put_away(self._batch, part)
-        if new and header.blob.size_bytes > self._settings.push_bytes:
-            out += _asked(self._batch.next_need(timer=True))
+            out += self._put_away(batch, part)
+        if new and header.blob.size_bytes > settings.push_bytes:
+            out += _asked(batch.next_need(timer=True))
         return [*out, self._look_again(), self._watch()] if new else [*out, self._look_again()]
 
     def roster(self, offer: Offer, header: Roster) -> list[fx.Effect]:
@@ -496,7 +500,7 @@ class CloudArrivals:
         complete = False
         for part in first_data(offer, header.blob):
             complete = self._roster.add(part)
-        return self._keep(self._roster, header) if complete else [self._look_again()]
+        return self._keep(self._roster) if complete else [self._look_again()]
 
     def part(self, part: Part) -> list[fx.Effect]:
         """A part of either; others are ignored."""
@@ -505,9 +509,7 @@ class CloudArrivals:
             return self._put_away(batch, part)
         if roster is None or roster.header.blob.digest != part.blob:
             return []
-        if roster.add(part) and isinstance(roster.header, Roster):
-            return self._keep(roster, roster.header)
-        return _asked(roster.next_need(timer=False))
+        return self._keep(roster) if roster.add(part) else _asked(roster.next_need(timer=False))
 
     def look(self) -> list[fx.Effect]:
         """The timer: ask for what did not come."""
@@ -526,34 +528,34 @@ class CloudArrivals:
         """The cloud has no more use for the batch; the proxy may forget it."""
         if self._batch is None:
             return []
-        digest = self._batch.header.blob.digest
-        return [*self.drop_batch(), fx.Send(fx.ProxyAddress(), self.ack(digest, "held"))]
+        told = self.ack(self._batch.header.blob.digest, "held")
+        return [*self.drop_batch(), told]
 
     def drop_batch(self) -> list[fx.Effect]:
         """Forget the batch, here and on the disk."""
         batch, self._batch = self._batch, None
         return [] if batch is None else [fx.Persist(BatchDropped())]
 
-    def ack(self, digest: bytes, status: str) -> Note:
-        """A note for the proxy about what it offered."""
-        return self._signer.note(Ack(digest, status))  # type: ignore[arg-type]
+    def ack(self, digest: bytes, status: Literal["held", "closed"]) -> fx.Effect:
+        """Tell the proxy what became of what it offered."""
+        return fx.Send(fx.ProxyAddress(), self._signer.note(Ack(digest, status)))
 
     @staticmethod
-    def _put_away(fetch: Fetch, part: Part) -> list[fx.Effect]:
+    def _put_away(batch: Fetch[Batch], part: Part) -> list[fx.Effect]:
         """A part of the batch: to its place on the disk, once."""
-        seen, blob = part.index in fetch.assembly, fetch.header.blob
-        fetch.add(part)
-        if seen:
+        again, blob = part.index in batch.assembly, batch.header.blob
+        batch.add(part)
+        if again:
             return []
         kept = fx.Persist(BatchPart(blob.digest, part.index * blob.part_bytes, part.data))
-        return [kept, *_asked(fetch.next_need(timer=False))]
+        return [kept, *_asked(batch.next_need(timer=False))]
 
-    def _keep(self, fetch: Fetch, header: Roster) -> list[fx.Effect]:
-        data = fetch.assembly.finish()
+    def _keep(self, roster: Fetch[Roster]) -> list[fx.Effect]:
+        data, header = roster.assembly.finish(), roster.header
         self._roster, self._epoch = None, header.epoch
         return [
             fx.Persist(RosterKept(header.epoch, data)),
-            fx.Send(fx.ProxyAddress(), self.ack(header.blob.digest, "held")),
+            self.ack(header.blob.digest, "held"),
             fx.Report("roster", {"enrolled": len(data) // KEY_BYTES}),
         ]
 
@@ -568,11 +570,10 @@ def _asked(need: Need | None) -> list[fx.Effect]:
     return [fx.Send(fx.ProxyAddress(), need)] if need else []
 
 
-# --- ends of jobs ---------------------------------------------------------------------------
-
-
 class JobEnds:
-    """The ends that nobody has confirmed yet, by job; one timer, `close`, for all."""
+    """Ends of jobs, told until the proxy confirms them, since owners' reserved budgets wait for it;
+    one timer, `close`, for all.
+    """
 
     def __init__(self, signer: Signer, settings: CloudSettings) -> None:
         self._signer, self._settings = signer, settings

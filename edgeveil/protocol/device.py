@@ -1,8 +1,18 @@
 """The device's machine: fetch, open, consent and work, upload, until it was counted.
 
-The work itself (opening stanzas, pricing, training, sealing) is done by the host, which tells
-the result; the machine decides what is fresh, what is answered, and when to send again. The round
-at hand is the business of `device_round.py`, jobs that of `device_jobs.py`.
+Theory of operation. The work itself (opening stanzas, pricing, training, sealing) is done by the
+host, which tells the result; the machines decide what is fresh, what is answered, and when to send
+again. This one takes what comes and gives it to whose business it is: jobs and blobs on their way
+to `device_jobs.py`, the round at hand, whose states and guards stand there, to `device_round.py`.
+
+Three kinds of broadcast come from the cloud, each signed, each fetched as a blob and opened by the
+host. A *job* is for every enrolled device and is learnt once. A *round* is for those who can open
+it; one that comes before its job waits for it (`KnownJobs.ahead`). A *release* is put in use unless
+a newer one was heard of; rounds from before the newest release are refused, since a cloud whose
+numbers have fallen behind could not bring its model here in the end, and to answer would spend
+budget for nothing. What is older than what was seen, or a second text of the same, is refused
+(`is_new`). The proxy's notes acknowledge an upload, ask for a hello or for cover traffic; the
+cloud's end a job.
 """
 
 from __future__ import annotations
@@ -11,10 +21,9 @@ import hashlib
 import re
 
 from edgeveil.crypto.keys import VerifyKey
-from edgeveil.crypto.labels import BODY, HEADER
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.device_jobs import Complete, Fetches, KnownJobs, job_of, kind_of
+from edgeveil.protocol.device_jobs import FetchedBlob, Fetches, KnownJobs
 from edgeveil.protocol.device_round import DeviceRound, DeviceState, Outbox
 from edgeveil.protocol.device_tasks import (
     ComputeAnswer,
@@ -33,13 +42,13 @@ from edgeveil.protocol.device_tasks import (
 )
 from edgeveil.protocol.messages import (
     Ack,
+    BroadcastHeader,
     Bye,
     Close,
     Commit,
     Cover,
     Envelope,
     ExchangeId,
-    Header,
     Hello,
     Here,
     Later,
@@ -49,9 +58,8 @@ from edgeveil.protocol.messages import (
     Offer,
     Part,
     Signer,
-    check_signature,
-    decode_body,
-    decode_header,
+    verified_body,
+    verified_header,
 )
 from edgeveil.protocol.sealed import JobPackage, Package, ReleasePackage
 from edgeveil.protocol.transfer import Backoff, check_fetchable
@@ -60,7 +68,7 @@ _SLUG = re.compile(r"[a-z0-9_]{1,64}")
 
 
 class DeviceMachine:
-    """One device. `memory` is changed only together with the `Store` effects that say so."""
+    """One device. `memory` is changed only together with the `Persist` effects that say so."""
 
     def __init__(
         self,
@@ -73,12 +81,12 @@ class DeviceMachine:
         self.signer, self.cloud_key, self.proxy_key = signer, cloud_key, proxy_key
         self.memory, self.settings = memory, settings or DeviceSettings()
         self._now_s = 0.0
-        pace = Backoff(signer.name)
-        self.fetches = Fetches(self.settings, pace)
-        self.round = DeviceRound(signer, memory, self.settings, pace)
-        self._jobs = KnownJobs(signer, memory, self.settings, pace, self.fetches)
-        self._releases = Releases(memory)
-        self._greeting = DeviceGreeting(signer, self.settings, pace)
+        self._newest_release = memory.release_sequence  # heard of, perhaps not yet in use
+        backoff = Backoff(signer.name)
+        self.fetches = Fetches(self.settings, backoff)
+        self.round = DeviceRound(signer, memory, self.settings, backoff)
+        self._jobs = KnownJobs(signer, memory, self.settings, backoff, self.fetches)
+        self._greeting = DeviceGreeting(signer, self.settings, backoff)
 
     @property
     def at(self) -> ExchangeId | None:
@@ -114,8 +122,8 @@ class DeviceMachine:
                 return taken if isinstance(taken, list) else self._complete(taken)
             case fx.MessageReceived(message=Need() as need):
                 return self.outbox.need(need)
-            case fx.MessageReceived(message=Note(body=signed)):
-                return self._note(signed)
+            case fx.MessageReceived(message=Note(body=envelope)):
+                return self._note(envelope)
             case fx.Timer(name=name):
                 return self._timer(name)
             case fx.WorkDone(task=task, result=result):
@@ -127,8 +135,7 @@ class DeviceMachine:
     # --- offers: what is fresh ---
 
     def _offer(self, offer: Offer) -> list[fx.Effect]:
-        check_signature(offer.header, "cloud", self.cloud_key, HEADER)
-        header = decode_header(offer.header)
+        header = verified_header(offer.header, "cloud", self.cloud_key)
         if not isinstance(header, Manifest | Commit):
             raise ProtocolError("unexpected_header")
         if isinstance(header, Commit) and not self.outbox.awaits(header.at):
@@ -143,16 +150,19 @@ class DeviceMachine:
         self._jobs.check_open(header.at.job_id)
         if header.kind == "job":
             return self._fetch(offer, header) if self._jobs.fresh(header) else []
-        self._releases.check_round(header)
+        if header.sequence < self._newest_release:
+            raise ProtocolError("outdated_round")
         if not self._jobs.ready(header.at.job_id):
             return self._jobs.ahead(offer, header, self._now_s)
         return self._round(offer, header)
 
     def _release(self, offer: Offer, header: Manifest) -> list[fx.Effect]:
-        if not self._releases.fresh(header):
-            return []
-        self.fetches.make_room(offer, header, over=lambda old: kind_of(old) == "release")
-        self._releases.heard(header)
+        if header.sequence < self._newest_release:
+            raise ProtocolError("replayed_release")
+        if header.sequence == self.memory.release_sequence:
+            return []  # in use
+        self.fetches.make_room(offer, header, over=lambda old: old.kind == "release")
+        self._newest_release = header.sequence
         return self._fetch(offer, header)
 
     def _round(self, offer: Offer, manifest: Manifest) -> list[fx.Effect]:
@@ -165,20 +175,20 @@ class DeviceMachine:
             return self._complete(self.fetches.offer(offer, manifest))
         return []
 
-    def _is_over(self, fetched: Header) -> bool:
+    def _is_over(self, fetched: BroadcastHeader) -> bool:
         """Whether a fetch ends when a newer round comes; not the record of the last answer."""
         if isinstance(fetched, Commit):
             return not self.outbox.is_for(fetched.at)
-        return kind_of(fetched) == "round"
+        return fetched.kind == "round"
 
     # --- fetching ---
 
-    def _fetch(self, offer: Offer, header: Manifest | Commit) -> list[fx.Effect]:
+    def _fetch(self, offer: Offer, header: BroadcastHeader) -> list[fx.Effect]:
         self.fetches.make_room(offer, header)
         complete = self.fetches.offer(offer, header)
         return [fx.SetTimer("repair", self.settings.repair_s), *self._complete(complete)]
 
-    def _complete(self, complete: Complete | None) -> list[fx.Effect]:
+    def _complete(self, complete: FetchedBlob | None) -> list[fx.Effect]:
         match complete:
             case (Commit() as commit, data):
                 return self.round.committed(commit, data)
@@ -208,7 +218,8 @@ class DeviceMachine:
             case SealDummies(manifest=manifest), NoAnswer(why=why) | WorkFailed(reason=why):
                 return self.round.uncovered(manifest, why)
             case InstallRelease(manifest=manifest), Installation():
-                self._releases.installed(manifest)
+                newest = max(manifest.sequence, self.memory.release_sequence)
+                self.memory.release_sequence = newest
                 return [fx.Report("model_installed", {"job_id": manifest.at.job_id.hex()})]
             case _, WorkFailed(reason=reason):
                 return _failed(reason)
@@ -222,7 +233,7 @@ class DeviceMachine:
                 return [fx.Work(InstallJob(manifest, package))]
             return [*self._not_for_me(manifest), fx.Refuse("malformed_package")]
         if manifest.kind == "release" and isinstance(package, ReleasePackage):
-            fresh = self._releases.is_newest(manifest)
+            fresh = manifest.sequence >= self._newest_release
             return [fx.Work(InstallRelease(manifest, package))] if fresh else []
         return self.round.opened(manifest, package)
 
@@ -238,15 +249,13 @@ class DeviceMachine:
 
     # --- notes ---
 
-    def _note(self, signed: Envelope) -> list[fx.Effect]:
-        if signed.signer == "cloud":
-            check_signature(signed, "cloud", self.cloud_key, BODY)
-            body = decode_body(signed)
+    def _note(self, envelope: Envelope) -> list[fx.Effect]:
+        if envelope.signer == "cloud":
+            body = verified_body(envelope, "cloud", self.cloud_key)
             if isinstance(body, Close):
                 return self._close(body)
             raise ProtocolError("unexpected_body")
-        check_signature(signed, "proxy", self.proxy_key, BODY)
-        match decode_body(signed):
+        match verified_body(envelope, "proxy", self.proxy_key):
             case Here() as here:
                 return self._greeting.asked(here)
             case Later() as later:
@@ -263,7 +272,7 @@ class DeviceMachine:
         ended = self._jobs.closed(close)
         if not ended:
             return []
-        self.fetches.forget(lambda old: kind_of(old) != "release" and job_of(old) == close.job_id)
+        self.fetches.forget(lambda old: old.kind != "release" and old.at.job_id == close.job_id)
         what = {"job_id": close.job_id.hex(), "status": close.status}
         return [*self.round.job_closed(close.job_id), *ended, fx.Report("job_closed", what)]
 
@@ -281,7 +290,7 @@ class DeviceMachine:
                 return self.round.resend()
             case "deadline" if (out := self.round.expired()) is not None:
                 self.fetches.forget(
-                    lambda old: kind_of(old) == "round" and not self._jobs.is_ahead(old)
+                    lambda old: old.kind == "round" and not self._jobs.is_ahead(old)
                 )
                 return out
         return []
@@ -294,18 +303,18 @@ def _failed(reason: str) -> list[fx.Effect]:
     return [fx.Refuse("failed_work"), fx.Report("failed_work", {"why": reason})]
 
 
-# --- how a device says that it is there -----------------------------------------------------
-
-
 UNHEARD_TRIES = 3  # after so many hellos without an answer the owner is told
 LATER_CAP_S = 600.0  # a longer delay is not believed
 
 
 class DeviceGreeting:
-    """One timer, `hello`."""
+    """How a device says that it is there: until the proxy has heard it, and when it is asked.
 
-    def __init__(self, signer: Signer, settings: DeviceSettings, pace: Backoff) -> None:
-        self._signer, self._settings, self._pace = signer, settings, pace
+    One timer, `hello`.
+    """
+
+    def __init__(self, signer: Signer, settings: DeviceSettings, backoff: Backoff) -> None:
+        self._signer, self._settings, self._backoff = signer, settings, backoff
         self._tries = 0
         self._said = b""  # digest of the hello that is not acknowledged yet
 
@@ -319,7 +328,7 @@ class DeviceGreeting:
         note = self._signer.note(Hello(self._signer.name))
         self._said = hashlib.sha256(note.body.payload).digest()
         settings = self._settings
-        wait_s = self._pace.wait_s(settings.repair_s, self._tries, settings.waits_cap_s)
+        wait_s = self._backoff.wait_s(settings.repair_s, self._tries, settings.waits_cap_s)
         self._tries += 1
         out: list[fx.Effect] = [fx.Send(fx.ProxyAddress(), note), fx.SetTimer("hello", wait_s)]
         unheard = self._tries == UNHEARD_TRIES + 1
@@ -342,42 +351,3 @@ class DeviceGreeting:
             return None
         self._said = b""
         return [fx.CancelTimer("hello")]
-
-
-# --- releases -------------------------------------------------------------------------------
-
-
-class Releases:
-    """`memory.release_sequence` is the installed one's."""
-
-    def __init__(self, memory: DeviceMemory) -> None:
-        self._memory = memory
-        self._newest = memory.release_sequence  # heard of, perhaps not yet installed
-
-    def fresh(self, release: Manifest) -> bool:
-        """Whether to fetch it; raises ProtocolError `replayed_release`."""
-        if release.sequence < self._newest:
-            raise ProtocolError("replayed_release")
-        return release.sequence != self._memory.release_sequence
-
-    def check_round(self, round_: Manifest) -> None:
-        """Raise ProtocolError `outdated_round` for a round from before a release heard of.
-
-        A cloud whose numbers have fallen behind could not bring its model here in the end: to
-        answer would spend budget for nothing.
-        """
-        if round_.sequence < self._newest:
-            raise ProtocolError("outdated_round")
-
-    def heard(self, release: Manifest) -> None:
-        """It is being fetched: older ones are refused from now on."""
-        self._newest = release.sequence
-
-    def is_newest(self, release: Manifest) -> bool:
-        """Whether no newer one came while this one was opened."""
-        return release.sequence >= self._newest
-
-    def installed(self, release: Manifest) -> None:
-        """The host has put it in use."""
-        newest = max(release.sequence, self._memory.release_sequence)
-        self._memory.release_sequence = newest

@@ -1,8 +1,25 @@
-"""Where a device stands in a round, as a table."""
+"""The round that a device last heard of: from its manifest to what became of the answer.
+
+Theory of operation. One round at a time, in the states of `DEVICE_STATES`. A manifest that is new
+(`is_new`: neither older than what was seen of its job, nor a second text of the same, nor settled)
+ends whatever round was there, from any state, and is on disk before anything of it is opened, so
+that a restart refuses what was refused before. When the package is complete the host opens it; from
+that moment, and before a record is read, it is fixed when an answer leaves (`Moment`): a moment
+that followed from the work would show how long that took, and so tell about the records. Who is not
+selected is done; who is, consents and computes, or declines. Outcomes of work for a manifest that
+is not the one at hand any more are dropped.
+
+An answer is on disk before it is sent, sent until the proxy acknowledges it, and kept until the
+cloud's record of the round says whether it was counted (`Outbox`). Under cover traffic nobody is
+done early: whoever has nothing to say answers with dummies, and all leave at a moment of chance
+(`CoverTraffic`). The deadline ends a round that is still being fetched or sent; one that the proxy
+holds waits for its record, or for the next round.
+"""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -73,19 +90,16 @@ DEVICE_STATES = StateTable(
 )
 
 
-# --- the round ------------------------------------------------------------------------------
-
-
 class DeviceRound:
     """State, manifest and upload. Two timers: `deadline` and the outbox's `resend`."""
 
     def __init__(
-        self, signer: Signer, memory: DeviceMemory, settings: DeviceSettings, pace: Backoff
+        self, signer: Signer, memory: DeviceMemory, settings: DeviceSettings, backoff: Backoff
     ) -> None:
         self._signer, self._memory, self._settings = signer, memory, settings
         self.state = DEVICE_STATES.start
         self.manifest: Manifest | None = None
-        self.outbox = Outbox(signer, memory, settings, pace)
+        self.outbox = Outbox(signer, memory, settings, backoff)
         self.cover = CoverTraffic()
         self._moment = Moment()
 
@@ -100,10 +114,11 @@ class DeviceRound:
         self.cover.connected()
         item = self.outbox.item
         if item and self.state is DeviceState.IDLE:
-            self.state = DEVICE_STATES.step(
-                self.state, "restored_held" if item.held else "restored"
-            )
+            self._step("restored_held" if item.held else "restored")
         return self.outbox.send() if self.state is DeviceState.UPLOADING else []
+
+    def _step(self, happened: str) -> None:
+        self.state = DEVICE_STATES.step(self.state, happened)
 
     # --- the manifest ---
 
@@ -126,7 +141,7 @@ class DeviceRound:
     def begin(self, manifest: Manifest, mark: ManifestMark, now_s: float) -> list[fx.Effect]:
         """Remember the round, drop what is left of the one before, and wait for the package."""
         known = self._memory.seen.get(manifest.at.job_id) == mark
-        self.state = DEVICE_STATES.step(self.state, "manifest")
+        self._step("manifest")
         self._memory.seen[manifest.at.job_id] = mark
         self.manifest = manifest
         self.cover.heard_of(now_s)
@@ -136,7 +151,7 @@ class DeviceRound:
 
     def complete(self, manifest: Manifest, data: bytes, now_s: float) -> list[fx.Effect]:
         """The package is here."""
-        self.state = DEVICE_STATES.step(self.state, "complete")
+        self._step("complete")
         self.cover.begin(manifest, now_s)
         return [fx.Work(OpenPackage(manifest, data))]
 
@@ -153,12 +168,11 @@ class DeviceRound:
             return [*self.not_for_me(manifest), fx.Refuse("malformed_package")]
         if manifest != self.manifest:
             return []
-        self.state = DEVICE_STATES.step(self.state, "opened")
+        self._step("opened")
         if self._settings.require_cover and not self.cover.on:
             return self.uncovered(manifest, "policy.require_cover, and the proxy asks for no cover")
-        return [
-            fx.Work(ComputeAnswer(manifest, package, self._moment.begun_s, self._moment.allowed_s))
-        ]
+        begun_s, allowed_s = self._moment.begun_s, self._moment.allowed_s
+        return [fx.Work(ComputeAnswer(manifest, package, begun_s, allowed_s))]
 
     def not_for_me(self, manifest: Manifest) -> list[fx.Effect]:
         """Not selected, or not to be opened: nothing to do but to cover those who were."""
@@ -166,7 +180,7 @@ class DeviceRound:
             return []
         if self.cover.on:
             return self._answer_with_dummies(manifest)
-        self.state = DEVICE_STATES.step(self.state, "not_for_me")
+        self._step("not_for_me")
         return []
 
     def declined(self, manifest: Manifest, why: str) -> list[fx.Effect]:
@@ -176,27 +190,27 @@ class DeviceRound:
             return [report]
         if self.cover.on:
             return [report, *self._answer_with_dummies(manifest)]
-        self.state = DEVICE_STATES.step(self.state, "declined")
+        self._step("declined")
         settled = replace(self._memory.seen[manifest.at.job_id], settled=True)
         self._memory.seen[manifest.at.job_id] = settled
         note = self._signer.note(Decline(manifest.at))
         return [fx.Persist(settled), report, fx.Send(fx.ProxyAddress(), note)]
 
     def _answer_with_dummies(self, manifest: Manifest) -> list[fx.Effect]:
-        self.state = DEVICE_STATES.step(self.state, "covering")
+        self._step("covering")
         return [fx.Work(SealDummies(manifest))]
 
     def uncovered(self, manifest: Manifest, why: str) -> list[fx.Effect]:
         """No dummy can be sent either; a note would say that there was nothing else to send."""
         if manifest == self.manifest:
-            self.state = DEVICE_STATES.step(self.state, "declined")
+            self._step("declined")
         return [fx.Report("uncovered", {"round": manifest.at.exchange, "why": why})]
 
     def sealed(self, manifest: Manifest, sealed: SealedAnswer, now_s: float) -> list[fx.Effect]:
         """An answer is ready: keep it and send it, at its moment."""
         if manifest != self.manifest:
             return []  # a newer round came while this one was computed
-        self.state = DEVICE_STATES.step(self.state, "sealed")
+        self._step("sealed")
         at_once = sealed.at_once and not self.cover.on
         return self.outbox.put(manifest.at, sealed, 0.0 if at_once else self._moment.wait_s(now_s))
 
@@ -205,16 +219,14 @@ class DeviceRound:
     def acknowledged(self, ack: Ack) -> list[fx.Effect]:
         """The proxy holds the upload, or never will."""
         item = self.outbox.item
-        if (
-            item is None
-            or item.upload.blob.digest != ack.blob
-            or self.state is not DeviceState.UPLOADING
-        ):
+        if item is None or item.upload.blob.digest != ack.blob:
+            return []
+        if self.state is not DeviceState.UPLOADING:
             return []
         if ack.status == "held":
-            self.state = DEVICE_STATES.step(self.state, "held")
+            self._step("held")
             return [fx.CancelTimer("resend"), *self.outbox.held()]
-        self.state = DEVICE_STATES.step(self.state, "refused")
+        self._step("refused")
         what = {"round": item.at.exchange, "why": ack.reason or ack.status}
         out = [fx.CancelTimer("resend"), *self.outbox.drop("refused")]
         return out if item.dummy else [*out, fx.Report("upload_refused", what)]
@@ -225,7 +237,7 @@ class DeviceRound:
         if item is None or item.at != commit.at:
             late = self.outbox.late(commit.at)
             return [] if late is None else self._settled(late, marks, late=True)
-        self.state = DEVICE_STATES.step(self.state, "closed")
+        self._step("closed")
         return [fx.CancelTimer("resend"), *self._settled(item, marks, late=False)]
 
     def _settled(self, item: OutboxPut, marks: bytes, *, late: bool) -> list[fx.Effect]:
@@ -241,7 +253,7 @@ class DeviceRound:
         # After a restart the upload may be all that is left of the round.
         if self.at is None or self.at.job_id != job_id:
             return []
-        self.state = DEVICE_STATES.step(self.state, "closed")
+        self._step("closed")
         self.manifest = None
         return [*self.outbox.drop(), fx.CancelTimer("resend"), fx.CancelTimer("deadline")]
 
@@ -255,12 +267,11 @@ class DeviceRound:
         """The round is over; None where an answer is at work or acknowledged."""
         if not DEVICE_STATES.allows(self.state, "expired"):
             return None
-        self.state = DEVICE_STATES.step(self.state, "expired")
+        self._step("expired")
         return [fx.CancelTimer("resend"), *self.outbox.drop()]
 
 
 # --- when an answer leaves ------------------------------------------------------------------
-
 
 # Of the time there is. Between the two an answer is put into the ledger and sealed, also one that
 # is there only because the work was ended; what comes after is for leaving, spread by chance, so
@@ -299,11 +310,10 @@ def moment(begun_s: float, budget_s: float, cover_s: float, chance: float) -> Mo
     return Moment(begun_s, budget_s * WORK_SHARE, begun_s + budget_s * leaves)
 
 
-# --- cover traffic --------------------------------------------------------------------------
-
-
 class CoverTraffic:
-    """As the proxy asked last. Nothing is kept: it says so after each hello and before each round.
+    """Cover traffic, as the proxy asked for it last.
+
+    Nothing is kept: the proxy says so after each hello and before each round.
 
     No message ends it, since an old one could be played again: it ends with the first round that
     comes on a new link without being asked for again there.
@@ -342,8 +352,7 @@ class CoverTraffic:
         return moment(self._begun_s, budget_s, self._span_s, chance)
 
 
-# --- the upload -----------------------------------------------------------------------------
-
+# --- the upload ------------------------------------------------------------------------------
 
 # A fleet answers all at once, and a broker drops what it cannot queue: larger uploads wait until
 # the proxy asks, so that thousands of devices need no more than this each at the broker.
@@ -351,13 +360,16 @@ INLINE_PACKET_BYTES = 16384
 
 
 class Outbox:
-    """Sends what `memory.outbox` holds; changes it together with the `Store` that says so."""
+    """A device's one upload: sends what `memory.outbox` holds.
+
+    Changes it together with the `Persist` that says so.
+    """
 
     def __init__(
-        self, signer: Signer, memory: DeviceMemory, settings: DeviceSettings, pace: Backoff
+        self, signer: Signer, memory: DeviceMemory, settings: DeviceSettings, backoff: Backoff
     ) -> None:
         self._signer, self._memory, self._settings = signer, memory, settings
-        self._pace, self._resends = pace, 0
+        self._backoff, self._resends = backoff, 0
         self._waiting: tuple[ExchangeId, SealedAnswer] | None = None  # until its moment under cover
         self._last: OutboxPut | None = None
 
@@ -395,7 +407,7 @@ class Outbox:
         item, settings = self.item, self._settings
         if item is None:
             return []
-        wait_s = self._pace.wait_s(settings.resend_s, self._resends, settings.waits_cap_s)
+        wait_s = self._backoff.wait_s(settings.resend_s, self._resends, settings.waits_cap_s)
         to, blob = fx.ProxyAddress(), item.upload.blob
         whole_bytes = min(settings.packet_bytes, INLINE_PACKET_BYTES)
         packets = sends(to, item.header, blob, item.data, whole_bytes, push=False)
@@ -413,7 +425,7 @@ class Outbox:
         item = self.item
         if item is None or item.upload.blob.digest != need.blob:
             return []
-        return list(answer_need(fx.ProxyAddress(), need, item.upload.blob, item.data))
+        return answer_need(fx.ProxyAddress(), need, item.upload.blob, item.data)
 
     def awaits(self, at: ExchangeId) -> bool:
         """Whether a commit record of this round says something about an upload."""
@@ -448,17 +460,10 @@ class Outbox:
 
 
 def counted(item: OutboxPut, marks: bytes) -> int:
-    """How many of an upload's segments stand in a commit record's sorted list."""
-    return sum(_holds(marks, mark) for mark in item.marks)
+    """How many of an upload's segments stand in a commit record: sorted marks, 32 bytes each."""
 
+    def mark_at(place: int) -> bytes:
+        return marks[place * 32 : (place + 1) * 32]
 
-def _holds(sorted_marks: bytes, mark: bytes) -> bool:
-    """Whether a mark stands in a list of 32 bytes each."""
-    low, high = 0, len(sorted_marks) // 32
-    while low < high:
-        middle = (low + high) // 2
-        if sorted_marks[middle * 32 : (middle + 1) * 32] < mark:
-            low = middle + 1
-        else:
-            high = middle
-    return sorted_marks[low * 32 : (low + 1) * 32] == mark
+    places = range(len(marks) // 32)
+    return sum(mark_at(bisect_left(places, mark, key=mark_at)) == mark for mark in item.marks)

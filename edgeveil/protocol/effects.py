@@ -1,4 +1,15 @@
-"""What machines are told (events) and what they answer (effects)."""
+"""What machines are told (events), what they answer (effects), and how their states follow.
+
+Theory of operation. A machine holds all that one role decides, and does nothing itself. Its host
+tells it one event after the other, each with the time, and carries out the effects in their order.
+What is slow or random (opening, computing, shuffling) is a `Work` that comes back as `WorkDone`;
+what must survive the process is a `Persist`, durable before the effects behind it. Time is what
+timers and `now_s` say. So the same events give the same effects, in tests, in simulation and in a
+process.
+
+Where a role has states, they and their transitions are a `StateTable`: an event that it does not
+allow raises and changes nothing, and the diagrams in the docs are drawn from it.
+"""
 
 from __future__ import annotations
 
@@ -166,7 +177,7 @@ class Machine(Protocol):
         ...
 
 
-# --- states ---------------------------------------------------------------------------------
+# --- states ------------------------------------------------------------------------------
 
 
 S = TypeVar("S", bound=Enum)

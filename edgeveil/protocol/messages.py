@@ -1,9 +1,14 @@
-"""Every message of the wire: frozen, compact (arrays, not maps), validated once by the codec.
+"""Every message of the wire, its bytes, and who says so.
 
 Four messages travel: `Offer` announces a blob (and carries it when it is small), `Part` carries
 a piece of one, `Need` asks for pieces again, `Note` is a small signed statement. What an offer
-or a note says stands in a signed *header* or *body*, so identity and integrity never depend on
-the broker.
+or a note says stands in a *header* or *body* inside a signed `Envelope`, so identity and integrity
+never depend on the broker.
+
+Messages are frozen and compact (arrays, not maps). All validation of form happens here, once: a
+frame is one version byte and a msgpack array, its size is checked before anything is parsed, and an
+array or string header longer than the frame is refused by the parser before memory is taken. Where
+these texts say *round* they mean one exchange, be it a training round or a preparatory one.
 """
 
 from __future__ import annotations
@@ -171,6 +176,11 @@ class Commit(msgspec.Struct, frozen=True, array_like=True, tag="commit"):
     accepted: Count
     blob: Blob
 
+    @property
+    def kind(self) -> Literal["commit"]:
+        """As a manifest's: what this broadcast is."""
+        return "commit"
+
 
 class Roster(msgspec.Struct, frozen=True, array_like=True, tag="roster"):
     """The public sealing keys of all admitted devices, sorted, and nothing else about them."""
@@ -180,6 +190,7 @@ class Roster(msgspec.Struct, frozen=True, array_like=True, tag="roster"):
 
 
 Header = Manifest | Upload | Batch | Commit | Roster
+BroadcastHeader = Manifest | Commit  # what the cloud tells all devices
 
 
 # --- bodies: what a note says ----------------------------------------------------------------
@@ -259,8 +270,7 @@ class Bye(msgspec.Struct, frozen=True, array_like=True, tag="bye"):
 Body = Ack | Hello | Here | Later | Cover | Want | Decline | Shortfall | Close | Bye
 
 
-# --- bytes ----------------------------------------------------------------------------------
-
+# --- bytes -----------------------------------------------------------------------------------
 
 VERSION = 1
 
@@ -294,14 +304,14 @@ def encode_inner(value: Header | Body) -> bytes:
     return _encoder.encode(value)
 
 
-def decode_header(signed: Envelope) -> Header:
-    """The header inside; form only, the signature is checked by `envelope`."""
-    return _parse(_headers, signed.payload)
+def decode_header(envelope: Envelope) -> Header:
+    """The header inside, by its form alone. Raises ProtocolError `malformed`."""
+    return _parse(_headers, envelope.payload)
 
 
-def decode_body(signed: Envelope) -> Body:
-    """The body inside; form only, the signature is checked by `envelope`."""
-    return _parse(_bodies, signed.payload)
+def decode_body(envelope: Envelope) -> Body:
+    """The body inside, by its form alone. Raises ProtocolError `malformed`."""
+    return _parse(_bodies, envelope.payload)
 
 
 def _parse(decoder: msgspec.msgpack.Decoder[T], data: bytes | memoryview) -> T:
@@ -312,7 +322,7 @@ def _parse(decoder: msgspec.msgpack.Decoder[T], data: bytes | memoryview) -> T:
         raise ProtocolError("malformed") from None
 
 
-# --- signatures: who says what, checked before it is believed -------------------------------
+# --- signatures ------------------------------------------------------------------------------
 
 
 class Signer:
@@ -323,8 +333,7 @@ class Signer:
 
     def header(self, header: Header) -> Envelope:
         """The signed header of an offer."""
-        payload = encode_inner(header)
-        return Envelope(self.name, payload, sign(self._key, HEADER, payload))
+        return self._envelope(HEADER, encode_inner(header))
 
     def offer(self, header: Header, data: bytes = b"") -> Offer:
         """An offer of the blob that the header names."""
@@ -332,13 +341,30 @@ class Signer:
 
     def note(self, body: Body) -> Note:
         """A signed statement."""
-        payload = encode_inner(body)
-        return Note(Envelope(self.name, payload, sign(self._key, BODY, payload)))
+        return Note(self._envelope(BODY, encode_inner(body)))
+
+    def _envelope(self, label: bytes, payload: bytes) -> Envelope:
+        return Envelope(self.name, payload, sign(self._key, label, payload))
 
 
-def check_signature(signed: Envelope, signer: str, key: VerifyKey | None, label: bytes) -> None:
-    """Raise ProtocolError `unknown_signer` or `forged` unless `signer` signed this."""
-    if key is None or signed.signer != signer:
+def check_signature(envelope: Envelope, signer: str, key: VerifyKey | None, label: bytes) -> None:
+    """Raise ProtocolError `unknown_signer` or `forged` unless `signer` signed this.
+
+    `key` is None for a signer that nobody admitted; `label` says as what it was signed.
+    """
+    if key is None or envelope.signer != signer:
         raise ProtocolError("unknown_signer")
-    if not verify(key, label, signed.payload, signed.signature):
+    if not verify(key, label, envelope.payload, envelope.signature):
         raise ProtocolError("forged")
+
+
+def verified_header(envelope: Envelope, signer: str, key: VerifyKey | None) -> Header:
+    """The header that `signer` signed. Raises as `check_signature`, then `malformed`."""
+    check_signature(envelope, signer, key, HEADER)
+    return decode_header(envelope)
+
+
+def verified_body(envelope: Envelope, signer: str, key: VerifyKey | None) -> Body:
+    """The body that `signer` signed. Raises as `check_signature`, then `malformed`."""
+    check_signature(envelope, signer, key, BODY)
+    return decode_body(envelope)

@@ -1,8 +1,12 @@
 """The proxy's machine: serve identical bytes to all, take one upload each, shuffle, hand over.
 
-It sees ciphertext only. Towards the cloud it says counts, never who or when. Broadcasts are the
-business of `proxy_broadcasts.py` and `proxy_serving.py`, uploads of `proxy_uploads.py`, batches of
-`proxy_rounds.py`.
+Theory of operation. It sees ciphertext only. Towards the cloud it says counts, never who or when.
+This file takes what comes from either side and gives it to whose business it is: the cloud's
+broadcasts and what devices ask of them to `proxy_broadcasts.py`, uploads and batches, with the
+states and guards of a round, to `proxy_rounds.py`, the turns in which uploads come to
+`proxy_arrivals.py`. Here stand the roster, told to the cloud whenever it changes or the cloud
+comes, and who is there: a device says hello at a pace that the proxy can hear, and one that comes
+too early is told when to come again, before its signature is even looked at.
 """
 
 from __future__ import annotations
@@ -32,14 +36,15 @@ from edgeveil.protocol.messages import (
     Want,
     check_signature,
     decode_body,
+    verified_body,
 )
 from edgeveil.protocol.proxy_broadcasts import Broadcasts, Serving
 from edgeveil.protocol.proxy_rounds import ProxyRounds, ProxyUploads
 from edgeveil.protocol.proxy_tasks import (
     DeviceRegistry,
     KeepBroadcast,
+    ProxyContext,
     ProxyMemory,
-    ProxyParts,
     ProxySettings,
     ShuffleRound,
 )
@@ -59,20 +64,19 @@ class ProxyMachine:
     ) -> None:
         self.signer, self.cloud_key, self.registry = signer, cloud_key, registry
         self.memory, self.settings = memory or ProxyMemory(), settings or ProxySettings()
-        parts = ProxyParts(signer, cloud_key, registry, self.memory, self.settings)
-        self.rounds = ProxyRounds(parts)
-        self.uploads = ProxyUploads(parts, self.rounds)
-        self.serving = Serving(parts)
-        self.broadcasts = Broadcasts(parts, self.rounds, self.serving)
-        self.online = parts.online
-        self._greeting = ProxyGreeting(parts)
+        context = ProxyContext(signer, cloud_key, registry, self.memory, self.settings)
+        self.rounds = ProxyRounds(context)
+        self.uploads = ProxyUploads(context, self.rounds)
+        self.serving = Serving(context)
+        self.broadcasts = Broadcasts(context, self.rounds, self.serving)
+        self.online = context.online
+        self._greeting = ProxyGreeting(context)
         self._roster: tuple[Envelope, Roster, bytes] | None = None
 
     @property
     def at(self) -> ExchangeId | None:
         """The round that was opened last."""
-        newest = next(reversed(self.rounds.by_key), None)
-        return ExchangeId(*newest) if newest else None
+        return next(reversed(self.rounds.collections), None)
 
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
         """Take an event; hostile or stale input ends as one `Refuse`."""
@@ -171,8 +175,7 @@ class ProxyMachine:
             case Need() as need:
                 return self._cloud_need(need)
             case Note(body=signed) as note:
-                check_signature(signed, "cloud", self.cloud_key, BODY)
-                body = decode_body(signed)
+                body = verified_body(signed, "cloud", self.cloud_key)
                 if isinstance(body, Ack):
                     return self._cloud_ack(body)
                 if isinstance(body, Close):
@@ -233,8 +236,7 @@ class ProxyMachine:
         return fx.Report("devices_online", {"count": len(self.online)})
 
 
-# --- how devices come -----------------------------------------------------------------------
-
+# --- how devices come ------------------------------------------------------------------------
 
 _DELAY_STEP_S = 0.1  # delays are rounded, so that one signed note serves many devices
 _LATEST_S = 600.0
@@ -272,28 +274,28 @@ class HelloRate:
 class ProxyGreeting:
     """What devices hear when they, or the proxy, come."""
 
-    def __init__(self, parts: ProxyParts) -> None:
-        self._parts = parts
-        self.rate = HelloRate(parts.settings.hellos_per_s)
+    def __init__(self, context: ProxyContext) -> None:
+        self._context = context
+        self.rate = HelloRate(context.settings.hellos_per_s)
         self._later: dict[int, Note] = {}
         self._each: dict[str, tuple[float, int]] = {}  # of admitted devices: since when, how many
 
     def here(self) -> list[fx.Effect]:
         """The proxy has come: all are asked for a hello, at a pace that it can hear."""
-        settings = self._parts.settings
-        enrolled = len(self._parts.registry.roster()[1]) // 32
+        settings = self._context.settings
+        enrolled = len(self._context.registry.roster()[1]) // 32
         spread_s = max(settings.hello_spread_s, min(enrolled / settings.hellos_per_s, _LATEST_S))
-        here = fx.Send(fx.AllDevices(), self._parts.signer.note(Here(spread_s)))
-        self._parts.all_came = False
-        out = [*self._parts.cover(fx.AllDevices()), here]
+        here = fx.Send(fx.AllDevices(), self._context.signer.note(Here(spread_s)))
+        self._context.all_came = False
+        out = [*self._context.cover(fx.AllDevices()), here]
         return [*out, fx.SetTimer("hellos", spread_s + settings.resend_s)]
 
     def spread_over(self, now_s: float) -> list[fx.Effect]:
         """The devices that were there have said so, unless some were told to come yet later."""
         left_s = self.rate.put_off_s(now_s)
         if left_s > 0:
-            return [fx.SetTimer("hellos", left_s + self._parts.settings.resend_s)]
-        self._parts.all_came = True
+            return [fx.SetTimer("hellos", left_s + self._context.settings.resend_s)]
+        self._context.all_came = True
         return []
 
     def later(self, device: str, now_s: float) -> list[fx.Effect]:
@@ -301,15 +303,15 @@ class ProxyGreeting:
 
         Raises ProtocolError `unknown_signer` or `hello_too_often`, and moves nobody's moment.
         """
-        if self._parts.registry.verify_key(device) is None:
+        if self._context.registry.verify_key(device) is None:
             raise ProtocolError("unknown_signer")
         self._count(device, now_s)
         steps = round(self.rate.delay_s(now_s) / _DELAY_STEP_S)
         if steps not in self._later:
-            self._later[steps] = self._parts.signer.note(Later(steps * _DELAY_STEP_S))
+            self._later[steps] = self._context.signer.note(Later(steps * _DELAY_STEP_S))
         # Rounds are offered to all: it may hear of one, and answer it, before it is heard.
         to = fx.DeviceAddress(device)
-        return [*self._parts.cover(to), fx.Send(to, self._later[steps])]
+        return [*self._context.cover(to), fx.Send(to, self._later[steps])]
 
     def heard(self, device: str, hello: Envelope, now_s: float) -> list[fx.Effect]:
         """A hello that is the device's own.
@@ -318,10 +320,10 @@ class ProxyGreeting:
         """
         self._count(device, now_s)
         self.rate.heard()
-        ack = self._parts.ack(hashlib.sha256(hello.payload).digest(), "held")
+        ack = self._context.ack(hashlib.sha256(hello.payload).digest(), "held")
         return [
             fx.Send(fx.DeviceAddress(device), ack),
-            *self._parts.cover(fx.DeviceAddress(device)),
+            *self._context.cover(fx.DeviceAddress(device)),
         ]
 
     def _count(self, device: str, now_s: float) -> None:

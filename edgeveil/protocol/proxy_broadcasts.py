@@ -1,4 +1,14 @@
-"""What the cloud broadcasts: taken part by part, checked, kept on the disk, passed on."""
+"""The cloud's broadcasts at the proxy: taken part by part, checked, kept, passed on.
+
+Theory of operation. A broadcast is one of four kinds: a job's announcement, a round, its commit
+record, a release. Of each there is one place (`_slot`), and a second, different text for a place is
+refused as a fork. It comes part by part to the disk; when all is there the host checks the digest
+and makes it durable, and only then is it acknowledged, does a round open, and do devices hear of
+it: identical bytes for all. Only the newest stays (`_supersedes`): a release replaces the one
+before, a round the job's earlier rounds and their commit, and what is still coming in gives way to
+what supersedes it. Devices that come late are told what is kept, and may ask for parts, within
+bounds.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +16,20 @@ import hashlib
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 
-from edgeveil.crypto.labels import HEADER
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import (
+    BroadcastHeader,
     Close,
     Commit,
     Envelope,
+    ExchangeId,
     Manifest,
     Need,
     Note,
     Offer,
     Part,
-    check_signature,
-    decode_header,
+    verified_header,
 )
 from edgeveil.protocol.proxy_rounds import ProxyRounds
 from edgeveil.protocol.proxy_tasks import (
@@ -28,10 +38,7 @@ from edgeveil.protocol.proxy_tasks import (
     JobEnded,
     KeepBroadcast,
     KeptBroadcast,
-    ProxyParts,
-    RoundKey,
-    key_of,
-    kind_of,
+    ProxyContext,
 )
 from edgeveil.protocol.transfer import (
     NEED_LIMIT,
@@ -44,77 +51,76 @@ from edgeveil.protocol.transfer import (
 
 
 class Broadcasts:
-    """Keeps what devices may ask for. A complete round's manifest opens the round.
+    """What the cloud broadcasts, kept for devices. A complete round's manifest opens the round.
 
     All of it lies on the disk; here are headers and marks of what has come.
     """
 
-    def __init__(self, parts: ProxyParts, rounds: ProxyRounds, serving: Serving) -> None:
-        self._parts, self._rounds, self._serving = parts, rounds, serving
-        self.arriving: dict[bytes, Fetch] = {}  # by blob digest
+    def __init__(self, context: ProxyContext, rounds: ProxyRounds, serving: Serving) -> None:
+        self._context, self._rounds, self._serving = context, rounds, serving
+        self.arriving: dict[bytes, Fetch[BroadcastHeader]] = {}  # by blob digest
 
     @property
     def cached_bytes(self) -> int:
         """Disk taken by broadcasts, or promised to those under way."""
-        kept = sum(_cost_bytes(k.signed, k.header) for k in self._parts.memory.kept.values())
-        return kept + sum(_cost_bytes(f.offer.header, _header(f)) for f in self.arriving.values())
+        kept = sum(_cost_bytes(k.signed, k.header) for k in self._context.memory.kept.values())
+        return kept + sum(_cost_bytes(f.offer.header, f.header) for f in self.arriving.values())
 
     # --- from the cloud ---
 
     def offer(self, offer: Offer) -> list[fx.Effect]:
         """The cloud offers a broadcast, perhaps with the whole blob inside."""
-        check_signature(offer.header, "cloud", self._parts.cloud_key, HEADER)
-        header = decode_header(offer.header)
+        header = verified_header(offer.header, "cloud", self._context.cloud_key)
         if not isinstance(header, Manifest | Commit):
             raise ProtocolError("unexpected_header")
         digest = header.blob.digest
-        for kept in self._parts.memory.kept.values():
+        for kept in self._context.memory.kept.values():
             if _slot(kept.header) == _slot(header):
                 if kept.signed.payload == offer.header.payload:
-                    return [fx.Send(fx.CloudAddress(), self._parts.ack(digest, "held"))]
+                    return [fx.Send(fx.CloudAddress(), self._context.ack(digest, "held"))]
                 return self._refuse(digest, "forked_manifest")
         reason = self._why_not(header)
         if reason:
             return self._refuse(digest, reason)
-        check_fetchable(offer, header.blob, self._parts.settings.blob_bytes)
+        check_fetchable(offer, header.blob, self._context.settings.blob_bytes)
         out = self._forget_fetches(lambda fetch: _overtakes(header, fetch))
         if digest not in self.arriving:
-            if self._bytes_with(offer.header, header) > self._parts.settings.cache_bytes:
+            if self._bytes_with(offer.header, header) > self._context.settings.cache_bytes:
                 return [*out, *self._refuse(digest, "cache_full")]
-            limit_bytes = self._parts.settings.blob_bytes
+            limit_bytes = self._context.settings.blob_bytes
             self.arriving[digest] = Fetch(offer, header, limit_bytes, keep=False)
         fetch = self.arriving[digest]
         for part in first_data(offer, header.blob):
             out += self._put(fetch, part)
         if fetch.assembly.complete:
             return out
-        return [*out, fx.SetTimer("repair", self._parts.settings.repair_s)]
+        return [*out, fx.SetTimer("repair", self._context.settings.repair_s)]
 
-    def _bytes_with(self, signed: Envelope, header: Manifest | Commit) -> int:
+    def _bytes_with(self, signed: Envelope, header: BroadcastHeader) -> int:
         """What the cache would hold with this broadcast, and without those that it ends."""
-        kept = self._parts.memory.kept.values()
+        kept = self._context.memory.kept.values()
         over = sum(_cost_bytes(k.signed, k.header) for k in kept if _supersedes(header, k.header))
         return self.cached_bytes - over + _cost_bytes(signed, header)
 
-    def _why_not(self, header: Manifest | Commit) -> str:
+    def _why_not(self, header: BroadcastHeader) -> str:
         """The reason to refuse a broadcast, or an empty string."""
-        kind = kind_of(header)
-        if kind != "release" and header.at.job_id in self._parts.memory.ended:
+        kind = header.kind
+        if kind != "release" and header.at.job_id in self._context.memory.ended:
             return "closed_job"
         if isinstance(header, Commit):
             return ""
         if kind != "round":
-            kept = [k.header for k in self._parts.memory.kept.values()]
+            kept = [k.header for k in self._context.memory.kept.values()]
             newer = [h for h in kept if isinstance(h, Manifest) and h.sequence > header.sequence]
             over = any(_supersedes(header, old) for old in newer)
             return f"replayed_{kind}" if over else ""
         if (header.at.exchange, header.at.attempt) < self._rounds.newest(header.at.job_id):
             return "replayed_round"
-        if header.selected < max(header.min_batch, self._parts.settings.min_batch_floor):
+        if header.selected < max(header.min_batch, self._context.settings.min_batch_floor):
             return "selected_below_floor"
         return "" if self._rounds.fits(header) else "spool_too_small_for_cover"
 
-    def _forget_fetches(self, over: Callable[[Fetch], bool]) -> list[fx.Effect]:
+    def _forget_fetches(self, over: Callable[[Fetch[BroadcastHeader]], bool]) -> list[fx.Effect]:
         """The cloud has moved on: what it no longer offers cannot be completed."""
         gone = [digest for digest, fetch in self.arriving.items() if over(fetch)]
         for digest in gone:
@@ -124,7 +130,7 @@ class Broadcasts:
     def _refuse(self, digest: bytes, reason: str) -> list[fx.Effect]:
         return [
             fx.Refuse(reason),
-            fx.Send(fx.CloudAddress(), self._parts.ack(digest, "refused", reason)),
+            fx.Send(fx.CloudAddress(), self._context.ack(digest, "refused", reason)),
         ]
 
     def part(self, part: Part) -> list[fx.Effect]:
@@ -136,7 +142,7 @@ class Broadcasts:
         need = fetch.next_need(timer=False)
         return [*out, fx.Send(fx.CloudAddress(), need)] if need else out
 
-    def _put(self, fetch: Fetch, part: Part) -> list[fx.Effect]:
+    def _put(self, fetch: Fetch[BroadcastHeader], part: Part) -> list[fx.Effect]:
         """A part goes to the disk; the whole is checked there."""
         if part.index in fetch.assembly:
             return []
@@ -144,7 +150,7 @@ class Broadcasts:
         offset = part.index * fetch.header.blob.part_bytes
         out: list[fx.Effect] = [fx.Persist(BroadcastPart(part.blob, offset, part.data))]
         if complete:
-            out.append(fx.Work(KeepBroadcast(fetch.offer.header, _header(fetch))))
+            out.append(fx.Work(KeepBroadcast(fetch.offer.header, fetch.header)))
         return out
 
     def kept(self, task: KeepBroadcast, result: object) -> list[fx.Effect]:
@@ -152,7 +158,7 @@ class Broadcasts:
         header, digest = task.header, task.header.blob.digest
         fetch = self.arriving.get(digest)
         if fetch is None or fetch.header != header:  # it was overtaken meanwhile
-            known = fetch is not None or digest in self._parts.memory.kept
+            known = fetch is not None or digest in self._context.memory.kept
             return [] if known else [fx.Persist(BroadcastDropped(digest))]
         del self.arriving[digest]
         if not isinstance(result, KeptBroadcast):
@@ -163,45 +169,45 @@ class Broadcasts:
             at.job_id
         ):
             # The next round came while this was checked; who is there still hears it.
-            told = [fx.Send(fx.CloudAddress(), self._parts.ack(digest, "held"))]
+            told = [fx.Send(fx.CloudAddress(), self._context.ack(digest, "held"))]
             passed = self._serving.pass_on(fx.AllDevices(), result)
             return [*told, *passed, fx.Persist(BroadcastDropped(digest))]
         late = self._why_not(header)
         if late:
             return [fx.Persist(BroadcastDropped(digest)), *self._refuse(digest, late)]
         out: list[fx.Effect] = self._make_room(header)
-        self._parts.memory.kept[digest] = result
-        out += [fx.Persist(result), fx.Send(fx.CloudAddress(), self._parts.ack(digest, "held"))]
+        self._context.memory.kept[digest] = result
+        out += [fx.Persist(result), fx.Send(fx.CloudAddress(), self._context.ack(digest, "held"))]
         if isinstance(header, Commit):
             out += self._rounds.drop(header.at)
         elif header.kind == "round":
             out += self._rounds.begin(header)
         return out + self._serving.pass_on(fx.AllDevices(), result)
 
-    def _make_room(self, header: Manifest | Commit) -> list[fx.Effect]:
+    def _make_room(self, header: BroadcastHeader) -> list[fx.Effect]:
         """A new round of a job ends its earlier ones; of broadcasts only the newest stays."""
-        memory = self._parts.memory
+        memory = self._context.memory
         memory.kept = {d: k for d, k in memory.kept.items() if not _supersedes(header, k.header)}
-        return self._rounds.drop_job(header.at.job_id) if kind_of(header) == "round" else []
+        return self._rounds.drop_job(header.at.job_id) if header.kind == "round" else []
 
     def close(self, close: Close, note: Note) -> list[fx.Effect]:
         """A job ended: forget all of it but the release, tell the devices, say that we heard."""
-        memory, job_id = self._parts.memory, close.job_id
+        memory, job_id = self._context.memory, close.job_id
         out: list[fx.Effect] = []
         if job_id not in memory.ended:
             out += self._rounds.drop_job(job_id)
-            out += self._forget_fetches(lambda fetch: _header(fetch).at.job_id == job_id)
+            out += self._forget_fetches(lambda fetch: fetch.header.at.job_id == job_id)
             memory.kept = {
                 digest: kept
                 for digest, kept in memory.kept.items()
-                if kept.header.at.job_id != job_id or kind_of(kept.header) == "release"
+                if kept.header.at.job_id != job_id or kept.header.kind == "release"
             }
             memory.ended[job_id] = note
-            while len(memory.ended) > self._parts.settings.ended_kept:
+            while len(memory.ended) > self._context.settings.ended_kept:
                 del memory.ended[next(iter(memory.ended))]
             out += [fx.Persist(JobEnded(job_id, note)), fx.Send(fx.AllDevices(), note)]
         digest = hashlib.sha256(note.body.payload).digest()
-        return [*out, fx.Send(fx.CloudAddress(), self._parts.ack(digest, "held"))]
+        return [*out, fx.Send(fx.CloudAddress(), self._context.ack(digest, "held"))]
 
     def repair(self) -> list[fx.Effect]:
         """Ask the cloud for what did not come."""
@@ -209,46 +215,38 @@ class Broadcasts:
             return []
         needs = [fetch.next_need(timer=True) for fetch in self.arriving.values()]
         out: list[fx.Effect] = [fx.Send(fx.CloudAddress(), need) for need in needs if need]
-        return [*out, fx.SetTimer("repair", self._parts.settings.repair_s)]
+        return [*out, fx.SetTimer("repair", self._context.settings.repair_s)]
 
 
-def _slot(header: Manifest | Commit) -> tuple[object, ...]:
+def _slot(header: BroadcastHeader) -> tuple[str, ExchangeId]:
     """The place of which there is only one: a second, different header there is a fork."""
-    return (kind_of(header), *key_of(header.at))
+    return header.kind, header.at
 
 
-def _header(fetch: Fetch) -> Manifest | Commit:
-    """The header of a broadcast under way: `offer` begins no other."""
-    if not isinstance(fetch.header, Manifest | Commit):
-        raise ProtocolError("unexpected_header")
-    return fetch.header
-
-
-def _cost_bytes(signed: Envelope, header: Manifest | Commit) -> int:
+def _cost_bytes(signed: Envelope, header: BroadcastHeader) -> int:
     return header.blob.size_bytes + len(signed.payload)
 
 
-def _overtakes(new: Manifest | Commit, fetch: Fetch) -> bool:
+def _overtakes(new: BroadcastHeader, fetch: Fetch[BroadcastHeader]) -> bool:
     """Whether a fetch is of no use from now on. One that is only being checked may still be."""
-    old = _header(fetch)
+    old = fetch.header
     return new != old and _supersedes(new, old) and not fetch.assembly.complete
 
 
-def _supersedes(new: Manifest | Commit, old: Manifest | Commit) -> bool:
+def _supersedes(new: BroadcastHeader, old: BroadcastHeader) -> bool:
     """Only the newest release stays; of a job, its announcement, newest round and its commit."""
     same_job = new.at.job_id == old.at.job_id
-    match kind_of(new):
+    match new.kind:
         case "release":
-            return kind_of(old) == "release"
+            return old.kind == "release"
         case "job":
-            return same_job and kind_of(old) == "job"
+            return same_job and old.kind == "job"
         case "round":
-            return same_job and kind_of(old) in ("round", "commit")
+            return same_job and old.kind in ("round", "commit")
     return False
 
 
-# --- broadcasts for devices -----------------------------------------------------------------
-
+# --- to devices ------------------------------------------------------------------------------
 
 _ORDER = {"job": 0, "round": 1, "release": 2, "commit": 3}
 
@@ -264,24 +262,24 @@ class _Served:
 
 
 class Serving:
-    """Serves what the proxy's memory keeps; only slices of it are read."""
+    """Serves what the proxy's memory keeps to devices; only slices of it are read."""
 
-    def __init__(self, parts: ProxyParts) -> None:
-        self._parts = parts
+    def __init__(self, context: ProxyContext) -> None:
+        self._context = context
         self._served: dict[str, _Served] = {}  # of admitted devices alone
         self._wanted: dict[str, float] = {}  # likewise: until when no job is sent again
 
     def pass_on(self, to: fx.Address, kept: KeptBroadcast) -> list[fx.Effect]:
         """The broadcast's offer; to all at once, the whole of one that is small."""
-        blob, limit = kept.header.blob, self._parts.settings
+        blob, limit = kept.header.blob, self._context.settings
         push = isinstance(to, fx.AllDevices) and blob.size_bytes <= limit.push_bytes
-        return list(sends(to, kept.signed, blob, kept.data, limit.packet_bytes, push=push))
+        return sends(to, kept.signed, blob, kept.data, limit.packet_bytes, push=push)
 
     def need(self, device: str, need: Need, now_s: float) -> list[fx.Effect]:
         """An admitted device asks for parts; what is still on its way is not sent again."""
-        if self._parts.registry.verify_key(device) is None:
+        if self._context.registry.verify_key(device) is None:
             raise ProtocolError("unknown_signer")
-        kept = self._parts.memory.kept.get(need.blob)
+        kept = self._context.memory.kept.get(need.blob)
         if kept is None:
             raise ProtocolError("unknown_blob")
         served = self._served.get(device)
@@ -291,27 +289,27 @@ class Serving:
         fresh = frozenset(sorted(set(need.indices) - sent)[:NEED_LIMIT])
         if not fresh:
             return []
-        until_s = now_s + self._parts.settings.need_repeat_s
+        until_s = now_s + self._context.settings.need_repeat_s
         self._served[device] = _Served(need.blob, until_s, fresh, served.last)
         asked = Need(need.blob, tuple(fresh))
-        return list(answer_need(fx.DeviceAddress(device), asked, kept.header.blob, kept.data))
+        return answer_need(fx.DeviceAddress(device), asked, kept.header.blob, kept.data)
 
     def want(self, device: str, job_id: bytes, now_s: float) -> list[fx.Effect]:
         """An admitted device asks for a job; raises ProtocolError `want_too_often`."""
         if now_s < self._wanted.get(device, 0.0):
             raise ProtocolError("want_too_often")
-        self._wanted[device] = now_s + self._parts.settings.want_repeat_s
-        kept = [k for k in self._parts.memory.kept.values() if k.header.at.job_id == job_id]
-        jobs = [k for k in kept if kind_of(k.header) == "job"]
+        self._wanted[device] = now_s + self._context.settings.want_repeat_s
+        kept = [k for k in self._context.memory.kept.values() if k.header.at.job_id == job_id]
+        jobs = [k for k in kept if k.header.kind == "job"]
         return [effect for job in jobs for effect in self.pass_on(fx.DeviceAddress(device), job)]
 
-    def welcome(self, device: str, open_rounds: Container[RoundKey]) -> list[fx.Effect]:
+    def welcome(self, device: str, open_rounds: Container[ExchangeId]) -> list[fx.Effect]:
         """What a device that just came should know, jobs first.
 
         A round that takes no more uploads is not among it: work for it would be for nothing.
         """
-        memory, out = self._parts.memory, list[fx.Effect]()
-        for kept in sorted(memory.kept.values(), key=lambda k: _ORDER[kind_of(k.header)]):
-            if kind_of(kept.header) != "round" or key_of(kept.header.at) in open_rounds:
+        memory, out = self._context.memory, list[fx.Effect]()
+        for kept in sorted(memory.kept.values(), key=lambda k: _ORDER[k.header.kind]):
+            if kept.header.kind != "round" or kept.header.at in open_rounds:
                 out += self.pass_on(fx.DeviceAddress(device), kept)
         return out + [fx.Send(fx.DeviceAddress(device), note) for note in memory.ended.values()]

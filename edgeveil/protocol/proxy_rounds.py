@@ -1,11 +1,27 @@
-"""One round at the proxy: uploads come in, one shuffled batch goes out."""
+"""The proxy's rounds: uploads of each device come in, one shuffled batch goes out.
+
+Theory of operation. A round's broadcast, once the proxy holds it, opens a `Collection`, whose
+states are `COLLECTION_STATES` and whose guards are `check_form` (what an upload must be) and
+`verdict` (what the counts mean). Each admitted device gives one upload, or declines; both are
+final. An upload is pulled part by part to its slot of the round's file, and is durable before it is
+acknowledged and counted. The round is over when all who were selected have answered, at the
+deadline, or a grace after the quorum; never with fewer uploads than the floor, the larger of the
+job's and this proxy's own. With cover traffic everybody answers, so those are waited for who are
+there (`pending`).
+
+A round below the floor is `short`: its ciphertexts are forgotten and the cloud is told counts,
+again and again, since it can only begin anew. Else the host shuffles every group by itself. When
+the batch is durable it is forgotten whose uploads it came from: who answered stays known, so that a
+repeat is recognised, but no place, no digest and no time. The batch is offered until the cloud
+holds it, which it does when the round is committed. A newer round of the job, its commit or its end
+drops a round from any state, and a dropped round stays closed, after a restart too.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
 
-from edgeveil.crypto.labels import HEADER
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.effects import StateTable
@@ -21,23 +37,20 @@ from edgeveil.protocol.messages import (
     Part,
     Shortfall,
     Upload,
-    check_signature,
-    decode_header,
+    verified_header,
 )
 from edgeveil.protocol.proxy_arrivals import UploadArrival, UploadArrivals
 from edgeveil.protocol.proxy_tasks import (
     BatchDelivered,
     BatchKept,
     HeldUpload,
-    ProxyParts,
+    ProxyContext,
     RoundDropped,
-    RoundKey,
     ShuffledBatch,
     ShuffleRound,
     UploadKept,
     UploadPart,
     UploadsDropped,
-    key_of,
 )
 from edgeveil.protocol.transfer import (
     answer_need,
@@ -201,81 +214,77 @@ class Collection:
         self.slots.clear()
 
 
-# --- rounds: open one, see when it is over, have it shuffled, hand it over ------------------
-
-
 _TIMERS = ("deadline", "grace", "shuffle", "handover", "short")
 
 
 class ProxyRounds:
     """All rounds that the proxy knows, newest of each job."""
 
-    def __init__(self, parts: ProxyParts) -> None:
-        self._parts = parts
-        self.by_key: dict[RoundKey, Collection] = {}
-        settings = parts.settings
+    def __init__(self, context: ProxyContext) -> None:
+        self._context = context
+        self.collections: dict[ExchangeId, Collection] = {}
+        settings = context.settings
         self.arrivals = UploadArrivals(settings.credit_bytes, settings.credit_patience_s)
         self._restore()
 
     def _restore(self) -> None:
-        for kept in self._parts.memory.kept.values():
+        for kept in self._context.memory.kept.values():
             if isinstance(kept.header, Manifest) and kept.header.kind == "round":
                 collection = self._collection(kept.header)
-                key = key_of(kept.header.at)
-                if key in self._parts.memory.delivered:
+                at = kept.header.at
+                if at in self._context.memory.delivered:
                     collection.state = CollectionState.DELIVERED
-                elif key in self._parts.memory.batches:
+                elif at in self._context.memory.batches:
                     collection.state = CollectionState.HANDING_OVER
-                self.by_key[key] = collection
-        for upload in self._parts.memory.uploads:
-            collection = self.by_key[key_of(upload.at)]
+                self.collections[at] = collection
+        for upload in self._context.memory.uploads:
+            collection = self.collections[upload.at]
             collection.restore(upload.device, upload.held)
             if upload.held.slot < 0 and collection.open:  # no batch was made of it
                 collection.state = CollectionState.SHORT
-        self._parts.memory.uploads.clear()
-        for collection in self.by_key.values():
+        self._context.memory.uploads.clear()
+        for collection in self.collections.values():
             if not collection.open:
                 collection.forget_ciphertext()
 
     def _collection(self, manifest: Manifest) -> Collection:
-        settings = self._parts.settings
+        settings = self._context.settings
         floor = max(manifest.min_batch, settings.min_batch_floor, 1)
         return Collection(manifest, floor, settings.cover_window_s > 0)
 
     @property
     def spooled_bytes(self) -> int:
         """Disk taken by uploads and batches, or promised to uploads under way."""
-        uploads = sum(collection.spooled_bytes for collection in self.by_key.values())
-        return uploads + sum(len(kept.data) for kept in self._parts.memory.batches.values())
+        uploads = sum(collection.spooled_bytes for collection in self.collections.values())
+        return uploads + sum(len(kept.data) for kept in self._context.memory.batches.values())
 
     @property
-    def open(self) -> list[RoundKey]:
+    def open(self) -> list[ExchangeId]:
         """Rounds that take uploads."""
-        return [key for key, collection in self.by_key.items() if collection.open]
+        return [at for at, collection in self.collections.items() if collection.open]
 
     def resume(self) -> list[fx.Effect]:
         """Timers of rounds that were open when the process ended, and what was due then."""
         out: list[fx.Effect] = []
-        for key, collection in self.by_key.items():
+        for at, collection in self.collections.items():
             if collection.open:
-                out.append(self._set("deadline", key, collection.manifest.deadline_s))
+                out.append(_set("deadline", at, collection.manifest.deadline_s))
                 out += self.advance(collection)
         return out + self.report_short()
 
     def begin(self, manifest: Manifest) -> list[fx.Effect]:
         """Open a round for uploads."""
-        key = key_of(manifest.at)
-        collection = self.by_key[key] = self._collection(manifest)
-        if collection.cover and self._parts.all_came:
+        collection = self.collections[manifest.at] = self._collection(manifest)
+        if collection.cover and self._context.all_came:
             self._wait_for_all(collection)
         report = fx.Report("round_open", {"round": manifest.at.exchange, "phase": manifest.phase})
-        asked = self._parts.cover(fx.AllDevices())
-        return [self._set("deadline", key, manifest.deadline_s), report, *asked]
+        asked = self._context.cover(fx.AllDevices())
+        return [_set("deadline", manifest.at, manifest.deadline_s), report, *asked]
 
     def all_came(self) -> list[fx.Effect]:
         """It is known who is there: with cover traffic, whom to wait for."""
         out: list[fx.Effect] = []
-        for collection in self.by_key.values():
+        for collection in self.collections.values():
             if collection.cover and collection.open and collection.pending is None:
                 self._wait_for_all(collection)
                 out += self.advance(collection)
@@ -283,39 +292,39 @@ class ProxyRounds:
 
     def _wait_for_all(self, collection: Collection) -> None:
         collection.pending = set()
-        for device in self._parts.online:
+        for device in self._context.online:
             collection.came(device)
 
     def fits(self, manifest: Manifest) -> bool:
         """Whether the spool can take an upload of each who is there, where all will send one."""
-        collection, settings = self._collection(manifest), self._parts.settings
-        promised_bytes = len(self._parts.online) * collection.slot_bytes
+        collection, settings = self._collection(manifest), self._context.settings
+        promised_bytes = len(self._context.online) * collection.slot_bytes
         return not collection.cover or promised_bytes <= settings.spool_bytes
 
-    def newest(self, job_id: bytes) -> tuple[int, ...]:
-        """(round, attempt) of a job's newest round; (-1, -1) if it has none."""
-        return max((key[1:] for key in self.by_key if key[0] == job_id), default=(-1, -1))
+    def newest(self, job_id: bytes) -> tuple[int, int]:
+        """(exchange, attempt) of a job's newest round; (-1, -1) if it has none."""
+        found = [(at.exchange, at.attempt) for at in self.collections if at.job_id == job_id]
+        return max(found, default=(-1, -1))
 
     def drop_job(self, job_id: bytes) -> list[fx.Effect]:
         """End and forget every round of a job."""
         out: list[fx.Effect] = []
-        for key in [k for k in self.by_key if k[0] == job_id]:
-            out += self.drop(ExchangeId(*key))
-            del self.by_key[key]
-            self._parts.memory.delivered.discard(key)
+        for at in [at for at in self.collections if at.job_id == job_id]:
+            out += self.drop(at)
+            del self.collections[at]
+            self._context.memory.delivered.discard(at)
         return out
 
     def drop(self, at: ExchangeId) -> list[fx.Effect]:
         """End a round: its uploads and its batch are of no use any more."""
-        key = key_of(at)
-        self._parts.memory.batches.pop(key, None)
-        collection = self.by_key.get(key)
+        self._context.memory.batches.pop(at, None)
+        collection = self.collections.get(at)
         if collection:
-            self.arrivals.end(collection.manifest.at)
-            self._parts.memory.delivered.add(key)  # so that it stays closed after a restart
+            self.arrivals.end(at)
+            self._context.memory.delivered.add(at)  # so that it stays closed after a restart
             collection.forget_ciphertext()
             collection.step("dropped")
-        timers = [self._cancel(what, key) for what in _TIMERS]
+        timers = [_cancel(what, at) for what in _TIMERS]
         return [fx.Persist(RoundDropped(at)), *timers]
 
     # --- closing a round ---
@@ -326,16 +335,16 @@ class ProxyRounds:
         if verdict is None:
             return []
         collection.step(verdict)
-        key = key_of(collection.manifest.at)
+        at = collection.manifest.at
         if collection.state is CollectionState.GRACE:
             # With cover traffic the moment is chance: nobody is late before the window is over.
-            grace_s = collection.manifest.grace_s + self._parts.settings.cover_window_s
-            return [self._set("grace", key, grace_s)]
-        self.arrivals.end(collection.manifest.at)
+            grace_s = collection.manifest.grace_s + self._context.settings.cover_window_s
+            return [_set("grace", at, grace_s)]
+        self.arrivals.end(at)
         if collection.state is not CollectionState.SHORT:
             return [self._shuffle(collection)]
         collection.forget_ciphertext()  # the cloud can only begin anew
-        return [fx.Persist(UploadsDropped(collection.manifest.at)), *self._short(key)]
+        return [fx.Persist(UploadsDropped(at)), *self._short(at)]
 
     @staticmethod
     def _shuffle(collection: Collection) -> fx.Effect:
@@ -352,137 +361,128 @@ class ProxyRounds:
 
     def shuffled(self, task: ShuffleRound, result: object) -> list[fx.Effect]:
         """The batch is on the disk: sign it, forget whose uploads it came from, hand it over."""
-        key = key_of(task.at)
-        collection = self.by_key.get(key)
+        at, memory, settings = task.at, self._context.memory, self._context.settings
+        collection = self.collections.get(at)
         if collection is None or collection.state is not CollectionState.SHUFFLING:
             # Its round went meanwhile, and this file was perhaps not there yet to be dropped.
-            return [] if key in self._parts.memory.batches else [fx.Persist(RoundDropped(task.at))]
+            return [] if at in memory.batches else [fx.Persist(RoundDropped(at))]
         if not isinstance(result, ShuffledBatch):  # perhaps the disk is full: try until it is not
-            failed = fx.Report("shuffle_failed", {"round": task.at.exchange})
-            return [failed, self._set("shuffle", key, self._parts.settings.resend_s)]
-        blob = Blob(result.digest, len(result.data), part_bytes(self._parts.settings.packet_bytes))
+            failed = fx.Report("shuffle_failed", {"round": at.exchange})
+            return [failed, _set("shuffle", at, settings.resend_s)]
+        blob = Blob(result.digest, len(result.data), part_bytes(settings.packet_bytes))
         answers = (len(collection.uploads), len(collection.declined))
-        batch = Batch(task.at, *answers, result.counts, blob)
-        kept = BatchKept(batch.at, self._parts.signer.header(batch), batch, result.data)
+        batch = Batch(at, *answers, result.counts, blob)
+        kept = BatchKept(at, self._context.signer.header(batch), batch, result.data)
         collection.step("shuffled")
         collection.forget_ciphertext()
-        self._parts.memory.batches[key] = kept
-        return [fx.Persist(kept), *self._hand_over(key)]
+        memory.batches[at] = kept
+        return [fx.Persist(kept), *self._hand_over(at)]
 
     def report_all(self) -> list[fx.Effect]:
         """Offer every batch that the cloud does not hold yet, and tell every shortfall."""
-        batches = [effect for key in self._parts.memory.batches for effect in self._hand_over(key)]
+        batches = [effect for at in self._context.memory.batches for effect in self._hand_over(at)]
         return batches + self.report_short()
 
     def report_short(self) -> list[fx.Effect]:
         """Tell every shortfall."""
-        short = [key for key, known in self.by_key.items() if known.state is CollectionState.SHORT]
-        return [effect for key in short for effect in self._short(key)]
+        known = self.collections.items()
+        short = [at for at, collection in known if collection.state is CollectionState.SHORT]
+        return [effect for at in short for effect in self._short(at)]
 
-    def _hand_over(self, key: RoundKey, *, push: bool = True) -> list[fx.Effect]:
+    def _hand_over(self, at: ExchangeId, *, push: bool = True) -> list[fx.Effect]:
         """Offer the batch; the cloud asks for parts that did not come with the first offer."""
-        kept = self._parts.memory.batches.get(key)
+        kept = self._context.memory.batches.get(at)
         if kept is None:
             return []
-        limit, blob = self._parts.settings, kept.batch.blob
+        limit, blob = self._context.settings, kept.batch.blob
         push = push and blob.size_bytes <= limit.push_bytes
         packets = sends(
             fx.CloudAddress(), kept.signed, blob, kept.data, limit.packet_bytes, push=push
         )
-        return [*packets, self._set("handover", key, self._parts.settings.resend_s)]
+        return [*packets, _set("handover", at, limit.resend_s)]
 
-    def _short(self, key: RoundKey) -> list[fx.Effect]:
+    def _short(self, at: ExchangeId) -> list[fx.Effect]:
         """Tell it, and again later: the longer the cloud has no use for it, the later."""
-        collection, settings = self.by_key[key], self._parts.settings
+        collection, settings = self.collections[at], self._context.settings
         wait_s = min(settings.resend_s * 2.0 ** min(collection.told, 16), settings.waits_cap_s)
         collection.told += 1
-        note = Shortfall(collection.manifest.at, len(collection.uploads), len(collection.declined))
-        return [
-            fx.Send(fx.CloudAddress(), self._parts.signer.note(note)),
-            self._set("short", key, wait_s),
-        ]
+        note = Shortfall(at, len(collection.uploads), len(collection.declined))
+        told = fx.Send(fx.CloudAddress(), self._context.signer.note(note))
+        return [told, _set("short", at, wait_s)]
 
     def need(self, need: Need) -> list[fx.Effect]:
         """The cloud asks for parts of a batch."""
-        for kept in self._parts.memory.batches.values():
+        for kept in self._context.memory.batches.values():
             if kept.batch.blob.digest == need.blob:
-                return list(answer_need(fx.CloudAddress(), need, kept.batch.blob, kept.data))
+                return answer_need(fx.CloudAddress(), need, kept.batch.blob, kept.data)
         raise ProtocolError("unknown_blob")
 
     def delivered(self, ack: Ack) -> list[fx.Effect]:
         """The cloud holds a batch, or has no use for it."""
-        memory = self._parts.memory
-        for key, kept in list(memory.batches.items()):
+        memory = self._context.memory
+        for at, kept in memory.batches.items():
             if kept.batch.blob.digest == ack.blob:
-                del memory.batches[key]
-                memory.delivered.add(key)
-                if key in self.by_key:
-                    self.by_key[key].step("held_by_cloud")
-                return [fx.Persist(BatchDelivered(kept.at)), self._cancel("handover", key)]
+                del memory.batches[at]
+                memory.delivered.add(at)
+                if at in self.collections:
+                    self.collections[at].step("held_by_cloud")
+                return [fx.Persist(BatchDelivered(at)), _cancel("handover", at)]
         return []
 
     def timer(self, name: str) -> list[fx.Effect]:
         """One of a round's timers ran out; its state decides whether that still means anything."""
-        what, _, rest = name.partition(":")
-        key = _key(rest)
-        collection = self.by_key.get(key)
+        what, job, exchange, attempt = name.split(":")
+        at = ExchangeId(bytes.fromhex(job), int(exchange), int(attempt))
+        collection = self.collections.get(at)
         if collection is None:
             return []
-        if what == "shuffle" and collection.state is CollectionState.SHUFFLING:
-            return [self._shuffle(collection)]
-        if what == "handover" and collection.state is CollectionState.HANDING_OVER:
-            return self._hand_over(key, push=False)
-        if what == "short" and collection.state is CollectionState.SHORT:
-            return self._short(key)
-        if what == "deadline" and collection.open:
-            return self.advance(collection, deadline=True)
-        if what == "grace" and collection.state is CollectionState.GRACE:
-            return self.advance(collection, grace_over=True)
+        match what, collection.state:
+            case "shuffle", CollectionState.SHUFFLING:
+                return [self._shuffle(collection)]
+            case "handover", CollectionState.HANDING_OVER:
+                return self._hand_over(at, push=False)
+            case "short", CollectionState.SHORT:
+                return self._short(at)
+            case "deadline", CollectionState.COLLECTING | CollectionState.GRACE:
+                return self.advance(collection, deadline=True)
+            case "grace", CollectionState.GRACE:
+                return self.advance(collection, grace_over=True)
         return []
 
-    @staticmethod
-    def _set(what: str, key: RoundKey, delay_s: float) -> fx.SetTimer:
-        return fx.SetTimer(f"{what}:{_text(key)}", delay_s)
 
-    @staticmethod
-    def _cancel(what: str, key: RoundKey) -> fx.CancelTimer:
-        return fx.CancelTimer(f"{what}:{_text(key)}")
+def _timer(what: str, at: ExchangeId) -> str:
+    return f"{what}:{at.job_id.hex()}:{at.exchange}:{at.attempt}"
 
 
-def _text(key: RoundKey) -> str:
-    return f"{key[0].hex()}:{key[1]}:{key[2]}"
+def _set(what: str, at: ExchangeId, delay_s: float) -> fx.SetTimer:
+    return fx.SetTimer(_timer(what, at), delay_s)
 
 
-def _key(text: str) -> RoundKey:
-    """The round that `_text` gave this name."""
-    job, number, attempt = text.split(":")
-    return bytes.fromhex(job), int(number), int(attempt)
-
-
-# --- uploads: one complete, well-formed one of each device, or a refusal --------------------
+def _cancel(what: str, at: ExchangeId) -> fx.CancelTimer:
+    return fx.CancelTimer(_timer(what, at))
 
 
 class ProxyUploads:
-    """Takes uploads into the open rounds of `rounds`."""
+    """What devices answer: one complete, well-formed upload each into an open round."""
 
-    def __init__(self, parts: ProxyParts, rounds: ProxyRounds) -> None:
-        self._parts, self._rounds = parts, rounds
+    def __init__(self, context: ProxyContext, rounds: ProxyRounds) -> None:
+        self._context, self._rounds = context, rounds
 
     def offer(self, device: str, offer: Offer, now_s: float) -> list[fx.Effect]:
         """A device offers its upload, perhaps with the whole blob inside."""
         arrival = self._rounds.arrivals.get(device)
         if arrival is not None and arrival.signed == offer.header and not offer.data:
             return self._rounds.arrivals.offered(device, arrival, now_s)
-        check_signature(offer.header, device, self._parts.registry.verify_key(device), HEADER)
-        header = decode_header(offer.header)
+        key = self._context.registry.verify_key(device)
+        header = verified_header(offer.header, device, key)
         if not isinstance(header, Upload):
             raise ProtocolError("unexpected_header")
         digest = header.blob.digest
-        collection = self._rounds.by_key.get(key_of(header.at))
+        collection = self._rounds.collections.get(header.at)
         held = collection.uploads.get(device) if collection else None
         if held is not None:
             if held.digest in (digest, b""):  # after the batch it is enough that it answered
-                return [fx.Send(fx.DeviceAddress(device), self._parts.ack(digest, "held"))]
+                return [fx.Send(fx.DeviceAddress(device), self._context.ack(digest, "held"))]
             return self._refuse(device, digest, "duplicate", "duplicate_upload")
         if collection is None or not self._takes(collection, device):
             return self._refuse(device, digest, "closed", "closed_round")
@@ -495,7 +495,7 @@ class ProxyUploads:
 
     def _check(self, collection: Collection, device: str, header: Upload) -> None:
         collection.check_form(header)
-        settings = self._parts.settings
+        settings = self._context.settings
         check_claim(header.blob, settings.upload_bytes)
         check_parts_fit(header.blob, settings.packet_bytes)
 
@@ -504,7 +504,7 @@ class ProxyUploads:
         when an earlier round's batch may be gone.
         """
         more_bytes = 0 if device in collection.slots else collection.slot_bytes
-        if self._rounds.spooled_bytes + more_bytes > self._parts.settings.spool_bytes:
+        if self._rounds.spooled_bytes + more_bytes > self._context.settings.spool_bytes:
             raise ProtocolError("spool_full")
 
     def _begin(
@@ -525,7 +525,7 @@ class ProxyUploads:
     def _refuse(self, device: str, digest: bytes, status: str, reason: str) -> list[fx.Effect]:
         return [
             fx.Refuse(reason),
-            fx.Send(fx.DeviceAddress(device), self._parts.ack(digest, status, reason)),
+            fx.Send(fx.DeviceAddress(device), self._context.ack(digest, status, reason)),
         ]
 
     def part(self, device: str, part: Part, now_s: float) -> list[fx.Effect]:
@@ -540,7 +540,7 @@ class ProxyUploads:
         place = arrivals.take(device, arrival, part, now_s)
         if place is None:
             return arrivals.came(device, arrival, part, now_s)
-        collection = self._rounds.by_key[key_of(arrival.header.at)]
+        collection = self._rounds.collections[arrival.header.at]
         try:
             self._check_room(collection, device)
         except ProtocolError as error:
@@ -566,14 +566,14 @@ class ProxyUploads:
         collection.hold(device, held)
         return [
             fx.Persist(UploadKept(header.at, device, held)),
-            fx.Send(fx.DeviceAddress(device), self._parts.ack(held.digest, "held")),
+            fx.Send(fx.DeviceAddress(device), self._context.ack(held.digest, "held")),
             self._answered(collection),
             *self._rounds.advance(collection),
         ]
 
     def decline(self, device: str, at: ExchangeId, now_s: float) -> list[fx.Effect]:
         """A device says that it will not upload; final."""
-        collection = self._rounds.by_key.get(key_of(at))
+        collection = self._rounds.collections.get(at)
         if collection is None or not collection.open or device in collection.uploads:
             raise ProtocolError("closed_round")
         collection.decline(device)
@@ -583,14 +583,14 @@ class ProxyUploads:
 
     def came(self, device: str, now_s: float) -> list[fx.Effect]:
         """A device is there (again): with cover traffic it will answer every open round."""
-        for collection in self._rounds.by_key.values():
+        for collection in self._rounds.collections.values():
             collection.came(device)
         return self._rounds.arrivals.reconnected(device, now_s)
 
     def left(self, device: str) -> list[fx.Effect]:
         """A device is gone: nobody waits for it."""
         out: list[fx.Effect] = []
-        for collection in self._rounds.by_key.values():
+        for collection in self._rounds.collections.values():
             collection.left(device)
             if collection.cover:
                 out += self._rounds.advance(collection)

@@ -11,11 +11,10 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import (
     Ack,
     Batch,
-    Commit,
+    BroadcastHeader,
     Cover,
     Envelope,
     ExchangeId,
-    Manifest,
     Note,
     Signer,
 )
@@ -39,7 +38,7 @@ class KeptBroadcast:
     """A broadcast that late devices may still ask for."""
 
     signed: Envelope
-    header: Manifest | Commit
+    header: BroadcastHeader
     data: Data
 
 
@@ -139,7 +138,7 @@ class KeepBroadcast:
     """Check the digest of what came and make it durable; outcome `KeptBroadcast`, or `Failed`."""
 
     signed: Envelope
-    header: Manifest | Commit
+    header: BroadcastHeader
 
 
 @dataclass(frozen=True)
@@ -178,8 +177,8 @@ class ProxyMemory:
 
     kept: dict[bytes, KeptBroadcast] = field(default_factory=dict)  # by blob digest, oldest first
     uploads: list[UploadKept] = field(default_factory=list)
-    batches: dict[tuple[bytes, int, int], BatchKept] = field(default_factory=dict)
-    delivered: set[tuple[bytes, int, int]] = field(default_factory=set)
+    batches: dict[ExchangeId, BatchKept] = field(default_factory=dict)
+    delivered: set[ExchangeId] = field(default_factory=set)
     ended: dict[bytes, Note] = field(default_factory=dict)
 
 
@@ -207,22 +206,9 @@ class ProxySettings:
     cover_window_s: float = 0.0  # 0: no cover traffic
 
 
-RoundKey = tuple[bytes, int, int]
-
-
-def key_of(at: ExchangeId) -> tuple[bytes, int, int]:
-    """A round as a dictionary key."""
-    return (at.job_id, at.exchange, at.attempt)
-
-
-def kind_of(header: Manifest | Commit) -> str:
-    """`job`, `round`, `release` or `commit`."""
-    return "commit" if isinstance(header, Commit) else header.kind
-
-
 @dataclass
-class ProxyParts:
-    """What both sides of the proxy's machine share."""
+class ProxyContext:
+    """What the parts of the proxy's machine share."""
 
     signer: Signer
     cloud_key: VerifyKey

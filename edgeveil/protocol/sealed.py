@@ -1,4 +1,10 @@
-"""What the sealed broadcast holds once a selected device has opened it."""
+"""What is sealed: packages to the selected devices, segments to the cloud.
+
+A broadcast is one content key, sealed to each selected key, and the package under it. Everything
+public about it is bound into the context of the stanzas, of the stream and of the commitment, so no
+part of one broadcast can stand in another. A segment is bound to its exchange, to its group, and to
+a tag that only those can compute who opened that broadcast.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +39,8 @@ from edgeveil.crypto.stream import TAG_BYTES, commit, commits_to, open_stream, s
 from edgeveil.errors import CryptoError, ProtocolError
 from edgeveil.protocol.messages import ExchangeId, Group, Manifest
 from edgeveil.protocol.transfer import describe
+
+# --- packages --------------------------------------------------------------------------------
 
 
 class JobPackage(msgspec.Struct, frozen=True, array_like=True, tag="job"):
@@ -98,7 +106,7 @@ def unpack_tensors(data: bytes) -> dict[str, NDArray[np.generic]]:
     return found
 
 
-# --- the broadcast's envelope ---------------------------------------------------------------
+# --- broadcasts ------------------------------------------------------------------------------
 
 
 NO_KEY = bytes(32)
@@ -133,24 +141,13 @@ class Terms:
     ) -> Manifest:
         """The unsigned manifest of `package` for `selected` devices, sealed into `data`."""
         return Manifest(
-            kind=self.kind,
-            at=self.at,
-            sequence=self.sequence,
-            job_digest=self.job_digest,
-            phase=self.phase,
+            **vars(self),
             selected=selected,
-            min_batch=self.min_batch,
-            quorum=self.quorum,
-            deadline_s=self.deadline_s,
-            grace_s=self.grace_s,
-            groups=self.groups,
             stanza_bytes=stanza_bytes,
             package_digest=hashlib.sha256(package).digest(),
             package_bytes=len(package),
             commitment=commitment,
-            cloud_key=self.cloud_key,
             blob=describe(data, part_bytes),
-            shuffled=self.shuffled,
         )
 
 

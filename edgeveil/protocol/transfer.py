@@ -1,13 +1,18 @@
-"""Blobs in parts: cut, collect, ask for what is missing, check the whole."""
+"""Blobs: cut into parts, sent and asked for over messages, collected and checked as a whole.
+
+Every role does both. The sender offers a blob and answers requests for parts; the receiver takes
+parts in any order, asks for those that are missing with bounded credit, and believes nothing but
+the digest of the whole.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from edgeveil.errors import ProtocolError
-from edgeveil.protocol.effects import Address, Send
+from edgeveil.protocol.effects import Address, Effect, Send
 from edgeveil.protocol.messages import Blob, Envelope, Header, Need, Offer, Part
 
 try:  # zlib's CRC-32, ten times as fast where a processor multiplies without carry
@@ -17,6 +22,8 @@ except ImportError:  # no wheel for this machine
 
 NEED_LIMIT = 16  # parts one request may ask for: the receiver's credit
 SMALLEST_PART_BYTES = 256  # a held part costs about that much beside its bytes
+
+H = TypeVar("H", bound=Header)
 
 
 class Data(Protocol):
@@ -132,8 +139,7 @@ def whole(blob: Blob, data: bytes) -> bytes:
     return data
 
 
-# --- sending and fetching a blob over messages ----------------------------------------------
-
+# --- over messages ---------------------------------------------------------------------------
 
 FRAME_OVERHEAD_BYTES = 512  # version, tags, digests and lengths around a part or an offer's data
 
@@ -151,7 +157,7 @@ def check_parts_fit(blob: Blob, packet_bytes: int) -> None:
 
 def sends(
     to: Address, signed: Envelope, blob: Blob, data: Data, packet_bytes: int, *, push: bool = True
-) -> list[Send]:
+) -> list[Effect]:
     """An offer with the blob inline if it fits one packet, else the offer and (if `push`) parts."""
     if len(signed.payload) + len(data) + FRAME_OVERHEAD_BYTES <= packet_bytes:
         return [Send(to, Offer(signed, data[:]))]
@@ -159,7 +165,7 @@ def sends(
     return [Send(to, Offer(signed)), *(Send(to, piece) for piece in pieces)]
 
 
-def answer_need(to: Address, need: Need, blob: Blob, data: Data) -> list[Send]:
+def answer_need(to: Address, need: Need, blob: Blob, data: Data) -> list[Effect]:
     """The parts asked for, each once and no more than the credit.
 
     Raises ProtocolError `bad_index` for one that does not exist.
@@ -167,7 +173,7 @@ def answer_need(to: Address, need: Need, blob: Blob, data: Data) -> list[Send]:
     return [Send(to, part(blob, data, index)) for index in sorted(set(need.indices))[:NEED_LIMIT]]
 
 
-class Fetch:
+class Fetch(Generic[H]):
     """One blob under way towards us, and when to ask for what is missing.
 
     Parts are pushed where the blob is small. Where no part came since the last look, the
@@ -179,7 +185,7 @@ class Fetch:
     def __init__(
         self,
         offer: Offer,
-        header: Header,
+        header: H,
         limit_bytes: int,
         *,
         keep: bool = True,
@@ -246,9 +252,6 @@ def first_data(offer: Offer, blob: Blob) -> Iterable[Part]:
     if len(offer.data) != blob.size_bytes:
         raise ProtocolError("bad_part")
     return parts(blob, offer.data)
-
-
-# --- waits ----------------------------------------------------------------------------------
 
 
 class Backoff:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+from msgspec import structs
 
 from edgeveil.errors import ProtocolError
 from edgeveil.file_data import FileData, sync_folder
@@ -44,8 +45,6 @@ from edgeveil.protocol.proxy_tasks import (
     UploadKept,
     UploadPart,
     UploadsDropped,
-    key_of,
-    kind_of,
 )
 from edgeveil.sqlite_file import SqliteFile, StorageError
 from edgeveil_proxy.shuffle import Shuffle, shuffle_round
@@ -131,13 +130,13 @@ class Spool:
             case UploadKept(at=at, device=device, held=held):
                 db.execute(
                     "INSERT OR IGNORE INTO uploads VALUES (?, ?, ?, ?, ?, ?, ?)",
-                    (*key_of(at), device, _encode(held.groups), held.digest, held.slot),
+                    (*structs.astuple(at), device, _encode(held.groups), held.digest, held.slot),
                 )
                 self._counted_on.add(uploads_of(at))
             case BatchKept(at=at, signed=signed):
                 db.execute(
                     "INSERT OR IGNORE INTO batches VALUES (?, ?, ?, ?, 0)",
-                    (*key_of(at), _encode(signed)),
+                    (*structs.astuple(at), _encode(signed)),
                 )
                 self._forget_uploads(db, at)
             case UploadsDropped(at=at):
@@ -212,7 +211,7 @@ class Spool:
     def _keep(self, db: sqlite3.Connection, kept: KeptBroadcast) -> None:
         """Store a broadcast; of a job only the newest round stays, of releases the newest."""
         header, job_id = kept.header, kept.header.at.job_id
-        kind = kind_of(header)
+        kind = header.kind
         if kind == "round":
             self._drop_rounds(db, job_id)
             self._drop_kept(db, "job = ? AND kind IN ('round', 'commit')", job_id)
@@ -277,17 +276,17 @@ class Spool:
         for job, number, attempt, signed_bytes, delivered in rows:
             at = ExchangeId(job, number, attempt)
             if delivered:
-                memory.delivered.add(key_of(at))
+                memory.delivered.add(at)
                 continue
             signed = msgspec.msgpack.decode(signed_bytes, type=Envelope)
             header = decode_header(signed)
             if isinstance(header, Batch):
                 data = FileData(self._files.path(batch_of(at)))
-                memory.batches[key_of(at)] = BatchKept(at, signed, header, data)
+                memory.batches[at] = BatchKept(at, signed, header, data)
         for job, note in db.execute("SELECT job, note FROM ended ORDER BY number"):
             memory.ended[job] = msgspec.msgpack.decode(note, type=Note)
         return memory
 
 
 def _run(db: sqlite3.Connection, statement: str, at: ExchangeId) -> None:
-    db.execute(statement + " WHERE job = ? AND round = ? AND attempt = ?", key_of(at))
+    db.execute(statement + " WHERE job = ? AND round = ? AND attempt = ?", structs.astuple(at))

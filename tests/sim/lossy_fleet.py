@@ -139,7 +139,7 @@ class LossyFleet:
         proxy = self.net.nodes[fx.ProxyAddress()]
         machine = proxy.machine
         assert isinstance(machine, ProxyMachine)
-        (collection,) = machine.rounds.by_key.values()
+        (collection,) = machine.rounds.collections.values()
         tensor = device.number.to_bytes(8, "big")
         data = b"".join(seal_segment(collection.manifest, g, membership, tensor) for g in GROUPS)
         blob = describe(data, part_bytes(self.sizes.packet_bytes))

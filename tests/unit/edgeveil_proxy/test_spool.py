@@ -40,7 +40,6 @@ from edgeveil.protocol.proxy_tasks import (
     RoundDropped,
     UploadKept,
     UploadsDropped,
-    key_of,
 )
 from edgeveil.sqlite_file import StorageError
 from edgeveil_proxy.spool import Spool
@@ -81,7 +80,7 @@ def test_each_item_is_there_after_a_kill_right_behind_it(path: Path) -> None:
     assert kept.batch == made.batch and FileData.digest(kept.data) == made.batch.blob.digest
     spool.store(BatchDelivered(at()))
     memory = reopened(path)
-    assert (memory.batches, memory.delivered) == ({}, {key_of(at())})
+    assert (memory.batches, memory.delivered) == ({}, {at()})
     spool.close()
 
 
@@ -116,7 +115,7 @@ def test_a_second_upload_of_a_device_or_batch_of_a_round_changes_nothing(path: P
     made = batch(spool, 1)
     other = Batch(at(), 9, 9, made.batch.counts, made.batch.blob)
     spool.store(BatchKept(at(), PROXY.header(other), other, made.data))
-    assert reopened(path).batches[key_of(at())].batch == made.batch
+    assert reopened(path).batches[at()].batch == made.batch
     spool.close()
 
 
@@ -129,7 +128,7 @@ def test_a_dropped_round_stays_closed_and_keeps_no_ciphertext(path: Path) -> Non
     spool.store(RoundDropped(at()))
     memory = reopened(path)
     assert (memory.uploads, memory.batches) == ([], {})
-    assert memory.delivered == {key_of(at())}
+    assert memory.delivered == {at()}
     assert kinds(memory) == [(JOB, "round", 1)]  # late devices may still ask for it
     assert names(path) == {"kept"}
     spool.close()

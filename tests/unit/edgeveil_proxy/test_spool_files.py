@@ -28,7 +28,6 @@ from edgeveil.protocol.proxy_tasks import (
     KeepBroadcast,
     ShuffleRound,
     UploadPart,
-    key_of,
 )
 from edgeveil.sqlite_file import StorageError
 from edgeveil_proxy.spool import Spool
@@ -121,7 +120,7 @@ def test_a_write_that_fails_is_undone_as_a_whole(path: Path) -> None:
     assert names(path) == {"uploads"}
     spool._file.db.execute("DROP TRIGGER full")
     batch(spool, 1)
-    assert list(reopened(path).batches) == [key_of(at())]
+    assert list(reopened(path).batches) == [at()]
     spool.close()
 
 

@@ -133,7 +133,7 @@ class Driver:
         self.runtime.post(fx.Command("started"))
         offer = CLOUD.offer(manifest(model), model)
         self.runtime.post(fx.MessageReceived(fx.CloudAddress(), offer))
-        while not self.runtime.machine.rounds.by_key:  # type: ignore[attr-defined]
+        while not self.runtime.machine.rounds.collections:  # type: ignore[attr-defined]
             await asyncio.sleep(0.001)
         for number in Random(os.getpid()).sample(range(DEVICES), DEVICES):
             signer, data = device(number), b"".join(segments(number))

@@ -61,7 +61,7 @@ def opened(shuffle=None, memory=None, floor=3, push_bytes=1 << 20, **changes):
 
 
 def state(machine):
-    return machine.rounds.by_key[JOB, 1, 1].state
+    return machine.rounds.collections[at(1, 1)].state
 
 
 def decline(machine, number):

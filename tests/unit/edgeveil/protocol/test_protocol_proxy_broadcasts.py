@@ -183,7 +183,7 @@ def test_only_the_cloud_s_key_broadcasts(signer, reason):
     machine = proxy()
     out = cloud_says(machine, offer(manifest(MODEL), MODEL, signer))
     assert refused(out) == [reason] and out == of(out, fx.Refuse)
-    assert machine.memory.kept == {} and machine.rounds.by_key == {}
+    assert machine.memory.kept == {} and machine.rounds.collections == {}
 
 
 def test_a_device_cannot_broadcast_even_with_the_cloud_s_own_manifest():
@@ -191,7 +191,7 @@ def test_a_device_cannot_broadcast_even_with_the_cloud_s_own_manifest():
     assert refused(says(machine, ME, offer(manifest(MODEL), MODEL))) == ["unknown_signer"]
     forged = offer(manifest(MODEL), MODEL, ME.signer)
     assert refused(says(machine, ME, forged)) == ["unexpected_header"]
-    assert machine.rounds.by_key == {}
+    assert machine.rounds.collections == {}
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_a_new_attempt_ends_the_earlier_ones():
     open_round(machine)
     out = open_round(machine, manifest(MODEL, at(1, 2)))
     assert RoundDropped(at(1, 1)) in stored(out)
-    assert list(machine.rounds.by_key) == [(JOB, 1, 2)]
+    assert list(machine.rounds.collections) == [at(1, 2)]
     assert [kept.header.at for kept in machine.memory.kept.values()] == [at(1, 2)]
 
 
@@ -302,7 +302,7 @@ def test_a_device_speaks_for_itself_alone(note, reason):
     machine = proxy()
     open_round(machine)
     assert refused(says(machine, ME, note)) == [reason]
-    assert machine.online == set() and len(machine.rounds.by_key) == 1
+    assert machine.online == set() and len(machine.rounds.collections) == 1
 
 
 def test_a_device_that_was_not_admitted_is_unknown():
@@ -327,7 +327,9 @@ def test_a_close_drops_the_job_tells_the_devices_and_is_acknowledged():
     note = CLOUD.note(Close(JOB, "completed"))
     out = cloud_says(machine, note)
     assert JobEnded(JOB, note) in stored(out) and RoundDropped(at()) in stored(out)
-    assert to_devices(out) == [note] and machine.rounds.by_key == {} and machine.memory.kept == {}
+    assert (
+        to_devices(out) == [note] and machine.rounds.collections == {} and machine.memory.kept == {}
+    )
     again = cloud_says(machine, note)
     assert acks(again) == acks(out) == [("held", "")] and to_devices(again) == []
 

@@ -61,7 +61,7 @@ def test_a_round_that_was_overtaken_while_it_was_checked_is_not_opened():
     checked(machine, new, b"newer")
     out = checked(machine, old, MODEL)
     assert stored(out) == [BroadcastDropped(header.blob.digest)] and to_devices(out) == []
-    assert list(machine.rounds.by_key) == [(JOB, 1, 2)]
+    assert list(machine.rounds.collections) == [at(1, 2)]
     assert [kept.header.at for kept in machine.memory.kept.values()] == [at(1, 2)]
 
 
@@ -76,7 +76,7 @@ def test_a_commit_that_the_next_round_overtakes_is_still_passed_on():
     out = checked(machine, commit, data)
     assert to_devices(out) == [offer(record, data)] and acks(out) == [("held", "")]
     assert stored(out) == [BroadcastDropped(record.blob.digest)]
-    assert list(machine.rounds.by_key) == [(JOB, 2, 1)]
+    assert list(machine.rounds.collections) == [at(2, 1)]
 
 
 def test_what_is_checked_when_its_job_ends_is_not_kept():

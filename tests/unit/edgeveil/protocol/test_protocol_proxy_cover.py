@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol_kit import JOB, SEALED_BYTES, bodies, headers, manifest, refused, timers
+from protocol_kit import JOB, SEALED_BYTES, at, bodies, headers, manifest, refused, timers
 from proxy_bench import FLEET, MODEL, fire, open_round, proxy, says, to_devices, upload
 
 from edgeveil.protocol import effects as fx
@@ -53,7 +53,7 @@ def batches(effects):
 
 
 def state(machine):
-    return machine.rounds.by_key[JOB, 1, 1].state
+    return machine.rounds.collections[at(1, 1)].state
 
 
 def test_it_is_over_when_all_who_are_there_have_answered():

@@ -6,7 +6,6 @@ import hashlib
 
 import pytest
 from protocol_kit import (
-    JOB,
     PART_BYTES,
     SEALED_BYTES,
     at,
@@ -44,7 +43,7 @@ def opened(**settings):
 
 
 def collection(machine):
-    return machine.rounds.by_key[JOB, 1, 1]
+    return machine.rounds.collections[at(1, 1)]
 
 
 def test_an_upload_is_durable_before_it_is_acknowledged():
