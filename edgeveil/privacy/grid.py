@@ -52,7 +52,7 @@ def clip_rows(rows: Float64, bounds: Float64 | float) -> Float64:
     finite = np.where(valid[:, None], rows, 0.0)
     with np.errstate(over="ignore"):
         norms = row_norms(finite)
-    limit = np.broadcast_to(np.asarray(bounds, dtype=np.float64), norms.shape) * SHRINK
+    limit = np.asarray(bounds, dtype=np.float64) * SHRINK
     factor = limit / np.maximum(norms, limit)
     return finite * factor[:, None]
 

@@ -88,7 +88,7 @@ class FeaturePart(BlockPart):
 
 def size_of(shape: tuple[int, ...]) -> int:
     """The number of values of one record."""
-    return int(np.prod(shape, dtype=np.int64))
+    return math.prod(shape)
 
 
 def usable(x: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:

@@ -109,7 +109,8 @@ def test_pure_noise_has_no_delta_and_shares_epsilon():
 def test_the_l1_sensitivities_of_digits():
     """d = 64, c = 10, clip 0.6: √d = 8, (d + 1)/2 = 32.5, 2·0.6·√(64·0.9)."""
     device, _ = halves(noise="laplace")
-    found = [device.budget.events[p].sensitivity for p in ("centre", "quadratic", TRAIN)]
+    events = [device.budget.events[p] for p in ("centre", "quadratic", TRAIN)]
+    found = [event.sensitivity_steps * 2.0**-event.grid_bits for event in events]
     assert found == pytest.approx([8, 32.5, 1.2 * math.sqrt(57.6)], rel=1e-3)
 
 
