@@ -9,9 +9,8 @@ import pytest
 
 from edgeveil.errors import JobFailed
 from edgeveil.sites.files import load_site
-from edgeveil_lab.load.options import LoadOptions
-from edgeveil_lab.load.raw import RawSite, run_raw
-from edgeveil_lab.load.raw_parts import RawDevice
+from edgeveil_lab.load.raw_relay import RawDevice, RawSite, run_raw
+from edgeveil_lab.load.scenario import LoadOptions
 from edgeveil_tools.site.broker_plan import BrokerPlan
 from edgeveil_tools.site.brokers import BrokerProcess, free_ports
 from edgeveil_tools.site.provision import provision
@@ -60,7 +59,7 @@ def test_every_upload_arrives_and_is_measured(site):
 
 def test_it_stops_where_nothing_arrives(site, monkeypatch):
     accounts, devices, brokers = site
-    monkeypatch.setattr("edgeveil_lab.load.raw.STALLED_S", 0.5)
+    monkeypatch.setattr("edgeveil_lab.load.raw_relay.STALLED_S", 0.5)
     elsewhere = replace(accounts, onwards=accounts.edge)  # the relay writes to the wrong broker
     with pytest.raises(JobFailed, match="nothing arrives any more, 0 of"):
         run_raw(elsewhere, devices, LoadOptions(payload_bytes=64), rounds=1, brokers=brokers)

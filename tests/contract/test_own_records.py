@@ -16,8 +16,7 @@ from edgeveil.parts.own_records import device_records, held_records, of_shape
 from edgeveil.parts.partitions import PARTITIONS
 from edgeveil.parts.partitions.dealing import record_words
 from edgeveil.sites.data import DataSource, DeviceData
-from edgeveil_lab.audit.forms import CLASSES, FORMS, SIDE, Table, made_up
-from edgeveil_lab.audit.records import by_index
+from edgeveil_lab.audit.record_guard import CLASSES, FORMS, SIDE, RecordTable, by_index, made_up
 
 DEVICES, KEY = 5, bytes(range(32))
 POOR = {"kind": "iid", "lq_user": 0.5, "lq_data": 0.5, "lq_range": [0, 255]}
@@ -96,7 +95,7 @@ def test_a_records_words_are_the_same_on_every_machine():
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_a_device_answers_with_however_few_records(form, count, tmp_path):
-    table = Table(np.full((count, SIDE, SIDE), 7.0), np.zeros(count, np.int64))
+    table = RecordTable(np.full((count, SIDE, SIDE), 7.0), np.zeros(count, np.int64))
     found = fleet(written(form, tmp_path / "few", table), POOR)
     assert found.total() == count
     assert len(found) == min(count, 1)  # equal records share a place
@@ -104,7 +103,7 @@ def test_a_device_answers_with_however_few_records(form, count, tmp_path):
 
 @pytest.mark.parametrize("gaps", [0, 1, 2])
 def test_gaps_in_every_value_of_a_column_change_no_form(gaps, tmp_path):
-    table = Table(np.full((2, SIDE, SIDE), 7.0), np.zeros(2, np.int64))
+    table = RecordTable(np.full((2, SIDE, SIDE), 7.0), np.zeros(2, np.int64))
     table.x[:gaps] = np.nan
     assert fleet(written("parquet", tmp_path / "gaps", table), {"kind": "iid"}).total() == 2
 
@@ -118,7 +117,7 @@ def test_an_empty_list_is_no_records_of_any_shape(tmp_path):
 
 def test_equal_records_share_a_fate_whatever_their_labels(tmp_path):
     x = np.repeat(np.random.default_rng(0).integers(0, 255, (30, SIDE, SIDE)), 2, axis=0)
-    table = Table(x.astype(float), np.arange(60) % 2)
+    table = RecordTable(x.astype(float), np.arange(60) % 2)
     found = fleet(written("npz", tmp_path / "twice", table), {"kind": "iid"})
     places = {}
     for place, record, _ in found:
@@ -130,7 +129,9 @@ def test_equal_records_share_a_fate_whatever_their_labels(tmp_path):
 @pytest.mark.parametrize("kind", PARTITIONS.names())
 def test_own_records_are_dealt_about_as_the_rule_says(kind, tmp_path):
     chance = np.random.default_rng(1)
-    table = Table(chance.integers(0, 255, (3000, SIDE, SIDE)).astype(float), np.arange(3000) % 10)
+    table = RecordTable(
+        chance.integers(0, 255, (3000, SIDE, SIDE)).astype(float), np.arange(3000) % 10
+    )
     found = fleet(written("npz", tmp_path / "many", table), {"kind": kind}, classes=10)
     sizes, kinds = np.zeros(DEVICES + 1), [Counter() for _ in range(DEVICES)]
     for (place, _, label), count in found.items():

@@ -16,7 +16,7 @@ from edgeveil.parts.sources.csvfile import csv_faults, read_csv
 from edgeveil.parts.sources.idx import read_idx
 from edgeveil.parts.sources.mnist import EMNIST_CLASSES
 from edgeveil.parts.sources.npz import read_npz
-from edgeveil_lab.load.fleet import Fleet
+from edgeveil_lab.load.sites import LoadFleet
 from edgeveil_tools.site.broker_rules import read_users
 from tests.fuzz.target import Tape, Target, as_file, demand, scratch
 from tests.published_sets import read_published
@@ -135,8 +135,8 @@ def _users_seeds() -> Iterable[bytes]:
 
 
 def _fleet(data: bytes) -> None:
-    fleet = Fleet.from_bytes(data, "fleet")
-    demand(Fleet.from_bytes(fleet.to_bytes(), "fleet").members == fleet.members, "it survives")
+    fleet = LoadFleet.from_bytes(data, "fleet")
+    demand(LoadFleet.from_bytes(fleet.to_bytes(), "fleet").members == fleet.members, "it survives")
 
 
 TARGETS = {
@@ -153,6 +153,9 @@ TARGETS = {
     ),
     "users": Target(_users, _users_seeds, (BrokerError,), 1024, (b"$7$", b"$7$1000000$", b":")),
     "fleet": Target(
-        _fleet, lambda: [Fleet.make(count).to_bytes() for count in (0, 1, 3)], (UsageError,), 1024
+        _fleet,
+        lambda: [LoadFleet.make(count).to_bytes() for count in (0, 1, 3)],
+        (UsageError,),
+        1024,
     ),
 }

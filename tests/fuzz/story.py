@@ -21,7 +21,7 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
 from edgeveil.protocol.messages import decode, encode, encode_inner
 from edgeveil.protocol.transfer import NEED_LIMIT, describe
-from edgeveil_lab.load.shared import SharedVerifyKey
+from edgeveil_lab.load.device import SharedVerifyKey
 from tests.fuzz.samples import (
     BODIES,
     GROUPS,

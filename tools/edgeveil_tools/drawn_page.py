@@ -1,4 +1,4 @@
-"""A page of the docs whose marked places are drawn from the code.
+"""A page of the docs whose marked places are drawn from the code, or from what a run left.
 
 A place stands between `<!-- drawn: NAME -->` and `<!-- end -->`.
 """
@@ -11,12 +11,20 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-_MARK = re.compile(r"(<!-- drawn: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+_MARK = re.compile(r"(<!-- drawn: ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
 def redrawn(page: str, drawing: Callable[[str], str]) -> str:
     """The page with every drawing made anew; `drawing` takes its name."""
     return _MARK.sub(lambda mark: f"{mark[1]}{drawing(mark[2])}{mark[4]}", page)
+
+
+def placed(page: str, name: str, drawing: str) -> str:
+    """The page with this drawing in its place; at the end where it had none."""
+    if f"<!-- drawn: {name} -->\n" not in page:
+        before = page.rstrip("\n") + "\n\n" if page else ""
+        page = f"{before}<!-- drawn: {name} -->\n<!-- end -->\n"
+    return _MARK.sub(lambda m: f"{m[1]}{drawing if m[2] == name else m[3]}{m[4]}", page)
 
 
 def update(

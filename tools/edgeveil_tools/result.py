@@ -58,8 +58,8 @@ import math
 import os
 import platform
 import secrets
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -451,6 +451,19 @@ def write_whole(path: Path, raw: bytes) -> None:
         os.replace(scratch, path)  # noqa: PTH105 - says what it does
     finally:
         scratch.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(
+    where: Path, fix: str = "name a folder that you may write to with --out"
+) -> Iterator[None]:
+    """Within it what cannot be written is a UsageError that names the file, or `where`."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"cannot be written ({error.strerror})", where=str(error.filename or where), fix=fix
+        ) from error
 
 
 def finite(value: Any) -> Any:

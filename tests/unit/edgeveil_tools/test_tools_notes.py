@@ -8,9 +8,18 @@ import yaml
 
 from edgeveil_lab.reproduce.output import markdown as reproduced
 from edgeveil_lab.reproduce.run import tuned_rows
-from edgeveil_lab.table.claims import chosen_note, was_tuned
-from edgeveil_lab.table.command import Asked, Study, notes, study_of
-from edgeveil_lab.table.output import cells, markdown, picture, show
+from edgeveil_lab.table import (
+    TableJob,
+    TableOptions,
+    cells,
+    chosen_note,
+    markdown,
+    notes,
+    picture,
+    show,
+    study_of,
+    was_tuned,
+)
 from edgeveil_tools.cli import main
 from edgeveil_tools.local.job import Overrides, local_job
 
@@ -72,7 +81,7 @@ def test_a_table_says_which_settings_were_chosen_on_its_images():
 
 def test_a_table_of_chosen_settings_says_so_once_for_all_rows():
     paths = [Path(f"configs/jobs/{name}.yaml") for name in ("mnist_fm_local", "quickstart")]
-    studies = [Study(path, *local_job(path, Overrides()), Path("out")) for path in paths]
+    studies = [TableJob(path, *local_job(path, Overrides()), Path("out")) for path in paths]
     assert notes(studies) == [chosen_note(["mnist_fm_local"])]
     assert notes(studies[1:]) == []
 
@@ -94,7 +103,7 @@ def test_a_table_of_own_records_says_what_its_accuracy_is_of(tmp_path):
             },
         },
     )
-    told = notes([study_of(path, Asked(1, tmp_path))])
+    told = notes([study_of(path, TableOptions(1, tmp_path))])
     assert "records held back from the run's own" in told[0]
     assert "without any protection" in told[1]
 

@@ -14,9 +14,7 @@ import yaml
 from edgeveil.errors import JobFailed, UsageError
 from edgeveil.parts.sources.mnist import MNIST_FILES
 from edgeveil.sites.policy import Policy
-from edgeveil_lab.table.claims import claims
-from edgeveil_lab.table.command import Asked, table
-from edgeveil_lab.table.output import picture
+from edgeveil_lab.table import TableOptions, claims, picture, table
 from edgeveil_tools.cli import main
 from edgeveil_tools.local import data as run_data
 from edgeveil_tools.local.data import check_data, source
@@ -213,7 +211,7 @@ def test_mnist_that_is_nowhere_names_the_option_and_the_files(tmp_path, nowhere)
 
 def test_a_table_holds_every_seed_and_goes_on_where_it_stopped(tmp_path, capsys):
     path, out = job_file(tmp_path), tmp_path / "table"
-    asked = Asked(seeds=2, out=out, as_json=True)
+    asked = TableOptions(seeds=2, out=out, as_json=True)
     assert table([path], asked) == 0
     said = capsys.readouterr()
     (row,) = json.loads(said.out)["rows"]
@@ -257,13 +255,13 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path, capsys):
 
 def test_all_job_files_are_checked_before_the_first_one_runs(tmp_path, nowhere):
     with pytest.raises(UsageError, match="--data DIR"):
-        table([job_file(tmp_path), mnist_job(tmp_path)], Asked(seeds=1, out=tmp_path / "t"))
+        table([job_file(tmp_path), mnist_job(tmp_path)], TableOptions(seeds=1, out=tmp_path / "t"))
     assert not (tmp_path / "t").exists()
 
 
 def test_the_folder_of_a_table_is_for_the_jobs_that_read_one(tmp_path, mnist, nowhere):
     paths = [job_file(tmp_path), mnist_job(tmp_path)]
-    assert table(paths, Asked(seeds=1, out=tmp_path / "t", data=mnist)) == 0
+    assert table(paths, TableOptions(seeds=1, out=tmp_path / "t", data=mnist)) == 0
 
 
 def test_published_figures_stand_beside_their_job_alone():

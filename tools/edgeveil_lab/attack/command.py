@@ -12,19 +12,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from edgeveil.errors import UsageError
-from edgeveil_lab.attack.membership import Curve, Membership, infer
+from edgeveil_lab.attack.inversion import Inversion, Inverted, attacks, invert, why_no_pictures
+from edgeveil_lab.attack.membership import Membership, RocCurve, infer
 from edgeveil_lab.attack.membership import steps as membership_steps
-from edgeveil_lab.attack.pictures import Inversion, Inverted, attacks, invert, why_no_pictures
 from edgeveil_lab.attack.plots import draw_inversion, draw_membership
 from edgeveil_tools.local.data import is_published
 from edgeveil_tools.local.recording import Recording
-from edgeveil_tools.result import UNPROTECTED, write_json, write_whole
+from edgeveil_tools.pages import write_page
+from edgeveil_tools.result import UNPROTECTED, write_json, writing
 
 
 def attack(
@@ -104,7 +103,7 @@ def _scores(one: Inverted) -> dict[str, Any]:
     }
 
 
-def _plain(curve: Curve, upload: bool) -> dict[str, Any]:
+def _plain(curve: RocCurve, upload: bool) -> dict[str, Any]:
     return {
         "from": "one device's uploads" if upload else "global model",
         "attack": curve.name,
@@ -121,33 +120,19 @@ def _write(
     membership: Membership,
     found: dict[str, Any],
 ) -> None:
-    privacy = recording.job.privacy
-    try:
+    drawn = ["membership"] if inversion is None else ["inversion", "membership"]
+    with writing(target, "name another folder with --out"):
         target.mkdir(parents=True, exist_ok=True)
         if inversion is not None:
             draw_inversion(inversion, target / "inversion.png")
-        epsilon = recording.plan.setting.epsilon
-        draw_membership(membership, epsilon, privacy.delta, target / "membership.png")
+        epsilon, delta = recording.plan.setting.epsilon, recording.job.privacy.delta
+        draw_membership(membership, epsilon, delta, target / "membership.png")
         write_json(target / "attack.json", found)
         pictures = {
-            name: base64.b64encode((target / f"{name}.png").read_bytes()).decode()
-            for name in ("inversion", "membership")
-            if (target / f"{name}.png").exists() and (name != "inversion" or inversion)
+            name: base64.b64encode((target / f"{name}.png").read_bytes()).decode() for name in drawn
         }
-        write_whole(target / "attack.html", _page(found, pictures).encode())
-    except OSError as error:
-        raise UsageError(
-            f"cannot be written ({error.strerror})",
-            where=str(error.filename or target),
-            fix="name another folder with --out",
-        ) from error
-
-
-def _page(found: dict[str, Any], pictures: dict[str, str]) -> str:
-    environment = Environment(
-        loader=PackageLoader("edgeveil_tools"), autoescape=True, undefined=StrictUndefined
-    )
-    return environment.get_template("attack.html").render(found=found, pictures=pictures)
+        content = {"found": found, "pictures": pictures}
+        write_page(target / "attack.html", "attack.html", content, {})
 
 
 def _pictures_table(inversion: Inversion) -> Table:

@@ -15,14 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.data.records import Records
-from edgeveil.parts.exchange import Exchange, Tensors
-from edgeveil.parts.methods.fm import FmDevice
+from edgeveil.errors import PrivacyError
+from edgeveil.parts.exchange import TRAIN, Exchange, Tensors
+from edgeveil.parts.methods.fm import FmCloud, FmDevice, FmParameters
 from edgeveil.parts.methods.fm_sums import noised
+from edgeveil.parts.models.softmax_head import head_probabilities
 from edgeveil.parts.own_records import take
+from edgeveil.parts.setting import Setting
 from edgeveil.privacy.accountant import total_mu
-from edgeveil.privacy.events import GaussianEvent
+from edgeveil.privacy.events import Event, GaussianEvent
+from edgeveil.privacy.gaussian_mechanism import diagonal_of_triangle
 from edgeveil.privacy.sampler import os_random
-from edgeveil_lab.attack.models import confidence, event_variances, trained
 from edgeveil_tools.local.recording import Recording
 from edgeveil_tools.local.reference import RIDGE_SHARE
 
@@ -37,7 +40,7 @@ DRAWS = 50
 
 
 @dataclass(frozen=True)
-class Curve:
+class RocCurve:
     """A receiver operating characteristic, and what is read off it."""
 
     name: str
@@ -61,14 +64,14 @@ class Membership:
     """`model`: curves for the final global model; `rounds`: AUC of the loss by round, with noise
     and without; `upload`: curves for one device's uploads. `mu_round` and `mu_job` bound them."""
 
-    model: tuple[Curve, ...]
+    model: tuple[RocCurve, ...]
     rounds: tuple[tuple[float, float], ...]
-    upload: tuple[Curve, ...]
+    upload: tuple[RocCurve, ...]
     mu_round: float
     mu_job: float
 
 
-def roc(name: str, noise: bool, members: Float64, others: Float64) -> Curve:
+def roc(name: str, noise: bool, members: Float64, others: Float64) -> RocCurve:
     """The curve of a score that is larger for members."""
     scores = np.concatenate([members, others])
     order = np.argsort(-scores, kind="stable")
@@ -76,7 +79,7 @@ def roc(name: str, noise: bool, members: Float64, others: Float64) -> Curve:
     isin = np.arange(len(scores))[order] < len(members)
     tpr = np.append(0.0, (np.cumsum(isin) / len(members))[last])
     fpr = np.append(0.0, (np.cumsum(~isin) / len(others))[last])
-    return Curve(name, noise, fpr, tpr)
+    return RocCurve(name, noise, fpr, tpr)
 
 
 def infer(recording: Recording, advance: Callable[[], object] = lambda: None) -> Membership:
@@ -110,7 +113,7 @@ def steps(recording: Recording) -> int:
     return 2 + (2 * SHADOWS if records <= MOST_SHADOWED else 0)
 
 
-def single_uploads(recording: Recording, members: Records) -> tuple[Curve, ...]:
+def single_uploads(recording: Recording, members: Records) -> tuple[RocCurve, ...]:
     """Score ⟨what was seen − what is known, g⟩/σ² for a record's part g.
 
     Blind: the first training upload of a device, nothing else known. Informed: all other records
@@ -133,7 +136,7 @@ def single_uploads(recording: Recording, members: Records) -> tuple[Curve, ...]:
 
 
 @dataclass(frozen=True)
-class Heard:
+class CandidateScores:
     """Of one exchange: ‖g‖²/σ² and ⟨seen, g⟩/σ² over draws, for members and for others."""
 
     size_in: Float64
@@ -144,7 +147,7 @@ class Heard:
 
 def _heard(
     device: FmDevice, exchange: Exchange, sent: Tensors, inside: Records, outside: Records
-) -> Heard:
+) -> CandidateScores:
     """Fresh noise for one exchange, and what it leaves of each candidate's part."""
     event = device.budget.events[exchange.phase]
     variance = event_variances(event)
@@ -152,10 +155,10 @@ def _heard(
     noise = np.stack([noised(zero, event, os_random) for _ in range(DRAWS)]) / variance
     g_in, g_out = (_parts(device, exchange, sent, records) for records in (inside, outside))
     size_in, size_out = ((np.square(g) / variance).sum(axis=1) for g in (g_in, g_out))
-    return Heard(size_in, size_out, g_in @ noise.T + size_in[:, None], g_out @ noise.T)
+    return CandidateScores(size_in, size_out, g_in @ noise.T + size_in[:, None], g_out @ noise.T)
 
 
-def informed(name: str, heard: list[Heard]) -> Curve:
+def informed(name: str, heard: list[CandidateScores]) -> RocCurve:
     """The likelihood ratio's normal form: N(μ, 1) for members, N(0, 1) for others."""
     size_in = np.sqrt(sum(h.size_in for h in heard))[:, None]
     size_out = np.sqrt(sum(h.size_out for h in heard))[:, None]
@@ -170,7 +173,7 @@ def _parts(device: FmDevice, exchange: Exchange, sent: Tensors, records: Records
     return np.stack([row.ravel().astype(np.float64) for row in rows])
 
 
-def _blind(recording: Recording, noise: bool) -> Curve:
+def _blind(recording: Recording, noise: bool) -> RocCurve:
     """The first upload of each device against its own records and as many of nobody's."""
     device, exchange = recording.device, recording.rounds[0]
     event, sent, test = (
@@ -232,3 +235,63 @@ def _rehearsed(
 
 def _joined(parts: Sequence[Records]) -> Records:
     return Records(np.concatenate([p.x for p in parts]), np.concatenate([p.y for p in parts]))
+
+
+# --- training that an attacker rehearses: heads of `fm` on chosen records ---
+
+
+def trained(
+    parameters: FmParameters,
+    setting: Setting,
+    records: Records,
+    rng: np.random.Generator | None = None,
+) -> Iterator[Tensors]:
+    """The global model after each round; `records` pools those of `setting.devices` devices.
+
+    With `rng` the mean carries the noise of so many devices, drawn as one normal variable: this
+    is an attacker's rehearsal, nothing of it is released.
+    """
+    device, cloud = FmDevice(parameters, setting), FmCloud(parameters, setting)
+    state = cloud.initial_state()
+    for exchange in cloud.plan():
+        tensors = cloud.package(state, exchange)
+        mean = device.sums(exchange, tensors, records) / setting.devices
+        if rng is not None:
+            event = device.budget.events[exchange.phase]
+            spread = np.sqrt(event_variances(event) / setting.devices)
+            mean = mean + (rng.normal(size=spread.shape) * spread).reshape(mean.shape)
+        segments = device.finish(exchange, tensors, mean, "cpu")
+        state = cloud.absorb(state, exchange, segments, setting.devices)
+        if exchange.phase == TRAIN:
+            yield cloud.model(state)
+
+
+def event_variances(event: Event) -> Float64:
+    """Of each value that a Gaussian event releases, in steps²: a matrix's diagonal has more."""
+    if not isinstance(event, GaussianEvent):
+        raise PrivacyError(f"'{event.what}' is not Gaussian")
+    result = np.full(event.coordinates, float(event.finest_sigma_squared))
+    if event.finest_sigma_squared < event.sigma_squared:
+        result[diagonal_of_triangle(event.coordinates)] = float(event.sigma_squared)
+    return result
+
+
+def confidence(phi: Float64, labels: NDArray[np.int64], model: Tensors) -> Float64:
+    """log p − log(1 − p) (n,) of the true classes' probabilities p (Carlini et al. 2022)."""
+    chances = head_probabilities(phi, model)[np.arange(len(labels)), labels]
+    bounded = np.clip(chances, 1e-12, 1 - 1e-12)
+    return np.asarray(np.log(bounded) - np.log1p(-bounded))
+
+
+def normal_curve(fpr: Float64, mu: float) -> Float64:
+    """The most that μ-GDP allows: Φ(Φ⁻¹(FPR) + μ) (Dong, Roth and Su 2022)."""
+    from scipy.stats import norm
+
+    return np.asarray(norm.cdf(norm.ppf(fpr) + mu))
+
+
+def dp_curve(fpr: Float64, epsilon: float, delta: float) -> Float64:
+    """The most that (ε, δ)-DP allows (Kairouz et al. 2015)."""
+    first = math.exp(min(epsilon, 700.0)) * fpr + delta
+    second = 1 - math.exp(-epsilon) * (1 - delta - fpr)
+    return np.asarray(np.clip(np.minimum(first, second), 0.0, 1.0))

@@ -11,31 +11,24 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from edgeveil_lab.attack.invert import METHODS
-from edgeveil_lab.attack.membership import Curve, Membership
-from edgeveil_lab.attack.models import dp_curve, normal_curve
-from edgeveil_lab.attack.pictures import Inversion, Inverted
+from edgeveil_lab.attack.inversion import METHODS, Inversion, Inverted
+from edgeveil_lab.attack.membership import Membership, RocCurve, dp_curve, normal_curve
 from edgeveil_tools.report.plots import BLUE, GREEN, ORANGE, PURPLE, RED
+from edgeveil_tools.report.plots import STYLE as PLOT_STYLE
 
 INK, FAINT, PAPER = "#23272e", "#8a929c", "#ffffff"
 LEAST = 1e-3  # of the logarithmic axes
 STYLE: dict[str, Any] = {
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 9,
+    **PLOT_STYLE,
     "text.color": INK,
     "axes.labelcolor": INK,
     "axes.edgecolor": FAINT,
     "axes.titlesize": 10,
-    "axes.titlelocation": "left",
     "axes.titleweight": "bold",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
     "xtick.color": FAINT,
     "ytick.color": FAINT,
     "xtick.labelcolor": INK,
     "ytick.labelcolor": INK,
-    "legend.frameon": False,
     "legend.fontsize": 8,
     "savefig.facecolor": PAPER,
     "savefig.dpi": 150,
@@ -161,7 +154,7 @@ def _side_note(
     figure.add_artist(line)
 
 
-def _curves(axes: Axes, curves: tuple[Curve, ...], title: str) -> None:
+def _curves(axes: Axes, curves: tuple[RocCurve, ...], title: str) -> None:
     colours = iter((BLUE, ORANGE, PURPLE, RED, GREEN))
     known: dict[str, str] = {}
     for curve in curves:

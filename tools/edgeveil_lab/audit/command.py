@@ -30,15 +30,16 @@ from rich.table import Table
 from edgeveil.errors import PrivacyError, UsageError
 from edgeveil.privacy.guarantee import up
 from edgeveil.registry import nearest
-from edgeveil_lab.audit.attacks import FULL, QUICK, Attack, Effort, single_mechanisms
-from edgeveil_lab.audit.claimed import claimed_attacks
-from edgeveil_lab.audit.fm import fm_attacks
-from edgeveil_lab.audit.guards import Guard, GuardFinding, guards, judged
-from edgeveil_lab.audit.noise_only import noise_only_attack
-from edgeveil_lab.audit.stages import stage_attacks
+from edgeveil_lab.audit.fm_attacks import claimed_attacks, fm_attacks
+from edgeveil_lab.audit.guards import Guard, GuardFinding
+from edgeveil_lab.audit.mechanism_attacks import FULL, QUICK, Attack, Effort, single_mechanisms
 from edgeveil_lab.audit.statistics import BETA, Counts, caught, lower_bound
-from edgeveil_lab.audit.swarms import swarm_attacks
-from edgeveil_lab.audit.updates import update_attacks
+from edgeveil_lab.audit.update_attacks import (
+    noise_only_attack,
+    stage_attacks,
+    swarm_attacks,
+    update_attacks,
+)
 
 PIECES = 24  # of an attack's runs, so that all cores have work and the bar moves
 
@@ -83,6 +84,33 @@ def attacks(effort: Effort) -> tuple[Attack, ...]:
         *stage_attacks(effort.jobs),
         *claimed_attacks(effort),
     )
+
+
+@cache
+def guards() -> tuple[Guard, ...]:
+    """Every guard there is."""
+    from edgeveil_lab.audit.device_timing import device_guards
+    from edgeveil_lab.audit.noise_guard import derived_guards
+    from edgeveil_lab.audit.record_guard import records_guard
+    from edgeveil_lab.audit.run_guards import disclosure_guard, rehearsal_guard
+    from edgeveil_lab.audit.timing import SUBNORMALS
+
+    return (
+        SUBNORMALS,
+        *device_guards(),
+        records_guard(),
+        disclosure_guard(),
+        *derived_guards(),
+        rehearsal_guard(),
+    )
+
+
+def judged(mechanism: str, promise: str, quick: bool) -> GuardFinding:
+    """Play the guard of that name, both ways."""
+    found = (g for g in guards() if (g.mechanism, g.promise) == (mechanism, promise))
+    guard = next(found)
+    stands, flawed = guard.play(False, quick), guard.play(True, quick)
+    return GuardFinding(guard.mechanism, guard.promise, guard.flaw, stands, flawed)
 
 
 def audit(

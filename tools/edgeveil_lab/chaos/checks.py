@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeveil.errors import EdgeVeilError
+from edgeveil.jobs.plan import SOFTMAX, Plan
+from edgeveil.parts.exchange import Exchange
 from edgeveil.privacy.events import Event
-from edgeveil_lab.chaos.evidence import DeviceFacts, Evidence, JobFacts
-from edgeveil_lab.chaos.plan import Fault
-from edgeveil_lab.chaos.sums import sums_right
-from edgeveil_lab.chaos.supervisor import Ended, Trace
+from edgeveil.protocol.sealed import unpack_tensors
+from edgeveil_lab.chaos.evidence import CommittedExchange, DeviceFacts, Evidence, JobFacts
+from edgeveil_lab.chaos.faults import Fault
+from edgeveil_lab.chaos.supervisor import ProcessEnd, ProcessTrace
 
 SHOWN = 20  # violations of one check that are listed
 _AWAY = ("broker", "cut", "delay")  # a first dial fails; once it was up, a process comes back
@@ -33,7 +39,7 @@ _PROMISED = ("held", "counted", "missing")
 
 
 @dataclass(frozen=True)
-class Course:
+class RunFacts:
     """What the run itself saw.
 
     On the clock of the ends the faults began at `up_s` and were over at `quiet_s`; that clock
@@ -45,14 +51,14 @@ class Course:
     quiet_s: float = 0.0
     begun_at: float = 0.0
     touched: Mapping[str, int] = field(default_factory=dict)
-    ends: Sequence[Ended] = ()
-    traces: Sequence[Trace] = ()
+    ends: Sequence[ProcessEnd] = ()
+    traces: Sequence[ProcessTrace] = ()
     late: Sequence[str] = ()
     stalled: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckOutcome:
     """One check: how much it looked at, and what it found wrong."""
 
     name: str
@@ -66,7 +72,7 @@ class Checked:
         return not self.violations
 
 
-def jobs_complete(found: Evidence, course: Course) -> Iterator[str | int]:
+def jobs_complete(found: Evidence, course: RunFacts) -> Iterator[str | int]:
     """every job came to its end"""
     if course.stalled is not None:
         yield f"nothing moved any more at {course.stalled.get('at_s', 0.0):.0f} s, see `stalled`"
@@ -78,7 +84,7 @@ def jobs_complete(found: Evidence, course: Course) -> Iterator[str | int]:
             yield f"{job.id} is {job.status}: {job.reason or 'no reason'}"
 
 
-def rounds_intact(found: Evidence, _course: Course) -> Iterator[str | int]:
+def rounds_intact(found: Evidence, _course: RunFacts) -> Iterator[str | int]:
     """committed rounds without a gap, each with as many uploads as it may have"""
     for job in found.jobs:
         wanted = len(job.plan.exchanges) if job.status == "completed" else len(job.commits)
@@ -95,7 +101,7 @@ def rounds_intact(found: Evidence, _course: Course) -> Iterator[str | int]:
                 yield f"{_at(job, commit.index)} lists {len(commit.accepted)} segments"
 
 
-def counted_once(found: Evidence, _course: Course) -> Iterator[str | int]:
+def counted_once(found: Evidence, _course: RunFacts) -> Iterator[str | int]:
     """no update counted twice, and none that no device had priced and stored"""
     places: dict[bytes, list[str]] = {}
     for job in found.jobs:
@@ -111,7 +117,7 @@ def counted_once(found: Evidence, _course: Course) -> Iterator[str | int]:
         yield f"{where[0]} counts a segment that no device stored"
 
 
-def acknowledged_counted(found: Evidence, _course: Course) -> Iterator[str | int]:
+def acknowledged_counted(found: Evidence, _course: RunFacts) -> Iterator[str | int]:
     """every upload that the proxy acknowledged stands in its round's commit record"""
     commits = {
         (job.wire, commit.index, commit.attempt): (_at(job, commit.index), set(commit.accepted))
@@ -133,7 +139,7 @@ def acknowledged_counted(found: Evidence, _course: Course) -> Iterator[str | int
                 )
 
 
-def faults_met(found: Evidence, course: Course) -> Iterator[str | int]:
+def faults_met(found: Evidence, course: RunFacts) -> Iterator[str | int]:
     """rounds were committed while the faults went on"""
     count = rounds_during_faults(found, course)
     yield count
@@ -142,13 +148,13 @@ def faults_met(found: Evidence, course: Course) -> Iterator[str | int]:
         yield f"no round was committed during {kills} kills: this run proves nothing"
 
 
-def rounds_during_faults(found: Evidence, course: Course) -> int:
+def rounds_during_faults(found: Evidence, course: RunFacts) -> int:
     """How many rounds were committed between the first fault and the quiet time."""
     times_s = [c.committed_s - course.begun_at for job in found.jobs for c in job.commits]
     return sum(course.up_s <= at_s <= course.quiet_s for at_s in times_s)
 
 
-def warnings(found: Evidence, course: Course) -> list[str]:
+def warnings(found: Evidence, course: RunFacts) -> list[str]:
     """What makes a run prove less than it seems to."""
     lines = []
     if course.faults and not rounds_during_faults(found, course):
@@ -159,7 +165,7 @@ def warnings(found: Evidence, course: Course) -> list[str]:
     ]
 
 
-def ledgers_exact(found: Evidence, _course: Course) -> Iterator[str | int]:
+def ledgers_exact(found: Evidence, _course: RunFacts) -> Iterator[str | int]:
     """each release priced once, as the job says; nothing stored or sent without a price"""
     jobs = {job.wire.hex(): job for job in found.jobs}
     for device in found.devices:
@@ -184,7 +190,7 @@ def ledgers_exact(found: Evidence, _course: Course) -> Iterator[str | int]:
                     yield f"device {device.number} priced {where} as {list(release.events)}"
 
 
-def models_same(found: Evidence, _course: Course) -> Iterator[str | int]:
+def models_same(found: Evidence, _course: RunFacts) -> Iterator[str | int]:
     """states and releases whole and finite, the last release the same at cloud and devices"""
     for job in found.jobs:
         yield 1
@@ -202,7 +208,7 @@ def models_same(found: Evidence, _course: Course) -> Iterator[str | int]:
             yield f"device {device.number} does not hold the release of {released[-1].id}"
 
 
-def processes_sound(_found: Evidence, course: Course) -> Iterator[str | int]:
+def processes_sound(_found: Evidence, course: RunFacts) -> Iterator[str | int]:
     """no process ended but by a kill, a fault that excuses it, or the clean stop"""
     for end in course.ends:
         yield 1
@@ -214,7 +220,7 @@ def processes_sound(_found: Evidence, course: Course) -> Iterator[str | int]:
         yield f"{name} did not stop when asked to"
 
 
-def logs_silent(found: Evidence, _course: Course) -> Iterator[str | int]:
+def logs_silent(found: Evidence, _course: RunFacts) -> Iterator[str | int]:
     """no password, no token and no device's name in a log"""
     names = [f"box-{device.number}" for device in found.devices]
     for log, text in sorted(found.logs.items()):
@@ -232,39 +238,13 @@ def logs_silent(found: Evidence, _course: Course) -> Iterator[str | int]:
             yield f"{log} holds a device's id"
 
 
-CHECKS: tuple[Callable[[Evidence, Course], Iterator[str | int]], ...] = (
-    jobs_complete,
-    rounds_intact,
-    counted_once,
-    sums_right,
-    acknowledged_counted,
-    ledgers_exact,
-    models_same,
-    faults_met,
-    processes_sound,
-    logs_silent,
-)
-
-
-def check_all(found: Evidence, course: Course) -> list[Checked]:
-    """All checks, in their order. A check yields how many things it looked at, and violations."""
-    result = []
-    for check in CHECKS:
-        yielded = list(check(found, course))
-        violations = [item for item in yielded if isinstance(item, str)]
-        looked = sum(item for item in yielded if isinstance(item, int))
-        about = (check.__doc__ or "").strip()
-        result.append(Checked(check.__name__.replace("_", " "), about, looked, violations))
-    return result
-
-
 def _priced(job: JobFacts, index: int, device: DeviceFacts) -> Sequence[Event]:
     exchange = job.plan.exchange(index)
     events = tuple(job.plan.device.price(exchange)) if device.trains else ()
     return (*events, job.plan.softmax_event()) if exchange.infer else events
 
 
-def _excused(end: Ended, course: Course) -> bool:
+def _excused(end: ProcessEnd, course: RunFacts) -> bool:
     if end.how == "killed":
         return True
     if end.how == "stopped":
@@ -274,7 +254,7 @@ def _excused(end: Ended, course: Course) -> bool:
     )
 
 
-def _excuses(fault: Fault, end: Ended, after_s: float) -> bool:
+def _excuses(fault: Fault, end: ProcessEnd, after_s: float) -> bool:
     if fault.kind == "disk":
         return fault.target == end.name and 0 <= after_s <= fault.lasts_s + _DISK_S
     return (
@@ -288,3 +268,119 @@ def _excuses(fault: Fault, end: Ended, after_s: float) -> bool:
 
 def _at(job: JobFacts, index: int) -> str:
     return f"{job.id} round {index}"
+
+
+# --- the cloud's state, computed again from the devices' ledgers ---
+
+Array = NDArray[np.generic]
+Upload = tuple[str, Array]  # a segment's name and what was in it
+# Far above the rounding of a sum, far below what one device's noise moves.
+_RELATIVE, _ABSOLUTE = 1e-5, 1e-7
+
+
+def uploads_of(found: Evidence, job: JobFacts) -> dict[bytes, Upload]:
+    """What is behind each mark, as the ledgers of the devices that sealed it hold it.
+
+    Raises EdgeVeilError or ValueError where a ledger's tensors are not those of the receipt.
+    """
+    return {
+        mark: upload
+        for device in found.devices
+        for receipt in device.receipts
+        if receipt.job_id == job.wire
+        for mark, upload in _sealed(device, job, receipt.round, receipt.segment_hashes)
+    }
+
+
+def _sealed(
+    device: DeviceFacts, job: JobFacts, index: int, marks: tuple[bytes, ...]
+) -> Iterator[tuple[bytes, Upload]]:
+    payload = device.releases.get((job.wire.hex(), index))
+    if payload is None:
+        return
+    tensors = unpack_tensors(payload)
+    specs = job.plan.segments(job.plan.exchange(index))
+    names = [spec.name for spec in specs if spec.name in tensors]
+    for mark, name in zip(marks, names, strict=True):
+        yield mark, (name, tensors[name])
+
+
+def sums_right(found: Evidence, _course: object) -> Iterator[str | int]:
+    """the cloud's state is that of the mean of exactly the uploads that it lists"""
+    for job in found.jobs:
+        try:
+            yield from _job(job, uploads_of(found, job))
+        except (EdgeVeilError, ValueError) as error:
+            yield f"{job.id} cannot be computed again: {error}"
+
+
+def _job(job: JobFacts, uploads: Mapping[bytes, Upload]) -> Iterator[str | int]:
+    state = job.plan.cloud.initial_state()
+    for commit in job.commits:
+        where = f"{job.id} round {commit.index}"
+        exchange = job.plan.exchange(commit.index)
+        unknown = sum(mark not in uploads for mark in commit.accepted)
+        if unknown:
+            yield f"{where} lists {unknown} segments whose tensors no ledger holds"
+            return
+        groups = _groups(job.plan, exchange, commit, uploads)
+        least = min(map(len, groups.values()), default=0)
+        if commit.uploads != least or not least:
+            yield f"{where} has {commit.uploads} uploads and lists {least}"
+            return
+        mean = {name: np.mean(np.stack(arrays), axis=0) for name, arrays in groups.items()}
+        state = job.plan.cloud.absorb(state, exchange, mean, commit.uploads)
+        yield 1
+    if job.commits:
+        held = unpack_tensors(job.state) if job.state else {}
+        for name in sorted(state.keys() | held.keys()):
+            if name not in held or name not in state or not _close(held[name], state[name]):
+                yield f"{job.id}: '{name}' of the state is not that of the uploads listed"
+
+
+def _groups(
+    plan: Plan, exchange: Exchange, commit: CommittedExchange, uploads: Mapping[bytes, Upload]
+) -> dict[str, list[NDArray[np.float64]]]:
+    """The training segments that a commit lists, by name; a name of which none is listed too."""
+    found: dict[str, list[NDArray[np.float64]]] = defaultdict(list)
+    for spec in plan.cloud.segments(exchange):
+        found[spec.name] = []
+    for mark in commit.accepted:
+        name, array = uploads[mark]
+        if name != SOFTMAX:
+            found[name].append(array.astype(np.float64))
+    return found
+
+
+def _close(held: Array, wanted: Array) -> bool:
+    return held.shape == wanted.shape and np.allclose(
+        held.astype(np.float64), wanted.astype(np.float64), _RELATIVE, _ABSOLUTE
+    )
+
+
+# --- all of them ---
+
+CHECKS: tuple[Callable[[Evidence, RunFacts], Iterator[str | int]], ...] = (
+    jobs_complete,
+    rounds_intact,
+    counted_once,
+    sums_right,
+    acknowledged_counted,
+    ledgers_exact,
+    models_same,
+    faults_met,
+    processes_sound,
+    logs_silent,
+)
+
+
+def check_all(found: Evidence, course: RunFacts) -> list[CheckOutcome]:
+    """All checks, in their order. A check yields how many things it looked at, and violations."""
+    result = []
+    for check in CHECKS:
+        yielded = list(check(found, course))
+        violations = [item for item in yielded if isinstance(item, str)]
+        looked = sum(item for item in yielded if isinstance(item, int))
+        about = (check.__doc__ or "").strip()
+        result.append(CheckOutcome(check.__name__.replace("_", " "), about, looked, violations))
+    return result

@@ -21,14 +21,13 @@ from edgeveil_cloud.host import wire_id
 from edgeveil_edge.receipts import Receipt
 from edgeveil_edge.releases import ReleaseStore
 from edgeveil_edge.store import DeviceStore
-from edgeveil_lab.chaos import tap
 from edgeveil_tools.site.provision import Site
 
 HASH_BYTES = 32
 
 
 @dataclass(frozen=True)
-class Commit:
+class CommittedExchange:
     """One committed exchange; `committed_s` in seconds since 1970."""
 
     index: int
@@ -46,7 +45,7 @@ class JobFacts:
     status: str
     reason: str
     plan: Plan = field(repr=False)
-    commits: tuple[Commit, ...]
+    commits: tuple[CommittedExchange, ...]
     release_digest: str = ""
     state: bytes = field(default=b"", repr=False)  # tensors after the last committed round
     faults: tuple[str, ...] = ()
@@ -116,7 +115,7 @@ def _job(db: sqlite3.Connection, job: str, status: str, reason: str, canonical: 
         ' WHERE job = ? ORDER BY "index"',
         (job,),
     )
-    commits = tuple(Commit(i, a, u, _hashes(packed), s) for i, a, u, packed, s in rows)
+    commits = tuple(CommittedExchange(i, a, u, _hashes(packed), s) for i, a, u, packed, s in rows)
     state = db.execute('SELECT "index", tensors FROM states WHERE job = ?', (job,)).fetchone()
     release = db.execute("SELECT onnx, safetensors FROM releases WHERE job = ?", (job,)).fetchone()
     faults = []
@@ -148,7 +147,7 @@ def _device(state: Path, number: int, trains: bool) -> DeviceFacts:
         with closing(sqlite3.connect(state / LEDGER_FILE)) as db:
             found = db.execute("SELECT job, exchange FROM links WHERE kind = 'released'")
             links = tuple(found.fetchall())
-            releases = tap.releases(db)
+            releases = tapped_releases(db)
         held = ReleaseStore(state / "releases").current()
         release = None if held is None else (str(held.meta.get("job_id")), held.digest)
     except (EdgeVeilError, sqlite3.Error) as error:
@@ -180,3 +179,29 @@ def _graph_fault(onnx: bytes) -> str:
     except EdgeVeilError as error:
         return f"its released model cannot be read: {error}"
     return ""
+
+
+# --- a tap on a ledger, which keeps what it forgets ---
+
+_TAP = """
+CREATE TABLE IF NOT EXISTS chaos_kept (number INTEGER PRIMARY KEY, payload BLOB NOT NULL);
+CREATE TRIGGER IF NOT EXISTS chaos_keep BEFORE DELETE ON payloads
+BEGIN INSERT OR IGNORE INTO chaos_kept VALUES (OLD.number, OLD.payload); END;
+"""
+_ALL_RELEASES = """
+SELECT links.job, links.exchange, found.payload FROM links
+JOIN (SELECT number, payload FROM payloads UNION SELECT number, payload FROM chaos_kept) AS found
+USING (number) WHERE links.kind = 'released'
+"""
+_BUSY_S = 10.0
+
+
+def tap_ledger(ledger: Path) -> None:
+    """From now on nothing is forgotten. Raises sqlite3.Error: no ledger there yet."""
+    with closing(sqlite3.connect(f"file:{ledger}?mode=rw", timeout=_BUSY_S, uri=True)) as db:
+        db.executescript(_TAP)
+
+
+def tapped_releases(db: sqlite3.Connection) -> dict[tuple[str, int], bytes]:
+    """All tensors that were ever released, by (job on the wire in hex, exchange)."""
+    return {(job, exchange): bytes(payload) for job, exchange, payload in db.execute(_ALL_RELEASES)}

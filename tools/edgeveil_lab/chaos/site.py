@@ -15,11 +15,10 @@ from edgeveil.errors import BrokerError
 from edgeveil.jobs import Job
 from edgeveil.privacy.ledger import LEDGER_FILE
 from edgeveil.sites.files import load_site
-from edgeveil_lab.chaos import tap
-from edgeveil_lab.chaos.disks import Disks
-from edgeveil_lab.chaos.plan import LINKS, SIDES, Fault
-from edgeveil_lab.chaos.relay import Relays
-from edgeveil_lab.chaos.supervisor import Supervisor
+from edgeveil_lab.chaos.evidence import tap_ledger
+from edgeveil_lab.chaos.faults import LINKS, SIDES, Fault
+from edgeveil_lab.chaos.relays import Relays
+from edgeveil_lab.chaos.supervisor import Disks, Supervisor
 from edgeveil_tools.local.job import site_of
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.site.broker_plan import BrokerPlan
@@ -108,7 +107,7 @@ class ChaosSite:
     def tap_ledgers(self) -> None:
         """Once every device is up, before its first job: no release is forgotten from now on."""
         for number in range(1, self.site.plan.devices + 1):
-            tap.install(self.site.plan.edge_state(number) / LEDGER_FILE)
+            tap_ledger(self.site.plan.edge_state(number) / LEDGER_FILE)
 
     def begin(self, fault: Fault) -> None:
         """Bring a fault. A relay ends its own; the others end with `end`."""
@@ -130,7 +129,7 @@ class ChaosSite:
             self.supervisor.fill(fault.target, False)
         elif fault.kind == "broker":
             with self._lock:
-                _start(self.brokers[fault.target])
+                _start_broker(self.brokers[fault.target])
 
     def waiting(self) -> int:
         """Faults that were begun and are still to strike."""
@@ -145,7 +144,7 @@ class ChaosSite:
         return late
 
 
-def _start(broker: BrokerProcess) -> None:
+def _start_broker(broker: BrokerProcess) -> None:
     """Its old connections may hold the port for a moment."""
     end_s = time.monotonic() + _BROKER_START_S
     while True:

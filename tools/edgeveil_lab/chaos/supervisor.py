@@ -2,24 +2,123 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
+import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Literal
 
 import psutil
 
-from edgeveil_lab.chaos.disks import Disk
 from edgeveil_tools.lifeline import Lifeline
 from edgeveil_tools.local.children import spawn
+
+# --- state folders on small file systems of their own, each of which can be full ---
+
+_NEW_MOUNTS = 0x00020000  # CLONE_NEWNS
+_ROOM = "50%"  # of the memory, at most; nothing is taken before it is used
+
+DiskBy = Literal["full", "limit"]
+
+
+class Disk:
+    """One file system in memory, mounted on `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(mode=0o700, exist_ok=True)
+        _mount("-t", "tmpfs", "-o", f"size={_ROOM},mode=0700", "edgeveil-chaos", str(folder))
+
+    def fill(self) -> None:
+        """Leave no block that is free. Raises OSError where it was written to faster than that."""
+        for _ in range(100):
+            found = os.statvfs(self.folder)
+            used_bytes = (found.f_blocks - found.f_bfree) * found.f_frsize
+            # 0 would mean no bound. Refused where more was written in between.
+            if self._resize(str(max(used_bytes, found.f_frsize))):
+                return
+        raise OSError(f"{self.folder} cannot be filled")
+
+    def make_room(self) -> None:
+        """Let it be written to again."""
+        self._resize(_ROOM)
+
+    def close(self, *, keep: bool) -> None:
+        """Unmount it; what it holds stays in `folder` if `keep`."""
+        aside = self.folder.with_name(f"{self.folder.name}.kept")
+        if keep:
+            shutil.copytree(self.folder, aside)
+        subprocess.run(["umount", "--lazy", str(self.folder)], check=True)
+        if keep:
+            self.folder.rmdir()
+            aside.rename(self.folder)
+
+    def _resize(self, size: str) -> bool:
+        done = subprocess.run(
+            ["mount", "-o", f"remount,size={size}", str(self.folder)], capture_output=True
+        )
+        return done.returncode == 0
+
+
+class Disks:
+    """Makes them where the system allows it; `by` says how a disk is filled here."""
+
+    def __init__(self, by: DiskBy) -> None:
+        self.by = by
+        self._made: list[Disk] = []
+
+    def under(self, folder: Path) -> list[Disk]:
+        """A disk on this folder, which is empty; none where nothing may be mounted."""
+        if self.by == "limit":
+            return []
+        self._made.append(Disk(folder))
+        return self._made[-1:]
+
+    def close(self, *, keep: bool) -> None:
+        """Unmount all."""
+        while self._made:
+            self._made.pop().close(keep=keep)
+
+
+@contextmanager
+def own_disks(folder: Path, *, keep: bool) -> Iterator[Disks]:
+    """Disks that this process and its children alone see, so that they end with them, however.
+
+    `folder` is empty; it is tried out on it whether the system allows a mount.
+    """
+    disks = Disks("full" if _may_mount(folder) else "limit")
+    try:
+        yield disks
+    finally:
+        disks.close(keep=keep)
+
+
+def _may_mount(folder: Path) -> bool:
+    if sys.platform != "linux" or ctypes.CDLL(None).unshare(_NEW_MOUNTS):
+        return False
+    try:
+        _mount("--make-rprivate", "/")
+        Disk(folder).close(keep=False)
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    return True
+
+
+def _mount(*arguments: str) -> None:
+    subprocess.run(["mount", *arguments], check=True, capture_output=True)
+
+
+# --- processes ---
 
 How = Literal["killed", "stopped", "by itself"]
 
@@ -32,7 +131,7 @@ _KEPT_TRACES = 20
 
 
 @dataclass(frozen=True)
-class Ended:
+class ProcessEnd:
     """One end of a process. `at_s` counts from the supervisor's beginning; `said`: last line."""
 
     name: str
@@ -44,7 +143,7 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Trace:
+class ProcessTrace:
     """The first line of something that no process should ever write."""
 
     name: str
@@ -53,7 +152,7 @@ class Trace:
 
 
 @dataclass
-class _Kept:
+class _SupervisedProcess:
     """One process and all its lives. The lock of the supervisor guards it."""
 
     name: str
@@ -82,10 +181,10 @@ class Supervisor:
         self._lock = threading.RLock()
         self._stopping = False
         self._waiting = 0
-        self._all: dict[str, _Kept] = {}
+        self._all: dict[str, _SupervisedProcess] = {}
         self.filled = 0  # processes that a full disk met
-        self.ends: list[Ended] = []
-        self.traces: list[Trace] = []
+        self.ends: list[ProcessEnd] = []
+        self.traces: list[ProcessTrace] = []
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -94,7 +193,7 @@ class Supervisor:
 
     def start(self, name: str, arguments: Sequence[str], disks: Sequence[Disk] = ()) -> None:
         """Run `edgeveil <arguments>`, whose state lies on these disks, from now on."""
-        kept = self._all[name] = _Kept(name, tuple(arguments), tuple(disks))
+        kept = self._all[name] = _SupervisedProcess(name, tuple(arguments), tuple(disks))
         kept.keeper = threading.Thread(target=self._keep, args=(kept,), daemon=True, name=name)
         kept.keeper.start()
 
@@ -165,7 +264,7 @@ class Supervisor:
             self._lifeline.close()
         return late
 
-    def _keep(self, kept: _Kept) -> None:
+    def _keep(self, kept: _SupervisedProcess) -> None:
         """One process's lives, one after the other."""
         with (self._folder / f"{kept.name}.log").open("ab", buffering=0) as log:
             while True:
@@ -179,7 +278,7 @@ class Supervisor:
                 if process.returncode > 0:
                     time.sleep(_AGAIN_S)
 
-    def _spawn(self, kept: _Kept) -> subprocess.Popen[bytes]:
+    def _spawn(self, kept: _SupervisedProcess) -> subprocess.Popen[bytes]:
         threads = 1 if kept.name.startswith("worker") else None
         process = spawn(kept.arguments, subprocess.PIPE, self._lifeline, threads=threads)
         kept.process, kept.started_s, kept.starts = process, self._now_s(), kept.starts + 1
@@ -190,21 +289,23 @@ class Supervisor:
             self._aim(kept)
         return process
 
-    def _aim(self, kept: _Kept) -> None:
+    def _aim(self, kept: _SupervisedProcess) -> None:
         """Let the time of the next armed kill run."""
         timer = threading.Timer(kept.armed.popleft() * kept.start_s, self._strike, (kept,))
         timer.daemon = True
         timer.start()
         kept.aimed += 1
 
-    def _strike(self, kept: _Kept) -> None:
+    def _strike(self, kept: _SupervisedProcess) -> None:
         with self._lock:
             self._waiting -= 1
             kept.aimed -= 1
             if not self._stopping:
                 self.kill(kept.name)
 
-    def _copy(self, kept: _Kept, process: subprocess.Popen[bytes], log: BinaryIO) -> str:
+    def _copy(
+        self, kept: _SupervisedProcess, process: subprocess.Popen[bytes], log: BinaryIO
+    ) -> str:
         """All that it writes into its log; its last line."""
         line, heard = b"", False
         with process.stdout or open(os.devnull, "rb") as out:  # noqa: PTH123
@@ -214,10 +315,10 @@ class Supervisor:
                 log.write(line)
                 if _TRACE.match(line) and len(self.traces) < _KEPT_TRACES:
                     text = line.decode("utf-8", "replace").strip()
-                    self.traces.append(Trace(kept.name, self._now_s(), text))
+                    self.traces.append(ProcessTrace(kept.name, self._now_s(), text))
         return line.decode("utf-8", "replace").strip()
 
-    def _note(self, kept: _Kept, code: int, said: str) -> None:
+    def _note(self, kept: _SupervisedProcess, code: int, said: str) -> None:
         with self._lock:
             how: How = "by itself"
             if kept.doomed and code == -signal.SIGKILL:
@@ -225,20 +326,20 @@ class Supervisor:
             elif self._stopping:
                 how = "stopped"
             now = self._now_s()
-            self.ends.append(Ended(kept.name, now, now - kept.started_s, code, how, said))
+            self.ends.append(ProcessEnd(kept.name, now, now - kept.started_s, code, how, said))
 
 
-def _alive(kept: _Kept) -> bool:
+def _alive(kept: _SupervisedProcess) -> bool:
     return kept.process is not None and kept.process.poll() is None
 
 
-def _fill(kept: _Kept) -> None:
+def _fill(kept: _SupervisedProcess) -> None:
     """Fit its disks to whether they are full."""
     for disk in kept.disks:
         disk.fill() if kept.full else disk.make_room()
 
 
-def _limit(kept: _Kept) -> bool:
+def _limit(kept: _SupervisedProcess) -> bool:
     """Fit the size of files to it, where it has no disk of its own; False: the process is gone."""
     if kept.process is None or kept.process.poll() is not None:
         return False

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import resource
 import signal
+import socket
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,37 +17,89 @@ from rich.console import Console
 
 from edgeveil.errors import EdgeVeilError, UsageError
 from edgeveil.transport.mqtt_link import read_password
-from edgeveil_lab.load.fleet import Fleet
-from edgeveil_lab.load.joining import on_fast_loop
-from edgeveil_lab.load.limits import (
-    check_address,
-    check_files,
-    check_ports,
-    check_readable,
-    raise_files_limit,
-)
-from edgeveil_lab.load.local_site import LocalSite
-from edgeveil_lab.load.options import LoadOptions
-from edgeveil_lab.load.prometheus import Metrics
-from edgeveil_lab.load.raw import RawSite, ratio, run_raw
-from edgeveil_lab.load.raw_parts import RawDevice
+from edgeveil_lab.load.display import LoadMetrics, LoadView, show_result
+from edgeveil_lab.load.generator import on_fast_loop, raise_files_limit
+from edgeveil_lab.load.raw_relay import RawDevice, RawSite, ratio, run_raw
 from edgeveil_lab.load.report import write_load_report
-from edgeveil_lab.load.running_site import dismiss, running_target
-from edgeveil_lab.load.session import LOOPBACK, Session, Show
-from edgeveil_lab.load.table import show
-from edgeveil_lab.load.verdict import faults
-from edgeveil_lab.load.view import LiveView
+from edgeveil_lab.load.run_log import faults
+from edgeveil_lab.load.scenario import LoadOptions, option_of
+from edgeveil_lab.load.session import LOOPBACK, LoadSession, Show
+from edgeveil_lab.load.sites import LoadFleet, LocalSite, dismiss, running_target
 from edgeveil_tools.local.children import Children
 from edgeveil_tools.local.run import signals
 from edgeveil_tools.result import write_json
 from edgeveil_tools.scratch import scratch
+
+# --- what one machine allows: open files and outgoing ports ---
+
+_SPARE_FILES = 100
+_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+def check_files(connections: int, limit: int) -> None:
+    """Raise UsageError unless a process may hold so many connections."""
+    needed = connections + _SPARE_FILES
+    if resource.RLIM_INFINITY != limit < needed:
+        raise UsageError(
+            f"{connections} connections need {needed} open files, {limit} are allowed",
+            where="ulimit -n",
+            fix=f"raise the hard limit (ulimit -Hn {needed}), or play fewer devices",
+        )
+
+
+def check_ports(connections: int) -> None:
+    """Raise UsageError unless the system has a port for each connection to one broker."""
+    try:
+        low, high = (int(word) for word in _PORT_RANGE.read_text("ascii").split())
+    except (OSError, ValueError):
+        return
+    if connections > high - low + 1:
+        raise UsageError(
+            f"{connections} connections to one broker need as many ports, there are"
+            f" {high - low + 1}",
+            where=str(_PORT_RANGE),
+            fix="widen it (sysctl net.ipv4.ip_local_port_range='1024 65535'),"
+            " or play the rest from another host",
+        )
+
+
+def check_address(listen: tuple[str, int]) -> None:
+    """Raise UsageError unless generators can be taken at this host and port."""
+    host, port = listen
+    if port == 0:
+        return
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        raise UsageError(
+            f"cannot be listened at ({os.strerror(error.errno or 0)})",
+            where=f"--listen {host}:{port}",
+            fix="name an address of this machine and a free port",
+        ) from None
+
+
+def check_readable(options: LoadOptions) -> None:
+    """Raise UsageError for a file among the options that cannot be read."""
+    for key in ("ca", "cert", "key", "password_file", "fleet"):
+        path: Path | None = getattr(options, key)
+        try:
+            if path is not None:
+                path.open("rb").close()
+        except OSError as error:
+            raise UsageError(
+                f"{path} cannot be read ({error.strerror})",
+                where=option_of(key),
+                fix="name a file that you may read",
+            ) from None
+
 
 INTERRUPTED = 130
 _RAW_ROUNDS = 5
 
 
 @dataclass(frozen=True)
-class Sharing:
+class RemoteGenerators:
     """Generators of other hosts: where they find the leader, and how many there will be."""
 
     listen: tuple[str, int] = (LOOPBACK, 0)
@@ -52,7 +107,7 @@ class Sharing:
     token_file: Path | None = None
 
 
-def run(options: LoadOptions, sharing: Sharing, *, as_json: bool) -> int:
+def run(options: LoadOptions, sharing: RemoteGenerators, *, as_json: bool) -> int:
     """Play it; 0, 1 for a loss, a wrong sum or growing memory, 130 after Ctrl-C.
 
     Raises EdgeVeilError.
@@ -81,7 +136,7 @@ def run(options: LoadOptions, sharing: Sharing, *, as_json: bool) -> int:
     return int(any(True for result in results for _ in faults(result)))
 
 
-def _check(options: LoadOptions, sharing: Sharing) -> None:
+def _check(options: LoadOptions, sharing: RemoteGenerators) -> None:
     """Raise UsageError for what cannot be, before anything starts."""
     most = max(options.counts)
     generators = options.processes + sharing.remote
@@ -107,7 +162,7 @@ def _check(options: LoadOptions, sharing: Sharing) -> None:
 
 
 def _play(
-    options: LoadOptions, sharing: Sharing, console: Console, *, spans: bool
+    options: LoadOptions, sharing: RemoteGenerators, console: Console, *, spans: bool
 ) -> tuple[dict[str, Any], BaseException | None]:
     """One count of devices: its result, and what ended it early."""
     # A second Ctrl-C must not leave children behind; stopping takes a few seconds at most.
@@ -119,7 +174,7 @@ def _play(
         stack.callback(generators.stop)
         site, target, fleet, password = None, None, None, None
         if options.starts_site:
-            fleet = Fleet.make(options.devices)
+            fleet = LoadFleet.make(options.devices)
             password = read_password(options.password_file)
             site = LocalSite(options, fleet, folder, logs)
             stack.callback(site.stop)
@@ -130,13 +185,13 @@ def _play(
             stack.callback(dismiss, options, fleet)
         if target.ca is not None and options.ca is None:
             options = options.model_copy(update={"ca": target.ca})
-        view = stack.enter_context(LiveView(options, console))
+        view = stack.enter_context(LoadView(options, console))
         watchers: list[Show] = [view.update]
         if options.prometheus is not None:
-            metrics = Metrics(options.prometheus)
+            metrics = LoadMetrics(options.prometheus)
             stack.callback(metrics.close)
             watchers.append(metrics.update)
-        session = Session(
+        session = LoadSession(
             options,
             fleet,
             target,
@@ -172,7 +227,7 @@ def _tell(watchers: list[Show], sample: dict[str, Any]) -> None:
         watcher(sample)
 
 
-def _until_stopped(session: Session) -> BaseException | None:
+def _until_stopped(session: LoadSession) -> BaseException | None:
     """Run it on a loop of its own; Ctrl-C and SIGTERM end it in good order."""
     failure: list[BaseException] = []
 
@@ -223,4 +278,4 @@ def _keep(
     if as_json:
         print(json.dumps(result, allow_nan=False), flush=True)
     else:
-        show(console, result)
+        show_result(console, result)

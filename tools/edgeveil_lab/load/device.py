@@ -1,33 +1,267 @@
-"""One simulated device: the real machine on a bare connection, with memory for its only store."""
+"""One simulated device: the real machine on a bare connection, with memory for its only store.
+
+A broadcast reaches every device as the same bytes. They are decoded once, and a signature of the
+cloud or the proxy on the same bytes is checked once; everything that is a device's own (opening,
+sealing, signing) is done for each.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import os
+import random
+import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
 from edgeveil.crypto.keys import OpeningKey, SigningKey, VerifyKey
-from edgeveil.errors import ProtocolError
+from edgeveil.errors import EdgeVeilError, ProtocolError
+from edgeveil.jobs import compile_canonical
+from edgeveil.jobs.plan import Plan
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol import sealed as sealing
 from edgeveil.protocol.device import DeviceMachine
-from edgeveil.protocol.device_tasks import DeviceMemory, DeviceSettings, OpenPackage, OutboxPut
+from edgeveil.protocol.device_tasks import (
+    ComputeAnswer,
+    DeviceMemory,
+    DeviceSettings,
+    Installation,
+    InstallJob,
+    InstallRelease,
+    OpenedPackage,
+    OpenPackage,
+    OutboxPut,
+    SealDummies,
+    SealedAnswer,
+)
 from edgeveil.protocol.messages import (
     Ack,
     Bye,
+    Commit,
     ExchangeId,
+    Manifest,
+    Message,
     Note,
     Offer,
     Part,
     Signer,
+    decode,
     decode_body,
+    decode_header,
     encode,
 )
+from edgeveil.protocol.sealed import decode_package
+from edgeveil.protocol.transfer import Assembly
 from edgeveil.transport.link import ALL_DOWN, device_down, device_up
 from edgeveil.transport.mqtt_packets import Login, encoded_topic
-from edgeveil_lab.load.fleet import Member
-from edgeveil_lab.load.mqtt import Client
-from edgeveil_lab.load.shared import Shared
-from edgeveil_lab.load.work import Worker
+from edgeveil_lab.load.counters import UploadCounters
+from edgeveil_lab.load.mqtt import BareClient
+from edgeveil_lab.load.sites import FleetMember
+
+# --- what the devices of one process have in common: frames, jobs, noise, counts, chance ---
+
+_FRAMES = 4096
+_FRAMES_BYTES = 128 << 20
+_KEY_BYTES = 96  # of a frame: tag, blob digest and index of a part, signer and more of an offer
+_POOL_BYTES = 4 << 20
+_SIGNATURES = 64
+
+
+class SharedWork:
+    """One per generator process. `now_s` is the leader's clock, seconds since 1970."""
+
+    def __init__(self, packet_bytes: int, payload_bytes: int, offset_s: float = 0.0) -> None:
+        self.counters = UploadCounters()
+        self.chance = random.Random(os.urandom(16))  # noqa: S311 - who goes away, and when
+        self._packet_bytes, self._offset_s = packet_bytes, offset_s
+        self._frames: OrderedDict[bytes, tuple[bytes, Message]] = OrderedDict()
+        self._frames_bytes = 0
+        self._blobs: dict[bytes, bytes] = {}
+        self._plans: dict[bytes, Plan] = {}
+        self._commits: dict[bytes, tuple[Commit, Assembly]] = {}
+        pool = np.random.default_rng().standard_normal(
+            max(_POOL_BYTES, 2 * payload_bytes) // 4, np.float32
+        )
+        self._noise = pool.astype("<f4").tobytes()
+
+    def now_s(self) -> float:
+        """The leader's time."""
+        return time.time() + self._offset_s
+
+    # --- frames ---
+
+    def message(self, frame: bytes) -> Message:
+        """The frame's message, and a note of what commit records say. Raises ProtocolError."""
+        key = frame[:_KEY_BYTES]
+        known = self._frames.get(key)
+        if known is not None and known[0] == frame:
+            return known[1]
+        message = decode(frame, self._packet_bytes)
+        if isinstance(message, Offer | Part):
+            self._follow(message)
+            self._frames[key] = (frame, message)
+            self._frames_bytes += len(frame)
+            while len(self._frames) > _FRAMES or self._frames_bytes > _FRAMES_BYTES:
+                _, (old, _message) = self._frames.popitem(last=False)
+                self._frames_bytes -= len(old)
+        return message
+
+    def blob(self, digest: bytes, data: bytes) -> bytes:
+        """One copy of a broadcast for all devices that wait for their turn to open it."""
+        if digest not in self._blobs:
+            while len(self._blobs) >= 4:
+                del self._blobs[next(iter(self._blobs))]
+            self._blobs[digest] = data
+        return self._blobs[digest]
+
+    def _follow(self, message: Message) -> None:
+        """Read each commit record once, whichever device it came to first; forget old rounds."""
+        if isinstance(message, Offer):
+            header = decode_header(message.header)
+            if isinstance(header, Manifest) and header.kind == "round":
+                self._forget()
+            if not isinstance(header, Commit) or self.counters.committed(header.at):
+                return
+            if message.data or not header.blob.size_bytes:
+                self.counters.commit(header.at, message.data)
+            else:
+                assembly = Assembly(header.blob, header.blob.size_bytes)
+                self._commits.setdefault(header.blob.digest, (header, assembly))
+        elif isinstance(message, Part) and message.blob in self._commits:
+            header, assembly = self._commits[message.blob]
+            if assembly.add(message):
+                del self._commits[message.blob]
+                self.counters.commit(header.at, assembly.finish())
+
+    def _forget(self) -> None:
+        """A new round: what was for the one before hardly comes again."""
+        self._frames.clear()
+        self._blobs.clear()
+        self._frames_bytes = 0
+
+    # --- work ---
+
+    def learn(self, job_id: bytes, canonical: bytes, digest: bytes) -> None:
+        """Keep a job's plan. Raises ProtocolError `wrong_job`."""
+        if hashlib.sha256(canonical).digest() != digest:
+            raise ProtocolError("wrong_job")
+        if job_id not in self._plans:
+            self._plans[job_id] = compile_canonical(canonical)
+
+    def plan(self, manifest: Manifest) -> Plan:
+        """The plan of a round's job. Raises ProtocolError `unknown_job`."""
+        plan = self._plans.get(manifest.at.job_id)
+        if plan is None:
+            raise ProtocolError("unknown_job")
+        return plan
+
+    def noise(self, byte_count: int) -> bytes:
+        """Finite float32 noise, from a random place of a pool that was drawn beforehand."""
+        start = 4 * self.chance.randrange((len(self._noise) - byte_count) // 4)
+        return self._noise[start : start + byte_count]
+
+
+class SharedVerifyKey(VerifyKey):
+    """The cloud's key: the same signature on the same bytes is checked once for all devices."""
+
+    __slots__ = ("_checks",)
+    _checks: GoodSignatures
+
+    def __init__(self, raw: bytes) -> None:
+        super().__init__(raw)
+        object.__setattr__(self, "_checks", GoodSignatures(super().library_key()))
+
+    def library_key(self) -> GoodSignatures:  # type: ignore[override]
+        """The library's key, with a memory."""
+        return self._checks
+
+
+class GoodSignatures:
+    """The last signatures that were found good."""
+
+    def __init__(self, key: Ed25519PublicKey) -> None:
+        self._key = key
+        self._good: OrderedDict[tuple[bytes, bytes], None] = OrderedDict()
+
+    def verify(self, signature: bytes, data: bytes) -> None:
+        """Raises InvalidSignature."""
+        if (signature, data) in self._good:
+            return
+        self._key.verify(signature, data)
+        self._good[signature, data] = None
+        if len(self._good) > _SIGNATURES:
+            self._good.popitem(last=False)
+
+
+# --- what a device does for its machine: it opens, packs, seals for real, of noise ---
+
+
+class NoiseWorker:
+    """One device's opening key and the membership of its newest round.
+
+    `total` is the sum of the newest upload's values.
+    """
+
+    __slots__ = ("_membership", "_opening", "_shared", "total")
+
+    def __init__(self, shared: SharedWork, opening: OpeningKey) -> None:
+        self._shared, self._opening = shared, opening
+        self._membership, self.total = b"", 0.0
+
+    def perform(self, task: object) -> object:
+        """The outcome of one task; `Failed` where it cannot be done."""
+        try:
+            match task:
+                case OpenPackage(manifest=manifest, blob=blob):
+                    return self._open(manifest, blob)
+                case InstallJob(manifest=manifest, package=package):
+                    self._shared.learn(manifest.at.job_id, package.job, manifest.job_digest)
+                    return Installation()
+                case ComputeAnswer(manifest=manifest):
+                    return self._seal(manifest, self._membership, dummy=False)
+                case SealDummies(manifest=manifest):
+                    return self._seal(manifest, os.urandom(32), dummy=True)
+                case InstallRelease():
+                    return Installation()
+        except ProtocolError as error:
+            return fx.WorkFailed(error.reason)
+        except EdgeVeilError as error:
+            return fx.WorkFailed(str(error))
+        return fx.WorkFailed("unknown_task")
+
+    def _open(self, manifest: Manifest, blob: bytes) -> OpenedPackage:
+        opened = sealing.open_broadcast(self._opening, manifest, blob)
+        chance = self._shared.chance.random()
+        if opened is None:
+            return OpenedPackage(None, chance)
+        package, membership = opened
+        if manifest.kind == "round":
+            self._membership = membership
+        return OpenedPackage(decode_package(package), chance)
+
+    def _seal(self, manifest: Manifest, membership: bytes, *, dummy: bool) -> SealedAnswer:
+        plan = self._shared.plan(manifest)
+        exchange = plan.exchange(manifest.at.exchange)
+        if manifest.groups != plan.groups(exchange):
+            raise ProtocolError("wrong_groups")
+        specs = plan.segments(exchange)
+        noise = [self._shared.noise(spec.byte_count) for spec in specs]
+        self.total = sum(float(np.frombuffer(n, "<f4").sum(dtype=np.float64)) for n in noise)
+        sealed = [
+            sealing.seal_segment(manifest, group, membership, one)
+            for one, group in zip(noise, manifest.groups, strict=True)
+        ]
+        groups, sizes = tuple(range(len(sealed))), tuple(map(len, sealed))
+        marks = tuple(sealing.segment_mark(membership, segment) for segment in sealed)
+        return SealedAnswer(groups, sizes, b"".join(sealed), marks, dummy)
+
+
+# --- the device ---
 
 KEEPALIVE_S = 60
 BACKOFF_BASE_S, BACKOFF_CAP_S = 1.0, 60.0  # as the real link's
@@ -49,8 +283,8 @@ Queue = Callable[["LoadDevice", object], None]
 
 
 @dataclass(frozen=True)
-class Setup:
-    """What all devices of a process share beside `Shared`. `dial` and `queue` are its loop's."""
+class DeviceSetup:
+    """What else all devices of a process share. `dial` and `queue` are its loop's."""
 
     cloud_key: VerifyKey
     proxy_key: VerifyKey
@@ -67,7 +301,7 @@ class LoadDevice:
     """A machine, its connection, its timers. `online` while it wants to be connected."""
 
     def __init__(
-        self, setup: Setup, shared: Shared, member: Member, slow_bytes_per_s: int = 0
+        self, setup: DeviceSetup, shared: SharedWork, member: FleetMember, slow_bytes_per_s: int = 0
     ) -> None:
         signing = SigningKey(member.signing)
         self.id = signing.public().fingerprint()
@@ -80,12 +314,12 @@ class LoadDevice:
             DeviceMemory(),
             DeviceSettings(packet_bytes=setup.packet_bytes, blob_bytes=1 << 40),
         )
-        self._worker = Worker(shared, OpeningKey(member.opening))
+        self._worker = NoiseWorker(shared, OpeningKey(member.opening))
         self._password = member.password
         self._topic = encoded_topic(device_up(self.id))
         self._loop = asyncio.get_running_loop()
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._client: Client | None = None
+        self._client: BareClient | None = None
         self._failures, self._up_since_s, self._dialled_s = 0, 0.0, 0.0
         self._upload: _Upload | None = None
         self._held_before_s: float | None = None
@@ -95,7 +329,7 @@ class LoadDevice:
 
     # --- the connection ---
 
-    def client(self) -> Client:
+    def client(self) -> BareClient:
         """A fresh connection, to be dialled now."""
         setup, will = self._setup, encode(self._signer.note(Bye(self.id)))
         login = Login(
@@ -107,10 +341,10 @@ class LoadDevice:
             packet_bytes=setup.packet_bytes,
         )
         self.answered.clear()
-        self._dialled_s, tally = self._loop.time(), self._shared.tally
-        tally.first_dial_s = tally.first_dial_s or self._shared.now_s()
+        self._dialled_s, counters = self._loop.time(), self._shared.counters
+        counters.first_dial_s = counters.first_dial_s or self._shared.now_s()
         topics = (ALL_DOWN, device_down(self.id))
-        self._client = Client(
+        self._client = BareClient(
             self, login, setup.protocol, topics, self._topic, self._slow_bytes_per_s
         )
         return self._client
@@ -128,40 +362,40 @@ class LoadDevice:
     def on_up(self) -> None:
         """The broker took us."""
         self.answered.set()
-        now_s, tally = self._loop.time(), self._shared.tally
-        tally.connected += 1
-        tally.connects += 1
-        tally.connect_s.add(now_s - self._dialled_s)
-        tally.last_up_s = self._shared.now_s()
+        now_s, counters = self._loop.time(), self._shared.counters
+        counters.connected += 1
+        counters.connects += 1
+        counters.connect_s.add(now_s - self._dialled_s)
+        counters.last_up_s = self._shared.now_s()
         self._up_since_s = now_s
         if self._upload is not None:
             self._loop.call_later(_ANSWER_S, self._owed, self._client, self._upload)
         self._take(fx.PeerConnected(fx.ProxyAddress()))
 
-    def _owed(self, client: Client | None, upload: _Upload) -> None:
+    def _owed(self, client: BareClient | None, upload: _Upload) -> None:
         """Back for long enough to have offered once more: from now on an answer is missed."""
         if self._client is client and self._upload is upload:
-            self._shared.tally.back(upload.at, upload.blob)
+            self._shared.counters.back(upload.at, upload.blob)
 
     def on_down(self, reason: str) -> None:
         """The connection is gone: come again after a random wait, longer after each failure."""
         self.answered.set()
-        tally, client = self._shared.tally, self._client
+        counters, client = self._shared.counters, self._client
         was_up = self._up_since_s > 0
         if client is not None:
             self.add_bytes()
             self._client = None
         if was_up:
-            tally.connected -= 1
+            counters.connected -= 1
             if self._loop.time() - self._up_since_s >= _STEADY_S:
                 self._failures = 0
             self._up_since_s = 0.0
         if not self.online:
             return
         if self._upload is not None:
-            tally.away(self._upload.at, self._upload.blob)
+            counters.away(self._upload.at, self._upload.blob)
         if was_up:
-            tally.reconnects += 1
+            counters.reconnects += 1
         else:
             self.failed(reason)
         self._failures += 1
@@ -170,8 +404,8 @@ class LoadDevice:
 
     def failed(self, reason: str) -> None:
         """A connection could not be had."""
-        self._shared.tally.failed += 1
-        self._shared.tally.refused[f"connect: {reason}"] += 1
+        self._shared.counters.failed += 1
+        self._shared.counters.refused[f"connect: {reason}"] += 1
 
     def _again(self) -> None:
         if self.online and self._client is None:
@@ -199,11 +433,11 @@ class LoadDevice:
             self.add_bytes()
 
     def add_bytes(self) -> None:
-        """Move the connection's byte counts into the tally."""
+        """Move the connection's byte counts into the counters."""
         if self._client is None:
             return
-        self._shared.tally.bytes_up += self._client.bytes_out
-        self._shared.tally.bytes_down += self._client.bytes_in
+        self._shared.counters.bytes_up += self._client.bytes_out
+        self._shared.counters.bytes_down += self._client.bytes_in
         self._client.bytes_in = self._client.bytes_out = 0
 
     # --- the machine ---
@@ -215,7 +449,7 @@ class LoadDevice:
             if isinstance(message, Note) and message.body.signer == "proxy":
                 self._note_ack(message)
         except ProtocolError as error:
-            self._shared.tally.refused[error.reason] += 1
+            self._shared.counters.refused[error.reason] += 1
             return
         self._take(fx.MessageReceived(fx.ProxyAddress(), message))
 
@@ -239,17 +473,17 @@ class LoadDevice:
                 case fx.Persist(item=OutboxPut() as item):
                     self._offered(item)
                 case fx.Refuse(reason=reason):
-                    self._shared.tally.refused[f"device: {reason}"] += 1
+                    self._shared.counters.refused[f"device: {reason}"] += 1
                 case fx.Report(what="counted", data=data) if data["counted"] == data["segments"]:
                     self._counted(data["round"])
                 case fx.Report(what="declined", data=data):
-                    self._shared.tally.refused[f"declined: {data['why']}"] += 1
+                    self._shared.counters.refused[f"declined: {data['why']}"] += 1
 
     def _queue(self, task: object) -> None:
         if isinstance(task, OpenPackage):
             manifest = task.manifest
             if manifest.kind == "round":
-                row = self._shared.tally.round(manifest.at)
+                row = self._shared.counters.round(manifest.at)
                 row.began_s = row.began_s or self._shared.now_s()
             task = OpenPackage(manifest, self._shared.blob(manifest.blob.digest, task.blob))
         self._setup.queue(self, task)
@@ -259,7 +493,7 @@ class LoadDevice:
             return
         frame = encode(message)  # type: ignore[arg-type]
         if self._upload is not None and isinstance(message, Offer | Part):
-            row = self._shared.tally.round(self._upload.at)
+            row = self._shared.counters.round(self._upload.at)
             row.upload_messages += 1
             row.upload_bytes += len(frame)
         self._client.publish(frame, self._setup.qos)
@@ -268,18 +502,18 @@ class LoadDevice:
         if item.dummy:
             self._upload = None
             return
-        blob, now_s, tally = item.upload.blob.digest, self._shared.now_s(), self._shared.tally
+        blob, now_s, counters = item.upload.blob.digest, self._shared.now_s(), self._shared.counters
         self._upload = _Upload(item.at, blob, now_s)
-        tally.offer(item.at, blob, item.marks, now_s, self._worker.total)
+        counters.offer(item.at, blob, item.marks, now_s, self._worker.total)
         if self._client is None or not self._client.up:
-            tally.away(item.at, blob)
+            counters.away(item.at, blob)
 
     def _note_ack(self, note: Note) -> None:
         body = decode_body(note.body)
         upload = self._upload
         if isinstance(body, Ack) and upload is not None and body.blob == upload.blob:
             now_s, before_s = self._shared.now_s(), self._held_before_s
-            took_s = self._shared.tally.ack(
+            took_s = self._shared.counters.ack(
                 upload.at, upload.blob, body.status, body.reason, now_s, before_s
             )
             self._held_before_s = before_s if took_s is None else took_s
@@ -288,7 +522,7 @@ class LoadDevice:
         """This device read that its upload in this round was counted."""
         if self._upload is not None and self._upload.at.exchange == number:
             took_s = self._shared.now_s() - self._upload.offered_s
-            self._shared.tally.counted_s.add(took_s, self._counted_before_s)
+            self._shared.counters.counted_s.add(took_s, self._counted_before_s)
             self._counted_before_s = took_s
 
     def _fire(self, name: str) -> None:

@@ -1,24 +1,180 @@
-"""One generator process: its share of the devices, on one event loop."""
+"""`edgeveil loadtest --join`: a process asks its leader for a share of the fleet and plays it."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import importlib.util
+import os
+import resource
 import ssl
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from typing import Any, Protocol
+
+import aiohttp
+import msgspec
 
 from edgeveil.crypto.keys import VerifyKey
+from edgeveil.errors import UsageError
 from edgeveil.protocol.device_tasks import ComputeAnswer
 from edgeveil.protocol.messages import ExchangeId
-from edgeveil.transport.dialling import client_context
+from edgeveil.transport.dialling import client_context, dial_fault
 from edgeveil.transport.link import BrokerAddress
-from edgeveil_lab.load.device import LoadDevice, Setup
-from edgeveil_lab.load.dialler import Dialler
-from edgeveil_lab.load.options import LoadOptions
-from edgeveil_lab.load.shared import Shared, SharedVerifyKey
-from edgeveil_lab.load.strain import Meter
-from edgeveil_lab.load.turns import Turns
-from edgeveil_lab.load.wire import Share
+from edgeveil.transport.process import keep_heap
+from edgeveil_lab.load.counters import LoadMeter
+from edgeveil_lab.load.device import DeviceSetup, LoadDevice, SharedVerifyKey, SharedWork
+from edgeveil_lab.load.leader import FleetShare, GeneratorReport, JoinRequest, LeaderReply
+from edgeveil_lab.load.scenario import LoadOptions
+
+# --- work, one device after the other on the loop ---
+
+_SLICE_S = 0.01  # at a time, so that the sockets are served meanwhile
+_QUIET_S = 0.1  # without new work: then all are taken to have sealed
+
+
+class Performer(Protocol):
+    """A device: it does a task, and hears the outcome when what it returned is called."""
+
+    def perform(self, task: object) -> Callable[[], None]: ...
+
+
+class Turns:
+    """Tasks in the order they came.
+
+    Answers of a round leave when no device has anything to do any more: the devices of a fleet
+    seal side by side, each on a processor of its own, so that here none is heard before all are
+    through. Otherwise uploads/s would be those of one generator's sealing.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: deque[tuple[Performer, object]] = deque()
+        self._sealed: deque[Callable[[], None]] = deque()
+        self._quiet: asyncio.TimerHandle | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a device has something to do or to say."""
+        return bool(self._tasks or self._sealed)
+
+    def add(self, device: Performer, task: object) -> None:
+        """At the end of the line."""
+        if self._quiet is not None:
+            self._quiet.cancel()
+            self._quiet = None
+        if not self._tasks:
+            asyncio.get_running_loop().call_soon(self._work)
+        self._tasks.append((device, task))
+
+    def _work(self) -> None:
+        end_s = time.perf_counter() + _SLICE_S
+        while self._tasks and time.perf_counter() < end_s:
+            device, task = self._tasks[0]
+            told = device.perform(task)
+            if isinstance(task, ComputeAnswer):
+                self._sealed.append(told)
+            else:
+                told()
+            self._tasks.popleft()
+        loop = asyncio.get_running_loop()
+        if self._tasks:
+            loop.call_soon(self._work)
+        elif self._sealed:
+            self._quiet = loop.call_later(_QUIET_S, self._answer)
+
+    def _answer(self) -> None:
+        self._quiet = None
+        end_s = time.perf_counter() + _SLICE_S
+        while self._sealed and time.perf_counter() < end_s:
+            self._sealed.popleft()()
+        if self._sealed:
+            asyncio.get_running_loop().call_soon(self._answer)
+
+
+# --- connections at a rate, a bounded number at a time ---
+
+_AT_ONCE = 32  # brokers queue about 100 connections: one that finds no place waits for a second
+_TIMEOUT_S = 30.0
+_STEP_S = 0.01
+
+
+class Dialler:
+    """First connections keep to `rate_per_s` (None: as they can); later ones come as they come."""
+
+    def __init__(
+        self, address: BrokerAddress, context: ssl.SSLContext | None, rate_per_s: float | None
+    ) -> None:
+        self._address, self._context, self._rate_per_s = address, context, rate_per_s
+        self._waiting: deque[LoadDevice] = deque()
+        self._open: set[asyncio.Task[None]] = set()
+        self._host = address.host
+
+    async def resolve(self) -> None:
+        """Look the name up once for all devices. Raises BrokerError."""
+        loop, address = asyncio.get_running_loop(), self._address
+        try:
+            found = await loop.getaddrinfo(address.host, address.port, type=1)
+        except OSError as error:
+            raise dial_fault(error, address) from None
+        self._host = str(found[0][4][0])
+
+    async def bring(self, devices: list[LoadDevice]) -> None:
+        """Let all of them connect, evenly at the rate."""
+        loop = asyncio.get_running_loop()
+        began_s, sent = loop.time(), 0
+        while sent < len(devices):
+            elapsed_s = loop.time() - began_s
+            rate = self._rate_per_s
+            due = len(devices) if rate is None else min(len(devices), 1 + int(elapsed_s * rate))
+            while sent < due:
+                devices[sent].connect()
+                sent += 1
+            await asyncio.sleep(_STEP_S)
+
+    def dial(self, device: LoadDevice) -> None:
+        """Connect this device as soon as there is room."""
+        self._waiting.append(device)
+        self._fill()
+
+    async def stop(self) -> None:
+        """Dial no more."""
+        self._waiting.clear()
+        for task in list(self._open):
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
+
+    def _fill(self) -> None:
+        while self._waiting and len(self._open) < _AT_ONCE:
+            task = asyncio.create_task(self._connect(self._waiting.popleft()))
+            self._open.add(task)
+            task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._open.discard(task)
+        self._fill()
+
+    async def _connect(self, device: LoadDevice) -> None:
+        loop, name = asyncio.get_running_loop(), self._address.host
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                await loop.create_connection(
+                    device.client,
+                    self._host,
+                    self._address.port,
+                    ssl=self._context,
+                    server_hostname=name if self._context else None,
+                )
+        except (OSError, TimeoutError) as error:
+            device.on_down(dial_fault(error, self._address).what)
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_TIMEOUT_S):
+                await device.answered.wait()
+
+
+# --- one share of the devices, on one event loop ---
 
 TICK_S = 1.0
 _LAG_S = 0.05
@@ -29,17 +185,17 @@ _AWAY_S = 1.0  # a device that drops does so within this time of its answer
 class Generator:
     """Plays a share. All of it runs on one loop; `busy_s` is the processor time of it."""
 
-    def __init__(self, share: Share, options: LoadOptions, offset_s: float) -> None:
+    def __init__(self, share: FleetShare, options: LoadOptions, offset_s: float) -> None:
         self.options = options
-        self.shared = Shared(options.packet_bytes, options.payload_bytes, offset_s)
-        self.meter = Meter()
+        self.shared = SharedWork(options.packet_bytes, options.payload_bytes, offset_s)
+        self.meter = LoadMeter()
         self._turns = Turns()
         self._starts: dict[tuple[int, int], float] = {}
         self._begun: dict[tuple[int, int], int] = {}
         self._last_start_s = float("-inf")
         address = BrokerAddress.parse(share.broker)
         self.dialler = Dialler(address, _context(address, options), _rate(options, share.of))
-        setup = Setup(
+        setup = DeviceSetup(
             cloud_key=SharedVerifyKey(share.cloud_key),
             proxy_key=VerifyKey(share.proxy_key),
             protocol=options.protocol,
@@ -68,10 +224,10 @@ class Generator:
             due_s = loop.time() + _LAG_S
             await asyncio.sleep(_LAG_S)
             now_s = loop.time()
-            under_way = self._turns.busy or self.shared.tally.pending
-            counts = self.shared.tally.offering and (under_way or counted)
+            under_way = self._turns.busy or self.shared.counters.pending
+            counts = self.shared.counters.offering and (under_way or counted)
             self.meter.look(now_s - due_s, _LAG_S, counts=counts)
-            counted = self.shared.tally.offering and under_way
+            counted = self.shared.counters.offering and under_way
             if now_s >= next_tick_s:
                 next_tick_s = now_s + TICK_S
                 for device in self.devices:
@@ -138,3 +294,112 @@ def _context(address: BrokerAddress, options: LoadOptions) -> ssl.SSLContext | N
         return None
     files = (options.ca, options.cert, options.key)
     return client_context(*(str(path) if path else None for path in files))
+
+
+# --- as the leader says ---
+
+REPORT_S = 1.0
+_ASK_S = 0.2
+_PATIENCE_S = 10.0
+_SAID = (400, 401, 409)  # with the leader's own words
+_SAID_CHARACTERS = 100
+
+
+def run_generator(url: str, token: str, *, local: bool) -> int:
+    """Join the leader at `url` and do as it says; 0 when it says stop. Raises EdgeVeilError."""
+    return on_fast_loop(_GeneratorProcess(url, token, local).run())
+
+
+def on_fast_loop(main: Coroutine[Any, Any, int]) -> int:
+    """Run it on uvloop where that is installed."""
+    keep_heap()
+    if importlib.util.find_spec("uvloop") is None:
+        return asyncio.run(main)
+    import uvloop
+
+    return int(uvloop.run(main))
+
+
+def raise_files_limit() -> int:
+    """Raise the soft limit of open files to the hard one; what it is now."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
+
+
+class _GeneratorProcess:
+    def __init__(self, url: str, token: str, local: bool) -> None:
+        self._url, self._local = url.rstrip("/"), local
+        self._headers = {"Authorization": f"Bearer {token}"}
+
+    async def run(self) -> int:
+        files = raise_files_limit()
+        async with aiohttp.ClientSession(headers=self._headers) as http:
+            self._http = http
+            asked_s = time.time()
+            request = JoinRequest(asked_s, os.getpid(), self._local, files)
+            share = await self._post("join", request, FleetShare)
+            offset_s = 0.0 if self._local else share.time_s - (asked_s + time.time()) / 2
+            options = LoadOptions.model_validate_json(share.options)
+            generator = Generator(share, options, offset_s)
+            await generator.dialler.resolve()
+            keeping = asyncio.create_task(generator.run())
+            try:
+                await self._follow(share.number, generator)
+            finally:
+                keeping.cancel()
+        return 0
+
+    async def _follow(self, number: int, generator: Generator) -> None:
+        bringing: asyncio.Task[None] | None = None
+        while True:
+            counters = generator.shared.counters
+            connecting = counters.connected < len(generator.devices)
+            state = "ready" if bringing is None else "connecting" if connecting else "connected"
+            answer = await self._report(number, state, generator)
+            if answer.command == "connect" and bringing is None:
+                bringing = asyncio.create_task(generator.dialler.bring(generator.devices))
+            if answer.command == "stop":
+                break
+            await asyncio.sleep(_ASK_S if bringing is None else REPORT_S)
+        if bringing is not None:
+            bringing.cancel()
+        await generator.leave()
+        with suppress(UsageError):
+            await self._report(number, "done", generator)
+
+    async def _report(self, number: int, state: Any, generator: Generator) -> LeaderReply:
+        counters = generator.shared.counters.to_plain()
+        report = GeneratorReport(number, state, counters, generator.meter.load)
+        answer: LeaderReply = await self._post("report", report, LeaderReply)
+        return answer
+
+    async def _post(self, path: str, content: object, kind: type[Any]) -> Any:
+        """One request; a leader that does not answer is asked again for a few seconds."""
+        end_s = time.monotonic() + _PATIENCE_S
+        body = msgspec.msgpack.encode(content)
+        while True:
+            try:
+                async with self._http.post(f"{self._url}/{path}", data=body) as answer:
+                    raw = await answer.read()
+                if answer.status in _SAID:
+                    text = " ".join(raw.decode("utf-8", "replace")[:_SAID_CHARACTERS].split())
+                    fix = "check the token, and that the test still takes generators"
+                    raise UsageError(text or "refused", where=self._url, fix=fix)
+                try:
+                    return msgspec.msgpack.decode(raw if answer.status == 200 else b"", type=kind)
+                except ValueError:
+                    raise UsageError(
+                        "something else than a load test answers there",
+                        where=self._url,
+                        fix="use the address that the leader's --listen names",
+                    ) from None
+            except (aiohttp.ClientError, TimeoutError) as error:
+                if time.monotonic() >= end_s:
+                    raise UsageError(
+                        f"no load test answers ({type(error).__name__})",
+                        where=self._url,
+                        fix="start it with edgeveil loadtest --listen HOST:PORT",
+                    ) from None
+                await asyncio.sleep(_ASK_S)

@@ -1,4 +1,7 @@
-"""The leader of a test: hands out shares, takes reports, says when to begin and to end."""
+"""The leader of a test: hands out shares, takes reports, says when to begin and to end.
+
+It and its generators speak msgpack over HTTP.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,64 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from aiohttp import web
 
 from edgeveil.errors import UsageError
 from edgeveil.transport.http import HttpServer, serve
-from edgeveil_lab.load.fleet import Fleet
-from edgeveil_lab.load.histogram import Histogram
-from edgeveil_lab.load.options import LoadOptions
-from edgeveil_lab.load.wire import Answer, Command, Joining, Report, Share
+from edgeveil_lab.load.counters import DurationHistogram, GeneratorLoad
+from edgeveil_lab.load.scenario import LoadOptions
+from edgeveil_lab.load.sites import FleetMember, LoadFleet
 from edgeveil_tools.site.broker_plan import write_private
+
+# --- what they say to each other ---
+
+Command = Literal["wait", "connect", "stop"]
+
+
+class JoinRequest(msgspec.Struct, frozen=True):
+    """A generator asks for its share. `time_s` is its clock, seconds since 1970."""
+
+    time_s: float
+    pid: int
+    local: bool
+    files_limit: int
+    """Descriptors that the process may open."""
+
+
+class FleetShare(msgspec.Struct, frozen=True):
+    """What one generator plays. `time_s` is the leader's clock."""
+
+    number: int
+    of: int
+    time_s: float
+    options: bytes
+    """`LoadOptions` as JSON, made for this count of devices."""
+    members: list[FleetMember]
+    broker: str
+    cloud_key: bytes
+    proxy_key: bytes
+    password: str | None
+
+
+class GeneratorReport(msgspec.Struct, frozen=True):
+    """Once a second: everything counted so far."""
+
+    number: int
+    state: Literal["ready", "connecting", "connected", "done"]
+    counters: dict[str, Any]
+    load: GeneratorLoad
+
+
+class LeaderReply(msgspec.Struct, frozen=True):
+    """What the leader wants next."""
+
+    command: Command
+
+
+# --- the leader ---
 
 Rows = dict[tuple[int, int], dict[str, Any]]  # by round and attempt
 
@@ -38,7 +87,7 @@ _ROUND_FIRST, _ROUND_LAST = ("began_s", "first_offer_s"), ("last_ack_s",)
 
 
 @dataclass(frozen=True)
-class Where:
+class SiteAccess:
     """What a generator needs to reach the site."""
 
     broker: str
@@ -51,13 +100,13 @@ class Leader:
     """Serves `generators` generators; `fleet` is dealt to them in equal shares."""
 
     def __init__(
-        self, options: LoadOptions, fleet: Fleet, generators: int, where: Where, token: str
+        self, options: LoadOptions, fleet: LoadFleet, generators: int, where: SiteAccess, token: str
     ) -> None:
         self._options, self._fleet, self._where = options, fleet, where
         self._generators, self._token = generators, token
         self.command: Command = "wait"
         self.pids: dict[str, int] = {}
-        self.reports: dict[int, Report] = {}
+        self.reports: dict[int, GeneratorReport] = {}
         self._joined = 0
         self._rounds: dict[int, Rows] = {}  # of each generator; it tells of the newest alone
 
@@ -76,10 +125,10 @@ class Leader:
         """Whether every generator is in one of these states."""
         return self.all_joined and all(r.state in states for r in self.reports.values())
 
-    def totals(self) -> Totals:
+    def totals(self) -> FleetTotals:
         """All generators' counts together."""
-        tallies = [report.tally for report in self.reports.values()]
-        return Totals(tallies, list(self._rounds.values()))
+        counted = [report.counters for report in self.reports.values()]
+        return FleetTotals(counted, list(self._rounds.values()))
 
     async def _join(self, request: web.Request) -> web.Response:
         if (refused := self._refused(request)) is not None:
@@ -87,7 +136,7 @@ class Leader:
         if self._joined >= self._generators:
             return web.Response(status=409, text="all generators of this test are there")
         try:
-            joining = msgspec.msgpack.decode(await request.read(), type=Joining)
+            joining = msgspec.msgpack.decode(await request.read(), type=JoinRequest)
         except _BROKEN:
             return _not_understood()
         self._joined += 1
@@ -95,7 +144,7 @@ class Leader:
         name = f"generator-{number}"
         if joining.local:
             self.pids[name] = joining.pid
-        share = Share(
+        share = FleetShare(
             number=number,
             of=self._generators,
             time_s=time.time(),
@@ -112,16 +161,16 @@ class Leader:
         if (refused := self._refused(request)) is not None:
             return refused
         try:
-            report = msgspec.msgpack.decode(await request.read(), type=Report)
-            rows = {(row["round"], row["attempt"]): row for row in report.tally["rounds"]}
-            told = Totals([report.tally], [rows])
+            report = msgspec.msgpack.decode(await request.read(), type=GeneratorReport)
+            rows = {(row["round"], row["attempt"]): row for row in report.counters["rounds"]}
+            told = FleetTotals([report.counters], [rows])
             for name in ("connect_s", "ack_s", "counted_s"):
                 told.histogram(name)
         except _BROKEN:
             return _not_understood()
         self.reports[report.number] = report
         self._rounds.setdefault(report.number, {}).update(rows)
-        return web.Response(body=msgspec.msgpack.encode(Answer(self.command)))
+        return web.Response(body=msgspec.msgpack.encode(LeaderReply(self.command)))
 
     def _refused(self, request: web.Request) -> web.Response | None:
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
@@ -150,28 +199,28 @@ def join_token(path: Path) -> str:
     return word
 
 
-class Totals:
-    """Several generators' tallies in one."""
+class FleetTotals:
+    """Several generators' counted in one."""
 
-    def __init__(self, tallies: list[dict[str, Any]], rounds: list[Rows]) -> None:
-        self._tallies = tallies
-        self.counts = {name: sum(int(t[name]) for t in tallies) for name in _ADDED}
+    def __init__(self, counted: list[dict[str, Any]], rounds: list[Rows]) -> None:
+        self._counted = counted
+        self.counts = {name: sum(int(t[name]) for t in counted) for name in _ADDED}
         # Every generator reads the same commit records.
-        repeated = max((int(t["repeated"]) for t in tallies), default=0)
+        repeated = max((int(t["repeated"]) for t in counted), default=0)
         self.counts["duplicated"] = self.counts["contradicted"] + repeated
         self.refused: Counter[str] = Counter()
-        for tally in tallies:
-            self.refused.update(tally["refused"])
+        for counters in counted:
+            self.refused.update(counters["refused"])
         self.rounds = _merged_rounds(rounds)
 
-    def histogram(self, name: str) -> Histogram:
+    def histogram(self, name: str) -> DurationHistogram:
         """`connect_s`, `ack_s` or `counted_s` of all."""
-        return Histogram.merged(tally[name] for tally in self._tallies)
+        return DurationHistogram.merged(counters[name] for counters in self._counted)
 
     def connecting_s(self) -> float:
         """From the first dial to the last new connection."""
-        first = [t["first_dial_s"] for t in self._tallies if t["first_dial_s"] is not None]
-        last = [t["last_up_s"] for t in self._tallies if t["last_up_s"] is not None]
+        first = [t["first_dial_s"] for t in self._counted if t["first_dial_s"] is not None]
+        last = [t["last_up_s"] for t in self._counted if t["last_up_s"] is not None]
         return max(last) - min(first) if first and last else 0.0
 
 

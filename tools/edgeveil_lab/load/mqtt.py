@@ -37,7 +37,7 @@ class Owner(Protocol):
         ...
 
 
-class Client(asyncio.Protocol):
+class BareClient(asyncio.Protocol):
     """One connection. `slow_bytes_per_s` 0 means as fast as it goes, else each way so slow."""
 
     __slots__ = (

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
+from prometheus_client.parser import text_string_to_metric_families
 
 from edgeveil.errors import EdgeVeilError
 from edgeveil.transport.metrics import peak_rss_bytes
+from edgeveil_cloud.http_token import read_token
+from edgeveil_lab.load.sites import LocalSite, TargetSite
+from edgeveil_tools.cloud_client import get_text
 
 
 @dataclass(frozen=True)
-class Figures:
+class ProcessFigures:
     """What a process has used since `started_s`. `peak_bytes`: the kernel's mark, if it tells."""
 
     cpu_s: float
@@ -24,11 +30,11 @@ class Figures:
     started_s: float
 
 
-Read = Callable[[], Figures]
+Read = Callable[[], ProcessFigures]
 
 
 @dataclass
-class _Watched:
+class _WatchedProcess:
     read: Read
     peak_before_bytes: int | None  # a peak up to here is of the time before; None: the first mark
     started_s: float | None = None
@@ -61,11 +67,11 @@ class _Watched:
         self.peak_bytes = max(self.peak_bytes or 0, found.rss_bytes, risen_bytes)
 
 
-class Watch:
+class ProcessWatch:
     """Looks at processes now and then; one that has ended keeps its last memory."""
 
     def __init__(self) -> None:
-        self._watched: dict[str, _Watched] = {}
+        self._watched: dict[str, _WatchedProcess] = {}
         self._lock = threading.Lock()
 
     def add(self, pids: Mapping[str, int]) -> None:
@@ -73,11 +79,13 @@ class Watch:
         for name, pid in pids.items():
             if name not in self._watched:
                 with suppress(psutil.Error):
-                    self._watched[name] = _Watched(_of_this_machine(pid), peak_before_bytes=0)
+                    self._watched[name] = _WatchedProcess(
+                        _of_this_machine(pid), peak_before_bytes=0
+                    )
 
     def add_read(self, name: str, read: Read) -> None:
         """Look at this one too, which runs for longer than the test; `read` may raise OSError."""
-        self._watched[name] = _Watched(read, peak_before_bytes=None)
+        self._watched[name] = _WatchedProcess(read, peak_before_bytes=None)
 
     def look(self) -> None:
         """Take new figures, from any thread."""
@@ -114,12 +122,56 @@ class Watch:
 def _of_this_machine(pid: int) -> Read:
     process = psutil.Process(pid)
 
-    def read() -> Figures:
+    def read() -> ProcessFigures:
         try:
             times, rss_bytes = process.cpu_times(), int(process.memory_info().rss)
             cpu_s = float(times.user + times.system)
-            return Figures(cpu_s, rss_bytes, peak_rss_bytes(pid), process.create_time())
+            return ProcessFigures(cpu_s, rss_bytes, peak_rss_bytes(pid), process.create_time())
         except psutil.Error as error:
             raise OSError(str(error)) from None
 
     return read
+
+
+# --- what a running site's processes tell of themselves on their `/metrics` pages ---
+
+_WAIT_S = 5.0  # a process at its limits answers late
+_CPU, _RSS = "process_cpu_seconds_total", "process_resident_memory_bytes"
+_STARTED, _PEAK = "process_start_time_seconds", "edgeveil_peak_resident_memory_bytes"
+
+
+def watch_of(site: LocalSite | None, target: TargetSite) -> ProcessWatch:
+    """Knows the processes of a site that was started here, or asks the running cloud and proxy."""
+    watch = ProcessWatch()
+    if site is not None:
+        watch.add(site.pids())
+    else:
+        watch.add_read("cloud", page(target.cloud, target.token_file))
+        watch.add_read("proxy", page(target.proxy_http))
+    return watch
+
+
+def page(url: str | None, token_file: Path | None = None) -> Read:
+    """Reads the process behind this HTTP address; OSError says why there are no figures."""
+
+    def read() -> ProcessFigures:
+        if url is None:
+            raise OSError("its HTTP address is not known: name it with --proxy-http URL")
+        token = read_token(token_file) if token_file else ""
+        return figures(get_text(f"{url.rstrip('/')}/metrics", token, _WAIT_S))
+
+    return read
+
+
+def figures(text: str) -> ProcessFigures:
+    """Of a page in Prometheus' text form. Raises OSError if it does not tell them."""
+    try:
+        families = text_string_to_metric_families(text)
+        samples = [s for family in families for s in family.samples if not s.labels]
+    except (ValueError, LookupError) as error:
+        raise OSError("what it shows at /metrics cannot be read") from error
+    found = {s.name: float(s.value) for s in samples if math.isfinite(s.value)}
+    if not {_CPU, _RSS, _STARTED} <= found.keys():
+        raise OSError("its /metrics tells neither processor time nor memory")
+    peak = int(found[_PEAK]) if _PEAK in found else None
+    return ProcessFigures(found[_CPU], int(found[_RSS]), peak, found[_STARTED])

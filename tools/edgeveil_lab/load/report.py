@@ -1,20 +1,273 @@
-"""`load.html`: a load test's result on one page that needs nothing else."""
+"""`load.html` and its pictures: inline SVG that follows the page's light or dark colours."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 
-from edgeveil_lab.load import plots
-from edgeveil_lab.load.drift import FLAT_MIB_PER_HOUR, drifts
-from edgeveil_lab.load.table import mib, ms, per_upload, rate, shortened, warnings
+from edgeveil_lab.load.display import mib, ms, per_upload, rate, shortened, warnings
+from edgeveil_lab.load.run_log import FLAT_MIB_PER_HOUR, drifts
 from edgeveil_tools.pages import write_page
-from edgeveil_tools.report.plots import byte_text
+from edgeveil_tools.report.plots import (
+    BLUE,
+    CLUSTERS,
+    GREEN,
+    ORANGE,
+    PURPLE,
+    RED,
+    byte_text,
+    svg_figure,
+)
 
 Result = Mapping[str, Any]
+MIB = 1 << 20
+WIDTH = 7.4
+PHASES = (
+    ("broadcast_s", "broadcast", PURPLE),
+    ("upload_s", "upload", BLUE),
+    ("handover_s", "hand over", ORANGE),
+    ("absorb_s", "open, aggregate", GREEN),
+)
+_PERCENTILES = (("p50", BLUE), ("p95", ORANGE), ("p99", RED))
+_SHOWN_ROUNDS = 60
+_SHOWN_SAMPLES = 360
+_DRAWN = ("t_s", "connected", "uploads_per_s", "bytes_up", "bytes_down")
+_GAP = 0.055  # least distance of two labels, as a share of the axis
+
+
+def throughput_plot(series: Sequence[Result]) -> str:
+    """Connections, uploads a second and MB a second over time; "" for less than two samples."""
+    if len(series) < 2:
+        return ""
+    series = _thinned(series)
+    unit_s, unit_name = _time_unit(series)
+    times = [sample["t_s"] / unit_s for sample in series]
+    with svg_figure(WIDTH, 5.2, "throughput") as (figure, done):
+        panels = figure.subplots(3, 1, sharex=True)
+        lines = (
+            ("connected devices", [("connected", 1.0, GREEN, "")]),
+            ("uploads acknowledged a second", [("uploads_per_s", 1.0, BLUE, "")]),
+            (
+                "MB a second at the devices",
+                [("bytes_up", 1e6, BLUE, "up"), ("bytes_down", 1e6, ORANGE, "down")],
+            ),
+        )
+        for axes, (title, parts) in zip(panels, lines, strict=True):
+            for key, unit, colour, name in parts:
+                values = [sample[key] / unit for sample in series]
+                axes.plot(times, values, color=colour, label=name, linewidth=1.4)
+                axes.fill_between(times, values, color=colour, alpha=0.12, linewidth=0)
+            if len(parts) > 1:
+                axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2)
+            axes.set_title(title)
+            axes.set_ylim(bottom=0)
+            axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
+            axes.grid(axis="y")
+        panels[-1].set_xlim(times[0], times[-1])
+        panels[-1].set_xlabel(unit_name)
+    return done[0]
+
+
+def latency_plot(result: Result) -> str:
+    """Percentiles until the proxy's word and until counted; "" where nothing was uploaded."""
+    rows = [
+        ("until the proxy holds it", result.get("acknowledged_s") or {}),
+        ("until the commit counts it", result["latency_s"]),
+    ]
+    rows = [(name, values) for name, values in rows if values.get("max")]
+    if not rows:
+        return ""
+    names = ("p50", "p95", "p99", "max")
+    with svg_figure(WIDTH, 0.7 + 0.9 * len(rows), "latency") as (figure, done):
+        axes = figure.add_subplot()
+        colours = (BLUE, ORANGE, RED, "#8A8A8A")
+        for row, (_, values) in enumerate(rows):
+            for place, (name, colour) in enumerate(zip(names, colours, strict=True)):
+                y = row + 0.19 * (place - 1.5)
+                axes.barh(y, values[name], height=0.16, color=colour, label="" if row else name)
+                axes.annotate(
+                    ms(values[name]), (values[name], y), (4, 0),
+                    textcoords="offset points", va="center", fontsize=7.5,
+                )  # fmt: skip
+        axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+        axes.invert_yaxis()
+        axes.set_xlim(0, 1.14 * max(values["max"] for _, values in rows))
+        axes.set_xlabel("seconds since the upload was offered")
+        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=4, handlelength=1.0)
+        axes.grid(axis="x")
+    return done[0]
+
+
+def memory_plot(series: Sequence[Result]) -> str:
+    """Memory of each process over time; "" for less than two samples."""
+    names = dict.fromkeys(name for sample in series for name in sample.get("rss_bytes", {}))
+    if len(series) < 2 or not names:
+        return ""
+    unit_s, unit_name = _time_unit(series)
+    with svg_figure(WIDTH, 3.6, "memory") as (figure, done):
+        axes, ends = figure.add_subplot(), []
+        for number, name in enumerate(names):
+            points = [
+                (sample["t_s"] / unit_s, sample["rss_bytes"][name] / MIB)
+                for sample in series
+                if sample["rss_bytes"].get(name)
+            ]
+            if points:
+                colour = CLUSTERS[number % len(CLUSTERS)]
+                axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.4)
+                ends.append((points[-1][1], name, colour))
+        axes.set_ylim(bottom=0)
+        axes.set_xlim(0, series[-1]["t_s"] / unit_s)
+        axes.set_title("MiB in memory, each process")
+        axes.set_xlabel(unit_name)
+        axes.grid(axis="y")
+        _name_ends(axes, ends)
+    return done[0]
+
+
+def phases_plot(rounds: Sequence[Result]) -> str:
+    """Seconds of each round by phase, stacked; "" where none was committed."""
+    shown = rounds[:: max(1, math.ceil(len(rounds) / _SHOWN_ROUNDS))]
+    if not shown:
+        return ""
+    with svg_figure(WIDTH, 3.2, "phases") as (figure, done):
+        axes = figure.add_subplot()
+        places, bottom = np.arange(len(shown)), np.zeros(len(shown))
+        for key, name, colour in PHASES:
+            heights = np.array([float(row.get(key) or 0) for row in shown])
+            axes.bar(places, heights, bottom=bottom, color=colour, label=name, width=0.72)
+            bottom += heights
+        step = max(1, math.ceil(len(shown) / 20))
+        axes.set_xticks(places[::step], [str(row["round"]) for row in shown[::step]])
+        if len(shown) < 6:  # a few bars are not to fill the page
+            axes.set_xlim(-0.6, 5.6)
+        axes.set_xlabel("round")
+        axes.set_title("seconds")
+        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=4, handlelength=1.0)
+        axes.grid(axis="y")
+    return done[0]
+
+
+def raw_plot(result: Result) -> str:
+    """MB a second upwards beside the bare relay's; "" where that was not measured."""
+    raw = result.get("raw")
+    if not raw:
+        return ""
+    bars = [
+        ("EdgeVeil", result["mb_per_s"]["up"], BLUE),
+        ("bare relay", raw["mb_per_s"]["up"], "#8A8A8A"),
+    ]
+    with svg_figure(WIDTH, 1.5, "raw") as (figure, done):
+        axes = figure.add_subplot()
+        axes.barh(
+            [name for name, _, _ in bars],
+            [value for _, value, _ in bars],
+            color=[colour for _, _, colour in bars],
+            height=0.6,
+        )
+        for place, (_, value, _) in enumerate(bars):
+            axes.annotate(
+                f"{value:,.1f} MB/s", (value, place), (5, 0), textcoords="offset points",
+                va="center",
+            )  # fmt: skip
+        axes.invert_yaxis()
+        axes.set_xlim(0, 1.18 * max(value for _, value, _ in bars))
+        axes.set_xticks([])
+        axes.spines["bottom"].set_visible(False)
+    return done[0]
+
+
+def cost_plot(sweep: Sequence[Result]) -> str:
+    """Processor time per upload over the number of devices, each process; flat is good."""
+    devices = [one["connects"]["devices"] for one in sweep]
+    names = [name for name in _costs(sweep) if not name.startswith("generator")]
+    if len(sweep) < 2 or not names:
+        return ""
+    with svg_figure(WIDTH, 3.4, "cost") as (figure, done):
+        axes, ends = figure.add_subplot(), []
+        for number, name in enumerate(names):
+            values = [_or_nan(one["cpu_ms_per_upload"].get(name)) for one in sweep]
+            colour = CLUSTERS[number % len(CLUSTERS)]
+            axes.plot(devices, values, color=colour, marker="o")
+            if np.isfinite(values[-1]):
+                ends.append((values[-1], name, colour))
+        _device_axis(axes, devices)
+        axes.set_title("ms of processor time per upload")
+        _name_ends(axes, ends)
+    return done[0]
+
+
+def sweep_plot(sweep: Sequence[Result]) -> str:
+    """Uploads a second, and latency, over the number of devices."""
+    devices = [one["connects"]["devices"] for one in sweep]
+    if len(sweep) < 2 or not any(one["uploads_per_s"] for one in sweep):
+        return ""
+    with svg_figure(WIDTH, 3.0, "sweep") as (figure, done):
+        left, right = figure.subplots(1, 2)
+        left.plot(devices, [one["uploads_per_s"] for one in sweep], color=BLUE, marker="o")
+        left.set_title("uploads a second")
+        for name, colour in _PERCENTILES:
+            values = [one["latency_s"][name] for one in sweep]
+            right.plot(devices, values, color=colour, marker="o")
+        right.set_title("seconds until counted")
+        for axes in (left, right):
+            _device_axis(axes, devices)
+        last = sweep[-1]["latency_s"]
+        _name_ends(right, [(last[name], name, colour) for name, colour in _PERCENTILES])
+    return done[0]
+
+
+def _time_unit(series: Sequence[Result]) -> tuple[float, str]:
+    return (60.0, "minutes") if series[-1]["t_s"] > 300 else (1.0, "seconds")
+
+
+def _thinned(series: Sequence[Result]) -> Sequence[Result]:
+    """Means over neighbouring samples where there are more than a picture can show."""
+    step = math.ceil(len(series) / _SHOWN_SAMPLES)
+    if step == 1:
+        return series
+    groups = [series[at : at + step] for at in range(0, len(series), step)]
+    return [{key: sum(s[key] for s in group) / len(group) for key in _DRAWN} for group in groups]
+
+
+def _costs(sweep: Iterable[Result]) -> list[str]:
+    return list(dict.fromkeys(name for one in sweep for name in one["cpu_ms_per_upload"]))
+
+
+def _device_axis(axes: Axes, devices: Sequence[int]) -> None:
+    axes.set_xscale("log")
+    axes.set_xticks(devices)
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel("devices")
+    axes.set_ylim(bottom=0)
+    axes.grid(axis="y")
+
+
+def _name_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
+    """Names at the lines' right ends, moved apart where they would cover each other."""
+    top, place = axes.get_ylim()[1], -math.inf
+    for value, name, colour in sorted(ends):
+        place = max(value / top, place + _GAP)
+        axes.annotate(
+            name, (1.0, place), (6, 0), xycoords="axes fraction", textcoords="offset points",
+            color=colour, va="center", fontsize=8,
+        )  # fmt: skip
+
+
+def _or_nan(value: float | None) -> float:
+    return np.nan if value is None else value
+
+
+# --- the page ---
+
 _FILTERS: dict[str, Callable[..., str]] = {
     "rate": rate,
     "ms": ms,
@@ -30,13 +283,13 @@ def write_load_report(result: Result, path: Path) -> None:
     sweep = result.get("sweep") or []
     shown = sweep[-1] if sweep else result
     pictures = {
-        "throughput": plots.throughput_plot(shown["series"]),
-        "latency": plots.latency_plot(shown),
-        "memory": plots.memory_plot(shown["series"]),
-        "phases": plots.phases_plot(shown["rounds"]),
-        "raw": plots.raw_plot(shown),
-        "cost": plots.cost_plot(sweep),
-        "sweep": plots.sweep_plot(sweep),
+        "throughput": throughput_plot(shown["series"]),
+        "latency": latency_plot(shown),
+        "memory": memory_plot(shown["series"]),
+        "phases": phases_plot(shown["rounds"]),
+        "raw": raw_plot(shown),
+        "cost": cost_plot(sweep),
+        "sweep": sweep_plot(sweep),
     }
     content = {
         "result": shown,

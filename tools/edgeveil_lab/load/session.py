@@ -9,19 +9,61 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from edgeveil.errors import BrokerError, EdgeVeilError
 from edgeveil_cloud.http_token import read_token
-from edgeveil_lab.load.fleet import Fleet
-from edgeveil_lab.load.job import job_yaml
-from edgeveil_lab.load.leader import Leader, Where, join_token
-from edgeveil_lab.load.local_site import LocalSite, Target
-from edgeveil_lab.load.metrics_page import watch_of
-from edgeveil_lab.load.options import LoadOptions
-from edgeveil_lab.load.outcome import LEAST_S, Measured, outcome
-from edgeveil_lab.load.rounds import Course
-from edgeveil_lab.load.samples import Samples
+from edgeveil_lab.load.leader import Leader, SiteAccess, join_token
+from edgeveil_lab.load.processes import watch_of
+from edgeveil_lab.load.run_log import LEAST_S, RunLog, RunMeasurements, SampleSeries, outcome
+from edgeveil_lab.load.scenario import LoadOptions
+from edgeveil_lab.load.sites import MIN_BATCH, LoadFleet, LocalSite, TargetSite
 from edgeveil_tools.cloud_client import Cloud, get_json
 from edgeveil_tools.local.children import Children
+
+# --- the job that a load test runs ---
+
+MANY_ROUNDS = 10_000
+_RETRIES = 2
+
+
+_ROUNDING = 1e-6  # a share that means six devices must not ask for a seventh
+
+
+def job_yaml(options: LoadOptions, enrolled: int, *, open_end: bool = False) -> bytes:
+    """`noise_only` for all devices, in as many rounds as are asked for; with `open_end` until
+    it is cancelled.
+
+    All `enrolled` devices are selected; the quorum is of the test's own, which alone answer.
+    """
+    quorum = options.quorum
+    if enrolled > options.devices:
+        quorum = max(_ROUNDING, quorum * options.devices / enrolled - _ROUNDING / enrolled)
+    rounds = MANY_ROUNDS if open_end or options.minutes is not None else options.rounds
+    job: dict[str, Any] = {
+        "job": "loadtest",
+        "data": {"source": "digits", "classes": 10, "input_shape": [64], "nominal_records": 1},
+        "features": [{"name": "identity"}],
+        "train": {
+            "method": "noise_only",
+            "rounds": rounds,
+            "values": options.values,
+            "package_values": options.package_values,
+        },
+        "privacy": {"epsilon": 1.0},
+        "selection": {"devices": "all", "min_devices": options.devices},
+        "round": {
+            "deadline_s": float(options.deadline_s),
+            "quorum": quorum,
+            "grace_s": float(options.grace_s),
+            "min_batch": min(MIN_BATCH, options.devices),
+            "retries": _RETRIES,
+        },
+        "unsupervised": {"every_rounds": 0, "eval_type": "NOT_EVAL"},
+    }
+    text: str = yaml.safe_dump(job, sort_keys=False)
+    return text.encode()
+
 
 LOOPBACK = "127.0.0.1"
 _JOIN_S = 60.0
@@ -37,7 +79,7 @@ _EVENTS_S = 1.0  # waited for the next event
 Show = Callable[[dict[str, Any]], None]
 
 
-class Session:
+class LoadSession:
     """Plays one count of devices against `target`. `site` is what was started for it, if it was.
 
     With `spans`, as in a sweep, rounds go on until their costs can be told.
@@ -46,8 +88,8 @@ class Session:
     def __init__(
         self,
         options: LoadOptions,
-        fleet: Fleet,
-        target: Target,
+        fleet: LoadFleet,
+        target: TargetSite,
         site: LocalSite | None,
         generators: Children,
         show: Show,
@@ -60,7 +102,7 @@ class Session:
     ) -> None:
         self._options, self._target, self._site = options, target, site
         self._children, self._show, self._listen = generators, show, listen
-        where = Where(
+        where = SiteAccess(
             target.broker,
             target.cloud_key.to_bytes(),
             target.proxy_key.to_bytes(),
@@ -70,11 +112,11 @@ class Session:
         count = options.processes + remote
         self._leader = Leader(options, fleet, count, where, join_token(token_file))
         self._watch = watch_of(site, target)
-        self._samples = Samples(self._leader, self._watch)
-        self._course = Course()
+        self._samples = SampleSeries(self._leader, self._watch)
+        self._run_log = RunLog()
         self._phase, self._loaded = "start", False
         broker = site.broker_name if site else target.broker
-        self.measured = Measured(options, broker, spans=spans)
+        self.measured = RunMeasurements(options, broker, spans=spans)
 
     async def run(self) -> None:
         """All phases; what was measured so far is in `result` however it ends."""
@@ -96,7 +138,7 @@ class Session:
         with suppress(Exception):
             self._watch.look()
         return outcome(
-            self.measured, self._leader.totals(), self._course, self._samples, self._watch
+            self.measured, self._leader.totals(), self._run_log, self._samples, self._watch
         )
 
     # --- phases ---
@@ -136,7 +178,7 @@ class Session:
             status = get_json(f"{target.cloud}/status", token)
             known = int(status.get("enrolled", 0))
             if "time_s" in status and self._site is None:  # else it is the same clock
-                self._course.ahead_s = float(status["time_s"]) - (asked_s + time.time()) / 2
+                self._run_log.ahead_s = float(status["time_s"]) - (asked_s + time.time()) / 2
             self.measured.enrolled = known
             if known < wanted:
                 return False
@@ -182,22 +224,22 @@ class Session:
         try:
             await self._follow(client, job, end_s)
         finally:
-            if self._course.ended in ("", "paused"):
+            if self._run_log.ended in ("", "paused"):
                 with suppress(EdgeVeilError):
                     await asyncio.to_thread(client.cancel, job)
         await self._settle()
         self._loaded = False
-        self._course.require_completed(job)
+        self._run_log.require_completed(job)
 
     async def _follow(self, client: Cloud, job: str, end_s: float | None) -> None:
         after = 0
-        while not self._course.ended:
-            done = len(self._course.committed)
+        while not self._run_log.ended:
+            done = len(self._run_log.committed)
             for event in await asyncio.to_thread(client.events, job, after, _EVENTS_S):
                 after = int(event["seq"])
-                self._course.take(event)
-                self._phase = self._course.phase or self._phase
-            if len(self._course.committed) > done:
+                self._run_log.take(event)
+                self._phase = self._run_log.phase or self._phase
+            if len(self._run_log.committed) > done:
                 await self._mark()
                 if self._enough(end_s):
                     await self._recorded()
@@ -206,7 +248,7 @@ class Session:
 
     async def _recorded(self) -> None:
         """Let the last round's record reach the devices: a job that is cancelled sends no more."""
-        last = self._course.committed[-1]
+        last = self._run_log.committed[-1]
         end_s = time.monotonic() + _SETTLE_S
         while time.monotonic() < end_s:
             row = self._leader.totals().rounds.get((last["round"], last["attempt"]))
@@ -220,7 +262,7 @@ class Session:
             return time.monotonic() > end_s
         if not self.measured.spans:
             return False
-        done = len(self._course.committed)
+        done = len(self._run_log.committed)
         return done >= self._options.rounds and self.measured.seconds() >= LEAST_S
 
     async def _settle(self) -> None:
@@ -250,27 +292,27 @@ class Session:
     async def _mark(self) -> None:
         """Note what was spent up to here."""
         await self._look()
-        counts, done = self._leader.totals().counts, len(self._course.committed)
+        counts, done = self._leader.totals().counts, len(self._run_log.committed)
         self.measured.mark(self._watch.cpu_s(), counts, done)
 
     def _now(self) -> str:
         """The phase; of a round, what it waits for."""
-        course, rounds = self._course, self._leader.totals().rounds
-        if not self._loaded or not course.phase.startswith("round") or not rounds:
+        run_log, rounds = self._run_log, self._leader.totals().rounds
+        if not self._loaded or not run_log.phase.startswith("round") or not rounds:
             return self._phase
         number, newest = max(rounds)[0], rounds[max(rounds)]
-        if number <= len(course.committed) or not newest["offered"]:
-            return f"{course.phase}: broadcasting"
-        if "absorbing" in course.phase:
-            return course.phase
+        if number <= len(run_log.committed) or not newest["offered"]:
+            return f"{run_log.phase}: broadcasting"
+        if "absorbing" in run_log.phase:
+            return run_log.phase
         held, wanted = newest["acknowledged"], self._options.devices
         doing = "handing over" if held >= wanted else f"{held:,} of {wanted:,} acknowledged"
-        return f"{course.phase}: {doing}"
+        return f"{run_log.phase}: {doing}"
 
     async def _sample(self) -> None:
         while True:
             await self._look()
-            self._show(self._samples.take(self._now(), len(self._course.committed)))
+            self._show(self._samples.take(self._now(), len(self._run_log.committed)))
             await asyncio.sleep(1.0)
 
     async def _for(self, seconds: float) -> None:

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from edgeveil_lab.reproduce.base import Experiment, Point, Result, Trial
-from edgeveil_lab.reproduce.rows import scores
+from edgeveil_lab.reproduce.experiment import Experiment, Point, Result, Trial, scores
 
 DEVICES = 50
 

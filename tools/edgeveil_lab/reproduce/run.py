@@ -4,32 +4,33 @@ from __future__ import annotations
 
 import json
 import shlex
+import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count, takewhile
 from pathlib import Path
 from typing import IO, Any
 
 import yaml
 
-from edgeveil.errors import EdgeVeilError, JobFailed, UsageError
+from edgeveil.errors import JobFailed, UsageError
 from edgeveil.jobs import load_job
+from edgeveil.parts.methods.local_steps import chosen_processor
+from edgeveil.parts.sources import published_files
 from edgeveil.registry import nearest
 from edgeveil_lab.reproduce import EXPERIMENTS
-from edgeveil_lab.reproduce.base import Experiment, Trial
-from edgeveil_lab.reproduce.data import folder_of, refuse, without_files
-from edgeveil_lab.reproduce.gpu import require_gpu
+from edgeveil_lab.reproduce.experiment import Experiment, Result, Trial, scores
 from edgeveil_lab.reproduce.output import FILES, kept_rows, markdown, write
-from edgeveil_lab.reproduce.rows import Played, not_run, rows_of
-from edgeveil_lab.table.claims import chosen_note
-from edgeveil_lab.table.command import Asked, run_seed, study_of
+from edgeveil_lab.table import TableJob, TableOptions, chosen_note, done, run_seeds, study_of
 from edgeveil_tools.backbone.command import ensure_for_jobs
+from edgeveil_tools.local.data import PLACES
 from edgeveil_tools.local.run import INTERRUPTED
-from edgeveil_tools.result import versions, write_whole
+from edgeveil_tools.result import guarantee_text, versions, write_whole
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ReproductionOptions:
     """What the command line asks for; `only` names trials, none for all of them.
 
     `rounds` caps the training rounds of every trial; None: as many as the text plays.
@@ -53,7 +54,7 @@ class Wanted:
         return shlex.join(parts)
 
 
-def reproduce(name: str, wanted: Wanted) -> int:
+def reproduce(name: str, wanted: ReproductionOptions) -> int:
     """Run what is missing and write the table; 0, 6 where a trial failed, 130 after Ctrl-C.
 
     Rows that are not asked for stay as a former run into the same folder left them. UsageError
@@ -72,13 +73,13 @@ def reproduce(name: str, wanted: Wanted) -> int:
     able = [trial for trial in chosen if trial.source not in lacking]
     left_out = {one.source: lacking[one.source] for one in chosen if one.source in lacking}
     if left_out and (wanted.only or not able):
-        refuse(left_out)
+        refuse_without_files(left_out)
     for files in left_out.values():
         print(f"left out, for want of files: {files}", file=stream)
     played = [_prepared(trial, wanted) for trial in able]
     failures: list[str] = []
     for one in played:
-        if _run(one, wanted, stream, failures) == INTERRUPTED:
+        if run_seeds(one.study, one.trial.name, one.asked, stream, failures) == INTERRUPTED:
             print("edgeveil: interrupted; the same command goes on", file=sys.stderr)
             return INTERRUPTED
     made = {one.trial.name: rows_of(experiment, one, wanted.command(name)) for one in played}
@@ -100,7 +101,7 @@ def _chosen(trials: tuple[Trial, ...], only: Sequence[str]) -> list[Trial]:
     return [trial for trial in trials if not only or trial.name in only]
 
 
-def _prepared(trial: Trial, wanted: Wanted) -> Played:
+def _prepared(trial: Trial, wanted: ReproductionOptions) -> PlayedTrial:
     """The trial's job file, written, cut to the rounds asked for, and checked with its records."""
     path = wanted.out / "jobs" / f"{trial.name}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -111,29 +112,18 @@ def _prepared(trial: Trial, wanted: Wanted) -> Played:
     if wanted.rounds is not None and wanted.rounds < full:
         _dump(path, {**job, "train": {**job.get("train", {}), "rounds": wanted.rounds}})
     folder = folder_of(trial.source, wanted.data)
-    asked = Asked(wanted.seeds, wanted.out, folder, as_json=wanted.as_json, reference=False)
-    return Played(trial, study_of(path, asked), asked, full)
+    asked = TableOptions(wanted.seeds, wanted.out, folder, as_json=wanted.as_json, reference=False)
+    return PlayedTrial(trial, study_of(path, asked), asked, full)
 
 
 def _dump(path: Path, job: dict[str, Any]) -> None:
     write_whole(path, yaml.safe_dump(job, sort_keys=False).encode())
 
 
-def _run(one: Played, wanted: Wanted, stream: IO[str], failures: list[str]) -> int:
-    for number in range(wanted.seeds):
-        try:
-            if run_seed(one.study, number, one.asked, stream) == INTERRUPTED:
-                return INTERRUPTED
-        except EdgeVeilError as error:
-            failures.append(f"{one.trial.name}, seed {one.study.run.seed + number}: {error}")
-            print(f"edgeveil: {failures[-1]}", file=sys.stderr)
-    return 0
-
-
 def _content(
     name: str,
     experiment: Experiment,
-    wanted: Wanted,
+    wanted: ReproductionOptions,
     rows: list[dict[str, Any]],
     failures: list[str],
 ) -> dict[str, Any]:
@@ -162,9 +152,128 @@ def tuned_rows(rows: Sequence[dict[str, Any]], trials: Sequence[Trial]) -> list[
     return list(dict.fromkeys(f"`{row['trial']}`" for row in measured))
 
 
-def _show(content: dict[str, Any], wanted: Wanted, stream: IO[str]) -> None:
+def _show(content: dict[str, Any], wanted: ReproductionOptions, stream: IO[str]) -> None:
     write(content, wanted.out)
     if wanted.as_json:
         print(json.dumps(content, allow_nan=False), flush=True)
     print(markdown(content), file=stream)
     print(f"Files: {wanted.out}/ with {', '.join(FILES)}", file=stream)
+
+
+# --- the rows of the table, from the runs that are kept ---
+
+
+@dataclass(frozen=True)
+class PlayedTrial:
+    """A trial with its job as it is run; `full_rounds` are those that `--rounds` may cut."""
+
+    trial: Trial
+    study: TableJob
+    asked: TableOptions
+    full_rounds: int
+
+    def results(self) -> list[Result]:
+        """Of all seeds that have completed, from the first on."""
+        found = (done(self.study, self.study.run.seed + n) for n in count())
+        return [one for one in takewhile(bool, found) if one is not None]
+
+
+def rows_of(experiment: Experiment, played: PlayedTrial, command: str) -> list[dict[str, Any]]:
+    """One row for each point of the trial; all values are JSON's."""
+    results, rows = played.results(), _unmeasured(played.trial)
+    shared: dict[str, Any] = {
+        "rounds": played.study.job.rounds,
+        "full_rounds": played.full_rounds,
+        "command": command,
+    }
+    if results:
+        first = results[0]
+        shared |= {
+            "proven_privacy": guarantee_text(first["privacy"], experiment.guarantee),
+            "seconds": statistics.median(r["seconds"] for r in results),
+            "curve": [
+                [r["round"], r["accuracy"]] for r in first["rounds"] if r["accuracy"] is not None
+            ],
+            "scores": scores(first),
+        }
+    for row, point in zip(rows, played.trial.points, strict=True):
+        row |= shared
+        row["values"] = [v for found in results if (v := point.measure(found)) is not None]
+        row["ours"] = statistics.median(row["values"]) if row["values"] else None
+    return rows
+
+
+def not_run(trial: Trial, lacking: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Rows that have the text's figures alone; `lacking` names data sets without files."""
+    why = f"not run: no files of {trial.source}" if trial.source in lacking else None
+    return [{**row, "proven_privacy": why} for row in _unmeasured(trial)]
+
+
+def _unmeasured(trial: Trial) -> list[dict[str, Any]]:
+    """A row for each point, with the text's figures alone. Curve and scores are the first seed's:
+    [round, accuracy] where the cloud tested, and [round, cluster score, test loss].
+    """
+    return [
+        {
+            "trial": trial.name,
+            "label": f"{trial.label}, {point.label}" if point.label else trial.label,
+            "series": point.series,
+            "x": point.x,
+            "claimed": point.claimed,
+            "claimed_privacy": trial.claimed_privacy,
+            "values": [],
+            "ours": None,
+            "proven_privacy": None,
+            "rounds": None,
+            "full_rounds": None,
+            "seconds": None,
+            "curve": [],
+            "scores": [],
+            "command": None,
+        }
+        for point in trial.points
+    ]
+
+
+# --- data and hardware that a trial needs ---
+
+
+def folder_of(source: str, data: Path | None) -> Path | None:
+    """Where all files of a published data set are: `data`, or the folder of its name in there.
+
+    None where files are missing, and for what reads no folder.
+    """
+    if source not in published_files():
+        return None
+    places = [place / source for place in PLACES] if data is None else [data, data / source]
+    return next((one for one in places if not published_files()[source].missing(one)), None)
+
+
+def without_files(trials: Sequence[Trial], data: Path | None) -> dict[str, str]:
+    """For each data set whose files are missing, the files that are wanted, in words."""
+    sources = {trial.source for trial in trials} & set(published_files())
+    return {
+        source: f"{source} as it is published: {', '.join(published_files()[source].names)}"
+        for source in sorted(sources)
+        if folder_of(source, data) is None
+    }
+
+
+def refuse_without_files(lacking: dict[str, str]) -> None:
+    """Raise the UsageError that names all files that are wanted."""
+    raise UsageError(
+        f"the files of {', '.join(lacking)} are not there",
+        where="--data",
+        fix="name the folder with " + "; or with ".join(lacking.values()),
+    )
+
+
+def require_gpu(name: str) -> None:
+    """Raise UsageError unless torch finds a GPU. Needs torch."""
+    if chosen_processor("auto") == "cpu":
+        raise UsageError(
+            f"'{name}' needs a GPU (CUDA or MPS), and torch finds none: a gradient of every record "
+            "in every step would take days without",
+            where="edgeveil reproduce",
+            fix="run it on a machine with a GPU; --quick shows that its rows run",
+        )

@@ -11,7 +11,7 @@ from edgeveil.errors import UsageError
 from edgeveil_tools.cli.common import Subparsers, command
 
 if TYPE_CHECKING:
-    from edgeveil_lab.load.command import Sharing
+    from edgeveil_lab.load.command import RemoteGenerators
 
 _LOAD_ABOUT = """\
 Plays thousands of devices, with the real protocol and real encryption, and measures connections,
@@ -79,11 +79,11 @@ def _add_table(commands: Subparsers) -> None:
 
 
 def _table(args: argparse.Namespace) -> int:
-    from edgeveil_lab.table.command import Asked, table
+    from edgeveil_lab.table import TableOptions, table
     from edgeveil_tools.backbone.command import ensure_for_jobs
 
     ensure_for_jobs(args.jobs)
-    asked = Asked(
+    asked = TableOptions(
         seeds=args.seeds,
         out=args.out,
         data=args.data,
@@ -152,13 +152,13 @@ def _reproduce(args: argparse.Namespace) -> int:
     quick: bool = args.quick
     out = args.out or Path("out/reproduce") / (f"{args.name}-quick" if quick else args.name)
     if args.write is not None:
-        from edgeveil_lab.reproduce.page import write_section
+        from edgeveil_lab.reproduce.output import write_section
 
         print(f"Files: {args.write}, {write_section(args.name, out, args.write)}")
         return 0
-    from edgeveil_lab.reproduce.run import Wanted, reproduce
+    from edgeveil_lab.reproduce.run import ReproductionOptions, reproduce
 
-    wanted = Wanted(
+    wanted = ReproductionOptions(
         out=out,
         seeds=args.seeds if args.seeds is not None else (1 if quick else 3),
         data=args.data,
@@ -199,14 +199,14 @@ def _add_load(commands: Subparsers) -> None:
 
 
 def _add_load_options(parser: argparse.ArgumentParser) -> None:
-    from edgeveil_lab.load.options import add_arguments
+    from edgeveil_lab.load.scenario import add_arguments
 
     add_arguments(parser)
 
 
 def _loadtest(args: argparse.Namespace) -> int:
     if args.join:
-        from edgeveil_lab.load.joining import run_generator
+        from edgeveil_lab.load.generator import run_generator
         from edgeveil_lab.load.leader import join_token
 
         if args.join_token is None or not args.join_token.is_file():
@@ -216,11 +216,11 @@ def _loadtest(args: argparse.Namespace) -> int:
                 fix="copy the file that the leader made, and name it",
             )
         return run_generator(args.join, join_token(args.join_token), local=args.local)
-    from edgeveil_lab.load.options import chosen, resolve
+    from edgeveil_lab.load.scenario import chosen, resolve
 
     options = resolve(args.scenario, chosen(args))
     if args.make_fleet is not None:
-        from edgeveil_lab.load.running_site import write_fleet
+        from edgeveil_lab.load.sites import write_fleet
 
         write_fleet(args.make_fleet, max(options.counts))
         print(f"wrote {args.make_fleet}, {args.make_fleet}.enrolments, {args.make_fleet}.users")
@@ -230,8 +230,8 @@ def _loadtest(args: argparse.Namespace) -> int:
     return run(options, _sharing(args), as_json=args.json)
 
 
-def _sharing(args: argparse.Namespace) -> Sharing:
-    from edgeveil_lab.load.command import Sharing
+def _sharing(args: argparse.Namespace) -> RemoteGenerators:
+    from edgeveil_lab.load.command import RemoteGenerators
 
     if args.listen is None:
         if args.remote:
@@ -240,7 +240,7 @@ def _sharing(args: argparse.Namespace) -> Sharing:
                 where="--remote",
                 fix="add --listen HOST:PORT",
             )
-        return Sharing(token_file=args.join_token)
+        return RemoteGenerators(token_file=args.join_token)
     host, _, port = args.listen.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise UsageError("is no HOST:PORT", where=f"--listen {args.listen}", fix="10.0.0.5:9000")
@@ -250,7 +250,7 @@ def _sharing(args: argparse.Namespace) -> Sharing:
             where="--listen",
             fix="add --join-token FILE and copy that file to them",
         )
-    return Sharing((host.strip("[]"), int(port)), args.remote, args.join_token)
+    return RemoteGenerators((host.strip("[]"), int(port)), args.remote, args.join_token)
 
 
 def _add_chaos(commands: Subparsers) -> None:
@@ -313,8 +313,8 @@ def _chaos(args: argparse.Namespace) -> int:
             where="edgeveil chaos",
             fix="use --kills 0 or more, --every and --stall above 0",
         )
-    from edgeveil_lab.chaos.course import Asked
-    from edgeveil_lab.chaos.run import JOB, run_chaos
+    from edgeveil_lab.chaos.command import JOB, run_chaos
+    from edgeveil_lab.chaos.run import ChaosOptions
     from edgeveil_tools.local.job import Overrides
 
     overrides = Overrides(
@@ -324,7 +324,7 @@ def _chaos(args: argparse.Namespace) -> int:
         args.job or JOB,
         args.out,
         overrides,
-        Asked(args.kills, args.seed, args.every, args.stall),
+        ChaosOptions(args.kills, args.seed, args.every, args.stall),
         as_json=args.json,
         keep=args.keep,
     )

@@ -47,7 +47,7 @@ HOPS = (
 PANELS = 6
 _UNITS = {"training": "record", "inference": "device"}
 NUMBERED = 60  # more points than this stay without their cluster's number
-_STYLE: dict[str, Any] = {
+STYLE: dict[str, Any] = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 9,
@@ -219,7 +219,7 @@ def svg_figure(width: float, height: float, name: str) -> Iterator[tuple[Figure,
     """A figure to draw on (inches); afterwards the list holds its SVG."""
     done: list[str] = []
     # The salt keeps the ids of several pictures in one page apart, and the same at every run.
-    with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
+    with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure, done
         raw = io.StringIO()
@@ -232,6 +232,19 @@ def svg_figure(width: float, height: float, name: str) -> Iterator[tuple[Figure,
     # Ids of axes and paths repeat from figure to figure.
     svg = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{name}-", svg)
     done.append(svg)
+
+
+@contextmanager
+def file_figure(width: float, height: float, kind: str) -> Iterator[tuple[Figure, list[bytes]]]:
+    """A figure for a page of its own (inches); afterwards the list holds a png or svg file."""
+    done: list[bytes] = []
+    with mpl.rc_context({"font.size": 9, "svg.fonttype": "path", "svg.hashsalt": "edgeveil"}):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        yield figure, done
+        raw = io.BytesIO()
+        metadata = {"Date": None} if kind == "svg" else None
+        figure.savefig(raw, format=kind, dpi=160, metadata=metadata)
+    done.append(raw.getvalue())
 
 
 def _at_end(axes: Axes, point: tuple[float, float], text: str, colour: str, *, above: bool) -> None:

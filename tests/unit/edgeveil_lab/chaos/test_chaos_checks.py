@@ -15,11 +15,11 @@ from edgeveil.protocol.sealed import pack_tensors
 from edgeveil_cloud.opening import Opened
 from edgeveil_cloud.rounds import aggregate
 from edgeveil_edge.receipts import Receipt
-from edgeveil_lab.chaos.checks import Course, check_all, rounds_during_faults, warnings
-from edgeveil_lab.chaos.evidence import Commit, DeviceFacts, Evidence, JobFacts
-from edgeveil_lab.chaos.plan import Fault
-from edgeveil_lab.chaos.run import JOB
-from edgeveil_lab.chaos.supervisor import Ended, Trace
+from edgeveil_lab.chaos.checks import RunFacts, check_all, rounds_during_faults, warnings
+from edgeveil_lab.chaos.command import JOB
+from edgeveil_lab.chaos.evidence import CommittedExchange, DeviceFacts, Evidence, JobFacts
+from edgeveil_lab.chaos.faults import Fault
+from edgeveil_lab.chaos.supervisor import ProcessEnd, ProcessTrace
 
 PLAN = load_plan(JOB)
 DEVICES = 4
@@ -34,7 +34,7 @@ def segments(device: int, index: int) -> tuple[bytes, ...]:
 
 def sound() -> Evidence:
     commits = tuple(
-        Commit(
+        CommittedExchange(
             index,
             1,
             DEVICES,
@@ -180,13 +180,13 @@ FOUND: dict[str, list[Callable[[Evidence], Evidence]]] = {
 }
 
 
-def violated(found: Evidence, course: Course | None = None) -> set[str]:
-    return {one.name for one in check_all(found, course or Course()) if not one.holds}
+def violated(found: Evidence, course: RunFacts | None = None) -> set[str]:
+    return {one.name for one in check_all(found, course or RunFacts()) if not one.holds}
 
 
 def test_a_sound_site_keeps_its_word_and_every_check_has_looked() -> None:
-    ends = [Ended("cloud", 9.0, 9.0, 0, "stopped")]
-    checked = check_all(sound(), Course(ends=ends, quiet_s=99.0))
+    ends = [ProcessEnd("cloud", 9.0, 9.0, 0, "stopped")]
+    checked = check_all(sound(), RunFacts(ends=ends, quiet_s=99.0))
     assert [one.violations for one in checked] == [[]] * 10
     assert all(one.looked for one in checked)
 
@@ -215,7 +215,7 @@ def test_an_acknowledged_upload_of_an_attempt_that_was_given_up_is_no_promise() 
 
 
 def test_a_site_that_stands_still_is_a_violation() -> None:
-    assert violated(sound(), Course(stalled={"at_s": 300.0})) == {"jobs complete"}
+    assert violated(sound(), RunFacts(stalled={"at_s": 300.0})) == {"jobs complete"}
 
 
 FAULTS = [
@@ -231,36 +231,36 @@ UP_S = 5.0
 @pytest.mark.parametrize(
     ("end", "sound_end"),
     [
-        (Ended("proxy", 30.0, 9.0, -9, "killed"), True),
-        (Ended("proxy", 30.0, 9.0, -9, "by itself"), False),
-        (Ended("proxy", 30.0, 9.0, -11, "by itself"), False),
-        (Ended("proxy", 60.0, 9.0, 0, "stopped"), True),
-        (Ended("proxy", 60.0, 0.4, -15, "stopped"), True),
-        (Ended("proxy", 60.0, 40.0, -15, "stopped"), False),
-        (Ended("proxy", 60.0, 40.0, 1, "stopped"), False),
-        (Ended("proxy", 17.0, 99.0, 1, "by itself"), True),  # its disk is full
-        (Ended("cloud", 17.0, 9.0, 1, "by itself"), False),  # that of another is
-        (Ended("proxy", 40.0, 9.0, 1, "by itself"), False),  # not any more
-        (Ended("cloud", 17.0, 9.0, 3, "by itself"), False),  # another's link was cut
-        (Ended("worker-1", 17.0, 9.0, 3, "by itself"), False),
-        (Ended("cloud", 58.0, 4.0, 3, "by itself"), True),
-        (Ended("proxy", 58.0, 4.0, 3, "by itself"), True),
-        (Ended("cloud", 58.0, 40.0, 3, "by itself"), False),  # it was up, and should come back
-        (Ended("cloud", 54.0, 4.0, 3, "by itself"), False),  # before the fault
-        (Ended("cloud", 68.0, 4.0, 3, "by itself"), False),  # long after it
-        (Ended("cloud", 58.0, 4.0, 0, "by itself"), False),
-        (Ended("worker-1", 58.0, 4.0, 3, "by itself"), False),  # spoiled packets end nobody
-        (Ended("worker-2", 97.0, 4.0, 3, "by itself"), True),
+        (ProcessEnd("proxy", 30.0, 9.0, -9, "killed"), True),
+        (ProcessEnd("proxy", 30.0, 9.0, -9, "by itself"), False),
+        (ProcessEnd("proxy", 30.0, 9.0, -11, "by itself"), False),
+        (ProcessEnd("proxy", 60.0, 9.0, 0, "stopped"), True),
+        (ProcessEnd("proxy", 60.0, 0.4, -15, "stopped"), True),
+        (ProcessEnd("proxy", 60.0, 40.0, -15, "stopped"), False),
+        (ProcessEnd("proxy", 60.0, 40.0, 1, "stopped"), False),
+        (ProcessEnd("proxy", 17.0, 99.0, 1, "by itself"), True),  # its disk is full
+        (ProcessEnd("cloud", 17.0, 9.0, 1, "by itself"), False),  # that of another is
+        (ProcessEnd("proxy", 40.0, 9.0, 1, "by itself"), False),  # not any more
+        (ProcessEnd("cloud", 17.0, 9.0, 3, "by itself"), False),  # another's link was cut
+        (ProcessEnd("worker-1", 17.0, 9.0, 3, "by itself"), False),
+        (ProcessEnd("cloud", 58.0, 4.0, 3, "by itself"), True),
+        (ProcessEnd("proxy", 58.0, 4.0, 3, "by itself"), True),
+        (ProcessEnd("cloud", 58.0, 40.0, 3, "by itself"), False),  # it was up, and should come back
+        (ProcessEnd("cloud", 54.0, 4.0, 3, "by itself"), False),  # before the fault
+        (ProcessEnd("cloud", 68.0, 4.0, 3, "by itself"), False),  # long after it
+        (ProcessEnd("cloud", 58.0, 4.0, 0, "by itself"), False),
+        (ProcessEnd("worker-1", 58.0, 4.0, 3, "by itself"), False),  # spoiled packets end nobody
+        (ProcessEnd("worker-2", 97.0, 4.0, 3, "by itself"), True),
     ],
 )
-def test_which_ends_of_a_process_are_excused(end: Ended, sound_end: bool) -> None:
-    found = violated(sound(), Course(faults=FAULTS, up_s=UP_S, ends=[end]))
+def test_which_ends_of_a_process_are_excused(end: ProcessEnd, sound_end: bool) -> None:
+    found = violated(sound(), RunFacts(faults=FAULTS, up_s=UP_S, ends=[end]))
     assert found == (set() if sound_end else {"processes sound"})
 
 
 def test_a_run_whose_faults_hit_no_round_proves_nothing() -> None:
     few, many = ([Fault(1.0, "kill", "cloud")] * count for count in (9, 10))
-    late = Course(faults=many, up_s=float(len(ROUNDS) + 1), quiet_s=99.0, touched={"kill": 10})
+    late = RunFacts(faults=many, up_s=float(len(ROUNDS) + 1), quiet_s=99.0, touched={"kill": 10})
     assert violated(sound(), late) == {"faults met"}
     assert violated(sound(), replace(late, faults=few)) == set()
     assert warnings(sound(), late) == ["no round was committed while the faults went on"]
@@ -270,11 +270,11 @@ def test_a_run_whose_faults_hit_no_round_proves_nothing() -> None:
 
 def test_a_kind_of_fault_that_met_nothing_is_told() -> None:
     touched = {"disk": 1, "cut": 0, "broker": 1, "corrupt": 7, "delay": 3}
-    course = Course(faults=FAULTS, quiet_s=99.0, touched=touched)
+    course = RunFacts(faults=FAULTS, quiet_s=99.0, touched=touched)
     assert warnings(sound(), course) == ["the faults 'cut' met nothing"]
 
 
 def test_a_trace_and_a_process_that_does_not_stop_are_violations() -> None:
-    trace = Trace("cloud", 3.0, "Traceback (most recent call last):")
-    assert violated(sound(), Course(traces=[trace])) == {"processes sound"}
-    assert violated(sound(), Course(late=["worker-2"])) == {"processes sound"}
+    trace = ProcessTrace("cloud", 3.0, "Traceback (most recent call last):")
+    assert violated(sound(), RunFacts(traces=[trace])) == {"processes sound"}
+    assert violated(sound(), RunFacts(late=["worker-2"])) == {"processes sound"}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeveil_lab.chaos.disks import Disks, own_disks
+from edgeveil_lab.chaos.supervisor import Disks, own_disks
 
 READ_MOUNTS = "import pathlib; print(pathlib.Path('/proc/thread-self/mounts').read_text())"
 

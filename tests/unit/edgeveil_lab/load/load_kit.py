@@ -2,13 +2,11 @@
 
 import math
 
-from edgeveil_lab.load.fleet import Fleet
-from edgeveil_lab.load.leader import Leader, Totals, Where
-from edgeveil_lab.load.options import LoadOptions
-from edgeveil_lab.load.outcome import Mark, Measured, outcome
-from edgeveil_lab.load.processes import Watch
-from edgeveil_lab.load.rounds import Course
-from edgeveil_lab.load.samples import Samples
+from edgeveil_lab.load.leader import FleetTotals, Leader, SiteAccess
+from edgeveil_lab.load.processes import ProcessWatch
+from edgeveil_lab.load.run_log import RunLog, RunMeasurements, SampleSeries, SpentMark, outcome
+from edgeveil_lab.load.scenario import LoadOptions
+from edgeveil_lab.load.sites import LoadFleet
 
 NAMES = ("cloud", "proxy", "broker-edge", "broker-cloud", "generator-1")
 SIZES_MIB = {"cloud": 180, "proxy": 140, "broker-edge": 40, "broker-cloud": 20, "generator-1": 220}
@@ -92,12 +90,12 @@ IDLE = {
 
 def outcome_of(totals=None, watch=None, marks=(), **measured):
     """The result of a test of which only this was measured; `marks` are (cpu_s, at_s) of rounds."""
-    options, course, watch = LoadOptions(devices=5), Course(), watch or Watch()
-    where = Where("mqtt://127.0.0.1:1", b"c" * 32, b"p" * 32, None)
-    samples = Samples(Leader(options, Fleet([]), 1, where, "word"), watch)
-    noted = [Mark(cpu_s, {"bytes_down": 0}, n, at_s) for n, (cpu_s, at_s) in enumerate(marks)]
+    options, run_log, watch = LoadOptions(devices=5), RunLog(), watch or ProcessWatch()
+    where = SiteAccess("mqtt://127.0.0.1:1", b"c" * 32, b"p" * 32, None)
+    samples = SampleSeries(Leader(options, LoadFleet([]), 1, where, "word"), watch)
+    noted = [SpentMark(cpu_s, {"bytes_down": 0}, n, at_s) for n, (cpu_s, at_s) in enumerate(marks)]
     for number in range(1, len(noted)):
         data = {"exchange": number, "attempt": 1, "uploads": 5}
-        course.take({"type": "exchange_committed", "time": 10.0 * number, "data": data})
-    found = Measured(options, "a broker", _marks=noted, **measured)
-    return outcome(found, totals or Totals([], []), course, samples, watch)
+        run_log.take({"type": "exchange_committed", "time": 10.0 * number, "data": data})
+    found = RunMeasurements(options, "a broker", _marks=noted, **measured)
+    return outcome(found, totals or FleetTotals([], []), run_log, samples, watch)

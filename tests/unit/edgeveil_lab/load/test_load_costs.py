@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from edgeveil_lab.load.options import LoadOptions
-from edgeveil_lab.load.outcome import LEAST_S, Measured, _cost
+from edgeveil_lab.load.run_log import LEAST_S, RunMeasurements, _cost
+from edgeveil_lab.load.scenario import LoadOptions
 
 
-def marked(monkeypatch, *times_s: float) -> Measured:
-    measured = Measured(LoadOptions(devices=10), "a broker")
+def marked(monkeypatch, *times_s: float) -> RunMeasurements:
+    measured = RunMeasurements(LoadOptions(devices=10), "a broker")
     for rounds, at_s in enumerate(times_s):
-        monkeypatch.setattr("edgeveil_lab.load.outcome.time.monotonic", lambda at_s=at_s: at_s)
+        monkeypatch.setattr("edgeveil_lab.load.run_log.time.monotonic", lambda at_s=at_s: at_s)
         measured.mark({"proxy": 2.0 * rounds}, {"bytes_down": 1000 * rounds}, rounds)
     return measured
 

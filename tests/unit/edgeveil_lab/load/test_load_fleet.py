@@ -8,8 +8,7 @@ import pytest
 
 from edgeveil.enrolment import Enrolment, EnrolmentError
 from edgeveil.errors import UsageError
-from edgeveil_lab.load.fleet import Fleet, admit, revoke
-from edgeveil_lab.load.running_site import write_fleet
+from edgeveil_lab.load.sites import LoadFleet, admit, revoke, write_fleet
 from edgeveil_proxy.registry import Registry
 from edgeveil_tools.site.broker_rules import password_matches, read_users
 
@@ -22,7 +21,7 @@ def made(tmp_path):
 
 def test_the_file_is_its_owners_and_gives_the_same_devices(made):
     assert stat.S_IMODE(made.stat().st_mode) == 0o600
-    first, again = Fleet.load(made), Fleet.load(made)
+    first, again = LoadFleet.load(made), LoadFleet.load(made)
     assert first == again
     assert len({m.signing for m in first.members} | {m.opening for m in first.members}) == 6
     assert first.members[0].password not in repr(first)
@@ -35,13 +34,13 @@ def test_the_proxy_admits_all_of_them_and_the_broker_knows_them(made):
     admitted = {entry.device_id for entry in registry.devices()}
     registry.close()
     users = read_users(made.with_name("load.fleet.users"))
-    assert admitted == set(users) == {e.device_id for e in Fleet.load(made).enrolments()}
-    first = Fleet.load(made).members[0]
+    assert admitted == set(users) == {e.device_id for e in LoadFleet.load(made).enrolments()}
+    first = LoadFleet.load(made).members[0]
     assert password_matches(users[first.enrolment().device_id], first.password)
 
 
 def test_a_load_test_takes_out_what_it_admitted_and_nobody_else(made):
-    file, enrolments = made.parent / "registry.sqlite", list(Fleet.load(made).enrolments())
+    file, enrolments = made.parent / "registry.sqlite", list(LoadFleet.load(made).enrolments())
     admit(file, enrolments, 100)
     revoke(file, enrolments[:2], 100)
     revoke(file, enrolments[:2], 100)
@@ -65,11 +64,11 @@ def test_a_fleet_is_never_written_over(made):
 def test_another_file_is_no_fleet(tmp_path, raw):
     (tmp_path / "f").write_bytes(raw)
     with pytest.raises(UsageError, match="is not a fleet file"):
-        Fleet.load(tmp_path / "f")
+        LoadFleet.load(tmp_path / "f")
 
 
 def test_one_enrolment_a_file_or_one_a_line(tmp_path, made):
-    one = next(iter(Fleet.load(made).enrolments()))
+    one = next(iter(LoadFleet.load(made).enrolments()))
     (tmp_path / "one.json").write_text(one.to_json())
     assert Enrolment.load_all(tmp_path / "one.json") == [one]
     (tmp_path / "two").write_text(one.to_line() + one.to_line()[:-20] + "\n")
@@ -80,4 +79,4 @@ def test_one_enrolment_a_file_or_one_a_line(tmp_path, made):
 @pytest.mark.parametrize("raw", [b"", b"\xc1", b"\x82\xa6form\xa7t", b"\x82\xa6format\xb0\xff"])
 def test_a_fleet_file_that_is_none_is_refused(raw):
     with pytest.raises(UsageError, match="not a fleet file"):
-        Fleet.from_bytes(raw + bytes(20), "fleet")
+        LoadFleet.from_bytes(raw + bytes(20), "fleet")

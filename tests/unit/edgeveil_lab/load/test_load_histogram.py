@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeveil_lab.load.histogram import Histogram
+from edgeveil_lab.load.counters import DurationHistogram
 
 DURATIONS = st.lists(st.floats(1e-4, 1e3), min_size=1, max_size=200)
 
 
-def of(values) -> Histogram:
-    histogram = Histogram()
+def of(values) -> DurationHistogram:
+    histogram = DurationHistogram()
     for value in values:
         histogram.add(value)
     return histogram
@@ -30,7 +30,7 @@ def test_a_percentile_is_within_its_bucket(values, share):
 @given(DURATIONS, DURATIONS)
 def test_merged_it_says_what_one_alone_would(left, right):
     plains = json.loads(json.dumps([of(left).to_plain(), of(right).to_plain()]))
-    merged, alone = Histogram.merged(plains).summary(), of(left + right).summary()
+    merged, alone = DurationHistogram.merged(plains).summary(), of(left + right).summary()
     assert {k: merged[k] for k in ("p50", "p95", "p99", "max")} == {
         k: alone[k] for k in ("p50", "p95", "p99", "max")
     }
@@ -42,4 +42,4 @@ def test_jitter_is_the_mean_change_of_a_device_from_its_last():
     histogram.add(0.3, 0.1)
     histogram.add(8.9, 9.0)
     assert histogram.summary()["jitter"] == pytest.approx(0.15)
-    assert Histogram().summary() == dict.fromkeys(("p50", "p95", "p99", "max", "jitter"), 0)
+    assert DurationHistogram().summary() == dict.fromkeys(("p50", "p95", "p99", "max", "jitter"), 0)

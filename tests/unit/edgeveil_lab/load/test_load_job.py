@@ -7,8 +7,8 @@ import math
 import pytest
 
 from edgeveil.jobs import Job, parse_job
-from edgeveil_lab.load.job import job_yaml
-from edgeveil_lab.load.options import LoadOptions
+from edgeveil_lab.load.scenario import LoadOptions
+from edgeveil_lab.load.session import job_yaml
 
 
 def job(devices: int, enrolled: int, **options) -> Job:

@@ -10,21 +10,27 @@ import msgspec
 import pytest
 
 from edgeveil.errors import UsageError
-from edgeveil_lab.load.fleet import Fleet
-from edgeveil_lab.load.leader import Leader, Where, join_token
-from edgeveil_lab.load.options import LoadOptions
-from edgeveil_lab.load.strain import Strain
-from edgeveil_lab.load.tally import Tally
-from edgeveil_lab.load.wire import Answer, Joining, Report, Share
+from edgeveil_lab.load.counters import GeneratorLoad, UploadCounters
+from edgeveil_lab.load.leader import (
+    FleetShare,
+    GeneratorReport,
+    JoinRequest,
+    Leader,
+    LeaderReply,
+    SiteAccess,
+    join_token,
+)
+from edgeveil_lab.load.scenario import LoadOptions
+from edgeveil_lab.load.sites import LoadFleet
 
-WHERE = Where("mqtt://127.0.0.1:1", b"c" * 32, b"p" * 32, None)
+WHERE = SiteAccess("mqtt://127.0.0.1:1", b"c" * 32, b"p" * 32, None)
 TOKEN = "the-word"
 
 
-def report(number: int, state: str) -> Report:
-    tally = Tally()
-    tally.connected = tally.connects = number
-    return Report(number, state, tally.to_plain(), Strain())
+def report(number: int, state: str) -> GeneratorReport:
+    counters = UploadCounters()
+    counters.connected = counters.connects = number
+    return GeneratorReport(number, state, counters.to_plain(), GeneratorLoad())
 
 
 async def post(url: str, path: str, content: object, token: str = TOKEN) -> tuple[int, bytes]:
@@ -41,7 +47,7 @@ def served(play) -> None:
     """Run `play(leader, url, fleet)` against a leader of two generators and five devices."""
 
     async def body() -> None:
-        fleet = Fleet.make(5)
+        fleet = LoadFleet.make(5)
         leader = Leader(LoadOptions(devices=5, processes=2), fleet, 2, WHERE, TOKEN)
         server = await leader.serve("127.0.0.1", 0)
         try:
@@ -56,14 +62,14 @@ def test_every_device_is_dealt_once_and_no_more_generators_are_taken():
     async def play(leader, url, fleet):
         shares = []
         for _ in range(2):
-            status, raw = await post(url, "join", Joining(time.time(), 1, True, 1000))
+            status, raw = await post(url, "join", JoinRequest(time.time(), 1, True, 1000))
             assert status == 200
-            shares.append(msgspec.msgpack.decode(raw, type=Share))
+            shares.append(msgspec.msgpack.decode(raw, type=FleetShare))
         dealt = [member.signing for share in shares for member in share.members]
         assert sorted(dealt) == sorted(member.signing for member in fleet.members)
         assert [share.number for share in shares] == [1, 2]
         assert LoadOptions.model_validate_json(shares[0].options).devices == 5
-        assert (await post(url, "join", Joining(0.0, 1, True, 1)))[0] == 409
+        assert (await post(url, "join", JoinRequest(0.0, 1, True, 1)))[0] == 409
 
     served(play)
 
@@ -72,7 +78,7 @@ def test_reports_are_added_up_and_answered_with_the_command():
     async def play(leader, url, fleet):
         leader.command = "connect"
         _, raw = await post(url, "report", report(1, "ready"))
-        assert msgspec.msgpack.decode(raw, type=Answer).command == "connect"
+        assert msgspec.msgpack.decode(raw, type=LeaderReply).command == "connect"
         assert not leader.all_joined
         await post(url, "report", report(2, "connected"))
         assert leader.all_joined
@@ -87,7 +93,7 @@ def test_reports_are_added_up_and_answered_with_the_command():
 @pytest.mark.parametrize("token", ["", "the-wor", "the-word2", "\udcff"])
 def test_who_does_not_know_the_word_gets_no_keys(token):
     async def play(leader, url, fleet):
-        status, raw = await post(url, "join", Joining(0.0, 1, False, 1), token)
+        status, raw = await post(url, "join", JoinRequest(0.0, 1, False, 1), token)
         assert status == 401
         assert raw == b"wrong token"
         assert not leader.reports
@@ -97,19 +103,21 @@ def test_who_does_not_know_the_word_gets_no_keys(token):
 
 def test_what_it_does_not_understand_changes_nothing():
     async def play(leader, url, fleet):
-        tally = Tally().to_plain()
+        counters = UploadCounters().to_plain()
         for path in ("join", "report"):
             assert (await post(url, path, b"\xc1"))[0] == 400
             assert (await post(url, path, b"\x81\xa1\xff\x01"))[0] == 400
         for wrong in (
             {},
-            {**tally, "rounds": [{}]},
-            {**tally, "ack_s": 1},
-            {**tally, "refused": 7},
+            {**counters, "rounds": [{}]},
+            {**counters, "ack_s": 1},
+            {**counters, "refused": 7},
         ):
-            assert (await post(url, "report", Report(1, "ready", wrong, Strain())))[0] == 400
+            assert (await post(url, "report", GeneratorReport(1, "ready", wrong, GeneratorLoad())))[
+                0
+            ] == 400
         assert not leader.reports
-        assert (await post(url, "join", Joining(0.0, 1, True, 1)))[0] == 200
+        assert (await post(url, "join", JoinRequest(0.0, 1, True, 1)))[0] == 200
 
     served(play)
 

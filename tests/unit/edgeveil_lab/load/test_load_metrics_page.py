@@ -11,8 +11,7 @@ from aiohttp import web
 from edgeveil.errors import EdgeVeilError
 from edgeveil.transport.http import serve
 from edgeveil.transport.metrics import Metrics
-from edgeveil_lab.load.metrics_page import figures, page
-from edgeveil_lab.load.processes import Figures
+from edgeveil_lab.load.processes import ProcessFigures, figures, page
 
 TOKEN = "t" * 43
 ALL = """\
@@ -22,7 +21,7 @@ process_start_time_seconds 1.7e+09
 """
 
 
-def fetched(path: str, token_file=None) -> Figures:
+def fetched(path: str, token_file=None) -> ProcessFigures:
     """Read from a page that wants TOKEN, in a process that is this one."""
     metrics = Metrics()
 
@@ -31,7 +30,7 @@ def fetched(path: str, token_file=None) -> Figures:
             raise web.HTTPUnauthorized
         return await metrics.page(request)
 
-    async def body() -> Figures:
+    async def body() -> ProcessFigures:
         app = web.Application()
         app.add_routes([web.get("/metrics", guarded)])
         server = await serve(app, "127.0.0.1", 0)
@@ -91,4 +90,4 @@ def test_half_a_page_is_none(text):
 
 
 def test_without_the_kernels_mark_the_rest_is_known():
-    assert figures(ALL) == Figures(12.5, 10**8, None, 1.7e9)
+    assert figures(ALL) == ProcessFigures(12.5, 10**8, None, 1.7e9)

@@ -11,7 +11,7 @@ import urllib.request
 import pytest
 
 from edgeveil.errors import UsageError
-from edgeveil_lab.load.prometheus import Metrics
+from edgeveil_lab.load.display import LoadMetrics
 from edgeveil_tools import cli
 from edgeveil_tools.site.brokers import free_port
 
@@ -71,7 +71,7 @@ def test_more_devices_than_a_test_may_have(capsys):
 
 def test_figures_are_this_machines_alone_unless_an_address_is_named():
     port = free_port()
-    metrics = Metrics(str(port))
+    metrics = LoadMetrics(str(port))
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
             assert b"edgeveil_load_connected" in answer.read()
@@ -80,4 +80,4 @@ def test_figures_are_this_machines_alone_unless_an_address_is_named():
     finally:
         metrics.close()
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UsageError):
-        Metrics(f"127.0.0.1:{taken.getsockname()[1]}")
+        LoadMetrics(f"127.0.0.1:{taken.getsockname()[1]}")

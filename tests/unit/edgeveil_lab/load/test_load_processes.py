@@ -9,15 +9,17 @@ import pytest
 from load_kit import outcome_of
 from rich.console import Console
 
-from edgeveil_lab.load.processes import Figures, Watch
+from edgeveil_lab.load.display import show_result, warnings
+from edgeveil_lab.load.processes import ProcessFigures, ProcessWatch
 from edgeveil_lab.load.report import write_load_report
-from edgeveil_lab.load.table import show, warnings
 
 MIB = 1 << 20
 
 
 def told(cpu_s: float, rss_mib: int = 50, peak_mib: int | None = None, started_s: float = 7.0):
-    return Figures(cpu_s, rss_mib * MIB, None if peak_mib is None else peak_mib * MIB, started_s)
+    return ProcessFigures(
+        cpu_s, rss_mib * MIB, None if peak_mib is None else peak_mib * MIB, started_s
+    )
 
 
 @pytest.fixture
@@ -27,11 +29,11 @@ def clock(monkeypatch):
     monkeypatch.setattr("edgeveil_lab.load.processes.time.monotonic", lambda: next(now_s))
 
 
-def watching(*answers: Figures | OSError) -> Watch:
+def watching(*answers: ProcessFigures | OSError) -> ProcessWatch:
     """A watch that has looked at `proxy` as often as there are answers."""
-    watch, left = Watch(), list(answers)
+    watch, left = ProcessWatch(), list(answers)
 
-    def read() -> Figures:
+    def read() -> ProcessFigures:
         answer = left.pop(0)
         if isinstance(answer, OSError):
             raise answer
@@ -44,7 +46,7 @@ def watching(*answers: Figures | OSError) -> Watch:
 
 
 def test_a_process_of_this_machine_is_looked_at_itself():
-    watch = Watch()
+    watch = ProcessWatch()
     watch.add({"me": os.getpid(), "gone": 2**22 + 1})
     watch.look()
     assert watch.cpu_s()["me"] > 0
@@ -99,7 +101,7 @@ def test_what_was_never_told_is_null_and_said(tmp_path):
     [warning] = [line for line in warnings(found) if "proxy" in line]
     assert warning.endswith("are not known in full: Connection refused")
     out = io.StringIO()
-    show(Console(file=out, width=100), found)
+    show_result(Console(file=out, width=100), found)
     [row] = [line.split() for line in out.getvalue().splitlines() if line.startswith("proxy")]
     assert row == ["proxy", "–", "–", "–", "–"]
     write_load_report(found, tmp_path / "load.html")

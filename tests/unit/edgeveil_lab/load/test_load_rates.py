@@ -6,18 +6,18 @@ import pytest
 from load_kit import outcome_of
 
 from edgeveil.protocol.messages import ExchangeId
-from edgeveil_lab.load.leader import Totals
-from edgeveil_lab.load.tally import Tally
+from edgeveil_lab.load.counters import UploadCounters
+from edgeveil_lab.load.leader import FleetTotals
 
 
-def totals(*tallies: Tally) -> Totals:
-    return Totals([tally.to_plain() for tally in tallies], [])
+def totals(*counted: UploadCounters) -> FleetTotals:
+    return FleetTotals([counters.to_plain() for counters in counted], [])
 
 
-def dialled(first_dial_s: float | None, last_up_s: float | None) -> Tally:
-    tally = Tally()
-    tally.first_dial_s, tally.last_up_s = first_dial_s, last_up_s
-    return tally
+def dialled(first_dial_s: float | None, last_up_s: float | None) -> UploadCounters:
+    counters = UploadCounters()
+    counters.first_dial_s, counters.last_up_s = first_dial_s, last_up_s
+    return counters
 
 
 @pytest.mark.parametrize(
@@ -37,24 +37,24 @@ def test_connecting_lasts_from_the_first_dial_to_the_last_connection(times_s, se
 
 
 def test_connections_a_second_are_all_over_that_time():
-    connects = outcome_of(Totals([], []), connects=600, connecting_s=2.5)["connects"]
+    connects = outcome_of(FleetTotals([], []), connects=600, connecting_s=2.5)["connects"]
     assert (connects["devices"], connects["seconds"], connects["per_s"]) == (600, 2.5, 240.0)
     assert "jitter" not in connects["latency_s"]
 
 
 def test_connections_that_never_were_are_no_rate():
-    assert outcome_of(Totals([], []))["connects"]["per_s"] == 0
+    assert outcome_of(FleetTotals([], []))["connects"]["per_s"] == 0
 
 
-def acknowledged(device: bytes, *answers: tuple[str, float]) -> Tally:
+def acknowledged(device: bytes, *answers: tuple[str, float]) -> UploadCounters:
     """One device's rounds: what the proxy said, and after how long; what a device remembers."""
-    tally, before_s = Tally(), None
+    counters, before_s = UploadCounters(), None
     for number, (status, took_s) in enumerate(answers, 1):
         at = ExchangeId(b"j" * 16, number, 1)
-        tally.offer(at, device, (device,), 100.0 * number)
-        held_s = tally.ack(at, device, status, "", 100.0 * number + took_s, before_s)
+        counters.offer(at, device, (device,), 100.0 * number)
+        held_s = counters.ack(at, device, status, "", 100.0 * number + took_s, before_s)
         before_s = before_s if held_s is None else held_s
-    return tally
+    return counters
 
 
 @pytest.mark.parametrize(
@@ -67,15 +67,15 @@ def acknowledged(device: bytes, *answers: tuple[str, float]) -> Tally:
     ],
 )
 def test_jitter_is_the_mean_change_from_one_upload_of_a_device_to_its_next(devices, jitter_s):
-    tallies = [
+    counted = [
         acknowledged(b"%d" % number, *(("held", took_s) for took_s in series))
         for number, series in enumerate(devices)
     ]
-    found = totals(*tallies)
+    found = totals(*counted)
     assert found.histogram("ack_s").summary()["jitter"] == pytest.approx(jitter_s, abs=1e-6)
     assert outcome_of(found)["acknowledged_s"]["jitter"] == pytest.approx(jitter_s, abs=1e-6)
 
 
 def test_an_upload_that_was_refused_has_no_part_in_jitter():
-    tally = acknowledged(b"a", ("held", 1.0), ("closed", 9.0), ("held", 1.5))
-    assert totals(tally).histogram("ack_s").summary()["jitter"] == pytest.approx(0.5)
+    counters = acknowledged(b"a", ("held", 1.0), ("closed", 9.0), ("held", 1.5))
+    assert totals(counters).histogram("ack_s").summary()["jitter"] == pytest.approx(0.5)

@@ -6,7 +6,7 @@ import pytest
 
 from edgeveil.errors import ConfigError
 from edgeveil.protocol.messages import Offer, Part, decode
-from edgeveil_lab.load.raw import RawSite, ratio, upload_frames
+from edgeveil_lab.load.raw_relay import RawSite, ratio, upload_frames
 
 PACKET_BYTES = 65536
 

@@ -12,14 +12,14 @@ from edgeveil.crypto.labels import HEADER
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol.messages import Commit, ExchangeId, Signer, encode
 from edgeveil.protocol.transfer import describe, parts, sends
-from edgeveil_lab.load.shared import Shared, SharedVerifyKey
+from edgeveil_lab.load.device import SharedVerifyKey, SharedWork
 
 AT = ExchangeId(b"j" * 16, 1, 1)
 
 
 @pytest.fixture
 def shared():
-    return Shared(65536, 4096)
+    return SharedWork(65536, 4096)
 
 
 def test_the_same_frame_is_decoded_once(shared):
@@ -58,14 +58,14 @@ def test_a_signature_counts_for_its_own_bytes_alone():
 def test_a_commit_record_is_read_once_whoever_gets_it(shared, accepted):
     hashes = b"".join(os.urandom(32) for _ in range(accepted))
     mine = hashes[:32]
-    shared.tally.offer(AT, mine, (mine,), shared.now_s())
+    shared.counters.offer(AT, mine, (mine,), shared.now_s())
     commit = Commit(AT, accepted, describe(hashes, 65000))
     signed = Signer("cloud", SigningKey.generate()).header(commit)
     frames = [encode(send.message) for send in sends(None, signed, commit.blob, hashes, 65536)]
     for frame in [*frames, *frames]:
         shared.message(frame)
-    assert shared.tally.counted == 1
-    assert shared.tally.repeated == 0
+    assert shared.counters.counted == 1
+    assert shared.counters.repeated == 0
 
 
 def test_noise_is_finite_and_not_the_same_twice(shared):

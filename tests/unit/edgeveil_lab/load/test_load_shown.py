@@ -9,11 +9,10 @@ import pytest
 from load_kit import IDLE, NAMES, RAW, result, sample
 from rich.console import Console
 
-from edgeveil_lab.load.drift import drifts
-from edgeveil_lab.load.options import LoadOptions
+from edgeveil_lab.load.display import LoadView, ms, rate, shortened, show_result, warnings
 from edgeveil_lab.load.report import write_load_report
-from edgeveil_lab.load.table import ms, rate, shortened, show, warnings
-from edgeveil_lab.load.view import LiveView
+from edgeveil_lab.load.run_log import drifts
+from edgeveil_lab.load.scenario import LoadOptions
 
 
 def console(*, terminal=False):
@@ -22,7 +21,7 @@ def console(*, terminal=False):
 
 def printed(found):
     out = console()
-    show(out, found)
+    show_result(out, found)
     return out.file.getvalue()
 
 
@@ -100,7 +99,7 @@ def test_only_the_most_frequent_reasons_are_named():
 def test_without_a_terminal_lines_come_with_each_phase_and_now_and_then():
     clock = iter((0.0, 1.0, 2.0, 3.0, 20.0))
     out = console()
-    with LiveView(LoadOptions(devices=500), out, lambda: next(clock)) as view:
+    with LoadView(LoadOptions(devices=500), out, lambda: next(clock)) as view:
         view.update({**sample(1, 500), "phase": "connecting"})
         view.update({**sample(2, 500), "phase": "connecting"})
         view.update({**sample(3, 500), "phase": "round 1", "latency_s": {"p50": 0.5, "p99": 2.0}})
@@ -115,7 +114,7 @@ def test_without_a_terminal_lines_come_with_each_phase_and_now_and_then():
 
 def test_a_terminal_sees_processes_and_refusals():
     out = console(terminal=True)
-    with LiveView(LoadOptions(devices=500), out) as view:
+    with LoadView(LoadOptions(devices=500), out) as view:
         out.print(view.picture())
         view.update({**sample(5, 500), "phase": "round 1", "refused": {"late": 7}})
         out.print(view.picture())
@@ -216,4 +215,4 @@ def test_costs_of_a_short_test_are_left_open(tmp_path):
     write_load_report({**found, "sweep": [found, found]}, tmp_path / "sweep.html")
     write_load_report(found, tmp_path / "load.html")
     assert "<td>–</td>" in (tmp_path / "load.html").read_text()
-    show(Console(file=io.StringIO()), found)
+    show_result(Console(file=io.StringIO()), found)

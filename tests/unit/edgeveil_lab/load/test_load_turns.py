@@ -3,7 +3,7 @@
 import asyncio
 
 from edgeveil.protocol.device_tasks import ComputeAnswer
-from edgeveil_lab.load.turns import Turns
+from edgeveil_lab.load.generator import Turns
 
 
 class Device:

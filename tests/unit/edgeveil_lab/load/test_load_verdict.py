@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from load_kit import result
 
-from edgeveil_lab.load.verdict import faults
+from edgeveil_lab.load.run_log import faults
 
 GROWS = {"cloud": {"mib_per_hour": 40.0, "error": 1.0, "verdict": "grows"}}
 FLAT = {"cloud": {"mib_per_hour": 4.0, "error": 1.0, "verdict": "flat"}}

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from edgeveil_lab.reproduce import EXPERIMENTS
-from edgeveil_lab.reproduce.delm import DEVICES, QUICK_DEVICES, Scene
+from edgeveil_lab.reproduce.delm import DEVICES, QUICK_DEVICES, DelmWorkload
 from edgeveil_tools import cli
 
 
@@ -52,7 +52,7 @@ def test_tables_have_the_other_data_sets_rows_too():
     ("quick", "k", "devices"), [(True, 10, QUICK_DEVICES), (False, 50, DEVICES)]
 )
 def test_a_quick_scene_keeps_the_share_that_counts(quick, k, devices):
-    scene = Scene(quick, "emnist")
+    scene = DelmWorkload(quick, "emnist")
     job = scene.job("x", scene.system("delm_enhanced", aggregation=scene.chosen(50)))
     assert job["aggregation"] == {"k": k}
     assert job["local_run"]["devices"] == devices

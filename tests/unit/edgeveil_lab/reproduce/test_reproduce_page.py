@@ -3,8 +3,8 @@
 import pytest
 
 from edgeveil_lab.reproduce.output import markdown, write
-from edgeveil_lab.reproduce.page import replaced
 from edgeveil_tools import cli
+from edgeveil_tools.drawn_page import placed
 
 ROW = {
     "trial": "one",
@@ -37,13 +37,13 @@ CONTENT = {
     "failures": [],
     "versions": {},
 }
-PAGE = "# Ours\n\nby hand\n\n<!-- reproduce: toy -->\nold\n<!-- end -->\n\nbelow, by hand\n"
+PAGE = "# Ours\n\nby hand\n\n<!-- drawn: toy -->\nold\n<!-- end -->\n\nbelow, by hand\n"
 
 
 def test_a_section_takes_the_place_of_the_former_one():
-    assert replaced(PAGE, "toy", "new\n") == PAGE.replace("old", "new")
-    assert replaced(PAGE, "other", "new\n").startswith(PAGE)
-    assert replaced("", "toy", "\\1\n") == "<!-- reproduce: toy -->\n\\1\n<!-- end -->\n"
+    assert placed(PAGE, "toy", "new\n") == PAGE.replace("old", "new")
+    assert placed(PAGE, "other", "new\n").startswith(PAGE)
+    assert placed("", "toy", "\\1\n") == "<!-- drawn: toy -->\n\\1\n<!-- end -->\n"
 
 
 @pytest.mark.parametrize("kind", ["rows", "lines", "rounds", "scores"])

@@ -7,8 +7,7 @@ import pytest
 
 from edgeveil.parts.sources.digits import load_digits_split
 from edgeveil_lab.reproduce import EXPERIMENTS
-from edgeveil_lab.reproduce.digit_pictures import digits
-from edgeveil_lab.reproduce.pso import Scene
+from edgeveil_lab.reproduce.pso import PsoWorkload, digits
 from edgeveil_tools import cli
 
 
@@ -39,7 +38,7 @@ def test_figures_4_and_5_have_the_texts_figures():
 
 
 def test_a_swarm_takes_as_many_steps_a_particle_as_its_rival():
-    scene = Scene(False, {"name": "cnn"})
+    scene = PsoWorkload(False, {"name": "cnn"})
     alone, swarm = scene.noised("dp_sgd"), scene.noised("pso_dp_sgd")
     assert alone["rounds"] == swarm["rounds"]
     assert alone["local_steps"] == swarm["local_steps"] * swarm["moves"]
@@ -57,11 +56,11 @@ def test_figures_8_and_9_differ_in_the_dealing(row, figure, kind):
 
 
 def test_table_2_says_that_it_needs_a_gpu_before_it_looks_for_files(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("edgeveil_lab.reproduce.gpu.chosen_processor", lambda _wanted: "cpu")
+    monkeypatch.setattr("edgeveil_lab.reproduce.run.chosen_processor", lambda _wanted: "cpu")
     out = tmp_path / "out"
     assert cli.main(["reproduce", "pso-table2", "--data", str(tmp_path), "--out", str(out)]) == 2
     assert "needs a GPU" in capsys.readouterr().err
-    monkeypatch.setattr("edgeveil_lab.reproduce.gpu.chosen_processor", lambda _wanted: "cuda")
+    monkeypatch.setattr("edgeveil_lab.reproduce.run.chosen_processor", lambda _wanted: "cuda")
     assert cli.main(["reproduce", "pso-table2", "--data", str(tmp_path), "--out", str(out)]) == 2
     assert "data_batch_1.bin" in capsys.readouterr().err
     assert not out.exists()

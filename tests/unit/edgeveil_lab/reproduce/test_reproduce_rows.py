@@ -6,7 +6,7 @@ import pytest
 
 from edgeveil.parts.sources import published_files
 from edgeveil.registry import Table
-from edgeveil_lab.reproduce.base import Experiment, Point, Trial, final_accuracy
+from edgeveil_lab.reproduce.experiment import Experiment, Point, Trial, final_accuracy
 from edgeveil_tools import cli
 
 TOY = {

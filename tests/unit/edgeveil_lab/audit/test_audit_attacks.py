@@ -1,0 +1,341 @@
+"""The audit finds what is broken, lets pass what is sound, and leaves no mechanism out."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import psutil
+import pytest
+
+from edgeveil.data.records import Records
+from edgeveil.parts.methods import METHODS, fm_sums, noised_sgd
+from edgeveil.parts.methods.fm import FmDevice
+from edgeveil.parts.stages import STAGES
+from edgeveil.privacy.accountant import gaussian_delta
+from edgeveil.privacy.gaussian_mechanism import gaussian
+from edgeveil.privacy.laplace_mechanism import laplace, softmax_laplace
+from edgeveil.privacy.sampler import discrete_gaussian
+from edgeveil.privacy.selection import exponential_mechanism
+from edgeveil.privacy.table import MECHANISMS
+from edgeveil_lab.audit import command as audit
+from edgeveil_lab.audit import update_attacks
+from edgeveil_lab.audit.command import guards
+from edgeveil_lab.audit.fm_attacks import PARAMETERS, SETTING, NeighbouringJob, gaussian_job
+from edgeveil_lab.audit.mechanism_attacks import (
+    FULL,
+    QUICK,
+    gaussian_attack,
+    laplace_attack,
+    selection_attack,
+    softmax_attack,
+    symmetric_attack,
+)
+from edgeveil_lab.audit.statistics import (
+    Counts,
+    caught,
+    epsilon_at,
+    gaussian_threshold,
+    lower_bound,
+)
+from edgeveil_lab.audit.update_attacks import dp_sgd_attack, single_step_attack
+from edgeveil_tools.cli import main
+
+BETA = 1e-6
+STOPWATCH = ("inference", "device answer", "device overrun")
+
+
+def findings(attack):
+    """The attack's findings, played in this process."""
+    played = np.stack([audit.count(attack, side, attack.runs) for side in (False, True)])
+    return {found.event: found for found in audit.judge([attack], {attack.name: played})}
+
+
+def failing(attack):
+    return {event for event, found in findings(attack).items() if found.verdict == "FAILS"}
+
+
+# --- the statistics ---------------------------------------------------------------------------
+
+
+def test_the_lower_bound_is_that_of_clopper_and_pearson():
+    # One-sided at 0.05: 8 of 10 is at least 0.4931, 1 of 10 at most 0.3942.
+    assert lower_bound(Counts(10, 1, 8), 0.0, 0.2) == pytest.approx(
+        math.log(0.4931 / 0.3942), abs=1e-3
+    )
+
+
+def test_both_directions_and_the_complement_are_tried():
+    one = lower_bound(Counts(1000, 100, 300), 0.0, BETA)
+    assert one > 0
+    assert lower_bound(Counts(1000, 300, 100), 0.0, BETA) == one
+    assert lower_bound(Counts(1000, 900, 700), 0.0, BETA) == pytest.approx(one)
+    assert lower_bound(Counts(1000, 0, 0), 0.0, BETA) == 0.0
+
+
+def test_delta_is_taken_off_what_is_found():
+    assert lower_bound(Counts(10**6, 0, 1000), 0.01, BETA) == 0.0
+    assert lower_bound(Counts(10**6, 0, 20_000), 0.01, BETA) > 5
+
+
+def test_a_sound_claim_is_hardly_ever_refuted_and_a_false_one_nearly_always():
+    rng = np.random.default_rng(5)
+    runs, p = 60_000, 0.18
+    sound = rng.binomial(runs, [math.exp(-1) * 0.5, 0.5], (2000, 2))
+    refuted = sum(lower_bound(Counts(runs, a, b), 0.0, BETA) > 1 for a, b in sound.tolist())
+    assert refuted == 0
+    edge = caught(1.0, 0.0, runs, p, BETA)
+    false = rng.binomial(runs, [p, math.exp(edge) * p], (2000, 2))
+    found = sum(lower_bound(Counts(runs, a, b), 0.0, BETA) > 1 for a, b in false.tolist())
+    assert found >= 0.99 * 2000
+    assert edge < 1.1
+
+
+def test_the_gaussian_event_is_where_the_curve_is_tight():
+    edge, delta = gaussian_threshold(1.5, 100_000)
+    epsilon = epsilon_at(1.5, delta)
+    assert gaussian_delta(epsilon, 1.5) == pytest.approx(delta)
+    without, present = (0.5 * math.erfc(x / math.sqrt(2)) for x in (edge, edge - 1.5))
+    assert math.log((present - delta) / without) == pytest.approx(epsilon)
+
+
+# --- sound mechanisms pass --------------------------------------------------------------------
+
+
+def stage(name):
+    return STAGES[name].build(STAGES[name].parameters(), update_attacks.SETTING)
+
+
+UNPROTECTED = {"sgd", "fedprox"}  # they claim nothing that could be refuted
+
+
+def test_every_registered_mechanism_and_method_is_attacked():
+    attacked = {attack.mechanism for attack in audit.attacks(QUICK)}
+    noised = {name for name in STAGES if stage(name).protects}
+    assert noised and noised | set(MECHANISMS) | set(METHODS) - UNPROTECTED <= attacked
+    names = [attack.name for attack in audit.attacks(FULL)]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.timeout(1800)  # it plays every mechanism and method
+def test_the_quick_audit_of_everything_passes(monkeypatch, capsys):
+    # No stopwatch in a test: what is measured in seconds is for the audit itself.
+    untimed = tuple(one for one in guards() if one.mechanism not in STOPWATCH)
+    assert len(untimed) == len(guards()) - len(STOPWATCH)
+    monkeypatch.setattr(audit, "guards", lambda: untimed)
+    assert main(["audit", "--quick", "--json"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert plain["failed"] == 0
+    assert {row["mechanism"] for row in plain["findings"]} >= set(MECHANISMS) | set(
+        METHODS
+    ) - UNPROTECTED
+    refuted = {row["mechanism"] for row in plain["findings"] if row["verdict"] == "refuted"}
+    assert refuted >= {"softmax", "wishart", "local_pca", "output_perturbation"}
+
+
+# --- broken ones fail -------------------------------------------------------------------------
+
+
+def quieter(factor):
+    def mechanism(total, event):
+        variance = int(event.sigma_squared * factor**2) // 2 * 2
+        ratio = event.sigma_squared // event.finest_sigma_squared
+        return gaussian(
+            total, replace(event, sigma_squared=variance, finest_sigma_squared=variance // ratio)
+        )
+
+    return mechanism
+
+
+def test_gaussian_noise_a_tenth_too_small_is_found():
+    assert failing(gaussian_attack(400_000, quieter(0.9))) == {"past the threshold"}
+    assert failing(gaussian_attack(400_000, gaussian)) == set()
+
+
+def test_laplace_noise_a_tenth_too_small_is_found():
+    def mechanism(total, event):
+        return laplace(total, replace(event, scale_numerator=event.scale_numerator * 9 // 10))
+
+    assert failing(laplace_attack(400_000, mechanism)) == {"past the value"}
+
+
+def test_a_sample_that_is_larger_than_priced_is_found():
+    assert failing(single_step_attack(100_000, lambda count, _: np.arange(count))) != set()
+    assert failing(single_step_attack(100_000)) == set()
+
+
+def test_a_gradient_that_is_not_clipped_is_found(monkeypatch):
+    monkeypatch.setattr(noised_sgd, "AIM", 8.0)
+    monkeypatch.setattr(noised_sgd, "LIMIT", 65.0)
+    assert failing(dp_sgd_attack(200)) == {"past the threshold"}
+
+
+def test_an_update_priced_as_hidden_from_none_alone_is_found(monkeypatch):
+    """A record may turn a device's update round: that is twice the clip, and has its own price."""
+    monkeypatch.setattr(update_attacks, "for_one_record", lambda event: event)
+    assert failing(update_attacks.noised_attack(2000)) == {"past the threshold"}
+    monkeypatch.undo()
+    assert failing(update_attacks.noised_attack(2000)) == set()
+
+
+def test_float_noise_is_found_by_its_last_bits():
+    rng = np.random.default_rng(1)
+
+    def mechanism(total, event):
+        scale = event.scale_numerator / event.scale_denominator
+        return total + rng.laplace(0.0, scale, total.shape), event
+
+    assert "off the grid" in failing(laplace_attack(60_000, mechanism))
+
+
+def test_noise_on_every_second_step_is_found_by_the_last_bit():
+    def mechanism(total, event):
+        odd = total // total.max(initial=1)  # a record's sum that ends in an odd step
+        return total + odd + 2 * (gaussian(0 * total, event)[0] // 2), event
+
+    assert "lowest bit" in failing(gaussian_attack(60_000, mechanism))
+
+
+def test_a_symmetric_matrix_with_the_same_small_noise_everywhere_is_found():
+    def mechanism(total, event):
+        return total + discrete_gaussian(event.finest_sigma_squared, total.shape), event
+
+    assert failing(symmetric_attack(60_000, mechanism, diagonal=True)) == {"past the threshold"}
+
+
+def test_off_diagonals_divided_by_the_root_of_two_once_more_are_found():
+    def mechanism(total, event):
+        noise = gaussian(0 * total, event)[0] / math.sqrt(2)
+        return total + noise.astype(np.int64), event
+
+    assert "past the threshold" in failing(symmetric_attack(60_000, mechanism, diagonal=False))
+
+
+def test_softmax_noise_for_a_sensitivity_of_one_is_found():
+    def mechanism(mean, epsilon, sensitivity):
+        return softmax_laplace(mean, epsilon, sensitivity=1)
+
+    assert failing(softmax_attack(30_000, mechanism, sensitivity=2)) == {"both classes past theirs"}
+
+
+def test_a_selection_at_half_the_scale_is_found():
+    def mechanism(scores, event):
+        return exponential_mechanism(2 * scores, event)
+
+    assert failing(selection_attack(30_000, "exponential", mechanism, monotonic=False))
+
+
+def some(records, indices):
+    return Records(records.x[indices], records.y[indices])
+
+
+def test_a_record_that_is_not_clipped_is_found(monkeypatch):
+    scene = NeighbouringJob.of(PARAMETERS, SETTING)  # of which only the added record is to be used
+    scene = replace(scene, without=some(scene.without, [1]), present=some(scene.present, [1, 3]))
+    attack = gaussian_job(600, "end to end", scene)
+
+    def whole(rows, bound, bits=12):
+        return np.trunc(rows * 2.0**bits).astype(np.int64)
+
+    monkeypatch.setattr(fm_sums, "clip_rows", lambda rows, bound: rows)
+    monkeypatch.setattr(fm_sums, "quantise", whole)
+    assert failing(attack) >= {"quadratic", "the whole job"}
+
+
+def test_a_method_that_spends_more_than_it_says_is_found():
+    def generous(parameters, setting):
+        return FmDevice(parameters, replace(setting, epsilon=3 * setting.epsilon))
+
+    attack = gaussian_job(2000, "end to end", NeighbouringJob.of(PARAMETERS, SETTING), generous)
+    assert failing(attack) >= {"round 1", "round 2"}
+
+
+# --- the command ------------------------------------------------------------------------------
+
+
+def test_a_claim_that_fails_gives_exit_code_1_and_says_so(monkeypatch, capsys):
+    broken = gaussian_attack(60_000, quieter(0.7))
+    played = np.stack([audit.count(broken, side, 60_000) for side in (False, True)])
+    monkeypatch.setattr(audit, "attacks", lambda effort: (broken,))
+    monkeypatch.setattr(audit, "guards", lambda: ())
+    monkeypatch.setattr(audit, "spread", lambda *_: {broken.name: played})
+    assert main(["audit"]) == 1
+    out = capsys.readouterr().out
+    assert "FAILS" in out
+    assert "1 failed" in out
+
+
+def test_one_mechanism_can_be_asked_for_and_must_be_there(capsys):
+    assert main(["audit", "--mechanism", "laplace", "--runs", "2000", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["findings"]
+    assert {(row["mechanism"], row["runs"]) for row in rows} == {("laplace", 2000)}
+    assert main(["audit", "--mechanism", "laplase"]) == 2
+    assert "laplace" in capsys.readouterr().err
+    assert main(["audit", "--runs", "0"]) == 2
+    assert "at least 1" in capsys.readouterr().err
+
+
+def test_workers_end_with_an_audit_that_is_killed():
+    command = [
+        sys.executable,
+        "-m",
+        "edgeveil_tools.cli",
+        "audit",
+        "--mechanism",
+        "fm",
+        "--runs",
+        "500000",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as started:
+        audit_process = psutil.Process(started.pid)
+        workers = []
+        until = time.monotonic() + 60
+        while len(workers) < os.cpu_count() and time.monotonic() < until:
+            time.sleep(0.2)
+            workers = [p for p in audit_process.children() if "spawn_main" in str(p.cmdline())]
+        started.kill()
+    _, left = psutil.wait_procs(workers, timeout=30)
+    for one in left:
+        one.kill()
+    assert workers
+    assert not left
+
+
+def test_ctrl_c_while_the_workers_start_is_quiet():
+    command = [
+        sys.executable,
+        "-m",
+        "edgeveil_tools.cli",
+        "audit",
+        "--mechanism",
+        "fm",
+        "--runs",
+        "500000",
+    ]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # Ctrl-C is for the whole group
+        # Tests that run in the background inherit an ignored SIGINT.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as started:
+        audit_process = psutil.Process(started.pid)
+        until = time.monotonic() + 60
+        while time.monotonic() < until and not any(
+            "spawn_main" in str(child.cmdline()) for child in audit_process.children()
+        ):
+            time.sleep(0.005)
+        time.sleep(0.05)
+        os.killpg(started.pid, signal.SIGINT)
+        said = started.stderr.read()
+    assert started.returncode == 130
+    assert "Traceback" not in said

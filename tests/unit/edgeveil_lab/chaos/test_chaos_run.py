@@ -1,0 +1,142 @@
+"""Faults come and go in their order, and jobs are kept going whatever the cloud answers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from edgeveil.errors import BrokerError, UsageError
+from edgeveil_lab.chaos.faults import Fault
+from edgeveil_lab.chaos.run import Director, JobFeeder
+
+
+class Site:
+    def __init__(self, *, broken: bool = False) -> None:
+        self.seen: list[tuple[str, str]] = []
+        self.broken, self._lock = broken, threading.Lock()
+
+    def begin(self, fault: Fault) -> None:
+        if fault.kind == "broker":
+            time.sleep(0.05)
+        with self._lock:
+            self.seen.append(("begin", fault.kind))
+
+    def waiting(self) -> int:
+        return 0
+
+    def end(self, fault: Fault) -> None:
+        if self.broken:
+            raise BrokerError("does not start")
+        with self._lock:
+            self.seen.append(("end", fault.kind))
+
+
+def directed(site: Site, *faults: Fault) -> Director:
+    begun_s = time.monotonic()
+    director = Director(site, faults, lambda: time.monotonic() - begun_s)  # type: ignore[arg-type]
+    director.start()
+    return director
+
+
+def wait_until_over(director: Director) -> None:
+    end_s = time.monotonic() + 10
+    while not director.over():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+    director.stop()
+
+
+def test_each_fault_begins_once_and_ends_after_it_began() -> None:
+    site = Site()
+    faults = (
+        Fault(0.01, "broker", "edge", 0.0),  # over before it has come down
+        Fault(0.02, "kill", "cloud"),
+        Fault(0.03, "cut", "proxy-edge", 0.1),
+        Fault(0.04, "disk", "proxy", 0.05),
+    )
+    director = directed(site, *faults)
+    wait_until_over(director)
+    assert sorted(director.done, key=lambda fault: fault.at_s) == list(faults)
+    assert sorted(site.seen) == [
+        ("begin", "broker"),
+        ("begin", "cut"),
+        ("begin", "disk"),
+        ("begin", "kill"),
+        ("end", "broker"),
+        ("end", "disk"),
+    ]
+    for kind in ("broker", "disk"):
+        assert site.seen.index(("begin", kind)) < site.seen.index(("end", kind))
+
+
+def test_a_broker_that_stays_away_is_told() -> None:
+    director = directed(Site(broken=True), Fault(0.0, "broker", "edge", 0.0))
+    with pytest.raises(BrokerError, match="does not start"):
+        wait_until_over(director)
+    director.stop()
+
+
+def test_no_fault_comes_after_the_stop() -> None:
+    site = Site()
+    director = directed(site, Fault(30.0, "kill", "cloud"))
+    director.stop()
+    assert (site.seen, director.done) == ([], [])
+
+
+class Cloud:
+    """The cloud's HTTP control, as its client shows it."""
+
+    def __init__(self, *statuses: str) -> None:
+        self.statuses, self.away, self.asked = [*statuses], False, []
+
+    def list(self) -> list[dict[str, Any]]:
+        if self.away:
+            raise UsageError("the cloud does not answer")
+        return [{"id": f"job-{k}", "status": status} for k, status in enumerate(self.statuses)]
+
+    def job(self, job: str) -> dict[str, Any]:
+        return {"exchanges": [{}] * 3}
+
+    def resume(self, job: str) -> None:
+        self.asked.append(f"resume {job}")
+
+    def submit_yaml(self, _job_yaml: bytes) -> str:
+        self.statuses.append("queued")
+        raise UsageError("the answer was lost")
+
+
+def jobs_of(cloud: Cloud) -> JobFeeder:
+    return JobFeeder(lambda: cloud, b"job: x")  # type: ignore[arg-type,return-value]
+
+
+def test_a_paused_job_is_resumed_and_counts_as_no_progress() -> None:
+    cloud = Cloud("completed", "paused")
+    jobs = jobs_of(cloud)
+    assert jobs.look()
+    mark = jobs.mark
+    assert jobs.look()
+    assert cloud.asked == ["resume job-1"] * 2
+    assert jobs.resumed == {"job-1": 2}
+    assert (jobs.idle, jobs.mark) == (False, mark)
+
+
+def test_a_submission_whose_answer_is_lost_is_found_by_the_next_look() -> None:
+    cloud = Cloud()
+    jobs = jobs_of(cloud)
+    assert jobs.look()
+    assert jobs.idle
+    jobs.submit()
+    assert jobs.look()
+    assert (jobs.counts, jobs.idle) == ({"queued": 1}, False)
+
+
+def test_a_cloud_that_is_away_changes_nothing_that_is_known() -> None:
+    cloud = Cloud("running")
+    jobs = jobs_of(cloud)
+    assert jobs.look()
+    cloud.away = True
+    assert not jobs.look()
+    assert (jobs.counts, jobs.committed) == ({"running": 1}, 3)

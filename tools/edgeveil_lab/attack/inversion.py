@@ -1,0 +1,345 @@
+"""Gradient inversion of one device of a recorded job, with the noise that was recorded and without.
+
+DLG (Zhu, Liu and Han 2019), iDLG (Zhao, Mopuri and Bilen 2020) and cosine similarity with total
+variation (Geiping et al. 2020), on the linear coefficients of `fm`, which at the broadcast weights
+are the clipped gradient. The attacker knows the model, the job, and how many records there are. It
+is favoured: the device is the one with the most different labels, which are the easiest to tell
+apart, and of all uploads of the round the one is taken that most likely is its.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.ndimage import uniform_filter
+from scipy.optimize import linear_sum_assignment
+
+from edgeveil.data.records import Records
+from edgeveil.errors import UsageError
+from edgeveil.parts.exchange import Tensors
+from edgeveil.parts.features import IdentityParameters
+from edgeveil.parts.methods.fm_budget import FmParameters
+from edgeveil.parts.own_records import take
+from edgeveil.privacy.grid import GRID_BITS
+from edgeveil_tools.local.recording import Recording, exact_linear, noised_linear
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+Float64 = NDArray[np.float64]
+
+LBFGS_STEPS, ADAM_STEPS = 500, 600
+LBFGS_STARTS, ADAM_STARTS = 6, 2
+SMOOTHNESS = 1e-3  # weight of the total variation
+
+
+@dataclass(frozen=True)
+class Head:
+    """The public facts that turn records into linear coefficients."""
+
+    parameters: FmParameters
+    features: IdentityParameters
+    broadcast: Tensors
+    classes: int
+    side: int
+
+    def linear(self, x: Tensor, chances: Tensor) -> Tensor:
+        """Σ z(p − y)ᵀ, clipped per record, for scaled records (n, D) and label chances (n, c)."""
+        import torch
+
+        unit = x + self.features.shift
+        phi = unit / unit.norm(dim=1, keepdim=True).clamp_min(1e-9)
+        if "centre" in self.broadcast:
+            phi = phi - torch.from_numpy(self.broadcast["centre"].astype(np.float64))
+        radius = self.parameters.radius
+        z = phi / phi.norm(dim=1, keepdim=True).clamp_min(radius)
+        weight = torch.from_numpy(self.broadcast["iterate"].astype(np.float64) * 2.0**-GRID_BITS)
+        residual = torch.softmax(z @ weight, dim=1) - chances
+        size = z.norm(dim=1, keepdim=True) * residual.norm(dim=1, keepdim=True)
+        factor = (self.parameters.clip / size.clamp_min(1e-9)).clamp_max(1.0)
+        summed: Tensor = z.T @ (residual * factor)
+        return summed
+
+
+Method = Callable[[Head, Float64, int, int], Float64]
+
+
+def dlg(head: Head, target: Float64, count: int, seed: int) -> Float64:
+    """Records (count, D) >= 0, of no known scale: images and soft labels that give the same sum."""
+    return _matched(head, target, count, seed, None)
+
+
+def idlg(head: Head, target: Float64, count: int, seed: int) -> Float64:
+    """The same with labels read off first: a class that is there has the larger column."""
+    return _matched(head, target, count, seed, likely_labels(target, count))
+
+
+def cosine(head: Head, target: Float64, count: int, seed: int) -> Float64:
+    """The direction alone, signed Adam steps, smooth images preferred; labels as in iDLG."""
+    import torch
+
+    wanted = torch.from_numpy(target)
+    chances = _one_hot(likely_labels(target, count), head.classes)
+    best, least = np.zeros((count, head.side**2)), math.inf
+    for restart in range(ADAM_STARTS):
+        x = _start(count, head, seed + restart).requires_grad_()
+        optimiser = torch.optim.Adam([x], lr=0.05)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, ADAM_STEPS)
+        for _ in range(ADAM_STEPS):
+            optimiser.zero_grad()
+            found = head.linear(x, chances)
+            loss = 1 - (found * wanted).sum() / (found.norm() * wanted.norm()).clamp_min(1e-12)
+            total = loss + SMOOTHNESS * _variation(x, head.side)
+            torch.autograd.backward(total)
+            if x.grad is not None:
+                x.grad.sign_()
+            optimiser.step()
+            schedule.step()
+            with torch.no_grad():
+                x.clamp_(0.0, 1.0)
+        reached = float(total.detach())
+        if reached < least:
+            least, best = reached, x.detach().numpy().copy()
+    return best
+
+
+METHODS: dict[str, Method] = {"DLG": dlg, "iDLG": idlg, "cosine + TV": cosine}
+
+
+def likely_labels(target: Float64, count: int) -> list[int]:
+    """Classes (count,) by the norm of their column, the largest first, each at most once more
+    often than the others."""
+    order = np.argsort(-np.linalg.norm(target, axis=0)).tolist()
+    return [order[k % len(order)] for k in range(count)]
+
+
+def _matched(
+    head: Head, target: Float64, count: int, seed: int, labels: list[int] | None
+) -> Float64:
+    """LBFGS on the squared distance of the coefficients, the best of a few starts."""
+    import torch
+
+    wanted = torch.from_numpy(target)
+    scale = wanted.square().sum().clamp_min(1e-12)
+    best, least = np.zeros((count, head.side**2)), math.inf
+    for restart in range(LBFGS_STARTS):
+        x = _start(count, head, seed + restart).requires_grad_()
+        logits = torch.zeros((count, head.classes), dtype=torch.float64)
+        logits += _start(count, head, seed + 77 + restart)[:, : head.classes]
+        logits.requires_grad_()
+        free = [x] if labels is not None else [x, logits]
+        optimiser = torch.optim.LBFGS(
+            free,
+            max_iter=LBFGS_STEPS,
+            tolerance_grad=1e-12,
+            tolerance_change=1e-14,
+            history_size=20,
+            line_search_fn="strong_wolfe",
+        )
+
+        def distance(x: Tensor = x, logits: Tensor = logits) -> Tensor:
+            chances = (
+                torch.softmax(logits, dim=1) if labels is None else _one_hot(labels, head.classes)
+            )
+            return (head.linear(x, chances) - wanted).square().sum() / scale
+
+        def closure(optimiser: torch.optim.Optimizer = optimiser) -> Tensor:
+            optimiser.zero_grad()
+            loss = distance()
+            torch.autograd.backward(loss)
+            return loss
+
+        optimiser.step(closure)  # type: ignore[no-untyped-call]
+        reached = float(distance().detach())
+        if reached < least:
+            least, best = reached, x.detach().clamp_min(0.0).numpy().copy()
+    return best
+
+
+def _start(count: int, head: Head, seed: int) -> Tensor:
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand((count, head.side**2), generator=generator, dtype=torch.float64)
+
+
+def _one_hot(labels: list[int], classes: int) -> Tensor:
+    import torch
+
+    return torch.nn.functional.one_hot(torch.tensor(labels), classes).to(torch.float64)
+
+
+def _variation(x: Tensor, side: int) -> Tensor:
+    images = x.reshape(-1, side, side)
+    return images.diff(dim=1).abs().mean() + images.diff(dim=2).abs().mean()
+
+
+# --- how near a recorded device's records are come by ---
+
+LADDER = (1, 2, 4, 8)  # records that the attack is tried on
+WINDOW = 7  # of the structural similarity
+
+
+@dataclass(frozen=True)
+class Inverted:
+    """One attack: `images` (n, side, side) in the order of the originals, and how near they are."""
+
+    records: int
+    method: str
+    noise: bool
+    images: Float64
+    mse: float
+    psnr_db: float
+    ssim: float
+
+
+@dataclass(frozen=True)
+class Inversion:
+    """All attacks on one device; `originals` (n, side, side) in [0, 1].
+
+    `sigma` is the noise of one value and `signal` the norm of the exact sum, both in units of one
+    record; `posterior` is how sure the choice of the upload could be. `guess` looks at nothing: it
+    is the mean of records that no device holds.
+    """
+
+    originals: Float64
+    results: tuple[Inverted, ...]
+    sigma: float
+    signal: float
+    posterior: float
+    guess: Inverted
+
+
+def why_no_pictures(recording: Recording) -> str:
+    """Why this job gives no pictures; empty if it does."""
+    features, shape = recording.job.features, recording.job.data.input_shape
+    if len(features) != 1 or not isinstance(features[0], IdentityParameters):
+        return "pictures are made of jobs whose only feature map is identity"
+    if math.isqrt(math.prod(shape)) ** 2 != math.prod(shape):
+        return "records are no square images"
+    return ""
+
+
+def invert(recording: Recording, advance: Callable[[], object] = lambda: None) -> Inversion:
+    """Attack the first training round; `advance` is called after each of `attacks(recording)`."""
+    exchange, device = recording.rounds[0], recording.device
+    broadcast = recording.broadcast(exchange)
+    target = max(recording.devices, key=lambda own: len(np.unique(own.y[: LADDER[-1]])))
+    own = take(target, np.arange(min(LADDER[-1], len(target))))
+    exact = exact_linear(device, exchange, broadcast, target)
+    sigma = math.sqrt(device.budget.noise_variance(exchange.phase))
+    uploads = noised_linear(device, broadcast, recording.uploads(exchange))
+    sums = [exact_linear(device, exchange, broadcast, other) for other in recording.devices]
+    chances = whose(uploads, exact, sums, sigma)
+    noise = uploads[int(chances.argmax())] - exact
+    head = head_of(recording)
+    results = []
+    for count in ladder(len(own)):
+        some = take(own, np.arange(count))
+        clean = exact_linear(device, exchange, broadcast, some)
+        originals = shown(some.x.reshape(count, -1).astype(np.float64))
+        for seen, noisy in ((clean, False), (clean + noise, True)):
+            for name, method in METHODS.items():
+                found = shown(method(head, seen, count, 0))
+                results.append(_compared(originals, found, count, name, noisy))
+                advance()
+    side = head.side
+    return Inversion(
+        shown(own.x.reshape(len(own), -1).astype(np.float64)).reshape(-1, side, side),
+        tuple(results),
+        sigma,
+        float(np.linalg.norm(exact)),
+        float(chances.max()),
+        _guess(recording, own),
+    )
+
+
+def whose(
+    uploads: Sequence[Float64], exact: Float64, sums: Sequence[Float64], sigma: float
+) -> Float64:
+    """Chance (uploads,) that each is that of the device whose exact sum is `exact`.
+
+    Bayes' rule, each upload alone: its likelihood under this sum over the mean of that under all
+    devices' `sums`.
+    """
+    every = np.stack([one.ravel() for one in sums])
+
+    def log_likelihood(seen: Float64, centre: Float64) -> Float64:
+        return np.asarray(-np.square(seen.ravel() - centre).sum(axis=-1) / (2 * sigma**2))
+
+    ratios = np.array(
+        [
+            log_likelihood(seen, exact.ravel()) - np.logaddexp.reduce(log_likelihood(seen, every))
+            for seen in uploads
+        ]
+    )
+    chances = np.exp(ratios - ratios.max())
+    return np.asarray(chances / chances.sum())
+
+
+def ladder(records: int) -> list[int]:
+    """The numbers of records that are tried on a device that holds `records`."""
+    return sorted({min(count, records) for count in LADDER})
+
+
+def attacks(recording: Recording) -> int:
+    """How many attacks `invert` makes, at most."""
+    return 0 if why_no_pictures(recording) else 2 * len(METHODS) * len(LADDER)
+
+
+def shown(images: Float64) -> Float64:
+    """Images (n, D) at their largest value 1: features say nothing of a record's brightness."""
+    positive = np.maximum(images, 0.0)
+    return np.asarray(positive / np.maximum(positive.max(axis=1, keepdims=True), 1e-12))
+
+
+def ssim(a: Float64, b: Float64) -> float:
+    """Mean structural similarity of two images in [0, 1] (Wang et al. 2004, uniform window)."""
+    low, high = 0.01**2, 0.03**2
+    size = min(WINDOW, *a.shape)
+
+    def mean(values: Float64) -> Float64:
+        return np.asarray(uniform_filter(values, size), dtype=np.float64)
+
+    mean_a, mean_b = mean(a), mean(b)
+    spread_a, spread_b = mean(a * a) - mean_a**2, mean(b * b) - mean_b**2
+    common = mean(a * b) - mean_a * mean_b
+    score = (2 * mean_a * mean_b + low) * (2 * common + high)
+    return float((score / ((mean_a**2 + mean_b**2 + low) * (spread_a + spread_b + high))).mean())
+
+
+def head_of(recording: Recording) -> Head:
+    """The public facts of the first training round. Raises UsageError as `why_no_pictures`."""
+    features = recording.job.features[0]
+    if not isinstance(features, IdentityParameters):
+        raise UsageError(why_no_pictures(recording), where="features")
+    side = math.isqrt(math.prod(recording.job.data.input_shape))
+    broadcast = recording.broadcast(recording.rounds[0])
+    return Head(recording.parameters, features, broadcast, recording.job.data.classes, side)
+
+
+def _guess(recording: Recording, own: Records) -> Inverted:
+    mean = shown(recording.test.x.reshape(len(recording.test), -1).astype(np.float64)).mean(axis=0)
+    originals = shown(own.x.reshape(len(own), -1).astype(np.float64))
+    guesses = shown(np.tile(mean, (len(own), 1)))
+    return _compared(originals, guesses, len(own), "mean image", True)
+
+
+def _compared(originals: Float64, found: Float64, count: int, method: str, noise: bool) -> Inverted:
+    """Each original beside the reconstruction that is its in the best assignment."""
+    cost = np.square(originals[:, None] - found[None]).mean(axis=2)
+    _, order = linear_sum_assignment(cost)
+    side = math.isqrt(originals.shape[1])
+    ordered = found[order].reshape(-1, side, side)
+    whole = originals.reshape(-1, side, side)
+    mse = float(cost[np.arange(count), order].mean())
+    scores = [ssim(a, b) for a, b in zip(whole, ordered, strict=True)]
+    psnr = -10 * math.log10(max(mse, 1e-10))
+    return Inverted(count, method, noise, ordered, mse, psnr, float(np.mean(scores)))

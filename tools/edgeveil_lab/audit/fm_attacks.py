@@ -1,0 +1,304 @@
+"""`fm` end to end: a device's own half answers a whole job, broadcasts chosen to hurt.
+
+Each run is one job as one device sees it: its records, the answer to every exchange in turn,
+fresh noise each time. The added record is far too long and of the wrong class; the broadcast
+centre and weights are such that it counts as much as any record can. A record of NaN and one of
+an unknown class stand by.
+
+Below it what is only claimed: mechanisms of the literature whose guarantee does not hold. A
+measured ε above the claim is what one expects there, and no failure: these mechanisms are labelled
+`claimed` wherever they are used, and their ε is printed as no proven guarantee.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeveil.data.records import Records
+from edgeveil.parts.exchange import TRAIN, Exchange, Tensors
+from edgeveil.parts.features import Identity, IdentityParameters
+from edgeveil.parts.features.pca import PcaParameters
+from edgeveil.parts.methods.fm import FmCloud, FmDevice, FmParameters, Shares
+from edgeveil.parts.methods.fm_budget import GAUSSIAN_BITS
+from edgeveil.parts.methods.fm_paper import (
+    HIDDEN,
+    OUTPUT,
+    FmPaperCloud,
+    FmPaperDevice,
+    FmPaperParameters,
+)
+from edgeveil.parts.methods.symmetric_packing import upper
+from edgeveil.parts.setting import Setting
+from edgeveil.privacy.accountant import epsilon, pure_epsilon, total_mu
+from edgeveil.privacy.events import ClaimedEvent, Event, GaussianEvent, LaplaceEvent
+from edgeveil_lab.attack.membership import event_variances
+from edgeveil_lab.audit.mechanism_attacks import Attack, Claim, Effort, Hits, fresh_noise
+from edgeveil_lab.audit.statistics import gaussian_threshold
+
+Float64 = NDArray[np.float64]
+MakeDevice = Callable[[FmParameters, Setting], FmDevice]
+
+HUGE = 1e30
+PURE = {"noise": "laplace", "rounds": 1}
+PARAMETERS = FmParameters(rounds=2, local_steps=1, shares=Shares(centre=0.3, quadratic=0.3))
+SETTING = Setting(
+    epsilon=8.0,
+    delta=1e-5,
+    max_participations=2,
+    classes=2,
+    input_shape=(2,),
+    features=Identity(IdentityParameters()),
+    nominal_records=1,
+    devices=1,
+)
+
+
+@dataclass(frozen=True)
+class NeighbouringJob:
+    """A job, and the records that are there with and without the added one."""
+
+    parameters: FmParameters
+    setting: Setting
+    without: Records
+    present: Records
+
+    @classmethod
+    def of(cls, parameters: FmParameters, setting: Setting) -> NeighbouringJob:
+        """The records that this file's heading describes."""
+        values = math.prod(setting.input_shape)
+        others = np.zeros((3, values), np.float32)
+        others[0], others[1, 0], others[2, -1] = 0.5, np.nan, 1.0
+        added = np.zeros((1, values), np.float32)
+        added[0, 0] = HUGE
+        labels = np.array([0, 1, 7])
+        present = Records(np.concatenate([others, added]), np.append(labels, 1))
+        return cls(parameters, setting, Records(others, labels), present)
+
+
+class HostileCloud:
+    """Plays the cloud's side of the scene: what it sends, and what it hears.
+
+    `gaps` and `bases` are what the added record changes in each sum, and what the others give:
+    the attacker knows both.
+    """
+
+    def __init__(self, scene: NeighbouringJob) -> None:
+        self.scene = scene
+        device = FmDevice(scene.parameters, scene.setting)
+        cloud = FmCloud(scene.parameters, scene.setting)
+        state = cloud.initial_state()
+        self.exchanges = cloud.plan()
+        self.broadcasts = [_hurtful(e, cloud.package(state, e)) for e in self.exchanges]
+        self.events: list[Event] = [device.price(exchange)[0] for exchange in self.exchanges]
+        self.steps = [2.0 ** -device.budget.grid_bits(e.phase) for e in self.exchanges]
+        self.bases, self.gaps = [], []
+        for exchange, tensors in zip(self.exchanges, self.broadcasts, strict=True):
+            base = device.sums(exchange, tensors, scene.without).ravel().astype(np.float64)
+            full = device.sums(exchange, tensors, scene.present).ravel().astype(np.float64)
+            self.bases.append(base)
+            self.gaps.append(full - base)
+
+    def hear(self, device: FmDevice, records: Records) -> list[Float64]:
+        """One job's noised sums, without what the other records give, in steps."""
+        return [self.hear_one(k, device, records) for k in range(len(self.exchanges))]
+
+    def hear_one(self, k: int, device: FmDevice, records: Records) -> Float64:
+        """The same of exchange `k` alone, from 0."""
+        exchange = self.exchanges[k]
+        answer = device.answer(exchange, self.broadcasts[k], records, fresh_noise(), "cpu")
+        values = next(iter(answer.segments.values())).astype(np.float64).ravel()
+        if exchange.phase == TRAIN:  # unit curvature: a step is the noised sum, negated
+            values = values / -self.steps[k]
+        return np.asarray(values - self.bases[k])
+
+
+def fm_attacks(runs: int) -> tuple[Attack, ...]:
+    """Jobs with Gaussian noise, without and with a PCA, and with Laplace noise."""
+    one_round = PARAMETERS.model_copy(update={"rounds": 1})
+    projected = replace(SETTING, projection=PcaParameters(name="ldp_fpca", share=0.4))
+    pure = replace(SETTING, epsilon=2.0, max_participations=1, input_shape=(1,))
+    return (
+        gaussian_job(runs, "end to end", NeighbouringJob.of(PARAMETERS, SETTING)),
+        gaussian_job(runs, "after a PCA", NeighbouringJob.of(one_round, projected)),
+        laplace_job(runs, NeighbouringJob.of(PARAMETERS.model_copy(update=PURE), pure)),
+    )
+
+
+def gaussian_job(
+    runs: int,
+    title: str,
+    scene: NeighbouringJob,
+    make_device: MakeDevice = FmDevice,
+) -> Attack:
+    """Each sum alone along what the record changes, and all of them as one likelihood ratio."""
+    listener = HostileCloud(scene)
+    events = [event for event in listener.events if isinstance(event, GaussianEvent)]
+    weights = [
+        gap / event_variances(event) for gap, event in zip(listener.gaps, events, strict=True)
+    ]
+    norms = np.array([math.sqrt(g @ w) for g, w in zip(listener.gaps, weights, strict=True)])
+    alone = [gaussian_threshold(event.mu, runs) for event in events]
+    whole = gaussian_threshold(total_mu(events), runs)
+
+    def play(present: bool, count: int) -> Hits:
+        device = make_device(scene.parameters, scene.setting)
+        records = scene.present if present else scene.without
+        seen = np.empty((len(events), count))
+        for run in range(count):
+            heard = listener.hear(device, records)
+            seen[:, run] = [w @ values for w, values in zip(weights, heard, strict=True)]
+        each = seen / norms[:, None] >= np.array([edge for edge, _ in alone])[:, None]
+        together = seen.sum(axis=0) / math.sqrt(norms @ norms) >= whole[0]
+        return np.concatenate([each, together[None]])
+
+    claims = [
+        Claim(exchange.label, epsilon([event], delta).epsilon, delta)
+        for exchange, event, (_, delta) in zip(listener.exchanges, events, alone, strict=True)
+    ]
+    claims.append(Claim("the whole job", epsilon(events, whole[1]).epsilon, whole[1]))
+    return Attack("fm", title, tuple(claims), play, runs)
+
+
+def laplace_job(runs: int, scene: NeighbouringJob, make_device: MakeDevice = FmDevice) -> Attack:
+    """Every value past what it is with the record: the likelihood ratio is at its bound there.
+
+    One feature, so that a record reaches the L1 bound of every sum.
+    """
+    listener = HostileCloud(scene)
+    events = [event for event in listener.events if isinstance(event, LaplaceEvent)]
+
+    def play(present: bool, count: int) -> Hits:
+        device = make_device(scene.parameters, scene.setting)
+        records = scene.present if present else scene.without
+        hits = np.empty((len(events) + 1, count), np.bool_)
+        for run in range(count):
+            heard = zip(listener.hear(device, records), listener.gaps, strict=True)
+            past = [((values - gap) * np.sign(gap) >= 0).all() for values, gap in heard]
+            hits[:, run] = [*past, all(past)]
+        return hits
+
+    claims = [
+        Claim(exchange.label, float(event.epsilon))
+        for exchange, event in zip(listener.exchanges, events, strict=True)
+    ]
+    claims.append(Claim("the whole job", float(pure_epsilon(events))))
+    return Attack("fm", "with Laplace noise", tuple(claims), play, runs)
+
+
+def _hurtful(exchange: Exchange, tensors: Tensors) -> dict[str, NDArray[np.generic]]:
+    """The broadcast with centre and weights under which the added record counts most.
+
+    With unit curvature what is sent is the noised sum itself.
+    """
+    chosen: dict[str, NDArray[np.generic]] = dict(tensors)
+    if "centre" in chosen:
+        chosen["centre"] = np.zeros_like(chosen["centre"])
+        chosen["centre"][0] = -3.0
+    if exchange.phase == TRAIN:
+        weights = np.zeros_like(chosen["iterate"])
+        weights[0, :2] = 1 << 17, -(1 << 17)
+        unit = upper(np.eye(len(weights), dtype=np.float32))
+        chosen |= {"iterate": weights, "spectrum": np.ones(2), "curvature": unit}
+    return chosen
+
+
+# --- claimed, not proven ---
+
+TILT = math.radians(20)
+
+
+def claimed_attacks(effort: Effort) -> tuple[Attack, ...]:
+    """All attacks of this file."""
+    return (
+        wishart_attack(effort.jobs),
+        local_pca_attack(max(1, effort.jobs // 4)),
+        fm_paper_attack(max(1, effort.jobs // 8)),
+    )
+
+
+def wishart_attack(runs: int) -> Attack:
+    """Covariance with Wishart noise: never below the record's own share, if the record is there.
+
+    Without it the noise alone is below that with probability 1 − e^(−ε), so the true ε is
+    infinite.
+    """
+    pca = PcaParameters(name="ldp_fpca", noise="wishart", share=0.1)
+    scene = NeighbouringJob.of(PARAMETERS, replace(SETTING, input_shape=(1,), projection=pca))
+    listener = HostileCloud(scene)
+    event = listener.events[0]
+    claimed = event.claimed_epsilon if isinstance(event, ClaimedEvent) else math.nan
+
+    def play(present: bool, count: int) -> Hits:
+        device = FmDevice(scene.parameters, scene.setting)
+        records = scene.present if present else scene.without
+        gap = listener.gaps[0][0]
+        heard = [listener.hear_one(0, device, records)[0] for _ in range(count)]
+        return np.array([[value < gap - 1 for value in heard]])
+
+    claims = (Claim("below the record's own share", claimed, proven=False),)
+    return Attack("wishart", "covariance of one feature", claims, play, runs)
+
+
+def local_pca_attack(runs: int) -> Attack:
+    """A device's own basis, without noise: one record turns it, and with it all the others'.
+
+    Ten records lie along one axis, ten along the other with a sum of zero; the added one decides
+    which axis is kept, and moves the sum by ten times the sensitivity that is claimed.
+    """
+    sine, cosine = math.sin(TILT), math.cos(TILT)
+    across = [[1, 0], [-1, 0]] * 4 + [[cosine, sine], [-cosine, sine]]
+    x = np.array([[0, 1]] * 10 + across + [[1, 0]], np.float32)
+    y = np.zeros(len(x), np.int64)
+    scene = NeighbouringJob(
+        PARAMETERS,
+        replace(SETTING, projection=PcaParameters(name="local_pca")),
+        without=Records(x[:-1], y[:-1]),
+        present=Records(x, y),
+    )
+    listener = HostileCloud(scene)
+    event, gap = listener.events[0], listener.gaps[0]
+    if not isinstance(event, GaussianEvent):
+        raise TypeError(f"a projection without Gaussian noise: {event.what}")
+    edge, delta = gaussian_threshold(event.mu, runs)
+    scale = event.mu / event.sensitivity * 2.0**-GAUSSIAN_BITS
+
+    def play(present: bool, count: int) -> Hits:
+        device = FmDevice(scene.parameters, scene.setting)
+        records = scene.present if present else scene.without
+        heard = [listener.hear_one(0, device, records) for _ in range(count)]
+        return np.array([[values @ np.sign(gap) * scale >= edge for values in heard]])
+
+    claims = (Claim("sum of features", epsilon([event], delta).epsilon, delta, proven=False),)
+    return Attack("local_pca", "basis of the device's own", claims, play, runs)
+
+
+def fm_paper_attack(runs: int) -> Attack:
+    """One round of many tiny steps: the noise, drawn anew for each and charged once, averages out.
+
+    With W₁ = 0 and a small learning rate W₁ ends as the sum of the steps' noised slopes.
+    """
+    steps, rate = 36, 1e-4
+    parameters = FmPaperParameters(rounds=1, hidden=1, local_steps=steps, learning_rate=rate)
+    setting = replace(SETTING, epsilon=1.0, max_participations=1, input_shape=(1,))
+    scene = NeighbouringJob.of(PARAMETERS, setting)
+    broadcast = {HIDDEN: np.zeros((1, 1), np.float32), OUTPUT: np.array([[1, -1]], np.float32)}
+    exchange = FmPaperCloud(parameters, setting).plan()[0]
+    # A record moves the slope by ½ in either class; W₂ adds the two up.
+    others = sum(0.5 if label else -0.5 for label in scene.without.y[:1].tolist())
+
+    def play(present: bool, count: int) -> Hits:
+        device = FmPaperDevice(parameters, setting)
+        records = scene.present if present else scene.without
+        answers = [device.answer(exchange, broadcast, records) for _ in range(count)]
+        moved = np.array([float(answer.segments[HIDDEN][0, 0]) for answer in answers])
+        return np.array([moved / (-rate * steps) - 2 * others >= 0.5])
+
+    (event, *_) = FmPaperDevice(parameters, setting).price(exchange)
+    claimed = event.claimed_epsilon if isinstance(event, ClaimedEvent) else math.nan
+    claims = (Claim("the mean of the steps", claimed, proven=False),)
+    return Attack("fm_paper", f"one round of {steps} steps", claims, play, runs)

@@ -1,0 +1,370 @@
+"""Remove each record from a file, and compute exactly how far that moves what devices release.
+
+The file is real, of every form that owners have; the loader, the dealing and the device halves are
+those of a device. Without one record each exact sum of each phase changes by so many steps, and so
+does each row of a per-sample upload: that over the noise is the true μ, or ε, of the whole fleet's
+answers for this pair of files. It may not exceed what the job prints.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from edgeveil.data.public_order import hold_back
+from edgeveil.data.records import Records
+from edgeveil.data.split import sample_slots
+from edgeveil.errors import PrivacyError
+from edgeveil.evaluation.inference import InferenceSession
+from edgeveil.jobs import parse_plan
+from edgeveil.parts import own_records as device
+from edgeveil.parts.exchange import TRAIN, Exchange, Tensors
+from edgeveil.parts.methods.fm import FmDevice
+from edgeveil.parts.own_records import device_records, of_shape
+from edgeveil.parts.partitions import PARTITIONS, Shares
+from edgeveil.parts.partitions.dealing import OwnRule, disturbed, partition
+from edgeveil.privacy.accountant import epsilon
+from edgeveil.privacy.events import Event, GaussianEvent, LaplaceEvent
+from edgeveil.privacy.gaussian_mechanism import diagonal_of_triangle
+from edgeveil.privacy.grid import Int64
+from edgeveil.privacy.laplace_mechanism import SOFTMAX_BITS, scale_of
+from edgeveil.sites.data import DeviceData
+from edgeveil_lab.audit.guards import AttackOutcome, Guard
+
+# --- files of every form that owners have ---
+
+RECORDS, CLASSES, SIDE, SEED = 60, 3, 4, 7
+PYTHON_MODULE = "edgeveil_audit_records"
+
+
+@dataclass(frozen=True)
+class RecordTable:
+    """Records in no form yet: x (n, side, side) in 0..255, NaN where a value is missing; y (n,)."""
+
+    x: NDArray[np.float64]
+    y: NDArray[np.int64]
+
+    def without(self, index: int | None) -> RecordTable:
+        """All but one of them; None: all."""
+        gone = [] if index is None else [index]
+        return RecordTable(np.delete(self.x, gone, axis=0), np.delete(self.y, gone))
+
+
+def made_up(count: int = RECORDS) -> RecordTable:
+    """Random pictures, three of them equal, one of these of another class, and one broken; the last
+    class has one record."""
+    chance = np.random.default_rng(SEED)
+    x = chance.integers(0, 256, (count, SIDE, SIDE)).astype(np.float64)
+    y = np.arange(count) % (CLASSES - 1)
+    x[2], x[3], x[5, 0, 0], y[7] = x[0], x[0], math.nan, CLASSES - 1
+    return RecordTable(x, y)
+
+
+def _npz(place: Path, table: RecordTable) -> dict[str, Any]:
+    np.savez(place.with_suffix(".npz"), x=table.x, y=table.y)
+    return {"source": "npz", "path": str(place.with_suffix(".npz"))}
+
+
+def _csv(place: Path, table: RecordTable) -> dict[str, Any]:
+    names = [f"v{k}" for k in range(SIDE * SIDE)] + ["label"]
+    rows = ([*map(_cell, row.ravel()), str(y)] for row, y in zip(table.x, table.y, strict=True))
+    place.with_suffix(".csv").write_text("\n".join(",".join(row) for row in (names, *rows)))
+    return {"source": "csv", "path": str(place.with_suffix(".csv"))}
+
+
+def _cell(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:g}"
+
+
+def _parquet(place: Path, table: RecordTable) -> dict[str, Any]:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    flat = table.x.reshape(len(table.x), SIDE * SIDE)
+    columns = {f"v{k}": [None if math.isnan(v) else int(v) for v in flat[:, k]] for k in range(16)}
+    written = pa.table({**columns, "label": table.y})
+    parquet.write_table(written, place.with_suffix(".parquet"))
+    return {"source": "parquet", "path": str(place.with_suffix(".parquet"))}
+
+
+def _idx(place: Path, table: RecordTable) -> dict[str, Any]:
+    for name, array in (("x", np.nan_to_num(table.x)), ("y", table.y)):
+        header = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
+        place.with_suffix(f".{name}").write_bytes(header + array.astype(np.uint8).tobytes())
+    paths = {"path": place.with_suffix(".x"), "labels_path": place.with_suffix(".y")}
+    return {"source": "idx", **{key: str(path) for key, path in paths.items()}}
+
+
+def _images(place: Path, table: RecordTable) -> dict[str, Any]:
+    from PIL import Image
+
+    names = [f"class-{label}" for label in range(CLASSES)]
+    for name in names:
+        (place / name).mkdir(parents=True)
+    for number, (values, label) in enumerate(zip(table.x, table.y, strict=True)):
+        file = place / names[label] / f"{number:03}.png"
+        if np.isnan(values).any():
+            file.write_bytes(b"no picture")
+        else:
+            Image.fromarray(values.astype(np.uint8)).save(file)
+    return {
+        "source": "images",
+        "path": str(place),
+        "images": {"size": [SIDE, SIDE], "classes": names},
+    }
+
+
+def _python(place: Path, table: RecordTable) -> dict[str, Any]:
+    np.savez(place.with_suffix(".npz"), x=table.x, y=table.y)
+    code = (
+        "from functools import partial\nfrom pathlib import Path\nimport numpy as np\n"
+        "def read(name):\n    file = np.load(Path(__file__).with_name(name + '.npz'))\n"
+        "    return file['x'], file['y']\n"
+        "def __getattr__(name):\n    return partial(read, name)\n"
+    )
+    place.with_name(f"{PYTHON_MODULE}.py").write_text(code)
+    return {"source": f"python: {PYTHON_MODULE}:{place.name}"}
+
+
+FORMS: Mapping[str, Callable[[Path, RecordTable], dict[str, Any]]] = {
+    "npz": _npz,
+    "csv": _csv,
+    "parquet": _parquet,
+    "idx": _idx,
+    "images": _images,
+    "python": _python,
+}
+"""By `data.source`: writes a table beside or below a path, and says what a site file says of it."""
+
+
+def forms() -> list[str]:
+    """The forms that can be written here: some need a library."""
+    needs = {"parquet": "pyarrow", "images": "PIL"}
+    return [form for form in FORMS if form not in needs or find_spec(needs[form]) is not None]
+
+
+REMOVED, REMOVED_QUICK, DEVICES = 50, 8, 4
+DELTA = 1e-5
+_SHARES = {"evaluation_share": 0.3, "test_share": 0.2}
+_POOR = {"kind": "iid", "lq_user": 0.5, "lq_data": 0.5, "lq_range": [0.0, 255.0]}
+_DEALINGS: list[dict[str, Any]] = [*({"kind": kind} for kind in PARTITIONS.names()), _POOR]
+
+
+def records_guard() -> Guard:
+    """The guard over every form of an owner's file and every way to deal it."""
+    return Guard(
+        "records",
+        "a record that is added to a file or removed costs what is printed",
+        "held back and dealt by index",
+        play,
+    )
+
+
+@dataclass(frozen=True)
+class Released:
+    """What a fleet's devices hold and would release before any noise."""
+
+    held: Counter[tuple[Any, ...]]  # (device, half, record) of each record
+    sums: tuple[tuple[Int64, ...], ...]  # by exchange and device, in steps
+    rows: NDArray[np.float64]  # (devices, slots, classes) of one per-sample upload
+
+
+class DealtFleet:
+    """The devices of a job on records of one shape; what they are asked is the same every time."""
+
+    def __init__(self, shape: Sequence[int], noise: str) -> None:
+        projection = {"name": "ldp_fpca", "keep": 0.4, "noise": "gaussian"}
+        plain = {
+            "job": "audit-records",
+            "data": {"source": "own", "classes": CLASSES, "input_shape": list(shape)}
+            | {"nominal_records": 15, "evaluation_share": _SHARES["evaluation_share"]},
+            "features": [{"name": "identity", "input_scale": 255, "shift": -0.5}]
+            + [projection] * (noise == "gaussian"),
+            "train": {"method": "fm", "rounds": 2, "noise": noise},
+            "privacy": {"epsilon": 8.0, "delta": DELTA},
+            "encrypt": {"laplace_eval": {"laplace_eval_eps": 8.0}},
+            "unsupervised": {"every_rounds": 1, "upload": "per_sample", "samples_per_device": 4},
+        }
+        self.plan = parse_plan(yaml.safe_dump(plain).encode(), "audit")
+        self._fm = FmDevice(self.plan.job.train, self.plan.setting)  # type: ignore[arg-type]
+        self._asked = list(self._questions())
+        graph = self.plan.graph()
+        self._session = InferenceSession(graph, sha256(graph).digest(), classes=CLASSES)
+
+    def released(self, data: dict[str, Any], dealing: dict[str, Any]) -> Released:
+        """What the fleet that shares the file of `data` would release."""
+        shared = {"devices": DEVICES, "partition": dealing, "seed": SEED, "classes": CLASSES}
+        held: Counter[tuple[Any, ...]] = Counter()
+        sums: list[list[Int64]] = [[] for _ in self._asked]
+        rows = []
+        for index in range(DEVICES):
+            block = {**data, "name": "own", "test_share": _SHARES["test_share"]}
+            site = DeviceData.model_validate_json(
+                json.dumps({**block, "shard": {**shared, "index": index}})
+            )
+            key = bytes([index]) * 32
+            halves = device_records(site, key, evaluation_share=_SHARES["evaluation_share"])
+            training, evaluation = (
+                of_shape(half, self.plan.job.data.input_shape) for half in halves
+            )
+            for name, half in (("training", training), ("evaluation", evaluation)):
+                held.update(
+                    (index, name, x.tobytes(), int(y)) for x, y in zip(half.x, half.y, strict=True)
+                )
+            for found, (exchange, tensors) in zip(sums, self._asked, strict=True):
+                found.append(self._fm.sums(exchange, tensors, training))
+            slots = sample_slots(evaluation.x, 4, key)
+            rows.append(self._session.slot_softmax(evaluation.x, self._weights, slots))
+        return Released(held, tuple(map(tuple, sums)), np.stack(rows))
+
+    def true_epsilons(self, one: Released, other: Released) -> tuple[float, float]:
+        """(training, inference) ε of the whole fleet's answers for this pair of files.
+
+        Devices add their noise independently, so their squared L2 norms add up, as do L1 norms.
+        """
+        events: list[Event] = []
+        pure = 0.0
+        for (exchange, _), before, after in zip(self._asked, one.sums, other.sums, strict=True):
+            event = self._fm.budget.events[exchange.phase]
+            moved = [[int(v) for v in (a - b).ravel()] for a, b in zip(before, after, strict=True)]
+            if isinstance(event, GaussianEvent):
+                squared = sum(_squared(change, event) for change in moved)
+                events.append(replace(event, sensitivity_steps=math.isqrt(max(0, squared - 1)) + 1))
+            elif isinstance(event, LaplaceEvent):
+                pure += sum(abs(v) for change in moved for v in change) / float(scale_of(event))
+        steps = np.floor(one.rows * 2.0**SOFTMAX_BITS) - np.floor(other.rows * 2.0**SOFTMAX_BITS)
+        softmax = self.plan.softmax_event()
+        if not isinstance(softmax, LaplaceEvent):
+            raise TypeError(f"a softmax upload without Laplace noise: {softmax.what}")
+        inference = float(np.abs(steps).sum()) / float(scale_of(softmax))
+        try:
+            return epsilon(events, DELTA).epsilon + pure, inference
+        except PrivacyError:  # more than any ε at this δ
+            return math.inf, inference
+
+    @cached_property
+    def printed(self) -> tuple[float, float]:
+        """What the job prints as proven for the whole training, and for one upload of rows."""
+        training = self.plan.quote().training
+        if not training.proven:
+            raise TypeError("the job of the audit has no proven guarantee")
+        return training.epsilon, epsilon([self.plan.softmax_event()], 0.0).epsilon
+
+    def _questions(self) -> Iterator[tuple[Exchange, Tensors]]:
+        """Each exchange and its package, as if devices had answered with noise alone."""
+        chance, cloud = np.random.default_rng(SEED), self.plan.cloud
+        state = cloud.initial_state()
+        for exchange in self.plan.exchanges:
+            tensors = cloud.package(state, exchange)
+            yield exchange, tensors
+            (spec,) = cloud.segments(exchange)
+            spread = 1.0 if exchange.phase == TRAIN else 2.0**24
+            answer = (chance.normal(size=spec.shape) * spread).astype(np.float32)
+            state = cloud.absorb(state, exchange, {spec.name: answer}, DEVICES)
+        self._weights = {
+            name: chance.normal(0, 60, value.shape).astype(value.dtype)
+            for name, value in cloud.model(state).items()
+        }
+
+
+@cache
+def _fleet(shape: tuple[int, ...], noise: str) -> DealtFleet:
+    return DealtFleet(shape, noise)
+
+
+def _squared(change: Sequence[int], event: GaussianEvent) -> int:
+    """Squared norm in the metric of the noise: of the whole matrix where it is symmetric."""
+    squares: list[int] = [value * value for value in change]
+    if event.finest_sigma_squared == event.sigma_squared:
+        return sum(squares)
+    return 2 * sum(squares) - sum(squares[int(k)] for k in diagonal_of_triangle(len(squares)))
+
+
+# --- the attack ---
+
+
+def play(flawed: bool, quick: bool) -> AttackOutcome:
+    """Remove records one by one from files of every form, dealt in every way."""
+    removed, table = (REMOVED_QUICK if quick else REMOVED), made_up()
+    # The equal ones, the broken one and the last of its class come first.
+    order = [0, 7, 5, *(k for k in range(len(table.y)) if k not in (0, 7, 5))][:removed]
+    worst = {"training": 0.0, "inference": 0.0}
+    moved, pairs, broke = 0, 0, False
+    with by_index() if flawed else nullcontext(), _folder() as folder:
+        for number, (form, noise, dealing) in enumerate(_cases()):
+            shape = (SIDE * SIDE,) if form in ("csv", "parquet") else (SIDE, SIDE)
+            fleet = _fleet(shape, noise)
+            place = folder / f"case_{number}"
+            whole = fleet.released(FORMS[form](place, table), dealing)
+            for index in order:
+                place = folder / f"case_{number}_{index}"
+                rest = fleet.released(FORMS[form](place, table.without(index)), dealing)
+                changed = (whole.held - rest.held).total(), (rest.held - whole.held).total()
+                found = fleet.true_epsilons(whole, rest)
+                broke |= changed[0] > 1 or changed[1] > 0
+                broke |= any(true > said for true, said in zip(found, fleet.printed, strict=True))
+                moved = max(moved, *changed)
+                worst = {
+                    key: max(worst[key], value) for key, value in zip(worst, found, strict=True)
+                }
+                pairs += 1
+    printed = fleet.printed
+    ours, theirs = (f"{worst[key]:.4g} of {printed[at]:.4g}" for at, key in enumerate(worst))
+    figure = (
+        f"{pairs} pairs of files, at most {moved} of {len(table.y)} records moved; ε {ours} in"
+        f" training, {theirs} in an inference"
+    )
+    return AttackOutcome(broke, figure)
+
+
+def _cases() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Form, noise and dealing of each fleet."""
+    for form in forms():
+        yield from ((form, "gaussian", dealing) for dealing in _DEALINGS)
+    yield "npz", "laplace", _POOR
+
+
+@contextmanager
+def by_index() -> Iterator[None]:
+    """The flaw: own records are held back and dealt as published ones are."""
+
+    def held(records: Records, share: float) -> tuple[Records, Records]:
+        return hold_back(records, round(share * len(records)))
+
+    def dealt(
+        records: Records, devices: int, rule: OwnRule, seed: int, _classes: int | None
+    ) -> tuple[Records, Shares]:
+        shares = partition(records.y, devices, rule, seed)
+        return disturbed(records, shares, rule, seed), shares
+
+    with mock.patch.multiple(device, hold_back_share=held, deal_own=dealt):
+        yield
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """An empty folder, from which Python sources can be imported."""
+    with tempfile.TemporaryDirectory() as name:
+        sys.path.insert(0, name)
+        try:
+            yield Path(name)
+        finally:
+            sys.path.remove(name)
+            sys.modules.pop(PYTHON_MODULE, None)

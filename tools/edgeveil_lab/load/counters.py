@@ -1,0 +1,364 @@
+"""What one generator process counts: uploads and what became of each, durations, its own load."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edgeveil.protocol.messages import ExchangeId
+
+# --- durations in logarithmic buckets: merged without loss, 2 % wide, a few KiB however many ---
+
+_SMALLEST_S = 1e-5
+_STEP = math.log(1.02)
+_PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+
+
+class DurationHistogram:
+    """Counts durations. `jitter` is the mean change of a device from its last one to the next."""
+
+    def __init__(self) -> None:
+        self.buckets: Counter[int] = Counter()
+        self.max_s = 0.0
+        self._changes_s, self._changes = 0.0, 0
+
+    def add(self, duration_s: float, before_s: float | None = None) -> None:
+        """One more; `before_s` is what the same device took the last time."""
+        self.buckets[_bucket(duration_s)] += 1
+        self.max_s = max(self.max_s, duration_s)
+        if before_s is not None:
+            self._changes_s += abs(duration_s - before_s)
+            self._changes += 1
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return self.buckets.total()
+
+    def percentile(self, share: float) -> float:
+        """The duration that this share does not exceed, 2 % exact; 0 without any."""
+        rank, seen = math.ceil(share * self.count), 0
+        for bucket in sorted(self.buckets):
+            seen += self.buckets[bucket]
+            if seen >= rank:
+                return min(_middle_s(bucket), self.max_s)
+        return 0.0
+
+    def summary(self) -> dict[str, float]:
+        """`p50`, `p95`, `p99`, `max` and `jitter`, seconds."""
+        found = {name: round(self.percentile(share), 6) for name, share in _PERCENTILES.items()}
+        jitter_s = self._changes_s / self._changes if self._changes else 0.0
+        return {**found, "max": round(self.max_s, 6), "jitter": round(jitter_s, 6)}
+
+    def to_plain(self) -> dict[str, Any]:
+        """For a report to the leader."""
+        return {
+            "buckets": list(self.buckets.items()),
+            "max_s": self.max_s,
+            "changes_s": self._changes_s,
+            "changes": self._changes,
+        }
+
+    @classmethod
+    def merged(cls, plains: Iterable[dict[str, Any]]) -> DurationHistogram:
+        """All of them in one."""
+        result = cls()
+        for plain in plains:
+            for bucket, count in plain["buckets"]:
+                result.buckets[int(bucket)] += int(count)
+            result.max_s = max(result.max_s, float(plain["max_s"]))
+            result._changes_s += float(plain["changes_s"])
+            result._changes += int(plain["changes"])
+        return result
+
+
+def _bucket(duration_s: float) -> int:
+    return 0 if duration_s <= _SMALLEST_S else 1 + int(math.log(duration_s / _SMALLEST_S) / _STEP)
+
+
+def _middle_s(bucket: int) -> float:
+    return 0.0 if bucket == 0 else _SMALLEST_S * math.exp((bucket - 0.5) * _STEP)
+
+
+# --- connections, uploads and what became of each ---
+
+RoundKey = tuple[int, int]  # round and attempt of the one job
+_REMEMBERED = 8  # rounds that are looked at and told of
+
+
+@dataclass
+class RoundCounters:
+    """One attempt at one round, of this process's devices. Times are seconds since 1970."""
+
+    began_s: float | None = None  # the first manifest
+    first_offer_s: float | None = None
+    last_ack_s: float | None = None
+    offered: int = 0
+    acknowledged: int = 0
+    answered: int = 0
+    counted: int = 0
+    counted_sum: float = 0.0  # of all values of the counted uploads
+    upload_bytes: int = 0
+    upload_messages: int = 0
+
+
+@dataclass
+class OfferedUpload:
+    """One upload: its segments' hashes, when it was first offered, and what the proxy said."""
+
+    hashes: tuple[bytes, ...]
+    offered_s: float
+    total: float = 0.0  # of its values
+    said: str = ""
+    away: bool = False  # the device lost its connection before the proxy spoke
+
+
+@dataclass
+class UploadCounters:
+    """Everything counted. Uploads are kept until the round's commit record tells of them."""
+
+    connected: int = 0
+    connects: int = 0
+    failed: int = 0
+    reconnects: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    offered: int = 0
+    acknowledged: int = 0
+    counted: int = 0
+    missing: int = 0
+    contradicted: int = 0  # held, then refused
+    repeated: int = 0  # in commit records: every generator reads the same
+    refused: Counter[str] = field(default_factory=Counter)
+    connect_s: DurationHistogram = field(default_factory=DurationHistogram)
+    ack_s: DurationHistogram = field(default_factory=DurationHistogram)
+    counted_s: DurationHistogram = field(default_factory=DurationHistogram)
+    first_dial_s: float | None = None
+    last_up_s: float | None = None
+    rounds: dict[RoundKey, RoundCounters] = field(default_factory=dict)
+    _sent: dict[RoundKey, dict[bytes, OfferedUpload]] = field(default_factory=dict)
+    _committed: set[RoundKey] = field(default_factory=set)
+    _accepted: deque[set[bytes]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+
+    def round(self, at: ExchangeId) -> RoundCounters:
+        """The counts of this attempt."""
+        return self.rounds.setdefault((at.exchange, at.attempt), RoundCounters())
+
+    def offer(
+        self,
+        at: ExchangeId,
+        blob: bytes,
+        hashes: tuple[bytes, ...],
+        now_s: float,
+        total: float = 0.0,
+    ) -> None:
+        """An upload is offered for the first time; `total` is the sum of its values."""
+        row = self.round(at)
+        row.offered += 1
+        row.first_offer_s = row.first_offer_s or now_s
+        self.offered += 1
+        self._sent.setdefault((at.exchange, at.attempt), {})[blob] = OfferedUpload(
+            hashes, now_s, total
+        )
+
+    def ack(
+        self,
+        at: ExchangeId,
+        blob: bytes,
+        status: str,
+        reason: str,
+        now_s: float,
+        before_s: float | None = None,
+    ) -> float | None:
+        """The proxy spoke of an upload; a second, different word on a held one is a fault.
+
+        Returns how long it took to be held, if it was just now. `before_s` is what the device's
+        upload before took.
+        """
+        sent = self._sent.get((at.exchange, at.attempt), {}).get(blob)
+        if sent is None:
+            return None
+        if sent.said:
+            self.contradicted += sent.said == "held" and status in ("refused", "duplicate")
+            return None
+        sent.said, row = status, self.round(at)
+        row.answered += 1
+        if status != "held":
+            self.refused[f"upload: {reason or status}"] += 1
+            return None
+        row.acknowledged += 1
+        row.last_ack_s = now_s
+        self.acknowledged += 1
+        self.ack_s.add(now_s - sent.offered_s, before_s)
+        return now_s - sent.offered_s
+
+    def away(self, at: ExchangeId, blob: bytes) -> None:
+        """The upload's device is gone for now: nobody can be asked for an answer to it."""
+        sent = self._sent.get((at.exchange, at.attempt), {}).get(blob)
+        if sent is not None and not sent.said:
+            sent.away = True
+
+    def back(self, at: ExchangeId, blob: bytes) -> None:
+        """The upload's device is connected again, and will ask."""
+        sent = self._sent.get((at.exchange, at.attempt), {}).get(blob)
+        if sent is not None:
+            sent.away = False
+
+    def commit(self, at: ExchangeId, hashes: bytes) -> None:
+        """A round's commit record: which of its uploads were counted, each once."""
+        key = (at.exchange, at.attempt)
+        if key in self._committed:
+            return
+        self._committed.add(key)
+        listed = [hashes[i : i + 32] for i in range(0, len(hashes), 32)]
+        accepted = set(listed)
+        again = sum(len(accepted & earlier) for earlier in self._accepted)
+        self.repeated += len(listed) - len(accepted) + again
+        self._accepted.append(accepted)
+        row, uploads = self.round(at), self._sent.pop(key, {})
+        for blob, sent in uploads.items():
+            if accepted.issuperset(sent.hashes):
+                self.counted += 1
+                row.counted += 1
+                row.counted_sum += sent.total
+            elif sent.said == "held":
+                self.missing += 1
+            elif not sent.said:  # its answer may still come
+                self._sent.setdefault(key, {})[blob] = sent
+
+    def committed(self, at: ExchangeId) -> bool:
+        """Whether this attempt's commit record was read."""
+        return (at.exchange, at.attempt) in self._committed
+
+    @property
+    def offering(self) -> bool:
+        """Whether the newest attempt has an upload, and no commit record yet."""
+        key = next(reversed(self.rounds), None)
+        return key is not None and key not in self._committed and self.rounds[key].offered > 0
+
+    @property
+    def pending(self) -> bool:
+        """Whether an upload of the newest attempt waits for its answer."""
+        key = next(reversed(self.rounds), None)
+        return key is not None and self.rounds[key].offered > self.rounds[key].answered
+
+    @property
+    def waiting(self) -> int:
+        """Uploads whose fate is not known yet."""
+        return sum(1 for row in self._sent.values() for s in row.values() if s.said in ("", "held"))
+
+    def to_plain(self) -> dict[str, Any]:
+        """For a report to the leader: all counts since the start, and of the newest rounds.
+
+        Older rounds, of which earlier reports told, are forgotten.
+        """
+        plain = self._plain()
+        for key in sorted(self.rounds)[:-_REMEMBERED]:
+            del self.rounds[key]
+            self._sent.pop(key, None)
+            self._committed.discard(key)
+        return plain
+
+    def _plain(self) -> dict[str, Any]:
+        return {
+            **{name: getattr(self, name) for name in (*_COUNTS, "first_dial_s", "last_up_s")},
+            "waiting": self.waiting,
+            "refused": dict(self.refused),
+            "connect_s": self.connect_s.to_plain(),
+            "ack_s": self.ack_s.to_plain(),
+            "counted_s": self.counted_s.to_plain(),
+            "rounds": [self._round_plain(key) for key in self.rounds],
+        }
+
+    def _round_plain(self, key: RoundKey) -> dict[str, Any]:
+        rest = self._sent.get(key, {}).values()
+        return {
+            "round": key[0],
+            "attempt": key[1],
+            **asdict(self.rounds[key]),
+            "unconfirmed": sum(s.said == "held" for s in rest),
+            "unanswered": sum(not s.said and not s.away for s in rest),
+        }
+
+
+_COUNTS = (
+    *("connected", "connects", "failed", "reconnects", "bytes_up", "bytes_down"),
+    *("offered", "acknowledged", "counted", "missing", "contradicted", "repeated"),
+)
+
+
+# --- how hard a generator works while uploads are under way, and how late it is ---
+
+_SCHEDSTAT = Path("/proc/self/schedstat")
+
+
+class GeneratorLoad(msgspec.Struct):
+    """Sums over the time from a round's first offer to its last answer, seconds."""
+
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    waited_s: float = 0.0
+    """Ready to run, and no core was free."""
+    late_s: float = 0.0
+    looks: float = 0.0
+    worst_s: float = 0.0
+
+    @property
+    def busy(self) -> float:
+        """Share of the time that it ran or would have, had there been a core."""
+        return (self.cpu_s + self.waited_s) / self.wall_s if self.wall_s > 0 else 0.0
+
+    @property
+    def mean_late_s(self) -> float:
+        """How long something that happens at any time waits for the loop."""
+        return self.late_s / self.looks if self.looks else 0.0
+
+    def late(self, lag_s: float, every_s: float) -> None:
+        """The loop was late by so much; it is looked at `every_s`.
+
+        A long stall stands for all the looks that it swallowed, late by half of it on average.
+        """
+        swallowed = lag_s / every_s
+        if swallowed <= 1:
+            self.looks, self.late_s = self.looks + 1, self.late_s + lag_s
+        else:
+            self.looks += swallowed
+            self.late_s += swallowed * lag_s / 2
+        self.worst_s = max(self.worst_s, lag_s)
+
+
+class LoadMeter:
+    """Adds up a process's load, from look to look."""
+
+    def __init__(self) -> None:
+        self.load = GeneratorLoad()
+        self._before = _spent()
+
+    def look(self, lag_s: float, every_s: float, *, counts: bool) -> None:
+        """The loop was late by `lag_s`; `counts` while uploads are under way."""
+        before, self._before = self._before, _spent()
+        if counts:
+            wall_s, cpu_s, waited_s = (b - a for a, b in zip(before, self._before, strict=True))
+            self.load.wall_s += wall_s
+            self.load.cpu_s += cpu_s
+            self.load.waited_s += waited_s
+            self.load.late(lag_s, every_s)
+
+
+def _spent() -> tuple[float, float, float]:
+    return time.monotonic(), time.process_time(), _waited_s()
+
+
+def _waited_s() -> float:
+    """Time of the main thread in the run queue; 0 where the kernel does not tell."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(_SCHEDSTAT.read_text("ascii").split()[1]) / 1e9
+    return 0.0

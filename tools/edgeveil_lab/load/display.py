@@ -1,0 +1,315 @@
+"""What a person sees of a load test: live figures, on Prometheus too, and the result's table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Gauge, start_http_server
+from rich.console import Console, Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from edgeveil.errors import UsageError
+from edgeveil_lab.load.run_log import drifts, faults
+from edgeveil_lab.load.scenario import LoadOptions
+from edgeveil_tools.display import LiveDisplay
+
+# --- the result for a terminal: what was reached, and what each process took for it ---
+
+Result = Mapping[str, Any]
+_REASONS = 4
+_PERCENTILES = ("p50", "p95", "p99", "max")
+
+
+def show_result(console: Console, result: Result) -> None:
+    """Print the figures, then the processes; of a sweep a line for each count of devices."""
+    console.print()
+    if result.get("sweep"):
+        console.print(_sweep(result["sweep"]))
+    else:
+        table = Table.grid(padding=(0, 2))
+        for name, value in result_figures(result):
+            table.add_row(name, Text(value))
+        console.print(table)
+        console.print()
+        console.print(_processes(result))
+    for line in warnings(result):
+        console.print(Text(line, style="yellow"), soft_wrap=True)
+    console.print()
+
+
+def result_figures(result: Result) -> Iterator[tuple[str, str]]:
+    """(what, how much), the most telling first. What was not measured is left out."""
+    connects, uploads = result["connects"], sum(row["uploads"] for row in result["rounds"])
+    yield "devices", f"{connects['devices']:,} connected at {rate(connects['per_s'])} a second"
+    if connects.get("failed"):
+        yield "failed connections", f"{connects['failed']:,}"
+    if uploads:
+        rounds = len(result["rounds"])
+        counted = f"{uploads:,} counted in {rounds} round{'s' * (rounds != 1)}"
+        yield "uploads", f"{rate(result['uploads_per_s'])} a second, {counted}"
+        yield "MB a second", _up_and_down(result["mb_per_s"])
+        if result.get("acknowledged_s"):
+            yield "acknowledged after", _latency(result["acknowledged_s"])
+        yield "counted after", _latency(result["latency_s"])
+    yield "lost, duplicated", f"{result['lost']:,}, {result['duplicated']:,}"
+    yield "refused", shortened(result["refused"])
+    if idle := result.get("idle"):
+        yield "held idle", f"{idle['seconds']:.0f} s at {rate(idle['bytes_per_s'] / 1e3)} kB/s"
+    if result.get("raw"):
+        raw, share = result["raw"], result.get("raw_ratio")
+        measured = f"{rate(raw['mb_per_s']['up'])} MB/s up, {rate(raw['uploads_per_s'])} uploads/s"
+        yield "bare relay", measured + ("" if share is None else f"; EdgeVeil reaches {share:.0%}")
+
+
+def warnings(result: Result) -> Iterator[str]:
+    """What stands against the figures: a generator at its limits, or losses."""
+    for one in result.get("sweep") or [result]:
+        generator = one["generator"]
+        if generator.get("bottleneck"):
+            yield f"The figures are the generator's own limit: {generator['note']}"
+        yield from one.get("warnings", ())
+        yield from faults(one)
+
+
+def shortened(reasons: Mapping[str, int]) -> str:
+    """The most frequent reasons with their counts, `none` without any."""
+    ordered = sorted(reasons.items(), key=lambda item: -item[1])
+    parts = [f"{name} {count:,}" for name, count in ordered[:_REASONS]]
+    rest = sum(count for _, count in ordered[_REASONS:])
+    return ", ".join([*parts, *([f"others {rest:,}"] if rest else [])]) or "none"
+
+
+def rate(value: float | None) -> str:
+    """A figure with about three digits: `0.84`, `12.3`, `1,240`."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def ms(seconds: float | None) -> str:
+    """`0.84 ms`, `640 ms`, `1.40 s`."""
+    if seconds is None:
+        return "–"
+    return f"{rate(seconds)} s" if seconds >= 1 else f"{rate(1000 * seconds)} ms"
+
+
+def mib(count: float | None) -> str:
+    """`84 MiB`."""
+    return "–" if count is None else f"{count / (1 << 20):,.0f} MiB"
+
+
+def _up_and_down(mb: Mapping[str, float]) -> str:
+    return f"{rate(mb.get('up'))} up, {rate(mb.get('down'))} down"
+
+
+def _latency(latency_s: Mapping[str, float]) -> str:
+    shown = ", ".join(f"{name} {ms(latency_s.get(name))}" for name in _PERCENTILES)
+    return f"{shown}; jitter {ms(latency_s.get('jitter'))}"
+
+
+def _processes(result: Result) -> Table:
+    idle, grown = result.get("idle"), {one.process: one for one in drifts(result)}
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("process")
+    columns = ["CPU", "of a core", "CPU per upload", "peak memory"]
+    columns += ["idle, of a core"] if idle else []
+    columns += ["MiB an hour"] if grown else []
+    for name in columns:
+        table.add_column(name, justify="right")
+    for name, used in result["processes"].items():
+        percent = used["cpu_percent"]
+        cells = [
+            "–" if used["cpu_s"] is None else f"{used['cpu_s']:.1f} s",
+            "–" if percent is None else f"{percent:.0f} %",
+        ]
+        cells += [per_upload(result, name), mib(used["peak_rss_bytes"])]
+        cells += [f"{rate(idle['cpu_percent'].get(name))} %"] if idle else []
+        cells += [str(grown.get(name, "–"))] if grown else []
+        table.add_row(name, *cells)
+    return table
+
+
+def per_upload(result: Result, process: str) -> str:
+    """Processor time of one process for one upload."""
+    cost_ms = result["cpu_ms_per_upload"].get(process)
+    return "–" if cost_ms is None else f"{rate(cost_ms)} ms"
+
+
+def _sweep(results: list[Result]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for name in ("devices", "uploads/s", "MB/s up", "p50", "p99", "lost", "proxy CPU", "cloud CPU"):
+        table.add_column(name, justify="right")
+    for one in results:
+        latency_s = one["latency_s"]
+        table.add_row(
+            f"{one['connects']['devices']:,}",
+            rate(one["uploads_per_s"]),
+            rate(one["mb_per_s"]["up"]),
+            ms(latency_s.get("p50")),
+            ms(latency_s.get("p99")),
+            f"{one['lost']:,}",
+            *(per_upload(one, name) for name in ("proxy", "cloud")),
+        )
+    return table
+
+
+# --- while it runs: a live picture, or plain lines in a file or pipe ---
+
+_LINE_S = 5.0  # without a terminal, a line so often and when something else than a round begins
+
+
+class LoadView(LiveDisplay):
+    """Shows samples as they come: entries of the result's `series`, with `phase` in words.
+
+    Where known, a sample also has `rounds_done`, `latency_s` {p50, p99} and `refused`. `devices`
+    may be set anew, as a sweep's turns do.
+    """
+
+    def __init__(
+        self,
+        options: LoadOptions,
+        console: Console,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(console)
+        self.devices = options.counts[0]
+        self._options, self._now_s = options, now_s
+        self._newest: Mapping[str, Any] | None = None
+        self._said, self._said_s = "", 0.0
+
+    def update(self, sample: Mapping[str, Any]) -> None:
+        """The newest sample."""
+        self._newest = sample
+        now_s, phase = self._now_s(), str(sample.get("phase", ""))
+        kind = phase.partition(" ")[0]
+        if not self.live and (kind != self._said or now_s - self._said_s >= _LINE_S):
+            self._said, self._said_s = kind, now_s
+            going = " · ".join([*self._going(sample), *self._figures(sample)])
+            self.note(f"{sample['t_s']:7.1f} s  {phase}: {going}")
+
+    def picture(self) -> RenderableType:
+        """All of it, for a terminal."""
+        newest = self._newest
+        if newest is None:
+            return Text("starting")
+        head = Table.grid(padding=(0, 1))
+        head.add_row(
+            ProgressBar(total=1.0, completed=self._share(newest), width=28),
+            Text(str(newest.get("phase", "")), style="bold"),
+            Text(f"{newest['t_s']:.0f} s"),
+        )
+        lines = [
+            Text(" · ".join(parts), no_wrap=True)
+            for parts in (self._going(newest), self._figures(newest))
+        ]
+        if newest.get("refused"):
+            lines.append(Text(f"refused: {shortened(newest['refused'])}", style="yellow"))
+        return Group(head, *lines, self._processes(newest))
+
+    def _share(self, sample: Mapping[str, Any]) -> float:
+        """How much is done, by time or by rounds."""
+        options = self._options
+        done = sample.get("rounds_done") or 0
+        if options.minutes is not None:
+            return min(1.0, float(sample["t_s"]) / (60 * options.minutes))
+        if options.rounds and done:
+            return min(1.0, done / options.rounds)
+        return 0.0
+
+    def _going(self, sample: Mapping[str, Any]) -> list[str]:
+        parts = [f"{sample['connected']:,} of {self.devices:,} connected"]
+        if done := sample.get("rounds_done"):
+            parts.append(f"{done} round{'s' * (done != 1)}")
+        return [*parts, f"{sample['uploads']:,} uploads"]
+
+    def _figures(self, sample: Mapping[str, Any]) -> list[str]:
+        parts = [
+            f"{rate(sample['uploads_per_s'])} uploads/s",
+            f"{rate(sample['bytes_up'] / 1e6)} MB/s up",
+            f"{rate(sample['bytes_down'] / 1e6)} MB/s down",
+        ]
+        latency_s = sample.get("latency_s") or {}
+        if latency_s.get("p50"):
+            parts.append(f"latency p50 {ms(latency_s['p50'])}, p99 {ms(latency_s.get('p99'))}")
+        return parts
+
+    @staticmethod
+    def _processes(sample: Mapping[str, Any]) -> Table:
+        table = Table.grid(padding=(0, 2))
+        for justify in ("left", "right", "right"):
+            table.add_column(justify=justify)
+        for name, rss_bytes in sample.get("rss_bytes", {}).items():
+            cpu = sample.get("cpu_percent", {}).get(name)
+            table.add_row(name, mib(rss_bytes), "" if cpu is None else f"{cpu:.0f} % of a core")
+        return table
+
+
+# --- live figures for Prometheus: `edgeveil_load_…` on /metrics ---
+
+LOOPBACK = "127.0.0.1"
+_PLAIN = {
+    "connected": "Devices connected now.",
+    "uploads": "Uploads acknowledged by the proxy.",
+    "uploads_per_s": "Uploads acknowledged a second.",
+    "bytes_up": "Bytes that devices send a second.",
+    "bytes_down": "Bytes that devices get a second.",
+    "rounds_done": "Rounds committed by the cloud.",
+}
+
+
+class LoadMetrics:
+    """Serves the newest sample at `address`, HOST:PORT or a port of this machine alone.
+
+    Raises UsageError if it cannot be had.
+    """
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        registry = CollectorRegistry()
+        self._plain = {
+            key: Gauge(f"edgeveil_load_{key}", text, registry=registry)
+            for key, text in _PLAIN.items()
+        }
+        self._latency = Gauge(
+            "edgeveil_load_latency_seconds",
+            "From an upload's offer to the commit record that counts it.",
+            ["percentile"],
+            registry=registry,
+        )
+        self._refused = Gauge(
+            "edgeveil_load_refused", "Refusals so far.", ["reason"], registry=registry
+        )
+        self._memory = Gauge(
+            "edgeveil_load_rss_bytes", "Memory of a process.", ["process"], registry=registry
+        )
+        try:
+            self._server, self._thread = start_http_server(
+                int(port), addr=host.strip("[]") or LOOPBACK, registry=registry
+            )
+        except OSError as error:
+            raise UsageError(
+                f"{address} cannot be had ({error.strerror})",
+                where="--prometheus",
+                fix="name another port, or an address of this machine",
+            ) from None
+
+    def update(self, sample: Mapping[str, Any]) -> None:
+        """Show this sample from now on."""
+        for key, gauge in self._plain.items():
+            gauge.set(sample[key])
+        for name, value_s in sample["latency_s"].items():
+            self._latency.labels(name).set(value_s)
+        for reason, count in sample["refused"].items():
+            self._refused.labels(reason).set(count)
+        for process, size in sample["rss_bytes"].items():
+            self._memory.labels(process).set(size)
+
+    def close(self) -> None:
+        """Serve no more."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

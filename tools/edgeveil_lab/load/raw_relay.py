@@ -1,0 +1,433 @@
+"""`--compare raw`: the same uploads over the same two brokers, by a relay that does nothing else.
+
+What is compared is the way up: from the first upload that a device publishes until everything is
+at the cloud's side. Brokers, accounts, topics, packets and link code are those of EdgeVeil's run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import multiprocessing as mp
+import os
+import secrets
+import signal
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Any
+
+from edgeveil.crypto.keys import SigningKey
+from edgeveil.errors import BrokerError, EdgeVeilError, JobFailed
+from edgeveil.protocol.messages import (
+    SEAL_OVERHEAD_BYTES,
+    ExchangeId,
+    Offer,
+    Signer,
+    Upload,
+    encode,
+)
+from edgeveil.protocol.sealed import padded
+from edgeveil.protocol.transfer import FRAME_OVERHEAD_BYTES, describe, part_bytes, parts
+from edgeveil.sites.cloud import CloudSite
+from edgeveil.sites.proxy import ProxySite
+from edgeveil.transport.dialling import client_context
+from edgeveil.transport.link import (
+    CLOUD_IN,
+    DEVICES_UP,
+    BrokerAddress,
+    LinkSettings,
+    device_down,
+    device_up,
+)
+from edgeveil.transport.mqtt_link import MqttLink, link_settings
+from edgeveil.transport.mqtt_packets import Login, encoded_topic
+from edgeveil.transport.process import keep_heap
+from edgeveil_lab.load.generator import on_fast_loop
+from edgeveil_lab.load.mqtt import BareClient
+from edgeveil_lab.load.processes import ProcessWatch
+from edgeveil_lab.load.scenario import LoadOptions
+from edgeveil_tools.cli.common import load_as
+
+# --- the relay and what stands around it: each runs in a process of its own ---
+
+READY = "ready"
+KEEPALIVE_S = 60
+CONNECT_S = 60.0
+_DIALS = 64  # connections that are opened at the same time
+_CREDIT_LOOK_S = 0.001
+_TICK_S = 5.0
+
+
+@dataclass(frozen=True)
+class RawDevice:
+    """A device's account at the edge broker; the user name is its id."""
+
+    id: str
+    password: str = field(repr=False)
+
+
+@dataclass(frozen=True)
+class RawCrowd:
+    """The devices of one generator process and what each sends in a round."""
+
+    devices: Sequence[RawDevice]
+    edge: LinkSettings  # where and how; the account in it is not used
+    frames: Sequence[bytes] = field(repr=False)
+    rounds: int
+    qos: int
+    processes: int
+    credit_bytes: int  # of all generators together, sent and not yet counted by the sink
+
+
+def relay(edge: LinkSettings, cloud: LinkSettings, pipe: Connection) -> None:
+    """Carry every upload from the edge broker to the cloud broker, until ended."""
+
+    async def work() -> None:
+        onwards = MqttLink(cloud)
+
+        async def carry(_topic: str, payload: bytes) -> None:
+            await onwards.publish(CLOUD_IN, payload)
+
+        incoming = MqttLink(edge, on_message=carry)
+        await onwards.connect_or_raise()
+        await incoming.subscribe([DEVICES_UP])
+        await incoming.connect_or_raise()
+        pipe.send(READY)
+        await asyncio.gather(onwards.run_forever(), incoming.run_forever())
+
+    _run(lambda: asyncio.run(work()), pipe)
+
+
+def sink(cloud: LinkSettings, counted: Any, pipe: Connection) -> None:
+    """Count the bytes that reach the cloud's side in `counted`, until ended."""
+
+    async def work() -> None:
+        def count(_topic: str, payload: bytes) -> None:
+            counted.value += len(payload)
+
+        link = MqttLink(cloud, on_message=count)
+        await link.subscribe([CLOUD_IN])
+        await link.connect_or_raise()
+        pipe.send(READY)
+        await link.run_forever()
+
+    _run(lambda: asyncio.run(work()), pipe)
+
+
+def generate(crowd: RawCrowd, counted: Any, start: Barrier, pipe: Connection) -> None:
+    """Connect all devices of `crowd`, then send a round each time `start` opens."""
+
+    async def work() -> int:
+        sender = _Sender(crowd, counted)
+        await sender.connect()
+        ticking = asyncio.create_task(sender.tick())
+        pipe.send(READY)
+        for _ in range(crowd.rounds):
+            await asyncio.to_thread(start.wait)
+            await sender.send_round()
+        await asyncio.to_thread(start.wait)  # the leader has seen the last round arrive
+        ticking.cancel()
+        sender.finish()
+        return 0
+
+    _run(lambda: on_fast_loop(work()), pipe)  # as the test's own generators
+
+
+class _RawOwner:
+    """Waits for one client to come up."""
+
+    def __init__(self) -> None:
+        self.up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.lost = ""
+
+    def on_up(self) -> None:
+        if not self.up.done():
+            self.up.set_result(None)
+
+    def on_frame(self, payload: bytes) -> None:
+        """Nobody writes to these devices."""
+
+    def on_down(self, reason: str) -> None:
+        self.lost = reason
+        if not self.up.done():
+            self.up.set_exception(BrokerError(f"a device was turned away: {reason}"))
+
+
+class _Sender:
+    def __init__(self, crowd: RawCrowd, counted: Any) -> None:
+        self._crowd, self._counted, self._sent_bytes = crowd, counted, 0
+        self._clients: list[tuple[BareClient, _RawOwner]] = []
+        self._address: BrokerAddress = crowd.edge.address
+        self._tls: ssl.SSLContext | None = None
+        if self._address.tls:
+            edge = crowd.edge
+            self._tls = client_context(edge.ca_file, edge.cert_file, edge.key_file)
+
+    async def connect(self) -> None:
+        gate = asyncio.Semaphore(_DIALS)
+        await asyncio.gather(*(self._connect(device, gate) for device in self._crowd.devices))
+
+    async def _connect(self, device: RawDevice, gate: asyncio.Semaphore) -> None:
+        edge = self._crowd.edge
+        login = Login(
+            client_id=f"{device.id}-raw-{secrets.token_hex(2)}",
+            username=device.id,
+            password=device.password,
+            will=None,
+            keepalive_s=KEEPALIVE_S,
+            packet_bytes=edge.packet_bytes,
+        )
+        up, down = encoded_topic(device_up(device.id)), (device_down(device.id),)
+        async with gate, asyncio.timeout(CONNECT_S):
+            owner = _RawOwner()
+            client = BareClient(owner, login, edge.protocol, down, up)
+            where = (self._address.host, self._address.port)
+            await asyncio.get_running_loop().create_connection(
+                lambda: client, *where, ssl=self._tls
+            )
+            await owner.up
+        self._clients.append((client, owner))
+
+    async def send_round(self) -> None:
+        crowd, size = self._crowd, sum(map(len, self._crowd.frames))
+        for client, owner in self._clients:
+            while self._sent_bytes * crowd.processes - self._counted.value > crowd.credit_bytes:
+                await asyncio.sleep(_CREDIT_LOOK_S)
+            for frame in crowd.frames:
+                if not client.publish(frame, crowd.qos):
+                    raise BrokerError(f"a device lost its connection: {owner.lost}")
+            self._sent_bytes += size
+            await asyncio.sleep(0)  # let the loop write and read
+
+    async def tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            now_s = asyncio.get_running_loop().time()
+            for client, _ in self._clients:
+                client.tick(now_s)
+
+    def finish(self) -> None:
+        for client, _ in self._clients:
+            client.finish()
+
+
+def _run(work: Callable[[], object], pipe: Connection) -> None:
+    """The life of a part: it says what it failed of, and ends with its starter."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the starter ends its parts
+    threading.Thread(target=_end_with_starter, daemon=True).start()
+    keep_heap()  # as the proxy and the cloud do
+    try:
+        work()
+    except (EdgeVeilError, OSError, TimeoutError, threading.BrokenBarrierError) as error:
+        with suppress(OSError):
+            pipe.send(str(error) or type(error).__name__)
+
+
+def _end_with_starter() -> None:
+    starter = parent_process()
+    if starter is not None:
+        starter.join()
+        os._exit(1)
+
+
+CREDIT_BYTES = 16 << 20
+STALLED_S = 30.0
+_LOOK_S = 0.002
+
+
+@dataclass(frozen=True)
+class RawSite:
+    """The accounts that the relay and the sink take: the proxy's two, and the cloud's."""
+
+    edge: LinkSettings
+    onwards: LinkSettings
+    cloud: LinkSettings
+
+    @classmethod
+    def load(cls, folder: Path) -> RawSite:
+        """From the site files of a proxy and a cloud that do not run now."""
+        proxy = load_as(ProxySite, folder / "proxy.yaml")
+        cloud = load_as(CloudSite, folder / "cloud.yaml")
+        packet_bytes = proxy.limits.packet_bytes
+        return cls(
+            link_settings(proxy.edge_broker, "relay", packet_bytes),
+            link_settings(proxy.cloud_broker, "relay", packet_bytes),
+            link_settings(cloud.broker, "sink", cloud.limits.packet_bytes),
+        )
+
+
+def upload_frames(payload_bytes: int, packet_bytes: int) -> list[bytes]:
+    """The packets of one upload as a device makes them, of random bytes."""
+    data = os.urandom(padded(payload_bytes) + SEAL_OVERHEAD_BYTES)
+    blob = describe(data, part_bytes(packet_bytes))
+    key = SigningKey.generate()
+    at = ExchangeId(os.urandom(16), 1, 1)
+    signed = Signer(key.public().fingerprint(), key).header(Upload(at, (0,), blob))
+    if len(signed.payload) + len(data) + FRAME_OVERHEAD_BYTES <= packet_bytes:
+        return [encode(Offer(signed, data))]
+    return [encode(Offer(signed)), *(encode(piece) for piece in parts(blob, data))]
+
+
+def run_raw(
+    site: RawSite,
+    devices: Sequence[RawDevice],
+    options: LoadOptions,
+    rounds: int,
+    brokers: Mapping[str, int],
+) -> dict[str, Any]:
+    """Carry `rounds` uploads of each device; what that took. Blocks until done.
+
+    `brokers` maps a name to the process id of a broker whose use is to be measured. Raises
+    JobFailed where a part fails or nothing moves any more.
+    """
+    frames = upload_frames(options.payload_bytes, site.edge.packet_bytes)
+    with _RawProcesses() as parts_:
+        counted = parts_.context.Value(ctypes.c_int64, 0, lock=False)
+        parts_.start("relay", relay, site.edge, site.onwards)
+        parts_.start("sink", sink, site.cloud, counted)
+        parts_.await_ready()
+        count = min(options.processes, len(devices))
+        start = parts_.context.Barrier(count + 1)
+        for number in range(count):
+            crowd = RawCrowd(
+                devices[number::count], site.edge, frames, rounds, options.qos, count, CREDIT_BYTES
+            )
+            parts_.start(f"generator-{number + 1}", generate, crowd, counted, start)
+        parts_.await_ready()
+        watch = ProcessWatch()
+        watch.add({**parts_.pids, **brokers})
+        watch.look()
+        before_s = watch.cpu_s()
+        seconds = _rounds(parts_, counted, start, rounds, len(devices) * sum(map(len, frames)))
+        watch.look()
+        used_s = {name: cpu_s - before_s[name] for name, cpu_s in watch.cpu_s().items()}
+        peaks = watch.peak_rss_bytes()
+    return _figures(frames, len(devices), seconds, used_s, peaks)
+
+
+def ratio(result: Mapping[str, Any], raw: Mapping[str, Any]) -> float | None:
+    """EdgeVeil's MB/s upwards over the bare relay's.
+
+    Both carry the same bytes per upload, so it is the ratio of their uploads a second.
+    """
+    rounds = [row for row in result["rounds"] if row.get("uploads_per_s")]
+    window_s = sum(row["uploads"] / row["uploads_per_s"] for row in rounds)
+    if not window_s or not raw["uploads_per_s"]:
+        return None
+    return float(sum(row["uploads"] for row in rounds) / window_s / raw["uploads_per_s"])
+
+
+class _RawProcesses:
+    """The processes; all are ended at the end, however that comes."""
+
+    def __init__(self) -> None:
+        self.context = mp.get_context("spawn")
+        self._children: dict[str, tuple[BaseProcess, Connection]] = {}
+        self._ready: set[str] = set()
+
+    def __enter__(self) -> _RawProcesses:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for child, _pipe in self._children.values():
+            child.terminate()
+        for child, _pipe in self._children.values():
+            child.join(2.0)
+            if child.is_alive():
+                child.kill()
+                child.join()
+
+    @property
+    def pids(self) -> dict[str, int]:
+        return {name: child.pid or 0 for name, (child, _) in self._children.items()}
+
+    def start(self, name: str, target: Any, *arguments: Any) -> None:
+        ours, theirs = self.context.Pipe(duplex=False)
+        child = self.context.Process(target=target, args=(*arguments, theirs), daemon=True)
+        child.start()
+        theirs.close()
+        self._children[name] = child, ours
+
+    def await_ready(self) -> None:
+        """Until all that were started have said so. Raises JobFailed."""
+        deadline_s = time.monotonic() + CONNECT_S
+        while len(self._ready) < len(self._children):
+            self.check(max(0.0, deadline_s - time.monotonic()))
+            if time.monotonic() > deadline_s:
+                raise JobFailed("the bare relay did not come up", where="--compare raw")
+
+    def check(self, timeout_s: float = 0.0) -> None:
+        """Take what the parts say. Raises JobFailed where one has failed or ended."""
+        spoken = wait([pipe for _, pipe in self._children.values()], timeout_s)
+        for name, (_, pipe) in self._children.items():
+            if pipe not in spoken:
+                continue
+            try:
+                said = str(pipe.recv())
+            except EOFError:
+                said = "it ended"
+            if said != READY:
+                raise JobFailed(f"{name}: {said}", where="--compare raw")
+            self._ready.add(name)
+
+
+def _rounds(
+    parts_: _RawProcesses, counted: Any, start: Any, rounds: int, round_bytes: int
+) -> list[float]:
+    """Seconds of each round, from its start until the sink has all of it."""
+    seconds = []
+    for number in range(1, rounds + 1):
+        start.wait(CONNECT_S)
+        began_s = moved_s = time.monotonic()
+        seen = counted.value
+        while counted.value < number * round_bytes:
+            time.sleep(_LOOK_S)
+            parts_.check()
+            if counted.value != seen:
+                seen, moved_s = counted.value, time.monotonic()
+            elif time.monotonic() - moved_s > STALLED_S:
+                raise JobFailed(
+                    f"nothing arrives any more, {seen} of {number * round_bytes} bytes did",
+                    where="--compare raw",
+                    fix="run it again with less beside it: the bare relay sends nothing twice",
+                )
+        seconds.append(time.monotonic() - began_s)
+    start.wait(CONNECT_S)
+    return seconds
+
+
+def _figures(
+    frames: Sequence[bytes],
+    devices: int,
+    seconds: Sequence[float],
+    used_s: Mapping[str, float],
+    peaks: Mapping[str, int | None],
+) -> dict[str, Any]:
+    uploads, upload_bytes, took_s = devices * len(seconds), sum(map(len, frames)), sum(seconds)
+    return {
+        "uploads": uploads,
+        "upload_bytes": upload_bytes,
+        "upload_messages": len(frames),
+        "seconds": round(took_s, 3),
+        "rounds": [{"uploads": devices, "seconds": round(s, 3)} for s in seconds],
+        "uploads_per_s": round(uploads / took_s, 2),
+        "mb_per_s": {"up": round(uploads * upload_bytes / took_s / 1e6, 2)},
+        "processes": {
+            name: {
+                "cpu_s": round(cpu_s, 3),
+                "cpu_percent": round(100 * cpu_s / took_s, 1),
+                "peak_rss_bytes": peaks[name],
+            }
+            for name, cpu_s in used_s.items()
+        },
+        "cpu_ms_per_upload": {name: round(1e3 * s / uploads, 3) for name, s in used_s.items()},
+    }

@@ -1,0 +1,440 @@
+"""The site under load: one of its own, started for the test, or one that runs already."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from edgeveil.crypto.keys import OpeningKey, SigningKey, VerifyKey
+from edgeveil.enrolment import Enrolment
+from edgeveil.errors import JobFailed, UsageError
+from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES
+from edgeveil.protocol.sealed import padded
+from edgeveil.sites.cloud import CloudSite
+from edgeveil.sites.files import load_site
+from edgeveil.sites.proxy import ProxySite
+from edgeveil.transport.mqtt_link import read_password
+from edgeveil.transport.process import own_signing_key, peer_key
+from edgeveil_lab.load.scenario import LoadOptions
+from edgeveil_proxy.registry import REGISTRY_FILE, Registry
+from edgeveil_tools.cli.common import load_as
+from edgeveil_tools.cloud_client import get_json
+from edgeveil_tools.local.children import Children
+from edgeveil_tools.site.broker_plan import BrokerPlan, ListenerTls, write_private
+from edgeveil_tools.site.broker_rules import users_text
+from edgeveil_tools.site.brokers import BrokerProcess, choose_engine, free_ports
+from edgeveil_tools.site.certificates import make_certificates
+from edgeveil_tools.site.provision import SIDES
+from edgeveil_tools.site.site_plan import Ports, SitePlan
+
+# --- a fleet of simulated devices: keys and broker passwords in one file, made in seconds ---
+
+FORMAT = "edgeveil-fleet-1"
+_FILE_BYTES = 1 << 30
+_MAKE = "make one with edgeveil loadtest --make-fleet"
+
+
+class FleetMember(msgspec.Struct, frozen=True, array_like=True):
+    """One simulated device. All three are secret; they protect nothing but a test."""
+
+    signing: bytes
+    opening: bytes
+    password: str
+
+    def __repr__(self) -> str:
+        return "Member(hidden)"
+
+    def enrolment(self) -> Enrolment:
+        """What the proxy's operator admits."""
+        return Enrolment.make(SigningKey(self.signing), OpeningKey(self.opening))
+
+
+class _File(msgspec.Struct, frozen=True):
+    format: str
+    members: list[FleetMember]
+
+
+@dataclass(frozen=True)
+class LoadFleet:
+    """Simulated devices, in order."""
+
+    members: Sequence[FleetMember] = field(repr=False)
+
+    @classmethod
+    def make(cls, count: int) -> LoadFleet:
+        """`count` new devices, from the operating system's randomness."""
+        return cls([FleetMember(os.urandom(32), os.urandom(32), _password()) for _ in range(count)])
+
+    def enrolments(self) -> Iterator[Enrolment]:
+        """All of them, for the proxy's registry."""
+        return (member.enrolment() for member in self.members)
+
+    def users(self, enrolments: Sequence[Enrolment]) -> dict[str, str]:
+        """Broker user (the device's id) to password; `enrolments` in the members' order."""
+        pairs = zip(enrolments, self.members, strict=True)
+        return {enrolment.device_id: member.password for enrolment, member in pairs}
+
+    def to_bytes(self) -> bytes:
+        """The file's content."""
+        return msgspec.msgpack.encode(_File(FORMAT, list(self.members)))
+
+    @classmethod
+    def from_bytes(cls, raw: bytes, where: str) -> LoadFleet:
+        """Raises UsageError for anything else than a fleet."""
+        try:
+            found = msgspec.msgpack.decode(raw, type=_File)
+        except (msgspec.DecodeError, UnicodeDecodeError, OverflowError):
+            found = _File("", [])
+        sound = all(len(m.signing) == len(m.opening) == 32 for m in found.members)
+        if found.format != FORMAT or not sound:
+            raise UsageError(
+                "is not a fleet file",
+                where=where,
+                fix=_MAKE,
+            )
+        return cls(found.members)
+
+    def save(self, path: Path) -> None:
+        """Write the file, mode 0600. Raises UsageError if it exists or cannot be written."""
+        try:
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except OSError as error:
+            raise UsageError(
+                f"the fleet cannot be written ({error.strerror})",
+                where=str(path),
+                fix="name a new file in a folder that you may write to",
+            ) from None
+        with os.fdopen(handle, "wb") as file:
+            file.write(self.to_bytes())
+
+    @classmethod
+    def load(cls, path: Path) -> LoadFleet:
+        """Read the file. Raises UsageError."""
+        try:
+            with path.open("rb") as file:
+                raw = file.read(_FILE_BYTES)
+        except OSError as error:
+            raise UsageError(
+                f"the fleet cannot be read ({error.strerror})",
+                where=str(path),
+                fix=_MAKE,
+            ) from None
+        return cls.from_bytes(raw, str(path))
+
+
+def admit(registry_file: Path, enrolments: list[Enrolment], limit: int) -> None:
+    """Admit all of them at once."""
+    registry = Registry(registry_file, limit=limit)
+    try:
+        registry.admit_many(enrolments, note="load test")
+    finally:
+        registry.close()
+
+
+def revoke(registry_file: Path, enrolments: Iterable[Enrolment], limit: int) -> None:
+    """Take all of them out again."""
+    registry = Registry(registry_file, limit=limit)
+    try:
+        registry.revoke_many(enrolment.device_id for enrolment in enrolments)
+    finally:
+        registry.close()
+
+
+def _password() -> str:
+    return secrets.token_urlsafe(24)
+
+
+# --- two brokers, a cloud and a proxy that know the fleet ---
+
+MIN_BATCH = 3
+_DEVICES = 100_000
+_CONNECTIONS = 20_000
+_SPARE_CONNECTIONS = 100
+
+
+@dataclass(frozen=True)
+class TargetSite:
+    """Where the devices, and who follows the job, find a site."""
+
+    broker: str
+    cloud: str
+    token_file: Path
+    cloud_key: VerifyKey
+    proxy_key: VerifyKey
+    proxy_http: str | None = None
+    ca: Path | None = None
+
+
+class LocalSite:
+    """Written and started by `start`; `stop` ends all of it. Logs go to `logs`."""
+
+    def __init__(self, options: LoadOptions, fleet: LoadFleet, folder: Path, logs: Path) -> None:
+        self._options, self._fleet, self.folder, self._logs = options, fleet, folder, logs
+        self.children = Children(logs)
+        self._brokers: dict[str, BrokerProcess] = {}
+        self._outside = {"edge": options.broker, "cloud": options.cloud_broker}
+        self.accounts: dict[str, str] = {}
+        engine = choose_engine()
+        self._plan = SitePlan(
+            folder=folder,
+            devices=len(fleet.members),
+            ports=Ports(*free_ports(4)),
+            tls=options.tls,
+            engine=engine,
+            protocol=options.protocol if engine == "mosquitto" else 4,
+            upload_bytes=padded(options.payload_bytes) + SEAL_OVERHEAD_BYTES,
+            min_batch_floor=min(MIN_BATCH, len(fleet.members)),
+        )
+
+    @property
+    def broker_name(self) -> str:
+        """Engine and version, or the address of a broker that runs elsewhere."""
+        edge = self._brokers.get("edge")
+        return edge.name if edge else str(self._options.broker)
+
+    def start(self) -> TargetSite:
+        """Write everything, start everything. Raises BrokerError, UsageError, OSError."""
+        plan, folder = self._plan, self.folder
+        for name in ("keys", "passwords", "state"):
+            (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        keys = {}
+        for role in ("cloud", "proxy"):
+            keys[role] = own_signing_key(folder / "state" / role, role).public()
+            keys[role].save(folder / "keys" / f"{role}.pub")
+        self._admit()
+        if plan.tls:
+            hosts = ["localhost", plan.host]
+            make_certificates(folder / "tls", hosts, [f"broker-{side}" for side in SIDES])
+        for side in SIDES:
+            if self._outside[side] is None:
+                self._start_broker(side)
+        for role, settings in (("cloud", self._cloud()), ("proxy", self._proxy())):
+            path = folder / f"{role}.yaml"
+            path.write_text(yaml.safe_dump(settings), "utf-8")
+            load_site(path)
+            self.children.start(role, [role, "--config", str(path)])
+        return TargetSite(
+            broker=self._outside["edge"] or self._brokers["edge"].url,
+            cloud=plan.url,
+            token_file=folder / "state" / "cloud" / "http.token",
+            cloud_key=keys["cloud"],
+            proxy_key=keys["proxy"],
+            proxy_http=f"http://{plan.host}:{plan.ports.proxy_http}",
+            ca=folder / "tls" / "ca.crt" if plan.tls and not self._outside["edge"] else None,
+        )
+
+    def pids(self) -> dict[str, int]:
+        """Process ids by name: cloud, proxy and the two brokers."""
+        return self.children.pids() | self.broker_pids()
+
+    def broker_pids(self) -> dict[str, int]:
+        """Process ids of the two brokers by name."""
+        return {f"broker-{side}": b.pid for side, b in self._brokers.items() if b.pid}
+
+    def check(self) -> None:
+        """Raise JobFailed if a process has ended by itself."""
+        self.children.check()
+        for side, broker in self._brokers.items():
+            if not broker.running():
+                raise JobFailed(f"the broker of the {side} side ended by itself")
+
+    def stop(self) -> None:
+        """End all; the brokers last."""
+        self.children.stop()
+        for side, broker in self._brokers.items():
+            broker.stop()
+            with suppress(OSError):
+                raw = (self.folder / f"broker-{side}" / "broker.log").read_bytes()
+                (self._logs / f"broker-{side}.log").write_bytes(raw)
+
+    def _admit(self) -> None:
+        enrolments = list(self._fleet.enrolments())
+        limit = max(_DEVICES, len(enrolments))
+        admit(self.folder / "state" / "proxy" / REGISTRY_FILE, enrolments, limit)
+        self.accounts = self._fleet.users(enrolments)
+        edge = {**self.accounts, "proxy": self._password("proxy-edge")}
+        cloud = {"proxy": self._password("proxy-cloud"), "cloud": self._password("cloud")}
+        for side, users in (("edge", edge), ("cloud", cloud)):
+            write_private(self.folder / "passwords" / f"{side}-broker.users", users_text(users))
+
+    def _password(self, name: str) -> str:
+        word = secrets.token_urlsafe(24)
+        write_private(self.folder / "passwords" / name, word + "\n")
+        return word
+
+    def _start_broker(self, side: str) -> None:
+        plan, tls = self._plan, None
+        if plan.tls:
+            certificate = self.folder / "tls" / f"broker-{side}.crt"
+            tls = ListenerTls(certificate, certificate.with_suffix(".key"))
+        broker = BrokerProcess(
+            BrokerPlan(
+                engine=plan.engine,  # type: ignore[arg-type]
+                port=getattr(plan.ports, side),
+                acl=side,  # type: ignore[arg-type]
+                tls=tls,
+                packet_bytes=self._options.packet_bytes,
+                max_queued_bytes=plan.queued_bytes,
+                max_connections=max(_CONNECTIONS, plan.devices + _SPARE_CONNECTIONS),
+            ),
+            self.folder / f"broker-{side}",
+            users_file=self.folder / "passwords" / f"{side}-broker.users",
+        )
+        self._brokers[side] = broker
+        broker.start()
+
+    def _link(self, settings: dict[str, Any], key: str, side: str) -> None:
+        """Let it use the broker of this side that runs elsewhere, if there is one."""
+        options, url = self._options, self._outside[side]
+        if url is not None:
+            files = {"password_file": options.password_file, "ca_file": options.ca}
+            files |= {"cert_file": options.cert, "key_file": options.key}
+            settings[key] = {
+                "url": url,
+                "protocol": options.protocol,
+                "username": options.user,
+                **{name: str(path.absolute()) for name, path in files.items() if path},
+            }
+
+    def _cloud(self) -> dict[str, Any]:
+        settings = self._plan.cloud()
+        settings["cloud"]["test_data"] = None
+        self._link(settings["cloud"], "broker", "cloud")
+        settings["cloud"]["limits"]["packet_bytes"] = self._options.packet_bytes
+        return settings
+
+    def _proxy(self) -> dict[str, Any]:
+        settings = self._plan.proxy()
+        for side in SIDES:
+            self._link(settings["proxy"], f"{side}_broker", side)
+        limits = settings["proxy"]["limits"]
+        limits["packet_bytes"] = self._options.packet_bytes
+        limits["devices"] = max(_DEVICES, self._plan.devices)
+        return settings
+
+
+# --- a site that runs already: its addresses and keys, and the fleet that its proxy admitted ---
+
+FLEET_FILE = "load.fleet"
+_USERS = Path("passwords") / "edge-broker.users"
+
+
+def running_target(options: LoadOptions) -> tuple[TargetSite, LoadFleet, str | None]:
+    """Where to find it, who plays, and the password of `user`. Raises UsageError, ConfigError."""
+    password = read_password(options.password_file)
+    if options.site is not None:
+        target, fleet = _on_this_machine(options, options.site)
+    else:
+        target, fleet = _anywhere(options), LoadFleet.load(_given(options.fleet, "fleet"))
+    if len(fleet.members) < options.devices:
+        raise UsageError(
+            f"holds {len(fleet.members)} devices, {options.devices} are asked for",
+            where=str(options.fleet or options.site),
+            fix="make a larger one with edgeveil loadtest --make-fleet",
+        )
+    return target, LoadFleet(fleet.members[: options.devices]), password
+
+
+def write_fleet(path: Path, devices: int) -> None:
+    """A new fleet, and beside it what the site's operators need to let it in.
+
+    `<path>.enrolments` for `edgeveil proxy admit`, `<path>.users` to add to the edge broker's
+    list of users. Raises UsageError.
+    """
+    fleet = LoadFleet.make(devices)
+    fleet.save(path)
+    enrolments = list(fleet.enrolments())
+    lines = "".join(enrolment.to_line() for enrolment in enrolments)
+    write_private(path.with_name(f"{path.name}.enrolments"), lines)
+    write_private(path.with_name(f"{path.name}.users"), users_text(fleet.users(enrolments)))
+
+
+def _anywhere(options: LoadOptions) -> TargetSite:
+    keys = _given(options.keys, "keys")
+    cloud, proxy = _keys(keys)
+    return TargetSite(
+        broker=str(options.broker),
+        cloud=str(options.cloud),
+        token_file=_given(options.token_file, "token_file"),
+        cloud_key=cloud,
+        proxy_key=proxy,
+        proxy_http=_answering(options.proxy_http),
+    )
+
+
+def _answering(proxy_http: str | None) -> str | None:
+    """The proxy's address without its last slash. Raises UsageError if nobody answers there."""
+    if proxy_http is None:
+        return None
+    url = proxy_http.rstrip("/")
+    try:
+        get_json(f"{url}/status")
+    except OSError as error:
+        raise UsageError(
+            f"no proxy answers at {url} ({error})",
+            where="--proxy-http",
+            fix="name http.host and http.port of its site file, or leave the option out",
+        ) from None
+    return url
+
+
+def _on_this_machine(options: LoadOptions, folder: Path) -> tuple[TargetSite, LoadFleet]:
+    cloud = load_as(CloudSite, folder / "cloud.yaml")
+    proxy = load_as(ProxySite, folder / "proxy.yaml")
+    cloud_key, proxy_key = _keys(folder / "keys")
+    target = TargetSite(
+        broker=proxy.edge_broker.url,
+        cloud=f"http://{cloud.http.host}:{cloud.http.port}",
+        token_file=cloud.state_dir / "http.token",
+        cloud_key=cloud_key,
+        proxy_key=proxy_key,
+        proxy_http=f"http://{proxy.http.host}:{proxy.http.port}",
+        ca=proxy.edge_broker.ca_file,
+    )
+    return target, _admitted(folder, proxy, options.devices)
+
+
+def _admitted(folder: Path, proxy: ProxySite, devices: int) -> LoadFleet:
+    """The site's own fleet for load tests, made and given accounts at first use.
+
+    Admitted until `dismiss`.
+    """
+    path = folder / FLEET_FILE
+    known_fleet = path.exists()
+    fleet = LoadFleet.load(path) if known_fleet else LoadFleet.make(devices)
+    if len(fleet.members) < devices:
+        return fleet
+    enrolments = list(LoadFleet(fleet.members[:devices]).enrolments())
+    admit(proxy.state_dir / REGISTRY_FILE, enrolments, proxy.limits.devices)
+    if known_fleet:
+        return fleet
+    users = folder / _USERS
+    known = users.read_text("utf-8") if users.exists() else ""
+    write_private(users, known + users_text(fleet.users(enrolments)))
+    fleet.save(path)
+    return fleet
+
+
+def dismiss(options: LoadOptions, fleet: LoadFleet) -> None:
+    """Revoke the devices that `running_target` admitted to a site of this machine."""
+    if options.site is not None:
+        proxy = load_as(ProxySite, options.site / "proxy.yaml")
+        revoke(proxy.state_dir / REGISTRY_FILE, fleet.enrolments(), proxy.limits.devices)
+
+
+def _keys(folder: Path) -> tuple[VerifyKey, VerifyKey]:
+    return peer_key(folder / "cloud.pub", "the cloud"), peer_key(folder / "proxy.pub", "the proxy")
+
+
+def _given(path: Path | None, key: str) -> Path:
+    if path is None:
+        raise UsageError("is needed for a running site", where=key, fix=f"name it with --{key}")
+    return path

@@ -1,1 +1,0 @@
-"""Accuracies of several jobs over several seeds, as one table."""
