@@ -21,9 +21,8 @@ from edgeveil.parts.features import (
     check_backbones,
     projection_of,
 )
+from edgeveil.parts.features.pca import COVARIANCE
 from edgeveil.parts.methods import METHODS
-from edgeveil.parts.methods.fm_budget import COVARIANCE
-from edgeveil.parts.methods.own_code import check_own_code
 from edgeveil.parts.models import Network, build_network, runs_python
 from edgeveil.parts.models.softmax_head import build_graph
 from edgeveil.parts.setting import Setting, network_of
@@ -86,6 +85,8 @@ class Plan:
     def check_own_code(self) -> None:
         """Raise DataError unless the user's own model can be trained; runs its code."""
         if runs_python(self.job.model):
+            from edgeveil.parts.methods.own_code import check_own_code  # trains: not at a start
+
             check_own_code(network_of(self.setting), self.job.train)
 
     def check_backbones(self) -> None:

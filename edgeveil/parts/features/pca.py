@@ -8,6 +8,9 @@ from pydantic import Field
 
 from edgeveil.parts.features.feature_map import FeatureParameters, FeaturePart
 
+COVARIANCE = "covariance"
+"""The phase in which devices release what the basis is found from."""
+
 
 class PcaParameters(FeatureParameters):
     """A PCA entry, the last of a job's `features`: projects what the entries before it give."""

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from edgeveil.data.records import Records
 from edgeveil.errors import ProtocolError
 from edgeveil.parts.exchange import TRAIN, Aim, Answer, Array, Exchange, SegmentSpec, Tensors
+from edgeveil.parts.features.pca import COVARIANCE
 from edgeveil.parts.methods.fm_budget import (
     CENTRE,
-    COVARIANCE,
     QUADRATIC,
     Budget,
     FmParameters,

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from edgeveil.errors import PrivacyError
 from edgeveil.parts.exchange import TRAIN, Exchange
-from edgeveil.parts.features.pca import PcaParameters
+from edgeveil.parts.features.pca import COVARIANCE, PcaParameters
 from edgeveil.parts.methods.fm_sums import LARGEST_L1, PRODUCT_BITS, check_sizes
 from edgeveil.parts.methods.symmetric_packing import triangle_size
 from edgeveil.parts.setting import MethodParameters, Setting
@@ -77,7 +77,7 @@ class FmParameters(MethodParameters):
 #
 # The bounds hold for every record and every broadcast; the proofs are in `docs/privacy.md`.
 
-COVARIANCE, CENTRE, QUADRATIC = "covariance", "centre", "quadratic"
+CENTRE, QUADRATIC = "centre", "quadratic"
 # Gaussian sums are moved to the grid 2**-28, so that the noise has 2**20 steps and more; Laplace
 # noise is exactly priced on any grid and stays on that of the products.
 GAUSSIAN_BITS, LAPLACE_BITS = 28, PRODUCT_BITS

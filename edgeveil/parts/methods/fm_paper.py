@@ -31,8 +31,9 @@ from pydantic import Field
 from edgeveil.data.records import Records
 from edgeveil.errors import ProtocolError
 from edgeveil.parts.exchange import TRAIN, Aim, Answer, Array, Exchange, SegmentSpec, Tensors
+from edgeveil.parts.features.pca import COVARIANCE
 from edgeveil.parts.methods.fm import FmCloud, FmDevice, exchanges, forms
-from edgeveil.parts.methods.fm_budget import COVARIANCE, FmParameters, phases
+from edgeveil.parts.methods.fm_budget import FmParameters, phases
 from edgeveil.parts.methods.fm_sums import Bounded
 from edgeveil.parts.methods.principal_components import as_weights, top_basis
 from edgeveil.parts.setting import MethodParameters, MethodPart, Setting

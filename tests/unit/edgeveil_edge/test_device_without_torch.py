@@ -83,3 +83,11 @@ def learn() -> None:
 
 def test_torch_is_loaded_with_the_first_job_that_needs_it() -> None:
     assert elsewhere("learn()") == ["fm False", "sgd True"]
+
+
+def test_a_device_that_has_met_no_job_holds_no_code_that_trains() -> None:
+    code = "import sys, edgeveil_edge.main; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    held = set(done.stdout.split())
+    assert not held & {"torch", "sklearn", "onnx", "onnxruntime"}
+    assert not [name for name in held if name.startswith("edgeveil.parts.methods.")]

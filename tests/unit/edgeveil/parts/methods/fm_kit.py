@@ -11,8 +11,9 @@ from sklearn.model_selection import train_test_split
 from edgeveil.data.records import Records
 from edgeveil.parts.aggregation.mean import mean
 from edgeveil.parts.features import IdentityParameters, build_features
+from edgeveil.parts.features.pca import COVARIANCE
 from edgeveil.parts.methods.fm import FmCloud, FmDevice
-from edgeveil.parts.methods.fm_budget import COVARIANCE, FmParameters
+from edgeveil.parts.methods.fm_budget import FmParameters
 from edgeveil.parts.methods.fm_sums import own_weights
 from edgeveil.parts.methods.reference import accuracy
 from edgeveil.parts.setting import Setting
