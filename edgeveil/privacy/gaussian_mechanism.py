@@ -63,10 +63,12 @@ def gaussian_event(
 ) -> GaussianEvent:
     """The event of a Gaussian release at `mu`, before any record is read.
 
-    σ² is the least even integer with sensitivity/σ <= mu. With `layout="symmetric"` the
-    coordinates are the upper triangle (row by row) of a symmetric matrix and the sensitivity is
-    its Frobenius norm: off-diagonals get σ²/2 (`docs/privacy.md`, "The quadratic"). Raises
-    `PrivacyError` for noise that the sampler does not draw, before anybody relies on it.
+    `what` names the release; `sensitivity_steps` is the L2 change one unit can make, in steps of
+    2**-grid_bits; `coordinates` is the number of values. σ² is the least even integer with
+    sensitivity/σ <= mu. With `layout="symmetric"` the coordinates are the upper triangle (row by
+    row) of a symmetric matrix and the sensitivity is its Frobenius norm: off-diagonals get σ²/2
+    (`docs/privacy.md`, "The quadratic"). Raises `PrivacyError` for noise that the sampler does not
+    draw, before anybody relies on it.
     """
     if not (0 < mu < math.inf) or sensitivity_steps <= 0:
         raise PrivacyError(f"{what}: needs mu > 0 and a sensitivity > 0, got mu = {mu}")
@@ -119,6 +121,7 @@ def update_event(
 ) -> GaussianEvent:
     """One release of an update of norm at most `clip_norm`; `times` of them are (ε, δ)-DP.
 
+    `what` names it, `coordinates` is the number of weights; the grid follows from the noise.
     Part of δ is set aside for the discreteness of the noise, which depends on the noise: a few
     rounds settle it. Raises `PrivacyError` where no noise of the sampler's meets (ε, δ).
     """
@@ -239,6 +242,7 @@ def calibrated(
 ) -> PoissonSampled:
     """`sampled` with noise for which `participations` of them are (ε, δ)-DP, nearly tight.
 
+    Whatever noise `sampled` states is put aside; its other figures are kept.
     Where the library of loss distributions is missing, log moments ask for some percent more
     noise. Raises `PrivacyError` where the grid is too coarse, or the sampler draws no such noise.
     """

@@ -61,8 +61,9 @@ def laplace_event(
 ) -> LaplaceEvent:
     """The event of `size` values with noise of scale `assumed`/ε steps, unit record.
 
-    `proven` is the true L1 sensitivity in steps, which sets the price. Raises `PrivacyError` for
-    an ε or noise out of range.
+    `proven` is the true L1 sensitivity in steps of 2**-grid_bits, which sets the price; `assumed`
+    is the one that a text makes its noise for, and the same where the text is right. Raises
+    `PrivacyError` for an ε or noise out of range.
     """
     if not 0 < epsilon < math.inf or assumed <= 0:
         raise PrivacyError(f"{what}: epsilon must be positive and finite, got {epsilon}")

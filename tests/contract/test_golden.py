@@ -15,7 +15,7 @@ from edgeveil.parts.models import MODELS
 from edgeveil.parts.partitions import PARTITIONS
 from edgeveil.parts.sources import SOURCES
 from edgeveil.parts.stages import STAGES
-from edgeveil.privacy.table import MECHANISMS
+from edgeveil.privacy.mechanism_table import MECHANISMS
 from edgeveil.selection import SELECTIONS
 
 UNIT = Path(__file__).parents[1] / "unit" / "edgeveil"
@@ -111,7 +111,7 @@ GOLDEN = {
             "two_value": "privacy/test_privacy_duchi_mechanism.py::test_the_mean_is_the_value",
             **dict.fromkeys(
                 ("exponential", "report_noisy_max"),
-                "privacy/test_privacy_selection.py::test_a_selection_has_its_exact_probabilities",
+                "privacy/test_privacy_selection_mechanism.py::test_a_selection_has_its_exact_probabilities",
             ),
         },
     ),

@@ -26,7 +26,7 @@ from edgeveil.parts.part import Part, PartTable, PrivacyStatus
 from edgeveil.parts.partitions import PARTITIONS
 from edgeveil.parts.sources import SOURCES
 from edgeveil.parts.stages import STAGES
-from edgeveil.privacy.table import MECHANISMS
+from edgeveil.privacy.mechanism_table import MECHANISMS
 from edgeveil.registry import nearest
 
 _MIN_WIDTH = 60

@@ -15,7 +15,7 @@ from edgeveil.parts.aggregation.mean import mean
 from edgeveil.parts.exchange import Aim
 from edgeveil.parts.part import BlockPart
 from edgeveil.privacy.sampler import RandomBytes, os_random
-from edgeveil.privacy.selection import exponential_mechanism, selection_event
+from edgeveil.privacy.selection_mechanism import exponential_mechanism, selection_event
 
 Segments = Mapping[str, Sequence[NDArray[np.generic]]]
 Combined = dict[str, NDArray[np.float64]]

@@ -30,8 +30,8 @@ from edgeveil.privacy.laplace_mechanism import (
     softmax_event,
     softmax_laplace,
 )
-from edgeveil.privacy.selection import selection_event
-from edgeveil.privacy.table import MECHANISMS
+from edgeveil.privacy.mechanism_table import MECHANISMS
+from edgeveil.privacy.selection_mechanism import selection_event
 from edgeveil_lab.audit.statistics import gaussian_threshold
 
 Hits = NDArray[np.bool_]

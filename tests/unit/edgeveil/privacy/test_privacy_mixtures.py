@@ -20,7 +20,7 @@ from edgeveil.privacy.accountant import (
 )
 from edgeveil.privacy.events import LaplaceEvent
 from edgeveil.privacy.gaussian_mechanism import gaussian_event
-from edgeveil.privacy.selection import selection_event
+from edgeveil.privacy.selection_mechanism import selection_event
 
 DELTA = 1e-5
 

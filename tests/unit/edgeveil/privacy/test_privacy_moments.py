@@ -13,7 +13,7 @@ from edgeveil.privacy.events import ClaimedEvent, UnprotectedEvent
 from edgeveil.privacy.gaussian_mechanism import gaussian_event
 from edgeveil.privacy.laplace_mechanism import laplace_event
 from edgeveil.privacy.moments import ORDERS, MomentsAccountant, exchanges_within, log_moments
-from edgeveil.privacy.selection import selection_event
+from edgeveil.privacy.selection_mechanism import selection_event
 
 
 def gauss(mu):

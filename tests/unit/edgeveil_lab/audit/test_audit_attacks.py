@@ -22,9 +22,9 @@ from edgeveil.parts.stages import STAGES
 from edgeveil.privacy.accountant import gaussian_delta
 from edgeveil.privacy.gaussian_mechanism import gaussian
 from edgeveil.privacy.laplace_mechanism import laplace, softmax_laplace
+from edgeveil.privacy.mechanism_table import MECHANISMS
 from edgeveil.privacy.sampler import discrete_gaussian
-from edgeveil.privacy.selection import exponential_mechanism
-from edgeveil.privacy.table import MECHANISMS
+from edgeveil.privacy.selection_mechanism import exponential_mechanism
 from edgeveil_lab.audit import command as audit
 from edgeveil_lab.audit import update_attacks
 from edgeveil_lab.audit.command import guards

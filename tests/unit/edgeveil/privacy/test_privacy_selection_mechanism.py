@@ -13,7 +13,7 @@ from edgeveil.errors import PrivacyError
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import SELECTIONS, event_from_dict, to_dict
 from edgeveil.privacy.sampler import SeededRandom
-from edgeveil.privacy.selection import (
+from edgeveil.privacy.selection_mechanism import (
     SOURCES,
     exponential_mechanism,
     report_noisy_max,
