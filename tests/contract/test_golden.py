@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
-from edgeveil.evaluation.cluster_labels import LABELLERS
 
+from edgeveil.evaluation.cluster_metrics import LABELLERS
 from edgeveil.evaluation.clustering import EVALUATIONS, SILHOUETTES
 from edgeveil.jobs.presets import PRESETS
 from edgeveil.parts.aggregation import AGGREGATIONS
