@@ -147,7 +147,7 @@ def _inner_schema(kind: str) -> Schema:
 # --- prices ---
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class JobPrice:
     """What a job costs one device at most: two guarantees, of which neither alone is "the" ε.
 
@@ -165,6 +165,9 @@ class JobPrice:
     def table(self) -> PlainTable:
         """A row for each exchange: phase, round, and both ε so far, None where unproven."""
         return self.exchanges
+
+    def __repr__(self) -> str:
+        return f"<JobPrice: training {self.training}; inference {self.inference}>"
 
     def __str__(self) -> str:
         lines = (f"training: {self.training}", f"inference: {self.inference}", *self.notes)

@@ -1,0 +1,68 @@
+"""Runs a notebook's cells in this process, and keeps what they show.
+
+python -m tests.notebooks docs/examples/quickstart.ipynb
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def run_cells(notebook: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    """The outputs of each code cell, run one after the other in one namespace."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    return [_outputs("".join(cell["source"]), names, n) for n, cell in enumerate(cells, start=1)]
+
+
+def _outputs(source: str, names: dict[str, Any], number: int) -> list[dict[str, Any]]:
+    tree = ast.parse(source)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    said, value = io.StringIO(), None
+    with contextlib.redirect_stdout(said):
+        exec(compile(tree, f"cell {number}", "exec"), names)
+        if last is not None:
+            value = eval(compile(ast.Expression(last.value), f"cell {number}", "eval"), names)
+    found: list[dict[str, Any]] = []
+    if said.getvalue():
+        found.append({"name": "stdout", "output_type": "stream", "text": _lines(said.getvalue())})
+    if value is not None:
+        data = {"text/plain": _lines(repr(value))}
+        shown = getattr(value, "_repr_html_", None)
+        if shown is not None:
+            data["text/html"] = _lines(shown())
+        found.append(
+            {
+                "data": data,
+                "execution_count": number,
+                "metadata": {},
+                "output_type": "execute_result",
+            }
+        )
+    return found
+
+
+def _lines(text: str) -> list[str]:
+    return text.splitlines(keepends=True)
+
+
+def write(path: Path) -> None:
+    """Run a notebook where it lies, and keep its outputs in it."""
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    with contextlib.chdir(path.parent):
+        outputs = run_cells(notebook)
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    for number, (cell, found) in enumerate(zip(cells, outputs, strict=True), start=1):
+        cell["outputs"], cell["execution_count"] = found, number
+    text = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
+    path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))
