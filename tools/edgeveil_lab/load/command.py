@@ -19,10 +19,11 @@ from edgeveil.errors import EdgeVeilError, UsageError
 from edgeveil.transport.mqtt_link import read_password
 from edgeveil_lab.load.display import LoadMetrics, LoadView, show_result
 from edgeveil_lab.load.generator import on_fast_loop, raise_files_limit
+from edgeveil_lab.load.options import option_of
 from edgeveil_lab.load.raw_relay import RawDevice, RawSite, ratio, run_raw
 from edgeveil_lab.load.report import write_load_report
 from edgeveil_lab.load.run_log import faults
-from edgeveil_lab.load.scenario import LoadOptions, option_of
+from edgeveil_lab.load.scenario import LoadOptions
 from edgeveil_lab.load.session import LOOPBACK, LoadSession, Show
 from edgeveil_lab.load.sites import LoadFleet, LocalSite, dismiss, running_target
 from edgeveil_tools.local.children import Children

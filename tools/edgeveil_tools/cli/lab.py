@@ -199,7 +199,7 @@ def _add_load(commands: Subparsers) -> None:
 
 
 def _add_load_options(parser: argparse.ArgumentParser) -> None:
-    from edgeveil_lab.load.scenario import add_arguments
+    from edgeveil_lab.load.options import add_arguments
 
     add_arguments(parser)
 
@@ -216,7 +216,7 @@ def _loadtest(args: argparse.Namespace) -> int:
                 fix="copy the file that the leader made, and name it",
             )
         return run_generator(args.join, join_token(args.join_token), local=args.local)
-    from edgeveil_lab.load.scenario import chosen, resolve
+    from edgeveil_lab.load.options import chosen, resolve
 
     options = resolve(args.scenario, chosen(args))
     if args.make_fleet is not None:

@@ -1,12 +1,23 @@
 """A load test's options: one model behind scenario files and the command line."""
 
 import argparse
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from edgeveil.errors import ConfigError
-from edgeveil_lab.load.scenario import LoadOptions, add_arguments, chosen, option_of, resolve
+from edgeveil_lab.load.options import (
+    OPTIONS,
+    add_arguments,
+    chosen,
+    option_of,
+    option_table,
+    resolve,
+)
+from edgeveil_lab.load.scenario import LoadOptions
 
 SOAK = Path("configs/load/soak.yaml")
 
@@ -117,3 +128,18 @@ def test_text_for_a_number_is_refused_by_the_parser():
         given("--rounds many")
     with pytest.raises(argparse.ArgumentError, match="invalid count value"):
         given("--devices 5,x")
+
+
+def test_the_options_of_the_command_line_are_the_models():
+    made = json.loads(json.dumps(option_table()))
+    assert made == OPTIONS, "run `make docs`"
+
+
+def test_help_loads_no_model():
+    code = (
+        "import sys\nfrom edgeveil_tools.cli import main\nmain(['loadtest', '--help'])\n"
+        "print(sorted({'numpy', 'pydantic'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "--payload-bytes" in done.stdout
+    assert done.stderr == "[]\n"
