@@ -210,7 +210,10 @@ class ComputeProcess:
         self.start()
         if digest not in self._known:
             backbones = tuple(job.plan.artifacts.values())
-            reply = self._tell(wire.Know(digest, job.canonical, job.graph, backbones, trains))
+            owners = device.site.policy.allowed_plugins
+            allowed = tuple((one.distribution, one.sha256) for one in owners)
+            know = wire.Know(digest, job.canonical, job.graph, backbones, trains, allowed)
+            reply = self._tell(know)
             if isinstance(reply, wire.Refused):
                 return str(wire.error_of(reply))
             self._known.add(digest)

@@ -7,6 +7,7 @@ from contextlib import suppress
 from importlib import import_module
 from multiprocessing.connection import Connection
 
+from edgeveil import plugins
 from edgeveil.errors import EdgeVeilError
 from edgeveil.jobs import compile_canonical
 from edgeveil.parts.features import match_backbones
@@ -27,6 +28,7 @@ class Server:
     """
 
     def __init__(self) -> None:
+        plugins.admit(())  # it computes for owners, and takes in what they allow
         self._connection: Connection | None = None
         self._jobs: dict[bytes, TaughtJob] = {}
         self._devices: dict[str, tuple[EdgeSite, Computer]] = {}
@@ -49,6 +51,7 @@ class Server:
                     self._know(request)
                 case wire.Meet() if request.device not in self._devices:
                     site = EdgeSite.model_validate_json(request.site)
+                    plugins.admit(site.policy.allowed_plugins)
                     self._devices[request.device] = site, Computer(site, request.split_key)
                 case wire.Read():
                     with suppress(Exception):  # it is told with the first question
@@ -73,6 +76,7 @@ class Server:
                     self._answer(request)
 
     def _know(self, request: wire.Know) -> None:
+        plugins.admit(plugins.Allowance(*one) for one in request.plugins)
         plan = compile_canonical(request.canonical)
         plan = plan.with_artifacts(match_backbones(plan.job.features, request.backbones))
         self._jobs[request.digest] = TaughtJob(plan, request.canonical, request.graph)

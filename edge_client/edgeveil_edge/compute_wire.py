@@ -24,6 +24,7 @@ class Know(msgspec.Struct, frozen=True, tag="know"):
     graph: bytes
     backbones: tuple[bytes, ...]
     trains: bool
+    plugins: tuple[tuple[str, str], ...] = ()  # that the owner allows, by name and digest
 
 
 class Meet(msgspec.Struct, frozen=True, tag="meet"):

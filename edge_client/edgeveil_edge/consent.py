@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edgeveil import plugins
 from edgeveil.errors import PrivacyError
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.features import backbone_digests
@@ -35,6 +36,13 @@ def judge(site: EdgeSite, plan: Plan) -> None:
     if site.role == "train" and job.train.method not in policy.allowed_methods:
         raise PrivacyError(
             f"method '{job.train.method}' is not allowed", where="policy.allowed_methods"
+        )
+    why = plugins.refusal(job.part_names, policy.allowed_plugins)
+    if why:
+        raise PrivacyError(
+            why,
+            where="policy.allowed_plugins",
+            fix="add what `edgeveil methods check NAME` prints, if you trust it",
         )
     for digest in backbone_digests(job.features):
         if digest not in policy.allowed_backbones:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from edgeveil import logs
+from edgeveil import logs, plugins
 from edgeveil.privacy.ledger import LEDGER_FILE, Ledger
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device import DeviceMachine
@@ -27,6 +27,7 @@ from edgeveil_edge.store import DeviceStore
 def run(sites: Sequence[EdgeSite]) -> int:
     """Run the devices until SIGINT or SIGTERM; 0 after a clean stop. Raises EdgeVeilError."""
     logs.setup(sites[0].log.level, sites[0].log.format)
+    plugins.admit(one for site in sites for one in site.policy.allowed_plugins)
     computing = ComputeProcess(shared=len(sites))
     computing.fork_early()
     try:

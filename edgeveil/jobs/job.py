@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
+from edgeveil import plugins
 from edgeveil.errors import ProtocolError
 from edgeveil.parts.aggregation import AGGREGATIONS, RuleParameters
 from edgeveil.parts.aggregation.fedavg import FedAvgParameters
@@ -23,6 +24,7 @@ from edgeveil.parts.stages import STAGES, StageParameters
 from edgeveil.settings.base import Block, Seconds
 
 CANONICAL_BYTES = 1 << 16
+_UNKNOWN = "not a job that this version knows"
 
 # A field takes the block of any part that its table holds.
 TrainBlock = Annotated[MethodParameters, OneOf(METHODS)]
@@ -229,6 +231,17 @@ class Job(Block):
         text = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return text.encode("ascii")
 
+    @property
+    def part_names(self) -> tuple[tuple[str, str], ...]:
+        """(family, name) of every part that the job names."""
+        return (
+            ("methods", self.train.method),
+            ("aggregation", self.aggregation.name),
+            *(("features", entry.name) for entry in self.features),
+            *(("stages", entry.name) for entry in self.update),
+            *(("models", model.name) for model in (self.model,) if model is not None),
+        )
+
     def digest(self) -> bytes:
         """SHA-256 of the canonical bytes (32 bytes): the job's identity."""
         return hashlib.sha256(self.canonical()).digest()
@@ -245,8 +258,34 @@ class Job(Block):
         try:
             job = cls.model_validate_json(raw, strict=True)
             same = job.canonical() == raw
-        except (ValidationError, ValueError, RecursionError):
-            raise ProtocolError("bad_job", "not a job that this version knows") from None
+        except ValidationError as error:
+            raise ProtocolError("bad_job", _unknown(error)) from None
+        except (ValueError, RecursionError):
+            raise ProtocolError("bad_job", _UNKNOWN) from None
         if not same:
             raise ProtocolError("bad_job", "not in canonical form")
         return job
+
+
+def _unknown(error: ValidationError) -> str:
+    """Why bytes are no job: for a part of a plug-in, why that is not to be had here."""
+    for detail in error.errors(include_url=False, include_input=False):
+        context = detail.get("ctx", {})
+        if isinstance(context.get("error"), plugins.PluginRefusedError):
+            return str(context["error"])
+        if detail["type"] == "union_tag_invalid":
+            key = ".".join(map(str, detail["loc"]))
+            tag = ascii(str(context.get("tag"))[:64])
+            return f"{_UNKNOWN}: {key} names {tag}, and no plug-in that is installed here brings it"
+    return _UNKNOWN
+
+
+def _rebuild() -> None:
+    """Other parts may be named than before: blocks already made are made anew."""
+    kinds: list[type[Job]] = [Job, *Job.__subclasses__()]
+    for job in kinds:
+        if job.__pydantic_complete__:
+            job.model_rebuild(force=True)
+
+
+plugins.watch(_rebuild)

@@ -23,8 +23,8 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticOmit, core_schema
 
+from edgeveil import plugins
 from edgeveil.errors import UsageError
-from edgeveil.parts import plugins
 from edgeveil.registry import Table, nearest
 
 PrivacyStatus = Literal["proven", "claimed", "none"]

@@ -8,6 +8,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from edgeveil import plugins
 from edgeveil.settings.base import Block, Mix, SitePath, refuse
 from edgeveil.sites.data import DeviceData, data_mixes
 from edgeveil.sites.links import BrokerLink, ByteLimit, Log, PacketBytes, broker_mixes
@@ -80,6 +81,16 @@ class EdgeSite(Block):
     def _mixes(self) -> Iterator[Mix]:
         yield from broker_mixes(self.broker, "broker")
         yield from data_mixes(self.data, "data")
+        allowed = {one.distribution for one in self.policy.allowed_plugins}
+        for plugin in plugins.installed():
+            named = (plugin.family, plugin.name) == ("sources", self.data.source)
+            if named and plugin.distribution not in allowed:
+                yield Mix(
+                    ("data.source", "policy.allowed_plugins"),
+                    f"'{plugin.name}' is of plug-in {plugin.distribution}, which the owner does not"
+                    f" allow; add what `edgeveil methods check {plugin.name}` prints to"
+                    " policy.allowed_plugins",
+                )
         limits = self.limits
         if limits.blob_bytes > limits.fetch_bytes:
             yield Mix(

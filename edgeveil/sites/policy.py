@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field
 
 from edgeveil.registry import known_names
 from edgeveil.settings.base import Block, named_in
+from edgeveil.settings.explain import SHA256_HEX
 
 
 def _method_name(name: str) -> str:
@@ -22,6 +23,17 @@ def _every_method(schema: dict[str, Any]) -> None:
 
 DEFAULT_METHOD = "fm"
 MethodName = Annotated[str, AfterValidator(_method_name), Field(json_schema_extra=_every_method)]
+
+
+class AllowedPlugin(Block):
+    """A plug-in that the owner has read, as it was then."""
+
+    distribution: str = Field(
+        pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", max_length=128, examples=["my-rules"]
+    )
+    """Its name, as pip has it."""
+    sha256: str = Field(pattern=SHA256_HEX)
+    """The digest (hex) of its installed files, as `edgeveil methods check NAME` prints it."""
 
 
 class Policy(Block):
@@ -43,13 +55,19 @@ class Policy(Block):
     """Take part in jobs with `proxy.shuffle: none`, whose uploads are not mixed at the proxy."""
     allowed_methods: tuple[MethodName, ...] = (DEFAULT_METHOD,)
     """Training methods that may read the data; one without a proof must be named here."""
-    allowed_backbones: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...] = ()
+    allowed_backbones: tuple[Annotated[str, Field(pattern=SHA256_HEX)], ...] = ()
     """SHA-256 digests (hex) of the ONNX feature extractors that may run on the data.
 
     The owners that `edgeveil run` plays allow those of its own job.
     """
     allow_python_models: bool = False
     """Run the installed Python code that a job's `model: {name: python}` names, as this user."""
+    allowed_plugins: tuple[AllowedPlugin, ...] = ()
+    """Installed plug-ins whose parts (methods, rules, feature maps, data sources, ...) may be
+    imported and run on the data.
+
+    The owners that `edgeveil run` plays allow those of its own job.
+    """
     min_devices: int = Field(default=5, ge=1)
     """Fewest devices a round must select; hiding among fewer is refused."""
     max_budget_s: float = Field(default=120.0, gt=0, le=86400)

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from edgeveil import plugins
 from edgeveil.errors import UsageError
 from edgeveil.evaluation.cluster_metrics import LABELLERS
 from edgeveil.evaluation.clustering import EVALUATIONS, SILHOUETTES
 from edgeveil.jobs.presets import PRESETS
-from edgeveil.parts import plugins
 from edgeveil.parts.aggregation import AGGREGATIONS
 from edgeveil.parts.features import FEATURES
 from edgeveil.parts.methods import METHODS

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from edgeveil import plugins
 from edgeveil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,8 +49,13 @@ def load_as(kind: type[S], path: Path) -> S:
     """The site file `path`, which must be of this kind. ConfigError or UsageError otherwise."""
     from edgeveil.sites.files import load_site
 
+    if kind.__name__ == "EdgeSite":  # nothing of others is imported before the owner's word is read
+        plugins.admit(())
     site = load_site(path)
     if isinstance(site, kind):
+        policy = getattr(site, "policy", None)
+        if policy is not None:
+            plugins.admit(policy.allowed_plugins)
         return site
     wanted = kind.__name__.removesuffix("Site").lower()
     found = type(site).__name__.removesuffix("Site").lower()

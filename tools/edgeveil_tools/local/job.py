@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from edgeveil import plugins
 from edgeveil.errors import ConfigError, UsageError
 from edgeveil.jobs import Job
 from edgeveil.parts.features import OnnxParameters, backbone_digests
@@ -51,6 +52,11 @@ def local_job(given: str | Path | Job, overrides: Overrides) -> tuple[Job, Local
         plain["local_run"]["data"] = {**block["data"], "path": str(overrides.data.absolute())}
     allowed = plain["local_run"]["policy"]["allowed_backbones"]
     allowed += [digest for digest in backbone_digests(job.features) if digest not in allowed]
+    run = job.local_run or LocalRun()
+    parts = [*job.part_names, ("sources", run.data.source or job.data.source)]
+    plain["local_run"]["policy"]["allowed_plugins"] += [
+        asdict(one) for one in plugins.allowances([*parts, ("partitions", run.partition.kind)])
+    ]
     devices = plain["local_run"]["devices"]
     if overrides.devices is not None and isinstance(devices, int) and devices > 0:
         # The run itself waits for its devices; fewer than asked for could never come.

@@ -13,7 +13,8 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -65,23 +66,45 @@ _joined: dict[tuple[str, str], Plugin] = {}
 _complaints: dict[Plugin, str] = {}
 
 
+_watchers: list[Callable[[], None]] = []
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """An `AllowedPlugin` by itself."""
+
+    distribution: str
+    sha256: str
+
+
 def admit(allowed: Iterable[AllowedPlugin]) -> None:
     """From now on this process takes only plug-ins that owners of its devices allow.
 
     Called again, as for another device of the same process, it adds to what is allowed.
     """
-    global _admitted
     found = dict(_admitted or {})
     for one in allowed:
         name = _normal(one.distribution)
         found[name] = found.get(name, frozenset()) | {one.sha256}
-    _admitted = found
+    _change(found)
 
 
 def admit_all() -> None:
     """All that are installed, as it is where `admit` was never called."""
+    _change(None)
+
+
+def watch(changed: Callable[[], None]) -> None:
+    """Have `changed` called when other plug-ins may join than before, as for what tables made."""
+    _watchers.append(changed)
+
+
+def _change(admitted: dict[str, frozenset[str]] | None) -> None:
     global _admitted
-    _admitted = None
+    before, _admitted = state(), admitted
+    if before != state() and installed():
+        for changed in _watchers:
+            changed()
 
 
 def state() -> object:
@@ -122,9 +145,28 @@ def refusal(parts: Iterable[tuple[str, str]], allowed: Iterable[AllowedPlugin]) 
         plugin = _joined.get((family, name))
         if plugin is None:
             continue
-        if (_normal(plugin.distribution), digest(plugin.distribution)) not in digests:
-            return f"{plugin} is not allowed by policy.allowed_plugins with its digest here"
+        try:
+            here = digest(plugin.distribution)
+        except UsageError as error:
+            return f"{plugin} {error.what}"
+        if (_normal(plugin.distribution), here) not in digests:
+            return f"{plugin}, with the digest {here}, may not run here"
     return ""
+
+
+def allowances(parts: Iterable[tuple[str, str]]) -> list[Allowance]:
+    """What an owner would write to allow the plug-ins of these (family, name), as they are here.
+
+    A plug-in without a digest, as one in editable form, is left out.
+    """
+    found: dict[str, Allowance] = {}
+    for family, name in parts:
+        for plugin in installed():
+            if (plugin.family, plugin.name) == (family, name):
+                with suppress(UsageError):
+                    here = digest(plugin.distribution)
+                    found[plugin.distribution] = Allowance(plugin.distribution, here)
+    return list(found.values())
 
 
 def join(kind: type[Any], built_in: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, str]]:
