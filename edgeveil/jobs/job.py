@@ -12,7 +12,6 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from edgeveil import plugins
 from edgeveil.errors import ProtocolError
 from edgeveil.parts.aggregation import AGGREGATIONS, RuleParameters
 from edgeveil.parts.aggregation.fedavg import FedAvgParameters
@@ -21,6 +20,7 @@ from edgeveil.parts.methods import METHODS, MethodParameters
 from edgeveil.parts.models import MODELS, ModelParameters
 from edgeveil.parts.part import OneOf
 from edgeveil.parts.stages import STAGES, StageParameters
+from edgeveil.plugins import PluginRefusedError, watch
 from edgeveil.settings.base import Block, Seconds
 
 CANONICAL_BYTES = 1 << 16
@@ -271,7 +271,7 @@ def _unknown(error: ValidationError) -> str:
     """Why bytes are no job: for a part of a plug-in, why that is not to be had here."""
     for detail in error.errors(include_url=False, include_input=False):
         context = detail.get("ctx", {})
-        if isinstance(context.get("error"), plugins.PluginRefusedError):
+        if isinstance(context.get("error"), PluginRefusedError):
             return str(context["error"])
         if detail["type"] == "union_tag_invalid":
             key = ".".join(map(str, detail["loc"]))
@@ -288,4 +288,4 @@ def _rebuild() -> None:
             job.model_rebuild(force=True)
 
 
-plugins.watch(_rebuild)
+watch(_rebuild)

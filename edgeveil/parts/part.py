@@ -23,8 +23,8 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticOmit, core_schema
 
-from edgeveil import plugins
 from edgeveil.errors import UsageError
+from edgeveil.plugins import PluginRefusedError, join, state
 from edgeveil.registry import Table, nearest
 
 PrivacyStatus = Literal["proven", "claimed", "none"]
@@ -107,12 +107,12 @@ class PartTable(Table[P], Generic[P]):
         return found
 
     def _found(self) -> dict[str, P]:
-        state = plugins.state()
-        if self._state != state:
+        now = state()
+        if self._state != now:
             with self._lock:
-                joined, self.refused = plugins.join(self.kind, self.built_in)
+                joined, self.refused = join(self.kind, self.built_in)
                 self._entries = {**self.built_in, **joined}
-                self._state = state
+                self._state = now
         return self._entries
 
     def __getitem__(self, name: str) -> P:
@@ -176,7 +176,7 @@ class OneOf(Generic[B]):
 
 def _refusing(reason: str) -> CoreSchema:
     def refuse(_given: Any) -> Any:
-        raise plugins.PluginRefusedError(reason)
+        raise PluginRefusedError(reason)
 
     def omit(_schema: CoreSchema, _handler: GetJsonSchemaHandler) -> Any:
         raise PydanticOmit

@@ -8,7 +8,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from edgeveil import plugins
+from edgeveil.plugins import installed
 from edgeveil.settings.base import Block, Mix, SitePath, refuse
 from edgeveil.sites.data import DeviceData, data_mixes
 from edgeveil.sites.links import BrokerLink, ByteLimit, Log, PacketBytes, broker_mixes
@@ -82,7 +82,7 @@ class EdgeSite(Block):
         yield from broker_mixes(self.broker, "broker")
         yield from data_mixes(self.data, "data")
         allowed = {one.distribution for one in self.policy.allowed_plugins}
-        for plugin in plugins.installed():
+        for plugin in installed():
             named = (plugin.family, plugin.name) == ("sources", self.data.source)
             if named and plugin.distribution not in allowed:
                 yield Mix(

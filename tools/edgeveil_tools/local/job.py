@@ -52,7 +52,7 @@ def local_job(given: str | Path | Job, overrides: Overrides) -> tuple[Job, Local
         plain["local_run"]["data"] = {**block["data"], "path": str(overrides.data.absolute())}
     allowed = plain["local_run"]["policy"]["allowed_backbones"]
     allowed += [digest for digest in backbone_digests(job.features) if digest not in allowed]
-    run = job.local_run or LocalRun()
+    run = run or LocalRun()
     parts = [*job.part_names, ("sources", run.data.source or job.data.source)]
     plain["local_run"]["policy"]["allowed_plugins"] += [
         asdict(one) for one in plugins.allowances([*parts, ("partitions", run.partition.kind)])

@@ -1,0 +1,507 @@
+"""What every part of a family keeps, checked on the part itself: `edgeveil methods check NAME`.
+
+A law is a function that is given the part, as its `example` sets it, and what it makes; it returns
+what is wrong, or "". The tests of EdgeVeil's own parts play the same laws. They are what others
+rely on: that the order of arrival tells nothing, that no batch is in memory as a whole, that
+whatever records hold there is an answer of the public form at the public price.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from edgeveil.data.records import Records
+from edgeveil.errors import DataError
+from edgeveil.parts.aggregation import Rule, Uploads
+from edgeveil.parts.exchange import TRAIN, Aim, Answer, Exchange
+from edgeveil.parts.features import FeatureMap, Identity, IdentityParameters
+from edgeveil.parts.methods import Setting
+from edgeveil.parts.models import Network
+from edgeveil.parts.models.mlp import MlpParameters
+from edgeveil.parts.models.mlp import build as build_mlp
+from edgeveil.parts.part import BlockPart, Part
+from edgeveil.parts.partitions import PartitionPart
+from edgeveil.parts.sources import Origin, SourcePart
+from edgeveil.parts.update import Stage, Task
+from edgeveil.privacy.sampler import SeededRandom
+
+UPLOADS = 11
+PICTURE, CLASSES = (8, 8), 3
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One law, and what is wrong with the part by it; "" where it keeps it."""
+
+    law: str
+    wrong: str
+
+
+def check(part: Part) -> list[Verdict]:
+    """All laws of the part's family. A part that raises breaks the law that it raises under."""
+    found = []
+    for law in LAWS.get(part.family, ()):
+        try:
+            wrong = law(part)
+        except Exception as error:  # a plug-in may raise anything
+            wrong = f"{type(error).__name__}: {error}"
+        found.append(Verdict(law.__name__.replace("_", " "), wrong))
+    return found
+
+
+def example_of(part: BlockPart) -> Any:
+    """The parameters that the part's example names."""
+    value: Any = yaml.safe_load(part.example)
+    for step in part.key.removesuffix(".method").split("."):
+        value = value[step]
+    block = value[-1] if isinstance(value, list) else value
+    return part.parameters(**block)
+
+
+# Aggregation rules.
+
+
+class Opened(Sequence[NDArray[np.float32]]):
+    """Arrays that are made anew each time one is asked for, as a large batch opens them."""
+
+    def __init__(self, count: int, size: int) -> None:
+        self.length, self.size = count, size
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: Any) -> Any:
+        if not 0 <= index < self.length:
+            raise IndexError(index)
+        return np.random.default_rng(index).random(self.size, np.float32)
+
+
+def _rule(part: Any) -> Rule:
+    rule: Rule = part.rule(example_of(part))
+    return rule
+
+
+def _score(segments: Any) -> int:
+    """A score that differs from upload to upload."""
+    return int(np.clip(100 + 25 * float(segments["layer"].ravel()[0]), 0, 200))
+
+
+def _batch(arrays: Sequence[NDArray[Any]]) -> Uploads:
+    """One layer's uploads, around random weights."""
+    shape = np.asarray(arrays[0]).shape
+    weights = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    aim = Aim({"layer": weights}, change=True)
+    return Uploads({"layer": arrays}, aim, SeededRandom(0), _score)
+
+
+def _uploads(count: int) -> list[NDArray[np.float32]]:
+    """Larger and larger, so that no two turn as many signs."""
+    rng = np.random.default_rng(0)
+    return [(1.6**k / 5 * rng.normal(size=(3, 50))).astype(np.float32) for k in range(count)]
+
+
+def _count(rule: Rule) -> int:
+    return max(UPLOADS, rule.least + 1)
+
+
+def the_order_of_arrival_changes_nothing(part: Any) -> str:
+    """Bit for bit: else the cloud could tell who came when."""
+    arrays = _uploads(_count(_rule(part)))
+    wanted = _rule(part).combine(_batch(arrays))["layer"]
+    for seed in range(5):
+        order = np.random.default_rng(seed).permutation(len(arrays))
+        if not np.array_equal(
+            _rule(part).combine(_batch([arrays[i] for i in order]))["layer"], wanted
+        ):
+            return "another order of the uploads gives another result"
+    return ""
+
+
+def uploads_that_agree_are_the_result(part: Any) -> str:
+    """In shape too, float64."""
+    one = _uploads(1)[0]
+    found = _rule(part).combine(_batch([one] * _count(_rule(part))))
+    if list(found) != ["layer"] or found["layer"].shape != one.shape:
+        return "the result has not the segments' names and shapes"
+    if found["layer"].dtype != np.float64:
+        return f"the result is {found['layer'].dtype}, not float64"
+    return "" if np.allclose(found["layer"], one, rtol=1e-12) else "the result is something else"
+
+
+def the_result_lies_between_the_uploads(part: Any) -> str:
+    """Value by value: no rule makes up what nobody sent."""
+    arrays = _uploads(_count(_rule(part)))
+    found = _rule(part).combine(_batch(arrays))["layer"]
+    inside = (found >= np.min(arrays, axis=0)).all() and (found <= np.max(arrays, axis=0)).all()
+    return "" if inside else "the result goes beyond every upload"
+
+
+def it_works_with_the_fewest_uploads_it_asks_for(part: Any) -> str:
+    """`least` of them."""
+    rule = _rule(part)
+    found = rule.combine(_batch(_uploads(rule.least)))["layer"]
+    return "" if np.isfinite(found).all() else "the result is not finite"
+
+
+def it_counts_no_more_uploads_than_there_are(part: Any) -> str:
+    """`counted` stands for the noise of the result."""
+    rule = _rule(part)
+    wrong = [n for n in range(rule.least, 40) if not 1 <= rule.counted(n) <= n]
+    return f"counted({wrong[0]}) is {rule.counted(wrong[0])}" if wrong else ""
+
+
+def the_largest_numbers_stay_finite(part: Any) -> str:
+    """A device may send any."""
+    count = 2 * _count(_rule(part))
+    arrays = [np.full((3, 50), sign * _LARGEST, np.float32) for sign in (1, -1)] * (count // 2)
+    found = _rule(part).combine(_batch(arrays))["layer"]
+    return "" if np.isfinite(found).all() else "the result is not finite"
+
+
+def a_batch_is_never_in_memory_as_a_whole(part: Any) -> str:
+    """It may be larger than memory: arrays are opened at every look."""
+    count, size = max(40, _rule(part).least), 1 << 21
+    whole = count * 4 * size
+    batch = Uploads(
+        {"layer": Opened(count, size)},
+        Aim({"layer": np.zeros(size, np.float32)}, change=True),
+        SeededRandom(0),
+        _score,
+    )
+    tracemalloc.start()
+    try:
+        _rule(part).combine(batch)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    return "" if peak < 0.8 * whole else f"{peak >> 20} MiB for uploads of {whole >> 20} MiB"
+
+
+# Feature maps.
+
+
+def _map(part: Any) -> FeatureMap | None:
+    return None if part.build is None else part.build(example_of(part), {})
+
+
+def _pictures(count: int) -> NDArray[np.float32]:
+    whole = np.random.default_rng(0).integers(0, 17, (count, *PICTURE))
+    return whole.astype(np.float32)
+
+
+def features_are_finite_and_of_norm_at_most_one(part: Any) -> str:
+    """Every sensitivity rests on it, whatever a record holds."""
+    phi = _map(part)
+    if phi is None:
+        return ""
+    x = _pictures(6)
+    x[0], x[1], x[2, 0, 0], x[3, 0, 0] = _LARGEST, -_LARGEST, np.nan, np.inf
+    found = phi(x)
+    if found.shape != (6, phi.output_dim(PICTURE)):
+        return f"features have shape {found.shape}, not (6, {phi.output_dim(PICTURE)})"
+    if not np.isfinite(found).all() or (np.linalg.norm(found, axis=1) > 1 + 1e-12).any():
+        return "a record has features beyond norm 1, or not finite"
+    return "features of a record with NaN are not zero" if found[2:4].any() else ""
+
+
+def a_records_features_do_not_depend_on_the_batch(part: Any) -> str:
+    """Bit for bit: else one record more would change what the others give."""
+    phi = _map(part)
+    if phi is None:
+        return ""
+    x = _pictures(130)
+    together = phi(x)
+    for at in (0, 1, 63, 64, 129):
+        if not np.array_equal(phi(x[at : at + 1])[0], together[at]):
+            return f"record {at} has other features alone than among {len(x)}"
+    return "" if np.array_equal(phi(x[::-1]), together[::-1]) else "the order of records matters"
+
+
+def the_graph_gives_what_the_map_gives(part: Any) -> str:
+    """Devices run the model as ONNX. Needs onnx and onnxruntime."""
+    from onnx import TensorProto, helper
+
+    from edgeveil.evaluation.onnx_session import open_session, run_session
+    from edgeveil.parts.features.onnx_nodes import NodeList, serialise
+
+    phi = _map(part)
+    if phi is None:
+        return ""
+    nodes, x = NodeList(), _pictures(5)
+    output = phi.onnx_nodes(nodes, "x", PICTURE)
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", *shape])
+        for name, shape in (("x", PICTURE), (output, (phi.output_dim(PICTURE),)))
+    ]
+    raw = serialise(helper.make_graph(nodes.nodes, "map", ends[:1], ends[1:], nodes.initializers))
+    from edgeveil.evaluation.graph_check import check_graph
+
+    check_graph(raw)
+    found = run_session(open_session(raw), output, {"x": x})
+    return "" if np.allclose(found, phi(x), atol=1e-5) else "the graph gives something else"
+
+
+# Methods, and update stages.
+
+
+def _network() -> Network:
+    return build_mlp(MlpParameters(hidden=(4,)), (4,), CLASSES)
+
+
+def _setting(**changes: Any) -> Setting:
+    return Setting(
+        epsilon=8.0,
+        delta=1e-5,
+        max_participations=2,
+        classes=CLASSES,
+        input_shape=(4,),
+        features=Identity(IdentityParameters()),
+        nominal_records=50,
+        devices=5,
+        **changes,
+    )
+
+
+def _records(count: int) -> Records:
+    rng = np.random.default_rng(0)
+    return Records(rng.normal(size=(count, 4)).astype(np.float32), np.arange(count) % CLASSES)
+
+
+def _odd() -> Records:
+    """Records that hold anything: NaN, the largest numbers, labels that are no class."""
+    kept = _records(8)
+    x, y = kept.x.copy(), kept.y.copy()
+    x[0], x[1], x[2], y[3], y[4] = np.nan, _LARGEST, -_LARGEST, -1, 99
+    return Records(x, y)
+
+
+def _played(part: Any, records: Records) -> Iterator[tuple[Any, Exchange, Answer]]:
+    """The cloud's half, and each exchange of a short job with the answer of one device."""
+    setting = _setting(network=_network()) if part.learns_on == "model" else _setting()
+    parameters = part.parameters(**{**example_of(part).model_dump(), "rounds": 2})
+    device, cloud = part.device(parameters, setting), part.cloud(parameters, setting)
+    state = cloud.initial_state()
+    for exchange in cloud.plan():
+        price = device.price(exchange)
+        package = cloud.package(state, exchange)
+        answer = device.answer(exchange, package, records, SeededRandom(0), "cpu")
+        if answer.events != price:
+            raise ValueError(f"the answer to {exchange.label} costs {answer.events}, not {price}")
+        yield cloud, exchange, answer
+        mean = {name: np.asarray(value, np.float64) for name, value in answer.segments.items()}
+        state = cloud.absorb(state, exchange, mean, 1)
+    weights = cloud.model(state)
+    if not all(np.isfinite(value).all() for value in weights.values()):
+        raise ValueError("the model is not finite")
+
+
+def the_plan_counts_exchanges_and_rounds(part: Any) -> str:
+    """From 1, the training rounds among them."""
+    plan = [exchange for _, exchange, _ in _played(part, _records(8))]
+    rounds = [exchange.number for exchange in plan if exchange.phase == TRAIN]
+    if [exchange.index for exchange in plan] != list(range(1, len(plan) + 1)):
+        return "exchanges are not counted from 1"
+    return "" if rounds == [1, 2] else f"two rounds are numbered {rounds}"
+
+
+def whatever_the_records_an_answer_has_its_public_form_and_price(part: Any) -> str:
+    """Some, none, and records that hold anything."""
+    for records in (_records(8), _records(0), _odd()):
+        for cloud, exchange, answer in _played(part, records):
+            wanted = {one.name: (one.shape, one.dtype) for one in cloud.segments(exchange)}
+            found = {n: (v.shape, str(v.dtype)) for n, v in answer.segments.items()}
+            if found != wanted:
+                return f"{exchange.label} of {len(records)} records has {found}, not {wanted}"
+            if not all(np.isfinite(value).all() for value in answer.segments.values()):
+                return f"{exchange.label} of {len(records)} records is not finite"
+    return ""
+
+
+def one_stream_of_chance_gives_one_answer(part: Any) -> str:
+    """A device that is asked again must not add noise anew."""
+    first, second = ([a.segments for _, _, a in _played(part, _records(8))] for _ in range(2))
+    same = all(
+        np.array_equal(one[name], other[name])
+        for one, other in zip(first, second, strict=True)
+        for name in one
+    )
+    return "" if same else "the same question and chance give two answers"
+
+
+def _staged(part: Any, records: Records, scale: float) -> tuple[Stage, dict[str, Any], Any]:
+    network = _network()
+    stage = part.build(example_of(part), _setting(network=network))
+    rng = np.random.default_rng(0)
+    update = {
+        one.name: (scale * rng.normal(size=one.shape)).astype(np.float32) for one in network.weights
+    }
+    weights = network.initial()
+    task = Task(Exchange(1, TRAIN, 1), network, weights, records, {}, SeededRandom(0), "cpu")
+    start = stage.start(task)
+    if start is not None and {n: v.shape for n, v in start.items()} != _shapes(weights):
+        raise ValueError("training would start from weights of another form")
+    return stage, update, stage.apply(task, dict(update))
+
+
+def _shapes(arrays: Any) -> dict[str, tuple[int, ...]]:
+    return {name: value.shape for name, value in arrays.items()}
+
+
+def an_update_keeps_its_form(part: Any) -> str:
+    """float32 of the weights' names and shapes, finite, for any update and for no records."""
+    for records, scale in ((_records(8), 0.1), (_records(0), 0.1), (_records(8), 0.0)):
+        _, given, found = _staged(part, records, scale)
+        if _shapes(found) != _shapes(given):
+            return f"weights of {_shapes(found)} for {_shapes(given)}"
+        for name, value in found.items():
+            if value.dtype != np.float32 or not np.isfinite(value).all():
+                return f"'{name}' is not float32, or not finite"
+    return ""
+
+
+def what_protects_has_a_price(part: Any) -> str:
+    """And what adds to the price says that it protects."""
+    stage, _, _ = _staged(part, _records(8), 0.1)
+    return "" if bool(stage.price(Exchange(1, TRAIN, 1))) == stage.protects else "they differ"
+
+
+# Models.
+
+
+def _built(part: Any) -> tuple[Network, tuple[int, ...]]:
+    for shape in ((3, 32, 32), (1, 28, 28), (64,), (4,)):
+        try:
+            network: Network = part.build(example_of(part), shape, CLASSES)
+            network.weights  # noqa: B018 - shapes are checked here
+        except DataError:
+            continue
+        return network, shape
+    raise ValueError("takes neither pictures nor rows of numbers")
+
+
+def weights_are_named_once_and_begin_finite(part: Any) -> str:
+    """float32, of the shapes that the network states."""
+    network, _ = _built(part)
+    names = [weight.name for weight in network.weights]
+    first = network.initial()
+    if len(set(names)) != len(names) or list(first) != names:
+        return "weights share a name, or first weights have others"
+    wrong = [w.name for w in network.weights if first[w.name].shape != w.shape]
+    finite = all(np.isfinite(value).all() for value in first.values())
+    return f"'{wrong[0]}' begins in another shape" if wrong else "" if finite else "not finite"
+
+
+def the_graph_gives_probabilities_of_each_record_alone(part: Any) -> str:
+    """It is what devices run. Needs onnx and onnxruntime."""
+    from edgeveil.evaluation.graph_check import check_graph
+    from edgeveil.evaluation.onnx_session import OnnxModel
+
+    network, shape = _built(part)
+    raw = network.graph()
+    check_graph(raw)
+    graph, weights = OnnxModel(raw), network.initial()
+    x = np.random.default_rng(0).random((3, *shape), np.float32)
+    together = graph.probabilities(x, weights)
+    alone = np.concatenate([graph.probabilities(x[k : k + 1], weights) for k in range(3)])
+    if together.shape != (3, CLASSES) or not np.allclose(together.sum(axis=1), 1, atol=1e-4):
+        return "what it gives are no probabilities of the classes"
+    return "" if np.allclose(together, alone, atol=1e-4) else "records of a batch mix"
+
+
+# Sources and partitions.
+
+
+def without_its_files_it_is_refused_by_name(part: SourcePart) -> str:
+    """With DataError, which says where and what to do."""
+    if not part.place:
+        return ""
+    with tempfile.TemporaryDirectory() as folder:
+        for path in (None, Path(folder) / "gone"):
+            try:
+                part.read(Origin(path=path))
+            except (DataError, FileNotFoundError):
+                continue
+            return f"reads records of path {path}"
+    return ""
+
+
+def reading_twice_gives_the_same_rows(part: SourcePart) -> str:
+    """x float32 and y int64, one of each a record. Of sources that need no file."""
+    if part.place or part.name == "python":
+        return ""
+    one, other = part.read(Origin()), part.read(Origin())
+    if one.x.dtype != np.float32 or one.y.dtype != np.int64 or len(one.x) != len(one.y):
+        return "records are not x float32 and y int64 of one length"
+    same = np.array_equal(one.x, other.x, equal_nan=True) and np.array_equal(one.y, other.y)
+    return "" if same else "two readings differ"
+
+
+@dataclass(frozen=True)
+class _Rule:
+    kind: str
+    classes_per_device: int = 2
+    alpha: float = 0.5
+
+
+def each_record_is_dealt_once_and_by_the_seed(part: PartitionPart) -> str:
+    """Of a published data set."""
+    y = np.arange(200) % 5
+    shares, again = (part.deal(y, 7, _Rule(part.name), 1) for _ in range(2))
+    if len(shares) != 7 or sorted(np.concatenate(shares).tolist()) != list(range(200)):
+        return "some record has no device, or two"
+    same = all(np.array_equal(a, b) for a, b in zip(shares, again, strict=True))
+    return "" if same else "one seed deals in two ways"
+
+
+def one_own_record_more_moves_no_other(part: PartitionPart) -> str:
+    """The record-level guarantee of a fleet that shares a file needs that."""
+    words = np.random.default_rng(0).integers(0, 2**63, 200).astype(np.uint64) * np.uint64(2)
+    y, rule = np.arange(200) % 5, _Rule(part.name)
+    whole = part.place(words, y, 7, rule, 1, 5)
+    if whole.shape != (200,) or whole.min() < 0 or whole.max() >= 7:
+        return "some record has no device"
+    for index in range(0, 200, 23):
+        rest = part.place(np.delete(words, index), np.delete(y, index), 7, rule, 1, 5)
+        if not np.array_equal(rest, np.delete(whole, index)):
+            return f"without record {index} others have other devices"
+    return ""
+
+
+LAWS: dict[str, tuple[Callable[[Any], str], ...]] = {
+    "aggregation": (
+        the_order_of_arrival_changes_nothing,
+        uploads_that_agree_are_the_result,
+        the_result_lies_between_the_uploads,
+        it_works_with_the_fewest_uploads_it_asks_for,
+        it_counts_no_more_uploads_than_there_are,
+        the_largest_numbers_stay_finite,
+        a_batch_is_never_in_memory_as_a_whole,
+    ),
+    "features": (
+        features_are_finite_and_of_norm_at_most_one,
+        a_records_features_do_not_depend_on_the_batch,
+        the_graph_gives_what_the_map_gives,
+    ),
+    "methods": (
+        the_plan_counts_exchanges_and_rounds,
+        whatever_the_records_an_answer_has_its_public_form_and_price,
+        one_stream_of_chance_gives_one_answer,
+    ),
+    "stages": (an_update_keeps_its_form, what_protects_has_a_price),
+    "models": (
+        weights_are_named_once_and_begin_finite,
+        the_graph_gives_probabilities_of_each_record_alone,
+    ),
+    "sources": (without_its_files_it_is_refused_by_name, reading_twice_gives_the_same_rows),
+    "partitions": (each_record_is_dealt_once_and_by_the_seed, one_own_record_more_moves_no_other),
+}
