@@ -45,12 +45,7 @@ def split_once(
         raise DataError(
             f"must be in [0, 1], got {evaluation_share}", where="evaluation_share", fix="use 0.1"
         )
-    if len(split_key) != _KEY_BYTES:
-        raise DataError(
-            f"has {len(split_key)} bytes, wanted {_KEY_BYTES}",
-            where="split key",
-            fix="restore the file from a backup",
-        )
+    _check_key(split_key, "split key")
     below = math.floor(evaluation_share * 2.0**64)
     chosen = np.array(
         [
@@ -87,12 +82,7 @@ def load_split_key(path: Path) -> bytes:
     """
     if path.exists():
         key = path.read_bytes()
-        if len(key) != _KEY_BYTES:
-            raise DataError(
-                f"has {len(key)} bytes, wanted {_KEY_BYTES}",
-                where=str(path),
-                fix="restore the file from a backup",
-            )
+        _check_key(key, str(path))
         return key
     path.parent.mkdir(parents=True, exist_ok=True)
     made = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
@@ -107,3 +97,12 @@ def load_split_key(path: Path) -> bytes:
     finally:
         made.unlink()
     return load_split_key(path)
+
+
+def _check_key(key: bytes, where: str) -> None:
+    if len(key) != _KEY_BYTES:
+        raise DataError(
+            f"has {len(key)} bytes, wanted {_KEY_BYTES}",
+            where=where,
+            fix="restore the file from a backup",
+        )
