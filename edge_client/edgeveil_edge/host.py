@@ -104,7 +104,7 @@ class DeviceHost:
             self._say(line.format(**report.data))
 
     def perform(self, task: object) -> object:
-        """Do one task; `Failed` and `Declined` are outcomes, not errors."""
+        """Do one task; `WorkFailed` and `NoAnswer` are outcomes, not errors."""
         match task:
             case OpenPackage(manifest=manifest, blob=blob):
                 return self._open(manifest, blob)

@@ -172,7 +172,7 @@ class JobClosed:
 
 @dataclass
 class DeviceMemory:
-    """What survives a restart; the host loads it and applies the `Store` items to it."""
+    """What survives a restart; the host loads it and applies the `Persist` items to it."""
 
     seen: dict[bytes, ManifestMark] = field(default_factory=dict)
     jobs: dict[bytes, None] = field(default_factory=dict)  # known, the oldest first

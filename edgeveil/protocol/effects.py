@@ -60,13 +60,6 @@ class PeerConnected:
 
 
 @dataclass(frozen=True)
-class PeerDisconnected:
-    """The link towards this peer is down."""
-
-    peer: Address
-
-
-@dataclass(frozen=True)
 class MessageReceived:
     """A message came; `sender` is what the broker's topic says, not yet proven."""
 
@@ -103,7 +96,7 @@ class Command:
     what: object
 
 
-Event = PeerConnected | PeerDisconnected | MessageReceived | Timer | WorkDone | Command
+Event = PeerConnected | MessageReceived | Timer | WorkDone | Command
 
 
 # --- effects ------------------------------------------------------------------------------

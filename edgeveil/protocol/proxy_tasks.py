@@ -135,7 +135,7 @@ class JobEnded:
 
 @dataclass(frozen=True)
 class KeepBroadcast:
-    """Check the digest of what came and make it durable; outcome `KeptBroadcast`, or `Failed`."""
+    """Check the digest of what came, make it durable; outcome `KeptBroadcast` or `WorkFailed`."""
 
     signed: Envelope
     header: BroadcastHeader
@@ -143,7 +143,9 @@ class KeepBroadcast:
 
 @dataclass(frozen=True)
 class ShuffleRound:
-    """Write every group's segments in an order of its own; outcome `ShuffledBatch`, or `Failed`.
+    """Write every group's segments in an order of its own.
+
+    Outcome `ShuffledBatch` or `WorkFailed`.
 
     With `keep_order` they stay in the order of `uploads`, which is that in which they came.
     `uploads` are (slot, groups): a slot of the round's file is `slot_bytes` long and holds the
@@ -173,7 +175,7 @@ class ShuffledBatch:
 
 @dataclass
 class ProxyMemory:
-    """What survives a restart; the host loads it, the machine changes it with `Store` effects."""
+    """What survives a restart; the host loads it, the machine changes it with `Persist` effects."""
 
     kept: dict[bytes, KeptBroadcast] = field(default_factory=dict)  # by blob digest, oldest first
     uploads: list[UploadKept] = field(default_factory=list)

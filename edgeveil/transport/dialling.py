@@ -1,4 +1,8 @@
-"""Dialling (DNS, TCP, TLS) blocks: it runs in a thread, and is given up after a time."""
+"""Reaching a broker: dialling, TLS, and in words why a broker cannot be used.
+
+Dialling (DNS, TCP, TLS) blocks: it runs in a thread, and is given up after a time. Whatever goes
+wrong on the way to a working connection is one `BrokerError` that says what, where and the fix.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from edgeveil.errors import BrokerError
-from edgeveil.transport import dialling
 from edgeveil.transport.link import BrokerAddress
 
 _DIALLERS = ThreadPoolExecutor(max_workers=16, thread_name_prefix="edgeveil-dial")
@@ -32,7 +35,7 @@ async def dial_in_thread(
     except BaseException as error:
         job.add_done_callback(lambda _: abandon())
         if isinstance(error, (OSError, ValueError, TimeoutError)):
-            raise dialling.dial_fault(error, address) from None
+            raise dial_fault(error, address) from None
         raise
 
 
@@ -40,15 +43,16 @@ async def dial_in_thread(
 
 
 def client_context(
-    ca_file: str | None, cert_file: str | None, key_file: str | None
+    ca_file: Path | None, cert_file: Path | None, key_file: Path | None
 ) -> ssl.SSLContext:
     """A context that checks the broker's certificate and name, with our own certificate if given.
 
-    Raises BrokerError when a file is missing or is not what it should be.
+    The system's roots or one CA; TLS 1.2 or newer. Raises BrokerError when a file is missing or is
+    not what it should be.
     """
     for path in (ca_file, cert_file, key_file):
         if path is not None and not Path(path).is_file():
-            raise BrokerError("this TLS file does not exist", where=path, fix="check the path")
+            raise BrokerError("this TLS file does not exist", where=str(path), fix="check the path")
     try:
         context = ssl.create_default_context(cafile=ca_file)
     except ssl.SSLError:
@@ -64,14 +68,13 @@ def client_context(
         except ssl.SSLError:
             raise BrokerError(
                 "the client certificate and its key do not fit together",
-                where=cert_file,
+                where=str(cert_file),
                 fix="give the certificate's own unencrypted key as key_file",
             ) from None
     return context
 
 
 # --- why a broker cannot be used, in words --------------------------------------------------
-
 
 UNSUPPORTED_PROTOCOL = 132
 

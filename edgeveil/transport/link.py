@@ -1,10 +1,15 @@
-"""What the processes see of a connection; the same over MQTT and in memory."""
+"""What the processes see of a connection, over MQTT or in memory, and where they speak on it.
+
+Topics belong to two broker domains. A device's topics carry its id, never its name. They have at
+most seven levels; no message is retained, and no device subscribes with a wildcard.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -137,9 +142,9 @@ class LinkSettings:
     client_id: str
     username: str | None = None
     password: str | None = field(default=None, repr=False)
-    ca_file: str | None = None
-    cert_file: str | None = None
-    key_file: str | None = None
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
     protocol: int = 5
     keepalive_s: int = 60
     packet_bytes: int = 65536
@@ -162,7 +167,6 @@ def overhead_bytes(topic: str) -> int:
 
 
 # --- topics ---------------------------------------------------------------------------------
-
 
 ROOT = "edgeveil/v1"
 ALL_DOWN = f"{ROOT}/all/down"

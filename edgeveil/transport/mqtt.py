@@ -1,8 +1,8 @@
 """The MQTT client: the only file that knows paho. One `MqttConnection` is one connection.
 
 paho's own thread uses select(), which ends at 1024 descriptors; here the asyncio loop watches the
-socket, and only dialling (DNS, TCP, TLS) runs in a thread. A session is never reused: each
-connection starts clean, and what must survive lies in the caller's queue.
+socket, and only dialling (DNS, TCP, TLS) runs in a thread. No connection is reused: each one
+starts clean, and what must survive lies in the caller's queue.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import socket
 import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from paho.mqtt import client as paho
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
@@ -29,6 +29,7 @@ from edgeveil.transport.link import LinkDown, LinkSettings, overhead_bytes
 
 _LOG = logging.getLogger("edgeveil.link")
 _MISC_S = 5.0
+_PACKETS_PER_WAKE = 32  # so that one busy link does not starve the others
 _SUBACK_S = 10.0
 _RECEIVE_MESSAGES = 256  # how many the broker may send before we acknowledge (MQTT 5)
 
@@ -296,38 +297,16 @@ def _misc_s(keepalive_s: int) -> float:
     return max(0.2, min(_MISC_S, keepalive_s / 4))
 
 
-# --- a client library on the asyncio loop ---------------------------------------------------
-
-
-_PACKETS_PER_WAKE = 32  # so that one busy link does not starve the others
-
-
-class ClientLoop(Protocol):
-    """What the client does when its socket is ready, and every few seconds; 0 means success."""
-
-    def loop_read(self) -> int:
-        """Read at most a packet or two."""
-        ...
-
-    def loop_write(self) -> int:
-        """Write what the socket takes."""
-        ...
-
-    def loop_misc(self) -> int:
-        """Keep the connection alive."""
-        ...
-
-
 class SocketLoop:
-    """Watches one socket from `attach` to `detach`.
+    """Drives paho from the asyncio loop: watches its socket from `attach` to `detach`.
 
     `on_end(reason)` is called when a step fails; `note_packet` must be called for each packet
     that was handled, so that a wake-up can go on while there is more to read.
     """
 
-    def __init__(self, steps: ClientLoop, on_end: Callable[[str], None], misc_s: float) -> None:
+    def __init__(self, client: paho.Client, on_end: Callable[[str], None], misc_s: float) -> None:
         self._loop = asyncio.get_running_loop()
-        self._steps, self._on_end, self._misc_s = steps, on_end, misc_s
+        self._client, self._on_end, self._misc_s = client, on_end, misc_s
         self._sock: socket.socket | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._packets, self._paused = 0, False
@@ -389,17 +368,17 @@ class SocketLoop:
             if self._sock is None or self._paused:
                 return
             seen = self._packets
-            self._step(self._steps.loop_read)
+            self._step(self._client.loop_read)
             if self._packets == seen:
                 break
         if isinstance(self._sock, ssl.SSLSocket) and self._sock.pending():
             self._loop.call_soon(self._readable)
 
     def _writable(self) -> None:
-        self._step(self._steps.loop_write)
+        self._step(self._client.loop_write)
 
     def _misc(self) -> None:
-        self._step(self._steps.loop_misc)
+        self._step(self._client.loop_misc)
         if self._sock is not None:
             self._timer = self._loop.call_later(self._misc_s, self._misc)
 

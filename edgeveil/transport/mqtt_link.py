@@ -1,4 +1,7 @@
-"""`MqttLink`: one session after another, with subscriptions, bounds and waiting times kept."""
+"""`MqttLink`: one connection after another, with subscriptions, bounds and waiting times kept.
+
+A process makes it from its site file's broker block, and lets it feed a machine's runtime.
+"""
 
 from __future__ import annotations
 
@@ -293,19 +296,15 @@ def link_settings(
         client_id=f"{client_id}-{secrets.token_hex(4)}",
         username=broker.username,
         password=read_password(broker.password_file),
-        ca_file=_text(broker.ca_file),
-        cert_file=_text(broker.cert_file),
-        key_file=_text(broker.key_file),
+        ca_file=broker.ca_file,
+        cert_file=broker.cert_file,
+        key_file=broker.key_file,
         protocol=broker.protocol,
         keepalive_s=broker.keepalive_s,
         backoff_cap_s=broker.backoff_cap_s,
         packet_bytes=packet_bytes,
         will=will,
     )
-
-
-def _text(path: Path | None) -> str | None:
-    return str(path) if path else None
 
 
 def read_password(path: Path | None) -> str | None:
@@ -358,9 +357,8 @@ class RuntimeLink:
 
         def state(connected: bool, reason: str) -> None:
             on_state(connected, reason)
-            runtime.post(
-                fx.PeerConnected(self._peer) if connected else fx.PeerDisconnected(self._peer)
-            )
+            if connected:
+                runtime.post(fx.PeerConnected(self._peer))
 
         self.link.on_message, self.link.on_state = on_message, state
         await self.link.subscribe(self._topics)

@@ -1,7 +1,7 @@
 """Runs one machine: events in, effects out, in order, on an asyncio loop.
 
 The machine is fed by one task, so it never sees two events at once. `Work` runs in the given
-executor and comes back as `Done`. A publication that fails because the link is down is dropped:
+executor and comes back as `WorkDone`. A publication that fails because the link is down is dropped:
 every message that matters is sent again by the machine's own timers.
 """
 
@@ -178,8 +178,8 @@ class Runtime:
     async def _settle(self, effects: list[fx.Effect]) -> None:
         """Let them happen in their order.
 
-        From the first `Store` on, effects wait until all stores are made, in one write: nothing is
-        said before what it rests on is durable.
+        From the first `Persist` on, effects wait until all items are durable, by one write: nothing
+        is said before what it rests on.
         """
         self._since_s = time.monotonic()
         items = [effect.item for effect in effects if isinstance(effect, fx.Persist)]
@@ -267,7 +267,7 @@ class Runtime:
 
 
 def perform(host: Host, task: object, log: logging.Logger) -> object:
-    """The host's outcome, or `Failed` with the reason: work never takes a process down."""
+    """The host's outcome, or `WorkFailed` with the reason: work never takes a process down."""
     try:
         return host.perform(task)
     except ProtocolError as error:

@@ -292,8 +292,7 @@ def _rate(options: LoadOptions, generators: int) -> float | None:
 def _context(address: BrokerAddress, options: LoadOptions) -> ssl.SSLContext | None:
     if not address.tls:
         return None
-    files = (options.ca, options.cert, options.key)
-    return client_context(*(str(path) if path else None for path in files))
+    return client_context(options.ca, options.cert, options.key)
 
 
 # --- as the leader says ---

@@ -133,7 +133,7 @@ class Ear:
         self.heard.append(event)
 
 
-def test_a_session_routes_messages_states_and_publications() -> None:
+def test_a_link_routes_messages_states_and_publications() -> None:
     session = RuntimeLink(
         LinkSettings("mqtt://127.0.0.1:1", "x"),
         [link.CLOUD_IN],
@@ -158,7 +158,6 @@ def test_a_session_routes_messages_states_and_publications() -> None:
         fx.PeerConnected(fx.ProxyAddress()),
         (fx.CloudAddress(), b"12345"),
         (None, b"1"),
-        fx.PeerDisconnected(fx.ProxyAddress()),
     ]
     assert states == [(True, ""), (False, "gone")]
     assert wire.sent == [(link.device_down(ID), b"123")]
