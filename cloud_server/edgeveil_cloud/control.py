@@ -15,12 +15,12 @@ from edgeveil.parts.models import runs_python
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CloudMachine, CloudState
 from edgeveil.protocol.cloud_tasks import CancelJob, RepeatEnd, StartJob
-from edgeveil.transport.runtime import Runtime
+from edgeveil.transport.runtime import Runner
 from edgeveil_cloud.host import LOG, CloudHost
-from edgeveil_cloud.jobs import wire_id
 from edgeveil_cloud.rehearsal import rehearse_job
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_records import JobEntry
+from edgeveil_cloud.store_tables import JobEntry
+from edgeveil_cloud.stored_jobs import wire_id
 
 LOOK_S = 0.5
 TELL_AGAIN = 16  # as many ends as a proxy keeps
@@ -34,13 +34,13 @@ class Control:
         store: Store,
         host: CloudHost,
         machine: CloudMachine,
-        runtime: Runtime,
+        runner: Runner,
         queue: int,
         *,
         python_models: bool = False,
     ) -> None:
         self._store, self._host, self._machine = store, host, machine
-        self._runtime, self._queue, self._python_models = runtime, queue, python_models
+        self._runner, self._queue, self._python_models = runner, queue, python_models
         self._poke = asyncio.Event()
         self._waiting: tuple[str, int] | None = None
         self._given = ""  # the job that the machine was given last
@@ -92,11 +92,11 @@ class Control:
         # A job that ran before a restart may wait for devices now, unknown to the machine.
         if entry.status == "running" and job == self._given:
             self._cancelled = job
-            self._runtime.post(fx.Command(CancelJob(wire_id(job))))
+            self._runner.post(fx.Command(CancelJob(wire_id(job))))
             return
         self._store.cancel(job)
         if entry.started_at is not None:
-            self._runtime.post(fx.Command(RepeatEnd(wire_id(job), "cancelled")))
+            self._runner.post(fx.Command(RepeatEnd(wire_id(job), "cancelled")))
 
     def resume(self, job: str) -> None:
         """Let a paused job go on at its round. Raises UnknownJob, or StoreError if it is not."""
@@ -116,7 +116,7 @@ class Control:
             "enrolled": counts.enrolled,
             "queued": counts.jobs.get("queued", 0),
             "paused": counts.jobs.get("paused", 0),
-            "refused": dict(self._runtime.refusals.counts),
+            "refused": dict(self._runner.refused),
         }
 
     async def run(self) -> None:
@@ -131,7 +131,7 @@ class Control:
     def tell_ends(self) -> None:
         """Say again how the newest jobs ended: the process may have died before it was heard."""
         for old in [entry for entry in self._store.jobs() if entry.ended][-TELL_AGAIN:]:
-            self._runtime.post(fx.Command(RepeatEnd(wire_id(old.id), old.status)))
+            self._runner.post(fx.Command(RepeatEnd(wire_id(old.id), old.status)))
 
     def look(self) -> None:
         """Start the next job if none runs."""
@@ -141,9 +141,13 @@ class Control:
             self._cancel_paused()
         entry = self._store.next_job()
         if entry is not None and self._ready(entry):
-            self._given = entry.id
-            self._store.set_status(entry.id, "running")
-            self._runtime.post(fx.Command(self._start(entry)))
+            self.start(entry)
+
+    def start(self, entry: JobEntry) -> None:
+        """Give a job to the machine, which runs none."""
+        self._given = entry.id
+        self._store.set_status(entry.id, "running")
+        self._runner.post(fx.Command(self._start(entry)))
 
     def _cancel_paused(self) -> None:
         """A job may have paused before the machine heard that it is cancelled."""

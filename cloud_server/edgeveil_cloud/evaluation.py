@@ -13,10 +13,11 @@ from edgeveil.evaluation.accuracy import HeldOutTest, ModelScore
 from edgeveil.evaluation.clustering import ClusterScores, Noise, cluster_scores
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.aggregation.rule import Score
-from edgeveil.parts.exchange import Array, Exchange
+from edgeveil.parts.exchange import Array
 from edgeveil.parts.methods.fm_sums import own_weights
 from edgeveil.privacy.events import LaplaceEvent
 from edgeveil.privacy.laplace_mechanism import noise_law
+from edgeveil.round_context import RoundContext
 
 LOG = logging.getLogger("edgeveil.cloud")
 
@@ -45,16 +46,18 @@ class Evaluation:
             )
 
     def score(
-        self, plan: Plan, exchange: Exchange, graph: bytes, state: Mapping[str, Array]
+        self, context: RoundContext, graph: bytes, state: Mapping[str, Array]
     ) -> Score | None:
         """How an upload is scored; None where the job's rule does not ask for it."""
+        plan = context.plan
         asked, test = plan.rule.validation_records, self._fitting(plan)
         if not asked or test is None:
             return None
         held = self._on(test, graph, slice(asked))
 
         def right(segments: Mapping[str, Array]) -> int:
-            return held.right(self.weights(plan, plan.cloud.absorb(state, exchange, segments, 1)))
+            after = plan.cloud.absorb(state, context.exchange, segments, 1)
+            return held.right(self.weights(plan, after))
 
         return right
 
@@ -63,14 +66,15 @@ class Evaluation:
         return {**plan.cloud.model(state), **own_weights(plan.setting, self._fitting(plan))}
 
     def tested(
-        self, plan: Plan, exchange: Exchange, graph: bytes, state: Mapping[str, Array]
+        self, context: RoundContext, graph: bytes, state: Mapping[str, Array]
     ) -> ModelScore | None:
         """How the model after a training round does on the test records.
 
         None without test records, or where the job is about records of another form.
         """
+        plan = context.plan
         test = self._fitting(plan)
-        if test is None or exchange.number == 0:
+        if test is None or context.exchange.number == 0:
             return None
         held = self._on(test, graph, slice(plan.rule.validation_records, None))
         return held.tested(self.weights(plan, state))
@@ -93,11 +97,11 @@ class Evaluation:
         return None
 
 
-def clusters(plan: Plan, exchange: Exchange, vectors: list[Array]) -> ClusterScores | None:
+def clusters(context: RoundContext, vectors: list[Array]) -> ClusterScores | None:
     """Scores of the inferences uploaded in one exchange; None where none were asked for."""
-    if not exchange.infer:
+    if not context.exchange.infer:
         return None
-    wanted = plan.job.unsupervised
+    plan, wanted = context.plan, context.job.unsupervised
     rows = [vector.astype(np.float64) for vector in vectors]
     stack = np.stack(rows) if rows else np.zeros((0, plan.job.data.classes))
     event = plan.softmax_event()

@@ -1,4 +1,4 @@
-"""What the cloud's process does for its machine: seal, absorb, commit, release, record."""
+"""What the cloud's process does for its machine: seal, commit, release, record."""
 
 from __future__ import annotations
 
@@ -27,17 +27,14 @@ from edgeveil.protocol.cloud_tasks import (
     pause_advice,
 )
 from edgeveil.protocol.sealed import Sealing
-from edgeveil_cloud.absorbing import Absorber
+from edgeveil_cloud.broadcasts import Choose, Limits, RoundMarks, Sealer, TooFewDevices, draw
+from edgeveil_cloud.commit_round import RoundCommitter
 from edgeveil_cloud.evaluation import Evaluation
-from edgeveil_cloud.jobs import Jobs
-from edgeveil_cloud.jobs import wire_id as wire_id
-from edgeveil_cloud.recording import Recorder
-from edgeveil_cloud.rounds import Choose, TooFewDevices, draw
-from edgeveil_cloud.sealing import Limits, RoundMarks, Sealer
-from edgeveil_cloud.spool import BatchSpool
+from edgeveil_cloud.round_report import Recorder, job_summary
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_records import StoreError
-from edgeveil_cloud.summary import job_summary
+from edgeveil_cloud.store_tables import StoreError
+from edgeveil_cloud.stored_jobs import StoredJobs
+from edgeveil_cloud.validate_batch import BatchSpool
 
 LOG = logging.getLogger("edgeveil.cloud")
 EVENTS = ("job_started", "batch", "round_repeated", "all_declined")  # what a job's events tell
@@ -66,7 +63,7 @@ class CloudHost:
         random_bytes: RandomBytes = os_random,
     ) -> None:
         self._store, self._clock = store, clock
-        self.jobs = Jobs(store)
+        self.jobs = StoredJobs(store)
         self._spool = BatchSpool(spool_dir)
         self._marks = RoundMarks()
         evaluation = self.evaluation = Evaluation(test)
@@ -74,7 +71,7 @@ class CloudHost:
         self._sealer = Sealer(
             store, self.jobs, evaluation, limits, self._marks, clock, sealing, choose
         )
-        self._absorber = Absorber(
+        self._committer = RoundCommitter(
             store,
             self.jobs,
             evaluation,
@@ -161,7 +158,7 @@ class CloudHost:
             case SealRound():
                 return self._sealer.round(task)
             case Absorb(batch=batch):
-                return self._absorber.absorb(batch, lambda: self._spool.whole(batch.blob))
+                return self._committer.commit(batch, lambda: self._spool.whole(batch.blob))
             case SealRelease(job_id=job_id):
                 return self._sealer.release(self.jobs.entry(job_id))
         return fx.WorkFailed("unknown task")

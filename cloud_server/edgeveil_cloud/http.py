@@ -1,5 +1,7 @@
 """The cloud's local HTTP control: submit, list, watch, resume and cancel jobs, fetch the models.
 
+Served on a thread of its own, so that it answers whatever holds the cloud's work up.
+
 Bound to 127.0.0.1 by default. Everything but `/healthz`, `/metrics` too, wants `Authorization:
 Bearer <token>` with the token of a file that only the cloud's owner can read. Answers are JSON; an
 error is `{"what": …, "fix": …}`, a refused job `{"problems": [...]}`.
@@ -9,7 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict
 from typing import Any, Protocol, TypeVar
 
@@ -17,16 +21,19 @@ from aiohttp import web
 
 from edgeveil.errors import ConfigError, EdgeVeilError
 from edgeveil.parts.features.onnx import check_size
-from edgeveil.transport.http import Health
+from edgeveil.transport.http import Health, HttpServer, serve
 from edgeveil.transport.metrics import Metrics
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_records import JobEntry, StoreAway, StoredEvent, StoreError, UnknownJob
+from edgeveil_cloud.store_tables import JobEntry, StoreAway, StoredEvent, StoreError, UnknownJob
 
 MAX_BODY_BYTES = 1 << 20
 MAX_WAIT_S = 30.0
 _POLL_S = 0.1
 _PAGE = 1000
 _CHUNK_BYTES = 1 << 16
+ANSWER_S = 30.0
+_LOOK_S = 0.1
+_BROUGHT = "what was asked for may still be done: look before you ask again"
 
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -251,3 +258,83 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 def _refusal(status: int, what: str, fix: str) -> web.Response:
     return web.json_response({"what": what, "fix": fix}, status=status)
+
+
+# --- on a thread of its own ---
+
+
+class ControlDesk:
+    """Takes questions to the cloud's own event loop, which alone touches store and machine.
+
+    Refuses at once while the database is away (`away()`), and what has no answer in `ANSWER_S`.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, away: Callable[[], bool]) -> None:
+        self._loop, self._away = loop, away
+
+    async def __call__(self, question: Callable[[], T], /) -> T:
+        """What `question` returns or raises, or StoreAway."""
+        if self._away():
+            raise StoreAway("the database does not answer", fix="try again when it is back")
+
+        asked: Future[T] = Future()
+        self._loop.call_soon_threadsafe(_answer, question, asked)
+        answer = asyncio.wrap_future(asked)
+        end_s = asyncio.get_running_loop().time() + ANSWER_S
+        while not (await asyncio.wait([answer], timeout=_LOOK_S))[0]:
+            if self._away():
+                answer.cancel()
+                raise StoreAway("the database does not answer", fix=_BROUGHT)
+            if asyncio.get_running_loop().time() > end_s:
+                answer.cancel()
+                raise StoreAway(f"the cloud did not answer for {ANSWER_S:.0f} s", fix=_BROUGHT)
+        return answer.result()
+
+
+def _answer(question: Callable[[], T], asked: Future[T]) -> None:
+    if not asked.set_running_or_notify_cancel():
+        return  # nobody waits any more
+    try:
+        asked.set_result(question())
+    except BaseException as error:
+        asked.set_exception(error)
+
+
+class HttpThread:
+    """An application that is served on an event loop of its own, from `start` to `stop`."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, daemon=True, name="edgeveil-http"
+        )
+        self._server: HttpServer | None = None
+
+    @property
+    def url(self) -> str:
+        """Address for clients on this machine; empty while it is not served."""
+        return self._server.url if self._server is not None else ""
+
+    async def start(self, app: web.Application, host: str, port: int) -> None:
+        """Serve `app`. Raises UsageError if the port cannot be had."""
+        self._thread.start()
+        try:
+            self._server = await self._there(serve(app, host, port))
+        except BaseException:
+            self._end()
+            raise
+
+    async def stop(self) -> None:
+        """Stop listening; open requests get a moment to end."""
+        if self._server is not None:
+            await self._there(self._server.stop())
+            self._server = None
+            self._end()
+
+    async def _there(self, what: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(what, self._loop))
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()

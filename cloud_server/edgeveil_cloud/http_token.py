@@ -1,4 +1,7 @@
-"""The secret that the cloud's HTTP control asks for: one file that only its owner can read."""
+"""The secret that the cloud's HTTP control asks for: one file that only its owner can read.
+
+A file of its own: clients read it too, which need no web server.
+"""
 
 from __future__ import annotations
 

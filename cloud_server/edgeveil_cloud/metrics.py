@@ -19,7 +19,7 @@ from edgeveil.protocol.cloud_tasks import Absorb, Broadcast, RoundCommit, SealRo
 from edgeveil.transport.metrics import Metrics, gauge
 from edgeveil_cloud.host import CloudHost
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_records import TRANSITIONS
+from edgeveil_cloud.store_tables import TRANSITIONS
 
 ROUND_BUCKETS_S = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3600.0, 86400.0)
 JOBS_KEPT = 16  # whose ε is shown

@@ -30,7 +30,6 @@ from edgeveil.parts.features import backbone_digests
 from edgeveil.parts.models import runs_python
 from edgeveil.parts.models.softmax_head import bake
 from edgeveil.privacy.sampler import os_random
-from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES
 from edgeveil.protocol.sealed import (
     JobPackage,
     Package,
@@ -40,10 +39,11 @@ from edgeveil.protocol.sealed import (
     pack_tensors,
     unpack_tensors,
 )
+from edgeveil.round_context import RoundContext
+from edgeveil_cloud.broadcasts import Limits
+from edgeveil_cloud.commit_round import aggregate
 from edgeveil_cloud.evaluation import Evaluation, clusters
-from edgeveil_cloud.opening import Opened
-from edgeveil_cloud.rounds import aggregate
-from edgeveil_cloud.sealing import Limits
+from edgeveil_cloud.validate_batch import ValidatedBatch
 
 RECORDS = 16  # of a made-up device
 _FAR = 1e-3  # of a probability: rounding alone makes no such difference
@@ -127,21 +127,21 @@ class _Rehearsal:
                 model, x = plan.cloud.model(self._state), self._test.x[:RECORDS]
                 vector = rehearsed_softmax(plan, graph, model, x)
             with _stage("clusters of inferences", "unsupervised"):
-                clusters(plan, exchange, [vector])
+                clusters(RoundContext.of(plan, exchange.index), [vector])
 
     def _absorb(self, exchange: Exchange, graph: bytes, upload: dict[str, Array]) -> None:
         """A batch of one upload, again and again, as many as the rule needs."""
-        plan, rule = self._plan, self._plan.rule
-        self._check_sizes(exchange)
+        rule, context = self._plan.rule, RoundContext.of(self._plan, exchange.index)
+        self._check_sizes(context)
         with _stage(f"aggregation of {exchange.label}", "aggregation"):
             ruled = rule.sums or exchange.phase == TRAIN
-            least = max(plan.job.round.min_batch, rule.least if ruled else 1)
-            opened = Opened(arrays={name: [array] * least for name, array in upload.items()})
-            score = self._evaluation.score(plan, exchange, graph, self._state)
-            state, _ = aggregate(plan, exchange, self._state, opened, os_random, score)
+            least = max(context.min_batch, rule.least if ruled else 1)
+            batch = ValidatedBatch({name: [array] * least for name, array in upload.items()})
+            score = self._evaluation.score(context, graph, self._state)
+            state, _ = aggregate(context, self._state, batch, os_random, score)
             self._state = unpack_tensors(pack_tensors(state))
         with _stage("the test of a model", self._network):
-            self._evaluation.tested(plan, exchange, graph, self._state)
+            self._evaluation.tested(context, graph, self._state)
 
     # --- the final model ---
 
@@ -176,20 +176,19 @@ class _Rehearsal:
             backbones = tuple(self._plan.artifacts[one] for one in digests)
             self._check_blob("the job", JobPackage(self._plan.job.canonical(), graph, backbones))
 
-    def _check_sizes(self, exchange: Exchange) -> None:
-        plan, limit = self._plan, self._limits.batch_bytes
-        tensors = pack_tensors(plan.cloud.package(self._state, exchange))
-        model = pack_tensors(plan.cloud.model(self._state)) if exchange.infer else b""
+    def _check_sizes(self, context: RoundContext) -> None:
+        exchange, cloud = context.exchange, self._plan.cloud
+        tensors = pack_tensors(cloud.package(self._state, exchange))
+        model = pack_tensors(cloud.model(self._state)) if exchange.infer else b""
         with _stage(exchange.label, self._network):
             self._check_blob(
                 "its broadcast",
                 RoundPackage(exchange.phase, exchange.number, exchange.infer, tensors, model),
             )
-            sizes = sum(g.padded_bytes + SEAL_OVERHEAD_BYTES for g in plan.groups(exchange))
-            if self._recipients * sizes > limit:
+            if self._recipients * context.upload_bytes > self._limits.batch_bytes:
                 raise DataError(
-                    f"{self._recipients} uploads of {sizes} bytes pass the cloud's limit of"
-                    f" {limit} bytes a batch",
+                    f"{self._recipients} uploads of {context.upload_bytes} bytes pass the cloud's"
+                    f" limit of {self._limits.batch_bytes} bytes a batch",
                     fix="raise limits.spool_bytes at cloud and proxy, or learn a smaller model",
                 )
 

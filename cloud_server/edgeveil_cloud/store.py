@@ -1,49 +1,58 @@
 """The cloud's durable memory: jobs, rounds, states, events, keys. SQLAlchemy Core.
 
-Each method is one transaction. Everything a round changes is committed by `commit_exchange`
-at once, so a crash at any point resumes at the last committed exchange.
+Theory of operation. Each method is one transaction, and everything a round changes is committed by
+`commit_exchange` at once, so that a crash at any point resumes at the last committed exchange. A
+method that is tried again after its answer was lost finds what it did before. A round's secret is
+there from before its broadcast until its commit, and is then overwritten; before a batch is opened
+that is noted (`open_batch`), so that no other batch of the attempt ever is.
 """
 
 from __future__ import annotations
 
+import hashlib
+import secrets
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import sqlalchemy as sa
 
-from edgeveil_cloud import store_schema as tables
-from edgeveil_cloud.store_engine import MEMORY, open_engine
-from edgeveil_cloud.store_keys import (
-    last_attempt,
-    read_enrolled,
-    round_key,
-    write_enrolled,
-    write_round_key,
+from edgeveil_cloud import store_tables as tables
+from edgeveil_cloud.database import MEMORY, forget_old_pages, open_engine, transaction
+from edgeveil_cloud.store_tables import (
+    ENDED,
+    TRANSITIONS,
+    BatchOpening,
+    Counts,
+    ExchangeRecord,
+    JobEntry,
+    LastCommit,
+    Status,
+    StoredEvent,
+    StoredRelease,
+    StoreError,
+    UnknownJob,
 )
-from edgeveil_cloud.store_models import find_backbone, find_release, write_backbone, write_release
-from edgeveil_cloud.store_queue import JobQueue
-from edgeveil_cloud.store_records import ExchangeRecord, LastCommit, StoredRelease, StoreError
-from edgeveil_cloud.store_rows import (
-    absorbed_in,
-    any_opened,
-    exchange_of,
-    last_commit,
-    write_commit,
-    write_opening,
-)
-from edgeveil_cloud.store_transaction import transaction
+
+HASH_BYTES = 32
+EVENTS_KEPT = 10_000  # of each job
+_SWEEP_EVERY = 256  # events between two looks for old ones
 
 
-class Store(JobQueue):
+class Store:
     """Opened by URL: `sqlite:///state/cloud.db`, `sqlite://` (memory), `postgresql://…`.
 
-    Safe to share between the threads of one process. Raises StoreError if the database cannot
-    be opened or was written by a newer version.
+    Safe to share between the threads of one process. `now_s` gives seconds since 1970. Raises
+    StoreError if the database cannot be opened or was written by a newer version.
     """
 
     def __init__(self, url: str = MEMORY, *, now_s: Callable[[], float] = time.time) -> None:
-        super().__init__(open_engine(url), now_s)
+        self._engine, self._now_s, self._lock = open_engine(url), now_s, threading.RLock()
+        self.away = False  # whether a transaction waits for the database's return at this moment
+        self._said: set[str] = set()  # jobs with events that are not committed yet
+        self._heard: Counter[str] = Counter()
         self._prepare()
 
     @transaction
@@ -63,6 +72,249 @@ class Store(JobQueue):
         with self._lock:
             self._engine.dispose()
 
+    # --- jobs: submitted, taken up, moved on, ended ---
+
+    def submit_job(
+        self, name: str, canonical: bytes, digest: bytes, *, queue_limit: int = 100
+    ) -> JobEntry:
+        """Queue a job under a new id. StoreError if `queue_limit` jobs already wait."""
+        # Drawn outside, so that a commit whose answer was lost is found when it is tried again.
+        job = f"{name}-{secrets.token_hex(4)}"
+        row = {"id": job, "name": name, "canonical": canonical, "digest": digest}
+        return self._submit(job, row, queue_limit)
+
+    @transaction
+    def _submit(
+        self, db: sa.Connection, job: str, row: Mapping[str, Any], queue_limit: int
+    ) -> JobEntry:
+        table = tables.jobs
+        if db.scalar(sa.select(table.c.number).where(table.c.id == job)) is None:
+            waiting = sa.select(sa.func.count()).where(table.c.status == "queued")
+            if int(db.scalar(waiting) or 0) >= queue_limit:
+                raise StoreError(
+                    f"{queue_limit} jobs are waiting already",
+                    where="limits.jobs_queued",
+                    fix="wait, or cancel one with edgeveil job cancel",
+                )
+            values = {**row, "status": "queued", "reason": "", "submitted_at": self._now_s()}
+            db.execute(table.insert().values(values))
+            self._event(db, job, "job_submitted", {"name": row["name"]})
+        return _entry(db, job)
+
+    @transaction
+    def next_job(self, db: sa.Connection) -> JobEntry | None:
+        """The job to work on: one that was running (after a restart), else the oldest queued."""
+        table = tables.jobs
+        query = (
+            sa.select(table)
+            .where(table.c.status.in_(("queued", "running")))
+            .order_by(sa.case((table.c.status == "running", 0), else_=1), table.c.number)
+        )
+        row = db.execute(query.limit(1)).mappings().first()
+        return _entry_of(row) if row else None
+
+    @transaction
+    def jobs(self, db: sa.Connection) -> tuple[JobEntry, ...]:
+        """All jobs, oldest first."""
+        rows = db.execute(sa.select(tables.jobs).order_by(tables.jobs.c.number)).mappings()
+        return tuple(_entry_of(row) for row in rows)
+
+    @transaction
+    def job_names(self, db: sa.Connection) -> tuple[str, ...]:
+        """The ids of all jobs, oldest first."""
+        return tuple(db.scalars(sa.select(tables.jobs.c.id).order_by(tables.jobs.c.number)))
+
+    @transaction
+    def counts(self, db: sa.Connection) -> Counts:
+        """How many devices are enrolled, and how many jobs have each status; cheap."""
+        status, number = tables.jobs.c.status, sa.func.count()
+        rows = db.execute(sa.select(status, number).group_by(status))
+        enrolled = db.scalar(sa.select(sa.func.count()).select_from(tables.enrolled_keys))
+        return Counts(int(enrolled or 0), {row[0]: int(row[1]) for row in rows})
+
+    @transaction
+    def job(self, db: sa.Connection, job: str) -> JobEntry:
+        """One job; UnknownJob if there is none."""
+        return _entry(db, job)
+
+    def set_status(
+        self, job: str, status: Status, reason: str = "", data: Mapping[str, Any] | None = None
+    ) -> JobEntry:
+        """Move a job on, as TRANSITIONS allows; StoreError otherwise, and nothing changes.
+
+        Nothing is left to do where it has this status for this reason already.
+        Writes the event `job_<status>` with `data` and the reason. The end of a job also deletes
+        its round keys.
+        """
+        said = {"reason": reason} if reason else {}
+        after = self._move(job, status, reason, f"job_{status}", {**said, **(data or {})})
+        if after.ended:
+            self._forget()
+        return after
+
+    def cancel(self, job: str, reason: str = "cancelled by its owner") -> JobEntry:
+        """Cancel a job that has not ended; StoreError otherwise."""
+        entry = self.job(job)
+        if entry.ended:
+            raise StoreError(f"job '{job}' is {entry.status} already", fix="submit it again")
+        return self.set_status(job, "cancelled", reason)
+
+    def resume(self, job: str) -> JobEntry:
+        """Let a paused job wait for its turn again; StoreError for any other."""
+        status = self.job(job).status
+        if status != "paused":
+            raise StoreError(f"job '{job}' is {status}: only a paused one can be resumed")
+        return self._move(job, "queued", "", "job_resumed", {})
+
+    @transaction
+    def _move(
+        self,
+        db: sa.Connection,
+        job: str,
+        status: Status,
+        reason: str,
+        event: str,
+        data: Mapping[str, Any],
+    ) -> JobEntry:
+        before = _entry(db, job)
+        if (before.status, before.reason) == (status, reason) and status != "running":
+            return before  # a commit whose answer was lost
+        if status not in TRANSITIONS[before.status]:
+            raise StoreError(
+                f"job '{job}' is {before.status} and cannot become {status}",
+                fix="submit it again" if before.ended else "",
+            )
+        now_s = self._now_s()
+        values: dict[str, Any] = {"status": status, "reason": reason}
+        if status == "running" and before.started_at is None:
+            values["started_at"] = now_s
+        if status in ENDED:
+            values["ended_at"] = now_s
+            db.execute(tables.round_keys.delete().where(tables.round_keys.c.job == job))
+        db.execute(tables.jobs.update().where(tables.jobs.c.id == job).values(values))
+        self._event(db, job, event, data)
+        return _entry(db, job)
+
+    # --- events: a numbered journal of what jobs did ---
+
+    @transaction
+    def append_event(
+        self, db: sa.Connection, job: str | None, kind: str, data: Mapping[str, Any]
+    ) -> StoredEvent:
+        """Store one event; `data` is JSON-able and holds no secret and no device's name."""
+        return self._event(db, job, kind, data)
+
+    @transaction
+    def announce(self, db: sa.Connection, job: str, data: Mapping[str, Any]) -> int:
+        """Store the event `broadcast`; the number for its manifest.
+
+        It grows with every call, also where the clock steps back, and with the clock (ms since
+        1970), so that it goes on growing when a cloud starts over with a new store.
+        """
+        self._event(db, job, "broadcast", data)
+        last = db.scalar(sa.select(tables.sequence.c.last))
+        number = max(int(self._now_s() * 1000), 0 if last is None else last + 1)
+        change = tables.sequence.insert() if last is None else tables.sequence.update()
+        db.execute(change.values(last=number))
+        return number
+
+    def news(self, job: str) -> int:
+        """A number that grows whenever events of the job were stored by this process; free."""
+        return self._heard[job]
+
+    @transaction
+    def events_after(
+        self, db: sa.Connection, seq: int, job: str | None = None, limit: int = 1000
+    ) -> tuple[StoredEvent, ...]:
+        """Up to `limit` events with a larger number than `seq`, of one job or of all.
+
+        Of a job the newest `EVENTS_KEPT` are kept.
+        """
+        table = tables.events
+        query = sa.select(table).where(table.c.seq > seq).order_by(table.c.seq).limit(limit)
+        if job is not None:
+            query = query.where(table.c.job == job)
+        return tuple(StoredEvent(**row) for row in db.execute(query).mappings())
+
+    def _event(
+        self, db: sa.Connection, job: str | None, kind: str, data: Mapping[str, Any]
+    ) -> StoredEvent:
+        """Append an event, and now and then forget the job's oldest beyond `EVENTS_KEPT`."""
+        if job is not None:
+            self._said.add(job)
+        table, now_s = tables.events, self._now_s()
+        values = {"job": job, "time": now_s, "type": kind, "data": dict(data)}
+        key = db.execute(table.insert().values(values)).inserted_primary_key
+        seq = int(cast(Any, key)[0])
+        if seq % _SWEEP_EVERY == 0:
+            of_job = table.c.job == job if job is not None else table.c.job.is_(None)
+            newest = sa.select(table.c.seq).where(of_job).order_by(table.c.seq.desc())
+            oldest = db.scalar(newest.offset(EVENTS_KEPT).limit(1))
+            if oldest is not None:
+                db.execute(table.delete().where(of_job, table.c.seq <= oldest))
+        return StoredEvent(seq, job, now_s, kind, dict(data))
+
+    def _committed(self) -> None:
+        """A transaction has been committed."""
+        self._heard.update(self._said)
+        self._said.clear()
+
+    # --- a round: its secret, its one batch, its commit ---
+
+    @transaction
+    def put_round_key(
+        self, db: sa.Connection, job: str, exchange: int, attempt: int, secret: bytes
+    ) -> None:
+        """Keep a round's secret HPKE key until its commit; StoreError if another one is kept."""
+        kept = _round_key(db, job, exchange, attempt)
+        if kept is None:
+            row = {"job": job, "exchange": exchange, "attempt": attempt, "secret": secret}
+            db.execute(tables.round_keys.insert().values(row))
+        elif not secrets.compare_digest(kept, secret):
+            raise StoreError(f"exchange {exchange}, attempt {attempt} has another round key")
+
+    @transaction
+    def round_key(self, db: sa.Connection, job: str, exchange: int, attempt: int) -> bytes | None:
+        """The round's secret key; None after the commit."""
+        return _round_key(db, job, exchange, attempt)
+
+    @transaction
+    def next_attempt(self, db: sa.Connection, job: str, exchange: int) -> int:
+        """The first attempt at an exchange whose key was not made yet, from 1."""
+        table = tables.round_keys
+        query = sa.select(sa.func.max(table.c.attempt))
+        query = query.where(table.c.job == job, table.c.exchange == exchange)
+        return int(db.scalar(query) or 0) + 1
+
+    @transaction
+    def open_batch(
+        self, db: sa.Connection, job: str, exchange: int, attempt: int, batch_digest: bytes
+    ) -> BatchOpening | None:
+        """Note a batch before it is opened, with all that is needed to open and to commit it.
+
+        None where it stands in a committed exchange already.
+        """
+        if _absorbed_in(db, job, batch_digest) is not None:
+            return None
+        last, secret = _last_commit(db, job), _round_key(db, job, exchange, attempt)
+        if secret is None:
+            return BatchOpening(None, True, last)
+        table = tables.openings
+        at = sa.and_(table.c.job == job, table.c.exchange == exchange, table.c.attempt == attempt)
+        noted = db.scalar(sa.select(table.c.digest).where(at))
+        if noted is None:
+            row = {"job": job, "exchange": exchange, "attempt": attempt, "digest": batch_digest}
+            db.execute(table.insert().values(row))
+        first = noted is None or bytes(noted) == batch_digest
+        return BatchOpening(secret, first, last)
+
+    @transaction
+    def any_opened(self, db: sa.Connection, job: str, exchange: int) -> bool:
+        """Whether a batch of this exchange, which has not been committed, was opened."""
+        table = tables.openings
+        query = sa.select(table.c.attempt).where(table.c.job == job, table.c.exchange == exchange)
+        return db.scalar(query.limit(1)) is not None
+
     def commit_exchange(
         self,
         job: str,
@@ -80,6 +332,8 @@ class Store(JobQueue):
         before it. Raises StoreError for a job that does not run, an exchange that is not the
         next one, or a batch that another exchange has absorbed.
         """
+        if any(len(digest) != HASH_BYTES for digest in accepted):
+            raise StoreError(f"an accepted hash does not have {HASH_BYTES} bytes")
         done = self._commit(job, record, state, events, accepted, batch_digest)
         if done:
             self._forget()
@@ -96,83 +350,158 @@ class Store(JobQueue):
         accepted: Sequence[bytes],
         batch_digest: bytes | None,
     ) -> bool:
-        done = write_commit(db, job, record, state, accepted, batch_digest, self._now_s)
-        for kind, data in events if done else ():
+        entry, table = _entry(db, job), tables.exchanges
+        newest = sa.select(sa.func.max(table.c.index)).where(table.c.job == job)
+        last = int(db.scalar(newest) or 0)
+        if record.index <= last:
+            return False
+        if entry.status != "running" or record.index != last + 1:
+            raise StoreError(
+                f"exchange {record.index} of job '{job}' cannot be committed: "
+                f"the job is {entry.status} and its last exchange is {last}"
+            )
+        if batch_digest is not None:
+            absorbed = _absorbed_in(db, job, batch_digest)
+            if absorbed is not None:
+                raise StoreError(f"this batch was absorbed by exchange {absorbed} of job '{job}'")
+            row = {"job": job, "digest": batch_digest, "index": record.index}
+            db.execute(tables.batches.insert().values(row))
+        values = {
+            **record.__dict__,
+            "bytes": dict(record.bytes),
+            "scores": None if record.scores is None else dict(record.scores),
+            "committed_at": self._now_s(),
+            "accepted": b"".join(sorted(accepted)),
+        }
+        db.execute(table.insert().values(job=job, **values))
+        db.execute(tables.states.delete().where(tables.states.c.job == job))
+        db.execute(tables.states.insert().values(job=job, index=record.index, tensors=state))
+        for done in (tables.round_keys, tables.openings):
+            db.execute(done.delete().where(done.c.job == job, done.c.exchange <= record.index))
+        for kind, data in events:
             self._event(db, job, kind, data)
-        return done
+        return True
 
     @transaction
     def last_commit(self, db: sa.Connection, job: str) -> LastCommit | None:
         """Where to resume; None before the first commit."""
-        return last_commit(db, job)
+        return _last_commit(db, job)
 
     @transaction
     def exchanges(self, db: sa.Connection, job: str) -> tuple[ExchangeRecord, ...]:
         """All committed exchanges of a job, in order."""
         table = tables.exchanges
         query = sa.select(table).where(table.c.job == job).order_by(table.c.index)
-        return tuple(exchange_of(row) for row in db.execute(query).mappings())
+        return tuple(_exchange_of(row) for row in db.execute(query).mappings())
 
-    @transaction
-    def batch_absorbed(self, db: sa.Connection, job: str, batch_digest: bytes) -> bool:
-        """True if this batch already stands in a committed exchange."""
-        return absorbed_in(db, job, batch_digest) is not None
+    def _forget(self) -> None:
+        with self._lock:
+            forget_old_pages(self._engine)
 
-    @transaction
-    def open_once(
-        self, db: sa.Connection, job: str, exchange: int, attempt: int, batch_digest: bytes
-    ) -> bool:
-        """Note a batch before it is opened; False if another one of this attempt was opened."""
-        return write_opening(db, job, exchange, attempt, batch_digest)
-
-    @transaction
-    def any_opened(self, db: sa.Connection, job: str, exchange: int) -> bool:
-        """Whether a batch of this exchange, which has not been committed, was opened."""
-        return any_opened(db, job, exchange)
-
-    @transaction
-    def put_round_key(
-        self, db: sa.Connection, job: str, exchange: int, attempt: int, secret: bytes
-    ) -> None:
-        """Keep a round's secret HPKE key until its commit; StoreError if another one is kept."""
-        write_round_key(db, job, exchange, attempt, secret)
-
-    @transaction
-    def round_key(self, db: sa.Connection, job: str, exchange: int, attempt: int) -> bytes | None:
-        """The round's secret key; None after the commit."""
-        return round_key(db, job, exchange, attempt)
-
-    @transaction
-    def next_attempt(self, db: sa.Connection, job: str, exchange: int) -> int:
-        """The first attempt at an exchange whose key was not made yet, from 1."""
-        return last_attempt(db, job, exchange) + 1
+    # --- devices, and models ---
 
     @transaction
     def set_enrolled(self, db: sa.Connection, keys: Collection[bytes]) -> None:
         """Make exactly these public keys the enrolled ones, in one transaction."""
-        write_enrolled(db, keys, self._now_s())
+        table = tables.enrolled_keys
+        new, old = set(keys), {bytes(key) for key in db.scalars(sa.select(table.c.public_key))}
+        for key in old - new:
+            db.execute(table.delete().where(table.c.public_key == key))
+        now_s = self._now_s()
+        added = [{"public_key": key, "added_at": now_s} for key in sorted(new - old)]
+        if added:
+            db.execute(table.insert(), added)
 
     @transaction
     def enrolled(self, db: sa.Connection) -> tuple[bytes, ...]:
         """All enrolled public keys, in the order of their bytes, which says nothing."""
-        return read_enrolled(db)
+        keys = db.scalars(sa.select(tables.enrolled_keys.c.public_key))
+        return tuple(sorted(bytes(key) for key in keys))
 
     @transaction
     def put_release(self, db: sa.Connection, job: str, onnx: bytes, safetensors: bytes) -> None:
-        """Keep a job's final model; a second call replaces it."""
-        write_release(db, job, onnx, safetensors)
+        """Keep a job's final model; a second call replaces it. UnknownJob without the job."""
+        table = tables.releases
+        _entry(db, job)
+        db.execute(table.delete().where(table.c.job == job))
+        db.execute(table.insert().values(job=job, onnx=onnx, safetensors=safetensors))
 
     @transaction
     def release(self, db: sa.Connection, job: str) -> StoredRelease | None:
         """A job's final model; None as long as there is none."""
-        return find_release(db, job)
+        table = tables.releases
+        row = db.execute(sa.select(table).where(table.c.job == job)).mappings().first()
+        if row is None:
+            return None
+        return StoredRelease(job, bytes(row["onnx"]), bytes(row["safetensors"]))
 
     @transaction
     def put_backbone(self, db: sa.Connection, graph: bytes) -> str:
         """Keep a feature extractor under its SHA-256 (hex), which is returned; twice is once."""
-        return write_backbone(db, graph)
+        digest = hashlib.sha256(graph).hexdigest()
+        if _backbone(db, digest) is None:
+            db.execute(tables.backbones.insert().values(digest=digest, graph=graph))
+        return digest
 
     @transaction
     def backbone(self, db: sa.Connection, digest: str) -> bytes | None:
         """The feature extractor of a digest (hex); None if it was never put."""
-        return find_backbone(db, digest)
+        return _backbone(db, digest)
+
+
+# --- rows ---
+
+
+def _entry(db: sa.Connection, job: str) -> JobEntry:
+    """A job; UnknownJob if there is none."""
+    row = db.execute(sa.select(tables.jobs).where(tables.jobs.c.id == job)).mappings().first()
+    if row is None:
+        raise UnknownJob(job)
+    return _entry_of(row)
+
+
+def _entry_of(row: sa.RowMapping) -> JobEntry:
+    values = {name: row[name] for name in JobEntry.__dataclass_fields__}
+    values |= {name: bytes(row[name]) for name in ("canonical", "digest")}
+    return JobEntry(**values)
+
+
+def _exchange_of(row: sa.RowMapping) -> ExchangeRecord:
+    return ExchangeRecord(**{name: row[name] for name in ExchangeRecord.__dataclass_fields__})
+
+
+def _last_commit(db: sa.Connection, job: str) -> LastCommit | None:
+    table, state = tables.exchanges, tables.states
+    query = (
+        sa.select(table, state.c.tensors)
+        .join(state, sa.and_(state.c.job == table.c.job, state.c.index == table.c.index))
+        .where(table.c.job == job)
+    )
+    row = db.execute(query).mappings().first()
+    if row is None:
+        return None
+    packed = bytes(row["accepted"])
+    hashes = (packed[k : k + HASH_BYTES] for k in range(0, len(packed), HASH_BYTES))
+    return LastCommit(_exchange_of(row), bytes(row["tensors"]), tuple(hashes))
+
+
+def _absorbed_in(db: sa.Connection, job: str, digest: bytes) -> int | None:
+    """The exchange that absorbed a batch; None if none did."""
+    table = tables.batches
+    query = sa.select(table.c.index).where(table.c.job == job).where(table.c.digest == digest)
+    return db.scalar(query)
+
+
+def _round_key(db: sa.Connection, job: str, exchange: int, attempt: int) -> bytes | None:
+    table = tables.round_keys
+    query = sa.select(table.c.secret).where(
+        table.c.job == job, table.c.exchange == exchange, table.c.attempt == attempt
+    )
+    kept = db.scalar(query)
+    return None if kept is None else bytes(kept)
+
+
+def _backbone(db: sa.Connection, digest: str) -> bytes | None:
+    table = tables.backbones
+    found = db.scalar(sa.select(table.c.graph).where(table.c.digest == digest))
+    return None if found is None else bytes(found)

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 from edgeveil.subnormals import flush_subnormals
 
 if TYPE_CHECKING:
-    from edgeveil_edge.compute_server import Server
+    from edgeveil_edge.compute_worker import ComputeServer
 
 NICE = 2  # the device's own process stays quick to answer; more would starve it on a busy box
 IDLE_S = 60.0  # a further job within so long finds all libraries loaded
@@ -46,10 +46,10 @@ def serve(control: socket.socket) -> None:
     os.nice(NICE)
     # Read as torch is loaded: threads that spin for each other crawl on a busy box.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from edgeveil_edge.compute_server import Server
+    from edgeveil_edge.compute_worker import ComputeServer
 
     with control, suppress(OSError):  # the starter may end at any moment
-        Nursery(control, Server()).serve()
+        WorkerNursery(control, ComputeServer()).serve()
 
 
 class Forked:
@@ -94,10 +94,10 @@ class Forked:
         return 0
 
 
-class Nursery:
+class WorkerNursery:
     """Keeps what workers know, and one worker at a time."""
 
-    def __init__(self, control: socket.socket, server: Server) -> None:
+    def __init__(self, control: socket.socket, server: ComputeServer) -> None:
         self._control, self._server, self._worker = control, server, 0
 
     def serve(self, *, branch: bool = False) -> int:

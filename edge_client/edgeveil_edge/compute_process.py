@@ -4,6 +4,13 @@ Time is an output: how long a computation takes, or that it never ends, could te
 So what a device answers is there at a public moment at the latest. Before a record is read the
 child hands over the answer of a device without records; if the other one is not there in time, or
 the child dies of it, the first one is sent, and nobody outside can tell.
+
+Theory of operation. Three processes share the work. The device's own (this file) asks and waits,
+never longer than a moment that was public before. The child (`compute_child`) loads libraries, jobs
+and records, and runs nothing on them; it is told each of these before a question needs it. The
+worker (`compute_worker`), a fork of the child, computes, and knows what the child knew as it was
+forked: so whatever the child learns gives the worker up. A worker that is late or dead is replaced
+within milliseconds, so that the next round is answered as promptly as ever.
 """
 
 from __future__ import annotations
@@ -23,8 +30,8 @@ from multiprocessing.connection import Connection, Pipe
 from edgeveil.errors import PrivacyError, ProtocolError
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.sites.edge import EdgeSite
-from edgeveil_edge import compute_wire as wire
-from edgeveil_edge.computation import Computation, Computed, Half, JobTrial, TaughtJob
+from edgeveil_edge import compute_worker as wire
+from edgeveil_edge.compute import Computation, ComputedAnswer, Half, JobTrial, TaughtJob
 from edgeveil_edge.compute_child import Forked
 
 TRIAL_S = 180.0  # for the imports of a slow box too; a graph that never ends is ended then
@@ -112,7 +119,7 @@ class ComputeProcess:
         refused = self._teach(device, job, trains)
         if refused:
             return JobTrial(0.0, refused)
-        self._send(wire.Try(device.name, digest_of(job), trains))
+        self._send(wire.TryJob(device.name, digest_of(job), trains))
         limit_s = TRIAL_S + 4 * job.plan.job.round.time_budget_s
         try:
             reply = self._receive(self._clock() + limit_s)
@@ -121,10 +128,10 @@ class ComputeProcess:
         except EOFError:
             how = "ended the process"
         else:
-            if not isinstance(reply, wire.Tried):
+            if not isinstance(reply, wire.TrialReport):
                 raise ProtocolError("malformed_answer", "a trial was answered by something else")
             if reply.modules and not reply.refused:
-                self._tell(wire.Load(reply.modules))
+                self._tell(wire.LoadModules(reply.modules))
             return JobTrial(reply.needed_s * self.shared, reply.refused)
         self.replace_worker()
         return JobTrial(0.0, f"the job's computation on made-up records {how}")
@@ -133,9 +140,9 @@ class ComputeProcess:
         """Let the child read the device's records before a round asks for them."""
         with suppress(ProtocolError):
             self._meet(device)
-            self._tell(wire.Read(device.name, share))
+            self._tell(wire.ReadRecords(device.name, share))
 
-    def answer(self, device: RemoteComputer, one: Computation) -> Computed:
+    def answer(self, device: RemoteComputer, one: Computation) -> ComputedAnswer:
         """See `Compute.answer`; it takes until `one.until_s`.
 
         Longer only where not even the answer without records is there by then: that follows from
@@ -153,7 +160,7 @@ class ComputeProcess:
         halves = self._blank(asked, max(one.until_s, one.closes_s))
         without = self._with_records(halves, one.until_s)
         answers = (wire.answer_of(halves[half]) for half in sorted(halves))
-        return Computed(tuple(answers), "; ".join(without))
+        return ComputedAnswer(tuple(answers), "; ".join(without))
 
     def _blank(self, asked: wire.AskAnswer, closes_s: float) -> dict[Half, wire.HalfAnswer]:
         """Both halves as of a device without records. Raises PrivacyError without them by then."""
@@ -198,7 +205,7 @@ class ComputeProcess:
         if digest in self._known:
             self._known.discard(digest)
             with suppress(ProtocolError):
-                self._tell(wire.Forget(digest))
+                self._tell(wire.ForgetJob(digest))
             if not self._known:
                 self._met.clear()
 
@@ -212,9 +219,9 @@ class ComputeProcess:
             backbones = tuple(job.plan.artifacts.values())
             owners = device.site.policy.allowed_plugins
             allowed = tuple((one.distribution, one.sha256) for one in owners)
-            know = wire.Know(digest, job.canonical, job.graph, backbones, trains, allowed)
-            reply = self._tell(know)
-            if isinstance(reply, wire.Refused):
+            teach = wire.TeachJob(digest, job.canonical, job.graph, backbones, trains, allowed)
+            reply = self._tell(teach)
+            if isinstance(reply, wire.Refusal):
                 return str(wire.error_of(reply))
             self._known.add(digest)
         self._meet(device)  # after the job: while it knows one, a child forgets no device
@@ -225,7 +232,7 @@ class ComputeProcess:
         if device.name in self._met:
             return
         site = device.site.model_dump_json().encode()
-        self._tell(wire.Meet(device.name, site, device.split_key))
+        self._tell(wire.IntroduceDevice(device.name, site, device.split_key))
         if self._known:
             self._met.add(device.name)
 
@@ -291,13 +298,13 @@ class ComputeProcess:
         except OSError:
             raise self._lost() from None
 
-    def _reply(self, number: int, until_s: float) -> wire.Parts:
+    def _reply(self, number: int, until_s: float) -> wire.AnswerHalves:
         """The next halves of an answer. Raises as `_receive`, and what the worker refused with."""
         while True:
             reply = self._receive(until_s)
-            if isinstance(reply, wire.Refused) and reply.number == number:
+            if isinstance(reply, wire.Refusal) and reply.number == number:
                 raise wire.error_of(reply)
-            if isinstance(reply, wire.Parts) and reply.number == number:
+            if isinstance(reply, wire.AnswerHalves) and reply.number == number:
                 return reply
 
     def _receive(self, until_s: float) -> wire.Reply:
@@ -334,7 +341,7 @@ class RemoteComputer:
         """See `Compute`."""
         self._process.read_ahead(self, share)
 
-    def answer(self, one: Computation) -> Computed:
+    def answer(self, one: Computation) -> ComputedAnswer:
         """See `Compute`."""
         return self._process.answer(self, one)
 

@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from secrets import SystemRandom
 
 from edgeveil.errors import DataError, ProtocolError
@@ -30,15 +31,13 @@ from edgeveil.protocol.device_tasks import (
 from edgeveil.protocol.messages import Manifest
 from edgeveil.protocol.sealed import JobPackage, RoundPackage, Sealing, decode_package
 from edgeveil.sites.edge import EdgeSite
-from edgeveil_edge.computation import Compute
-from edgeveil_edge.computer import Computer, Load, load_own
+from edgeveil_edge.compute import Compute, Computer, LoadRecords, load_own
 from edgeveil_edge.identity import Identity
 from edgeveil_edge.releases import ReleaseStore
 from edgeveil_edge.round_work import RoundWork
 from edgeveil_edge.store import DeviceStore
 
 LOG = logging.getLogger("edgeveil.edge")
-_chance = SystemRandom().random
 _SLUG = re.compile(r"[a-z_]{1,40}")
 # What the owner reads on the console, and whether the log warns of it too.
 _LINES = {
@@ -52,6 +51,18 @@ _LINES = {
 }
 
 
+@dataclass(frozen=True)
+class DeviceChance:
+    """What chance decides on a device.
+
+    `noise_for` gives the noise of an answer (None: derived from the ledger's own key), `moment` a
+    number in [0, 1) for when it leaves.
+    """
+
+    noise_for: NoiseFor | None = None
+    moment: Callable[[], float] = SystemRandom().random
+
+
 class DeviceHost:
     """One device's work. Its name never leaves this object but for the console."""
 
@@ -61,15 +72,16 @@ class DeviceHost:
         identity: Identity,
         store: DeviceStore,
         ledger: Ledger,
-        noise_for: NoiseFor | None = None,
-        load: Load = load_own,
+        random: DeviceChance | None = None,
+        load: LoadRecords = load_own,
         say: Callable[[str], None] = lambda _line: None,
         sealing: Sealing = real_sealing,
         compute: Compute | None = None,
     ) -> None:
         self.site, self.identity, self._sealing = site, identity, sealing
         self._store, self._ledger, self._say = store, ledger, say
-        noise_for = noise_for or noise_from(ledger.noise_key())
+        chance = random or DeviceChance()
+        noise_for, self._moment = chance.noise_for or noise_from(ledger.noise_key()), chance.moment
         compute = compute or Computer(site, identity.split_key, load)
         self._work = RoundWork(site, identity, store, ledger, noise_for, compute, sealing, say)
         self._releases = ReleaseStore(site.state_dir / "releases", site.limits.releases)
@@ -126,7 +138,7 @@ class DeviceHost:
 
     def _open(self, manifest: Manifest, blob: bytes) -> OpenedPackage:
         opened = self._sealing.open_broadcast(self.identity.opening, manifest, blob)
-        chance = _chance()
+        chance = self._moment()
         if opened is None:
             return OpenedPackage(None, chance)
         package, membership = opened

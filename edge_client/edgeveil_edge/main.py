@@ -8,20 +8,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from edgeveil import logs, plugins
-from edgeveil.privacy.ledger import LEDGER_FILE, Ledger
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.device import DeviceMachine
-from edgeveil.protocol.device_tasks import DeviceSettings
-from edgeveil.protocol.messages import Bye, Signer, encode
+from edgeveil.protocol.messages import Bye, encode
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.transport.link import ALL_DOWN, Will, device_down, device_up
 from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
-from edgeveil.transport.process import EXIT_S, OwnFolder, first_of, peer_key, run_until_stopped
+from edgeveil.transport.process import EXIT_S, OwnFolder, first_of, run_until_stopped
 from edgeveil.transport.runtime import Runtime
 from edgeveil_edge.compute_process import ComputeProcess, RemoteComputer
-from edgeveil_edge.host import LOG, DeviceHost
+from edgeveil_edge.host import LOG
 from edgeveil_edge.identity import Identity
-from edgeveil_edge.store import DeviceStore
+from edgeveil_edge.role import DeviceRole, build
 
 
 def run(sites: Sequence[EdgeSite]) -> int:
@@ -39,9 +36,9 @@ def run(sites: Sequence[EdgeSite]) -> int:
 async def _run(sites: Sequence[EdgeSite], computing: ComputeProcess, stop: asyncio.Event) -> int:
     # One worker: the devices of a process share its cores, and torch uses them well alone.
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="edgeveil-work") as executor:
-        devices = [Device(site, executor, computing) for site in sites]
+        devices = [DeviceProcess(site, executor, computing) for site in sites]
         for device in devices:
-            executor.submit(device.host.warm_up)
+            executor.submit(device.device.host.warm_up)
         LOG.info("running", extra={"devices": len(devices)})
         try:
             await first_of(stop, *(device.run() for device in devices))
@@ -52,47 +49,37 @@ async def _run(sites: Sequence[EdgeSite], computing: ComputeProcess, stop: async
     return 0
 
 
-class Device:
-    """One device on its link."""
+class DeviceProcess:
+    """One device on its link; several share a process, its executor and its computing child."""
 
     def __init__(
         self, site: EdgeSite, executor: ThreadPoolExecutor, computing: ComputeProcess
     ) -> None:
         self._folder = OwnFolder(site.state_dir)
-        identity = Identity.load_or_create(site.state_dir)
-        self.site, self.id = site, identity.device_id
-        self.store = DeviceStore(site.state_dir / "device.sqlite", site.limits.receipts)
-        self.ledger = Ledger(site.state_dir / LEDGER_FILE, site.data.name)
-        signer = Signer(self.id, identity.signing)
-        compute = RemoteComputer(computing, self.id, site, identity.split_key)
-        host = self.host = DeviceHost(
-            site, identity, self.store, self.ledger, say=self._say, compute=compute
-        )
-        limits = site.limits
-        machine = DeviceMachine(
-            signer,
-            peer_key(site.cloud_key_file, "the cloud"),
-            peer_key(site.proxy_key_file, "the proxy"),
-            self.store.load(),
-            DeviceSettings(
-                limits.packet_bytes,
-                limits.blob_bytes,
-                limits.fetch_bytes,
-                limits.jobs,
-                require_cover=site.policy.require_cover,
-            ),
-        )
+        self._executor, self._computing = executor, computing
+        self.site = site
+        self.session: RuntimeLink
+        self.runtime: Runtime
+        self.device = build(site, link=self._join, say=self._say, compute=self._compute)
+
+    def _join(self, device: DeviceRole) -> Runtime:
+        """Its frames go over a link of its own."""
+        packet_bytes = device.site.limits.packet_bytes
         # Signed beforehand, so that the broker can say it for us when the link breaks.
-        will = Will(device_up(self.id), encode(signer.note(Bye(self.id))))
+        will = Will(device_up(device.id), encode(device.signer.note(Bye(device.id))))
         self.session = RuntimeLink(
-            link_settings(site.broker, self.id, limits.packet_bytes, will),
-            [ALL_DOWN, device_down(self.id)],
+            link_settings(device.site.broker, device.id, packet_bytes, will),
+            [ALL_DOWN, device_down(device.id)],
             fx.ProxyAddress(),
-            lambda _to: device_up(self.id),
+            lambda _to: device_up(device.id),
         )
         self.runtime = Runtime(
-            machine, host, self.session.publish, executor, LOG, limits.packet_bytes
+            device.machine, device.host, self.session.publish, self._executor, LOG, packet_bytes
         )
+        return self.runtime
+
+    def _compute(self, site: EdgeSite, identity: Identity) -> RemoteComputer:
+        return RemoteComputer(self._computing, identity.device_id, site, identity.split_key)
 
     def _say(self, line: str) -> None:
         """A line for the owner, on this box's console alone."""
@@ -112,8 +99,7 @@ class Device:
             except TimeoutError:
                 LOG.warning("no_good_bye")
         await self.session.link.close()
-        self.store.close()
-        self.ledger.close()
+        self.device.close()
         self._folder.release()
 
 

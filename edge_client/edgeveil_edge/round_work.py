@@ -1,42 +1,48 @@
-"""One round on a device: consent, work, price, seal; or dummies that cover those who do."""
+"""One round on a device: consent, work, price, seal; or dummies that cover those who do.
+
+The noised tensors and their events are committed to the ledger in one transaction; sealing takes
+the receipt. A repeated attempt finds the tensors in the ledger and seals those again.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+
+import numpy as np
 
 from edgeveil.errors import DataError, PrivacyError, ProtocolError, UsageError
 from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.job import JobData
 from edgeveil.jobs.plan import SOFTMAX, Plan
-from edgeveil.parts.exchange import Answer, Exchange, Tensors
+from edgeveil.parts.exchange import KEPT, Answer, Array, Tensors
 from edgeveil.parts.features import match_backbones
 from edgeveil.privacy.derived import NoiseFor, Question
 from edgeveil.privacy.events import Event
 from edgeveil.privacy.ledger import Ledger, Receipt
+from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.device_round import WORK_SHARE
 from edgeveil.protocol.device_tasks import ComputeAnswer, NoAnswer, SealedAnswer
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Manifest
-from edgeveil.protocol.sealed import RoundPackage, Sealing
-from edgeveil.sites.edge import EdgeSite
-from edgeveil_edge.answer import (
-    check_package,
-    kept_tensors,
-    own_answers,
-    release,
-    seal_dummies,
-    seal_release,
+from edgeveil.protocol.sealed import (
+    RoundPackage,
+    Sealing,
+    pack_tensors,
+    segment_mark,
+    unpack_tensors,
 )
-from edgeveil_edge.computation import Computation, Compute, JobTrial, TaughtJob
-from edgeveil_edge.conditions import why_not_now
-from edgeveil_edge.consent import consent, judge
+from edgeveil.round_context import RoundContext
+from edgeveil.sites.edge import EdgeSite
+from edgeveil_edge.compute import Computation, Compute, JobTrial, TaughtJob
+from edgeveil_edge.consent import consent, judge, why_not_now
 from edgeveil_edge.identity import Identity
 from edgeveil_edge.store import DeviceStore, trial_name
 
 USUAL_SHARE = float(JobData.model_fields["evaluation_share"].default)
+MEMORY_BYTES = 1 << 26
 _MEMBERSHIP_BYTES = 32
 _FURTHER_ATTEMPTS = 3  # beyond the job's own, for a cloud that pauses or starts again
 
@@ -158,27 +164,27 @@ class RoundWork:
         """
         manifest = task.manifest
         job = self._job(manifest)
-        plan = job.plan
-        exchange = check_package(plan, manifest, package)
+        context = RoundContext.of(job.plan, manifest.at.exchange)
+        check_package(context, manifest, package)
         if membership is None:
             raise ProtocolError("superseded_round")
-        if self.site.role != "train" and not exchange.infer:
+        if self.site.role != "train" and not context.exchange.infer:
             return NoAnswer("this round asks for no inference, and the role is infer")
         why = why_not_now(self.site.conditions) or self._too_large(manifest)
-        why = why or self._too_often(manifest, plan)
+        why = why or self._too_often(manifest, job.plan)
         if why:
             return NoAnswer(why)
-        price = self._price(plan, exchange)
+        price = context.price(trains=self.site.role == "train")
         try:
-            self._check_share(plan.job.data.evaluation_share)
-            consent(self.site, plan, manifest, self._ledger)
+            self._check_share(context.job.data.evaluation_share)
+            consent(self.site, job.plan, manifest, self._ledger)
             self._check_trial(task)
             earlier = self._ledger.recall(manifest.at.job_id.hex(), manifest.at.exchange)
             if earlier is None:
-                earlier = self._release(task, job, exchange, package, price)
+                earlier = self._release(task, job, context, package, price)
         except (PrivacyError, DataError, UsageError) as error:
             return NoAnswer(str(error))
-        sealed = seal_release(*earlier, plan, manifest, membership, self._sealing)
+        sealed = seal_release(*earlier, context, manifest, membership, self._sealing)
         return replace(sealed, at_once=not price)
 
     def dummies(self, manifest: Manifest) -> SealedAnswer | NoAnswer:
@@ -210,10 +216,6 @@ class RoundWork:
         asked = self._store.answered_before(manifest.at)
         return f"this round was answered {asked} times already" * (asked >= most)
 
-    def _price(self, plan: Plan, exchange: Exchange) -> tuple[Event, ...]:
-        price = plan.device.price(exchange) if self.site.role == "train" else ()
-        return (*price, plan.softmax_event()) if exchange.infer else price
-
     def _check_trial(self, task: ComputeAnswer) -> None:
         """Raise PrivacyError where the job's trial, before any record was read, was against it."""
         trial = self._trial(task.manifest.at.job_id)
@@ -228,7 +230,7 @@ class RoundWork:
         self,
         task: ComputeAnswer,
         job: TaughtJob,
-        exchange: Exchange,
+        context: RoundContext,
         package: RoundPackage,
         price: tuple[Event, ...],
     ) -> tuple[Receipt, bytes]:
@@ -237,9 +239,9 @@ class RoundWork:
         found = self._compute.answer(
             Computation(
                 job,
-                exchange,
+                context.exchange,
                 package,
-                self._own_tensors(job.plan, exchange, manifest) if trains else {},
+                self._own_tensors(context, manifest) if trains else {},
                 trains,
                 self._noise_for(self._question(manifest)),
                 task.until_s,
@@ -249,7 +251,7 @@ class RoundWork:
         )
         if found.without:
             self._say(f"round {manifest.at.exchange} is answered without records: {found.without}")
-        self._store.put_fact("evaluation_share", repr(job.plan.job.data.evaluation_share))
+        self._store.put_fact("evaluation_share", repr(context.job.data.evaluation_share))
         _check_price(price, found.parts)
         return release(self._ledger, manifest, list(found.parts), self.site.limits.memory_bytes)
 
@@ -258,9 +260,9 @@ class RoundWork:
         at = manifest.at
         return Question(self._ledger.dataset, at.job_id.hex(), at.exchange, manifest.package_digest)
 
-    def _own_tensors(self, plan: Plan, exchange: Exchange, manifest: Manifest) -> Tensors:
+    def _own_tensors(self, context: RoundContext, manifest: Manifest) -> Tensors:
         job_id = manifest.at.job_id.hex()
-        earlier = own_answers(plan, exchange, self._ledger, job_id)
+        earlier = own_answers(context, self._ledger, job_id)
         return {**earlier, **kept_tensors(self._ledger, job_id)}
 
     def _check_share(self, share: float) -> None:
@@ -278,3 +280,114 @@ def _check_price(price: tuple[Event, ...], parts: tuple[Answer, ...]) -> None:
     events = [event for part in parts for event in part.events]
     if sorted(map(repr, events)) != sorted(map(repr, price)):
         raise PrivacyError("the answer was made at another price than the job says")
+
+
+# --- what the job says, and what the device kept ---
+
+
+def check_package(context: RoundContext, manifest: Manifest, package: RoundPackage) -> None:
+    """Raise ProtocolError unless what is asked for is what the job says."""
+    exchange = context.exchange
+    said = (package.phase, package.number, package.infer)
+    if said != (exchange.phase, exchange.number, exchange.infer) or manifest.phase != package.phase:
+        raise ProtocolError("wrong_phase")
+    if manifest.shuffled != context.shuffled:
+        raise ProtocolError("wrong_shuffle")
+    if manifest.min_batch < context.min_batch:
+        raise ProtocolError("wrong_batch")  # what the shuffle earns is reckoned for that many
+    if manifest.groups != context.groups:
+        raise ProtocolError("wrong_groups")
+
+
+def own_answers(context: RoundContext, ledger: Ledger, job_id: str) -> Tensors:
+    """What this device released earlier in the job and now builds on, as it was released.
+
+    Raises PrivacyError where it did not answer then: whether it did follows from no record.
+    """
+    result: dict[str, Array] = {}
+    for earlier in context.recalled:
+        held = ledger.recall(job_id, earlier.index)
+        if held is None:
+            raise PrivacyError(
+                f"this device did not answer '{earlier.label}', and what follows builds on it",
+                where="features",
+                fix="start a new job, or use ldp_fpca",
+            )
+        result |= unpack_tensors(held[1])
+    return result
+
+
+def kept_tensors(ledger: Ledger, job_id: str) -> Tensors:
+    """What this device's last answer kept for this one, named as methods expect it."""
+    held = ledger.kept(job_id)
+    return {KEPT + name: array for name, array in unpack_tensors(held).items()} if held else {}
+
+
+# --- priced, then sealed ---
+
+
+def release(
+    ledger: Ledger, manifest: Manifest, parts: list[Answer], memory_bytes: int = MEMORY_BYTES
+) -> tuple[Receipt, bytes]:
+    """Commit the events, the tensors and what is kept; what may be sealed the ledger holds.
+
+    Raises PrivacyError where more than `memory_bytes` would be kept.
+    """
+    segments = {name: array for part in parts for name, array in part.segments.items()}
+    events = [event for part in parts for event in part.events]
+    job_id, index = manifest.at.job_id.hex(), manifest.at.exchange
+    ledger.commit(job_id, index, events, pack_tensors(segments), _packed(parts, memory_bytes))
+    held = ledger.recall(job_id, index)
+    if held is None:
+        raise PrivacyError("the ledger lost a release")
+    return held
+
+
+def _packed(parts: list[Answer], memory_bytes: int) -> bytes:
+    kept = {name: array for part in parts for name, array in part.kept.items()}
+    size_bytes = sum(array.nbytes for array in kept.values())
+    if size_bytes > memory_bytes:  # follows from the job's model alone, never from records
+        raise PrivacyError(
+            f"the job would keep {size_bytes} bytes from round to round, more than {memory_bytes}",
+            where="limits.memory_bytes",
+        )
+    return pack_tensors(kept) if kept else b""
+
+
+def seal_release(
+    receipt: Receipt,
+    payload: bytes,
+    context: RoundContext,
+    manifest: Manifest,
+    membership: bytes,
+    sealing: Sealing = real_sealing,
+) -> SealedAnswer:
+    """Each segment sealed to the round's cloud key; PrivacyError without the ledger's receipt."""
+    if not receipt.covers(payload):
+        raise PrivacyError("the ledger's receipt is for other tensors")
+    segments = unpack_tensors(payload)
+    groups, sealed = [], []
+    for index, (spec, group) in enumerate(zip(context.segments, manifest.groups, strict=True)):
+        if spec.name not in segments:
+            continue
+        array = np.ascontiguousarray(segments[spec.name], dtype=np.dtype(spec.dtype))
+        if array.shape != spec.shape:
+            raise ProtocolError("wrong_shape")
+        groups.append(index)
+        sealed.append(sealing.seal_segment(manifest, group, membership, array.tobytes()))
+    return _joined(groups, sealed, membership)
+
+
+def seal_dummies(
+    manifest: Manifest, groups: Sequence[int], membership: bytes, sealing: Sealing = real_sealing
+) -> SealedAnswer:
+    """As `seal_release` would look to all but the cloud: of these groups, and holding nothing."""
+    sealed = [
+        sealing.seal_segment(manifest, manifest.groups[index], membership, b"") for index in groups
+    ]
+    return replace(_joined(groups, sealed, membership), dummy=True)
+
+
+def _joined(groups: Sequence[int], sealed: Sequence[bytes], membership: bytes) -> SealedAnswer:
+    marks = tuple(segment_mark(membership, segment) for segment in sealed)
+    return SealedAnswer(tuple(groups), tuple(map(len, sealed)), b"".join(sealed), marks)

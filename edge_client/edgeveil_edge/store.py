@@ -1,6 +1,7 @@
 """What a device must not forget: rounds seen, jobs, the outbox, receipts. One SQLite file.
 
-Only noised, sealed bytes stand in the outbox; the ledger is a file of its own.
+Only noised, sealed bytes stand in the outbox; the ledger is a file of its own. A receipt tells what
+became of one upload, a row each: a device's own proof of what it was told.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -21,11 +24,10 @@ from edgeveil.protocol.device_tasks import (
     OutboxDrop,
     OutboxHeld,
     OutboxPut,
+    Outcome,
 )
 from edgeveil.protocol.messages import Envelope, ExchangeId, Upload, decode_header
 from edgeveil.sqlite_file import SqliteFile
-from edgeveil_edge import receipts
-from edgeveil_edge.receipts import Receipt
 
 _VERSION = 1  # of the schema
 _SCHEMA = """
@@ -40,9 +42,31 @@ CREATE TABLE IF NOT EXISTS outbox (one INTEGER PRIMARY KEY CHECK (one = 1),
 CREATE TABLE IF NOT EXISTS answered (job BLOB, round INTEGER, attempt INTEGER,
   PRIMARY KEY (job, round, attempt));
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT);
+CREATE TABLE IF NOT EXISTS receipts (job BLOB, round INTEGER, attempt INTEGER, state TEXT,
+  segment_hashes BLOB, PRIMARY KEY (job, round, attempt));
 """
+RECEIPTS_KEPT = 1000
+_HASH_BYTES = 32
 
 _encode = msgspec.msgpack.encode
+
+ReceiptState = Literal["stored", "held", "counted", "missing", "refused", "dropped"]
+
+
+@dataclass(frozen=True)
+class UploadReceipt:
+    """One upload: `segment_hashes` are the marks of its sealed segments, in order.
+
+    `stored`: not acknowledged yet. `held`: the proxy acknowledged it, and no commit record was
+    seen. `counted`, `missing`: it was acknowledged, and the commit record lists all of its
+    segments, or not all. `refused`: by the proxy. `dropped`: given up without an acknowledgement.
+    """
+
+    job_id: bytes
+    round: int
+    attempt: int
+    state: ReceiptState
+    segment_hashes: tuple[bytes, ...]
 
 
 class DeviceStore:
@@ -52,9 +76,8 @@ class DeviceStore:
     cannot be used.
     """
 
-    def __init__(self, path: Path | str, receipts_kept: int = receipts.KEPT) -> None:
-        schema = _SCHEMA + receipts.SCHEMA
-        self._file = SqliteFile(path, "the device's store", schema, version=_VERSION)
+    def __init__(self, path: Path | str, receipts_kept: int = RECEIPTS_KEPT) -> None:
+        self._file = SqliteFile(path, "the device's store", _SCHEMA, version=_VERSION)
         self._receipts_kept = receipts_kept
 
     def close(self) -> None:
@@ -82,20 +105,20 @@ class DeviceStore:
                         "INSERT OR REPLACE INTO outbox VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?)",
                         (at.job_id, at.exchange, at.attempt, *kept),
                     )
-                    receipts.add(db, put, self._receipts_kept)
+                    _add_receipt(db, put, self._receipts_kept)
                     _count(db, put)
                 case OutboxHeld(at=at):
                     db.execute("UPDATE outbox SET held = 1")
-                    receipts.hold(db, at)
+                    _hold_receipt(db, at)
                 case OutboxDrop(at=at, outcome=outcome):
                     db.execute("DELETE FROM outbox")
                     db.execute(
                         "UPDATE seen SET settled = 1 WHERE job = ? AND round = ? AND attempt = ?",
                         (at.job_id, at.exchange, at.attempt),
                     )
-                    receipts.end(db, at, outcome)
+                    _end_receipt(db, at, outcome)
                 case LateRecord(at=at, outcome=outcome):
-                    receipts.end(db, at, outcome)
+                    _end_receipt(db, at, outcome)
                 case JobClosed(job_id=job_id, status=status):
                     db.execute("INSERT OR REPLACE INTO closed VALUES (?, ?)", (job_id, status))
                     db.execute(
@@ -117,10 +140,10 @@ class DeviceStore:
             ).fetchone()
         return int(row[0])
 
-    def receipts(self) -> list[Receipt]:
+    def receipts(self) -> list[UploadReceipt]:
         """What became of the newest uploads, the oldest of them first."""
         with self._file.guard() as db:
-            return receipts.read(db)
+            return _read_receipts(db)
 
     def load(self) -> DeviceMemory:
         """The machine's memory as it was when the last process ended."""
@@ -142,7 +165,7 @@ class DeviceStore:
             signed = msgspec.msgpack.decode(row[3], type=Envelope)
             upload = decode_header(signed)
             if isinstance(upload, Upload):
-                marks = receipts.cut(row[4])
+                marks = _hashes(row[4])
                 at, dummy, held = ExchangeId(*row[:3]), bool(row[6]), bool(row[7])
                 memory.outbox = OutboxPut(at, signed, upload, marks, row[5], dummy, held)
         return memory
@@ -197,3 +220,61 @@ def _count(db: sqlite3.Connection, put: OutboxPut) -> None:
     db.execute(
         "INSERT OR IGNORE INTO answered VALUES (?, ?, ?)", (at.job_id, at.exchange, at.attempt)
     )
+
+
+# --- receipts ---
+
+
+def _add_receipt(db: sqlite3.Connection, item: OutboxPut, kept: int) -> None:
+    """The upload is on disk. Of all receipts the newest `kept` stay, and no promise is replaced."""
+    if item.dummy:
+        return
+    at = item.at
+    db.execute(
+        "INSERT INTO receipts VALUES (?, ?, ?, 'stored', ?) ON CONFLICT DO UPDATE"
+        " SET state = excluded.state, segment_hashes = excluded.segment_hashes"
+        " WHERE state NOT IN ('held', 'counted', 'missing')",
+        (at.job_id, at.exchange, at.attempt, b"".join(item.marks)),
+    )
+    db.execute("DELETE FROM receipts WHERE rowid <= (SELECT max(rowid) FROM receipts) - ?", (kept,))
+
+
+def _hold_receipt(db: sqlite3.Connection, at: ExchangeId) -> None:
+    """The proxy acknowledged it."""
+    _set_receipt(db, at, "held", "stored")
+
+
+def _end_receipt(db: sqlite3.Connection, at: ExchangeId, outcome: Outcome) -> None:
+    """The device is done with it. What was acknowledged is never called refused or dropped."""
+    match outcome:
+        case "counted":
+            _set_receipt(db, at, "counted", "stored", "held")
+        case "missing":
+            _set_receipt(db, at, "missing", "held")
+            _set_receipt(db, at, "dropped", "stored")
+        case _:
+            _set_receipt(db, at, outcome, "stored")
+
+
+def _read_receipts(db: sqlite3.Connection) -> list[UploadReceipt]:
+    """All receipts, the oldest first."""
+    rows = db.execute(
+        "SELECT job, round, attempt, state, segment_hashes FROM receipts ORDER BY rowid"
+    )
+    return [UploadReceipt(row[0], row[1], row[2], row[3], _hashes(row[4])) for row in rows]
+
+
+def _set_receipt(
+    db: sqlite3.Connection, at: ExchangeId, to: ReceiptState, *was: ReceiptState
+) -> None:
+    for state in was:
+        db.execute(
+            "UPDATE receipts SET state = ?"
+            " WHERE job = ? AND round = ? AND attempt = ? AND state = ?",
+            (to, at.job_id, at.exchange, at.attempt, state),
+        )
+
+
+def _hashes(hashes: bytes) -> tuple[bytes, ...]:
+    """A row's hashes, 32 bytes each."""
+    return tuple(hashes[i : i + _HASH_BYTES] for i in range(0, len(hashes), _HASH_BYTES))

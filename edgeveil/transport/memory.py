@@ -32,8 +32,9 @@ def no_faults(_sender: fx.Address, _to: fx.Address, _frame: bytes) -> list[float
 
 @dataclass
 class Node:
-    """One machine and its host, at an address."""
+    """One machine and its host, at an address of a network."""
 
+    net: MemoryNet
     address: fx.Address
     machine: fx.Machine
     host: Host
@@ -41,6 +42,10 @@ class Node:
     refused: Counter[str] = field(default_factory=Counter)
     timers: dict[str, int] = field(default_factory=dict)  # name -> number of the live timer
     working: Future[object] | None = None  # the task given to the executor last
+
+    def post(self, event: fx.Event) -> None:
+        """Let an event of its own happen to it, now."""
+        self.net.post(self, event)
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,7 @@ class MemoryNet:
 
     def add(self, address: fx.Address, machine: fx.Machine, host: Host) -> Node:
         """Place a machine; it hears of its links with `connect`."""
-        node = self.nodes[address] = Node(address, machine, host)
+        node = self.nodes[address] = Node(self, address, machine, host)
         return node
 
     def connect(self, node: Node) -> None:

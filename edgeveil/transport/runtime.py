@@ -12,7 +12,7 @@ import contextvars
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -53,6 +53,19 @@ class Host(Protocol):
         ...
 
 
+class Runner(Protocol):
+    """What runs a role's machine: a process's `Runtime`, or a node of a network in memory."""
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        """How many messages were refused, by reason."""
+        ...
+
+    def post(self, event: fx.Event) -> None:
+        """Let an event of the process itself happen."""
+        ...
+
+
 def short_name(job_id: bytes) -> str:
     """What log lines call a job whose name the process does not know."""
     return job_id.hex()[:_JOB_DIGITS]
@@ -87,6 +100,11 @@ class Runtime:
         self._room = SendWindow(INBOX_EVENTS, INBOX_BYTES)
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._working: set[asyncio.Task[None]] = set()
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        """How many messages were refused, by reason."""
+        return self.refusals.counts
 
     @property
     def waiting_events(self) -> int:

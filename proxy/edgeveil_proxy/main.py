@@ -1,36 +1,30 @@
-"""The proxy process: two links, one machine, one spool, one status page."""
+"""The proxy process: two links, one role, one page of state.
+
+The page (`/healthz`, `/status`, `/metrics`) shows counts and bytes, never who or when, so it asks
+for no token.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+from prometheus_client import Counter as Count
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from edgeveil import logs
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import Signer
-from edgeveil.protocol.proxy import ProxyMachine
-from edgeveil.protocol.proxy_tasks import ProxySettings
+from edgeveil.protocol.proxy_tasks import BatchDelivered, BatchKept, KeptBroadcast, UploadKept
 from edgeveil.sites.proxy import ProxySite
-from edgeveil.transport.http import STUCK_S, Health, Probe, serve, writable
+from edgeveil.transport.http import STUCK_S, Health, PageContent, Probe, serve_pages, writable
 from edgeveil.transport.link import CLOUD_OUT, DEVICES_UP, proxy_topic
-from edgeveil.transport.metrics import Linked, MeteredHost, Metrics
+from edgeveil.transport.metrics import Linked, MeteredHost, Metrics, gauge
 from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
-from edgeveil.transport.process import (
-    OwnFolder,
-    first_of,
-    own_signing_key,
-    peer_key,
-    run_until_stopped,
-)
+from edgeveil.transport.process import OwnFolder, first_of, run_until_stopped
 from edgeveil.transport.runtime import Runtime
-from edgeveil_proxy.host import LOG, ProxyHost
-from edgeveil_proxy.http import make_app
-from edgeveil_proxy.metrics import ProxyMetrics
-from edgeveil_proxy.rate import DeviceRate
-from edgeveil_proxy.registry import REGISTRY_FILE, Registry
-from edgeveil_proxy.spool import Spool
+from edgeveil_proxy.role import LOG, ProxyRole, build
 
 ROSTER_CHECK_S = 1.0
 
@@ -38,25 +32,14 @@ ROSTER_CHECK_S = 1.0
 def run(site: ProxySite) -> int:
     """Run until SIGINT or SIGTERM; 0 after a clean stop. Raises EdgeVeilError at start."""
     logs.setup(site.log.level, site.log.format)
-    return run_until_stopped(lambda stop: _Proxy(site).run(stop))
+    return run_until_stopped(lambda stop: _Process(site).run(stop))
 
 
-class _Proxy:
+class _Process:
     def __init__(self, site: ProxySite) -> None:
         self.site = site
         self._folder = OwnFolder(site.state_dir)
-        key = own_signing_key(site.state_dir, "proxy")
-        self.registry = Registry(site.state_dir / REGISTRY_FILE, limit=site.limits.devices)
-        self.spool = Spool(site.state_dir / "spool.sqlite")
-        self.host = ProxyHost(self.spool, secrets.SystemRandom().shuffle)
-        self.machine = ProxyMachine(
-            Signer("proxy", key),
-            peer_key(site.cloud_key_file, "the cloud"),
-            self.registry,
-            self.spool.load(),
-            _settings(site),
-        )
-        packet_bytes, limits = site.limits.packet_bytes, site.limits
+        packet_bytes = site.limits.packet_bytes
         self.edge = RuntimeLink(
             link_settings(site.edge_broker, "proxy", packet_bytes),
             [DEVICES_UP],
@@ -70,14 +53,8 @@ class _Proxy:
             proxy_topic,
         )
         self.metrics = Metrics()
-        seen = ProxyMetrics(
-            self.metrics, self.host, self.machine, lambda: len(self.registry.devices())
-        )
-        host = MeteredHost(self.host, self.metrics, seen.watch)
-        rate = DeviceRate(limits.device_messages_per_s, limits.devices, self.machine.asks)
-        self.runtime = Runtime(
-            self.machine, host, self._publish, None, LOG, packet_bytes, allows=rate.allows
-        )
+        self.runtime: Runtime
+        self.proxy = build(site, link=self._join)
         self.metrics.registry.register(
             Linked(self.runtime, {"edge": self.edge, "cloud": self.cloud})
         )
@@ -90,6 +67,20 @@ class _Proxy:
             }
         )
 
+    def _join(self, proxy: ProxyRole) -> Runtime:
+        """Its frames go over the two links, and its host is metered."""
+        host = MeteredHost(proxy.host, self.metrics, ProxyMetrics(self.metrics, proxy).watch)
+        self.runtime = Runtime(
+            proxy.machine,
+            host,
+            self._publish,
+            None,
+            LOG,
+            self.site.limits.packet_bytes,
+            allows=proxy.rate.allows,
+        )
+        return self.runtime
+
     async def _publish(self, to: fx.Address, frame: bytes) -> None:
         session = self.cloud if isinstance(to, fx.CloudAddress) else self.edge
         await session.publish(to, frame)
@@ -99,13 +90,18 @@ class _Proxy:
         self.runtime.follow_logs()
         await self.edge.attach(self.runtime, _said("edge"))
         await self.cloud.attach(self.runtime, _said("cloud"))
-        app = make_app(self.health, self.metrics, self._status)
-        http = await serve(app, site.http.host, site.http.port)
+        pages = {
+            "/healthz": self.health.told,
+            "/status": self._status,
+            "/metrics": self.metrics.told,
+        }
+        http = await serve_pages(pages, site.http.host, site.http.port)
         try:
             await self.edge.link.connect_or_raise()
             await self.cloud.link.connect_or_raise()
             self.runtime.post(fx.Command("started"))
-            LOG.info("running", extra={"http": http.url, "enrolled": len(self.registry.devices())})
+            enrolled = len(self.proxy.registry.devices())
+            LOG.info("running", extra={"http": http.url, "enrolled": enrolled})
             await first_of(
                 stop,
                 self.edge.link.run_forever(),
@@ -117,23 +113,21 @@ class _Proxy:
             await http.stop()
             await self.edge.link.close()
             await self.cloud.link.close()
-            self.spool.close()
+            self.proxy.close()
             self._folder.release()
         LOG.info("stopped")
         return 0
 
     async def _watch_registry(self) -> None:
-        """Tell the cloud when the operator admitted or revoked a device."""
         while True:
             await asyncio.sleep(ROSTER_CHECK_S)
-            if self.registry.changed():
-                self.runtime.post(fx.Command("roster_changed"))
+            self.proxy.look_at_registry()
 
-    def _status(self) -> Mapping[str, Any]:
-        return {
-            "enrolled": len(self.registry.devices()),
-            "online": self.host.online,
-            "round": self.host.round,
+    async def _status(self) -> PageContent:
+        status: Mapping[str, Any] = {
+            "enrolled": len(self.proxy.registry.devices()),
+            "online": self.proxy.host.online,
+            "round": self.proxy.host.round,
             "bytes": {
                 "devices_in": self.edge.bytes["in"],
                 "devices_out": self.edge.bytes["out"],
@@ -142,6 +136,7 @@ class _Proxy:
             },
             "refused": dict(self.runtime.refusals.counts),
         }
+        return PageContent.of_json(status)
 
 
 def _said(hop: str) -> Callable[[bool, str], None]:
@@ -152,16 +147,45 @@ def _said(hop: str) -> Callable[[bool, str], None]:
     return on_state
 
 
-def _settings(site: ProxySite) -> ProxySettings:
-    limits = site.limits
-    return ProxySettings(
-        packet_bytes=limits.packet_bytes,
-        blob_bytes=limits.blob_bytes,
-        upload_bytes=limits.upload_bytes,
-        spool_bytes=limits.spool_bytes,
-        cache_bytes=limits.cache_bytes,
-        credit_bytes=limits.credit_bytes,
-        hellos_per_s=limits.hellos_per_s,
-        cover_window_s=site.cover_window_s if site.cover_traffic else 0.0,
-        min_batch_floor=site.min_batch_floor,
-    )
+class ProxyMetrics(Collector):
+    """Counts what was made durable, and reads the rest at each scrape."""
+
+    def __init__(self, metrics: Metrics, proxy: ProxyRole) -> None:
+        self._proxy = proxy
+        self._rounds = Count(
+            "edgeveil_rounds",
+            "Rounds by how far they came: opened, closed with a batch, delivered to the cloud.",
+            ["result"],
+            registry=metrics.registry,
+        )
+        for result in ("opened", "closed", "delivered"):
+            self._rounds.labels(result)
+        text = "Uploads taken and acknowledged."
+        self._uploads = Count("edgeveil_uploads", text, registry=metrics.registry)
+        metrics.registry.register(self)
+
+    def watch(self, thing: object) -> None:
+        """Hear what passes the machine's host."""
+        match thing:
+            case UploadKept():
+                self._uploads.inc()
+            case KeptBroadcast(header=header) if getattr(header, "kind", "") == "round":
+                self._rounds.labels("opened").inc()
+            case BatchKept():
+                self._rounds.labels("closed").inc()
+            case BatchDelivered():
+                self._rounds.labels("delivered").inc()
+
+    def collect(self) -> Iterator[Metric]:
+        """Read at each scrape."""
+        enrolled = len(self._proxy.registry.devices())
+        states = {"enrolled": float(enrolled), "online": float(self._proxy.host.online)}
+        yield gauge("devices", "Devices by state.", states, "state")
+        machine = self._proxy.machine
+        yield gauge("spool_bytes", "Disk held by uploads and batches.", machine.spool_bytes)
+        yield gauge("cache_bytes", "Disk held by broadcasts.", machine.cache_bytes)
+        text = "Bytes that devices were asked for and that have not come yet."
+        yield gauge("credit_bytes", text, machine.credit_bytes)
+        yield gauge("open_rounds", "Rounds that take uploads.", machine.open_rounds)
+        at = machine.at
+        yield gauge("current_round", "Round opened last; 0: none.", at.exchange if at else 0)

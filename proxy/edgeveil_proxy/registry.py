@@ -42,7 +42,7 @@ class RegistryError(EdgeVeilError):
 
 
 @dataclass(frozen=True)
-class Entry:
+class AdmittedDevice:
     """One identity. `note` is the operator's own; times are seconds since 1970."""
 
     device_id: str
@@ -80,7 +80,7 @@ class Registry:
         )
         self._prepare()
         self._seen_version = self._seen_epoch = self._epoch = -1
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, AdmittedDevice] = {}
         self.changed()
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class Registry:
 
     # --- what the operator does ---
 
-    def devices(self, *, revoked: bool = False) -> tuple[Entry, ...]:
+    def devices(self, *, revoked: bool = False) -> tuple[AdmittedDevice, ...]:
         """Active identities, oldest first; with `revoked` those that were taken out as well."""
         entries = sorted(self._entries.values(), key=lambda e: (e.admitted_s, e.device_id))
         return tuple(entry for entry in entries if entry.active or revoked)
@@ -216,7 +216,9 @@ class Registry:
         with self._file.transaction("BEGIN") as db:  # one moment for both reads
             self._epoch = int(db.execute("SELECT epoch FROM roster").fetchone()[0])
             rows = db.execute("SELECT * FROM device").fetchall()
-        entries = (Entry(i, VerifyKey(v), SealingKey(s), n, a, r) for i, v, s, n, a, r in rows)
+        entries = (
+            AdmittedDevice(i, VerifyKey(v), SealingKey(s), n, a, r) for i, v, s, n, a, r in rows
+        )
         self._entries = {entry.device_id: entry for entry in entries}
 
     @contextmanager

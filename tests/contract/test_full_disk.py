@@ -21,8 +21,8 @@ from edgeveil.protocol.cloud_tasks import BatchPart
 from edgeveil.protocol.messages import ExchangeId
 from edgeveil.protocol.proxy_tasks import HeldUpload, ProxyMemory, UploadKept, UploadPart
 from edgeveil.protocol.transfer import describe
-from edgeveil_cloud.spool import BatchSpool
 from edgeveil_cloud.store import Store
+from edgeveil_cloud.validate_batch import BatchSpool
 from edgeveil_edge.store import DeviceStore
 from edgeveil_proxy.spool import Spool
 

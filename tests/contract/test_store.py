@@ -9,10 +9,14 @@ from itertools import count
 
 import pytest
 
-from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_records import TRANSITIONS, ExchangeRecord, StoreError, UnknownJob
-from edgeveil_cloud.store_rows import EVENTS_KEPT
-from edgeveil_cloud.store_schema import metadata
+from edgeveil_cloud.store import EVENTS_KEPT, Store
+from edgeveil_cloud.store_tables import (
+    TRANSITIONS,
+    ExchangeRecord,
+    StoreError,
+    UnknownJob,
+    metadata,
+)
 from tests.postgres_server import GIVEN, empty, postgres_server
 
 KEY = bytes(range(32))
@@ -187,7 +191,7 @@ def test_counts_are_those_of_the_rows(store):
 
 def test_a_jobs_events_are_bounded_and_the_newest_stay(store, monkeypatch):
     assert EVENTS_KEPT >= 1000
-    monkeypatch.setattr("edgeveil_cloud.store_rows.EVENTS_KEPT", 20)
+    monkeypatch.setattr("edgeveil_cloud.store.EVENTS_KEPT", 20)
     quiet, noisy = submitted(store), submitted(store)
     made = [store.append_event(noisy, "note", {"k": k}) for k in range(600)]
     kept = store.events_after(0, noisy)
@@ -238,9 +242,9 @@ def test_commits_come_in_order_and_only_to_a_running_job(store):
 
 def test_a_batch_is_absorbed_once_and_the_refusal_undoes_everything(store):
     job, batch = running(store), b"b" * 32
-    assert not store.batch_absorbed(job, batch)
+    assert store.open_batch(job, 1, 1, batch) is not None
     store.commit_exchange(job, exchange(1), b"one", batch_digest=batch)
-    assert store.batch_absorbed(job, batch)
+    assert store.open_batch(job, 1, 1, batch) is None
     store.put_round_key(job, 2, 1, KEY)
     with pytest.raises(StoreError, match="absorbed by exchange 1"):
         store.commit_exchange(job, exchange(2), b"two", [("round", {})], batch_digest=batch)
@@ -248,7 +252,7 @@ def test_a_batch_is_absorbed_once_and_the_refusal_undoes_everything(store):
     assert store.round_key(job, 2, 1) == KEY
     assert [event.type for event in store.events_after(0)].count("round") == 0
     other = submitted(store)
-    assert not store.batch_absorbed(other, batch)
+    assert store.open_batch(other, 1, 1, batch) is not None
 
 
 def test_a_failure_in_the_middle_of_a_commit_undoes_all_of_it(store):

@@ -9,16 +9,13 @@ import numpy as np
 
 from edgeveil.errors import ProtocolError
 from edgeveil.jobs import parse_plan
-from edgeveil.jobs.plan import Plan
-from edgeveil.parts.exchange import Exchange
 from edgeveil.protocol.cloud_tasks import BatchPart
 from edgeveil.protocol.messages import Batch, Blob, ExchangeId, Manifest
 from edgeveil.protocol.sealed import seal_segment, segment_mark
 from edgeveil.protocol.transfer import describe
-from edgeveil_cloud.opening import open_batch
-from edgeveil_cloud.round_secret import RoundSecret
-from edgeveil_cloud.rounds import seal_round
-from edgeveil_cloud.spool import BatchSpool
+from edgeveil.round_context import RoundContext
+from edgeveil_cloud.broadcasts import RoundSecret, seal_round
+from edgeveil_cloud.validate_batch import BatchSpool, validate_batch
 from tests.fuzz.configs import SMALLEST_JOB
 from tests.fuzz.samples import JOB, opening_key
 from tests.fuzz.target import Tape, Target, demand, scratch
@@ -28,21 +25,21 @@ _SEGMENTS = 6  # of a group, at most
 
 
 @cache
-def _round() -> tuple[Plan, Exchange, Manifest, RoundSecret]:
+def _round() -> tuple[RoundContext, Manifest, RoundSecret]:
     """A round of a small job, whose secret is the cloud's."""
     plan = parse_plan(SMALLEST_JOB.replace("[64]", "[4]"))
-    exchange = plan.exchange(1)
+    context = RoundContext.of(plan, 1)
     keys = [opening_key(f"selected {n}").public().to_bytes() for n in range(_SELECTED)]
-    at, state = ExchangeId(JOB, exchange.index, 1), plan.cloud.initial_state()
-    header, _, secret = seal_round(plan, exchange, state, keys, at, 1, 4096)
-    return plan, exchange, header, secret
+    at, state = ExchangeId(JOB, 1, 1), plan.cloud.initial_state()
+    header, _, secret = seal_round(context, state, keys, at, 1, 4096)
+    return context, header, secret
 
 
 @cache
 def _pool(group: int) -> tuple[bytes, ...]:
     """Sealed segments of a group: sound, not finite, huge, padded wrongly, from elsewhere."""
-    plan, exchange, header, secret = _round()
-    spec = plan.segments(exchange)[group]
+    context, header, secret = _round()
+    spec = context.segments[group]
     dtype, where = np.dtype(spec.dtype), header.groups[group]
     values = (0.0, 1.0, 2.0, -1.0, 3.0, 4.0, float("nan"), float("inf"), 1e300, -1e300)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -56,7 +53,7 @@ def _pool(group: int) -> tuple[bytes, ...]:
 def _batch(data: bytes) -> None:
     """Segments of insiders and strangers, repeated, damaged, miscounted."""
     tape = Tape(data)
-    plan, exchange, header, secret = _round()
+    context, header, secret = _round()
     groups: list[list[bytes]] = []
     for group in range(len(header.groups)):
         count = tape.number(_SEGMENTS + 1)
@@ -64,8 +61,8 @@ def _batch(data: bytes) -> None:
     text = tape.damaged(b"".join(map(b"".join, groups)), 2)
     counts = tuple(tape.choice((len(g), len(g), len(g), tape.number(2**31))) for g in groups)
     batch = Batch(header.at, 3, 0, counts[: 1 + tape.number(9)], describe(text, 4096))
-    opened = open_batch(plan, exchange, secret, batch, text, _SELECTED)
-    for spec in plan.segments(exchange):
+    opened = validate_batch(context, secret, batch, text, _SELECTED)
+    for spec in context.segments:
         arrays = opened.arrays.get(spec.name, ())
         demand(len(arrays) <= _SELECTED, "no more segments than were selected")
         demand(all(np.isfinite(array).all() for array in arrays), "every number is one")

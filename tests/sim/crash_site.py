@@ -26,8 +26,7 @@ from edgeveil.protocol.messages import (
 )
 from edgeveil.sites.policy import Policy
 from edgeveil.sqlite_file import SqliteFile
-from edgeveil_cloud.control import Control
-from edgeveil_tools.local.simulate import Box
+from edgeveil_edge.role import DeviceRole
 from tests.sim.crash_net import CrashNet, Died
 from tests.sim.fleet import PACKET_BYTES, Fleet, small_job
 
@@ -36,29 +35,19 @@ LOOK_S = 0.5
 Death = tuple[str, int]  # who, and after which of its effects and writes
 
 
-class Posting:
-    """As much of the cloud's runtime as its control needs."""
-
-    def __init__(self, site: CrashSite) -> None:
-        self._site = site
-
-    def post(self, event: fx.Event) -> None:
-        self._site.net.post(self._site.cloud_node, event)
-
-
 class CrashSite(Fleet):
     """Three devices, all asked in each round; `look` is the cloud's own look at its queue."""
 
-    transport = CrashNet
     net: CrashNet
 
     def __init__(self, folder: Path, *deaths: Death) -> None:
-        super().__init__(folder, DEVICES, floor=2, policy=Policy(min_devices=DEVICES))
+        policy = Policy(min_devices=DEVICES)
+        super().__init__(folder, DEVICES, floor=2, policy=policy, transport=CrashNet)
         self.net.wire = []
         names = {
             "cloud": fx.CloudAddress(),
             "proxy": fx.ProxyAddress(),
-            "device": fx.DeviceAddress(self.boxes[0].id),
+            "device": fx.DeviceAddress(self.devices[0].id),
         }
         self.names: dict[str, fx.Address] = names
         self.net.deaths = frozenset((names[who], number) for who, number in deaths)
@@ -75,9 +64,9 @@ class CrashSite(Fleet):
         while True:
             try:
                 while not reached() and self.net.now_s < limit_s:
-                    with self.net.acting(self.cloud_node):
-                        self.control.look()
-                    self.net.post(self.cloud_node, fx.Command("look"), LOOK_S)
+                    with self.net.acting(self.cloud.runner):
+                        self.cloud.control.look()
+                    self.net.post(self.cloud.runner, fx.Command("look"), LOOK_S)
                     self.net.run(reached, self.net.now_s + LOOK_S)
             except Died as death:
                 self.died += 1
@@ -90,24 +79,22 @@ class CrashSite(Fleet):
         node.up = False
         self.net.forget(node)
         if isinstance(node.address, fx.CloudAddress):
-            self._start_cloud()
-            self.control.tell_ends()
+            self.start_cloud()
+            self.cloud.control.tell_ends()
         elif isinstance(node.address, fx.ProxyAddress):
-            self._start_proxy()
-            self.net.post(self.proxy_node, fx.Command("started"))
+            self.start_proxy()
+            self.net.post(self.proxy.runner, fx.Command("started"))
         else:
-            number = next(n for n, box in enumerate(self.boxes) if box.node is node)
-            self.boxes[number] = self._box(number + 1)
+            number = next(n for n, box in enumerate(self.devices) if box.runner is node)
+            self.devices[number] = self.start_device(number + 1)
         self.net.connect(self.net.nodes[node.address])
 
-    def _start_cloud(self) -> None:
-        super()._start_cloud()
+    def start_cloud(self) -> None:
+        super().start_cloud()
         sa.event.listen(self.store._engine, "commit", lambda _connection: self.net.boundary())
-        runtime: Any = Posting(self)
-        self.control = Control(self.store, self.cloud_host, self.cloud, runtime, 10)
 
-    def _box(self, number: int) -> Box:
-        box = super()._box(number)
+    def start_device(self, number: int) -> DeviceRole:
+        box = super().start_device(number)
         # Noise that is the same again, seeded or derived, would hide a second draw.
         box.host._work._noise_for = lambda _question: os_random
         return box
@@ -146,7 +133,7 @@ def check_job(site: CrashSite, job: str) -> None:
 def check_uploads(site: CrashSite, job: str) -> None:
     """What the proxy said it holds for a committed attempt stands in the commit record."""
     counted = _counted(site)
-    for box in site.boxes:
+    for box in site.devices:
         sent = {(r.round, r.attempt): set(r.segment_hashes) for r in box.store.receipts()}
         for at in _acknowledged(site, box.id) & counted.keys():
             assert sent[at] <= counted[at], f"an upload of round {at} is missing"
@@ -156,7 +143,7 @@ def check_ledgers(site: CrashSite, job: str) -> None:
     """One release a round, whole chains, and no more spent than the cloud's report says."""
     events = [e for e in site.store.events_after(0, job) if e.type == "job_completed"]
     printed = events[-1].data["privacy"]
-    for box in site.boxes:
+    for box in site.devices:
         book = read_ledger(box.site.state_dir / LEDGER_FILE)
         (entry,) = book.account(box.site.data.name).jobs.values()
         assert book.links == 2 + len(entry.releases), "a round was released twice"
@@ -173,13 +160,13 @@ def check_clean(site: CrashSite, job: str) -> None:
     """Every device has the model; nothing but the release stays on a disk."""
     release = site.store.release(job)
     assert release is not None
-    for box in site.boxes:
+    for box in site.devices:
         (model,) = (box.site.state_dir / "releases").rglob("model.onnx")
         assert model.read_bytes() == release.onnx
         memory = box.store.load()
         assert memory.outbox is None
         assert not memory.jobs
-    left = site.spool.load()
+    left = site.proxy.spool.load()
     assert not left.uploads
     assert not left.batches
     assert [kept.header.at.exchange for kept in left.kept.values()] == [0]

@@ -1,4 +1,4 @@
-"""A whole fleet over the memory transport: real machines, real hosts, real encryption."""
+"""A small fleet over digits, and a short job for it: real hosts, real encryption, virtual time."""
 
 from __future__ import annotations
 
@@ -7,51 +7,42 @@ from pathlib import Path
 from edgeveil.jobs import Job
 from edgeveil.sites.data import Partition
 from edgeveil.sites.policy import Policy
-from edgeveil.transport.memory import Faults, no_faults
-from edgeveil_tools.local.simulate import MemoryFleet
-from edgeveil_tools.site.site_plan import SitePlan
+from edgeveil.testing import DIGITS, MemoryFleet, device_sites
 
 PACKET_BYTES = 16384
 
 
 class Fleet(MemoryFleet):
-    """`devices` boxes on digits, one proxy, one cloud, in virtual time."""
+    """`devices` boxes on digits, one proxy, one cloud; names of boxes begin with `secret-`."""
 
     def __init__(
         self,
         folder: Path,
         devices: int,
         *,
-        faults: Faults = no_faults,
         policy: Policy | None = None,
         infer_only: int = 0,
         floor: int = 3,
         seed: int = 7,
         **options: object,
     ) -> None:
-        plan = SitePlan(
-            folder=folder,
-            devices=devices,
+        sites = device_sites(
+            devices,
             infer_only=infer_only,
             partition=Partition(kind="n_class", classes_per_device=2),
-            policy=policy or Policy(),
-            min_batch_floor=floor,
+            policy=policy,
             seed=seed,
         )
-        packet: dict[str, object] = {"packet_bytes": PACKET_BYTES, **options}
-        super().__init__(plan, faults=faults, clock=lambda: self.net.now_s, **packet)  # type: ignore[arg-type]
-        for box in self.boxes:
-            box.site.__dict__["name"] = f"secret-{box.site.name}"
-
-    def finish(self, job_id: str, limit_s: float = 3600.0) -> str:
-        """Run until the job has ended or paused; its status."""
-        self.net.run(lambda: self.settled(job_id), self.net.now_s + limit_s)
-        return self.store.job(job_id).status
-
-    def settled(self, job_id: str) -> bool:
-        """Nothing more happens to the job by itself."""
-        entry = self.store.job(job_id)
-        return entry.ended or entry.status == "paused"
+        proxy = {"min_batch_floor": floor, **options.pop("proxy", {})}  # type: ignore[dict-item]
+        super().__init__(
+            folder,
+            [site.model_copy(update={"name": f"secret-{site.name}"}) for site in sites],
+            test_data=DIGITS,
+            seed=seed,
+            clock=lambda: self.net.now_s,
+            proxy=proxy,
+            **{"packet_bytes": PACKET_BYTES, **options},  # type: ignore[arg-type]
+        )
 
 
 def small_job(**changes: object) -> Job:

@@ -30,7 +30,7 @@ from edgeveil.protocol.messages import (
 )
 from edgeveil.protocol.sealed import open_broadcast, seal_segment, segment_mark
 from edgeveil.protocol.transfer import describe, part_bytes
-from edgeveil_tools.local.simulate import Box
+from edgeveil_edge.role import DeviceRole
 from tests.sim.fleet import PACKET_BYTES, Fleet
 
 FLOOD = 500
@@ -56,12 +56,12 @@ def every_bit(manifest: Manifest, group: int) -> bytes:
 class Attacker:
     """The host of a device that answers rounds with `tensor`; an honest one in all else."""
 
-    def __init__(self, fleet: Fleet, box: Box, tensor: Tensor | None) -> None:
+    def __init__(self, fleet: Fleet, box: DeviceRole, tensor: Tensor | None) -> None:
         self._fleet, self._box, self._inner, self._tensor = fleet, box, box.host, tensor
         self.signer = Signer(box.id, box.host.identity.signing)
         self.spam: Callable[[Attacker, Manifest], list[Message]] = lambda _who, _round: []
         self.membership = b""
-        box.node.host = self
+        box.runner.host = self
 
     def store(self, item: object) -> None:
         self._inner.store(item)
@@ -97,7 +97,7 @@ class Attacker:
     def says(self, message: Message) -> None:
         """On its own topic, where its broker lets it speak."""
         event = fx.MessageReceived(fx.DeviceAddress(self._box.id), message)
-        self._fleet.net.post(self._fleet.proxy_node, event, 0.001)
+        self._fleet.net.post(self._fleet.proxy.runner, event, 0.001)
 
 
 # --- what it may say beside its answer -------------------------------------------------------
@@ -142,10 +142,9 @@ def other_names(who: Attacker, manifest: Manifest) -> list[Message]:
 
 
 def replace_at(at: ExchangeId, **changes: int) -> ExchangeId:
-    """Another round or attempt."""
-    return ExchangeId(
-        at.job_id, changes.get("exchange", at.exchange), changes.get("attempt", at.attempt)
-    )
+    """Another exchange or attempt."""
+    exchange, attempt = changes.get("exchange", at.exchange), changes.get("attempt", at.attempt)
+    return ExchangeId(at.job_id, exchange, attempt)
 
 
 def wrong_forms(who: Attacker, manifest: Manifest) -> list[Message]:

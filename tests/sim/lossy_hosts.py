@@ -50,7 +50,7 @@ from edgeveil.protocol.sealed import (
 )
 from edgeveil.protocol.transfer import describe, part_bytes, whole
 from edgeveil_edge.store import DeviceStore
-from edgeveil_proxy import host as proxy_host
+from edgeveil_proxy import role as proxy_role
 from edgeveil_proxy.spool import Spool
 
 PACKET_BYTES = 1536  # small, so that models, uploads and batches travel in parts
@@ -151,7 +151,7 @@ class ProxyHost(Crashing):
         super().__init__(crashes)
         self._folder = TemporaryDirectory(prefix="edgeveil-spool-", dir=RAM)
         self.disk = Spool(Path(self._folder.name) / "spool.sqlite")
-        self._inner = proxy_host.ProxyHost(self.disk, Random(1).shuffle)
+        self._inner = proxy_role.ProxyHost(self.disk, Random(1).shuffle)
 
     def store(self, item: object) -> None:
         self._inner.store(item)

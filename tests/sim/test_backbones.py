@@ -49,4 +49,4 @@ def test_a_device_whose_owner_does_not_allow_it_declines(tmp_path: Path) -> None
     fleet = Fleet(tmp_path / "site", 5)
     job = fleet.submit(wanted)
     assert fleet.finish(job) == "failed"
-    assert all(box.ledger.spent().epsilon == 0 for box in fleet.boxes)
+    assert all(box.ledger.spent().epsilon == 0 for box in fleet.devices)

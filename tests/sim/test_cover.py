@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,6 @@ from edgeveil.protocol.messages import (
     decode_body,
     decode_header,
 )
-from edgeveil.protocol.proxy import ProxyMachine
 from edgeveil.sites.policy import Policy
 from edgeveil.transport.memory import LATENCY_S
 from tests.sim.fleet import PACKET_BYTES, Fleet, small_job
@@ -42,10 +40,10 @@ class CoveredFleet(Fleet):
     def __init__(
         self, folder: Path, devices: int, policy: Policy | None = None, **proxy: float
     ) -> None:
-        self._proxy_changes = {"cover_window_s": WINDOW_S, **proxy}
         self.moments: dict[int, list[float]] = defaultdict(list)
         self._begun: dict[int, float] = {}
-        super().__init__(folder, devices, faults=self._timed, policy=policy)
+        covered = {"cover_traffic": True, "cover_window_s": WINDOW_S, "limits": proxy}
+        super().__init__(folder, devices, faults=self._timed, policy=policy, proxy=covered)
 
     def _timed(self, _sender: fx.Address, to: fx.Address, frame: bytes) -> list[float]:
         message, now_s = decode(frame, PACKET_BYTES), self.net.now_s
@@ -59,11 +57,6 @@ class CoveredFleet(Fleet):
         if isinstance(header, Upload):
             self.moments[header.at.exchange].append(now_s - self._begun[header.at.exchange])
         return [LATENCY_S]
-
-    def _proxy(self) -> ProxyMachine:
-        plain = super()._proxy()
-        settings = replace(plain.settings, **self._proxy_changes)
-        return ProxyMachine(plain.signer, plain.cloud_key, plain.registry, plain.memory, settings)
 
 
 def committed(fleet: Fleet, job: str) -> list[dict]:
@@ -108,7 +101,7 @@ def looks(fleet: Fleet) -> dict[str, list[Look]]:
 
 def released(fleet: Fleet) -> list[int]:
     """Per device, how much its ledger knows of."""
-    return [read_ledger(box.site.state_dir / LEDGER_FILE).links for box in fleet.boxes]
+    return [read_ledger(box.site.state_dir / LEDGER_FILE).links for box in fleet.devices]
 
 
 Played = tuple[Fleet, str]
@@ -118,7 +111,7 @@ def test_devices_that_the_proxy_has_not_heard_yet_look_alike_too(tmp_path: Path)
     """They came together, and most are told to say hello later; the job does not wait for that."""
     fleet = CoveredFleet(tmp_path, DEVICES, hellos_per_s=0.05)
     played(fleet)
-    assert len(fleet.proxy.online) < DEVICES
+    assert len(fleet.proxy.machine.online) < DEVICES
     alike = {
         tuple(sorted(frame for frame in frames if frame[0] != Hello.__name__))
         for frames in looks(fleet).values()
@@ -169,9 +162,9 @@ def test_answers_leave_within_the_window_and_not_all_at_once(covered: Played) ->
 
 def test_a_device_that_declines_looks_like_the_others(tmp_path: Path) -> None:
     fleet = CoveredFleet(tmp_path, DEVICES)
-    fleet.boxes[0].site.policy.__dict__["min_devices"] = SELECTED + 1
+    fleet.devices[0].site.policy.__dict__["min_devices"] = SELECTED + 1
     played(fleet)
     seen = looks(fleet)
     assert all(kind != Decline.__name__ for frames in seen.values() for kind, *_ in frames)
     assert len({tuple(sorted(frames)) for frames in seen.values()}) == 1
-    assert fleet.boxes[0].ledger.spent().epsilon == 0
+    assert fleet.devices[0].ledger.spent().epsilon == 0

@@ -10,8 +10,7 @@ from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import Note, decode
 from edgeveil.sites.policy import Policy
-from edgeveil_cloud.round_secret import RoundSecret
-from edgeveil_cloud.sealing import Limits
+from edgeveil_cloud.broadcasts import Limits, RoundSecret
 from tests.sim.fleet import PACKET_BYTES, Fleet, small_job
 
 
@@ -35,7 +34,7 @@ def test_job_completes_and_every_device_gets_the_model(folder: Path) -> None:
     assert not any(node.refused for node in fleet.net.nodes.values())
     fleet.net.run(lambda: False, fleet.net.now_s + 5)
     onnx = fleet.store.release(job).onnx
-    for box in fleet.boxes:
+    for box in fleet.devices:
         installed = list((box.site.state_dir / "releases").rglob("model.onnx"))
         assert [path.read_bytes() for path in installed] == [onnx]
 
@@ -46,7 +45,7 @@ def test_what_was_printed_is_what_the_ledgers_spent(folder: Path) -> None:
     fleet.finish(job)
     end = fleet.store.events_after(0, job)[-1]
     assert end.type == "job_completed"
-    for box in fleet.boxes:
+    for box in fleet.devices:
         for purpose, key in (("train", "training"), ("infer", "inference")):
             spent = box.ledger.spent(purpose=purpose)
             printed = end.data["privacy"][key]
@@ -60,10 +59,10 @@ def test_fewer_selected_and_only_those_open(folder: Path) -> None:
     job = fleet.submit(small_job(selection={"devices": 5}))
     assert fleet.finish(job) == "completed"
     assert [r["uploads"] for r in committed(fleet, job)] == [5] * 5
-    links = [read_ledger(box.site.state_dir / LEDGER_FILE).links for box in fleet.boxes]
+    links = [read_ledger(box.site.state_dir / LEDGER_FILE).links for box in fleet.devices]
     assert min(links) < max(links)
     printed = fleet.store.events_after(0, job)[-1].data["privacy"]["training"]["epsilon"]
-    for box in fleet.boxes:  # whom it asks may follow from what it saw: no device counts less
+    for box in fleet.devices:  # whom it asks may follow from what it saw: no device counts less
         assert box.ledger.spent().epsilon in (0, printed)
 
 
@@ -75,28 +74,28 @@ def test_inference_only_devices_take_part_in_evaluation_alone(folder: Path) -> N
     assert {r["uploads"] for r in rounds} == {4}
     evaluated = [r for r in rounds if r["clusters"]]
     assert [len(r["clusters"]["vectors"]) for r in evaluated] == [6]
-    assert fleet.boxes[-1].ledger.spent().epsilon == 0
-    assert fleet.boxes[-1].ledger.spent(purpose="infer").epsilon > 0
+    assert fleet.devices[-1].ledger.spent().epsilon == 0
+    assert fleet.devices[-1].ledger.spent(purpose="infer").epsilon > 0
 
 
 def test_owner_refuses_and_the_round_goes_on(folder: Path, capsys: pytest.CaptureFixture) -> None:
     fleet = Fleet(folder, 6)
-    fleet.boxes[2].site.__dict__["policy"] = Policy(max_epsilon_per_job=1.0)
+    fleet.devices[2].site.__dict__["policy"] = Policy(max_epsilon_per_job=1.0)
     said: list[str] = []
-    fleet.boxes[2].host._say = said.append
-    fleet.boxes[2].host._load = None  # reading data would fail
+    fleet.devices[2].host._say = said.append
+    fleet.devices[2].host._load = None  # reading data would fail
     job = fleet.submit(small_job())
     assert fleet.finish(job) == "completed"
     assert {r["uploads"] for r in committed(fleet, job)} == {5}
     assert "max_epsilon_per_job" in said[0]
-    assert fleet.boxes[2].ledger.spent().epsilon == 0
+    assert fleet.devices[2].ledger.spent().epsilon == 0
 
 
 def test_device_killed_in_the_middle_of_a_round(folder: Path) -> None:
     fleet = Fleet(folder, 6)
     job = fleet.submit(small_job(round={"deadline_s": 20.0, "min_batch": 3, "quorum": 0.8}))
     fleet.net.run(lambda: len(committed(fleet, job)) == 2)
-    fleet.boxes[0].node.up = False
+    fleet.devices[0].runner.up = False
     assert fleet.finish(job) == "completed"
     assert [r["uploads"] for r in committed(fleet, job)] == [6, 6, 5, 5, 5]
 
@@ -104,8 +103,8 @@ def test_device_killed_in_the_middle_of_a_round(folder: Path) -> None:
 def test_below_the_floor_nothing_is_handed_over_and_the_job_says_why(folder: Path) -> None:
     fleet = Fleet(folder, 5, floor=4)
     job = fleet.submit(small_job(round={"deadline_s": 5.0, "min_batch": 3, "retries": 1}))
-    for box in fleet.boxes[:2]:
-        box.node.up = False
+    for box in fleet.devices[:2]:
+        box.runner.up = False
     assert fleet.finish(job) == "paused"
     assert "3 uploads" in fleet.store.job(job).reason
     repeats = [e for e in fleet.store.events_after(0, job) if e.type == "round_repeated"]
@@ -118,7 +117,7 @@ def test_repeated_attempt_sends_the_same_tensors_and_spends_once(folder: Path) -
 
     def faults(sender: fx.Address, to: fx.Address, frame: bytes) -> list[float]:
         # The proxy hears three of the five devices, until the first attempt has failed.
-        quiet = lost["on"] and sender in {fx.DeviceAddress(b.id) for b in fleet.boxes[:2]}
+        quiet = lost["on"] and sender in {fx.DeviceAddress(b.id) for b in fleet.devices[:2]}
         hello = quiet and isinstance(decode(frame, PACKET_BYTES), Note)
         return [0.001] if hello or not quiet else []
 
@@ -129,7 +128,7 @@ def test_repeated_attempt_sends_the_same_tensors_and_spends_once(folder: Path) -
     assert fleet.finish(job) == "completed"
     rounds = committed(fleet, job)
     assert rounds[0]["attempt"] == 2
-    assert {round(box.ledger.spent().epsilon, 6) for box in fleet.boxes} == {8.0}
+    assert {round(box.ledger.spent().epsilon, 6) for box in fleet.devices} == {8.0}
 
 
 def test_nothing_private_is_on_the_wire(folder: Path) -> None:
@@ -143,7 +142,7 @@ def test_nothing_private_is_on_the_wire(folder: Path) -> None:
         assert b"secret-" not in frame
         assert needle not in frame
         if isinstance(sender, fx.CloudAddress) or isinstance(to, fx.CloudAddress):
-            assert not any(box.id.encode() in frame for box in fleet.boxes)
+            assert not any(box.id.encode() in frame for box in fleet.devices)
         assert len(frame) <= PACKET_BYTES
 
 
@@ -153,12 +152,12 @@ def test_hellos_that_came_too_early_are_said_again(folder: Path) -> None:
         return [] if early else [0.001]
 
     fleet = Fleet(folder, 4, faults=faults)
-    assert fleet.net.run(lambda: len(fleet.proxy.online) == 4, 10)
+    assert fleet.net.run(lambda: len(fleet.proxy.machine.online) == 4, 10)
     before = fleet.net.now_s
     assert before > 3
-    fleet.proxy.online.clear()
-    fleet.net.post(fleet.proxy_node, fx.PeerConnected(fx.AllDevices()))  # the proxy came back
-    assert fleet.net.run(lambda: len(fleet.proxy.online) == 4, before + 1)
+    fleet.proxy.machine.online.clear()
+    fleet.net.post(fleet.proxy.runner, fx.PeerConnected(fx.AllDevices()))  # the proxy came back
+    assert fleet.net.run(lambda: len(fleet.proxy.machine.online) == 4, before + 1)
 
 
 def test_every_attempt_asks_the_same_devices(folder: Path) -> None:
@@ -172,8 +171,8 @@ def test_every_attempt_asks_the_same_devices(folder: Path) -> None:
         fleet.net.run(lambda n=attempt: fleet.store.round_key(job, 1, n) is not None)
         secret = RoundSecret.from_bytes(fleet.store.round_key(job, 1, attempt))
         asked.append(set(secret.recipients))
-        for box in fleet.boxes:
-            box.node.up = attempt == 2  # nobody answers the first attempt
+        for box in fleet.devices:
+            box.runner.up = attempt == 2  # nobody answers the first attempt
     assert len(asked[0]) == 4
     assert asked == [asked[0]] * 3
 
@@ -182,8 +181,8 @@ def test_revoked_device_is_not_asked_again(folder: Path) -> None:
     fleet = Fleet(folder, 6)
     job = fleet.submit(small_job())
     fleet.net.run(lambda: len(committed(fleet, job)) == 2)
-    fleet.registry.revoke(fleet.boxes[0].id)
-    fleet.net.post(fleet.proxy_node, fx.Command("roster_changed"))
+    fleet.proxy.registry.revoke(fleet.devices[0].id)
+    fleet.net.post(fleet.proxy.runner, fx.Command("roster_changed"))
     assert fleet.finish(job) == "completed"
     assert [r["uploads"] for r in committed(fleet, job)][-1] == 5
 
@@ -191,7 +190,7 @@ def test_revoked_device_is_not_asked_again(folder: Path) -> None:
 def test_batch_that_the_cloud_could_not_take_is_not_asked_for(folder: Path) -> None:
     fleet = Fleet(folder, 6)
     # The quadratic of six devices has about 50,000 bytes.
-    fleet.cloud_host._sealer._limits = Limits(PACKET_BYTES, batch_bytes=40_000)
+    fleet.cloud.host._sealer._limits = Limits(PACKET_BYTES, batch_bytes=40_000)
     job = fleet.submit(small_job())
     assert fleet.finish(job) == "failed"
     assert "limits.spool_bytes" in fleet.store.job(job).reason
@@ -204,5 +203,5 @@ def test_where_all_decline_nothing_is_said_to_be_spent(folder: Path) -> None:
     assert fleet.finish(job) == "failed"
     end = fleet.store.events_after(0, job)[-1]
     assert end.data["privacy"]["training"]["epsilon"] == 0
-    assert all(box.ledger.spent().epsilon == 0 for box in fleet.boxes)
+    assert all(box.ledger.spent().epsilon == 0 for box in fleet.devices)
     assert "all 5 selected devices declined" in fleet.store.job(job).reason

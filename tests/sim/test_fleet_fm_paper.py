@@ -41,7 +41,7 @@ def test_it_runs_to_its_end_and_every_total_says_that_nothing_is_proven(
     assert printed["status"] == "claimed"
     assert not any(node.refused for node in fleet.net.nodes.values())
     fleet.net.run(lambda: False, fleet.net.now_s + 5)
-    for box in fleet.boxes:
+    for box in fleet.devices:
         assert str(box.ledger.spent()) == "no proven guarantee"
         assert box.ledger.spent().epsilon == pytest.approx(8.0, rel=0.02)
         # opened, four releases, closed
@@ -55,8 +55,8 @@ def test_an_owner_who_did_not_ask_for_it_takes_no_part(
     tmp_path: Path, changed: dict[str, object]
 ) -> None:
     fleet = Fleet(tmp_path, 6, policy=CONSENTING)
-    fleet.boxes[2].site.__dict__["policy"] = CONSENTING.model_copy(update=changed)
+    fleet.devices[2].site.__dict__["policy"] = CONSENTING.model_copy(update=changed)
     job = fleet.submit(claimed_job())
     assert fleet.finish(job) == "completed"
-    assert fleet.boxes[2].ledger.spent().epsilon == 0
-    assert not fleet.boxes[3].ledger.spent().proven
+    assert fleet.devices[2].ledger.spent().epsilon == 0
+    assert not fleet.devices[3].ledger.spent().proven

@@ -11,7 +11,7 @@ from tests.sim.fleet import Fleet, small_job
 
 def test_it_runs_to_its_end_at_no_price_and_needs_the_owner_s_word(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, 6, policy=Policy(allowed_methods=("noise_only",)))
-    fleet.boxes[2].site.__dict__["policy"] = Policy()
+    fleet.devices[2].site.__dict__["policy"] = Policy()
     job = fleet.submit(
         small_job(
             train={"method": "noise_only", "rounds": 2, "values": 16_384, "package_values": 40_000},
@@ -24,7 +24,7 @@ def test_it_runs_to_its_end_at_no_price_and_needs_the_owner_s_word(tmp_path: Pat
     assert [(r["uploads"], r["declined"]) for r in rounds] == [(5, 1), (5, 1)]
     printed = events[-1].data["privacy"]["training"]
     assert (printed["epsilon"], printed["status"]) == (0, "proven")
-    assert all(box.ledger.spent().epsilon == 0 for box in fleet.boxes)
+    assert all(box.ledger.spent().epsilon == 0 for box in fleet.devices)
     commit = fleet.store.last_commit(job)
     assert commit is not None
     state = unpack_tensors(commit.state)

@@ -27,7 +27,7 @@ class Outcome:
     def __init__(self, folder: Path, tensor: hostile.Tensor | None, spam: object = None) -> None:
         self.fleet = fleet = Fleet(folder, DEVICES)
         fleet.net.wire = []
-        self.attackers = [Attacker(fleet, box, tensor) for box in fleet.boxes[:ATTACKERS]]
+        self.attackers = [Attacker(fleet, box, tensor) for box in fleet.devices[:ATTACKERS]]
         if spam is not None:
             self.attackers[0].spam = spam
         self.job = fleet.submit(JOB)
@@ -36,7 +36,7 @@ class Outcome:
         self.rounds = [dict(e.data) for e in events if e.type == "exchange_committed"]
         release = fleet.store.release(self.job)
         self.model = release.safetensors if release else b""
-        self.refused = fleet.proxy_node.refused
+        self.refused = fleet.proxy.runner.refused
         self.refused_by_cloud = Counter[str]()
         for one in self.rounds:
             self.refused_by_cloud.update(one.get("refused", {}))
@@ -96,6 +96,6 @@ def test_what_a_device_says_beside_its_answer_is_refused_and_counted(
     assert reasons <= set(outcome.refused)
     assert {r["uploads"] for r in outcome.rounds} == {DEVICES - ATTACKERS}
     # However often it asks, it hears little more than an honest one, and the proxy keeps nothing.
-    heard = [run.bytes_to(run.fleet.boxes[0].id) for run in (undisturbed, outcome)]
+    heard = [run.bytes_to(run.fleet.devices[0].id) for run in (undisturbed, outcome)]
     assert heard[1] < 2 * heard[0]
-    assert outcome.fleet.proxy.spool_bytes == outcome.fleet.proxy.credit_bytes == 0
+    assert outcome.fleet.proxy.machine.spool_bytes == outcome.fleet.proxy.machine.credit_bytes == 0

@@ -14,7 +14,7 @@ import pytest
 from edgeveil import logs
 from edgeveil.errors import DataError
 from edgeveil.sites.edge import EdgeSite
-from edgeveil_edge.computer import Computer
+from edgeveil_edge.compute import Computer
 from tests.sim.fleet import Fleet, small_job
 
 MARKER = "0.1234567"
@@ -43,7 +43,7 @@ def failing(_site: EdgeSite, _split_key: bytes, _share: float) -> tuple:
 
 def test_a_run_with_broken_data_on_two_boxes(tmp_path: Path, heard: io.StringIO) -> None:
     fleet, consoles = Fleet(tmp_path, 6), []
-    for box, load in zip(fleet.boxes, (quoting, failing), strict=False):
+    for box, load in zip(fleet.devices, (quoting, failing), strict=False):
         box.host._work._compute = Computer(box.site, box.host.identity.split_key, load)
         box.host._say = box.host._work._say = consoles.append
     job = fleet.submit(small_job(round={"deadline_s": 20.0, "min_batch": 3, "grace_s": 1.0}))
@@ -53,7 +53,7 @@ def test_a_run_with_broken_data_on_two_boxes(tmp_path: Path, heard: io.StringIO)
     assert {"declined", "work_failed", "round_open", "broadcast"} <= {one["event"] for one in lines}
     text = heard.getvalue()
     hidden = [MARKER, "secret-", "record 17", "own.py"]
-    hidden += [box.id for box in fleet.boxes]
+    hidden += [box.id for box in fleet.devices]
     hidden += [key.hex() for key in fleet.store.enrolled()]
     weights = fleet.store.release(job).safetensors
     hidden += [str(value) for value in np.frombuffer(weights[-64:], np.float32)]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeveil_cloud.round_secret import RoundSecret
+from edgeveil_cloud.broadcasts import RoundSecret
 from tests.sim.fleet import Fleet, small_job
 
 pytestmark = pytest.mark.slow
@@ -30,8 +30,8 @@ def stopped(tmp_path: Path) -> tuple[Fleet, str]:
     fleet = Fleet(tmp_path, 5, floor=3)
     job = fleet.submit(JOB)
     fleet.net.run(lambda: len(rounds(fleet, job)) == 2)
-    for box in fleet.boxes[1:]:
-        box.node.up = False
+    for box in fleet.devices[1:]:
+        box.runner.up = False
     assert fleet.finish(job) == "paused"
     return fleet, job
 
@@ -43,16 +43,16 @@ def test_a_paused_job_goes_on_with_the_same_devices_and_spends_once(
     assert "below the minimum" in fleet.store.job(job).reason
     before = asked(fleet, job, 3, 1)
     assert before == asked(fleet, job, 3, 2)
-    for box in fleet.boxes[1:]:
-        box.node.up = True
-        fleet.net.connect(box.node)
-    fleet.resume(job, JOB)
+    for box in fleet.devices[1:]:
+        box.runner.up = True
+        fleet.net.connect(box.runner)
+    fleet.resume(job)
     fleet.net.run(lambda: fleet.store.round_key(job, 3, 3) is not None)
     assert asked(fleet, job, 3, 3) == before
     assert fleet.finish(job) == "completed"
     assert [r[0] for r in rounds(fleet, job)] == [1, 2, 3, 4, 5]
     assert rounds(fleet, job)[2] == (3, 3, 5)
-    assert {round(box.ledger.spent().epsilon, 6) for box in fleet.boxes} == {8.0}
+    assert {round(box.ledger.spent().epsilon, 6) for box in fleet.devices} == {8.0}
     types = [event.type for event in fleet.store.events_after(0, job)]
     assert types.count("job_paused") == types.count("job_resumed") == 1
 
@@ -61,7 +61,7 @@ def test_a_resumed_job_whose_devices_are_still_away_pauses_again(
     stopped: tuple[Fleet, str],
 ) -> None:
     fleet, job = stopped
-    fleet.resume(job, JOB)
+    fleet.resume(job)
     assert fleet.finish(job) == "paused"
     attempts = [e.data["attempt"] for e in fleet.store.events_after(0, job) if "attempt" in e.data]
     assert max(attempts) == 4  # two of its first life, two more: the retries are fresh
@@ -72,6 +72,6 @@ def test_a_job_whose_devices_were_revoked_pauses_and_says_so(
 ) -> None:
     fleet, job = stopped
     fleet.store.set_enrolled(sorted(fleet.store.enrolled())[:2])
-    fleet.resume(job, JOB)
+    fleet.resume(job)
     assert fleet.finish(job) == "paused"
     assert "still enrolled" in fleet.store.job(job).reason

@@ -14,8 +14,8 @@ from edgeveil.protocol.device_tasks import ComputeAnswer
 from edgeveil.protocol.messages import Manifest
 from edgeveil.protocol.sealed import unpack_tensors
 from edgeveil.sites.policy import Policy
-from edgeveil_tools.local.simulate import Box, MemoryFleet
-from edgeveil_tools.site.site_plan import SitePlan
+from edgeveil.testing import DIGITS, MemoryFleet, device_sites
+from edgeveil_edge.role import DeviceRole
 from tests.sim.hostile import Attacker
 
 pytestmark = pytest.mark.slow
@@ -47,7 +47,7 @@ POLICY = Policy(accept_unproven=True, accept_unprotected=True, allowed_methods=(
 class Liar(Attacker):
     """A device whose ledger holds what it learned, and whose upload is a lie about it."""
 
-    def __init__(self, fleet: MemoryFleet, box: Box, lie: Lie) -> None:
+    def __init__(self, fleet: MemoryFleet, box: DeviceRole, lie: Lie) -> None:
         super().__init__(fleet, box, self._lied)
         self._lie = lie
 
@@ -91,10 +91,10 @@ def job(rule: dict[str, object]) -> Job:
 
 def accuracy(folder: Path, rule: dict[str, object], lie: Lie | None) -> float:
     """Of the final model, where some devices lie; every upload of theirs is accepted."""
-    plan = SitePlan(folder, devices=DEVICES, policy=POLICY)
-    fleet = MemoryFleet(plan, packet_bytes=1 << 20)
+    devices = device_sites(DEVICES, policy=POLICY)
+    fleet = MemoryFleet(folder, devices, test_data=DIGITS, packet_bytes=1 << 20)
     try:
-        for box in fleet.boxes[:LIARS] if lie else ():
+        for box in fleet.devices[:LIARS] if lie else ():
             Liar(fleet, box, lie)
         number = fleet.submit(job(rule))
         fleet.net.run(lambda: fleet.store.job(number).ended, fleet.net.now_s + 3600)

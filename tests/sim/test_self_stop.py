@@ -23,6 +23,6 @@ def test_training_ends_before_the_round_that_would_pass(tmp_path: Path) -> None:
     )
     printed = events[-1].data["privacy"]["training"]["epsilon"]
     assert printed < whole.privacy.epsilon
-    assert {box.ledger.spent().epsilon for box in fleet.boxes} == {printed}
+    assert {box.ledger.spent().epsilon for box in fleet.devices} == {printed}
     fleet.net.run(lambda: False, fleet.net.now_s + 5)
-    assert all(list((b.site.state_dir / "releases").rglob("model.onnx")) for b in fleet.boxes)
+    assert all(list((b.site.state_dir / "releases").rglob("model.onnx")) for b in fleet.devices)

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeveil_tools.local.plain_sealing import PlainSealing
-from edgeveil_tools.local.simulate import Seeds
+from edgeveil.testing import PlainSealing, SimulationSeeds
 from tests.sim.fleet import Fleet, small_job
 
 pytestmark = pytest.mark.slow
@@ -47,23 +46,23 @@ def test_simulated_devices_have_real_ledgers_and_keys_of_their_own(tmp_path: Pat
     fleet = Fleet(tmp_path, 5, **PLAIN)
     job = fleet.submit(small_job())
     assert fleet.finish(job) == "completed"
-    assert all(7.9 < box.ledger.spent().epsilon <= 8.0 for box in fleet.boxes)
-    assert len({box.id for box in fleet.boxes}) == 5
+    assert all(7.9 < box.ledger.spent().epsilon <= 8.0 for box in fleet.devices)
+    assert len({box.id for box in fleet.devices}) == 5
     again = Fleet(tmp_path / "again", 5, **PLAIN)
-    assert not {box.id for box in fleet.boxes} & {box.id for box in again.boxes}
+    assert not {box.id for box in fleet.devices} & {box.id for box in again.devices}
 
 
 def test_every_device_draws_noise_of_its_own() -> None:
-    seeds = Seeds(7)
+    seeds = SimulationSeeds(7)
     streams = [seeds.noise(device) for device in (1, 2, 1)]
     first, second, again = (stream(64) for stream in streams)
     assert first == again != second
     assert streams[0](64) != first
-    assert Seeds(8).noise(1)(64) != first
+    assert SimulationSeeds(8).noise(1)(64) != first
 
 
 def test_the_same_devices_are_asked_whatever_their_keys_are() -> None:
     devices = [bytes([number]) * 32 for number in range(20)]
-    drawn = [Seeds(3).choose(devices, 5) for _ in range(2)]
+    drawn = [SimulationSeeds(3).choose(devices, 5) for _ in range(2)]
     assert drawn[0] == drawn[1]
-    assert Seeds(4).choose(devices, 5) != drawn[0]
+    assert SimulationSeeds(4).choose(devices, 5) != drawn[0]

@@ -35,7 +35,7 @@ from edgeveil_tools.result import PlainTable, html_table
 
 if TYPE_CHECKING:
     from edgeveil.sites.files import Site
-    from edgeveil_cloud.sealing import Limits
+    from edgeveil_cloud.broadcasts import Limits
     from edgeveil_lab.load.scenario import LoadOptions
 
 KINDS = ("job", *SITES, "load")
@@ -109,7 +109,7 @@ def rehearse(
 
 def usual_limits() -> Limits:
     """What a cloud takes whose site file says nothing else."""
-    from edgeveil_cloud.sealing import Limits
+    from edgeveil_cloud.broadcasts import Limits
 
     usual = CloudLimits()
     parts = part_bytes(usual.packet_bytes)

@@ -35,11 +35,11 @@ from edgeveil.protocol.messages import (
 from edgeveil.protocol.sealed import seal_segment
 from edgeveil.protocol.transfer import describe, part
 from edgeveil.transport.runtime import Refusals, perform
+from edgeveil_cloud.broadcasts import Limits, RoundSecret
 from edgeveil_cloud.control import Control
-from edgeveil_cloud.host import CloudHost, wire_id
-from edgeveil_cloud.round_secret import RoundSecret
-from edgeveil_cloud.sealing import Limits
+from edgeveil_cloud.host import CloudHost
 from edgeveil_cloud.store import Store
+from edgeveil_cloud.stored_jobs import wire_id
 
 LOG = logging.getLogger("edgeveil.test")
 PART_BYTES, UPLOADS = 512, 3

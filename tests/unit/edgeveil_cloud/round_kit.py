@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 
 from edgeveil.crypto.keys import OpeningKey
-from edgeveil.jobs import Job, compile_job
+from edgeveil.jobs import Job
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.exchange import Array
 from edgeveil.protocol.messages import Batch, ExchangeId, Manifest
 from edgeveil.protocol.sealed import seal_segment
 from edgeveil.protocol.transfer import describe
-from edgeveil_cloud.opening import Opened, open_batch
-from edgeveil_cloud.round_secret import RoundSecret
-from edgeveil_cloud.rounds import seal_round
+from edgeveil.round_context import RoundContext
+from edgeveil_cloud.broadcasts import RoundSecret, seal_round
+from edgeveil_cloud.validate_batch import ValidatedBatch, validate_batch
 
 JOB_ID = b"J" * 16
 CENTRE, TRAIN = 1, 3  # indices of exchanges: one segment; one and a softmax
@@ -50,13 +50,13 @@ class CloudRound:
         selected: int = 5,
         job_id: bytes = JOB_ID,
     ) -> None:
-        self.plan = plan or compile_job(job())
-        self.exchange = self.plan.exchange(index)
+        self.plan = plan or Plan(job())
+        self.context = RoundContext.of(self.plan, index)
+        self.exchange = self.context.exchange
         self.state = self.plan.cloud.initial_state()
         self.selected = selected
         sealed = seal_round(
-            self.plan,
-            self.exchange,
+            self.context,
             self.state,
             public_keys(selected),
             ExchangeId(job_id, index, attempt),
@@ -93,6 +93,6 @@ class CloudRound:
         }
         return Batch(**(values | changes)), data
 
-    def opened(self, groups: list[list[bytes]], **changes: Any) -> Opened:
+    def opened(self, groups: list[list[bytes]], **changes: Any) -> ValidatedBatch:
         batch, data = self.batch(groups, **changes)
-        return open_batch(self.plan, self.exchange, self.secret, batch, data, self.selected)
+        return validate_batch(self.context, self.secret, batch, data, self.selected)

@@ -15,10 +15,9 @@ from edgeveil.errors import ProtocolError
 from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.protocol.cloud_tasks import BatchPart
 from edgeveil.protocol.transfer import describe
-from edgeveil_cloud.opening import open_batch
-from edgeveil_cloud.rounds import aggregate
-from edgeveil_cloud.spool import BatchSpool, SpooledBatch
-from edgeveil_cloud.store_records import StoreError
+from edgeveil_cloud.commit_round import aggregate
+from edgeveil_cloud.store_tables import StoreError
+from edgeveil_cloud.validate_batch import BatchSpool, SpooledBatch, validate_batch
 
 DATA = random.Random(3).randbytes(100_000)
 BLOB = describe(DATA, 4096)
@@ -100,7 +99,7 @@ def test_a_full_disk_spoils_the_batch_and_the_next_one_is_taken(
 
     spool.put(parts()[0])
     with monkeypatch.context() as patched:
-        patched.setattr("edgeveil_cloud.spool.os.pwrite", full)
+        patched.setattr("edgeveil_cloud.validate_batch.os.pwrite", full)
         spool.put(parts()[1])
     for part in parts()[2:]:
         spool.put(part)
@@ -136,9 +135,8 @@ def test_the_result_is_the_same_however_little_is_kept_in_memory(kept_bytes: int
     groups[0].insert(2, ROUND.segment(0, ROUND.array(0, 1e30)))  # refused for its norm
     batch, data = spooled(groups)
     whole = ROUND.opened(groups)
-    opened = open_batch(
-        ROUND.plan,
-        ROUND.exchange,
+    opened = validate_batch(
+        ROUND.context,
         ROUND.secret,
         batch,  # type: ignore[arg-type]
         data,
@@ -151,8 +149,8 @@ def test_the_result_is_the_same_however_little_is_kept_in_memory(kept_bytes: int
         assert len(opened.arrays[name]) == len(arrays) == 5
     assert np.array_equal(opened.arrays[SOFTMAX][-1], whole.arrays[SOFTMAX][4])
     assert len(opened.arrays[SOFTMAX][1:3]) == 2
-    mine, _ = aggregate(ROUND.plan, ROUND.exchange, ROUND.state, opened)
-    theirs, _ = aggregate(ROUND.plan, ROUND.exchange, ROUND.state, whole)
+    mine, _ = aggregate(ROUND.context, ROUND.state, opened)
+    theirs, _ = aggregate(ROUND.context, ROUND.state, whole)
     assert all(np.array_equal(mine[name], theirs[name]) for name in theirs)
 
 
@@ -160,9 +158,8 @@ def test_of_what_is_not_kept_nothing_stays_in_memory() -> None:
     groups = ROUND.honest(5)
     batch, data = spooled(groups)
     room = 2 * ROUND.plan.segments(ROUND.exchange)[0].byte_count
-    opened = open_batch(
-        ROUND.plan,
-        ROUND.exchange,
+    opened = validate_batch(
+        ROUND.context,
         ROUND.secret,
         batch,  # type: ignore[arg-type]
         data,

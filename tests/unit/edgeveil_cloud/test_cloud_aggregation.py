@@ -11,8 +11,10 @@ from edgeveil.errors import JobFailed
 from edgeveil.jobs import compile_job
 from edgeveil.jobs.plan import Plan
 from edgeveil.privacy.sampler import SeededRandom
+from edgeveil.round_context import RoundContext
+from edgeveil_cloud.broadcasts import TooFewDevices
+from edgeveil_cloud.commit_round import aggregate
 from edgeveil_cloud.evaluation import Evaluation
-from edgeveil_cloud.rounds import TooFewDevices, aggregate
 
 UPDATE = "update"
 
@@ -43,7 +45,7 @@ def uploaded(of: Plan, values: list[float]) -> tuple[CloudRound, Any]:
 def moved(of: Plan, values: list[float], **options: Any) -> tuple[float, int]:
     """By how much the first bias moved, and the uploads told."""
     at, opened = uploaded(of, values)
-    state, uploads = aggregate(of, at.exchange, at.state, opened, **options)
+    state, uploads = aggregate(at.context, at.state, opened, **options)
     bias = next(name for name in state if name.endswith("bias"))
     return float(np.asarray(state[bias])[0] - np.asarray(at.state[bias])[0]), uploads
 
@@ -84,10 +86,10 @@ def test_preparatory_sums_are_averaged_where_the_rule_is_for_updates() -> None:
     at = CloudRound(index=1, plan=of)
     (group,) = at.honest(3)
     assert at.exchange.number == 0
-    assert aggregate(of, at.exchange, at.state, at.opened([group]))[1] == 3
+    assert aggregate(at.context, at.state, at.opened([group]))[1] == 3
     at = CloudRound(index=2, plan=of)
     with pytest.raises(TooFewDevices):
-        aggregate(of, at.exchange, at.state, at.opened(at.honest(3)))
+        aggregate(at.context, at.state, at.opened(at.honest(3)))
 
 
 # --- scores ------------------------------------------------------------------------------------
@@ -100,12 +102,12 @@ def test_an_upload_is_scored_by_the_model_it_makes_on_the_first_records() -> Non
     of = plan(SCORED)
     at, _ = uploaded(of, [0.0])
     graph, evaluation = of.graph(), Evaluation(RECORDS)
-    score = evaluation.score(of, at.exchange, graph, at.state)
+    score = evaluation.score(at.context, graph, at.state)
     assert score is not None
     update = np.random.default_rng(0).normal(size=at.array(0, 0).shape).astype(np.float32)
     state = of.cloud.absorb(at.state, at.exchange, {UPDATE: update}, 1)
     plain, first = plan({"name": "fedavg"}), Records(RECORDS.x[:6], RECORDS.y[:6])
-    expected = Evaluation(first).tested(plain, at.exchange, graph, state)
+    expected = Evaluation(first).tested(RoundContext.of(plain, 1), graph, state)
     assert expected is not None
     assert score({UPDATE: update}) == pytest.approx(6 * expected.accuracy)
 
@@ -117,8 +119,8 @@ def test_accuracy_is_measured_on_the_records_that_score_nothing() -> None:
     for seed in range(5):
         update = np.random.default_rng(seed).normal(size=at.array(0, 0).shape)
         state = of.cloud.absorb(at.state, at.exchange, {UPDATE: update}, 1)
-        found = Evaluation(RECORDS).tested(of, at.exchange, graph, state)
-        assert found == Evaluation(rest).tested(plain, at.exchange, graph, state)
+        found = Evaluation(RECORDS).tested(at.context, graph, state)
+        assert found == Evaluation(rest).tested(RoundContext.of(plain, 1), graph, state)
 
 
 def test_the_upload_that_does_best_counts() -> None:

@@ -17,11 +17,12 @@ from edgeveil.parts.features.onnx import MAX_BACKBONE_BYTES, sha256_hex
 from edgeveil.protocol.cloud_tasks import Broadcast, SealJob
 from edgeveil.protocol.sealed import JobPackage, decode_package, open_broadcast
 from edgeveil.transport.http import serve
+from edgeveil_cloud.broadcasts import Limits
 from edgeveil_cloud.control import Control
-from edgeveil_cloud.host import CloudHost, wire_id
+from edgeveil_cloud.host import CloudHost
 from edgeveil_cloud.http import make_app
-from edgeveil_cloud.sealing import Limits
 from edgeveil_cloud.store import Store
+from edgeveil_cloud.stored_jobs import wire_id
 from edgeveil_tools.local.job import submitted
 from tests.backbone_files import small_backbone
 

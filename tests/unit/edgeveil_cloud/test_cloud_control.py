@@ -20,11 +20,12 @@ from edgeveil.protocol.messages import Close, Note, Signer, decode, decode_body
 from edgeveil.protocol.sealed import pack_tensors
 from edgeveil.transport.runtime import Runtime
 from edgeveil_cloud import control as controls
+from edgeveil_cloud.broadcasts import Limits
 from edgeveil_cloud.control import Control
-from edgeveil_cloud.host import CloudHost, wire_id
-from edgeveil_cloud.sealing import Limits
+from edgeveil_cloud.host import CloudHost
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_records import ExchangeRecord, StoreError, UnknownJob
+from edgeveil_cloud.store_tables import ExchangeRecord, StoreError, UnknownJob
+from edgeveil_cloud.stored_jobs import wire_id
 
 YAML = """
 job: queued

@@ -32,14 +32,13 @@ from edgeveil.protocol.cloud_tasks import (
 from edgeveil.protocol.messages import Batch, ExchangeId
 from edgeveil.protocol.sealed import seal_segment
 from edgeveil.protocol.transfer import describe
-from edgeveil_cloud import absorbing
-from edgeveil_cloud.host import CloudHost, wire_id
-from edgeveil_cloud.recording import Recorder
-from edgeveil_cloud.round_secret import RoundSecret
-from edgeveil_cloud.rounds import TooFewDevices
-from edgeveil_cloud.sealing import Limits
+from edgeveil_cloud import commit_round
+from edgeveil_cloud.broadcasts import Limits, RoundSecret, TooFewDevices
+from edgeveil_cloud.host import CloudHost
+from edgeveil_cloud.round_report import Recorder
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_records import ExchangeRecord
+from edgeveil_cloud.store_tables import ExchangeRecord
+from edgeveil_cloud.stored_jobs import wire_id
 
 OPEN = {
     "encrypt": {"privacy_eval_type": "NOT_ENCRYPT"},
@@ -233,7 +232,7 @@ def test_a_round_selects_among_the_devices_that_know_the_job(desk: Desk) -> None
     assert broadcast.manifest.selected == 4
 
 
-# --- absorbing --------------------------------------------------------------------------------
+# --- committing --------------------------------------------------------------------------------
 
 
 def test_a_batch_is_committed_with_its_record_and_its_key_is_deleted(desk: Desk) -> None:
@@ -284,14 +283,14 @@ def test_a_commit_that_another_batch_made_meanwhile_is_what_is_answered(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broadcast = desk.sealed()
-    task, aggregate = desk.answers(broadcast), absorbing.aggregate
+    task, aggregate = desk.answers(broadcast), commit_round.aggregate
 
     def overtaken(*args: Any) -> Any:
         record = ExchangeRecord(1, "centre", 0, 1, 2)
         desk.store.commit_exchange(desk.id, record, b"", (), [b"b" * 32, b"a" * 32], b"c" * 32)
         return aggregate(*args)
 
-    monkeypatch.setattr(absorbing, "aggregate", overtaken)
+    monkeypatch.setattr(commit_round, "aggregate", overtaken)
     absorbed = desk.perform(task)
     assert isinstance(absorbed, RoundCommit)
     assert (absorbed.commit.accepted, absorbed.data) == (2, b"a" * 32 + b"b" * 32)
@@ -333,7 +332,7 @@ def test_a_cloud_that_dies_with_an_opened_batch_leaves_nobody_out_either(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = desk.answers(desk.sealed())
-    monkeypatch.setattr(absorbing, "aggregate", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(commit_round, "aggregate", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         desk.perform(task)
     desk.host = CloudHost(desk.store, None, Limits(4096))

@@ -10,9 +10,9 @@ import torch
 from edgeveil.errors import DataError
 from edgeveil.jobs import load_job
 from edgeveil.parts.models import python_model
+from edgeveil_cloud.broadcasts import Limits
 from edgeveil_cloud.control import Control
 from edgeveil_cloud.host import CloudHost
-from edgeveil_cloud.sealing import Limits
 from edgeveil_cloud.store import Store
 from edgeveil_tools.local.job import submitted
 

@@ -14,9 +14,8 @@ import pytest
 
 from edgeveil.errors import UsageError
 from edgeveil.transport.http import Health
-from edgeveil_cloud import http_thread
-from edgeveil_cloud.http import make_app
-from edgeveil_cloud.http_thread import Desk, HttpThread
+from edgeveil_cloud import http
+from edgeveil_cloud.http import ControlDesk, HttpThread, make_app
 from edgeveil_cloud.store import Store
 from tests.postgres_server import PostgresServer, postgres_server
 
@@ -49,7 +48,7 @@ def play(store: Store, held_up: Callable[[str], object]) -> None:
 
     async def run() -> None:
         health = Health({"store": lambda: not store.away})
-        desk = Desk(asyncio.get_running_loop(), lambda: store.away)
+        desk = ControlDesk(asyncio.get_running_loop(), lambda: store.away)
         control = Control(store)
         http = HttpThread()
         app = make_app(store, control, TOKEN, health, ask=desk)  # type: ignore[arg-type]
@@ -128,7 +127,7 @@ def test_who_asked_before_it_went_away_is_told_too(server: PostgresServer) -> No
 def test_a_cloud_that_is_held_up_otherwise_is_waited_for_a_bounded_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http_thread, "ANSWER_S", 0.3)
+    monkeypatch.setattr(http, "ANSWER_S", 0.3)
     store = Store()
     answers: list[tuple[int, dict[str, object]]] = []
 
@@ -147,7 +146,7 @@ def test_a_cloud_that_is_held_up_otherwise_is_waited_for_a_bounded_time(
 def test_a_port_that_is_taken_is_named_and_the_thread_ends() -> None:
     async def run() -> None:
         store = Store()
-        desk = Desk(asyncio.get_running_loop(), lambda: store.away)
+        desk = ControlDesk(asyncio.get_running_loop(), lambda: store.away)
         apps = [make_app(store, Control(store), TOKEN, ask=desk) for _ in range(2)]  # type: ignore[arg-type]
         first, second = HttpThread(), HttpThread()
         await first.start(apps[0], "127.0.0.1", 0)

@@ -12,11 +12,11 @@ import sqlalchemy as sa
 
 from edgeveil.errors import ConfigError, UsageError
 from edgeveil.transport.http import serve
-from edgeveil_cloud import store_transaction
+from edgeveil_cloud import database
 from edgeveil_cloud.http import MAX_BODY_BYTES, make_app
 from edgeveil_cloud.http_token import load_or_make_token
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_records import ExchangeRecord
+from edgeveil_cloud.store_tables import ExchangeRecord
 
 TOKEN = "t" * 43
 
@@ -268,7 +268,7 @@ def test_a_store_that_is_away_is_no_conflict(monkeypatch):
     async def scenario(ask, store):
         job = store.submit_job("a", b"", bytes(32)).id
         gone = sa.exc.OperationalError("SELECT", {}, ConnectionError())
-        monkeypatch.setattr(store_transaction, "AWAY_S", 0.0)
+        monkeypatch.setattr(database, "AWAY_S", 0.0)
         monkeypatch.setattr(store._engine, "begin", Mock(side_effect=gone))
         for method, path in [("GET", "/jobs"), ("POST", f"/jobs/{job}/cancel")]:
             status, content = await ask(method, path)

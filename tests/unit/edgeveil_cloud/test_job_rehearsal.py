@@ -21,9 +21,9 @@ from edgeveil.parts.aggregation.krum import Krum
 from edgeveil.parts.features import read_backbones
 from edgeveil.parts.models import python_model
 from edgeveil.privacy.ledger import Ledger
+from edgeveil_cloud.broadcasts import Limits
 from edgeveil_cloud.evaluation import Evaluation
 from edgeveil_cloud.rehearsal import RefusedJobError, rehearse_job
-from edgeveil_cloud.sealing import Limits
 from edgeveil_tools.checks import rehearse
 from edgeveil_tools.cli import jobs as client
 from edgeveil_tools.cli import main
@@ -215,7 +215,7 @@ def test_the_cloud_needs_no_torch_for_a_model_of_ours() -> None:
 import sys
 from pathlib import Path
 from edgeveil_cloud.rehearsal import rehearse_job
-from edgeveil_cloud.sealing import Limits
+from edgeveil_cloud.broadcasts import Limits
 from edgeveil.jobs import load_plan
 plan = load_plan(Path("configs/jobs/quickstart.yaml"))
 rehearse_job(plan, Limits(4096), devices=False)

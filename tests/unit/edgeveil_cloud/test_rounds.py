@@ -12,16 +12,16 @@ from edgeveil.errors import JobFailed
 from edgeveil.jobs import compile_job
 from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.protocol.sealed import segment_mark
-from edgeveil_cloud.opening import NORM_FACTOR, Opened
-from edgeveil_cloud.round_secret import RoundSecret
-from edgeveil_cloud.rounds import aggregate, select
+from edgeveil_cloud.broadcasts import RoundSecret, select
+from edgeveil_cloud.commit_round import aggregate
+from edgeveil_cloud.validate_batch import NORM_FACTOR, ValidatedBatch
 
 HEAD = "head.weight"
 ROUND = CloudRound()
 HONEST = ROUND.honest()
 
 
-def values(opened: Opened, name: str) -> list[float]:
+def values(opened: ValidatedBatch, name: str) -> list[float]:
     return sorted(float(array.ravel()[0]) for array in opened.arrays[name])
 
 
@@ -36,7 +36,7 @@ def test_an_honest_batch_is_opened_whole() -> None:
     assert len(opened.accepted) == 6
 
 
-def spoilt(segment: bytes) -> tuple[Opened, list[float]]:
+def spoilt(segment: bytes) -> tuple[ValidatedBatch, list[float]]:
     """What becomes of one more segment among honest heads."""
     opened = ROUND.opened([[*HONEST[0], segment], HONEST[1]])
     return opened, values(opened, HEAD)
@@ -155,7 +155,7 @@ def test_a_cut_batch_is_refused_and_an_empty_one_is_empty() -> None:
 
 
 def test_the_mean_of_the_uploads_moves_the_model() -> None:
-    state, uploads = aggregate(ROUND.plan, ROUND.exchange, ROUND.state, ROUND.opened(HONEST))
+    state, uploads = aggregate(ROUND.context, ROUND.state, ROUND.opened(HONEST))
     expected = ROUND.plan.cloud.absorb(ROUND.state, ROUND.exchange, {HEAD: np.full((4, 3), 2.0)}, 3)
     assert uploads == 3
     assert np.array_equal(state["iterate"], expected["iterate"])
@@ -165,15 +165,15 @@ def test_the_mean_of_the_uploads_moves_the_model() -> None:
 def test_inferences_do_not_count_as_uploads() -> None:
     opened = ROUND.opened([HONEST[0][:2], HONEST[1]])
     with pytest.raises(JobFailed, match="2 valid uploads, at least 3") as caught:
-        aggregate(ROUND.plan, ROUND.exchange, ROUND.state, opened)
+        aggregate(ROUND.context, ROUND.state, opened)
     assert caught.value.where == "round 1"
-    assert aggregate(ROUND.plan, ROUND.exchange, ROUND.state, ROUND.opened([HONEST[0], []]))[1] == 3
+    assert aggregate(ROUND.context, ROUND.state, ROUND.opened([HONEST[0], []]))[1] == 3
 
 
-@pytest.mark.parametrize("opened", [Opened(), ROUND.opened([[], HONEST[1]])])
-def test_a_batch_of_nothing_is_too_few(opened: Opened) -> None:
+@pytest.mark.parametrize("opened", [ValidatedBatch(), ROUND.opened([[], HONEST[1]])])
+def test_a_batch_of_nothing_is_too_few(opened: ValidatedBatch) -> None:
     with pytest.raises(JobFailed, match="0 valid uploads"):
-        aggregate(ROUND.plan, ROUND.exchange, ROUND.state, opened)
+        aggregate(ROUND.context, ROUND.state, opened)
 
 
 # --- selection and sealing --------------------------------------------------------------------

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from edgeveil_cloud import store_engine, store_transaction
+from edgeveil_cloud import database
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_records import ExchangeRecord, StoreError
+from edgeveil_cloud.store_tables import ExchangeRecord, StoreError
 from tests.postgres_server import PostgresServer, postgres_server
 
 
@@ -38,7 +38,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         found.append(seconds)
         sleep(seconds)
 
-    monkeypatch.setattr(store_transaction.time, "sleep", wait)
+    monkeypatch.setattr(database.time, "sleep", wait)
     return found
 
 
@@ -75,7 +75,7 @@ def test_a_database_that_stays_away_is_an_error_with_a_fix_and_without_the_addre
     waits: list[float],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(store_transaction, "AWAY_S", 0.4)
+    monkeypatch.setattr(database, "AWAY_S", 0.4)
     server.stop()
     try:
         with pytest.raises(StoreError, match="did not answer") as caught:
@@ -93,7 +93,7 @@ def test_a_database_that_stays_away_is_an_error_with_a_fix_and_without_the_addre
 def test_a_server_that_takes_a_connection_and_says_nothing_is_given_up(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_engine, "CONNECT_S", 1)
+    monkeypatch.setattr(database, "CONNECT_S", 1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"postgresql://edgeveil@127.0.0.1:{silent.getsockname()[1]}/postgres"
         with pytest.raises(StoreError, match="cannot be opened"):

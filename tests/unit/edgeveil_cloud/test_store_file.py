@@ -9,15 +9,14 @@ import sys
 import pytest
 
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_records import ExchangeRecord, StoreError
-from edgeveil_cloud.store_schema import VERSION
+from edgeveil_cloud.store_tables import VERSION, ExchangeRecord, StoreError
 
 SECRET = b"\xa5SECRET-ROUND-KEY-0123456789ABCDE"
 
 CRASHING = """
 import os, signal, sys
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_records import ExchangeRecord
+from edgeveil_cloud.store_tables import ExchangeRecord
 store = Store(sys.argv[1])
 job = store.submit_job("crash", b"c", bytes(32)).id
 store.set_status(job, "running")

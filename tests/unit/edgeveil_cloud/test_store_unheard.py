@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 
-from edgeveil_cloud import store_transaction
+from edgeveil_cloud import database
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_records import ExchangeRecord, StoreError
+from edgeveil_cloud.store_tables import ExchangeRecord, StoreError
 
 
 class Unheard(Store):
@@ -25,7 +25,7 @@ class Unheard(Store):
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Unheard:
-    monkeypatch.setattr(store_transaction, "_FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr(database, "_FIRST_WAIT_S", 0.0)
     return Unheard()
 
 

@@ -24,9 +24,10 @@ from edgeveil.protocol.device_tasks import (
 )
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, ExchangeId, Manifest
 from edgeveil.protocol.sealed import JobPackage, Terms, open_segment, seal_broadcast
+from edgeveil.round_context import RoundContext
 from edgeveil.sites.edge import EdgeSite
-from edgeveil_cloud.rounds import RoundSecret, seal_round
-from edgeveil_edge.computation import Compute
+from edgeveil_cloud.broadcasts import RoundSecret, seal_round
+from edgeveil_edge.compute import Compute
 from edgeveil_edge.host import DeviceHost
 from edgeveil_edge.identity import Identity
 from edgeveil_edge.store import DeviceStore
@@ -96,7 +97,7 @@ class Round:
         self.plan, self.exchange = plan, plan.exchange(index)
         at = ExchangeId(job_id, index, attempt)
         sealed = seal_round(
-            plan, self.exchange, trained(plan), keys, at, index * 10 + attempt, 4096
+            RoundContext.of(plan, index), trained(plan), keys, at, index * 10 + attempt, 4096
         )
         self.manifest: Manifest = sealed[0]
         self.blob: bytes = sealed[1]

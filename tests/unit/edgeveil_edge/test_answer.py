@@ -18,7 +18,9 @@ from edgeveil.privacy.ledger import Receipt
 from edgeveil.protocol.device_tasks import SealedAnswer
 from edgeveil.protocol.messages import Group
 from edgeveil.protocol.sealed import RoundPackage, pack_tensors
-from edgeveil_edge import answer as answers
+from edgeveil.round_context import RoundContext
+from edgeveil_edge import round_work as answers
+from edgeveil_edge.compute import softmax_answer
 from edgeveil_edge.consent import consent
 
 PLAN = compile_job(job())
@@ -36,14 +38,14 @@ def device(tmp_path: Path) -> Device:
 def reason(sealed: Round, package: RoundPackage, **changed: Any) -> str:
     manifest = msgspec.structs.replace(sealed.manifest, **changed)
     with pytest.raises(ProtocolError) as caught:
-        answers.check_package(PLAN, manifest, package)
+        answers.check_package(RoundContext.of(PLAN, manifest.at.exchange), manifest, package)
     return caught.value.reason
 
 
 def test_a_package_must_be_the_exchange_that_the_plan_has_there(device: Device) -> None:
     sealed = Round(PLAN, FIRST, device.keys())
     right = RoundPackage("train", 1, True, b"", b"")
-    assert answers.check_package(PLAN, sealed.manifest, right) == PLAN.exchange(FIRST)
+    answers.check_package(RoundContext.of(PLAN, FIRST), sealed.manifest, right)
     for wrong in ({"phase": "centre"}, {"number": 2}, {"infer": False}):
         assert reason(sealed, msgspec.structs.replace(right, **wrong)) == "wrong_phase"
     assert reason(sealed, right, phase="centre") == "wrong_phase"
@@ -80,7 +82,7 @@ def test_a_smaller_batch_than_the_job_says_is_refused(device: Device) -> None:
     asked = PLAN.job.round.min_batch
     assert reason(sealed, right, min_batch=asked - 1) == "wrong_batch"
     larger = msgspec.structs.replace(sealed.manifest, min_batch=asked + 1)
-    assert answers.check_package(PLAN, larger, right) == PLAN.exchange(FIRST)
+    answers.check_package(RoundContext.of(PLAN, FIRST), larger, right)
 
 
 # --- price, then seal -------------------------------------------------------------------------
@@ -135,11 +137,16 @@ def test_nothing_is_sealed_without_the_ledgers_receipt_for_these_tensors(device:
     sealed = Round(PLAN, CENTRE, device.keys())
     receipt, payload = released(device, sealed)
     assert isinstance(
-        answers.seal_release(receipt, payload, PLAN, sealed.manifest, bytes(32)), SealedAnswer
+        answers.seal_release(
+            receipt, payload, RoundContext.of(PLAN, CENTRE), sealed.manifest, bytes(32)
+        ),
+        SealedAnswer,
     )
     raw = pack_tensors({"centre": np.zeros(4, np.int64)})
     with pytest.raises(PrivacyError, match="other tensors"):
-        answers.seal_release(receipt, raw, PLAN, sealed.manifest, bytes(32))
+        answers.seal_release(
+            receipt, raw, RoundContext.of(PLAN, CENTRE), sealed.manifest, bytes(32)
+        )
     with pytest.raises(PrivacyError, match="only be made by the ledger"):
         Receipt("bench", HEX, CENTRE, (), receipt.payload_sha256, object())
 
@@ -151,7 +158,9 @@ def test_a_tensor_of_another_shape_or_name_is_never_sealed(device: Device) -> No
     longer = Answer({"centre": np.arange(5)}, event)
     receipt, payload = answers.release(device.ledger, sealed.manifest, [longer])
     with pytest.raises(ProtocolError) as caught:
-        answers.seal_release(receipt, payload, PLAN, sealed.manifest, bytes(32))
+        answers.seal_release(
+            receipt, payload, RoundContext.of(PLAN, CENTRE), sealed.manifest, bytes(32)
+        )
     assert caught.value.reason == "wrong_shape"
 
 
@@ -161,7 +170,9 @@ def test_a_segment_that_the_plan_does_not_have_stays_here(device: Device) -> Non
     segments = {"centre": np.arange(4), "records": np.arange(99)}
     part = Answer(segments, PLAN.device.price(sealed.exchange))
     held = answers.release(device.ledger, sealed.manifest, [part])
-    out = answers.seal_release(*held, PLAN, sealed.manifest, sealed.secret.membership)
+    out = answers.seal_release(
+        *held, RoundContext.of(PLAN, CENTRE), sealed.manifest, sealed.secret.membership
+    )
     tensors = sealed.tensors(out)
     assert list(tensors) == ["centre"]
     assert np.frombuffer(tensors["centre"][:16], "<f4").tolist() == [0, 1, 2, 3]
@@ -176,7 +187,7 @@ def test_the_softmax_is_noised_and_priced(device: Device) -> None:
 
     noise = DerivedRandom(bytes(32))  # one answer's: each draw is another
     draws = [
-        answers.softmax_answer(
+        softmax_answer(
             PLAN,
             Certain(),  # type: ignore[arg-type]
             {},

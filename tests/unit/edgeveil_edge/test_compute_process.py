@@ -27,11 +27,9 @@ from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.protocol.sealed import RoundPackage, pack_tensors
 from edgeveil.sites.edge import EdgeSite
 from edgeveil_edge import compute_child, compute_process
-from edgeveil_edge import compute_wire as wire
-from edgeveil_edge.answer import softmax_answer
-from edgeveil_edge.computation import Computation, Computed, TaughtJob
+from edgeveil_edge import compute_worker as wire
+from edgeveil_edge.compute import Computation, ComputedAnswer, Computer, TaughtJob, softmax_answer
 from edgeveil_edge.compute_process import ComputeProcess, RemoteComputer, digest_of
-from edgeveil_edge.computer import Computer
 
 KEY, SPLIT_KEY = bytes(range(32)), bytes(32)
 MODULE = "hostile_net"
@@ -140,7 +138,7 @@ def remote(process: ComputeProcess, folder: Path, path: Path, name: str = "0" * 
     return RemoteComputer(process, name, site(folder, path), SPLIT_KEY)
 
 
-def tensors(found: Computed) -> dict[str, bytes]:
+def tensors(found: ComputedAnswer) -> dict[str, bytes]:
     return {name: a.tobytes() for part in found.parts for name, a in part.segments.items()}
 
 
@@ -288,7 +286,7 @@ def test_what_evaluation_records_do_changes_no_training_answer(tmp_path, monkeyp
             raise ValueError("a record")
         return real(plan, session, weights, x, *rest)
 
-    monkeypatch.setattr("edgeveil_edge.computer.softmax_answer", fails)
+    monkeypatch.setattr("edgeveil_edge.compute.softmax_answer", fails)
     found = Computer(own, SPLIT_KEY).answer(computation(job, index))
     assert "ValueError" in found.without
     assert tensors(found)["head.weight"] == tensors(sound)["head.weight"]
@@ -342,9 +340,9 @@ def test_a_worker_begins_with_all_that_a_trial_loaded(process, tmp_path) -> None
     far = remote(process, tmp_path, tmp_path / "nowhere.npz")
     assert far.try_job(job, trains=True).refused == ""
     process.replace_worker()
-    process._send(wire.Try(far.name, digest_of(job), True))
+    process._send(wire.TryJob(far.name, digest_of(job), True))
     again = process._receive(time.monotonic() + 60)
-    assert isinstance(again, wire.Tried)
+    assert isinstance(again, wire.TrialReport)
     assert again.modules == ()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgeveil.sites.edge import Conditions
-from edgeveil_edge.conditions import on_power, why_not_now
+from edgeveil_edge.consent import on_power, why_not_now
 
 
 def supplies(folder: Path, **kinds: tuple[str, str]) -> Path:

@@ -16,7 +16,7 @@ from edgeveil.jobs import compile_job
 from edgeveil.parts import own_records as device
 from edgeveil.parts.sources import csvfile, idx, npz
 from edgeveil.protocol.device_tasks import NoAnswer
-from edgeveil_edge.computer import load_own
+from edgeveil_edge.compute import load_own
 
 PLAN = compile_job(job())
 RNG = np.random.default_rng(0)

@@ -45,7 +45,7 @@ from edgeveil.protocol.device_tasks import (
 from edgeveil.protocol.messages import ExchangeId, Signer, Upload
 from edgeveil.protocol.sealed import JobPackage, ReleasePackage, RoundPackage, encode_package
 from edgeveil.protocol.transfer import describe
-from edgeveil_edge.computer import Computer
+from edgeveil_edge.compute import Computer
 from edgeveil_edge.releases import ReleaseStore
 
 PLAN = compile_job(job())

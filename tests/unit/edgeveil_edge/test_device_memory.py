@@ -25,7 +25,7 @@ from edgeveil.protocol.device_tasks import (
     SealedAnswer,
 )
 from edgeveil.protocol.sealed import JobPackage, RoundPackage, pack_tensors, unpack_tensors
-from edgeveil_edge import answer as answers
+from edgeveil_edge import compute as answers
 
 PLAN = compile_job(
     job(
@@ -78,7 +78,7 @@ def test_what_a_round_keeps_is_what_the_next_one_gets(
         seen.append({name: array.copy() for name, array in own.items()})
         return real(plan, exchange, package, own, *rest)
 
-    monkeypatch.setattr("edgeveil_edge.computer.training_answer", watched)
+    monkeypatch.setattr("edgeveil_edge.compute.training_answer", watched)
     answered(one, 1)
     first = kept(one)["stc"]
     assert first.any()

@@ -26,8 +26,7 @@ from edgeveil.protocol.device_tasks import (
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, ExchangeId, Signer, Upload
 from edgeveil.protocol.sealed import open_segment
 from edgeveil.protocol.transfer import describe
-from edgeveil_edge.receipts import Receipt
-from edgeveil_edge.store import DeviceStore
+from edgeveil_edge.store import DeviceStore, UploadReceipt
 
 JOB = b"J" * 16
 KEY = SigningKey.generate()
@@ -54,7 +53,7 @@ def state(store: DeviceStore) -> str:
 
 def test_an_upload_has_its_receipt_as_soon_as_it_is_kept(store: DeviceStore) -> None:
     store.store(item())
-    assert store.receipts() == [Receipt(JOB, 1, 1, "stored", HASHES)]
+    assert store.receipts() == [UploadReceipt(JOB, 1, 1, "stored", HASHES)]
     store.store(OutboxHeld(item().at))
     assert state(store) == "held"
     assert store.load().outbox == replace(item(), held=True)

@@ -15,9 +15,9 @@ import numpy as np
 from edge_kit import CENTRE, FIRST, QUADRATIC, Device, Round, job, records
 
 from edgeveil.jobs import compile_job
-from edgeveil_edge import compute_wire as wire
+from edgeveil_edge import compute_worker as wire
 from edgeveil_edge.compute_process import ComputeProcess, RemoteComputer
-from edgeveil_edge.compute_server import Server
+from edgeveil_edge.compute_worker import ComputeServer
 
 WHOLE_MODEL: dict[str, Any] = {
     "features": (),
@@ -74,10 +74,10 @@ def test_a_device_trains_with_fm_where_there_is_no_torch(tmp_path: Path) -> None
 
 def learn() -> None:
     """What a computing process that is told of a job then has of torch."""
-    server = Server()
+    server = ComputeServer()
     for one in (job(), job(**WHOLE_MODEL)):
-        know = wire.encode(wire.Know(b"", one.canonical(), b"", (), True))
-        assert wire.decode_reply(server.learn(know)) == wire.Taken()
+        know = wire.encode(wire.TeachJob(b"", one.canonical(), b"", (), True))
+        assert wire.decode_reply(server.learn(know)) == wire.RequestDone()
         print(one.train.method, "torch" in sys.modules)
 
 

@@ -17,7 +17,6 @@ from edgeveil.jobs import compile_job
 from edgeveil.privacy import ledger_chain
 from edgeveil.privacy.ledger import read_ledger
 from edgeveil.protocol.sealed import pack_tensors
-from edgeveil_edge import answer as answers
 from edgeveil_edge import round_work
 
 PLAN = compile_job(job())
@@ -41,7 +40,7 @@ def driver(folder: str, point: str) -> None:
         arm(device, point)
         return payload
 
-    answers.pack_tensors = noted  # type: ignore[attr-defined]
+    round_work.pack_tensors = noted  # type: ignore[attr-defined]
     device.answer(Round(PLAN, CENTRE, device.keys()))
     die()  # sealed, and nothing of it handed on
 

@@ -16,7 +16,7 @@ from edgeveil.protocol.proxy_tasks import (
     ShuffleRound,
     UploadPart,
 )
-from edgeveil_proxy.host import ProxyHost
+from edgeveil_proxy.role import ProxyHost
 from edgeveil_proxy.spool import Spool
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import Need, Part
-from edgeveil_proxy.rate import BURST_S, DeviceRate
+from edgeveil_proxy.role import BURST_S, DeviceRate
 
 NEED, PART = Need(b"b" * 32, (1,)), Part(b"b" * 32, 1, 0, b"x" * 300)
 A, B = fx.DeviceAddress("a" * 16), fx.DeviceAddress("b" * 16)

@@ -40,7 +40,7 @@ from edgeveil.protocol.proxy import ProxyMachine
 from edgeveil.protocol.proxy_tasks import ProxyMemory, ProxySettings
 from edgeveil.protocol.transfer import describe, part
 from edgeveil.transport.runtime import Runtime
-from edgeveil_proxy.host import ProxyHost
+from edgeveil_proxy.role import ProxyHost
 from edgeveil_proxy.spool import Spool
 
 PACKET_BYTES = 4096

@@ -18,7 +18,7 @@ from edgeveil.transport.http import serve
 from edgeveil_cloud.http import ask_here, make_app
 from edgeveil_cloud.http_token import load_or_make_token
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_records import ExchangeRecord, StoreAway
+from edgeveil_cloud.store_tables import ExchangeRecord, StoreAway
 from edgeveil_tools.cli import jobs
 from edgeveil_tools.cloud_client import Cloud, CloudAway
 from tests.backbone_files import small_backbone

@@ -18,10 +18,10 @@ from edgeveil_lab.table import TableOptions, claims, picture, table
 from edgeveil_tools.cli import main
 from edgeveil_tools.local import data as run_data
 from edgeveil_tools.local.data import check_data, source
+from edgeveil_tools.local.fleet import LocalFleet
 from edgeveil_tools.local.job import Overrides, local_job
 from edgeveil_tools.local.run import FILES as LEFT
 from edgeveil_tools.local.run import prepare, run_local, summary
-from edgeveil_tools.local.simulated import Simulation
 
 QUICKSTART = Path(__file__).parents[3] / "configs" / "jobs" / "quickstart.yaml"
 SMALL = {
@@ -148,7 +148,7 @@ def test_a_simulated_job_that_fails_says_why_and_leaves_its_result(tmp_path):
     job, run = local_job(job_file(tmp_path), Overrides())
     strict = run.model_copy(update={"policy": Policy(max_epsilon_per_job=1.0)})
     prepare(tmp_path / "out")
-    played = Simulation(job, strict, tmp_path / "site", tmp_path / "out")
+    played = LocalFleet(job, strict, tmp_path / "site", tmp_path / "out")
     with pytest.raises(JobFailed, match="all 5 selected devices declined") as raised:
         played.run()
     played.stop()
@@ -163,7 +163,7 @@ def test_a_simulated_job_that_pauses_ends_the_run_with_its_reason(tmp_path):
     job, run = local_job(job_file(tmp_path), Overrides())
     few = run.model_copy(update={"devices": 2})
     prepare(tmp_path / "out")
-    played = Simulation(job, few, tmp_path / "site", tmp_path / "out")
+    played = LocalFleet(job, few, tmp_path / "site", tmp_path / "out")
     with pytest.raises(JobFailed, match=r"the job paused: .*2 devices can be selected") as raised:
         played.run()
     played.stop()

@@ -42,12 +42,12 @@ from edgeveil.protocol.messages import (
     encode,
 )
 from edgeveil.protocol.sealed import JobPackage, Terms, encode_package, seal_broadcast
+from edgeveil.round_context import RoundContext
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.transport.runtime import Runtime
-from edgeveil_cloud.rounds import seal_round
-from edgeveil_edge.computation import Compute
+from edgeveil_cloud.broadcasts import seal_round
+from edgeveil_edge.compute import Compute, Computer
 from edgeveil_edge.compute_process import ComputeProcess, RemoteComputer
-from edgeveil_edge.computer import Computer
 from edgeveil_edge.host import DeviceHost
 from edgeveil_edge.identity import Identity
 from edgeveil_edge.store import DeviceStore
@@ -171,9 +171,8 @@ class TimedDevice:
         self._sequence += 1
         state = self._plan.cloud.initial_state()
         at, keys = ExchangeId(JOB_ID, exchange.index, 1), [key.to_bytes() for key in self._keys]
-        manifest, blob, _ = seal_round(
-            self._plan, exchange, state, keys, at, self._sequence, PACKET_BYTES
-        )
+        context = RoundContext.of(self._plan, exchange.index)
+        manifest, blob, _ = seal_round(context, state, keys, at, self._sequence, PACKET_BYTES)
         self._left = asyncio.get_running_loop().create_future()
         begun_s = time.perf_counter()
         await self._hear(manifest, blob)

@@ -24,14 +24,16 @@ from edgeveil.privacy.ledger import Ledger
 from edgeveil.privacy.policy import Limits as Budget
 from edgeveil.protocol.cloud_tasks import SealRelease
 from edgeveil.protocol.sealed import pack_tensors
+from edgeveil.round_context import RoundContext
+from edgeveil_cloud.broadcasts import Limits
+from edgeveil_cloud.commit_round import aggregate
 from edgeveil_cloud.control import Control
-from edgeveil_cloud.host import CloudHost, wire_id
-from edgeveil_cloud.opening import Opened
+from edgeveil_cloud.host import CloudHost
 from edgeveil_cloud.rehearsal import RefusedJobError
-from edgeveil_cloud.rounds import aggregate
-from edgeveil_cloud.sealing import Limits
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_records import ExchangeRecord, JobEntry
+from edgeveil_cloud.store_tables import ExchangeRecord, JobEntry
+from edgeveil_cloud.stored_jobs import wire_id
+from edgeveil_cloud.validate_batch import ValidatedBatch
 from edgeveil_lab.audit.guards import AttackOutcome, Guard
 from edgeveil_tools.local.job import Overrides, local_job, site_of
 from edgeveil_tools.local.local_run import LocalRun
@@ -137,15 +139,15 @@ def _played(store: Store, host: CloudHost, entry: JobEntry, ledger: Ledger) -> N
     store.set_status(entry.id, "running")
     ledger.open_job(plan.request(entry.id), _BUDGET)
     for exchange in plan.exchanges:
-        events = plan.device.price(exchange)
+        context = RoundContext.of(plan, exchange.index)
+        events = context.price(trains=True)
         if exchange.infer:
             rehearsed_softmax(plan, graph, plan.cloud.model(state), records.x)
-            events += (plan.softmax_event(),)
         package = plan.cloud.package(state, exchange)
         segments, _ = rehearsed_answer(plan, exchange, package, {}, records, "cpu")
         ledger.commit(entry.id, exchange.index, events, pack_tensors(segments))
-        opened = Opened(arrays={name: [array] for name, array in segments.items()})
-        state, uploads = aggregate(plan, exchange, state, opened)
+        opened = ValidatedBatch(arrays={name: [array] for name, array in segments.items()})
+        state, uploads = aggregate(context, state, opened)
         record: dict[str, Any] = {"phase": exchange.phase, "number": exchange.number}
         store.commit_exchange(
             entry.id,

@@ -38,11 +38,10 @@ from edgeveil.protocol.messages import (
 from edgeveil.protocol.sealed import seal_segment
 from edgeveil.protocol.transfer import part, part_bytes
 from edgeveil.transport.runtime import perform
+from edgeveil_cloud.broadcasts import Limits, RoundSecret
 from edgeveil_cloud.host import CloudHost
-from edgeveil_cloud.jobs import wire_id
-from edgeveil_cloud.round_secret import RoundSecret
-from edgeveil_cloud.sealing import Limits
 from edgeveil_cloud.store import Store
+from edgeveil_cloud.stored_jobs import wire_id
 
 PACKET_BYTES = 65536
 LOG = logging.getLogger("edgeveil.bench")

@@ -18,12 +18,11 @@ from edgeveil.data.records import Records
 from edgeveil.jobs import Job, compile_job
 from edgeveil.parts.exchange import Exchange
 from edgeveil.privacy.sampler import SeededRandom
+from edgeveil.testing import MemoryFleet
 from edgeveil_tools.local.data import dealt
+from edgeveil_tools.local.fleet import THREADS, memory_fleet
 from edgeveil_tools.local.job import Overrides, local_job, site_of
 from edgeveil_tools.local.local_run import LocalRun
-from edgeveil_tools.local.plain_sealing import PlainSealing
-from edgeveil_tools.local.simulate import MemoryFleet
-from edgeveil_tools.local.simulated import THREADS
 from edgeveil_tools.scratch import scratch
 
 REPEATS = 5
@@ -50,8 +49,7 @@ def training_s(job: Job, run: LocalRun) -> float:
 def played(job: Job, run: LocalRun, rounds: int) -> Iterator[tuple[float, float]]:
     """(wall, processor's) seconds of each exchange; the first reads the records too."""
     with scratch(keep=False, in_memory=True) as folder, ThreadPoolExecutor(THREADS) as executor:
-        site = site_of(job, run, folder)
-        fleet = MemoryFleet(site, sealing=PlainSealing(), executor=executor)
+        fleet = memory_fleet(site_of(job, run, folder), executor)
         job_id = fleet.submit(job)
         for index in range(1, min(rounds, len(compile_job(job).exchanges)) + 1):
             wall_s, busy_s = time.perf_counter(), time.process_time()

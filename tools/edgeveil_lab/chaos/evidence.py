@@ -17,10 +17,9 @@ from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.plan import Plan
 from edgeveil.privacy.ledger import LEDGER_FILE, JobAccount, read_ledger
 from edgeveil.protocol.sealed import unpack_tensors
-from edgeveil_cloud.host import wire_id
-from edgeveil_edge.receipts import Receipt
+from edgeveil_cloud.stored_jobs import wire_id
 from edgeveil_edge.releases import ReleaseStore
-from edgeveil_edge.store import DeviceStore
+from edgeveil_edge.store import DeviceStore, UploadReceipt
 from edgeveil_tools.site.provision import Site
 
 HASH_BYTES = 32
@@ -65,7 +64,7 @@ class DeviceFacts:
 
     number: int
     trains: bool
-    receipts: tuple[Receipt, ...]
+    receipts: tuple[UploadReceipt, ...]
     links: tuple[tuple[str, int], ...]
     ledger: dict[str, JobAccount]
     release: tuple[str, str] | None  # job on the wire (hex), digest of the model
@@ -133,7 +132,7 @@ def _job(db: sqlite3.Connection, job: str, status: str, reason: str, canonical: 
 
 def _device(state: Path, number: int, trains: bool) -> DeviceFacts:
     faults: list[str] = []
-    receipts: Sequence[Receipt] = ()
+    receipts: Sequence[UploadReceipt] = ()
     links: tuple[tuple[str, int], ...] = ()
     ledger: dict[str, JobAccount] = {}
     releases: dict[tuple[str, int], bytes] = {}

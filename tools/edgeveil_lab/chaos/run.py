@@ -15,7 +15,7 @@ from typing import Any
 
 from edgeveil.errors import DataError, EdgeVeilError, JobFailed
 from edgeveil.jobs import Job
-from edgeveil_cloud.host import wire_id
+from edgeveil_cloud.stored_jobs import wire_id
 from edgeveil_edge.releases import ReleaseStore
 from edgeveil_lab.chaos.checks import RunFacts
 from edgeveil_lab.chaos.faults import Fault, schedule

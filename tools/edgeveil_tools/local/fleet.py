@@ -1,21 +1,34 @@
-"""One local run: its site, its processes, its job and what comes of it."""
+"""The fleet of a local run: its parties as processes over brokers, or all of them in this process.
+
+`LocalFleet` is what a run is to whoever started it: its course, its reference, its result. What
+plays the job is one of two: `FleetProcesses` provisions a site and starts brokers, cloud, proxy and
+workers; `FleetInMemory` (`simulate`) plays the same machines, hosts, ledgers and stores in virtual
+time, so nobody is ever late, with seeded chance, so a run repeats exactly. That shows what learning
+comes to; it protects nothing.
+"""
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from edgeveil import logs
 from edgeveil.errors import EdgeVeilError, JobFailed
 from edgeveil.jobs import Job
 from edgeveil.parts.features import read_backbones
+from edgeveil.testing import MemoryFleet, PlainSealing, device_sites
 from edgeveil_cloud.http_token import read_token
 from edgeveil_tools.cloud_client import Cloud, get_json
 from edgeveil_tools.local.children import Children, MemoryPeak, tail
+from edgeveil_tools.local.data import is_published
 from edgeveil_tools.local.job import site_of, submitted
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.reference import Reference, has_reference
@@ -24,12 +37,14 @@ from edgeveil_tools.result import write_whole
 from edgeveil_tools.site.broker_plan import BrokerPlan
 from edgeveil_tools.site.brokers import BrokerProcess, choose_engine, free_ports
 from edgeveil_tools.site.provision import SIDES, Site, provision
-from edgeveil_tools.site.site_plan import Ports
+from edgeveil_tools.site.site_plan import Ports, SitePlan
 
 START_S = 60.0
 START_PER_DEVICE_S = 0.5
 REFERENCE_S = 30.0
+THREADS = 2  # simulated devices that compute at one time
 _LOOK_S = 0.25
+_SIMULATED_LOOK_S = 0.1
 _WAIT_S = 10.0
 _HOPS = {
     "cloud_in": "cloud_to_proxy",
@@ -39,7 +54,7 @@ _HOPS = {
 }
 
 
-class Fleet:
+class LocalFleet:
     """Everything that runs for one job. `run` once, then `stop`, then `result`."""
 
     def __init__(
@@ -54,82 +69,120 @@ class Fleet:
         reference: bool = True,
         record_dir: Path | None = None,
     ) -> None:
-        self.job, self.settings, self.out = job, run, out
+        self.job, self.settings, self.folder, self.out = job, run, folder, out
         self.log = RunLog(job, run, out, hear, stop)
-        self._folder, self._logs = folder, out / "logs"
-        self._children = Children(self._logs)
-        self._memory = MemoryPeak(self._children)
-        self._brokers: dict[str, BrokerProcess] = {}
-        self._broker_name, self._protocol = "", int(run.protocol)
-        self._proxy_status = ""
-        self._hops: dict[str, int] = {}
-        self._wants_reference, self._record_dir = reference and has_reference(job), record_dir
-        self._reference: Reference | None = None
-        self._stop = threading.Event()
-
-    # --- the course of a run ---
-
-    def run(self) -> None:
-        """From keys to models. Raises EdgeVeilError, or KeyboardInterrupt at Ctrl-C."""
-        site = self._provision()
-        self._start_brokers(site)
-        self._start_processes(site)
-        if self._wants_reference:
-            self._reference = Reference(self.job, self.settings, site.plan)
-            self._reference.start()
-        self._wait_for_devices(site)
-        client = Cloud(site.plan.url, site.token_file)
-        backbones = read_backbones(self.job.features)
-        job = client.submit_yaml(submitted(self.job), backbones.values())
-        self._follow(client, job)
-        self.log.require_completed(job)
-        for kind in ("onnx", "safetensors"):
-            write_whole(self.out / f"model.{kind}", client.model(job, kind))
-        self._look()
-        if self._reference:
-            self.progress.doing("waiting for the noise-free reference")
-            self._reference.wait(REFERENCE_S)
-
-    def stop(self) -> None:
-        """End all processes; the brokers last. Keeps their logs."""
-        self._stop.set()
-        self._children.stop()
-        if self._reference:
-            self._reference.stop()
-        for side, broker in self._brokers.items():
-            broker.stop()
-            with suppress(OSError):
-                raw = (self._folder / f"broker-{side}" / "broker.log").read_bytes()
-                (self._logs / f"broker-{side}.log").write_bytes(raw)
-
-    def result(self, reason: str) -> dict[str, Any]:
-        """The content of `result.json`; `reason` is empty when the job completed."""
-        return self.log.result(
-            reason,
-            broker=self._broker_name,
-            protocol=self._protocol,
-            memory_peak_bytes=self._memory.peak_bytes or None,
-            reference=self._reference.rounds if self._reference else [],
-            bytes=self._hops,
-        )
+        self.site = site_of(job, run, folder, record_dir)
+        self.children = Children(out / "logs")
+        self.memory = MemoryPeak(self.children)
+        wanted = reference and has_reference(job)
+        self.reference = Reference(job, run, self.site) if wanted else None
+        self._players: FleetPlayers = FleetInMemory(self) if run.simulate else FleetProcesses(self)
 
     @property
     def progress(self) -> RunReporter:
         """What a person sees."""
         return self.log.progress
 
+    def run(self) -> None:
+        """From keys to models. Raises EdgeVeilError, or KeyboardInterrupt at Ctrl-C."""
+        self._players.play()
+
+    def stop(self) -> None:
+        """End what is under way, and let nothing of it stay but its logs."""
+        self._players.stop()
+
+    def keep_models(self, onnx: bytes, safetensors: bytes) -> None:
+        """The final model, where the run's other files go."""
+        write_whole(self.out / "model.onnx", onnx)
+        write_whole(self.out / "model.safetensors", safetensors)
+
+    def result(self, reason: str) -> dict[str, Any]:
+        """The content of `result.json`; `reason` is empty when the job completed."""
+        return self.log.result(
+            reason,
+            memory_peak_bytes=self.memory.peak_bytes or None,
+            reference=self.reference.rounds if self.reference else [],
+            **self._players.facts(),
+        )
+
+
+class FleetPlayers(Protocol):
+    """What plays a run's job."""
+
+    def play(self) -> None:
+        """From keys to models. Raises EdgeVeilError, or KeyboardInterrupt at Ctrl-C."""
+        ...
+
+    def stop(self) -> None:
+        """End everything; may be called at any moment, and before `play` has ended."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """What it adds to `RunLog.result`."""
+        ...
+
+
+# --- processes over brokers ---
+
+
+class FleetProcesses:
+    """Two brokers, a cloud, a proxy and workers that host the devices, each a process."""
+
+    def __init__(self, run: LocalFleet) -> None:
+        self._run = run
+        self._brokers: dict[str, BrokerProcess] = {}
+        self._broker_name, self._protocol = "", int(run.settings.protocol)
+        self._proxy_status = ""
+        self._hops: dict[str, int] = {}
+        self._stop = threading.Event()
+
+    def play(self) -> None:
+        """See `FleetPlayers`."""
+        run, job = self._run, self._run.job
+        site = self._provision()
+        self._start_brokers(site)
+        self._start_processes(site)
+        if run.reference:
+            run.reference.start()
+        self._wait_for_devices(site)
+        client = Cloud(site.plan.url, site.token_file)
+        submitted_id = client.submit_yaml(submitted(job), read_backbones(job.features).values())
+        self._follow(client, submitted_id)
+        run.log.require_completed(submitted_id)
+        run.keep_models(*(client.model(submitted_id, kind) for kind in ("onnx", "safetensors")))
+        self._look()
+        if run.reference:
+            run.progress.doing("waiting for the noise-free reference")
+            run.reference.wait(REFERENCE_S)
+
+    def stop(self) -> None:
+        """See `FleetPlayers`; the brokers end last."""
+        self._stop.set()
+        self._run.children.stop()
+        if self._run.reference:
+            self._run.reference.stop()
+        for side, broker in self._brokers.items():
+            broker.stop()
+            with suppress(OSError):
+                raw = (self._run.folder / f"broker-{side}" / "broker.log").read_bytes()
+                (self._run.out / "logs" / f"broker-{side}.log").write_bytes(raw)
+
+    def facts(self) -> dict[str, Any]:
+        """See `FleetPlayers`."""
+        return {"broker": self._broker_name, "protocol": self._protocol, "bytes": self._hops}
+
     # --- start ---
 
     def _provision(self) -> Site:
-        run, ports = self.settings, Ports(*free_ports(4))
+        run, ports = self._run.settings, Ports(*free_ports(4))
         engine = choose_engine(run.broker)
         self._protocol = 4 if engine == "amqtt" else int(run.protocol)
         plan = replace(
-            site_of(self.job, run, self._folder, self._record_dir),
+            self._run.site,
             ports=ports,
             engine=engine,
             protocol=self._protocol,
-            upload_bytes=self.log.plan.upload_bytes,
+            upload_bytes=self._run.log.plan.upload_bytes,
         )
         self._proxy_status = f"http://{plan.host}:{ports.proxy_http}/status"
         return provision(plan)
@@ -144,30 +197,30 @@ class Fleet:
                     acl=side,  # type: ignore[arg-type]
                     max_queued_bytes=plan.queued_bytes,
                 ),
-                self._folder / f"broker-{side}",
-                users_file=self._folder / "passwords" / f"{side}-broker.users",
+                self._run.folder / f"broker-{side}",
+                users_file=self._run.folder / "passwords" / f"{side}-broker.users",
             )
             self._brokers[side] = broker
             broker.start()
-            self._children.count(f"broker-{side}", broker.pid)
+            self._run.children.count(f"broker-{side}", broker.pid)
             shown.append(f"{side} side {plan.host}:{broker.port}")
         self._broker_name = self._brokers["edge"].name
         how = "tuned" if plan.engine == "mosquitto" else "MQTT 3.1.1"
-        self.progress.note(f"Brokers: {self._broker_name} ({how}), {', '.join(shown)}")
+        self._run.progress.note(f"Brokers: {self._broker_name} ({how}), {', '.join(shown)}")
 
     def _start_processes(self, site: Site) -> None:
-        self._children.start("cloud", ["cloud", "--config", str(site.cloud)])
-        self._children.start("proxy", ["proxy", "--config", str(site.proxy)])
-        workers = min(self.settings.workers, len(site.edges))
+        self._run.children.start("cloud", ["cloud", "--config", str(site.cloud)])
+        self._run.children.start("proxy", ["proxy", "--config", str(site.proxy)])
+        workers = min(self._run.settings.workers, len(site.edges))
         for number in range(workers):
             configs = [a for e in site.edges[number::workers] for a in ("--config", str(e))]
-            self._children.start(f"worker-{number + 1}", ["edge", *configs], threads=1)
+            self._run.children.start(f"worker-{number + 1}", ["edge", *configs], threads=1)
         what = f"{workers} workers with {len(site.edges)} devices"
-        self.progress.doing(f"starting a cloud, a proxy and {what}")
+        self._run.progress.doing(f"starting a cloud, a proxy and {what}")
 
     def _wait_for_devices(self, site: Site) -> None:
         """Until all devices are online at the proxy and known to the cloud."""
-        wanted = self.settings.devices
+        wanted = self._run.settings.devices
         timeout_s = START_S + START_PER_DEVICE_S * wanted
         deadline = time.monotonic() + timeout_s
         known = 0
@@ -176,14 +229,14 @@ class Fleet:
             with suppress(OSError, EdgeVeilError):
                 token = read_token(site.token_file)
                 known = int(get_json(f"{site.plan.url}/status", token).get("enrolled", 0))
-            if self.progress.view.online >= wanted and known >= wanted:
+            if self._run.progress.view.online >= wanted and known >= wanted:
                 return
             time.sleep(_LOOK_S)
+        online, logs_dir = self._run.progress.view.online, self._run.out / "logs"
         raise JobFailed(
-            f"after {timeout_s:.0f} s {self.progress.view.online} of {wanted} devices are online"
+            f"after {timeout_s:.0f} s {online} of {wanted} devices are online"
             f" and {known} are known to the cloud",
-            fix=f"See the logs in {self._logs}; the proxy's ends:\n"
-            f"{tail(self._logs / 'proxy.log')}",
+            fix=f"See the logs in {logs_dir}; the proxy's ends:\n{tail(logs_dir / 'proxy.log')}",
         )
 
     # --- the job ---
@@ -195,14 +248,14 @@ class Fleet:
             target=self._read, args=(client, job, found), daemon=True, name="events"
         )
         reader.start()
-        while not self.log.record.ended:
+        while not self._run.log.record.ended:
             with suppress(queue.Empty):
                 event = found.get(timeout=_LOOK_S)
                 while True:
                     if isinstance(event, EdgeVeilError):
-                        self._children.check()  # a dead cloud says more than a refused call
+                        self._run.children.check()  # a dead cloud says more than a refused call
                         raise event
-                    self.log.take(event, self._reference)
+                    self._run.log.take(event, self._run.reference)
                     event = found.get_nowait()
             self._look()
 
@@ -222,12 +275,12 @@ class Fleet:
 
     def _look(self) -> None:
         """Check the children, the proxy's status and the memory."""
-        self._children.check()
+        self._run.children.check()
         for side, broker in self._brokers.items():
             if not broker.running():
                 raise JobFailed(f"the broker of the {side} side ended by itself")
-        view = self.progress.view
-        view.memory_bytes = self._memory.look()
+        view = self._run.progress.view
+        view.memory_bytes = self._run.memory.look()
         with suppress(OSError):
             status = get_json(self._proxy_status)
             view.online = int(status.get("online", 0))
@@ -237,4 +290,147 @@ class Fleet:
             open_round = status.get("round") or {}
             view.uploads = int(open_round.get("uploads", view.uploads))
             view.declined = int(open_round.get("declined", view.declined))
-        self.log.look()
+        self._run.log.look()
+
+
+# --- all in this process ---
+
+
+class FleetInMemory:
+    """The machines, hosts, ledgers and stores of a site, without brokers and encryption."""
+
+    def __init__(self, run: LocalFleet) -> None:
+        self._run = run
+        self._fleet: MemoryFleet | None = None
+        self._executor: ThreadPoolExecutor | None = None
+        self._events, self._next_look_s, self._job_id = 0, 0.0, ""
+        self._seconds: float | None = None
+        self._declined = ""
+
+    def play(self) -> None:
+        """See `FleetPlayers`."""
+        run = self._run
+        run.progress.note("Simulation in one process: encryption off, noise seeded")
+        import torch  # devices at work in two threads must not be the first to import it
+        from threadpoolctl import threadpool_limits
+
+        torch.set_num_threads(1)
+        # One thread for each device at work: more would only stand in each other's way.
+        with threadpool_limits(1), _log_file(run.out / "logs" / "simulation.log"):
+            self._play()
+        self._seconds = run.progress.elapsed_s
+        if run.reference:
+            run.progress.doing("training the noise-free reference")
+            run.reference.start()
+            run.reference.wait(None)
+
+    def stop(self) -> None:
+        """See `FleetPlayers`."""
+        if self._fleet is not None:
+            self._fleet.interrupt()
+        if self._executor is not None:
+            self._executor.shutdown(cancel_futures=True)
+        if self._run.reference:
+            self._run.reference.stop()
+        if self._fleet is not None:
+            self._fleet.close()
+
+    def facts(self) -> dict[str, Any]:
+        """See `FleetPlayers`."""
+        return {
+            "broker": "none (simulated)",
+            "protocol": None,
+            "bytes": {},
+            "seconds": self._seconds,
+            "simulated": True,
+        }
+
+    def _play(self) -> None:
+        run = self._run
+        run.progress.doing(f"making {run.settings.devices} devices")
+        self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="edgeveil-work")
+        fleet = self._fleet = memory_fleet(run.site, self._executor, self._hear)
+        self._job_id = fleet.submit(run.job)
+        fleet.net.run(self._look, limit_s=float("inf"))
+        self._take_events(fleet)
+        if not run.log.record.ended:
+            raise JobFailed("the simulation came to a stand", where=self._job_id)
+        published = is_published(run.job, run.settings)
+        if self._declined and not published:  # may quote a record: for this console alone
+            run.progress.note(self._declined)
+        run.log.require_completed(self._job_id, self._declined if published else "")
+        release = fleet.store.release(self._job_id)
+        if release is None:
+            raise JobFailed("the job left no model", where=self._job_id)
+        run.keep_models(release.onnx, release.safetensors)
+
+    def _hear(self, line: str) -> None:
+        """What an owner is told; the first reason to decline is kept."""
+        logging.getLogger("edgeveil.devices").info(line)
+        if not self._declined and " declined: " in line:
+            self._declined = line
+
+    def _look(self) -> bool:
+        """Now and then, see how it stands; True once the job has ended."""
+        now_s = time.monotonic()
+        if now_s < self._next_look_s or self._fleet is None:
+            return False
+        self._next_look_s = now_s + _SIMULATED_LOOK_S
+        view, counts = self._run.progress.view, self._fleet.proxy.host
+        view.memory_bytes, view.online = self._run.memory.look(), counts.online
+        view.uploads = int(counts.round.get("uploads", view.uploads))
+        view.declined = int(counts.round.get("declined", view.declined))
+        self._take_events(self._fleet)
+        self._run.log.look()
+        return bool(self._run.log.record.ended)
+
+    def _take_events(self, fleet: MemoryFleet) -> None:
+        for event in fleet.store.events_after(self._events, self._job_id):
+            self._events = event.seq
+            self._run.log.take(asdict(event))
+
+
+def memory_fleet(
+    plan: SitePlan,
+    executor: ThreadPoolExecutor | None = None,
+    say: Callable[[str], None] = lambda _line: None,
+) -> MemoryFleet:
+    """The site that a plan describes, in memory and not encrypted; its seed seeds all chance."""
+    devices = device_sites(
+        plan.devices,
+        plan.source,
+        infer_only=plan.infer_only,
+        partition=plan.partition,
+        classes=plan.classes,
+        policy=plan.policy,
+        seed=plan.seed,
+    )
+    return MemoryFleet(
+        plan.folder,
+        devices,
+        test_data=plan.source,
+        seed=plan.seed,
+        sealing=PlainSealing(),
+        executor=executor,
+        say=say,
+        cloud={"record_dir": plan.record_dir},
+        proxy={"min_batch_floor": plan.min_batch_floor},
+    )
+
+
+@contextmanager
+def _log_file(path: Path) -> Iterator[None]:
+    """What the parties log goes to one file meanwhile, and not over the progress."""
+    log, handler = logging.getLogger("edgeveil"), logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logs.formatter("text"))
+    before = (log.level, log.propagate)
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        handler.close()
+        log.setLevel(before[0])
+        log.propagate = before[1]

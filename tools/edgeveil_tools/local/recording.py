@@ -25,7 +25,7 @@ from edgeveil.parts.methods.local_steps import minimise_quadratic
 from edgeveil.parts.methods.symmetric_packing import symmetric
 from edgeveil.parts.own_records import take
 from edgeveil.protocol.sealed import unpack_tensors
-from edgeveil_cloud.recording import JOB, file_name
+from edgeveil_cloud.round_report import JOB, file_name
 from edgeveil_tools.local.data import dealt, held
 from edgeveil_tools.local.local_run import LocalRun
 

@@ -58,7 +58,8 @@ class Reference:
         A process that ended while the thread is inside a numerical library would abort.
         """
         self._stop.set()
-        self._thread.join()
+        if self._thread.ident is not None:  # it was started
+            self._thread.join()
 
     def at(self, number: int) -> float | None:
         """Accuracy after training round `number`, from 1; None where unknown."""

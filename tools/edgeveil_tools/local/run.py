@@ -26,12 +26,11 @@ from edgeveil.errors import BrokerError, EdgeVeilError, JobFailed, UsageError, n
 from edgeveil.jobs import Job, compile_job
 from edgeveil_tools.checks import rehearse, usual_limits
 from edgeveil_tools.local.data import check_data, is_published
-from edgeveil_tools.local.fleet import Fleet
+from edgeveil_tools.local.fleet import LocalFleet
 from edgeveil_tools.local.job import Overrides, local_job
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.recording import keep_run
 from edgeveil_tools.local.run_log import Listener, RunProgress, unheard
-from edgeveil_tools.local.simulated import Simulation
 from edgeveil_tools.result import Result, summary, write_json, write_whole
 from edgeveil_tools.scratch import scratch
 from edgeveil_tools.site.brokers import choose_engine
@@ -208,10 +207,9 @@ def play(
         choose_engine(settings.broker)
     prepare(out)
     record_dir = _recording(out, settings) if record else None
-    kind = Simulation if settings.simulate else Fleet
     # A second Ctrl-C must not leave children or files behind; stopping takes a few seconds at most.
     with signals(signal.SIG_IGN), scratch(keep=keep, in_memory=settings.simulate) as site:
-        fleet = kind(
+        fleet = LocalFleet(
             loaded,
             settings,
             site,
@@ -245,7 +243,7 @@ def _say(hear: Listener, what: str) -> None:
     hear(RunProgress(0, 0, 0, doing=what, kind="look"))
 
 
-def _played(fleet: Fleet | Simulation) -> EdgeVeilError | KeyboardInterrupt | None:
+def _played(fleet: LocalFleet) -> EdgeVeilError | KeyboardInterrupt | None:
     """Run to the end; what ended it early, if anything. No process of it is left."""
     try:
         with signals(_interrupt):

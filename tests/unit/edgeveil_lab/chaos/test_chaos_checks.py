@@ -12,9 +12,10 @@ import pytest
 from edgeveil.jobs import load_plan
 from edgeveil.privacy.ledger import JobAccount, Release
 from edgeveil.protocol.sealed import pack_tensors
-from edgeveil_cloud.opening import Opened
-from edgeveil_cloud.rounds import aggregate
-from edgeveil_edge.receipts import Receipt
+from edgeveil.round_context import RoundContext
+from edgeveil_cloud.commit_round import aggregate
+from edgeveil_cloud.validate_batch import ValidatedBatch
+from edgeveil_edge.store import UploadReceipt
 from edgeveil_lab.chaos.checks import RunFacts, check_all, rounds_during_faults, warnings
 from edgeveil_lab.chaos.command import JOB
 from edgeveil_lab.chaos.evidence import CommittedExchange, DeviceFacts, Evidence, JobFacts
@@ -61,7 +62,7 @@ def state_of(counted: Iterable[int], only: int | None = None) -> bytes:
         chosen = counted if only in (None, index) else range(DEVICES)
         found = [tensors(device, index) for device in chosen]
         arrays = {name: [one[name] for one in found] for name in found[0]}
-        state, _ = aggregate(PLAN, PLAN.exchange(index), state, Opened(arrays))
+        state, _ = aggregate(RoundContext.of(PLAN, index), state, ValidatedBatch(arrays))
     return pack_tensors(state)
 
 
@@ -79,7 +80,8 @@ def device_of(job: JobFacts, number: int) -> DeviceFacts:
         number=number + 1,
         trains=True,
         receipts=tuple(
-            Receipt(job.wire, index, 1, "counted", segments(number, index)) for index in ROUNDS
+            UploadReceipt(job.wire, index, 1, "counted", segments(number, index))
+            for index in ROUNDS
         ),
         links=tuple((wire, index) for index in ROUNDS),
         ledger={wire: JobAccount(PLAN.request(wire), releases=releases)},
@@ -117,7 +119,7 @@ def repriced(found: Evidence) -> Evidence:
     return with_device(found, ledger=ledger)
 
 
-def receipts(found: Evidence, state: str) -> tuple[Receipt, ...]:
+def receipts(found: Evidence, state: str) -> tuple[UploadReceipt, ...]:
     first, *rest = found.devices[0].receipts
     return (replace(first, state=state), *rest)
 

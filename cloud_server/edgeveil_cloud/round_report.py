@@ -1,23 +1,38 @@
-"""What the cloud says of a round and of a job's end: plain data for events, reports and scripts."""
+"""What the cloud tells of a round and of a job's end: events, reports, and recordings if asked for.
+
+A recording shows what a cloud saw of a job, to look at one's own demonstration. Off unless the site
+file names its folder: it holds what devices sent, in the clear. It holds nothing that the cloud
+does not see anyway: no name, no order of arrival, no time.
+
+    job.json                          the job, canonical
+    03-train-0001.broadcast.safetensors   what the selected devices were sent
+    03-train-0001.uploads.safetensors     their segments in the batch's order: `head.weight/0000`
+    03-train-0001.model.safetensors       the global model after it (training rounds)
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from edgeveil.errors import JobFailed
 from edgeveil.evaluation.clustering import ClusterScores
 from edgeveil.jobs.plan import Plan
-from edgeveil.parts.exchange import Array
+from edgeveil.parts.exchange import Array, Exchange, Tensors
 from edgeveil.parts.methods import METHODS
 from edgeveil.privacy.events import LaplaceEvent
 from edgeveil.privacy.guarantee import Guarantee
+from edgeveil.protocol.sealed import pack_tensors
+from edgeveil.round_context import RoundContext
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_records import ExchangeRecord
+from edgeveil_cloud.store_tables import ExchangeRecord
 
 SHOWN_ROWS = 4096
+JOB = "job.json"
 
 
 def round_timeline(
@@ -104,3 +119,50 @@ def _plain(guarantee: Guarantee) -> dict[str, Any]:
         **guarantee.of_records,
         **guarantee.notes,
     }
+
+
+# --- recordings ---
+
+
+class Recorder:
+    """Writes into `folder`, one job at a time; a job's first exchange clears what was there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def keep(
+        self,
+        context: RoundContext,
+        broadcast: Tensors,
+        uploads: Mapping[str, Sequence[Array]],
+        model: Tensors,
+    ) -> None:
+        """Write one committed exchange. Raises JobFailed where the folder cannot be written."""
+        exchange = context.exchange
+        rows = {
+            f"{name}/{index:04d}": array
+            for name, arrays in uploads.items()
+            for index, array in enumerate(arrays)
+        }
+        parts = {"broadcast": broadcast, "uploads": rows}
+        if exchange.number:
+            parts["model"] = model
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if exchange.index == 1:
+                for old in self.folder.glob("*.safetensors"):
+                    old.unlink()
+            (self.folder / JOB).write_bytes(context.job.canonical())
+            for kind, tensors in parts.items():
+                (self.folder / file_name(exchange, kind)).write_bytes(pack_tensors(tensors))
+        except OSError as error:
+            raise JobFailed(
+                f"the recording cannot be written ({error.strerror})",
+                where=str(error.filename or self.folder),
+                fix="make room, or leave out cloud.record_dir",
+            ) from error
+
+
+def file_name(exchange: Exchange, kind: str) -> str:
+    """The file of one exchange: `kind` is `broadcast`, `uploads` or `model`."""
+    return f"{exchange.index:02d}-{exchange.phase}-{exchange.number:04d}.{kind}.safetensors"

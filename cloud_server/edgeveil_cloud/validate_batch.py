@@ -1,30 +1,133 @@
-"""A batch is opened with suspicion: what is counted, what is refused, and why."""
+"""A batch that the proxy hands over: kept on the disk, opened with suspicion, validated.
+
+What is counted, what is refused, and why.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import overload
 
 import numpy as np
 
-from edgeveil.jobs.plan import Plan
+from edgeveil.errors import ProtocolError
 from edgeveil.parts.aggregation.mean import BLOCK_VALUES
-from edgeveil.parts.exchange import Array, Exchange, SegmentSpec
+from edgeveil.parts.exchange import Array, SegmentSpec
 from edgeveil.protocol import sealed as real_sealing
-from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Batch, ExchangeId, Group
+from edgeveil.protocol.cloud_tasks import BatchPart
+from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Batch, Blob, ExchangeId, Group
 from edgeveil.protocol.sealed import Sealing, segment_mark
 from edgeveil.protocol.transfer import Data
-from edgeveil_cloud.round_secret import RoundSecret
+from edgeveil.round_context import RoundContext
+from edgeveil_cloud.broadcasts import RoundSecret
+from edgeveil_cloud.store_tables import StoreError
 
 NORM_FACTOR = 100.0  # a segment this many times the group's median norm is not a noised update
 KEPT_BYTES = 192 << 20  # opened arrays in memory; the others are opened again when they are needed
+_READ_BYTES = 1 << 20
+
+
+# --- on the disk ---
+
+
+class SpooledBatch:
+    """One batch in a file without a name: it is gone with the process, or with its last reader.
+
+    A `edgeveil.protocol.blob.Data`: only what is sliced is read.
+    """
+
+    def __init__(self, digest: bytes, folder: Path | None) -> None:
+        self.digest = digest
+        self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - see __del__
+        self._bytes = 0
+        self._running = hashlib.sha256()  # of the first `_hashed` bytes
+        self._hashed = 0
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Put a part in its place. Raises OSError."""
+        if offset < self._hashed:  # written again: what was hashed is not there any more
+            self._running, self._hashed = hashlib.sha256(), 0
+        if offset == self._hashed:
+            self._running.update(data)
+            self._hashed += len(data)
+        view = memoryview(data)
+        while view:
+            offset += (count := os.pwrite(self._file.fileno(), view, offset))
+            view = view[count:]
+        self._bytes = max(self._bytes, offset)
+
+    def __len__(self) -> int:
+        return self._bytes
+
+    def __getitem__(self, part: slice) -> bytes:
+        start, stop, _ = part.indices(self._bytes)
+        return os.pread(self._file.fileno(), max(0, stop - start), start)
+
+    def check(self, blob: Blob) -> None:
+        """Raise ProtocolError `bad_digest` unless the file holds this blob."""
+        digest = self._running.copy()
+        for start in range(self._hashed, self._bytes, _READ_BYTES):
+            digest.update(self[start : start + _READ_BYTES])
+        if self._bytes != blob.size_bytes or digest.digest() != blob.digest:
+            raise ProtocolError("bad_digest")
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            self._file.close()
+
+
+class BatchSpool:
+    """At most one batch, in `folder` (None: the system's folder for temporary files).
+
+    A disk that is full spoils the batch and not the process: `whole` says so, and the round is
+    asked for again.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
+        self._batch: SpooledBatch | None = None
+        self._failure = ""
+
+    def put(self, part: BatchPart) -> None:
+        """Keep a part; the first one of another batch takes the place of the one before."""
+        try:
+            if self._batch is None or self._batch.digest != part.digest:
+                self.drop()
+                self._batch = SpooledBatch(part.digest, self._folder)
+            self._batch.write(part.offset, part.data)
+        except OSError as error:
+            self._failure = error.strerror or type(error).__name__
+
+    def whole(self, blob: Blob) -> SpooledBatch:
+        """The batch, checked. Raises ProtocolError `bad_digest`, or StoreError with its fix."""
+        if self._failure:
+            raise StoreError(
+                f"the batch cannot be written ({self._failure})",
+                where=str(self._folder or tempfile.gettempdir()),
+                fix="make room on the disk",
+            )
+        if self._batch is None or self._batch.digest != blob.digest:
+            raise ProtocolError("bad_digest")
+        self._batch.check(blob)
+        return self._batch
+
+    def drop(self) -> None:
+        """Forget the batch; its room on the disk is free when the last reader is done."""
+        self._batch, self._failure = None, ""
+
+
+# --- opened ---
 
 
 @dataclass(frozen=True)
-class Opener:
+class SegmentOpener:
     """Opens the segments of one group of a batch."""
 
     spec: SegmentSpec
@@ -69,7 +172,7 @@ class Opener:
 
 
 @dataclass(frozen=True)
-class Found:
+class ValidSegment:
     """A valid segment: where it is, its mark, its L2 norm and largest absolute value;
     the array where it is kept.
     """
@@ -81,10 +184,10 @@ class Found:
     array: Array | None
 
 
-class Arrays(Sequence[Array]):
+class GroupArrays(Sequence[Array]):
     """The valid arrays of one group; what is not in memory is opened each time it is asked for."""
 
-    def __init__(self, opener: Opener, found: Sequence[Found]) -> None:
+    def __init__(self, opener: SegmentOpener, found: Sequence[ValidSegment]) -> None:
         self._opener, self._found = opener, found
 
     @property
@@ -101,18 +204,18 @@ class Arrays(Sequence[Array]):
     @overload
     def __getitem__(self, index: int) -> Array: ...
     @overload
-    def __getitem__(self, index: slice) -> Arrays: ...
-    def __getitem__(self, index: int | slice) -> Array | Arrays:
+    def __getitem__(self, index: slice) -> GroupArrays: ...
+    def __getitem__(self, index: int | slice) -> Array | GroupArrays:
         if isinstance(index, slice):
-            return Arrays(self._opener, self._found[index])
+            return GroupArrays(self._opener, self._found[index])
         return self._array(self._found[index])
 
-    def _array(self, found: Found) -> Array:
+    def _array(self, found: ValidSegment) -> Array:
         return self._opener.again(found.offset) if found.array is None else found.array
 
 
 @dataclass
-class Opened:
+class ValidatedBatch:
     """What was in a batch: valid arrays by segment, their marks, refusals."""
 
     arrays: dict[str, Sequence[Array]] = field(default_factory=dict)
@@ -120,30 +223,28 @@ class Opened:
     refused: Counter[str] = field(default_factory=Counter)
 
 
-def open_batch(
-    plan: Plan,
-    exchange: Exchange,
+def validate_batch(
+    context: RoundContext,
     secret: RoundSecret,
     batch: Batch,
     data: Data,
     selected: int,
     sealing: Sealing = real_sealing,
     kept_bytes: int = KEPT_BYTES,
-) -> Opened:
+) -> ValidatedBatch:
     """Open and validate every segment; a group with more than `selected` valid ones is void.
 
     Arrays beyond `kept_bytes` are let go and opened again from `data`, which must stay as it is.
     """
-    result, offset = Opened(), 0
-    specs, groups = plan.segments(exchange), plan.groups(exchange)
-    sizes = [g.padded_bytes + SEAL_OVERHEAD_BYTES for g in groups]
+    result, offset = ValidatedBatch(), 0
+    groups, sizes = context.groups, context.segment_bytes
     fits = len(batch.counts) == len(groups)
     if not fits or sum(n * s for n, s in zip(batch.counts, sizes, strict=True)) != len(data):
         result.refused["malformed_batch"] += 1
         return result
-    digest = plan.job.digest()
-    for spec, group, count in zip(specs, groups, batch.counts, strict=True):
-        opener = Opener(spec, group, secret, batch.at, digest, data, sealing)
+    digest = context.job.digest()
+    for spec, group, count in zip(context.segments, groups, batch.counts, strict=True):
+        opener = SegmentOpener(spec, group, secret, batch.at, digest, data, sealing)
         room = kept_bytes // max(1, spec.byte_count)
         found = _valid(opener, offset, count, room, result.refused)
         offset += count * opener.size_bytes
@@ -152,14 +253,16 @@ def open_batch(
             result.refused["more_than_selected"] += len(found)
             found = []
         kept_bytes -= spec.byte_count * sum(one.array is not None for one in found)
-        result.arrays[spec.name] = Arrays(opener, found)
+        result.arrays[spec.name] = GroupArrays(opener, found)
         result.accepted += [one.name for one in found]
     return result
 
 
-def _valid(opener: Opener, start: int, count: int, room: int, refused: Counter[str]) -> list[Found]:
+def _valid(
+    opener: SegmentOpener, start: int, count: int, room: int, refused: Counter[str]
+) -> list[ValidSegment]:
     """The segments of one group that may count; the first `room` of them with their arrays."""
-    found: list[Found] = []
+    found: list[ValidSegment] = []
     seen: set[bytes] = set()
     for offset in range(start, start + count * opener.size_bytes, opener.size_bytes):
         sealed = opener.sealed(offset)
@@ -180,7 +283,7 @@ def _valid(opener: Opener, start: int, count: int, room: int, refused: Counter[s
                 refused["not_finite"] += 1
                 continue
             kept = array if len(found) < room else None
-            found.append(Found(offset, name, _norm(array), largest, kept))
+            found.append(ValidSegment(offset, name, _norm(array), largest, kept))
     return found
 
 
@@ -194,7 +297,7 @@ def _norm(array: Array) -> float:
     return math.sqrt(total)
 
 
-def _of_usual_size(found: list[Found], refused: Counter[str]) -> list[Found]:
+def _of_usual_size(found: list[ValidSegment], refused: Counter[str]) -> list[ValidSegment]:
     """Drop arrays whose norm is far above the group's median: no honest noise reaches there."""
     # A device without records sends zeros where there is no noise: they do not say what is usual.
     norms = [one.norm for one in found if one.norm > 0]

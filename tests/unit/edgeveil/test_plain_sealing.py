@@ -13,10 +13,10 @@ from edgeveil.protocol.sealed import JobPackage, Sealing, Terms, encode_package
 from edgeveil.sites.data import DeviceData
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.sites.links import BrokerLink
+from edgeveil.testing import PlainSealing
 from edgeveil_edge.host import DeviceHost
 from edgeveil_edge.identity import Identity
 from edgeveil_edge.store import DeviceStore
-from edgeveil_tools.local.plain_sealing import PlainSealing
 
 PLAIN = PlainSealing()
 GROUP = Group("centre", 128)

@@ -2,31 +2,124 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from edgeveil.crypto.keys import SealingKey
+from edgeveil.crypto.keys import OpeningKey, SealingKey
 from edgeveil.errors import JobFailed
 from edgeveil.jobs.plan import Plan
-from edgeveil.parts.exchange import Exchange
+from edgeveil.parts.exchange import Array
 from edgeveil.parts.features import backbone_digests
+from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.cloud_tasks import Broadcast, SealRound
-from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, ExchangeId
+from edgeveil.protocol.messages import ExchangeId, Manifest
 from edgeveil.protocol.sealed import (
     JobPackage,
     Package,
     ReleasePackage,
+    RoundPackage,
     Sealing,
     Terms,
     encode_package,
     pack_tensors,
 )
+from edgeveil.round_context import RoundContext
+from edgeveil.selection import SELECTIONS, how_many
 from edgeveil_cloud.evaluation import Evaluation
-from edgeveil_cloud.jobs import Jobs, wire_id
-from edgeveil_cloud.round_secret import RoundSecret
-from edgeveil_cloud.rounds import Choose, TooFewDevices, seal_round, select
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_records import JobEntry
+from edgeveil_cloud.store_tables import JobEntry
+from edgeveil_cloud.stored_jobs import StoredJobs, wire_id
+
+
+@dataclass(frozen=True)
+class RoundSecret:
+    """What opens one round's segments; deleted when the round commits (forward secrecy).
+
+    `recipients` are the public keys that were asked: every attempt at a round asks the same ones,
+    since a device sends the same tensors again, and the tensors that come back from differing
+    selections would tell who sent which.
+    """
+
+    opening: OpeningKey
+    membership: bytes = field(repr=False)
+    recipients: tuple[bytes, ...] = field(default=(), repr=False)
+
+    def to_bytes(self) -> bytes:
+        """Key (32), membership tag (32), recipients (32 each)."""
+        return self.opening.to_bytes() + self.membership + b"".join(self.recipients)
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> RoundSecret:
+        """From the store."""
+        keys = tuple(raw[i : i + 32] for i in range(64, len(raw), 32))
+        return cls(OpeningKey(raw[:32]), raw[32:64], keys)
+
+
+class TooFewDevices(JobFailed):
+    """Not enough devices are enrolled, or answered, for a round."""
+
+
+Choose = Callable[[Sequence[bytes], int], list[bytes]]
+"""Draws so many of the keys given."""
+
+
+def draw(enrolled: Sequence[bytes], count: int) -> list[bytes]:
+    """Uniformly, from the operating system's randomness."""
+    return SELECTIONS["uniform"](enrolled, count, None)
+
+
+def select(plan: Plan, enrolled: Sequence[bytes], choose: Choose = draw) -> list[bytes]:
+    """The public keys of a new round. Raises TooFewDevices."""
+    asked, floor = plan.job.selection, plan.job.round.min_batch
+    count = how_many(asked.devices, len(enrolled), asked.over_select)
+    least = max(asked.min_devices, floor)
+    if count < least:
+        raise TooFewDevices(
+            f"{count} devices can be selected, at least {least} are needed",
+            where="selection",
+            fix="enrol more devices, or lower round.min_batch and selection.min_devices",
+        )
+    return choose(enrolled, count)
+
+
+def seal_round(
+    context: RoundContext,
+    state: Mapping[str, Array],
+    recipients: Sequence[bytes],
+    at: ExchangeId,
+    sequence: int,
+    part_bytes: int,
+    sealing: Sealing = real_sealing,
+) -> tuple[Manifest, bytes, RoundSecret]:
+    """The round's manifest and blob, and the secret that will open its answers."""
+    opening = OpeningKey.generate()
+    exchange, job, cloud = context.exchange, context.job, context.plan.cloud
+    package = RoundPackage(
+        exchange.phase,
+        exchange.number,
+        exchange.infer,
+        pack_tensors(cloud.package(state, exchange)),
+        pack_tensors(cloud.model(state)) if exchange.infer else b"",
+    )
+    terms = Terms(
+        kind="round",
+        at=at,
+        sequence=sequence,
+        job_digest=job.digest(),
+        phase=exchange.phase,
+        min_batch=context.min_batch,
+        quorum=math.ceil(job.round.quorum * len(recipients)),
+        deadline_s=job.round.deadline_s,
+        grace_s=job.round.grace_s,
+        groups=context.groups,
+        cloud_key=opening.public().to_bytes(),
+        shuffled=context.shuffled,
+    )
+    keys = [SealingKey(raw) for raw in recipients]
+    plain = encode_package(package)
+    manifest, data, membership = sealing.seal_broadcast(terms, plain, keys, part_bytes)
+    return manifest, data, RoundSecret(opening, membership, tuple(recipients))
 
 
 @dataclass(frozen=True)
@@ -52,7 +145,7 @@ class Sealer:
     def __init__(
         self,
         store: Store,
-        jobs: Jobs,
+        jobs: StoredJobs,
         evaluation: Evaluation,
         limits: Limits,
         marks: RoundMarks,
@@ -79,17 +172,15 @@ class Sealer:
         """A round's model for the devices selected; the round's secret is kept first."""
         started_s = self._clock()
         entry = self._jobs.entry(task.job_id)
-        plan, at = self._jobs.plan(entry), ExchangeId(task.job_id, task.exchange, task.attempt)
-        exchange = plan.exchange(task.exchange)
-        recipients = self._asked(entry, plan, task)
-        self._check_size(plan, exchange, len(recipients))
-        sequence = self._announce(entry, "round", len(recipients), exchange.label)
+        context = RoundContext.of(self._jobs.plan(entry), task.exchange)
+        recipients = self._recipients(entry, context.plan, task)
+        self._check_size(context, len(recipients))
+        sequence = self._announce(entry, "round", len(recipients), context.exchange.label)
         manifest, data, secret = seal_round(
-            plan,
-            exchange,
+            context,
             self._jobs.state(entry),
             recipients,
-            at,
+            ExchangeId(task.job_id, task.exchange, task.attempt),
             sequence,
             self._limits.part_bytes,
             self._sealing,
@@ -139,7 +230,7 @@ class Sealer:
             )
         return Broadcast(manifest, data)
 
-    def _asked(self, entry: JobEntry, plan: Plan, task: SealRound) -> list[bytes]:
+    def _recipients(self, entry: JobEntry, plan: Plan, task: SealRound) -> list[bytes]:
         """Whom this attempt asks: as the first one did, else newly drawn; never a revoked key.
 
         The same tensors come again. Next to a batch that was opened, one without some of its
@@ -167,13 +258,12 @@ class Sealer:
             )
         return again
 
-    def _check_size(self, plan: Plan, exchange: Exchange, selected: int) -> None:
+    def _check_size(self, context: RoundContext, selected: int) -> None:
         """Raise JobFailed before anybody spends budget on a batch that could not be taken."""
-        sizes = [g.padded_bytes + SEAL_OVERHEAD_BYTES for g in plan.groups(exchange)]
-        if selected * sum(sizes) > self._limits.batch_bytes:
+        if selected * context.upload_bytes > self._limits.batch_bytes:
             raise JobFailed(
-                f"{selected} uploads of {sum(sizes)} bytes pass the cloud's limit of"
+                f"{selected} uploads of {context.upload_bytes} bytes pass the cloud's limit of"
                 f" {self._limits.batch_bytes} bytes a batch",
-                where=exchange.label,
+                where=context.exchange.label,
                 fix="raise limits.spool_bytes at cloud and proxy, or select fewer devices",
             )

@@ -1,0 +1,172 @@
+"""The end of a round: a batch is validated, aggregated, evaluated, and committed once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from edgeveil.errors import JobFailed
+from edgeveil.jobs.plan import SOFTMAX
+from edgeveil.parts.aggregation import Uploads
+from edgeveil.parts.aggregation.mean import mean
+from edgeveil.parts.aggregation.rule import Score
+from edgeveil.parts.exchange import TRAIN, Array
+from edgeveil.privacy.sampler import RandomBytes, os_random
+from edgeveil.protocol.cloud_tasks import RoundCommit, TooFewUploads
+from edgeveil.protocol.messages import Batch, Commit, ExchangeId
+from edgeveil.protocol.sealed import Sealing, pack_tensors
+from edgeveil.protocol.transfer import Data, describe
+from edgeveil.round_context import RoundContext
+from edgeveil_cloud.broadcasts import RoundMarks, RoundSecret, TooFewDevices
+from edgeveil_cloud.evaluation import Evaluation, clusters
+from edgeveil_cloud.round_report import (
+    Recorder,
+    exchange_event,
+    round_timeline,
+    shown_clusters,
+    shown_mean,
+)
+from edgeveil_cloud.store import Store
+from edgeveil_cloud.store_tables import BatchOpening, ExchangeRecord
+from edgeveil_cloud.stored_jobs import StoredJobs, state_after
+from edgeveil_cloud.validate_batch import ValidatedBatch, validate_batch
+
+
+def aggregate(
+    context: RoundContext,
+    state: Mapping[str, Array],
+    batch: ValidatedBatch,
+    random_bytes: RandomBytes = os_random,
+    score: Score | None = None,
+) -> tuple[dict[str, Array], int]:
+    """The method's next state and the number of uploads in it. Raises TooFewDevices.
+
+    Sums of a preparatory exchange are averaged where the job's rule is not defined on sums.
+    """
+    plan, exchange = context.plan, context.exchange
+    training = {name: arrays for name, arrays in batch.arrays.items() if name != SOFTMAX}
+    uploads = min((len(arrays) for arrays in training.values()), default=0)
+    ruled = plan.rule.sums or exchange.phase == TRAIN
+    least = max(context.min_batch, plan.rule.least if ruled else 1)
+    if uploads < least:
+        raise TooFewDevices(
+            f"{uploads} valid uploads, at least {least} are needed",
+            where=exchange.label,
+            fix=f"select more devices, or ask less of aggregation '{context.job.aggregation.name}'",
+        )
+    if not ruled:
+        return plan.cloud.absorb(state, exchange, mean(training), uploads), uploads
+    found = Uploads(training, plan.cloud.aim(state, exchange), random_bytes, score)
+    combined = plan.rule.combine(found)
+    return plan.cloud.absorb(state, exchange, combined, plan.rule.counted(uploads)), uploads
+
+
+class RoundCommitter:
+    """Commits batches; the second time it only says again what was committed."""
+
+    def __init__(
+        self,
+        store: Store,
+        jobs: StoredJobs,
+        evaluation: Evaluation,
+        marks: RoundMarks,
+        clock: Callable[[], float],
+        sealing: Sealing,
+        recorder: Recorder | None,
+        part_bytes: int,
+        random_bytes: RandomBytes,
+    ) -> None:
+        self._store, self._jobs, self._evaluation = store, jobs, evaluation
+        self._marks, self._clock, self._sealing = marks, clock, sealing
+        self._recorder, self._part_bytes = recorder, part_bytes
+        self._random_bytes = random_bytes
+
+    def commit(self, batch: Batch, data: Callable[[], Data]) -> RoundCommit | TooFewUploads:
+        """Open what `data` gives and commit it. Raises JobFailed or StoreError."""
+        started_s, at = self._clock(), batch.at
+        entry = self._jobs.entry(at.job_id)
+        context = RoundContext.of(self._jobs.plan(entry), at.exchange)
+        opening = self._store.open_batch(entry.id, at.exchange, at.attempt, batch.blob.digest)
+        if opening is None:
+            return self._again(entry.id, at)
+        secret = _secret_of(opening, context)
+        valid = validate_batch(
+            context, secret, batch, data(), len(secret.recipients), self._sealing
+        )
+        before, graph = state_after(opening.last, context.plan), self._jobs.graph(entry)
+        score = self._evaluation.score(context, graph, before)
+        try:
+            state, uploads = aggregate(context, before, valid, self._random_bytes, score)
+        except TooFewDevices as error:
+            return TooFewUploads(str(error))
+        if self._recorder is not None:
+            sent = context.plan.cloud.package(before, context.exchange)
+            model = self._evaluation.weights(context.plan, state)
+            self._recorder.keep(context, sent, valid.arrays, model)
+        record, event = self._record(context, batch, valid, graph, state, uploads, started_s)
+        done = self._store.commit_exchange(
+            entry.id,
+            record,
+            pack_tensors(state),
+            [("exchange_committed", event)],
+            valid.accepted,
+            batch.blob.digest,
+        )
+        return self._absorbed(at, valid.accepted) if done else self._again(entry.id, at)
+
+    def _record(
+        self,
+        context: RoundContext,
+        batch: Batch,
+        valid: ValidatedBatch,
+        graph: bytes,
+        state: Mapping[str, Array],
+        uploads: int,
+        started_s: float,
+    ) -> tuple[ExchangeRecord, dict[str, Any]]:
+        """The exchange as the store keeps it, and as its event tells of it."""
+        exchange, vectors = context.exchange, list(valid.arrays.get(SOFTMAX, ()))
+        scores = clusters(context, vectors)
+        tested = self._evaluation.tested(context, graph, state)
+        timeline = round_timeline(self._marks.times_s, started_s, self._clock())
+        record = ExchangeRecord(
+            index=exchange.index,
+            phase=exchange.phase,
+            number=exchange.number,
+            attempt=batch.at.attempt,
+            uploads=uploads,
+            accuracy=tested.accuracy if tested else None,
+            loss=tested.loss if tested else None,
+            scores=scores.to_dict() if scores else None,
+            seconds=sum(timeline.values()),
+            bytes={"cloud_out": self._marks.sent_bytes, "cloud_in": batch.blob.size_bytes},
+        )
+        event = {
+            **exchange_event(record, context.plan, timeline),
+            **shown_mean(context.plan, state),
+            "declined": batch.declined,
+            "accepted": len(valid.accepted),
+            "refused": dict(valid.refused),
+            "clusters": shown_clusters(scores, vectors),
+        }
+        return record, event
+
+    def _again(self, job: str, at: ExchangeId) -> RoundCommit:
+        """The exchange was committed already: what counted is what stands there."""
+        last = self._store.last_commit(job)
+        if last is None or last.index != at.exchange:
+            raise JobFailed(f"exchange {at.exchange} is over")
+        return self._absorbed(at, last.accepted)
+
+    def _absorbed(self, at: ExchangeId, accepted: Sequence[bytes]) -> RoundCommit:
+        hashes = b"".join(sorted(accepted))
+        return RoundCommit(Commit(at, len(accepted), describe(hashes, self._part_bytes)), hashes)
+
+
+def _secret_of(opening: BatchOpening, context: RoundContext) -> RoundSecret:
+    """What opens the round's first batch, and no other. Raises JobFailed."""
+    if opening.secret is None:
+        raise JobFailed("the round's key is gone", where=context.exchange.label)
+    if not opening.first:
+        raise JobFailed("another batch of this attempt was opened", where=context.exchange.label)
+    return RoundSecret.from_bytes(opening.secret)

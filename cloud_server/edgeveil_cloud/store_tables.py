@@ -1,0 +1,257 @@
+"""What the cloud's store holds: its tables, the records it takes and gives, the life of a job.
+
+One schema for SQLite and PostgreSQL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import sqlalchemy as sa
+
+from edgeveil.errors import EdgeVeilError
+
+Status = Literal["queued", "running", "paused", "completed", "failed", "cancelled"]
+
+# Status -> what may follow. `running` may follow itself: a job taken up after a crash. A paused
+# job that is resumed waits for its turn again.
+TRANSITIONS: Mapping[Status, frozenset[Status]] = {
+    "queued": frozenset({"running", "failed", "cancelled"}),
+    "running": frozenset({"running", "paused", "completed", "failed", "cancelled"}),
+    "paused": frozenset({"queued", "cancelled"}),
+    "completed": frozenset(),
+    "failed": frozenset(),
+    "cancelled": frozenset(),
+}
+ENDED: frozenset[Status] = frozenset(s for s, after in TRANSITIONS.items() if not after)
+
+
+class StoreError(EdgeVeilError):
+    """The store cannot be opened, or was asked for a change that its rules forbid."""
+
+
+class StoreAway(StoreError):  # noqa: N818 - what the reader sees
+    """The database, or its disk, cannot be used now; asking again later may help."""
+
+
+class UnknownJob(StoreError):  # noqa: N818 - what the reader sees
+    """No job has this id."""
+
+    exit_code = 2
+
+    def __init__(self, job: str) -> None:
+        super().__init__(f"there is no job '{job}'", fix="see edgeveil job list")
+
+
+@dataclass(frozen=True)
+class JobEntry:
+    """One submitted job. `canonical` is the job's canonical bytes, `digest` their SHA-256."""
+
+    id: str
+    name: str
+    canonical: bytes = field(repr=False)
+    digest: bytes
+    status: Status
+    reason: str
+    submitted_at: float
+    started_at: float | None
+    ended_at: float | None
+
+    @property
+    def ended(self) -> bool:
+        """True once nothing can change any more."""
+        return self.status in ENDED
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What the store holds, in numbers."""
+
+    enrolled: int
+    jobs: Mapping[Status, int]
+
+
+@dataclass(frozen=True)
+class ExchangeRecord:
+    """One committed exchange, as reports show it.
+
+    `number` is the training round (0 in a preparatory phase), `attempt` counts from 1, `bytes`
+    maps a hop to its bytes, `scores` is a ClusterScores as a mapping or None, `loss` in nats.
+    """
+
+    index: int
+    phase: str
+    number: int
+    attempt: int
+    uploads: int
+    accuracy: float | None = None
+    scores: Mapping[str, Any] | None = None
+    seconds: float = 0.0
+    bytes: Mapping[str, int] = field(default_factory=dict)
+    loss: float | None = None
+    committed_at: float | None = None  # set by the store
+
+
+@dataclass(frozen=True)
+class StoredEvent:
+    """One event; `seq` grows with every event of the store."""
+
+    seq: int
+    job: str | None
+    time: float
+    type: str
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class LastCommit:
+    """Where a job resumes: the newest committed exchange and the method's state after it."""
+
+    record: ExchangeRecord
+    state: bytes = field(repr=False)  # safetensors
+    accepted: tuple[bytes, ...] = field(repr=False)  # SHA-256 of each ciphertext counted
+
+    @property
+    def index(self) -> int:
+        """Index of the committed exchange."""
+        return self.record.index
+
+
+@dataclass(frozen=True)
+class BatchOpening:
+    """What a batch is opened and committed with.
+
+    `secret` is the round's (None: gone with a commit), `first` False where another batch of the
+    attempt was opened, `last` the commit that this one follows (None: there is none yet).
+    """
+
+    secret: bytes | None = field(repr=False)
+    first: bool
+    last: LastCommit | None
+
+
+@dataclass(frozen=True)
+class StoredRelease:
+    """A job's final model."""
+
+    job: str
+    onnx: bytes = field(repr=False)
+    safetensors: bytes = field(repr=False)
+
+
+# --- tables ---
+
+VERSION = 2
+
+metadata = sa.MetaData()
+_serial = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+
+info = sa.Table("info", metadata, sa.Column("version", sa.Integer, nullable=False))
+
+jobs = sa.Table(
+    "jobs",
+    metadata,
+    sa.Column("number", _serial, primary_key=True, autoincrement=True),
+    sa.Column("id", sa.String(96), nullable=False, unique=True),
+    sa.Column("name", sa.String(64), nullable=False),
+    sa.Column("canonical", sa.LargeBinary, nullable=False),
+    sa.Column("digest", sa.LargeBinary, nullable=False),
+    sa.Column("status", sa.String(16), nullable=False, index=True),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("submitted_at", sa.Float, nullable=False),
+    sa.Column("started_at", sa.Float),
+    sa.Column("ended_at", sa.Float),
+)
+
+exchanges = sa.Table(
+    "exchanges",
+    metadata,
+    sa.Column("job", sa.ForeignKey("jobs.id"), primary_key=True),
+    sa.Column("index", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("phase", sa.String(64), nullable=False),
+    sa.Column("number", sa.Integer, nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("uploads", sa.Integer, nullable=False),
+    sa.Column("accuracy", sa.Float),
+    sa.Column("loss", sa.Float),
+    sa.Column("scores", sa.JSON(none_as_null=True)),
+    sa.Column("seconds", sa.Float, nullable=False),
+    sa.Column("bytes", sa.JSON, nullable=False),
+    sa.Column("committed_at", sa.Float, nullable=False),
+    sa.Column("accepted", sa.LargeBinary, nullable=False),
+)
+
+states = sa.Table(
+    "states",
+    metadata,
+    sa.Column("job", sa.ForeignKey("jobs.id"), primary_key=True),
+    sa.Column("index", sa.Integer, nullable=False),
+    sa.Column("tensors", sa.LargeBinary, nullable=False),
+)
+
+events = sa.Table(
+    "events",
+    metadata,
+    sa.Column("seq", _serial, primary_key=True, autoincrement=True),
+    sa.Column("job", sa.ForeignKey("jobs.id"), index=True),
+    sa.Column("time", sa.Float, nullable=False),
+    sa.Column("type", sa.String(64), nullable=False),
+    sa.Column("data", sa.JSON, nullable=False),
+    sqlite_autoincrement=True,
+)
+
+sequence = sa.Table(
+    "sequence",
+    metadata,
+    sa.Column("last", sa.BigInteger, nullable=False),
+)
+
+enrolled_keys = sa.Table(
+    "enrolled_keys",
+    metadata,
+    sa.Column("public_key", sa.LargeBinary, primary_key=True),
+    sa.Column("added_at", sa.Float, nullable=False),
+)
+
+round_keys = sa.Table(
+    "round_keys",
+    metadata,
+    sa.Column("job", sa.ForeignKey("jobs.id"), primary_key=True),
+    sa.Column("exchange", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("secret", sa.LargeBinary, nullable=False),
+)
+
+openings = sa.Table(
+    "openings",
+    metadata,
+    sa.Column("job", sa.ForeignKey("jobs.id"), primary_key=True),
+    sa.Column("exchange", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("digest", sa.LargeBinary, nullable=False),
+)
+
+batches = sa.Table(
+    "batches",
+    metadata,
+    sa.Column("job", sa.ForeignKey("jobs.id"), primary_key=True),
+    sa.Column("digest", sa.LargeBinary, primary_key=True),
+    sa.Column("index", sa.Integer, nullable=False),
+)
+
+backbones = sa.Table(
+    "backbones",
+    metadata,
+    sa.Column("digest", sa.String(64), primary_key=True),
+    sa.Column("graph", sa.LargeBinary, nullable=False),
+)
+
+releases = sa.Table(
+    "releases",
+    metadata,
+    sa.Column("job", sa.ForeignKey("jobs.id"), primary_key=True),
+    sa.Column("onnx", sa.LargeBinary, nullable=False),
+    sa.Column("safetensors", sa.LargeBinary, nullable=False),
+)

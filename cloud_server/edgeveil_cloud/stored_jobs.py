@@ -1,0 +1,70 @@
+"""Stored jobs as the wire knows them: by 16 bytes, each with its plan, graph and state.
+
+A plan and a graph are made once for a job; their backbones come from the store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+
+from edgeveil.errors import JobFailed
+from edgeveil.jobs import compile_canonical
+from edgeveil.jobs.plan import Plan
+from edgeveil.parts.exchange import Array
+from edgeveil.parts.features import backbone_digests
+from edgeveil.protocol.sealed import unpack_tensors
+from edgeveil_cloud.store import Store
+from edgeveil_cloud.store_tables import JobEntry, LastCommit
+
+
+def wire_id(job: str) -> bytes:
+    """A job's 16 bytes on the wire."""
+    return hashlib.sha256(b"edgeveil/v1/job-id\0" + job.encode()).digest()[:16]
+
+
+class StoredJobs:
+    """The jobs of one store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._names: dict[bytes, str] = {}  # wire id -> id
+        self._plan_of = lru_cache(maxsize=8)(self._made)
+        self._graph_of = lru_cache(maxsize=8)(lambda canonical: self._plan_of(canonical).graph())
+
+    def name(self, job_id: bytes) -> str:
+        """The id of a stored job by its wire id; raises JobFailed."""
+        if job_id not in self._names:
+            self._names = {wire_id(name): name for name in self._store.job_names()}
+        try:
+            return self._names[job_id]
+        except KeyError:
+            raise JobFailed("the job is not in the store") from None
+
+    def entry(self, job_id: bytes) -> JobEntry:
+        """The stored job of a wire id; raises JobFailed."""
+        return self._store.job(self.name(job_id))
+
+    def plan(self, entry: JobEntry) -> Plan:
+        """The plan of a stored job; raises ProtocolError for bytes that are none."""
+        return self._plan_of(entry.canonical)
+
+    def _made(self, canonical: bytes) -> Plan:
+        plan = compile_canonical(canonical)
+        digests = backbone_digests(plan.job.features)
+        found = {digest: self._store.backbone(digest) for digest in digests}
+        kept = {digest: graph for digest, graph in found.items() if graph is not None}
+        return plan.with_artifacts(kept)
+
+    def graph(self, entry: JobEntry) -> bytes:
+        """The job's ONNX graph, its weights as inputs; DataError without the job's backbones."""
+        return self._graph_of(entry.canonical)
+
+    def state(self, entry: JobEntry) -> dict[str, Array]:
+        """The method's state after the last commit."""
+        return state_after(self._store.last_commit(entry.id), self.plan(entry))
+
+
+def state_after(last: LastCommit | None, plan: Plan) -> dict[str, Array]:
+    """The method's state after a commit; None: before the first."""
+    return unpack_tensors(last.state) if last else plan.cloud.initial_state()

@@ -1,0 +1,304 @@
+"""What a device computes of its records: one question of the cloud, and the answer to it.
+
+What is checked before a record is read is the same for all records. From there on nothing may fail
+for what a record holds: whatever a computation raises then, the answer is that of a device without
+records, noised and priced like any other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+
+from edgeveil.data.records import MAX_BYTES, Records, require_room
+from edgeveil.data.split import sample_slots
+from edgeveil.errors import EdgeVeilError, ProtocolError
+from edgeveil.evaluation.inference import InferenceSession
+from edgeveil.jobs.plan import SOFTMAX, Plan
+from edgeveil.jobs.rehearsal import rehearse_device
+from edgeveil.parts.exchange import KEPT, Answer, Array, Exchange, Tensors
+from edgeveil.parts.own_records import device_records, of_shape
+from edgeveil.privacy.derived import DerivedRandom
+from edgeveil.privacy.laplace_mechanism import softmax_laplace
+from edgeveil.privacy.sampler import RandomBytes
+from edgeveil.protocol.sealed import RoundPackage, unpack_tensors
+from edgeveil.sites.edge import EdgeSite
+from edgeveil.subnormals import flushed
+
+_WARM_RECORDS = 8
+_TRIES = 3  # the least counts: what the box can do, whatever else it did meanwhile
+
+Half = Literal["train", "infer"]  # of an answer
+
+
+@dataclass(frozen=True)
+class TaughtJob:
+    """A job as it came: its plan, and the bytes that the plan was made from."""
+
+    plan: Plan
+    canonical: bytes
+    graph: bytes
+
+
+@dataclass(frozen=True)
+class Computation:
+    """One exchange's work. `own`: what the device adds from its ledger; the clock's `until_s` is
+    when work on records must have ended, `allowed_s` how long it may take in all, and `closes_s`
+    when nobody waits for an answer any more."""
+
+    job: TaughtJob
+    exchange: Exchange
+    package: RoundPackage
+    own: Tensors
+    trains: bool
+    noise: RandomBytes
+    until_s: float = math.inf
+    allowed_s: float = math.inf
+    closes_s: float = math.inf
+
+    def fresh_noise(self) -> RandomBytes:
+        """Derived noise from its beginning, for one half of an answer; another stream as it is.
+
+        Two halves never draw alike: what they draw for is part of what derived noise follows from.
+        """
+        noise = self.noise
+        return DerivedRandom(noise.to_bytes()) if isinstance(noise, DerivedRandom) else noise
+
+
+@dataclass(frozen=True)
+class ComputedAnswer:
+    """The parts of an answer. `without` says why they were made as if there were no records."""
+
+    parts: tuple[Answer, ...]
+    without: str = ""
+
+
+@dataclass(frozen=True)
+class JobTrial:
+    """What playing a job on made-up records came to: the seconds that its longest answer takes,
+    or why this device cannot play it."""
+
+    needed_s: float = 0.0
+    refused: str = ""
+
+
+class Compute(Protocol):
+    """Where a device computes. Calls come one at a time."""
+
+    def try_job(self, job: TaughtJob, *, trains: bool) -> JobTrial:
+        """Play every kind of exchange on made-up records; never reads a record."""
+        ...
+
+    def answer(self, one: Computation) -> ComputedAnswer:
+        """The answer from this device's records, as if it had none where that takes too long.
+
+        Raises DataError for records that cannot be read as a whole; PrivacyError, ProtocolError or
+        DataError for a job or package that is not in order, before a record is read.
+        """
+        ...
+
+    def read_ahead(self, share: float) -> None:
+        """Read the device's records before a round asks for them, `share` of them for evaluation;
+        whatever is wrong with them is told with the first answer."""
+        ...
+
+    def forget(self, job: TaughtJob) -> None:
+        """The job has ended."""
+        ...
+
+
+# --- here, in the process that calls ---
+
+LoadRecords = Callable[[EdgeSite, bytes, float], tuple[Records, Records]]
+
+
+def load_own(site: EdgeSite, split_key: bytes, share: float) -> tuple[Records, Records]:
+    """(training, evaluation) records of this device."""
+    return device_records(site.data, split_key, evaluation_share=share)
+
+
+def no_records(plan: Plan) -> Records:
+    """An empty data set of the job's form."""
+    return Records(np.zeros((0, *plan.job.data.input_shape), np.float32), np.zeros(0, np.int64))
+
+
+class Computer:
+    """One device's records and sessions, kept between rounds."""
+
+    def __init__(self, site: EdgeSite, split_key: bytes, load: LoadRecords = load_own) -> None:
+        self._site, self._split_key, self._load = site, split_key, load
+        self._session: InferenceSession | None = None
+        self._records: dict[float, tuple[Records, Records]] = {}  # of one share at most
+
+    def try_job(self, job: TaughtJob, *, trains: bool) -> JobTrial:
+        """Nothing: who computes in this process has no limit to keep."""
+        return JobTrial()
+
+    def read_ahead(self, share: float) -> None:
+        """Nothing: here records are read when they are asked for."""
+
+    def forget(self, job: TaughtJob) -> None:
+        """Nothing is kept of a job."""
+
+    def answer(self, one: Computation) -> ComputedAnswer:
+        """See `Compute.answer`; takes the time that it takes."""
+        with flushed():
+            return self._answer(one)
+
+    def _answer(self, one: Computation) -> ComputedAnswer:
+        self.prepare(one)
+        records = self.halves(one.job.plan)
+        parts: list[Answer] = []
+        without: list[str] = []
+        for half in self.order(one)[::-1]:
+            try:
+                parts.append(self.compute(one, half, *records))
+            except Exception as error:  # whatever it was, the records made it: it must not show
+                parts.append(self.blank(one, half))
+                without.append(failure(error))
+        return ComputedAnswer(tuple(parts), "; ".join(without))
+
+    def order(self, one: Computation) -> tuple[Half, ...]:
+        """The halves of an answer, training first: no evaluation record may decide its fate."""
+        halves: tuple[tuple[Half, bool], ...] = (
+            ("train", one.trains),
+            ("infer", one.exchange.infer),
+        )
+        return tuple(half for half, wanted in halves if wanted)
+
+    def prepare(self, one: Computation) -> None:
+        """Check and load what the answer needs beside records."""
+        plan = one.job.plan
+        if one.trains:
+            plan.check_backbones()
+        if one.exchange.infer:
+            self._inference(one.job.graph, plan.job.data.classes)
+
+    def blank(self, one: Computation, half: Half) -> Answer:
+        """What a device without records answers. Raises what the package's form is to blame for."""
+        empty = no_records(one.job.plan)
+        return self.compute(one, half, empty, empty)
+
+    def records(self, share: float) -> tuple[Records, Records]:
+        """This device's halves, loaded once. Raises DataError."""
+        if share not in self._records:
+            self._records = {share: self._load(self._site, self._split_key, share)}
+        return self._records[share]
+
+    def halves(self, plan: Plan) -> tuple[Records, Records]:
+        """What a job is answered from. Raises DataError for records of another form."""
+        data = plan.job.data
+        training, evaluation = self.records(data.evaluation_share)
+        return of_shape(training, data.input_shape), of_shape(evaluation, data.input_shape)
+
+    def compute(
+        self, one: Computation, half: Half, training: Records, evaluation: Records
+    ) -> Answer:
+        """One half of the answer from these records."""
+        plan, package, noise = one.job.plan, one.package, one.fresh_noise()
+        if half == "train":
+            processor, exchange = self._site.device, one.exchange
+            return training_answer(plan, exchange, package, one.own, training, noise, processor)
+        session = self._inference(one.job.graph, plan.job.data.classes)
+        weights, samples = unpack_tensors(package.model), plan.softmax_samples
+        row_s = one.allowed_s / (2 * samples) if samples else math.inf
+        key = self._split_key
+        return softmax_answer(plan, session, weights, evaluation.x, noise, key, row_s)
+
+    def _inference(self, graph: bytes, classes: int) -> InferenceSession:
+        digest = hashlib.sha256(graph).digest()
+        if self._session is None or self._session.digest != digest:
+            self._session = InferenceSession(graph, digest, classes=classes)
+        return self._session
+
+
+def failure(error: Exception) -> str:
+    """What the owner reads on the console; of an unexpected error, whose text may be anything, only
+    its type."""
+    why = str(error) if isinstance(error, EdgeVeilError) else type(error).__name__
+    return f"computing with the records failed ({why})"
+
+
+# --- the two halves of an answer ---
+
+
+def training_answer(
+    plan: Plan,
+    exchange: Exchange,
+    package: RoundPackage,
+    own: Tensors,
+    training: Records,
+    noise: RandomBytes,
+    processor: str,
+) -> Answer:
+    """The method's noised segments and their events; `own`: `own_answers` and `kept_tensors`.
+
+    Raises ProtocolError for a package that would pass for this device's memory.
+    """
+    given = unpack_tensors(package.tensors)
+    if any(name.startswith(KEPT) for name in given):
+        raise ProtocolError("bad_package", "the cloud names tensors that are the device's own")
+    tensors = {**given, **own}
+    return plan.device.answer(exchange, tensors, training, noise, processor)
+
+
+def softmax_answer(
+    plan: Plan,
+    session: InferenceSession,
+    weights: Tensors,
+    x: Array,
+    noise: RandomBytes,
+    slot_key: bytes,
+    row_s: float = math.inf,
+) -> Answer:
+    """The noised softmax of this device's evaluation records x (n, ...), and its event.
+
+    Their mean, or one row a slot where the job asks for `per_sample`; `slot_key` puts records
+    into slots, and a row may take `row_s` seconds.
+    """
+    records, samples = x.astype(np.float32, copy=False), plan.softmax_samples
+    if samples is None:
+        found = session.mean_softmax(records, dict(weights))
+    else:
+        held = sample_slots(records, samples, slot_key)
+        found = session.slot_softmax(records, dict(weights), held, row_s)
+    noised, event = softmax_laplace(
+        found,
+        plan.softmax_epsilon,
+        sensitivity=plan.job.encrypt.laplace_eval_sensitivity,
+        random_bytes=noise,
+    )
+    return Answer({SOFTMAX: noised}, (event,))
+
+
+# --- whether a job can be played here ---
+
+
+def trial_seconds(job: TaughtJob, site: EdgeSite, *, trains: bool) -> float:
+    """Seconds that the longest answer of a round takes, and the one without records before it.
+
+    Made-up records alone: what comes of it is the same for all records that a device may hold.
+    With as many records as the job takes a device to hold. Raises DataError, PrivacyError or
+    ProtocolError with the reason why the job cannot be done here.
+    """
+
+    def play(records: int) -> float:
+        return rehearse_device(
+            job.plan,
+            job.graph,
+            trains=trains,
+            records=records,
+            processor=site.device,
+            memory_bytes=site.limits.memory_bytes,
+        )
+
+    data = job.plan.job.data
+    records = data.nominal_records
+    require_room((records, *data.input_shape), 4, MAX_BYTES, "data.nominal_records")
+    play(min(records, _WARM_RECORDS))  # loads what is used from now on
+    return min(play(records) for _ in range(_TRIES)) + min(play(0) for _ in range(_TRIES))

@@ -1,0 +1,348 @@
+"""The process that computes for a device: what it is told, what it answers, what it knows.
+
+Plain values in MessagePack and safetensors over a pipe: neither side ever runs what the other one
+sends. `ComputeServer` keeps devices and jobs; a fork of it answers one question after the other.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from importlib import import_module
+from multiprocessing.connection import Connection
+from typing import Literal
+
+import msgspec
+
+from edgeveil import plugins
+from edgeveil.errors import DataError, EdgeVeilError, PrivacyError, ProtocolError
+from edgeveil.jobs import compile_canonical
+from edgeveil.parts.exchange import Answer
+from edgeveil.parts.features import match_backbones
+from edgeveil.parts.methods import trains_model
+from edgeveil.privacy.derived import DerivedRandom
+from edgeveil.privacy.events import event_from_dict, to_dict
+from edgeveil.protocol.sealed import RoundPackage, pack_tensors, unpack_tensors
+from edgeveil.sites.edge import EdgeSite
+from edgeveil_edge.compute import (
+    Computation,
+    Computer,
+    Half,
+    TaughtJob,
+    failure,
+    trial_seconds,
+)
+
+# --- requests ---
+
+
+class TeachJob(msgspec.Struct, frozen=True, tag="know"):
+    """A job, named by the SHA-256 of its canonical bytes from now on."""
+
+    digest: bytes
+    canonical: bytes
+    graph: bytes
+    backbones: tuple[bytes, ...]
+    trains: bool
+    plugins: tuple[tuple[str, str], ...] = ()  # that the owner allows, by name and digest
+
+
+class IntroduceDevice(msgspec.Struct, frozen=True, tag="meet"):
+    """A device: its site file as JSON, and what places its records."""
+
+    device: str
+    site: bytes
+    split_key: bytes
+
+
+class TryJob(msgspec.Struct, frozen=True, tag="try"):
+    """Play a job on made-up records; answered by `TrialReport`."""
+
+    device: str
+    digest: bytes
+    trains: bool
+
+
+class ReadRecords(msgspec.Struct, frozen=True, tag="read"):
+    """Read the device's records ahead of its first answer."""
+
+    device: str
+    share: float
+
+
+class AskAnswer(msgspec.Struct, frozen=True, tag="ask"):
+    """A question; answered by `AnswerHalves` of both halves without records, then of each half with
+    them, or by one `Refusal`."""
+
+    number: int
+    device: str
+    digest: bytes
+    exchange: int
+    tensors: bytes
+    model: bytes
+    own: bytes
+    trains: bool
+    noise_key: bytes
+    allowed_s: float
+
+
+class ForgetJob(msgspec.Struct, frozen=True, tag="forget"):
+    """A job has ended."""
+
+    digest: bytes
+
+
+class LoadModules(msgspec.Struct, frozen=True, tag="load"):
+    """Import what a trial was seen to need, so that the next worker has it from its beginning."""
+
+    modules: tuple[str, ...]
+
+
+class RequestDone(msgspec.Struct, frozen=True, tag="taken"):
+    """What was told is known."""
+
+
+class TrialReport(msgspec.Struct, frozen=True, tag="tried"):
+    """What a trial came to, see `JobTrial`, and the modules that it loaded."""
+
+    needed_s: float
+    refused: str
+    modules: tuple[str, ...] = ()
+
+
+class HalfAnswer(msgspec.Struct, frozen=True):
+    """One mechanism's noised tensors, their events, and what the device keeps to itself."""
+
+    segments: bytes
+    kept: bytes
+    events: tuple[dict[str, str | int | float | bool | None], ...]
+
+
+class AnswerHalves(msgspec.Struct, frozen=True, tag="parts"):
+    """Halves of the answer to question `number`. `without` says why records had no part in it."""
+
+    number: int
+    parts: dict[Half, HalfAnswer]
+    without: str = ""
+
+
+class Refusal(msgspec.Struct, frozen=True, tag="refused"):
+    """Why question `number` has no answer; never for what a record holds."""
+
+    number: int
+    kind: Literal["data", "privacy", "protocol", "other"]
+    what: str
+    where: str
+    fix: str
+
+
+Request = TeachJob | IntroduceDevice | TryJob | ReadRecords | AskAnswer | ForgetJob | LoadModules
+Reply = RequestDone | TrialReport | AnswerHalves | Refusal
+
+_encode = msgspec.msgpack.Encoder().encode
+_requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+
+
+def encode(message: Request | Reply) -> bytes:
+    """The bytes of a message."""
+    return _encode(message)
+
+
+def decode_request(raw: bytes) -> Request:
+    """What the device's process sent."""
+    return _requests.decode(raw)
+
+
+def decode_reply(raw: bytes) -> Reply:
+    """What the computing process sent; ProtocolError for anything else."""
+    try:
+        return _replies.decode(raw)
+    except (msgspec.DecodeError, RecursionError, OverflowError, UnicodeDecodeError):
+        raise ProtocolError("malformed_answer", "the computing process sent no answer") from None
+
+
+def ask(number: int, device: str, digest: bytes, one: Computation, noise_key: bytes) -> AskAnswer:
+    """A question as it travels."""
+    package = one.package
+    return AskAnswer(
+        number,
+        device,
+        digest,
+        one.exchange.index,
+        package.tensors,
+        package.model,
+        pack_tensors(one.own),
+        one.trains,
+        noise_key,
+        one.allowed_s,
+    )
+
+
+def part_of(answer: Answer) -> HalfAnswer:
+    """One half's answer as it travels."""
+    events = tuple(to_dict(event) for event in answer.events)
+    return HalfAnswer(pack_tensors(answer.segments), pack_tensors(answer.kept), events)
+
+
+def answer_of(part: HalfAnswer) -> Answer:
+    """The inverse of `part_of`; raises ProtocolError, PrivacyError."""
+    events = tuple(event_from_dict(event) for event in part.events)
+    return Answer(unpack_tensors(part.segments), events, unpack_tensors(part.kept))
+
+
+def refusal_of(number: int, error: Exception) -> Refusal:
+    """An error as it travels. Of an unexpected one only the type is told."""
+    match error:
+        case ProtocolError():
+            return Refusal(number, "protocol", str(error), error.reason, "")
+        case DataError() | PrivacyError():
+            kind: Literal["data", "privacy"] = "data" if isinstance(error, DataError) else "privacy"
+            return Refusal(number, kind, error.what, error.where, error.fix)
+        case EdgeVeilError():
+            return Refusal(number, "privacy", error.what, error.where, error.fix)
+    return Refusal(number, "other", f"internal error ({type(error).__name__})", "", "")
+
+
+def error_of(refusal: Refusal) -> EdgeVeilError:
+    """The error that it stands for."""
+    if refusal.kind == "protocol":
+        return ProtocolError(refusal.where, refusal.what)
+    kind = DataError if refusal.kind == "data" else PrivacyError
+    return kind(refusal.what, where=refusal.where, fix=refusal.fix)
+
+
+# --- the server ---
+
+
+class ComputeServer:
+    """Each device's records and sessions, and each job's plan.
+
+    `learn` fills it where nothing is computed; `work` serves questions from what a fork inherited.
+    """
+
+    def __init__(self) -> None:
+        plugins.admit(())  # it computes for owners, and takes in what they allow
+        self._connection: Connection | None = None
+        self._jobs: dict[bytes, TaughtJob] = {}
+        self._devices: dict[str, tuple[EdgeSite, Computer]] = {}
+
+    @property
+    def knows_no_job(self) -> bool:
+        """Whether every job has been forgotten."""
+        return not self._jobs
+
+    def teaches_job(self, raw: bytes) -> bool:
+        """Whether this request is about a job, so that libraries may be loaded for it."""
+        return isinstance(decode_request(raw), TeachJob)
+
+    def learn(self, raw: bytes) -> bytes:
+        """Take in what workers should know; the reply says that it is there, or why not."""
+        request = decode_request(raw)
+        try:
+            match request:
+                case TeachJob():
+                    self._know(request)
+                case IntroduceDevice() if request.device not in self._devices:
+                    site = EdgeSite.model_validate_json(request.site)
+                    plugins.admit(site.policy.allowed_plugins)
+                    self._devices[request.device] = site, Computer(site, request.split_key)
+                case ReadRecords():
+                    with suppress(Exception):  # it is told with the first question
+                        self._devices[request.device][1].records(request.share)
+                case ForgetJob():
+                    self._jobs.pop(request.digest, None)
+                case LoadModules():
+                    _load(*request.modules)
+        except Exception as error:
+            return encode(refusal_of(0, error))
+        return encode(RequestDone())
+
+    def work(self, connection: Connection) -> None:
+        """Answer one question after the other, until the other end is closed."""
+        self._connection = connection
+        with suppress(EOFError, OSError):
+            while True:
+                request = decode_request(connection.recv_bytes())
+                if isinstance(request, TryJob):
+                    self._try(request)
+                elif isinstance(request, AskAnswer):
+                    self._answer(request)
+
+    def _know(self, request: TeachJob) -> None:
+        plugins.admit(plugins.Allowance(*one) for one in request.plugins)
+        plan = compile_canonical(request.canonical)
+        plan = plan.with_artifacts(match_backbones(plan.job.features, request.backbones))
+        self._jobs[request.digest] = TaughtJob(plan, request.canonical, request.graph)
+        if request.trains and trains_model(plan.job.train.method):
+            _load("torch", "torch.func")
+        if any(one.infer for one in plan.exchanges):
+            _load("onnxruntime")
+
+    def _try(self, request: TryJob) -> None:
+        site, _ = self._devices[request.device]
+        job, before = self._jobs[request.digest], set(sys.modules)
+        try:
+            needed_s, refused = trial_seconds(job, site, trains=request.trains), ""
+        except EdgeVeilError as error:
+            needed_s, refused = 0.0, str(error)
+        except Exception as error:
+            needed_s, refused = 0.0, failure(error)
+        self._send(TrialReport(needed_s, refused, tuple(sorted(set(sys.modules) - before))))
+
+    def _answer(self, request: AskAnswer) -> None:
+        """The answer of a device without records first: it stands where the other comes too late.
+
+        Then each half by itself, as soon as it is there.
+        """
+        _, computer = self._devices[request.device]
+        number = request.number
+        try:
+            one = self._computation(request)
+            computer.prepare(one)
+            order = computer.order(one)
+            blank = {half: part_of(computer.blank(one, half)) for half in order}
+        except Exception as error:  # no record was read: it fails alike for all
+            self._send(refusal_of(number, error))
+            return
+        self._send(AnswerHalves(number, blank))
+        try:
+            records = computer.halves(one.job.plan)
+        except Exception as error:
+            self._send(refusal_of(number, error))
+            return
+        for half in order:
+            try:
+                found, without = part_of(computer.compute(one, half, *records)), ""
+            except Exception as error:  # the records made it: it must not show
+                found, without = blank[half], failure(error)
+            self._send(AnswerHalves(number, {half: found}, without))
+
+    def _computation(self, request: AskAnswer) -> Computation:
+        """The question, its noise from the beginning."""
+        job = self._jobs[request.digest]
+        exchange = job.plan.exchange(request.exchange)
+        package = RoundPackage(
+            exchange.phase, exchange.number, exchange.infer, request.tensors, request.model
+        )
+        return Computation(
+            job,
+            exchange,
+            package,
+            unpack_tensors(request.own),
+            request.trains,
+            DerivedRandom(request.noise_key),
+            allowed_s=request.allowed_s,
+        )
+
+    def _send(self, reply: Reply) -> None:
+        if self._connection is None:
+            raise OSError("nobody asked")
+        self._connection.send_bytes(encode(reply))
+
+
+def _load(*modules: str) -> None:
+    """Import them ahead of the workers; who lacks one is told when it is used."""
+    for module in modules:
+        with suppress(Exception):
+            import_module(module)

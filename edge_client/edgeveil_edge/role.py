@@ -1,0 +1,98 @@
+"""A device put together: its keys, files, ledger, machine, and what the machine's effects do.
+
+`build` is the one wiring: the process, simulations, load tests and benches all call it, each with
+a link of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from edgeveil.privacy.ledger import LEDGER_FILE, Ledger
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol import sealed as real_sealing
+from edgeveil.protocol.device import DeviceMachine
+from edgeveil.protocol.device_tasks import DeviceSettings
+from edgeveil.protocol.messages import Signer
+from edgeveil.protocol.sealed import Sealing
+from edgeveil.sites.edge import EdgeSite
+from edgeveil.transport.process import peer_key
+from edgeveil.transport.runtime import Runner
+from edgeveil_edge.compute import Compute
+from edgeveil_edge.host import DeviceChance, DeviceHost
+from edgeveil_edge.identity import Identity
+from edgeveil_edge.store import DeviceStore
+
+STORE_FILE = "device.sqlite"
+
+
+class DeviceRole:
+    """A device that is ready to run. Its folder is `site.state_dir`; one process owns it."""
+
+    runner: Runner
+
+    def __init__(
+        self,
+        site: EdgeSite,
+        random: DeviceChance | None,
+        sealing: Sealing,
+        say: Callable[[str], None],
+        compute: Callable[[EdgeSite, Identity], Compute] | None,
+    ) -> None:
+        limits = site.limits
+        identity = Identity.load_or_create(site.state_dir)
+        self.site, self.identity, self.id = site, identity, identity.device_id
+        self.address = fx.DeviceAddress(self.id)
+        self.store = DeviceStore(site.state_dir / STORE_FILE, limits.receipts)
+        self.ledger = Ledger(site.state_dir / LEDGER_FILE, site.data.name)
+        self.signer = Signer(self.id, identity.signing)
+        self.host = DeviceHost(
+            site,
+            identity,
+            self.store,
+            self.ledger,
+            random,
+            say=say,
+            sealing=sealing,
+            compute=compute(site, identity) if compute else None,
+        )
+        self.machine = DeviceMachine(
+            self.signer,
+            peer_key(site.cloud_key_file, "the cloud"),
+            peer_key(site.proxy_key_file, "the proxy"),
+            self.store.load(),
+            DeviceSettings(
+                limits.packet_bytes,
+                limits.blob_bytes,
+                limits.fetch_bytes,
+                limits.jobs,
+                require_cover=site.policy.require_cover,
+            ),
+        )
+
+    def close(self) -> None:
+        """Close the files."""
+        self.store.close()
+        self.ledger.close()
+
+
+def build(
+    site: EdgeSite,
+    *,
+    random: DeviceChance | None = None,
+    link: Callable[[DeviceRole], Runner],
+    sealing: Sealing = real_sealing,
+    say: Callable[[str], None] = lambda _line: None,
+    compute: Callable[[EdgeSite, Identity], Compute] | None = None,
+) -> DeviceRole:
+    """A device as its site file says, with what its folder holds.
+
+    It reads no clock: whatever runs its machine tells it the time. `random` is the operating
+    system's without another; `link` puts the role where frames reach it, and tells what runs its
+    machine; `say` hears what the owner is told; `compute` is where it computes (None: in the
+    process that performs its tasks). Only a simulation has another `sealing`. Raises UsageError,
+    StorageError, PrivacyError or CryptoError.
+    """
+    role = DeviceRole(site, random, sealing, say, compute)
+    role.runner = link(role)
+    return role

@@ -1,0 +1,63 @@
+"""One exchange of a job as all who have a part in it see it: made once from the plan, handed on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgeveil.jobs import Job
+from edgeveil.jobs.plan import Plan
+from edgeveil.parts.exchange import Exchange, SegmentSpec
+from edgeveil.privacy.events import Event
+from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Group
+
+
+@dataclass(frozen=True)
+class RoundContext:
+    """What plan and job say of one exchange; cloud and device make the same of it.
+
+    `segments` are what a device may upload, the softmax last, `groups` the same as the manifest
+    states it, `recalled` the earlier exchanges whose answer this one builds on.
+    """
+
+    plan: Plan
+    exchange: Exchange
+    segments: tuple[SegmentSpec, ...]
+    groups: tuple[Group, ...]
+    recalled: tuple[Exchange, ...]
+
+    @classmethod
+    def of(cls, plan: Plan, index: int) -> RoundContext:
+        """Of the exchange with this index, from 1. Raises ProtocolError `unknown_round`."""
+        exchange = plan.exchange(index)
+        segments, groups = plan.segments(exchange), plan.groups(exchange)
+        return cls(plan, exchange, segments, groups, plan.recalled(exchange))
+
+    @property
+    def job(self) -> Job:
+        """The job that the exchange belongs to."""
+        return self.plan.job
+
+    @property
+    def segment_bytes(self) -> tuple[int, ...]:
+        """Bytes of each segment when it is sealed."""
+        return tuple(group.padded_bytes + SEAL_OVERHEAD_BYTES for group in self.groups)
+
+    @property
+    def upload_bytes(self) -> int:
+        """Bytes of one device's whole upload."""
+        return sum(self.segment_bytes)
+
+    @property
+    def min_batch(self) -> int:
+        """Fewest uploads that the job lets be aggregated."""
+        return self.job.round.min_batch
+
+    @property
+    def shuffled(self) -> bool:
+        """Whether the proxy hands uploads over in random order."""
+        return self.job.proxy.shuffle != "none"
+
+    def price(self, *, trains: bool) -> tuple[Event, ...]:
+        """The events that one device's answer costs, the softmax upload last."""
+        training = self.plan.device.price(self.exchange) if trains else ()
+        return (*training, self.plan.softmax_event()) if self.exchange.infer else training

@@ -1,0 +1,411 @@
+"""A whole fleet in this process, in virtual time: for simulations, tests, benches and plug-ins.
+
+The cloud, the proxy and the devices are the ones that processes run, each made by its role's own
+`build`, with real stores and ledgers in files; frames go through `MemoryNet` and not over brokers.
+It differs from a site in two things: chance is seeded, and packages may be sealed otherwise
+(`PlainSealing`). Keys come from the operating system all the same.
+
+    fleet = MemoryFleet(folder, device_sites(6), test_data=DIGITS)
+    job = fleet.submit(load_job(path))
+    assert fleet.finish(job) == "completed"
+
+The deployables are imported when a fleet is made: nothing else of the library knows them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from edgeveil.crypto.keys import OpeningKey, SealingKey
+from edgeveil.data.split import SPLIT_KEY_FILE
+from edgeveil.jobs import Job
+from edgeveil.parts.features import read_backbones
+from edgeveil.privacy.derived import NoiseFor
+from edgeveil.privacy.sampler import RandomBytes, SeededRandom
+from edgeveil.protocol import sealed as real_sealing
+from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, ExchangeId, Group, Manifest
+from edgeveil.protocol.sealed import Sealing, Terms
+from edgeveil.selection import SELECTIONS
+from edgeveil.sites.cloud import CloudSite
+from edgeveil.sites.data import DataSource, Partition
+from edgeveil.sites.edge import EdgeSite
+from edgeveil.sites.policy import Policy
+from edgeveil.sites.proxy import ProxySite
+from edgeveil.transport.memory import Faults, MemoryNet, Node, no_faults
+from edgeveil.transport.process import own_signing_key
+
+if TYPE_CHECKING:
+    from edgeveil_cloud.role import CloudRole
+    from edgeveil_cloud.store import Store
+    from edgeveil_edge.role import DeviceRole
+    from edgeveil_proxy.role import ProxyRole
+
+DIGITS = DataSource(name="digits", source="digits")
+PACKET_BYTES = 1 << 26
+_NO_LIMIT = 1 << 40
+
+S = TypeVar("S", CloudSite, ProxySite, EdgeSite)
+_NOWHERE = {"url": "mqtt://127.0.0.1:1"}  # a broker that nobody asks for
+
+
+def device_sites(
+    devices: int,
+    source: DataSource = DIGITS,
+    *,
+    infer_only: int = 0,
+    partition: Partition | None = None,
+    classes: int | None = None,
+    policy: Policy | None = None,
+    seed: int = 7,
+) -> list[EdgeSite]:
+    """Site files of so many devices, of which the last `infer_only` evaluate alone.
+
+    Device k of n (from 1) takes share k - 1 of `source`, dealt as `partition` says by `seed`;
+    `classes` is how many a source of one's own has, where records are dealt by class. Folders and
+    keys are the fleet's to give.
+    """
+    plain = {
+        "broker": _NOWHERE,
+        "cloud_key_file": Path("cloud.pub"),
+        "proxy_key_file": Path("proxy.pub"),
+    }
+    share = {
+        "devices": devices,
+        "partition": partition or Partition(),
+        "seed": seed,
+        "classes": classes,
+    }
+    data = source.model_dump(exclude_none=True)
+    return [
+        _site(
+            EdgeSite,
+            {
+                **plain,
+                "name": f"box-{number}",
+                "policy": (policy or Policy()).model_copy(),  # each owner's own
+                "role": "infer" if number > devices - infer_only else "train",
+                "data": {**data, "shard": {**share, "index": number - 1}},
+            },
+        )
+        for number in range(1, devices + 1)
+    ]
+
+
+class SimulationSeeds:
+    """Everything that chance decides in a simulation, from one number: a run repeats exactly.
+
+    Nothing of it is private: who knows the seed can take all noise away.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._selection = Random(self._number("selection"))  # noqa: S311 - seeded on purpose
+        self.shuffle = Random(self._number("shuffle")).shuffle  # noqa: S311
+
+    def noise(self, device: int) -> RandomBytes:
+        """The noise of device `device`, from 1: a stream that goes on from exchange to exchange."""
+        return SeededRandom(self._number(f"noise/{device}"))
+
+    def draws(self) -> RandomBytes:
+        """What the cloud's aggregation rules draw from."""
+        return SeededRandom(self._number("aggregation"))
+
+    def split_key(self, device: int) -> bytes:
+        """What places a device's records in its two halves, 32 bytes."""
+        return self._digest(f"split/{device}")
+
+    def choose(self, devices: Sequence[bytes], count: int) -> list[bytes]:
+        """So many of the devices, which must stand in an order of their own."""
+        return SELECTIONS["uniform"](devices, count, self._selection)
+
+    def _number(self, what: str) -> int:
+        return int.from_bytes(self._digest(what)[:16], "big")
+
+    def _digest(self, what: str) -> bytes:
+        return hashlib.sha256(f"edgeveil/v1/simulation/{self._seed}/{what}".encode()).digest()
+
+
+class MemoryFleet:
+    """`devices`, one proxy and one cloud in virtual time; `seed` decides all that chance does.
+
+    Files lie in `folder`: `state/cloud`, `state/proxy`, `state/edge-N`. The cloud tests models on
+    `test_data`; `cloud` and `proxy` are further keys of their site files. `faults` is the fate of
+    each frame, `work_s` the virtual seconds that each task takes; with an `executor` devices work
+    at the same real time. `clock` times what the cloud reports; `say` hears what owners are told.
+    """
+
+    cloud: CloudRole
+    proxy: ProxyRole
+    net: MemoryNet
+
+    def __init__(
+        self,
+        folder: Path,
+        devices: Sequence[EdgeSite],
+        *,
+        test_data: DataSource | None = None,
+        seed: int = 7,
+        sealing: Sealing = real_sealing,
+        faults: Faults = no_faults,
+        packet_bytes: int = PACKET_BYTES,
+        executor: Executor | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        say: Callable[[str], None] = lambda _line: None,
+        cloud: Mapping[str, Any] | None = None,
+        proxy: Mapping[str, Any] | None = None,
+        transport: type[MemoryNet] = MemoryNet,
+    ) -> None:
+        self.folder, self._sealing, self._say, self._clock = folder, sealing, say, clock
+        self._seeds, self._interrupted = SimulationSeeds(seed), False
+        self.net = transport(faults, packet_bytes=packet_bytes, executor=executor)
+        states = {name: folder / "state" / name for name in ("cloud", "proxy")}
+        for name, state_dir in states.items():
+            own_signing_key(state_dir, name)  # the others read its public half
+        keys = {f"{name}_key_file": states[name] / f"{name}.pub" for name in states}
+        limits = {"packet_bytes": packet_bytes, "blob_bytes": _NO_LIMIT, "spool_bytes": _NO_LIMIT}
+        self._cloud_site = _site(
+            CloudSite,
+            {
+                "broker": _NOWHERE,
+                "state_dir": states["cloud"],
+                "proxy_key_file": keys["proxy_key_file"],
+                "test_data": test_data,
+            },
+            cloud,
+            limits,
+        )
+        self._proxy_site = _site(
+            ProxySite,
+            {
+                "edge_broker": _NOWHERE,
+                "cloud_broker": _NOWHERE,
+                "state_dir": states["proxy"],
+                "cloud_key_file": keys["cloud_key_file"],
+            },
+            proxy,
+            {**limits, "upload_bytes": _NO_LIMIT, "cache_bytes": _NO_LIMIT},
+        )
+        room = {"packet_bytes": packet_bytes, "blob_bytes": _NO_LIMIT, "fetch_bytes": _NO_LIMIT}
+        self._device_sites = [
+            site.model_copy(
+                update={
+                    **keys,
+                    "state_dir": folder / "state" / f"edge-{number}",
+                    "limits": site.limits.model_copy(update=room),
+                }
+            )
+            for number, site in enumerate(devices, start=1)
+        ]
+        self._order: dict[bytes, int] = {}  # public sealing key -> number of the device
+        self.devices = [self.start_device(n) for n in range(1, len(devices) + 1)]
+        self._admit()
+        self.start_proxy()
+        self.start_cloud()
+        for node in self.net.nodes.values():
+            self.net.connect(node)
+
+    # --- jobs ---
+
+    @property
+    def store(self) -> Store:
+        """The cloud's."""
+        return self.cloud.store
+
+    def enrolled(self) -> bool:
+        """The cloud knows every admitted key."""
+        return len(self.store.enrolled()) == len(self.devices)
+
+    def submit(self, job: Job) -> str:
+        """Queue and start a job once the roster is there; its id."""
+        self.net.run(self.enrolled)
+        for graph in read_backbones(job.features).values():
+            self.store.put_backbone(graph)
+        entry = self.store.submit_job(job.job, job.canonical(), job.digest())
+        self.cloud.control.start(entry)
+        return entry.id
+
+    def resume(self, job_id: str) -> None:
+        """Let a paused job go on."""
+        self.cloud.control.start(self.store.resume(job_id))
+
+    def finish(self, job_id: str, limit_s: float = 3600.0) -> str:
+        """Run until the job has ended or paused, `limit_s` virtual seconds at most; its status."""
+        self.net.run(lambda: self.settled(job_id), self.net.now_s + limit_s)
+        return self.store.job(job_id).status
+
+    def settled(self, job_id: str) -> bool:
+        """Nothing more happens to the job by itself."""
+        entry = self.store.job(job_id)
+        return entry.ended or entry.status == "paused"
+
+    def interrupt(self) -> None:
+        """End the devices' work under way, in whatever threads, at the next thing they draw."""
+        self._interrupted = True
+
+    def close(self) -> None:
+        """Close all files."""
+        for device in self.devices:
+            device.close()
+        self.proxy.close()
+        self.cloud.close()
+
+    # --- the parties; each may be started anew, as after the end of its process ---
+
+    def start_device(self, number: int) -> DeviceRole:
+        """Device `number`, from 1, with what its folder holds."""
+        from edgeveil_edge.host import DeviceChance
+        from edgeveil_edge.role import build
+
+        site = self._device_sites[number - 1]
+        _keep_split_key(site.state_dir, self._seeds.split_key(number))
+        device = build(
+            site,
+            random=DeviceChance(self._noise_for(number)),
+            link=self._join,
+            sealing=self._sealing,
+            say=lambda line: self._say(f"{site.name}: {line}"),
+        )
+        self._order[device.identity.opening.public().to_bytes()] = number
+        return device
+
+    def start_proxy(self) -> None:
+        """The proxy, with what its folder holds."""
+        from edgeveil_proxy.role import build
+
+        self.proxy = build(
+            self._proxy_site, clock=self._clock, random=self._seeds.shuffle, link=self._join
+        )
+
+    def start_cloud(self) -> None:
+        """The cloud, with what its store holds."""
+        from edgeveil_cloud.role import CloudChance, build
+
+        self.cloud = build(
+            self._cloud_site,
+            clock=self._clock,
+            random=CloudChance(self._choose, self._seeds.draws()),
+            link=self._join,
+            sealing=self._sealing,
+        )
+
+    def _join(self, role: CloudRole | ProxyRole | DeviceRole) -> Node:
+        return self.net.add(role.address, role.machine, role.host)
+
+    def _admit(self) -> None:
+        from edgeveil_proxy.registry import REGISTRY_FILE, Registry
+
+        registry = Registry(self._proxy_site.state_dir / REGISTRY_FILE)
+        registry.admit_many(device.identity.enrolment() for device in self.devices)
+        registry.close()
+
+    def _noise_for(self, number: int) -> NoiseFor:
+        """One stream for all questions, which goes on from exchange to exchange."""
+        draw = self._seeds.noise(number)
+
+        def random_bytes(count: int) -> bytes:
+            if self._interrupted:
+                raise KeyboardInterrupt
+            return draw(count)
+
+        return lambda _question: random_bytes
+
+    def _choose(self, keys: Sequence[bytes], count: int) -> list[bytes]:
+        # Keys are new in every run: only by the devices' numbers does the same seed ask the same.
+        return self._seeds.choose(sorted(keys, key=self._order.__getitem__), count)
+
+
+def _site(
+    kind: type[S],
+    settings: Mapping[str, Any],
+    changes: Mapping[str, Any] | None = None,
+    limits: Mapping[str, int] | None = None,
+) -> S:
+    further = dict(changes or {})
+    bounds = {**(limits or {}), **further.pop("limits", {})}
+    return kind.model_validate({**settings, **further, "limits": bounds})
+
+
+def _keep_split_key(state_dir: Path, key: bytes) -> None:
+    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle = os.open(state_dir / SPLIT_KEY_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(key)
+
+
+# --- packages that are not encrypted ---
+
+_KEY_BYTES = 32
+_TAG = b"edgeveil/v1/simulation/not-encrypted"
+
+
+class PlainSealing:
+    """Packages and segments of the same sizes and rules as real ones, nothing encrypted.
+
+    All parties of a simulation live in one process, which could read every key anyway. No process
+    of a site can be told to use this: it takes part in no configuration, and what it makes opens
+    nowhere else. See `edgeveil.protocol.sealed.Sealing`; it lists in clear whom a broadcast is for.
+    """
+
+    def seal_broadcast(
+        self, terms: Terms, package: bytes, recipients: Sequence[SealingKey], part_bytes: int
+    ) -> tuple[Manifest, bytes, bytes]:
+        """The manifest, the recipients' keys followed by the package, the membership tag."""
+        keys = b"".join(key.to_bytes() for key in recipients)
+        data = keys + package
+        manifest = terms.manifest(
+            package,
+            data,
+            selected=len(recipients),
+            stanza_bytes=len(keys),
+            commitment=bytes(32),
+            part_bytes=part_bytes,
+        )
+        return manifest, data, _membership(manifest)
+
+    def open_broadcast(
+        self, key: OpeningKey, manifest: Manifest, data: bytes
+    ) -> tuple[bytes, bytes] | None:
+        """(package, membership tag) for one that is listed, None for anybody else."""
+        own = key.public().to_bytes()
+        for start in range(0, manifest.stanza_bytes, _KEY_BYTES):
+            if data[start : start + _KEY_BYTES] == own:
+                return data[manifest.stanza_bytes :], _membership(manifest)
+        return None
+
+    def seal_segment(
+        self, manifest: Manifest, group: Group, membership: bytes, tensor: bytes
+    ) -> bytes:
+        """As many bytes as a sealed segment has: tag, chance (equal tensors differ), tensor."""
+        tag = _segment_tag(manifest.at, manifest.job_digest, group, membership)
+        head = tag + os.urandom(SEAL_OVERHEAD_BYTES - len(tag))
+        return head + tensor.ljust(group.padded_bytes, b"\0")
+
+    def open_segment(
+        self,
+        key: OpeningKey,
+        at: ExchangeId,
+        job_digest: bytes,
+        group: Group,
+        membership: bytes,
+        sealed: bytes,
+    ) -> bytes | None:
+        """The padded tensor; None if it was not made for this very round."""
+        tag = _segment_tag(at, job_digest, group, membership)
+        fits = len(sealed) == SEAL_OVERHEAD_BYTES + group.padded_bytes
+        return sealed[SEAL_OVERHEAD_BYTES:] if fits and sealed.startswith(tag) else None
+
+
+def _membership(manifest: Manifest) -> bytes:
+    return hashlib.sha256(_TAG + manifest.cloud_key + manifest.package_digest).digest()
+
+
+def _segment_tag(at: ExchangeId, job_digest: bytes, group: Group, membership: bytes) -> bytes:
+    bound = at.job_id + at.numbers + job_digest + membership + group.name.encode()
+    return hashlib.sha256(_TAG + bound).digest()

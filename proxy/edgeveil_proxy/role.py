@@ -1,0 +1,175 @@
+"""The proxy put together: its machine, what the machine decides, and the files both stand on.
+
+`build` is the one wiring: the process, simulations, load tests and benches all call it, each with
+a link of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.messages import Message, Part, Signer
+from edgeveil.protocol.proxy import ProxyMachine
+from edgeveil.protocol.proxy_tasks import KeepBroadcast, ProxySettings, ShuffleRound
+from edgeveil.sites.proxy import ProxySite
+from edgeveil.transport.process import own_signing_key, peer_key
+from edgeveil.transport.runtime import Runner
+from edgeveil_proxy.registry import REGISTRY_FILE, Registry
+from edgeveil_proxy.shuffle import Shuffle
+from edgeveil_proxy.spool import SPOOL_FILE, Spool
+
+LOG = logging.getLogger("edgeveil.proxy")
+BURST_S = 2.0  # a device that was silent may say at once what it may say in this time
+
+
+class ProxyRole:
+    """A proxy that is ready to run. Its folder is `site.state_dir`; one process owns it."""
+
+    address = fx.ProxyAddress()
+    runner: Runner
+
+    def __init__(self, site: ProxySite, clock: Callable[[], float], random: Shuffle) -> None:
+        limits = site.limits
+        self.site = site
+        signer = Signer("proxy", own_signing_key(site.state_dir, "proxy"))
+        self.registry = Registry(site.state_dir / REGISTRY_FILE, limit=limits.devices)
+        self.spool = Spool(site.state_dir / SPOOL_FILE)
+        self.host = ProxyHost(self.spool, random)
+        self.machine = ProxyMachine(
+            signer,
+            peer_key(site.cloud_key_file, "the cloud"),
+            self.registry,
+            self.spool.load(),
+            machine_settings(site),
+        )
+        self.rate = DeviceRate(
+            limits.device_messages_per_s, limits.devices, self.machine.asks, clock
+        )
+
+    def look_at_registry(self) -> None:
+        """Tell the cloud where the operator admitted or revoked a device since the last look."""
+        if self.registry.changed():
+            self.runner.post(fx.Command("roster_changed"))
+
+    def close(self) -> None:
+        """Close the files."""
+        self.spool.close()
+        self.registry.close()
+
+
+def build(
+    site: ProxySite,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    random: Shuffle | None = None,
+    link: Callable[[ProxyRole], Runner],
+) -> ProxyRole:
+    """A proxy as its site file says, with what its folder holds.
+
+    `clock` gives seconds, from any zero; `random` permutes the places of a batch (None: by the
+    operating system's randomness); `link` puts the role where frames reach it, and tells what
+    runs its machine. Raises UsageError, RegistryError, StorageError or CryptoError.
+    """
+    role = ProxyRole(site, clock, random or secrets.SystemRandom().shuffle)
+    role.runner = link(role)
+    return role
+
+
+def machine_settings(site: ProxySite) -> ProxySettings:
+    """The machine's bounds, of those in the site file."""
+    limits = site.limits
+    return ProxySettings(
+        packet_bytes=limits.packet_bytes,
+        blob_bytes=limits.blob_bytes,
+        upload_bytes=limits.upload_bytes,
+        spool_bytes=limits.spool_bytes,
+        cache_bytes=limits.cache_bytes,
+        credit_bytes=limits.credit_bytes,
+        hellos_per_s=limits.hellos_per_s,
+        cover_window_s=site.cover_window_s if site.cover_traffic else 0.0,
+        min_batch_floor=site.min_batch_floor,
+    )
+
+
+class ProxyHost:
+    """Stores what the machine says and gathers its reports for the status page."""
+
+    def __init__(self, spool: Spool, shuffle: Shuffle) -> None:
+        self._spool, self._shuffle = spool, shuffle
+        self.online = 0
+        self.round: dict[str, Any] = {}
+
+    def store(self, item: object) -> None:
+        """Durable before the next effect."""
+        self._spool.store(item)
+
+    def together(self) -> AbstractContextManager[None]:
+        """One transaction of the spool."""
+        return self._spool.together()
+
+    def perform(self, task: object) -> object:
+        """Work on the spool's files, off the event loop."""
+        match task:
+            case KeepBroadcast():
+                return self._spool.keep(task)
+            case ShuffleRound():
+                return self._spool.shuffled(task, self._shuffle)
+        return fx.WorkFailed("no_such_work")
+
+    def report(self, report: fx.Report) -> None:
+        """Counts only; a device's id is never among them."""
+        data: Mapping[str, Any] = report.data
+        if report.what == "devices_online":
+            self.online = int(data["count"])
+        elif report.what == "round_open":
+            self.round = {"index": data["round"], "phase": data["phase"], "uploads": 0}
+        elif report.what == "answered":
+            self.round = {**self.round, **data, "index": data["round"]}
+        LOG.debug(report.what, extra=dict(data))
+
+
+class DeviceRate:
+    """How often one device may speak: what is beyond that is dropped before it is verified.
+
+    Parts of a device that is `asked` for some are not counted. Of each device it remembers one
+    number, and only while it speaks: until when its messages so far last at `per_s` a second.
+    Devices send again by their timers, so a dropped message costs them time alone.
+    """
+
+    def __init__(
+        self,
+        per_s: float,
+        devices: int,
+        asked: Callable[[str], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._each_s, self._devices = 1.0 / per_s, devices
+        self._asked, self._clock = asked, clock
+        self._until_s: dict[str, float] = {}
+
+    def allows(self, sender: fx.Address, message: Message) -> bool:
+        """Whether to take this message."""
+        if not isinstance(sender, fx.DeviceAddress):
+            return True
+        if isinstance(message, Part) and self._asked(sender.id):
+            return True
+        now_s = self._clock()
+        until_s = max(now_s, self._until_s.get(sender.id, now_s)) + self._each_s
+        if until_s - now_s > max(BURST_S, self._each_s):
+            return False
+        if len(self._until_s) >= self._devices and sender.id not in self._until_s:
+            self._forget(now_s)
+        self._until_s[sender.id] = until_s
+        return True
+
+    def _forget(self, now_s: float) -> None:
+        """Those who have been silent; if there are none, all: no table grows without end."""
+        self._until_s = {d: t for d, t in self._until_s.items() if t > now_s}
+        if len(self._until_s) >= self._devices:
+            self._until_s.clear()
