@@ -32,7 +32,7 @@ from edgeveil.privacy.sampler import RandomBytes, SeededRandom
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, ExchangeId, Group, Manifest
 from edgeveil.protocol.sealed import Sealing, Terms
-from edgeveil.selection import SELECTIONS
+from edgeveil.selection import uniform
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.sites.data import DataSource, Partition
 from edgeveil.sites.edge import EdgeSite
@@ -123,7 +123,7 @@ class SimulationSeeds:
 
     def choose(self, devices: Sequence[bytes], count: int) -> list[bytes]:
         """So many of the devices, which must stand in an order of their own."""
-        return SELECTIONS["uniform"](devices, count, self._selection)
+        return uniform(devices, count, self._selection)
 
     def _number(self, what: str) -> int:
         return int.from_bytes(self._digest(what)[:16], "big")

@@ -25,7 +25,7 @@ from edgeveil.protocol.sealed import (
     pack_tensors,
 )
 from edgeveil.round_context import RoundContext
-from edgeveil.selection import SELECTIONS, how_many
+from edgeveil.selection import how_many, uniform
 from edgeveil_cloud.evaluation import Evaluation
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import JobEntry
@@ -66,7 +66,7 @@ Choose = Callable[[Sequence[bytes], int], list[bytes]]
 
 def draw(enrolled: Sequence[bytes], count: int) -> list[bytes]:
     """Uniformly, from the operating system's randomness."""
-    return SELECTIONS["uniform"](enrolled, count, None)
+    return uniform(enrolled, count, None)
 
 
 def select(plan: Plan, enrolled: Sequence[bytes], choose: Choose = draw) -> list[bytes]:

@@ -27,7 +27,7 @@ from edgeveil.protocol.device_tasks import (
     Outcome,
 )
 from edgeveil.protocol.messages import Envelope, ExchangeId, Upload, decode_header
-from edgeveil.sqlite_file import SqliteFile
+from edgeveil.storage import SqliteFile
 
 _VERSION = 1  # of the schema
 _SCHEMA = """

@@ -33,7 +33,7 @@ from edgeveil.privacy.policy import (
     price,
     total,
 )
-from edgeveil.sqlite_file import SqliteFile
+from edgeveil.storage import SqliteFile
 
 LEDGER_FILE = "ledger.sqlite"
 _KEPT = """CREATE TABLE IF NOT EXISTS kept (

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from edgeveil.crypto import labels
 from edgeveil.crypto.keys import LedgerKey, NoiseKey, read_key, write_key
 from edgeveil.errors import CryptoError, PrivacyError
-from edgeveil.sqlite_file import SqliteFile
+from edgeveil.storage import SqliteFile
 
 _TABLES = {
     "links": """

@@ -16,7 +16,7 @@ from pathlib import Path
 from edgeveil.crypto.keys import SealingKey, VerifyKey
 from edgeveil.enrolment import Enrolment, EnrolmentError
 from edgeveil.errors import EdgeVeilError
-from edgeveil.sqlite_file import SqliteFile
+from edgeveil.storage import SqliteFile
 
 REGISTRY_FILE = "registry.sqlite"
 NOTE_CHARACTERS = 200

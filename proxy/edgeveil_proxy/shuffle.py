@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from edgeveil.file_data import FileData, sync_folder
 from edgeveil.protocol.proxy_tasks import ShuffledBatch, ShuffleRound
+from edgeveil.storage import FileData, sync_folder
 
 Shuffle = Callable[[list[int]], None]
 """Permutes a list in place, uniformly, from the operating system's randomness."""

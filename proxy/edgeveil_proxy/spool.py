@@ -18,7 +18,6 @@ import msgspec
 from msgspec import structs
 
 from edgeveil.errors import ProtocolError
-from edgeveil.file_data import FileData, sync_folder
 from edgeveil.protocol.messages import (
     Batch,
     Commit,
@@ -46,7 +45,7 @@ from edgeveil.protocol.proxy_tasks import (
     UploadPart,
     UploadsDropped,
 )
-from edgeveil.sqlite_file import SqliteFile, StorageError
+from edgeveil.storage import FileData, SqliteFile, StorageError, sync_folder
 from edgeveil_proxy.shuffle import Shuffle, shuffle_round
 
 SPOOL_FILE = "spool.sqlite"

@@ -16,7 +16,6 @@ from edgeveil.parts.partitions import PARTITIONS
 from edgeveil.parts.sources import SOURCES
 from edgeveil.parts.stages import STAGES
 from edgeveil.privacy.mechanism_table import MECHANISMS
-from edgeveil.selection import SELECTIONS
 
 UNIT = Path(__file__).parents[1] / "unit" / "edgeveil"
 SIZES = "parts/models/test_models_networks.py::test_its_weights_are_as_many_as_the_text_says"
@@ -158,13 +157,6 @@ GOLDEN = {
             "text": f"{CLUSTERING}test_the_texts_silhouette_counts_the_point_itself",
             "argmax": f"{CLUSTERING}test_the_cluster_is_the_largest_entry",
             "kmeans": f"{CLUSTERING}test_kmeans_finds_clusters_that_share_their_largest_entry",
-        },
-    ),
-    "selection": (
-        SELECTIONS,
-        {
-            "uniform": "selection/test_selection.py::"
-            "test_every_key_and_every_place_is_equally_likely"
         },
     ),
     "preset": (

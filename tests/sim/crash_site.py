@@ -25,7 +25,7 @@ from edgeveil.protocol.messages import (
     decode_header,
 )
 from edgeveil.sites.policy import Policy
-from edgeveil.sqlite_file import SqliteFile
+from edgeveil.storage import SqliteFile
 from edgeveil_edge.role import DeviceRole
 from tests.sim.crash_net import CrashNet, Died
 from tests.sim.fleet import PACKET_BYTES, Fleet, small_job

@@ -20,7 +20,7 @@ from edgeveil.protocol.device_tasks import (
 )
 from edgeveil.protocol.messages import ExchangeId, Signer, Upload, check_signature
 from edgeveil.protocol.transfer import describe
-from edgeveil.sqlite_file import StorageError
+from edgeveil.storage import StorageError
 from edgeveil_edge.store import DeviceStore
 
 JOB, OTHER = b"J" * 16, b"K" * 16

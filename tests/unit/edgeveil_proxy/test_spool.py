@@ -27,7 +27,6 @@ from spool_kit import (
 )
 
 from edgeveil.crypto.labels import HEADER
-from edgeveil.file_data import FileData
 from edgeveil.protocol.messages import Batch, Close, check_signature
 from edgeveil.protocol.proxy_tasks import (
     BatchDelivered,
@@ -41,7 +40,7 @@ from edgeveil.protocol.proxy_tasks import (
     UploadKept,
     UploadsDropped,
 )
-from edgeveil.sqlite_file import StorageError
+from edgeveil.storage import FileData, StorageError
 from edgeveil_proxy.spool import Spool
 
 

@@ -29,7 +29,7 @@ from edgeveil.protocol.proxy_tasks import (
     ShuffleRound,
     UploadPart,
 )
-from edgeveil.sqlite_file import StorageError
+from edgeveil.storage import StorageError
 from edgeveil_proxy.spool import Spool
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edgeveil.errors import EdgeVeilError, PrivacyError
-from edgeveil.sqlite_file import MEMORY, SqliteFile, StorageError
+from edgeveil.storage import MEMORY, SqliteFile, StorageError
 
 SCHEMA = "CREATE TABLE IF NOT EXISTS t (x BLOB UNIQUE);"
 

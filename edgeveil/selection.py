@@ -1,4 +1,4 @@
-"""Uniform selection without replacement, from the operating system's random source."""
+"""Who is asked: public keys drawn uniformly from the enrolled ones, without replacement."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edgeveil.file_data import CHUNK_BYTES, FileData, sync_folder
 from edgeveil.protocol.transfer import describe, parts
+from edgeveil.storage import CHUNK_BYTES, FileData, sync_folder
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from edgeveil.errors import UsageError
-from edgeveil.selection import SELECTIONS, how_many, uniform
+from edgeveil.selection import how_many, uniform
 
 KEYS = [bytes([k]) * 32 for k in range(10)]
 
@@ -43,8 +43,6 @@ def test_refusals():
         uniform(KEYS, -1)
     with pytest.raises(UsageError, match="twice"):
         uniform([*KEYS, KEYS[0]], 3)
-    with pytest.raises(UsageError, match="unknown selection"):
-        SELECTIONS["uniforms"]
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,18 @@
-"""One durable SQLite file: opened, locked and written the same way wherever state must survive.
+"""What must survive lies in files: a SQLite file for state, plain ones for large bytes.
 
-Writes are on the disk when they return (`synchronous=FULL`). What SQLite says against it becomes an
-error for people: which file, what is wrong with it, what to do.
+A `SqliteFile` is opened, locked and written the same way everywhere. Writes are on the disk when
+they return (`synchronous=FULL`); what SQLite says against it becomes an error for people: which
+file, what is wrong with it, what to do. `FileData` hands on the bytes of a plain file, and
+`sync_folder` makes its name durable.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sqlite3
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +21,7 @@ from edgeveil.errors import EdgeVeilError
 
 BUSY_S = 5.0
 MEMORY = ":memory:"
+CHUNK_BYTES = 1 << 20
 _DAMAGED = "restore it from a backup"
 _FIXES = {
     sqlite3.SQLITE_FULL: "free some space on its disk, then start again",
@@ -179,3 +184,44 @@ class SqliteFile:
         if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             return self._damaged_fix
         return _FIXES.get(primary, "check the disk and the file's rights")
+
+
+class FileData:
+    """A plain file's bytes as a blob's `Data`: only what is sliced is read.
+
+    Those of `path` from `offset` on, `size_bytes` of them; None: to its end. The file may be
+    renamed or unlinked meanwhile: it is held open. Raises OSError.
+    """
+
+    def __init__(self, path: Path, offset: int = 0, size_bytes: int | None = None) -> None:
+        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.close = weakref.finalize(self, os.close, self._file)
+        self._offset = offset
+        self._size_bytes = (
+            os.fstat(self._file).st_size - offset if size_bytes is None else size_bytes
+        )
+
+    def __len__(self) -> int:
+        return self._size_bytes
+
+    def __getitem__(self, part: slice, /) -> bytes:
+        start, stop, step = part.indices(self._size_bytes)
+        if step != 1:
+            raise ValueError("a part has no step")
+        return os.pread(self._file, max(0, stop - start), self._offset + start)
+
+    def digest(self) -> bytes:
+        """SHA-256 of the whole, read a chunk at a time."""
+        found = hashlib.sha256()
+        for start in range(0, self._size_bytes, CHUNK_BYTES):
+            found.update(self[start : start + CHUNK_BYTES])
+        return found.digest()
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names that were made, changed or removed in `folder` durable. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
