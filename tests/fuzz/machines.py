@@ -17,7 +17,7 @@ from edgeveil.protocol.proxy import ProxyMachine
 from edgeveil.protocol.sealed import JobPackage, Package, ReleasePackage, RoundPackage
 from edgeveil.protocol.transfer import describe
 from tests.fuzz.samples import GROUPS, JOB, PACKET_BYTES, device_id, manifest, signer
-from tests.fuzz.story import PART_BYTES, SEALED_BYTES, TEXTS, Play, public_key
+from tests.fuzz.scenario import PART_BYTES, SEALED_BYTES, TEXTS, Play, public_key
 from tests.fuzz.target import Tape, Target, demand
 
 _SPOOL_BYTES, _CACHE_BYTES, _CREDIT_BYTES = 1024, 1 << 14, 1024

@@ -16,7 +16,13 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from edgeveil_lab.attack.inversion import Inversion, Inverted, attacks, invert, why_no_pictures
+from edgeveil_lab.attack.inversion import (
+    Inversion,
+    InversionResult,
+    attacks,
+    invert,
+    why_no_pictures,
+)
 from edgeveil_lab.attack.membership import Membership, RocCurve, infer
 from edgeveil_lab.attack.membership import steps as membership_steps
 from edgeveil_lab.attack.plots import draw_inversion, draw_membership
@@ -92,7 +98,7 @@ def summary(
     }
 
 
-def _scores(one: Inverted) -> dict[str, Any]:
+def _scores(one: InversionResult) -> dict[str, Any]:
     return {
         "records": one.records,
         "method": one.method,
@@ -149,7 +155,7 @@ def _pictures_table(inversion: Inversion) -> Table:
     return table
 
 
-def _score(one: Inverted) -> str:
+def _score(one: InversionResult) -> str:
     return f"{one.ssim:.2f}, {one.psnr_db:4.1f}"
 
 

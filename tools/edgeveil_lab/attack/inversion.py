@@ -41,7 +41,7 @@ SMOOTHNESS = 1e-3  # weight of the total variation
 
 
 @dataclass(frozen=True)
-class Head:
+class AttackedHead:
     """The public facts that turn records into linear coefficients."""
 
     parameters: FmParameters
@@ -68,20 +68,20 @@ class Head:
         return summed
 
 
-Method = Callable[[Head, Float64, int, int], Float64]
+Method = Callable[[AttackedHead, Float64, int, int], Float64]
 
 
-def dlg(head: Head, target: Float64, count: int, seed: int) -> Float64:
+def dlg(head: AttackedHead, target: Float64, count: int, seed: int) -> Float64:
     """Records (count, D) >= 0, of no known scale: images and soft labels that give the same sum."""
     return _matched(head, target, count, seed, None)
 
 
-def idlg(head: Head, target: Float64, count: int, seed: int) -> Float64:
+def idlg(head: AttackedHead, target: Float64, count: int, seed: int) -> Float64:
     """The same with labels read off first: a class that is there has the larger column."""
     return _matched(head, target, count, seed, likely_labels(target, count))
 
 
-def cosine(head: Head, target: Float64, count: int, seed: int) -> Float64:
+def cosine(head: AttackedHead, target: Float64, count: int, seed: int) -> Float64:
     """The direction alone, signed Adam steps, smooth images preferred; labels as in iDLG."""
     import torch
 
@@ -121,7 +121,7 @@ def likely_labels(target: Float64, count: int) -> list[int]:
 
 
 def _matched(
-    head: Head, target: Float64, count: int, seed: int, labels: list[int] | None
+    head: AttackedHead, target: Float64, count: int, seed: int, labels: list[int] | None
 ) -> Float64:
     """LBFGS on the squared distance of the coefficients, the best of a few starts."""
     import torch
@@ -163,7 +163,7 @@ def _matched(
     return best
 
 
-def _start(count: int, head: Head, seed: int) -> Tensor:
+def _start(count: int, head: AttackedHead, seed: int) -> Tensor:
     import torch
 
     generator = torch.Generator().manual_seed(seed)
@@ -188,7 +188,7 @@ WINDOW = 7  # of the structural similarity
 
 
 @dataclass(frozen=True)
-class Inverted:
+class InversionResult:
     """One attack: `images` (n, side, side) in the order of the originals, and how near they are."""
 
     records: int
@@ -210,11 +210,11 @@ class Inversion:
     """
 
     originals: Float64
-    results: tuple[Inverted, ...]
+    results: tuple[InversionResult, ...]
     sigma: float
     signal: float
     posterior: float
-    guess: Inverted
+    guess: InversionResult
 
 
 def why_no_pictures(recording: Recording) -> str:
@@ -315,24 +315,26 @@ def ssim(a: Float64, b: Float64) -> float:
     return float((score / ((mean_a**2 + mean_b**2 + low) * (spread_a + spread_b + high))).mean())
 
 
-def head_of(recording: Recording) -> Head:
+def head_of(recording: Recording) -> AttackedHead:
     """The public facts of the first training round. Raises UsageError as `why_no_pictures`."""
     features = recording.job.features[0]
     if not isinstance(features, IdentityParameters):
         raise UsageError(why_no_pictures(recording), where="features")
     side = math.isqrt(math.prod(recording.job.data.input_shape))
     broadcast = recording.broadcast(recording.rounds[0])
-    return Head(recording.parameters, features, broadcast, recording.job.data.classes, side)
+    return AttackedHead(recording.parameters, features, broadcast, recording.job.data.classes, side)
 
 
-def _guess(recording: Recording, own: Records) -> Inverted:
+def _guess(recording: Recording, own: Records) -> InversionResult:
     mean = shown(recording.test.x.reshape(len(recording.test), -1).astype(np.float64)).mean(axis=0)
     originals = shown(own.x.reshape(len(own), -1).astype(np.float64))
     guesses = shown(np.tile(mean, (len(own), 1)))
     return _compared(originals, guesses, len(own), "mean image", True)
 
 
-def _compared(originals: Float64, found: Float64, count: int, method: str, noise: bool) -> Inverted:
+def _compared(
+    originals: Float64, found: Float64, count: int, method: str, noise: bool
+) -> InversionResult:
     """Each original beside the reconstruction that is its in the best assignment."""
     cost = np.square(originals[:, None] - found[None]).mean(axis=2)
     _, order = linear_sum_assignment(cost)
@@ -342,4 +344,4 @@ def _compared(originals: Float64, found: Float64, count: int, method: str, noise
     mse = float(cost[np.arange(count), order].mean())
     scores = [ssim(a, b) for a, b in zip(whole, ordered, strict=True)]
     psnr = -10 * math.log10(max(mse, 1e-10))
-    return Inverted(count, method, noise, ordered, mse, psnr, float(np.mean(scores)))
+    return InversionResult(count, method, noise, ordered, mse, psnr, float(np.mean(scores)))

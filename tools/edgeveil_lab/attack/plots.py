@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from edgeveil_lab.attack.inversion import METHODS, Inversion, Inverted
+from edgeveil_lab.attack.inversion import METHODS, Inversion, InversionResult
 from edgeveil_lab.attack.membership import Membership, RocCurve, dp_curve, normal_curve
 from edgeveil_tools.report.plots import BLUE, GREEN, ORANGE, PURPLE, RED
 from edgeveil_tools.report.plots import STYLE as PLOT_STYLE
@@ -107,7 +107,9 @@ def draw_membership(membership: Membership, epsilon: float, delta: float, path: 
         figure.savefig(path)
 
 
-def _found(inversion: Inversion, count: int, name: str, noise: bool | None) -> Inverted | None:
+def _found(
+    inversion: Inversion, count: int, name: str, noise: bool | None
+) -> InversionResult | None:
     wanted = (count, name, noise)
     results = inversion.results
     return next((r for r in results if (r.records, r.method, r.noise) == wanted), None)

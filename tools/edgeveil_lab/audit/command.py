@@ -33,7 +33,7 @@ from edgeveil.registry import nearest
 from edgeveil_lab.audit.fm_attacks import claimed_attacks, fm_attacks
 from edgeveil_lab.audit.guards import Guard, GuardFinding
 from edgeveil_lab.audit.mechanism_attacks import FULL, QUICK, Attack, Effort, single_mechanisms
-from edgeveil_lab.audit.statistics import BETA, Counts, caught, lower_bound
+from edgeveil_lab.audit.statistics import BETA, EventCounts, caught, lower_bound
 from edgeveil_lab.audit.update_attacks import (
     noise_only_attack,
     stage_attacks,
@@ -167,7 +167,7 @@ def judge(chosen: Sequence[Attack], counted: dict[str, NDArray[np.int64]]) -> li
     for attack in chosen:
         for k, claim in enumerate(attack.claims):
             without, present = (int(side[k]) for side in counted[attack.name])
-            counts = Counts(attack.runs, without, present)
+            counts = EventCounts(attack.runs, without, present)
             rate = min(without, present) / attack.runs
             findings.append(
                 Finding(

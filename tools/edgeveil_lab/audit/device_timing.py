@@ -57,8 +57,8 @@ from edgeveil_lab.audit.timing import (
     COUNTING,
     SHAPE,
     SUBNORMAL,
-    Case,
     DeviceAnswer,
+    TimingCase,
     Values,
     attacked,
     crafted,
@@ -265,7 +265,7 @@ def _subnormal(flawed: bool, quick: bool) -> AttackOutcome:
     given = records(BATCH_RECORDS)
     slow = crafted(replace(SUBNORMAL, repeats=_REPEATS), given[-1])
     with not_flushing() if flawed else nullcontext(), device(not flawed, BATCH_RECORDS) as answer:
-        case = Case("subnormal", slow, given, given[:-1])
+        case = TimingCase("subnormal", slow, given, given[:-1])
         return attacked(answer, [case], _runs(flawed, quick))
 
 
@@ -273,7 +273,7 @@ def _overrun(flawed: bool, quick: bool) -> AttackOutcome:
     """The same work for each batch: far more of them than the job asks for, or none."""
     given = records(_BATCHES * BATCH_RECORDS)
     with device(not flawed, nominal_records=1) as answer:
-        case = Case("overrun", crafted(COUNTING, given[-1]), given, given[:0])
+        case = TimingCase("overrun", crafted(COUNTING, given[-1]), given, given[:0])
         return attacked(answer, [case], _runs(flawed, quick))
 
 

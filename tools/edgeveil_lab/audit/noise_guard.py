@@ -139,7 +139,7 @@ class _EndlessError(Exception):
     """A draw has made more comparisons than any should."""
 
 
-class _Counted(LazyUniform):
+class _CountedUniform(LazyUniform):
     """Ends a draw that does not."""
 
     compared = 0
@@ -151,7 +151,7 @@ class _Counted(LazyUniform):
         return super().less_than_exp(gamma)
 
 
-class _Walk(_Counted):
+class _WalkingUniform(_CountedUniform):
     """A flawed draw: zeros are drawn on for ever, and a guess is left in single steps."""
 
     def geometric(self, t: Fraction) -> int:
@@ -172,7 +172,7 @@ def _repeated(tail: bytes, count: int) -> bytes:
 
 def endless_words(flawed: bool, quick: bool) -> AttackOutcome:
     """Force the words of single draws, at the largest scale there is."""
-    kind, endless, most = (_Walk if flawed else _Counted), 0, 0
+    kind, endless, most = (_WalkingUniform if flawed else _CountedUniform), 0, 0
     tails = [byte * 8 for byte in (b"\0", b"\x01", b"\x55", b"\xff")]
     for word in WORDS:
         for tail in tails:

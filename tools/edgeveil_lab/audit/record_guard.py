@@ -178,7 +178,7 @@ def records_guard() -> Guard:
 
 
 @dataclass(frozen=True)
-class Released:
+class FleetRelease:
     """What a fleet's devices hold and would release before any noise."""
 
     held: Counter[tuple[Any, ...]]  # (device, half, record) of each record
@@ -208,7 +208,7 @@ class DealtFleet:
         graph = self.plan.graph()
         self._session = InferenceSession(graph, sha256(graph).digest(), classes=CLASSES)
 
-    def released(self, data: dict[str, Any], dealing: dict[str, Any]) -> Released:
+    def released(self, data: dict[str, Any], dealing: dict[str, Any]) -> FleetRelease:
         """What the fleet that shares the file of `data` would release."""
         shared = {"devices": DEVICES, "partition": dealing, "seed": SEED, "classes": CLASSES}
         held: Counter[tuple[Any, ...]] = Counter()
@@ -232,9 +232,9 @@ class DealtFleet:
                 found.append(self._fm.sums(exchange, tensors, training))
             slots = sample_slots(evaluation.x, 4, key)
             rows.append(self._session.slot_softmax(evaluation.x, self._weights, slots))
-        return Released(held, tuple(map(tuple, sums)), np.stack(rows))
+        return FleetRelease(held, tuple(map(tuple, sums)), np.stack(rows))
 
-    def true_epsilons(self, one: Released, other: Released) -> tuple[float, float]:
+    def true_epsilons(self, one: FleetRelease, other: FleetRelease) -> tuple[float, float]:
         """(training, inference) ε of the whole fleet's answers for this pair of files.
 
         Devices add their noise independently, so their squared L2 norms add up, as do L1 norms.

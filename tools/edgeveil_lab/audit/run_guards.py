@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 
 
 # --- jobs that fail late: submitted to a real cloud, answered by a device ---
+# A job is either refused before it is queued, or its one device answers round after round at its
+# ledger's price until a later stage fails: a graph that no device runs, a final model above the
+# cloud's limit. A sound job is submitted too: a gate that takes nothing would hold nothing.
 
 _PART_BYTES = 4096
 _LARGE, _SMALL = 1 << 28, 3000  # bytes of a broadcast: the second is less than the final model has
@@ -158,6 +161,9 @@ def _played(store: Store, host: CloudHost, entry: JobEntry, ledger: Ledger) -> N
 
 
 # --- what a run on a user's own file leaves in its folder ---
+# The attacker has the output folder, and is told the figures it looks for: the accuracy that
+# learning without noise has after each round, and how many records of each class every device was
+# dealt.
 
 RECORDS, CLASSES, DEVICES = 14_330, 3, 5
 _TELLING = 1000  # a smaller whole number may stand there for another reason

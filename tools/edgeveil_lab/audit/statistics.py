@@ -22,7 +22,7 @@ TYPICAL = 64  # tests of an audit, for the choice of δ alone
 
 
 @dataclass(frozen=True)
-class Counts:
+class EventCounts:
     """How often the event occurred in `runs` runs of each of the two neighbours."""
 
     runs: int
@@ -30,7 +30,7 @@ class Counts:
     present: int
 
 
-def lower_bound(counts: Counts, delta: float, beta: float) -> float:
+def lower_bound(counts: EventCounts, delta: float, beta: float) -> float:
     """ε that the mechanism has at least, with confidence 1 − `beta`; 0 where nothing is proven.
 
     Four one-sided bounds at beta/4 hold together, so all four ratios may be taken.
@@ -64,7 +64,7 @@ def pessimistic(without: float, present: float, delta: float, runs: int, beta: f
     tail = (1 - POWER) / 2
     few = int(stats.binom.ppf(tail, runs, present))
     many = int(stats.binom.ppf(1 - tail, runs, without))
-    return lower_bound(Counts(runs, many, few), delta, beta)
+    return lower_bound(EventCounts(runs, many, few), delta, beta)
 
 
 def gaussian_threshold(mu: float, runs: int) -> tuple[float, float]:

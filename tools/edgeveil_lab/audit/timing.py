@@ -84,7 +84,7 @@ CHAINS = (("subnormal", SUBNORMAL), ("branches", BRANCHES))
 
 
 @dataclass(frozen=True)
-class Case:
+class TimingCase:
     """A crafted graph and two sets of evaluation records x (n, ...): with r, and without."""
 
     name: str
@@ -163,7 +163,7 @@ def cases(
     others: Values | None = None,
     record: Values | None = None,
     chains: Sequence[tuple[str, OperatorChain]] = CHAINS,
-) -> Iterator[Case]:
+) -> Iterator[TimingCase]:
     """The crafted graphs, on these records or on made-up ones.
 
     Of the counting one the record is the 65th, so that it takes one batch more.
@@ -174,11 +174,11 @@ def cases(
     rest = others[:-1]
     full, more = np.concatenate([rest, record[None]]), np.concatenate([others, record[None]])
     for name, chain in chains:
-        yield Case(name, crafted(chain, record), full, rest)
-    yield Case("counting", crafted(COUNTING, record), more, others)
+        yield TimingCase(name, crafted(chain, record), full, rest)
+    yield TimingCase("counting", crafted(COUNTING, record), more, others)
 
 
-def play(answer: DeviceAnswer, case: Case, runs: int) -> tuple[list[float], list[float]]:
+def play(answer: DeviceAnswer, case: TimingCase, runs: int) -> tuple[list[float], list[float]]:
     """Seconds of `runs` answers with r and of as many without, one beside the other."""
     seen: tuple[list[float], list[float]] = ([], [])
     for number in range(2 * runs):
@@ -200,7 +200,7 @@ def tells(area: float, runs: int) -> bool:
     return abs(area - 0.5) > max(_WITHIN, _SIGMAS * deviation)
 
 
-def attacked(answer: DeviceAnswer, played: Sequence[Case], runs: int) -> AttackOutcome:
+def attacked(answer: DeviceAnswer, played: Sequence[TimingCase], runs: int) -> AttackOutcome:
     """Every case against one device; the figure is the AUC furthest from ½."""
     found = {case.name: auc(*play(answer, case, runs)) for case in played}
     worst = max(found, key=lambda name: abs(found[name] - 0.5))
@@ -278,7 +278,7 @@ FEW, MANY = 4, 40  # interleaved runs of a first look, and of one at a new best
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredChain:
     """A chain, and how many times as long the slower of the two sides takes."""
 
     chain: OperatorChain
@@ -359,11 +359,11 @@ class GraphSearch:
             return 1.0
         return max(least) / min(least)
 
-    def climbed(self, seconds: float, tell: Callable[[Scored], object]) -> list[Scored]:
+    def climbed(self, seconds: float, tell: Callable[[ScoredChain], object]) -> list[ScoredChain]:
         """The best chains of several climbs within `seconds`, the best first."""
         ends, found = time.monotonic() + seconds, []
         while time.monotonic() < ends:
-            best = Scored(random_chain(self.chance), 1.0)
+            best = ScoredChain(random_chain(self.chance), 1.0)
             since = 0
             while since < 40 and time.monotonic() < ends:
                 since += 1
@@ -372,7 +372,7 @@ class GraphSearch:
                 if self.ratio(chain, FEW) > best.ratio * 1.02:
                     sure = self.ratio(chain, MANY)
                     if sure > best.ratio * 1.02:
-                        best, since = Scored(chain, sure), 0
+                        best, since = ScoredChain(chain, sure), 0
             found.append(best)
             tell(best)
         return sorted(found, key=lambda one: -one.ratio)

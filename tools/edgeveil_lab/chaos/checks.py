@@ -39,7 +39,7 @@ _PROMISED = ("held", "counted", "missing")
 
 
 @dataclass(frozen=True)
-class RunFacts:
+class ChaosFacts:
     """What the run itself saw.
 
     On the clock of the ends the faults began at `up_s` and were over at `quiet_s`; that clock
@@ -72,7 +72,7 @@ class CheckOutcome:
         return not self.violations
 
 
-def jobs_complete(found: Evidence, course: RunFacts) -> Iterator[str | int]:
+def jobs_complete(found: Evidence, course: ChaosFacts) -> Iterator[str | int]:
     """every job came to its end"""
     if course.stalled is not None:
         yield f"nothing moved any more at {course.stalled.get('at_s', 0.0):.0f} s, see `stalled`"
@@ -84,7 +84,7 @@ def jobs_complete(found: Evidence, course: RunFacts) -> Iterator[str | int]:
             yield f"{job.id} is {job.status}: {job.reason or 'no reason'}"
 
 
-def rounds_intact(found: Evidence, _course: RunFacts) -> Iterator[str | int]:
+def rounds_intact(found: Evidence, _course: ChaosFacts) -> Iterator[str | int]:
     """committed rounds without a gap, each with as many uploads as it may have"""
     for job in found.jobs:
         wanted = len(job.plan.exchanges) if job.status == "completed" else len(job.commits)
@@ -101,7 +101,7 @@ def rounds_intact(found: Evidence, _course: RunFacts) -> Iterator[str | int]:
                 yield f"{_at(job, commit.index)} lists {len(commit.accepted)} segments"
 
 
-def counted_once(found: Evidence, _course: RunFacts) -> Iterator[str | int]:
+def counted_once(found: Evidence, _course: ChaosFacts) -> Iterator[str | int]:
     """no update counted twice, and none that no device had priced and stored"""
     places: dict[bytes, list[str]] = {}
     for job in found.jobs:
@@ -117,7 +117,7 @@ def counted_once(found: Evidence, _course: RunFacts) -> Iterator[str | int]:
         yield f"{where[0]} counts a segment that no device stored"
 
 
-def acknowledged_counted(found: Evidence, _course: RunFacts) -> Iterator[str | int]:
+def acknowledged_counted(found: Evidence, _course: ChaosFacts) -> Iterator[str | int]:
     """every upload that the proxy acknowledged stands in its round's commit record"""
     commits = {
         (job.wire, commit.index, commit.attempt): (_at(job, commit.index), set(commit.accepted))
@@ -139,7 +139,7 @@ def acknowledged_counted(found: Evidence, _course: RunFacts) -> Iterator[str | i
                 )
 
 
-def faults_met(found: Evidence, course: RunFacts) -> Iterator[str | int]:
+def faults_met(found: Evidence, course: ChaosFacts) -> Iterator[str | int]:
     """rounds were committed while the faults went on"""
     count = rounds_during_faults(found, course)
     yield count
@@ -148,13 +148,13 @@ def faults_met(found: Evidence, course: RunFacts) -> Iterator[str | int]:
         yield f"no round was committed during {kills} kills: this run proves nothing"
 
 
-def rounds_during_faults(found: Evidence, course: RunFacts) -> int:
+def rounds_during_faults(found: Evidence, course: ChaosFacts) -> int:
     """How many rounds were committed between the first fault and the quiet time."""
     times_s = [c.committed_s - course.begun_at for job in found.jobs for c in job.commits]
     return sum(course.up_s <= at_s <= course.quiet_s for at_s in times_s)
 
 
-def warnings(found: Evidence, course: RunFacts) -> list[str]:
+def warnings(found: Evidence, course: ChaosFacts) -> list[str]:
     """What makes a run prove less than it seems to."""
     lines = []
     if course.faults and not rounds_during_faults(found, course):
@@ -165,7 +165,7 @@ def warnings(found: Evidence, course: RunFacts) -> list[str]:
     ]
 
 
-def ledgers_exact(found: Evidence, _course: RunFacts) -> Iterator[str | int]:
+def ledgers_exact(found: Evidence, _course: ChaosFacts) -> Iterator[str | int]:
     """each release priced once, as the job says; nothing stored or sent without a price"""
     jobs = {job.wire.hex(): job for job in found.jobs}
     for device in found.devices:
@@ -190,7 +190,7 @@ def ledgers_exact(found: Evidence, _course: RunFacts) -> Iterator[str | int]:
                     yield f"device {device.number} priced {where} as {list(release.events)}"
 
 
-def models_same(found: Evidence, _course: RunFacts) -> Iterator[str | int]:
+def models_same(found: Evidence, _course: ChaosFacts) -> Iterator[str | int]:
     """states and releases whole and finite, the last release the same at cloud and devices"""
     for job in found.jobs:
         yield 1
@@ -208,7 +208,7 @@ def models_same(found: Evidence, _course: RunFacts) -> Iterator[str | int]:
             yield f"device {device.number} does not hold the release of {released[-1].id}"
 
 
-def processes_sound(_found: Evidence, course: RunFacts) -> Iterator[str | int]:
+def processes_sound(_found: Evidence, course: ChaosFacts) -> Iterator[str | int]:
     """no process ended but by a kill, a fault that excuses it, or the clean stop"""
     for end in course.ends:
         yield 1
@@ -220,7 +220,7 @@ def processes_sound(_found: Evidence, course: RunFacts) -> Iterator[str | int]:
         yield f"{name} did not stop when asked to"
 
 
-def logs_silent(found: Evidence, _course: RunFacts) -> Iterator[str | int]:
+def logs_silent(found: Evidence, _course: ChaosFacts) -> Iterator[str | int]:
     """no password, no token and no device's name in a log"""
     names = [f"box-{device.number}" for device in found.devices]
     for log, text in sorted(found.logs.items()):
@@ -244,7 +244,7 @@ def _priced(job: JobFacts, index: int, device: DeviceFacts) -> Sequence[Event]:
     return (*events, job.plan.softmax_event()) if exchange.infer else events
 
 
-def _excused(end: ProcessEnd, course: RunFacts) -> bool:
+def _excused(end: ProcessEnd, course: ChaosFacts) -> bool:
     if end.how == "killed":
         return True
     if end.how == "stopped":
@@ -360,7 +360,7 @@ def _close(held: Array, wanted: Array) -> bool:
 
 # --- all of them ---
 
-CHECKS: tuple[Callable[[Evidence, RunFacts], Iterator[str | int]], ...] = (
+CHECKS: tuple[Callable[[Evidence, ChaosFacts], Iterator[str | int]], ...] = (
     jobs_complete,
     rounds_intact,
     counted_once,
@@ -374,7 +374,7 @@ CHECKS: tuple[Callable[[Evidence, RunFacts], Iterator[str | int]], ...] = (
 )
 
 
-def check_all(found: Evidence, course: RunFacts) -> list[CheckOutcome]:
+def check_all(found: Evidence, course: ChaosFacts) -> list[CheckOutcome]:
     """All checks, in their order. A check yields how many things it looked at, and violations."""
     result = []
     for check in CHECKS:

@@ -181,6 +181,8 @@ def _graph_fault(onnx: bytes) -> str:
 
 
 # --- a tap on a ledger, which keeps what it forgets ---
+# A trigger of the run's own in the ledger's database copies each row before it is deleted, in the
+# same transaction, so no kill can part the two.
 
 _TAP = """
 CREATE TABLE IF NOT EXISTS chaos_kept (number INTEGER PRIMARY KEY, payload BLOB NOT NULL);

@@ -17,7 +17,7 @@ from edgeveil.errors import DataError, EdgeVeilError, JobFailed
 from edgeveil.jobs import Job
 from edgeveil_cloud.stored_jobs import wire_id
 from edgeveil_edge.releases import ReleaseStore
-from edgeveil_lab.chaos.checks import RunFacts
+from edgeveil_lab.chaos.checks import ChaosFacts
 from edgeveil_lab.chaos.faults import Fault, schedule
 from edgeveil_lab.chaos.site import ChaosSite
 from edgeveil_lab.chaos.supervisor import Disks
@@ -257,10 +257,10 @@ class ChaosRun:
         """What was brought."""
         return self._director.done if self._director is not None else []
 
-    def facts(self) -> RunFacts:
+    def facts(self) -> ChaosFacts:
         """What the checks want to know of the run."""
         supervisor = self.site.supervisor
-        return RunFacts(
+        return ChaosFacts(
             self.faults_done,
             self.up_s,
             self.quiet_s,

@@ -21,7 +21,7 @@ from typing import BinaryIO, Literal
 import psutil
 
 from edgeveil_tools.lifeline import Lifeline
-from edgeveil_tools.local.children import spawn
+from edgeveil_tools.local.children import signal_group, spawn
 
 # --- state folders on small file systems of their own, each of which can be full ---
 
@@ -168,6 +168,11 @@ class _SupervisedProcess:
     full: bool = False
     keeper: threading.Thread | None = field(default=None, repr=False)
 
+    def send(self, number: signal.Signals) -> None:
+        """Signal this life of it, if there is one."""
+        if self.process is not None:
+            signal_group(self.process, number)
+
 
 class Supervisor:
     """Starts processes and keeps them running until `stop`. Logs go to `folder/<name>.log`.
@@ -202,7 +207,7 @@ class Supervisor:
         kept = self._all[name]
         with self._lock:
             kept.doomed += 1
-            _signal(kept.process, signal.SIGKILL)
+            kept.send(signal.SIGKILL)
 
     def kill_starting(self, name: str, share: float) -> None:
         """SIGKILL in its next life, after this share of the time that its last start took.
@@ -249,7 +254,7 @@ class Supervisor:
                 kept.full = False
                 _fill(kept)
                 _limit(kept)
-                _signal(kept.process, signal.SIGTERM)
+                kept.send(signal.SIGTERM)
         end_s = time.monotonic() + STOP_S
         late = []
         for kept in self._all.values():
@@ -284,7 +289,7 @@ class Supervisor:
         kept.process, kept.started_s, kept.starts = process, self._now_s(), kept.starts + 1
         self.filled += _limit(kept) and kept.full
         if kept.doomed:
-            _signal(process, signal.SIGKILL)
+            signal_group(process, signal.SIGKILL)
         elif kept.armed:
             self._aim(kept)
         return process
@@ -351,10 +356,3 @@ def _limit(kept: _SupervisedProcess) -> bool:
         process.rlimit(psutil.RLIMIT_FSIZE, (FULL_BYTES if kept.full else hard, hard))
         return True
     return False
-
-
-def _signal(process: subprocess.Popen[bytes] | None, number: signal.Signals) -> None:
-    # Only while it is not reaped: afterwards its number may be another process's.
-    if process is not None and process.poll() is None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, number)

@@ -58,6 +58,8 @@ from edgeveil_lab.load.scenario import LoadOptions
 from edgeveil_tools.cli.common import load_as
 
 # --- the relay and what stands around it: each runs in a process of its own ---
+# Devices publish uploads at the edge broker, the relay hands each payload to the cloud broker, the
+# sink there counts bytes. No encryption, no acknowledgement of our own, no disk.
 
 READY = "ready"
 KEEPALIVE_S = 60

@@ -24,7 +24,7 @@ Merged = Mapping[tuple[int, int], Mapping[str, Any]]
 
 
 @dataclass
-class RunLog:
+class LoadRunLog:
     """The job's events as they come. Times are seconds since 1970 on the leader's clock."""
 
     committed: list[dict[str, Any]] = field(default_factory=list)
@@ -241,7 +241,7 @@ def _live(totals: FleetTotals) -> dict[str, Any]:
 _SUM_SHARE = 0.01  # of what one upload typically adds to the mean
 
 
-def losses(totals: FleetTotals, run_log: RunLog, *, alone: bool) -> dict[str, int]:
+def losses(totals: FleetTotals, run_log: LoadRunLog, *, alone: bool) -> dict[str, int]:
     """`lost`: acknowledged and not in the round's commit record, or offered and never answered
     though the device stayed, or what the cloud's count of a round is off by. Of an attempt that
     was given up nothing is lost: it is repeated. `alone`: nobody else's devices took part.
@@ -261,7 +261,7 @@ def losses(totals: FleetTotals, run_log: RunLog, *, alone: bool) -> dict[str, in
     }
 
 
-def sum_matches(totals: FleetTotals, run_log: RunLog, values: int) -> bool | None:
+def sum_matches(totals: FleetTotals, run_log: LoadRunLog, values: int) -> bool | None:
     """Whether the cloud's mean of all counted values is that of what the generators sent.
 
     None where that cannot be told: no round, or uploads of others among them.
@@ -347,7 +347,7 @@ class RunMeasurements:
 def outcome(
     measured: RunMeasurements,
     totals: FleetTotals,
-    run_log: RunLog,
+    run_log: LoadRunLog,
     samples: SampleSeries,
     watch: ProcessWatch,
 ) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from edgeveil.errors import BrokerError, EdgeVeilError
 from edgeveil_cloud.http_token import read_token
 from edgeveil_lab.load.leader import Leader, SiteAccess, join_token
 from edgeveil_lab.load.processes import watch_of
-from edgeveil_lab.load.run_log import LEAST_S, RunLog, RunMeasurements, SampleSeries, outcome
+from edgeveil_lab.load.run_log import LEAST_S, LoadRunLog, RunMeasurements, SampleSeries, outcome
 from edgeveil_lab.load.scenario import LoadOptions
 from edgeveil_lab.load.sites import MIN_BATCH, LoadFleet, LocalSite, TargetSite
 from edgeveil_tools.cloud_client import Cloud, get_json
@@ -113,7 +113,7 @@ class LoadSession:
         self._leader = Leader(options, fleet, count, where, join_token(token_file))
         self._watch = watch_of(site, target)
         self._samples = SampleSeries(self._leader, self._watch)
-        self._run_log = RunLog()
+        self._run_log = LoadRunLog()
         self._phase, self._loaded = "start", False
         broker = site.broker_name if site else target.broker
         self.measured = RunMeasurements(options, broker, spans=spans)

@@ -107,6 +107,17 @@ class DelmWorkload:
         """An `aggregation` block of k of 100 devices, in proportion where there are fewer."""
         return {"k": k * QUICK_DEVICES // DEVICES if self.quick else k, **own}
 
+    def trial(
+        self,
+        name: str,
+        label: str,
+        parts: Mapping[str, Any],
+        claimed_privacy: str,
+        *points: Point,
+    ) -> Trial:
+        """A row of the table: `parts` of a job on these data, and the figures of the text."""
+        return Trial(name, label, self.job(name, parts), points or (Point(),), claimed_privacy)
+
     def job(self, name: str, parts: Mapping[str, Any]) -> dict[str, Any]:
         """The job with this scene's data and devices."""
         source, devices = self.source, DEVICES
@@ -163,7 +174,7 @@ def fig2_trials(quick: bool) -> tuple[Trial, ...]:
         ("delm_local_pca", "DELM, local PCA", _other_pca(scene, "local_pca"), 0.871, "ε = 1"),
     )
     return tuple(
-        Trial(name, label, scene.job(name, parts), (Point(figure),), claimed)
+        scene.trial(name, label, parts, claimed, Point(figure))
         for name, label, parts, figure, claimed in rows
     )
 
@@ -187,6 +198,10 @@ FIG2 = Experiment(
 
 
 # --- figure 3: accuracy by ε, by the kept share p of dimensions, by the split of ε ---
+# Figure 3(d), p = 0.8, names no data set. Its 0.886 at ε = 1 is below figure 3(a)'s 0.981 on MNIST
+# with the same p, though it is said to be the best split; its 0.827 at ε = 0.1 and 1:2 is the
+# figure of 3(c) on CIFAR-10, not 0.913 of 3(b). So it fits CIFAR-10. Rows print it for both data
+# sets.
 
 SPLIT = "3(d), ε₁:ε₂ = 1:2"
 FIG3_DRAWN: dict[
@@ -209,8 +224,8 @@ def fig3_trials(quick: bool) -> tuple[Trial, ...]:
         if source == "mnist":
             rows.append(_fig3_fm(scene, epsilon, figure, by_share[0.8][0]))
         name, label = f"ldp_fl_{_fig3_tag(source, epsilon)}", f"{figure} LDP-FL, ε = {epsilon:g}"
-        job = scene.job(name, scene.system("ldp_fl", epsilon))
-        rows.append(Trial(name, label, job, (Point(ldp_fl),), f"ε = {epsilon:g}"))
+        parts = scene.system("ldp_fl", epsilon)
+        rows.append(scene.trial(name, label, parts, f"ε = {epsilon:g}", Point(ldp_fl)))
         rows += [
             _fig3_delm(scene, epsilon, keep, 2, figure, claimed)
             for keep, claimed in by_share.items()
@@ -227,8 +242,7 @@ def fig3_trials(quick: bool) -> tuple[Trial, ...]:
 def _fig3_fm(scene: DelmWorkload, epsilon: float, figure: str, claimed: float | None) -> Trial:
     name = f"fm_{_fig3_tag(scene.source, epsilon)}"
     label = f"{figure} fm (in place of DELM), ε = {epsilon:g}"
-    job = scene.job(name, scene.fm(epsilon))
-    return Trial(name, label, job, (Point(claimed),), f"ε = {epsilon:g}, as DELM")
+    return scene.trial(name, label, scene.fm(epsilon), f"ε = {epsilon:g}, as DELM", Point(claimed))
 
 
 def _fig3_delm(
@@ -244,7 +258,7 @@ def _fig3_delm(
     pca = {"name": "ldp_fpca", "keep": keep, "share": 1 / (1 + ratio), "noise": "wishart"}
     parts = scene.system("delm_basic", epsilon, features=[{"name": "identity"}, pca])
     points = [Point(one, label="as drawn in 3(d)" if n else "") for n, one in enumerate(claimed)]
-    return Trial(name, label, scene.job(name, parts), tuple(points), f"ε = {epsilon:g}")
+    return scene.trial(name, label, parts, f"ε = {epsilon:g}", *points)
 
 
 def _fig3_tag(source: str, epsilon: float) -> str:
@@ -264,6 +278,9 @@ FIG3 = Experiment(
 
 
 # --- figure 4: trusted users, the k least divergent uploads or a draw ---
+# The text prints 0.954 (k = 50) and 0.922 (k = 20) without the draw, and by how much less others
+# have: the draw 3.3 % and 2.9 %, LDP-FL 22.9 %, which elsewhere in it are differences. 50 users
+# hold good data, so `lq_user` is 0.5; `lq_data` is taken to be 0.5, its other setting.
 
 FIG4_CLAIMED = {
     ("delm_top_k", 50): 0.954,
@@ -278,11 +295,10 @@ def fig4_trials(quick: bool) -> tuple[Trial, ...]:
     scene = DelmWorkload(quick, partition=low_quality(0.5))
     rows = []
     for (preset, k), figure in FIG4_CLAIMED.items():
-        name = f"{preset}_{k}"
-        job = scene.job(name, scene.system(preset, aggregation=scene.chosen(k)))
-        rows.append(Trial(name, f"{preset}, k = {k}", job, (Point(figure),), "ε = 1"))
-    job = scene.job("ldp_fl", scene.system("ldp_fl"))
-    return (*rows, Trial("ldp_fl", "LDP-FL", job, (Point(0.725),), "ε = 1"))
+        parts, label = scene.system(preset, aggregation=scene.chosen(k)), f"{preset}, k = {k}"
+        rows.append(scene.trial(f"{preset}_{k}", label, parts, "ε = 1", Point(figure)))
+    parts = scene.system("ldp_fl")
+    return (*rows, scene.trial("ldp_fl", "LDP-FL", parts, "ε = 1", Point(0.725)))
 
 
 FIG4 = Experiment(
@@ -299,6 +315,9 @@ FIG4 = Experiment(
 
 
 # --- low-quality MNIST: `min_divergence` against `fedavg` ---
+# The text compares them on EMNIST and CIFAR-100 (table 4), and on MNIST with its own noise only
+# (figure 4, whose figures stand here in the rows of 0.5). Without noise the rule itself can be
+# seen.
 
 QUALITY_SHARES = (0.3, 0.5)
 QUALITY_ROUNDS = 10
@@ -324,23 +343,19 @@ def _quality_rows(scene: DelmWorkload) -> list[Trial]:
     tag = f"{100 * share:.0f}"
     rows = []
     for rule, words in QUALITY_RULES.items():
-        name = f"sgd_{rule}_{tag}"
-        job = scene.job(name, _noiseless(scene, rule))
-        rows.append(Trial(name, f"lq {share}: no noise, {words}", job, (Point(),), "none"))
+        label = f"lq {share}: no noise, {words}"
+        rows.append(scene.trial(f"sgd_{rule}_{tag}", label, _noiseless(scene, rule), "none"))
     presets = ("delm_basic", "delm_top_k", "delm_enhanced")
     for preset, words in zip(presets, QUALITY_RULES.values(), strict=True):
         own: dict[str, Any] = {"train": {"rounds": QUALITY_ROUNDS}}
         if preset != "delm_basic":
             own["aggregation"] = scene.chosen(50)
-        name, point = (
-            f"{preset}_{tag}",
-            Point(QUALITY_OF_TEXT.get(preset) if share == 0.5 else None),
-        )
-        job = scene.job(name, scene.system(preset, **own))
-        rows.append(Trial(name, f"lq {share}: fm_paper, {words}", job, (point,), "ε = 1"))
+        point = Point(QUALITY_OF_TEXT.get(preset) if share == 0.5 else None)
+        label, parts = f"lq {share}: fm_paper, {words}", scene.system(preset, **own)
+        rows.append(scene.trial(f"{preset}_{tag}", label, parts, "ε = 1", point))
     for kind, parts in (("fm", scene.fm()), ("gabor_fm", scene.gabor_fm())):
-        name, label = f"{kind}_{tag}", f"lq {share}: {OURS[kind]}, fedavg"
-        rows.append(Trial(name, label, scene.job(name, parts), (Point(),), "not in the text"))
+        label = f"lq {share}: {OURS[kind]}, fedavg"
+        rows.append(scene.trial(f"{kind}_{tag}", label, parts, "not in the text"))
     return rows
 
 
@@ -386,8 +401,7 @@ def table3_trials(quick: bool) -> tuple[Trial, ...]:
         for kind, parts in (("fm", scene.fm()), ("gabor_fm", scene.gabor_fm())):
             name = f"{kind}_{classes}_class"
             label = f"{OURS[kind]} (in place of DELM), {classes} class"
-            job = scene.job(name, parts)
-            rows.append(Trial(name, label, job, (Point(enhanced),), "ε = 1, as DELM"))
+            rows.append(scene.trial(name, label, parts, "ε = 1, as DELM", Point(enhanced)))
     sources = ("mnist",) if quick else ("mnist", "cifar10")
     for source, column in zip(sources, (0, 1), strict=False):
         for preset, figures in TABLE3_CLAIMED.items():
@@ -414,15 +428,13 @@ def _class_row(scene: DelmWorkload, preset: str, classes: int, figure: float) ->
     name = f"{preset}_{classes}_class{on}"
     label = f"{preset}, {classes} class" + on.replace("_", ", ")
     claimed = "none" if preset.startswith("fed") else "ε = 1"
-    return Trial(
-        name, label, scene.job(name, scene.system(preset, **own)), (Point(figure),), claimed
-    )
+    return scene.trial(name, label, scene.system(preset, **own), claimed, Point(figure))
 
 
 def _a_round(quick: bool, classes: int, figure: float) -> Trial:
     scene, name = _class_workload(quick, "mnist", classes), f"ldp_fl_a_round_{classes}_class"
-    job = scene.job(name, scene.ldp_fl_a_round())
-    return Trial(name, f"ldp_fl, ε = 100 in all, {classes} class", job, (Point(figure),), "ε = 1")
+    label = f"ldp_fl, ε = 100 in all, {classes} class"
+    return scene.trial(name, label, scene.ldp_fl_a_round(), "ε = 1", Point(figure))
 
 
 TABLE3 = Experiment(
@@ -453,8 +465,7 @@ def table4_trials(quick: bool) -> tuple[Trial, ...]:
     for level, figure in zip(LEVELS, TABLE4_CLAIMED["delm_enhanced"][0], strict=True):
         scene = _level_workload(quick, "emnist", level)
         name, label = f"fm_{level}", f"fm (in place of DELM), {level}"
-        job = scene.job(name, scene.fm())
-        rows.append(Trial(name, label, job, (Point(figure),), "ε = 1, as DELM"))
+        rows.append(scene.trial(name, label, scene.fm(), "ε = 1, as DELM", Point(figure)))
     sources = ("emnist",) if quick else ("emnist", "cifar100")
     for source, column in zip(sources, (0, 1), strict=False):
         for preset, figures in TABLE4_CLAIMED.items():
@@ -479,9 +490,7 @@ def _level_row(scene: DelmWorkload, preset: str, level: str, figure: float) -> T
     name = f"{preset}_{level}{on}"
     label = f"{preset}, {level}" + on.replace("_", ", ")
     claimed = "none" if preset == "fedavg" else "ε = 1"
-    return Trial(
-        name, label, scene.job(name, scene.system(preset, **own)), (Point(figure),), claimed
-    )
+    return scene.trial(name, label, scene.system(preset, **own), claimed, Point(figure))
 
 
 TABLE4 = Experiment(

@@ -86,14 +86,14 @@ class Children:
     def stop(self) -> None:
         """Ask all to end, wait a few seconds, kill what is left. May be called twice."""
         for child in self._children:
-            _signal(child, signal.SIGTERM)
+            signal_group(child.process, signal.SIGTERM)
         deadline = time.monotonic() + STOP_S
         for child in self._children:
             with suppress(subprocess.TimeoutExpired):
                 child.process.wait(max(0.05, deadline - time.monotonic()))
         for child in self._children:
             if child.process.returncode is None:
-                _signal(child, signal.SIGKILL)
+                signal_group(child.process, signal.SIGKILL)
                 child.process.wait()
         self._children.clear()
         if not self._lifeline.closed:
@@ -146,10 +146,12 @@ def tail(log: Path, lines: int = LOG_LINES) -> str:
     return "    (no log)"
 
 
-def _signal(child: _Child, number: signal.Signals) -> None:
-    # Only while it is not reaped: afterwards its number may be another process's.
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.process.pid, number)
+def signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Signal a process of `spawn` and all that it started; nothing once it is reaped."""
+    # Afterwards its number may be another process's.
+    if process.returncode is None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
 
 
 def _memory(process: psutil.Process) -> int:

@@ -39,7 +39,7 @@ from edgeveil_lab.audit.mechanism_attacks import (
     symmetric_attack,
 )
 from edgeveil_lab.audit.statistics import (
-    Counts,
+    EventCounts,
     caught,
     epsilon_at,
     gaussian_threshold,
@@ -67,33 +67,33 @@ def failing(attack):
 
 def test_the_lower_bound_is_that_of_clopper_and_pearson():
     # One-sided at 0.05: 8 of 10 is at least 0.4931, 1 of 10 at most 0.3942.
-    assert lower_bound(Counts(10, 1, 8), 0.0, 0.2) == pytest.approx(
+    assert lower_bound(EventCounts(10, 1, 8), 0.0, 0.2) == pytest.approx(
         math.log(0.4931 / 0.3942), abs=1e-3
     )
 
 
 def test_both_directions_and_the_complement_are_tried():
-    one = lower_bound(Counts(1000, 100, 300), 0.0, BETA)
+    one = lower_bound(EventCounts(1000, 100, 300), 0.0, BETA)
     assert one > 0
-    assert lower_bound(Counts(1000, 300, 100), 0.0, BETA) == one
-    assert lower_bound(Counts(1000, 900, 700), 0.0, BETA) == pytest.approx(one)
-    assert lower_bound(Counts(1000, 0, 0), 0.0, BETA) == 0.0
+    assert lower_bound(EventCounts(1000, 300, 100), 0.0, BETA) == one
+    assert lower_bound(EventCounts(1000, 900, 700), 0.0, BETA) == pytest.approx(one)
+    assert lower_bound(EventCounts(1000, 0, 0), 0.0, BETA) == 0.0
 
 
 def test_delta_is_taken_off_what_is_found():
-    assert lower_bound(Counts(10**6, 0, 1000), 0.01, BETA) == 0.0
-    assert lower_bound(Counts(10**6, 0, 20_000), 0.01, BETA) > 5
+    assert lower_bound(EventCounts(10**6, 0, 1000), 0.01, BETA) == 0.0
+    assert lower_bound(EventCounts(10**6, 0, 20_000), 0.01, BETA) > 5
 
 
 def test_a_sound_claim_is_hardly_ever_refuted_and_a_false_one_nearly_always():
     rng = np.random.default_rng(5)
     runs, p = 60_000, 0.18
     sound = rng.binomial(runs, [math.exp(-1) * 0.5, 0.5], (2000, 2))
-    refuted = sum(lower_bound(Counts(runs, a, b), 0.0, BETA) > 1 for a, b in sound.tolist())
+    refuted = sum(lower_bound(EventCounts(runs, a, b), 0.0, BETA) > 1 for a, b in sound.tolist())
     assert refuted == 0
     edge = caught(1.0, 0.0, runs, p, BETA)
     false = rng.binomial(runs, [p, math.exp(edge) * p], (2000, 2))
-    found = sum(lower_bound(Counts(runs, a, b), 0.0, BETA) > 1 for a, b in false.tolist())
+    found = sum(lower_bound(EventCounts(runs, a, b), 0.0, BETA) > 1 for a, b in false.tolist())
     assert found >= 0.99 * 2000
     assert edge < 1.1
 

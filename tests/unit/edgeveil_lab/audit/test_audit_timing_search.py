@@ -8,7 +8,7 @@ from edgeveil_lab.audit.timing import (
     UNARY,
     GraphSearch,
     OperatorChain,
-    Scored,
+    ScoredChain,
     changed,
     crafted,
     main,
@@ -50,6 +50,6 @@ def test_the_search_ends_with_the_best_first():
 
 def test_what_is_found_is_told_in_words(capsys):
     chain = OperatorChain((("Mul", 0.5), ("Selu", None)), 90.0, 1.0, "signs", double=True)
-    assert str(Scored(chain, 1.284)) == "1.28: Mul 0.5, Selu from signs·90 + 1, double"
+    assert str(ScoredChain(chain, 1.284)) == "1.28: Mul 0.5, Selu from signs·90 + 1, double"
     assert main(["--seconds", "0.5", "--unflushed"]) == 0
     assert "graphs tried" in capsys.readouterr().out

@@ -16,7 +16,7 @@ from edgeveil.round_context import RoundContext
 from edgeveil_cloud.commit_round import aggregate
 from edgeveil_cloud.validate_batch import ValidatedBatch
 from edgeveil_edge.store import UploadReceipt
-from edgeveil_lab.chaos.checks import RunFacts, check_all, rounds_during_faults, warnings
+from edgeveil_lab.chaos.checks import ChaosFacts, check_all, rounds_during_faults, warnings
 from edgeveil_lab.chaos.command import JOB
 from edgeveil_lab.chaos.evidence import CommittedExchange, DeviceFacts, Evidence, JobFacts
 from edgeveil_lab.chaos.faults import Fault
@@ -182,13 +182,13 @@ FOUND: dict[str, list[Callable[[Evidence], Evidence]]] = {
 }
 
 
-def violated(found: Evidence, course: RunFacts | None = None) -> set[str]:
-    return {one.name for one in check_all(found, course or RunFacts()) if not one.holds}
+def violated(found: Evidence, course: ChaosFacts | None = None) -> set[str]:
+    return {one.name for one in check_all(found, course or ChaosFacts()) if not one.holds}
 
 
 def test_a_sound_site_keeps_its_word_and_every_check_has_looked() -> None:
     ends = [ProcessEnd("cloud", 9.0, 9.0, 0, "stopped")]
-    checked = check_all(sound(), RunFacts(ends=ends, quiet_s=99.0))
+    checked = check_all(sound(), ChaosFacts(ends=ends, quiet_s=99.0))
     assert [one.violations for one in checked] == [[]] * 10
     assert all(one.looked for one in checked)
 
@@ -217,7 +217,7 @@ def test_an_acknowledged_upload_of_an_attempt_that_was_given_up_is_no_promise() 
 
 
 def test_a_site_that_stands_still_is_a_violation() -> None:
-    assert violated(sound(), RunFacts(stalled={"at_s": 300.0})) == {"jobs complete"}
+    assert violated(sound(), ChaosFacts(stalled={"at_s": 300.0})) == {"jobs complete"}
 
 
 FAULTS = [
@@ -256,13 +256,13 @@ UP_S = 5.0
     ],
 )
 def test_which_ends_of_a_process_are_excused(end: ProcessEnd, sound_end: bool) -> None:
-    found = violated(sound(), RunFacts(faults=FAULTS, up_s=UP_S, ends=[end]))
+    found = violated(sound(), ChaosFacts(faults=FAULTS, up_s=UP_S, ends=[end]))
     assert found == (set() if sound_end else {"processes sound"})
 
 
 def test_a_run_whose_faults_hit_no_round_proves_nothing() -> None:
     few, many = ([Fault(1.0, "kill", "cloud")] * count for count in (9, 10))
-    late = RunFacts(faults=many, up_s=float(len(ROUNDS) + 1), quiet_s=99.0, touched={"kill": 10})
+    late = ChaosFacts(faults=many, up_s=float(len(ROUNDS) + 1), quiet_s=99.0, touched={"kill": 10})
     assert violated(sound(), late) == {"faults met"}
     assert violated(sound(), replace(late, faults=few)) == set()
     assert warnings(sound(), late) == ["no round was committed while the faults went on"]
@@ -272,11 +272,11 @@ def test_a_run_whose_faults_hit_no_round_proves_nothing() -> None:
 
 def test_a_kind_of_fault_that_met_nothing_is_told() -> None:
     touched = {"disk": 1, "cut": 0, "broker": 1, "corrupt": 7, "delay": 3}
-    course = RunFacts(faults=FAULTS, quiet_s=99.0, touched=touched)
+    course = ChaosFacts(faults=FAULTS, quiet_s=99.0, touched=touched)
     assert warnings(sound(), course) == ["the faults 'cut' met nothing"]
 
 
 def test_a_trace_and_a_process_that_does_not_stop_are_violations() -> None:
     trace = ProcessTrace("cloud", 3.0, "Traceback (most recent call last):")
-    assert violated(sound(), RunFacts(traces=[trace])) == {"processes sound"}
-    assert violated(sound(), RunFacts(late=["worker-2"])) == {"processes sound"}
+    assert violated(sound(), ChaosFacts(traces=[trace])) == {"processes sound"}
+    assert violated(sound(), ChaosFacts(late=["worker-2"])) == {"processes sound"}

@@ -4,7 +4,7 @@ import math
 
 from edgeveil_lab.load.leader import FleetTotals, Leader, SiteAccess
 from edgeveil_lab.load.processes import ProcessWatch
-from edgeveil_lab.load.run_log import RunLog, RunMeasurements, SampleSeries, SpentMark, outcome
+from edgeveil_lab.load.run_log import LoadRunLog, RunMeasurements, SampleSeries, SpentMark, outcome
 from edgeveil_lab.load.scenario import LoadOptions
 from edgeveil_lab.load.sites import LoadFleet
 
@@ -90,7 +90,7 @@ IDLE = {
 
 def outcome_of(totals=None, watch=None, marks=(), **measured):
     """The result of a test of which only this was measured; `marks` are (cpu_s, at_s) of rounds."""
-    options, run_log, watch = LoadOptions(devices=5), RunLog(), watch or ProcessWatch()
+    options, run_log, watch = LoadOptions(devices=5), LoadRunLog(), watch or ProcessWatch()
     where = SiteAccess("mqtt://127.0.0.1:1", b"c" * 32, b"p" * 32, None)
     samples = SampleSeries(Leader(options, LoadFleet([]), 1, where, "word"), watch)
     noted = [SpentMark(cpu_s, {"bytes_down": 0}, n, at_s) for n, (cpu_s, at_s) in enumerate(marks)]

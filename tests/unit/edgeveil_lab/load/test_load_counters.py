@@ -9,7 +9,7 @@ import pytest
 from edgeveil.protocol.messages import ExchangeId
 from edgeveil_lab.load.counters import UploadCounters
 from edgeveil_lab.load.leader import FleetTotals
-from edgeveil_lab.load.run_log import RunLog, losses, sum_matches
+from edgeveil_lab.load.run_log import LoadRunLog, losses, sum_matches
 
 AT, AGAIN = ExchangeId(b"j" * 16, 1, 1), ExchangeId(b"j" * 16, 2, 1)
 
@@ -33,9 +33,9 @@ def totals(*counted: UploadCounters) -> FleetTotals:
     )
 
 
-def run_log(*uploads: int, mean: float | None = None) -> RunLog:
+def run_log(*uploads: int, mean: float | None = None) -> LoadRunLog:
     rounds = [{"round": n, "attempt": 1, "uploads": u} for n, u in enumerate(uploads, 1)]
-    return RunLog(committed=rounds, mean_of_values=mean)
+    return LoadRunLog(committed=rounds, mean_of_values=mean)
 
 
 def losses_of(counters: UploadCounters, *uploads: int, alone: bool = True) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgeveil_lab.load.run_log import RunLog
+from edgeveil_lab.load.run_log import LoadRunLog
 
 
 def event(type_: str, time_s: float, **data) -> dict:
@@ -13,8 +13,8 @@ def committed(time_s: float, **data) -> dict:
     return event("exchange_committed", time_s, exchange=1, attempt=1, uploads=50, **data)
 
 
-def played() -> RunLog:
-    run_log = RunLog()
+def played() -> LoadRunLog:
+    run_log = LoadRunLog()
     run_log.take(event("broadcast", 100.0, kind="round", round="round 1", selected=60))
     run_log.take(event("batch", 106.0))
     run_log.take(committed(108.0, refused={"norm": 2}))
@@ -67,7 +67,7 @@ def test_an_acknowledgement_after_the_batch_does_not_make_a_phase_negative():
 
 
 def test_a_cloud_whose_clock_is_ahead_is_told_by_ours():
-    run_log = RunLog(ahead_s=50.0)
+    run_log = LoadRunLog(ahead_s=50.0)
     run_log.take(event("broadcast", 150.0, kind="round", round="round 1", selected=60))
     run_log.take(event("batch", 156.0))
     run_log.take(committed(158.0))

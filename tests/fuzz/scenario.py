@@ -1,4 +1,4 @@
-"""A story for one machine: what malicious peers say, in an order that a tape decides.
+"""A scenario for one machine: what malicious peers say, in an order that a tape decides.
 
 Messages have headers and bodies that are damaged and signed again, by whom they should be or by
 somebody else. Parts, requests, timers and outcomes of work come in any order.
@@ -117,7 +117,7 @@ class Play:
         self.asked: Counter[object] = Counter()
 
     def run(self, starts: Iterable[fx.Event], peers: tuple[fx.Address, ...]) -> None:
-        """The whole story."""
+        """The whole scenario."""
         for event in starts:
             self._tell(event)
         for _ in range(_EVENTS):
