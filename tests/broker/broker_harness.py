@@ -12,7 +12,7 @@ from cryptography.x509.oid import NameOID
 
 from edgeveil.transport.link import LinkSettings
 from edgeveil.transport.mqtt_link import MqttLink
-from edgeveil_tools.site.broker_plan import ListenerTls
+from edgeveil_tools.site.brokers import ListenerTls
 
 PASSWORDS = {"proxy": "proxy-word", "cloud": "cloud-word", "ada": "ada-word", "bob": "bob-word"}
 UP, DOWN, ALL = "edgeveil/v1/d/{}/up", "edgeveil/v1/d/{}/down", "edgeveil/v1/all/down"

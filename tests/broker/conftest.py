@@ -3,8 +3,7 @@
 import pytest
 from broker_harness import PASSWORDS, issue
 
-from edgeveil_tools.site.broker_plan import BrokerPlan
-from edgeveil_tools.site.brokers import BrokerProcess
+from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess
 
 
 @pytest.fixture(params=["mosquitto", "amqtt"])

@@ -15,8 +15,13 @@ from broker_harness import PASSWORDS, linked, make_link
 
 from edgeveil.errors import BrokerError
 from edgeveil_tools.site import brokers
-from edgeveil_tools.site.broker_plan import BrokerPlan, ListenerTls
-from edgeveil_tools.site.brokers import BrokerProcess, choose_engine, free_port
+from edgeveil_tools.site.brokers import (
+    BrokerPlan,
+    BrokerProcess,
+    ListenerTls,
+    choose_engine,
+    free_port,
+)
 
 OUT, IN = "edgeveil/v1/cloud/out", "edgeveil/v1/cloud/in"
 
@@ -144,7 +149,7 @@ def broker_site(tmp_path, engine, port):
     )
     code = (
         "import sys; from pathlib import Path; from edgeveil.sites.files import load_site;"
-        "from edgeveil_tools.local.broker import run_broker;"
+        "from edgeveil_tools.site.brokers import run_broker;"
         "sys.exit(run_broker(load_site(Path(sys.argv[1]))))"
     )
     return [sys.executable, "-c", code, str(tmp_path / "broker.yaml")]
@@ -190,7 +195,7 @@ def test_a_broker_does_not_outlive_a_killed_starter(engine, tmp_path):
     """amqtt reads the end of its standard input; mosquitto has a watcher that does."""
     code = (
         "import time; from pathlib import Path; from edgeveil_tools.site.brokers import *;"
-        "from edgeveil_tools.site.broker_plan import *;"
+        "from edgeveil_tools.site.brokers import *;"
         f"b = BrokerProcess(BrokerPlan(engine={engine!r}), Path({str(tmp_path)!r})); b.start();"
         "import psutil; c = psutil.Process(b.pid).children();"
         "print(*[b.pid, *(p.pid for p in c)], flush=True); time.sleep(600)"

@@ -10,8 +10,7 @@ from broker_harness import PASSWORDS, UP, linked, listener_tls, make_link
 from edgeveil.errors import BrokerError
 from edgeveil.transport.link import LinkSettings
 from edgeveil.transport.mqtt_link import MqttLink
-from edgeveil_tools.site.broker_plan import BrokerPlan
-from edgeveil_tools.site.brokers import BrokerProcess, free_port
+from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, free_port
 
 HANG_S = 30  # only ends a test that hangs
 

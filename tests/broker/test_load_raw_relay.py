@@ -11,10 +11,8 @@ from edgeveil.errors import JobFailed
 from edgeveil.sites.files import load_site
 from edgeveil_lab.load.raw_relay import RawDevice, RawSite, run_raw
 from edgeveil_lab.load.scenario import LoadOptions
-from edgeveil_tools.site.broker_plan import BrokerPlan
-from edgeveil_tools.site.brokers import BrokerProcess, free_ports
-from edgeveil_tools.site.provision import provision
-from edgeveil_tools.site.site_plan import Ports, SitePlan
+from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, free_ports
+from edgeveil_tools.site.provision import Ports, SitePlan, provision
 
 pytestmark = pytest.mark.slow
 

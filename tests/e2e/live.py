@@ -13,10 +13,8 @@ from pathlib import Path
 from edgeveil.errors import UsageError
 from edgeveil.sites.policy import Policy
 from edgeveil_tools.cloud_client import Cloud
-from edgeveil_tools.site.broker_plan import BrokerPlan
-from edgeveil_tools.site.brokers import BrokerProcess, free_port
-from edgeveil_tools.site.provision import provision
-from edgeveil_tools.site.site_plan import Ports, SitePlan
+from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, free_port
+from edgeveil_tools.site.provision import Ports, SitePlan, provision
 
 WAIT_S = 60.0
 BLOCK_TORCH = """import sys

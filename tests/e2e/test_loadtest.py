@@ -13,8 +13,7 @@ import psutil
 import pytest
 
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
-from edgeveil_tools.site.broker_plan import BrokerPlan
-from edgeveil_tools.site.brokers import BrokerProcess, choose_engine, free_ports
+from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, choose_engine, free_ports
 from tests.e2e.live import wait_for
 
 pytestmark = pytest.mark.slow

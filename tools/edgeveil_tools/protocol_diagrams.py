@@ -21,7 +21,7 @@ from edgeveil.protocol.cloud_tasks import CloudSettings
 from edgeveil.protocol.device_tasks import DeviceSettings
 from edgeveil.protocol.effects import StateTable
 from edgeveil.protocol.proxy_tasks import ProxySettings
-from edgeveil_tools.drawn_page import update
+from edgeveil_tools.pages import update
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
 TABLES: dict[str, StateTable[Any]] = {

@@ -8,7 +8,7 @@ import pytest
 
 from edgeveil_tools import architecture_page
 from edgeveil_tools.architecture_page import PACKAGES, PAGE, ROOT, arrows, drawing, main
-from edgeveil_tools.drawn_page import redrawn
+from edgeveil_tools.pages import redrawn
 
 TEXT = PAGE.read_text(encoding="utf-8")
 _WAY = TEXT[TEXT.index("## One record's way") :]

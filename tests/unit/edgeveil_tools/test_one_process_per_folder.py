@@ -14,8 +14,7 @@ from edgeveil.sites.proxy import ProxySite
 from edgeveil.transport.process import OwnFolder
 from edgeveil_edge.identity import Identity
 from edgeveil_tools.cli.common import load_as
-from edgeveil_tools.site.provision import Site, provision
-from edgeveil_tools.site.site_plan import Ports, SitePlan
+from edgeveil_tools.site.provision import Ports, Site, SitePlan, provision
 
 
 @pytest.fixture(scope="module")

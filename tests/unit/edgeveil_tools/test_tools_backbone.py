@@ -9,9 +9,8 @@ from edgeveil.evaluation.onnx_session import open_session
 from edgeveil.parts.features.onnx import cached_backbone, opened
 from edgeveil_tools import cli
 from edgeveil_tools.backbone import command as backbone
-from edgeveil_tools.backbone.images import PublicDigits
+from edgeveil_tools.backbone.drawings import SHAPES, SIDE, PublicDigits, drawn_digits
 from edgeveil_tools.backbone.net import FEATURES, onnx_encoder, train_encoder
-from edgeveil_tools.backbone.strokes import SHAPES, SIDE, drawn_digits
 
 TINY = {"steps": 4, "drawings": 40}
 JOB = "features: [{name: identity}, {name: onnx, file: digits}]\n"

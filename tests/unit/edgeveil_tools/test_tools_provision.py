@@ -13,8 +13,7 @@ from edgeveil.sites.policy import Policy
 from edgeveil_edge.identity import Identity
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_tools.site.broker_rules import password_matches, read_users
-from edgeveil_tools.site.provision import commands, guide, provision
-from edgeveil_tools.site.site_plan import SitePlan
+from edgeveil_tools.site.provision import SitePlan, commands, guide, provision
 
 
 @pytest.fixture

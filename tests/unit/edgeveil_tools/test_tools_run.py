@@ -22,8 +22,7 @@ from edgeveil_tools.local.job import Overrides, local_job, submitted
 from edgeveil_tools.local.local_run import load_local_job
 from edgeveil_tools.local.run import FILES, prepare
 from edgeveil_tools.local.run_log import RunProgress, RunReporter
-from edgeveil_tools.site.provision import provision
-from edgeveil_tools.site.site_plan import SitePlan
+from edgeveil_tools.site.provision import SitePlan, provision
 
 QUICKSTART = Path(__file__).parents[3] / "configs" / "jobs" / "quickstart.yaml"
 

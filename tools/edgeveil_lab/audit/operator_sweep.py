@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from edgeveil.errors import DataError
 from edgeveil.evaluation.graph_check import OPERATORS, check_graph
 from edgeveil.evaluation.onnx_session import aligned, open_session, run_session
-from edgeveil_tools.drawn_page import placed
+from edgeveil_tools.pages import placed
 
 SHAPE = (1, 16, 64, 64)
 REPETITIONS = 15

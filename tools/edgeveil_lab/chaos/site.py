@@ -21,10 +21,8 @@ from edgeveil_lab.chaos.relays import Relays
 from edgeveil_lab.chaos.supervisor import Disks, Supervisor
 from edgeveil_tools.local.job import site_of
 from edgeveil_tools.local.local_run import LocalRun
-from edgeveil_tools.site.broker_plan import BrokerPlan
-from edgeveil_tools.site.brokers import BrokerProcess, choose_engine, free_ports
-from edgeveil_tools.site.provision import provision
-from edgeveil_tools.site.site_plan import Ports
+from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, choose_engine, free_ports
+from edgeveil_tools.site.provision import Ports, provision
 
 BACKOFF_CAP_S = 2.0
 PACKET_BYTES = 4096  # so that models, uploads and batches go in parts, and are hit between them

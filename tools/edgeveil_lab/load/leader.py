@@ -22,7 +22,7 @@ from edgeveil.transport.http import HttpServer, serve
 from edgeveil_lab.load.counters import DurationHistogram, GeneratorLoad
 from edgeveil_lab.load.scenario import LoadOptions
 from edgeveil_lab.load.sites import FleetMember, LoadFleet
-from edgeveil_tools.site.broker_plan import write_private
+from edgeveil_tools.site.brokers import write_private
 
 # --- what they say to each other ---
 

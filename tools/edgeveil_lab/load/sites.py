@@ -28,12 +28,16 @@ from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_tools.cli.common import load_as
 from edgeveil_tools.cloud_client import get_json
 from edgeveil_tools.local.children import Children
-from edgeveil_tools.site.broker_plan import BrokerPlan, ListenerTls, write_private
 from edgeveil_tools.site.broker_rules import users_text
-from edgeveil_tools.site.brokers import BrokerProcess, choose_engine, free_ports
-from edgeveil_tools.site.certificates import make_certificates
-from edgeveil_tools.site.provision import SIDES
-from edgeveil_tools.site.site_plan import Ports, SitePlan
+from edgeveil_tools.site.brokers import (
+    BrokerPlan,
+    BrokerProcess,
+    ListenerTls,
+    choose_engine,
+    free_ports,
+    write_private,
+)
+from edgeveil_tools.site.provision import SIDES, Ports, SitePlan, make_certificates
 
 # --- a fleet of simulated devices: keys and broker passwords in one file, made in seconds ---
 

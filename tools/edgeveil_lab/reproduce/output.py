@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from edgeveil.errors import UsageError
-from edgeveil_tools.drawn_page import placed
+from edgeveil_tools.pages import placed
 from edgeveil_tools.report.plots import BLUE, CLUSTERS, ORANGE, file_figure
 from edgeveil_tools.result import write_json, write_whole, writing
 

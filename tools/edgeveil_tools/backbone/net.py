@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from edgeveil.parts.features.onnx_nodes import IR_VERSION, OPSET, NodeList
-from edgeveil_tools.backbone.images import PIXELS, PublicDigits
+from edgeveil_tools.backbone.drawings import PIXELS, PublicDigits
 
 HIDDEN, CLASSES = 128, 10
 FEATURES = HIDDEN + CLASSES

@@ -134,7 +134,7 @@ def _add_edge(commands: Subparsers) -> None:
 
 def _broker(args: argparse.Namespace) -> int:
     from edgeveil.sites.broker import BrokerSite
-    from edgeveil_tools.local.broker import run_broker
+    from edgeveil_tools.site.brokers import run_broker
 
     return run_broker(load_as(BrokerSite, args.config))
 

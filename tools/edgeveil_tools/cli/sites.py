@@ -77,8 +77,7 @@ def _port(text: str) -> int:
 def _provision(args: argparse.Namespace) -> int:
     from edgeveil.errors import UsageError
     from edgeveil.sites.policy import Policy
-    from edgeveil_tools.site.provision import as_json, guide, provision
-    from edgeveil_tools.site.site_plan import Ports, SitePlan
+    from edgeveil_tools.site.provision import Ports, SitePlan, as_json, guide, provision
 
     if args.devices < 1 or not 0 <= args.infer_only < args.devices:
         fix = "use --devices 1 or more, and fewer --infer-only"

@@ -34,10 +34,8 @@ from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.reference import Reference, has_reference
 from edgeveil_tools.local.run_log import Listener, RunLog, RunReporter, unheard
 from edgeveil_tools.result import write_whole
-from edgeveil_tools.site.broker_plan import BrokerPlan
-from edgeveil_tools.site.brokers import BrokerProcess, choose_engine, free_ports
-from edgeveil_tools.site.provision import SIDES, Site, provision
-from edgeveil_tools.site.site_plan import Ports, SitePlan
+from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, choose_engine, free_ports
+from edgeveil_tools.site.provision import SIDES, Ports, Site, SitePlan, provision
 
 START_S = 60.0
 START_PER_DEVICE_S = 0.5

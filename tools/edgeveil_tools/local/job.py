@@ -15,7 +15,7 @@ from edgeveil.jobs import Job
 from edgeveil.parts.features import OnnxParameters, backbone_digests
 from edgeveil_tools.local.data import dealt_classes, source
 from edgeveil_tools.local.local_run import LocalJob, LocalRun, load_local_job, parse_local_job
-from edgeveil_tools.site.site_plan import SitePlan
+from edgeveil_tools.site.provision import SitePlan
 
 
 @dataclass(frozen=True)

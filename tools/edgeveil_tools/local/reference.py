@@ -19,7 +19,7 @@ from edgeveil.parts.methods.reference import noise_free_reference
 from edgeveil.parts.own_records import take
 from edgeveil_tools.local.data import dealt, held
 from edgeveil_tools.local.local_run import LocalRun
-from edgeveil_tools.site.site_plan import SitePlan
+from edgeveil_tools.site.provision import SitePlan
 
 LOG = logging.getLogger("edgeveil.run")
 RIDGE_SHARE = 1 / 30  # the ridge stands against noise; without any, little of it is needed

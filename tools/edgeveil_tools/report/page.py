@@ -14,7 +14,7 @@ from edgeveil.jobs.shuffle_amplification import ShuffleCredit
 from edgeveil.privacy.guarantee import up, worth
 from edgeveil_tools.pages import write_page
 from edgeveil_tools.report import plots as plots
-from edgeveil_tools.report.holdings import Holdings, holdings_plot
+from edgeveil_tools.report.plots import Holdings, holdings_plot
 from edgeveil_tools.result import (
     MEASURED_ON,
     UNPROTECTED,

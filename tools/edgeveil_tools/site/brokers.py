@@ -1,27 +1,102 @@
-"""Starts a broker as a child process: mosquitto where it is installed, else amqtt."""
+"""A site's brokers: what to start, mosquitto or amqtt as a child, and `edgeveil broker`."""
 
 from __future__ import annotations
 
 import atexit
 import errno
 import json
+import os
+import pwd
 import secrets
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
 from edgeveil.errors import BrokerError
+from edgeveil.sites.broker import BrokerSite
 from edgeveil_tools.site import broker_tied
-from edgeveil_tools.site.broker_plan import BrokerPlan, Engine, mosquitto_lines, write_private
 from edgeveil_tools.site.broker_rules import acl_text, read_users, rules_for, users_text
+
+Engine = Literal["auto", "amqtt", "mosquitto"]
+
+_MAX_INFLIGHT = 200
+_MAX_QUEUED = 100_000
+
+
+@dataclass(frozen=True)
+class ListenerTls:
+    """PEM files of the listener. With `ca_file`, clients must show a certificate of that CA."""
+
+    cert_file: Path
+    key_file: Path
+    ca_file: Path | None = None
+
+
+@dataclass(frozen=True)
+class BrokerPlan:
+    """What to start. `port` None: a free one. `acl` `edge` or `cloud`; None: no access list.
+
+    `wiretap` adds a user of that name who may read everything: for tests alone.
+    """
+
+    engine: Engine = "auto"
+    host: str = "127.0.0.1"
+    port: int | None = None
+    acl: Literal["edge", "cloud"] | None = None
+    tls: ListenerTls | None = None
+    packet_bytes: int = 65536
+    max_queued_bytes: int = 1 << 26
+    max_connections: int = 20_000
+    wiretap: bool = False
+
+
+def mosquitto_lines(plan: BrokerPlan, port: int, *, open_to_all: bool) -> list[str]:
+    """mosquitto's configuration, users and access list aside."""
+    certificates = plan.tls is not None and plan.tls.ca_file is not None
+    lines = [
+        f"listener {port} {plan.host}",
+        f"allow_anonymous {'true' if open_to_all and not certificates else 'false'}",
+        f"user {pwd.getpwuid(os.getuid()).pw_name}",
+        "persistence false",
+        "retain_available false",
+        "sys_interval 0",
+        "set_tcp_nodelay true",
+        f"max_inflight_messages {_MAX_INFLIGHT}",
+        f"max_queued_messages {_MAX_QUEUED}",
+        f"max_queued_bytes {plan.max_queued_bytes}",
+        f"max_packet_size {plan.packet_bytes}",
+        f"max_connections {plan.max_connections}",
+        "log_dest stderr",
+        "log_type error",
+        "connection_messages false",
+    ]
+    if plan.tls is not None:
+        lines += [f"certfile {plan.tls.cert_file}", f"keyfile {plan.tls.key_file}"]
+        if certificates:
+            lines += [f"cafile {plan.tls.ca_file}", "require_certificate true"]
+            lines += ["use_identity_as_username true"] if open_to_all else []
+    return lines
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write whole and 0600: a broker may read it at any moment."""
+    scratch = path.with_name(f".{path.name}.new")
+    scratch.unlink(missing_ok=True)
+    with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+    scratch.replace(path)
+
 
 START_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 5.0
@@ -247,3 +322,65 @@ class BrokerProcess:
             "edgeveil_tools.site.broker_amqtt",
             str(self._directory / "amqtt.json"),
         ]
+
+
+def run_broker(site: BrokerSite) -> int:
+    """Run the broker of a site file until Ctrl-C or SIGTERM; the exit code.
+
+    A changed `users_file` takes effect within two seconds. Raises BrokerError.
+    """
+    tls = None
+    if site.tls is not None:
+        tls = ListenerTls(site.tls.cert_file, site.tls.key_file, site.tls.ca_file)
+    plan = BrokerPlan(
+        engine=site.engine,
+        host=site.host,
+        port=site.port,
+        acl=site.acl,
+        tls=tls,
+        packet_bytes=site.limits.packet_bytes,
+        max_queued_bytes=site.limits.max_queued_bytes,
+        max_connections=site.limits.max_connections,
+    )
+    return _run_until_signal(plan, site.users_file)
+
+
+def _run_until_signal(plan: BrokerPlan, users_file: Path | None) -> int:
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    with tempfile.TemporaryDirectory(prefix="edgeveil-broker-") as directory:
+        broker = BrokerProcess(plan, Path(directory), users_file=users_file)
+        broker.start()
+        sys.stdout.write(f"{broker.name} listens on {broker.url}\n")
+        sys.stdout.flush()
+        known = _stamp(users_file)
+        try:
+            while broker.running() and not stop.wait(1.0):
+                if (stamp := _stamp(users_file)) != known:
+                    known = stamp
+                    _refresh(broker)
+        finally:
+            died = not broker.running()
+            broker.stop()
+    if died and not stop.is_set():
+        raise BrokerError(
+            f"{broker.engine} ended by itself", where=broker.url, fix="start it again"
+        )
+    return 0
+
+
+def _refresh(broker: BrokerProcess) -> None:
+    try:
+        broker.refresh_users()
+    except BrokerError as error:  # half edited: the users that were known go on
+        sys.stderr.write(f"{error}\n")
+
+
+def _stamp(path: Path | None) -> tuple[int, int]:
+    """Time and size: a file that is emptied and written may keep one time for both."""
+    try:
+        found = path.stat() if path is not None else None
+    except OSError:
+        found = None
+    return (found.st_mtime_ns, found.st_size) if found else (0, 0)

@@ -13,24 +13,294 @@ Secret keys are made where they stay: in the state folder of their owner.
 
 from __future__ import annotations
 
+import datetime
+import ipaddress
 import json
+import os
 import secrets
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from edgeveil.errors import UsageError
+from edgeveil.protocol.transfer import NEED_LIMIT
+from edgeveil.sites.broker import BrokerLimits
+from edgeveil.sites.cloud import CloudLimits
+from edgeveil.sites.data import DataSource, Partition
+from edgeveil.sites.edge import EdgeLimits
 from edgeveil.sites.files import load_site
+from edgeveil.sites.policy import Policy
+from edgeveil.sites.proxy import ProxyLimits
 from edgeveil.transport.process import own_signing_key
 from edgeveil_edge.identity import Identity
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
-from edgeveil_tools.site.broker_plan import BrokerPlan, ListenerTls, mosquitto_lines, write_private
 from edgeveil_tools.site.broker_rules import acl_text, rules_for, users_text
-from edgeveil_tools.site.certificates import make_certificates
-from edgeveil_tools.site.site_plan import SitePlan
+from edgeveil_tools.site.brokers import BrokerPlan, ListenerTls, mosquitto_lines, write_private
+
+Settings = dict[str, Any]
+SPOOLED_BATCHES = 3  # uploads, the batch made of them, and what is still kept of a round before
+
+
+@dataclass(frozen=True)
+class Ports:
+    """TCP ports on `host`, away from 1883 where a system's own broker listens."""
+
+    edge: int = 21883
+    cloud: int = 21884
+    cloud_http: int = 8701
+    proxy_http: int = 8702
+
+
+@dataclass(frozen=True)
+class SitePlan:
+    """A site of two brokers, a cloud, a proxy and `devices` devices below `folder`.
+
+    The last `infer_only` devices only evaluate. Device k of n (from 1) takes share k − 1 of
+    the data set `source`. Limits are raised, where the usual ones
+    are too small, so that all devices may upload `upload_bytes` in one round.
+    """
+
+    folder: Path
+    devices: int = 3
+    infer_only: int = 0
+    host: str = "127.0.0.1"
+    ports: Ports = field(default_factory=Ports)
+    tls: bool = False
+    engine: str = "auto"
+    protocol: int = 5
+    source: DataSource = field(default=DataSource(name="digits", source="digits"))
+    partition: Partition = field(default_factory=Partition)
+    classes: int | None = None  # of a source of one's own, where records are dealt by class
+    seed: int = 7
+    policy: Policy = field(default_factory=Policy)
+    min_batch_floor: int = 3
+    upload_bytes: int = 0
+    log_format: str = "text"
+    record_dir: Path | None = None  # absolute; where the cloud keeps what it sees
+
+    @property
+    def url(self) -> str:
+        """The cloud's HTTP control."""
+        return f"http://{self.host}:{self.ports.cloud_http}"
+
+    def edge_file(self, number: int) -> Path:
+        """Site file of device `number`, from 1."""
+        return self.folder / f"edge-{number}.yaml"
+
+    def edge_state(self, number: int) -> Path:
+        """State folder of device `number`, from 1."""
+        return self.folder / "state" / f"edge-{number}"
+
+    def broker(self, side: str) -> Settings:
+        """The site file of the broker of one side, `edge` or `cloud`."""
+        settings: Settings = {
+            "engine": self.engine,
+            "host": self.host,
+            "port": getattr(self.ports, side),
+            "users_file": f"passwords/{side}-broker.users",
+            "acl": side,
+        }
+        if self.tls:
+            settings["tls"] = {
+                "cert_file": f"tls/broker-{side}.crt",
+                "key_file": f"tls/broker-{side}.key",
+            }
+        return {"broker": settings}
+
+    def cloud(self) -> Settings:
+        """The cloud's site file."""
+        return {
+            "cloud": {
+                "broker": self._link("cloud", "cloud", "cloud"),
+                "state_dir": "state/cloud",
+                "proxy_key_file": "keys/proxy.pub",
+                "http": {"host": self.host, "port": self.ports.cloud_http},
+                "test_data": self.data(),
+                "allow_python_models": self.policy.allow_python_models,
+                "limits": self._limits(spool_bytes=self._batch_bytes),
+                "record_dir": None if self.record_dir is None else str(self.record_dir),
+                "log": self._log(),
+            }
+        }
+
+    def proxy(self) -> Settings:
+        """The proxy's site file."""
+        return {
+            "proxy": {
+                "edge_broker": self._link("edge", "proxy", "proxy-edge"),
+                "cloud_broker": self._link("cloud", "proxy", "proxy-cloud"),
+                "state_dir": "state/proxy",
+                "cloud_key_file": "keys/cloud.pub",
+                "http": {"host": self.host, "port": self.ports.proxy_http},
+                "min_batch_floor": self.min_batch_floor,
+                "limits": self._limits(
+                    blob_bytes=self._batch_bytes,
+                    upload_bytes=self.upload_bytes,
+                    spool_bytes=SPOOLED_BATCHES * self._batch_bytes,
+                    cache_bytes=SPOOLED_BATCHES * self._batch_bytes,
+                ),
+                "log": self._log(),
+            }
+        }
+
+    def edge(self, number: int, device_id: str) -> Settings:
+        """The site file of device `number`, from 1, whose user name at the broker is its id."""
+        return {
+            "edge": {
+                "name": f"box-{number}",
+                "role": "infer" if number > self.devices - self.infer_only else "train",
+                "broker": self._link("edge", device_id, f"edge-{number}"),
+                "state_dir": f"state/edge-{number}",
+                "cloud_key_file": "keys/cloud.pub",
+                "proxy_key_file": "keys/proxy.pub",
+                "data": {
+                    **self.data(),
+                    "shard": {
+                        "devices": self.devices,
+                        "index": number - 1,
+                        "partition": self.partition.model_dump(mode="json"),
+                        "seed": self.seed,
+                        "classes": self.classes,
+                    },
+                },
+                "policy": self.policy.model_dump(mode="json"),
+                "limits": {"outbox_bytes": max(EdgeLimits().outbox_bytes, self.upload_bytes)},
+                "log": self._log(),
+            }
+        }
+
+    @property
+    def queued_bytes(self) -> int:
+        """What may wait at a broker for the proxy: each device's credit in parts, at most."""
+        credit = self.devices * min(self.upload_bytes, NEED_LIMIT * CloudLimits().packet_bytes)
+        return max(BrokerLimits().max_queued_bytes, credit)
+
+    def _limits(self, **wanted: int) -> Settings:
+        """The usual limits of a site, or what is wanted where that is more."""
+        usual = ProxyLimits()
+        return {key: max(getattr(usual, key), value) for key, value in wanted.items()}
+
+    @property
+    def _batch_bytes(self) -> int:
+        return self.devices * self.upload_bytes
+
+    def data(self) -> Settings:
+        """The data set, as the cloud tests on it and a device takes its share of it."""
+        return self.source.model_dump(mode="json", exclude_none=True)
+
+    def _link(self, side: str, username: str, password: str) -> Settings:
+        scheme = "mqtts" if self.tls else "mqtt"
+        link: Settings = {
+            "url": f"{scheme}://{self.host}:{getattr(self.ports, side)}",
+            "protocol": self.protocol,
+            "username": username,
+            "password_file": f"passwords/{password}",
+        }
+        return {**link, "ca_file": "tls/ca.crt"} if self.tls else link
+
+    def _log(self) -> Settings:
+        return {"level": "info", "format": self.log_format}
+
+
+DAYS = 825  # more is refused by common TLS clients
+_SKEW = datetime.timedelta(hours=1)  # boxes' clocks drift
+
+
+def make_certificates(folder: Path, hosts: list[str], names: list[str]) -> None:
+    """Write `ca.crt`, `ca.key` and, for each of `names`, `<name>.crt` and `<name>.key`.
+
+    `hosts` are the DNS names and IP addresses that the servers answer to. Keys are P-256, files
+    of secrets have mode 0600.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    ca_key = ec.generate_private_key(ec.SECP256R1())
+    ca_name = _name("EdgeVeil site authority")
+    ca = (
+        _builder(ca_name, ca_name, ca_key.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .sign(ca_key, hashes.SHA256())
+    )
+    _write_pair(folder, "ca", ca, ca_key)
+    for name in names:
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate = (
+            _builder(_name(name), ca_name, key.public_key())
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(signs_certificates=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+            .add_extension(x509.SubjectAlternativeName([_host(h) for h in hosts]), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()),
+                critical=False,
+            )
+            .sign(ca_key, hashes.SHA256())
+        )
+        _write_pair(folder, name, certificate, key)
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, public_key: ec.EllipticCurvePublicKey
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public_key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _SKEW)
+        .not_valid_after(now + datetime.timedelta(days=DAYS))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _host(text: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(text))
+    except ValueError:
+        return x509.DNSName(text)
+
+
+def _write_pair(
+    folder: Path, name: str, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey
+) -> None:
+    (folder / f"{name}.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    secret = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    path = folder / f"{name}.key"
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(secret)
+
 
 SIDES = ("edge", "cloud")
 JOB_TEMPLATE = Path(__file__).parents[1] / "templates" / "job.yaml"

@@ -10,7 +10,7 @@ from edgeveil.errors import UsageError
 from edgeveil.protocol import cloud, device_round, proxy_rounds
 from edgeveil.protocol.messages import Body, Header, Message
 from edgeveil.transport import link
-from edgeveil_tools.drawn_page import redrawn
+from edgeveil_tools.pages import redrawn
 from edgeveil_tools.protocol_diagrams import BOUNDS, PAGE, drawing, main
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from edgeveil_lab.reproduce.output import markdown, write
 from edgeveil_tools import cli
-from edgeveil_tools.drawn_page import placed
+from edgeveil_tools.pages import placed
 
 ROW = {
     "trial": "one",
