@@ -143,8 +143,8 @@ def test_logs_name_job_and_round_and_nothing_that_is_secret(watched: tuple[Watch
 def test_health_names_the_part_that_fails_and_recovers(tmp_path: Path) -> None:
     with Watched(tmp_path) as live:
         live.start_all()
-        assert live.health("cloud") == (200, [])
-        assert live.health("proxy") == (200, [])
+        wait_for(lambda: live.health("cloud") == (200, []), "the cloud's start")
+        wait_for(lambda: live.health("proxy") == (200, []), "the proxy's start")
         live.brokers["cloud"].stop()
         wait_for(lambda: live.health("cloud") == (503, ["broker"]), "the cloud's notice")
         wait_for(lambda: live.health("proxy") == (503, ["cloud_broker"]), "the proxy's notice")
