@@ -23,6 +23,8 @@ from edgeveil_edge.store import DeviceStore
 from edgeveil_proxy.registry import Registry, RegistryError
 from edgeveil_proxy.spool import Spool
 
+pytestmark = pytest.mark.slow
+
 BIG = 200_000
 LIMITS = Limits(
     max_epsilon_per_job=20,

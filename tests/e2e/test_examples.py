@@ -4,7 +4,11 @@ import contextlib
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.notebooks import run_cells
+
+pytestmark = pytest.mark.slow
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 

@@ -20,6 +20,8 @@ from tests.fuzz.__main__ import main
 from tests.fuzz.campaign import Bounds, fuzz, outcome, side_by_side
 from tests.fuzz.table import NAMES, target
 
+pytestmark = pytest.mark.slow
+
 NEEDS_ATHERIS = pytest.mark.skipif(
     importlib.util.find_spec("atheris") is None, reason="needs the extra fuzz"
 )

@@ -17,6 +17,8 @@ from edgeveil.jobs import compile_job
 from edgeveil.protocol.sealed import unpack_tensors
 from edgeveil_cloud.store import Store
 
+pytestmark = pytest.mark.slow
+
 KILLS = 40
 EXCHANGES = len(compile_job(job()).exchanges)
 FORK = multiprocessing.get_context("fork")  # lives begin with everything imported

@@ -16,6 +16,7 @@ from collections import deque
 from pathlib import Path
 from random import Random
 
+import pytest
 from edge_kit import JOB_ID, Device, Round, job
 
 from edgeveil.crypto.keys import OpeningKey, SigningKey
@@ -39,6 +40,8 @@ from edgeveil.protocol.transfer import describe
 from edgeveil.transport.runtime import perform
 from edgeveil_edge.identity import Identity
 from edgeveil_edge.store import DeviceStore
+
+pytestmark = pytest.mark.slow
 
 ROUNDS, ATTEMPTS, LIVES = 12, 3, 25
 MOST_EVENTS, EVENT_S = 25, 0.02  # how long a life may be, and about how long an event takes

@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from edge_kit import CENTRE, FIRST, QUADRATIC, Device, Round, job, records
 
 from edgeveil.jobs import compile_job
 from edgeveil_edge import compute_worker as wire
 from edgeveil_edge.compute_process import ComputeProcess, RemoteComputer
 from edgeveil_edge.compute_worker import ComputeServer
+
+pytestmark = pytest.mark.slow
 
 WHOLE_MODEL: dict[str, Any] = {
     "features": (),

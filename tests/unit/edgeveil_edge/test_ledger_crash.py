@@ -19,6 +19,8 @@ from edgeveil.privacy.ledger import read_ledger
 from edgeveil.protocol.sealed import pack_tensors
 from edgeveil_edge import round_work
 
+pytestmark = pytest.mark.slow
+
 PLAN = compile_job(job())
 HEX = JOB_ID.hex()
 DRAWN = "drawn"  # what the killed process was about to commit

@@ -19,6 +19,7 @@ from pathlib import Path
 from random import Random
 
 import msgspec
+import pytest
 import spool_kit
 
 from edgeveil.crypto.keys import SigningKey, VerifyKey
@@ -42,6 +43,8 @@ from edgeveil.protocol.transfer import describe, part
 from edgeveil.transport.runtime import Runtime
 from edgeveil_proxy.role import ProxyHost
 from edgeveil_proxy.spool import Spool
+
+pytestmark = pytest.mark.slow
 
 PACKET_BYTES = 4096
 PART_BYTES = PACKET_BYTES - 512

@@ -17,6 +17,8 @@ from edgeveil.privacy.gaussian_mechanism import gaussian_event
 from edgeveil.privacy.ledger import Ledger, read_ledger
 from edgeveil.privacy.policy import JobRequest, Limits, price
 
+pytestmark = pytest.mark.slow
+
 LINEAR = gaussian_event("linear", 2**24, 0.5, 30, grid_bits=24)
 REQUEST = JobRequest("j", 1e-5, (LINEAR,) * 3)
 WIDE = Limits(

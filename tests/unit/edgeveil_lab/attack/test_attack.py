@@ -19,6 +19,8 @@ from edgeveil_lab.attack.membership import CandidateScores, dp_curve, informed, 
 from edgeveil_tools.cli import main
 from edgeveil_tools.local.recording import Recording, exact_linear, noised_linear
 
+pytestmark = pytest.mark.slow
+
 JOB = Path(__file__).parents[4] / "configs" / "jobs" / "attack_demo.yaml"
 DEVICES = 12
 

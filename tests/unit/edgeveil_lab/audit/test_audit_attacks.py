@@ -48,6 +48,8 @@ from edgeveil_lab.audit.statistics import (
 from edgeveil_lab.audit.update_attacks import dp_sgd_attack, single_step_attack
 from edgeveil_tools.cli import main
 
+pytestmark = pytest.mark.slow
+
 BETA = 1e-6
 STOPWATCH = ("inference", "device answer", "device overrun")
 

@@ -12,6 +12,8 @@ from edgeveil.errors import PrivacyError
 from edgeveil_lab.audit.device_timing import TimedDevice, audit_job
 from edgeveil_lab.audit.timing import SHAPE, SUBNORMAL, crafted, records
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_graph_that_asks_for_more_than_the_budget_is_declined_once_and_unread(
     tmp_path: Path,

@@ -7,6 +7,8 @@ import pytest
 from edgeveil_lab.audit.command import judged
 from edgeveil_lab.audit.noise_guard import derived_guards
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("guard", derived_guards(), ids=lambda guard: guard.promise)
 def test_a_guard_holds_and_sees(guard):

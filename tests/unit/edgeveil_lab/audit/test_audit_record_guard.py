@@ -1,7 +1,11 @@
 """The guard over single records of a file: it holds, and finds an index where a hash belongs."""
 
+import pytest
+
 from edgeveil_lab.audit.command import judged
 from edgeveil_lab.audit.record_guard import records_guard
+
+pytestmark = pytest.mark.slow
 
 
 def test_the_guard_holds_and_finds_its_flaw():

@@ -12,6 +12,8 @@ from edgeveil_lab.audit.run_guards import (
 from edgeveil_tools.local.job import Overrides, local_job
 from edgeveil_tools.report.plots import holdings
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_run_on_an_own_file_tells_nothing_exact_and_the_flaw_is_found():
     of = disclosure_guard()

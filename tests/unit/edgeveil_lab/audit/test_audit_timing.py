@@ -25,6 +25,8 @@ from edgeveil_lab.audit.timing import (
     tells,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_auc_is_the_share_of_pairs_in_order():
     assert auc([2, 3], [0, 1]) == 1

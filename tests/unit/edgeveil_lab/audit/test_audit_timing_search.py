@@ -2,6 +2,8 @@
 
 import random
 
+import pytest
+
 from edgeveil.evaluation.graph_check import OPERATORS, check_graph
 from edgeveil_lab.audit.timing import (
     BINARY,
@@ -15,6 +17,8 @@ from edgeveil_lab.audit.timing import (
     random_chain,
     records,
 )
+
+pytestmark = pytest.mark.slow
 
 
 def test_it_only_takes_operators_that_a_device_runs():

@@ -8,6 +8,8 @@ from edgeveil_lab.reproduce import EXPERIMENTS
 from edgeveil_lab.reproduce.delm import DEVICES, QUICK_DEVICES, DelmWorkload
 from edgeveil_tools import cli
 
+pytestmark = pytest.mark.slow
+
 
 def claimed(name, quick=False):
     trials = EXPERIMENTS[name].trials(quick)

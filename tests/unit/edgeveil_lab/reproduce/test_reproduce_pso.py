@@ -10,6 +10,8 @@ from edgeveil_lab.reproduce import EXPERIMENTS
 from edgeveil_lab.reproduce.pso import PsoWorkload, digits
 from edgeveil_tools import cli
 
+pytestmark = pytest.mark.slow
+
 
 def rows(name, quick=False):
     return {trial.name: trial for trial in EXPERIMENTS[name].trials(quick)}

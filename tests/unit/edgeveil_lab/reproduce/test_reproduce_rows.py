@@ -9,6 +9,8 @@ from edgeveil.registry import Table
 from edgeveil_lab.reproduce.experiment import Experiment, Point, Trial, final_accuracy
 from edgeveil_tools import cli
 
+pytestmark = pytest.mark.slow
+
 TOY = {
     "job": "toy",
     "data": {"source": "digits", "classes": 10, "input_shape": [64], "nominal_records": 64},

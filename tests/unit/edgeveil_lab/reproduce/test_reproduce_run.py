@@ -12,6 +12,8 @@ from edgeveil_lab.reproduce.laplace_inference import agreement
 from edgeveil_tools import cli
 from edgeveil_tools.local.local_run import parse_local_job
 
+pytestmark = pytest.mark.slow
+
 TOY = {
     "job": "toy",
     "data": {"source": "digits", "classes": 10, "input_shape": [64], "nominal_records": 64},
