@@ -52,6 +52,7 @@ from edgeveil.protocol.effects import StateTable
 from edgeveil.protocol.messages import (
     Ack,
     Batch,
+    BlobPart,
     Close,
     Commit,
     Envelope,
@@ -61,7 +62,6 @@ from edgeveil.protocol.messages import (
     Need,
     Note,
     Offer,
-    Part,
     Roster,
     Shortfall,
     Signer,
@@ -188,7 +188,7 @@ class CloudMachine:
                 return [here, *self._out.send(), *self._ends.send()]
             case fx.MessageReceived(message=Offer() as offer):
                 return self._offer(offer)
-            case fx.MessageReceived(message=Part() as part):
+            case fx.MessageReceived(message=BlobPart() as part):
                 return self._arrived(self._arrivals.part(part))
             case fx.MessageReceived(message=Need() as need):
                 return self._answer(need)
@@ -502,7 +502,7 @@ class CloudArrivals:
             complete = self._roster.add(part)
         return self._keep(self._roster) if complete else [self._look_again()]
 
-    def part(self, part: Part) -> list[fx.Effect]:
+    def part(self, part: BlobPart) -> list[fx.Effect]:
         """A part of either; others are ignored."""
         batch, roster = self._batch, self._roster
         if batch is not None and batch.header.blob.digest == part.blob:
@@ -541,7 +541,7 @@ class CloudArrivals:
         return fx.Send(fx.ProxyAddress(), self._signer.note(Ack(digest, status)))
 
     @staticmethod
-    def _put_away(batch: Fetch[Batch], part: Part) -> list[fx.Effect]:
+    def _put_away(batch: Fetch[Batch], part: BlobPart) -> list[fx.Effect]:
         """A part of the batch: to its place on the disk, once."""
         again, blob = part.index in batch.assembly, batch.header.blob
         batch.add(part)

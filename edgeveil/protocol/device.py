@@ -42,6 +42,7 @@ from edgeveil.protocol.device_tasks import (
 )
 from edgeveil.protocol.messages import (
     Ack,
+    BlobPart,
     BroadcastHeader,
     Bye,
     Close,
@@ -56,7 +57,6 @@ from edgeveil.protocol.messages import (
     Need,
     Note,
     Offer,
-    Part,
     Signer,
     verified_body,
     verified_header,
@@ -117,7 +117,7 @@ class DeviceMachine:
                 return [*self._greeting.begin(), *self.round.connected()]
             case fx.MessageReceived(message=Offer() as offer):
                 return self._offer(offer)
-            case fx.MessageReceived(message=Part() as part):
+            case fx.MessageReceived(message=BlobPart() as part):
                 taken = self.fetches.part(part, self._jobs.is_ahead)
                 return taken if isinstance(taken, list) else self._complete(taken)
             case fx.MessageReceived(message=Need() as need):

@@ -13,12 +13,12 @@ from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device_tasks import CLOSED_KEPT, DeviceMemory, DeviceSettings, JobClosed
 from edgeveil.protocol.messages import (
+    BlobPart,
     BroadcastHeader,
     Close,
     ExchangeId,
     Manifest,
     Offer,
-    Part,
     Signer,
     Want,
 )
@@ -76,7 +76,7 @@ class Fetches:
         return self._finish(fetch) if fetch.assembly.complete else None
 
     def part(
-        self, part: Part, stays: Callable[[BroadcastHeader], bool]
+        self, part: BlobPart, stays: Callable[[BroadcastHeader], bool]
     ) -> FetchedBlob | list[fx.Effect]:
         """Take a part: the whole blob, unless it `stays`, or what to ask for next."""
         fetch = self.under_way.get(part.blob)

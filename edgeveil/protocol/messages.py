@@ -1,6 +1,6 @@
 """Every message of the wire, its bytes, and who says so.
 
-Four messages travel: `Offer` announces a blob (and carries it when it is small), `Part` carries
+Four messages travel: `Offer` announces a blob (and carries it when it is small), `BlobPart` carries
 a piece of one, `Need` asks for pieces again, `Note` is a small signed statement. What an offer
 or a note says stands in a *header* or *body* inside a signed `Envelope`, so identity and integrity
 never depend on the broker.
@@ -63,7 +63,7 @@ class Offer(msgspec.Struct, frozen=True, array_like=True, tag="offer"):
     data: bytes = b""
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True, tag="part"):
+class BlobPart(msgspec.Struct, frozen=True, array_like=True, tag="part"):
     """Part `index` of the blob; `crc` is CRC-32 of `data` (the blob's digest is what counts)."""
 
     blob: Digest
@@ -85,7 +85,7 @@ class Note(msgspec.Struct, frozen=True, array_like=True, tag="note"):
     body: Envelope
 
 
-Message = Offer | Part | Need | Note
+Message = Offer | BlobPart | Need | Note
 
 
 # --- headers: what an offered blob is -------------------------------------------------------

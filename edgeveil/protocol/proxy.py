@@ -19,6 +19,7 @@ from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import (
     Ack,
+    BlobPart,
     Bye,
     Close,
     Decline,
@@ -30,7 +31,6 @@ from edgeveil.protocol.messages import (
     Need,
     Note,
     Offer,
-    Part,
     Roster,
     Signer,
     Want,
@@ -170,7 +170,7 @@ class ProxyMachine:
         match message:
             case Offer() as offer:
                 return self.broadcasts.offer(offer)
-            case Part() as part:
+            case BlobPart() as part:
                 return self.broadcasts.part(part)
             case Need() as need:
                 return self._cloud_need(need)
@@ -201,7 +201,7 @@ class ProxyMachine:
         match message:
             case Offer() as offer:
                 return self.uploads.offer(device, offer, now_s)
-            case Part() as part:
+            case BlobPart() as part:
                 return self.uploads.part(device, part, now_s)
             case Need() as need:
                 return self.serving.need(device, need, now_s)

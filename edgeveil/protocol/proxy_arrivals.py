@@ -12,7 +12,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import Envelope, ExchangeId, Need, Part, Upload
+from edgeveil.protocol.messages import BlobPart, Envelope, ExchangeId, Need, Upload
 from edgeveil.protocol.transfer import NEED_LIMIT, check_part
 
 SLOW_SHARE = 4  # the slow together hold at most one part in so many
@@ -177,7 +177,7 @@ class UploadArrival:
         """What came is the blob that the header names."""
         return self._hash.digest() == self.header.blob.digest
 
-    def add(self, part: Part) -> int | None:
+    def add(self, part: BlobPart) -> int | None:
         """The place of a part's bytes in the upload; None for a part out of turn.
 
         Raises ProtocolError `bad_part`.
@@ -189,7 +189,7 @@ class UploadArrival:
         self._hash.update(part.data)
         return part.index * self.header.blob.part_bytes
 
-    def asked_last(self, part: Part) -> bool:
+    def asked_last(self, part: BlobPart) -> bool:
         """Whether no more parts that were asked for can follow this one."""
         return part.index == self._asked_to - 1
 
@@ -241,13 +241,13 @@ class UploadArrivals:
         for device in over:
             self.forget(device)
 
-    def take(self, device: str, arrival: UploadArrival, part: Part, now_s: float) -> int | None:
+    def take(self, device: str, arrival: UploadArrival, part: BlobPart, now_s: float) -> int | None:
         """The part's place, as `UploadArrival.add`. A wrong one too was one of those asked for."""
         self.credit.arrived(device, arrival.header.blob.part_bytes, now_s)
         return arrival.add(part)
 
     def came(
-        self, device: str, arrival: UploadArrival, part: Part, now_s: float
+        self, device: str, arrival: UploadArrival, part: BlobPart, now_s: float
     ) -> list[fx.Effect]:
         """A part has come and more must: ask on when those asked for are through."""
         if arrival.asked_last(part):

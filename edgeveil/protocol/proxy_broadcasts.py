@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import (
+    BlobPart,
     BroadcastHeader,
     Close,
     Commit,
@@ -28,7 +29,6 @@ from edgeveil.protocol.messages import (
     Need,
     Note,
     Offer,
-    Part,
     verified_header,
 )
 from edgeveil.protocol.proxy_rounds import ProxyRounds
@@ -133,7 +133,7 @@ class Broadcasts:
             fx.Send(fx.CloudAddress(), self._context.ack(digest, "refused", reason)),
         ]
 
-    def part(self, part: Part) -> list[fx.Effect]:
+    def part(self, part: BlobPart) -> list[fx.Effect]:
         """A part of a broadcast under way."""
         fetch = self.arriving.get(part.blob)
         if fetch is None or part.index in fetch.assembly:
@@ -142,7 +142,7 @@ class Broadcasts:
         need = fetch.next_need(timer=False)
         return [*out, fx.Send(fx.CloudAddress(), need)] if need else out
 
-    def _put(self, fetch: Fetch[BroadcastHeader], part: Part) -> list[fx.Effect]:
+    def _put(self, fetch: Fetch[BroadcastHeader], part: BlobPart) -> list[fx.Effect]:
         """A part goes to the disk; the whole is checked there."""
         if part.index in fetch.assembly:
             return []

@@ -30,11 +30,11 @@ from edgeveil.protocol.messages import (
     Ack,
     Batch,
     Blob,
+    BlobPart,
     ExchangeId,
     Manifest,
     Need,
     Offer,
-    Part,
     Shortfall,
     Upload,
     verified_header,
@@ -528,7 +528,7 @@ class ProxyUploads:
             fx.Send(fx.DeviceAddress(device), self._context.ack(digest, status, reason)),
         ]
 
-    def part(self, device: str, part: Part, now_s: float) -> list[fx.Effect]:
+    def part(self, device: str, part: BlobPart, now_s: float) -> list[fx.Effect]:
         """A part of a device's upload; whatever it was asked for, only the next one counts.
 
         The first one takes the upload's room on the disk: an offer alone takes none.

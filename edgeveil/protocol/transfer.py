@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol.effects import Address, Effect, Send
-from edgeveil.protocol.messages import Blob, Envelope, Header, Need, Offer, Part
+from edgeveil.protocol.messages import Blob, BlobPart, Envelope, Header, Need, Offer
 
 try:  # zlib's CRC-32, ten times as fast where a processor multiplies without carry
     from isal.isal_zlib import crc32
@@ -39,15 +39,15 @@ def describe(data: bytes, part_bytes: int) -> Blob:
     return Blob(hashlib.sha256(data).digest(), len(data), part_bytes)
 
 
-def part(blob: Blob, data: Data, index: int) -> Part:
+def part(blob: Blob, data: Data, index: int) -> BlobPart:
     """Part `index`; raises ProtocolError `bad_index`."""
     if index >= blob.parts:
         raise ProtocolError("bad_index")
     piece = data[index * blob.part_bytes : (index + 1) * blob.part_bytes]
-    return Part(blob.digest, index, crc32(piece), piece)
+    return BlobPart(blob.digest, index, crc32(piece), piece)
 
 
-def parts(blob: Blob, data: Data) -> Iterator[Part]:
+def parts(blob: Blob, data: Data) -> Iterator[BlobPart]:
     """All parts in order."""
     return (part(blob, data, index) for index in range(blob.parts))
 
@@ -71,7 +71,7 @@ class Assembly:
         """Whether part `index` has come."""
         return index in self._pieces
 
-    def add(self, message: Part) -> bool:
+    def add(self, message: BlobPart) -> bool:
         """Take a part; True when the blob is complete. Raises `bad_part` and changes nothing."""
         check_part(self.blob, message)
         self._pieces.setdefault(message.index, message.data if self._keep else b"")
@@ -122,7 +122,7 @@ def check_claim(blob: Blob, limit_bytes: int) -> None:
         raise ProtocolError("tiny_parts")
 
 
-def check_part(blob: Blob, message: Part) -> None:
+def check_part(blob: Blob, message: BlobPart) -> None:
     """Raise ProtocolError `bad_part` unless place, size and checksum fit."""
     index = message.index
     if index >= blob.parts:
@@ -199,7 +199,7 @@ class Fetch(Generic[H]):
         self._pulling = self._heard = False
         self.idle_looks = 0
 
-    def add(self, message: Part) -> bool:
+    def add(self, message: BlobPart) -> bool:
         """Take a part; True when the blob is complete."""
         done = self.assembly.add(message)
         self._heard, self.idle_looks = True, 0
@@ -242,7 +242,7 @@ def check_fetchable(offer: Offer, blob: Blob, limit_bytes: int) -> None:
         whole(blob, offer.data)
 
 
-def first_data(offer: Offer, blob: Blob) -> Iterable[Part]:
+def first_data(offer: Offer, blob: Blob) -> Iterable[BlobPart]:
     """The inline blob of an offer as parts, so that one path serves both.
 
     An empty blob is always inside its offer.

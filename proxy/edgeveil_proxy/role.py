@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import Message, Part, Signer
+from edgeveil.protocol.messages import BlobPart, Message, Signer
 from edgeveil.protocol.proxy import ProxyMachine
 from edgeveil.protocol.proxy_tasks import KeepBroadcast, ProxySettings, ShuffleRound
 from edgeveil.sites.proxy import ProxySite
@@ -157,7 +157,7 @@ class DeviceRate:
         """Whether to take this message."""
         if not isinstance(sender, fx.DeviceAddress):
             return True
-        if isinstance(message, Part) and self._asked(sender.id):
+        if isinstance(message, BlobPart) and self._asked(sender.id):
             return True
         now_s = self._clock()
         until_s = max(now_s, self._until_s.get(sender.id, now_s)) + self._each_s

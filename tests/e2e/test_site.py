@@ -16,10 +16,10 @@ from safetensors.numpy import load
 
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.protocol.messages import (
+    BlobPart,
     Decline,
     ExchangeId,
     Hello,
-    Part,
     Signer,
     Upload,
     decode,
@@ -233,7 +233,7 @@ def test_hostile_messages_are_counted_and_change_nothing(tmp_path: Path) -> None
                 encode(forged.note(Hello(rogue))),
                 encode(forged.note(Decline(at))),
                 encode(forged.offer(Upload(at, (0,), describe(b"x", 10)), b"x")),
-                encode(Part(bytes(32), 0, 0, b"y" * 1000)),
+                encode(BlobPart(bytes(32), 0, 0, b"y" * 1000)),
             ]
             for frame in frames * 20:
                 await link.publish(device_up(rogue), frame)

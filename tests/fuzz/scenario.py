@@ -171,11 +171,11 @@ class Play:
                 except ProtocolError:
                     return self._part(text)
 
-    def _part(self, text: bytes) -> m.Part:
+    def _part(self, text: bytes) -> m.BlobPart:
         tape = self.tape
         index, size = tape.number(10), tape.choice((PART_BYTES, 1024, 300))
         piece = text[index * size : (index + 1) * size] if tape.number(4) else tape.take(8)
-        return m.Part(describe(text, 1).digest, index, zlib.crc32(piece), piece)
+        return m.BlobPart(describe(text, 1).digest, index, zlib.crc32(piece), piece)
 
     def _tell(self, event: fx.Event) -> None:
         effects = self.machine.handle(event, self.now_s)
@@ -186,7 +186,7 @@ class Play:
             if isinstance(send.message, m.Offer) and send.message.header.signer != "cloud":
                 self.known.append(describe(send.message.data, 1).digest)
         for one in {send.to for send in sends if isinstance(send.to, fx.DeviceAddress)}:
-            parts = [s for s in sends if s.to == one and isinstance(s.message, m.Part)]
+            parts = [s for s in sends if s.to == one and isinstance(s.message, m.BlobPart)]
             demand(len(parts) <= NEED_LIMIT, "no more parts than the credit")
         for effect in effects:
             match effect:

@@ -54,7 +54,7 @@ def _frames() -> Iterable[bytes]:
     header = signer("cloud").header(HEADERS[0])
     messages: list[m.Message] = [
         m.Offer(header, b"blob"),
-        m.Part(bytes(32), 1, 0, b"data"),
+        m.BlobPart(bytes(32), 1, 0, b"data"),
         m.Need(bytes(32), (0, 1, 2)),
         *(signer("proxy").note(body) for body in BODIES),
     ]
@@ -112,7 +112,7 @@ def _assembly(data: bytes) -> None:
             if what == 0:
                 piece = tape.take(tape.number(300))
                 index = tape.choice((0, 1, blob.parts - 1, blob.parts, tape.number(2**31)))
-                assembly.add(m.Part(blob.digest, index, zlib.crc32(piece), piece))
+                assembly.add(m.BlobPart(blob.digest, index, zlib.crc32(piece), piece))
                 received += len(piece)
             elif what == 1:
                 for piece_ in parts(honest, true):
@@ -147,7 +147,9 @@ def _fetch(data: bytes) -> None:
                 fetch.add(tape.choice(honest))
             elif what == 1:
                 piece = tape.choice(honest)
-                fetch.add(m.Part(blob.digest, tape.number(blob.parts + 2), piece.crc, piece.data))
+                fetch.add(
+                    m.BlobPart(blob.digest, tape.number(blob.parts + 2), piece.crc, piece.data)
+                )
             else:
                 need = fetch.next_need(timer=bool(tape.number(2)))
                 within = need is None or len(need.indices) <= NEED_LIMIT

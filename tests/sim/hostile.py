@@ -14,6 +14,7 @@ from edgeveil.protocol.device_tasks import ComputeAnswer, NoAnswer, OpenPackage,
 from edgeveil.protocol.messages import (
     SEAL_OVERHEAD_BYTES,
     Ack,
+    BlobPart,
     Commit,
     Decline,
     ExchangeId,
@@ -22,7 +23,6 @@ from edgeveil.protocol.messages import (
     Message,
     Need,
     Offer,
-    Part,
     Shortfall,
     Signer,
     Upload,
@@ -179,7 +179,7 @@ def others_words(who: Attacker, manifest: Manifest) -> list[Message]:
 def flood(who: Attacker, manifest: Manifest) -> list[Message]:
     """Hundreds of requests, wishes and parts of nothing."""
     piece = bytes(300)
-    one = Part(describe(piece, 300).digest, 0, zlib.crc32(piece), piece)
+    one = BlobPart(describe(piece, 300).digest, 0, zlib.crc32(piece), piece)
     need = Need(manifest.blob.digest, tuple(range(64)))
     want = who.signer.note(Want(manifest.at.job_id))
     unknown = who.signer.note(Want(b"another job, 16."))

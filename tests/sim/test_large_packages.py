@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import Need, Part, decode
+from edgeveil.protocol.messages import BlobPart, Need, decode
 from edgeveil.protocol.transfer import NEED_LIMIT
 from tests.sim.lossy_fleet import LossyFleet
 from tests.sim.lossy_hosts import Sizes
@@ -29,7 +29,8 @@ def test_a_pulled_package_comes_to_each_device_once_and_within_its_credit() -> N
     assert fleet.run() == "completed"
     for device in fleet.devices:
         came = Counter(
-            (part.blob, part.index) for part in messages(fleet, Part, fx.DeviceAddress(device.id))
+            (part.blob, part.index)
+            for part in messages(fleet, BlobPart, fx.DeviceAddress(device.id))
         )
         assert len(came) > 4 * NEED_LIMIT and set(came.values()) == {1}
     for need in messages(fleet, Need, fx.ProxyAddress()):
@@ -76,7 +77,7 @@ def test_a_package_of_64_mib_over_packets_of_64_kib() -> None:
 def test_uploads_are_pulled_each_part_once() -> None:
     fleet = LossyFleet(devices=4, selected=4, rounds=2)
     assert fleet.run() == "completed"
-    came = Counter((part.blob, part.index) for part in messages(fleet, Part, fx.ProxyAddress()))
+    came = Counter((part.blob, part.index) for part in messages(fleet, BlobPart, fx.ProxyAddress()))
     asked = [need for device in fleet.devices for need in uploads_asked(fleet, device.id)]
     assert len(asked) == 4 * 2
     assert sum(came[need.blob, index] for need in asked for index in need.indices) == 4 * 2 * 2

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import Need, Part
+from edgeveil.protocol.messages import BlobPart, Need
 from edgeveil_proxy.role import BURST_S, DeviceRate
 
-NEED, PART = Need(b"b" * 32, (1,)), Part(b"b" * 32, 1, 0, b"x" * 300)
+NEED, PART = Need(b"b" * 32, (1,)), BlobPart(b"b" * 32, 1, 0, b"x" * 300)
 A, B = fx.DeviceAddress("a" * 16), fx.DeviceAddress("b" * 16)
 
 

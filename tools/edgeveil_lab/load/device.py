@@ -41,6 +41,7 @@ from edgeveil.protocol.device_tasks import (
 )
 from edgeveil.protocol.messages import (
     Ack,
+    BlobPart,
     Bye,
     Commit,
     ExchangeId,
@@ -48,7 +49,6 @@ from edgeveil.protocol.messages import (
     Message,
     Note,
     Offer,
-    Part,
     Signer,
     decode,
     decode_body,
@@ -102,7 +102,7 @@ class SharedWork:
         if known is not None and known[0] == frame:
             return known[1]
         message = decode(frame, self._packet_bytes)
-        if isinstance(message, Offer | Part):
+        if isinstance(message, Offer | BlobPart):
             self._follow(message)
             self._frames[key] = (frame, message)
             self._frames_bytes += len(frame)
@@ -132,7 +132,7 @@ class SharedWork:
             else:
                 assembly = Assembly(header.blob, header.blob.size_bytes)
                 self._commits.setdefault(header.blob.digest, (header, assembly))
-        elif isinstance(message, Part) and message.blob in self._commits:
+        elif isinstance(message, BlobPart) and message.blob in self._commits:
             header, assembly = self._commits[message.blob]
             if assembly.add(message):
                 del self._commits[message.blob]
@@ -492,7 +492,7 @@ class LoadDevice:
         if self._client is None or not self._client.up:
             return
         frame = encode(message)  # type: ignore[arg-type]
-        if self._upload is not None and isinstance(message, Offer | Part):
+        if self._upload is not None and isinstance(message, Offer | BlobPart):
             row = self._shared.counters.round(self._upload.at)
             row.upload_messages += 1
             row.upload_bytes += len(frame)

@@ -11,6 +11,7 @@ from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import (
     SEAL_OVERHEAD_BYTES,
+    BlobPart,
     Body,
     Commit,
     ExchangeId,
@@ -18,7 +19,6 @@ from edgeveil.protocol.messages import (
     Manifest,
     Note,
     Offer,
-    Part,
     Signer,
     Upload,
     decode_body,
@@ -110,7 +110,7 @@ def offer(header: Any, data: bytes = b"", signer: Signer = CLOUD) -> Offer:
     return signer.offer(header, data)
 
 
-def parts_of(header: Any, data: bytes) -> list[Part]:
+def parts_of(header: Any, data: bytes) -> list[BlobPart]:
     return list(parts(header.blob, data))
 
 

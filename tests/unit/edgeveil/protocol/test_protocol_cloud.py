@@ -51,7 +51,7 @@ from edgeveil.protocol.cloud_tasks import (
     StartJob,
     TooFewUploads,
 )
-from edgeveil.protocol.messages import Ack, Close, Need, Part, Shortfall
+from edgeveil.protocol.messages import Ack, BlobPart, Close, Need, Shortfall
 from edgeveil.protocol.transfer import part
 
 
@@ -83,12 +83,12 @@ def test_a_broadcast_is_sent_until_the_proxy_holds_it_parts_only_once():
     machine = cloud(resend_s=3.0)
     start(machine)
     header, out = seal(machine, SealJob(JOB), size=3000)
-    assert headers(out) == [header] and len(messages(out, Part)) == 3
+    assert headers(out) == [header] and len(messages(out, BlobPart)) == 3
     for _ in range(2):
         out = fire(machine, "resend")
-        assert headers(out) == [header] and messages(out, Part) == []
+        assert headers(out) == [header] and messages(out, BlobPart) == []
         assert timers(out) == {"resend": 3.0}
-    (part,) = messages(receive(machine, Need(header.blob.digest, (2,))), Part)
+    (part,) = messages(receive(machine, Need(header.blob.digest, (2,))), BlobPart)
     assert part.index == 2
     assert refused(receive(machine, Need(b"x" * 32, (0,)))) == ["unknown_blob"]
     receive(machine, ack(header))

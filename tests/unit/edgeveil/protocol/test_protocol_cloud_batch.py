@@ -28,7 +28,7 @@ from edgeveil.protocol.cloud_tasks import (
     TooFewUploads,
     WorkFailed,
 )
-from edgeveil.protocol.messages import Need, Part
+from edgeveil.protocol.messages import BlobPart, Need
 from edgeveil.protocol.transfer import NEED_LIMIT
 
 
@@ -96,9 +96,9 @@ def test_each_part_is_stored_at_its_place_and_once():
 @pytest.mark.parametrize(
     "bad",
     [
-        lambda p: Part(p.blob, 10**6, p.crc, p.data),
-        lambda p: Part(p.blob, p.index, p.crc ^ 1, p.data),
-        lambda p: Part(p.blob, p.index, p.crc, p.data[:-1]),
+        lambda p: BlobPart(p.blob, 10**6, p.crc, p.data),
+        lambda p: BlobPart(p.blob, p.index, p.crc ^ 1, p.data),
+        lambda p: BlobPart(p.blob, p.index, p.crc, p.data[:-1]),
     ],
 )
 def test_a_part_that_does_not_fit_is_refused_and_stores_nothing(bad):

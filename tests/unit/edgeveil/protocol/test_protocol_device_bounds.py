@@ -38,7 +38,7 @@ from edgeveil.protocol.device_tasks import (
     OpenPackage,
     WorkFailed,
 )
-from edgeveil.protocol.messages import Close, ExchangeId, Manifest, Need, Offer, Part, Want
+from edgeveil.protocol.messages import BlobPart, Close, ExchangeId, Manifest, Need, Offer, Want
 from edgeveil.protocol.sealed import JobPackage
 
 LONG = bytes(range(256)) * 20
@@ -242,6 +242,6 @@ def test_a_device_that_was_away_for_many_rounds_joins_at_the_next() -> None:
 def test_parts_of_a_foreign_blob_take_no_memory() -> None:
     machine = device()
     for number in range(100):
-        receive(machine, Part(b"%032d" % number, 0, 0, bytes(1000)))
+        receive(machine, BlobPart(b"%032d" % number, 0, 0, bytes(1000)))
         receive(machine, Offer(offer(manifest(MODEL), MODEL).header, b""))
     assert len(machine.fetches.under_way) == 1

@@ -55,12 +55,12 @@ from edgeveil.protocol.device_tasks import (
 )
 from edgeveil.protocol.messages import (
     Ack,
+    BlobPart,
     Bye,
     Close,
     Decline,
     Need,
     Offer,
-    Part,
     Want,
     decode_header,
     encode,
@@ -135,11 +135,14 @@ def test_a_large_upload_is_offered_and_its_parts_are_pulled():
         machine, ComputeAnswer(header, PACKAGE), SealedAnswer((0,), (5000,), data, (b"m" * 32,))
     )
     (offered,) = messages(out, Offer)
-    assert offered.data == b"" and messages(out, Part) == []
+    assert offered.data == b"" and messages(out, BlobPart) == []
     blob = decode_header(offered.header).blob
-    pulled = messages(receive(machine, Need(blob.digest, tuple(range(blob.parts)))), Part)
+    pulled = messages(receive(machine, Need(blob.digest, tuple(range(blob.parts)))), BlobPart)
     assert b"".join(piece.data for piece in pulled) == data
-    assert messages(receive(machine, Need(blob.digest, (2, 0, 0))), Part) == [pulled[0], pulled[2]]
+    assert messages(receive(machine, Need(blob.digest, (2, 0, 0))), BlobPart) == [
+        pulled[0],
+        pulled[2],
+    ]
     assert refused(receive(machine, Need(blob.digest, (blob.parts,)))) == ["bad_index"]
     assert receive(machine, Need(b"x" * 32, (0,))) == []
 

@@ -50,7 +50,7 @@ signed = st.builds(
 )
 wire = st.one_of(
     st.builds(m.Offer, signed, st.binary(max_size=200)),
-    st.builds(m.Part, digests, counts, st.integers(0, 2**32 - 1), st.binary(max_size=200)),
+    st.builds(m.BlobPart, digests, counts, st.integers(0, 2**32 - 1), st.binary(max_size=200)),
     st.builds(m.Need, digests, st.lists(counts, max_size=64).map(tuple)),
     st.builds(m.Note, signed),
 )

@@ -33,12 +33,12 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import (
     Ack,
     Batch,
+    BlobPart,
     Close,
     Decline,
     Hello,
     Here,
     Need,
-    Part,
     Shortfall,
     encode,
 )
@@ -71,7 +71,9 @@ def decline(machine, number):
 def batch_of(effects):
     """(header, blob) of the one batch sent to the cloud."""
     (header,) = [h for h in headers(effects) if isinstance(h, Batch)]
-    return header, b"".join(part.data for part in messages(effects, Part)) or effects_data(effects)
+    return header, b"".join(part.data for part in messages(effects, BlobPart)) or effects_data(
+        effects
+    )
 
 
 def effects_data(effects):
@@ -304,7 +306,7 @@ def test_parts_of_a_batch_are_sent_again():
     machine, header, out = handed_over()
     data = batch_of(out)[1]
     size = header.blob.part_bytes
-    (part,) = messages(cloud_says(machine, Need(header.blob.digest, (0,))), Part)
+    (part,) = messages(cloud_says(machine, Need(header.blob.digest, (0,))), BlobPart)
     assert part.data == data[:size]
     assert refused(cloud_says(machine, Need(b"x" * 32, (0,)))) == ["unknown_blob"]
 
@@ -317,10 +319,10 @@ def test_a_batch_is_pushed_once_if_small_enough_and_then_only_offered(push):
     out = upload(machine, 5)
     header, data = batch_of(out)
     assert header.blob.parts > 1
-    assert len(messages(out, Part)) == (header.blob.parts if push else 0)
+    assert len(messages(out, BlobPart)) == (header.blob.parts if push else 0)
     assert len(data) == (header.blob.size_bytes if push else 0)
     again = fire(machine, "handover")
-    assert headers(again) == [header] and messages(again, Part) == []
+    assert headers(again) == [header] and messages(again, BlobPart) == []
 
 
 def test_the_cloud_coming_back_gets_the_batch():

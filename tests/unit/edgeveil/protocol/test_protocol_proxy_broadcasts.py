@@ -33,13 +33,13 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import (
     Ack,
     Blob,
+    BlobPart,
     Bye,
     Close,
     ExchangeId,
     Hello,
     Need,
     Offer,
-    Part,
     Roster,
     Want,
 )
@@ -88,12 +88,12 @@ def test_what_is_above_the_push_limit_is_only_offered():
     assert to_devices(out) == [offer(header)]
     need = Need(header.blob.digest, (3, 3, 1))
     pieces = parts_of(header, LONG)
-    assert messages(says(machine, ME, need), Part) == [pieces[1], pieces[3]]
+    assert messages(says(machine, ME, need), BlobPart) == [pieces[1], pieces[3]]
     # A device that asks again while the answer is still on its way gets nothing twice.
     assert says(machine, ME, need) == []
-    assert messages(says(machine, ME, Need(header.blob.digest, (1, 2))), Part) == [pieces[2]]
+    assert messages(says(machine, ME, Need(header.blob.digest, (1, 2))), BlobPart) == [pieces[2]]
     later = fx.MessageReceived(fx.DeviceAddress(ME.signer.name), need)
-    assert len(messages(machine.handle(later, machine.settings.need_repeat_s + 1), Part)) == 2
+    assert len(messages(machine.handle(later, machine.settings.need_repeat_s + 1), BlobPart)) == 2
 
 
 def test_a_need_of_a_stranger_is_not_served():
@@ -274,7 +274,7 @@ def test_a_large_broadcast_is_not_pushed_to_a_late_device():
     cloud_says(machine, offer(header))
     for piece in parts_of(header, LONG):
         cloud_says(machine, piece)
-    assert messages(hello(machine), Part) == []
+    assert messages(hello(machine), BlobPart) == []
 
 
 def test_wanting_a_job_gets_that_job_alone():
@@ -365,11 +365,11 @@ def test_the_roster_holds_keys_and_is_offered_until_acknowledged():
     (header,) = headers(out)
     assert isinstance(header, Roster) and header.blob.parts == 2
     keys = b"".join(sorted(key.to_bytes() for key in machine.registry.members.values()))
-    pieces = messages(out, Part)
+    pieces = messages(out, BlobPart)
     assert b"".join(piece.data for piece in pieces) == keys
     again = machine.handle(fx.Timer("roster"), 0.0)
-    assert headers(again) == [header] and messages(again, Part) == []
-    assert messages(cloud_says(machine, Need(header.blob.digest, (1,))), Part) == pieces[1:]
+    assert headers(again) == [header] and messages(again, BlobPart) == []
+    assert messages(cloud_says(machine, Need(header.blob.digest, (1,))), BlobPart) == pieces[1:]
     assert of(cloud_says(machine, CLOUD.note(Ack(header.blob.digest, "held"))), fx.CancelTimer)
     assert machine.handle(fx.Timer("roster"), 0.0) == []
 

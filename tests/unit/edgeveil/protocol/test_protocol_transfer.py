@@ -13,7 +13,7 @@ from protocol_kit import CLOUD, manifest
 
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import Blob, Offer, Part, encode
+from edgeveil.protocol.messages import Blob, BlobPart, Offer, encode
 from edgeveil.protocol.transfer import (
     FRAME_OVERHEAD_BYTES,
     NEED_LIMIT,
@@ -69,7 +69,7 @@ def test_one_request_takes_a_bounded_credit():
     assert assembly.missing().indices == tuple(range(NEED_LIMIT))
 
 
-def _altered(good: Part) -> list[Part]:
+def _altered(good: BlobPart) -> list[BlobPart]:
     change = msgspec.structs.replace
     flipped = bytes((good.data[0] ^ 1,)) + good.data[1:]
     return [
@@ -97,7 +97,7 @@ def test_a_wrong_whole_is_forgotten_and_fetched_again():
     blob = describe(data, SIZE)
     assembly = Assembly(blob, len(data))
     lie = b"c" * SIZE  # a checksum is no signature: anyone can make it fit
-    assembly.add(Part(blob.digest, 1, zlib.crc32(lie), lie))
+    assembly.add(BlobPart(blob.digest, 1, zlib.crc32(lie), lie))
     assembly.add(part(blob, data, 0))
     with pytest.raises(ProtocolError, match="bad_digest"):
         assembly.finish()

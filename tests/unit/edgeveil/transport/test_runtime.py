@@ -14,7 +14,7 @@ import pytest
 
 from edgeveil.errors import DataError, ProtocolError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import ExchangeId, Need, Part, decode, encode
+from edgeveil.protocol.messages import BlobPart, ExchangeId, Need, decode, encode
 from edgeveil.transport.link import LinkDown
 from edgeveil.transport.runtime import INBOX_EVENTS, Refusals, Runtime
 
@@ -318,7 +318,9 @@ def test_a_machine_that_is_far_behind_makes_the_link_wait() -> None:
 
 def test_few_large_frames_make_the_link_wait_too() -> None:
     """Of 300 frames of 64,000 bytes, 262 fit into 16 MiB."""
-    frame = encode(Part(b"b" * 32, 0, 0, bytes(64_000 - len(encode(Part(b"b" * 32, 0, 0, b""))))))
+    frame = encode(
+        BlobPart(b"b" * 32, 0, 0, bytes(64_000 - len(encode(BlobPart(b"b" * 32, 0, 0, b"")))))
+    )
     script, diary = Script(lambda event: []), Diary()
 
     async def body() -> None:

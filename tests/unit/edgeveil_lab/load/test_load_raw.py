@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from edgeveil.errors import ConfigError
-from edgeveil.protocol.messages import Offer, Part, decode
+from edgeveil.protocol.messages import BlobPart, Offer, decode
 from edgeveil_lab.load.raw_relay import RawSite, ratio, upload_frames
 
 PACKET_BYTES = 65536
@@ -22,7 +22,7 @@ def test_a_large_one_is_an_offer_and_parts_that_fit():
     frames = upload_frames(200_000, PACKET_BYTES)
     first, *rest = (decode(frame, PACKET_BYTES) for frame in frames)
     assert isinstance(first, Offer) and not first.data
-    assert all(isinstance(part, Part) for part in rest)
+    assert all(isinstance(part, BlobPart) for part in rest)
     assert 200_000 <= sum(len(part.data) for part in rest) < 200_300
     assert len(rest) == 4
 
