@@ -17,7 +17,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from edgeveil.errors import ConfigError
+from edgeveil.errors import ConfigError, ConfigProblem
 from edgeveil.registry import nearest
 
 MIX = "impossible_mix"
@@ -53,6 +53,11 @@ class ImpossibleMixError(ConfigError):
     def __init__(self, mixes: Iterable[Mix]) -> None:
         self.mixes = tuple(mixes)
         super().__init__([f"{mix.paths[0]}: {mix.text}" for mix in self.mixes])
+
+    @property
+    def places(self) -> list[ConfigProblem]:
+        """The first key of each; a job that was made in Python has no lines."""
+        return [ConfigProblem("", 0, mix.paths[0], mix.text) for mix in self.mixes]
 
 
 def refuse(mixes: Iterable[Mix]) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from edgeveil.errors import ProtocolError
-from edgeveil.jobs import Job, compile_canonical, load_job, parse_job
+from edgeveil.jobs import Job, compile_canonical, compile_job, load_job, parse_job
+from edgeveil.settings.base import ImpossibleMixError
 
 QUICKSTART = Path("configs/jobs/quickstart.yaml")
 SMALL = """\
@@ -120,3 +121,12 @@ def test_the_blocks_of_the_text_work_verbatim():
     )
     assert job.encrypt.laplace_eval.laplace_eval_eps == 230260
     assert job.infer_every == 5
+
+
+def test_a_job_made_in_python_is_refused_with_its_keys():
+    made = Job.model_validate({**small().model_dump(), "privacy": {}})
+    with pytest.raises(ImpossibleMixError) as caught:
+        compile_job(made)
+    (place,) = caught.value.places
+    assert (place.file, place.key) == ("", "privacy.epsilon")
+    assert str(caught.value).startswith("privacy.epsilon: is missing and has no default")
