@@ -209,7 +209,7 @@ def _check_admitted(one: Plugin) -> None:
     if found is None:
         raise PluginRefusedError(
             f"{one} is not allowed by policy.allowed_plugins; if you trust it, add what"
-            f" `edgeveil methods check {one.name}` prints"
+            f" `edgeveil methods digest {one.name}` prints"
         )
     try:
         here = digest(one.distribution)

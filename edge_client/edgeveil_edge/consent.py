@@ -47,7 +47,7 @@ def judge(site: EdgeSite, plan: Plan) -> None:
         raise PrivacyError(
             why,
             where="policy.allowed_plugins",
-            fix="add what `edgeveil methods check NAME` prints, if you trust it",
+            fix="add what `edgeveil methods digest NAME` prints, if you trust it",
         )
     for digest in backbone_digests(job.features):
         if digest not in policy.allowed_backbones:

@@ -88,7 +88,7 @@ class EdgeSite(Block):
                 yield Mix(
                     ("data.source", "policy.allowed_plugins"),
                     f"'{plugin.name}' is of plug-in {plugin.distribution}, which the owner does not"
-                    f" allow; add what `edgeveil methods check {plugin.name}` prints to"
+                    f" allow; add what `edgeveil methods digest {plugin.name}` prints to"
                     " policy.allowed_plugins",
                 )
         limits = self.limits

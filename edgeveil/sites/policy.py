@@ -33,7 +33,7 @@ class AllowedPlugin(Block):
     )
     """Its name, as pip has it."""
     sha256: str = Field(pattern=SHA256_HEX)
-    """The digest (hex) of its installed files, as `edgeveil methods check NAME` prints it."""
+    """The digest (hex) of its installed files, as `edgeveil methods digest NAME` prints it."""
 
 
 class Policy(Block):

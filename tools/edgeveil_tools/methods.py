@@ -10,6 +10,7 @@ import json
 import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -97,6 +98,82 @@ def methods(names: list[str], *, as_json: bool) -> int:
     for line in plugins.complaints():
         print(textwrap.fill(f"not joined: {line}", width, subsequent_indent="  "))
     return 0
+
+
+def check(names: list[str], *, as_json: bool) -> int:
+    """Play the laws of its family on each part of these names; 1 where one is broken, else 0.
+
+    UsageError for a name that no part has, or that of a plug-in that cannot join.
+    """
+    from edgeveil.parts.laws import check as verdicts
+
+    if not names:
+        raise UsageError("names no part", where="methods check", fix="write methods check krum")
+    parts = [part for name in names for part in _parts(name)]
+    found = [{**_identity(part), "laws": [asdict(one) for one in verdicts(part)]} for part in parts]
+    if as_json:
+        print(json.dumps(found, ensure_ascii=False, indent=2))
+    else:
+        for one in found:
+            print(f"{one['family']} {one['name']}")
+            if one["plugin"]:
+                print(f"  plug-in {one['plugin']}, sha256 {one['sha256'] or 'not to be had'}")
+            for law in one["laws"]:
+                print(f"  ✗ {law['law']}: {law['wrong']}" if law["wrong"] else f"  ✓ {law['law']}")
+    return int(any(law["wrong"] for one in found for law in one["laws"]))
+
+
+def _parts(name: str) -> list[Part]:
+    """The parts of a name, one a family that has it."""
+    found = [table[name] for table in TABLES if name in table]
+    if not found:
+        refused = next((table.refused[name] for table in TABLES if name in table.refused), "")
+        if refused:
+            raise UsageError(refused)
+        known = [one for table in TABLES for one in table]
+        raise UsageError(f"unknown part '{name[:64]}'", fix=nearest(name[:64], known))
+    return found
+
+
+def digests(names: list[str], *, as_json: bool) -> int:
+    """Print what an owner writes to allow each plug-in that is named, by itself or by a part.
+
+    Imports none of them. UsageError for a name that no installed plug-in has or declares.
+    """
+    found: dict[str, str] = {}
+    for name in names:
+        mine = [one for one in plugins.installed() if name in (one.name, one.distribution)]
+        if not mine:
+            known = [part for one in plugins.installed() for part in (one.name, one.distribution)]
+            hint = nearest(name[:64], known) if known else "no plug-in is installed"
+            raise UsageError(f"no installed plug-in has or declares '{name[:64]}'", fix=hint)
+        for one in mine:
+            try:
+                found[one.distribution] = plugins.digest(one.distribution)
+            except UsageError as error:
+                raise UsageError(f"{one} {error.what}", fix=error.fix) from error
+    if as_json:
+        allowed = [{"distribution": name, "sha256": digest} for name, digest in found.items()]
+        print(json.dumps(allowed, indent=2))
+        return 0
+    print("policy.allowed_plugins:")
+    for name, digest in found.items():
+        print(f"  - {{distribution: {name}, sha256: {digest}}}")
+    return 0
+
+
+def _identity(part: Part) -> dict[str, Any]:
+    """Who brought it, and the digest of what is installed; None for EdgeVeil's own."""
+    plugin, digest = plugins.plugin_of(part.family, part.name), None
+    if plugin is not None:
+        with suppress(UsageError):
+            digest = plugins.digest(plugin.distribution)
+    return {
+        "family": part.key,
+        "name": part.name,
+        "plugin": None if plugin is None else f"{plugin.distribution} {plugin.version}",
+        "sha256": digest,
+    }
 
 
 def _of_part(part: Part) -> Entry:

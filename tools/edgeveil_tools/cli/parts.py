@@ -26,22 +26,35 @@ def _add_methods(commands: Subparsers) -> None:
         about=(
             "Lists training methods, update stages, aggregation rules, models, features, data\n"
             "sources, partitions, evaluations, mechanisms, shuffles and presets: source, needs,\n"
-            "what each reveals, and whether its guarantee is proven, claimed or none."
+            "what each reveals, and whether its guarantee is proven, claimed or none.\n"
+            "`check` plays the laws of its family on each named part, and exits with 1 where one\n"
+            "is broken; `digest` prints what lets a device import a plug-in, and imports nothing."
         ),
         examples=(
             "edgeveil methods\n"
             "edgeveil methods fm min_divergence\n"
-            "edgeveil methods aggregation --json"
+            "edgeveil methods aggregation --json\n"
+            "edgeveil methods check krum\n"
+            "edgeveil methods digest my-rules"
         ),
     )
-    methods.add_argument("names", nargs="*", metavar="NAME", help="a name, or a family of names")
+    methods.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="a name, or a family of names; `check NAME`, `digest NAME`",
+    )
     methods.add_argument("--json", action="store_true", help="print JSON")
     methods.set_defaults(handler=_methods)
 
 
 def _methods(args: argparse.Namespace) -> int:
-    from edgeveil_tools.methods import methods
+    from edgeveil_tools.methods import check, digests, methods
 
+    if args.names[:1] == ["check"]:
+        return check(args.names[1:], as_json=args.json)
+    if args.names[:1] == ["digest"]:
+        return digests(args.names[1:], as_json=args.json)
     return methods(args.names, as_json=args.json)
 
 
