@@ -1,0 +1,232 @@
+"""Parts of others: who may join, and that what is wrong with one affects nothing else."""
+
+import hashlib
+import json
+import textwrap
+
+import pytest
+
+from tests.plugin_wheels import ROOT, edgeveil, files_of, laid_out
+
+RULE = files_of(ROOT / "docs" / "extending.md")["my_parts/midrange.py"]
+SOURCE = files_of(ROOT / "docs" / "extending.md")["my_parts/jsonl.py"]
+POINTS = {"aggregation.midrange": "good_parts.midrange:PART"}
+GOOD = {"good_parts/__init__.py": "", "good_parts/midrange.py": RULE}
+JOB = """
+job: one
+data: {source: digits, classes: 10, input_shape: [64], nominal_records: 60}
+features: [{name: identity, input_scale: 16}]
+train: {method: fm, rounds: 2}
+privacy: {epsilon: 8}
+aggregation: {name: RULE}
+unsupervised: {eval_type: NOT_EVAL}
+"""
+START = """
+import sys
+from edgeveil import plugins
+from edgeveil.errors import EdgeVeilError
+from edgeveil.jobs import Job, parse_plan
+TEXT = '''JOB'''
+def named(rule):
+    return TEXT.replace("RULE", rule)
+def said(call):
+    try:
+        call()
+    except (EdgeVeilError, ValueError) as error:
+        print(str(error).replace("\\n", " "))
+    else:
+        print("fine")
+""".replace("JOB", JOB)
+
+
+def play(folder, code):
+    """Lines that the code prints, in a process that has the folder's plug-ins."""
+    ran = edgeveil(plugins=folder, cwd=ROOT, code=START + textwrap.dedent(code))
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.splitlines()
+
+
+@pytest.fixture
+def good(tmp_path):
+    return laid_out(tmp_path / "good", "good-parts", POINTS, GOOD)
+
+
+def test_what_is_wrong_with_a_plugin_is_named_and_the_others_join(good):
+    bad = {
+        "aggregation.broken": "bad_parts.broken:PART",
+        "aggregation.krum": "bad_parts.krum:PART",
+        "aggregation.other": "good_parts.midrange:PART",
+        "aggregation.nothing": "bad_parts.broken",
+        "rules.midrange": "good_parts.midrange:PART",
+    }
+    files = {
+        "bad_parts/__init__.py": "",
+        "bad_parts/broken.py": "raise RuntimeError('no licence')\n",
+        "bad_parts/krum.py": RULE.replace("midrange", "krum"),
+    }
+    laid_out(good, "bad-parts", bad, files)
+    found = play(
+        good,
+        """
+        said(lambda: parse_plan(named("midrange")))
+        said(lambda: parse_plan(named("krum").replace("krum}", "median}")))
+        said(lambda: parse_plan(named("broken")))
+        said(lambda: parse_plan(named("other")))
+        said(lambda: parse_plan(named("midrang")))
+        from edgeveil.parts.aggregation import AGGREGATIONS
+        print(AGGREGATIONS["krum"].source)
+        print(*plugins.complaints(), sep=" | ")
+        """,
+    )
+    assert found[0] == found[1] == "fine"
+    assert "'broken' of plug-in bad-parts 1.0 cannot be imported" in found[2]
+    assert "RuntimeError: no licence" in found[2]
+    assert "calls itself 'midrange'" in found[3]
+    assert "did you mean 'midrange'?" in found[4]
+    assert found[5] == "Blanchard et al. 2017"
+    for what in ("broken", "has the name of a part of EdgeVeil's own", "there is no such family"):
+        assert what in found[6]
+
+
+def test_two_plugins_of_one_name_leave_it_to_neither(good):
+    laid_out(good, "twin-parts", POINTS, {})
+    (found,) = play(good, 'said(lambda: parse_plan(named("midrange")))')
+    assert "have one name; uninstall one of them" in found
+
+
+def test_a_device_imports_what_its_owner_allows_and_nothing_else(good):
+    found = play(
+        good,
+        """
+        raw = parse_plan(named("midrange")).job.canonical()
+        digest = plugins.digest("good-parts")
+        del sys.modules["good_parts.midrange"], sys.modules["good_parts"]
+        plugins.admit(())
+        said(lambda: Job.from_canonical(raw))
+        said(lambda: parse_plan(named("median")))
+        plugins.admit([plugins.Allowance("good-parts", "0" * 64)])
+        said(lambda: Job.from_canonical(raw))
+        print("good_parts" in sys.modules)
+        plugins.admit([plugins.Allowance("Good_Parts", digest)])
+        said(lambda: Job.from_canonical(raw))
+        print("good_parts" in sys.modules)
+        """,
+    )
+    assert (
+        "'midrange' of plug-in good-parts 1.0 is not allowed by policy.allowed_plugins" in found[0]
+    )
+    assert found[1] == "fine"
+    assert "has other files here than policy.allowed_plugins says" in found[2]
+    assert found[3:] == ["False", "fine", "True"]
+
+
+def test_without_the_plugin_a_job_that_names_its_part_says_so(good, tmp_path):
+    (raw,) = play(good, 'print(parse_plan(named("midrange")).job.canonical().decode())')
+    found = play(tmp_path, f"said(lambda: Job.from_canonical({raw!r}.encode()))")
+    assert "aggregation names 'midrange', and no plug-in that is installed here" in found[0]
+
+
+def test_the_process_that_computes_holds_to_the_same_list(good):
+    found = play(
+        good,
+        """
+        from edgeveil_edge import compute_wire as wire
+        from edgeveil_edge.compute_server import Server
+        raw = parse_plan(named("midrange")).job.canonical()
+        digest = plugins.digest("good-parts")
+        server = Server()
+        for allowed in ((), (("good-parts", digest),)):
+            know = wire.Know(b"1", raw, b"", (), True, allowed)
+            reply = wire.decode_reply(server.learn(wire.encode(know)))
+            print(wire.error_of(reply) if isinstance(reply, wire.Refused) else "taken")
+        """,
+    )
+    assert "is not allowed by policy.allowed_plugins" in found[0]
+    assert found[1] == "taken"
+
+
+def test_an_owner_declines_a_job_of_a_plugin_not_allowed(good):
+    found = play(
+        good,
+        """
+        import json
+        from edgeveil.sites.edge import EdgeSite
+        from edgeveil_edge.consent import judge
+        plan = parse_plan(named("midrange"))
+        digest = plugins.digest("good-parts")
+        for allowed in ([], [{"distribution": "good-parts", "sha256": digest}]):
+            site = EdgeSite.model_validate_json(json.dumps({
+                "name": "box", "broker": {"url": "mqtt://localhost"}, "cloud_key_file": "a",
+                "proxy_key_file": "b", "data": {"name": "digits", "source": "digits"},
+                "policy": {"allowed_plugins": allowed}}))
+            said(lambda: judge(site, plan))
+        """,
+    )
+    assert "policy.allowed_plugins" in found[0] and "may not run here" in found[0]
+    assert found[1] == "fine"
+
+
+def test_a_site_names_a_source_only_with_its_owners_word(tmp_path):
+    folder = laid_out(
+        tmp_path / "site",
+        "source-parts",
+        {"sources.jsonl": "source_parts:PART"},
+        {"source_parts/__init__.py": SOURCE},
+    )
+    text = (ROOT / "configs" / "edge.yaml").read_text()
+    lines = [
+        "    source: jsonl" if line.startswith("    source: ") else line
+        for line in text.splitlines()
+    ]
+    site = tmp_path / "edge.yaml"
+    site.write_text("\n".join(lines))
+    ran = edgeveil("validate", str(site), plugins=folder, cwd=tmp_path)
+    assert ran.returncode == 2
+    assert "'jsonl' is of plug-in source-parts, which the owner does not allow" in ran.stdout
+    ran = edgeveil("methods", "--json", "digest", "jsonl", plugins=folder, cwd=tmp_path)
+    allowed = json.loads(ran.stdout)
+    at = next(k for k, line in enumerate(lines) if line.strip().startswith("allowed_plugins:"))
+    lines[at] = f"    allowed_plugins: {json.dumps(allowed)}"
+    lines = [line for line in lines if "`edgeveil methods digest" not in line]
+    site.write_text("\n".join(lines))
+    ran = edgeveil("validate", str(site), plugins=folder, cwd=tmp_path)
+    assert "which the owner does not allow" not in ran.stdout
+    assert "add path" in ran.stdout  # which the part demands
+
+
+def test_a_digest_is_that_of_the_files(good):
+    lines = []
+    for path in sorted(one.relative_to(good).as_posix() for one in good.rglob("*")):
+        if (good / path).is_file() and not path.endswith("/RECORD"):
+            content = hashlib.sha256((good / path).read_bytes()).hexdigest()
+            lines.append(f"{content}  {path}\n")
+    wanted = hashlib.sha256("".join(lines).encode()).hexdigest()
+    assert play(good, 'print(plugins.digest("good-parts"))') == [wanted]
+
+
+def test_a_digest_changes_with_any_code_that_python_would_take(good):
+    def digest():
+        return play(good, 'print(plugins.digest("good-parts"))')[0]
+
+    first = digest()
+    cache = good / "good_parts" / "__pycache__"
+    cache.mkdir(exist_ok=True)
+    (cache / "midrange.cpython-311.pyc").write_bytes(b"\0\0\0\0" + bytes(4) + b"by time and size")
+    assert digest() == first
+    (cache / "midrange.cpython-311.pyc").write_bytes(b"\0\0\0\0\1\0\0\0" + b"by no source")
+    assert digest() != first
+    (cache / "midrange.cpython-311.pyc").unlink()
+    (good / "good_parts" / "unlisted.py").write_text("")
+    assert digest() != first
+
+
+def test_what_is_not_imported_from_its_files_has_no_digest(good, tmp_path):
+    elsewhere = laid_out(tmp_path / "elsewhere", "no-parts", {}, {"good_parts/__init__.py": ""})
+    code = f"""
+    sys.path.insert(0, {str(elsewhere)!r})
+    said(lambda: plugins.digest("good-parts"))
+    said(lambda: plugins.digest("never-parts"))
+    """
+    found = play(good, code)
+    assert "is not imported from its installed files" in found[0]
+    assert "no plug-in 'never-parts' is installed" in found[1]
