@@ -130,15 +130,14 @@ def test_the_process_that_computes_holds_to_the_same_list(good):
     found = play(
         good,
         """
-        from edgeveil_edge import compute_wire as wire
-        from edgeveil_edge.compute_server import Server
+        from edgeveil_edge import compute_worker as wire
         raw = parse_plan(named("midrange")).job.canonical()
         digest = plugins.digest("good-parts")
-        server = Server()
+        server = wire.ComputeServer()
         for allowed in ((), (("good-parts", digest),)):
-            know = wire.Know(b"1", raw, b"", (), True, allowed)
+            know = wire.TeachJob(b"1", raw, b"", (), True, allowed)
             reply = wire.decode_reply(server.learn(wire.encode(know)))
-            print(wire.error_of(reply) if isinstance(reply, wire.Refused) else "taken")
+            print(wire.error_of(reply) if isinstance(reply, wire.Refusal) else "taken")
         """,
     )
     assert "is not allowed by policy.allowed_plugins" in found[0]
