@@ -123,7 +123,7 @@ def seal_round(
 
 
 @dataclass(frozen=True)
-class Limits:
+class BroadcastLimits:
     """What one broadcast, one of its parts, and one batch may have."""
 
     part_bytes: int
@@ -147,7 +147,7 @@ class Sealer:
         store: Store,
         jobs: StoredJobs,
         evaluation: Evaluation,
-        limits: Limits,
+        limits: BroadcastLimits,
         marks: RoundMarks,
         clock: Callable[[], float],
         sealing: Sealing,

@@ -27,7 +27,14 @@ from edgeveil.protocol.cloud_tasks import (
     pause_advice,
 )
 from edgeveil.protocol.sealed import Sealing
-from edgeveil_cloud.broadcasts import Choose, Limits, RoundMarks, Sealer, TooFewDevices, draw
+from edgeveil_cloud.broadcasts import (
+    BroadcastLimits,
+    Choose,
+    RoundMarks,
+    Sealer,
+    TooFewDevices,
+    draw,
+)
 from edgeveil_cloud.commit_round import RoundCommitter
 from edgeveil_cloud.evaluation import Evaluation
 from edgeveil_cloud.round_report import Recorder, job_summary
@@ -53,7 +60,7 @@ class CloudHost:
         self,
         store: Store,
         test: Records | None,
-        limits: Limits,
+        limits: BroadcastLimits,
         *,
         spool_dir: Path | None = None,
         clock: Callable[[], float] = time.monotonic,

@@ -35,7 +35,7 @@ async def _run_alone(site: CloudSite, stop: asyncio.Event) -> int:
 
 async def _run(site: CloudSite, stop: asyncio.Event) -> int:
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="edgeveil-work") as executor:
-        process = _Process(site, executor)
+        process = _CloudProcess(site, executor)
         store, control, link = process.cloud.store, process.cloud.control, process.session.link
         process.runtime.follow_logs()
         await process.session.attach(process.runtime, _said)
@@ -56,7 +56,7 @@ async def _run(site: CloudSite, stop: asyncio.Event) -> int:
     return 0
 
 
-class _Process:
+class _CloudProcess:
     """The role on its link, metered, its work in `executor`."""
 
     def __init__(self, site: CloudSite, executor: ThreadPoolExecutor) -> None:

@@ -40,7 +40,7 @@ from edgeveil.protocol.sealed import (
     unpack_tensors,
 )
 from edgeveil.round_context import RoundContext
-from edgeveil_cloud.broadcasts import Limits
+from edgeveil_cloud.broadcasts import BroadcastLimits
 from edgeveil_cloud.commit_round import aggregate
 from edgeveil_cloud.evaluation import Evaluation, clusters
 from edgeveil_cloud.validate_batch import ValidatedBatch
@@ -56,7 +56,7 @@ class RefusedJobError(DataError):
 
 def rehearse_job(
     plan: Plan,
-    limits: Limits,
+    limits: BroadcastLimits,
     *,
     devices: bool = True,
     processor: str = "cpu",
@@ -73,7 +73,7 @@ def rehearse_job(
 class _Rehearsal:
     """One job's stages in their order, each under the key of the job file that it follows from."""
 
-    def __init__(self, plan: Plan, limits: Limits, devices: bool, processor: str) -> None:
+    def __init__(self, plan: Plan, limits: BroadcastLimits, devices: bool, processor: str) -> None:
         plan = brief(plan)
         self._plan, self._limits, self._processor = plan, limits, processor
         own = runs_python(plan.job.model)

@@ -22,7 +22,7 @@ from edgeveil.protocol.transfer import part_bytes
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.transport.process import own_signing_key, peer_key
 from edgeveil.transport.runtime import Runner
-from edgeveil_cloud.broadcasts import Choose, Limits, draw
+from edgeveil_cloud.broadcasts import BroadcastLimits, Choose, draw
 from edgeveil_cloud.control import Control
 from edgeveil_cloud.host import CloudHost
 from edgeveil_cloud.round_report import Recorder
@@ -65,7 +65,7 @@ class CloudRole:
         self.host = CloudHost(
             self.store,
             held_records(site.test_data) if site.test_data else None,
-            Limits(part_bytes(limits.packet_bytes), limits.blob_bytes, limits.spool_bytes),
+            BroadcastLimits(part_bytes(limits.packet_bytes), limits.blob_bytes, limits.spool_bytes),
             spool_dir=site.state_dir,
             clock=clock,
             sealing=sealing,

@@ -25,11 +25,11 @@ from edgeveil_cloud.store_tables import (
     ENDED,
     TRANSITIONS,
     BatchOpening,
-    Counts,
     ExchangeRecord,
     JobEntry,
     LastCommit,
     Status,
+    StoreCounts,
     StoredEvent,
     StoredRelease,
     StoreError,
@@ -125,12 +125,12 @@ class Store:
         return tuple(db.scalars(sa.select(tables.jobs.c.id).order_by(tables.jobs.c.number)))
 
     @transaction
-    def counts(self, db: sa.Connection) -> Counts:
+    def counts(self, db: sa.Connection) -> StoreCounts:
         """How many devices are enrolled, and how many jobs have each status; cheap."""
         status, number = tables.jobs.c.status, sa.func.count()
         rows = db.execute(sa.select(status, number).group_by(status))
         enrolled = db.scalar(sa.select(sa.func.count()).select_from(tables.enrolled_keys))
-        return Counts(int(enrolled or 0), {row[0]: int(row[1]) for row in rows})
+        return StoreCounts(int(enrolled or 0), {row[0]: int(row[1]) for row in rows})
 
     @transaction
     def job(self, db: sa.Connection, job: str) -> JobEntry:

@@ -66,7 +66,7 @@ class JobEntry:
 
 
 @dataclass(frozen=True)
-class Counts:
+class StoreCounts:
     """What the store holds, in numbers."""
 
     enrolled: int

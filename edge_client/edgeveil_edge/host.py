@@ -32,7 +32,7 @@ from edgeveil.protocol.messages import Manifest
 from edgeveil.protocol.sealed import JobPackage, RoundPackage, Sealing, decode_package
 from edgeveil.sites.edge import EdgeSite
 from edgeveil_edge.compute import Compute, Computer, LoadRecords, load_own
-from edgeveil_edge.identity import Identity
+from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.releases import ReleaseStore
 from edgeveil_edge.round_work import RoundWork
 from edgeveil_edge.store import DeviceStore
@@ -69,7 +69,7 @@ class DeviceHost:
     def __init__(
         self,
         site: EdgeSite,
-        identity: Identity,
+        identity: DeviceIdentity,
         store: DeviceStore,
         ledger: Ledger,
         random: DeviceChance | None = None,

@@ -19,7 +19,7 @@ OPENING_FILE = "opening.key"
 
 
 @dataclass(frozen=True)
-class Identity:
+class DeviceIdentity:
     """The three secrets of one device.
 
     `signing` says who it is (Ed25519), `opening` opens what is sealed to it (HPKE X25519),
@@ -40,7 +40,7 @@ class Identity:
         return Enrolment.make(self.signing, self.opening)
 
     @classmethod
-    def load_or_create(cls, state_dir: Path) -> Identity:
+    def load_or_create(cls, state_dir: Path) -> DeviceIdentity:
         """The keys in `state_dir`, made there (mode 0600) when there are none.
 
         Raises UsageError when the folder cannot be used or one of the keys is gone, CryptoError
@@ -58,7 +58,7 @@ class Identity:
             ) from error
 
     @classmethod
-    def _load_or_create(cls, state_dir: Path) -> Identity:
+    def _load_or_create(cls, state_dir: Path) -> DeviceIdentity:
         identity, opening = state_dir / IDENTITY_FILE, state_dir / OPENING_FILE
         split = state_dir / SPLIT_KEY_FILE
         if identity.exists():

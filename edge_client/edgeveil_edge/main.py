@@ -17,7 +17,7 @@ from edgeveil.transport.process import EXIT_S, OwnFolder, first_of, run_until_st
 from edgeveil.transport.runtime import Runtime
 from edgeveil_edge.compute_process import ComputeProcess, RemoteComputer
 from edgeveil_edge.host import LOG
-from edgeveil_edge.identity import Identity
+from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.role import DeviceRole, build
 
 
@@ -78,7 +78,7 @@ class DeviceProcess:
         )
         return self.runtime
 
-    def _compute(self, site: EdgeSite, identity: Identity) -> RemoteComputer:
+    def _compute(self, site: EdgeSite, identity: DeviceIdentity) -> RemoteComputer:
         return RemoteComputer(self._computing, identity.device_id, site, identity.split_key)
 
     def _say(self, line: str) -> None:

@@ -20,7 +20,7 @@ from edgeveil.transport.process import peer_key
 from edgeveil.transport.runtime import Runner
 from edgeveil_edge.compute import Compute
 from edgeveil_edge.host import DeviceChance, DeviceHost
-from edgeveil_edge.identity import Identity
+from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.store import DeviceStore
 
 STORE_FILE = "device.sqlite"
@@ -37,10 +37,10 @@ class DeviceRole:
         random: DeviceChance | None,
         sealing: Sealing,
         say: Callable[[str], None],
-        compute: Callable[[EdgeSite, Identity], Compute] | None,
+        compute: Callable[[EdgeSite, DeviceIdentity], Compute] | None,
     ) -> None:
         limits = site.limits
-        identity = Identity.load_or_create(site.state_dir)
+        identity = DeviceIdentity.load_or_create(site.state_dir)
         self.site, self.identity, self.id = site, identity, identity.device_id
         self.address = fx.DeviceAddress(self.id)
         self.store = DeviceStore(site.state_dir / STORE_FILE, limits.receipts)
@@ -83,7 +83,7 @@ def build(
     link: Callable[[DeviceRole], Runner],
     sealing: Sealing = real_sealing,
     say: Callable[[str], None] = lambda _line: None,
-    compute: Callable[[EdgeSite, Identity], Compute] | None = None,
+    compute: Callable[[EdgeSite, DeviceIdentity], Compute] | None = None,
 ) -> DeviceRole:
     """A device as its site file says, with what its folder holds.
 

@@ -38,7 +38,7 @@ from edgeveil.round_context import RoundContext
 from edgeveil.sites.edge import EdgeSite
 from edgeveil_edge.compute import Computation, Compute, JobTrial, TaughtJob
 from edgeveil_edge.consent import consent, judge, why_not_now
-from edgeveil_edge.identity import Identity
+from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.store import DeviceStore, trial_name
 
 USUAL_SHARE = float(JobData.model_fields["evaluation_share"].default)
@@ -53,7 +53,7 @@ class RoundWork:
     def __init__(
         self,
         site: EdgeSite,
-        identity: Identity,
+        identity: DeviceIdentity,
         store: DeviceStore,
         ledger: Ledger,
         noise_for: NoiseFor,

@@ -32,10 +32,10 @@ ROSTER_CHECK_S = 1.0
 def run(site: ProxySite) -> int:
     """Run until SIGINT or SIGTERM; 0 after a clean stop. Raises EdgeVeilError at start."""
     logs.setup(site.log.level, site.log.format)
-    return run_until_stopped(lambda stop: _Process(site).run(stop))
+    return run_until_stopped(lambda stop: _ProxyProcess(site).run(stop))
 
 
-class _Process:
+class _ProxyProcess:
     def __init__(self, site: ProxySite) -> None:
         self.site = site
         self._folder = OwnFolder(site.state_dir)

@@ -10,7 +10,7 @@ from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import Note, decode
 from edgeveil.sites.policy import Policy
-from edgeveil_cloud.broadcasts import Limits, RoundSecret
+from edgeveil_cloud.broadcasts import BroadcastLimits, RoundSecret
 from tests.sim.fleet import PACKET_BYTES, Fleet, small_job
 
 
@@ -190,7 +190,7 @@ def test_revoked_device_is_not_asked_again(folder: Path) -> None:
 def test_batch_that_the_cloud_could_not_take_is_not_asked_for(folder: Path) -> None:
     fleet = Fleet(folder, 6)
     # The quadratic of six devices has about 50,000 bytes.
-    fleet.cloud.host._sealer._limits = Limits(PACKET_BYTES, batch_bytes=40_000)
+    fleet.cloud.host._sealer._limits = BroadcastLimits(PACKET_BYTES, batch_bytes=40_000)
     job = fleet.submit(small_job())
     assert fleet.finish(job) == "failed"
     assert "limits.spool_bytes" in fleet.store.job(job).reason

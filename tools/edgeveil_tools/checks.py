@@ -35,7 +35,7 @@ from edgeveil_tools.result import PlainTable, html_table
 
 if TYPE_CHECKING:
     from edgeveil.sites.files import Site
-    from edgeveil_cloud.broadcasts import Limits
+    from edgeveil_cloud.broadcasts import BroadcastLimits
     from edgeveil_lab.load.scenario import LoadOptions
 
 KINDS = ("job", *SITES, "load")
@@ -81,7 +81,7 @@ def rehearse(
     path: Path | None = None,
     *,
     devices: bool = True,
-    limits: Limits | None = None,
+    limits: BroadcastLimits | None = None,
     needed: bool = True,
 ) -> None:
     """Raise ConfigError, `file:line key: why, fix`, unless the job of the file `path` can be
@@ -107,13 +107,13 @@ def rehearse(
         raise ConfigError([text]) from error
 
 
-def usual_limits() -> Limits:
+def usual_limits() -> BroadcastLimits:
     """What a cloud takes whose site file says nothing else."""
-    from edgeveil_cloud.broadcasts import Limits
+    from edgeveil_cloud.broadcasts import BroadcastLimits
 
     usual = CloudLimits()
     parts = part_bytes(usual.packet_bytes)
-    return Limits(parts, usual.blob_bytes, batch_bytes=usual.spool_bytes)
+    return BroadcastLimits(parts, usual.blob_bytes, batch_bytes=usual.spool_bytes)
 
 
 def schema(kind: str) -> Schema:

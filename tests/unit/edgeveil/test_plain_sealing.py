@@ -15,7 +15,7 @@ from edgeveil.sites.edge import EdgeSite
 from edgeveil.sites.links import BrokerLink
 from edgeveil.testing import PlainSealing
 from edgeveil_edge.host import DeviceHost
-from edgeveil_edge.identity import Identity
+from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.store import DeviceStore
 
 PLAIN = PlainSealing()
@@ -87,7 +87,7 @@ def test_a_devices_process_takes_no_plain_package(keys, tmp_path) -> None:
         proxy_key_file=tmp_path / "proxy.pub",
         data=DeviceData(name="digits", source="digits"),
     )
-    identity = Identity.load_or_create(tmp_path)
+    identity = DeviceIdentity.load_or_create(tmp_path)
     store, ledger = DeviceStore(tmp_path / "device.sqlite"), Ledger(tmp_path / "l.sqlite", "digits")
     host, own = DeviceHost(site, identity, store, ledger), identity.opening.public()
     package = encode_package(JobPackage(b"{}", b"graph"))

@@ -35,7 +35,7 @@ from edgeveil.protocol.messages import (
 from edgeveil.protocol.sealed import seal_segment
 from edgeveil.protocol.transfer import describe, part
 from edgeveil.transport.runtime import Refusals, perform
-from edgeveil_cloud.broadcasts import Limits, RoundSecret
+from edgeveil_cloud.broadcasts import BroadcastLimits, RoundSecret
 from edgeveil_cloud.control import Control
 from edgeveil_cloud.host import CloudHost
 from edgeveil_cloud.store import Store
@@ -52,7 +52,7 @@ class CloudLife:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.store = Store(f"sqlite:///{folder / 'cloud.sqlite'}")
-        self.host = CloudHost(self.store, None, Limits(PART_BYTES), spool_dir=folder)
+        self.host = CloudHost(self.store, None, BroadcastLimits(PART_BYTES), spool_dir=folder)
         self.proxy = Signer("proxy", SigningKey(bytes(range(32))))
         self.machine = CloudMachine(
             Signer("cloud", SigningKey(bytes(range(1, 33)))),

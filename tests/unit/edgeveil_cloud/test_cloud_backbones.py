@@ -17,7 +17,7 @@ from edgeveil.parts.features.onnx import MAX_BACKBONE_BYTES, sha256_hex
 from edgeveil.protocol.cloud_tasks import Broadcast, SealJob
 from edgeveil.protocol.sealed import JobPackage, decode_package, open_broadcast
 from edgeveil.transport.http import serve
-from edgeveil_cloud.broadcasts import Limits
+from edgeveil_cloud.broadcasts import BroadcastLimits
 from edgeveil_cloud.control import Control
 from edgeveil_cloud.host import CloudHost
 from edgeveil_cloud.http import make_app
@@ -51,7 +51,7 @@ def sent(tmp_path: Path) -> str:
 
 
 def control(store: Store) -> Control:
-    return Control(store, CloudHost(store, None, Limits(4096)), None, None, 10)  # type: ignore[arg-type]
+    return Control(store, CloudHost(store, None, BroadcastLimits(4096)), None, None, 10)  # type: ignore[arg-type]
 
 
 def test_a_backbone_is_kept_once_under_its_digest(store: Store) -> None:
@@ -82,7 +82,7 @@ def test_devices_get_the_job_with_its_backbone_and_a_graph_that_holds_it(
     store.set_enrolled({*public_keys(2), key.public().to_bytes()})
     store.put_backbone(BACKBONE)
     entry = control(store).submit(sent)
-    out = CloudHost(store, None, Limits(4096)).perform(SealJob(wire_id(entry)))
+    out = CloudHost(store, None, BroadcastLimits(4096)).perform(SealJob(wire_id(entry)))
     assert isinstance(out, Broadcast)
     opened = open_broadcast(key, out.manifest, out.data)
     assert opened is not None
@@ -97,7 +97,7 @@ def test_a_job_too_large_for_its_parties_fails_with_the_fix(store: Store, sent: 
     store.put_backbone(BACKBONE)
     task = SealJob(wire_id(control(store).submit(sent)))
     with pytest.raises(JobFailed, match="the limit is 3000") as caught:
-        CloudHost(store, None, Limits(4096, 3000)).perform(task)
+        CloudHost(store, None, BroadcastLimits(4096, 3000)).perform(task)
     assert "limits.blob_bytes" in caught.value.fix
 
 

@@ -20,7 +20,7 @@ from edgeveil.protocol.messages import Close, Note, Signer, decode, decode_body
 from edgeveil.protocol.sealed import pack_tensors
 from edgeveil.transport.runtime import Runtime
 from edgeveil_cloud import control as controls
-from edgeveil_cloud.broadcasts import Limits
+from edgeveil_cloud.broadcasts import BroadcastLimits
 from edgeveil_cloud.control import Control
 from edgeveil_cloud.host import CloudHost
 from edgeveil_cloud.store import Store
@@ -44,7 +44,7 @@ class Cloud:
         self.store = store
         self.sent: list[object] = []
         store.set_enrolled({*store.enrolled(), *public_keys(devices)})
-        self.host = CloudHost(store, None, Limits(4096))
+        self.host = CloudHost(store, None, BroadcastLimits(4096))
         key, proxy = SigningKey.generate(), SigningKey.generate()
         self.machine = CloudMachine(Signer("cloud", key), proxy.public())
         log = logging.getLogger("edgeveil.test")

@@ -33,7 +33,7 @@ from edgeveil.protocol.messages import Batch, ExchangeId
 from edgeveil.protocol.sealed import seal_segment
 from edgeveil.protocol.transfer import describe
 from edgeveil_cloud import commit_round
-from edgeveil_cloud.broadcasts import Limits, RoundSecret, TooFewDevices
+from edgeveil_cloud.broadcasts import BroadcastLimits, RoundSecret, TooFewDevices
 from edgeveil_cloud.host import CloudHost
 from edgeveil_cloud.round_report import Recorder
 from edgeveil_cloud.store import Store
@@ -53,7 +53,7 @@ class Desk:
         self.store = store
         rng = np.random.default_rng(5)
         test = Records(rng.uniform(0, 1, (20, 4)).astype(np.float32), rng.integers(0, 3, 20))
-        self.host = CloudHost(store, test, Limits(4096), clock=lambda: 0.0)
+        self.host = CloudHost(store, test, BroadcastLimits(4096), clock=lambda: 0.0)
         self.batches: dict[bytes, bytes] = {}
         if not store.enrolled():
             self.host.store(RosterKept(1, b"".join(public_keys(devices))))
@@ -130,7 +130,7 @@ def test_a_recording_holds_what_was_sent_and_what_came_and_starts_over_with_a_jo
     desk: Desk, tmp_path: Path
 ) -> None:
     folder = tmp_path / "recording"
-    desk.host = CloudHost(desk.store, None, Limits(4096), recorder=Recorder(folder))
+    desk.host = CloudHost(desk.store, None, BroadcastLimits(4096), recorder=Recorder(folder))
     last = len(desk.host.jobs.plan(desk.store.job(desk.id)).exchanges)
     for index in range(1, last + 1):
         desk.commit(index)
@@ -159,7 +159,9 @@ def test_a_recording_that_cannot_be_written_ends_the_job_and_says_why(
     desk: Desk, tmp_path: Path
 ) -> None:
     (tmp_path / "taken").write_text("a file")
-    desk.host = CloudHost(desk.store, None, Limits(4096), recorder=Recorder(tmp_path / "taken"))
+    desk.host = CloudHost(
+        desk.store, None, BroadcastLimits(4096), recorder=Recorder(tmp_path / "taken")
+    )
     with pytest.raises(JobFailed, match="recording cannot be written") as caught:
         desk.commit(1)
     assert "record_dir" in str(caught.value)
@@ -261,7 +263,7 @@ def test_the_same_batch_a_second_time_changes_nothing_and_answers_the_same(desk:
     again = Desk.__new__(Desk)  # a new process on the same store
     again.store, again.host, again.id = (
         desk.store,
-        CloudHost(desk.store, None, Limits(4096)),
+        CloudHost(desk.store, None, BroadcastLimits(4096)),
         desk.id,
     )
     again.batches = desk.batches
@@ -312,7 +314,7 @@ def test_one_batch_of_an_attempt_is_opened_and_may_be_opened_again(desk: Desk) -
     assert isinstance(first, TooFewUploads)
     with pytest.raises(JobFailed, match="another batch"):
         desk.perform(desk.answers(broadcast))
-    desk.host = CloudHost(desk.store, None, Limits(4096))  # a new process
+    desk.host = CloudHost(desk.store, None, BroadcastLimits(4096))  # a new process
     assert desk.perform(poor) == first
 
 
@@ -335,7 +337,7 @@ def test_a_cloud_that_dies_with_an_opened_batch_leaves_nobody_out_either(
     monkeypatch.setattr(commit_round, "aggregate", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         desk.perform(task)
-    desk.host = CloudHost(desk.store, None, Limits(4096))
+    desk.host = CloudHost(desk.store, None, BroadcastLimits(4096))
     desk.host.store(RosterKept(2, b"".join(desk.store.enrolled()[1:])))
     assert isinstance(desk.perform(SealJob(desk.wire)), Broadcast)
     assert isinstance(desk.perform(SealRound(desk.wire, 1, 2)), Obstacle)

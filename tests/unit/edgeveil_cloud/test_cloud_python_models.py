@@ -10,7 +10,7 @@ import torch
 from edgeveil.errors import DataError
 from edgeveil.jobs import load_job
 from edgeveil.parts.models import python_model
-from edgeveil_cloud.broadcasts import Limits
+from edgeveil_cloud.broadcasts import BroadcastLimits
 from edgeveil_cloud.control import Control
 from edgeveil_cloud.host import CloudHost
 from edgeveil_cloud.store import Store
@@ -38,7 +38,7 @@ def sent(tmp_path: Path) -> str:
 
 def control(folder: Path, *, python_models: bool) -> Control:
     store = Store(f"sqlite:///{folder / 'cloud.sqlite'}")
-    host = CloudHost(store, None, Limits(4096))
+    host = CloudHost(store, None, BroadcastLimits(4096))
     return Control(store, host, None, None, 10, python_models=python_models)  # type: ignore[arg-type]
 
 

@@ -21,7 +21,7 @@ from edgeveil.parts.aggregation.krum import Krum
 from edgeveil.parts.features import read_backbones
 from edgeveil.parts.models import python_model
 from edgeveil.privacy.ledger import Ledger
-from edgeveil_cloud.broadcasts import Limits
+from edgeveil_cloud.broadcasts import BroadcastLimits
 from edgeveil_cloud.evaluation import Evaluation
 from edgeveil_cloud.rehearsal import RefusedJobError, rehearse_job
 from edgeveil_tools.checks import rehearse
@@ -33,7 +33,7 @@ from edgeveil_tools.local.run import run_local
 
 JOBS = Path("configs/jobs")
 NEED_A_FILE = ("mnist_fm_local.yaml", "mnist_fm_local_eps01.yaml")
-LIMITS = Limits(4096)
+LIMITS = BroadcastLimits(4096)
 YAML = f"""
 job: own_model
 data: {{source: digits, classes: 10, input_shape: [64], nominal_records: 20}}
@@ -160,14 +160,16 @@ def test_group_normalisation_and_gelu_go_the_whole_way(tmp_path: Path) -> None:
     ("limits", "why"),
     [
         (
-            Limits(4096, blob_bytes=2000),
+            BroadcastLimits(4096, blob_bytes=2000),
             "the job has .* bytes when it is sealed, the limit is 2000",
         ),
-        (Limits(4096, blob_bytes=8500), "the final model has .* bytes when it is sealed"),
-        (Limits(4096, batch_bytes=100), "pass the cloud's limit of 100 bytes a batch"),
+        (BroadcastLimits(4096, blob_bytes=8500), "the final model has .* bytes when it is sealed"),
+        (BroadcastLimits(4096, batch_bytes=100), "pass the cloud's limit of 100 bytes a batch"),
     ],
 )
-def test_sizes_that_would_fail_late_are_refused(tmp_path: Path, limits: Limits, why: str) -> None:
+def test_sizes_that_would_fail_late_are_refused(
+    tmp_path: Path, limits: BroadcastLimits, why: str
+) -> None:
     plan = plan_of(file(tmp_path, "Sound"))
     with pytest.raises(RefusedJobError, match=why) as caught:
         rehearse_job(plan, limits)
@@ -215,10 +217,10 @@ def test_the_cloud_needs_no_torch_for_a_model_of_ours() -> None:
 import sys
 from pathlib import Path
 from edgeveil_cloud.rehearsal import rehearse_job
-from edgeveil_cloud.broadcasts import Limits
+from edgeveil_cloud.broadcasts import BroadcastLimits
 from edgeveil.jobs import load_plan
 plan = load_plan(Path("configs/jobs/quickstart.yaml"))
-rehearse_job(plan, Limits(4096), devices=False)
+rehearse_job(plan, BroadcastLimits(4096), devices=False)
 print("torch" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -29,7 +29,7 @@ from edgeveil.sites.edge import EdgeSite
 from edgeveil_cloud.broadcasts import RoundSecret, seal_round
 from edgeveil_edge.compute import Compute
 from edgeveil_edge.host import DeviceHost
-from edgeveil_edge.identity import Identity
+from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.store import DeviceStore
 
 JOB_ID = b"J" * 16
@@ -141,13 +141,13 @@ class Device:
         self,
         folder: Path,
         load: Loader | None = None,
-        compute: Callable[[EdgeSite, Identity], Compute] | None = None,
+        compute: Callable[[EdgeSite, DeviceIdentity], Compute] | None = None,
         **changes: Any,
     ) -> None:
         self.folder, self.load = folder, load or Loader()
         self.said: list[str] = []
         self.site = site(folder, **changes)
-        self.identity = Identity.load_or_create(folder)
+        self.identity = DeviceIdentity.load_or_create(folder)
         self.store = DeviceStore(folder / "device.sqlite")
         self.ledger = Ledger(folder / "ledger.sqlite", "bench")
         self.host = DeviceHost(

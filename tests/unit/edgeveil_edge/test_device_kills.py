@@ -38,7 +38,7 @@ from edgeveil.protocol.messages import (
 from edgeveil.protocol.sealed import segment_mark
 from edgeveil.protocol.transfer import describe
 from edgeveil.transport.runtime import perform
-from edgeveil_edge.identity import Identity
+from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.store import DeviceStore
 
 pytestmark = pytest.mark.slow
@@ -210,7 +210,7 @@ def driver(folder: str, seed: int) -> None:
     global FOLDER
     FOLDER = folder
     path, chance = Path(folder), Random(seed)
-    key = Identity.load_or_create(path).opening.public().to_bytes()
+    key = DeviceIdentity.load_or_create(path).opening.public().to_bytes()
     keys = [key, *(OpeningKey.generate().public().to_bytes() for _ in range(2))]
     both = [(number, attempt) for number in INDICES for attempt in range(1, ATTEMPTS + 1)]
     rounds = {at: Round(PLAN, at[0], keys, attempt=at[1]) for at in both}

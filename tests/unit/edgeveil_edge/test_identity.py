@@ -7,12 +7,12 @@ from edgeveil.crypto.keys import OpeningKey, SealingKey, SigningKey, sign
 from edgeveil.crypto.labels import ENROLMENT
 from edgeveil.enrolment import FILE_BYTES, Enrolment, EnrolmentError
 from edgeveil.errors import CryptoError, UsageError
-from edgeveil_edge.identity import IDENTITY_FILE, OPENING_FILE, Identity
+from edgeveil_edge.identity import IDENTITY_FILE, OPENING_FILE, DeviceIdentity
 
 
 def test_keys_are_made_once_and_only_for_their_owner(tmp_path):
-    first = Identity.load_or_create(tmp_path / "state")
-    again = Identity.load_or_create(tmp_path / "state")
+    first = DeviceIdentity.load_or_create(tmp_path / "state")
+    again = DeviceIdentity.load_or_create(tmp_path / "state")
     assert again.signing == first.signing
     assert again.opening == first.opening
     assert again.split_key == first.split_key
@@ -25,44 +25,44 @@ def test_keys_are_made_once_and_only_for_their_owner(tmp_path):
 
 
 def test_two_boxes_have_different_keys(tmp_path):
-    one, two = (Identity.load_or_create(tmp_path / name) for name in "ab")
+    one, two = (DeviceIdentity.load_or_create(tmp_path / name) for name in "ab")
     assert one.device_id != two.device_id
     assert one.opening != two.opening
     assert one.split_key != two.split_key
 
 
 def test_the_device_id_is_the_identity_keys_fingerprint(tmp_path):
-    identity = Identity.load_or_create(tmp_path)
+    identity = DeviceIdentity.load_or_create(tmp_path)
     assert identity.device_id == identity.signing.public().fingerprint()
     assert identity.enrolment().device_id == identity.device_id
 
 
 def test_secrets_are_not_shown(tmp_path):
-    identity = Identity.load_or_create(tmp_path)
+    identity = DeviceIdentity.load_or_create(tmp_path)
     assert identity.split_key.hex() not in repr(identity)
     assert repr(identity.split_key) not in repr(identity)
 
 
 @pytest.mark.parametrize("gone", [OPENING_FILE, "split.key"])
 def test_a_lost_key_is_never_replaced_in_silence(tmp_path, gone):
-    Identity.load_or_create(tmp_path)
+    DeviceIdentity.load_or_create(tmp_path)
     (tmp_path / gone).unlink()
     with pytest.raises(UsageError, match=gone):
-        Identity.load_or_create(tmp_path)
+        DeviceIdentity.load_or_create(tmp_path)
     assert not (tmp_path / gone).exists()
 
 
 def test_a_key_that_everybody_can_read_is_refused(tmp_path):
-    Identity.load_or_create(tmp_path)
+    DeviceIdentity.load_or_create(tmp_path)
     (tmp_path / IDENTITY_FILE).chmod(0o644)
     with pytest.raises(CryptoError, match="chmod 600"):
-        Identity.load_or_create(tmp_path)
+        DeviceIdentity.load_or_create(tmp_path)
 
 
 def test_a_state_folder_that_is_a_file_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="state folder"):
-        Identity.load_or_create(tmp_path / "file")
+        DeviceIdentity.load_or_create(tmp_path / "file")
 
 
 def enrolment():
@@ -78,7 +78,7 @@ def test_an_enrolment_survives_its_file(tmp_path):
 
 
 def test_the_file_holds_public_keys_and_nothing_else(tmp_path):
-    found = json.loads(Identity.load_or_create(tmp_path).enrolment().to_json())
+    found = json.loads(DeviceIdentity.load_or_create(tmp_path).enrolment().to_json())
     assert set(found) == {"format", "identity", "sealing", "signature"}
 
 

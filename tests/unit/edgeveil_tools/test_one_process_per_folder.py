@@ -12,7 +12,7 @@ from edgeveil.sites.cloud import CloudSite
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.sites.proxy import ProxySite
 from edgeveil.transport.process import OwnFolder
-from edgeveil_edge.identity import Identity
+from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_tools.cli.common import load_as
 from edgeveil_tools.site.provision import Ports, Site, SitePlan, provision
 
@@ -41,4 +41,4 @@ def test_the_second_process_names_the_folder_and_ends(site: Site, role: str) -> 
 def test_keys_are_shown_beside_a_running_device(site: Site) -> None:
     state_dir = load_as(EdgeSite, site.edges[1]).state_dir
     with OwnFolder(state_dir):
-        assert Identity.load_or_create(state_dir).enrolment().device_id
+        assert DeviceIdentity.load_or_create(state_dir).enrolment().device_id

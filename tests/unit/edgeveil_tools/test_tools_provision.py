@@ -10,7 +10,7 @@ from edgeveil.errors import ConfigError, UsageError
 from edgeveil.jobs import load_job
 from edgeveil.sites.files import load_site
 from edgeveil.sites.policy import Policy
-from edgeveil_edge.identity import Identity
+from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_tools.site.broker_rules import password_matches, read_users
 from edgeveil_tools.site.provision import SitePlan, commands, guide, provision
@@ -53,7 +53,7 @@ def test_devices_are_admitted_under_the_keys_they_hold(folder):
     registry = Registry(proxy.state_dir / REGISTRY_FILE)
     admitted = {entry.device_id for entry in registry.devices()}
     assert admitted == {
-        Identity.load_or_create(load_site(edge).state_dir).device_id for edge in site.edges
+        DeviceIdentity.load_or_create(load_site(edge).state_dir).device_id for edge in site.edges
     }
     assert len(admitted) == 3
 

@@ -49,7 +49,7 @@ from edgeveil_cloud.broadcasts import seal_round
 from edgeveil_edge.compute import Compute, Computer
 from edgeveil_edge.compute_process import ComputeProcess, RemoteComputer
 from edgeveil_edge.host import DeviceHost
-from edgeveil_edge.identity import Identity
+from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.store import DeviceStore
 from edgeveil_lab.audit.guards import AttackOutcome, Guard
 from edgeveil_lab.audit.timing import (
@@ -120,7 +120,7 @@ class TimedDevice:
         self._sequence = 0
 
     def _build(self, folder: Path, guarded: bool) -> None:
-        identity = Identity.load_or_create(folder / "state")
+        identity = DeviceIdentity.load_or_create(folder / "state")
         site = EdgeSite.model_validate_json(json.dumps(_site(folder)))
         self._store = DeviceStore(folder / "state" / "device.sqlite")
         self._ledger = Ledger(folder / "state" / "ledger.sqlite", site.data.name)

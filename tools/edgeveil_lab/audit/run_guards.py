@@ -25,7 +25,7 @@ from edgeveil.privacy.policy import Limits as Budget
 from edgeveil.protocol.cloud_tasks import SealRelease
 from edgeveil.protocol.sealed import pack_tensors
 from edgeveil.round_context import RoundContext
-from edgeveil_cloud.broadcasts import Limits
+from edgeveil_cloud.broadcasts import BroadcastLimits
 from edgeveil_cloud.commit_round import aggregate
 from edgeveil_cloud.control import Control
 from edgeveil_cloud.host import CloudHost
@@ -119,7 +119,7 @@ def _submitted(model: str, blob_bytes: int) -> tuple[float, str]:
         store = Store(f"sqlite:///{folder}/cloud.sqlite")
         ledger = Ledger(Path(folder) / "ledger.sqlite", "made_up")
         try:
-            host = CloudHost(store, None, Limits(_PART_BYTES, blob_bytes))
+            host = CloudHost(store, None, BroadcastLimits(_PART_BYTES, blob_bytes))
             store.set_enrolled({OpeningKey.generate().public().to_bytes()})
             desk = Control(store, host, None, None, 1, python_models=True)  # type: ignore[arg-type]
             job_id = desk.submit(text)

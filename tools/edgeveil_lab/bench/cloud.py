@@ -9,11 +9,10 @@ import argparse
 import hashlib
 import logging
 import multiprocessing
-import os
 import resource
 import tempfile
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,10 +20,10 @@ from pathlib import Path
 import numpy as np
 
 from edgeveil.crypto.keys import OpeningKey, SigningKey
+from edgeveil.file_data import FileData
 from edgeveil.jobs import parse_job
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud import CloudMachine
-from edgeveil.protocol.cloud_tasks import CloudSettings, RosterKept, StartJob
+from edgeveil.protocol.cloud_tasks import RosterKept
 from edgeveil.protocol.messages import (
     Ack,
     Batch,
@@ -37,11 +36,10 @@ from edgeveil.protocol.messages import (
 )
 from edgeveil.protocol.sealed import seal_segment
 from edgeveil.protocol.transfer import part, part_bytes
+from edgeveil.sites.cloud import CloudSite
 from edgeveil.transport.runtime import perform
-from edgeveil_cloud.broadcasts import Limits, RoundSecret
-from edgeveil_cloud.host import CloudHost
-from edgeveil_cloud.store import Store
-from edgeveil_cloud.stored_jobs import wire_id
+from edgeveil_cloud.broadcasts import RoundSecret
+from edgeveil_cloud.role import build
 
 PACKET_BYTES = 65536
 LOG = logging.getLogger("edgeveil.bench")
@@ -55,34 +53,42 @@ round: {{min_batch: 1}}
 """
 
 
-class Desk:
-    """Runs the machine's effects as a process would, with the proxy played here."""
+class CloudBench:
+    """Runs the effects of a cloud's machine as a process would, with the proxy played here."""
 
     def __init__(self, folder: Path, uploads: int, values: int) -> None:
         self.folder, self.uploads = folder, uploads
-        self.store = Store(f"sqlite:///{folder / 'cloud.sqlite'}")
-        limits = Limits(part_bytes(PACKET_BYTES), batch_bytes=1 << 40)
-        self.host = CloudHost(self.store, None, limits, spool_dir=folder)
-        self.proxy = Signer("proxy", SigningKey.generate())
-        self.machine = CloudMachine(
-            Signer("cloud", SigningKey.generate()),
-            self.proxy._key.public(),
-            CloudSettings(PACKET_BYTES, spool_bytes=1 << 40, push_bytes=0),
-        )
-        job = parse_job(JOB.format(values=values))
-        self.job = self.store.submit_job(job.job, job.canonical(), job.digest()).id
-        self.store.set_status(self.job, "running")
-        self.batch_file = folder / "batch"
+        key = SigningKey.generate()
+        key.public().save(folder / "proxy.pub")
+        self.proxy = Signer("proxy", key)
+        self.refused: Counter[str] = Counter()
         self.seconds: dict[str, float] = {}
         self._events: deque[fx.Event] = deque()
         self._offered: Blob | None = None
+        self.batch_file = folder / "batch"
+        site = CloudSite.model_validate(
+            {
+                "broker": {"url": "mqtt://127.0.0.1:1"},  # nobody asks for it
+                "state_dir": folder,
+                "proxy_key_file": folder / "proxy.pub",
+                "limits": {"packet_bytes": PACKET_BYTES, "spool_bytes": 1 << 40},
+            }
+        )
+        self.cloud = build(site, link=lambda _role: self)
+        self.store, self.host, self.machine = self.cloud.store, self.cloud.host, self.cloud.machine
+        job = parse_job(JOB.format(values=values))
+        self.job = self.store.submit_job(job.job, job.canonical(), job.digest()).id
+
+    def post(self, event: fx.Event) -> None:
+        """What the cloud's own job queue asks for."""
+        self._events.append(event)
 
     def run(self) -> None:
         """One job of one round, to its end."""
         keys = b"".join(OpeningKey.generate().public().to_bytes() for _ in range(self.uploads))
         with self._timed("roster"):
             self.host.store(RosterKept(1, keys))
-        self._events.append(fx.Command(StartJob(wire_id(self.job), 1, 1, 1, 0)))
+        self.cloud.control.start(self.store.job(self.job))
         while self._events:
             for effect in self.machine.handle(self._events.popleft(), 0.0):
                 self._execute(effect)
@@ -132,20 +138,6 @@ class Desk:
         self.seconds[what] = self.seconds.get(what, 0.0) + time.process_time() - start
 
 
-class FileData:
-    """A file as a blob's data."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __len__(self) -> int:
-        return self._path.stat().st_size
-
-    def __getitem__(self, piece: slice) -> bytes:
-        with self._path.open("rb") as file:
-            return os.pread(file.fileno(), piece.stop - piece.start, piece.start)
-
-
 def _seal_uploads(
     path: Path, manifest: Manifest, membership: bytes, uploads: int
 ) -> tuple[bytes, int]:
@@ -173,11 +165,11 @@ def main() -> None:
     args = parser.parse_args()
     start_bytes = peak_bytes()
     with tempfile.TemporaryDirectory() as folder:
-        desk = Desk(Path(folder), args.uploads, args.values)
-        desk.run()
-        for what, seconds in desk.seconds.items():
+        bench = CloudBench(Path(folder), args.uploads, args.values)
+        bench.run()
+        for what, seconds in bench.seconds.items():
             print(f"{what:14} {seconds:8.3f} s")
-        taken_s = desk.seconds["BatchPart"] + desk.seconds["Absorb"]
+        taken_s = bench.seconds["BatchPart"] + bench.seconds["Absorb"]
         print(f"one core       {args.uploads / taken_s:8.0f} uploads/s, written, opened and summed")
         print(f"memory         {start_bytes >> 20} MiB at start, {peak_bytes() >> 20} MiB peak")
 

@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from edgeveil.crypto.keys import SigningKey, VerifyKey
+from edgeveil.crypto.keys import OpeningKey, SigningKey
+from edgeveil.enrolment import Enrolment
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import (
     SEAL_OVERHEAD_BYTES,
@@ -23,12 +24,11 @@ from edgeveil.protocol.messages import (
     decode,
     encode,
 )
-from edgeveil.protocol.proxy import ProxyMachine
-from edgeveil.protocol.proxy_tasks import ProxySettings
 from edgeveil.protocol.transfer import describe, part, part_bytes
+from edgeveil.sites.proxy import ProxySite
 from edgeveil.transport.runtime import Runtime
-from edgeveil_proxy.role import ProxyHost
-from edgeveil_proxy.spool import Spool
+from edgeveil_proxy.registry import REGISTRY_FILE, Registry
+from edgeveil_proxy.role import ProxyRole, build
 
 PACKET_BYTES = 65536
 UPLOAD_BYTES = 65536  # two packets
@@ -36,47 +36,51 @@ _AT = ExchangeId(b"benchmark of 16.", 1, 1)
 _MODEL = b"model"
 
 
-class _Fleet:
+class _Devices:
     """Devices with signed offers; what they are asked for is ready."""
 
-    def __init__(self, devices: int) -> None:
+    def __init__(self, count: int) -> None:
         data = secrets.token_bytes(UPLOAD_BYTES)
         self.blob = describe(data, part_bytes(PACKET_BYTES))
         self.pieces = [encode(part(self.blob, data, i)) for i in range(self.blob.parts)]
-        self._keys: dict[str, VerifyKey] = {}
+        self.enrolments: list[Enrolment] = []
         self.offers: dict[str, bytes] = {}
-        for _ in range(devices):
+        for _ in range(count):
             key = SigningKey.generate()
             name = key.public().fingerprint()
-            self._keys[name] = key.public()
+            self.enrolments.append(Enrolment.make(key, OpeningKey.generate()))
             self.offers[name] = encode(Signer(name, key).offer(Upload(_AT, (0,), self.blob)))
 
-    def verify_key(self, device: str) -> VerifyKey | None:
-        return self._keys.get(device)
 
-    def roster(self) -> tuple[int, bytes]:
-        return 1, b""
-
-
-class _Run:
+class _Round:
     """One round: from the first offer until the batch is offered to the cloud."""
 
-    def __init__(self, fleet: _Fleet, folder: Path) -> None:
+    def __init__(self, devices: _Devices, folder: Path) -> None:
         cloud = SigningKey.generate()
-        self._cloud, self._fleet = Signer("cloud", cloud), fleet
-        self._spool = Spool(folder / "spool.sqlite")
-        machine = ProxyMachine(
-            Signer("proxy", SigningKey.generate()),
-            cloud.public(),
-            fleet,
-            self._spool.load(),
-            ProxySettings(PACKET_BYTES),
+        cloud.public().save(folder / "cloud.pub")
+        self._cloud, self._fleet = Signer("cloud", cloud), devices
+        registry = Registry(folder / REGISTRY_FILE)
+        registry.admit_many(devices.enrolments)
+        registry.close()
+        broker = {"url": "mqtt://127.0.0.1:1"}  # nobody asks for it
+        site = ProxySite.model_validate(
+            {
+                "edge_broker": broker,
+                "cloud_broker": broker,
+                "state_dir": folder,
+                "cloud_key_file": folder / "cloud.pub",
+                "limits": {"packet_bytes": PACKET_BYTES},
+            }
         )
-        host = ProxyHost(self._spool, secrets.SystemRandom().shuffle)
-        log = logging.getLogger("edgeveil.bench")
-        self._runtime = Runtime(machine, host, self._publish, None, log, PACKET_BYTES)
+        self._runtime: Runtime
+        self._proxy = build(site, link=self._join)
         self._asked: asyncio.Queue[fx.DeviceAddress] = asyncio.Queue()
         self._open, self._over = asyncio.Event(), asyncio.Event()
+
+    def _join(self, proxy: ProxyRole) -> Runtime:
+        log = logging.getLogger("edgeveil.bench")
+        self._runtime = Runtime(proxy.machine, proxy.host, self._publish, None, log, PACKET_BYTES)
+        return self._runtime
 
     async def _publish(self, to: fx.Address, frame: bytes) -> None:
         if isinstance(to, fx.AllDevices):
@@ -111,7 +115,7 @@ class _Run:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._spool.close()
+        self._proxy.close()
         return elapsed
 
 
@@ -140,4 +144,4 @@ def _manifest(groups: tuple[Group, ...], count: int) -> Manifest:
 def proxied_uploads_per_s(devices: int = 2000) -> float:
     """Uploads of 64 KiB a second through decoding, machine, spool, and the round's shuffle."""
     with TemporaryDirectory(prefix="edgeveil-bench-") as folder:
-        return devices / asyncio.run(_Run(_Fleet(devices), Path(folder)).seconds())
+        return devices / asyncio.run(_Round(_Devices(devices), Path(folder)).seconds())

@@ -232,9 +232,9 @@ def _registry(config: Path) -> Registry:
 
 def _enrol(args: argparse.Namespace) -> int:
     from edgeveil.sites.edge import EdgeSite
-    from edgeveil_edge.identity import Identity
+    from edgeveil_edge.identity import DeviceIdentity
 
-    identity = Identity.load_or_create(load_as(EdgeSite, args.config).state_dir)
+    identity = DeviceIdentity.load_or_create(load_as(EdgeSite, args.config).state_dir)
     text = identity.enrolment().to_json() + "\n"
     if args.out is None:
         print(text, end="")

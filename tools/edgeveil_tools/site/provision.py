@@ -39,7 +39,7 @@ from edgeveil.sites.files import load_site
 from edgeveil.sites.policy import Policy
 from edgeveil.sites.proxy import ProxyLimits
 from edgeveil.transport.process import own_signing_key
-from edgeveil_edge.identity import Identity
+from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_tools.site.broker_rules import acl_text, rules_for, users_text
 from edgeveil_tools.site.brokers import BrokerPlan, ListenerTls, mosquitto_lines, write_private
@@ -392,7 +392,7 @@ def _devices(plan: SitePlan) -> list[str]:
     try:
         found = []
         for number in range(1, plan.devices + 1):
-            identity = Identity.load_or_create(plan.edge_state(number))
+            identity = DeviceIdentity.load_or_create(plan.edge_state(number))
             registry.admit(identity.enrolment(), note=f"provisioned, number {number}")
             found.append(identity.device_id)
         return found
