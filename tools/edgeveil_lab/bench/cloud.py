@@ -13,7 +13,7 @@ import resource
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from edgeveil.crypto.keys import OpeningKey, SigningKey
 from edgeveil.file_data import FileData
 from edgeveil.jobs import parse_job
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud_tasks import RosterKept
+from edgeveil.protocol.cloud_tasks import CloudSettings, RosterKept
 from edgeveil.protocol.messages import (
     Ack,
     Batch,
@@ -111,9 +111,7 @@ class CloudBench:
                     if found.kind == "round":
                         self._hand_over(found)
             case fx.Send(message=Need(indices=indices)) if self._offered is not None:
-                data = FileData(self.batch_file)
-                for index in indices:
-                    self._receive(part(self._offered, data, index))
+                self._hand_parts(self._offered, indices)
             case fx.Report() as report:
                 self.host.report(report)
 
@@ -130,6 +128,13 @@ class CloudBench:
         self._offered = Blob(digest, size_bytes, part_bytes(PACKET_BYTES))
         batch = Batch(manifest.at, self.uploads, 0, (self.uploads,), self._offered)
         self._receive(self.proxy.offer(batch))
+        if size_bytes <= CloudSettings.push_bytes:  # else it is asked for
+            self._hand_parts(self._offered, range(self._offered.parts))
+
+    def _hand_parts(self, blob: Blob, indices: Iterable[int]) -> None:
+        data = FileData(self.batch_file)
+        for index in indices:
+            self._receive(part(blob, data, index))
 
     @contextmanager
     def _timed(self, what: str) -> Iterator[None]:
