@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from edgeveil.crypto.keys import OpeningKey, SealingKey
 from edgeveil.errors import JobFailed
 from edgeveil.jobs.plan import Plan
+from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.exchange import Array
 from edgeveil.parts.features import backbone_digests
 from edgeveil.protocol import sealed as real_sealing
@@ -24,7 +25,6 @@ from edgeveil.protocol.sealed import (
     encode_package,
     pack_tensors,
 )
-from edgeveil.round_context import RoundContext
 from edgeveil.selection import how_many, uniform
 from edgeveil_cloud.evaluation import Evaluation
 from edgeveil_cloud.store import Store

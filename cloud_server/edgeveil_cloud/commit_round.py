@@ -7,6 +7,7 @@ from typing import Any
 
 from edgeveil.errors import JobFailed
 from edgeveil.jobs.plan import SOFTMAX
+from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.aggregation import Uploads
 from edgeveil.parts.aggregation.mean import mean
 from edgeveil.parts.aggregation.rule import Score
@@ -16,7 +17,6 @@ from edgeveil.protocol.cloud_tasks import RoundCommit, TooFewUploads
 from edgeveil.protocol.messages import Batch, Commit, ExchangeId
 from edgeveil.protocol.sealed import Sealing, pack_tensors
 from edgeveil.protocol.transfer import Data, describe
-from edgeveil.round_context import RoundContext
 from edgeveil_cloud.broadcasts import RoundMarks, RoundSecret, TooFewDevices
 from edgeveil_cloud.evaluation import Evaluation, clusters
 from edgeveil_cloud.round_report import (

@@ -12,12 +12,12 @@ from edgeveil.errors import JobFailed
 from edgeveil.evaluation.accuracy import HeldOutTest, ModelScore
 from edgeveil.evaluation.clustering import ClusterScores, Noise, cluster_scores
 from edgeveil.jobs.plan import Plan
+from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.aggregation.rule import Score
 from edgeveil.parts.exchange import Array
 from edgeveil.parts.methods.fm_sums import own_weights
 from edgeveil.privacy.events import LaplaceEvent
 from edgeveil.privacy.laplace_mechanism import noise_law
-from edgeveil.round_context import RoundContext
 
 LOG = logging.getLogger("edgeveil.cloud")
 

@@ -25,6 +25,7 @@ from edgeveil.jobs.rehearsal import (
     rehearsed_softmax,
     training_kinds,
 )
+from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.exchange import TRAIN, Array, Exchange, SegmentSpec
 from edgeveil.parts.features import backbone_digests
 from edgeveil.parts.models import runs_python
@@ -39,7 +40,6 @@ from edgeveil.protocol.sealed import (
     pack_tensors,
     unpack_tensors,
 )
-from edgeveil.round_context import RoundContext
 from edgeveil_cloud.broadcasts import BroadcastLimits
 from edgeveil_cloud.commit_round import aggregate
 from edgeveil_cloud.evaluation import Evaluation, clusters

@@ -22,12 +22,12 @@ import numpy as np
 from edgeveil.errors import JobFailed
 from edgeveil.evaluation.clustering import ClusterScores
 from edgeveil.jobs.plan import Plan
+from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.exchange import Array, Exchange, Tensors
 from edgeveil.parts.methods import METHODS
 from edgeveil.privacy.events import LaplaceEvent
 from edgeveil.privacy.guarantee import Guarantee
 from edgeveil.protocol.sealed import pack_tensors
-from edgeveil.round_context import RoundContext
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import ExchangeRecord
 

@@ -18,6 +18,7 @@ from typing import overload
 import numpy as np
 
 from edgeveil.errors import ProtocolError
+from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.aggregation.mean import BLOCK_VALUES
 from edgeveil.parts.exchange import Array, SegmentSpec
 from edgeveil.protocol import sealed as real_sealing
@@ -25,7 +26,6 @@ from edgeveil.protocol.cloud_tasks import BatchPart
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Batch, Blob, ExchangeId, Group
 from edgeveil.protocol.sealed import Sealing, segment_mark
 from edgeveil.protocol.transfer import Data
-from edgeveil.round_context import RoundContext
 from edgeveil_cloud.broadcasts import RoundSecret
 from edgeveil_cloud.store_tables import StoreError
 

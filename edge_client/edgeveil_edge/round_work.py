@@ -18,6 +18,7 @@ from edgeveil.errors import DataError, PrivacyError, ProtocolError, UsageError
 from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.job import JobData
 from edgeveil.jobs.plan import SOFTMAX, Plan
+from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.exchange import KEPT, Answer, Array, Tensors
 from edgeveil.parts.features import match_backbones
 from edgeveil.privacy.derived import NoiseFor, Question
@@ -34,7 +35,6 @@ from edgeveil.protocol.sealed import (
     segment_mark,
     unpack_tensors,
 )
-from edgeveil.round_context import RoundContext
 from edgeveil.sites.edge import EdgeSite
 from edgeveil_edge.compute import Computation, Compute, JobTrial, TaughtJob
 from edgeveil_edge.consent import consent, judge, why_not_now

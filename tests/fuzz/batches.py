@@ -9,11 +9,11 @@ import numpy as np
 
 from edgeveil.errors import ProtocolError
 from edgeveil.jobs import parse_plan
+from edgeveil.jobs.round_context import RoundContext
 from edgeveil.protocol.cloud_tasks import BatchPart
 from edgeveil.protocol.messages import Batch, Blob, ExchangeId, Manifest
 from edgeveil.protocol.sealed import seal_segment, segment_mark
 from edgeveil.protocol.transfer import describe
-from edgeveil.round_context import RoundContext
 from edgeveil_cloud.broadcasts import RoundSecret, seal_round
 from edgeveil_cloud.validate_batch import BatchSpool, validate_batch
 from tests.fuzz.configs import SMALLEST_JOB

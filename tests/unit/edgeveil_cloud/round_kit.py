@@ -9,11 +9,11 @@ import numpy as np
 from edgeveil.crypto.keys import OpeningKey
 from edgeveil.jobs import Job
 from edgeveil.jobs.plan import Plan
+from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.exchange import Array
 from edgeveil.protocol.messages import Batch, ExchangeId, Manifest
 from edgeveil.protocol.sealed import seal_segment
 from edgeveil.protocol.transfer import describe
-from edgeveil.round_context import RoundContext
 from edgeveil_cloud.broadcasts import RoundSecret, seal_round
 from edgeveil_cloud.validate_batch import ValidatedBatch, validate_batch
 

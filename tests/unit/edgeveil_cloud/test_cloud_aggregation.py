@@ -10,8 +10,8 @@ from edgeveil.data.records import Records
 from edgeveil.errors import JobFailed
 from edgeveil.jobs import compile_job
 from edgeveil.jobs.plan import Plan
+from edgeveil.jobs.round_context import RoundContext
 from edgeveil.privacy.sampler import SeededRandom
-from edgeveil.round_context import RoundContext
 from edgeveil_cloud.broadcasts import TooFewDevices
 from edgeveil_cloud.commit_round import aggregate
 from edgeveil_cloud.evaluation import Evaluation

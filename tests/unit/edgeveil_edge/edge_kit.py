@@ -12,6 +12,7 @@ from edgeveil.crypto.keys import OpeningKey, SealingKey
 from edgeveil.data.records import Records
 from edgeveil.jobs import Job
 from edgeveil.jobs.plan import Plan
+from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.models.softmax_head import build_graph
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.protocol.device_tasks import (
@@ -24,7 +25,6 @@ from edgeveil.protocol.device_tasks import (
 )
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, ExchangeId, Manifest
 from edgeveil.protocol.sealed import JobPackage, Terms, open_segment, seal_broadcast
-from edgeveil.round_context import RoundContext
 from edgeveil.sites.edge import EdgeSite
 from edgeveil_cloud.broadcasts import RoundSecret, seal_round
 from edgeveil_edge.compute import Compute

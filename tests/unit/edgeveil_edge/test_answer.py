@@ -12,13 +12,13 @@ from edge_kit import CENTRE, FIRST, JOB_ID, Device, Round, job
 
 from edgeveil.errors import PrivacyError, ProtocolError
 from edgeveil.jobs import compile_job
+from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.exchange import Answer
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.privacy.ledger import Receipt
 from edgeveil.protocol.device_tasks import SealedAnswer
 from edgeveil.protocol.messages import Group
 from edgeveil.protocol.sealed import RoundPackage, pack_tensors
-from edgeveil.round_context import RoundContext
 from edgeveil_edge import round_work as answers
 from edgeveil_edge.compute import softmax_answer
 from edgeveil_edge.consent import consent

@@ -10,9 +10,9 @@ from edge_kit import JOB_ID, Device, Round, job
 
 from edgeveil.errors import PrivacyError
 from edgeveil.jobs import compile_job
+from edgeveil.jobs.round_context import RoundContext
 from edgeveil.protocol.device_tasks import NoAnswer, SealedAnswer
 from edgeveil.protocol.sealed import unpack_tensors
-from edgeveil.round_context import RoundContext
 from edgeveil_edge.round_work import own_answers
 
 COVARIANCE, CENTRE, QUADRATIC, FIRST = 1, 2, 3, 4

@@ -26,6 +26,7 @@ from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError
 from edgeveil.evaluation.onnx_session import BATCH_RECORDS
 from edgeveil.jobs import Job, compile_job
+from edgeveil.jobs.round_context import RoundContext
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device import DeviceMachine
@@ -42,7 +43,6 @@ from edgeveil.protocol.messages import (
     encode,
 )
 from edgeveil.protocol.sealed import JobPackage, Terms, encode_package, seal_broadcast
-from edgeveil.round_context import RoundContext
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.transport.runtime import Runtime
 from edgeveil_cloud.broadcasts import seal_round

@@ -20,11 +20,11 @@ from edgeveil.crypto.keys import OpeningKey
 from edgeveil.errors import EdgeVeilError
 from edgeveil.jobs import Job, load_job
 from edgeveil.jobs.rehearsal import made_up_records, rehearsed_answer, rehearsed_softmax
+from edgeveil.jobs.round_context import RoundContext
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.privacy.policy import Limits as Budget
 from edgeveil.protocol.cloud_tasks import SealRelease
 from edgeveil.protocol.sealed import pack_tensors
-from edgeveil.round_context import RoundContext
 from edgeveil_cloud.broadcasts import BroadcastLimits
 from edgeveil_cloud.commit_round import aggregate
 from edgeveil_cloud.control import Control

@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+from edgeveil.file_data import FileData
 
 from edgeveil.crypto.keys import OpeningKey, SigningKey
-from edgeveil.file_data import FileData
 from edgeveil.jobs import parse_job
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud_tasks import CloudSettings, RosterKept
