@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from edgeveil.file_data import FileData
 
 from edgeveil.crypto.keys import OpeningKey, SigningKey
 from edgeveil.jobs import parse_job
@@ -37,6 +36,7 @@ from edgeveil.protocol.messages import (
 from edgeveil.protocol.sealed import seal_segment
 from edgeveil.protocol.transfer import part, part_bytes
 from edgeveil.sites.cloud import CloudSite
+from edgeveil.storage import FileData
 from edgeveil.transport.runtime import perform
 from edgeveil_cloud.broadcasts import RoundSecret
 from edgeveil_cloud.role import build
