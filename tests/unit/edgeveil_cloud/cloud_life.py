@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,10 @@ import numpy as np
 
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud import CloudMachine
-from edgeveil.protocol.cloud_tasks import CloudSettings
 from edgeveil.protocol.messages import (
     Ack,
     Batch,
     Manifest,
-    Need,
     Note,
     Offer,
     Signer,
@@ -34,35 +32,45 @@ from edgeveil.protocol.messages import (
 )
 from edgeveil.protocol.sealed import seal_segment
 from edgeveil.protocol.transfer import describe, part
-from edgeveil.transport.runtime import Refusals, perform
-from edgeveil_cloud.broadcasts import BroadcastLimits, RoundSecret
-from edgeveil_cloud.control import Control
-from edgeveil_cloud.host import CloudHost
-from edgeveil_cloud.store import Store
+from edgeveil.sites.cloud import CloudSite
+from edgeveil.transport.runtime import perform
+from edgeveil_cloud.broadcasts import RoundSecret
+from edgeveil_cloud.role import build
 from edgeveil_cloud.stored_jobs import wire_id
 
 LOG = logging.getLogger("edgeveil.test")
 PART_BYTES, UPLOADS = 512, 3
+PROXY = SigningKey(bytes(range(32)))
 ACKED = "acknowledged"  # the proxy's own file: digests of batches that it was told to forget
 
 
+def keys(folder: Path) -> None:
+    """The key files that stand before the cloud's first life."""
+    folder.mkdir(exist_ok=True)
+    SigningKey(bytes(range(1, 33))).save(folder / "cloud.key")
+    PROXY.public().save(folder / "proxy.pub")
+
+
 class CloudLife:
-    """From the start of the process on; `post` and `refusals` are what Control asks of it."""
+    """From the start of the process on; it is what runs the cloud's machine."""
+
+    refused: Mapping[str, int] = {}
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.store = Store(f"sqlite:///{folder / 'cloud.sqlite'}")
-        self.host = CloudHost(self.store, None, BroadcastLimits(PART_BYTES), spool_dir=folder)
-        self.proxy = Signer("proxy", SigningKey(bytes(range(32))))
-        self.machine = CloudMachine(
-            Signer("cloud", SigningKey(bytes(range(1, 33)))),
-            self.proxy._key.public(),
-            CloudSettings(push_bytes=0),
-        )
-        self.refusals = Refusals(LOG)
+        self.proxy = Signer("proxy", PROXY)
         self.events: deque[fx.Event] = deque()
-        self.control = Control(self.store, self.host, self.machine, self, 10)  # type: ignore[arg-type]
         self.offered: tuple[Batch, bytes] | None = None
+        site = CloudSite.model_validate(
+            {
+                "broker": {"url": "mqtt://127.0.0.1:1"},
+                "state_dir": folder,
+                "proxy_key_file": folder / "proxy.pub",
+            }
+        )
+        self.cloud = build(site, link=lambda _role: self)
+        self.store, self.host, self.machine = self.cloud.store, self.cloud.host, self.cloud.machine
+        self.control = self.cloud.control
 
     def post(self, event: fx.Event) -> None:
         self.events.append(event)
@@ -94,10 +102,6 @@ class CloudLife:
                     self.receive(self.proxy.note(Ack(header.blob.digest, "held")))
                     if header.kind == "round":
                         self.hand_over(header)
-            case fx.Send(message=Need(indices=indices)):
-                assert self.offered is not None
-                for index in indices:
-                    self.receive(part(self.offered[0].blob, self.offered[1], index))
             case fx.Send(message=Note(body=signed)):
                 body = decode_body(signed)
                 if isinstance(body, Ack) and body.status == "held":
@@ -123,6 +127,8 @@ class CloudLife:
         batch = Batch(manifest.at, UPLOADS, 0, counts, describe(data, PART_BYTES))
         self.offered = batch, data
         self.receive(self.proxy.offer(batch))
+        for index in range(batch.blob.parts):  # so few bytes are handed over unasked
+            self.receive(part(batch.blob, data, index))
 
 
 def live(folder: Path, job: str, calls: int | None) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cloud_life import ACKED, live
+from cloud_life import ACKED, keys, live
 from round_kit import job, public_keys
 
 from edgeveil.jobs import compile_job
@@ -25,7 +25,7 @@ FORK = multiprocessing.get_context("fork")  # lives begin with everything import
 
 
 def prepared(folder: Path) -> str:
-    folder.mkdir()
+    keys(folder)
     store = Store(f"sqlite:///{folder / 'cloud.sqlite'}")
     store.set_enrolled(public_keys(4))
     wanted = job()
@@ -61,7 +61,8 @@ def looked_at(folder: Path, entry: str, before: int) -> int:
     assert all(store.open_batch(entry, 1, 1, digest) is None for digest in digests)
     committed = [e for e in store.events_after(0, entry) if e.type == "exchange_committed"]
     assert [e.data["exchange"] for e in committed] == list(range(1, done + 1))
-    names = {path.name for path in folder.iterdir()} - {ACKED}
+    beside = {ACKED, "cloud.key", "cloud.pub", "proxy.pub"}
+    names = {path.name for path in folder.iterdir()} - beside
     assert {name.removesuffix("-wal").removesuffix("-shm") for name in names} == {"cloud.sqlite"}
     store.close()
     return done
