@@ -43,30 +43,6 @@ RECORD_HELD = b"edgeveil/v1/record-held"
 RECORD_DEALT = b"edgeveil/v1/record-dealt"
 RECORD_DISTURBED = b"edgeveil/v1/record-disturbed"
 
-ALL = (
-    HEADER,
-    BODY,
-    ENROLMENT,
-    CONTENT_KEY,
-    SEGMENT,
-    MEMBERSHIP,
-    MODEL_STREAM,
-    STREAM_KEY,
-    STANZA_TAG,
-    SEGMENT_MARK,
-    COMMITMENT,
-    NOISE_KEY,
-    LEDGER_LINK,
-    EVALUATION_SLOT,
-    NOISE_QUESTION,
-    NOISE_SAMPLES,
-    NOISE_SUM,
-    PUBLIC_SEED,
-    RECORD_HELD,
-    RECORD_DEALT,
-    RECORD_DISTURBED,
-)
-
 
 def context(label: bytes, *parts: bytes) -> bytes:
     """`label`, NUL, then each part behind its 4-byte big-endian length: one reading only.

@@ -46,7 +46,6 @@ from edgeveil.protocol.cloud_tasks import (
     SealRound,
     StartJob,
     TooFewUploads,
-    WorkFailed,
 )
 from edgeveil.protocol.effects import StateTable
 from edgeveil.protocol.messages import (
@@ -219,10 +218,10 @@ class CloudMachine:
         if job is None or not job.awaits(task):
             return []
         match result:
-            case WorkFailed(reason=reason) | Obstacle(reason=reason) if isinstance(task, Absorb):
+            case fx.WorkFailed(reason=reason) | Obstacle(reason=reason) if isinstance(task, Absorb):
                 # Not acknowledged: the proxy still has it, and drops it with the next attempt.
                 return self._repeat(job, reason)
-            case WorkFailed(reason=reason):
+            case fx.WorkFailed(reason=reason):
                 return self._end("failed", reason)
             case Obstacle(reason=reason):
                 return self._pause(job, reason)

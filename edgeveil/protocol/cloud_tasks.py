@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from edgeveil.protocol.effects import WorkFailed as WorkFailed
 from edgeveil.protocol.messages import Batch, Commit, Manifest
 
 

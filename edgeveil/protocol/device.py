@@ -38,7 +38,6 @@ from edgeveil.protocol.device_tasks import (
     OpenPackage,
     SealDummies,
     SealedAnswer,
-    WorkFailed,
 )
 from edgeveil.protocol.messages import (
     Ack,
@@ -206,22 +205,22 @@ class DeviceMachine:
             case OpenPackage(manifest=manifest), OpenedPackage() as opened:
                 self.round.fix_moment(manifest, opened)
                 return self._opened(manifest, opened.package)
-            case (OpenPackage() | InstallJob()) as work, WorkFailed(reason=reason):
+            case (OpenPackage() | InstallJob()) as work, fx.WorkFailed(reason=reason):
                 return [*self._not_for_me(work.manifest), *_failed(reason)]
             case InstallJob(manifest=manifest), Installation():
                 out = self._jobs.learned(manifest.at.job_id, self.at)
                 return out + self._go_on_with(manifest.at.job_id)
             case (ComputeAnswer() | SealDummies()) as work, SealedAnswer() as sealed:
                 return self.round.sealed(work.manifest, sealed, self._now_s)
-            case ComputeAnswer(manifest=manifest), NoAnswer(why=why) | WorkFailed(reason=why):
+            case ComputeAnswer(manifest=manifest), NoAnswer(why=why) | fx.WorkFailed(reason=why):
                 return self.round.declined(manifest, why)
-            case SealDummies(manifest=manifest), NoAnswer(why=why) | WorkFailed(reason=why):
+            case SealDummies(manifest=manifest), NoAnswer(why=why) | fx.WorkFailed(reason=why):
                 return self.round.uncovered(manifest, why)
             case InstallRelease(manifest=manifest), Installation():
                 newest = max(manifest.sequence, self.memory.release_sequence)
                 self.memory.release_sequence = newest
                 return [fx.Report("model_installed", {"job_id": manifest.at.job_id.hex()})]
-            case _, WorkFailed(reason=reason):
+            case _, fx.WorkFailed(reason=reason):
                 return _failed(reason)
         return []
 

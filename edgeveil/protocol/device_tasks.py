@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from edgeveil.protocol.effects import WorkFailed as WorkFailed
 from edgeveil.protocol.messages import Envelope, ExchangeId, Manifest, Upload
 from edgeveil.protocol.sealed import JobPackage, Package, ReleasePackage
 

@@ -18,8 +18,8 @@ from edgeveil.protocol.device_tasks import (
     NoAnswer,
     OpenPackage,
     SealedAnswer,
-    WorkFailed,
 )
+from edgeveil.protocol.effects import WorkFailed
 from edgeveil.protocol.sealed import RoundPackage, pack_tensors, unpack_tensors
 from edgeveil.transport.runtime import perform
 

@@ -26,7 +26,6 @@ from edgeveil.protocol.cloud_tasks import (
     SealRound,
     StartJob,
     TooFewUploads,
-    WorkFailed,
 )
 from edgeveil.protocol.messages import BlobPart, Need
 from edgeveil.protocol.transfer import NEED_LIMIT
@@ -150,7 +149,7 @@ def test_a_batch_beyond_the_limit_of_broadcasts_is_taken():
     assert asked(receive(machine, offer(header, b"", PROXY)))
 
 
-@pytest.mark.parametrize("result", [WorkFailed("bad_digest"), TooFewUploads("1 valid upload")])
+@pytest.mark.parametrize("result", [fx.WorkFailed("bad_digest"), TooFewUploads("1 valid upload")])
 def test_a_batch_of_no_use_is_dropped_with_its_file(result):
     machine = waiting()
     (task,) = tasks(hand_over(machine))

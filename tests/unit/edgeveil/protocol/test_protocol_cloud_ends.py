@@ -53,7 +53,6 @@ from edgeveil.protocol.cloud_tasks import (
     SealRelease,
     SealRound,
     StartJob,
-    WorkFailed,
 )
 from edgeveil.protocol.messages import Ack, Close, Note, Roster, Shortfall
 from edgeveil.protocol.transfer import describe
@@ -81,7 +80,7 @@ def test_work_that_fails_fails_the_job(task):
     start(machine)
     if task != SealJob(JOB):
         broadcast(machine, SealJob(JOB))
-    out = done(machine, task, WorkFailed("no device is enrolled"))
+    out = done(machine, task, fx.WorkFailed("no device is enrolled"))
     assert stored(out) == [JobStatus(JOB, "failed", "no device is enrolled")]
 
 
@@ -137,7 +136,7 @@ def test_a_job_can_be_cancelled_in_every_state(state):
     assert {"watchdog", "resend"} <= cancelled
     late = [SealJob(JOB), SealRound(JOB, 1, 1), SealRelease(JOB), Absorb(batch()[0])]
     for task in late:
-        assert done(machine, task, WorkFailed("late")) == []
+        assert done(machine, task, fx.WorkFailed("late")) == []
     assert tasks(start(machine, StartJob(b"K" * 16, 1, 1, 1, 0))) == [SealJob(b"K" * 16)]
 
 
@@ -195,7 +194,7 @@ def test_otherwise_a_shortfall_is_asked_again(uploads, declined):
 def test_a_batch_that_could_not_be_absorbed_costs_a_retry_and_not_the_job():
     machine = waiting()
     task = tasks(hand_over(machine))[0]
-    out = done(machine, task, WorkFailed("the store is locked"))
+    out = done(machine, task, fx.WorkFailed("the store is locked"))
     assert tasks(out) == [SealRound(JOB, 1, 2)]
 
 

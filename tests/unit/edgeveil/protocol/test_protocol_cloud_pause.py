@@ -28,7 +28,6 @@ from edgeveil.protocol.cloud_tasks import (
     SealRound,
     StartJob,
     TooFewUploads,
-    WorkFailed,
 )
 from edgeveil.protocol.messages import Ack, Close, Shortfall
 
@@ -85,7 +84,7 @@ def test_a_blocked_release_pauses():
 def test_work_that_can_never_be_done_still_fails_the_job():
     machine = cloud()
     start(machine)
-    out = done(machine, SealJob(JOB), WorkFailed("the sealed job has 9 bytes"))
+    out = done(machine, SealJob(JOB), fx.WorkFailed("the sealed job has 9 bytes"))
     assert stored(out) == [JobStatus(JOB, "failed", "the sealed job has 9 bytes")]
 
 

@@ -36,7 +36,6 @@ from edgeveil.protocol.device_tasks import (
     JobClosed,
     OpenedPackage,
     OpenPackage,
-    WorkFailed,
 )
 from edgeveil.protocol.messages import BlobPart, Close, ExchangeId, Manifest, Need, Offer, Want
 from edgeveil.protocol.sealed import JobPackage
@@ -190,7 +189,7 @@ def test_a_job_is_asked_for_again_until_its_round_is_over() -> None:
     assert machine.handle(fx.Timer("want"), 66.0) == []
 
 
-@pytest.mark.parametrize("outcome", [OpenedPackage(None), WorkFailed("wrong_package")])
+@pytest.mark.parametrize("outcome", [OpenedPackage(None), fx.WorkFailed("wrong_package")])
 def test_a_job_that_is_of_no_use_here_is_fetched_once(outcome: object) -> None:
     """Its rounds are looked into as those of any other one where the device is not selected."""
     machine = device(DeviceMemory())
@@ -223,7 +222,7 @@ def test_a_job_that_ends_while_it_is_learned_leaves_nothing() -> None:
 def test_refusals_are_counted_by_slugs_and_sentences_go_to_the_owner() -> None:
     machine, header = device(), manifest(MODEL)
     receive(machine, offer(header, MODEL))
-    out = done(machine, OpenPackage(header, MODEL), WorkFailed("the file /x cannot be read"))
+    out = done(machine, OpenPackage(header, MODEL), fx.WorkFailed("the file /x cannot be read"))
     assert refused(out) == ["failed_work"]
     assert reports(out)["failed_work"]["why"] == "the file /x cannot be read"
 
@@ -236,7 +235,7 @@ def test_a_device_that_was_away_for_many_rounds_joins_at_the_next() -> None:
     assert machine.state is DeviceState.OPENING
     header = manifest(MODEL, at(9, 3))
     done(machine, OpenPackage(header, MODEL), OpenedPackage(PACKAGE))
-    assert of(done(machine, ComputeAnswer(header, PACKAGE), WorkFailed("x")), fx.Report)
+    assert of(done(machine, ComputeAnswer(header, PACKAGE), fx.WorkFailed("x")), fx.Report)
 
 
 def test_parts_of_a_foreign_blob_take_no_memory() -> None:

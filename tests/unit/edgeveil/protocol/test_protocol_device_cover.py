@@ -37,7 +37,6 @@ from edgeveil.protocol.device_tasks import (
     OutboxHeld,
     OutboxPut,
     SealDummies,
-    WorkFailed,
 )
 from edgeveil.protocol.messages import Ack, Cover, Decline, Manifest, Need, Offer
 
@@ -69,7 +68,7 @@ def test_who_was_not_selected_answers_with_dummies() -> None:
     assert machine.state is DeviceState.UPLOADING
 
 
-@pytest.mark.parametrize("outcome", [NoAnswer("over budget"), WorkFailed("wrong_groups")])
+@pytest.mark.parametrize("outcome", [NoAnswer("over budget"), fx.WorkFailed("wrong_groups")])
 def test_who_declines_answers_with_dummies_and_no_note(outcome: object) -> None:
     machine = covered()
     work_on(machine, HEADER)
@@ -82,7 +81,7 @@ def test_who_declines_answers_with_dummies_and_no_note(outcome: object) -> None:
 def test_a_broadcast_that_does_not_open_is_answered_too() -> None:
     machine = covered()
     receive(machine, offer(HEADER, MODEL))
-    out = done(machine, OpenPackage(HEADER, MODEL), WorkFailed("wrong_commitment"))
+    out = done(machine, OpenPackage(HEADER, MODEL), fx.WorkFailed("wrong_commitment"))
     assert tasks(out) == [SealDummies(HEADER)]
     assert refused(out) == ["wrong_commitment"]
 

@@ -48,7 +48,6 @@ from edgeveil.protocol.device_tasks import (
     ManifestMark,
     OpenedPackage,
     OpenPackage,
-    WorkFailed,
 )
 from edgeveil.protocol.messages import Blob, ExchangeId, Hello, Need
 from edgeveil.protocol.sealed import JobPackage, ReleasePackage
@@ -187,7 +186,7 @@ def test_not_selected_is_a_normal_end():
 def test_a_model_that_does_not_open_is_refused_by_its_reason():
     machine, header = device(), manifest(MODEL)
     receive(machine, offer(header, MODEL))
-    out = done(machine, OpenPackage(header, MODEL), WorkFailed("wrong_commitment"))
+    out = done(machine, OpenPackage(header, MODEL), fx.WorkFailed("wrong_commitment"))
     assert refused(out) == ["wrong_commitment"] and machine.state is DeviceState.IDLE
 
 
