@@ -47,6 +47,7 @@ long: mosquitto $(VENV)/.all  ## 200 kills, a crash at every boundary, 30 minute
 docs: $(VENV)/.all  ## redraw the state diagrams, the schemas and the house
 	$(BIN)/python -m edgeveil_tools.protocol_diagrams --write
 	$(BIN)/python -m edgeveil_tools.architecture_page --write
+	$(BIN)/python -m edgeveil_tools.methods --write
 	$(BIN)/python -m edgeveil_lab.load.options --write
 
 mosquitto:

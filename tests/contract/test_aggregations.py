@@ -1,4 +1,4 @@
-"""Laws that every aggregation rule of the table keeps."""
+"""What rules keep beside their laws (`test_laws.py`): chance of draws, and memory to the byte."""
 
 import tracemalloc
 from collections.abc import Sequence
@@ -48,47 +48,6 @@ def some(seed=0, count=COUNT):
 @pytest.fixture(params=list(AGGREGATIONS))
 def name(request):
     return request.param
-
-
-def test_the_order_of_arrival_changes_nothing(name):
-    arrays = some()
-    expected = rule(name).combine(uploads(arrays))["layer"]
-    for seed in range(5):
-        order = np.random.default_rng(seed).permutation(COUNT)
-        found = rule(name).combine(uploads([arrays[i] for i in order]))["layer"]
-        np.testing.assert_array_equal(found, expected)
-
-
-def test_uploads_that_agree_are_the_result(name):
-    one = some()[0]
-    found = rule(name).combine(uploads([one] * COUNT))
-    assert list(found) == ["layer"]
-    assert (found["layer"].shape, found["layer"].dtype) == ((3, 50), np.float64)
-    np.testing.assert_allclose(found["layer"], one, rtol=1e-15)
-
-
-def test_the_result_lies_between_the_uploads(name):
-    arrays = some()
-    found = rule(name).combine(uploads(arrays))["layer"]
-    assert (found >= np.min(arrays, axis=0)).all()
-    assert (found <= np.max(arrays, axis=0)).all()
-
-
-def test_it_works_with_the_fewest_uploads_it_asks_for(name):
-    one = rule(name)
-    found = one.combine(uploads(some(count=one.least)))["layer"]
-    assert np.isfinite(found).all()
-
-
-def test_it_counts_no_more_uploads_than_there_are(name):
-    one = rule(name)
-    assert all(1 <= one.counted(count) <= count for count in range(one.least, 40))
-
-
-def test_the_largest_numbers_stay_finite(name):
-    extremes = [np.full((3, 50), sign * np.finfo(np.float32).max) for sign in (1, -1)] * 6
-    found = rule(name).combine(uploads([array.astype(np.float32) for array in extremes]))
-    assert np.isfinite(found["layer"]).all()
 
 
 @pytest.mark.parametrize("chosen", DRAWN)

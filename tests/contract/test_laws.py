@@ -1,8 +1,12 @@
 """Every part of every table keeps the laws that `edgeveil methods check` plays."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
-from edgeveil.parts.laws import LAWS
+from edgeveil.parts.aggregation import AGGREGATIONS
+from edgeveil.parts.laws import LAWS, check
 from edgeveil_tools.methods import TABLES
 
 FOREIGN = {"python", "onnx"}  # their example names code or a file that is not here
@@ -22,3 +26,27 @@ def test_it_keeps_the_law(part, law):
 
 def test_every_family_has_laws():
     assert set(LAWS) == {table.kind.family for table in TABLES}
+
+
+class First:
+    """Takes the upload that came first, whatever the others say."""
+
+    sums, whole, validation_records, least = True, False, 0, 1
+
+    def __init__(self, parameters):
+        self.parameters = parameters
+
+    def counted(self, uploads):
+        return uploads + 1
+
+    def combine(self, uploads):
+        return {name: np.asarray(one[0], np.float64) for name, one in uploads.segments.items()}
+
+
+def test_a_part_that_breaks_laws_is_told_which():
+    part = replace(AGGREGATIONS["fedavg"], rule=First)
+    broken = {one.law for one in check(part) if one.wrong}
+    assert broken == {
+        "the order of arrival changes nothing",
+        "it counts no more uploads than there are",
+    }

@@ -1,4 +1,8 @@
-"""What an aggregation rule is: one value for every segment of an exchange, out of many uploads."""
+"""What an aggregation rule is: one value for every segment of an exchange, out of many uploads.
+
+At the end what rules share that choose k uploads by a score: the best, or drawn by the exponential
+mechanism.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""A frozen backbone: any feature extractor, trained on public data, as an ONNX file."""
+"""A frozen backbone: any feature extractor, trained on public data, as an ONNX file (`onnx`).
+
+The entry's parameters and the map; the file itself, what it takes and gives and where it lies; its
+graph inside that of the model; and the backbones of a job, matched by digest.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Parameters of the re-expanded functional mechanism: the `train` block of a job."""
+"""What `fm` may be told, what it releases of records, and what each release costs.
+
+The parameters of the `train` block; then phase by phase the size of what is released and how far
+one record moves it; then the budget, shared among the phases.
+"""
 
 from __future__ import annotations
 

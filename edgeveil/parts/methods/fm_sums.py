@@ -1,4 +1,6 @@
-"""From records to bounded integer features, each row a function of its own record alone.
+"""What `fm` and `fm_paper` sum over records: bounded features, exact integer sums, their noise.
+
+Each row of features is a function of its own record alone.
 
 Features are clipped and rounded toward zero to steps of 2**-24; a PCA basis, itself on a grid,
 is applied in exact integers. What is computed of a data set is kept beside it while both the

@@ -1,4 +1,6 @@
-"""Sums of clipped gradients, one of each record, in exact integers.
+"""Noised gradient steps, for all methods that take them: exact sums of clipped gradients, and SGD.
+
+Sums of clipped gradients, one of each record, are in exact integers.
 
 Noise hides a record only if the others' parts of the sum stay as they are without it, to the last
 bit. Two things see to that:

@@ -1,4 +1,8 @@
-"""The stages of a job in a row: where training starts, what is sent, and what it all costs."""
+"""A method that trains the job's model whole and uploads what changed: both halves of it.
+
+The device's half trains, passes the job's stages and prices both; the cloud's moves the global
+weights by the aggregate. What such a method brings itself is its `Trainer` (`parts/update.py`).
+"""
 
 from __future__ import annotations
 
@@ -87,9 +91,6 @@ class Pipeline:
         )
 
 
-# Device half of every method that uploads updates: train, pass the stages, price.
-
-
 class UpdateDevice:
     """Built from public facts alone."""
 
@@ -148,8 +149,6 @@ def finite(update: Update) -> Update:
     """The update with 0 for what is no number: whether training diverged is not told."""
     return {name: np.nan_to_num(array, posinf=0.0, neginf=0.0) for name, array in update.items()}
 
-
-# Cloud half of every method that uploads updates: the global weights, moved by the aggregate.
 
 LARGEST_WEIGHT = 1e6  # no aggregate moves a weight further; so that no model stops being finite
 

@@ -1,4 +1,7 @@
-"""Layers, each with its two halves: torch for training, ONNX nodes for inference."""
+"""Layers, each with its two halves: torch for training, ONNX nodes for inference.
+
+Dense ones, those for pictures, and layers side by side.
+"""
 
 from __future__ import annotations
 

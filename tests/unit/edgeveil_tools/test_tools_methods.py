@@ -13,7 +13,8 @@ from edgeveil.parts.setting import Setting
 from edgeveil.parts.stages import STAGES
 from edgeveil.privacy.events import ClaimedEvent, UnprotectedEvent
 from edgeveil_tools import cli
-from edgeveil_tools.methods import TABLES, entries
+from edgeveil_tools.methods import PAGE, TABLES, drawing, entries
+from edgeveil_tools.pages import redrawn
 
 ENTRIES = entries()
 
@@ -89,3 +90,8 @@ def test_the_command_lists_all_and_one(capsys):
 def test_an_unknown_name_suggests_the_nearest(capsys):
     assert cli.main(["methods", "fedav"]) == 2
     assert "did you mean 'fedavg'?" in capsys.readouterr().err
+
+
+def test_the_readme_has_every_name():
+    text = PAGE.read_text("utf-8")
+    assert redrawn(text, drawing) == text

@@ -65,7 +65,7 @@ def _job(
 
 EXPERIMENT = Experiment(
     title="anonymous federated learning: shares of the parameters that are sent, and noise",
-    source="Zhao et al. 2021 (text 004)",
+    source="Zhao et al. 2021",
     figure="accuracy",
     trials=trials,
     remark="The text prints no number: it says that a tenth of the parameters does almost as well "

@@ -1,4 +1,4 @@
-"""Noised inferences still tell how training goes (text 001): scores with and without the noise.
+"""Noised inferences still tell how training goes: scores with and without the noise.
 
 The text shows two curves and no number: the silhouette score of the devices' softmax results over
 the rounds, with ε = 230260 and without noise, rises as the loss falls. Here the figure is the
@@ -98,7 +98,7 @@ def _job(name: str, parts: dict[str, Any], quick: bool) -> dict[str, Any]:
 
 EXPERIMENT = Experiment(
     title="the score of noised inferences against the loss, over the rounds",
-    source="Laplace-protected inference (text 001), its last figure",
+    source="Laplace-protected inference, its last figure",
     figure="rank correlation of score and loss",
     trials=trials,
     picture="scores",
