@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from secrets import SystemRandom
 
 from edgeveil.errors import DataError, ProtocolError
-from edgeveil.jobs import compile_canonical
 from edgeveil.parts.features import match_backbones
 from edgeveil.privacy.derived import NoiseFor, noise_from
 from edgeveil.privacy.ledger import Ledger
@@ -151,7 +150,7 @@ class DeviceHost:
     def _learn(self, manifest: Manifest, package: JobPackage) -> Installation:
         if hashlib.sha256(package.job).digest() != manifest.job_digest:
             raise ProtocolError("wrong_job")
-        job = compile_canonical(package.job).job
+        job = self._work.compiled(package.job).job
         try:
             found = match_backbones(job.features, package.backbones)
         except DataError as error:

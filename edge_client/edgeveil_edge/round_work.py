@@ -139,6 +139,15 @@ class RoundWork:
             raise ProtocolError("wrong_job")
         return job
 
+    def compiled(self, canonical: bytes) -> Plan:
+        """The plan of a job's bytes. A job that this box cannot read, for want of a plug-in or of
+        its owner's word for one, is told on the console; raises ProtocolError `bad_job`."""
+        try:
+            return compile_canonical(canonical)
+        except ProtocolError as error:
+            self._say(f"a job is declined: {error}")
+            raise
+
     def _known(self, job_id: bytes) -> TaughtJob:
         found = self._jobs.get(job_id)
         if found is None:
@@ -146,7 +155,7 @@ class RoundWork:
             if known is None:
                 raise ProtocolError("unknown_job")
             canonical, graph = known
-            plan = compile_canonical(canonical)
+            plan = self.compiled(canonical)
             kept = match_backbones(plan.job.features, self._store.backbones(job_id))
             found = TaughtJob(plan.with_artifacts(kept), canonical, graph)
             self._jobs[job_id] = found

@@ -229,3 +229,24 @@ def test_what_is_not_imported_from_its_files_has_no_digest(good, tmp_path):
     found = play(good, code)
     assert "is not imported from its installed files" in found[0]
     assert "no plug-in 'never-parts' is installed" in found[1]
+
+
+def test_a_device_says_on_its_console_why_it_declines_and_goes_on(good):
+    found = play(
+        good,
+        """
+        import pathlib, tempfile
+        sys.path.insert(0, "tests/unit/edgeveil_edge")
+        from edge_kit import Device, job
+        from edgeveil.jobs import compile_job
+        plan = compile_job(job(aggregation={"name": "midrange"}))
+        plugins.admit(())
+        box = Device(pathlib.Path(tempfile.mkdtemp()), policy={"min_devices": 3})
+        said(lambda: box.learn(plan))
+        print(box.said[-1])
+        said(lambda: box.learn(compile_job(job())))
+        """,
+    )
+    assert found[1].startswith("a job is declined: aggregation 'midrange' of plug-in good-parts")
+    assert "policy.allowed_plugins" in found[1]
+    assert found[2] == "fine"

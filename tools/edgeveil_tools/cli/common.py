@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from edgeveil import plugins
 from edgeveil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,6 +46,7 @@ def command(
 
 def load_as(kind: type[S], path: Path) -> S:
     """The site file `path`, which must be of this kind. ConfigError or UsageError otherwise."""
+    from edgeveil import plugins
     from edgeveil.sites.files import load_site
 
     if kind.__name__ == "EdgeSite":  # nothing of others is imported before the owner's word is read
