@@ -27,10 +27,7 @@ from edgeveil.errors import PrivacyError
 from edgeveil.evaluation.onnx_session import BATCH_RECORDS
 from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.round_context import RoundContext
-from edgeveil.privacy.ledger import Ledger
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.device import DeviceMachine
-from edgeveil.protocol.device_tasks import DeviceSettings
 from edgeveil.protocol.messages import (
     Decline,
     ExchangeId,
@@ -46,11 +43,9 @@ from edgeveil.protocol.sealed import JobPackage, Terms, encode_package, seal_bro
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.transport.runtime import Runtime
 from edgeveil_cloud.broadcasts import seal_round
-from edgeveil_edge.compute import Compute, Computer
 from edgeveil_edge.compute_process import ComputeProcess, RemoteComputer
-from edgeveil_edge.host import DeviceHost
 from edgeveil_edge.identity import DeviceIdentity
-from edgeveil_edge.store import DeviceStore
+from edgeveil_edge.role import DeviceRole, build
 from edgeveil_lab.audit.guards import AttackOutcome, Guard
 from edgeveil_lab.audit.timing import (
     CLASSES,
@@ -120,30 +115,30 @@ class TimedDevice:
         self._sequence = 0
 
     def _build(self, folder: Path, guarded: bool) -> None:
-        identity = DeviceIdentity.load_or_create(folder / "state")
-        site = EdgeSite.model_validate_json(json.dumps(_site(folder)))
-        self._store = DeviceStore(folder / "state" / "device.sqlite")
-        self._ledger = Ledger(folder / "state" / "ledger.sqlite", site.data.name)
-        compute: Compute = Computer(site, identity.split_key)
-        if guarded:
-            compute = RemoteComputer(self._process, identity.device_id, site, identity.split_key)
+        self._cloud.public().save(folder / "cloud.pub")
+        self._proxy.public().save(folder / "proxy.pub")
         self._said = ["it does not say why"]
-        host = DeviceHost(
-            site, identity, self._store, self._ledger, say=self._said.append, compute=compute
-        )
-        machine = DeviceMachine(
-            Signer(identity.device_id, identity.signing),
-            self._cloud.public(),
-            self._proxy.public(),
-            self._store.load(),
-            DeviceSettings(PACKET_BYTES, blob_bytes=1 << 30, fetch_bytes=1 << 30),
+        self._runtime: Runtime
+        self._device = build(
+            EdgeSite.model_validate_json(json.dumps(_site(folder))),
+            link=self._join,
+            say=self._said.append,
+            compute=self._remote if guarded else None,
         )
         if not guarded:
-            host._work.budget_s = lambda manifest: 0.0  # type: ignore[method-assign]
-        self._keys = [identity.opening.public()]
+            self._device.host._work.budget_s = lambda manifest: 0.0  # type: ignore[method-assign]
+        self._keys = [self._device.identity.opening.public()]
         self._keys += [OpeningKey.generate().public() for _ in range(4)]
+
+    def _remote(self, site: EdgeSite, identity: DeviceIdentity) -> RemoteComputer:
+        return RemoteComputer(self._process, identity.device_id, site, identity.split_key)
+
+    def _join(self, device: DeviceRole) -> Runtime:
         log = logging.getLogger("edgeveil.audit")
-        self._runtime = Runtime(machine, host, self._publish, self._executor, log, PACKET_BYTES)
+        self._runtime = Runtime(
+            device.machine, device.host, self._publish, self._executor, log, PACKET_BYTES
+        )
+        return self._runtime
 
     async def _publish(self, _to: fx.Address, frame: bytes) -> None:
         left, message = self._left, decode(frame, PACKET_BYTES)
@@ -202,8 +197,7 @@ class TimedDevice:
         self._executor.shutdown()
         self._process.end()
         self._loop.close()
-        self._store.close()
-        self._ledger.close()
+        self._device.close()
 
 
 def _site(folder: Path) -> dict[str, object]:
@@ -216,6 +210,7 @@ def _site(folder: Path) -> dict[str, object]:
         "proxy_key_file": str(folder / "proxy.pub"),
         "data": {"name": "audited", "source": "npz", "path": str(folder / "own.npz")},
         "policy": {"max_inference_epsilon": 1e9, "max_epsilon_per_job": 10},
+        "limits": {"packet_bytes": PACKET_BYTES, "blob_bytes": 1 << 30, "fetch_bytes": 1 << 30},
     }
 
 
