@@ -16,6 +16,7 @@
 | `Result`, `RunProgress` | what a run came to, and how it stands meanwhile | – |
 | `predict`, `Predictions` | a released model on records | `infer` |
 | `Cloud` | a running cloud: submit, list, watch, resume, cancel, fetch | – |
+| `Device`, `DeviceStatus` | a learning device inside an application of yours | `train-fm` |
 | `errors` | what all of these raise, each with what, where and the fix | – |
 
 Each name is loaded when it is first asked for, so that `import edgeveil` takes no time and needs no
@@ -35,6 +36,8 @@ from edgeveil.errors import needs_extra
 if TYPE_CHECKING:  # the same table once more, for type checkers and editors
     from edgeveil.errors import ConfigProblem as ConfigProblem
     from edgeveil.jobs import Job as Job
+    from edgeveil_edge.embedded import Device as Device
+    from edgeveil_edge.embedded import DeviceStatus as DeviceStatus
     from edgeveil_edge.predict import Predictions as Predictions
     from edgeveil_edge.predict import predict as predict
     from edgeveil_tools.checks import JobPrice as JobPrice
@@ -52,6 +55,8 @@ if TYPE_CHECKING:  # the same table once more, for type checkers and editors
 _PLACES = {
     "Cloud": ("edgeveil_tools.cloud_client", "client"),
     "ConfigProblem": ("edgeveil.errors", ""),
+    "Device": ("edgeveil_edge.embedded", "train-fm"),
+    "DeviceStatus": ("edgeveil_edge.embedded", "train-fm"),
     "Job": ("edgeveil.jobs", ""),
     "JobPrice": ("edgeveil_tools.checks", "client"),
     "Predictions": ("edgeveil_edge.predict", "infer"),
@@ -69,6 +74,8 @@ _PLACES = {
 __all__ = [
     "Cloud",
     "ConfigProblem",
+    "Device",
+    "DeviceStatus",
     "Job",
     "JobPrice",
     "Predictions",

@@ -27,6 +27,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
 
+from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError, ProtocolError
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.sites.edge import EdgeSite
@@ -232,7 +233,8 @@ class ComputeProcess:
         if device.name in self._met:
             return
         site = device.site.model_dump_json().encode()
-        self._tell(wire.IntroduceDevice(device.name, site, device.split_key))
+        given = wire.records_bytes(device.records)
+        self._tell(wire.IntroduceDevice(device.name, site, device.split_key, given))
         if self._known:
             self._met.add(device.name)
 
@@ -326,12 +328,21 @@ class ComputeProcess:
 
 
 class RemoteComputer:
-    """One device's share of a `ComputeProcess`, as `Compute` wants it."""
+    """One device's share of a `ComputeProcess`, as `Compute` wants it.
+
+    `records` are this device's where they are not those that its site file names.
+    """
 
     def __init__(
-        self, process: ComputeProcess, name: str, site: EdgeSite, split_key: bytes
+        self,
+        process: ComputeProcess,
+        name: str,
+        site: EdgeSite,
+        split_key: bytes,
+        records: Records | None = None,
     ) -> None:
         self._process, self.name, self.site, self.split_key = process, name, site, split_key
+        self.records = records
 
     def try_job(self, job: TaughtJob, *, trains: bool) -> JobTrial:
         """See `Compute`."""

@@ -13,13 +13,17 @@ from multiprocessing.connection import Connection
 from typing import Literal
 
 import msgspec
+import numpy as np
 
 from edgeveil import plugins
+from edgeveil.data.records import Records
+from edgeveil.data.split import split_once
 from edgeveil.errors import DataError, EdgeVeilError, PrivacyError, ProtocolError
 from edgeveil.jobs import compile_canonical
 from edgeveil.parts.exchange import Answer
 from edgeveil.parts.features import match_backbones
 from edgeveil.parts.methods import trains_model
+from edgeveil.parts.own_records import take
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.privacy.events import event_from_dict, to_dict
 from edgeveil.protocol.sealed import RoundPackage, pack_tensors, unpack_tensors
@@ -28,8 +32,10 @@ from edgeveil_edge.compute import (
     Computation,
     Computer,
     Half,
+    LoadRecords,
     TaughtJob,
     failure,
+    load_own,
     trial_seconds,
 )
 
@@ -48,11 +54,15 @@ class TeachJob(msgspec.Struct, frozen=True, tag="know"):
 
 
 class IntroduceDevice(msgspec.Struct, frozen=True, tag="meet"):
-    """A device: its site file as JSON, and what places its records."""
+    """A device: its site file as JSON, and what places its records.
+
+    `records`, where there are any, are the device's in place of those that the site file names.
+    """
 
     device: str
     site: bytes
     split_key: bytes
+    records: bytes | None = None
 
 
 class TryJob(msgspec.Struct, frozen=True, tag="try"):
@@ -179,6 +189,23 @@ def ask(number: int, device: str, digest: bytes, one: Computation, noise_key: by
     )
 
 
+def records_bytes(records: Records | None) -> bytes | None:
+    """Records as they travel."""
+    return None if records is None else pack_tensors({"x": records.x, "y": records.y})
+
+
+def given_load(raw: bytes) -> LoadRecords:
+    """What halves the records of `records_bytes` as those of a data source are halved."""
+    found = unpack_tensors(raw)
+    records = Records(found["x"].astype(np.float32), found["y"].astype(np.int64))
+
+    def load(_site: EdgeSite, split_key: bytes, share: float) -> tuple[Records, Records]:
+        training, evaluation = split_once(records.x, share, split_key)
+        return take(records, training), take(records, evaluation)
+
+    return load
+
+
 def part_of(answer: Answer) -> HalfAnswer:
     """One half's answer as it travels."""
     events = tuple(to_dict(event) for event in answer.events)
@@ -246,7 +273,8 @@ class ComputeServer:
                 case IntroduceDevice() if request.device not in self._devices:
                     site = EdgeSite.model_validate_json(request.site)
                     plugins.admit(site.policy.allowed_plugins)
-                    self._devices[request.device] = site, Computer(site, request.split_key)
+                    load = load_own if request.records is None else given_load(request.records)
+                    self._devices[request.device] = site, Computer(site, request.split_key, load)
                 case ReadRecords():
                     with suppress(Exception):  # it is told with the first question
                         self._devices[request.device][1].records(request.share)

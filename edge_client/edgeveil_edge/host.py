@@ -86,6 +86,10 @@ class DeviceHost:
         self._releases = ReleaseStore(site.state_dir / "releases", site.limits.releases)
         self._membership: dict[bytes, bytes] = {}
 
+    def pause(self, paused: bool) -> None:
+        """Whether to decline rounds from the next one on, by the owner's word."""
+        self._work.paused = paused
+
     # --- the machine's host ---
 
     def store(self, item: object) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from edgeveil import logs, plugins
+from edgeveil.data.records import Records
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import Bye, encode
 from edgeveil.sites.edge import EdgeSite
@@ -53,14 +54,22 @@ class DeviceProcess:
     """One device on its link; several share a process, its executor and its computing child."""
 
     def __init__(
-        self, site: EdgeSite, executor: ThreadPoolExecutor, computing: ComputeProcess
+        self,
+        site: EdgeSite,
+        executor: ThreadPoolExecutor,
+        computing: ComputeProcess,
+        *,
+        records: Records | None = None,
+        say: Callable[[str], None] | None = None,
     ) -> None:
+        """`records` stand in place of the site's data source, `say` in place of the console."""
         self._folder = OwnFolder(site.state_dir)
         self._executor, self._computing = executor, computing
         self.site = site
         self.session: RuntimeLink
         self.runtime: Runtime
-        self.device = build(site, link=self._join, say=self._say, compute=self._compute)
+        self._records = records
+        self.device = build(site, link=self._join, say=say or self._say, compute=self._compute)
 
     def _join(self, device: DeviceRole) -> Runtime:
         """Its frames go over a link of its own."""
@@ -79,7 +88,9 @@ class DeviceProcess:
         return self.runtime
 
     def _compute(self, site: EdgeSite, identity: DeviceIdentity) -> RemoteComputer:
-        return RemoteComputer(self._computing, identity.device_id, site, identity.split_key)
+        return RemoteComputer(
+            self._computing, identity.device_id, site, identity.split_key, self._records
+        )
 
     def _say(self, line: str) -> None:
         """A line for the owner, on this box's console alone."""

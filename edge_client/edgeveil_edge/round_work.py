@@ -65,6 +65,7 @@ class RoundWork:
         self._store, self._ledger, self._noise_for = store, ledger, noise_for
         self._compute = compute
         self._jobs: dict[bytes, TaughtJob] = {}
+        self.paused = False  # by the owner's word: rounds are declined
 
     # --- jobs ---
 
@@ -179,7 +180,8 @@ class RoundWork:
             raise ProtocolError("superseded_round")
         if self.site.role != "train" and not context.exchange.infer:
             return NoAnswer("this round asks for no inference, and the role is infer")
-        why = why_not_now(self.site.conditions) or self._too_large(manifest)
+        why = "the owner has paused the device" * self.paused
+        why = why or why_not_now(self.site.conditions) or self._too_large(manifest)
         why = why or self._too_often(manifest, job.plan)
         if why:
             return NoAnswer(why)

@@ -2,10 +2,14 @@
 
 import contextlib
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
+from tests.e2e.live import LiveSite, wait_for
 from tests.notebooks import run_cells
 
 pytestmark = pytest.mark.slow
@@ -24,3 +28,29 @@ def test_the_notebook_runs_and_its_kept_outputs_are_its_own():
     assert all(kept)
     # What no library's rounding moves is the same to the letter: the job, its soundness, its price.
     assert found[:4] == kept[:4]
+
+
+def test_an_application_with_a_device_inside_learns_and_predicts(tmp_path):
+    with LiveSite(tmp_path, engine="amqtt", protocol=4) as live:
+        live.start("cloud", live.site.cloud)
+        live.start("proxy", live.site.proxy)
+        live.start("edge", *live.site.edges[1:])
+        mine = live.site.edges[0]
+        site = yaml.safe_load(mine.read_text())
+        site["edge"]["data"] = {"name": "digits", "source": "csv", "path": "absent.csv"}
+        mine.write_text(yaml.safe_dump(site))  # its records come from the application alone
+        command = [sys.executable, str(EXAMPLES / "embedded_client.py"), str(mine)]
+        application = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        try:
+            live.wait_ready()
+            job = live.finish(live.submit(rounds=2, every=1))
+            said = application.communicate(timeout=60)[0].decode()
+        finally:
+            application.kill()
+        assert job["status"] == "completed", job["reason"]
+        assert [one["uploads"] for one in job["exchanges"]] == [5] * 4  # this one among them
+        assert application.returncode == 0, said
+        assert "answered without records" not in said
+        for line in ("model in use: 0001-", "spent on training: ", "'record': 3", "stopped"):
+            assert line in said, said
+        wait_for(lambda: live.proxy_status()["online"] == 4, "its good-bye", 10)

@@ -6,7 +6,7 @@ from importlib import import_module
 
 import numpy as np
 
-from edgeveil.data.records import Records, as_records, require_room
+from edgeveil.data.records import MAX_BYTES, Records, as_records, require_room
 from edgeveil.errors import DataError
 from edgeveil.parts.sources.source import Origin, SourcePart
 
@@ -35,6 +35,14 @@ def read_python(origin: Origin) -> Records:
         raise DataError(
             f"raised {type(error).__name__}: {error}", where=where, fix="correct the function"
         ) from error
+    return given_records(found, where, origin.max_bytes)
+
+
+def given_records(found: object, where: str, max_bytes: int = MAX_BYTES) -> Records:
+    """What an owner's own function returned, checked: (x, y) as two arrays, or Records.
+
+    `where` names the function in errors. Raises DataError.
+    """
     if isinstance(found, Records):
         found = (found.x, found.y)
     if not isinstance(found, tuple) or len(found) != 2:
@@ -49,7 +57,7 @@ def read_python(origin: Origin) -> Records:
         x, y = np.asarray(found[0]), np.asarray(found[1])
     except ValueError as error:
         raise DataError(str(error), where=where, fix="return two arrays of numbers") from error
-    require_room(x.shape, 4, origin.max_bytes, where)
+    require_room(x.shape, 4, max_bytes, where)
     return as_records(x, y, where)
 
 

@@ -1,0 +1,249 @@
+"""A device inside an application: `edgeveil.Device`.
+
+It is the device that `edgeveil edge` runs, made by the same role, in a thread of its own with an
+event loop of its own; it computes in a process of its own, which is started and not forked, since
+an application has threads. What differs is where records may come from: a callable of the
+application. They are taken once, at the start, checked as a `python:` source's are, and handed to
+the computing process, so that from there on nothing tells them from records of a file: consent,
+ledger, sample slots and the public moment of an answer are the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from numpy.typing import NDArray
+
+from edgeveil import plugins
+from edgeveil.data.records import Records
+from edgeveil.errors import DataError, UsageError, needs_extra
+from edgeveil.parts.sources.python import given_records
+from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
+from edgeveil.sites.edge import EdgeSite
+from edgeveil.sites.files import load_site
+from edgeveil.transport.process import first_of
+from edgeveil_edge.compute_process import ComputeProcess
+from edgeveil_edge.identity import DeviceIdentity
+from edgeveil_edge.main import DeviceProcess
+from edgeveil_edge.predict import RELEASES, Predictions, predict
+from edgeveil_edge.releases import ReleaseStore
+from edgeveil_edge.spending import as_plain
+
+LOG = logging.getLogger("edgeveil.edge")
+WHERE = "records"  # what errors call the callable
+
+RecordsFrom = Callable[[], tuple[NDArray[Any], NDArray[Any]]]
+DeviceState = Literal["stopped", "offline", "online", "paused", "failed"]
+
+
+@dataclass(frozen=True)
+class DeviceStatus:
+    """How a device stands.
+
+    `state` is `online` where its broker is reached, `paused` where it declines rounds, `failed`
+    where it ended by itself, `error` then says why. `release` is the version of the model in use,
+    "" before the first; `said` is what the owner was told last.
+    """
+
+    id: str
+    name: str
+    state: DeviceState
+    release: str
+    said: str
+    error: str
+
+
+class Device:
+    """One device of a site, run inside this program.
+
+    site     the device's site file, as `edgeveil edge` takes it, or an EdgeSite; the owner's policy
+             stands in it, and no job can override that
+    records  gives this device's records as two arrays, x (n, …) of numbers and y (n,) of labels
+             from 0; called once by each `start`. None: the site's own data source. With it only
+             the name of the site's `data` block counts, under which the ledger books
+    say      hears each line for the owner, from the device's thread; None: they are kept in
+             `status().said` alone. They may quote private counts: not for others
+
+    As a context it starts and stops. One program at a time owns a device's state folder. From its
+    first start on this program takes in plug-ins that its owner's policy allows, and no others.
+
+        with Device("edge.yaml", records=measured) as device:
+            ...
+
+    Raises ConfigError or UsageError for the site file.
+    """
+
+    def __init__(
+        self,
+        site: str | Path | EdgeSite,
+        *,
+        records: RecordsFrom | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        found = site if isinstance(site, EdgeSite) else load_site(Path(site))
+        if not isinstance(found, EdgeSite):
+            raise UsageError("is no edge site file", where=str(site), fix="name a device's")
+        self.site, self._records, self._say = found, records, say
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._process: DeviceProcess | None = None
+        self._paused, self._said, self._id = False, "", ""
+        self._error: BaseException | None = None
+
+    # --- its life ---
+
+    @needs_extra("train-fm")
+    def start(self) -> Self:
+        """Take the records and begin to take part; returns once the device's files are open.
+
+        A broker that is not there is tried again for as long as it takes. Raises DataError for the
+        records, UsageError where it runs already or another program has its folder, StorageError,
+        PrivacyError or CryptoError for what its folder holds.
+        """
+        if self._thread is not None and self._thread.is_alive():
+            raise UsageError("the device runs already", where=self.site.name, fix="stop it first")
+        given = self._given()
+        plugins.admit(self.site.policy.allowed_plugins)
+        ready = threading.Event()
+        self._error = None
+        self._thread = threading.Thread(
+            target=self._run, args=(given, ready), name=f"edgeveil-{self.site.name}", daemon=True
+        )
+        self._thread.start()
+        ready.wait()
+        if self._error is not None:
+            self._thread.join()
+            raise self._error
+        return self
+
+    def stop(self) -> None:
+        """Say good-bye, end the computing process, close the files. May be called twice."""
+        thread, loop, stop = self._thread, self._loop, self._stop
+        if thread is None:
+            return
+        if loop is not None and stop is not None and thread.is_alive():
+            loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        self._thread = None
+
+    def pause(self) -> None:
+        """Decline rounds from now on; an answer that is under way still leaves."""
+        self._paused = True
+        self._tell_paused()
+
+    def resume(self) -> None:
+        """Take part again, from the next round on."""
+        self._paused = False
+        self._tell_paused()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    # --- what its owner sees ---
+
+    def status(self) -> DeviceStatus:
+        """How it stands now."""
+        process, alive = self._process, self._thread is not None and self._thread.is_alive()
+        if not alive:
+            state: DeviceState = "stopped" if self._error is None else "failed"
+        elif self._paused:
+            state = "paused"
+        else:
+            state = "online" if process and process.session.link.connected else "offline"
+        current = ReleaseStore(self.site.state_dir / RELEASES).current()
+        return DeviceStatus(
+            self._id,
+            self.site.name,
+            state,
+            current.version if current else "",
+            self._said,
+            str(self._error or ""),
+        )
+
+    def ledger(self) -> dict[str, Any]:
+        """What was spent, job by job, and what the policy leaves; as `edgeveil ledger show --json`.
+
+        Raises PrivacyError where the ledger's chain is broken, UsageError before the first start.
+        """
+        path = self.site.state_dir / LEDGER_FILE
+        return as_plain(path, read_ledger(path), {self.site.data.name: self.site.policy})
+
+    def predict(self, records: str | Path | NDArray[Any]) -> Predictions:
+        """Class and probabilities by the release in use; nothing leaves this machine.
+
+        Raises UsageError before the first release, DataError for records of another form.
+        """
+        return predict(self.site.state_dir, records)
+
+    def enrolment(self) -> str:
+        """What the operator of the proxy needs to admit this device: JSON, no secret in it.
+
+        Makes the device's keys at its first use. `broker.username` of the site must be its id.
+        """
+        return DeviceIdentity.load_or_create(self.site.state_dir).enrolment().to_json()
+
+    # --- the thread ---
+
+    def _given(self) -> Records | None:
+        if self._records is None:
+            return None
+        try:
+            found = self._records()
+        except Exception as error:  # the application's code may raise anything
+            what = f"raised {type(error).__name__}: {error}"
+            raise DataError(what, where=WHERE, fix="correct the function") from error
+        return given_records(found, WHERE)
+
+    def _run(self, given: Records | None, ready: threading.Event) -> None:
+        computing = ComputeProcess()
+        try:
+            asyncio.run(self._live(given, computing, ready))
+        except BaseException as error:  # told by `start`, or by `status` from then on
+            self._error = error
+            LOG.error("stopped", extra={"reason": type(error).__name__})
+        finally:
+            computing.end()
+            self._process = self._loop = self._stop = None
+            ready.set()
+
+    async def _live(
+        self, given: Records | None, computing: ComputeProcess, ready: threading.Event
+    ) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="edgeveil-work") as executor:
+            process = DeviceProcess(self.site, executor, computing, records=given, say=self._hear)
+            self._process, self._id = process, process.device.id
+            self._tell_paused()
+            executor.submit(process.device.host.warm_up)
+            ready.set()
+            try:
+                await first_of(self._stop, process.run())
+            finally:
+                computing.close()
+                await process.stop()
+
+    def _tell_paused(self) -> None:
+        if self._process is not None:
+            self._process.device.host.pause(self._paused)
+
+    def _hear(self, line: str) -> None:
+        self._said = line
+        if self._say is not None:
+            self._say(line)
