@@ -203,7 +203,6 @@ FIG2 = Experiment(
 # figure of 3(c) on CIFAR-10, not 0.913 of 3(b). So it fits CIFAR-10. Rows print it for both data
 # sets.
 
-SPLIT = "3(d), ε₁:ε₂ = 1:2"
 FIG3_DRAWN: dict[
     str, tuple[str, float, float, dict[float, tuple[float | None, ...]]]
 ] = {  # figure, data set, ε: LDP-FL, then DELM by p: its figure, and that of 3(d)
