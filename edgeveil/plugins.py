@@ -38,7 +38,7 @@ class PluginRefusedError(ValueError):
     """A part that is declared here and may not, or cannot, be used; says why and what to do."""
 
 
-class AllowedPlugin(Protocol):
+class PluginAllowance(Protocol):
     """One entry of an owner's `policy.allowed_plugins`."""
 
     @property
@@ -71,13 +71,13 @@ _watchers: list[Callable[[], None]] = []
 
 @dataclass(frozen=True)
 class Allowance:
-    """An `AllowedPlugin` by itself."""
+    """An `PluginAllowance` by itself."""
 
     distribution: str
     sha256: str
 
 
-def admit(allowed: Iterable[AllowedPlugin]) -> None:
+def admit(allowed: Iterable[PluginAllowance]) -> None:
     """From now on this process takes only plug-ins that owners of its devices allow.
 
     Called again, as for another device of the same process, it adds to what is allowed.
@@ -138,7 +138,7 @@ def complaints() -> list[str]:
     return [*_complaints.values(), *unknown]
 
 
-def refusal(parts: Iterable[tuple[str, str]], allowed: Iterable[AllowedPlugin]) -> str:
+def refusal(parts: Iterable[tuple[str, str]], allowed: Iterable[PluginAllowance]) -> str:
     """Why an owner does not let a job with these (family, name) run, or ""."""
     digests = {(_normal(one.distribution), one.sha256) for one in allowed}
     for family, name in parts:

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from edgeveil.errors import ProtocolError
 from edgeveil.jobs.job import Job
-from edgeveil.parts.aggregation import ChoosingParameters, Rule, build_rule
+from edgeveil.parts.aggregation import AggregationRule, ChoosingParameters, build_rule
 from edgeveil.parts.exchange import CloudMethod, DeviceMethod, Exchange, SegmentSpec
 from edgeveil.parts.features import (
     NONE,
@@ -104,7 +104,7 @@ class Plan:
         return METHODS[self.job.train.method].device(self.job.train, self.setting)
 
     @cached_property
-    def rule(self) -> Rule:
+    def rule(self) -> AggregationRule:
         """How the cloud combines uploads."""
         return build_rule(self.job.aggregation)
 

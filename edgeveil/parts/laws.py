@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from edgeveil.data.records import Records
 from edgeveil.errors import DataError
-from edgeveil.parts.aggregation import Rule, Uploads
+from edgeveil.parts.aggregation import AggregationRule, Uploads
 from edgeveil.parts.exchange import TRAIN, Aim, Answer, Exchange
 from edgeveil.parts.features import FeatureMap, Identity, IdentityParameters
 from edgeveil.parts.methods import Setting
@@ -86,8 +86,8 @@ class Opened(Sequence[NDArray[np.float32]]):
         return np.random.default_rng(index).random(self.size, np.float32)
 
 
-def _rule(part: Any) -> Rule:
-    rule: Rule = part.rule(example_of(part))
+def _rule(part: Any) -> AggregationRule:
+    rule: AggregationRule = part.rule(example_of(part))
     return rule
 
 
@@ -110,7 +110,7 @@ def _uploads(count: int) -> list[NDArray[np.float32]]:
     return [(1.6**k / 5 * rng.normal(size=(3, 50))).astype(np.float32) for k in range(count)]
 
 
-def _count(rule: Rule) -> int:
+def _count(rule: AggregationRule) -> int:
     return max(UPLOADS, rule.least + 1)
 
 

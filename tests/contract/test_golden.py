@@ -21,7 +21,7 @@ UNIT = Path(__file__).parents[1] / "unit" / "edgeveil"
 SIZES = "parts/models/test_models_networks.py::test_its_weights_are_as_many_as_the_text_says"
 PRESET = "jobs/test_config_presets.py::test_the_others_have_the_parameters_of_theirs"
 DELM = "jobs/test_config_presets.py::test_delm_has_the_parameters_of_the_text"
-CIFAR = "data/test_data_published.py::test_cifar_is_read_by_colour_row_and_column"
+CIFAR = "parts/sources/test_data_published.py::test_cifar_is_read_by_colour_row_and_column"
 ROBUST = "parts/aggregation/test_aggregation_robust.py::"
 UPDATES = "parts/methods/test_updates_"
 CLUSTERING = "evaluation/test_clustering.py::"
@@ -117,11 +117,12 @@ GOLDEN = {
     "partition": (
         PARTITIONS,
         {
-            "iid": "data/test_partition.py::test_iid_cuts_the_public_order_evenly",
-            "n_class": "data/test_partition.py::test_n_class_deals_whole_classes_where_they_fit",
+            "iid": "parts/partitions/test_partition.py::test_iid_cuts_the_public_order_evenly",
+            "n_class": "parts/partitions/test_partition.py::"
+            "test_n_class_deals_whole_classes_where_they_fit",
             **dict.fromkeys(
                 ("dirichlet", "quantity_skew"),
-                "data/test_partition.py::"
+                "parts/partitions/test_partition.py::"
                 "test_dirichlet_and_quantity_skew_cut_where_hand_counted_proportions_say",
             ),
         },
@@ -129,21 +130,21 @@ GOLDEN = {
     "source": (
         SOURCES,
         {
-            "digits": "data/test_sources.py::"
+            "digits": "parts/sources/test_sources.py::"
             "test_digits_are_the_real_ones_and_the_split_is_stratified",
-            "mnist": "data/test_data_mnist.py::"
+            "mnist": "parts/sources/test_data_mnist.py::"
             "test_training_half_is_dealt_and_test_half_is_the_clouds",
-            "emnist": "data/test_data_published.py::"
+            "emnist": "parts/sources/test_data_published.py::"
             "test_emnist_is_turned_upright_and_keeps_its_labels",
             "cifar10": CIFAR,
             "cifar100": CIFAR,
-            "npz": "data/test_sources.py::test_npz_roundtrip",
-            "csv": "data/test_sources.py::test_csv_under_a_header",
-            "parquet": "data/test_data_parquet.py::"
+            "npz": "parts/sources/test_sources.py::test_npz_roundtrip",
+            "csv": "parts/sources/test_sources.py::test_csv_under_a_header",
+            "parquet": "parts/sources/test_data_parquet.py::"
             "test_numbers_of_every_kind_and_the_last_column_as_label",
-            "idx": "data/test_sources.py::test_idx_is_big_endian",
-            "images": "data/test_data_images.py::test_folders_and_files_are_taken_by_name",
-            "python": "data/test_sources.py::test_python_source",
+            "idx": "parts/sources/test_sources.py::test_idx_is_big_endian",
+            "images": "parts/sources/test_data_images.py::test_folders_and_files_are_taken_by_name",
+            "python": "parts/sources/test_sources.py::test_python_source",
         },
     ),
     "evaluation": (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from edgeveil.parts.aggregation.rule import (
     AggregationPart,
+    AggregationRule,
     ChoosingParameters,
     Combined,
-    Rule,
     RuleParameters,
     Uploads,
 )
@@ -15,9 +15,9 @@ from edgeveil.parts.part import PartTable
 __all__ = [
     "AGGREGATIONS",
     "AggregationPart",
+    "AggregationRule",
     "ChoosingParameters",
     "Combined",
-    "Rule",
     "RuleParameters",
     "Uploads",
     "build_rule",
@@ -26,7 +26,7 @@ __all__ = [
 AGGREGATIONS = TABLE = PartTable(__name__, AggregationPart)
 
 
-def build_rule(parameters: RuleParameters) -> Rule:
+def build_rule(parameters: RuleParameters) -> AggregationRule:
     """The rule of a job's `aggregation` block."""
-    rule: Rule = AGGREGATIONS[parameters.name].rule(parameters)
+    rule: AggregationRule = AGGREGATIONS[parameters.name].rule(parameters)
     return rule

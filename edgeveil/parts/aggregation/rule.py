@@ -54,7 +54,7 @@ class Uploads:
     score: Score | None = None
 
 
-class Rule(Protocol):
+class AggregationRule(Protocol):
     """One way to combine. It sees no device and no order of arrival.
 
     `sums`: it is defined on sums over records too (what `fm` uploads in every round). Other rules
@@ -84,7 +84,7 @@ class Rule(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class AggregationPart(BlockPart):
-    """The declaration of a rule: a class (see `Rule`) that is made of its parameters alone."""
+    """The declaration of a rule: an `AggregationRule` that is made of its parameters alone."""
 
     family: ClassVar[str] = "aggregation"
     key: ClassVar[str] = "aggregation"

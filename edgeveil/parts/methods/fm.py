@@ -34,16 +34,18 @@ from edgeveil.parts.methods.fm_sums import (
     Bounded,
     FeatureCache,
     Features,
+    as_weights,
     bounded,
     centre_sum,
     covariance_sum,
+    first_axes,
     linear_sum,
     noised,
     projected,
     quadratic_sum,
+    top_basis,
 )
 from edgeveil.parts.methods.local_steps import minimise_quadratic
-from edgeveil.parts.methods.principal_components import as_weights, first_axes, top_basis
 from edgeveil.parts.methods.symmetric_packing import symmetric, triangle_size, unpacked, upper
 from edgeveil.parts.setting import MethodPart, Setting
 from edgeveil.privacy.events import Event

@@ -34,8 +34,7 @@ from edgeveil.parts.exchange import TRAIN, Aim, Answer, Array, Exchange, Segment
 from edgeveil.parts.features.pca import COVARIANCE
 from edgeveil.parts.methods.fm import FmCloud, FmDevice, exchanges, forms
 from edgeveil.parts.methods.fm_budget import FmParameters, phases
-from edgeveil.parts.methods.fm_sums import Bounded
-from edgeveil.parts.methods.principal_components import as_weights, top_basis
+from edgeveil.parts.methods.fm_sums import Bounded, as_weights, top_basis
 from edgeveil.parts.setting import MethodParameters, MethodPart, Setting
 from edgeveil.privacy.accountant import HAIR
 from edgeveil.privacy.derived import bound

@@ -12,8 +12,14 @@ from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.parts.features import PcaParameters
 from edgeveil.parts.methods.fm import FmCloud, FmDevice
 from edgeveil.parts.methods.fm_budget import FmParameters
-from edgeveil.parts.methods.fm_sums import Features, own_weights, projected
-from edgeveil.parts.methods.principal_components import as_weights, first_axes, top_basis
+from edgeveil.parts.methods.fm_sums import (
+    Features,
+    as_weights,
+    first_axes,
+    own_weights,
+    projected,
+    top_basis,
+)
 from edgeveil.parts.methods.symmetric_packing import symmetric, unpacked, upper
 from edgeveil.parts.models.softmax_head import build_graph, probabilities
 
