@@ -7,6 +7,7 @@ import psutil
 import pytest
 
 import edgeveil
+from edgeveil import plugins
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.data.split import split_once
 from edgeveil.errors import DataError, UsageError
@@ -40,7 +41,8 @@ def own(tmp_path):
     """A site whose data source is a file that is not there: who read it would fail."""
     for peer in ("cloud", "proxy"):
         SigningKey.generate().public().save(tmp_path / f"{peer}.pub")
-    return site(tmp_path)
+    yield site(tmp_path)
+    plugins.admit_all()  # a device says for the whole process what it takes in
 
 
 def test_a_device_starts_is_looked_at_and_stops_clean(own):
