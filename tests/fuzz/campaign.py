@@ -19,7 +19,7 @@ from pathlib import Path
 from edgeveil.errors import UsageError
 from edgeveil.transport.process import OwnFolder
 from edgeveil_tools.lifeline import Lifeline
-from edgeveil_tools.scratch import MEMORY, sweep
+from edgeveil_tools.local.children import MEMORY, sweep
 from tests.fuzz.table import target
 
 PREFIX = "edgeveil-fuzz-"

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from edgeveil_tools import scratch as module
-from edgeveil_tools.scratch import PREFIX, scratch, sweep
+from edgeveil_tools.local import children as module
+from edgeveil_tools.local.children import PREFIX, scratch, sweep
 
 LIVING = """
 import sys, time, tempfile
 tempfile.tempdir = sys.argv[1]
-from edgeveil_tools.scratch import scratch
+from edgeveil_tools.local.children import scratch
 with scratch(keep=False, in_memory=False) as folder:
     (folder / "big").write_bytes(b"x")
     print(folder, flush=True)

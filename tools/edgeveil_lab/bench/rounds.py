@@ -19,11 +19,11 @@ from edgeveil.jobs import Job, compile_job
 from edgeveil.parts.exchange import Exchange
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil.testing import MemoryFleet
+from edgeveil_tools.local.children import scratch
 from edgeveil_tools.local.data import dealt
 from edgeveil_tools.local.fleet import THREADS, memory_fleet
 from edgeveil_tools.local.job import Overrides, local_job, site_of
 from edgeveil_tools.local.local_run import LocalRun
-from edgeveil_tools.scratch import scratch
 
 REPEATS = 5
 LOOK_S = 0.1  # of the processor's seconds: a look at the store takes 3 ms

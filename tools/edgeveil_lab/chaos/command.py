@@ -29,13 +29,13 @@ from edgeveil_lab.chaos.evidence import Evidence, collect
 from edgeveil_lab.chaos.run import ChaosOptions, ChaosProgress, ChaosRun
 from edgeveil_lab.chaos.supervisor import own_disks
 from edgeveil_tools.display import LiveDisplay
+from edgeveil_tools.local.children import scratch
 from edgeveil_tools.local.data import check_data
 from edgeveil_tools.local.job import Overrides, local_job
 from edgeveil_tools.local.run import INTERRUPTED, signals
 from edgeveil_tools.pages import write_page
 from edgeveil_tools.report.plots import BLUE, GREEN, ORANGE, PURPLE, RED, SKY, svg_figure
 from edgeveil_tools.result import write_json
-from edgeveil_tools.scratch import scratch
 from edgeveil_tools.site.brokers import choose_engine
 
 JOB = Path(edgeveil_tools.__file__).parent / "templates" / "chaos.yaml"

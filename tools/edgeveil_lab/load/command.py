@@ -26,10 +26,9 @@ from edgeveil_lab.load.run_log import faults
 from edgeveil_lab.load.scenario import LoadOptions
 from edgeveil_lab.load.session import LOOPBACK, LoadSession, Show
 from edgeveil_lab.load.sites import LoadFleet, LocalSite, dismiss, running_target
-from edgeveil_tools.local.children import Children
+from edgeveil_tools.local.children import Children, scratch
 from edgeveil_tools.local.run import signals
 from edgeveil_tools.result import write_json
-from edgeveil_tools.scratch import scratch
 
 # --- what one machine allows: open files and outgoing ports ---
 

@@ -24,7 +24,7 @@ def _to_stderr(line: str) -> None:
 
 
 @dataclass(frozen=True)
-class Facts:
+class BackboneFacts:
     """What is known of a backbone file; shapes are those of one record."""
 
     path: str
@@ -42,7 +42,7 @@ def train(
     steps: int | None = None,
     drawings: int | None = None,
     on_step: Callable[[int], None] = lambda _: None,
-) -> Facts:
+) -> BackboneFacts:
     """Train the encoder and write it to `path`, all of it or nothing.
 
     Raises UsageError for a file that is there already, unless `force`.
@@ -59,14 +59,16 @@ def train(
     return facts(path)
 
 
-def facts(path: Path) -> Facts:
+def facts(path: Path) -> BackboneFacts:
     """Digest, shapes and size of an ONNX file, checked as a job's backbone. Raises DataError."""
     graph = read_backbone(path)
     try:
         form = opened(graph).form
     except DataError as error:
         raise DataError(error.what, where=str(path), fix=error.fix) from error
-    return Facts(str(path), sha256_hex(graph), form.input_shape, form.output_dim, len(graph))
+    return BackboneFacts(
+        str(path), sha256_hex(graph), form.input_shape, form.output_dim, len(graph)
+    )
 
 
 def ensure_cached(say: Callable[[str], None]) -> Path:

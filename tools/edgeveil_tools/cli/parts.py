@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from edgeveil_tools.cli.common import Subparsers, command
 
 if TYPE_CHECKING:
-    from edgeveil_tools.backbone.command import Facts
+    from edgeveil_tools.backbone.command import BackboneFacts
 
 
 def add(commands: Subparsers) -> None:
@@ -122,7 +122,7 @@ def _show(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print(found: Facts, *, as_json: bool) -> None:
+def _print(found: BackboneFacts, *, as_json: bool) -> None:
     import json
     from dataclasses import asdict
 

@@ -1,21 +1,24 @@
-"""The processes of a local run: start, look after, stop; their logs and their memory."""
+"""A run's processes, their logs and memory, and the folder that goes with them."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 import psutil
 
-from edgeveil.errors import JobFailed
+from edgeveil.errors import JobFailed, UsageError
+from edgeveil.transport.process import LOCK_FILE, OwnFolder
 from edgeveil_tools.lifeline import Lifeline
 
 STOP_S = 4.0
@@ -158,3 +161,38 @@ def _memory(process: psutil.Process) -> int:
     with suppress(psutil.AccessDenied, AttributeError):
         return int(process.memory_full_info().pss)
     return int(process.memory_info().rss)
+
+
+PREFIX = "edgeveil-run-"
+MEMORY = Path("/dev/shm")  # noqa: S108 - ledgers that nobody keeps need not reach a disk
+MEMORY_BYTES = 8 << 30  # of free memory, to keep them there
+
+
+@contextmanager
+def scratch(*, keep: bool, in_memory: bool) -> Iterator[Path]:
+    """A folder of mode 0700, removed at the end unless `keep`; in memory where there is room.
+
+    The lock in it says that its run lives. A folder that is kept has none, so nobody sweeps it.
+    """
+    roomy = MEMORY.is_dir() and psutil.virtual_memory().available > MEMORY_BYTES
+    parent = MEMORY if in_memory and not keep and roomy else Path(tempfile.gettempdir())
+    sweep(parent)
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+    if keep:
+        yield folder
+        return
+    with OwnFolder(folder):
+        try:
+            (folder / "site").mkdir()  # a site begins in an empty folder
+            yield folder / "site"
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def sweep(parent: Path, prefix: str = PREFIX) -> None:
+    """Remove what this user's killed runs left in `parent`."""
+    for folder in parent.glob(f"{prefix}*"):
+        with suppress(UsageError, OSError):
+            if (folder / LOCK_FILE).is_file() and folder.stat().st_uid == os.getuid():
+                with OwnFolder(folder):
+                    shutil.rmtree(folder, ignore_errors=True)

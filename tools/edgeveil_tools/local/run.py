@@ -25,6 +25,7 @@ from typing import IO, Any, Literal, TypedDict, Unpack
 from edgeveil.errors import BrokerError, EdgeVeilError, JobFailed, UsageError, needs_extra
 from edgeveil.jobs import Job, compile_job
 from edgeveil_tools.checks import rehearse, usual_limits
+from edgeveil_tools.local.children import scratch
 from edgeveil_tools.local.data import check_data, is_published
 from edgeveil_tools.local.fleet import LocalFleet
 from edgeveil_tools.local.job import Overrides, local_job
@@ -32,7 +33,6 @@ from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.recording import keep_run
 from edgeveil_tools.local.run_log import Listener, RunProgress, unheard
 from edgeveil_tools.result import Result, summary, write_json, write_whole
-from edgeveil_tools.scratch import scratch
 from edgeveil_tools.site.brokers import choose_engine
 
 FILES = ("result.json", "events.jsonl", "model.onnx", "model.safetensors", "report.html")
