@@ -85,13 +85,13 @@ def test_a_missing_extra_is_named():
 
 
 def test_a_missing_extra_of_a_process_is_its_own(site):
-    done = _without("aiohttp", "proxy", "--config", str(site / "proxy.yaml"))
+    done = _without("prometheus_client", "proxy", "--config", str(site / "proxy.yaml"))
     assert done.returncode == 2
     assert "pip install 'edgeveil[proxy]'" in done.stderr
 
 
 def test_configuration_faults_come_before_missing_libraries(tmp_path):
-    done = _without("aiohttp", "proxy", "--config", str(tmp_path / "none.yaml"))
+    done = _without("prometheus_client", "proxy", "--config", str(tmp_path / "none.yaml"))
     assert "no such file" in done.stderr
 
 
