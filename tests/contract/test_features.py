@@ -15,7 +15,7 @@ from edgeveil.parts.features.onnx import sha256_hex
 from edgeveil.parts.features.onnx_nodes import IR_VERSION, OPSET, NodeList
 from edgeveil.parts.features.random_relu import RandomParameters
 from edgeveil.subnormals import flushed
-from tests.backbone_files import centring_backbone, small_backbone
+from tests.kits.backbone_files import centring_backbone, small_backbone
 
 SHAPE = (8, 8)
 BACKBONE = small_backbone()

@@ -17,7 +17,7 @@ from edgeveil_cloud.store_tables import (
     UnknownJob,
     metadata,
 )
-from tests.postgres_server import GIVEN, empty, postgres_server
+from tests.kits.postgres_server import GIVEN, empty, postgres_server
 
 KEY = bytes(range(32))
 DIGEST = bytes(32)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.e2e.live import LiveSite, wait_for
-from tests.notebooks import run_cells
+from tests.kits.live_site import LiveSite, wait_for
+from tests.kits.notebooks import run_cells
 
 pytestmark = pytest.mark.slow
 

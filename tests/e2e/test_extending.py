@@ -5,7 +5,7 @@ import json
 import pytest
 
 from edgeveil.parts.sources.digits import load_digits_split
-from tests.plugin_wheels import ROOT, edgeveil, files_of, install, written
+from tests.kits.plugin_wheels import ROOT, edgeveil, files_of, install, written
 
 NAMES = {"midrange", "jsonl", "cut", "two_layers", "one_step"}
 

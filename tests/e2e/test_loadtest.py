@@ -14,7 +14,7 @@ import pytest
 
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, choose_engine, free_ports
-from tests.e2e.live import wait_for
+from tests.kits.live_site import wait_for
 
 pytestmark = pytest.mark.slow
 

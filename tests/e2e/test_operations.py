@@ -11,7 +11,7 @@ from urllib.request import Request, urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.e2e.live import LiveSite, wait_for
+from tests.kits.live_site import LiveSite, wait_for
 
 pytestmark = pytest.mark.slow
 

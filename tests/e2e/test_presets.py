@@ -13,7 +13,7 @@ from edgeveil.jobs.presets import PRESETS
 from edgeveil.parts.methods import METHODS
 from edgeveil.parts.sources.digits import load_digits_split
 from edgeveil.sites.policy import Policy
-from tests.e2e.live import LiveSite
+from tests.kits.live_site import LiveSite
 
 pytestmark = pytest.mark.slow
 

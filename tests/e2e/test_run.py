@@ -19,7 +19,7 @@ from sklearn.datasets import load_digits
 from edgeveil.data.records import Records
 from edgeveil.parts.partitions.dealing import hold_back_share
 from edgeveil.parts.sources.digits import load_digits_split
-from tests.e2e.live import wait_for
+from tests.kits.live_site import wait_for
 
 pytestmark = pytest.mark.slow
 

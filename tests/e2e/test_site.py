@@ -29,7 +29,7 @@ from edgeveil.protocol.transfer import describe
 from edgeveil.transport.link import LinkSettings, device_up
 from edgeveil.transport.mqtt_link import MqttLink
 from edgeveil_edge.predict import predict
-from tests.e2e.live import LiveSite, wait_for
+from tests.kits.live_site import LiveSite, wait_for
 
 pytestmark = pytest.mark.slow
 

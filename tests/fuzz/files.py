@@ -19,7 +19,7 @@ from edgeveil.parts.sources.npz import read_npz
 from edgeveil_lab.load.sites import LoadFleet
 from edgeveil_tools.site.broker_rules import read_users
 from tests.fuzz.target import Tape, Target, as_file, demand, scratch
-from tests.published_sets import read_published
+from tests.kits.published_sets import read_published
 
 _MAX_BYTES = 1 << 16
 

@@ -27,8 +27,8 @@ from edgeveil.protocol.messages import (
 from edgeveil.sites.policy import Policy
 from edgeveil.storage import SqliteFile
 from edgeveil_edge.role import DeviceRole
+from tests.kits.fleet import PACKET_BYTES, Fleet, small_job
 from tests.sim.crash_net import CrashNet, Died
-from tests.sim.fleet import PACKET_BYTES, Fleet, small_job
 
 DEVICES = 3
 LOOK_S = 0.5

@@ -31,7 +31,7 @@ from edgeveil.protocol.messages import (
 from edgeveil.protocol.sealed import open_broadcast, seal_segment, segment_mark
 from edgeveil.protocol.transfer import describe, part_bytes
 from edgeveil_edge.role import DeviceRole
-from tests.sim.fleet import PACKET_BYTES, Fleet
+from tests.kits.fleet import PACKET_BYTES, Fleet
 
 FLOOD = 500
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from edgeveil.jobs import Job, load_job
 from edgeveil.parts.features import backbone_digests
 from edgeveil.sites.policy import Policy
-from tests.backbone_files import small_backbone
-from tests.sim.fleet import Fleet
+from tests.kits.backbone_files import small_backbone
+from tests.kits.fleet import Fleet
 
 YAML = """
 job: mixed

@@ -22,7 +22,7 @@ from edgeveil.protocol.messages import (
 )
 from edgeveil.sites.policy import Policy
 from edgeveil.transport.memory import LATENCY_S
-from tests.sim.fleet import PACKET_BYTES, Fleet, small_job
+from tests.kits.fleet import PACKET_BYTES, Fleet, small_job
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import Note, decode
 from edgeveil.sites.policy import Policy
 from edgeveil_cloud.broadcasts import BroadcastLimits, RoundSecret
-from tests.sim.fleet import PACKET_BYTES, Fleet, small_job
+from tests.kits.fleet import PACKET_BYTES, Fleet, small_job
 
 
 @pytest.fixture

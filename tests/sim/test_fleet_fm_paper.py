@@ -9,7 +9,7 @@ import pytest
 from edgeveil.jobs import Job
 from edgeveil.privacy.ledger import read_ledger
 from edgeveil.sites.policy import Policy
-from tests.sim.fleet import Fleet, small_job
+from tests.kits.fleet import Fleet, small_job
 
 CONSENTING = Policy(accept_unproven=True, allowed_methods=("fm_paper",))
 

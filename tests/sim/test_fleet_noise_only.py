@@ -6,7 +6,7 @@ from pathlib import Path
 
 from edgeveil.protocol.sealed import unpack_tensors
 from edgeveil.sites.policy import Policy
-from tests.sim.fleet import Fleet, small_job
+from tests.kits.fleet import Fleet, small_job
 
 
 def test_it_runs_to_its_end_at_no_price_and_needs_the_owner_s_word(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from edgeveil.protocol import effects as fx
+from tests.kits.fleet import Fleet, small_job
 from tests.sim import hostile
-from tests.sim.fleet import Fleet, small_job
 from tests.sim.hostile import Attacker
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,7 @@ from edgeveil import logs
 from edgeveil.errors import DataError
 from edgeveil.sites.edge import EdgeSite
 from edgeveil_edge.compute import Computer
-from tests.sim.fleet import Fleet, small_job
+from tests.kits.fleet import Fleet, small_job
 
 MARKER = "0.1234567"
 

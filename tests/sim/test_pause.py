@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgeveil_cloud.broadcasts import RoundSecret
-from tests.sim.fleet import Fleet, small_job
+from tests.kits.fleet import Fleet, small_job
 
 pytestmark = pytest.mark.slow
 

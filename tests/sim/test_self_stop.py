@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.sim.fleet import Fleet, small_job
+from tests.kits.fleet import Fleet, small_job
 
 
 def test_training_ends_before_the_round_that_would_pass(tmp_path: Path) -> None:

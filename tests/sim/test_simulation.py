@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgeveil.testing import PlainSealing, SimulationSeeds
-from tests.sim.fleet import Fleet, small_job
+from tests.kits.fleet import Fleet, small_job
 
 pytestmark = pytest.mark.slow
 

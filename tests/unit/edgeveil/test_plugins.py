@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from tests.plugin_wheels import ROOT, edgeveil, files_of, laid_out
+from tests.kits.plugin_wheels import ROOT, edgeveil, files_of, laid_out
 
 RULE = files_of(ROOT / "docs" / "extending.md")["my_parts/midrange.py"]
 SOURCE = files_of(ROOT / "docs" / "extending.md")["my_parts/jsonl.py"]

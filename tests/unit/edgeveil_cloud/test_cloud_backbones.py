@@ -24,7 +24,7 @@ from edgeveil_cloud.http import make_app
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.stored_jobs import wire_id
 from edgeveil_tools.local.job import submitted
-from tests.backbone_files import small_backbone
+from tests.kits.backbone_files import small_backbone
 
 BACKBONE = small_backbone(side=2, features=3)
 TOKEN = "t" * 43

@@ -17,7 +17,7 @@ from edgeveil.transport.http import Health
 from edgeveil_cloud import http
 from edgeveil_cloud.http import ControlDesk, HttpThread, make_app
 from edgeveil_cloud.store import Store
-from tests.postgres_server import PostgresServer, postgres_server
+from tests.kits.postgres_server import PostgresServer, postgres_server
 
 TOKEN = "t" * 43
 PATHS = ["/healthz", "/jobs", "/jobs/any", "/jobs/any/events?wait_s=20", "/status", "/metrics"]

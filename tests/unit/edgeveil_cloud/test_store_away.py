@@ -12,7 +12,7 @@ import pytest
 from edgeveil_cloud import database
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import ExchangeRecord, StoreError
-from tests.postgres_server import PostgresServer, postgres_server
+from tests.kits.postgres_server import PostgresServer, postgres_server
 
 
 @pytest.fixture(scope="module")

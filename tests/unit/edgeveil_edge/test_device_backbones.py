@@ -14,7 +14,7 @@ from edgeveil.jobs.plan import Plan
 from edgeveil.parts.features.onnx import sha256_hex
 from edgeveil.protocol.device_tasks import InstallJob, JobClosed, NoAnswer, SealedAnswer
 from edgeveil.protocol.sealed import JobPackage
-from tests.backbone_files import model, node, small_backbone
+from tests.kits.backbone_files import model, node, small_backbone
 
 BACKBONE = small_backbone(side=2, features=3)
 DIGEST = sha256_hex(BACKBONE)

@@ -21,7 +21,7 @@ from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import ExchangeRecord, StoreAway
 from edgeveil_tools.cli import jobs
 from edgeveil_tools.cloud_client import Cloud, CloudAway
-from tests.backbone_files import small_backbone
+from tests.kits.backbone_files import small_backbone
 
 QUICKSTART = Path(__file__).parents[3] / "configs" / "jobs" / "quickstart.yaml"
 

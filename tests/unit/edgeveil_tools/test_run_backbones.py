@@ -7,7 +7,7 @@ from edgeveil.jobs import parse_job
 from edgeveil.parts.features import backbone_digests, read_backbones
 from edgeveil.parts.features.onnx import sha256_hex
 from edgeveil_tools.local.job import Overrides, local_job, submitted
-from tests.backbone_files import small_backbone
+from tests.kits.backbone_files import small_backbone
 
 BACKBONE = small_backbone()
 DIGEST = sha256_hex(BACKBONE)

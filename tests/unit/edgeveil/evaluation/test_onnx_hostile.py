@@ -13,7 +13,7 @@ from onnx import ModelProto, TensorProto
 from edgeveil.errors import DataError
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.parts.features.onnx import Backbone
-from tests.backbone_files import model, node
+from tests.kits.backbone_files import model, node
 
 LIMIT_MB = 64
 CHILD = f"""

@@ -15,7 +15,7 @@ from edgeveil.parts.features import (
     read_backbones,
 )
 from edgeveil.parts.features.onnx import Backbone, Form, cached_backbone, check_batches, sha256_hex
-from tests.backbone_files import model, node, small_backbone
+from tests.kits.backbone_files import model, node, small_backbone
 
 BACKBONE = small_backbone()
 ONES = np.ones(4, np.float32)

@@ -13,7 +13,7 @@ from edgeveil.parts.sources import load_records
 from edgeveil.parts.sources.mnist import MNIST_FILES
 from edgeveil.parts.sources.source import Origin
 from edgeveil.sites.data import DataSource, DeviceData
-from tests.published_sets import read_published
+from tests.kits.published_sets import read_published
 
 TRAIN, TEST = 30, 12
 FILES = MNIST_FILES.names

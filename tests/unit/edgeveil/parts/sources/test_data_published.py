@@ -12,7 +12,7 @@ from edgeveil.parts.sources import published_files
 from edgeveil.parts.sources.cifar import CIFAR10_FILES, CIFAR100_FILES
 from edgeveil.parts.sources.mnist import EMNIST_FILES
 from edgeveil.sites.data import DataSource, DeviceData
-from tests.published_sets import read_published
+from tests.kits.published_sets import read_published
 
 RED, GREEN, BLUE = range(1, 4)
 

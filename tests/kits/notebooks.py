@@ -1,6 +1,6 @@
 """Runs a notebook's cells in this process, and keeps what they show.
 
-python -m tests.notebooks docs/examples/quickstart.ipynb
+python -m tests.kits.notebooks docs/examples/quickstart.ipynb
 """
 
 from __future__ import annotations
