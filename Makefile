@@ -44,7 +44,7 @@ long: mosquitto $(VENV)/.all  ## 200 kills, a crash at every boundary, 30 minute
 	EDGEVEIL_CRASH_STEP=1 $(BIN)/python -m pytest --timeout 0 tests/sim/test_crashes_site.py
 	$(BIN)/edgeveil loadtest --scenario configs/load/soak.yaml --out out/soak
 
-docs: $(VENV)/.all  ## redraw the state diagrams, the schemas and the house
+docs: $(VENV)/.all  ## redraw what docs/ draws from the code: states, house, parts, options
 	$(BIN)/python -m edgeveil_tools.protocol_diagrams --write
 	$(BIN)/python -m edgeveil_tools.architecture_page --write
 	$(BIN)/python -m edgeveil_tools.methods --write
@@ -78,4 +78,4 @@ $(VENV)/.all: pyproject.toml .ci/constraints.txt | $(BIN)/python
 	@touch $@ $(VENV)/.tools
 
 clean:           ## remove .venv, results and caches
-	rm -rf $(VENV) out .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf $(VENV) out build .import_linter_cache .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -53,22 +53,22 @@ if TYPE_CHECKING:  # the same table once more, for type checkers and editors
 
 # name: (module, the extra that its libraries come with)
 _PLACES = {
-    "Cloud": ("edgeveil_tools.cloud_client", "client"),
+    "Cloud": ("edgeveil_tools.cloud_client", ""),
     "ConfigProblem": ("edgeveil.errors", ""),
     "Device": ("edgeveil_edge.embedded", "train-fm"),
     "DeviceStatus": ("edgeveil_edge.embedded", "train-fm"),
     "Job": ("edgeveil.jobs", ""),
-    "JobPrice": ("edgeveil_tools.checks", "client"),
+    "JobPrice": ("edgeveil_tools.checks", ""),
     "Predictions": ("edgeveil_edge.predict", "infer"),
-    "Result": ("edgeveil_tools.result", "client"),
-    "RunProgress": ("edgeveil_tools.local.run_log", "tools"),
+    "Result": ("edgeveil_tools.result", ""),
+    "RunProgress": ("edgeveil_tools.local.run_log", ""),
     "load_job": ("edgeveil_tools.local.local_run", ""),
     "predict": ("edgeveil_edge.predict", "infer"),
-    "price": ("edgeveil_tools.checks", "client"),
+    "price": ("edgeveil_tools.checks", ""),
     "run": ("edgeveil_tools.local.run", "tools"),
     "run_async": ("edgeveil_tools.local.run", "tools"),
     "simulate": ("edgeveil_tools.local.run", "tools"),
-    "validate": ("edgeveil_tools.checks", "client"),
+    "validate": ("edgeveil_tools.checks", ""),
 }
 
 __all__ = [

@@ -14,6 +14,8 @@ OWN_PACKAGES = (
     *("edgeveil", "edgeveil_edge", "edgeveil_cloud", "edgeveil_proxy"),
     *("edgeveil_tools", "edgeveil_lab"),
 )
+INTERRUPTED = 130
+"""The exit code after Ctrl-C."""
 _PROBLEM = re.compile(r"(?P<file>.+?):(?P<line>\d+) (?P<key>\S*): (?P<text>.*)", re.DOTALL)
 
 

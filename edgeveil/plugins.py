@@ -71,7 +71,7 @@ _watchers: list[Callable[[], None]] = []
 
 @dataclass(frozen=True)
 class Allowance:
-    """An `PluginAllowance` by itself."""
+    """What an owner would write into `policy.allowed_plugins`."""
 
     distribution: str
     sha256: str
@@ -115,11 +115,6 @@ def state() -> object:
 def installed() -> tuple[Plugin, ...]:
     """All parts that installed distributions declare; imports none of them."""
     return _installed(tuple(sys.path))
-
-
-def installed_names(family: str) -> list[str]:
-    """The names that plug-ins declare in a family, whether or not they may join."""
-    return [one.name for one in installed() if one.family == family]
 
 
 def plugin_of(family: str, name: str) -> Plugin | None:

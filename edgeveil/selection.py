@@ -39,5 +39,12 @@ def how_many(devices: int | str, enrolled: int, over_select: float = 1.0) -> int
         raise UsageError(
             f"must be a number from 1 or 'all', got {devices!r}", where="selection.devices"
         )
-    # Through the decimal text: 50 x 1.1 is 55, not the 56 that float rounding up would give.
-    return min(enrolled, math.ceil(devices * Fraction(str(over_select))))
+    return min(enrolled, rounded_up(devices, over_select))
+
+
+def rounded_up(devices: int, factor: float) -> int:
+    """`devices` times `factor` as it is written, rounded up: 50 times 1.1 is 55.
+
+    In floats it is a little more than 55, and would be 56.
+    """
+    return math.ceil(devices * Fraction(str(factor)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -25,7 +24,7 @@ from edgeveil.protocol.sealed import (
     encode_package,
     pack_tensors,
 )
-from edgeveil.selection import how_many, uniform
+from edgeveil.selection import how_many, rounded_up, uniform
 from edgeveil_cloud.evaluation import Evaluation
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import JobEntry
@@ -109,7 +108,7 @@ def seal_round(
         job_digest=job.digest(),
         phase=exchange.phase,
         min_batch=context.min_batch,
-        quorum=math.ceil(job.round.quorum * len(recipients)),
+        quorum=rounded_up(len(recipients), job.round.quorum),
         deadline_s=job.round.deadline_s,
         grace_s=job.round.grace_s,
         groups=context.groups,

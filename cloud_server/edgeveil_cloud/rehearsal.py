@@ -28,8 +28,10 @@ from edgeveil.jobs.rehearsal import (
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.exchange import TRAIN, Array, Exchange, SegmentSpec
 from edgeveil.parts.features import backbone_digests
+from edgeveil.parts.methods.own_code import check_own_code
 from edgeveil.parts.models import runs_python
 from edgeveil.parts.models.softmax_head import bake
+from edgeveil.parts.setting import network_of
 from edgeveil.privacy.sampler import os_random
 from edgeveil.protocol.sealed import (
     JobPackage,
@@ -76,9 +78,9 @@ class _Rehearsal:
     def __init__(self, plan: Plan, limits: BroadcastLimits, devices: bool, processor: str) -> None:
         plan = brief(plan)
         self._plan, self._limits, self._processor = plan, limits, processor
-        own = runs_python(plan.job.model)
-        self._devices = devices or own
-        named = "model.function" if own else "model"
+        self._own = runs_python(plan.job.model)
+        self._devices = devices or self._own
+        named = "model.function" if self._own else "model"
         self._network = named if plan.job.model else "features"
         self._test = made_up_records(plan, BATCH_RECORDS + plan.rule.validation_records)
         self._evaluation = Evaluation(self._test)
@@ -88,7 +90,8 @@ class _Rehearsal:
         plan = self._plan
         with _stage("the model", self._network):
             plan.check_backbones()
-            plan.check_own_code()
+            if self._own:
+                check_own_code(network_of(plan.setting), plan.job.train)
             graph = plan.graph()
             check_graph(graph)
             OnnxModel(graph)

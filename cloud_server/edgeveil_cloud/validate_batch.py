@@ -40,7 +40,7 @@ _READ_BYTES = 1 << 20
 class SpooledBatch:
     """One batch in a file without a name: it is gone with the process, or with its last reader.
 
-    A `edgeveil.protocol.blob.Data`: only what is sliced is read.
+    An `edgeveil.protocol.transfer.Data`: only what is sliced is read.
     """
 
     def __init__(self, digest: bytes, folder: Path | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from edgeveil import plugins
@@ -31,49 +32,64 @@ def limits_of(policy: Policy) -> Limits:
     )
 
 
-def judge(site: EdgeSite, plan: Plan) -> None:
-    """Raise PrivacyError with the owner's reason against a job as such; reads no record."""
-    policy, job = site.policy, plan.job
-    if job.data.source != site.data.name:
-        raise PrivacyError(
-            f"the job is for data '{job.data.source}', this device holds '{site.data.name}'"
-        )
-    if site.role == "train" and job.train.method not in policy.allowed_methods:
-        raise PrivacyError(
+def refusals(policy: Policy, plan: Plan, *, trains: bool) -> Iterator[PrivacyError]:
+    """The owner's reasons against a job as such: not against its price or its rounds' devices."""
+    job = plan.job
+    if trains and job.train.method not in policy.allowed_methods:
+        yield PrivacyError(
             f"method '{job.train.method}' is not allowed", where="policy.allowed_methods"
         )
     why = plugins.refusal(job.part_names, policy.allowed_plugins)
     if why:
-        raise PrivacyError(
+        yield PrivacyError(
             why,
             where="policy.allowed_plugins",
             fix="add what `edgeveil methods digest NAME` prints, if you trust it",
         )
     for digest in backbone_digests(job.features):
         if digest not in policy.allowed_backbones:
-            raise PrivacyError(
+            yield PrivacyError(
                 f"the backbone {digest} of the job may not run on the data",
                 where="policy.allowed_backbones",
                 fix="add this digest if you know what the model does",
             )
-    if site.role == "train" and runs_python(job.model) and not policy.allow_python_models:
-        raise PrivacyError(
+    if trains and runs_python(job.model) and not policy.allow_python_models:
+        yield PrivacyError(
             "the job's model is Python code, which may not run here",
             where="policy.allow_python_models",
             fix="allow it if you know what the installed code does",
         )
     if job.proxy.shuffle == "none" and not policy.accept_unshuffled:
-        raise PrivacyError(
+        yield PrivacyError(
             "the proxy would hand uploads over in the order in which they came",
             where="policy.accept_unshuffled",
         )
     budget_s = job.round.time_budget_s
     if budget_s > policy.max_budget_s:
-        raise PrivacyError(
+        yield PrivacyError(
             f"a round's time budget is {budget_s:g} s, the owner allows {policy.max_budget_s:g} s",
             where="policy.max_budget_s",
             fix="raise it if the box may compute for so long",
         )
+
+
+def too_few(policy: Policy, selected: int) -> PrivacyError | None:
+    """The owner's reason against a round that selects so many devices, if there is one."""
+    if selected >= policy.min_devices:
+        return None
+    return PrivacyError(
+        f"{selected} devices are selected, the owner asks for {policy.min_devices}",
+        where="policy.min_devices",
+    )
+
+
+def judge(site: EdgeSite, plan: Plan) -> None:
+    """Raise PrivacyError with the owner's reason against a job as such; reads no record."""
+    wanted = plan.job.data.source
+    if wanted != site.data.name:
+        raise PrivacyError(f"the job is for data '{wanted}', this device holds '{site.data.name}'")
+    for refusal in refusals(site.policy, plan, trains=site.role == "train"):
+        raise refusal
 
 
 def consent(site: EdgeSite, plan: Plan, manifest: Manifest, ledger: Ledger) -> None:
@@ -82,14 +98,11 @@ def consent(site: EdgeSite, plan: Plan, manifest: Manifest, ledger: Ledger) -> N
     Reads no record, so a refusal says nothing about data.
     """
     judge(site, plan)
-    policy = site.policy
-    if manifest.selected < policy.min_devices:
-        raise PrivacyError(
-            f"{manifest.selected} devices are selected, the owner asks for {policy.min_devices}",
-            where="policy.min_devices",
-        )
+    refusal = too_few(site.policy, manifest.selected)
+    if refusal is not None:
+        raise refusal
     request = plan.request(manifest.at.job_id.hex(), trains=site.role == "train")
-    ledger.open_job(request, limits_of(policy))
+    ledger.open_job(request, limits_of(site.policy))
 
 
 # --- whether the box may work now ---

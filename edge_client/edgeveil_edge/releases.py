@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeveil.errors import DataError, UsageError
+from edgeveil.storage import sync_folder
 
 KEEP_VERSIONS = 5
 _NAME = re.compile(r"[0-9]{4,}-[a-z0-9_-]{1,64}")
@@ -71,7 +72,7 @@ class ReleaseStore:
         _write(draft / "model.onnx", onnx)
         _write(draft / "manifest.json", json.dumps(manifest, sort_keys=True).encode())
         draft.rename(self._versions / version)
-        _sync_folder(self._versions)
+        sync_folder(self._versions)
         self._point([*pointer["history"], version], pointer["withdrawn"])
         self._prune()
         return self._load(version)
@@ -135,7 +136,7 @@ class ReleaseStore:
         draft = self.folder / ".current.json"
         _write(draft, text.encode())
         draft.replace(self.folder / "current.json")
-        _sync_folder(self.folder)
+        sync_folder(self.folder)
 
     def _last_number(self) -> int:
         if not self._versions.is_dir():
@@ -168,11 +169,3 @@ def _write(path: Path, content: bytes) -> None:
         stream.write(content)
         stream.flush()
         os.fsync(stream.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from edgeveil.crypto import labels
 from edgeveil.crypto.labels import separated
 from edgeveil.errors import CryptoError
+from edgeveil.storage import sync_folder
 
 KEY_BYTES = 32
 
@@ -248,7 +249,7 @@ def write_key(path: Path, tag: str, raw: bytes, *, mode: int, replace: bool) -> 
             file.flush()
             os.fsync(handle)
         scratch.replace(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):
             scratch.unlink()
@@ -297,11 +298,3 @@ def _parse(text: bytes, tag: str, where: str) -> bytes:
         raise CryptoError(
             "the key in this file is damaged", where=where, fix="copy the whole key file again"
         ) from None
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -103,9 +103,6 @@ def _refused() -> CryptoError:
 # --- commitments: AEAD alone does not bind a ciphertext to one key --------------------------
 
 
-COMMITMENT_BYTES = 32
-
-
 def commit(content_key: ContentKey, context: bytes) -> bytes:
     """SHA-256(label ‖ content key ‖ context), 32 bytes; label and key are of fixed length."""
     return hashlib.sha256(COMMITMENT + content_key.to_bytes() + context).digest()

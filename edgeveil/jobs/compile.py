@@ -26,6 +26,7 @@ from edgeveil.parts.update import Stage
 from edgeveil.privacy.events import UnprotectedEvent
 from edgeveil.privacy.guarantee import up
 from edgeveil.privacy.moments import MomentsAccountant
+from edgeveil.selection import rounded_up
 from edgeveil.settings.base import ImpossibleMixError, Mix
 from edgeveil.settings.explain import number
 
@@ -204,7 +205,7 @@ def _selected(job: Job) -> Iterator[Mix]:
     wanted = job.selection.devices
     if wanted == "all":
         return
-    selected = math.ceil(wanted * job.selection.over_select)
+    selected = rounded_up(wanted, job.selection.over_select)
     if job.round.min_batch > selected:
         yield Mix(
             ("round.min_batch", "selection.devices", "selection.over_select"),
@@ -219,7 +220,7 @@ def _participations(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
     if limit is None or limit >= job.rounds:
         return
     if wanted != "all":
-        selected = math.ceil(wanted * job.selection.over_select)
+        selected = rounded_up(wanted, job.selection.over_select)
         if fleet is None or selected < fleet.devices:
             return
     at = () if fleet is None else (f"{fleet.key}.devices",)
@@ -412,7 +413,7 @@ def _aggregation(plan: Plan, fleet: KnownFleet | None) -> Iterator[Mix]:
 def _most_uploads(job: Job, fleet: KnownFleet | None) -> float:
     """The most uploads that a round can have; infinite where that is for the site to say."""
     asked = job.selection.devices
-    selected = math.inf if asked == "all" else math.ceil(asked * job.selection.over_select)
+    selected = math.inf if asked == "all" else rounded_up(asked, job.selection.over_select)
     return selected if fleet is None else min(selected, fleet.trainers)
 
 

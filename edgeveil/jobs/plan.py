@@ -23,9 +23,9 @@ from edgeveil.parts.features import (
 )
 from edgeveil.parts.features.pca import COVARIANCE
 from edgeveil.parts.methods import METHODS
-from edgeveil.parts.models import Network, build_network, runs_python
+from edgeveil.parts.models import Network, build_network
 from edgeveil.parts.models.softmax_head import build_graph
-from edgeveil.parts.setting import Setting, network_of
+from edgeveil.parts.setting import Setting
 from edgeveil.parts.stages import STAGES
 from edgeveil.privacy.events import Event, UnprotectedEvent
 from edgeveil.privacy.guarantee import up
@@ -81,13 +81,6 @@ class Plan:
         if setting.network is not None:
             return setting.network.graph()
         return build_graph(self.features, data.input_shape, data.classes, setting.kept)
-
-    def check_own_code(self) -> None:
-        """Raise DataError unless the user's own model can be trained; runs its code."""
-        if runs_python(self.job.model):
-            from edgeveil.parts.methods.own_code import check_own_code  # trains: not at a start
-
-            check_own_code(network_of(self.setting), self.job.train)
 
     def check_backbones(self) -> None:
         """Raise DataError unless each backbone is here, plain layers, and as the job says."""

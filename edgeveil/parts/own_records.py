@@ -22,7 +22,7 @@ from edgeveil.parts.partitions.dealing import (
     hold_back_share,
     partition,
 )
-from edgeveil.parts.sources import SOURCES, Origin, brings_its_test, load_records
+from edgeveil.parts.sources import Origin, brings_its_test, load_records, source_part
 from edgeveil.parts.sources.source import ImageForm
 
 
@@ -73,7 +73,7 @@ class DataSettings(SourceSettings, Protocol):
 
 def held_records(data: SourceSettings) -> Records:
     """What a cloud tests models on: records that no device gets, or a file of the cloud's own."""
-    test = None if data.source.startswith("python:") else SOURCES[data.source].test
+    test = source_part(data.source).test
     if test is not None:
         return test(origin_of(data))
     if data.test_share is None:

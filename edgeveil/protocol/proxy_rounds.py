@@ -487,13 +487,13 @@ class ProxyUploads:
         if collection is None or not self._takes(collection, device):
             return self._refuse(device, digest, "closed", "closed_round")
         try:
-            self._check(collection, device, header)
+            self._check(collection, header)
         except ProtocolError as error:
             return self._refuse(device, digest, "refused", error.reason)
         self._check_room(collection, device)
         return self._begin(collection, device, offer, header, now_s)
 
-    def _check(self, collection: Collection, device: str, header: Upload) -> None:
+    def _check(self, collection: Collection, header: Upload) -> None:
         collection.check_form(header)
         settings = self._context.settings
         check_claim(header.blob, settings.upload_bytes)

@@ -131,7 +131,8 @@ def bounded(counts: Mapping[str, int]) -> dict[str, int]:
 class MeteredHost:
     """A host whose work is timed; what passes is shown to `watch(thing)`.
 
-    `watch` gets each stored item after it was stored, each report, and `fx.Done` after each work.
+    `watch` gets each stored item after it was stored, each report, and `fx.WorkDone` after
+    each work.
     """
 
     def __init__(

@@ -45,11 +45,8 @@ Uniform = Callable[[float, float], float]
 
 @dataclass
 class LinkCounters:
-    """Payload bytes and messages since the link was made."""
+    """What happened since the link was made; bytes are of payloads."""
 
-    sent_messages: int = 0
-    sent_bytes: int = 0
-    received_messages: int = 0
     received_bytes: int = 0
     connections: int = 0
     handler_errors: int = 0
@@ -131,8 +128,6 @@ class MqttLink:
         if self._session is None:
             raise LinkDown("the link is down: not connected", where=str(self._address))
         await self._session.publish(topic, payload, qos)
-        self.counters.sent_messages += 1
-        self.counters.sent_bytes += len(payload)
 
     async def connect_or_raise(self, timeout_s: float = _ATTEMPT_S) -> None:
         """Connect once. Raises BrokerError that says what failed, where, and the fix."""
@@ -248,7 +243,6 @@ class MqttLink:
             self._note_fault("state", error)
 
     def _receive(self, topic: str, payload: bytes) -> None:
-        self.counters.received_messages += 1
         self.counters.received_bytes += len(payload)
         self._inbox.put(topic, payload)
         if self._inbox.overfull and self._newest is not None and not self._newest.lost.done():

@@ -23,14 +23,14 @@ from matplotlib.patches import Patch
 from rich.console import Console
 from rich.table import Table
 
-from edgeveil.errors import EdgeVeilError, JobFailed, UsageError
+from edgeveil.errors import INTERRUPTED, EdgeVeilError, JobFailed, UsageError
 from edgeveil.jobs import Job, load_job
 from edgeveil.parts.sources import published_files
 from edgeveil.privacy.guarantee import up, worth
 from edgeveil_tools.local.data import check_data, is_published
 from edgeveil_tools.local.job import Overrides, local_job
 from edgeveil_tools.local.local_run import LocalRun
-from edgeveil_tools.local.run import INTERRUPTED, run_local
+from edgeveil_tools.local.run import run_local
 from edgeveil_tools.report.plots import BLUE, GREEN, ORANGE, file_figure
 from edgeveil_tools.result import (
     MEASURED_ON,

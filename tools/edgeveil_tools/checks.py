@@ -20,7 +20,7 @@ from edgeveil.jobs import Job, Plan, compile_job, line_of, load_plan
 from edgeveil.jobs.shuffle_amplification import shuffled
 from edgeveil.parts.features import read_backbones
 from edgeveil.parts.own_records import device_records, origin_of
-from edgeveil.parts.sources import SOURCES, brings_its_test
+from edgeveil.parts.sources import brings_its_test, source_part
 from edgeveil.privacy.guarantee import Guarantee
 from edgeveil.protocol.transfer import part_bytes
 from edgeveil.registry import nearest
@@ -258,7 +258,7 @@ def data_check(edge_site: Path, job_file: Path | None = None) -> int:
 def places(data: DataSource) -> list[str]:
     """Where the lines or pictures stand that are dropped for their form, the first few of them."""
     faults: list[str] = []
-    find = None if data.source.startswith("python:") else SOURCES[data.source].faults
+    find = source_part(data.source).faults
     if find is not None:
         faults = find(origin_of(data))
     more = len(faults) - LINES_SHOWN
@@ -286,7 +286,7 @@ def scale_notes(job: Job, largest: float) -> list[str]:
 
 def published_largest(source: str) -> float:
     """The largest value of a published set's records; 0 for a source that does not say it."""
-    return SOURCES[source].largest if brings_its_test(source) else 0.0
+    return source_part(source).largest if brings_its_test(source) else 0.0
 
 
 def _print(report: DataReport, problems: list[str], *, exact_split: bool) -> None:

@@ -21,7 +21,7 @@ from edgeveil.parts.features import read_backbones
 from edgeveil_cloud.http_token import read_token
 from edgeveil_tools.checks import plan_of, rehearse
 from edgeveil_tools.local.job import submitted
-from edgeveil_tools.result import write_whole
+from edgeveil_tools.result import write_whole, writing
 
 TIMEOUT_S = 10.0
 POLL_S = 20.0
@@ -151,15 +151,9 @@ class Cloud:
                 fix="end it in .onnx (for edgeveil predict) or .safetensors (weights alone)",
             )
         content = self.model(job, kind)
-        try:
+        with writing(path, "name a file that you may write to with --out"):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, content)
-        except OSError as error:
-            raise UsageError(
-                f"cannot be written ({error.strerror})",
-                where=str(path),
-                fix="name a file that you may write to with --out",
-            ) from error
         return path
 
     def list(self) -> JsonRows:

@@ -10,6 +10,8 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
+from multiprocessing import parent_process
 
 VARIABLE = "EDGEVEIL_LIFELINE_FD"
 GRACE_S = 5.0
@@ -35,6 +37,18 @@ def watch() -> None:
     text = os.environ.pop(VARIABLE, "")
     if text.isdecimal():
         threading.Thread(target=_wait, args=(int(text),), daemon=True, name="lifeline").start()
+
+
+def end_with_starter() -> None:
+    """The same in a process of `multiprocessing`, which knows its starter: it ends at once."""
+    starter = parent_process()
+    if starter is not None:
+        threading.Thread(target=_outlive, args=(starter.join,), daemon=True).start()
+
+
+def _outlive(wait: Callable[[], object]) -> None:
+    wait()
+    os._exit(1)
 
 
 def _wait(fd: int) -> None:

@@ -416,7 +416,7 @@ def summary(result: Mapping[str, Any]) -> list[tuple[str, str]]:
             ("after the shuffle", str(ShuffleCredit(**credit)))
             for credit in result.get("shuffle", ())
         ],
-        ("course", f"{progress_text(result)}{why}"),
+        ("progress", f"{progress_text(result)}{why}"),
         ("uploads", f"{uploads} from {result['devices']} devices"),
         *([("bytes", f"{sum(hops.values()):,}")] if hops else []),
         ("memory, peak", f"{(result['memory_peak_bytes'] or 0) / (1 << 20):,.0f} MiB"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from edgeveil.data.records import Records
@@ -18,9 +19,16 @@ __all__ = [
     "load_records",
     "published_files",
     "published_part",
+    "source_part",
 ]
 
 SOURCES = TABLE = PartTable(__name__, SourcePart)
+
+
+def source_part(source: str) -> SourcePart:
+    """What reads a source named as in the YAML. UsageError for an unknown name."""
+    name, colon, _ = source.partition(":")
+    return SOURCES["python" if colon and name.strip() == "python" else source]
 
 
 def brings_its_test(source: str) -> bool:
@@ -41,14 +49,12 @@ def load_records(source: str, origin: Origin | None = None) -> Records:
     while it is read; UsageError for an unknown name.
     """
     chosen = origin or Origin()
-    name, colon, function = source.partition(":")
-    if colon and name.strip() == "python":
-        chosen = Origin(**{**chosen.__dict__, "function": function.strip()})
-        name = "python"
-    read = SOURCES[name if name == "python" else source].read
+    part = source_part(source)
+    if part.name == "python":
+        chosen = replace(chosen, function=source.partition(":")[2].strip())
     try:
         before = _state(source, chosen)
-        records = read(chosen)
+        records = part.read(chosen)
         after = _state(source, chosen)
     except OSError as error:
         raise DataError(

@@ -11,14 +11,13 @@ import json
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import pairwise
-from multiprocessing import active_children, get_context, parent_process
+from multiprocessing import active_children, get_context
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +39,7 @@ from edgeveil_lab.audit.update_attacks import (
     swarm_attacks,
     update_attacks,
 )
+from edgeveil_tools.lifeline import end_with_starter
 
 PIECES = 24  # of an attack's runs, so that all cores have work and the bar moves
 
@@ -241,14 +241,7 @@ def _interrupts_held() -> Iterator[None]:
 
 def _worker() -> None:
     """Ctrl-C is for the starter, which stops its workers; however it ends, they end with it."""
-    threading.Thread(target=_end_with_the_starter, daemon=True).start()
-
-
-def _end_with_the_starter() -> None:
-    starter = parent_process()
-    if starter is not None:
-        starter.join()
-        os._exit(1)
+    end_with_starter()
 
 
 def _count_named(effort: Effort, name: str, present: bool, runs: int) -> NDArray[np.int64]:

@@ -72,10 +72,10 @@ class CheckOutcome:
         return not self.violations
 
 
-def jobs_complete(found: Evidence, course: ChaosFacts) -> Iterator[str | int]:
+def jobs_complete(found: Evidence, facts: ChaosFacts) -> Iterator[str | int]:
     """every job came to its end"""
-    if course.stalled is not None:
-        yield f"nothing moved any more at {course.stalled.get('at_s', 0.0):.0f} s, see `stalled`"
+    if facts.stalled is not None:
+        yield f"nothing moved any more at {facts.stalled.get('at_s', 0.0):.0f} s, see `stalled`"
     if not found.jobs:
         yield "no job was ever taken"
     for job in found.jobs:
@@ -84,7 +84,7 @@ def jobs_complete(found: Evidence, course: ChaosFacts) -> Iterator[str | int]:
             yield f"{job.id} is {job.status}: {job.reason or 'no reason'}"
 
 
-def rounds_intact(found: Evidence, _course: ChaosFacts) -> Iterator[str | int]:
+def rounds_intact(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
     """committed rounds without a gap, each with as many uploads as it may have"""
     for job in found.jobs:
         wanted = len(job.plan.exchanges) if job.status == "completed" else len(job.commits)
@@ -101,7 +101,7 @@ def rounds_intact(found: Evidence, _course: ChaosFacts) -> Iterator[str | int]:
                 yield f"{_at(job, commit.index)} lists {len(commit.accepted)} segments"
 
 
-def counted_once(found: Evidence, _course: ChaosFacts) -> Iterator[str | int]:
+def counted_once(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
     """no update counted twice, and none that no device had priced and stored"""
     places: dict[bytes, list[str]] = {}
     for job in found.jobs:
@@ -117,7 +117,7 @@ def counted_once(found: Evidence, _course: ChaosFacts) -> Iterator[str | int]:
         yield f"{where[0]} counts a segment that no device stored"
 
 
-def acknowledged_counted(found: Evidence, _course: ChaosFacts) -> Iterator[str | int]:
+def acknowledged_counted(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
     """every upload that the proxy acknowledged stands in its round's commit record"""
     commits = {
         (job.wire, commit.index, commit.attempt): (_at(job, commit.index), set(commit.accepted))
@@ -139,33 +139,31 @@ def acknowledged_counted(found: Evidence, _course: ChaosFacts) -> Iterator[str |
                 )
 
 
-def faults_met(found: Evidence, course: ChaosFacts) -> Iterator[str | int]:
+def faults_met(found: Evidence, facts: ChaosFacts) -> Iterator[str | int]:
     """rounds were committed while the faults went on"""
-    count = rounds_during_faults(found, course)
+    count = rounds_during_faults(found, facts)
     yield count
-    kills = sum(fault.kind == "kill" for fault in course.faults)
+    kills = sum(fault.kind == "kill" for fault in facts.faults)
     if not count and kills >= _MANY_KILLS:
         yield f"no round was committed during {kills} kills: this run proves nothing"
 
 
-def rounds_during_faults(found: Evidence, course: ChaosFacts) -> int:
+def rounds_during_faults(found: Evidence, facts: ChaosFacts) -> int:
     """How many rounds were committed between the first fault and the quiet time."""
-    times_s = [c.committed_s - course.begun_at for job in found.jobs for c in job.commits]
-    return sum(course.up_s <= at_s <= course.quiet_s for at_s in times_s)
+    times_s = [c.committed_s - facts.begun_at for job in found.jobs for c in job.commits]
+    return sum(facts.up_s <= at_s <= facts.quiet_s for at_s in times_s)
 
 
-def warnings(found: Evidence, course: ChaosFacts) -> list[str]:
+def warnings(found: Evidence, facts: ChaosFacts) -> list[str]:
     """What makes a run prove less than it seems to."""
     lines = []
-    if course.faults and not rounds_during_faults(found, course):
+    if facts.faults and not rounds_during_faults(found, facts):
         lines.append("no round was committed while the faults went on")
-    kinds = sorted({fault.kind for fault in course.faults})
-    return lines + [
-        f"the faults '{kind}' met nothing" for kind in kinds if not course.touched[kind]
-    ]
+    kinds = sorted({fault.kind for fault in facts.faults})
+    return lines + [f"the faults '{kind}' met nothing" for kind in kinds if not facts.touched[kind]]
 
 
-def ledgers_exact(found: Evidence, _course: ChaosFacts) -> Iterator[str | int]:
+def ledgers_exact(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
     """each release priced once, as the job says; nothing stored or sent without a price"""
     jobs = {job.wire.hex(): job for job in found.jobs}
     for device in found.devices:
@@ -190,7 +188,7 @@ def ledgers_exact(found: Evidence, _course: ChaosFacts) -> Iterator[str | int]:
                     yield f"device {device.number} priced {where} as {list(release.events)}"
 
 
-def models_same(found: Evidence, _course: ChaosFacts) -> Iterator[str | int]:
+def models_same(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
     """states and releases whole and finite, the last release the same at cloud and devices"""
     for job in found.jobs:
         yield 1
@@ -208,19 +206,19 @@ def models_same(found: Evidence, _course: ChaosFacts) -> Iterator[str | int]:
             yield f"device {device.number} does not hold the release of {released[-1].id}"
 
 
-def processes_sound(_found: Evidence, course: ChaosFacts) -> Iterator[str | int]:
+def processes_sound(_found: Evidence, facts: ChaosFacts) -> Iterator[str | int]:
     """no process ended but by a kill, a fault that excuses it, or the clean stop"""
-    for end in course.ends:
+    for end in facts.ends:
         yield 1
-        if not _excused(end, course):
+        if not _excused(end, facts):
             yield f"{end.name} ended at {end.at_s:.1f} s with code {end.code}: {end.said[:200]}"
-    for trace in course.traces:
+    for trace in facts.traces:
         yield f"{trace.name} wrote at {trace.at_s:.1f} s: {trace.line[:200]}"
-    for name in course.late:
+    for name in facts.late:
         yield f"{name} did not stop when asked to"
 
 
-def logs_silent(found: Evidence, _course: ChaosFacts) -> Iterator[str | int]:
+def logs_silent(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
     """no password, no token and no device's name in a log"""
     names = [f"box-{device.number}" for device in found.devices]
     for log, text in sorted(found.logs.items()):
@@ -244,13 +242,13 @@ def _priced(job: JobFacts, index: int, device: DeviceFacts) -> Sequence[Event]:
     return (*events, job.plan.softmax_event()) if exchange.infer else events
 
 
-def _excused(end: ProcessEnd, course: ChaosFacts) -> bool:
+def _excused(end: ProcessEnd, facts: ChaosFacts) -> bool:
     if end.how == "killed":
         return True
     if end.how == "stopped":
         return end.code == 0 or (end.code < 0 and end.ran_s < _STARTING_S)
     return end.code > 0 and any(
-        _excuses(fault, end, end.at_s - course.up_s - fault.at_s) for fault in course.faults
+        _excuses(fault, end, end.at_s - facts.up_s - fault.at_s) for fault in facts.faults
     )
 
 
@@ -305,7 +303,7 @@ def _sealed(
         yield mark, (name, tensors[name])
 
 
-def sums_right(found: Evidence, _course: object) -> Iterator[str | int]:
+def sums_right(found: Evidence, _facts: object) -> Iterator[str | int]:
     """the cloud's state is that of the mean of exactly the uploads that it lists"""
     for job in found.jobs:
         try:
@@ -374,11 +372,11 @@ CHECKS: tuple[Callable[[Evidence, ChaosFacts], Iterator[str | int]], ...] = (
 )
 
 
-def check_all(found: Evidence, course: ChaosFacts) -> list[CheckOutcome]:
+def check_all(found: Evidence, facts: ChaosFacts) -> list[CheckOutcome]:
     """All checks, in their order. A check yields how many things it looked at, and violations."""
     result = []
     for check in CHECKS:
-        yielded = list(check(found, course))
+        yielded = list(check(found, facts))
         violations = [item for item in yielded if isinstance(item, str)]
         looked = sum(item for item in yielded if isinstance(item, int))
         about = (check.__doc__ or "").strip()

@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 import edgeveil_tools
-from edgeveil.errors import UsageError
+from edgeveil.errors import INTERRUPTED
 from edgeveil_lab.chaos.checks import SHOWN, CheckOutcome, check_all, rounds_during_faults, warnings
 from edgeveil_lab.chaos.evidence import Evidence, collect
 from edgeveil_lab.chaos.run import ChaosOptions, ChaosProgress, ChaosRun
@@ -32,10 +32,10 @@ from edgeveil_tools.display import LiveDisplay
 from edgeveil_tools.local.children import scratch
 from edgeveil_tools.local.data import check_data
 from edgeveil_tools.local.job import Overrides, local_job
-from edgeveil_tools.local.run import INTERRUPTED, signals
+from edgeveil_tools.local.run import signals
 from edgeveil_tools.pages import write_page
 from edgeveil_tools.report.plots import BLUE, GREEN, ORANGE, PURPLE, RED, SKY, svg_figure
-from edgeveil_tools.result import write_json
+from edgeveil_tools.result import write_json, writing
 from edgeveil_tools.site.brokers import choose_engine
 
 JOB = Path(edgeveil_tools.__file__).parent / "templates" / "chaos.yaml"
@@ -67,34 +67,35 @@ def run_chaos(
         scratch(keep=keep, in_memory=False) as folder,
         own_disks(folder, keep=keep) as disks,
     ):
-        course: ChaosRun | None = None
+        chaos: ChaosRun | None = None
         interrupted = False
         try:
             with signals(_interrupt), view:
-                course = ChaosRun(job, run, asked, disks, folder, logs, view.show)
-                view.note(f"{len(course.faults)} faults from seed {asked.seed}; logs in {logs}")
-                course.run()
+                chaos = ChaosRun(job, run, asked, disks, folder, logs, view.show)
+                view.note(f"{len(chaos.faults)} faults from seed {asked.seed}; logs in {logs}")
+                chaos.run()
         except KeyboardInterrupt:
             interrupted = True
         finally:
-            if course is not None:
-                course.stop()
+            if chaos is not None:
+                chaos.stop()
         if keep:
             view.note(f"The site is kept in {folder}")
-        if interrupted or course is None:
+        if interrupted or chaos is None:
             view.note("Interrupted; nothing was checked")
             return INTERRUPTED
-        found = collect(course.site.site, logs)
-        checked = check_all(found, course.facts())
-    broker = course.site.brokers["edge"].name
-    result = result_of(course, found, checked, broker=broker, workers=run.workers)
+        found = collect(chaos.site.site, logs)
+        checked = check_all(found, chaos.facts())
+    broker = chaos.site.brokers["edge"].name
+    result = result_of(chaos, found, checked, broker=broker, workers=run.workers)
     _tell(result, out, view, as_json=as_json)
     return 0 if result["ok"] else 1
 
 
 def _tell(result: dict[str, Any], out: Path, view: ChaosView, *, as_json: bool) -> None:
-    write_json(out / "chaos.json", result)
-    write_report(result, out / "report.html")
+    with writing(out):
+        write_json(out / "chaos.json", result)
+        write_report(result, out / "report.html")
     if as_json:
         print(json.dumps(result, allow_nan=False), flush=True)
     else:
@@ -105,17 +106,11 @@ def _tell(result: dict[str, Any], out: Path, view: ChaosView, *, as_json: bool) 
 def _prepare(out: Path) -> Path:
     """Make DIR with an empty `logs`, and take away what an earlier run left. Raises UsageError."""
     logs = out.absolute() / "logs"
-    try:
+    with writing(out):
         shutil.rmtree(logs, ignore_errors=True)
         logs.mkdir(parents=True)
         for name in FILES:
             (out / name).unlink(missing_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"cannot be written ({error.strerror})",
-            where=str(error.filename or out),
-            fix="name a folder that you may write to with --out",
-        ) from error
     return logs
 
 
@@ -127,12 +122,12 @@ def _interrupt(*_: object) -> None:
 
 
 def result_of(
-    course: ChaosRun, found: Evidence, checked: Sequence[CheckOutcome], *, broker: str, workers: int
+    chaos: ChaosRun, found: Evidence, checked: Sequence[CheckOutcome], *, broker: str, workers: int
 ) -> dict[str, Any]:
     """Plain values for JSON; times in seconds since the run's beginning."""
-    asked = course.asked
-    facts = course.facts()
-    resumed = course.jobs.resumed
+    asked = chaos.asked
+    facts = chaos.facts()
+    resumed = chaos.jobs.resumed
     return {
         "ok": all(one.holds for one in checked),
         "seed": asked.seed,
@@ -141,16 +136,16 @@ def result_of(
         "broker": broker,
         "devices": len(found.devices),
         "workers": workers,
-        "up_s": course.up_s,
-        "quiet_s": course.quiet_s,
-        "seconds": course.state.elapsed_s,
-        "faults": dict(Counter(fault.kind for fault in course.faults_done)),
+        "up_s": chaos.up_s,
+        "quiet_s": chaos.quiet_s,
+        "seconds": chaos.state.elapsed_s,
+        "faults": dict(Counter(fault.kind for fault in chaos.faults_done)),
         "touched": dict(facts.touched),
-        "disk_by": course.disk_by,
+        "disk_by": chaos.disk_by,
         "rounds_during_faults": rounds_during_faults(found, facts),
         "warnings": warnings(found, facts),
-        "processes": _processes(course),
-        "links": course.site.relays.counts(),
+        "processes": _processes(chaos),
+        "links": chaos.site.relays.counts(),
         "jobs": [
             {
                 "id": job.id,
@@ -168,7 +163,7 @@ def result_of(
                 "round": commit.index,
                 "attempt": commit.attempt,
                 "uploads": commit.uploads,
-                "at_s": commit.committed_s - course.begun_at,
+                "at_s": commit.committed_s - chaos.begun_at,
             }
             for job in found.jobs
             for commit in job.commits
@@ -184,15 +179,15 @@ def result_of(
             }
             for one in checked
         ],
-        "stalled": course.stalled,
-        "schedule": [asdict(fault) for fault in course.faults],
-        "ends": [asdict(end) for end in course.site.supervisor.ends],
+        "stalled": chaos.stalled,
+        "schedule": [asdict(fault) for fault in chaos.faults],
+        "ends": [asdict(end) for end in chaos.site.supervisor.ends],
     }
 
 
-def _processes(course: ChaosRun) -> dict[str, dict[str, int]]:
+def _processes(chaos: ChaosRun) -> dict[str, dict[str, int]]:
     """How often each was started, killed, and ended by itself."""
-    ends = course.site.supervisor.ends
+    ends = chaos.site.supervisor.ends
     counts = Counter((end.name, end.how) for end in ends)
     return {
         name: {
@@ -200,7 +195,7 @@ def _processes(course: ChaosRun) -> dict[str, dict[str, int]]:
             "killed": counts[name, "killed"],
             "by_itself": counts[name, "by itself"],
         }
-        for name in course.site.processes
+        for name in chaos.site.processes
     }
 
 

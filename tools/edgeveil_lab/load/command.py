@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from edgeveil.errors import EdgeVeilError, UsageError
+from edgeveil.errors import INTERRUPTED, EdgeVeilError, UsageError
 from edgeveil.transport.mqtt_link import read_password
 from edgeveil_lab.load.display import LoadMetrics, LoadView, show_result
 from edgeveil_lab.load.generator import on_fast_loop, raise_files_limit
@@ -28,7 +28,7 @@ from edgeveil_lab.load.session import LOOPBACK, LoadSession, Show
 from edgeveil_lab.load.sites import LoadFleet, LocalSite, dismiss, running_target
 from edgeveil_tools.local.children import Children, scratch
 from edgeveil_tools.local.run import signals
-from edgeveil_tools.result import write_json
+from edgeveil_tools.result import write_json, writing
 
 # --- what one machine allows: open files and outgoing ports ---
 
@@ -94,7 +94,6 @@ def check_readable(options: LoadOptions) -> None:
             ) from None
 
 
-INTERRUPTED = 130
 _RAW_ROUNDS = 5
 
 
@@ -151,14 +150,8 @@ def _check(options: LoadOptions, sharing: RemoteGenerators) -> None:
     check_readable(options)
     check_address(sharing.listen)
     if options.out is not None:
-        try:
+        with writing(options.out):
             options.out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(
-                f"cannot be made ({error.strerror})",
-                where=str(options.out),
-                fix="name a folder that you may write to with --out",
-            ) from None
 
 
 def _play(
@@ -273,8 +266,9 @@ def _keep(
     if options.sweep:
         result = {**result, "sweep": results}
     if options.out is not None:
-        write_json(options.out / "load.json", result)
-        write_load_report(result, options.out / "load.html")
+        with writing(options.out):
+            write_json(options.out / "load.json", result)
+            write_load_report(result, options.out / "load.html")
     if as_json:
         print(json.dumps(result, allow_nan=False), flush=True)
     else:

@@ -333,11 +333,11 @@ class _GeneratorProcess:
         self._headers = {"Authorization": f"Bearer {token}"}
 
     async def run(self) -> int:
-        files = raise_files_limit()
+        raise_files_limit()
         async with aiohttp.ClientSession(headers=self._headers) as http:
             self._http = http
             asked_s = time.time()
-            request = JoinRequest(asked_s, os.getpid(), self._local, files)
+            request = JoinRequest(asked_s, os.getpid(), self._local)
             share = await self._post("join", request, FleetShare)
             offset_s = 0.0 if self._local else share.time_s - (asked_s + time.time()) / 2
             options = LoadOptions.model_validate_json(share.options)

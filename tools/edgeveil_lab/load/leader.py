@@ -35,8 +35,6 @@ class JoinRequest(msgspec.Struct, frozen=True):
     time_s: float
     pid: int
     local: bool
-    files_limit: int
-    """Descriptors that the process may open."""
 
 
 class FleetShare(msgspec.Struct, frozen=True):

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Barrier
@@ -56,6 +55,7 @@ from edgeveil_lab.load.mqtt import BareClient
 from edgeveil_lab.load.processes import ProcessWatch
 from edgeveil_lab.load.scenario import LoadOptions
 from edgeveil_tools.cli.common import load_as
+from edgeveil_tools.lifeline import end_with_starter
 
 # --- the relay and what stands around it: each runs in a process of its own ---
 # Devices publish uploads at the edge broker, the relay hands each payload to the cloud broker, the
@@ -225,20 +225,13 @@ class _Sender:
 def _run(work: Callable[[], object], pipe: Connection) -> None:
     """The life of a part: it says what it failed of, and ends with its starter."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the starter ends its parts
-    threading.Thread(target=_end_with_starter, daemon=True).start()
+    end_with_starter()
     keep_heap()  # as the proxy and the cloud do
     try:
         work()
     except (EdgeVeilError, OSError, TimeoutError, threading.BrokenBarrierError) as error:
         with suppress(OSError):
             pipe.send(str(error) or type(error).__name__)
-
-
-def _end_with_starter() -> None:
-    starter = parent_process()
-    if starter is not None:
-        starter.join()
-        os._exit(1)
 
 
 CREDIT_BYTES = 16 << 20

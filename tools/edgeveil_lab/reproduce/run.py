@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import yaml
 
-from edgeveil.errors import JobFailed, UsageError
+from edgeveil.errors import INTERRUPTED, JobFailed, UsageError
 from edgeveil.jobs import load_job
 from edgeveil.parts.methods.local_steps import chosen_processor
 from edgeveil.parts.sources import published_files
@@ -25,7 +25,6 @@ from edgeveil_lab.reproduce.output import FILES, kept_rows, markdown, write
 from edgeveil_lab.table import TableJob, TableOptions, chosen_note, done, run_seeds, study_of
 from edgeveil_tools.backbone.command import ensure_for_jobs
 from edgeveil_tools.local.data import PLACES
-from edgeveil_tools.local.run import INTERRUPTED
 from edgeveil_tools.result import guarantee_text, versions, write_whole
 
 

@@ -1,8 +1,8 @@
 """The command `edgeveil`: reads the command line, runs one command, says errors as text.
 
 Exit codes: 0 done, 1 unexpected, 2 configuration or usage, 3 broker, 4 data, 5 privacy,
-6 the job failed, 7 protocol, 130 interrupted. Set EDGEVEIL_DEBUG=1 to see where an unexpected
-error came from.
+6 the job failed, 7 protocol, 8 encryption, 130 interrupted. Set EDGEVEIL_DEBUG=1 to see where an
+unexpected error came from.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
-from edgeveil.errors import ConfigError, EdgeVeilError, UsageError, needs_extra
+from edgeveil.errors import INTERRUPTED, ConfigError, EdgeVeilError, UsageError, needs_extra
 from edgeveil_tools import lifeline
 from edgeveil_tools.cli import jobs as cli_jobs
 from edgeveil_tools.cli import lab as cli_lab
@@ -25,7 +25,6 @@ from edgeveil_tools.cli import processes as cli_processes
 from edgeveil_tools.cli import sites as cli_sites
 from edgeveil_tools.cli.common import CommandParser
 
-INTERRUPTED = 130
 _ABOUT = "Private federated learning for edge boxes, over MQTT."
 _EXAMPLES = """\
 first steps:

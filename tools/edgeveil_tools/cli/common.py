@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from edgeveil.errors import UsageError
 
 if TYPE_CHECKING:
+    from edgeveil.sites.edge import EdgeSite
     from edgeveil.sites.files import Site
 
 Subparsers = Any  # argparse keeps the type of its sub-commands private
@@ -46,16 +47,10 @@ def command(
 
 def load_as(kind: type[S], path: Path) -> S:
     """The site file `path`, which must be of this kind. ConfigError or UsageError otherwise."""
-    from edgeveil import plugins
     from edgeveil.sites.files import load_site
 
-    if kind.__name__ == "EdgeSite":  # nothing of others is imported before the owner's word is read
-        plugins.admit(())
     site = load_site(path)
     if isinstance(site, kind):
-        policy = getattr(site, "policy", None)
-        if policy is not None:
-            plugins.admit(policy.allowed_plugins)
         return site
     wanted = kind.__name__.removesuffix("Site").lower()
     found = type(site).__name__.removesuffix("Site").lower()
@@ -64,6 +59,17 @@ def load_as(kind: type[S], path: Path) -> S:
         where=str(path),
         fix=f"pass it to `edgeveil {found}`",
     )
+
+
+def load_edge(path: Path) -> EdgeSite:
+    """A device's site file; from then on the process takes the plug-ins that its owner allows."""
+    from edgeveil import plugins
+    from edgeveil.sites.edge import EdgeSite
+
+    plugins.admit(())  # nothing of others is imported before the owner's word is read
+    site = load_as(EdgeSite, path)
+    plugins.admit(site.policy.allowed_plugins)
+    return site
 
 
 def _article(kind: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgeveil_tools.cli.common import Subparsers, command, load_as
+from edgeveil_tools.cli.common import Subparsers, command, load_edge
 
 if TYPE_CHECKING:
     from edgeveil.privacy.events import Event
@@ -58,11 +58,10 @@ def add(commands: Subparsers) -> None:
 def _ledger(args: argparse.Namespace) -> tuple[Path, dict[str, Policy]]:
     """The ledger's path, and the policy of each data set that the site file names."""
     from edgeveil.privacy.ledger import LEDGER_FILE
-    from edgeveil.sites.edge import EdgeSite
 
     if args.state_dir is not None:
         return args.state_dir / LEDGER_FILE, {}
-    site = load_as(EdgeSite, args.config)
+    site = load_edge(args.config)
     return site.state_dir / LEDGER_FILE, {site.data.name: site.policy}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgeveil.errors import UsageError
-from edgeveil_tools.cli.common import Subparsers, command, load_as
+from edgeveil_tools.cli.common import Subparsers, command, load_as, load_edge
 
 if TYPE_CHECKING:
     from edgeveil_proxy.registry import Registry
@@ -162,9 +162,8 @@ def _proxy(args: argparse.Namespace) -> int:
 def _edge(args: argparse.Namespace) -> int:
     if not args.config:
         raise UsageError("no site file given", where="edgeveil edge", fix="add --config FILE")
-    from edgeveil.sites.edge import EdgeSite
 
-    sites = [load_as(EdgeSite, path) for path in args.config]
+    sites = [load_edge(path) for path in args.config]
     folders = [site.state_dir for site in sites]
     twice = next((str(f) for f in folders if folders.count(f) > 1), None)
     if twice:
@@ -231,10 +230,9 @@ def _registry(config: Path) -> Registry:
 
 
 def _enrol(args: argparse.Namespace) -> int:
-    from edgeveil.sites.edge import EdgeSite
     from edgeveil_edge.identity import DeviceIdentity
 
-    identity = DeviceIdentity.load_or_create(load_as(EdgeSite, args.config).state_dir)
+    identity = DeviceIdentity.load_or_create(load_edge(args.config).state_dir)
     text = identity.enrolment().to_json() + "\n"
     if args.out is None:
         print(text, end="")

@@ -9,12 +9,17 @@ from typing import Any
 
 import yaml
 
-from edgeveil import plugins
 from edgeveil.errors import ConfigError, UsageError
 from edgeveil.jobs import Job
-from edgeveil.parts.features import OnnxParameters, backbone_digests
+from edgeveil.parts.features import OnnxParameters
 from edgeveil_tools.local.data import dealt_classes, source
-from edgeveil_tools.local.local_run import LocalJob, LocalRun, load_local_job, parse_local_job
+from edgeveil_tools.local.local_run import (
+    LocalJob,
+    LocalRun,
+    load_local_job,
+    owners_policy,
+    parse_local_job,
+)
 from edgeveil_tools.site.provision import SitePlan
 
 
@@ -50,13 +55,7 @@ def local_job(given: str | Path | Job, overrides: Overrides) -> tuple[Job, Local
     plain["local_run"] = {**block, **changes}
     if overrides.data is not None:
         plain["local_run"]["data"] = {**block["data"], "path": str(overrides.data.absolute())}
-    allowed = plain["local_run"]["policy"]["allowed_backbones"]
-    allowed += [digest for digest in backbone_digests(job.features) if digest not in allowed]
-    run = run or LocalRun()
-    parts = [*job.part_names, ("sources", run.data.source or job.data.source)]
-    plain["local_run"]["policy"]["allowed_plugins"] += [
-        asdict(one) for one in plugins.allowances([*parts, ("partitions", run.partition.kind)])
-    ]
+    plain["local_run"]["policy"] = owners_policy(job, run or LocalRun()).model_dump(mode="json")
     devices = plain["local_run"]["devices"]
     if overrides.devices is not None and isinstance(devices, int) and devices > 0:
         # The run itself waits for its devices; fewer than asked for could never come.

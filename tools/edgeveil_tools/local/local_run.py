@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
+from edgeveil import plugins
 from edgeveil.errors import PrivacyError
 from edgeveil.jobs import Job, KnownFleet, Plan, compile_job, job_schema, job_tree
 from edgeveil.parts.aggregation import build_rule
-from edgeveil.parts.models import runs_python
+from edgeveil.parts.features import backbone_digests
 from edgeveil.privacy.policy import Limits, check_job
+from edgeveil.selection import how_many
 from edgeveil.settings.base import Block, ImpossibleMixError, Mix
 from edgeveil.settings.explain import Schema
 from edgeveil.settings.file import judged, read
@@ -28,7 +30,8 @@ from edgeveil.sites.data import (
     source_name,
     unread_mixes,
 )
-from edgeveil.sites.policy import Policy
+from edgeveil.sites.policy import AllowedPlugin, Policy
+from edgeveil_edge.consent import limits_of, refusals, too_few
 
 _NO_LIMITS = Limits(math.inf, math.inf, math.inf, math.inf, True, True)
 
@@ -201,47 +204,49 @@ def _source_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
         yield from held_back_mixes(source, run.test_records, run.test_share, "local_run", named)
 
 
+def owners_policy(job: Job, run: LocalRun) -> Policy:
+    """The policy of the run's devices, whose owners allow the backbones and plug-ins of its job."""
+    parts = [
+        *job.part_names,
+        ("sources", run.data.source or job.data.source),
+        ("partitions", run.partition.kind),
+    ]
+    own = [AllowedPlugin(**asdict(one)) for one in plugins.allowances(parts)]
+    policy = run.policy
+    return policy.model_copy(
+        update={
+            "allowed_backbones": (
+                *policy.allowed_backbones,
+                *(d for d in backbone_digests(job.features) if d not in policy.allowed_backbones),
+            ),
+            "allowed_plugins": (
+                *policy.allowed_plugins,
+                *(one for one in own if one not in policy.allowed_plugins),
+            ),
+        }
+    )
+
+
 def _policy_mixes(plan: Plan, run: LocalRun) -> Iterator[Mix]:
-    """Why the run's own devices would decline the job, as `edgeveil_edge.consent` judges it."""
-    job, policy = plan.job, run.policy
-    method = job.train.method
-    if method not in policy.allowed_methods:
-        yield _refusal("allowed_methods", f"method '{method}' is not among those allowed")
-    if runs_python(job.model) and not policy.allow_python_models:
-        yield _refusal("allow_python_models", "the job's model is Python code")
-    budget_s = job.round.time_budget_s
-    if budget_s > policy.max_budget_s:
-        longest = f"{policy.max_budget_s:g} s"
-        yield _refusal(
-            "max_budget_s", f"round.budget_s is {budget_s:g} s, the owner's cap {longest}"
-        )
-    asked = job.selection.devices
-    wanted = math.inf if asked == "all" else math.ceil(asked * job.selection.over_select)
-    selected = min(wanted, run.devices)
-    if selected < policy.min_devices:
-        yield _refusal(
-            "min_devices",
-            f"{selected} devices are selected, the owner asks for {policy.min_devices}",
-        )
-    if job.proxy.shuffle == "none" and not policy.accept_unshuffled:
-        yield _refusal("accept_unshuffled", "the proxy would not mix the uploads (proxy.shuffle)")
+    """Why the run's own devices would decline the job."""
+    policy, asked = owners_policy(plan.job, run), plan.job.selection
+    fewer = too_few(policy, how_many(asked.devices, run.devices, asked.over_select))
+    for error in (*refusals(policy, plan, trains=True), *([fewer] if fewer else [])):
+        yield _refusal(error.where, error.what)
     if policy.require_cover:
-        yield _refusal("require_cover", "a local run's proxy asks for no cover traffic")
-    request = plan.request(job.job)
-    owner = Limits(**{one.name: getattr(policy, one.name) for one in fields(Limits)})
-    try:
-        check_job(request, owner, ())
-    except PrivacyError:  # it names the first limit passed; a person wants them all
-        for one in fields(Limits):
-            alone = replace(_NO_LIMITS, **{one.name: getattr(owner, one.name)})
-            try:
-                check_job(request, alone, ())
-            except PrivacyError as error:
-                yield _refusal(one.name, error.what)
+        yield _refusal("policy.require_cover", "a local run's proxy asks for no cover traffic")
+    request = plan.request(plan.job.job)
+    owner = limits_of(policy)
+    for one in fields(Limits):  # `check_job` names the first limit passed; a person wants them all
+        alone = replace(_NO_LIMITS, **{one.name: getattr(owner, one.name)})
+        try:
+            check_job(request, alone, ())
+        except PrivacyError as error:
+            yield _refusal(error.where, error.what)
 
 
-def _refusal(key: str, why: str) -> Mix:
+def _refusal(where: str, why: str) -> Mix:
     return Mix(
-        (f"local_run.policy.{key}", "local_run.policy", "local_run"),
-        f"{why}, so no device of the run would take part; change the job or local_run.policy.{key}",
+        (f"local_run.{where}", "local_run.policy", "local_run"),
+        f"{why}, so no device of the run would take part; change the job or local_run.{where}",
     )

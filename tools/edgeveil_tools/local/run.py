@@ -22,7 +22,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Literal, TypedDict, Unpack
 
-from edgeveil.errors import BrokerError, EdgeVeilError, JobFailed, UsageError, needs_extra
+from edgeveil.errors import (
+    INTERRUPTED,
+    BrokerError,
+    EdgeVeilError,
+    JobFailed,
+    UsageError,
+    needs_extra,
+)
 from edgeveil.jobs import Job, compile_job
 from edgeveil_tools.checks import rehearse, usual_limits
 from edgeveil_tools.local.children import scratch
@@ -32,11 +39,10 @@ from edgeveil_tools.local.job import Overrides, local_job
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.recording import keep_run
 from edgeveil_tools.local.run_log import Listener, RunProgress, unheard
-from edgeveil_tools.result import Result, summary, write_json, write_whole
+from edgeveil_tools.result import Result, summary, write_json, write_whole, writing
 from edgeveil_tools.site.brokers import choose_engine
 
 FILES = ("result.json", "events.jsonl", "model.onnx", "model.safetensors", "report.html")
-INTERRUPTED = 130
 
 
 class RunOptions(TypedDict, total=False):
@@ -228,7 +234,8 @@ def play(
         fleet.progress.note(f"The site is kept in {site}")
     interrupted = isinstance(failure, KeyboardInterrupt)
     result = Result(fleet.result("interrupted" if interrupted else str(failure or "")), out)
-    write_json(out / "result.json", result.content)
+    with writing(out):
+        write_json(out / "result.json", result.content)
     if report and not interrupted:
         _say(hear, "drawing the report")
         dealing = (loaded, settings) if published or reference else None
@@ -286,19 +293,13 @@ def _report(
 
 def prepare(out: Path) -> None:
     """Make DIR and its `logs`, and take away what an earlier run left. Raises UsageError."""
-    try:
+    with writing(out):
         (out / "logs").mkdir(parents=True, exist_ok=True)
         for name in FILES:
             (out / name).unlink(missing_ok=True)
         for log in (out / "logs").glob("*.log"):
             log.unlink()
         write_whole(out / "events.jsonl", b"")
-    except OSError as error:
-        raise UsageError(
-            f"cannot be written ({error.strerror})",
-            where=str(error.filename or out),
-            fix="name a folder that you may write to with --out",
-        ) from error
 
 
 @contextmanager

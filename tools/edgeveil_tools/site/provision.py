@@ -31,6 +31,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from edgeveil.errors import UsageError
 from edgeveil.protocol.transfer import NEED_LIMIT
+from edgeveil.settings.base import Block
 from edgeveil.sites.broker import BrokerLimits
 from edgeveil.sites.cloud import CloudLimits
 from edgeveil.sites.data import DataSource, Partition
@@ -41,6 +42,7 @@ from edgeveil.sites.proxy import ProxyLimits
 from edgeveil.transport.process import own_signing_key
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
+from edgeveil_tools.result import writing
 from edgeveil_tools.site.broker_rules import acl_text, rules_for, users_text
 from edgeveil_tools.site.brokers import BrokerPlan, ListenerTls, mosquitto_lines, write_private
 
@@ -124,7 +126,7 @@ class SitePlan:
                 "http": {"host": self.host, "port": self.ports.cloud_http},
                 "test_data": self.data(),
                 "allow_python_models": self.policy.allow_python_models,
-                "limits": self._limits(spool_bytes=self._batch_bytes),
+                "limits": _at_least(CloudLimits(), spool_bytes=self._batch_bytes),
                 "record_dir": None if self.record_dir is None else str(self.record_dir),
                 "log": self._log(),
             }
@@ -140,7 +142,8 @@ class SitePlan:
                 "cloud_key_file": "keys/cloud.pub",
                 "http": {"host": self.host, "port": self.ports.proxy_http},
                 "min_batch_floor": self.min_batch_floor,
-                "limits": self._limits(
+                "limits": _at_least(
+                    ProxyLimits(),
                     blob_bytes=self._batch_bytes,
                     upload_bytes=self.upload_bytes,
                     spool_bytes=SPOOLED_BATCHES * self._batch_bytes,
@@ -171,7 +174,7 @@ class SitePlan:
                     },
                 },
                 "policy": self.policy.model_dump(mode="json"),
-                "limits": {"outbox_bytes": max(EdgeLimits().outbox_bytes, self.upload_bytes)},
+                "limits": _at_least(EdgeLimits(), outbox_bytes=self.upload_bytes),
                 "log": self._log(),
             }
         }
@@ -181,11 +184,6 @@ class SitePlan:
         """What may wait at a broker for the proxy: each device's credit in parts, at most."""
         credit = self.devices * min(self.upload_bytes, NEED_LIMIT * CloudLimits().packet_bytes)
         return max(BrokerLimits().max_queued_bytes, credit)
-
-    def _limits(self, **wanted: int) -> Settings:
-        """The usual limits of a site, or what is wanted where that is more."""
-        usual = ProxyLimits()
-        return {key: max(getattr(usual, key), value) for key, value in wanted.items()}
 
     @property
     def _batch_bytes(self) -> int:
@@ -207,6 +205,11 @@ class SitePlan:
 
     def _log(self) -> Settings:
         return {"level": "info", "format": self.log_format}
+
+
+def _at_least(usual: Block, **wanted: int) -> Settings:
+    """The usual limits of a role, or what is wanted where that is more."""
+    return {key: max(getattr(usual, key), value) for key, value in wanted.items()}
 
 
 DAYS = 825  # more is refused by common TLS clients
@@ -331,7 +334,7 @@ def provision(plan: SitePlan, *, force: bool = False) -> Site:
     Raises UsageError when the folder is not empty or cannot be written.
     """
     folder = plan.folder
-    try:
+    with writing(folder, "name a folder that you may write to"):
         if folder.exists() and any(folder.iterdir()) and not force:
             raise UsageError(
                 "is not empty",
@@ -342,12 +345,6 @@ def provision(plan: SitePlan, *, force: bool = False) -> Site:
         for name in ("keys", "passwords", "state", "mosquitto"):
             (folder / name).mkdir(mode=0o700, exist_ok=True)
         return _write(plan)
-    except OSError as error:
-        raise UsageError(
-            f"cannot be written ({error.strerror})",
-            where=error.filename or str(folder),
-            fix="name a folder that you may write to",
-        ) from error
 
 
 def _write(plan: SitePlan) -> Site:

@@ -182,6 +182,15 @@ def test_a_job_that_its_own_runs_policy_declines_is_refused(old, new, key, what)
     parse_job(without_run(text))
 
 
+def test_a_runs_policy_counts_devices_as_the_cloud_draws_them():
+    job = JOB.replace("devices: all ", "devices: 50 ").replace(
+        "over_select: 1.0", "over_select: 1.1"
+    )
+    job = job.replace("\n  devices: 20", "\n  devices: 60")
+    assert "55 devices are" in only(job.replace("    min_devices: 5\n", "    min_devices: 56\n"))
+    parse_local_job(job.replace("    min_devices: 5\n", "    min_devices: 55\n"))
+
+
 def test_all_limits_that_a_job_passes_are_named_at_once():
     text = JOB.replace("per_job: 10\n", "per_job: 1\n").replace("_epsilon: 50\n", "_epsilon: 2\n")
     with pytest.raises(ConfigError) as raised:

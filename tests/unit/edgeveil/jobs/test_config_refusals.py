@@ -51,6 +51,17 @@ CASES = {
         TRAINED + "round: {min_batch: 21}\n" + run(),
         "round.min_batch: a batch needs 21 uploads",
     ),
+    "a batch of more than 50 times 1.1 as it is written": (
+        TRAINED + "selection: {devices: 50, over_select: 1.1}\nround: {min_batch: 56}\n",
+        "round.min_batch: a batch needs 56 uploads (round.min_batch) but only 55 devices are",
+    ),
+    "a rule's k of more than 50 times 1.1": (
+        TRAINED
+        + WHOLE
+        + "selection: {devices: 50, over_select: 1.1}\n"
+        + "aggregation: {name: secprobe, k: 56}\n",
+        "aggregation.k: 'secprobe' needs 56 uploads as it is set, and at most 55",
+    ),
     "records to score on": (
         TRAINED + WHOLE + "aggregation: {name: secprobe, k: 5}\n" + run(test_records=100),
         "local_run.test_records: 200 records score uploads and others test the model",

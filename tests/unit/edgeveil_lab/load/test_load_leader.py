@@ -62,14 +62,14 @@ def test_every_device_is_dealt_once_and_no_more_generators_are_taken():
     async def play(leader, url, fleet):
         shares = []
         for _ in range(2):
-            status, raw = await post(url, "join", JoinRequest(time.time(), 1, True, 1000))
+            status, raw = await post(url, "join", JoinRequest(time.time(), 1, True))
             assert status == 200
             shares.append(msgspec.msgpack.decode(raw, type=FleetShare))
         dealt = [member.signing for share in shares for member in share.members]
         assert sorted(dealt) == sorted(member.signing for member in fleet.members)
         assert [share.number for share in shares] == [1, 2]
         assert LoadOptions.model_validate_json(shares[0].options).devices == 5
-        assert (await post(url, "join", JoinRequest(0.0, 1, True, 1)))[0] == 409
+        assert (await post(url, "join", JoinRequest(0.0, 1, True)))[0] == 409
 
     served(play)
 
@@ -93,7 +93,7 @@ def test_reports_are_added_up_and_answered_with_the_command():
 @pytest.mark.parametrize("token", ["", "the-wor", "the-word2", "\udcff"])
 def test_who_does_not_know_the_word_gets_no_keys(token):
     async def play(leader, url, fleet):
-        status, raw = await post(url, "join", JoinRequest(0.0, 1, False, 1), token)
+        status, raw = await post(url, "join", JoinRequest(0.0, 1, False), token)
         assert status == 401
         assert raw == b"wrong token"
         assert not leader.reports
@@ -117,7 +117,7 @@ def test_what_it_does_not_understand_changes_nothing():
                 0
             ] == 400
         assert not leader.reports
-        assert (await post(url, "join", JoinRequest(0.0, 1, True, 1)))[0] == 200
+        assert (await post(url, "join", JoinRequest(0.0, 1, True)))[0] == 200
 
     served(play)
 

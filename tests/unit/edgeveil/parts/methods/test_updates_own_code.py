@@ -11,6 +11,7 @@ from edgeveil.errors import DataError
 from edgeveil.jobs import load_plan
 from edgeveil.parts.models import python_model
 from edgeveil.privacy.sampler import SeededRandom
+from tests.kits.own_models import check_own_model
 
 HERE = __name__
 JOB = """
@@ -77,7 +78,7 @@ def plan_of(tmp_path, model, method="sgd"):
 
 @pytest.mark.parametrize("method", ["sgd", "dp_sgd", "gep", "pso_dp_fl"])
 def test_a_sound_model_passes(tmp_path, method):
-    plan_of(tmp_path, "Sound", method).check_own_code()
+    check_own_model(plan_of(tmp_path, "Sound", method))
 
 
 @pytest.mark.parametrize(
@@ -94,12 +95,12 @@ def test_a_sound_model_passes(tmp_path, method):
 )
 def test_what_the_method_cannot_train_is_refused(tmp_path, model, method, why):
     with pytest.raises(DataError, match=why) as caught:
-        plan_of(tmp_path, model, method).check_own_code()
+        check_own_model(plan_of(tmp_path, model, method))
     assert caught.value.where == "model.function"
 
 
 def test_a_batch_may_do_what_a_record_cannot(tmp_path):
-    plan_of(tmp_path, "Together", "sgd").check_own_code()
+    check_own_model(plan_of(tmp_path, "Together", "sgd"))
 
 
 @pytest.mark.parametrize("method", ["dp_sgd", "pso_dp_sgd", "gep", "rgp"])

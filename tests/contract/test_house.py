@@ -1,0 +1,68 @@
+"""What keeps the house easy to live in, and no linter looks at."""
+
+import ast
+import graphlib
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROOMS = [
+    ROOT / "edgeveil",
+    ROOT / "edge_client/edgeveil_edge",
+    ROOT / "cloud_server/edgeveil_cloud",
+    ROOT / "proxy/edgeveil_proxy",
+    ROOT / "tools/edgeveil_tools",
+    ROOT / "tools/edgeveil_lab",
+]
+
+
+def name_of(room, path):
+    parts = path.relative_to(room.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+TREES = {
+    name_of(room, path): ast.parse(path.read_text())
+    for room in ROOMS
+    for path in sorted(room.rglob("*.py"))
+}
+
+
+def imported_at_once(name):
+    """The modules of ours that importing `name` imports: not those inside of functions."""
+    waiting, found = list(TREES[name].body), set()
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            waiting += node.orelse
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            modules = inner & TREES.keys()
+            found |= modules | ({node.module} if modules != inner else set())
+        waiting += ast.iter_child_nodes(node)
+    return found & TREES.keys() - {name}
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    graphlib.TopologicalSorter({name: imported_at_once(name) for name in TREES}).prepare()
+
+
+def test_a_public_class_name_stands_once():
+    places = defaultdict(list)
+    for name, tree in TREES.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(name)
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
+def test_types_come_with_every_package(room):
+    assert (room / "py.typed").is_file()
