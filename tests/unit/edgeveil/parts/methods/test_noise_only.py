@@ -86,7 +86,7 @@ def test_the_shipped_job_costs_nothing_and_fills_64_kib():
 
 def test_an_owner_must_list_it():
     text = JOB.read_text().replace("allowed_methods: [noise_only]", "allowed_methods: [fm]")
-    with pytest.raises(ConfigError, match="method 'noise_only' is not among those allowed"):
+    with pytest.raises(ConfigError, match="method 'noise_only' is not allowed"):
         parse_local_job(text)
 
 
