@@ -1,9 +1,14 @@
-"""The noise-free reference of a local run, trained beside it in the tool's own process."""
+"""The noise-free reference of a local run, trained beside it in the tool's own process.
+
+The two halves of `fm` on the pooled records, without noise. It writes to no ledger and prices
+nothing: what it shows is not private.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -12,11 +17,13 @@ from edgeveil.data.records import Records
 from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key, split_once
 from edgeveil.errors import EdgeVeilError
 from edgeveil.jobs import Job, compile_job
-from edgeveil.parts.exchange import Exchange
+from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.features import read_backbones
+from edgeveil.parts.methods.fm import FmCloud, FmDevice
 from edgeveil.parts.methods.fm_budget import FmParameters
-from edgeveil.parts.methods.reference import noise_free_reference
+from edgeveil.parts.models.softmax_head import head_probabilities
 from edgeveil.parts.own_records import take
+from edgeveil.parts.setting import Setting
 from edgeveil_tools.local.data import dealt, held
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.site.provision import SitePlan
@@ -97,6 +104,44 @@ def train(job: Job, run: LocalRun, plan: SitePlan, stop: threading.Event) -> lis
     parameters = job.train.model_copy(update={"ridge": job.train.ridge * RIDGE_SHARE})
     accuracies = noise_free_reference(parameters, setting, pooled(job, run, plan), test, go_on)
     return accuracies[: whole.rounds]
+
+
+def noise_free_reference(
+    parameters: FmParameters,
+    setting: Setting,
+    train: Records,
+    test: Records,
+    before: Callable[[Exchange], None] = lambda _exchange: None,
+) -> list[float]:
+    """Test accuracy after each training round without noise; `train` pools all devices' records.
+
+    The mean over `setting.devices` devices of exact sums is the pooled sum over that number, and
+    local steps are linear in the sums, so no device needs to be played alone. The ridge stays
+    as the noise would have set it. A PCA is that of the pooled records, whichever the job names.
+    `before` is called ahead of each exchange; what it raises ends the training.
+    """
+    setting = _with_pooled_projection(setting)
+    device, cloud = FmDevice(parameters, setting), FmCloud(parameters, setting)
+    state = cloud.initial_state()
+    phi = setting.features(test.x)
+    accuracies: list[float] = []
+    for exchange in cloud.plan():
+        before(exchange)
+        tensors = cloud.package(state, exchange)
+        mean = device.sums(exchange, tensors, train) / setting.devices
+        segments = device.finish(exchange, tensors, mean)
+        state = cloud.absorb(state, exchange, segments, setting.devices)
+        if exchange.phase == TRAIN:
+            predicted = head_probabilities(phi, cloud.model(state)).argmax(axis=1)
+            accuracies.append(float((predicted == test.y).mean()))
+    return accuracies
+
+
+def _with_pooled_projection(setting: Setting) -> Setting:
+    if setting.projection is None:
+        return setting
+    common = {"name": "ldp_fpca", "noise": "gaussian"}
+    return replace(setting, projection=setting.projection.model_copy(update=common))
 
 
 def pooled(job: Job, run: LocalRun, plan: SitePlan) -> Records:

@@ -10,12 +10,13 @@ from sklearn.model_selection import train_test_split
 
 from edgeveil.data.records import Records
 from edgeveil.parts.aggregation.mean import mean
+from edgeveil.parts.exchange import Tensors
 from edgeveil.parts.features import IdentityParameters, build_features
 from edgeveil.parts.features.pca import COVARIANCE
 from edgeveil.parts.methods.fm import FmCloud, FmDevice
 from edgeveil.parts.methods.fm_budget import FmParameters
 from edgeveil.parts.methods.fm_sums import own_weights
-from edgeveil.parts.methods.reference import accuracy
+from edgeveil.parts.models.softmax_head import probabilities
 from edgeveil.parts.setting import Setting
 from edgeveil.privacy.sampler import SeededRandom
 
@@ -63,6 +64,12 @@ def digits(seed: int) -> tuple[list[Records], Records]:
 
 def pooled(shards: list[Records]) -> Records:
     return Records(np.concatenate([s.x for s in shards]), np.concatenate([s.y for s in shards]))
+
+
+def accuracy(weights: Tensors, chosen: Setting, test: Records) -> float:
+    """Fraction of `test` records whose most probable class is their label."""
+    predicted = probabilities(chosen.features, test.x, weights).argmax(axis=1)
+    return float((predicted == test.y).mean())
 
 
 def learned(parameters: FmParameters, chosen: Setting, seed: int) -> float:

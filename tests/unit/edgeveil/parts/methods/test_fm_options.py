@@ -14,10 +14,10 @@ from edgeveil.parts.features import PcaParameters
 from edgeveil.parts.methods.fm import FmCloud, FmDevice
 from edgeveil.parts.methods.fm_budget import FmParameters
 from edgeveil.parts.methods.fm_sums import noised, wishart
-from edgeveil.parts.methods.reference import noise_free_reference
 from edgeveil.privacy.accountant import epsilon, pure_epsilon, total_mu
 from edgeveil.privacy.events import ClaimedEvent, GaussianEvent, LaplaceEvent, UnprotectedEvent
 from edgeveil.privacy.sampler import SeededRandom
+from edgeveil_tools.local.reference import noise_free_reference
 
 FPCA = PcaParameters(name="ldp_fpca", keep=0.5, share=0.3)
 WISHART = FPCA.model_copy(update={"noise": "wishart"})

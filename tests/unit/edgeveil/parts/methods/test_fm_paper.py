@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from fm_kit import accuracy
 
 from edgeveil.data.records import Records
 from edgeveil.errors import ConfigError
@@ -17,7 +18,6 @@ from edgeveil.parts.methods.fm_paper import (
     FmPaperParameters,
     noise_scale,
 )
-from edgeveil.parts.methods.reference import accuracy
 from edgeveil.parts.setting import Setting
 from edgeveil.parts.sources.digits import load_digits_split
 from edgeveil.privacy.policy import price

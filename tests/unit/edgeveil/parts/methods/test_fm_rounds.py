@@ -16,8 +16,8 @@ from edgeveil.parts.methods import local_steps
 from edgeveil.parts.methods.fm import FmCloud, FmDevice
 from edgeveil.parts.methods.fm_budget import FmParameters
 from edgeveil.parts.methods.local_steps import minimise_quadratic
-from edgeveil.parts.methods.reference import noise_free_reference
 from edgeveil.privacy.accountant import epsilon, total_mu
+from edgeveil_tools.local.reference import noise_free_reference
 
 
 def test_one_record_by_hand():
