@@ -85,27 +85,6 @@ class RecordSums:
         return total
 
 
-class RecordGradients:
-    """The gradients of the cross-entropy of one device's records."""
-
-    def __init__(
-        self, network: Network, records: Records, processor: str, random_bytes: RandomBytes
-    ) -> None:
-        self._sums = RecordSums(records, processor, random_bytes)
-        self._gradients = record_gradients(network)
-
-    def clipped_sum(
-        self, weights: Mapping[str, torch.Tensor], chosen: Int64, clip_norm: float
-    ) -> Int64:
-        """The sum (values,) over the `chosen` records, in steps of `clip_norm`·2⁻¹⁶."""
-
-        def rows(x: torch.Tensor, y: torch.Tensor) -> Parts:
-            found = self._gradients(weights, x, y)
-            return [found[name].flatten(1) for name in weights]
-
-        return self._sums.total(rows, chosen, clip_norm)
-
-
 def record_gradients(network: Network) -> Gradients:
     """The gradients (n, …) of the cross-entropy of n records, each by itself, of every weight."""
     from torch.func import grad, vmap

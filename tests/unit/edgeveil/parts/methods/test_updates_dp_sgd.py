@@ -12,10 +12,18 @@ from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.features import build_features
 from edgeveil.parts.methods import METHODS
 from edgeveil.parts.methods.dp_sgd import DpSgd, DpSgdParameters
-from edgeveil.parts.methods.noised_sgd import RecordGradients, in_places, to_steps
+from edgeveil.parts.methods.noised_sgd import (
+    RECORD_BITS,
+    FullGradients,
+    NoisedSgd,
+    NoisedSums,
+    in_places,
+    to_steps,
+)
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.mlp import MlpParameters
 from edgeveil.parts.setting import Setting
+from edgeveil.parts.update import Task
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import ClaimedEvent
 from edgeveil.privacy.sampler import SeededRandom
@@ -39,13 +47,27 @@ NONE = Records(np.zeros((0, 1), np.float32), np.zeros(0, np.int64))
 DP_SGD = {"local_steps": 1, "sampling_rate": 1.0, "clip_norm": 0.5, "learning_rate": 0.4}
 
 
+class QuietSums(NoisedSums):
+    """The sum over these records instead of a sample of them, as it is before noise is added."""
+
+    def __init__(self, task, chosen):
+        super().__init__(task, None)
+        self.chosen = np.asarray(chosen, np.int64)
+
+    def draw(self, rows, norm):
+        self.total = self._sums.total(rows, self.chosen, norm)
+        return self.total * (norm * 2.0**-RECORD_BITS)
+
+
 def summed(network, records, weights, chosen, clip_norm, places=None):
-    """The clipped sum; `places` says where each of all records lies in its block."""
+    """The clipped sum of one step; `places` says where each of all records lies in its block."""
     places = places or [0] * len(records)
     random = lambda count: bytes(places[i] for i in chosen)  # noqa: E731
-    gradients = RecordGradients(network, records, "cpu", random)
-    tensors = {name: torch.as_tensor(array) for name, array in weights.items()}
-    return gradients.clipped_sum(tensors, np.asarray(chosen, np.int64), clip_norm)
+    task = Task(ROUND, network, weights, records, {}, random, "cpu")
+    sums = QuietSums(task, chosen)
+    steps = NoisedSgd(task, sums, DpSgdParameters(), SETTING)
+    steps.take(steps.weights(weights), FullGradients(clip_norm))
+    return sums.total
 
 
 def test_a_clipped_gradient_by_hand():
@@ -53,8 +75,9 @@ def test_a_clipped_gradient_by_hand():
     # ½ each value is ½ of the clip norm, 2^15 steps, less the margin of 2^-12.
     found = summed(NETWORK, ONE, ZERO, [0], 0.5)
     assert found.tolist() == [-32760, 32760, -32760, 32760]
-    # What is shorter than the clip stays as long as it is: of 4, an eighth.
-    assert summed(NETWORK, ONE, ZERO, [0], 4.0).tolist() == [-8190, 8190, -8190, 8190]
+    # What is shorter than the clip stays as it is: ½ is an eighth of 4, and x is 3 for the weights.
+    three = Records(np.full((1, 1), 3, np.float32), ONE.y)
+    assert summed(NETWORK, three, ZERO, [0], 4.0).tolist() == [-24570, 24570, -8190, 8190]
 
 
 def test_a_step_is_the_sum_over_the_public_batch_and_only_that():
