@@ -18,13 +18,13 @@ from edgeveil.protocol.cloud_tasks import Broadcast, SealJob
 from edgeveil.protocol.sealed import JobPackage, decode_package, open_broadcast
 from edgeveil.transport.http import serve
 from edgeveil_cloud.broadcasts import BroadcastLimits
-from edgeveil_cloud.control import Control
 from edgeveil_cloud.host import CloudHost
 from edgeveil_cloud.http import make_app
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.stored_jobs import wire_id
 from edgeveil_tools.local.job import submitted
 from tests.kits.backbone_files import small_backbone
+from tests.kits.cloud_control import idle_control
 
 BACKBONE = small_backbone(side=2, features=3)
 TOKEN = "t" * 43
@@ -50,10 +50,6 @@ def sent(tmp_path: Path) -> str:
     return submitted(load_job(tmp_path / "job.yaml")).decode()
 
 
-def control(store: Store) -> Control:
-    return Control(store, CloudHost(store, None, BroadcastLimits(4096)), None, None, 10)  # type: ignore[arg-type]
-
-
 def test_a_backbone_is_kept_once_under_its_digest(store: Store) -> None:
     assert store.backbone(sha256_hex(BACKBONE)) is None
     assert store.put_backbone(BACKBONE) == store.put_backbone(BACKBONE) == sha256_hex(BACKBONE)
@@ -62,16 +58,16 @@ def test_a_backbone_is_kept_once_under_its_digest(store: Store) -> None:
 
 def test_a_job_whose_backbone_is_not_here_is_not_queued(store: Store, sent: str) -> None:
     with pytest.raises(DataError, match="not here") as caught:
-        control(store).submit(sent)
+        idle_control(store).submit(sent)
     assert "edgeveil job submit" in caught.value.fix
     store.put_backbone(BACKBONE)
-    assert store.job(control(store).submit(sent)).status == "queued"
+    assert store.job(idle_control(store).submit(sent)).status == "queued"
 
 
 def test_a_job_that_says_another_form_is_not_queued(store: Store, sent: str) -> None:
     store.put_backbone(BACKBONE)
     with pytest.raises(DataError, match="another form"):
-        control(store).submit(sent.replace("output_dim: 3", "output_dim: 4"))
+        idle_control(store).submit(sent.replace("output_dim: 3", "output_dim: 4"))
     assert store.jobs() == ()
 
 
@@ -81,7 +77,7 @@ def test_devices_get_the_job_with_its_backbone_and_a_graph_that_holds_it(
     key = OpeningKey.generate()
     store.set_enrolled({*public_keys(2), key.public().to_bytes()})
     store.put_backbone(BACKBONE)
-    entry = control(store).submit(sent)
+    entry = idle_control(store).submit(sent)
     out = CloudHost(store, None, BroadcastLimits(4096)).perform(SealJob(wire_id(entry)))
     assert isinstance(out, Broadcast)
     opened = open_broadcast(key, out.manifest, out.data)
@@ -95,7 +91,7 @@ def test_devices_get_the_job_with_its_backbone_and_a_graph_that_holds_it(
 def test_a_job_too_large_for_its_parties_fails_with_the_fix(store: Store, sent: str) -> None:
     store.set_enrolled(set(public_keys(2)))
     store.put_backbone(BACKBONE)
-    task = SealJob(wire_id(control(store).submit(sent)))
+    task = SealJob(wire_id(idle_control(store).submit(sent)))
     with pytest.raises(JobFailed, match="the limit is 3000") as caught:
         CloudHost(store, None, BroadcastLimits(4096, 3000)).perform(task)
     assert "limits.blob_bytes" in caught.value.fix
@@ -103,7 +99,7 @@ def test_a_job_too_large_for_its_parties_fails_with_the_fix(store: Store, sent: 
 
 def test_backbones_are_put_over_http_up_to_their_limit(store: Store, sent: str) -> None:
     async def scenario() -> None:
-        server = await serve(make_app(store, control(store), TOKEN), "127.0.0.1", 0)
+        server = await serve(make_app(store, idle_control(store), TOKEN), "127.0.0.1", 0)
         async with aiohttp.ClientSession(server.url) as session:
 
             async def ask(

@@ -10,11 +10,9 @@ import torch
 from edgeveil.errors import DataError
 from edgeveil.jobs import load_job
 from edgeveil.parts.models import python_model
-from edgeveil_cloud.broadcasts import BroadcastLimits
-from edgeveil_cloud.control import Control
-from edgeveil_cloud.host import CloudHost
 from edgeveil_cloud.store import Store
 from edgeveil_tools.local.job import submitted
+from tests.kits.cloud_control import idle_control
 
 YAML = f"""
 job: own_model
@@ -36,28 +34,25 @@ def sent(tmp_path: Path) -> str:
     return submitted(load_job(tmp_path / "job.yaml")).decode()
 
 
-def control(folder: Path, *, python_models: bool) -> Control:
-    store = Store(f"sqlite:///{folder / 'cloud.sqlite'}")
-    host = CloudHost(store, None, BroadcastLimits(4096))
-    return Control(store, host, None, None, 10, python_models=python_models)  # type: ignore[arg-type]
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(f"sqlite:///{tmp_path / 'cloud.sqlite'}")
 
 
 def test_without_the_operators_word_no_code_runs(
-    tmp_path: Path, sent: str, monkeypatch: pytest.MonkeyPatch
+    store: Store, sent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(function: str) -> torch.nn.Module:
         raise AssertionError("the code ran")
 
     monkeypatch.setattr(python_model, "loaded", never)
     with pytest.raises(DataError, match="may not run here") as caught:
-        control(tmp_path, python_models=False).submit(sent)
+        idle_control(store).submit(sent)
     assert caught.value.where == "cloud.allow_python_models"
 
 
-def test_with_it_the_job_is_queued_and_one_that_cannot_run_is_not(
-    tmp_path: Path, sent: str
-) -> None:
-    allowing = control(tmp_path, python_models=True)
+def test_with_it_the_job_is_queued_and_one_that_cannot_run_is_not(store: Store, sent: str) -> None:
+    allowing = idle_control(store, python_models=True)
     assert allowing.submit(sent)
     with pytest.raises(DataError, match="does not take records"):
         allowing.submit(sent.replace("input_shape:\n  - 4", "input_shape:\n  - 5"))

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_cloud_python_models import control
 
 from edgeveil.data.records import Records
 from edgeveil.errors import ConfigError, JobFailed
@@ -24,12 +23,14 @@ from edgeveil.privacy.ledger import Ledger
 from edgeveil_cloud.broadcasts import BroadcastLimits
 from edgeveil_cloud.evaluation import Evaluation
 from edgeveil_cloud.rehearsal import RefusedJobError, rehearse_job
+from edgeveil_cloud.store import Store
 from edgeveil_tools.checks import rehearse
 from edgeveil_tools.cli import jobs as client
 from edgeveil_tools.cli import main
 from edgeveil_tools.cloud_client import Cloud
 from edgeveil_tools.local.job import Overrides, submitted
 from edgeveil_tools.local.run import run_local
+from tests.kits.cloud_control import idle_control
 
 JOBS = Path("configs/jobs")
 NEED_A_FILE = ("mnist_fm_local.yaml", "mnist_fm_local_eps01.yaml")
@@ -97,6 +98,10 @@ def file(tmp_path: Path, name: str, *changes: tuple[str, str]) -> Path:
     return path
 
 
+def store_in(folder: Path) -> Store:
+    return Store(f"sqlite:///{folder / 'cloud.sqlite'}")
+
+
 def plan_of(path: Path) -> Plan:
     job = load_job(path)
     return compile_job(job).with_artifacts(read_backbones(job.features))
@@ -142,7 +147,7 @@ def test_a_model_that_fails_late_is_refused_by_validate_run_and_submit(
     assert not out.exists()
     with pytest.raises(ConfigError, match=why):
         client.submit(path, lambda _patience_s: Cloud("http://127.0.0.1:1", tmp_path / "token"))
-    cloud = control(tmp_path, python_models=True)
+    cloud = idle_control(store_in(tmp_path), python_models=True)
     with pytest.raises(RefusedJobError, match=why) as caught:
         cloud.submit(submitted(load_job(path)).decode())
     assert caught.value.where == "model.function"
@@ -203,7 +208,7 @@ def test_a_rule_that_fails_is_refused_with_its_line(
 
 def test_a_cloud_without_the_records_that_a_rule_asks_for_does_not_queue_it(tmp_path: Path) -> None:
     text = submitted(load_job(JOBS / "digits_secprobe.yaml")).decode()
-    cloud = control(tmp_path, python_models=False)
+    cloud = idle_control(store_in(tmp_path))
     with pytest.raises(JobFailed, match="scores uploads on"):
         cloud.submit(text)
     assert not cloud._store.jobs()

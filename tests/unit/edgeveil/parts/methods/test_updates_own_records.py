@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from test_updates_sgd import NETWORK, ONE, ROUND, SETTING, ZERO
 
 from edgeveil.data.records import Records
 from edgeveil.parts.methods import METHODS
@@ -20,6 +19,7 @@ from edgeveil.parts.models.lenet import LenetParameters
 from edgeveil.parts.models.resnet20 import Resnet20Parameters
 from edgeveil.parts.update import Task, flat
 from edgeveil.privacy.sampler import SeededRandom
+from tests.kits.softmax_regression import NETWORK, ONE, ROUND, SETTING, ZERO
 
 PLACES = 16
 

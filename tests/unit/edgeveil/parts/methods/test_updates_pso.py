@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from test_updates_sgd import NETWORK, ONE, ROUND, SETTING, ZERO, answer
 
 from edgeveil.data.records import Records
 from edgeveil.parts.methods import METHODS
@@ -16,6 +15,7 @@ from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import GaussianEvent
 from edgeveil.privacy.gaussian_mechanism import noised_update
 from edgeveil.privacy.sampler import SeededRandom
+from tests.kits.softmax_regression import NETWORK, ONE, ROUND, SETTING, ZERO, answer
 
 START = np.array([4.0, -2.0])
 LOUD = replace(SETTING, epsilon=30.0, delta=0.1, max_participations=1)  # hardly any noise

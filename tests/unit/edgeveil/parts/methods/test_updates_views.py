@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
-from test_updates_sgd import NETWORK, ONE, ROUND, SETTING, ZERO
 
 from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError
@@ -21,6 +20,7 @@ from edgeveil.parts.update import Task, flat
 from edgeveil.privacy.events import ClaimedEvent
 from edgeveil.privacy.gaussian_mechanism import sampled_gaussian_event
 from edgeveil.privacy.sampler import SeededRandom
+from tests.kits.softmax_regression import NETWORK, ONE, ROUND, SETTING, ZERO
 
 CHANCE = np.random.default_rng(3)
 

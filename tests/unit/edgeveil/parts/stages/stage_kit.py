@@ -5,17 +5,13 @@ from dataclasses import replace
 import numpy as np
 
 from edgeveil.data.records import Records
-from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.features import build_features
-from edgeveil.parts.models import build_network
-from edgeveil.parts.models.mlp import MlpParameters
 from edgeveil.parts.setting import Setting
 from edgeveil.parts.stages import STAGES
 from edgeveil.parts.update import Task
 from edgeveil.privacy.sampler import SeededRandom
+from tests.kits.softmax_regression import NETWORK, ROUND
 
-ROUND = Exchange(1, TRAIN, 1)
-NETWORK = build_network(MlpParameters(hidden=()), (2,), 2)  # weight (2, 2), bias (2,)
 SETTING = Setting(
     epsilon=6.0,
     delta=1e-5,
@@ -27,7 +23,7 @@ SETTING = Setting(
     devices=4,
     network=NETWORK,
 )
-SIZE = 6
+SIZE = 6  # weight (2, 2), bias (2,)
 NAMES = [weight.name for weight in NETWORK.weights]
 
 

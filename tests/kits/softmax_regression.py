@@ -1,0 +1,34 @@
+"""The smallest network, its setting and one record: steps that can be computed by hand."""
+
+import numpy as np
+
+from edgeveil.data.records import Records
+from edgeveil.parts.exchange import TRAIN, Exchange
+from edgeveil.parts.features import build_features
+from edgeveil.parts.methods import METHODS
+from edgeveil.parts.models import build_network
+from edgeveil.parts.models.mlp import MlpParameters
+from edgeveil.parts.setting import Setting
+from edgeveil.privacy.sampler import SeededRandom
+
+NETWORK = build_network(MlpParameters(hidden=()), (2,), 2)  # softmax regression
+SETTING = Setting(
+    epsilon=1.0,
+    delta=1e-5,
+    max_participations=2,
+    classes=2,
+    input_shape=(2,),
+    features=build_features(()),
+    nominal_records=10,
+    devices=2,
+    network=NETWORK,
+)
+ROUND = Exchange(1, TRAIN, 1)
+ONE = Records(np.array([[1.0, 2.0]], np.float32), np.array([0]))
+ZERO = {"output.weight": np.zeros((2, 2), np.float32), "output.bias": np.zeros(2, np.float32)}
+
+
+def answer(method, records=ONE, weights=ZERO, setting=SETTING, **options):
+    entry = METHODS[method]
+    device = entry.device(entry.parameters(rounds=2, **options), setting)
+    return device.answer(ROUND, weights, records, SeededRandom(1), "cpu")
