@@ -7,6 +7,8 @@ import pytest
 
 from edgeveil.evaluation.cluster_metrics import by_argmax, by_kmeans
 from edgeveil.evaluation.noise_correction import (
+    EXTRAPOLATION_ERROR,
+    MODEL_ERROR,
     NOT_IDENTIFIABLE,
     TARGETS,
     CorrectedScore,
@@ -73,10 +75,24 @@ def test_clusters_that_the_noise_hides_have_no_number(target, name, epsilon):
     assert got.reason.startswith(NOT_IDENTIFIABLE)
 
 
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("unbalanced", "its error would pass 15 %"),
+        ("early", "the noise hides which is which"),
+    ],
+)
+def test_far_below_20_there_is_no_number_and_why(name, why):
+    got = found(RATIO, name, 14.0)[2]
+    assert got == CorrectedScore(None, None, "", f"{NOT_IDENTIFIABLE}: {why}")
+
+
 @pytest.mark.parametrize("name", ["unbalanced", "early"])
-def test_a_number_below_20_is_either_not_there_or_near(name):
-    true, _, got = found(RATIO, name, 14.0)
-    assert got.score is None or abs(got.score - true) < 3 * got.error
+def test_a_number_below_20_is_right_within_its_own_error(name):
+    true, raw, got = found(RATIO, name, 16.0)
+    assert true > 5 * raw
+    assert abs(got.score - true) < got.error <= MODEL_ERROR * got.score
+    assert (got.method, got.reason) == ("model", "")
 
 
 @pytest.mark.parametrize("target", [RATIO, SILHOUETTE], ids=["ratio", "silhouette"])
@@ -103,10 +119,23 @@ def test_few_uploads_have_no_correction():
     assert got == CorrectedScore(None, None, "", f"{NOT_IDENTIFIABLE}: too few uploads or clusters")
 
 
-def test_huge_uploads_are_answered():
+def test_huge_uploads_without_clusters_have_no_number():
     points = np.random.default_rng(1).normal(size=(40, 3)) * 1e200
-    got = corrected_score(points, RATIO, by_argmax, 0.1, 0.02)
-    assert got.score is None or np.isfinite(got.score)
+    why = f"{NOT_IDENTIFIABLE}: the noise hides which is which"
+    assert corrected_score(points, RATIO, by_argmax, 0.1, 0.02) == CorrectedScore(
+        None, None, "", why
+    )
+
+
+def test_huge_uploads_in_clusters_are_scored_as_others_are():
+    rng = np.random.default_rng(1)
+    clean = 8e8 * np.eye(3)[np.arange(60) % 3] + 1e8 * rng.normal(size=(60, 3))
+    points = clean + rng.laplace(0, 1e7, clean.shape)
+    clean[0], points[0] = [1e9, 0, 0], [1e200, 0, 0]
+    got = corrected_score(points, RATIO, by_argmax, 1e7, 2e14)
+    true = RATIO.plain(clean, by_argmax(clean))
+    assert abs(got.score - true) < got.error <= EXTRAPOLATION_ERROR * got.score
+    assert (got.method, got.reason) == ("extrapolation", "")
 
 
 def test_the_fit_finds_the_clusters_that_were_drawn():

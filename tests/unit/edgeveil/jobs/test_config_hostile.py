@@ -32,6 +32,7 @@ TEXTS = {
     "binary": ("a: !!binary aGVsbG8=", "tags"),
     "a second document": ("a: 1\n---\nb: 2\n", "not YAML"),
     "control characters": ("a: \x1b[31m", "control character"),
+    "letters that turn a line round": ("job: \u202e\u200b\n", "data: is missing"),
 }
 
 
@@ -45,7 +46,7 @@ def test_a_costly_text_is_refused(text, said):
     finally:
         tracemalloc.stop()
     assert all(problem.startswith("(posted):") for problem in caught.value.problems)
-    assert str(caught.value).isprintable() or "\n" in str(caught.value)
+    assert str(caught.value).replace("\n", "").isprintable()
 
 
 @pytest.mark.parametrize(

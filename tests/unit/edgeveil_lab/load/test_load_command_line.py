@@ -43,11 +43,14 @@ def test_nothing_given_is_the_defaults():
 
 
 def test_every_key_is_an_option():
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(add_help=False)
     add_arguments(parser)
-    options = parser.format_help()
-    for key in LoadOptions.model_fields:
-        assert key == "sweep" or f"{option_of(key)}" in options
+    options = {option for action in parser._actions for option in action.option_strings}
+    fields = LoadOptions.model_fields
+    switches = {key for key, field in fields.items() if field.annotation is bool}
+    assert {"tls", "reconnect_storm"} <= switches
+    wanted = {option_of(key) for key in fields if key != "sweep"}
+    assert options == wanted | {option_of(f"no_{key}") for key in switches}
 
 
 def test_the_options_of_other_load_tools_are_there():
