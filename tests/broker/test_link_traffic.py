@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import select
 import socket
 
 import pytest
@@ -114,7 +115,11 @@ def test_a_slow_handler_holds_the_broker_back_and_loses_nothing(broker):
                 await asyncio.sleep(0.01)
             held = proxy.counters.received_bytes
             assert held < 2 << 20
-            await asyncio.sleep(0.3)
+            sock = proxy._session._client.socket()
+            while not select.select([sock], [], [], 0)[0]:
+                await asyncio.sleep(0.01)
+            for _ in range(10):  # turns of the loop, any of which would read what waits there
+                await asyncio.sleep(0)
             assert proxy.counters.received_bytes == held
             gate.set()
             while len(heard) < 128:

@@ -16,6 +16,7 @@ from edgeveil.errors import ConfigError
 from edgeveil.jobs import Job
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CloudMachine, CloudState
+from edgeveil.protocol.cloud_tasks import RepeatEnd
 from edgeveil.protocol.messages import Close, Note, Signer, decode, decode_body
 from edgeveil.protocol.sealed import pack_tensors
 from edgeveil.transport.runtime import Runtime
@@ -50,6 +51,12 @@ class Cloud:
         log = logging.getLogger("edgeveil.test")
         self.runtime = Runtime(self.machine, self.host, self._publish, None, log, 65536)
         self.control = Control(store, self.host, self.machine, self.runtime, queue)
+        self._look, self._looks = self.control.look, 0
+        self.control.look = self._counted_look  # type: ignore[method-assign]
+
+    def _counted_look(self) -> None:
+        self._look()
+        self._looks += 1
 
     async def _publish(self, to: fx.Address, frame: bytes) -> None:
         self.sent.append(decode(frame, 65536))
@@ -80,6 +87,11 @@ class Cloud:
     async def until(self, condition: Callable[[], object]) -> None:
         while not condition():
             await asyncio.sleep(0.005)
+
+    async def looked_again(self) -> None:
+        """Wait until the queue was looked at twice more, from its beginning to its end."""
+        before = self._looks
+        await self.until(lambda: self._looks >= before + 2)
 
     def runs(self, entry: str) -> bool:
         return self.machine.job is not None and self.control.status()["job"] == entry
@@ -180,7 +192,7 @@ def test_a_job_is_started_once_however_often_the_queue_is_looked_at(store: Store
     async def scene() -> None:
         looking = asyncio.create_task(cloud.control.run())  # and the machine is busy elsewhere
         await cloud.until(lambda: cloud.status(first) == "running")
-        await asyncio.sleep(0.1)
+        await cloud.looked_again()
         looking.cancel()
         await asyncio.wait([looking])
         assert cloud.runtime._events.qsize() == 1
@@ -216,11 +228,13 @@ def test_a_queued_job_is_cancelled_without_touching_the_running_one(store: Store
         await cloud.until(lambda: cloud.runs(first))
         cloud.control.cancel(second)
         assert cloud.status(second) == "cancelled"
-        await asyncio.sleep(0.05)
+        await cloud.looked_again()
+        cloud.runtime.post(fx.Command(RepeatEnd(bytes(16), "failed")))  # heard after all before
+        await cloud.until(cloud.closed)
         assert cloud.runs(first)
 
     cloud.play(scene)
-    assert cloud.closed() == []
+    assert cloud.closed() == [Close(bytes(16), "failed")]
 
 
 def test_what_is_over_or_unknown_cannot_be_cancelled(store: Store) -> None:
@@ -252,7 +266,7 @@ def test_a_job_waits_until_enough_devices_are_there_and_says_so_once(
 
     async def scene() -> None:
         await cloud.until(lambda: "job_waiting" in cloud.types(entry))
-        await asyncio.sleep(0.05)
+        await cloud.looked_again()
         assert cloud.types(entry).count("job_waiting") == 1
         assert cloud.status(entry) == "queued"
         store.set_enrolled([*store.enrolled(), *public_keys(1)])
@@ -337,7 +351,8 @@ def test_a_paused_job_stays_so_over_a_restart(store: Store) -> None:
     again = Cloud(store)
 
     async def scene() -> None:
-        await asyncio.sleep(0.05)
+        await again.looked_again()
+        assert store.job(entry).status == "paused"
         assert again.machine.state is CloudState.IDLE
         again.control.resume(entry)
         await again.until(lambda: again.runs(entry))

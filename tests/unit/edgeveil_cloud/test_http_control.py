@@ -181,14 +181,29 @@ def test_a_body_over_the_limit_is_refused():
     play(scenario)
 
 
+def looked_again(store):
+    """Set when a long poll asks for news a second time: it has found nothing, and it waits."""
+    plain, asked, again = store.news, [], asyncio.Event()
+
+    def news(job):
+        asked.append(job)
+        if len(asked) == 2:
+            again.set()
+        return plain(job)
+
+    store.news = news
+    return again
+
+
 def test_a_long_poll_answers_with_the_first_event_and_pages_on():
     async def scenario(ask, store):
         job = store.submit_job("a", b"", bytes(32)).id
         first = body(await ask("GET", f"/jobs/{job}/events"))["events"]
         assert [event["type"] for event in first] == ["job_submitted"]
         after = first[0]["seq"]
+        again = looked_again(store)
         waiting = asyncio.create_task(ask("GET", f"/jobs/{job}/events?after={after}&wait_s=30"))
-        await asyncio.sleep(0.2)
+        await asyncio.wait_for(again.wait(), 20)
         assert not waiting.done()
         store.append_event(job, "note", {"k": 1})
         (event,) = body(await waiting)["events"]
@@ -208,8 +223,9 @@ def test_a_long_poll_does_not_hold_up_the_end():
         server = await serve(make_app(store, Control(store), TOKEN), "127.0.0.1", 0)
         headers = {"Authorization": f"Bearer {TOKEN}"}
         async with aiohttp.ClientSession(server.url, headers=headers) as session:
+            again = looked_again(store)
             poll = asyncio.create_task(session.get(f"/jobs/{job}/events?after=9&wait_s=30"))
-            await asyncio.sleep(0.2)
+            await asyncio.wait_for(again.wait(), 20)
             await server.stop()
             answer = await asyncio.wait_for(poll, 20)  # an answer, not a broken connection
             assert await answer.json() == {"events": []}

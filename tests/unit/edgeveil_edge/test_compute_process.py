@@ -6,6 +6,7 @@ do anything when it meets the one record that the attack is about.
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import subprocess
@@ -29,6 +30,7 @@ from edgeveil.sites.edge import EdgeSite
 from edgeveil_edge import compute_child, compute_process
 from edgeveil_edge import compute_worker as wire
 from edgeveil_edge.compute import Computation, ComputedAnswer, Computer, TaughtJob, softmax_answer
+from edgeveil_edge.compute_child import WorkerNursery
 from edgeveil_edge.compute_process import ComputeProcess, RemoteComputer, digest_of
 
 KEY, SPLIT_KEY = bytes(range(32)), bytes(32)
@@ -453,7 +455,13 @@ def test_what_jobs_took_is_given_back_some_time_after_the_last_of_them(tmp_path)
 
 def idle(folder: str, path: str) -> None:
     """Two jobs, the second one when the first is over and what it took is given back."""
-    compute_child.IDLE_S = 0.3
+    asked_idle, plain = mmap.mmap(-1, 1), WorkerNursery._asked_within  # shared with all forks
+
+    def noted(nursery: WorkerNursery, seconds: float) -> bool:
+        asked_idle[0] = 1
+        return plain(nursery, seconds)
+
+    compute_child.IDLE_S, WorkerNursery._asked_within = 0.3, noted  # type: ignore[method-assign]
     process, one, two = ComputeProcess(), taught(), taught(train={"method": "fm", "rounds": 3})
     process.fork_early()
     try:
@@ -463,11 +471,12 @@ def idle(folder: str, path: str) -> None:
         first = tensors(far.answer(computation(one)))
         assert tensors(late.answer(computation(one))) == first
         keeper, branch = process._child, child(process)
-        time.sleep(1.0)
-        assert branch.is_running()  # there may be another round
+        assert not asked_idle[0]  # there may be another round: it waits for that without an end
+        assert branch.is_running()
         far.forget(one)
         late.read_ahead(0.2)  # what this meets is about to end
         assert psutil.wait_procs([branch], timeout=60)[1] == []
+        assert asked_idle[0]
         assert process._child is keeper
         assert keeper is not None
         assert keeper.poll() is None

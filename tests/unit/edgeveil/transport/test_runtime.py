@@ -276,21 +276,28 @@ def test_a_timer_of_the_same_name_is_replaced_and_a_cancelled_one_is_silent() ->
 
 
 def test_nothing_happens_after_the_end() -> None:
-    effects: list[fx.Effect] = [fx.SetTimer("t", 0.05), fx.Work("slow")]
-    script, ended = Script(started(effects)), threading.Event()
+    effects: list[fx.Effect] = [fx.SetTimer("t", 0.2), fx.Work("slow")]
+    script, began, ended = Script(started(effects)), threading.Event(), threading.Event()
+
+    def slow(task: object) -> bool:
+        began.set()
+        return ended.wait(20)
 
     async def body() -> None:
         with ThreadPoolExecutor(1) as executor:
-            diary = Diary(lambda task: ended.wait(20))
+            diary = Diary(slow)
             runtime = Runtime(script, diary, diary.publish, executor, LOG, LIMIT)
             feeding = asyncio.create_task(runtime.run())
             runtime.post(fx.Command("start"))
-            await until(lambda: script.seen)
+            await until(began.is_set)
             feeding.cancel()
             await asyncio.wait([feeding])
             ended.set()
-            await asyncio.sleep(0.15)
-            assert runtime._events.empty()
+            # Each ends after what it follows: the one thread works, and the loop's timers run out,
+            # in their order.
+            await asyncio.get_running_loop().run_in_executor(executor, threading.get_ident)
+            await asyncio.sleep(0.2)
+            assert runtime.waiting_events == 0
 
     asyncio.run(body())
     assert script.seen == [fx.Command("start")]
