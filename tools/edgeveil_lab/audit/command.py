@@ -231,12 +231,21 @@ def spread(
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Ctrl-C waits; a process started meanwhile never sees it, from its first import on."""
+    """Ctrl-C waits; a process started meanwhile never sees it, from its first import on.
+
+    The mask is for those processes. In this one another thread may take the signal, and Python
+    then acts in the main thread all the same.
+    """
+    came: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, handler)
+    if came:
+        raise KeyboardInterrupt
 
 
 def _worker() -> None:
