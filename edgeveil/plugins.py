@@ -224,7 +224,7 @@ def _part(one: Plugin, kind: type[Any]) -> Any:
         found: Any = import_module(module)
         for step in (attribute or "PART").split("."):
             found = getattr(found, step)
-    except Exception as error:  # a plug-in may raise anything
+    except (Exception, SystemExit) as error:  # a plug-in may raise anything
         raise PluginRefusedError(
             f"{one} cannot be imported from {one.target}, {type(error).__name__}: {error};"
             " correct or uninstall it"
@@ -361,5 +361,5 @@ def _normal(name: str) -> str:
 
 
 def _families() -> list[str]:
-    folder = Path(__file__).parent
+    folder = Path(__file__).parent / "parts"
     return sorted(path.name for path in folder.iterdir() if (path / "__init__.py").is_file())

@@ -53,7 +53,7 @@ def check(part: Part) -> list[Verdict]:
     for law in LAWS.get(part.family, ()):
         try:
             wrong = law(part)
-        except Exception as error:  # a plug-in may raise anything
+        except (Exception, SystemExit) as error:  # a plug-in may raise anything
             wrong = f"{type(error).__name__}: {error}"
         found.append(Verdict(law.__name__.replace("_", " "), wrong))
     return found

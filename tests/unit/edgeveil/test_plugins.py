@@ -55,6 +55,7 @@ def test_what_is_wrong_with_a_plugin_is_named_and_the_others_join(good):
     bad = {
         "aggregation.broken": "bad_parts.broken:PART",
         "aggregation.krum": "bad_parts.krum:PART",
+        "aggregation.leaves": "bad_parts.leaves",
         "aggregation.other": "good_parts.midrange:PART",
         "aggregation.nothing": "bad_parts.broken",
         "rules.midrange": "good_parts.midrange:PART",
@@ -62,6 +63,7 @@ def test_what_is_wrong_with_a_plugin_is_named_and_the_others_join(good):
     files = {
         "bad_parts/__init__.py": "",
         "bad_parts/broken.py": "raise RuntimeError('no licence')\n",
+        "bad_parts/leaves.py": "raise SystemExit(0)\n",
         "bad_parts/krum.py": RULE.replace("midrange", "krum"),
     }
     laid_out(good, "bad-parts", bad, files)
@@ -84,8 +86,10 @@ def test_what_is_wrong_with_a_plugin_is_named_and_the_others_join(good):
     assert "calls itself 'midrange'" in found[3]
     assert "did you mean 'midrange'?" in found[4]
     assert found[5] == "Blanchard et al. 2017"
-    for what in ("broken", "has the name of a part of EdgeVeil's own", "there is no such family"):
+    for what in ("broken", "SystemExit", "has the name of a part of EdgeVeil's own", "there is no such family"):
         assert what in found[6]
+    assert found[6].count("there is no such family") == 1
+    assert "the family one of aggregation, features, methods, models" in found[6]
 
 
 def test_two_plugins_of_one_name_leave_it_to_neither(good):
