@@ -13,8 +13,8 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -82,16 +82,31 @@ def admit(allowed: Iterable[PluginAllowance]) -> None:
 
     Called again, as for another device of the same process, it adds to what is allowed.
     """
-    found = dict(_admitted or {})
-    for one in allowed:
-        name = _normal(one.distribution)
-        found[name] = found.get(name, frozenset()) | {one.sha256}
-    _change(found)
+    _change(_with(allowed))
 
 
 def admit_all() -> None:
     """All that are installed, as it is where `admit` was never called."""
     _change(None)
+
+
+@contextmanager
+def only(allowed: Iterable[PluginAllowance] = ()) -> Iterator[None]:
+    """Inside, no plug-in is taken but these and those admitted before."""
+    before = _admitted
+    _change(_with(allowed))
+    try:
+        yield
+    finally:
+        _change(before)
+
+
+def _with(allowed: Iterable[PluginAllowance]) -> dict[str, frozenset[str]]:
+    found = dict(_admitted or {})
+    for one in allowed:
+        name = _normal(one.distribution)
+        found[name] = found.get(name, frozenset()) | {one.sha256}
+    return found
 
 
 def watch(changed: Callable[[], None]) -> None:
@@ -124,11 +139,12 @@ def plugin_of(family: str, name: str) -> Plugin | None:
 
 def complaints() -> list[str]:
     """What is wrong with plug-ins that could not join, of the families asked for so far."""
+    families = _families()
     unknown = [
         f"{one}: there is no such family; name the entry point family.name, the family one of"
-        f" {', '.join(_families())}"
+        f" {', '.join(families)}"
         for one in installed()
-        if one.family not in _families()
+        if one.family not in families
     ]
     return [*_complaints.values(), *unknown]
 
@@ -236,11 +252,23 @@ def _part(one: Plugin, kind: type[Any]) -> Any:
             f"{one}: the part calls itself '{found.name}'; name the entry point"
             f" {one.family}.{found.name}"
         )
-    block, parameters = getattr(kind, "block", None), getattr(found, "parameters", None)
-    if block is not None and not (isinstance(parameters, type) and issubclass(parameters, block)):
+    block: Any = getattr(kind, "block", None)
+    parameters: Any = getattr(found, "parameters", None)
+    if block is None:
+        return found
+    if not (isinstance(parameters, type) and issubclass(parameters, block)):
         raise PluginRefusedError(
             f"{one}: its parameters are no {block.__name__}; derive them from it"
         )
+    try:  # in a union with others, one that cannot be built takes all down with it
+        from pydantic import TypeAdapter
+
+        TypeAdapter(parameters).json_schema()
+    except Exception as error:
+        raise PluginRefusedError(
+            f"{one}: its parameters cannot be read, {type(error).__name__}: {error}; correct"
+            " their types"
+        ) from error
     return found
 
 
@@ -288,7 +316,12 @@ def _files(found: PathDistribution, root: Path) -> list[str]:
     folders = {path.split("/")[0] for path in listed if "/" in path}
     for folder in folders:
         if not folder.endswith((".dist-info", ".data")):
-            below = (root / folder).rglob("*")
+            below = [root / folder, *(root / folder).rglob("*")]
+            link = next((path for path in below if path.is_symlink()), None)
+            if link is not None:  # what it leads to may change, and is not looked at
+                raise UsageError(
+                    f"holds a link, {link.relative_to(root)}", fix="install it from a wheel"
+                )
             listed |= {path.relative_to(root).as_posix() for path in below if path.is_file()}
     if not listed:
         raise UsageError("has no list of its files", fix="install it from a wheel with pip")

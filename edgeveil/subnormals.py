@@ -69,7 +69,7 @@ def set_flushing(on: bool) -> bool:
     switch = _SWITCHES.get((platform.system(), platform.machine()))
     library = _library()
     if switch is None or library is None:
-        torch, before = sys.modules.get("torch"), subnormals_flushed()
+        torch, before = loaded_torch(), subnormals_flushed()
         if torch is not None and before != on:
             torch.set_flush_denormal(on)
         return before
@@ -82,6 +82,13 @@ def set_flushing(on: bool) -> bool:
         environment[part] = list(wanted.to_bytes(switch.size, sys.byteorder))
         library.fesetenv(environment)
     return word & switch.bits == switch.bits
+
+
+def loaded_torch() -> Any:
+    """torch if this process has loaded it; None also while another thread still is at it."""
+    torch = sys.modules.get("torch")
+    spec = getattr(torch, "__spec__", None)
+    return None if getattr(spec, "_initializing", False) else torch
 
 
 @cache
@@ -141,7 +148,7 @@ def flushed_training() -> Iterator[None]:
     flush, torch works in the calling thread alone until the end.
     """
     with flushed():
-        torch = sys.modules.get("torch")
+        torch = loaded_torch()
         threads = torch.get_num_threads() if torch else 1
         if torch is None or torch_threads_flushed():
             yield

@@ -73,7 +73,13 @@ class ComputeProcess:
         self.end()
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", "edgeveil_edge.compute_child", str(theirs.fileno())]
+            command = [
+                sys.executable,
+                "-P",
+                "-m",
+                "edgeveil_edge.compute_child",
+                str(theirs.fileno()),
+            ]
             self._child = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -310,13 +316,16 @@ class ComputeProcess:
                 return reply
 
     def _receive(self, until_s: float) -> wire.Reply:
-        """The worker's next word. Raises TimeoutError without one by then, EOFError at its end."""
+        """The worker's next word. Raises TimeoutError without one by then, EOFError at its end.
+
+        What lies there afterwards is not taken: that it does would tell of the records' time.
+        """
         connection = self._connection
         if connection is None:
             raise EOFError
         left_s = until_s - self._clock()
         try:
-            if not connection.poll(None if left_s == math.inf else max(0.0, left_s)):
+            if left_s <= 0 or not connection.poll(None if left_s == math.inf else left_s):
                 raise TimeoutError
             return wire.decode_reply(connection.recv_bytes())
         except TimeoutError:

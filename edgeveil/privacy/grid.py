@@ -8,13 +8,13 @@ sensitivity, and float sums depend on the order (`docs/privacy.md`, "The grid").
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.errors import PrivacyError
+from edgeveil.subnormals import loaded_torch
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
@@ -134,5 +134,5 @@ def _largest(values: Integers) -> int:
 
 def _torch_with_cuda() -> Any:
     """torch if some training code has already loaded it and a CUDA device is present."""
-    torch = sys.modules.get("torch")
+    torch = loaded_torch()
     return torch if torch is not None and torch.cuda.is_available() else None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgeveil import plugins
 from edgeveil.settings.file import only_block, parsed, problems_error, read
-from edgeveil.settings.yaml_tree import Problem
+from edgeveil.settings.yaml_tree import Problem, Tree
 
 if TYPE_CHECKING:
     from edgeveil.sites.broker import BrokerSite
@@ -41,7 +43,24 @@ def load_site(path: Path) -> Site:
         if kind in tree.value:
             text += f"; this is a {kind} file"
         raise problems_error(str(path), [Problem((), tree.line(()), text)])
+    if kind == "edge":
+        return _edge_site(tree, path)
     return only_block(site_of(kind), kind, tree, path)
+
+
+def _edge_site(tree: Tree, path: Path) -> EdgeSite:
+    """Read with the plug-ins that its owner allows, and no others."""
+    from pydantic import TypeAdapter, ValidationError
+
+    from edgeveil.sites.edge import EdgeSite
+    from edgeveil.sites.policy import AllowedPlugin
+
+    allowed: tuple[AllowedPlugin, ...] = ()
+    with suppress(KeyError, TypeError, ValidationError):  # told below, with their places
+        named = tree.value["edge"]["policy"]["allowed_plugins"]
+        allowed = TypeAdapter(tuple[AllowedPlugin, ...]).validate_python(named)
+    with plugins.only(allowed):
+        return only_block(EdgeSite, "edge", tree, path)
 
 
 def kind_of(value: Any) -> str:

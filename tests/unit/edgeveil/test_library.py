@@ -242,6 +242,23 @@ def test_a_run_is_awaited_and_cancelled(small, simulated, tmp_path):
     assert not [t for t in threading.enumerate() if t.name.startswith("edgeveil-work")]
 
 
+@pytest.mark.slow
+def test_two_runs_at_once_in_a_fresh_program_are_those_of_one(small, simulated):
+    code = f"""
+import asyncio, edgeveil
+async def both():
+    runs = [
+        edgeveil.run_async({str(small)!r}, simulate=True, seed=3, reference=False, report=False)
+        for _ in range(2)
+    ]
+    return await asyncio.gather(*runs)
+print(*[run.accuracy for run in asyncio.run(both())])
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.split() == 2 * [str(simulated.accuracy)]
+
+
 def test_options_are_the_same_everywhere():
     typed = typing.get_type_hints(edgeveil.run)
     del typed["job"], typed["simulate"], typed["return"]

@@ -86,7 +86,12 @@ def test_what_is_wrong_with_a_plugin_is_named_and_the_others_join(good):
     assert "calls itself 'midrange'" in found[3]
     assert "did you mean 'midrange'?" in found[4]
     assert found[5] == "Blanchard et al. 2017"
-    for what in ("broken", "SystemExit", "has the name of a part of EdgeVeil's own", "there is no such family"):
+    for what in (
+        "broken",
+        "SystemExit",
+        "has the name of a part of EdgeVeil's own",
+        "there is no such family",
+    ):
         assert what in found[6]
     assert found[6].count("there is no such family") == 1
     assert "the family one of aggregation, features, methods, models" in found[6]
@@ -254,3 +259,48 @@ def test_a_device_says_on_its_console_why_it_declines_and_goes_on(good):
     assert found[1].startswith("a job is declined: aggregation 'midrange' of plug-in good-parts")
     assert "policy.allowed_plugins" in found[1]
     assert found[2] == "fine"
+
+
+def test_one_that_cannot_be_read_takes_no_other_down(good):
+    later = "from __future__ import annotations\n\nfrom typing import Literal"
+    late = RULE.replace("from typing import Literal", later).replace("midrange", "late")
+    late = late.replace(
+        "class MidrangeParameters(RuleParameters):\n",
+        "class MidrangeParameters(RuleParameters):\n    share: Undefined = 1\n",
+    )
+    files = {"late_parts/__init__.py": "", "late_parts/late.py": late}
+    laid_out(good, "late-parts", {"aggregation.late": "late_parts.late"}, files)
+    found = play(
+        good,
+        """
+        said(lambda: parse_plan(named("midrange")))
+        said(lambda: parse_plan(named("late")))
+        """,
+    )
+    assert found[0] == "fine"
+    assert "'late' of plug-in late-parts 1.0: its parameters cannot be read" in found[1]
+
+
+def test_a_plugin_with_a_link_has_no_digest(good, tmp_path):
+    (good / "good_parts" / "more").symlink_to(tmp_path)
+    (found,) = play(good, 'said(lambda: plugins.digest("good-parts"))')
+    assert "holds a link, good_parts/more" in found
+
+
+def test_a_device_in_a_program_imports_nothing_before_its_owners_word(good, tmp_path):
+    spy = {"spy_parts/__init__.py": "", "spy_parts/spy.py": "print('imported')\n" + SOURCE}
+    laid_out(good, "spy-parts", {"sources.jsonl": "spy_parts.spy"}, spy)
+    site = tmp_path / "edge.yaml"
+    site.write_text((ROOT / "configs" / "edge.yaml").read_text())
+    found = play(
+        good,
+        f"""
+        import edgeveil
+        edgeveil.Device({str(site)!r})
+        edgeveil.validate({str(site)!r})
+        print("done")
+        from edgeveil.parts.sources import SOURCES
+        "jsonl" in SOURCES and SOURCES["jsonl"]
+        """,
+    )
+    assert found == ["done", "imported"]

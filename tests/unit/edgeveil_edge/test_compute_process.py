@@ -267,8 +267,19 @@ def test_without_time_for_even_the_empty_answer_the_device_says_so(process, tmp_
     assert far.answer(computation(taught())).without == ""
 
 
-def test_a_box_that_is_late_with_the_empty_answer_sends_that_late(process, tmp_path) -> None:
+def test_a_box_that_is_late_with_the_empty_answer_sends_that_late(
+    process, tmp_path, monkeypatch
+) -> None:
     far = remote(process, tmp_path, records(tmp_path / "own.npz"))
+    plain = process._blank
+
+    def preempted(*asked: Any) -> Any:
+        blank = plain(*asked)
+        assert process._connection is not None
+        assert process._connection.poll(30)  # the answer with records lies there by now
+        return blank
+
+    monkeypatch.setattr(process, "_blank", preempted)
     found = far.answer(computation(taught(), until_s=0.0))
     nobody = Computer(site(tmp_path, records(tmp_path / "none.npz", 0)), SPLIT_KEY)
     assert tensors(found) == tensors(nobody.answer(computation(taught())))

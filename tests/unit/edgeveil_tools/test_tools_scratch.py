@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from edgeveil_tools.local import children as module
-from edgeveil_tools.local.children import PREFIX, scratch, sweep
+from edgeveil_tools.lifeline import Lifeline
+from edgeveil_tools.local.children import PREFIX, scratch, spawn, sweep
 
 LIVING = """
 import sys, time, tempfile
@@ -62,3 +63,16 @@ def test_what_is_kept_or_anothers_is_not_swept(tmp_path):
     sweep(tmp_path)
     assert (kept / "ledger").exists()
     assert bare.exists()
+
+
+def test_a_child_imports_nothing_from_the_folder_that_it_is_started_in(tmp_path, monkeypatch):
+    for name in ("argparse", "numpy", "yaml"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(9)\n")
+    monkeypatch.chdir(tmp_path)
+    lifeline = Lifeline()
+    try:
+        child = spawn(["version"], subprocess.PIPE, lifeline, threads=None)
+        said, _ = child.communicate()
+    finally:
+        lifeline.close()
+    assert child.returncode == 0, said

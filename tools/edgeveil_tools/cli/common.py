@@ -66,7 +66,6 @@ def load_edge(path: Path) -> EdgeSite:
     from edgeveil import plugins
     from edgeveil.sites.edge import EdgeSite
 
-    plugins.admit(())  # nothing of others is imported before the owner's word is read
     site = load_as(EdgeSite, path)
     plugins.admit(site.policy.allowed_plugins)
     return site

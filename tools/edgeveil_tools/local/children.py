@@ -130,7 +130,7 @@ def spawn(
     if threads is not None:
         settings |= {"OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": str(threads)}
     return subprocess.Popen(
-        [sys.executable, "-m", "edgeveil_tools.cli", *arguments],
+        [sys.executable, "-P", "-m", "edgeveil_tools.cli", *arguments],
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,

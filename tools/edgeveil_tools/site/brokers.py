@@ -318,6 +318,7 @@ class BrokerProcess:
         write_private(self._directory / "amqtt.json", json.dumps(settings))
         return [
             sys.executable,
+            "-P",
             "-m",
             "edgeveil_tools.site.broker_amqtt",
             str(self._directory / "amqtt.json"),
