@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from edgeveil_tools.local import children as module
 from edgeveil_tools.lifeline import Lifeline
+from edgeveil_tools.local import children as module
 from edgeveil_tools.local.children import PREFIX, scratch, spawn, sweep
 
 LIVING = """
