@@ -30,6 +30,7 @@ from edgeveil.sites.cloud import CloudLimits
 from edgeveil.sites.data import DataSource
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.sites.files import SITES, kind_of, load_site, site_of
+from edgeveil_tools.backbone.command import ensure_for_jobs
 from edgeveil_tools.local.local_run import LocalJob, load_local_job, local_job_schema
 from edgeveil_tools.result import PlainTable, html_table
 
@@ -52,6 +53,7 @@ def load(path: Path) -> tuple[str, tuple[LocalJob, Plan] | Site | LoadOptions]:
     """
     kind = kind_of(parsed(read(path), str(path)).value)
     if kind == "job":
+        ensure_for_jobs([path])
         return kind, load_local_job(path)
     if kind == "load":
         from edgeveil_lab.load.scenario import load_scenario
@@ -206,6 +208,7 @@ def price(job: str | Path | Job) -> JobPrice:
 def plan_of(job: str | Path | Job) -> Plan:
     """The plan of a job file, or of a job as it was loaded. Raises ConfigError."""
     if not isinstance(job, Job):
+        ensure_for_jobs([Path(job)])
         return load_plan(Path(job))
     return compile_job(job.alone if isinstance(job, LocalJob) else job)
 

@@ -1,4 +1,5 @@
 import json
+import os
 
 import numpy as np
 import pytest
@@ -136,3 +137,14 @@ def test_other_jobs_train_nothing(quick, tmp_path, text):
     backbone.ensure_for_jobs([tmp_path / "job.yaml"], lambda _: pytest.fail("trained"))
     backbone.ensure_for_jobs([tmp_path / "none.yaml"], lambda _: pytest.fail("trained"))
     assert not cached_backbone("digits").exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["job: " + "{a: " * 900 + "1" + "}" * 900, 'job: !!int ""', "a: ["]
+)
+def test_whether_a_file_names_the_encoder_is_asked_of_any_file(tmp_path, text):
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    backbone.ensure_for_jobs([path, tmp_path, tmp_path / "none"])
+    os.mkfifo(tmp_path / "pipe")
+    backbone.ensure_for_jobs([tmp_path / "pipe"])  # nobody writes to it

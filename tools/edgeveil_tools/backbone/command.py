@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
-from edgeveil.errors import DataError, UsageError
+from edgeveil.errors import ConfigError, DataError, UsageError
 from edgeveil.parts.features.onnx import cached_backbone, opened, read_backbone, sha256_hex
+from edgeveil.settings.file import parsed, read
 
 NAME = "digits"
 STEPS = 3000  # batches of 128 images
@@ -91,9 +90,9 @@ def ensure_for_jobs(files: Iterable[Path], say: Callable[[str], None] = _to_stde
 
 def _names_encoder(path: Path) -> bool:
     try:
-        entries = yaml.safe_load(path.read_bytes())["features"]
+        entries = parsed(read(path), str(path)).value["features"]
         return any(entry.get("file") == NAME for entry in entries)
-    except (OSError, yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError):
+    except (ConfigError, AttributeError, KeyError, TypeError):
         return False
 
 

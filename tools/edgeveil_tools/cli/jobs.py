@@ -122,9 +122,7 @@ def _cloud(args: argparse.Namespace, patience_s: float = 0.0) -> Cloud:
 
 
 def _submit(args: argparse.Namespace) -> int:
-    from edgeveil_tools.backbone.command import ensure_for_jobs
 
-    ensure_for_jobs([args.file])
     return submit(
         args.file,
         lambda patience_s: _cloud(args, patience_s),

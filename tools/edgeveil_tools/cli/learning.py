@@ -120,11 +120,9 @@ def _add_run(commands: Subparsers) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from edgeveil_tools.backbone.command import ensure_for_jobs
     from edgeveil_tools.local.job import Overrides
     from edgeveil_tools.local.run import run_local
 
-    ensure_for_jobs([args.job])
     overrides = Overrides(
         broker=args.broker,
         protocol=args.protocol,
@@ -147,10 +145,8 @@ def _run(args: argparse.Namespace) -> int:
 
 def _validate(args: argparse.Namespace) -> int:
     from edgeveil.errors import ConfigError
-    from edgeveil_tools.backbone.command import ensure_for_jobs
     from edgeveil_tools.checks import load, validate
 
-    ensure_for_jobs(args.files)
     code = 0
     for path in args.files:
         problems = [str(problem) for problem in validate(path)]

@@ -12,6 +12,7 @@ import yaml
 from edgeveil.errors import ConfigError, UsageError
 from edgeveil.jobs import Job
 from edgeveil.parts.features import OnnxParameters
+from edgeveil_tools.backbone.command import ensure_for_jobs
 from edgeveil_tools.local.data import dealt_classes, source
 from edgeveil_tools.local.local_run import (
     LocalJob,
@@ -42,6 +43,8 @@ def local_job(given: str | Path | Job, overrides: Overrides) -> tuple[Job, Local
 
     Its paths are absolute afterwards: `--data` counts from here, a key from the job's folder.
     """
+    if not isinstance(given, Job):
+        ensure_for_jobs([Path(given)])
     job = given if isinstance(given, Job) else load_local_job(Path(given))[0]
     named = f"job {job.job}" if isinstance(given, Job) else str(given)
     folder = Path.cwd() if isinstance(given, Job) else Path(given).absolute().parent
