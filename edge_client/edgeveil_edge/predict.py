@@ -80,7 +80,7 @@ def predict(model: str | Path, records: str | Path | NDArray[Any]) -> Prediction
         x = _shaped(_read(file), session.input_shape, str(file))
     else:
         try:
-            given = np.asarray(records, np.float32)
+            given = np.asarray(records)
         except ValueError:
             raise DataError("are no numbers", where="records", fix="pass an array") from None
         x = _shaped(given, session.input_shape, "records")
@@ -118,8 +118,9 @@ def _read(file: Path) -> NDArray[Any]:
 def _shaped(values: NDArray[Any], shape: tuple[int | None, ...], where: str) -> NDArray[np.float32]:
     """The values as records of the model's shape. Raises DataError."""
     per_record = int(np.prod([axis or 1 for axis in shape], dtype=np.int64))
+    values = _numbers(values, where)
     if None in shape:
-        return np.asarray(values, np.float32)
+        return values
     sizes = (axis for axis in shape if axis is not None)
     one_record = values.shape == shape
     if not one_record and (values.ndim < 2 or values[:1].size != per_record or not len(values)):
@@ -128,4 +129,14 @@ def _shaped(values: NDArray[Any], shape: tuple[int | None, ...], where: str) -> 
             where=where,
             fix="store values alone, without labels",
         )
-    return np.asarray(values, np.float32).reshape(-1, *sizes)
+    return values.reshape(-1, *sizes)
+
+
+def _numbers(values: NDArray[Any], where: str) -> NDArray[np.float32]:
+    if values.dtype.kind not in "biuf":
+        raise DataError("are no real numbers", where=where, fix="store numbers alone")
+    with np.errstate(over="ignore"):
+        found = values.astype(np.float32, copy=False)
+    if np.isinf(found).any() and not np.isinf(values).any():
+        raise DataError("has values beyond 3e38", where=where, fix="scale them as for training")
+    return found

@@ -63,7 +63,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from edgeveil.errors import UsageError
 from edgeveil.privacy.events import Unit
@@ -142,9 +142,11 @@ class Result:
         path = Path(folder) / "result.json"
         try:
             content = json.loads(path.read_bytes())
-        except (OSError, ValueError) as error:
+            if content["status"] not in get_args(Status):
+                raise ValueError("another file of this name")
+        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
             raise UsageError(
-                "cannot be read", where=str(path), fix="name the folder of a run, its --out"
+                "is no result of a run", where=str(path), fix="name the folder of a run, its --out"
             ) from error
         return cls(content, Path(folder))
 

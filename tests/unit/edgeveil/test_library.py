@@ -16,6 +16,7 @@ import edgeveil
 from edgeveil.errors import (
     ConfigError,
     ConfigProblem,
+    DataError,
     MissingExtraError,
     UsageError,
     needs_extra,
@@ -167,7 +168,7 @@ def test_a_result_is_read_back_and_shows_itself(simulated):
     for part in ("training guarantee", "inference guarantee", "protects nobody", "<th>round</th>"):
         assert part in shown
     assert "final accuracy" in str(again)
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="is no result of a run"):
         edgeveil.Result.load(simulated.folder / "absent")
 
 
@@ -240,6 +241,53 @@ def test_a_run_is_awaited_and_cancelled(small, simulated, tmp_path):
     assert loop_went_on == [True]
     assert result.model.read_bytes() == simulated.model.read_bytes()
     assert not [t for t in threading.enumerate() if t.name.startswith("edgeveil-work")]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "{}", '{"status": "?"}', "[" * 100_000])
+def test_what_is_no_result_is_told(tmp_path, text):
+    (tmp_path / "result.json").write_text(text)
+    with pytest.raises(UsageError, match="is no result of a run"):
+        edgeveil.Result.load(tmp_path)
+
+
+def test_a_refused_job_leaves_no_folder_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    (tmp_path / "job.yaml").write_text("job: x\n")
+    with pytest.raises(ConfigError):
+        edgeveil.simulate(tmp_path / "job.yaml")
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+@pytest.mark.parametrize(
+    "bad", [np.array([[None] * 64]), np.full((1, 64), 1j), np.full((1, 64), 1e300)]
+)
+def test_records_that_no_model_can_take_are_refused(simulated, bad):
+    with pytest.raises(DataError):
+        edgeveil.predict(simulated.model, bad)
+
+
+def test_a_run_that_is_cancelled_twice_is_over_all_the_same(small, tmp_path):
+    async def cancelled():
+        begun = asyncio.Event()
+        goes_on = asyncio.get_running_loop()
+
+        def hear(progress):
+            goes_on.call_soon_threadsafe(begun.set)
+
+        work = asyncio.create_task(
+            edgeveil.run_async(small, simulate=True, out=tmp_path, reference=False, progress=hear)
+        )
+        await begun.wait()
+        work.cancel()
+        await asyncio.sleep(0)
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        return [t.name for t in threading.enumerate() if t.name.startswith("edgeveil-work")]
+
+    assert asyncio.run(cancelled()) == []
+    assert (tmp_path / "result.json").exists()
 
 
 @pytest.mark.slow

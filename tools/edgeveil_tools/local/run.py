@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Literal, TypedDict, Unpack
@@ -158,15 +158,16 @@ async def run_async(
         return await asyncio.shield(work)
     except asyncio.CancelledError:
         stop.set()
-        await asyncio.wait([work])
+        while not work.done():  # cancelled again it still waits: nothing may be left behind
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([work])
         work.exception()  # it has ended, however it did
         raise
 
 
 @needs_extra("tools")
 def _run(job: str | Path | Job, out: str | Path | None, overrides: Overrides, **how: Any) -> Result:
-    folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="edgeveil-out-"))
-    played = play(job, folder, overrides, **how)
+    played = play(job, Path(out) if out else None, overrides, **how)
     if played.failure is not None:
         raise played.failure
     return played.result
@@ -186,7 +187,7 @@ class PlayedRun:
 
 def play(
     job: str | Path | Job,
-    out: Path,
+    out: Path | None,
     overrides: Overrides,
     *,
     keep: bool = False,
@@ -211,6 +212,8 @@ def play(
     rehearse(compile_job(loaded), path, devices=settings.simulate, limits=limits)
     if not settings.simulate:
         choose_engine(settings.broker)
+    if out is None:
+        out = Path(tempfile.mkdtemp(prefix="edgeveil-out-"))
     prepare(out)
     record_dir = _recording(out, settings) if record else None
     # A second Ctrl-C must not leave children or files behind; stopping takes a few seconds at most.
