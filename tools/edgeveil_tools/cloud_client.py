@@ -6,11 +6,21 @@ For a desk that has the core's libraries alone.
 from __future__ import annotations
 
 import json
+import math
+import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Iterator
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from collections.abc import Iterable, Iterator, Sequence
+from http.client import (
+    BadStatusLine,
+    HTTPConnection,
+    HTTPException,
+    HTTPSConnection,
+    LineTooLong,
+    RemoteDisconnected,
+    UnknownProtocol,
+)
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -30,6 +40,9 @@ AGAIN_S = 0.5
 MODEL_KINDS = ("onnx", "safetensors")
 _PAGE_BYTES = 1 << 20
 _AWAY_STATUS = 503
+_NO_HTTP = (BadStatusLine, LineTooLong, UnknownProtocol)
+_HOST = re.compile(r"[\w.:%-]+")
+_OF_A_JOB = ("id", "status", "reason", "ended_at", "exchanges")
 
 JsonObject = dict[str, Any]
 JsonRows = list[JsonObject]
@@ -55,16 +68,21 @@ class Cloud:
 
     def __init__(self, url: str, token: str | Path, *, patience_s: float = 0.0) -> None:
         self._patience_s = patience_s
-        parts = urlsplit(url)
         try:
-            port = parts.port
+            parts = urlsplit(url)
+            host, port, kind = parts.hostname or "", parts.port, parts.scheme
+            host.encode("idna")
         except ValueError:
-            port = -1
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-            raise UsageError("is no address of a cloud", where=url, fix="use http://127.0.0.1:8701")
+            host, port, kind = "", None, ""
+        if kind not in ("http", "https") or not _HOST.fullmatch(host) or parts.username is not None:
+            raise UsageError(
+                "is no address of a cloud",
+                where=re.sub("//.*@", "//…@", url),  # a password is for no log
+                fix="use http://127.0.0.1:8701",
+            )
         self.url = url.rstrip("/")
-        self._tls, self._host, self._port = parts.scheme == "https", parts.hostname, port
-        self._prefix = parts.path.rstrip("/")
+        self._tls, self._host, self._port = kind == "https", host, port
+        self._prefix = quote(parts.path.rstrip("/"))
         self._token = _token(token)
 
     def submit(self, job: str | Path | Job) -> str:
@@ -87,11 +105,12 @@ class Cloud:
         for graph in backbones:
             self._json("PUT", "/backbones", graph, timeout_s=UPLOAD_S)
         # A model's code may have to be imported there, torch with it.
-        return str(self._json("POST", "/jobs", job_yaml, timeout_s=UPLOAD_S)["id"])
+        found = self._json("POST", "/jobs", job_yaml, holds=("id",), timeout_s=UPLOAD_S)
+        return str(found["id"])
 
     def job(self, job: str) -> JsonObject:
         """One job with its committed exchanges, by id."""
-        return self._json("GET", f"/jobs/{quote(job, safe='')}")
+        return self._json("GET", f"/jobs/{quote(job, safe='')}", holds=_OF_A_JOB)
 
     def cancel(self, job: str) -> JsonObject:
         """Cancel a job that has not ended; returns it."""
@@ -103,8 +122,10 @@ class Cloud:
 
     def events(self, job: str, after: int = 0, wait_s: float = 0.0) -> JsonRows:
         """Events after number `after`; waits up to `wait_s` for the first."""
+        if not 0 <= wait_s < math.inf:
+            raise UsageError(f"must be seconds from 0, got {wait_s}", where="wait_s")
         path = f"/jobs/{quote(job, safe='')}/events?after={after}&wait_s={wait_s:g}"
-        return list(self._json("GET", path, timeout_s=TIMEOUT_S + wait_s)["events"])
+        return self._rows(path, "events", ("seq", "type"), timeout_s=TIMEOUT_S + wait_s)
 
     def watch(self, job: str, poll_s: float = POLL_S) -> Iterator[JsonObject]:
         """All events of a job from its beginning until it has ended, as they come.
@@ -133,7 +154,8 @@ class Cloud:
 
     def model(self, job: str, kind: str = "onnx") -> bytes:
         """The final model's file, `onnx` or `safetensors`."""
-        return self._request("GET", f"/jobs/{quote(job, safe='')}/model.{kind}", None, 60.0)
+        path = f"/jobs/{quote(job, safe='')}/model.{kind}"
+        return self._request("GET", path, None, UPLOAD_S, "application/octet-stream")
 
     def fetch(self, job: str, out: str | Path | None = None) -> Path:
         """Write the final model to `out`; returns the file's path.
@@ -158,30 +180,51 @@ class Cloud:
 
     def list(self) -> JsonRows:
         """All jobs, oldest first: id, status, reason, submitted_at, ended_at, …"""
-        return [*self._json("GET", "/jobs")["jobs"]]
+        return self._rows("/jobs", "jobs", ("id", "status"))
+
+    def _rows(
+        self, path: str, key: str, holds: Sequence[str], *, timeout_s: float = TIMEOUT_S
+    ) -> JsonRows:
+        rows = self._json("GET", path, holds=(key,), timeout_s=timeout_s)[key]
+        if not isinstance(rows, list) or not all(_holds(row, holds) for row in rows):
+            raise self._no_cloud()
+        return rows
 
     def _json(
-        self, method: str, path: str, body: bytes | None = None, *, timeout_s: float = TIMEOUT_S
-    ) -> dict[str, Any]:
-        found = _mapping(self._request(method, path, body, timeout_s))
-        if found is None:
-            raise UsageError(
-                "answers something else than a cloud", where=self.url, fix="check the address"
-            )
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        holds: Sequence[str] = (),
+        timeout_s: float = TIMEOUT_S,
+    ) -> JsonObject:
+        found = _mapping(self._request(method, path, body, timeout_s, "application/json"))
+        if found is None or not _holds(found, holds):
+            raise self._no_cloud()
         return found
 
-    def _request(self, method: str, path: str, body: bytes | None, timeout_s: float) -> bytes:
+    def _no_cloud(self) -> UsageError:
+        return UsageError(
+            "what answers there is no cloud", where=self.url, fix="check the address and its port"
+        )
+
+    def _request(
+        self, method: str, path: str, body: bytes | None, timeout_s: float, content_type: str
+    ) -> bytes:
         """One request; a GET is tried again while the cloud is away, for `patience_s`."""
         end = time.monotonic() + (self._patience_s if method == "GET" else 0.0)
         while True:
             try:
-                return self._request_once(method, path, body, timeout_s)
+                return self._request_once(method, path, body, timeout_s, content_type)
             except CloudAway:
                 if time.monotonic() >= end:
                     raise
                 time.sleep(AGAIN_S)
 
-    def _request_once(self, method: str, path: str, body: bytes | None, timeout_s: float) -> bytes:
+    def _request_once(
+        self, method: str, path: str, body: bytes | None, timeout_s: float, content_type: str
+    ) -> bytes:
         kind = HTTPSConnection if self._tls else HTTPConnection
         connection = kind(self._host, self._port, timeout=timeout_s)
         try:
@@ -190,6 +233,8 @@ class Cloud:
             answer = connection.getresponse()
             content = answer.read()
         except (OSError, HTTPException) as error:
+            if isinstance(error, _NO_HTTP) and not isinstance(error, RemoteDisconnected):
+                raise self._no_cloud() from error
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise CloudAway(
                 f"the cloud does not answer ({reason})",
@@ -200,6 +245,8 @@ class Cloud:
             connection.close()
         if answer.status >= 400:
             raise self._refused(answer.status, content)
+        if answer.headers.get_content_type() != content_type:
+            raise self._no_cloud()
         return content
 
     def _refused(self, status: int, content: bytes) -> ConfigError | UsageError:
@@ -213,6 +260,8 @@ class Cloud:
 
 def _token(token: str | Path) -> str:
     if isinstance(token, str):
+        if not token.strip().isprintable():
+            raise UsageError("is no token of a cloud", where="token", fix="pass its http.token")
         return token.strip()
     if not token.is_file():
         raise UsageError(
@@ -226,9 +275,13 @@ def _token(token: str | Path) -> str:
 def _mapping(content: bytes) -> dict[str, Any] | None:
     try:
         found = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def _holds(found: object, keys: Sequence[str]) -> bool:
+    return isinstance(found, dict) and all(key in found for key in keys)
 
 
 def get_json(url: str, token: str = "") -> dict[str, Any]:

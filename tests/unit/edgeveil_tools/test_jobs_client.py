@@ -2,10 +2,11 @@
 
 import asyncio
 import json
+import socket
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -299,3 +300,74 @@ def test_no_cloud_no_token_and_no_address_are_told_apart(tmp_path):
     for url in ("127.0.0.1:8701", "ftp://h", "http://h:x", "http://"):
         with pytest.raises(UsageError, match="no address of a cloud"):
             jobs.list_jobs(Cloud(url, token))
+
+
+@contextmanager
+def answering(raw):
+    """The address of something that answers each connection so."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve_all():
+            with suppress(OSError):
+                while True:
+                    one, _ = server.accept()
+                    with one:
+                        one.sendall(raw)
+                        one.shutdown(socket.SHUT_WR)
+                        while one.recv(1 << 16):
+                            pass
+
+        threading.Thread(target=serve_all, daemon=True).start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def http(body, kind=b"application/json"):
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n%s"
+    return head % (kind, len(body), body)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        http(b"{}"),
+        http(b'{"jobs":5}'),
+        http(b"[" * 100_000),
+        http(b"<html>", b"text/html"),
+        b"SSH-2.0-x\r\n",
+    ],
+)
+def test_what_is_no_cloud_is_told(tmp_path, raw):
+    with answering(raw) as url:
+        other = Cloud(url, "secret")
+        calls = [
+            other.list,
+            partial(other.events, "0" * 32),
+            partial(other.wait, "0" * 32),
+            partial(other.submit_yaml, b"job: x"),
+            partial(other.fetch, "0" * 32, tmp_path / "a.onnx"),
+            partial(other.fetch, "0" * 32, tmp_path / "a.safetensors"),
+        ]
+        for call in calls:
+            with pytest.raises(UsageError, match="what answers there is no cloud"):
+                call()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://a b", f"http://{'a' * 70}.de", "http://"])
+def test_what_is_no_address_is_told(url):
+    with pytest.raises(UsageError, match="is no address of a cloud"):
+        Cloud(url, "t")
+
+
+def test_a_password_in_an_address_is_not_repeated():
+    with pytest.raises(UsageError) as raised:
+        Cloud("http://me:hidden@localhost:8701", "t")
+    assert "hidden" not in str(raised.value)
+
+
+def test_odd_words_to_a_cloud_are_refused():
+    with pytest.raises(UsageError, match="is no token"):
+        Cloud("http://localhost:1", "a\nb")
+    with pytest.raises(UsageError, match="wait_s"):
+        Cloud("http://localhost:1", "t").events("0" * 32, wait_s=float("nan"))
