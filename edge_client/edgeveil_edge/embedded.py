@@ -15,6 +15,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -72,8 +73,9 @@ class Device:
     say      hears each line for the owner, from the device's thread; None: they are kept in
              `status().said` alone. They may quote private counts: not for others
 
-    As a context it starts and stops. One program at a time owns a device's state folder. From its
-    first start on this program takes in plug-ins that its owner's policy allows, and no others.
+    As a context it starts and stops. Methods may be called from several threads. One program at a
+    time owns a device's state folder. From its first start on this program takes in plug-ins that
+    its owner's policy allows, and no others.
 
         with Device("edge.yaml", records=measured) as device:
             ...
@@ -93,6 +95,7 @@ class Device:
             raise UsageError("is no edge site file", where=str(site), fix="name a device's")
         self.site, self._records, self._say = found, records, say
         self._thread: threading.Thread | None = None
+        self._starting = threading.RLock()  # held by `start`, whose callable may call methods
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._process: DeviceProcess | None = None
@@ -109,8 +112,19 @@ class Device:
         records, UsageError where it runs already or another program has its folder, StorageError,
         PrivacyError or CryptoError for what its folder holds.
         """
+        if not self._starting.acquire(blocking=False):
+            raise self._runs_already()
+        try:
+            return self._start()
+        finally:
+            self._starting.release()
+
+    def _runs_already(self) -> UsageError:
+        return UsageError("the device runs already", where=self.site.name, fix="stop it first")
+
+    def _start(self) -> Self:
         if self._thread is not None and self._thread.is_alive():
-            raise UsageError("the device runs already", where=self.site.name, fix="stop it first")
+            raise self._runs_already()
         given = self._given()
         plugins.admit(self.site.policy.allowed_plugins)
         ready = threading.Event()
@@ -126,14 +140,18 @@ class Device:
         return self
 
     def stop(self) -> None:
-        """Say good-bye, end the computing process, close the files. May be called twice."""
-        thread, loop, stop = self._thread, self._loop, self._stop
+        """Say good-bye, end the computing process, close the files. May be called twice.
+
+        A device that another thread is starting is stopped once it has started.
+        """
+        with self._starting:
+            thread, loop, stop = self._thread, self._loop, self._stop
         if thread is None:
             return
-        if loop is not None and stop is not None and thread.is_alive():
-            loop.call_soon_threadsafe(stop.set)
+        if loop is not None and stop is not None:
+            with suppress(RuntimeError):  # closed: it is ending already
+                loop.call_soon_threadsafe(stop.set)
         thread.join()
-        self._thread = None
 
     def pause(self) -> None:
         """Decline rounds from now on; an answer that is under way still leaves."""

@@ -134,3 +134,59 @@ def test_the_computing_process_reads_them_and_not_the_site_s_source(own):
     _, computer = server._devices["box"]
     training, evaluation = computer.records(0.5)
     assert len(training) + len(evaluation) == len(X)
+
+
+def at_once(*calls):
+    """What each of the calls raised, None where it returned; all in threads, begun together."""
+    begin, told = threading.Barrier(len(calls)), []
+
+    def one(call):
+        begin.wait()
+        try:
+            call()
+        except Exception as error:
+            told.append(error)
+        else:
+            told.append(None)
+
+    working = [threading.Thread(target=one, args=(call,)) for call in calls]
+    for thread in working:
+        thread.start()
+    for thread in working:
+        thread.join(60)
+    return told
+
+
+def test_of_several_threads_that_start_it_one_does_and_all_may_stop_it(own):
+    device = edgeveil.Device(own, records=measured)
+    for _ in range(2):
+        told = at_once(*[device.start] * 3)
+        assert told.count(None) == 1
+        for error in filter(None, told):
+            assert isinstance(error, UsageError)
+            assert "runs already" in str(error)
+        assert device.status().state == "offline"
+        assert at_once(*[device.stop] * 3) == [None] * 3
+        assert device.status().state == "stopped"
+
+
+def test_a_device_that_is_being_started_is_stopped_once_it_has(own):
+    asked, go_on = threading.Event(), threading.Event()
+
+    def slowly():
+        asked.set()
+        assert go_on.wait(60)
+        return measured()
+
+    device = edgeveil.Device(own, records=slowly)
+    starting = threading.Thread(target=device.start)
+    starting.start()
+    assert asked.wait(60)
+    with pytest.raises(UsageError, match="runs already"):
+        device.start()
+    stopping = threading.Thread(target=device.stop)
+    stopping.start()
+    go_on.set()
+    starting.join(60)
+    stopping.join(60)
+    assert device.status().state == "stopped"
