@@ -39,7 +39,9 @@ def nearest(name: str, known: list[str]) -> str:
     given, names = name.casefold(), {one.casefold(): one for one in known}
     begun = [one for one in names if given and one.startswith(given)]
     close = get_close_matches(given, begun or names, n=1, cutoff=0.5)
-    return f"did you mean '{names[close[0]]}'?" if close else f"known: {', '.join(sorted(known))}"
+    if close:
+        return f"did you mean '{names[close[0]]}'?"
+    return f"known: {', '.join(sorted({*known}))}"
 
 
 class Table(Generic[T]):

@@ -137,6 +137,6 @@ def _numbers(values: NDArray[Any], where: str) -> NDArray[np.float32]:
         raise DataError("are no real numbers", where=where, fix="store numbers alone")
     with np.errstate(over="ignore"):
         found = values.astype(np.float32, copy=False)
-    if np.isinf(found).any() and not np.isinf(values).any():
+    if (np.isinf(found) & ~np.isinf(values)).any():
         raise DataError("has values beyond 3e38", where=where, fix="scale them as for training")
     return found

@@ -65,6 +65,7 @@ def _edge_site(tree: Tree, path: Path) -> EdgeSite:
 
 def kind_of(value: Any) -> str:
     """The kind of a file by its top-level keys: a site's own name or `load`, else `job`."""
-    keys = value if isinstance(value, dict) else {}
+    keys = set(value) if isinstance(value, dict) else set()
     found = [key for key in (*SITES, "load") if key in keys]
-    return found[0] if found and "job" not in keys else "job"
+    is_job = "job" in keys or {"data", "train"} <= keys  # which has a `proxy` block too
+    return found[0] if found and not is_job else "job"

@@ -6,7 +6,6 @@ For a desk that has the core's libraries alone.
 from __future__ import annotations
 
 import json
-import math
 import re
 import time
 import urllib.error
@@ -36,6 +35,7 @@ from edgeveil_tools.result import write_whole, writing
 TIMEOUT_S = 10.0
 POLL_S = 20.0
 UPLOAD_S = 120.0
+MAX_WAIT_S = 86_400.0
 AGAIN_S = 0.5
 MODEL_KINDS = ("onnx", "safetensors")
 _PAGE_BYTES = 1 << 20
@@ -122,8 +122,10 @@ class Cloud:
 
     def events(self, job: str, after: int = 0, wait_s: float = 0.0) -> JsonRows:
         """Events after number `after`; waits up to `wait_s` for the first."""
-        if not 0 <= wait_s < math.inf:
-            raise UsageError(f"must be seconds from 0, got {wait_s}", where="wait_s")
+        if not 0 <= wait_s <= MAX_WAIT_S:
+            raise UsageError(
+                f"must be seconds from 0 to {MAX_WAIT_S:g}, got {wait_s}", where="wait_s"
+            )
         path = f"/jobs/{quote(job, safe='')}/events?after={after}&wait_s={wait_s:g}"
         return self._rows(path, "events", ("seq", "type"), timeout_s=TIMEOUT_S + wait_s)
 
@@ -260,7 +262,7 @@ class Cloud:
 
 def _token(token: str | Path) -> str:
     if isinstance(token, str):
-        if not token.strip().isprintable():
+        if not (token.isascii() and token.strip().isprintable()):
             raise UsageError("is no token of a cloud", where="token", fix="pass its http.token")
         return token.strip()
     if not token.is_file():

@@ -142,6 +142,9 @@ def digests(names: list[str], *, as_json: bool) -> int:
 
     Imports none of them. UsageError for a name that no installed plug-in has or declares.
     """
+    if not names:
+        fix = "write methods digest, and the name of a part or its distribution"
+        raise UsageError("names no plug-in", where="methods digest", fix=fix)
     found: dict[str, str] = {}
     for name in names:
         mine = [one for one in plugins.installed() if name in (one.name, one.distribution)]

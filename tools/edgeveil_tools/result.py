@@ -142,7 +142,7 @@ class Result:
         path = Path(folder) / "result.json"
         try:
             content = json.loads(path.read_bytes())
-            if content["status"] not in get_args(Status):
+            if content["status"] not in get_args(Status) or not {"job", "final"} <= content.keys():
                 raise ValueError("another file of this name")
         except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
             raise UsageError(

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from edgeveil.errors import UsageError
 from edgeveil.parts.exchange import TRAIN
 from edgeveil.parts.features import IdentityParameters, build_features
 from edgeveil.parts.methods import METHODS, trains_model
@@ -13,7 +14,7 @@ from edgeveil.parts.setting import Setting
 from edgeveil.parts.stages import STAGES
 from edgeveil.privacy.events import ClaimedEvent, UnprotectedEvent
 from edgeveil_tools import cli
-from edgeveil_tools.methods import PAGE, TABLES, drawing, entries
+from edgeveil_tools.methods import PAGE, TABLES, digests, drawing, entries
 from edgeveil_tools.pages import redrawn
 
 ENTRIES = entries()
@@ -95,3 +96,8 @@ def test_an_unknown_name_suggests_the_nearest(capsys):
 def test_the_readme_has_every_name():
     text = PAGE.read_text("utf-8")
     assert redrawn(text, drawing) == text
+
+
+def test_a_digest_is_of_something():
+    with pytest.raises(UsageError, match="names no plug-in"):
+        digests([], as_json=False)

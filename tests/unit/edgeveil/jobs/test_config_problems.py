@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import edgeveil
 from edgeveil.errors import ConfigError
 from edgeveil.jobs import load_job, parse_job
 from edgeveil.sites.files import load_site
@@ -180,6 +181,13 @@ def test_a_job_that_its_own_runs_policy_declines_is_refused(old, new, key, what)
     assert what in found
     assert f" local_run.policy.{key}: " in found
     parse_job(without_run(text))
+
+
+def test_a_job_without_its_name_is_no_sites_file(tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB.replace("job: quickstart\n", "") + "proxy: {shuffle: split}\n")
+    found = [problem.key for problem in edgeveil.validate(path)]
+    assert found == ["job"]
 
 
 def test_a_runs_policy_counts_devices_as_the_cloud_draws_them():
