@@ -16,6 +16,8 @@ OWN_PACKAGES = (
 )
 INTERRUPTED = 130
 """The exit code after Ctrl-C."""
+OF_OTHERS_CODE = (Exception, SystemExit)
+"""What code of others may end with: told where it is run, and no end of the process."""
 _PROBLEM = re.compile(r"(?P<file>.+?):(?P<line>\d+) (?P<key>\S*): (?P<text>.*)", re.DOTALL)
 
 

@@ -22,7 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from edgeveil.errors import UsageError
+from edgeveil.errors import OF_OTHERS_CODE, UsageError
 
 if TYPE_CHECKING:
     from importlib.metadata import PathDistribution
@@ -240,7 +240,7 @@ def _part(one: Plugin, kind: type[Any]) -> Any:
         found: Any = import_module(module)
         for step in (attribute or "PART").split("."):
             found = getattr(found, step)
-    except (Exception, SystemExit) as error:  # a plug-in may raise anything
+    except OF_OTHERS_CODE as error:  # a plug-in may raise anything
         raise PluginRefusedError(
             f"{one} cannot be imported from {one.target}, {type(error).__name__}: {error};"
             " correct or uninstall it"

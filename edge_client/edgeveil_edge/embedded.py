@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from edgeveil import plugins
 from edgeveil.data.records import Records
-from edgeveil.errors import DataError, UsageError, needs_extra
+from edgeveil.errors import OF_OTHERS_CODE, DataError, UsageError, needs_extra
 from edgeveil.parts.sources.python import given_records
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.sites.edge import EdgeSite
@@ -224,7 +224,7 @@ class Device:
             return None
         try:
             found = self._records()
-        except Exception as error:  # the application's code may raise anything
+        except OF_OTHERS_CODE as error:  # the application's code may raise anything
             what = f"raised {type(error).__name__}: {error}"
             raise DataError(what, where=WHERE, fix="correct the function") from error
         return given_records(found, WHERE)

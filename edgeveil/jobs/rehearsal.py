@@ -15,7 +15,7 @@ import numpy as np
 
 from edgeveil.data.records import Records
 from edgeveil.data.split import sample_slots
-from edgeveil.errors import DataError, EdgeVeilError, PrivacyError, ProtocolError
+from edgeveil.errors import OF_OTHERS_CODE, DataError, EdgeVeilError, PrivacyError, ProtocolError
 from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.parts.exchange import KEPT, TRAIN, Array, Exchange, Tensors
@@ -89,7 +89,7 @@ def rehearse_device(
         raise
     except EdgeVeilError as error:
         raise DataError(error.what, where=error.where, fix=error.fix) from error
-    except Exception as error:  # a user's own model may raise anything
+    except OF_OTHERS_CODE as error:  # a user's own model may raise anything
         raise DataError(
             f"cannot be done on made-up records, {type(error).__name__}: {error}",
             where="job",

@@ -20,7 +20,7 @@ import yaml
 from numpy.typing import NDArray
 
 from edgeveil.data.records import Records
-from edgeveil.errors import DataError
+from edgeveil.errors import OF_OTHERS_CODE, DataError
 from edgeveil.parts.aggregation import AggregationRule, Uploads
 from edgeveil.parts.exchange import TRAIN, Aim, Answer, Exchange
 from edgeveil.parts.features import FeatureMap, Identity, IdentityParameters
@@ -53,7 +53,7 @@ def check(part: Part) -> list[Verdict]:
     for law in LAWS.get(part.family, ()):
         try:
             wrong = law(part)
-        except (Exception, SystemExit) as error:  # a plug-in may raise anything
+        except OF_OTHERS_CODE as error:  # a plug-in may raise anything
             wrong = f"{type(error).__name__}: {error}"
         found.append(Verdict(law.__name__.replace("_", " "), wrong))
     return found

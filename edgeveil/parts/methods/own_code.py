@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.errors import DataError
+from edgeveil.errors import OF_OTHERS_CODE, DataError
 from edgeveil.parts.methods.noised_sgd import LocalDpSgd, record_gradients
 from edgeveil.parts.models.network import Network
 from edgeveil.subnormals import flushed_training
@@ -39,7 +39,7 @@ def check_own_code(network: Network, parameters: Any) -> None:
     tensors = {name: torch.tensor(array) for name, array in weights.items()}
     try:
         _one_gradient(network, tensors, given, labels)
-    except Exception as error:  # the user's code may raise anything
+    except OF_OTHERS_CODE as error:  # the user's code may raise anything
         raise _refused(
             "cannot be differentiated",
             error,
@@ -49,7 +49,7 @@ def check_own_code(network: Network, parameters: Any) -> None:
         return
     try:
         record_gradients(network)(tensors, given, labels)
-    except Exception as error:
+    except OF_OTHERS_CODE as error:
         raise _refused(
             f"has no gradient of one record by itself, which '{parameters.method}' needs",
             error,
@@ -103,6 +103,6 @@ def _check_graph(
         )
 
 
-def _refused(what: str, error: Exception, fix: str) -> DataError:
+def _refused(what: str, error: BaseException, fix: str) -> DataError:
     first = str(error).strip().partition("\n")[0][:200].rstrip(".")
     return DataError(f"{what}: {first}", where="model.function", fix=fix)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, ValidationInfo, model_validator
 
-from edgeveil.errors import DataError
+from edgeveil.errors import OF_OTHERS_CODE, DataError
 from edgeveil.parts.features.onnx_nodes import OPSET
 from edgeveil.parts.models.layers import Shape, Weight
 from edgeveil.parts.models.network import START_SEED, ModelParameters, ModelPart, Network
@@ -175,7 +175,7 @@ def loaded(function: str) -> torch.nn.Module:
         make = getattr(import_module(module_name), function_name)
     except (ImportError, AttributeError) as error:
         raise _refused(function, str(error), "install the module, check both names") from error
-    except Exception as error:  # of the user's code
+    except OF_OTHERS_CODE as error:  # of the user's code
         raise _refused(
             function, f"cannot be imported, {type(error).__name__}: {error}", "correct the module"
         ) from error
@@ -183,7 +183,7 @@ def loaded(function: str) -> torch.nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(START_SEED)
             module = make()
-    except Exception as error:  # the user's code may raise anything
+    except OF_OTHERS_CODE as error:  # the user's code may raise anything
         raise _refused(function, f"raised {type(error).__name__}: {error}") from error
     if not isinstance(module, torch.nn.Module):
         raise _refused(function, "did not give a torch.nn.Module")
@@ -317,7 +317,7 @@ def _exported(layer: Module, given: Shape) -> bytes:
             )
     except DataError:
         raise
-    except Exception as error:  # the user's code and the exporter may raise anything
+    except OF_OTHERS_CODE as error:  # the user's code and the exporter may raise anything
         why = f"does not take records of {list(given)} or has no ONNX form: {type(error).__name__}"
         first = str(error).strip().partition("\n")[0][:200].rstrip(".")
         raise layer.refused(f"{why}: {first}", "use layers that docs/models.md lists") from error

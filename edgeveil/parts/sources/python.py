@@ -7,7 +7,7 @@ from importlib import import_module
 import numpy as np
 
 from edgeveil.data.records import MAX_BYTES, Records, as_records, require_room
-from edgeveil.errors import DataError
+from edgeveil.errors import OF_OTHERS_CODE, DataError
 from edgeveil.parts.sources.source import Origin, SourcePart
 
 
@@ -23,7 +23,7 @@ def read_python(origin: Origin) -> Records:
         raise DataError("names no function", where=where, fix="write python: module:function")
     try:
         function = getattr(import_module(module_name), function_name)
-    except Exception as error:  # the owner's module may raise anything
+    except OF_OTHERS_CODE as error:  # the owner's module may raise anything
         raise DataError(
             f"cannot be imported, {type(error).__name__}: {error}",
             where=where,
@@ -31,7 +31,7 @@ def read_python(origin: Origin) -> Records:
         ) from error
     try:
         found = function()
-    except Exception as error:  # the owner's code may raise anything
+    except OF_OTHERS_CODE as error:  # the owner's code may raise anything
         raise DataError(
             f"raised {type(error).__name__}: {error}", where=where, fix="correct the function"
         ) from error

@@ -153,6 +153,7 @@ def test_a_device_trains_it(tmp_path):
         ("no.such.module:Net", "install the module"),
         (f"{HERE}:Missing", "install the module"),
         (f"{HERE}:failing", "raised OSError"),
+        ("sys:exit", "raised SystemExit"),
         (f"{HERE}:nothing", "torch.nn.Module"),
         (f"{HERE}:Batched", "GroupNorm"),
         ("torch.nn:ReLU", "no parameters"),

@@ -213,6 +213,7 @@ def test_python_source(tmp_path, monkeypatch):
     assert "two arrays" in refused("python:my_records_module:bad")
     assert "returned a list" in refused("python: my_records_module:lists")
     assert "ValueError: no" in refused("python: my_records_module:boom")
+    assert "raised SystemExit" in refused("python: sys:exit")
     assert "my_records_module" in refused("python: my_records_module:absent")
     assert "No module" in refused("python: no_such_module_here:f")
     assert "module:function" in refused("python: nothing")
