@@ -80,7 +80,7 @@ class Key:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a key file. Raises CryptoError: missing, another type, damaged, readable by all."""
+        """Read a key file. Raises CryptoError: missing, another type, damaged, open to others."""
         return cls(read_key(path, cls.tag, secret=cls.secret))
 
 
@@ -226,7 +226,7 @@ def verify(key: VerifyKey, label: bytes, payload: bytes, signature: bytes) -> bo
 
 
 _MAX_FILE_BYTES = 1024
-_OTHERS = 0o007
+_OTHERS = 0o077
 
 
 def write_key(path: Path, tag: str, raw: bytes, *, mode: int, replace: bool) -> None:
@@ -263,7 +263,7 @@ def write_key(path: Path, tag: str, raw: bytes, *, mode: int, replace: bool) -> 
 def read_key(path: Path, tag: str, *, secret: bool) -> bytes:
     """The key's bytes.
 
-    Raises CryptoError: unreadable, of another type, damaged, or secret and open to everyone.
+    Raises CryptoError: unreadable, of another type, damaged, or secret and open to others.
     """
     try:
         with path.open("rb") as file:
@@ -278,7 +278,7 @@ def read_key(path: Path, tag: str, *, secret: bool) -> bytes:
     raw = _parse(text, tag, str(path))
     if secret and mode & _OTHERS:
         raise CryptoError(
-            "every user of this machine may read this secret key",
+            "other users of this machine may read this secret key",
             where=str(path),
             fix=f"chmod 600 {path}",
         )

@@ -95,10 +95,11 @@ def test_a_key_of_another_type_is_named(tmp_path):
     assert "edgeveil-signing-key-1" in caught.value.fix
 
 
-def test_a_secret_open_to_everyone_is_refused(tmp_path):
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o620, 0o602])
+def test_a_secret_open_to_others_is_refused(tmp_path, mode):
     SigningKey.generate().save(tmp_path / "k")
-    (tmp_path / "k").chmod(0o644)
-    with pytest.raises(CryptoError, match="every user") as caught:
+    (tmp_path / "k").chmod(mode)
+    with pytest.raises(CryptoError, match="other users") as caught:
         SigningKey.load(tmp_path / "k")
     assert "chmod 600" in caught.value.fix
 

@@ -237,7 +237,7 @@ def test_a_damaged_key_or_head_is_named(path):
 
 def test_a_key_that_everybody_may_read_is_refused(path):
     path.with_suffix(".key").chmod(0o644)
-    refused(path, "every user of this machine")
+    refused(path, "other users of this machine")
 
 
 @pytest.mark.parametrize("forged", ["'forged'", "7", "NULL"])
