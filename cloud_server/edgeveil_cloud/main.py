@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from edgeveil import logs
 from edgeveil.protocol import effects as fx
 from edgeveil.sites.cloud import CloudSite
-from edgeveil.transport.http import STUCK_S, Health, Probe, writable
+from edgeveil.transport.http import STUCK_S, Health, Probe, warn_of_plain_http, writable
 from edgeveil.transport.link import CLOUD_IN, CLOUD_OUT
 from edgeveil.transport.metrics import Linked, MeteredHost, Metrics
 from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
@@ -44,6 +44,7 @@ async def _run(site: CloudSite, stop: asyncio.Event) -> int:
         app = make_app(store, control, token, process.health(), process.metrics, desk)
         http = HttpThread()
         await http.start(app, site.http.host, site.http.port)
+        warn_of_plain_http(site.http.host, LOG)
         try:
             await link.connect_or_raise()
             LOG.info("running", extra={"http": http.url, "enrolled": store.counts().enrolled})

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -191,6 +193,19 @@ async def serve(app: web.Application, host: str, port: int) -> HttpServer:
         await runner.cleanup()
         raise _unheard(error, host, port) from error
     return HttpServer(runner, host, runner.addresses[0][1])
+
+
+def warn_of_plain_http(host: str, log: logging.Logger) -> None:
+    """One line where others than this machine may reach what is served without encryption."""
+    try:
+        alone = ip_address(host).is_loopback
+    except ValueError:  # a name
+        alone = host == "localhost"
+    if not alone:
+        log.warning(
+            "plain_http",
+            extra={"host": host, "fix": "listen on 127.0.0.1, or behind what speaks TLS"},
+        )
 
 
 def _url(host: str, port: int) -> str:

@@ -18,7 +18,15 @@ from edgeveil import logs
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.proxy_tasks import BatchDelivered, BatchKept, KeptBroadcast, UploadKept
 from edgeveil.sites.proxy import ProxySite
-from edgeveil.transport.http import STUCK_S, Health, PageContent, Probe, serve_pages, writable
+from edgeveil.transport.http import (
+    STUCK_S,
+    Health,
+    PageContent,
+    Probe,
+    serve_pages,
+    warn_of_plain_http,
+    writable,
+)
 from edgeveil.transport.link import CLOUD_OUT, DEVICES_UP, proxy_topic
 from edgeveil.transport.metrics import Linked, MeteredHost, Metrics, gauge
 from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
@@ -96,6 +104,7 @@ class _ProxyProcess:
             "/metrics": self.metrics.told,
         }
         http = await serve_pages(pages, site.http.host, site.http.port)
+        warn_of_plain_http(site.http.host, LOG)
         try:
             await self.edge.link.connect_or_raise()
             await self.cloud.link.connect_or_raise()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -112,3 +113,14 @@ def test_a_port_that_is_taken_is_named() -> None:
             await PageServer({}).listen("127.0.0.1", port)
 
     served(body)
+
+
+@pytest.mark.parametrize(
+    ("host", "told"),
+    [("127.0.0.1", 0), ("::1", 0), ("localhost", 0), ("0.0.0.0", 1), ("::", 1), ("box", 1)],
+)
+def test_plain_http_for_others_is_told(
+    caplog: pytest.LogCaptureFixture, host: str, told: int
+) -> None:
+    http.warn_of_plain_http(host, logging.getLogger("edgeveil.test"))
+    assert [record.message for record in caplog.records] == told * ["plain_http"]
