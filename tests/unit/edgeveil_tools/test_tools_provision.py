@@ -104,15 +104,39 @@ def test_a_folder_in_use_is_left_alone(folder):
     assert [path.name for path in folder.iterdir()] == ["mine.txt"]
 
 
-def test_force_renews_passwords_and_keeps_keys(folder):
-    first = provision(small(folder))
-    second = provision(small(folder), force=True)
-    assert second.device_ids == first.device_ids
-    assert second.passwords != first.passwords
+def test_force_keeps_keys_passwords_the_authority_and_owners_policies(folder):
+    first = provision(small(folder, tls=True))
+    text = first.edges[0].read_text()
+    assert "lifetime_epsilon: 50.0" in text
+    first.edges[0].write_text(text.replace("lifetime_epsilon: 50.0", "lifetime_epsilon: 11.0"))
+    authority = (folder / "tls" / "ca.crt").read_bytes()
+    server = (folder / "tls" / "broker-edge.crt").read_bytes()
+    second = provision(small(folder, tls=True, devices=4), force=True)
+    assert second.device_ids[:3] == first.device_ids
+    assert [load_site(edge).policy.lifetime_epsilon for edge in second.edges] == [11, 50, 50, 50]
+    assert first.passwords["edge"].items() < second.passwords["edge"].items()
+    assert first.passwords["cloud"] == second.passwords["cloud"]
+    assert (folder / "tls" / "ca.crt").read_bytes() == authority
+    assert (folder / "tls" / "broker-edge.crt").read_bytes() != server
+    assert _handshake(folder / "tls", "localhost")
     edge = load_site(second.edges[0])
     users = read_users(load_site(second.brokers["edge"]).users_file)
     word = edge.broker.password_file.read_text().splitlines()[0]
     assert password_matches(users[edge.broker.username], word)
+
+
+def test_force_stops_at_a_policy_or_an_authority_that_it_cannot_read(folder):
+    site = provision(small(folder, tls=True))
+    job = folder / "job.yaml"
+    job.unlink()
+    site.edges[1].write_text(site.edges[1].read_text() + "more: 1\n")
+    with pytest.raises(ConfigError, match=r"edge-2\.yaml"):
+        provision(small(folder, tls=True), force=True)
+    site.edges[1].unlink()
+    (folder / "tls" / "ca.key").write_text("damaged")
+    with pytest.raises(UsageError, match="put back both"):
+        provision(small(folder, tls=True), force=True)
+    assert not job.exists()
 
 
 def test_a_plan_that_cannot_work_is_refused(folder):

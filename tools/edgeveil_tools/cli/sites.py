@@ -63,7 +63,11 @@ def _add_provision(commands: Subparsers) -> None:
     made.add_argument("--broker", choices=("auto", "amqtt", "mosquitto"), default="auto")
     made.add_argument("--protocol", type=int, choices=(5, 4), default=5)
     made.add_argument("--tls", action="store_true", help="with an authority of the site's own")
-    made.add_argument("--force", action="store_true", help="write over the files of DIR")
+    made.add_argument(
+        "--force",
+        action="store_true",
+        help="write over the site files of DIR; keys, ledgers, passwords, policies stay",
+    )
     made.add_argument("--json", action="store_true", help="print paths and commands as JSON")
     made.set_defaults(handler=_provision)
 

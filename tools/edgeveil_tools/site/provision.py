@@ -35,10 +35,11 @@ from edgeveil.settings.base import Block
 from edgeveil.sites.broker import BrokerLimits
 from edgeveil.sites.cloud import CloudLimits
 from edgeveil.sites.data import DataSource, Partition
-from edgeveil.sites.edge import EdgeLimits
+from edgeveil.sites.edge import EdgeLimits, EdgeSite
 from edgeveil.sites.files import load_site
 from edgeveil.sites.policy import Policy
 from edgeveil.sites.proxy import ProxyLimits
+from edgeveil.transport.mqtt_link import read_password
 from edgeveil.transport.process import own_signing_key
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
@@ -153,7 +154,7 @@ class SitePlan:
             }
         }
 
-    def edge(self, number: int, device_id: str) -> Settings:
+    def edge(self, number: int, device_id: str, policy: Policy) -> Settings:
         """The site file of device `number`, from 1, whose user name at the broker is its id."""
         return {
             "edge": {
@@ -173,7 +174,7 @@ class SitePlan:
                         "classes": self.classes,
                     },
                 },
-                "policy": self.policy.model_dump(mode="json"),
+                "policy": policy.model_dump(mode="json"),
                 "limits": _at_least(EdgeLimits(), outbox_bytes=self.upload_bytes),
                 "log": self._log(),
             }
@@ -219,19 +220,22 @@ _SKEW = datetime.timedelta(hours=1)  # boxes' clocks drift
 def make_certificates(folder: Path, hosts: list[str], names: list[str]) -> None:
     """Write `ca.crt`, `ca.key` and, for each of `names`, `<name>.crt` and `<name>.key`.
 
-    `hosts` are the DNS names and IP addresses that the servers answer to. Keys are P-256, files
+    An authority that is there already, and not past its time, signs them: clients know it. `hosts`
+    are the DNS names and IP addresses that the servers answer to. Keys are P-256, files
     of secrets have mode 0600.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    ca_key = ec.generate_private_key(ec.SECP256R1())
     ca_name = _name("EdgeVeil site authority")
-    ca = (
-        _builder(ca_name, ca_name, ca_key.public_key())
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs_certificates=True), critical=True)
-        .sign(ca_key, hashes.SHA256())
-    )
-    _write_pair(folder, "ca", ca, ca_key)
+    ca_key = _kept_authority(folder)
+    if ca_key is None:
+        ca_key = ec.generate_private_key(ec.SECP256R1())
+        ca = (
+            _builder(ca_name, ca_name, ca_key.public_key())
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_usage(signs_certificates=True), critical=True)
+            .sign(ca_key, hashes.SHA256())
+        )
+        _write_pair(folder, "ca", ca, ca_key)
     for name in names:
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = (
@@ -247,6 +251,24 @@ def make_certificates(folder: Path, hosts: list[str], names: list[str]) -> None:
             .sign(ca_key, hashes.SHA256())
         )
         _write_pair(folder, name, certificate, key)
+
+
+def _kept_authority(folder: Path) -> ec.EllipticCurvePrivateKey | None:
+    if not (folder / "ca.key").exists() or not (folder / "ca.crt").exists():
+        return None
+    try:
+        key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
+        certificate = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+    except ValueError:
+        key, certificate = None, None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or certificate is None:
+        raise UsageError(
+            "the authority's key or certificate is damaged",
+            where=str(folder),
+            fix="put back both, or remove both: then every client needs the new ca.crt",
+        )
+    ends = certificate.not_valid_after_utc
+    return key if ends > datetime.datetime.now(datetime.UTC) else None
 
 
 def _name(text: str) -> x509.Name:
@@ -329,9 +351,11 @@ class Site:
 
 
 def provision(plan: SitePlan, *, force: bool = False) -> Site:
-    """Write the site. With `force` a folder in use is written over; keys and ledgers stay.
+    """Write the site. With `force` a folder in use is written over: what the plan says. Keys,
+    ledgers, passwords, the authority and the policy in each device's file stay.
 
-    Raises UsageError when the folder is not empty or cannot be written.
+    Raises UsageError when the folder is not empty or cannot be written, ConfigError for a device's
+    file that cannot be read: its owner's policy would be lost.
     """
     folder = plan.folder
     with writing(folder, "name a folder that you may write to"):
@@ -349,6 +373,7 @@ def provision(plan: SitePlan, *, force: bool = False) -> Site:
 
 def _write(plan: SitePlan) -> Site:
     folder = plan.folder
+    policies = [_kept_policy(plan, number) for number in range(1, plan.devices + 1)]
     for role in ("cloud", "proxy"):
         key = own_signing_key(folder / "state" / role, role)
         key.public().save(folder / "keys" / f"{role}.pub", overwrite=True)
@@ -362,8 +387,10 @@ def _write(plan: SitePlan) -> Site:
         brokers[side] = _site_file(folder / f"broker-{side}.yaml", plan.broker(side))
         _mosquitto(plan, side)
     edges = [
-        _site_file(plan.edge_file(number), plan.edge(number, device_id))
-        for number, device_id in enumerate(device_ids, start=1)
+        _site_file(plan.edge_file(number), plan.edge(number, device_id, policy))
+        for number, (device_id, policy) in enumerate(
+            zip(device_ids, policies, strict=True), start=1
+        )
     ]
     _job(plan)
     return Site(
@@ -375,6 +402,13 @@ def _write(plan: SitePlan) -> Site:
         device_ids=tuple(device_ids),
         passwords=passwords,
     )
+
+
+def _kept_policy(plan: SitePlan, number: int) -> Policy:
+    """The owner's, who may have changed it since."""
+    path = plan.edge_file(number)
+    found = load_site(path) if path.exists() else None
+    return found.policy if isinstance(found, EdgeSite) else plan.policy
 
 
 def _site_file(path: Path, settings: dict[str, Any]) -> Path:
@@ -406,11 +440,16 @@ def _passwords(plan: SitePlan, device_ids: list[str]) -> dict[str, dict[str, str
     }
     found: dict[str, dict[str, str]] = {}
     for side, users in files.items():
-        found[side] = {user: secrets.token_urlsafe(24) for user in users.values()}
+        found[side] = {user: _password(folder / name) for name, user in users.items()}
         for name, user in users.items():
             write_private(folder / name, found[side][user] + "\n")
         write_private(folder / f"{side}-broker.users", users_text(found[side]))
     return found
+
+
+def _password(file: Path) -> str:
+    kept = read_password(file) if file.exists() else None
+    return kept or secrets.token_urlsafe(24)
 
 
 def _mosquitto(plan: SitePlan, side: str) -> None:
