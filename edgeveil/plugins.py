@@ -137,16 +137,20 @@ def plugin_of(family: str, name: str) -> Plugin | None:
     return _joined.get((family, name))
 
 
-def complaints() -> list[str]:
-    """What is wrong with plug-ins that could not join, of the families asked for so far."""
+def complaints(name: str | None = None) -> list[str]:
+    """What is wrong with plug-ins that could not join, of the families asked for so far.
+
+    With `name` those alone that declare a part of this name.
+    """
     families = _families()
-    unknown = [
-        f"{one}: there is no such family; name the entry point family.name, the family one of"
+    unknown = {
+        one: f"{one}: there is no such family; name the entry point family.name, the family one of"
         f" {', '.join(families)}"
         for one in installed()
         if one.family not in families
-    ]
-    return [*_complaints.values(), *unknown]
+    }
+    found = {**_complaints, **unknown}
+    return [why for one, why in found.items() if name in (None, one.name)]
 
 
 def refusal(parts: Iterable[tuple[str, str]], allowed: Iterable[PluginAllowance]) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import yaml
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from edgeveil.data.records import Records
 from edgeveil.errors import OF_OTHERS_CODE, DataError
@@ -48,7 +49,12 @@ class Verdict:
 
 
 def check(part: Part) -> list[Verdict]:
-    """All laws of the part's family. A part that raises breaks the law that it raises under."""
+    """All laws of the part's family. A part that raises breaks the law that it raises under.
+
+    Of a part whose example is wrong that alone is said: all others are played with it.
+    """
+    if isinstance(part, BlockPart) and (wrong := its_example_is_one_of_its_blocks(part)):
+        return [Verdict(its_example_is_one_of_its_blocks.__name__.replace("_", " "), wrong)]
     found = []
     for law in LAWS.get(part.family, ()):
         try:
@@ -66,6 +72,23 @@ def example_of(part: BlockPart) -> Any:
         value = value[step]
     block = value[-1] if isinstance(value, list) else value
     return part.parameters(**block)
+
+
+def its_example_is_one_of_its_blocks(part: BlockPart) -> str:
+    """As a user would copy it into a job file."""
+    try:
+        example_of(part)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(map(str, first["loc"])) or "the block"
+        why = f"{key}: {first['msg']}"
+    except yaml.YAMLError:
+        why = "that is no YAML"
+    except OF_OTHERS_CODE:  # not a block, or not of this family
+        why = f"it holds no block under '{part.key.removesuffix('.method')}'"
+    else:
+        return ""
+    return f"its example is `{' '.join(str(part.example).split())}`, but {why}; correct it"
 
 
 # Aggregation rules.

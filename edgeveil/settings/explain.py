@@ -29,6 +29,7 @@ _KINDS = {
     "object": "a block of keys",
     "null": "null",
 }
+_RARE = 2  # places of one name: `epsilon` says what was meant, `name` does not
 _RANGE = {"greater_than", "greater_than_equal", "less_than", "less_than_equal"}
 _SCIENTIFIC = re.compile(r"[-+]?[0-9][0-9_]*\.?[0-9]*[eE][-+]?[0-9]+")
 
@@ -149,8 +150,8 @@ class Explainer:
             return f"unknown key here, it belongs to {' and '.join(owners)}"
         if get_close_matches(name, known, cutoff=0.75):
             return f"unknown key, {nearest(name, known)}"
-        elsewhere = [place for place in self.walk.paths if place.rsplit(".", 1)[-1] == name]
-        if elsewhere:
+        elsewhere = [place for place in self.walk.places if place.rsplit(".", 1)[-1] == name]
+        if elsewhere and len(elsewhere) <= _RARE and elsewhere[0] in self.walk.paths:
             full = ".".join([*map(str, self.prefix), elsewhere[0]])
             return f"unknown key here, did you mean '{full}'?"
         return f"unknown key, {nearest(name, known)}"
@@ -228,6 +229,8 @@ class SchemaWalk:
         for variant in self.variants(node):
             if "items" in variant:
                 return self.follow(variant["items"])
+            if "prefixItems" in variant:  # a tuple: ours hold one kind of value
+                return self.follow(variant["prefixItems"][0])
         return {}
 
     def tagged(self, node: Schema, tag: str) -> Schema | None:
@@ -265,14 +268,20 @@ class SchemaWalk:
     @cached_property
     def paths(self) -> tuple[str, ...]:
         """Every dotted key path of the schema, lists left out."""
-        return tuple(self._paths(self.root, ""))
+        return tuple(place for place in self.places if "[" not in place)
 
-    def _paths(self, node: Schema, prefix: str) -> Iterator[str]:
+    @cached_property
+    def places(self) -> tuple[str, ...]:
+        """The same with those of lists, as `features[].name`."""
+        return tuple(self._places(self.root, ""))
+
+    def _places(self, node: Schema, prefix: str) -> Iterator[str]:
         for key in self.keys(node):
             yield prefix + key
             child = self.property(node, key)
             if child is not None:
-                yield from self._paths(child, f"{prefix}{key}.")
+                yield from self._places(child, f"{prefix}{key}.")
+                yield from self._places(self.item(child), f"{prefix}{key}[].")
 
 
 def bounds(node: Schema) -> str:
@@ -302,6 +311,8 @@ def _one(walk: SchemaWalk, node: Schema) -> str:
     if node.get("type") == "array":
         least, most = node.get("minItems"), node.get("maxItems")
         size = f" of {least or 0} to {most}" if most else f" of at least {least}" if least else ""
+        if most and least == most:
+            size = f" of {most}"
         return f"a list{size} ({describe(walk, walk.item(node))})"
     words = _KINDS.get(str(node.get("type")), "a value of another form")
     if node.get("type") in ("integer", "number"):

@@ -23,10 +23,14 @@ R = TypeVar("R")
 
 
 def read(path: Path) -> bytes:
-    """The bytes of a plain file, as many as may be looked at. Raises ConfigError."""
+    """The bytes of a plain file, none of one that is too large. Raises ConfigError."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
             raise problems_error(str(path), [Problem((), 1, "not a plain file; name a YAML file")])
+        if found.st_size > yaml_tree.TEXT_BYTES:
+            text = yaml_tree.too_large(found.st_size)
+            raise problems_error(str(path), [Problem((), 1, text)])
         with path.open("rb") as file:
             return file.read(yaml_tree.TEXT_BYTES + 1)
     except FileNotFoundError:

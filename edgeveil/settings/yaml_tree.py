@@ -81,8 +81,7 @@ def read_tree(raw: bytes) -> Tree:
     """Parse YAML text (UTF-8, at most 1 MiB). Never raises: faults are in `Tree.problems`."""
     tree = Tree()
     if len(raw) > TEXT_BYTES:
-        fix = f"must be at most {TEXT_BYTES} bytes, got {len(raw)}; is this a configuration file?"
-        return _broken(tree, 1, fix)
+        return _broken(tree, 1, too_large(len(raw)))
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -103,6 +102,11 @@ def read_tree(raw: bytes) -> Tree:
     tree.lines[()] = _line(node)
     tree.value = _plain(node, (), tree)
     return tree
+
+
+def too_large(size_bytes: int) -> str:
+    """What is wrong with a text of more than `TEXT_BYTES`."""
+    return f"must be at most {TEXT_BYTES} bytes, got {size_bytes}; is this a configuration file?"
 
 
 def _compose(text: str) -> Node | None:
@@ -198,7 +202,7 @@ def _number(text: str) -> int | float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise ValueError(f"must be a finite number, got {text}; write a number")
+        raise ValueError(f"'{text}' is no finite number; write a plain one, or quote text")
     return value
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     Site = CloudSite | ProxySite | EdgeSite | BrokerSite
 
 SITES = ("cloud", "proxy", "edge", "broker")
+_OF_JOBS = ("job", "preset", "train", "privacy", "features")  # jobs have a `proxy` block too
 
 
 def site_of(kind: str) -> type[Site]:
@@ -67,5 +68,4 @@ def kind_of(value: Any) -> str:
     """The kind of a file by its top-level keys: a site's own name or `load`, else `job`."""
     keys = set(value) if isinstance(value, dict) else set()
     found = [key for key in (*SITES, "load") if key in keys]
-    is_job = "job" in keys or {"data", "train"} <= keys  # which has a `proxy` block too
-    return found[0] if found and not is_job else "job"
+    return found[0] if found and keys.isdisjoint(_OF_JOBS) else "job"

@@ -50,3 +50,17 @@ def test_a_part_that_breaks_laws_is_told_which():
         "the order of arrival changes nothing",
         "it counts no more uploads than there are",
     }
+
+
+@pytest.mark.parametrize(
+    ("example", "why"),
+    [
+        ("aggregation: {name: krum, k: 0}", "k: Input should be greater than or equal to 1"),
+        ("aggregation: {name: krum", "that is no YAML"),
+        ("krum", "it holds no block under 'aggregation'"),
+    ],
+)
+def test_a_part_whose_example_is_wrong_is_told_that_alone(example, why):
+    (found,) = check(replace(AGGREGATIONS["krum"], example=example))
+    assert found.law == "its example is one of its blocks"
+    assert found.wrong == f"its example is `{example}`, but {why}; correct it"

@@ -27,6 +27,7 @@ from edgeveil.errors import INTERRUPTED, EdgeVeilError, JobFailed, UsageError
 from edgeveil.jobs import Job, load_job
 from edgeveil.parts.sources import published_files
 from edgeveil.privacy.guarantee import up, worth
+from edgeveil_tools.backbone.command import ensure_for_jobs
 from edgeveil_tools.local.data import check_data, is_published
 from edgeveil_tools.local.job import Overrides, local_job
 from edgeveil_tools.local.local_run import LocalRun
@@ -149,6 +150,7 @@ def notes(studies: Sequence[TableJob]) -> list[str]:
 
 def study_of(path: Path, asked: TableOptions) -> TableJob:
     """The job file, checked with its records. ConfigError, UsageError or DataError."""
+    ensure_for_jobs([path])
     job, run = local_job(path, asked.overrides(load_job(path)))
     check_data(job, run)
     return TableJob(path, job, run, asked.out / path.stem)

@@ -53,7 +53,6 @@ def load(path: Path) -> tuple[str, tuple[LocalJob, Plan] | Site | LoadOptions]:
     """
     kind = kind_of(parsed(read(path), str(path)).value)
     if kind == "job":
-        ensure_for_jobs([path])
         return kind, load_local_job(path)
     if kind == "load":
         from edgeveil_lab.load.scenario import load_scenario
@@ -67,6 +66,7 @@ def validate(path: str | Path) -> list[ConfigProblem]:
 
     A job is also played on made-up records, where the cloud's libraries are installed. Whether the
     keys, passwords and data that a site file names exist is for the process to see when it starts.
+    Nothing is trained: that the public encoder of digits is not made yet is a problem too.
     Nothing is raised for what a file holds.
     """
     try:

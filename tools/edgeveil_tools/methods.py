@@ -129,9 +129,9 @@ def _parts(name: str) -> list[Part]:
     """The parts of a name, one a family that has it."""
     found = [table[name] for table in TABLES if name in table]
     if not found:
-        refused = next((table.refused[name] for table in TABLES if name in table.refused), "")
+        refused = plugins.complaints(name)
         if refused:
-            raise UsageError(refused)
+            raise UsageError(refused[0])
         known = [one for table in TABLES for one in table]
         raise UsageError(f"unknown part '{name[:64]}'", fix=nearest(name[:64], known))
     return found

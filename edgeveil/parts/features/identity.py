@@ -26,9 +26,9 @@ class IdentityParameters(MapParameters):
 
     name: Literal["identity"] = "identity"
     """The values themselves, scaled, shifted and brought to unit norm."""
-    input_scale: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    input_scale: float = Field(default=1.0, ge=1e-30, le=1e30, allow_inf_nan=False)
     """Divides the raw values: the largest that a value can be."""
-    shift: float = Field(default=0.0, allow_inf_nan=False)
+    shift: float = Field(default=0.0, ge=-1e6, le=1e6, allow_inf_nan=False)
     """Added to the scaled values."""
 
 

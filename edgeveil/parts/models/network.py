@@ -93,7 +93,7 @@ class ModelParameters(BaseModel):
     """Whether the block names code that owners must have installed and allowed."""
 
     name: str
-    input_scale: float = Field(default=1.0, gt=0, allow_inf_nan=False, examples=[255])
+    input_scale: float = Field(default=1.0, ge=1e-30, le=1e30, allow_inf_nan=False, examples=[255])
     """Divides the raw values: the largest that a value can be."""
 
 

@@ -304,3 +304,15 @@ def test_a_device_in_a_program_imports_nothing_before_its_owners_word(good, tmp_
         """,
     )
     assert found == ["done", "imported"]
+
+
+def test_a_part_of_a_misspelt_family_is_named_where_it_is_asked_for(good):
+    laid_out(good, "late-parts", {"aggregatoin.idle": "good_parts.midrange:PART"}, {})
+    found = play(
+        good,
+        """
+        from edgeveil_tools.methods import check
+        said(lambda: check(["idle"], as_json=False))
+        """,
+    )
+    assert found[0].startswith("aggregatoin 'idle' of plug-in late-parts 1.0: there is no such fam")

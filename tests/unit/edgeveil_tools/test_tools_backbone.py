@@ -1,17 +1,23 @@
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import edgeveil
+from edgeveil.errors import EdgeVeilError, UsageError
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import open_session
 from edgeveil.parts.features.onnx import cached_backbone, opened
+from edgeveil_lab.table import TableOptions, study_of
 from edgeveil_tools import cli
 from edgeveil_tools.backbone import command as backbone
 from edgeveil_tools.backbone.drawings import SHAPES, SIDE, PublicDigits, drawn_digits
 from edgeveil_tools.backbone.net import FEATURES, onnx_encoder, train_encoder
+from edgeveil_tools.cli.jobs import submit
+from edgeveil_tools.cloud_client import Cloud
 
 TINY = {"steps": 4, "drawings": 40}
 JOB = "features: [{name: identity}, {name: onnx, file: digits}]\n"
@@ -148,3 +154,32 @@ def test_whether_a_file_names_the_encoder_is_asked_of_any_file(tmp_path, text):
     backbone.ensure_for_jobs([path, tmp_path, tmp_path / "none"])
     os.mkfifo(tmp_path / "pipe")
     backbone.ensure_for_jobs([tmp_path / "pipe"])  # nobody writes to it
+
+
+@pytest.fixture
+def job(tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text(Path("configs/jobs/mnist_fm_local.yaml").read_text())
+    return path
+
+
+def test_a_check_of_a_job_trains_nothing_and_says_what_would(quick, job):
+    problems = [str(problem) for problem in edgeveil.validate(job)]
+    assert not cached_backbone("digits").exists()
+    assert len(problems) == 1
+    assert "edgeveil backbone train digits" in problems[0]
+
+
+def test_whoever_submits_or_tabulates_a_job_has_its_encoder_trained(quick, job, tmp_path):
+    def connect(_patience_s):
+        raise UsageError("no cloud")
+
+    for act in (
+        lambda: submit(job, connect),
+        lambda: Cloud("http://127.0.0.1:9", "token").submit(job),
+        lambda: study_of(job, TableOptions(1, out=tmp_path, data=tmp_path / "none")),
+    ):
+        cached_backbone("digits").unlink(missing_ok=True)
+        with pytest.raises(EdgeVeilError):
+            act()
+        assert cached_backbone("digits").exists()

@@ -166,12 +166,11 @@ def submit(
     says which stage of the job would fail, by made-up records, where the cloud's libraries are
     there; else the cloud says so, without the line.
     """
-    from edgeveil.jobs import load_plan
     from edgeveil.parts.features import read_backbones
-    from edgeveil_tools.checks import rehearse
+    from edgeveil_tools.checks import plan_of, rehearse
     from edgeveil_tools.local.job import submitted
 
-    plan = load_plan(path)
+    plan = plan_of(path)
     rehearse(plan, path, needed=False)  # the file's problems are told before any cloud is asked
     backbones = read_backbones(plan.job.features)
     cloud = _once_it_answers(connect, wait_s)

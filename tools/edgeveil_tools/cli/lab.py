@@ -80,9 +80,7 @@ def _add_table(commands: Subparsers) -> None:
 
 def _table(args: argparse.Namespace) -> int:
     from edgeveil_lab.table import TableOptions, table
-    from edgeveil_tools.backbone.command import ensure_for_jobs
 
-    ensure_for_jobs(args.jobs)
     asked = TableOptions(
         seeds=args.seeds,
         out=args.out,

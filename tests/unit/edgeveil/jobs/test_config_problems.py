@@ -56,8 +56,8 @@ def line_of(text: str, key: str) -> int:
         ("delta: 1.0e-5 ", "delta: 1.5 ", "privacy.delta", "set for example 1.0e-5"),
         ("delta: 1.0e-5 ", "delta: 1e-5 ", "privacy.delta", "write 1.0e-5"),
         ("epsilon: 8\n", "epsilon: 0\n", "privacy.epsilon", "more than 0, got 0"),
-        ("epsilon: 8\n", "epsilon: .nan\n", "privacy.epsilon", "must be a finite number"),
-        ("epsilon: 8\n", "epsilon: 1.0e+999\n", "privacy.epsilon", "must be a finite number"),
+        ("epsilon: 8\n", "epsilon: .nan\n", "privacy.epsilon", "'.nan' is no finite number"),
+        ("epsilon: 8\n", "epsilon: 1.0e+999\n", "privacy.epsilon", "is no finite number"),
         ("epsilon: 8\n", "epsilon: yes\n", "privacy.epsilon", "must be a number more than 0"),
         ("rounds: 15\n", "rounds: 15.5\n", "train.rounds", "must be a whole number"),
         ("rounds: 15\n", "rounds: '15'\n", "train.rounds", "got '15'"),
@@ -78,6 +78,14 @@ def line_of(text: str, key: str) -> int:
         ("protocol: 5 ", "protocol: 3 ", "local_run.protocol", "must be 5 or 4, got 3"),
         ("retries: 2\n", "retries: !!python/name:os.x 2\n", "round.retries", "tags (!)"),
         ("retries: 2\n", "retries: 2\n  quorum: 1\n", "round.quorum", "given twice"),
+        ("job: quickstart\n", "job: .nan\n", "job", "or quote text"),
+        ("classes: 10\n", "name: x\n", "data.name", "unknown key, known: "),
+        (
+            "{name: identity,",
+            "{name: gabor, image: 3,",
+            "features[0].image",
+            "a list of 2 (a whole",
+        ),
         ("workers: 2\n", "epsilon: 2\n", "local_run.epsilon", "did you mean 'privacy.epsilon'?"),
     ],
 )
@@ -188,6 +196,8 @@ def test_a_job_without_its_name_is_no_sites_file(tmp_path):
     path.write_text(JOB.replace("job: quickstart\n", "") + "proxy: {shuffle: split}\n")
     found = [problem.key for problem in edgeveil.validate(path)]
     assert found == ["job"]
+    path.write_text("preset: fm\nproxy: {shuffle: split}\n")
+    assert "proxy.edge_broker" not in {problem.key for problem in edgeveil.validate(path)}
 
 
 def test_a_runs_policy_counts_devices_as_the_cloud_draws_them():
@@ -303,6 +313,14 @@ def test_files_that_cannot_be_read_are_problems_too(tmp_path):
             with pytest.raises(ConfigError) as caught:
                 load(path)
             assert caught.value.problems[0].startswith(f"{path}:1 (file): {what}")
+
+
+def test_a_file_that_is_too_large_is_told_by_its_size_and_not_read(tmp_path, monkeypatch):
+    path = tmp_path / "large.yaml"
+    path.write_bytes(b"a: 1\n" * 400_000)
+    monkeypatch.setattr(Path, "open", lambda *_: pytest.fail("opened"))
+    with pytest.raises(ConfigError, match="must be at most 1048576 bytes, got 2000000"):
+        load_job(path)
 
 
 def test_a_job_is_not_a_site_nor_the_other_way_round():

@@ -2,14 +2,15 @@
 
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from edgeveil.errors import DataError, PrivacyError, ProtocolError
-from edgeveil.jobs import compile_job, load_job
+from edgeveil.errors import ConfigError, DataError, PrivacyError, ProtocolError
+from edgeveil.jobs import compile_job, load_job, parse_plan
 from edgeveil.jobs.rehearsal import made_up_records, rehearse_device, training_kinds
 from edgeveil.parts.exchange import KEPT, TRAIN
 
@@ -43,6 +44,22 @@ def test_made_up_records_have_the_jobs_form_and_are_the_same_everywhere():
     assert 8 < made.x.max() <= 16
     assert set(made.y) == set(range(10))
     np.testing.assert_array_equal(made.x, again.x)
+
+
+@pytest.mark.parametrize("scale", ["1.0e+30", "1.0e-30"])
+@pytest.mark.parametrize(
+    ("name", "key"), [("quickstart", "features[0]"), ("digits_fedavg", "model")]
+)
+def test_scales_that_the_graph_can_hold_are_played_without_a_warning(name, key, scale):
+    text = (JOBS / f"{name}.yaml").read_text()
+    assert text.count("input_scale: 16") == 1
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        rehearsed(parse_plan(text.replace("input_scale: 16", f"input_scale: {scale}")))
+    assert [str(one.message) for one in warned] == []
+    with pytest.raises(ConfigError) as caught:
+        parse_plan(text.replace("input_scale: 16", f"input_scale: {scale}8"))
+    assert f"{key}.input_scale: must be" in str(caught.value)
 
 
 def test_each_kind_of_exchange_is_answered_once(monkeypatch):
