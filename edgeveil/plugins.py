@@ -91,7 +91,7 @@ def admit_all() -> None:
 
 
 @contextmanager
-def only(allowed: Iterable[PluginAllowance] = ()) -> Iterator[None]:
+def only(allowed: Iterable[PluginAllowance]) -> Iterator[None]:
     """Inside, no plug-in is taken but these and those admitted before."""
     before = _admitted
     _change(_with(allowed))

@@ -208,7 +208,7 @@ def spread(
     total = {attack.name: np.zeros((2, len(attack.claims)), np.int64) for attack in chosen}
     workers = os.cpu_count() or 1
     spawn = get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_worker) as pool:
+    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=end_with_starter) as pool:
         try:
             with _interrupts_held():  # submitting starts the workers
                 waiting = {
@@ -246,11 +246,6 @@ def _interrupts_held() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
     if came:
         raise KeyboardInterrupt
-
-
-def _worker() -> None:
-    """Ctrl-C is for the starter, which stops its workers; however it ends, they end with it."""
-    end_with_starter()
 
 
 def _count_named(effort: Effort, name: str, present: bool, runs: int) -> NDArray[np.int64]:
