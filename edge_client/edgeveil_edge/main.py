@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from edgeveil import logs, plugins
 from edgeveil.data.records import Records
+from edgeveil.jobs import Job
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import Bye, encode
 from edgeveil.sites.edge import EdgeSite
@@ -26,6 +27,7 @@ def run(sites: Sequence[EdgeSite]) -> int:
     """Run the devices until SIGINT or SIGTERM; 0 after a clean stop. Raises EdgeVeilError."""
     logs.setup(sites[0].log.level, sites[0].log.format)
     plugins.admit(one for site in sites for one in site.policy.allowed_plugins)
+    Job.model_rebuild()  # all that a job may name, once for this process and its children
     computing = ComputeProcess(shared=len(sites))
     computing.fork_early()
     try:
