@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import sqlite3
 import threading
 import weakref
@@ -216,6 +217,27 @@ class FileData:
         for start in range(0, self._size_bytes, CHUNK_BYTES):
             found.update(self[start : start + CHUNK_BYTES])
         return found.digest()
+
+
+def write_durably(path: Path, content: bytes, *, mode: int) -> None:
+    """Put a whole file in the place of `path`, or leave what is there. Raises OSError.
+
+    It has `mode` from its first byte on, whatever the umask.
+    """
+    scratch = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode & 0o600)
+        with os.fdopen(handle, "wb") as file:
+            os.fchmod(handle, mode)
+            file.write(content)
+            file.flush()
+            os.fsync(handle)
+        scratch.replace(path)
+        sync_folder(path.parent)
+    except OSError:
+        with suppress(OSError):
+            scratch.unlink()
+        raise
 
 
 def sync_folder(folder: Path) -> None:

@@ -59,6 +59,10 @@ class TooFewDevices(JobFailed):
     """Not enough devices are enrolled, or answered, for a round."""
 
 
+class UnknownAdmissions(JobFailed):
+    """The proxy's roster is stale or refused: a revoked device could be asked."""
+
+
 Choose = Callable[[Sequence[bytes], int], list[bytes]]
 """Draws so many of the keys given."""
 
@@ -159,6 +163,7 @@ class Sealer:
 
     def job(self, entry: JobEntry) -> Broadcast:
         """The job and its graph, for every enrolled device: rounds select among these."""
+        self._check_roster()
         self._cohort = self._store.enrolled()
         plan = self._jobs.plan(entry)
         plan.check_backbones()
@@ -170,6 +175,7 @@ class Sealer:
     def round(self, task: SealRound) -> Broadcast:
         """A round's model for the devices selected; the round's secret is kept first."""
         started_s = self._clock()
+        self._check_roster()
         entry = self._jobs.entry(task.job_id)
         context = RoundContext.of(self._jobs.plan(entry), task.exchange)
         recipients = self._recipients(entry, context.plan, task)
@@ -197,6 +203,11 @@ class Sealer:
         onnx = bake(self._jobs.graph(entry), weights)
         self._store.put_release(entry.id, onnx, pack_tensors(weights))
         return self._to_all(entry, "release", ReleasePackage(entry.name, onnx))
+
+    def _check_roster(self) -> None:
+        problem = self._store.roster_problem()
+        if problem:
+            raise UnknownAdmissions(problem)
 
     def _announce(self, entry: JobEntry, kind: str, selected: int, at: str) -> int:
         """Record a broadcast; the manifest's sequence."""

@@ -21,6 +21,8 @@ from edgeveil.protocol.cloud_tasks import (
     JobStatus,
     Obstacle,
     RosterKept,
+    RosterMark,
+    RosterRefused,
     SealJob,
     SealRelease,
     SealRound,
@@ -33,6 +35,7 @@ from edgeveil_cloud.broadcasts import (
     RoundMarks,
     Sealer,
     TooFewDevices,
+    UnknownAdmissions,
     draw,
 )
 from edgeveil_cloud.commit_round import RoundCommitter
@@ -100,8 +103,11 @@ class CloudHost:
                 self._spool.put(item)
             case BatchDropped():
                 self._spool.drop()
-            case RosterKept(keys=keys):
+            case RosterKept(keys=keys) as roster:
                 self._store.set_enrolled({keys[i : i + 32] for i in range(0, len(keys), 32)})
+                self._store.take_roster(RosterMark(roster.lineage, roster.epoch), roster.expires_s)
+            case RosterRefused(reason=reason, lineage=lineage):
+                self._store.refuse_roster(reason, lineage)
             case JobStatus():
                 self._left(item)
 
@@ -152,7 +158,7 @@ class CloudHost:
         """Do one task of the running job. What may be different later is `Obstacle`."""
         try:
             return self._perform(task)
-        except (TooFewDevices, StoreError) as error:
+        except (TooFewDevices, UnknownAdmissions, StoreError) as error:
             self._advised = str(error) if error.fix else ""
             return Obstacle(str(error))
         except OSError as error:

@@ -10,25 +10,30 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from edgeveil.crypto.keys import SigningKey
+from edgeveil.errors import EdgeVeilError
 from edgeveil.parts.own_records import held_records
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import sealed as real_sealing
-from edgeveil.protocol.cloud import CloudMachine
+from edgeveil.protocol.cloud import CloudMachine, OwnKeys
 from edgeveil.protocol.cloud_tasks import CloudSettings
-from edgeveil.protocol.messages import Signer
+from edgeveil.protocol.messages import PeerKeys, Signer, TrustMetadata
 from edgeveil.protocol.sealed import Sealing
 from edgeveil.protocol.transfer import part_bytes
 from edgeveil.sites.cloud import CloudSite
-from edgeveil.transport.process import own_signing_key, peer_key
+from edgeveil.transport.process import own_signing_key
 from edgeveil.transport.runtime import Runner
+from edgeveil.trust.believed import believed_keys, delegated_key
+from edgeveil.trust.bundle import HeldTrust
 from edgeveil_cloud.broadcasts import BroadcastLimits, Choose, draw
 from edgeveil_cloud.control import Control
-from edgeveil_cloud.host import CloudHost
+from edgeveil_cloud.host import LOG, CloudHost
 from edgeveil_cloud.round_report import Recorder
 from edgeveil_cloud.store import Store
 
 STORE_FILE = "cloud.sqlite"
+_ROOTS_TOLD = 8  # a proxy that is further behind is handed trust.json by its operator
 
 
 @dataclass(frozen=True)
@@ -51,17 +56,22 @@ class CloudRole:
     ) -> None:
         limits = site.limits
         self.site = site
-        signer = Signer("cloud", own_signing_key(site.state_dir, "cloud"))  # makes the folder
+        own_signing_key(site.state_dir, "cloud")  # makes the folder
+        self.store = Store(site.store_url or f"sqlite:///{site.state_dir / STORE_FILE}")
+        self.trust = HeldTrust(site.state_dir, site.trust_file) if site.trust_file else None
+        jobs, releases, keys, metadata = self._own_keys()
         self.machine = CloudMachine(
-            signer,
-            peer_key(site.proxy_key_file, "the proxy"),
+            Signer("cloud", jobs),
+            keys,
             CloudSettings(
                 packet_bytes=limits.packet_bytes,
                 blob_bytes=limits.blob_bytes,
                 spool_bytes=limits.spool_bytes,
             ),
+            releases=Signer("cloud", releases) if self.trust else None,
+            roster=self.store.roster_mark(),
+            metadata=metadata,
         )
-        self.store = Store(site.store_url or f"sqlite:///{site.state_dir / STORE_FILE}")
         self.host = CloudHost(
             self.store,
             held_records(site.test_data) if site.test_data else None,
@@ -73,6 +83,35 @@ class CloudRole:
             recorder=Recorder(site.record_dir) if site.record_dir else None,
             random_bytes=random.random_bytes,
         )
+
+    def _own_keys(self) -> tuple[SigningKey, SigningKey, PeerKeys, TrustMetadata | None]:
+        """Keys for jobs and for releases, whom to believe, and what the proxy is told of it.
+
+        Raises UsageError where the root vouches for keys that are not here.
+        """
+        folder, keys = (
+            self.site.state_dir,
+            believed_keys(self.trust, proxy=self.site.proxy_key_file),
+        )
+        own = own_signing_key(folder, "cloud")
+        if self.trust is None or keys.cloud is None or keys.releases is None:
+            return own, own, keys, None
+        metadata = self.trust.metadata
+        told = TrustMetadata(metadata.roots[1:][-_ROOTS_TOLD:], metadata.document)
+        jobs = delegated_key(folder, "cloud", keys.cloud)
+        return jobs, delegated_key(folder, "releases", keys.releases), keys, told
+
+    def look_at_trust(self) -> None:
+        """Take what the operator has put into `trust_file` since the last look."""
+        if self.trust is None or not self.trust.look():
+            return
+        try:
+            jobs, releases, keys, metadata = self._own_keys()
+        except EdgeVeilError as error:
+            LOG.error("not_delegated", extra={"reason": error.what})
+            return
+        if metadata is not None:
+            self.runner.post(fx.Command(OwnKeys(jobs, releases, keys, metadata)))
 
     def close(self) -> None:
         """Close the store."""

@@ -15,10 +15,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, cast
 
 import sqlalchemy as sa
 
+from edgeveil.protocol.cloud_tasks import RosterMark
 from edgeveil_cloud import store_tables as tables
 from edgeveil_cloud.database import MEMORY, forget_old_pages, open_engine, transaction
 from edgeveil_cloud.store_tables import (
@@ -411,6 +413,54 @@ class Store:
         added = [{"public_key": key, "added_at": now_s} for key in sorted(new - old)]
         if added:
             db.execute(table.insert(), added)
+
+    @transaction
+    def take_roster(self, db: sa.Connection, mark: RosterMark, expires_s: float) -> None:
+        """The roster of these numbers is the newest; stale from `expires_s` on (0: never)."""
+        db.execute(tables.roster.delete())
+        new = {"lineage": mark.lineage, "epoch": mark.epoch, "expires_s": expires_s}
+        db.execute(tables.roster.insert().values(**new, refused="", refused_lineage=""))
+
+    @transaction
+    def refuse_roster(self, db: sa.Connection, reason: str, lineage: str) -> None:
+        """A roster was refused; until one is taken, `roster_problem` says so."""
+        change = tables.roster.update().values(refused=reason, refused_lineage=lineage)
+        if not db.execute(change).rowcount:
+            new = {"lineage": "", "epoch": -1, "expires_s": 0.0}
+            new |= {"refused": reason, "refused_lineage": lineage}
+            db.execute(tables.roster.insert().values(**new))
+
+    @transaction
+    def accept_registry(self, db: sa.Connection) -> None:
+        """Take the next roster of whatever registry it is: its operator vouches for it."""
+        db.execute(tables.roster.delete())
+
+    @transaction
+    def roster_mark(self, db: sa.Connection) -> RosterMark | None:
+        """Which roster was taken last; None before the first."""
+        row = db.execute(sa.select(tables.roster)).first()
+        return None if row is None or row.epoch < 0 else RosterMark(row.lineage, row.epoch)
+
+    @transaction
+    def roster_problem(self, db: sa.Connection) -> str:
+        """Why nobody can tell who is admitted now, and what to do; or ""."""
+        row = db.execute(sa.select(tables.roster)).first()
+        if row is None:
+            return ""
+        if row.refused:
+            return (
+                f"the proxy's roster is refused ({row.refused}): its registry was rebuilt, or is"
+                f" another one, {row.refused_lineage}, and may have forgotten who was revoked; see"
+                " that it is whole, then vouch for it with edgeveil trust recover DIR registry"
+                f" {row.refused_lineage}, or, without a root, with edgeveil cloud accept-registry"
+            )
+        if 0 < row.expires_s <= self._now_s():
+            since = datetime.fromtimestamp(row.expires_s, UTC)
+            return (
+                f"the proxy's roster is stale since {since:%F %R} UTC; see that the proxy runs, and"
+                " both machines' clocks"
+            )
+        return ""
 
     @transaction
     def enrolled(self, db: sa.Connection) -> tuple[bytes, ...]:

@@ -215,6 +215,17 @@ enrolled_keys = sa.Table(
     sa.Column("added_at", sa.Float, nullable=False),
 )
 
+# One row: the roster taken last, and why a later one was refused ("": none was).
+roster = sa.Table(
+    "roster",
+    metadata,
+    sa.Column("lineage", sa.String(32), nullable=False),
+    sa.Column("epoch", sa.BigInteger, nullable=False),
+    sa.Column("expires_s", sa.Float, nullable=False),
+    sa.Column("refused", sa.String(64), nullable=False),
+    sa.Column("refused_lineage", sa.String(32), nullable=False),
+)
+
 round_keys = sa.Table(
     "round_keys",
     metadata,

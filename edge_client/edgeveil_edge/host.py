@@ -23,6 +23,7 @@ from edgeveil.protocol.device_tasks import (
     InstallJob,
     InstallRelease,
     JobClosed,
+    NoAnswer,
     OpenedPackage,
     OpenPackage,
     SealDummies,
@@ -30,6 +31,8 @@ from edgeveil.protocol.device_tasks import (
 from edgeveil.protocol.messages import Manifest
 from edgeveil.protocol.sealed import JobPackage, RoundPackage, Sealing, decode_package
 from edgeveil.sites.edge import EdgeSite
+from edgeveil.trust.believed import take_trust
+from edgeveil.trust.bundle import HeldTrust
 from edgeveil_edge.compute import Compute, Computer, LoadRecords, load_own
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.releases import ReleaseStore
@@ -44,6 +47,7 @@ _LINES = {
     "declined": (True, "round {round} declined: {why}"),
     "failed_work": (True, "work for the cloud failed: {why}"),
     "model_installed": (False, "the job's final model is in use; try edgeveil predict"),
+    "trust_changed": (False, "the root's delegations, version {version}, are in use"),
     "uncovered": (True, "round {round} is not covered: {why}"),
     "unheard": (True, "the proxy does not answer; has its operator admitted this device?"),
     "upload_refused": (True, ""),
@@ -76,8 +80,9 @@ class DeviceHost:
         say: Callable[[str], None] = lambda _line: None,
         sealing: Sealing = real_sealing,
         compute: Compute | None = None,
+        trust: HeldTrust | None = None,
     ) -> None:
-        self.site, self.identity, self._sealing = site, identity, sealing
+        self.site, self.identity, self._sealing, self._trust = site, identity, sealing, trust
         self._store, self._ledger, self._say = store, ledger, say
         chance = random or DeviceChance()
         noise_for, self._moment = chance.noise_for or noise_from(ledger.noise_key()), chance.moment
@@ -125,6 +130,11 @@ class DeviceHost:
                 return self._open(manifest, blob)
             case InstallJob(manifest=manifest, package=package):
                 return self._learn(manifest, package)
+            case fx.TakeTrust(metadata=metadata):
+                return take_trust(self._trust, metadata)
+            case ComputeAnswer() | InstallRelease() if self._trust and self._trust.problem:
+                self._say(f"nothing is done for the cloud: {self._trust.problem}")
+                return NoAnswer(self._trust.problem)
             case ComputeAnswer(manifest=manifest, package=RoundPackage() as package):
                 membership = self._membership.get(manifest.blob.digest)
                 return self._work.answer(task, package, membership)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeveil.errors import DataError, UsageError
-from edgeveil.storage import sync_folder
+from edgeveil.storage import sync_folder, write_durably
 
 KEEP_VERSIONS = 5
 _NAME = re.compile(r"[0-9]{4,}-[a-z0-9_-]{1,64}")
@@ -133,10 +133,7 @@ class ReleaseStore:
 
     def _point(self, history: list[str], withdrawn: list[str]) -> None:
         text = json.dumps({"history": history[-self._keep :], "withdrawn": withdrawn})
-        draft = self.folder / ".current.json"
-        _write(draft, text.encode())
-        draft.replace(self.folder / "current.json")
-        sync_folder(self.folder)
+        write_durably(self.folder / "current.json", text.encode(), mode=0o644)
 
     def _last_number(self) -> int:
         if not self._versions.is_dir():

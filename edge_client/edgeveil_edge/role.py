@@ -12,12 +12,13 @@ from edgeveil.privacy.ledger import LEDGER_FILE, Ledger
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.device import DeviceMachine
-from edgeveil.protocol.device_tasks import DeviceSettings
+from edgeveil.protocol.device_tasks import CloudEpoch, DeviceSettings
 from edgeveil.protocol.messages import Signer
 from edgeveil.protocol.sealed import Sealing
 from edgeveil.sites.edge import EdgeSite
-from edgeveil.transport.process import peer_key
 from edgeveil.transport.runtime import Runner
+from edgeveil.trust.believed import believed_keys
+from edgeveil.trust.bundle import HeldTrust
 from edgeveil_edge.compute import Compute
 from edgeveil_edge.host import DeviceChance, DeviceHost
 from edgeveil_edge.identity import DeviceIdentity
@@ -46,6 +47,12 @@ class DeviceRole:
         self.store = DeviceStore(site.state_dir / STORE_FILE, limits.receipts)
         self.ledger = Ledger(site.state_dir / LEDGER_FILE, site.data.name)
         self.signer = Signer(self.id, identity.signing)
+        trust = HeldTrust(site.state_dir, site.trust_file) if site.trust_file else None
+        keys = believed_keys(trust, cloud=site.cloud_key_file, proxy=site.proxy_key_file)
+        memory = self.store.load()
+        if keys.epoch > memory.epoch:  # it heard of it in another way, as from its owner
+            self.store.store(CloudEpoch(keys.epoch))
+            memory = self.store.load()
         self.host = DeviceHost(
             site,
             identity,
@@ -55,12 +62,12 @@ class DeviceRole:
             say=say,
             sealing=sealing,
             compute=compute(site, identity) if compute else None,
+            trust=trust,
         )
         self.machine = DeviceMachine(
             self.signer,
-            peer_key(site.cloud_key_file, "the cloud"),
-            peer_key(site.proxy_key_file, "the proxy"),
-            self.store.load(),
+            keys,
+            memory,
             DeviceSettings(
                 limits.packet_bytes,
                 limits.blob_bytes,

@@ -17,6 +17,7 @@ import msgspec
 
 from edgeveil.protocol.device_tasks import (
     CLOSED_KEPT,
+    CloudEpoch,
     DeviceMemory,
     JobClosed,
     LateRecord,
@@ -119,6 +120,10 @@ class DeviceStore:
                     _end_receipt(db, at, outcome)
                 case LateRecord(at=at, outcome=outcome):
                     _end_receipt(db, at, outcome)
+                case CloudEpoch(epoch=epoch):
+                    db.execute("DELETE FROM seen")
+                    db.execute("DELETE FROM facts WHERE name = 'release_sequence'")
+                    db.execute("INSERT OR REPLACE INTO facts VALUES ('epoch', ?)", (str(epoch),))
                 case JobClosed(job_id=job_id, status=status):
                     db.execute("INSERT OR REPLACE INTO closed VALUES (?, ?)", (job_id, status))
                     db.execute(
@@ -158,6 +163,7 @@ class DeviceStore:
             for (job,) in db.execute("SELECT job FROM closed ORDER BY rowid"):
                 memory.closed[job] = None
             memory.release_sequence = int(self.fact("release_sequence") or -1)
+            memory.epoch = int(self.fact("epoch") or 0)
             row = db.execute(
                 "SELECT job, round, attempt, header, marks, data, dummy, held FROM outbox"
             ).fetchone()

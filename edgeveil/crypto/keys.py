@@ -6,11 +6,9 @@ that a public key handed over where a secret one belongs is refused by name.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import hmac
 import os
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar, NoReturn, Self, TypeVar, cast
@@ -24,7 +22,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from edgeveil.crypto import labels
 from edgeveil.crypto.labels import separated
 from edgeveil.errors import CryptoError
-from edgeveil.storage import sync_folder
+from edgeveil.storage import write_durably
 
 KEY_BYTES = 32
 
@@ -240,19 +238,9 @@ def write_key(path: Path, tag: str, raw: bytes, *, mode: int, replace: bool) -> 
             where=str(path),
             fix="choose another path, or remove the old key if nothing depends on it",
         )
-    scratch = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "w", encoding="ascii") as file:
-            os.fchmod(handle, mode)  # the umask must not widen or narrow it
-            file.write(f"{tag} {raw.hex()}\n")
-            file.flush()
-            os.fsync(handle)
-        scratch.replace(path)
-        sync_folder(path.parent)
+        write_durably(path, f"{tag} {raw.hex()}\n".encode("ascii"), mode=mode)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            scratch.unlink()
         raise CryptoError(
             f"the key file cannot be written: {error.strerror}",
             where=str(path),

@@ -9,10 +9,11 @@ from edgeveil.errors import CryptoError
 
 VERSION = "v1"
 
-# Signatures: what a blob is, a small statement, a device's own keys.
+# Signatures: what a blob is, a small statement, a device's own keys, what an administrator did.
 HEADER = b"edgeveil/v1/header"
 BODY = b"edgeveil/v1/body"
 ENROLMENT = b"edgeveil/v1/enrolment"
+ADMIN_ACTION = b"edgeveil/v1/admin-action"
 
 # Sealing contexts (HPKE `info`) and the chunked stream.
 CONTENT_KEY = b"edgeveil/v1/content-key"

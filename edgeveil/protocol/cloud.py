@@ -17,6 +17,10 @@ batch may take as long as it moves.
 
 Beside the job, and in any state, stand the roster, which the proxy hands over when it changes, and
 the ends of jobs, which are told until the proxy confirms them (`JobEnds`).
+
+Whom the cloud believes, and with which keys it speaks, may change while a job runs, by metadata
+that the offline root signed. What was signed with the key before is believed no more: the job is
+announced anew, and its round repeated.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
-from edgeveil.crypto.keys import KEY_BYTES, VerifyKey
+from edgeveil.crypto.keys import KEY_BYTES, SigningKey
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud_tasks import (
@@ -40,6 +44,8 @@ from edgeveil.protocol.cloud_tasks import (
     Obstacle,
     RepeatEnd,
     RosterKept,
+    RosterMark,
+    RosterRefused,
     RoundCommit,
     SealJob,
     SealRelease,
@@ -61,9 +67,12 @@ from edgeveil.protocol.messages import (
     Need,
     Note,
     Offer,
+    PeerKeys,
     Roster,
     Shortfall,
     Signer,
+    TrustMetadata,
+    decode_body,
     verified_body,
     verified_header,
 )
@@ -103,6 +112,7 @@ CLOUD_STATES = StateTable(
         (_S.RELEASING, "held"): _S.IDLE,
     }
     | {(s, "repeat"): _S.SEALING for s in (_S.BROADCASTING, _S.WAITING, _S.ABSORBING)}
+    | {(s, "rekeyed"): _S.SEALING_JOB for s in (_S.SEALING, _S.BROADCASTING, _S.WAITING)}
     | {(s, how): _S.IDLE for how in ("pause", "end") for s in _RUNNING},
 )
 
@@ -117,6 +127,7 @@ class RunningJob:
     retries_left: int
     selected: int = 0  # by the newest broadcast
     patience_s: float = 0.0  # with the proxy, from each sign that the broadcast moves on
+    announce_again: bool = False  # after the commit under way: the key that announced it is gone
 
     @property
     def at(self) -> ExchangeId:
@@ -147,18 +158,38 @@ _ALL_DECLINED = (
 _SILENT = "the proxy did not answer in time"
 
 
+@dataclass(frozen=True)
+class OwnKeys:
+    """What the cloud signs with from now on, and whom it believes; `metadata` says why."""
+
+    jobs: SigningKey
+    releases: SigningKey
+    peers: PeerKeys
+    metadata: TrustMetadata
+
+
 class CloudMachine:
     """One cloud behind one proxy."""
 
     def __init__(
-        self, signer: Signer, proxy_key: VerifyKey, settings: CloudSettings | None = None
+        self,
+        signer: Signer,
+        keys: PeerKeys,
+        settings: CloudSettings | None = None,
+        *,
+        releases: Signer | None = None,
+        roster: RosterMark | None = None,
+        metadata: TrustMetadata | None = None,
     ) -> None:
-        self.signer, self.proxy_key = signer, proxy_key
+        """`releases` signs final models (None: `signer` does); `roster` was taken last; `metadata`
+        is what the proxy is told of the root's."""
+        self.signer, self.keys, self._metadata = signer, keys, metadata
+        self._releases = releases or signer
         self.settings = settings or CloudSettings()
         self.state = CLOUD_STATES.start
         self.job: RunningJob | None = None
-        self._out = OutgoingBroadcast(signer, self.settings)
-        self._arrivals = CloudArrivals(signer, self.settings)
+        self._out = OutgoingBroadcast(signer, self._releases, self.settings)
+        self._arrivals = CloudArrivals(signer, self.settings, roster)
         self._ends = JobEnds(signer, self.settings)
 
     @property
@@ -182,9 +213,11 @@ class CloudMachine:
                 return self._end("cancelled", "cancelled by the operator") if running else []
             case fx.Command(what=RepeatEnd(job_id=job_id, status=status)):
                 return self._ends.tell(job_id, status)
+            case fx.Command(what=OwnKeys() as keys):
+                return self._rekeyed(keys)
             case fx.PeerConnected():
                 here = fx.Send(fx.ProxyAddress(), self.signer.note(Here(0.0)))
-                return [here, *self._out.send(), *self._ends.send()]
+                return [*self._tell_trust(), here, *self._out.send(), *self._ends.send()]
             case fx.MessageReceived(message=Offer() as offer):
                 return self._offer(offer)
             case fx.MessageReceived(message=BlobPart() as part):
@@ -204,6 +237,38 @@ class CloudMachine:
 
     def _may(self, happen: str) -> bool:
         return CLOUD_STATES.allows(self.state, happen)
+
+    # --- whom it believes, and with which keys it speaks ---
+
+    def _tell_trust(self) -> list[fx.Effect]:
+        """Before anything that is signed with a new key."""
+        return [fx.Send(fx.ProxyAddress(), self._metadata)] if self._metadata else []
+
+    def _rekeyed(self, own: OwnKeys) -> list[fx.Effect]:
+        changed = own.peers.epoch != self.keys.epoch
+        self.keys, self._metadata = own.peers, own.metadata
+        self.signer.use(own.jobs)
+        self._releases.use(own.releases)
+        report = fx.Report("trust_changed", {"version": own.peers.versions[1]})
+        out: list[fx.Effect] = [*self._tell_trust(), report]
+        if not changed:
+            return out
+        out += self._ends.sign_anew()
+        if self.job is None:
+            return out
+        if not self._may("rekeyed"):
+            # Nothing that was signed is needed any more, or it is offered again with the new key.
+            self.job.announce_again = self.state is CloudState.ABSORBING
+            return [*out, *self._out.send()]
+        self.job.attempt += 1
+        return [*out, *self._announce_again(self.job)]
+
+    def _announce_again(self, job: RunningJob) -> list[fx.Effect]:
+        self._step("rekeyed")
+        job.announce_again = False
+        self._out.drop()
+        cancelled = [fx.CancelTimer("watchdog"), fx.CancelTimer("resend")]
+        return [*self._arrivals.drop_batch(), *cancelled, fx.Work(SealJob(job.start.job_id))]
 
     # --- a job's course ---
 
@@ -286,6 +351,8 @@ class CloudMachine:
         if last:
             return [*out, fx.Work(SealRelease(job.start.job_id))]
         job.exchange += 1
+        if job.announce_again:
+            return [*out, *self._announce_again(job)]
         return [*out, fx.Work(job.sealing)]
 
     def _repeat(self, job: RunningJob, reason: str) -> list[fx.Effect]:
@@ -297,6 +364,8 @@ class CloudMachine:
         self._out.drop()
         what = {"round": job.exchange, "attempt": job.attempt, "why": reason}
         report = fx.Report("round_repeated", what)
+        if job.announce_again:
+            return [report, *self._announce_again(job)]
         return [*self._arrivals.drop_batch(), report, fx.Work(job.sealing)]
 
     def _pause(self, job: RunningJob, reason: str) -> list[fx.Effect]:
@@ -327,7 +396,7 @@ class CloudMachine:
     # --- messages ---
 
     def _offer(self, offer: Offer) -> list[fx.Effect]:
-        header = verified_header(offer.header, "proxy", self.proxy_key)
+        header = verified_header(offer.header, "proxy", self.keys.proxy)
         if not isinstance(header, Roster | Batch):
             raise ProtocolError("unexpected_header")
         expected = isinstance(header, Batch) and header.at == self.at and self._may("batch")
@@ -338,6 +407,12 @@ class CloudMachine:
             return self._pause(self.job, why)
         self._arrivals.check(offer, header)
         if isinstance(header, Roster):
+            refused = self._arrivals.why_no_roster(header, self.keys.lineage)
+            if refused:
+                # A replay changes nothing: the newest roster stands.
+                replayed = refused == "replayed_roster"
+                told = [] if replayed else [fx.Persist(RosterRefused(refused, header.lineage))]
+                return [*told, fx.Refuse(refused)]
             return self._arrivals.roster(offer, header)
         if header.at != self.at:
             return [self._arrivals.ack(header.blob.digest, "closed")]
@@ -355,7 +430,7 @@ class CloudMachine:
         return [*out, report, *cancel, fx.Work(Absorb(batch))]
 
     def _note(self, envelope: Envelope) -> list[fx.Effect]:
-        body = verified_body(envelope, "proxy", self.proxy_key)
+        body = verified_body(envelope, "proxy", self.keys.proxy)
         if isinstance(body, Shortfall):
             return self._short(body)
         if not isinstance(body, Ack):
@@ -413,8 +488,8 @@ class CloudMachine:
 class OutgoingBroadcast:
     """The broadcast that is offered until the proxy holds it, at most one; one timer, `resend`."""
 
-    def __init__(self, signer: Signer, settings: CloudSettings) -> None:
-        self._signer, self._settings = signer, settings
+    def __init__(self, signer: Signer, releases: Signer, settings: CloudSettings) -> None:
+        self._signer, self._releases, self._settings = signer, releases, settings
         self._manifest: Manifest | None = None
         self._data = b""
 
@@ -431,7 +506,8 @@ class OutgoingBroadcast:
         """Say it (again); the proxy asks for parts that did not come with the first offer."""
         if self._manifest is None:
             return []
-        signed, packet_bytes = self._signer.header(self._manifest), self._settings.packet_bytes
+        signer = self._releases if self._manifest.kind == "release" else self._signer
+        signed, packet_bytes = signer.header(self._manifest), self._settings.packet_bytes
         blob = self._manifest.blob
         packets = sends(fx.ProxyAddress(), signed, blob, self._data, packet_bytes, push=push)
         return [*packets, fx.SetTimer("resend", self._settings.resend_s)]
@@ -455,11 +531,13 @@ class CloudArrivals:
     missing; `watchdog` starts anew whenever a part of the batch has come.
     """
 
-    def __init__(self, signer: Signer, settings: CloudSettings) -> None:
+    def __init__(
+        self, signer: Signer, settings: CloudSettings, newest: RosterMark | None = None
+    ) -> None:
         self._signer, self._settings = signer, settings
         self._batch: Fetch[Batch] | None = None  # its bytes go to the host
         self._roster: Fetch[Roster] | None = None
-        self._epoch = -1  # an old roster would bring revoked devices back
+        self._newest = newest  # an older roster would bring revoked devices back
 
     @property
     def whole_batch(self) -> Batch | None:
@@ -475,8 +553,24 @@ class CloudArrivals:
         check_fetchable(offer, header.blob, self._settings.blob_bytes)
         if header.blob.size_bytes % KEY_BYTES:
             raise ProtocolError("malformed")
-        if header.epoch < self._epoch:
-            raise ProtocolError("replayed_roster")
+
+    def why_no_roster(self, header: Roster, named: str) -> str:
+        """Why this roster is not taken, or ""; `named` is the lineage that the root names.
+
+        Another registry is one that was rebuilt: its numbers begin anew, and it may have forgotten
+        who was revoked. Somebody must vouch for it.
+        """
+        newest = self._newest
+        if named:
+            if header.lineage != named:
+                return "foreign_registry"
+            if newest is None or newest.lineage != named:
+                return ""
+        elif newest is not None and newest.lineage and header.lineage != newest.lineage:
+            return "foreign_registry"
+        if newest is None or newest.lineage != header.lineage:
+            return ""
+        return "replayed_roster" if header.epoch < newest.epoch else ""
 
     def batch(self, offer: Offer, header: Batch) -> list[fx.Effect]:
         """The batch of the round under way is offered (again). A large one is pulled at once."""
@@ -551,9 +645,9 @@ class CloudArrivals:
 
     def _keep(self, roster: Fetch[Roster]) -> list[fx.Effect]:
         data, header = roster.assembly.finish(), roster.header
-        self._roster, self._epoch = None, header.epoch
+        self._roster, self._newest = None, RosterMark(header.lineage, header.epoch)
         return [
-            fx.Persist(RosterKept(header.epoch, data)),
+            fx.Persist(RosterKept(header.epoch, data, header.lineage, header.expires_s)),
             self.ack(header.blob.digest, "held"),
             fx.Report("roster", {"enrolled": len(data) // KEY_BYTES}),
         ]
@@ -582,6 +676,14 @@ class JobEnds:
     def tell(self, job_id: bytes, status: str) -> list[fx.Effect]:
         """A job has ended as `status`."""
         self._open[job_id] = self._signer.note(Close(job_id, status))  # type: ignore[arg-type]
+        self._wait_s = self._settings.resend_s
+        return self.send()
+
+    def sign_anew(self) -> list[fx.Effect]:
+        """The key that signed them is believed no more."""
+        told = [decode_body(note.body) for note in self._open.values()]
+        ends = [body for body in told if isinstance(body, Close)]
+        self._open = {end.job_id: self._signer.note(end) for end in ends}
         self._wait_s = self._settings.resend_s
         return self.send()
 

@@ -126,11 +126,29 @@ class BatchDropped:
 
 
 @dataclass(frozen=True)
+class RosterMark:
+    """Which roster was taken last: of which registry, and its number there."""
+
+    lineage: str
+    epoch: int
+
+
+@dataclass(frozen=True)
 class RosterKept:
-    """The enrolled public keys, 32 bytes each."""
+    """The enrolled public keys, 32 bytes each; stale from `expires_s` (since 1970; 0: never) on."""
 
     epoch: int
     keys: bytes
+    lineage: str = ""
+    expires_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class RosterRefused:
+    """A roster was refused: until one is taken, nobody knows who was admitted and revoked."""
+
+    reason: str
+    lineage: str
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,9 @@ numbers have fallen behind could not bring its model here in the end, and to ans
 budget for nothing. What is older than what was seen, or a second text of the same, is refused
 (`is_new`). The proxy's notes acknowledge an upload, ask for a hello or for cover traffic; the
 cloud's end a job.
+
+Whom it believes may change at any moment, by metadata that the offline root signed (`TakeTrust`).
+Where a key of the cloud's was replaced, what was heard under the one before counts no more.
 """
 
 from __future__ import annotations
@@ -20,12 +23,12 @@ from __future__ import annotations
 import hashlib
 import re
 
-from edgeveil.crypto.keys import VerifyKey
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device_jobs import FetchedBlob, Fetches, KnownJobs
 from edgeveil.protocol.device_round import DeviceRound, DeviceState, Outbox
 from edgeveil.protocol.device_tasks import (
+    CloudEpoch,
     ComputeAnswer,
     DeviceMemory,
     DeviceSettings,
@@ -56,9 +59,10 @@ from edgeveil.protocol.messages import (
     Need,
     Note,
     Offer,
+    PeerKeys,
     Signer,
+    TrustMetadata,
     verified_body,
-    verified_header,
 )
 from edgeveil.protocol.sealed import JobPackage, Package, ReleasePackage
 from edgeveil.protocol.transfer import Backoff, check_fetchable
@@ -72,12 +76,11 @@ class DeviceMachine:
     def __init__(
         self,
         signer: Signer,
-        cloud_key: VerifyKey,
-        proxy_key: VerifyKey,
+        keys: PeerKeys,
         memory: DeviceMemory,
         settings: DeviceSettings | None = None,
     ) -> None:
-        self.signer, self.cloud_key, self.proxy_key = signer, cloud_key, proxy_key
+        self.signer, self.keys = signer, keys
         self.memory, self.settings = memory, settings or DeviceSettings()
         self._now_s = 0.0
         self._newest_release = memory.release_sequence  # heard of, perhaps not yet in use
@@ -85,7 +88,8 @@ class DeviceMachine:
         self.fetches = Fetches(self.settings, backoff)
         self.round = DeviceRound(signer, memory, self.settings, backoff)
         self._jobs = KnownJobs(signer, memory, self.settings, backoff, self.fetches)
-        self._greeting = DeviceGreeting(signer, self.settings, backoff)
+        self._greeting = DeviceGreeting(signer, self.settings, backoff, keys.versions)
+        self._at_work: TrustMetadata | None = None  # the host verifies it
 
     @property
     def at(self) -> ExchangeId | None:
@@ -123,18 +127,51 @@ class DeviceMachine:
                 return self.outbox.need(need)
             case fx.MessageReceived(message=Note(body=envelope)):
                 return self._note(envelope)
+            case fx.MessageReceived(message=TrustMetadata() as metadata):
+                return self._trust(metadata)
             case fx.Timer(name=name):
                 return self._timer(name)
+            case fx.WorkDone(task=fx.TakeTrust(), result=result):
+                return self._taken(result)
             case fx.WorkDone(task=task, result=result):
                 return self._done(task, result)
             case fx.Command(what="stop"):
                 return [fx.Send(fx.ProxyAddress(), self.signer.note(Bye(self.signer.name)))]
         return []
 
+    # --- whom it believes ---
+
+    def _trust(self, metadata: TrustMetadata) -> list[fx.Effect]:
+        if self.keys.versions == (0, 0):
+            raise ProtocolError("unexpected_metadata")
+        if self._at_work is not None:  # one at a time: what it misses, the next hello brings
+            return []
+        self._at_work = metadata
+        return [fx.Work(fx.TakeTrust(metadata))]
+
+    def _taken(self, result: object) -> list[fx.Effect]:
+        self._at_work = None
+        if isinstance(result, PeerKeys):
+            return self._believe(result)
+        reason = result.reason if isinstance(result, fx.WorkFailed) else ""
+        # The roots in between are the proxy's to send, once it knows what is missing.
+        return [*_failed(reason), *(self._greeting.begin() if reason == "metadata_gap" else [])]
+
+    def _believe(self, keys: PeerKeys) -> list[fx.Effect]:
+        newer, self.keys = keys.epoch > self.memory.epoch, keys
+        self._greeting.versions = keys.versions
+        report = fx.Report("trust_changed", {"version": keys.versions[1]})
+        if not newer:
+            return [report]
+        self.memory.epoch, self.memory.release_sequence, self._newest_release = keys.epoch, -1, -1
+        self.memory.seen.clear()
+        self.fetches.forget(lambda _old: True)
+        return [fx.Persist(CloudEpoch(keys.epoch)), report]
+
     # --- offers: what is fresh ---
 
     def _offer(self, offer: Offer) -> list[fx.Effect]:
-        header = verified_header(offer.header, "cloud", self.cloud_key)
+        header = self.keys.cloud_header(offer.header)
         if not isinstance(header, Manifest | Commit):
             raise ProtocolError("unexpected_header")
         if isinstance(header, Commit) and not self.outbox.awaits(header.at):
@@ -250,11 +287,11 @@ class DeviceMachine:
 
     def _note(self, envelope: Envelope) -> list[fx.Effect]:
         if envelope.signer == "cloud":
-            body = verified_body(envelope, "cloud", self.cloud_key)
+            body = verified_body(envelope, "cloud", self.keys.cloud)
             if isinstance(body, Close):
                 return self._close(body)
             raise ProtocolError("unexpected_body")
-        match verified_body(envelope, "proxy", self.proxy_key):
+        match verified_body(envelope, "proxy", self.keys.proxy):
             case Here() as here:
                 return self._greeting.asked(here)
             case Later() as later:
@@ -312,8 +349,15 @@ class DeviceGreeting:
     One timer, `hello`.
     """
 
-    def __init__(self, signer: Signer, settings: DeviceSettings, backoff: Backoff) -> None:
+    def __init__(
+        self,
+        signer: Signer,
+        settings: DeviceSettings,
+        backoff: Backoff,
+        versions: tuple[int, int] = (0, 0),
+    ) -> None:
         self._signer, self._settings, self._backoff = signer, settings, backoff
+        self.versions = versions  # of the trust metadata, as a hello says them
         self._tries = 0
         self._said = b""  # digest of the hello that is not acknowledged yet
 
@@ -324,7 +368,7 @@ class DeviceGreeting:
 
     def hello(self) -> list[fx.Effect]:
         """Say hello, and again, ever more slowly, until the proxy has heard it."""
-        note = self._signer.note(Hello(self._signer.name))
+        note = self._signer.note(Hello(self._signer.name, *self.versions))
         self._said = hashlib.sha256(note.body.payload).digest()
         settings = self._settings
         wait_s = self._backoff.wait_s(settings.repair_s, self._tries, settings.waits_cap_s)

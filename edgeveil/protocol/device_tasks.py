@@ -169,6 +169,13 @@ class JobClosed:
     status: str
 
 
+@dataclass(frozen=True)
+class CloudEpoch:
+    """Keys of the cloud's were replaced: numbers and marks of the time before count no more."""
+
+    epoch: int
+
+
 @dataclass
 class DeviceMemory:
     """What survives a restart; the host loads it and applies the `Persist` items to it."""
@@ -177,6 +184,7 @@ class DeviceMemory:
     jobs: dict[bytes, None] = field(default_factory=dict)  # known, the oldest first
     closed: dict[bytes, None] = field(default_factory=dict)  # the oldest first
     release_sequence: int = -1
+    epoch: int = 0  # of the cloud's keys, in which these numbers were said
     outbox: OutboxPut | None = None
 
 

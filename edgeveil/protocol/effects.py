@@ -19,7 +19,7 @@ from enum import Enum
 from typing import Generic, Protocol, TypeVar
 
 from edgeveil.errors import ProtocolError
-from edgeveil.protocol.messages import ExchangeId, Message
+from edgeveil.protocol.messages import ExchangeId, Message, TrustMetadata
 
 # --- addresses ---------------------------------------------------------------------------
 
@@ -108,6 +108,16 @@ class Send:
 
     to: Address
     message: Message
+
+
+@dataclass(frozen=True)
+class TakeTrust:
+    """Work of any role: verify metadata of the root's, and go forward to it.
+
+    Outcome `PeerKeys`, or `WorkFailed`.
+    """
+
+    metadata: TrustMetadata
 
 
 @dataclass(frozen=True)

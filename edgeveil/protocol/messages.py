@@ -1,7 +1,8 @@
 """Every message of the wire, its bytes, and who says so.
 
-Four messages travel: `Offer` announces a blob (and carries it when it is small), `BlobPart` carries
-a piece of one, `Need` asks for pieces again, `Note` is a small signed statement. What an offer
+Five messages travel: `Offer` announces a blob (and carries it when it is small), `BlobPart` carries
+a piece of one, `Need` asks for pieces again, `Note` is a small signed statement, `TrustMetadata`
+what the offline root has signed. What an offer
 or a note says stands in a *header* or *body* inside a signed `Envelope`, so identity and integrity
 never depend on the broker.
 
@@ -13,6 +14,7 @@ these texts say *round* they mean one exchange, be it a training round or a prep
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -85,7 +87,17 @@ class Note(msgspec.Struct, frozen=True, array_like=True, tag="note"):
     body: Envelope
 
 
-Message = Offer | BlobPart | Need | Note
+class TrustMetadata(msgspec.Struct, frozen=True, array_like=True, tag="trust"):
+    """Root documents in their order, and the newest delegations (may be empty): TUF metadata.
+
+    They are signed by the root's keys: who hands them on cannot change them.
+    """
+
+    roots: Annotated[tuple[bytes, ...], Meta(max_length=64)]
+    delegations: bytes
+
+
+Message = Offer | BlobPart | Need | Note | TrustMetadata
 
 
 # --- headers: what an offered blob is -------------------------------------------------------
@@ -183,10 +195,16 @@ class Commit(msgspec.Struct, frozen=True, array_like=True, tag="commit"):
 
 
 class Roster(msgspec.Struct, frozen=True, array_like=True, tag="roster"):
-    """The public sealing keys of all admitted devices, sorted, and nothing else about them."""
+    """The public sealing keys of all admitted devices, sorted, and nothing else about them.
+
+    `epoch` grows with every change of one registry, which `lineage` names (empty: by a proxy of an
+    earlier version). From `expires_s` on (seconds since 1970; 0: never) it is stale.
+    """
 
     epoch: Annotated[int, Meta(ge=0, le=2**62)]
     blob: Blob
+    lineage: Annotated[str, Meta(pattern=r"^([0-9a-f]{32})?\Z")] = ""
+    expires_s: Annotated[float, Meta(ge=0, le=2**40)] = 0.0
 
 
 Header = Manifest | Upload | Batch | Commit | Roster
@@ -205,9 +223,15 @@ class Ack(msgspec.Struct, frozen=True, array_like=True, tag="ack"):
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """A device is there; said again until the proxy acknowledges it and sends what is open."""
+    """A device is there; said again until the proxy acknowledges it and sends what is open.
+
+    With the versions of the root and the delegations that it knows: the proxy sends newer ones.
+    Zeros where it pins keys one by one, or is of an earlier version.
+    """
 
     device: DeviceId
+    root_version: Count = 0
+    trust_version: Count = 0
 
 
 class Here(msgspec.Struct, frozen=True, array_like=True, tag="here"):
@@ -331,6 +355,10 @@ class Signer:
     def __init__(self, name: str, key: SigningKey) -> None:
         self.name, self._key = name, key
 
+    def use(self, key: SigningKey) -> None:
+        """Sign with another key from now on."""
+        self._key = key
+
     def header(self, header: Header) -> Envelope:
         """The signed header of an offer."""
         return self._envelope(HEADER, encode_inner(header))
@@ -368,3 +396,45 @@ def verified_body(envelope: Envelope, signer: str, key: VerifyKey | None) -> Bod
     """The body that `signer` signed. Raises as `check_signature`, then `malformed`."""
     check_signature(envelope, signer, key, BODY)
     return decode_body(envelope)
+
+
+# --- whom a party believes -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PeerKeys:
+    """The keys that others speak with, as far as a party believes them now; None: nobody does.
+
+    `epoch` grows whenever a key of the cloud's is replaced: its numbers begin anew then. `lineage`
+    names the registry whose rosters count (empty: the first one seen). `versions` are those of the
+    root and the delegations that say so, zeros where keys are pinned one by one.
+    """
+
+    cloud: VerifyKey | None = None
+    proxy: VerifyKey | None = None
+    releases: VerifyKey | None = None
+    epoch: int = 0
+    lineage: str = ""
+    versions: tuple[int, int] = (0, 0)
+
+    @classmethod
+    def pinned(cls, *, cloud: VerifyKey | None = None, proxy: VerifyKey | None = None) -> PeerKeys:
+        """One key each, for good."""
+        return cls(cloud, proxy, cloud)
+
+    def cloud_header(self, envelope: Envelope) -> Header:
+        """The header that the cloud signed, a release with its key for these.
+
+        Raises as `verified_header`.
+        """
+        if self.cloud == self.releases:
+            return verified_header(envelope, "cloud", self.cloud)
+        try:
+            header, release = verified_header(envelope, "cloud", self.cloud), False
+        except ProtocolError as error:
+            if error.reason == "malformed":
+                raise
+            header, release = verified_header(envelope, "cloud", self.releases), True
+        if (isinstance(header, Manifest) and header.kind == "release") != release:
+            raise ProtocolError("forged", "signed with the key of another role")
+        return header

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 
-from edgeveil.crypto.keys import VerifyKey
 from edgeveil.crypto.labels import BODY
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
@@ -31,8 +30,10 @@ from edgeveil.protocol.messages import (
     Need,
     Note,
     Offer,
+    PeerKeys,
     Roster,
     Signer,
+    TrustMetadata,
     Want,
     check_signature,
     decode_body,
@@ -47,8 +48,11 @@ from edgeveil.protocol.proxy_tasks import (
     ProxyMemory,
     ProxySettings,
     ShuffleRound,
+    TrustDocuments,
 )
 from edgeveil.protocol.transfer import answer_need, describe, part_bytes, sends
+
+_MESSAGE_BYTES = 1024  # of a packet, beside the documents in it
 
 
 class ProxyMachine:
@@ -57,14 +61,16 @@ class ProxyMachine:
     def __init__(
         self,
         signer: Signer,
-        cloud_key: VerifyKey,
+        keys: PeerKeys,
         registry: DeviceRegistry,
         memory: ProxyMemory | None = None,
         settings: ProxySettings | None = None,
+        trust: TrustDocuments | None = None,
     ) -> None:
-        self.signer, self.cloud_key, self.registry = signer, cloud_key, registry
+        self.signer, self.registry, self._trust = signer, registry, trust
         self.memory, self.settings = memory or ProxyMemory(), settings or ProxySettings()
-        context = ProxyContext(signer, cloud_key, registry, self.memory, self.settings)
+        context = ProxyContext(signer, keys, registry, self.memory, self.settings)
+        self._context = context
         self.rounds = ProxyRounds(context)
         self.uploads = ProxyUploads(context, self.rounds)
         self.serving = Serving(context)
@@ -95,6 +101,10 @@ class ProxyMachine:
                 return self.rounds.resume()
             case fx.Command(what="roster_changed"):
                 return self._roster_changed()
+            case fx.Command(what=PeerKeys() as keys):
+                return self._believe(keys)
+            case fx.WorkDone(task=fx.TakeTrust(), result=result):
+                return self._taken(result)
             case fx.WorkDone(task=ShuffleRound() as task, result=result):
                 return self.rounds.shuffled(task, result)
             case fx.WorkDone(task=KeepBroadcast() as task, result=result):
@@ -114,6 +124,8 @@ class ProxyMachine:
             return self._greeting.spread_over(now_s) or self.rounds.all_came()
         if name == "roster":
             return self._offer_roster(push=False)
+        if name == "roster_again":
+            return self._send_roster()
         return self.broadcasts.repair() if name == "repair" else self.rounds.timer(name)
 
     # --- how things stand, for metrics and logs ---
@@ -152,9 +164,11 @@ class ProxyMachine:
     def _send_roster(self) -> list[fx.Effect]:
         epoch, keys = self.registry.roster()
         blob = describe(keys, part_bytes(self.settings.packet_bytes))
-        header = Roster(epoch, blob)
+        registry = self.registry
+        header = Roster(epoch, blob, registry.lineage, registry.roster_expires_s())
         self._roster = (self.signer.header(header), header, keys)
-        return self._offer_roster(push=True)
+        again = fx.SetTimer("roster_again", self.settings.roster_again_s)
+        return [*self._offer_roster(push=True), again]
 
     def _offer_roster(self, *, push: bool) -> list[fx.Effect]:
         if self._roster is None:
@@ -164,10 +178,38 @@ class ProxyMachine:
         packets = sends(fx.CloudAddress(), signed, header.blob, keys, limit, push=push)
         return [*packets, fx.SetTimer("roster", self.settings.resend_s)]
 
+    # --- whom it believes ---
+
+    def _believe(self, keys: PeerKeys) -> list[fx.Effect]:
+        """The root has spoken: devices hear of it before anything that is signed anew."""
+        root_version, before = self._context.keys.versions
+        self._context.keys = keys
+        report = fx.Report("trust_changed", {"version": keys.versions[1]})
+        return [*self._send_trust(fx.AllDevices(), root_version, before), report]
+
+    def _taken(self, result: object) -> list[fx.Effect]:
+        if isinstance(result, PeerKeys):
+            return [*self._believe(result), *self._send_roster()]
+        return [fx.Refuse(result.reason)] if isinstance(result, fx.WorkFailed) else []
+
+    def _send_trust(self, to: fx.Address, root_version: int, version: int) -> list[fx.Effect]:
+        if self._trust is None or not root_version:
+            return []
+        roots, delegations = self._trust.after(root_version, version)
+        most_bytes = self.settings.packet_bytes - _MESSAGE_BYTES
+        fitting = [sum(map(len, roots[: n + 1])) <= most_bytes for n in range(len(roots))]
+        sent = roots[: sum(fitting)]
+        whole = len(sent) == len(roots) and sum(map(len, roots)) + len(delegations) <= most_bytes
+        if not sent and not (whole and delegations):
+            return []
+        return [fx.Send(to, TrustMetadata(sent, delegations if whole else b""))]
+
     # --- from the cloud ---
 
     def _cloud_message(self, message: object) -> list[fx.Effect]:
         match message:
+            case TrustMetadata() as metadata if self._trust is not None:
+                return [fx.Work(fx.TakeTrust(metadata))]
             case Offer() as offer:
                 return self.broadcasts.offer(offer)
             case BlobPart() as part:
@@ -175,7 +217,7 @@ class ProxyMachine:
             case Need() as need:
                 return self._cloud_need(need)
             case Note(body=signed) as note:
-                body = verified_body(signed, "cloud", self.cloud_key)
+                body = verified_body(signed, "cloud", self._context.keys.cloud)
                 if isinstance(body, Ack):
                     return self._cloud_ack(body)
                 if isinstance(body, Close):
@@ -215,8 +257,11 @@ class ProxyMachine:
             return self._greeting.later(device, now_s)  # its signature is checked when it is heard
         check_signature(signed, device, self.registry.verify_key(device), BODY)
         match body:
-            case Hello(device=said) if said == device:
-                return self._came(device, signed, now_s)
+            case Hello(device=said, root_version=root_version, trust_version=version) if (
+                said == device
+            ):
+                newer = self._send_trust(fx.DeviceAddress(device), root_version, version)
+                return [*newer, *self._came(device, signed, now_s)]
             case Bye(device=said) if said == device:
                 self.online.discard(device)
                 return [*self.uploads.left(device), self._presence()]

@@ -29,7 +29,6 @@ from edgeveil.protocol.messages import (
     Need,
     Note,
     Offer,
-    verified_header,
 )
 from edgeveil.protocol.proxy_rounds import ProxyRounds
 from edgeveil.protocol.proxy_tasks import (
@@ -70,7 +69,7 @@ class Broadcasts:
 
     def offer(self, offer: Offer) -> list[fx.Effect]:
         """The cloud offers a broadcast, perhaps with the whole blob inside."""
-        header = verified_header(offer.header, "cloud", self._context.cloud_key)
+        header = self._context.keys.cloud_header(offer.header)
         if not isinstance(header, Manifest | Commit):
             raise ProtocolError("unexpected_header")
         digest = header.blob.digest

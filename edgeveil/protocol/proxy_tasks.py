@@ -16,6 +16,7 @@ from edgeveil.protocol.messages import (
     Envelope,
     ExchangeId,
     Note,
+    PeerKeys,
     Signer,
 )
 from edgeveil.protocol.transfer import Data
@@ -30,6 +31,23 @@ class DeviceRegistry(Protocol):
 
     def roster(self) -> tuple[int, bytes]:
         """Epoch and the sealing keys of all admitted devices, sorted, 32 bytes each."""
+        ...
+
+    @property
+    def lineage(self) -> str:
+        """What tells this registry from one that was rebuilt: 32 hexadecimal digits."""
+        ...
+
+    def roster_expires_s(self) -> float:
+        """Until when a roster of this moment counts, in seconds since 1970."""
+        ...
+
+
+class TrustDocuments(Protocol):
+    """The root's metadata that this party holds."""
+
+    def after(self, root_version: int, version: int) -> tuple[tuple[bytes, ...], bytes]:
+        """The roots above `root_version`, and the delegations where they are newer, else empty."""
         ...
 
 
@@ -206,6 +224,7 @@ class ProxySettings:
     ended_kept: int = 16
     hello_spread_s: float = 0.5  # over which devices come when the proxy (re)starts, at least
     cover_window_s: float = 0.0  # 0: no cover traffic
+    roster_again_s: float = 6 * 3600.0  # a roster is signed anew long before it is stale
 
 
 @dataclass
@@ -213,7 +232,7 @@ class ProxyContext:
     """What the parts of the proxy's machine share."""
 
     signer: Signer
-    cloud_key: VerifyKey
+    keys: PeerKeys
     registry: DeviceRegistry
     memory: ProxyMemory
     settings: ProxySettings

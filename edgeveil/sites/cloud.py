@@ -10,7 +10,15 @@ from pydantic import Field, model_validator
 
 from edgeveil.settings.base import Block, Mix, SitePath, refuse
 from edgeveil.sites.data import DataSource, data_mixes
-from edgeveil.sites.links import BrokerLink, ByteLimit, Http, Log, PacketBytes, broker_mixes
+from edgeveil.sites.links import (
+    BrokerLink,
+    ByteLimit,
+    Http,
+    Log,
+    PacketBytes,
+    broker_mixes,
+    trust_mixes,
+)
 
 
 class CloudLimits(Block):
@@ -35,8 +43,10 @@ class CloudSite(Block):
     """Folder for the store, keys and models; made at first start."""
     store_url: str | None = Field(default=None, pattern=r"^postgresql(\+[a-z0-9]+)?://\S+$")
     """`postgresql://…` for a store of its own; null: SQLite in state_dir."""
-    proxy_key_file: SitePath = Field(examples=["../site/keys/proxy.pub"])
-    """The proxy's public Ed25519 key; read when the process starts."""
+    proxy_key_file: SitePath | None = Field(default=None, examples=["../site/keys/proxy.pub"])
+    """The proxy's public Ed25519 key, where it is pinned; else `trust_file`."""
+    trust_file: SitePath | None = Field(default=None, examples=["../site/trust.json"])
+    """What the fleet's offline root delegates, from `edgeveil trust`; newer ones come by wire."""
     http: Http = Http()
     """Status and control."""
     test_data: DataSource | None = None
@@ -56,6 +66,7 @@ class CloudSite(Block):
         return self
 
     def _mixes(self) -> Iterator[Mix]:
+        yield from trust_mixes(self.trust_file, proxy_key_file=self.proxy_key_file)
         yield from broker_mixes(self.broker, "broker")
         if self.test_data is not None:
             yield from data_mixes(self.test_data, "test_data")

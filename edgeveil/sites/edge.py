@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from edgeveil.plugins import installed
 from edgeveil.settings.base import Block, Mix, SitePath, refuse
 from edgeveil.sites.data import DeviceData, data_mixes
-from edgeveil.sites.links import BrokerLink, ByteLimit, Log, PacketBytes, broker_mixes
+from edgeveil.sites.links import BrokerLink, ByteLimit, Log, PacketBytes, broker_mixes, trust_mixes
 from edgeveil.sites.policy import Policy
 
 
@@ -56,10 +56,12 @@ class EdgeSite(Block):
     """The edge-side broker."""
     state_dir: SitePath = Path("state/edge")
     """Folder for keys, ledger, outbox and models; made at first start, one per device."""
-    cloud_key_file: SitePath = Field(examples=["../site/keys/cloud.pub"])
-    """The cloud's public Ed25519 key; read when the process starts."""
-    proxy_key_file: SitePath = Field(examples=["../site/keys/proxy.pub"])
-    """The proxy's public Ed25519 key; read when the process starts."""
+    cloud_key_file: SitePath | None = Field(default=None, examples=["../site/keys/cloud.pub"])
+    """The cloud's public Ed25519 key, where it is pinned; else `trust_file`."""
+    proxy_key_file: SitePath | None = Field(default=None, examples=["../site/keys/proxy.pub"])
+    """The proxy's public Ed25519 key, where it is pinned; else `trust_file`."""
+    trust_file: SitePath | None = Field(default=None, examples=["../site/trust.json"])
+    """What the fleet's offline root delegates, from `edgeveil trust`; newer ones come by wire."""
     data: DeviceData
     """The device's records."""
     policy: Policy = Policy()
@@ -79,6 +81,9 @@ class EdgeSite(Block):
         return self
 
     def _mixes(self) -> Iterator[Mix]:
+        yield from trust_mixes(
+            self.trust_file, cloud_key_file=self.cloud_key_file, proxy_key_file=self.proxy_key_file
+        )
         yield from broker_mixes(self.broker, "broker")
         yield from data_mixes(self.data, "data")
         allowed = {one.distribution for one in self.policy.allowed_plugins}

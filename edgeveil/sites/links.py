@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
@@ -80,6 +81,16 @@ class Log(Block):
     """Least grave level that is written."""
     format: Literal["text", "json"] = "text"
     """`text` to read, `json` for one object a line."""
+
+
+def trust_mixes(trust_file: Path | None, **keys: Path | None) -> Iterator[Mix]:
+    """A site pins the keys of others one by one, or the root that vouches for them; not both."""
+    rooted = trust_file is not None
+    for key, path in keys.items():
+        if (path is not None) == rooted:
+            text = "others' keys stand in trust_file, or are pinned one by one; "
+            text += "drop one of the two" if rooted else f"add {key}, or trust_file"
+            yield Mix((key, "trust_file"), text)
 
 
 def broker_mixes(link: BrokerLink, at: str) -> Iterator[Mix]:

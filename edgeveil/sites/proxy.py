@@ -9,7 +9,15 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from edgeveil.settings.base import Block, Mix, SitePath, refuse
-from edgeveil.sites.links import BrokerLink, ByteLimit, Log, PacketBytes, ProxyHttp, broker_mixes
+from edgeveil.sites.links import (
+    BrokerLink,
+    ByteLimit,
+    Log,
+    PacketBytes,
+    ProxyHttp,
+    broker_mixes,
+    trust_mixes,
+)
 
 
 class ProxyLimits(Block):
@@ -45,8 +53,10 @@ class ProxySite(Block):
     """The broker that the cloud uses."""
     state_dir: SitePath = Path("state/proxy")
     """Folder for keys, enrolled devices, cache and spool; made at first start."""
-    cloud_key_file: SitePath = Field(examples=["../site/keys/cloud.pub"])
-    """The cloud's public Ed25519 key; read when the process starts."""
+    cloud_key_file: SitePath | None = Field(default=None, examples=["../site/keys/cloud.pub"])
+    """The cloud's public Ed25519 key, where it is pinned; else `trust_file`."""
+    trust_file: SitePath | None = Field(default=None, examples=["../site/trust.json"])
+    """What the fleet's offline root delegates, from `edgeveil trust`; newer ones come by wire."""
     http: ProxyHttp = ProxyHttp()
     """Status."""
     min_batch_floor: int = Field(default=3, ge=1, le=10**6)
@@ -67,6 +77,7 @@ class ProxySite(Block):
         return self
 
     def _mixes(self) -> Iterator[Mix]:
+        yield from trust_mixes(self.trust_file, cloud_key_file=self.cloud_key_file)
         yield from broker_mixes(self.edge_broker, "edge_broker")
         yield from broker_mixes(self.cloud_broker, "cloud_broker")
         limits = self.limits

@@ -131,6 +131,7 @@ class _ProxyProcess:
         while True:
             await asyncio.sleep(ROSTER_CHECK_S)
             self.proxy.look_at_registry()
+            self.proxy.look_at_trust()
 
     async def _status(self) -> PageContent:
         status: Mapping[str, Any] = {

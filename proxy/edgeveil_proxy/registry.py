@@ -20,7 +20,8 @@ from edgeveil.storage import SqliteFile
 
 REGISTRY_FILE = "registry.sqlite"
 NOTE_CHARACTERS = 200
-_VERSION = 1
+ROSTER_VALID_S = 24 * 3600.0
+_VERSION = 2
 
 _SCHEMA = (
     """CREATE TABLE device (
@@ -31,10 +32,19 @@ _SCHEMA = (
         admitted_s REAL NOT NULL,
         revoked_s REAL
     ) STRICT""",
-    "CREATE TABLE roster (epoch INTEGER NOT NULL) STRICT",
-    "INSERT INTO roster VALUES (0)",
+    "CREATE TABLE roster (epoch INTEGER NOT NULL, lineage TEXT NOT NULL) STRICT",
+    "INSERT INTO roster VALUES (0, lower(hex(randomblob(16))))",
     f"PRAGMA user_version = {_VERSION}",
 )
+
+
+# From each version to the next one.
+_STEPS = {
+    1: (
+        "ALTER TABLE roster ADD COLUMN lineage TEXT NOT NULL DEFAULT ''",
+        "UPDATE roster SET lineage = lower(hex(randomblob(16)))",
+    ),
+}
 
 
 class RegistryError(EdgeVeilError):
@@ -80,6 +90,7 @@ class Registry:
         )
         self._prepare()
         self._seen_version = self._seen_epoch = self._epoch = -1
+        self.lineage = ""  # 32 hexadecimal digits: a registry that is rebuilt has others
         self._entries: dict[str, AdmittedDevice] = {}
         self.changed()
 
@@ -98,6 +109,10 @@ class Registry:
         """Epoch (grows with every change) and all active sealing keys, sorted, 32 bytes each."""
         keys = [entry.sealing.to_bytes() for entry in self._entries.values() if entry.active]
         return self._epoch, b"".join(sorted(keys))
+
+    def roster_expires_s(self) -> float:
+        """Until when a roster of this moment counts, in seconds since 1970."""
+        return self._now_s() + ROSTER_VALID_S
 
     def changed(self) -> bool:
         """Look for changes of any process; True when there are some since the last call."""
@@ -205,6 +220,11 @@ class Registry:
             if version == 0:
                 for statement in _SCHEMA:
                     db.execute(statement)
+            elif version in _STEPS:
+                for number in range(version, _VERSION):
+                    for statement in _STEPS[number]:
+                        db.execute(statement)
+                db.execute(f"PRAGMA user_version = {_VERSION}")
             elif version != _VERSION:
                 raise RegistryError(
                     f"has version {version}, this program knows {_VERSION}",
@@ -214,7 +234,7 @@ class Registry:
 
     def _load(self) -> None:
         with self._file.transaction("BEGIN") as db:  # one moment for both reads
-            self._epoch = int(db.execute("SELECT epoch FROM roster").fetchone()[0])
+            self._epoch, self.lineage = db.execute("SELECT epoch, lineage FROM roster").fetchone()
             rows = db.execute("SELECT * FROM device").fetchall()
         entries = (
             AdmittedDevice(i, VerifyKey(v), SealingKey(s), n, a, r) for i, v, s, n, a, r in rows

@@ -13,13 +13,16 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+from edgeveil.errors import EdgeVeilError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import BlobPart, Message, Signer
+from edgeveil.protocol.messages import BlobPart, Message, PeerKeys, Signer, TrustMetadata
 from edgeveil.protocol.proxy import ProxyMachine
 from edgeveil.protocol.proxy_tasks import KeepBroadcast, ProxySettings, ShuffleRound
 from edgeveil.sites.proxy import ProxySite
-from edgeveil.transport.process import own_signing_key, peer_key
+from edgeveil.transport.process import own_signing_key
 from edgeveil.transport.runtime import Runner
+from edgeveil.trust.believed import believed_keys, delegated_key, take_trust
+from edgeveil.trust.bundle import HeldTrust
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_proxy.shuffle import Shuffle
 from edgeveil_proxy.spool import SPOOL_FILE, Spool
@@ -37,16 +40,22 @@ class ProxyRole:
     def __init__(self, site: ProxySite, clock: Callable[[], float], random: Shuffle) -> None:
         limits = site.limits
         self.site = site
-        signer = Signer("proxy", own_signing_key(site.state_dir, "proxy"))
+        key = own_signing_key(site.state_dir, "proxy")  # makes the folder
+        self.trust = HeldTrust(site.state_dir, site.trust_file) if site.trust_file else None
+        keys = believed_keys(self.trust, cloud=site.cloud_key_file)
+        if keys.proxy is not None:
+            key = delegated_key(site.state_dir, "proxy", keys.proxy)
+        signer = Signer("proxy", key)
         self.registry = Registry(site.state_dir / REGISTRY_FILE, limit=limits.devices)
         self.spool = Spool(site.state_dir / SPOOL_FILE)
-        self.host = ProxyHost(self.spool, random)
+        self.host = ProxyHost(self.spool, random, lambda metadata: self._take(metadata))
         self.machine = ProxyMachine(
             signer,
-            peer_key(site.cloud_key_file, "the cloud"),
+            keys,
             self.registry,
             self.spool.load(),
             machine_settings(site),
+            trust=self.trust.metadata if self.trust else None,
         )
         self.rate = DeviceRate(
             limits.device_messages_per_s, limits.devices, self.machine.asks, clock
@@ -56,6 +65,25 @@ class ProxyRole:
         """Tell the cloud where the operator admitted or revoked a device since the last look."""
         if self.registry.changed():
             self.runner.post(fx.Command("roster_changed"))
+
+    def look_at_trust(self) -> None:
+        """Take what the operator has put into `trust_file` since the last look."""
+        if self.trust is not None and self.trust.look():
+            self.runner.post(fx.Command(self._believe()))
+
+    def _take(self, metadata: TrustMetadata) -> object:
+        taken = take_trust(self.trust, metadata)
+        return self._believe() if isinstance(taken, PeerKeys) else taken
+
+    def _believe(self) -> PeerKeys:
+        """Speak with the key that the root names by now, where this machine has it."""
+        keys = believed_keys(self.trust)
+        if keys.proxy is not None:
+            try:
+                self.machine.signer.use(delegated_key(self.site.state_dir, "proxy", keys.proxy))
+            except EdgeVeilError as error:
+                LOG.error("not_delegated", extra={"reason": error.what})
+        return keys
 
     def close(self) -> None:
         """Close the files."""
@@ -100,8 +128,13 @@ def machine_settings(site: ProxySite) -> ProxySettings:
 class ProxyHost:
     """Stores what the machine says and gathers its reports for the status page."""
 
-    def __init__(self, spool: Spool, shuffle: Shuffle) -> None:
-        self._spool, self._shuffle = spool, shuffle
+    def __init__(
+        self,
+        spool: Spool,
+        shuffle: Shuffle,
+        take_trust: Callable[[TrustMetadata], object] = lambda _metadata: None,
+    ) -> None:
+        self._spool, self._shuffle, self._take_trust = spool, shuffle, take_trust
         self.online = 0
         self.round: dict[str, Any] = {}
 
@@ -120,6 +153,8 @@ class ProxyHost:
                 return self._spool.keep(task)
             case ShuffleRound():
                 return self._spool.shuffled(task, self._shuffle)
+            case fx.TakeTrust(metadata=metadata):
+                return self._take_trust(metadata)
         return fx.WorkFailed("no_such_work")
 
     def report(self, report: fx.Report) -> None:

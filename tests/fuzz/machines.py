@@ -29,7 +29,13 @@ def _device(data: bytes) -> None:
     tape = Tape(data)
     memory = dt.DeviceMemory(jobs={JOB: None} if tape.number(4) else {})
     settings = dt.DeviceSettings(PACKET_BYTES, blob_bytes=1 << 14, fetch_bytes=1 << 15, jobs=2)
-    machine = DeviceMachine(signer("0"), public_key("cloud"), public_key("proxy"), memory, settings)
+    keys = m.PeerKeys.pinned(cloud=public_key("cloud"), proxy=public_key("proxy"))
+    machine = DeviceMachine(
+        signer("0"),
+        m.PeerKeys.pinned(cloud=public_key("cloud"), proxy=public_key("proxy")),
+        memory,
+        settings,
+    )
     play = Play(machine, tape, _finish_device)
     play.run([fx.PeerConnected(fx.ProxyAddress())], (fx.ProxyAddress(),))
     trained = [count for mark, count in play.asked.items() if isinstance(mark, tuple)]
@@ -70,6 +76,11 @@ class _Registry:
         number = next((n for n in range(3) if device_id(n) == device), None)
         return None if number is None else public_key(f"device {number}")
 
+    lineage = "5e" * 16
+
+    def roster_expires_s(self) -> float:
+        return 0.0
+
     def roster(self) -> tuple[int, bytes]:
         return 1, bytes(96)
 
@@ -87,7 +98,9 @@ def _proxy(data: bytes) -> None:
         ended_kept=2,
         cover_window_s=tape.choice((0.0, 0.0, 5.0)),
     )
-    machine = ProxyMachine(signer("proxy"), public_key("cloud"), _Registry(), None, settings)
+    machine = ProxyMachine(
+        signer("proxy"), m.PeerKeys.pinned(cloud=public_key("cloud")), _Registry(), None, settings
+    )
     play = Play(machine, tape, _finish_proxy)
     starts: list[fx.Event] = []
     if tape.number(4):  # usually a round is open
@@ -136,7 +149,7 @@ def _finish_proxy(task: object, tape: Tape) -> object:
 def _cloud(data: bytes) -> None:
     tape = Tape(data)
     settings = ct.CloudSettings(PACKET_BYTES, blob_bytes=1 << 13, spool_bytes=1 << 13)
-    machine = CloudMachine(signer("cloud"), public_key("proxy"), settings)
+    machine = CloudMachine(signer("cloud"), m.PeerKeys.pinned(proxy=public_key("proxy")), settings)
     play = Play(machine, tape, _finish_cloud)
     start = fx.Command(ct.StartJob(JOB, 1, 1, exchanges=2, retries=2))
     play.run([fx.PeerConnected(fx.ProxyAddress()), start], (fx.ProxyAddress(),))

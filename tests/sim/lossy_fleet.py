@@ -15,7 +15,7 @@ from edgeveil.protocol.cloud import CloudMachine
 from edgeveil.protocol.cloud_tasks import CloudSettings, RepeatEnd
 from edgeveil.protocol.device import DeviceMachine
 from edgeveil.protocol.device_tasks import DeviceSettings
-from edgeveil.protocol.messages import Ack, Note, Signer, Upload, decode, decode_body
+from edgeveil.protocol.messages import Ack, Note, PeerKeys, Signer, Upload, decode, decode_body
 from edgeveil.protocol.proxy import ProxyMachine
 from edgeveil.protocol.proxy_tasks import ProxySettings
 from edgeveil.protocol.sealed import seal_segment
@@ -44,6 +44,11 @@ class FakeRegistry:
 
     def verify_key(self, device: str) -> VerifyKey | None:
         return self._keys.get(device)
+
+    lineage = "5e" * 16
+
+    def roster_expires_s(self) -> float:
+        return 0.0
 
     def roster(self) -> tuple[int, bytes]:
         return 1, self._roster
@@ -110,13 +115,17 @@ class LossyFleet:
         match host:
             case DeviceHost():
                 signer, settings = Signer(host.id, host.identity), DeviceSettings(packet_bytes)
-                return DeviceMachine(signer, cloud, proxy, host.disk.load(), settings)
+                return DeviceMachine(
+                    signer, PeerKeys.pinned(cloud=cloud, proxy=proxy), host.disk.load(), settings
+                )
             case ProxyHost():
                 bounds = ProxySettings(packet_bytes, push_bytes=push_bytes, min_batch_floor=FLOOR)
                 signer, memory = Signer("proxy", self._proxy_key), host.disk.load()
-                return ProxyMachine(signer, cloud, self._registry, memory, bounds)
+                return ProxyMachine(
+                    signer, PeerKeys.pinned(cloud=cloud), self._registry, memory, bounds
+                )
         limits = CloudSettings(packet_bytes, push_bytes=push_bytes)
-        return CloudMachine(Signer("cloud", self._cloud_key), proxy, limits)
+        return CloudMachine(Signer("cloud", self._cloud_key), PeerKeys.pinned(proxy=proxy), limits)
 
     def run(self, limit_s: float = 20_000.0) -> str:
         """Run the job to its end; processes that crash are started again. The job's status."""

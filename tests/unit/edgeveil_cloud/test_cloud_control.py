@@ -17,7 +17,7 @@ from edgeveil.jobs import Job
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CloudMachine, CloudState
 from edgeveil.protocol.cloud_tasks import RepeatEnd
-from edgeveil.protocol.messages import Close, Note, Signer, decode, decode_body
+from edgeveil.protocol.messages import Close, Note, PeerKeys, Signer, decode, decode_body
 from edgeveil.protocol.sealed import pack_tensors
 from edgeveil.transport.runtime import Runtime
 from edgeveil_cloud import control as controls
@@ -47,7 +47,7 @@ class Cloud:
         store.set_enrolled({*store.enrolled(), *public_keys(devices)})
         self.host = CloudHost(store, None, BroadcastLimits(4096))
         key, proxy = SigningKey.generate(), SigningKey.generate()
-        self.machine = CloudMachine(Signer("cloud", key), proxy.public())
+        self.machine = CloudMachine(Signer("cloud", key), PeerKeys.pinned(proxy=proxy.public()))
         log = logging.getLogger("edgeveil.test")
         self.runtime = Runtime(self.machine, self.host, self._publish, None, log, 65536)
         self.control = Control(store, self.host, self.machine, self.runtime, queue)

@@ -31,6 +31,7 @@ from edgeveil.protocol.messages import (
     Commit,
     Message,
     Offer,
+    PeerKeys,
     Signer,
     Upload,
     decode_header,
@@ -119,10 +120,8 @@ def live(folder: Path, rounds: dict[tuple[int, int], Round], chance: Random, bea
     """One life: whatever the device says is answered, until the process is killed."""
     device = Device(folder).knows(PLAN)
     signer = Signer(device.identity.device_id, device.identity.signing)
-    keys = (CLOUD._key.public(), PROXY._key.public())
-    machine = DeviceMachine(
-        signer, *keys, device.store.load(), DeviceSettings(packet_bytes=1 << 20)
-    )
+    keys = PeerKeys.pinned(cloud=CLOUD._key.public(), proxy=PROXY._key.public())
+    machine = DeviceMachine(signer, keys, device.store.load(), DeviceSettings(packet_bytes=1 << 20))
     world = World(folder, rounds, chance)
     events: deque[fx.Event] = deque([fx.PeerConnected(fx.ProxyAddress())])
     events += [fx.MessageReceived(fx.ProxyAddress(), message) for message in world.offer()]

@@ -32,6 +32,7 @@ from edgeveil.protocol.messages import (
     Manifest,
     Need,
     Note,
+    PeerKeys,
     Signer,
     Upload,
     decode,
@@ -82,6 +83,11 @@ class Admitted:
     def verify_key(self, name: str) -> VerifyKey | None:
         return self._keys.get(name)
 
+    lineage = "5e" * 16
+
+    def roster_expires_s(self) -> float:
+        return 0.0
+
     def roster(self) -> tuple[int, bytes]:
         return 1, b""
 
@@ -104,7 +110,9 @@ class Driver:
     def __init__(self, path: Path) -> None:
         spool = Spool(path)
         settings = ProxySettings(PACKET_BYTES, min_batch_floor=3, credit_bytes=16 * PART_BYTES)
-        machine = ProxyMachine(PROXY, CLOUD_KEY, Admitted(), spool.load(), settings)
+        machine = ProxyMachine(
+            PROXY, PeerKeys.pinned(cloud=CLOUD_KEY), Admitted(), spool.load(), settings
+        )
         host = ProxyHost(spool, Random(os.getpid()).shuffle)
         log = logging.getLogger("kill test")
         self.runtime = Runtime(machine, host, self.publish, None, log, PACKET_BYTES)

@@ -49,6 +49,7 @@ from edgeveil.protocol.messages import (
     Message,
     Note,
     Offer,
+    PeerKeys,
     Signer,
     decode,
     decode_body,
@@ -309,8 +310,7 @@ class LoadDevice:
         self._signer = Signer(self.id, signing)
         self.machine = DeviceMachine(
             self._signer,
-            setup.cloud_key,
-            setup.proxy_key,
+            PeerKeys.pinned(cloud=setup.cloud_key, proxy=setup.proxy_key),
             DeviceMemory(),
             DeviceSettings(packet_bytes=setup.packet_bytes, blob_bytes=1 << 40),
         )

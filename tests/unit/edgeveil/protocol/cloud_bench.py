@@ -29,7 +29,7 @@ from edgeveil.protocol.cloud_tasks import (
     SealRound,
     StartJob,
 )
-from edgeveil.protocol.messages import Ack, Batch, ExchangeId, Manifest, Message
+from edgeveil.protocol.messages import Ack, Batch, ExchangeId, Manifest, Message, PeerKeys
 from edgeveil.protocol.transfer import describe
 
 START = StartJob(JOB, 1, 1, exchanges=2, retries=1)
@@ -37,7 +37,7 @@ START = StartJob(JOB, 1, 1, exchanges=2, retries=1)
 
 def cloud(**settings: Any) -> CloudMachine:
     bounds = CloudSettings(**({"packet_bytes": PACKET_BYTES} | settings))
-    return CloudMachine(CLOUD, PROXY_KEY, bounds)
+    return CloudMachine(CLOUD, PeerKeys.pinned(proxy=PROXY_KEY), bounds)
 
 
 def start(machine: CloudMachine, what: StartJob = START) -> list[fx.Effect]:

@@ -27,7 +27,7 @@ from edgeveil.protocol.device_tasks import (
     OpenPackage,
     SealedAnswer,
 )
-from edgeveil.protocol.messages import Manifest, Message
+from edgeveil.protocol.messages import Manifest, Message, PeerKeys
 from edgeveil.protocol.sealed import RoundPackage
 
 ME = member(0)
@@ -42,7 +42,9 @@ def device(memory: DeviceMemory | None = None, **settings: Any) -> DeviceMachine
     """A device that knows the job."""
     bounds = DeviceSettings(**({"packet_bytes": PACKET_BYTES} | settings))
     memory = DeviceMemory(jobs={JOB: None}) if memory is None else memory
-    return DeviceMachine(ME.signer, CLOUD_KEY, PROXY_KEY, memory, bounds)
+    return DeviceMachine(
+        ME.signer, PeerKeys.pinned(cloud=CLOUD_KEY, proxy=PROXY_KEY), memory, bounds
+    )
 
 
 def receive(machine: DeviceMachine, message: Message) -> list[fx.Effect]:

@@ -74,6 +74,11 @@ class FakeRegistry:
     def verify_key(self, device: str) -> VerifyKey | None:
         return self.members.get(device)
 
+    lineage = "5e" * 16
+
+    def roster_expires_s(self) -> float:
+        return 0.0
+
     def roster(self) -> tuple[int, bytes]:
         return self.epoch, b"".join(sorted(key.to_bytes() for key in self.members.values()))
 

@@ -20,7 +20,7 @@ from protocol_kit import (
 )
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import Manifest, Message
+from edgeveil.protocol.messages import Manifest, Message, PeerKeys
 from edgeveil.protocol.proxy import ProxyMachine
 from edgeveil.protocol.proxy_tasks import (
     BroadcastPart,
@@ -55,7 +55,7 @@ class Bench(ProxyMachine):
     ) -> None:
         registry = FakeRegistry({m.id: m.key for m in FLEET})
         bounds = ProxySettings(**({"packet_bytes": PACKET_BYTES} | settings))
-        super().__init__(PROXY, CLOUD_KEY, registry, memory, bounds)
+        super().__init__(PROXY, PeerKeys.pinned(cloud=CLOUD_KEY), registry, memory, bounds)
         self.disk, self.shuffle = disk or Disk(), shuffle
         self.hold_work = False
 

@@ -29,7 +29,11 @@ from edgeveil.protocol.messages import (
 FILE = json.loads((Path(__file__).parents[3] / "vectors" / "wire.json").read_text())
 VECTORS = FILE["vectors"]
 PACKET_BYTES = 65536
-NEW = {"Manifest": (True,)}  # fields that came later: what a frame without them means
+NEW = {
+    "Manifest": (True,),
+    "Roster": ("", 0.0),
+    "Hello": (0, 0),
+}  # fields that came later: what a frame without them means
 FIRST = 49  # how many there were when the digest below was taken
 FIRST_DIGEST = "17c263b7fa3e3e24e63bc9b2ae0e6b983271fe2336c8f6b47fa0192c3d890edd"
 

@@ -1,0 +1,1 @@
+"""Whom a party believes: an offline root, and what it delegates by signed metadata."""

@@ -1,0 +1,81 @@
+"""What a process makes of what it holds of the root: whom to believe, with which key to speak."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgeveil.crypto.keys import SigningKey, VerifyKey
+from edgeveil.errors import UsageError
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.messages import PeerKeys, TrustMetadata
+from edgeveil.transport.process import own_signing_key, peer_key
+from edgeveil.trust.bundle import HeldTrust
+from edgeveil.trust.metadata import TrustError
+
+
+def believed_keys(
+    trust: HeldTrust | None, *, cloud: Path | None = None, proxy: Path | None = None
+) -> PeerKeys:
+    """What the root delegates, where there is one; else the keys that these files pin."""
+    if trust is None:
+        return PeerKeys.pinned(
+            cloud=peer_key(cloud, "the cloud") if cloud else None,
+            proxy=peer_key(proxy, "the proxy") if proxy else None,
+        )
+    said = trust.delegated
+    versions = trust.metadata.root_version, trust.metadata.version
+    if said is None:
+        return PeerKeys(versions=versions)
+    jobs, releases = said.roles["cloud-jobs"], said.roles["cloud-releases"]
+    return PeerKeys(
+        jobs.key,
+        said.roles["proxy-rosters"].key,
+        releases.key,
+        jobs.epoch + releases.epoch,
+        said.lineage,
+        versions,
+    )
+
+
+def take_trust(trust: HeldTrust | None, metadata: TrustMetadata) -> PeerKeys | fx.WorkFailed | None:
+    """Go forward to what came over the wire; None where it is known."""
+    if trust is None:
+        return fx.WorkFailed("unexpected_metadata")
+    try:
+        changed = trust.take(metadata.roots, metadata.delegations)
+    except TrustError as error:
+        return fx.WorkFailed(error.reason)
+    return believed_keys(trust) if changed else None
+
+
+def delegated_key(state_dir: Path, name: str, wanted: VerifyKey) -> SigningKey:
+    """The secret half of `wanted`: `<name>.key`, or `<name>-next.key`, which then takes its place.
+
+    Raises UsageError where neither is it.
+    """
+    key, later = own_signing_key(state_dir, name), state_dir / f"{name}-next.key"
+    if key.public() == wanted:
+        return key
+    if later.exists() and (key := SigningKey.load(later)).public() == wanted:
+        key.save(state_dir / f"{name}.key", overwrite=True)
+        key.public().save(state_dir / f"{name}.pub", overwrite=True)
+        later.unlink()
+        later.with_suffix(".pub").unlink(missing_ok=True)
+        return key
+    raise UsageError(
+        f"the root vouches for another key, {wanted.fingerprint()}",
+        where=str(state_dir / f"{name}.key"),
+        fix="put back the key that it names, or have the root name this one: edgeveil trust rotate",
+    )
+
+
+def next_key(state_dir: Path, name: str) -> Path:
+    """The public file of `<name>-next.key`, made where there is none; `delegated_key` uses it once
+    the root names it."""
+    own_signing_key(state_dir, name)
+    public = state_dir / f"{name}-next.pub"
+    path = public.with_suffix(".key")
+    if not path.exists():
+        SigningKey.generate().save(path)
+    SigningKey.load(path).public().save(public, overwrite=True)
+    return public

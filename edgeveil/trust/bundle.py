@@ -1,0 +1,145 @@
+"""`trust.json`: the root documents in their order and the newest delegations, for one party.
+
+    {"format": "edgeveil-trust-1", "roots": [text, …], "delegations": text}
+
+Each text is a document as it was signed. It holds no secret; whoever hands it over cannot change
+what it says. A party pins its first root when it first reads the file, and keeps what it verified
+in its own state folder from then on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from edgeveil.storage import write_durably
+from edgeveil.trust.metadata import Delegated, TrustedMetadata, TrustError, now_utc
+
+FORMAT = "edgeveil-trust-1"
+BUNDLE_BYTES = 4 << 20
+STATE_FILE = "trust.json"
+_HOLD_FIX = "ask who keeps the root for trust.json again"
+
+
+@dataclass(frozen=True)
+class TrustBundle:
+    """Documents as they came, none of them verified."""
+
+    roots: tuple[bytes, ...]
+    delegations: bytes = b""
+
+    def to_text(self) -> str:
+        """The file."""
+        texts = [root.decode() for root in self.roots]
+        plain = {"format": FORMAT, "roots": texts, "delegations": self.delegations.decode()}
+        return json.dumps(plain, indent=1) + "\n"
+
+    @classmethod
+    def load(cls, path: Path) -> TrustBundle:
+        """Raises TrustError `malformed_metadata`."""
+        try:
+            with path.open("rb") as file:
+                raw = file.read(BUNDLE_BYTES + 1)
+        except OSError as error:
+            raise TrustError(
+                "no_trust_file",
+                f"cannot be read ({error.strerror})",
+                where=str(path),
+                fix=_HOLD_FIX,
+            ) from None
+        try:
+            found = json.loads(raw) if len(raw) <= BUNDLE_BYTES else None
+        except (ValueError, RecursionError):
+            found = None
+        keys = {"format", "roots", "delegations"}
+        if not isinstance(found, dict) or set(found) != keys or found["format"] != FORMAT:
+            raise _no_bundle(path)
+        roots, delegations = found["roots"], found["delegations"]
+        if not isinstance(roots, list) or not roots or not isinstance(delegations, str):
+            raise _no_bundle(path)
+        if not all(isinstance(root, str) for root in roots):
+            raise _no_bundle(path)
+        return cls(tuple(root.encode() for root in roots), delegations.encode())
+
+
+def _no_bundle(path: Path) -> TrustError:
+    return TrustError(
+        "malformed_metadata", f"is no file of '{FORMAT}'", where=str(path), fix=_HOLD_FIX
+    )
+
+
+class HeldTrust:
+    """What one party has verified, kept in its state folder; `given` is the file in its site file.
+
+    At its first start it pins the first root of `given`. From then on `given` is a further source
+    of newer documents, looked at again whenever it changes. Raises TrustError.
+    """
+
+    def __init__(self, state_dir: Path, given: Path, now: Callable[[], datetime] = now_utc) -> None:
+        self._file, self._given, self._now = state_dir / STATE_FILE, given, now
+        self.complaint = ""  # why the newest documents were not taken
+        kept = TrustBundle.load(self._file) if self._file.exists() else None
+        self.metadata = TrustedMetadata((kept or TrustBundle.load(given)).roots[0])
+        if kept is not None:  # verified before; it may have expired since, and stays what it is
+            self.metadata.take(
+                kept.roots[1:], kept.delegations, datetime.min.replace(tzinfo=now().tzinfo)
+            )
+        self._seen: tuple[int, int] | None = None
+        self.look(strict=True)
+
+    @property
+    def delegated(self) -> Delegated | None:
+        """What the root delegates, None while nothing is known."""
+        return self.metadata.delegated
+
+    @property
+    def problem(self) -> str:
+        """Why nobody is believed now, or ""."""
+        return self.metadata.problem(self._now())
+
+    def take(self, roots: Sequence[bytes], delegations: bytes) -> bool:
+        """Go forward, durably; False if nothing was new. Raises TrustError, and changes nothing."""
+        changed = self.metadata.take(roots, delegations, self._now())
+        if changed:
+            self._keep()
+        return changed
+
+    def look(self, *, strict: bool = False) -> bool:
+        """Take what the given file holds, where it changed since; True if anything was new.
+
+        What is wrong with it is the `complaint`, or raised if `strict`.
+        """
+        try:
+            found = self._given.stat()
+            mark = (found.st_mtime_ns, found.st_size)
+            if mark == self._seen:
+                return False
+            self._seen = mark
+            bundle = TrustBundle.load(self._given)
+            self._check_root(bundle)
+            changed = self.take(bundle.roots, bundle.delegations)
+        except (TrustError, OSError) as error:
+            self.complaint = str(error)
+            if strict and not self.metadata.delegated:
+                raise
+            return False
+        self.complaint = ""
+        if not self._file.exists():
+            self._keep()
+        return changed
+
+    def _check_root(self, bundle: TrustBundle) -> None:
+        if not set(bundle.roots) & set(self.metadata.roots):
+            raise TrustError(
+                "another_root",
+                "begins with another root than the one that was pinned here",
+                where=str(self._given),
+                fix="put back the file of this fleet, or give the party a new state_dir",
+            )
+
+    def _keep(self) -> None:
+        kept = TrustBundle(self.metadata.roots, self.metadata.document)
+        write_durably(self._file, kept.to_text().encode(), mode=0o600)

@@ -1,0 +1,361 @@
+"""What the offline root vouches for, as metadata of The Update Framework (TUF specification 1.0).
+
+Two kinds of documents, made and judged by python-tuf's metadata API. The *root* names its own keys
+and how many of them must sign; version N + 1 is signed by as many of version N's too. The
+*delegations* (TUF's top-level `targets`, signed by the root's keys) name the one key that speaks
+for each online role, the lineage of the proxy's registry, and the certificate authorities of both
+broker domains. TUF's `timestamp` and `snapshot` roles are the root's and unused: freshness comes
+from the delegations' own expiry, and from the rosters'.
+
+A role's `epoch` grows whenever its key is replaced: sequence numbers count within one, so that a
+rotation ends what a leaked key has said. `TrustedMetadata` is what a party has verified; it only
+ever goes forward.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from securesystemslib.signer import CryptoSigner, SSlibKey
+from tuf.api.exceptions import RepositoryError
+from tuf.api.metadata import (
+    TOP_LEVEL_ROLE_NAMES,
+    DelegatedRole,
+    Delegations,
+    Key,
+    Metadata,
+    Root,
+    TargetFile,
+    Targets,
+)
+from tuf.api.serialization import DeserializationError
+from tuf.api.serialization.json import JSONSerializer
+
+from edgeveil.crypto.keys import SigningKey, VerifyKey
+from edgeveil.errors import EdgeVeilError
+
+ROLES = ("cloud-jobs", "cloud-releases", "proxy-rosters")
+DOMAINS = ("edge", "cloud")
+DOCUMENT_BYTES = 32 << 10
+_LINEAGE = re.compile(r"[0-9a-f]{32}")
+_COMPACT = JSONSerializer(compact=True)
+
+
+class TrustError(EdgeVeilError):
+    """Metadata that is not believed; `reason` is a word for counts and logs."""
+
+    exit_code = 2
+
+    def __init__(self, reason: str, what: str, *, where: str = "", fix: str = "") -> None:
+        self.reason = reason
+        super().__init__(what, where=where, fix=fix)
+
+
+@dataclass(frozen=True)
+class RoleKey:
+    """The key that speaks for a role, and how often that key was replaced."""
+
+    key: VerifyKey
+    epoch: int = 0
+
+
+@dataclass(frozen=True)
+class Delegated:
+    """What the delegations say. `lineage` is that of the proxy's registry (32 hexadecimal digits;
+    empty: the first one seen), `authorities` holds PEM certificates by broker domain."""
+
+    version: int
+    expires: datetime
+    roles: Mapping[str, RoleKey]
+    lineage: str = ""
+    authorities: Mapping[str, str] = field(default_factory=dict)
+
+
+class TrustedMetadata:
+    """What a party has verified, beginning with the root document that it pins."""
+
+    def __init__(self, pinned: bytes) -> None:
+        """Raises TrustError unless `pinned` is a root that is signed by its own keys."""
+        root, signed = _root(pinned)
+        _verify(root, signed, "root")
+        self._root = root
+        self.roots: tuple[bytes, ...] = (pinned,)
+        self._targets: Metadata[Targets] | None = None
+        self.document = b""  # the delegations
+        self.delegated: Delegated | None = None
+
+    @property
+    def root_version(self) -> int:
+        """Version of the newest root."""
+        return self._root.version
+
+    @property
+    def root_expires(self) -> datetime:
+        """When the newest root ends."""
+        return self._root.expires
+
+    @property
+    def version(self) -> int:
+        """Version of the delegations, 0 without any that the root vouches for."""
+        return self.delegated.version if self.delegated else 0
+
+    def problem(self, now: datetime) -> str:
+        """Why nobody is believed at this moment, or ""."""
+        if self.delegated is None:
+            return "the root's delegations are not there"
+        for what, ends in (("root", self.root_expires), ("delegations", self.delegated.expires)):
+            if ends <= now:
+                return f"the trust {what} expired on {ends:%Y-%m-%d}"
+        return ""
+
+    def lacks(self, root_version: int, version: int) -> bool:
+        """Whether somebody who has these versions is ahead of this party."""
+        return root_version > self.root_version or version > self.version
+
+    def after(self, root_version: int, version: int) -> tuple[tuple[bytes, ...], bytes]:
+        """The roots above `root_version`, and the delegations where they are newer (else empty)."""
+        first = self.root_version - len(self.roots) + 1
+        roots = self.roots[max(0, root_version + 1 - first) :]
+        newer = version < self.version or bool(roots)
+        return roots, self.document if newer else b""
+
+    def take(self, roots: Sequence[bytes], document: bytes, now: datetime) -> bool:
+        """Go forward to these roots, in their order, and delegations (may be empty), or not at all.
+
+        What is known already is passed over; False if nothing was new. Raises TrustError:
+        `malformed_metadata`, `too_few_signatures`, `metadata_gap`, `metadata_rollback`,
+        `metadata_expired`.
+        """
+        ahead = TrustedMetadata.__new__(TrustedMetadata)
+        ahead.__dict__.update(self.__dict__)
+        changed = [ahead._take_root(raw) for raw in roots]
+        if any(changed):
+            _check_time("root", ahead.root_expires, now)
+            ahead._judge_anew()
+        changed.append(bool(document) and ahead._take_delegations(document, now))
+        if any(changed):
+            self.__dict__.update(ahead.__dict__)
+        return any(changed)
+
+    def _take_root(self, raw: bytes) -> bool:
+        root, signed = _root(raw)
+        known = self.root_version
+        if root.version <= known:
+            place = root.version - known - 1
+            if -place <= len(self.roots) and self.roots[place] != raw:
+                raise TrustError("metadata_rollback", f"another root of version {root.version}")
+            return False
+        if root.version != known + 1:
+            raise TrustError(
+                "metadata_gap",
+                f"root {root.version} cannot follow root {known}",
+                fix="hand over all roots in between",
+            )
+        _verify(self._root, signed, "root")
+        _verify(root, signed, "root")
+        self._root, self.roots = root, (*self.roots, raw)
+        return True
+
+    def _judge_anew(self) -> None:
+        """Under a new root; delegations of keys that it no longer names are not believed."""
+        if self._targets is None:
+            return
+        try:
+            _verify(self._root, self._targets, "targets")
+        except TrustError:
+            self._targets, self.delegated, self.document = None, None, b""
+
+    def _take_delegations(self, raw: bytes, now: datetime) -> bool:
+        if raw == self.document:
+            return False
+        signed = _document(raw, Targets)
+        _verify(self._root, signed, "targets")
+        found = _delegated(signed.signed)
+        held = self.delegated
+        if held is not None:
+            if found.version <= held.version:
+                raise TrustError(
+                    "metadata_rollback",
+                    f"delegations {found.version} do not follow delegations {held.version}",
+                )
+            for name, role in held.roles.items():
+                if found.roles[name].epoch < role.epoch:
+                    raise TrustError("metadata_rollback", f"the epoch of {name} goes back")
+        _check_time("delegations", found.expires, now)
+        self._targets, self.delegated, self.document = signed, found, raw
+        return True
+
+
+# --- making documents --------------------------------------------------------------------------
+
+
+def make_root(
+    version: int, keys: Sequence[VerifyKey], threshold: int, expires: datetime
+) -> Metadata[Root]:
+    """An unsigned root. Raises TrustError for a threshold that its keys cannot reach."""
+    if not 1 <= threshold <= len(set(keys)):
+        raise TrustError(
+            "bad_threshold",
+            f"{threshold} of {len(set(keys))} root keys cannot sign",
+            fix="ask for 1 or more, and at most as many as there are keys",
+        )
+    root = Root(version=version, expires=expires, consistent_snapshot=False)
+    for name in sorted(TOP_LEVEL_ROLE_NAMES):
+        for key in keys:
+            root.add_key(_tuf_key(key), name)
+        root.roles[name].threshold = threshold
+    return Metadata(root)
+
+
+def make_delegations(said: Delegated) -> Metadata[Targets]:
+    """Unsigned delegations."""
+    roles = {}
+    for name, role in said.roles.items():
+        more: dict[str, Any] = {"epoch": role.epoch}
+        if name == "proxy-rosters":
+            more["lineage"] = said.lineage
+        keyid = _tuf_key(role.key).keyid
+        roles[name] = DelegatedRole(name, [keyid], 1, True, [], None, more)
+    keys: dict[str, Key] = {
+        key.keyid: key for key in (_tuf_key(role.key) for role in said.roles.values())
+    }
+    files = {}
+    for domain, pem in said.authorities.items():
+        path = f"authorities/{domain}.pem"
+        files[path] = TargetFile.from_data(path, pem.encode("ascii"))
+        files[path].unrecognized_fields["custom"] = {"pem": pem}
+    return Metadata(Targets(said.version, None, said.expires, files, Delegations(keys, roles)))
+
+
+def sign_document(document: Metadata[Any], key: SigningKey) -> None:
+    """Add the signature of one of the root's keys."""
+    private = Ed25519PrivateKey.from_private_bytes(key.to_bytes())
+    document.sign(CryptoSigner(private), append=True)
+
+
+def document_bytes(document: Metadata[Any]) -> bytes:
+    """As it is kept and sent. Raises TrustError above 32 KiB."""
+    raw = document.to_bytes(_COMPACT)
+    if len(raw) > DOCUMENT_BYTES:
+        raise TrustError("oversized_metadata", f"the document has {len(raw)} bytes")
+    return raw
+
+
+def root_keys(raw: bytes) -> tuple[tuple[VerifyKey, ...], int]:
+    """The keys of a root document, and how many of them must sign."""
+    root, _ = _root(raw)
+    role = root.roles["root"]
+    return tuple(_verify_key(root.keys[keyid]) for keyid in role.keyids), role.threshold
+
+
+def signed_by(raw: bytes) -> frozenset[str]:
+    """The key ids of the signatures on a document, right or not."""
+    return frozenset(_document(raw, Root, Targets).signatures)
+
+
+def key_id(key: VerifyKey) -> str:
+    """How TUF names a key: 64 hexadecimal digits."""
+    return _tuf_key(key).keyid
+
+
+def next_delegations(held: Delegated, expires: datetime, **changed: Any) -> Delegated:
+    """The version after `held`, with what is changed."""
+    return replace(held, version=held.version + 1, expires=expires, **changed)
+
+
+# --- reading them --------------------------------------------------------------------------------
+
+
+def read_document(raw: bytes) -> Metadata[Any]:
+    """A root or delegations, by their form alone. Raises TrustError `malformed_metadata`."""
+    return _document(raw, Root, Targets)
+
+
+def _document(raw: bytes, *kinds: type[Any]) -> Metadata[Any]:
+    if len(raw) > DOCUMENT_BYTES:
+        raise TrustError("malformed_metadata", f"a document of more than {DOCUMENT_BYTES} bytes")
+    try:
+        found: Metadata[Any] = Metadata.from_bytes(raw)
+    except (DeserializationError, ValueError, RecursionError):
+        raise TrustError("malformed_metadata", "no metadata of TUF") from None
+    if not isinstance(found.signed, kinds):
+        raise TrustError("malformed_metadata", f"a '{found.signed.type}' stands where none belongs")
+    return found
+
+
+def _root(raw: bytes) -> tuple[Root, Metadata[Root]]:
+    found: Metadata[Root] = _document(raw, Root)
+    return found.signed, found
+
+
+def _verify(root: Root, signed: Metadata[Any], role: str) -> None:
+    try:
+        root.verify_delegate(role, signed.signed_bytes, signed.signatures)
+    except (RepositoryError, ValueError, KeyError):
+        raise TrustError(
+            "too_few_signatures",
+            f"version {signed.signed.version} is not signed by enough keys of root {root.version}",
+            fix="sign it with more of the root's keys: edgeveil trust sign",
+        ) from None
+
+
+def _check_time(what: str, ends: datetime, now: datetime) -> None:
+    if ends <= now:
+        raise TrustError(
+            "metadata_expired",
+            f"the {what} expired on {ends:%Y-%m-%d %H:%M} UTC",
+            fix="check this machine's clock, or renew it: edgeveil trust renew",
+        )
+
+
+def _delegated(said: Targets) -> Delegated:
+    """By their form. Raises TrustError `malformed_metadata`."""
+    delegations = said.delegations
+    roles = delegations.roles if delegations else None
+    if delegations is None or roles is None or set(roles) != set(ROLES):
+        raise TrustError("malformed_metadata", f"the roles must be {', '.join(ROLES)}")
+    try:
+        found = {name: _role_key(delegations, role) for name, role in roles.items()}
+        lineage = roles["proxy-rosters"].unrecognized_fields["lineage"]
+        files = {domain: said.targets.get(f"authorities/{domain}.pem") for domain in DOMAINS}
+        pems = {domain: _pem(file) for domain, file in files.items() if file is not None}
+    except (KeyError, TypeError, ValueError, RepositoryError):
+        raise TrustError("malformed_metadata", "a role or authority is not in order") from None
+    if not isinstance(lineage, str) or not (not lineage or _LINEAGE.fullmatch(lineage)):
+        raise TrustError("malformed_metadata", "the lineage is not 32 hexadecimal digits")
+    return Delegated(said.version, said.expires, found, lineage, pems)
+
+
+def _role_key(delegations: Delegations, role: DelegatedRole) -> RoleKey:
+    epoch = role.unrecognized_fields["epoch"]
+    if type(epoch) is not int or not 0 <= epoch < 2**31 or len(role.keyids) != 1:
+        raise ValueError
+    return RoleKey(_verify_key(delegations.keys[role.keyids[0]]), epoch)
+
+
+def _pem(file: TargetFile) -> str:
+    pem = file.custom["pem"] if file.custom else None
+    if not isinstance(pem, str):
+        raise ValueError
+    file.verify_length_and_hashes(pem.encode("ascii"))
+    return pem
+
+
+def _tuf_key(key: VerifyKey) -> SSlibKey:
+    return SSlibKey.from_crypto(key.library_key())
+
+
+def _verify_key(key: Any) -> VerifyKey:
+    if key.keytype != "ed25519":
+        raise ValueError
+    return VerifyKey(bytes.fromhex(key.keyval["public"]))
+
+
+def now_utc() -> datetime:
+    """This machine's clock, in whole seconds as metadata has them."""
+    return datetime.now(UTC).replace(microsecond=0)

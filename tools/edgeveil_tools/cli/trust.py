@@ -1,0 +1,407 @@
+"""`edgeveil trust`: the offline root of a fleet, and what it delegates."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgeveil_tools.cli.common import Subparsers, command
+
+if TYPE_CHECKING:
+    from edgeveil.crypto.keys import SigningKey
+    from edgeveil.trust.metadata import TrustedMetadata
+    from edgeveil_tools.site.trust_folder import Passphrase, Published, TrustFolder
+
+_ROLES = ("cloud-jobs", "cloud-releases", "proxy-rosters")
+_DOMAINS = ("edge", "cloud")
+
+
+def add(commands: Subparsers) -> None:
+    """Add the commands of this file."""
+    trust = command(
+        commands,
+        "trust",
+        "keep the offline root: who may speak for cloud and proxy, and until when",
+        about=(
+            "The keys of the root lie on a machine that is not connected. They sign which keys\n"
+            "speak for the cloud and the proxy, and until when. Every party pins the root\n"
+            "and is handed trust.json; after a change, hand it to cloud and proxy: devices get it\n"
+            "from them, while jobs run."
+        ),
+        examples=(
+            "edgeveil trust init root --cloud-jobs site/state/cloud/cloud.pub \\\n"
+            "    --cloud-releases site/state/cloud/releases.pub \\\n"
+            "    --proxy-rosters site/state/proxy/proxy.pub\n"
+            "edgeveil trust show root\n"
+            "edgeveil trust rotate root cloud-jobs cloud-next.pub"
+        ),
+    )
+    parts = trust.add_subparsers(title="sub-commands", metavar="SUB-COMMAND", required=True)
+    init = command(
+        parts,
+        "init",
+        "make a root and its first delegations",
+        examples=(
+            "edgeveil trust init root --keys 3 --threshold 2 --cloud-jobs cloud.pub \\\n"
+            "    --cloud-releases releases.pub --proxy-rosters proxy.pub"
+        ),
+    )
+    _folder(init)
+    for role in _ROLES:
+        init.add_argument(f"--{role}", type=Path, required=True, metavar="KEY.pub")
+    for domain in _DOMAINS:
+        text = f"certificates that vouch for the {domain} broker and its clients"
+        init.add_argument(f"--{domain}-authority", type=Path, metavar="PEM", help=text)
+    _root_options(init)
+    _days(init)
+    init.set_defaults(handler=_init)
+    show = command(parts, "show", "say who is trusted, and until when")
+    show.add_argument("dir", type=Path, metavar="DIR", help="a root's folder, or a trust.json")
+    show.add_argument("--json", action="store_true", help="print JSON")
+    show.set_defaults(handler=_show)
+    rotate = command(
+        parts,
+        "rotate",
+        "replace a role's key, an authority's certificates, or the root's own keys",
+        about=(
+            "What the key before has said counts no more: sequence numbers begin anew, so that a\n"
+            "leaked key can neither go on nor block what follows. `edgeveil cloud keys` and\n"
+            "`edgeveil proxy keys` make the next key where it stays."
+        ),
+        examples=(
+            "edgeveil trust rotate root cloud-jobs cloud-next.pub\n"
+            "edgeveil trust rotate root edge-authority new-ca.pem\n"
+            "edgeveil trust rotate root root --keys 3 --threshold 2"
+        ),
+    )
+    _folder(rotate)
+    what = (*_ROLES, *(f"{domain}-authority" for domain in _DOMAINS), "root")
+    rotate.add_argument("what", choices=what, metavar="WHAT", help=", ".join(what))
+    rotate.add_argument("file", type=Path, nargs="?", metavar="FILE", help="KEY.pub, or PEM")
+    _root_options(rotate)
+    _days(rotate)
+    rotate.set_defaults(handler=_rotate)
+    revoke = command(
+        parts,
+        "revoke",
+        "let nobody speak for a role until it is rotated",
+        about="At once, before there is a new key: jobs pause, and nothing is put in use.",
+        examples="edgeveil trust revoke root cloud-releases",
+    )
+    _folder(revoke)
+    revoke.add_argument("role", choices=_ROLES, metavar="ROLE", help=", ".join(_ROLES))
+    _passphrase(revoke)
+    _days(revoke)
+    revoke.set_defaults(handler=_revoke)
+    recover = command(
+        parts,
+        "recover",
+        "vouch for a registry that was rebuilt, or leave out a lost root key",
+        about=(
+            "A proxy whose registry was rebuilt has a new lineage (`edgeveil proxy lineage`); the\n"
+            "cloud believes its rosters once the root names it. A root key that was lost is left\n"
+            "out by as many of the others as must sign."
+        ),
+        examples=(
+            "edgeveil trust recover root registry 5f0c…\n"
+            "edgeveil trust recover root without 1a2b3c4d5e6f7081"
+        ),
+    )
+    _folder(recover)
+    recover.add_argument("what", choices=("registry", "without"), metavar="registry|without")
+    recover.add_argument("name", metavar="NAME", help="the lineage, or the lost key's fingerprint")
+    _passphrase(recover)
+    _days(recover)
+    recover.set_defaults(handler=_recover)
+    renew = command(parts, "renew", "the same for longer, before it expires")
+    _folder(renew)
+    _passphrase(renew)
+    _days(renew)
+    renew.set_defaults(handler=_renew)
+    sign = command(
+        parts,
+        "sign",
+        "add this folder's signatures to what is pending",
+        about="For a root of several keys on several machines: copy the folder without keys/ to\n"
+        "each, and sign there.",
+    )
+    _folder(sign)
+    _passphrase(sign)
+    sign.set_defaults(handler=_sign)
+    log = command(parts, "log", "list what was done with the root, each line checked")
+    _folder(log)
+    log.add_argument("--json", action="store_true", help="print JSON")
+    log.set_defaults(handler=_log)
+
+
+def _folder(made: argparse.ArgumentParser) -> None:
+    made.add_argument("dir", type=Path, metavar="DIR", help="the root's folder")
+
+
+def _passphrase(made: argparse.ArgumentParser) -> None:
+    how = made.add_mutually_exclusive_group()
+    text = "first line is the passphrase; without it you are asked"
+    how.add_argument("--passphrase-file", type=Path, metavar="FILE", help=text)
+    text = "the keys are not encrypted; for trials"
+    how.add_argument("--no-passphrase", action="store_true", help=text)
+
+
+def _root_options(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--keys", type=int, default=1, metavar="N", help="of the root, default 1")
+    text = "so many of them must sign, default 1"
+    made.add_argument("--threshold", type=int, default=1, metavar="T", help=text)
+    _passphrase(made)
+
+
+def _days(made: argparse.ArgumentParser) -> None:
+    text = "the delegations expire after so many, default 180"
+    made.add_argument("--days", type=_positive, default=180, metavar="DAYS", help=text)
+    text = "the root does, default 1825"
+    made.add_argument("--root-days", type=_positive, default=1825, metavar="DAYS", help=text)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 36500:
+        raise argparse.ArgumentTypeError(f"must be in 1..36500, got '{text[:20]}'")
+    return int(text)
+
+
+def _asks(args: argparse.Namespace, *, new: bool = False) -> Passphrase:
+    from edgeveil.errors import UsageError
+
+    asked: list[bytes] = []
+
+    def ask(path: Path) -> bytes | None:
+        import getpass
+
+        if args.no_passphrase:
+            return None
+        if asked:
+            return asked[0]
+        if args.passphrase_file is not None:
+            given: bytes = args.passphrase_file.read_bytes().split(b"\n")[0].rstrip(b"\r")
+        else:
+            given = getpass.getpass(f"Passphrase of the root's keys ({path.name}): ").encode()
+            if new and getpass.getpass("Again: ").encode() != given:
+                raise UsageError("the two passphrases differ", fix="try again")
+        if not given:
+            raise UsageError("the passphrase is empty", fix="pass --no-passphrase for a trial")
+        asked.append(given)
+        return given
+
+    return ask
+
+
+def _open(args: argparse.Namespace) -> TrustFolder:
+    from edgeveil_tools.site.trust_folder import TrustFolder
+
+    return TrustFolder(args.dir, _asks(args))
+
+
+def _new_keys(args: argparse.Namespace) -> list[SigningKey]:
+    from edgeveil.crypto.keys import SigningKey
+    from edgeveil.errors import UsageError
+
+    if not 1 <= args.threshold <= args.keys <= 16:
+        raise UsageError(
+            f"{args.threshold} of {args.keys} keys cannot sign",
+            where="--threshold",
+            fix="make 1 to 16 keys, and ask for 1 up to all of them",
+        )
+    return [SigningKey.generate() for _ in range(args.keys)]
+
+
+def _init(args: argparse.Namespace) -> int:
+    from edgeveil.crypto.keys import VerifyKey
+    from edgeveil_tools.site.trust_folder import TrustFolder
+
+    roles = {role: VerifyKey.load(getattr(args, role.replace("-", "_"))) for role in _ROLES}
+    files = {domain: getattr(args, f"{domain}_authority") for domain in _DOMAINS}
+    made = TrustFolder.init(
+        args.dir,
+        _new_keys(args),
+        args.threshold,
+        roles,
+        {domain: _pem(file) for domain, file in files.items() if file is not None},
+        _asks(args, new=True),
+        root_days=args.root_days,
+        days=args.days,
+    )
+    _table(made.trusted())
+    print(f"\nHand {made.bundle_file} to every party (trust_file in its site file).")
+    print(f"Keep {args.dir / 'keys'} off the network, and a copy of it elsewhere.")
+    return 0
+
+
+def _pem(path: Path) -> str:
+    from cryptography import x509
+
+    from edgeveil.errors import UsageError
+
+    try:
+        raw = path.read_bytes()
+        x509.load_pem_x509_certificates(raw)
+        return raw.decode("ascii")
+    except ValueError:
+        raise UsageError(
+            "holds no certificates", where=str(path), fix="name a PEM file of certificates"
+        ) from None
+
+
+def _rotate(args: argparse.Namespace) -> int:
+    from edgeveil.crypto.keys import VerifyKey
+    from edgeveil.errors import UsageError
+    from edgeveil_tools.site.trust_folder import save_root_key
+
+    folder = _open(args)
+    if args.what == "root":
+        keys = _new_keys(args)
+        names = [args.dir / "keys" / f"root-{key.public().fingerprint()}.key" for key in keys]
+        published = folder.new_root(
+            [key.public() for key in keys],
+            args.threshold,
+            "rotate",
+            keys,
+            root_days=args.root_days,
+            days=args.days,
+        )
+        for path, key in zip(names, keys, strict=True):
+            save_root_key(path, key, _asks(args))
+        return _told(folder, published)
+    if args.file is None:
+        raise UsageError("names no file", where=args.what, fix="add the new KEY.pub or PEM")
+    if args.what in _ROLES:
+        new = VerifyKey.load(args.file)
+        return _told(folder, folder.rotate_role(args.what, new, days=args.days))
+    domain = args.what.removesuffix("-authority")
+    return _told(folder, folder.set_authority(domain, _pem(args.file), days=args.days))
+
+
+def _revoke(args: argparse.Namespace) -> int:
+    folder = _open(args)
+    return _told(folder, folder.revoke_role(args.role, days=args.days))
+
+
+def _recover(args: argparse.Namespace) -> int:
+    import re
+
+    from edgeveil.errors import UsageError
+    from edgeveil.trust.metadata import root_keys
+
+    folder = _open(args)
+    if args.what == "registry":
+        if not re.fullmatch(r"[0-9a-f]{32}", args.name):
+            fix = "copy what `edgeveil proxy lineage` prints"
+            raise UsageError("is no lineage of 32 hexadecimal digits", where=args.name, fix=fix)
+        return _told(folder, folder.set_lineage(args.name, days=args.days))
+    keys, threshold = root_keys(folder.trusted().roots[-1])
+    left = [key for key in keys if key.fingerprint() != args.name]
+    if len(left) == len(keys):
+        fix = "see edgeveil trust show"
+        raise UsageError("is no key of the root", where=args.name, fix=fix)
+    published = folder.new_root(
+        left, min(threshold, len(left)), "recover", (), root_days=args.root_days, days=args.days
+    )
+    return _told(folder, published)
+
+
+def _renew(args: argparse.Namespace) -> int:
+    folder = _open(args)
+    return _told(folder, folder.renew(root_days=args.root_days, days=args.days))
+
+
+def _sign(args: argparse.Namespace) -> int:
+    folder = _open(args)
+    return _told(folder, folder.sign())
+
+
+def _told(folder: TrustFolder, published: Published) -> int:
+    if published.in_effect:
+        print(f"In effect. Hand {folder.bundle_file} to cloud and proxy; devices get it from them.")
+        return 0
+    for name, count in published.missing.items():
+        print(f"{name}: {count} more signature{'s' * (count > 1)} needed")
+    print(f"Copy {folder.folder} to who holds the other keys: edgeveil trust sign DIR")
+    return 0
+
+
+def _show(args: argparse.Namespace) -> int:
+    import json
+    from datetime import datetime
+
+    from edgeveil.trust.bundle import TrustBundle
+    from edgeveil.trust.metadata import TrustedMetadata, now_utc
+
+    file = args.dir / "trust.json" if args.dir.is_dir() else args.dir
+    bundle = TrustBundle.load(file)
+    found = TrustedMetadata(bundle.roots[0])
+    found.take(bundle.roots[1:], bundle.delegations, datetime.min.replace(tzinfo=now_utc().tzinfo))
+    if args.json:
+        print(json.dumps(_plain(found), indent=2))
+    else:
+        _table(found)
+    return 0
+
+
+def _plain(found: TrustedMetadata) -> dict[str, Any]:
+    from edgeveil.trust.metadata import now_utc, root_keys
+
+    keys, threshold = root_keys(found.roots[-1])
+    said = found.delegated
+    plain: dict[str, Any] = {
+        "root": {
+            "version": found.root_version,
+            "expires": found.root_expires.isoformat(),
+            "keys": [key.fingerprint() for key in keys],
+            "threshold": threshold,
+        },
+        "problem": found.problem(now_utc()),
+    }
+    if said is not None:
+        roles = {
+            name: {"key": one.key.fingerprint(), "epoch": one.epoch}
+            for name, one in said.roles.items()
+        }
+        plain["delegations"] = {
+            "version": said.version,
+            "expires": said.expires.isoformat(),
+            "roles": roles,
+            "lineage": said.lineage,
+            "authorities": sorted(said.authorities),
+        }
+    return plain
+
+
+def _table(found: TrustedMetadata) -> None:
+    plain = _plain(found)
+    root, said = plain["root"], plain.get("delegations")
+    print(f"root {root['version']}, until {root['expires'][:10]}: {root['threshold']} of", end=" ")
+    print(", ".join(root["keys"]))
+    if said is not None:
+        print(f"delegations {said['version']}, until {said['expires'][:10]}")
+        for name, one in said["roles"].items():
+            print(f"  {name:<15} {one['key']}  epoch {one['epoch']}")
+        print(f"  registry        {said['lineage'] or 'the first one that is seen'}")
+        for domain in said["authorities"]:
+            print(f"  authority of the {domain} broker")
+    if plain["problem"]:
+        print(f"Nobody is believed: {plain['problem']}")
+
+
+def _log(args: argparse.Namespace) -> int:
+    import json
+
+    from edgeveil.audit_log import AUDIT_FILE, read_audit
+    from edgeveil.trust.metadata import root_keys
+    from edgeveil_tools.site.trust_folder import TrustFolder
+
+    trusted = TrustFolder(args.dir, lambda _path: None).trusted()
+    keys = frozenset(key for root in trusted.roots for key in root_keys(root)[0])
+    for entry in read_audit(args.dir / AUDIT_FILE, keys):
+        if args.json:
+            print(json.dumps(entry))
+        else:
+            what = ", ".join(f"{key} {value}" for key, value in entry["what"].items())
+            print(f"{entry['number']:>4}  {entry['time']}  {entry['action']:<8} {what}")
+    return 0

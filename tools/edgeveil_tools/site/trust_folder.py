@@ -1,0 +1,320 @@
+"""The folder of whoever keeps a fleet's offline root, and what is done with it.
+
+    DIR/keys/root-1.key …       the root's secret keys, encrypted with a passphrase
+    DIR/metadata/N.root.json    all root documents; delegations.json the newest delegations
+    DIR/pending/                documents that lack signatures
+    DIR/trust.json              what every party is handed
+    DIR/audit.jsonl             what was done, chained and signed
+
+A change makes new documents, signs them with the secret keys at hand, and takes effect in
+`trust.json` once enough keys have signed. The keys may lie on several machines: a folder without
+keys is completed by `sign`, on each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from tuf.api.metadata import Metadata
+
+from edgeveil.audit_log import AUDIT_FILE, AuditLog
+from edgeveil.crypto.keys import SigningKey, VerifyKey
+from edgeveil.errors import CryptoError, UsageError
+from edgeveil.storage import write_durably
+from edgeveil.trust.bundle import TrustBundle
+from edgeveil.trust.metadata import (
+    ROLES,
+    Delegated,
+    RoleKey,
+    TrustedMetadata,
+    TrustError,
+    document_bytes,
+    key_id,
+    make_delegations,
+    make_root,
+    next_delegations,
+    now_utc,
+    read_document,
+    root_keys,
+    sign_document,
+    signed_by,
+)
+
+ROOT_DAYS, DELEGATION_DAYS = 1825, 180
+BUNDLE_FILE = "trust.json"
+_DELEGATIONS = "delegations.json"
+
+Passphrase = Callable[[Path], bytes | None]
+"""Asks for the passphrase of one key file; None: the key is not encrypted."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """What came of a change: in effect, or how many further signatures each document needs."""
+
+    missing: Mapping[str, int]
+
+    @property
+    def in_effect(self) -> bool:
+        """Whether `trust.json` says it."""
+        return not self.missing
+
+
+class TrustFolder:
+    """One root's folder. Every change raises TrustError, UsageError, CryptoError or OSError."""
+
+    def __init__(
+        self, folder: Path, passphrase: Passphrase, now: Callable[[], datetime] = now_utc
+    ) -> None:
+        self.folder, self._passphrase, self._now = folder, passphrase, now
+
+    # --- what is there ---
+
+    @property
+    def bundle_file(self) -> Path:
+        """What every party is handed."""
+        return self.folder / BUNDLE_FILE
+
+    def trusted(self) -> TrustedMetadata:
+        """What the parties believe who have the newest `trust.json`; expired or not."""
+        if not self.bundle_file.exists():
+            raise UsageError(
+                "holds no trust.json",
+                where=str(self.folder),
+                fix="make a root: edgeveil trust init",
+            )
+        bundle = TrustBundle.load(self.bundle_file)
+        found = TrustedMetadata(bundle.roots[0])
+        found.take(
+            bundle.roots[1:], bundle.delegations, datetime.min.replace(tzinfo=self._now().tzinfo)
+        )
+        return found
+
+    def delegated(self) -> Delegated:
+        """The delegations in effect."""
+        found = self.trusted().delegated
+        if found is None:
+            raise TrustError(
+                "too_few_signatures",
+                "the root's newest delegations are not signed",
+                where=str(self.folder),
+                fix="edgeveil trust sign, with the missing keys",
+            )
+        return found
+
+    # --- changes ---
+
+    @classmethod
+    def init(
+        cls,
+        folder: Path,
+        keys: Sequence[SigningKey],
+        threshold: int,
+        roles: Mapping[str, VerifyKey],
+        authorities: Mapping[str, str],
+        passphrase: Passphrase,
+        *,
+        root_days: int = ROOT_DAYS,
+        days: int = DELEGATION_DAYS,
+        now: Callable[[], datetime] = now_utc,
+    ) -> TrustFolder:
+        """Make the root and its first delegations."""
+        made = cls(folder, passphrase, now)
+        if folder.exists() and any(folder.iterdir()):
+            raise UsageError("is not empty", where=str(folder), fix="name a new folder")
+        for name in ("keys", "metadata", "pending"):
+            (folder / name).mkdir(mode=0o700, parents=True)
+        public = [key.public() for key in keys]
+        root = make_root(1, public, threshold, now() + timedelta(days=root_days))
+        said = Delegated(
+            1,
+            now() + timedelta(days=days),
+            {name: RoleKey(key) for name, key in roles.items()},
+            authorities=authorities,
+        )
+        for number, key in enumerate(keys, 1):
+            save_root_key(folder / "keys" / f"root-{number}.key", key, passphrase)
+        made._publish([("1.root.json", root), (_DELEGATIONS, make_delegations(said))], keys)
+        made._log(keys[0], "init", {"threshold": threshold, "keys": len(keys)})
+        return made
+
+    def rotate_role(self, role: str, key: VerifyKey, *, days: int = DELEGATION_DAYS) -> Published:
+        """`key` speaks for `role` from now on; what the one before has said is of an old epoch."""
+        held = self.delegated()
+        if role not in ROLES:
+            raise UsageError(f"there is no role '{role}'", fix=f"name one of {', '.join(ROLES)}")
+        if held.roles[role].key == key:
+            raise UsageError("has this key already", where=role, fix="make a new key first")
+        new = RoleKey(key, held.roles[role].epoch + 1)
+        return self._delegate(
+            "rotate",
+            {"role": role, "key": key.fingerprint()},
+            days,
+            roles={**held.roles, role: new},
+        )
+
+    def revoke_role(self, role: str, *, days: int = DELEGATION_DAYS) -> Published:
+        """Nobody speaks for `role` until it is rotated: its key becomes one that nobody has."""
+        return self.rotate_role(role, SigningKey.generate().public(), days=days)
+
+    def set_authority(self, domain: str, pem: str, *, days: int = DELEGATION_DAYS) -> Published:
+        """Certificates (PEM, one or several) that vouch for a domain's broker and clients."""
+        held = self.delegated()
+        return self._delegate(
+            "rotate", {"authority": domain}, days, authorities={**held.authorities, domain: pem}
+        )
+
+    def set_lineage(self, lineage: str, *, days: int = DELEGATION_DAYS) -> Published:
+        """Rosters of this registry alone are believed."""
+        return self._delegate("recover", {"registry": lineage}, days, lineage=lineage)
+
+    def renew(self, *, root_days: int = ROOT_DAYS, days: int = DELEGATION_DAYS) -> Published:
+        """The same for longer: a new root and new delegations."""
+        keys, threshold = root_keys(self.trusted().roots[-1])
+        return self.new_root(keys, threshold, "renew", (), root_days=root_days, days=days)
+
+    def new_root(
+        self,
+        keys: Sequence[VerifyKey],
+        threshold: int,
+        action: str,
+        secrets: Iterable[SigningKey],
+        *,
+        root_days: int = ROOT_DAYS,
+        days: int = DELEGATION_DAYS,
+    ) -> Published:
+        """The root is held by these keys from now on; signed by those before, and by these."""
+        trusted = self.trusted()
+        held = self.delegated()
+        version = trusted.root_version + 1
+        root = make_root(version, keys, threshold, self._now() + timedelta(days=root_days))
+        said = next_delegations(held, self._now() + timedelta(days=days))
+        signers = [*self._secret_keys(), *secrets]
+        documents: list[tuple[str, Metadata[Any]]] = [
+            (f"{version}.root.json", root),
+            (_DELEGATIONS, make_delegations(said)),
+        ]
+        published = self._publish(documents, signers)
+        self._log(signers[0] if signers else None, action, {"root": version, "keys": len(keys)})
+        return published
+
+    def sign(self) -> Published:
+        """Add the signatures of the keys at hand to what is pending."""
+        names = sorted(path.name for path in (self.folder / "pending").glob("*.json"))
+        if not names:
+            raise UsageError(
+                "nothing is pending", where=str(self.folder), fix="make a change first"
+            )
+        pending = [
+            (name, read_document((self.folder / "pending" / name).read_bytes())) for name in names
+        ]
+        signers = self._secret_keys()
+        published = self._publish(sorted(pending, key=lambda one: one[0] == _DELEGATIONS), signers)
+        self._log(signers[0] if signers else None, "sign", {"documents": names})
+        return published
+
+    def secret_root_keys(self) -> list[SigningKey]:
+        """The root's secret keys at hand."""
+        return self._secret_keys()
+
+    # --- inside ---
+
+    def _delegate(
+        self, action: str, what: Mapping[str, Any], days: int, **changed: Any
+    ) -> Published:
+        held, ends = self.delegated(), self._now() + timedelta(days=days)
+        said = next_delegations(held, ends, **changed)
+        signers = self._secret_keys()
+        published = self._publish([(_DELEGATIONS, make_delegations(said))], signers)
+        self._log(signers[0] if signers else None, action, what)
+        return published
+
+    def _secret_keys(self) -> list[SigningKey]:
+        files = sorted((self.folder / "keys").glob("*.key"))
+        return [load_root_key(path, self._passphrase) for path in files]
+
+    def _publish(
+        self, documents: list[tuple[str, Metadata[Any]]], signers: Sequence[SigningKey]
+    ) -> Published:
+        """Sign; put in effect what has enough signatures, else leave all of it pending."""
+        before = self.trusted() if self.bundle_file.exists() else None
+        roots = [document for name, document in documents if name != _DELEGATIONS]
+        wanted: dict[str, list[tuple[tuple[VerifyKey, ...], int]]] = {}
+        newest = before.roots[-1] if before else None
+        for name, document in documents:
+            holders = [newest] if newest else []
+            if document in roots:
+                holders.append(document_bytes(document))
+            elif roots:
+                holders = [document_bytes(roots[-1])]
+            wanted[name] = [root_keys(raw) for raw in holders]
+            allowed = {key for keys, _ in wanted[name] for key in keys}
+            for signer in signers:
+                if signer.public() in allowed:
+                    sign_document(document, signer)
+        missing = {}
+        for name, document in documents:
+            signed = signed_by(document_bytes(document))
+            lacks = (t - sum(key_id(k) in signed for k in keys) for keys, t in wanted[name])
+            most = max(0, *lacks) if wanted[name] else 0
+            if most:
+                missing[name] = most
+        place = self.folder / ("pending" if missing else "metadata")
+        if not missing:
+            raw = [document_bytes(document) for document in roots]
+            kept = before.roots if before else ()
+            bundle = TrustBundle((*kept, *raw), document_bytes(documents[-1][1]))
+            self._check(bundle)
+        for name, document in documents:
+            write_durably(place / name, document_bytes(document), mode=0o644)
+        if not missing:
+            write_durably(self.bundle_file, bundle.to_text().encode(), mode=0o644)
+            for path in (self.folder / "pending").glob("*.json"):
+                path.unlink()
+        return Published(missing)
+
+    def _check(self, bundle: TrustBundle) -> None:
+        """As every party will: raises TrustError before anything is written."""
+        TrustedMetadata(bundle.roots[0]).take(bundle.roots[1:], bundle.delegations, self._now())
+
+    def _log(self, key: SigningKey | None, action: str, what: Mapping[str, Any]) -> None:
+        if key is not None:
+            AuditLog(self.folder / AUDIT_FILE, key, self._now).append(action, what)
+
+
+def save_root_key(path: Path, key: SigningKey, passphrase: Passphrase) -> None:
+    """PKCS#8 in PEM, encrypted with the passphrase; mode 0600."""
+    secret = passphrase(path)
+    how: serialization.KeySerializationEncryption = serialization.NoEncryption()
+    if secret is not None:
+        how = serialization.BestAvailableEncryption(secret)
+    raw = key.library_key().private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, how
+    )
+    write_durably(path, raw, mode=0o600)
+
+
+def load_root_key(path: Path, passphrase: Passphrase) -> SigningKey:
+    """Raises CryptoError for another kind of key, a wrong passphrase, or a file open to others."""
+    where, fix = str(path), "give the passphrase that it was made with"
+    if path.stat().st_mode & 0o077:
+        raise CryptoError(
+            "other users of this machine may read this secret key",
+            where=where,
+            fix=f"chmod 600 {path}",
+        )
+    raw = path.read_bytes()
+    secret = passphrase(path) if b"ENCRYPTED" in raw else None
+    try:
+        found = serialization.load_pem_private_key(raw, secret)
+    except (ValueError, TypeError):
+        raise CryptoError("the key cannot be decrypted", where=where, fix=fix) from None
+    if not isinstance(found, Ed25519PrivateKey):
+        raise CryptoError("is no Ed25519 key", where=where, fix="use a key that trust init made")
+    return SigningKey(found.private_bytes_raw())
