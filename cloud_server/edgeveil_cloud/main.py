@@ -14,6 +14,7 @@ from edgeveil.transport.metrics import Linked, MeteredHost, Metrics
 from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
 from edgeveil.transport.process import OwnFolder, first_of, run_until_stopped
 from edgeveil.transport.runtime import Runtime
+from edgeveil.trust.watch import TrustWatch
 from edgeveil_cloud.host import LOG
 from edgeveil_cloud.http import ControlDesk, HttpThread, make_app
 from edgeveil_cloud.http_token import load_or_make_token
@@ -48,7 +49,8 @@ async def _run(site: CloudSite, stop: asyncio.Event) -> int:
         try:
             await link.connect_or_raise()
             LOG.info("running", extra={"http": http.url, "enrolled": store.counts().enrolled})
-            await first_of(stop, link.run_forever(), process.runtime.run(), control.run())
+            watch = [process.trust.run()] if process.trust else []
+            await first_of(stop, link.run_forever(), process.runtime.run(), control.run(), *watch)
         finally:
             await http.stop()
             await link.close()
@@ -67,6 +69,9 @@ class _CloudProcess:
         self.session: RuntimeLink
         self.cloud = build(site, link=self._join)
         self.metrics.registry.register(Linked(self.runtime, {"cloud": self.session}))
+        self.trust = TrustWatch(self.cloud, self.cloud.trust, LOG) if self.cloud.trust else None
+        if self.trust is not None:
+            self.metrics.registry.register(self.trust)
 
     def _join(self, cloud: CloudRole) -> Runtime:
         packet_bytes = self._site.limits.packet_bytes
@@ -98,6 +103,7 @@ class _CloudProcess:
         probe = Probe(stores)
         return Health(
             {
+                **({"trust": self.trust.healthy} if self.trust else {}),
                 "broker": lambda: self.session.link.connected,
                 "machine": lambda: self.runtime.step_s < STUCK_S,
                 "store": lambda: False if store.away else probe(),

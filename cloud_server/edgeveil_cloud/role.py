@@ -28,12 +28,17 @@ from edgeveil.trust.believed import believed_keys, delegated_key
 from edgeveil.trust.bundle import HeldTrust
 from edgeveil_cloud.broadcasts import BroadcastLimits, Choose, draw
 from edgeveil_cloud.control import Control
-from edgeveil_cloud.host import LOG, CloudHost
+from edgeveil_cloud.host import CloudHost
 from edgeveil_cloud.round_report import Recorder
 from edgeveil_cloud.store import Store
 
 STORE_FILE = "cloud.sqlite"
 _ROOTS_TOLD = 8  # a proxy that is further behind is handed trust.json by its operator
+
+
+def store_of(site: CloudSite) -> Store:
+    """The cloud's durable memory. Raises StoreError."""
+    return Store(site.store_url or f"sqlite:///{site.state_dir / STORE_FILE}")
 
 
 @dataclass(frozen=True)
@@ -56,8 +61,9 @@ class CloudRole:
     ) -> None:
         limits = site.limits
         self.site = site
+        self.not_delegated = ""  # why it cannot speak with the keys that the root names
         own_signing_key(site.state_dir, "cloud")  # makes the folder
-        self.store = Store(site.store_url or f"sqlite:///{site.state_dir / STORE_FILE}")
+        self.store = store_of(site)
         self.trust = HeldTrust(site.state_dir, site.trust_file) if site.trust_file else None
         jobs, releases, keys, metadata = self._own_keys()
         self.machine = CloudMachine(
@@ -101,15 +107,14 @@ class CloudRole:
         jobs = delegated_key(folder, "cloud", keys.cloud)
         return jobs, delegated_key(folder, "releases", keys.releases), keys, told
 
-    def look_at_trust(self) -> None:
-        """Take what the operator has put into `trust_file` since the last look."""
-        if self.trust is None or not self.trust.look():
-            return
+    def take_up_trust(self) -> None:
+        """The operator has handed over newer metadata."""
         try:
             jobs, releases, keys, metadata = self._own_keys()
         except EdgeVeilError as error:
-            LOG.error("not_delegated", extra={"reason": error.what})
+            self.not_delegated = str(error)
             return
+        self.not_delegated = ""
         if metadata is not None:
             self.runner.post(fx.Command(OwnKeys(jobs, releases, keys, metadata)))
 

@@ -10,9 +10,9 @@ in its own state folder from then on.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from edgeveil.storage import write_durably
@@ -21,6 +21,7 @@ from edgeveil.trust.metadata import Delegated, TrustedMetadata, TrustError, now_
 FORMAT = "edgeveil-trust-1"
 BUNDLE_BYTES = 4 << 20
 STATE_FILE = "trust.json"
+WARN = timedelta(days=30)  # before something ends
 _HOLD_FIX = "ask who keeps the root for trust.json again"
 
 
@@ -99,6 +100,20 @@ class HeldTrust:
     def problem(self) -> str:
         """Why nobody is believed now, or ""."""
         return self.metadata.problem(self._now())
+
+    @property
+    def warning(self) -> str:
+        """What ends soon, or ""."""
+        ends, now = self.expires, self._now()
+        soon = {what: (at - now).days for what, at in ends.items() if at - now < WARN}
+        return "; ".join(f"the trust {what} expire in {days} days" for what, days in soon.items())
+
+    @property
+    def expires(self) -> Mapping[str, datetime]:
+        """When each document that is held ends."""
+        ends = {"root": self.metadata.root_expires}
+        said = self.metadata.delegated
+        return ends if said is None else {**ends, "delegations": said.expires}
 
     def take(self, roots: Sequence[bytes], delegations: bytes) -> bool:
         """Go forward, durably; False if nothing was new. Raises TrustError, and changes nothing."""

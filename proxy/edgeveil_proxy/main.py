@@ -32,6 +32,7 @@ from edgeveil.transport.metrics import Linked, MeteredHost, Metrics, gauge
 from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
 from edgeveil.transport.process import OwnFolder, first_of, run_until_stopped
 from edgeveil.transport.runtime import Runtime
+from edgeveil.trust.watch import TrustWatch
 from edgeveil_proxy.role import LOG, ProxyRole, build
 
 ROSTER_CHECK_S = 1.0
@@ -66,8 +67,12 @@ class _ProxyProcess:
         self.metrics.registry.register(
             Linked(self.runtime, {"edge": self.edge, "cloud": self.cloud})
         )
+        self.trust = TrustWatch(self.proxy, self.proxy.trust, LOG) if self.proxy.trust else None
+        if self.trust is not None:
+            self.metrics.registry.register(self.trust)
         self.health = Health(
             {
+                **({"trust": self.trust.healthy} if self.trust else {}),
                 "edge_broker": lambda: self.edge.link.connected,
                 "cloud_broker": lambda: self.cloud.link.connected,
                 "machine": lambda: self.runtime.step_s < STUCK_S,
@@ -117,6 +122,7 @@ class _ProxyProcess:
                 self.cloud.link.run_forever(),
                 self.runtime.run(),
                 self._watch_registry(),
+                *([self.trust.run()] if self.trust else []),
             )
         finally:
             await http.stop()
@@ -131,7 +137,6 @@ class _ProxyProcess:
         while True:
             await asyncio.sleep(ROSTER_CHECK_S)
             self.proxy.look_at_registry()
-            self.proxy.look_at_trust()
 
     async def _status(self) -> PageContent:
         status: Mapping[str, Any] = {

@@ -57,6 +57,7 @@ class ProxyRole:
             machine_settings(site),
             trust=self.trust.metadata if self.trust else None,
         )
+        self.not_delegated = ""  # why it cannot speak with the key that the root names
         self.rate = DeviceRate(
             limits.device_messages_per_s, limits.devices, self.machine.asks, clock
         )
@@ -66,10 +67,9 @@ class ProxyRole:
         if self.registry.changed():
             self.runner.post(fx.Command("roster_changed"))
 
-    def look_at_trust(self) -> None:
-        """Take what the operator has put into `trust_file` since the last look."""
-        if self.trust is not None and self.trust.look():
-            self.runner.post(fx.Command(self._believe()))
+    def take_up_trust(self) -> None:
+        """The operator has handed over newer metadata."""
+        self.runner.post(fx.Command(self._believe()))
 
     def _take(self, metadata: TrustMetadata) -> object:
         taken = take_trust(self.trust, metadata)
@@ -81,8 +81,9 @@ class ProxyRole:
         if keys.proxy is not None:
             try:
                 self.machine.signer.use(delegated_key(self.site.state_dir, "proxy", keys.proxy))
+                self.not_delegated = ""
             except EdgeVeilError as error:
-                LOG.error("not_delegated", extra={"reason": error.what})
+                self.not_delegated = str(error)
         return keys
 
     def close(self) -> None:

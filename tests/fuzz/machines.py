@@ -30,12 +30,7 @@ def _device(data: bytes) -> None:
     memory = dt.DeviceMemory(jobs={JOB: None} if tape.number(4) else {})
     settings = dt.DeviceSettings(PACKET_BYTES, blob_bytes=1 << 14, fetch_bytes=1 << 15, jobs=2)
     keys = m.PeerKeys.pinned(cloud=public_key("cloud"), proxy=public_key("proxy"))
-    machine = DeviceMachine(
-        signer("0"),
-        m.PeerKeys.pinned(cloud=public_key("cloud"), proxy=public_key("proxy")),
-        memory,
-        settings,
-    )
+    machine = DeviceMachine(signer("0"), keys, memory, settings)
     play = Play(machine, tape, _finish_device)
     play.run([fx.PeerConnected(fx.ProxyAddress())], (fx.ProxyAddress(),))
     trained = [count for mark, count in play.asked.items() if isinstance(mark, tuple)]

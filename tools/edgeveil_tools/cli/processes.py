@@ -29,13 +29,46 @@ def add(commands: Subparsers) -> None:
         commands,
         "cloud",
         "run the cloud",
-        about="Runs jobs until Ctrl-C. Submit them with `edgeveil job submit`.",
+        about="Without a sub-command: runs jobs until Ctrl-C; see `edgeveil job submit`.",
         examples="edgeveil cloud --config configs/cloud.yaml",
     )
-    _config(cloud)
+    _config(cloud, required=False)
     cloud.set_defaults(handler=_cloud, extra="cloud")
+    parts = cloud.add_subparsers(title="sub-commands", metavar="SUB-COMMAND")
+    keys = command(
+        parts,
+        "keys",
+        "make the keys that the root is to vouch for",
+        about=(
+            "Makes the cloud's keys at first use and prints their public files. With --next: the\n"
+            "keys that take their place once the root names them (`edgeveil trust rotate`)."
+        ),
+        examples=(
+            "edgeveil cloud keys --config configs/cloud.yaml\n"
+            "edgeveil cloud keys --config configs/cloud.yaml --next"
+        ),
+    )
+    _config(keys)
+    _next(keys)
+    keys.set_defaults(handler=_cloud_keys)
+    accept = command(
+        parts,
+        "accept-registry",
+        "believe the next roster, of whatever registry it is",
+        about=(
+            "For a site without a root, whose proxy has rebuilt its registry: see first that no\n"
+            "revoked device is in it. Then resume the paused jobs."
+        ),
+        examples="edgeveil cloud accept-registry --config configs/cloud.yaml",
+    )
+    _config(accept)
+    accept.set_defaults(handler=_accept_registry, extra="cloud")
     _add_proxy(commands)
     _add_edge(commands)
+
+
+def _next(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--next", action="store_true", help="those that follow the ones in use")
 
 
 def _config(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
@@ -88,6 +121,24 @@ def _add_proxy(commands: Subparsers) -> None:
         examples="edgeveil proxy revoke --config configs/proxy.yaml 4d30778cf66a3ebb",
     )
     _config(revoke)
+    keys = command(
+        parts,
+        "keys",
+        "make the key that the root is to vouch for",
+        about="With --next: the key that takes its place once the root names it.",
+        examples="edgeveil proxy keys --config configs/proxy.yaml --next",
+    )
+    _config(keys)
+    _next(keys)
+    keys.set_defaults(handler=_proxy_keys)
+    lineage = command(
+        parts,
+        "lineage",
+        "print what tells this registry from one that was rebuilt",
+        examples="edgeveil proxy lineage --config configs/proxy.yaml",
+    )
+    _config(lineage)
+    lineage.set_defaults(handler=_lineage)
     revoke.add_argument("ids", nargs="+", metavar="ID", help="device id, see `proxy devices`")
     revoke.set_defaults(handler=_revoke)
 
@@ -140,12 +191,61 @@ def _broker(args: argparse.Namespace) -> int:
 
 
 def _cloud(args: argparse.Namespace) -> int:
+    if not hasattr(args, "config"):
+        raise UsageError("no site file given", where="edgeveil cloud", fix="add --config FILE")
     from edgeveil.sites.cloud import CloudSite
 
     site = load_as(CloudSite, args.config)
     from edgeveil_cloud.main import run
 
     return run(site)
+
+
+def _cloud_keys(args: argparse.Namespace) -> int:
+    from edgeveil.sites.cloud import CloudSite
+
+    return _keys(load_as(CloudSite, args.config).state_dir, ("cloud", "releases"), args.next)
+
+
+def _proxy_keys(args: argparse.Namespace) -> int:
+    from edgeveil.sites.proxy import ProxySite
+
+    return _keys(load_as(ProxySite, args.config).state_dir, ("proxy",), args.next)
+
+
+def _keys(state_dir: Path, names: tuple[str, ...], following: bool) -> int:
+    from edgeveil.transport.process import own_signing_key
+    from edgeveil.trust.believed import next_key
+
+    for name in names:
+        if following:
+            print(next_key(state_dir, name))
+        else:
+            own_signing_key(state_dir, name)
+            print(state_dir / f"{name}.pub")
+    return 0
+
+
+def _accept_registry(args: argparse.Namespace) -> int:
+    from edgeveil.sites.cloud import CloudSite
+
+    site = load_as(CloudSite, args.config)
+    from edgeveil.transport.process import OwnFolder
+    from edgeveil_cloud.role import store_of
+
+    with OwnFolder(site.state_dir):  # a running cloud remembers the registry before
+        store = store_of(site)
+        store.accept_registry()
+        store.close()
+    print("the next roster is taken, of whatever registry it is; start the cloud")
+    return 0
+
+
+def _lineage(args: argparse.Namespace) -> int:
+    registry = _registry(args.config)
+    print(registry.lineage)
+    registry.close()
+    return 0
 
 
 def _proxy(args: argparse.Namespace) -> int:

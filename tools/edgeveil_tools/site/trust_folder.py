@@ -128,10 +128,11 @@ class TrustFolder:
         made = cls(folder, passphrase, now)
         if folder.exists() and any(folder.iterdir()):
             raise UsageError("is not empty", where=str(folder), fix="name a new folder")
-        for name in ("keys", "metadata", "pending"):
-            (folder / name).mkdir(mode=0o700, parents=True)
+        _check_apart(roles)
         public = [key.public() for key in keys]
         root = make_root(1, public, threshold, now() + timedelta(days=root_days))
+        for name in ("keys", "metadata", "pending"):
+            (folder / name).mkdir(mode=0o700, parents=True)
         said = Delegated(
             1,
             now() + timedelta(days=days),
@@ -151,6 +152,7 @@ class TrustFolder:
             raise UsageError(f"there is no role '{role}'", fix=f"name one of {', '.join(ROLES)}")
         if held.roles[role].key == key:
             raise UsageError("has this key already", where=role, fix="make a new key first")
+        _check_apart({**{name: one.key for name, one in held.roles.items()}, role: key})
         new = RoleKey(key, held.roles[role].epoch + 1)
         return self._delegate(
             "rotate",
@@ -286,6 +288,17 @@ class TrustFolder:
     def _log(self, key: SigningKey | None, action: str, what: Mapping[str, Any]) -> None:
         if key is not None:
             AuditLog(self.folder / AUDIT_FILE, key, self._now).append(action, what)
+
+
+def _check_apart(roles: Mapping[str, VerifyKey]) -> None:
+    """Raise UsageError where the proxy would speak with a key of the cloud's."""
+    rosters = roles["proxy-rosters"]
+    if rosters in (roles["cloud-jobs"], roles["cloud-releases"]):
+        raise UsageError(
+            "is the cloud's key too; who hides senders must not be who reads uploads",
+            where="proxy-rosters",
+            fix="name the proxy's own key: edgeveil proxy keys",
+        )
 
 
 def save_root_key(path: Path, key: SigningKey, passphrase: Passphrase) -> None:

@@ -1,0 +1,122 @@
+"""A site under an offline root: keys are rotated while a job runs, and a registry is rebuilt."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from edgeveil.trust.bundle import TrustBundle
+from edgeveil_tools.cli import main
+from tests.kits.live_site import LiveSite, wait_for
+
+
+class TrustedSite(LiveSite):
+    """A live site whose parties pin a root in place of each other's keys."""
+
+    def __init__(self, folder: Path, **options) -> None:
+        super().__init__(folder, **options)
+        self.root, self.trust = folder / "root", self.plan.folder / "trust.json"
+        cloud, proxy = self.plan.folder / "state" / "cloud", self.plan.folder / "state" / "proxy"
+        assert main(["cloud", "keys", "--config", str(self.site.cloud)]) == 0
+        self.command(
+            "init",
+            *("--cloud-jobs", str(cloud / "cloud.pub")),
+            *("--cloud-releases", str(cloud / "releases.pub")),
+            *("--proxy-rosters", str(proxy / "proxy.pub")),
+        )
+        for path in (self.site.cloud, self.site.proxy, *self.site.edges):
+            text = yaml.safe_load(path.read_text())
+            for block in text.values():
+                for key in ("cloud_key_file", "proxy_key_file"):
+                    block.pop(key, None)
+                block["trust_file"] = "trust.json"
+            path.write_text(yaml.safe_dump(text))
+
+    def command(self, name: str, *rest: str) -> None:
+        """`edgeveil trust NAME ROOT …`, then hand its trust.json over."""
+        assert main(["trust", name, str(self.root), *rest, "--no-passphrase"]) == 0
+        shutil.copy(self.root / "trust.json", self.trust)
+
+    def rotate(self, role: str, *, kind: str, name: str) -> None:
+        """As an operator does: the next key is made where it stays, the root names it."""
+        config = self.site.cloud if kind == "cloud" else self.site.proxy
+        assert main([kind, "keys", "--config", str(config), "--next"]) == 0
+        following = self.plan.folder / "state" / kind / f"{name}-next.pub"
+        self.command("rotate", role, str(following))
+
+    def committed(self, job: str) -> int:
+        return len(self.client.job(job)["exchanges"])
+
+    def versions(self) -> set[int]:
+        """The delegations that the devices hold."""
+        found = set()
+        for number in range(1, self.plan.devices + 1):
+            kept = TrustBundle.load(self.plan.edge_state(number) / "trust.json")
+            found.add(json.loads(kept.delegations)["signed"]["version"])
+        return found
+
+
+@pytest.fixture
+def live(tmp_path: Path):
+    with TrustedSite(tmp_path, devices=6) as site:
+        yield site
+
+
+def test_every_key_is_rotated_while_a_job_runs(live: TrustedSite) -> None:
+    live.start_all()
+    job = live.submit(rounds=12, every=4)
+    wait_for(lambda: live.committed(job) >= 3, "three exchanges")
+    for role, kind, name in (
+        ("cloud-jobs", "cloud", "cloud"),
+        ("cloud-releases", "cloud", "releases"),
+        ("proxy-rosters", "proxy", "proxy"),
+    ):
+        before = live.committed(job)
+        live.rotate(role, kind=kind, name=name)
+        wait_for(lambda: live.committed(job) > before + 1, f"exchanges after {role} was rotated")  # noqa: B023
+    found = live.finish(job)
+    assert (found["status"], found["reason"]) == ("completed", "")
+    wait_for(lambda: live.versions() == {4}, "every device's newest delegations")
+    wait_for(lambda: live.log("edge").count("final model is in use") == 6, "all releases")
+    # What devices paid is one answer an exchange: a rotation costs no ε.
+    accepted = {exchange["uploads"] for exchange in found["exchanges"]}
+    assert accepted == {6}
+
+
+def test_a_rebuilt_registry_is_told_and_vouched_for(live: TrustedSite) -> None:
+    live.start_all()
+    state = live.plan.folder / "state" / "proxy"
+    wait_for(lambda: "roster enrolled=6" in live.log("cloud"), "the roster")
+    live.stop("proxy")
+    kept = state / "registry.sqlite"
+    revoked = live.site.device_ids[0]
+    kept.unlink()
+    enrolments = []
+    for number, config in enumerate(live.site.edges):
+        path = live.plan.folder / f"enrolment-{number}.json"
+        assert main(["edge", "enrol", "--config", str(config), "--out", str(path)]) == 0
+        enrolments.append(str(path))
+    assert main(["proxy", "admit", "--config", str(live.site.proxy), *enrolments]) == 0
+    assert main(["proxy", "revoke", "--config", str(live.site.proxy), revoked]) == 0
+    live.start("proxy", live.site.proxy)
+    wait_for(lambda: "foreign_registry" in live.log("cloud"), "the refusal")
+    job = live.submit(rounds=2, every=0)
+    wait_for(lambda: live.client.job(job)["status"] == "paused", "the pause")
+    why = live.client.job(job)["reason"]
+    assert "registry was rebuilt" in why and "edgeveil trust recover" in why
+    assert live.client.job(job)["exchanges"] == [], "nobody was asked, and nobody paid"
+
+    lineage = why.split("another one, ")[1].split(",")[0]
+    live.command("recover", "registry", lineage)
+    wait_for(lambda: "roster enrolled=5" in live.log("cloud"), "the new roster")
+    live.client.cancel(job)
+    text = (live.plan.folder / "job.yaml").read_text().replace("rounds: 15", "rounds: 2")
+    for old, new in (("6  ", "5  "), ("every_rounds: 5", "every_rounds: 0")):
+        text = text.replace(old, new)  # min_devices and min_batch
+    found = live.finish(live.client.submit_yaml(text.encode()))
+    assert found["status"] == "completed"
+    assert {exchange["uploads"] for exchange in found["exchanges"]} == {5}, "the revoked one is out"

@@ -1,0 +1,289 @@
+"""What the machines make of newer metadata: a leaked key's words end with its epoch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from edgeveil.crypto.keys import SigningKey
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.cloud import CloudMachine, CloudState, OwnKeys
+from edgeveil.protocol.cloud_tasks import Broadcast, RosterMark, RosterRefused, SealJob, StartJob
+from edgeveil.protocol.device import DeviceMachine
+from edgeveil.protocol.device_tasks import CloudEpoch, DeviceMemory
+from edgeveil.protocol.messages import (
+    Blob,
+    ExchangeId,
+    Hello,
+    Manifest,
+    Note,
+    PeerKeys,
+    Roster,
+    Signer,
+    TrustMetadata,
+    decode_body,
+)
+from edgeveil.protocol.proxy import ProxyMachine
+from edgeveil.protocol.transfer import describe
+
+LEAKED, NEW, RELEASES, PROXY, DEVICE = (SigningKey(bytes([n]) * 32) for n in range(31, 36))
+JOB = bytes(range(16))
+UNDER_ROOT = PeerKeys(LEAKED.public(), PROXY.public(), RELEASES.public(), epoch=0, versions=(1, 1))
+ROTATED = replace(UNDER_ROOT, cloud=NEW.public(), epoch=1, versions=(1, 2))
+METADATA = TrustMetadata((), b"newer delegations")
+DEVICE_ID = DEVICE.public().fingerprint()
+
+
+def manifest(sequence: int, kind: str = "release", exchange: int = 0) -> Manifest:
+    data = b"sealed"
+    return Manifest(
+        kind=kind,
+        at=ExchangeId(JOB, exchange, 1),
+        sequence=sequence,
+        job_digest=bytes(32),
+        phase=kind,
+        selected=5,
+        min_batch=3,
+        quorum=3,
+        deadline_s=30.0,
+        grace_s=5.0,
+        groups=(),
+        stanza_bytes=0,
+        package_digest=bytes(32),
+        package_bytes=1,
+        commitment=bytes(32),
+        cloud_key=bytes(32),
+        blob=describe(data, 4096),
+    )
+
+
+def told(machine: Any, message: Any, sender: Any = None) -> list[Any]:
+    return machine.handle(fx.MessageReceived(sender or fx.ProxyAddress(), message), 0.0)
+
+
+def refusals(effects: list[Any]) -> list[str]:
+    return [effect.reason for effect in effects if isinstance(effect, fx.Refuse)]
+
+
+def device(keys: PeerKeys = UNDER_ROOT, **memory: Any) -> DeviceMachine:
+    held = DeviceMemory(jobs={JOB: None}, **memory)
+    return DeviceMachine(Signer(DEVICE_ID, DEVICE), keys, held)
+
+
+def offered(key: SigningKey, header: Manifest) -> Any:
+    return Signer("cloud", key).offer(header, b"sealed")
+
+
+# --- a device ---------------------------------------------------------------------------------
+
+
+def test_a_fast_forwarded_sequence_ends_with_the_key_s_epoch():
+    machine = device()
+    told(machine, offered(RELEASES, manifest(2**62)))
+    late = told(machine, offered(LEAKED, manifest(7, "round", 1)))
+    assert refusals(late) == ["outdated_round"], "the leaked key's number stands before all others"
+
+    (work,) = told(machine, METADATA)
+    assert work == fx.Work(fx.TakeTrust(METADATA))
+    out = machine.handle(fx.WorkDone(work.task, ROTATED), 0.0)
+    assert fx.Persist(CloudEpoch(1)) in out
+    assert refusals(told(machine, offered(LEAKED, manifest(8, "round", 1)))) == ["forged"]
+    assert refusals(told(machine, offered(NEW, manifest(8, "round", 1)))) == []
+    assert refusals(told(machine, offered(RELEASES, manifest(9)))) == []
+
+
+def test_marks_of_the_epoch_before_do_not_hold_up_a_job():
+    machine = device()
+    told(machine, offered(LEAKED, manifest(1, "round", 2**31)))
+    assert refusals(told(machine, offered(LEAKED, manifest(2, "round", 4)))) == ["replayed_round"]
+    machine.handle(fx.WorkDone(fx.TakeTrust(METADATA), ROTATED), 0.0)
+    assert refusals(told(machine, offered(NEW, manifest(2, "round", 4)))) == []
+
+
+def test_the_same_key_anew_forgets_nothing():
+    machine = device(release_sequence=50)
+    machine.handle(fx.WorkDone(fx.TakeTrust(METADATA), replace(UNDER_ROOT, versions=(1, 2))), 0.0)
+    old = told(machine, offered(RELEASES, manifest(49)))
+    assert refusals(old) == ["replayed_release"]
+
+
+def test_each_role_s_key_speaks_for_that_role_alone():
+    for key, header in ((LEAKED, manifest(5)), (RELEASES, manifest(5, "round", 1))):
+        assert refusals(told(device(), offered(key, header))) == ["forged"]
+
+
+def test_who_pins_keys_takes_no_metadata_and_who_is_behind_says_hello_again():
+    pinned = device(PeerKeys.pinned(cloud=LEAKED.public(), proxy=PROXY.public()))
+    assert refusals(told(pinned, METADATA)) == ["unexpected_metadata"]
+    machine = device()
+    told(machine, METADATA)
+    out = machine.handle(fx.WorkDone(fx.TakeTrust(METADATA), fx.WorkFailed("metadata_gap")), 0.0)
+    hellos = [e.message for e in out if isinstance(e, fx.Send)]
+    assert refusals(out) == ["metadata_gap"]
+    assert decode_body(hellos[0].body) == Hello(DEVICE_ID, 1, 1)
+
+
+# --- the proxy --------------------------------------------------------------------------------
+
+
+class OneDevice:
+    lineage = "5e" * 16
+
+    def verify_key(self, name: str):
+        return DEVICE.public() if name == DEVICE_ID else None
+
+    def roster(self):
+        return 1, b""
+
+    def roster_expires_s(self) -> float:
+        return 100.0
+
+
+class Documents:
+    """Root 3 after 1 and 2, delegations 4."""
+
+    def after(self, root_version: int, version: int):
+        roots = (b"1", b"2", b"3")[root_version:]
+        return roots, b"delegations" if version < 4 or roots else b""
+
+
+def proxy(keys: PeerKeys = UNDER_ROOT, **options: Any) -> ProxyMachine:
+    return ProxyMachine(Signer("proxy", PROXY), keys, OneDevice(), trust=Documents(), **options)
+
+
+@pytest.mark.parametrize(
+    "knows, sent",
+    [
+        ((1, 1), TrustMetadata((b"2", b"3"), b"delegations")),
+        ((3, 3), TrustMetadata((), b"delegations")),
+        ((3, 4), None),
+        ((0, 0), None),
+    ],
+)
+def test_a_device_is_sent_exactly_what_it_lacks(knows, sent):
+    hello = Signer(DEVICE_ID, DEVICE).note(Hello(DEVICE_ID, *knows))
+    out = told(proxy(), hello, fx.DeviceAddress(DEVICE_ID))
+    found = [e.message for e in out if isinstance(e, fx.Send)]
+    assert [one for one in found if isinstance(one, TrustMetadata)] == [sent] * (sent is not None)
+
+
+def test_devices_hear_of_a_rotation_before_the_proxy_says_anything_with_it():
+    out = proxy().handle(fx.Command(ROTATED), 0.0)
+    assert out[0] == fx.Send(fx.AllDevices(), TrustMetadata((b"2", b"3"), b"delegations"))
+
+
+def test_metadata_that_do_not_fit_one_packet_come_in_order():
+    class Long(Documents):
+        def after(self, root_version: int, version: int):
+            return tuple(bytes(3000) for _ in range(3 - root_version)), b"delegations"
+
+    from edgeveil.protocol.proxy_tasks import ProxySettings
+
+    machine = ProxyMachine(
+        Signer("proxy", PROXY),
+        UNDER_ROOT,
+        OneDevice(),
+        None,
+        ProxySettings(packet_bytes=4096),
+        Long(),
+    )
+    hello = Signer(DEVICE_ID, DEVICE).note(Hello(DEVICE_ID, 1, 1))
+    out = told(machine, hello, fx.DeviceAddress(DEVICE_ID))
+    (first,) = [e.message for e in out if isinstance(getattr(e, "message", 0), TrustMetadata)]
+    assert (len(first.roots), first.delegations) == (1, b"")
+
+
+# --- the cloud --------------------------------------------------------------------------------
+
+
+def cloud(state: str = "waiting") -> CloudMachine:
+    machine = CloudMachine(Signer("cloud", LEAKED), UNDER_ROOT, releases=Signer("cloud", RELEASES))
+    machine.handle(fx.Command(StartJob(JOB, 1, 1, 4, 2)), 0.0)
+    machine.handle(fx.WorkDone(SealJob(JOB), Broadcast(manifest(1, "job"), b"sealed")), 0.0)
+    return machine
+
+
+OWN = OwnKeys(NEW, RELEASES, ROTATED, METADATA)
+
+
+def test_the_proxy_hears_why_before_it_sees_the_new_key():
+    machine = cloud()
+    out = machine.handle(fx.Command(OWN), 0.0)
+    sent = [effect.message for effect in out if isinstance(effect, fx.Send)]
+    assert sent[0] == METADATA
+    header = ROTATED.cloud_header(sent[1].header)
+    assert header.kind == "job", "the announcement under way is signed anew"
+
+
+def test_a_round_under_way_is_announced_and_asked_anew_with_no_retry_spent():
+    machine = cloud()
+    machine.state = CloudState.WAITING
+    retries = machine.job.retries_left
+    out = machine.handle(fx.Command(OWN), 0.0)
+    assert fx.Work(SealJob(JOB)) in out and machine.state is CloudState.SEALING_JOB
+    assert (machine.job.attempt, machine.job.retries_left) == (2, retries)
+
+
+def test_other_metadata_alone_disturb_no_round():
+    machine = cloud()
+    machine.state = CloudState.WAITING
+    same = replace(OWN, jobs=LEAKED, peers=replace(UNDER_ROOT, versions=(1, 2)))
+    machine.handle(fx.Command(same), 0.0)
+    assert machine.state is CloudState.WAITING and machine.job.attempt == 1
+
+
+def roster(lineage: str, epoch: int) -> Any:
+    return Signer("proxy", PROXY).offer(Roster(epoch, Blob(_EMPTY, 0, 4096), lineage, 9.0))
+
+
+_EMPTY = describe(b"", 4096).digest
+A, B = "aa" * 16, "bb" * 16
+
+
+@pytest.mark.parametrize(
+    "named, newest, lineage, epoch, reason",
+    [
+        ("", None, A, 0, ""),
+        ("", RosterMark(A, 3), A, 3, ""),
+        ("", RosterMark(A, 3), A, 2, "replayed_roster"),
+        ("", RosterMark(A, 3), B, 9, "foreign_registry"),
+        ("", RosterMark("", 3), A, 0, ""),  # the proxy was upgraded
+        (B, RosterMark(A, 3), B, 0, ""),  # the root vouches for it
+        (B, RosterMark(A, 3), A, 4, "foreign_registry"),
+        (B, None, A, 4, "foreign_registry"),
+    ],
+)
+def test_whose_roster_counts(named, newest, lineage, epoch, reason):
+    keys = replace(UNDER_ROOT, lineage=named)
+    machine = CloudMachine(Signer("cloud", LEAKED), keys, roster=newest)
+    out = told(machine, roster(lineage, epoch))
+    assert refusals(out) == ([reason] if reason else [])
+    stored = [e.item for e in out if isinstance(e, fx.Persist)]
+    foreign = [RosterRefused(reason, lineage)] if reason == "foreign_registry" else []
+    assert [one for one in stored if isinstance(one, RosterRefused)] == foreign
+
+
+def test_ends_that_nobody_confirmed_are_signed_anew():
+    machine = cloud()
+    machine.handle(fx.Command(fx_cancel()), 0.0)
+    out = machine.handle(fx.Command(OWN), 0.0)
+    notes = [e.message for e in out if isinstance(getattr(e, "message", None), Note)]
+    assert notes and all(
+        Signer("cloud", NEW).note(decode_body(note.body)) == note for note in notes
+    )
+
+
+def fx_cancel() -> Any:
+    from edgeveil.protocol.cloud_tasks import CancelJob
+
+    return CancelJob(JOB)
+
+
+def test_an_earlier_version_s_frames_still_speak():
+    old = msgspec.msgpack.encode(["hello", DEVICE_ID])
+    assert msgspec.msgpack.decode(old, type=Hello) == Hello(DEVICE_ID)
+    new = msgspec.msgpack.encode(Hello(DEVICE_ID, 3, 5))
+    assert msgspec.msgpack.decode(new)[:2] == ["hello", DEVICE_ID]

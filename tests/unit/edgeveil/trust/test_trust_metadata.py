@@ -1,0 +1,235 @@
+"""The attacks on metadata that TUF names, played on what a party holds."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from edgeveil.crypto.keys import SigningKey
+from edgeveil.trust.bundle import HeldTrust, TrustBundle
+from edgeveil.trust.metadata import (
+    DOCUMENT_BYTES,
+    ROLES,
+    Delegated,
+    RoleKey,
+    TrustedMetadata,
+    TrustError,
+    document_bytes,
+    make_delegations,
+    make_root,
+    root_keys,
+    sign_document,
+)
+
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+ROOT = [SigningKey(bytes([n]) * 32) for n in (1, 2, 3)]
+OTHER = SigningKey(bytes([9]) * 32)
+ROLE_KEYS = {role: SigningKey(bytes([n]) * 32).public() for n, role in enumerate(ROLES, 20)}
+
+
+def root(version: int = 1, keys=ROOT, threshold: int = 2, by=ROOT[:2], days: int = 365) -> bytes:
+    made = make_root(version, [k.public() for k in keys], threshold, NOW + timedelta(days=days))
+    for key in by:
+        sign_document(made, key)
+    return document_bytes(made)
+
+
+def said(version: int = 1, *, days: int = 90, by=ROOT[:2], epoch: int = 0, **changed) -> bytes:
+    roles = {role: RoleKey(key, epoch) for role, key in ROLE_KEYS.items()}
+    fields = {"roles": roles} | changed
+    made = make_delegations(Delegated(version, NOW + timedelta(days=days), **fields))
+    for key in by:
+        sign_document(made, key)
+    return document_bytes(made)
+
+
+def held(version: int = 1, **changed) -> TrustedMetadata:
+    trusted = TrustedMetadata(root())
+    trusted.take((), said(version, **changed), NOW)
+    return trusted
+
+
+def refused(trusted: TrustedMetadata, roots: tuple[bytes, ...], document: bytes = b"") -> str:
+    before = dict(trusted.__dict__)
+    with pytest.raises(TrustError) as caught:
+        trusted.take(roots, document, NOW)
+    assert trusted.__dict__ == before, "what is refused changes nothing"
+    return caught.value.reason
+
+
+def test_what_the_root_signed_is_read_back():
+    trusted = held(lineage="5e" * 16, authorities={"edge": "-----BEGIN-----\n"})
+    assert trusted.delegated == Delegated(
+        1,
+        NOW + timedelta(days=90),
+        {role: RoleKey(key) for role, key in ROLE_KEYS.items()},
+        "5e" * 16,
+        {"edge": "-----BEGIN-----\n"},
+    )
+    assert trusted.problem(NOW) == "" and root_keys(trusted.roots[0])[1] == 2
+
+
+@pytest.mark.parametrize("by", [(), ROOT[:1], [ROOT[0], ROOT[0]], [ROOT[0], OTHER]])
+def test_too_few_signatures_are_refused(by):
+    assert refused(held(), (), said(2, by=by)) == "too_few_signatures"
+    assert refused(held(), (root(2, by=by),)) == "too_few_signatures"
+
+
+def test_rollback_and_a_second_text_of_one_version_are_refused():
+    trusted = held(3)
+    for version in (2, 3):
+        assert refused(trusted, (), said(version, days=91)) == "metadata_rollback"
+    assert trusted.take((), said(3), NOW) is False, "the same document is no rollback"
+    assert refused(held(1, epoch=4), (), said(2, epoch=3)) == "metadata_rollback"
+    assert refused(held(), (root(1, days=400),)) == "metadata_rollback"
+
+
+def test_expired_metadata_are_refused_and_what_expires_later_is_believed_no_more():
+    assert refused(held(), (), said(2, days=0)) == "metadata_expired"
+    assert refused(held(), (root(2, days=0),)) == "metadata_expired"
+    trusted = held()
+    assert "delegations expired" in trusted.problem(NOW + timedelta(days=91))
+    assert "root expired" in trusted.problem(NOW + timedelta(days=366))
+
+
+def test_a_root_follows_the_one_before_and_needs_both_signatures():
+    new = [SigningKey(bytes([n]) * 32) for n in (4, 5)]
+    theirs_alone = root(2, keys=new, by=new)
+    assert refused(held(), (theirs_alone,)) == "too_few_signatures"
+    ours_alone = root(2, keys=new, by=ROOT[:2])
+    assert refused(held(), (ours_alone,)) == "too_few_signatures"
+    second = root(2, keys=new, by=[*ROOT[:2], *new])
+    third = root(3, keys=new, by=new)
+    assert refused(held(), (third,)) == "metadata_gap"
+    trusted = held()
+    assert trusted.take((second, third), said(2, by=new), NOW)
+    assert (trusted.root_version, trusted.version) == (3, 2)
+    assert refused(trusted, (), said(9, by=ROOT)) == "too_few_signatures", "the old keys are out"
+
+
+def test_delegations_of_keys_that_a_new_root_no_longer_names_are_believed_no_more():
+    new = [SigningKey(bytes([4]) * 32)]
+    trusted = held()
+    trusted.take((root(2, keys=new, threshold=1, by=[*ROOT[:2], *new]),), b"", NOW)
+    assert trusted.delegated is None and trusted.problem(NOW)
+    trusted.take((), said(1, by=new), NOW)
+    assert trusted.problem(NOW) == "", "a fast-forwarded version is repaired by a new root"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{}",
+        b"[" * 100_000,
+        b"\xff",
+        bytes(DOCUMENT_BYTES + 1),
+        b'{"signed": {"_type": "timestamp"}, "signatures": []}',
+    ],
+)
+def test_what_is_no_metadata_is_refused(raw):
+    assert refused(held(), (raw,)) == "malformed_metadata"
+    if raw:
+        assert refused(held(), (), raw) == "malformed_metadata"
+
+
+@pytest.mark.parametrize("change", ["role", "epoch", "lineage", "pem", "scheme"])
+def test_signed_delegations_of_another_form_are_refused(change):
+    made = make_delegations(
+        Delegated(
+            2,
+            NOW + timedelta(days=9),
+            {role: RoleKey(key) for role, key in ROLE_KEYS.items()},
+            authorities={"edge": "PEM"},
+        )
+    )
+    delegations = made.signed.delegations
+    match change:
+        case "role":
+            del delegations.roles["cloud-releases"]
+        case "epoch":
+            delegations.roles["cloud-jobs"].unrecognized_fields["epoch"] = -1
+        case "lineage":
+            delegations.roles["proxy-rosters"].unrecognized_fields["lineage"] = "../x"
+        case "pem":
+            made.signed.targets["authorities/edge.pem"].unrecognized_fields["custom"]["pem"] = "X"
+        case "scheme":
+            for key in delegations.keys.values():
+                key.keytype = "rsa"
+    for key in ROOT[:2]:
+        sign_document(made, key)
+    assert refused(held(), (), document_bytes(made)) == "malformed_metadata"
+
+
+def test_who_is_behind_is_told_exactly_what_is_missing():
+    trusted = held()
+    second = root(2, by=ROOT)
+    trusted.take((second,), said(2), NOW)
+    assert trusted.after(1, 1) == ((second,), said(2))
+    assert trusted.after(2, 1) == ((), said(2))
+    assert trusted.after(2, 2) == ((), b"")
+    assert trusted.after(0, 0)[0] == (root(), second)
+
+
+# --- on disk ----------------------------------------------------------------------------------
+
+
+def bundle(path: Path, *roots: bytes, document: bytes) -> Path:
+    path.write_text(TrustBundle(roots, document).to_text())
+    return path
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> Path:
+    return bundle(tmp_path / "given.json", root(), document=said(1))
+
+
+def party(tmp_path: Path, given: Path, now: datetime = NOW) -> HeldTrust:
+    (tmp_path / "state").mkdir(exist_ok=True)
+    return HeldTrust(tmp_path / "state", given, lambda: now)
+
+
+def test_a_party_keeps_what_it_verified_and_never_goes_back(tmp_path: Path, given: Path):
+    first = party(tmp_path, given)
+    assert first.take((), said(5))
+    again = party(tmp_path, given)
+    assert again.metadata.version == 5 and "do not follow" in again.complaint
+    assert (tmp_path / "state" / "trust.json").stat().st_mode & 0o077 == 0
+
+
+def test_the_file_of_another_root_is_refused_by_name(tmp_path: Path, given: Path):
+    party(tmp_path, given)
+    bundle(given, root(keys=[OTHER], threshold=1, by=[OTHER]), document=said(9, by=[OTHER]))
+    assert "another root" in party(tmp_path, given).complaint
+    given.write_text("{}")
+    assert "edgeveil-trust-1" in party(tmp_path, given).complaint
+
+
+def test_a_newer_file_is_taken_while_it_runs(tmp_path: Path, given: Path):
+    running = party(tmp_path, given)
+    assert running.look() is False
+    bundle(given, root(), document=said(2))
+    assert running.look() is True and running.metadata.version == 2
+    bundle(given, root(), document=said(3, by=ROOT[:1]))
+    assert running.look() is False and "not signed by enough" in running.complaint
+
+
+def test_a_first_start_needs_a_file_that_holds(tmp_path: Path):
+    with pytest.raises(TrustError, match="cannot be read"):
+        party(tmp_path, tmp_path / "nowhere.json")
+    with pytest.raises(TrustError, match="expired"):
+        party(tmp_path, bundle(tmp_path / "old.json", root(), document=said(1, days=0)))
+
+
+def test_what_expired_is_kept_and_told(tmp_path: Path, given: Path):
+    party(tmp_path, given)
+    later = party(tmp_path, given, NOW + timedelta(days=70))
+    assert later.problem == "" and later.warning == "the trust delegations expire in 20 days"
+    assert "expired" in party(tmp_path, given, NOW + timedelta(days=100)).problem
+
+
+def test_the_bundle_is_plain_json(given: Path):
+    assert set(json.loads(given.read_text())) == {"format", "roots", "delegations"}

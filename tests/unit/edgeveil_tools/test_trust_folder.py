@@ -1,0 +1,178 @@
+"""`edgeveil trust`: a root's whole life on the command line, and its log."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from edgeveil.audit_log import AuditLog, AuditLogError, read_audit
+from edgeveil.crypto.keys import SigningKey
+from edgeveil.trust.bundle import TrustBundle
+from edgeveil.trust.metadata import TrustedMetadata, now_utc
+from edgeveil_tools.cli import main
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> dict[str, Path]:
+    found = {}
+    for name in ("jobs", "releases", "rosters", "next"):
+        found[name] = tmp_path / f"{name}.pub"
+        SigningKey.generate().public().save(found[name])
+    return found
+
+
+class Root:
+    def __init__(self, tmp_path: Path, keys: dict[str, Path]) -> None:
+        self.folder, self.keys = tmp_path / "root", keys
+        self.passphrase = tmp_path / "passphrase"
+        self.passphrase.write_text("correct horse\n")
+
+    def __call__(self, name: str, *rest: object) -> int:
+        how = () if name in ("show", "log") else ("--passphrase-file", self.passphrase)
+        return main(["trust", name, *map(str, (self.folder, *rest, *how))])
+
+    def init(self, *options: object) -> int:
+        keys = self.keys
+        return self(
+            "init",
+            *("--cloud-jobs", keys["jobs"], "--cloud-releases", keys["releases"]),
+            *("--proxy-rosters", keys["rosters"], *options),
+        )
+
+    def bundle(self) -> TrustBundle:
+        return TrustBundle.load(self.folder / "trust.json")
+
+    def believed(self) -> TrustedMetadata:
+        bundle = self.bundle()
+        found = TrustedMetadata(bundle.roots[0])
+        found.take(bundle.roots[1:], bundle.delegations, now_utc())
+        return found
+
+
+@pytest.fixture
+def root(tmp_path: Path, keys: dict[str, Path]) -> Root:
+    return Root(tmp_path, keys)
+
+
+def test_a_rotation_follows_what_parties_hold(root: Root, keys: dict[str, Path], capsys):
+    assert root.init() == 0
+    party = root.believed()
+    assert root("rotate", "cloud-jobs", keys["next"]) == 0
+    bundle = root.bundle()
+    assert party.take(bundle.roots, bundle.delegations, now_utc())
+    assert party.delegated.roles["cloud-jobs"].epoch == 1
+    assert party.delegated.roles["cloud-releases"].epoch == 0
+    capsys.readouterr()
+    assert root("show", "--json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["problem"] == "" and shown["delegations"]["version"] == 2
+    assert root("log") == 0
+    assert [line.split()[2] for line in capsys.readouterr().out.splitlines()] == ["init", "rotate"]
+
+
+def test_keys_on_several_machines_sign_one_after_the_other(
+    root: Root, keys: dict[str, Path], tmp_path: Path, capsys
+):
+    assert root.init("--keys", 3, "--threshold", 2) == 0
+    away = tmp_path / "away"
+    away.mkdir()
+    for number in (2, 3):
+        shutil.move(root.folder / "keys" / f"root-{number}.key", away)
+    before = root.bundle()
+    assert root("rotate", "proxy-rosters", keys["next"]) == 0
+    assert "1 more signature needed" in capsys.readouterr().out
+    assert root.bundle() == before, "nothing is in effect yet"
+    assert root("sign") == 0 and root.bundle() == before, "the same key twice is one"
+    shutil.move(away / "root-3.key", root.folder / "keys")
+    assert root("sign") == 0
+    assert root.believed().delegated.roles["proxy-rosters"].epoch == 1
+    assert root("sign") == 2 and "nothing is pending" in capsys.readouterr().err
+
+
+def test_the_root_s_own_keys_are_rotated_and_a_lost_one_left_out(root: Root, capsys):
+    assert root.init("--keys", 3, "--threshold", 2) == 0
+    party = root.believed()
+    capsys.readouterr()
+    root("show", "--json")
+    lost = json.loads(capsys.readouterr().out)["root"]["keys"][0]
+    (root.folder / "keys" / "root-1.key").unlink()
+    assert root("recover", "without", lost) == 0
+    assert root("rotate", "root", "--keys", 2, "--threshold", 2) == 0
+    bundle = root.bundle()
+    assert party.take(bundle.roots, bundle.delegations, now_utc())
+    assert party.root_version == 3 and party.problem(now_utc()) == ""
+    assert root("renew") == 0 and root.believed().root_version == 4
+
+
+def test_a_revoked_role_speaks_no_more_and_a_registry_is_named(root: Root, capsys):
+    assert root.init() == 0
+    before = root.believed().delegated.roles["cloud-releases"].key
+    assert root("revoke", "cloud-releases") == 0
+    assert root.believed().delegated.roles["cloud-releases"].key != before
+    assert root("recover", "registry", "5e" * 16) == 0
+    assert root.believed().delegated.lineage == "5e" * 16
+    assert root("recover", "registry", "nonsense") == 2
+    assert "32 hexadecimal digits" in capsys.readouterr().err
+
+
+def test_bad_input_is_refused_by_name_and_nothing_changes(
+    root: Root, keys: dict[str, Path], tmp_path: Path, capsys
+):
+    assert root.init("--keys", 1, "--threshold", 2) == 2
+    assert "1 keys cannot sign" in capsys.readouterr().err and not root.folder.exists()
+    assert root.init() == 0
+    before = root.bundle()
+    assert root.init() == 2 and "is not empty" in capsys.readouterr().err
+    assert root("rotate", "cloud-jobs", keys["jobs"]) == 2
+    assert "has this key already" in capsys.readouterr().err
+    assert root("rotate", "cloud-jobs") == 2 and "names no file" in capsys.readouterr().err
+    assert root("rotate", "edge-authority", keys["next"]) == 2
+    assert "no certificates" in capsys.readouterr().err
+    assert root("rotate", "proxy-rosters", keys["jobs"]) == 2
+    assert "the cloud's" in capsys.readouterr().err, "who hides senders is not who reads uploads"
+    root.passphrase.write_text("wrong\n")
+    assert root("rotate", "cloud-jobs", keys["next"]) == 8
+    assert "cannot be decrypted" in capsys.readouterr().err
+    (root.folder / "keys" / "root-1.key").chmod(0o640)
+    assert root("renew") == 8 and "chmod 600" in capsys.readouterr().err
+    assert root.bundle() == before
+
+
+# --- the log ----------------------------------------------------------------------------------
+
+
+def written(path: Path, count: int = 4) -> tuple[list[bytes], SigningKey]:
+    key = SigningKey.generate()
+    for number in range(count):
+        AuditLog(path, key).append("admit", {"device": f"d{number}"})
+    return path.read_bytes().splitlines(), key
+
+
+@pytest.mark.parametrize("change", ["edit", "drop", "swap", "other key", "garbage"])
+def test_every_change_of_the_log_is_found(tmp_path: Path, change: str):
+    path = tmp_path / "audit.jsonl"
+    lines, key = written(path)
+    assert [entry["number"] for entry in read_audit(path, frozenset({key.public()}))] == [
+        1,
+        2,
+        3,
+        4,
+    ]
+    match change:
+        case "edit":
+            lines[1] = lines[1].replace(b"d1", b"d9")
+        case "drop":
+            del lines[1]
+        case "swap":
+            lines[1], lines[2] = lines[2], lines[1]
+        case "other key":
+            other = tmp_path / "other.jsonl"
+            lines = written(other, 2)[0]
+        case "garbage":
+            lines[3] = b"{}"
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    with pytest.raises(AuditLogError):
+        read_audit(path, frozenset({key.public()}))
