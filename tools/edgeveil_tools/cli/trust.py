@@ -257,18 +257,13 @@ def _rotate(args: argparse.Namespace) -> int:
     folder = _open(args)
     if args.what == "root":
         keys = _new_keys(args)
-        names = [args.dir / "keys" / f"root-{key.public().fingerprint()}.key" for key in keys]
-        published = folder.new_root(
-            [key.public() for key in keys],
-            args.threshold,
-            "rotate",
-            keys,
-            root_days=args.root_days,
-            days=args.days,
-        )
-        for path, key in zip(names, keys, strict=True):
+        folder.secret_root_keys()  # a wrong passphrase is told before anything is written
+        for key in keys:  # kept before anybody trusts them
+            path = args.dir / "keys" / f"root-{key.public().fingerprint()}.key"
             save_root_key(path, key, _asks(args))
-        return _told(folder, published)
+        public = [key.public() for key in keys]
+        days = {"root_days": args.root_days, "days": args.days}
+        return _told(folder, folder.new_root(public, args.threshold, "rotate", **days))
     if args.file is None:
         raise UsageError("names no file", where=args.what, fix="add the new KEY.pub or PEM")
     if args.what in _ROLES:
@@ -301,7 +296,7 @@ def _recover(args: argparse.Namespace) -> int:
         fix = "see edgeveil trust show"
         raise UsageError("is no key of the root", where=args.name, fix=fix)
     published = folder.new_root(
-        left, min(threshold, len(left)), "recover", (), root_days=args.root_days, days=args.days
+        left, min(threshold, len(left)), "recover", root_days=args.root_days, days=args.days
     )
     return _told(folder, published)
 

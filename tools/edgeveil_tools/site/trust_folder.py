@@ -13,7 +13,7 @@ keys is completed by `sign`, on each of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -179,14 +179,13 @@ class TrustFolder:
     def renew(self, *, root_days: int = ROOT_DAYS, days: int = DELEGATION_DAYS) -> Published:
         """The same for longer: a new root and new delegations."""
         keys, threshold = root_keys(self.trusted().roots[-1])
-        return self.new_root(keys, threshold, "renew", (), root_days=root_days, days=days)
+        return self.new_root(keys, threshold, "renew", root_days=root_days, days=days)
 
     def new_root(
         self,
         keys: Sequence[VerifyKey],
         threshold: int,
         action: str,
-        secrets: Iterable[SigningKey],
         *,
         root_days: int = ROOT_DAYS,
         days: int = DELEGATION_DAYS,
@@ -197,7 +196,7 @@ class TrustFolder:
         version = trusted.root_version + 1
         root = make_root(version, keys, threshold, self._now() + timedelta(days=root_days))
         said = next_delegations(held, self._now() + timedelta(days=days))
-        signers = [*self._secret_keys(), *secrets]
+        signers = self._secret_keys()
         documents: list[tuple[str, Metadata[Any]]] = [
             (f"{version}.root.json", root),
             (_DELEGATIONS, make_delegations(said)),
