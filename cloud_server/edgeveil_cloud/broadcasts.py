@@ -199,10 +199,12 @@ class Sealer:
         """The final model, kept and sealed for every enrolled device."""
         from edgeveil.parts.models.softmax_head import bake
 
-        weights = self._evaluation.weights(self._jobs.plan(entry), self._jobs.state(entry))
+        plan = self._jobs.plan(entry)
+        weights = self._evaluation.weights(plan, self._jobs.state(entry))
         onnx = bake(self._jobs.graph(entry), weights)
         self._store.put_release(entry.id, onnx, pack_tensors(weights))
-        return self._to_all(entry, "release", ReleasePackage(entry.name, onnx))
+        package = ReleasePackage(entry.name, onnx, plan.job.data.source)
+        return self._to_all(entry, "release", package)
 
     def _check_roster(self) -> None:
         problem = self._store.roster_problem()

@@ -29,6 +29,7 @@ from edgeveil.privacy.sampler import RandomBytes
 from edgeveil.protocol.sealed import RoundPackage, unpack_tensors
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.subnormals import flushed
+from edgeveil_edge.release_check import try_release
 
 _WARM_RECORDS = 8
 _TRIES = 3  # the least counts: what the box can do, whatever else it did meanwhile
@@ -107,6 +108,10 @@ class Compute(Protocol):
         whatever is wrong with them is told with the first answer."""
         ...
 
+    def try_release(self, onnx: bytes) -> str:
+        """Run a final model on made-up records; why it cannot be used, or ""."""
+        ...
+
     def forget(self, job: TaughtJob) -> None:
         """The job has ended."""
         ...
@@ -141,6 +146,10 @@ class Computer:
 
     def read_ahead(self, share: float) -> None:
         """Nothing: here records are read when they are asked for."""
+
+    def try_release(self, onnx: bytes) -> str:
+        """See `Compute.try_release`; takes the time that it takes."""
+        return try_release(onnx)
 
     def forget(self, job: TaughtJob) -> None:
         """Nothing is kept of a job."""

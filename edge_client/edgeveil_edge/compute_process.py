@@ -35,6 +35,7 @@ from edgeveil_edge import compute_worker as wire
 from edgeveil_edge.compute import Computation, ComputedAnswer, Half, JobTrial, TaughtJob
 from edgeveil_edge.compute_child import Forked
 
+RELEASE_TRIAL_S = 60.0  # for the import of ONNX Runtime on a slow box too
 TRIAL_S = 180.0  # for the imports of a slow box too; a graph that never ends is ended then
 
 
@@ -142,6 +143,23 @@ class ComputeProcess:
             return JobTrial(reply.needed_s * self.shared, reply.refused)
         self.replace_worker()
         return JobTrial(0.0, f"the job's computation on made-up records {how}")
+
+    def try_release(self, onnx: bytes) -> str:
+        """See `Compute.try_release`; ended after RELEASE_TRIAL_S."""
+        self.start()
+        self._send(wire.TryRelease(onnx))
+        try:
+            reply = self._receive(self._clock() + RELEASE_TRIAL_S)
+        except TimeoutError:
+            how = f"did not end within {RELEASE_TRIAL_S:g} s"
+        except EOFError:
+            how = "ended the process"
+        else:
+            if isinstance(reply, wire.TrialReport):
+                return reply.refused
+            how = "was answered by something else"
+        self.replace_worker()
+        return f"running it on made-up records {how}"
 
     def read_ahead(self, device: RemoteComputer, share: float) -> None:
         """Let the child read the device's records before a round asks for them."""
@@ -356,6 +374,10 @@ class RemoteComputer:
     def try_job(self, job: TaughtJob, *, trains: bool) -> JobTrial:
         """See `Compute`."""
         return self._process.try_job(self, job, trains=trains)
+
+    def try_release(self, onnx: bytes) -> str:
+        """See `Compute`."""
+        return self._process.try_release(onnx)
 
     def read_ahead(self, share: float) -> None:
         """See `Compute`."""

@@ -38,6 +38,7 @@ from edgeveil_edge.compute import (
     load_own,
     trial_seconds,
 )
+from edgeveil_edge.release_check import try_release
 
 # --- requests ---
 
@@ -71,6 +72,12 @@ class TryJob(msgspec.Struct, frozen=True, tag="try"):
     device: str
     digest: bytes
     trains: bool
+
+
+class TryRelease(msgspec.Struct, frozen=True, tag="try_release"):
+    """Run a final model on made-up records; answered by `TrialReport`."""
+
+    onnx: bytes
 
 
 class ReadRecords(msgspec.Struct, frozen=True, tag="read"):
@@ -146,7 +153,8 @@ class Refusal(msgspec.Struct, frozen=True, tag="refused"):
     fix: str
 
 
-Request = TeachJob | IntroduceDevice | TryJob | ReadRecords | AskAnswer | ForgetJob | LoadModules
+Learned = TeachJob | IntroduceDevice | ReadRecords | ForgetJob | LoadModules
+Request = Learned | TryJob | TryRelease | AskAnswer
 Reply = RequestDone | TrialReport | AnswerHalves | Refusal
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -294,6 +302,8 @@ class ComputeServer:
                 request = decode_request(connection.recv_bytes())
                 if isinstance(request, TryJob):
                     self._try(request)
+                elif isinstance(request, TryRelease):
+                    self._send(TrialReport(0.0, try_release(request.onnx)))
                 elif isinstance(request, AskAnswer):
                     self._answer(request)
 

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from secrets import SystemRandom
 
-from edgeveil.errors import DataError, ProtocolError
+from edgeveil.errors import DataError, EdgeVeilError, ProtocolError
 from edgeveil.parts.features import match_backbones
 from edgeveil.privacy.derived import NoiseFor, noise_from
 from edgeveil.privacy.ledger import Ledger
@@ -29,7 +29,13 @@ from edgeveil.protocol.device_tasks import (
     SealDummies,
 )
 from edgeveil.protocol.messages import Manifest
-from edgeveil.protocol.sealed import JobPackage, RoundPackage, Sealing, decode_package
+from edgeveil.protocol.sealed import (
+    JobPackage,
+    ReleasePackage,
+    RoundPackage,
+    Sealing,
+    decode_package,
+)
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.trust.believed import take_trust
 from edgeveil.trust.bundle import HeldTrust
@@ -141,10 +147,7 @@ class DeviceHost:
             case SealDummies(manifest=manifest):
                 return self._work.dummies(manifest)
             case InstallRelease(manifest=manifest, package=package):
-                meta = {"job_id": manifest.at.job_id.hex(), "sequence": manifest.sequence}
-                self._releases.install(package.job_name, package.onnx, meta)
-                self._store.put_fact("release_sequence", str(manifest.sequence))
-                return Installation()
+                return self._install(manifest, package)
         return fx.WorkFailed("malformed_package")
 
     # --- tasks ---
@@ -174,6 +177,29 @@ class DeviceHost:
         self._work.take_up(manifest)
         return Installation()
 
+    def _install(self, manifest: Manifest, package: ReleasePackage) -> object:
+        """Put a release in use, if the owner lets it and it runs."""
+        why = self._work.against_release(manifest, package)
+        if why:
+            self._say(f"a release of job '{package.job_name[:64]}' is not put in use: {why}")
+            return fx.WorkFailed("refused_release")
+        meta = {"job_id": manifest.at.job_id.hex(), "sequence": manifest.sequence}
+        self._releases.install(package.job_name, package.onnx, meta)
+        self._store.put_fact("release_sequence", str(manifest.sequence))
+        return Installation()
+
     def warm_up(self) -> None:
-        """At a start: load what rounds will need, before the next one."""
+        """At a start: load what rounds will need, before the next one.
+
+        A release that is damaged makes room for the one before it.
+        """
+        try:
+            self._releases.current()
+        except DataError as error:
+            try:
+                earlier = self._releases.rollback().version
+            except EdgeVeilError:
+                self._say(f"the release in use is damaged, and none is there before it: {error}")
+            else:
+                self._say(f"the release in use is damaged, {earlier} takes its place: {error}")
         self._work.warm_up()

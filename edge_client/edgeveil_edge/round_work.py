@@ -29,6 +29,7 @@ from edgeveil.protocol.device_round import WORK_SHARE
 from edgeveil.protocol.device_tasks import ComputeAnswer, NoAnswer, SealedAnswer
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Manifest
 from edgeveil.protocol.sealed import (
+    ReleasePackage,
     RoundPackage,
     Sealing,
     pack_tensors,
@@ -39,6 +40,7 @@ from edgeveil.sites.edge import EdgeSite
 from edgeveil_edge.compute import Computation, Compute, JobTrial, TaughtJob
 from edgeveil_edge.consent import consent, judge, why_not_now
 from edgeveil_edge.identity import DeviceIdentity
+from edgeveil_edge.release_check import against
 from edgeveil_edge.store import DeviceStore, trial_name
 
 USUAL_SHARE = float(JobData.model_fields["evaluation_share"].default)
@@ -103,6 +105,13 @@ class RoundWork:
             self._compute.read_ahead(self._share(job.plan.job.data.evaluation_share))
         trial = JobTrial(found.needed_s, why)
         self._store.put_fact(trial_name(job_id), json.dumps(asdict(trial)))
+
+    def against_release(self, manifest: Manifest, package: ReleasePackage) -> str:
+        """Why a final model is not put in use, or ""."""
+        job_id = manifest.at.job_id
+        plan = self._known(job_id).plan if self._store.job(job_id) is not None else None
+        why = against(self.site, package, job_id.hex(), plan, self._ledger)
+        return why or self._compute.try_release(package.onnx)
 
     def warm_up(self) -> None:
         """At a start: read the records, and load what jobs under way need.

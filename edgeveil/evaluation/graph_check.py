@@ -86,9 +86,10 @@ MAX_FIELDS = 100_000  # of one message; a graph of plain layers has some hundred
 _VARINT, _I64, _LENGTH, _I32 = 0, 1, 2, 5  # wire types
 
 
-def check_graph(graph: bytes) -> None:
+def check_graph(graph: bytes, *, released: bool = False) -> None:
     """Raise DataError unless `graph` is an ONNX model of plain layers; see the module's text.
 
+    A `released` one may name the likeliest class, `label`, which nothing else then follows from.
     Needs neither the `onnx` package nor ONNX Runtime. What passes may still be no sound model:
     ONNX Runtime says that when it loads it.
     """
@@ -99,6 +100,8 @@ def check_graph(graph: bytes) -> None:
     if any(field.number == _SPARSE_INITIALIZER for field in parts):
         raise _refused("holds sparse tensors")
     nodes = [_Node(node) for node in messages(parts, _NODE)]
+    if released and nodes and nodes[-1].is_label:
+        del nodes[-1]
     tensors = [fields(t) for t in messages(parts, _INITIALIZER)]
     names = Counter(text(t, _TENSOR_NAME) for t in tensors)
     known = {text(t, _TENSOR_NAME): ConstantTensor.from_tensor(t) for t in tensors}
@@ -131,6 +134,12 @@ class _Node:
         self.outputs = [_name(raw) for raw in messages(parts, _NODE_OUTPUT)]
         self.output = self.outputs[0] if self.outputs else ""
         self.attributes = [fields(raw) for raw in messages(parts, _ATTRIBUTE)]
+
+    @property
+    def is_label(self) -> bool:
+        """Whether it is the likeliest class, as a released model tells it."""
+        plain = self.domain in _STANDARD and self.inputs == ["probabilities"]
+        return plain and self.operator == "ArgMax" and self.outputs == ["label"]
 
     def is_constant(self, constants: Mapping[str, ConstantTensor]) -> bool:
         """Whether the output is the same for all records: a shape, or made of constants alone."""

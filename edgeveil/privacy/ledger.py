@@ -307,6 +307,11 @@ class Ledger:
             db.executemany("DELETE FROM payloads WHERE number = ?", numbers)
             self._keep(db, job_id, b"")
 
+    def answered(self, job_id: str) -> bool:
+        """Whether anything was released in this job."""
+        entry = self._account().jobs.get(job_id)
+        return entry is not None and bool(entry.releases)
+
     def spent(self, job_id: str | None = None, purpose: str = TRAIN) -> Guarantee:
         """What was spent: see `Account.spent`."""
         return self._account().spent(job_id, purpose)

@@ -257,6 +257,9 @@ class DeviceMachine:
                 newest = max(manifest.sequence, self.memory.release_sequence)
                 self.memory.release_sequence = newest
                 return [fx.Report("model_installed", {"job_id": manifest.at.job_id.hex()})]
+            case InstallRelease(), fx.WorkFailed(reason=reason):
+                self._newest_release = self.memory.release_sequence  # it counts as never heard of
+                return _failed(reason)
             case _, fx.WorkFailed(reason=reason):
                 return _failed(reason)
         return []

@@ -65,10 +65,14 @@ class RoundPackage(msgspec.Struct, frozen=True, array_like=True, tag="round"):
 
 
 class ReleasePackage(msgspec.Struct, frozen=True, array_like=True, tag="release"):
-    """The final model, ready to use: `edgeveil predict`."""
+    """The final model, ready to use: `edgeveil predict`.
+
+    `data_set` is the data that it is for, the job's `data.source` (empty: by an earlier version).
+    """
 
     job_name: str
     onnx: bytes
+    data_set: str = ""
 
 
 Package = JobPackage | RoundPackage | ReleasePackage

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -51,6 +51,9 @@ class Policy(Block):
     """Take part in jobs whose guarantee is claimed and not proven."""
     accept_unprotected: bool = False
     """Upload inferences, or trained updates, without noise when a job asks for it."""
+    accept_releases: Literal["none", "joined", "data_set"] = "data_set"
+    """Final models that are put in use: `data_set`: those for this data set, but of jobs that this
+    policy refuses; `joined`: of jobs that this device answered; `none`."""
     accept_unshuffled: bool = False
     """Take part in jobs with `proxy.shuffle: none`, whose uploads are not mixed at the proxy."""
     allowed_methods: tuple[MethodName, ...] = (DEFAULT_METHOD,)

@@ -13,7 +13,8 @@ from edgeveil.data.records import Records
 from edgeveil.jobs import Job
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.round_context import RoundContext
-from edgeveil.parts.models.softmax_head import build_graph
+from edgeveil.parts.features.identity import Identity, IdentityParameters
+from edgeveil.parts.models.softmax_head import bake, build_graph
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.protocol.device_tasks import (
     ComputeAnswer,
@@ -47,6 +48,16 @@ def job(**changes: Any) -> Job:
         "unsupervised": {"every_rounds": 1},
     }
     return Job.model_validate({**plain, **changes})
+
+
+def final_model(dimension: int = 4, classes: int = 3) -> bytes:
+    """A release of such a job, self-contained."""
+    weights = {
+        "centre": np.zeros(dimension, np.float32),
+        "radius": np.ones(1, np.float32),
+        "weight": np.eye(dimension, classes, dtype=np.float32),
+    }
+    return bake(build_graph(Identity(IdentityParameters()), (dimension,), classes), weights)
 
 
 def site(folder: Path, **changes: Any) -> EdgeSite:

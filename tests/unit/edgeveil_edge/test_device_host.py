@@ -21,6 +21,7 @@ from edge_kit import (
     Loader,
     Round,
     announcement,
+    final_model,
     job,
     sealed_to,
     site,
@@ -282,21 +283,104 @@ def test_the_host_is_imported_without_torch() -> None:
 
 def test_a_release_is_installed_and_its_number_remembered(device: Device) -> None:
     manifest = announcement(PLAN, device.keys(), "release")
+    onnx = final_model()
     assert (
-        device.host.perform(InstallRelease(manifest, ReleasePackage("boxed", b"ONNX")))
+        device.host.perform(InstallRelease(manifest, ReleasePackage("boxed", onnx)))
         == Installation()
     )
     current = ReleaseStore(device.folder / "releases").current()
     assert current is not None
-    assert current.path.read_bytes() == b"ONNX"
+    assert current.path.read_bytes() == onnx
     assert current.meta == {"job_id": JOB_ID.hex(), "sequence": 99}
     assert device.restarted().store.load().release_sequence == 99
+
+
+def released(device: Device, onnx: bytes, data_set: str = "bench") -> object:
+    package = ReleasePackage("boxed", onnx, data_set)
+    return device.host.perform(
+        InstallRelease(announcement(PLAN, device.keys(), "release"), package)
+    )
+
+
+def in_use(device: Device) -> bool:
+    return ReleaseStore(device.folder / "releases").current() is not None
+
+
+def looping() -> bytes:
+    """A model with a Loop, which would never end."""
+    from onnx import TensorProto, helper
+
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["go"], ["on"])],
+        "body",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+        ],
+        [helper.make_tensor_value_info("on", TensorProto.BOOL, [])],
+    )
+    nodes = [
+        helper.make_node("Softmax", ["x"], ["probabilities"]),
+        helper.make_node("Loop", ["", "", ""], [], body=body),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "loops",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 4])],
+        [helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["N", 4])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    return bytes(model.SerializeToString())
+
+
+@pytest.mark.parametrize("onnx", [b"this is no ONNX model", b"", looping(), final_model(4, 1)])
+def test_a_release_that_does_not_run_is_not_put_in_use(device: Device, onnx: bytes) -> None:
+    assert released(device, onnx) == fx.WorkFailed("refused_release")
+    assert not in_use(device) and "not put in use" in device.said[-1]
+    assert device.restarted().store.load().release_sequence == -1
+
+
+def test_a_release_belongs_to_a_data_set(tmp_path: Path) -> None:
+    device = Device(tmp_path)
+    for data_set in ("other", ""):
+        assert isinstance(released(device, final_model(), data_set), fx.WorkFailed)
+    assert not in_use(device)
+    assert released(device, final_model()) == Installation()
+
+
+def test_the_release_of_a_job_that_the_owner_declines_is_declined(tmp_path: Path) -> None:
+    device = Device(tmp_path, policy={"min_devices": 3, "max_epsilon_per_job": 0.1}).knows(PLAN)
+    assert isinstance(released(device, final_model()), fx.WorkFailed)
+    assert "its job is declined here" in device.said[-1] and not in_use(device)
+
+
+@pytest.mark.parametrize("accepts", ["none", "joined"])
+def test_the_owner_says_which_releases_are_accepted(tmp_path: Path, accepts: str) -> None:
+    policy = {"min_devices": 3, "accept_releases": accepts}
+    device = Device(tmp_path, policy=policy).knows(PLAN)
+    assert isinstance(released(device, final_model()), fx.WorkFailed)
+    assert f"policy.accept_releases{': joined' if accepts == 'joined' else ''})" in device.said[-1]
+    device.answer(Round(PLAN, CENTRE, device.keys()))
+    answered = released(device, final_model())
+    assert (answered == Installation()) == (accepts == "joined")
+
+
+def test_a_damaged_release_makes_room_for_the_one_before_at_the_next_start(device: Device) -> None:
+    store = ReleaseStore(device.folder / "releases")
+    first = store.install("boxed", final_model(), {})
+    second = store.install("boxed", final_model(4, 2), {})
+    second.path.write_bytes(b"half")
+    device.host.warm_up()
+    assert store.current() == first and "takes its place" in device.said[-1]
+    first.path.write_bytes(b"half too")
+    device.host.warm_up()
+    assert "none is there before it" in device.said[-1]
 
 
 def test_a_release_that_cannot_be_named_changes_nothing(device: Device) -> None:
     manifest = announcement(PLAN, device.keys(), "release")
     with pytest.raises(DataError):
-        device.host.perform(InstallRelease(manifest, ReleasePackage("../../etc", b"ONNX")))
+        device.host.perform(InstallRelease(manifest, ReleasePackage("../../etc", final_model())))
     assert device.restarted().store.load().release_sequence == -1
 
 

@@ -269,6 +269,15 @@ def test_an_older_release_under_way_is_not_installed_over_a_newer_one():
     assert machine.memory.release_sequence == 7
 
 
+def test_a_release_that_could_not_be_used_holds_up_no_round():
+    """Its number was the cloud's own word, but nothing came of it."""
+    machine = device()
+    (task,) = tasks(install(machine, 2**62))
+    assert refused(done(machine, task, fx.WorkFailed("refused_release"))) == ["refused_release"]
+    header = manifest(MODEL)
+    assert refused(receive(machine, offer(header, MODEL))) == []
+
+
 # --- the link -----------------------------------------------------------------------------
 
 
