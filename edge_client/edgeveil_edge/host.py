@@ -140,7 +140,8 @@ class DeviceHost:
                 return take_trust(self._trust, metadata)
             case ComputeAnswer() | InstallRelease() if self._trust and self._trust.problem:
                 self._say(f"nothing is done for the cloud: {self._trust.problem}")
-                return NoAnswer(self._trust.problem)
+                released = isinstance(task, InstallRelease)
+                return fx.WorkFailed("trust_expired") if released else NoAnswer(self._trust.problem)
             case ComputeAnswer(manifest=manifest, package=RoundPackage() as package):
                 membership = self._membership.get(manifest.blob.digest)
                 return self._work.answer(task, package, membership)
@@ -154,6 +155,12 @@ class DeviceHost:
 
     def _open(self, manifest: Manifest, blob: bytes) -> OpenedPackage:
         opened = self._sealing.open_broadcast(self.identity.opening, manifest, blob)
+        before = self.identity.opening_before
+        if before is not None:
+            if opened is None:
+                opened = self._sealing.open_broadcast(before, manifest, blob)
+            else:  # the cloud seals to the new one by now
+                self.identity = self.identity.settled(self.site.state_dir)
         chance = self._moment()
         if opened is None:
             return OpenedPackage(None, chance)

@@ -6,7 +6,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edgeveil.crypto.keys import OpeningKey, SigningKey
@@ -16,6 +16,7 @@ from edgeveil.errors import UsageError
 
 IDENTITY_FILE = "identity.key"
 OPENING_FILE = "opening.key"
+BEFORE_FILE = "opening-before.key"  # until something was opened with the new one
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,17 @@ class DeviceIdentity:
     signing: SigningKey = field(repr=False)
     opening: OpeningKey = field(repr=False)
     split_key: bytes = field(repr=False)
+    opening_before: OpeningKey | None = field(repr=False, default=None)
 
     @property
     def device_id(self) -> str:
         """16 hexadecimal digits, the fingerprint of the public identity key."""
         return self.signing.public().fingerprint()
+
+    def settled(self, state_dir: Path) -> DeviceIdentity:
+        """The same without the opening key before, which nothing is sealed to any more."""
+        (state_dir / BEFORE_FILE).unlink(missing_ok=True)
+        return replace(self, opening_before=None)
 
     def enrolment(self) -> Enrolment:
         """The public halves, signed, for the proxy's operator."""
@@ -69,14 +76,43 @@ class DeviceIdentity:
                 raise UsageError(
                     f"{' and '.join(lost)} is gone",
                     where=str(state_dir),
-                    fix="restore it from a backup, or enrol a new device with a new state_dir",
+                    fix=_LOST_FIXES.get(tuple(lost), _LOST_FIX),
                 )
         else:
             load_split_key(split)
             if not opening.exists():
                 OpeningKey.generate().save(opening)
             SigningKey.generate().save(identity)
-        return cls(SigningKey.load(identity), OpeningKey.load(opening), load_split_key(split))
+        before = state_dir / BEFORE_FILE
+        return cls(
+            SigningKey.load(identity),
+            OpeningKey.load(opening),
+            load_split_key(split),
+            OpeningKey.load(before) if before.exists() else None,
+        )
+
+
+def renew_opening(state_dir: Path) -> OpeningKey:
+    """A new opening key in place of the one in `state_dir`, or of one that was lost.
+
+    The identity and the ledger stay. The key before goes on opening what is sealed to it until
+    something was opened with the new one. Raises UsageError without an identity, CryptoError.
+    """
+    if not (state_dir / IDENTITY_FILE).exists():
+        raise UsageError(
+            "holds no identity", where=str(state_dir), fix="enrol the device: edgeveil edge enrol"
+        )
+    new, path = OpeningKey.generate(), state_dir / OPENING_FILE
+    if path.exists():
+        OpeningKey.load(path).save(state_dir / BEFORE_FILE, overwrite=True)
+    new.save(path, overwrite=True)
+    return new
+
+
+_LOST_FIX = "restore it from a backup, or enrol a new device with a new state_dir"
+_LOST_FIXES: dict[tuple[str, ...], str] = {
+    (OPENING_FILE,): "restore it from a backup, or make a new one: edgeveil edge rekey",
+}
 
 
 @contextmanager

@@ -6,6 +6,7 @@ became of one upload, a row each: a device's own proof of what it was told.
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -26,8 +27,15 @@ from edgeveil.protocol.device_tasks import (
     OutboxHeld,
     OutboxPut,
     Outcome,
+    SealingKeyTold,
 )
-from edgeveil.protocol.messages import Envelope, ExchangeId, Upload, decode_header
+from edgeveil.protocol.messages import (
+    Envelope,
+    ExchangeId,
+    NewSealingKey,
+    Upload,
+    decode_header,
+)
 from edgeveil.storage import SqliteFile
 
 _VERSION = 1  # of the schema
@@ -120,6 +128,8 @@ class DeviceStore:
                     _end_receipt(db, at, outcome)
                 case LateRecord(at=at, outcome=outcome):
                     _end_receipt(db, at, outcome)
+                case SealingKeyTold():
+                    db.execute("DELETE FROM facts WHERE name = 'new_sealing'")
                 case CloudEpoch(epoch=epoch):
                     db.execute("DELETE FROM seen")
                     db.execute("DELETE FROM facts WHERE name = 'release_sequence'")
@@ -164,6 +174,10 @@ class DeviceStore:
                 memory.closed[job] = None
             memory.release_sequence = int(self.fact("release_sequence") or -1)
             memory.epoch = int(self.fact("epoch") or 0)
+            new = self.fact("new_sealing")
+            if new:
+                device, sealing, number = json.loads(new)
+                memory.new_sealing = NewSealingKey(device, bytes.fromhex(sealing), number)
             row = db.execute(
                 "SELECT job, round, attempt, header, marks, data, dummy, held FROM outbox"
             ).fetchone()
@@ -199,6 +213,12 @@ class DeviceStore:
         with self._file.guard() as db:
             rows = db.execute("SELECT graph FROM backbones WHERE job = ? ORDER BY rowid", (job_id,))
             return [bytes(graph) for (graph,) in rows]
+
+    def tell_sealing(self, device: str, sealing: bytes, now_s: float) -> None:
+        """The proxy is to hear of a new sealing key; numbered by the clock, and always upwards."""
+        number = max(int(now_s), int(self.fact("sealing_number") or 0) + 1)
+        self.put_fact("sealing_number", str(number))
+        self.put_fact("new_sealing", json.dumps([device, sealing.hex(), number]))
 
     def fact(self, name: str) -> str | None:
         """A remembered value, or None."""

@@ -41,6 +41,7 @@ from edgeveil.protocol.device_tasks import (
     OpenPackage,
     SealDummies,
     SealedAnswer,
+    SealingKeyTold,
 )
 from edgeveil.protocol.messages import (
     Ack,
@@ -62,6 +63,7 @@ from edgeveil.protocol.messages import (
     PeerKeys,
     Signer,
     TrustMetadata,
+    encode_inner,
     verified_body,
 )
 from edgeveil.protocol.sealed import JobPackage, Package, ReleasePackage
@@ -117,7 +119,7 @@ class DeviceMachine:
     def _handle(self, event: fx.Event) -> list[fx.Effect]:
         match event:
             case fx.PeerConnected():
-                return [*self._greeting.begin(), *self.round.connected()]
+                return [*self._tell_key(), *self._greeting.begin(), *self.round.connected()]
             case fx.MessageReceived(message=Offer() as offer):
                 return self._offer(offer)
             case fx.MessageReceived(message=BlobPart() as part):
@@ -167,6 +169,20 @@ class DeviceMachine:
         self.memory.seen.clear()
         self.fetches.forget(lambda _old: True)
         return [fx.Persist(CloudEpoch(keys.epoch)), report]
+
+    # --- its own sealing key ---
+
+    def _tell_key(self) -> list[fx.Effect]:
+        """Until the proxy has heard of it: rounds go on being sealed to the key before."""
+        new = self.memory.new_sealing
+        return [fx.Send(fx.ProxyAddress(), self.signer.note(new))] if new else []
+
+    def _key_told(self, ack: Ack) -> bool:
+        new = self.memory.new_sealing
+        if new is None or hashlib.sha256(encode_inner(new)).digest() != ack.blob:
+            return False
+        self.memory.new_sealing = None
+        return True
 
     # --- offers: what is fresh ---
 
@@ -303,6 +319,8 @@ class DeviceMachine:
                 self.round.cover.asked(cover)
                 return []
             case Ack() as ack:
+                if self._key_told(ack):
+                    return [fx.Persist(SealingKeyTold())]
                 heard = self._greeting.heard(ack.blob)
                 return self.round.acknowledged(ack) if heard is None else heard
         raise ProtocolError("unexpected_body")
@@ -320,7 +338,7 @@ class DeviceMachine:
     def _timer(self, name: str) -> list[fx.Effect]:
         match name:
             case "hello":
-                return self._greeting.hello()
+                return [*self._tell_key(), *self._greeting.hello()]
             case "repair":
                 return self.fetches.repair()
             case "want":

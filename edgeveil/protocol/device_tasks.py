@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from edgeveil.protocol.messages import Envelope, ExchangeId, Manifest, Upload
+from edgeveil.protocol.messages import Envelope, ExchangeId, Manifest, NewSealingKey, Upload
 from edgeveil.protocol.sealed import JobPackage, Package, ReleasePackage
 
 # --- work for the host, and its outcomes ---------------------------------------------------
@@ -176,6 +176,11 @@ class CloudEpoch:
     epoch: int
 
 
+@dataclass(frozen=True)
+class SealingKeyTold:
+    """The proxy knows the newest sealing key."""
+
+
 @dataclass
 class DeviceMemory:
     """What survives a restart; the host loads it and applies the `Persist` items to it."""
@@ -186,6 +191,7 @@ class DeviceMemory:
     release_sequence: int = -1
     epoch: int = 0  # of the cloud's keys, in which these numbers were said
     outbox: OutboxPut | None = None
+    new_sealing: NewSealingKey | None = None  # that the proxy is to be told of
 
 
 CLOSED_KEPT = 1000  # ends of jobs that a device remembers; its ledger remembers all it took part in

@@ -291,7 +291,18 @@ class Bye(msgspec.Struct, frozen=True, array_like=True, tag="bye"):
     device: DeviceId
 
 
-Body = Ack | Hello | Here | Later | Cover | Want | Decline | Shortfall | Close | Bye
+class NewSealingKey(msgspec.Struct, frozen=True, array_like=True, tag="rekey"):
+    """A device's sealing key is another one from now on; its identity, who signs this, stays.
+
+    `number` grows from key to key, so that an older one cannot be brought back.
+    """
+
+    device: DeviceId
+    sealing: Key
+    number: Annotated[int, Meta(ge=1, le=2**62)]
+
+
+Body = NewSealingKey | Ack | Hello | Here | Later | Cover | Want | Decline | Shortfall | Close | Bye
 
 
 # --- bytes -----------------------------------------------------------------------------------

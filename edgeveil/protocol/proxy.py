@@ -28,6 +28,7 @@ from edgeveil.protocol.messages import (
     Here,
     Later,
     Need,
+    NewSealingKey,
     Note,
     Offer,
     PeerKeys,
@@ -47,6 +48,7 @@ from edgeveil.protocol.proxy_tasks import (
     ProxyContext,
     ProxyMemory,
     ProxySettings,
+    SealingKeyChanged,
     ShuffleRound,
     TrustDocuments,
 )
@@ -265,6 +267,10 @@ class ProxyMachine:
             case Bye(device=said) if said == device:
                 self.online.discard(device)
                 return [*self.uploads.left(device), self._presence()]
+            case NewSealingKey(device=said, sealing=sealing, number=number) if said == device:
+                digest = hashlib.sha256(signed.payload).digest()
+                told = fx.Send(fx.DeviceAddress(device), self._context.ack(digest, "held"))
+                return [fx.Persist(SealingKeyChanged(device, sealing, number)), told]
             case Want(job_id=job_id):
                 return self.serving.want(device, job_id, now_s)
             case Decline(at=at):

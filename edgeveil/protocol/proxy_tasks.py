@@ -52,6 +52,15 @@ class TrustDocuments(Protocol):
 
 
 @dataclass(frozen=True)
+class SealingKeyChanged:
+    """An admitted device has a new sealing key; an older `number` than the known one is no news."""
+
+    device: str
+    sealing: bytes
+    number: int
+
+
+@dataclass(frozen=True)
 class KeptBroadcast:
     """A broadcast that late devices may still ask for."""
 

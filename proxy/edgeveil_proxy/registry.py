@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgeveil.crypto.keys import SealingKey, VerifyKey
+from edgeveil.crypto.labels import ENROLMENT
+from edgeveil.crypto.sealing import seal
 from edgeveil.enrolment import Enrolment, EnrolmentError
-from edgeveil.errors import EdgeVeilError
+from edgeveil.errors import CryptoError, EdgeVeilError
 from edgeveil.storage import SqliteFile
 
 REGISTRY_FILE = "registry.sqlite"
@@ -30,7 +32,8 @@ _SCHEMA = (
         sealing BLOB NOT NULL UNIQUE,
         note TEXT NOT NULL,
         admitted_s REAL NOT NULL,
-        revoked_s REAL
+        revoked_s REAL,
+        sealing_number INTEGER NOT NULL DEFAULT 0
     ) STRICT""",
     "CREATE TABLE roster (epoch INTEGER NOT NULL, lineage TEXT NOT NULL) STRICT",
     "INSERT INTO roster VALUES (0, lower(hex(randomblob(16))))",
@@ -43,6 +46,7 @@ _STEPS = {
     1: (
         "ALTER TABLE roster ADD COLUMN lineage TEXT NOT NULL DEFAULT ''",
         "UPDATE roster SET lineage = lower(hex(randomblob(16)))",
+        "ALTER TABLE device ADD COLUMN sealing_number INTEGER NOT NULL DEFAULT 0",
     ),
 }
 
@@ -180,10 +184,33 @@ class Registry:
             db.execute("UPDATE device SET revoked_s = NULL WHERE id = ?", (device,))
         else:
             db.execute(
-                "INSERT INTO device VALUES (?, ?, ?, ?, ?, NULL)",
+                "INSERT INTO device VALUES (?, ?, ?, ?, ?, NULL, 0)",
                 (device, enrolment.identity.to_bytes(), sealing, note, self._now_s()),
             )
         return True
+
+    def renew_sealing(self, device_id: str, sealing: SealingKey, number: int) -> bool:
+        """An active device's new sealing key; False where its `number` is not above the known one,
+        it cannot be sealed to, or another device has it."""
+        try:
+            seal(sealing, ENROLMENT, b"")
+        except CryptoError:
+            return False
+        with self._change() as db:
+            taken = db.execute(
+                "SELECT 1 FROM device WHERE sealing = ? AND id <> ?",
+                (sealing.to_bytes(), device_id),
+            ).fetchone()
+            changed = not taken and bool(
+                db.execute(
+                    "UPDATE device SET sealing = ?, sealing_number = ?"
+                    " WHERE id = ? AND sealing_number < ? AND revoked_s IS NULL",
+                    (sealing.to_bytes(), number, device_id, number),
+                ).rowcount
+            )
+            if changed:
+                db.execute("UPDATE roster SET epoch = epoch + 1")
+        return changed
 
     def revoke(self, device_id: str) -> bool:
         """Take a device out from now on; False when it was out. EnrolmentError if unknown."""
@@ -237,7 +264,7 @@ class Registry:
             self._epoch, self.lineage = db.execute("SELECT epoch, lineage FROM roster").fetchone()
             rows = db.execute("SELECT * FROM device").fetchall()
         entries = (
-            AdmittedDevice(i, VerifyKey(v), SealingKey(s), n, a, r) for i, v, s, n, a, r in rows
+            AdmittedDevice(i, VerifyKey(v), SealingKey(s), n, a, r) for i, v, s, n, a, r, _ in rows
         )
         self._entries = {entry.device_id: entry for entry in entries}
 

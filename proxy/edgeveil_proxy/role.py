@@ -13,11 +13,17 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+from edgeveil.crypto.keys import SealingKey
 from edgeveil.errors import EdgeVeilError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import BlobPart, Message, PeerKeys, Signer, TrustMetadata
 from edgeveil.protocol.proxy import ProxyMachine
-from edgeveil.protocol.proxy_tasks import KeepBroadcast, ProxySettings, ShuffleRound
+from edgeveil.protocol.proxy_tasks import (
+    KeepBroadcast,
+    ProxySettings,
+    SealingKeyChanged,
+    ShuffleRound,
+)
 from edgeveil.sites.proxy import ProxySite
 from edgeveil.transport.process import own_signing_key
 from edgeveil.transport.runtime import Runner
@@ -48,7 +54,9 @@ class ProxyRole:
         signer = Signer("proxy", key)
         self.registry = Registry(site.state_dir / REGISTRY_FILE, limit=limits.devices)
         self.spool = Spool(site.state_dir / SPOOL_FILE)
-        self.host = ProxyHost(self.spool, random, lambda metadata: self._take(metadata))
+        self.host = ProxyHost(
+            self.spool, random, lambda metadata: self._take(metadata), self.registry
+        )
         self.machine = ProxyMachine(
             signer,
             keys,
@@ -134,13 +142,19 @@ class ProxyHost:
         spool: Spool,
         shuffle: Shuffle,
         take_trust: Callable[[TrustMetadata], object] = lambda _metadata: None,
+        registry: Registry | None = None,
     ) -> None:
         self._spool, self._shuffle, self._take_trust = spool, shuffle, take_trust
+        self._registry = registry
         self.online = 0
         self.round: dict[str, Any] = {}
 
     def store(self, item: object) -> None:
         """Durable before the next effect."""
+        if isinstance(item, SealingKeyChanged):
+            if self._registry is not None:
+                self._registry.renew_sealing(item.device, SealingKey(item.sealing), item.number)
+            return
         self._spool.store(item)
 
     def together(self) -> AbstractContextManager[None]:

@@ -120,3 +120,20 @@ def test_a_rebuilt_registry_is_told_and_vouched_for(live: TrustedSite) -> None:
     found = live.finish(live.client.submit_yaml(text.encode()))
     assert found["status"] == "completed"
     assert {exchange["uploads"] for exchange in found["exchanges"]} == {5}, "the revoked one is out"
+
+
+def test_a_device_with_a_new_sealing_key_goes_on_without_a_visit(live: TrustedSite) -> None:
+    live.start_all()
+    wait_for(lambda: "roster enrolled=6" in live.log("cloud"), "the roster")
+    assert live.finish(live.submit(rounds=1, every=0))["status"] == "completed"
+    live.stop("edge")
+    opening = live.plan.edge_state(1) / "opening.key"
+    opening.unlink()
+    assert main(["edge", "rekey", "--config", str(live.site.edges[0])]) == 0
+    rosters = live.log("cloud").count("roster enrolled=6")
+    live.start("edge", *live.site.edges)
+    wait_for(lambda: live.log("cloud").count("roster enrolled=6") > rosters, "the new key")
+    found = live.finish(live.submit(rounds=1, every=0))
+    assert {exchange["uploads"] for exchange in found["exchanges"]} == {6}
+    ledger = live.plan.edge_state(1) / "ledger.sqlite"
+    assert main(["ledger", "verify", "--state-dir", str(ledger.parent)]) == 0

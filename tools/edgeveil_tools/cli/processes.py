@@ -181,6 +181,18 @@ def _add_edge(commands: Subparsers) -> None:
     _config(enrol)
     enrol.add_argument("--out", type=Path, metavar="FILE", help="instead of standard output")
     enrol.set_defaults(handler=_enrol)
+    rekey = command(
+        parts,
+        "rekey",
+        "make a new sealing key; identity and ledger stay",
+        about=(
+            "With the device stopped: when the key's time has come, when it leaked or was lost.\n"
+            "The device tells the proxy at its next start; nobody admits it anew."
+        ),
+        examples="edgeveil edge rekey --config configs/edge.yaml",
+    )
+    _config(rekey)
+    rekey.set_defaults(handler=_rekey)
 
 
 def _broker(args: argparse.Namespace) -> int:
@@ -327,6 +339,26 @@ def _registry(config: Path) -> Registry:
 
     site = load_as(ProxySite, config)
     return Registry(site.state_dir / REGISTRY_FILE, limit=site.limits.devices)
+
+
+def _rekey(args: argparse.Namespace) -> int:
+    import time
+
+    from edgeveil.crypto.keys import SigningKey
+    from edgeveil.transport.process import OwnFolder
+    from edgeveil_edge.identity import IDENTITY_FILE, renew_opening
+    from edgeveil_edge.role import STORE_FILE
+    from edgeveil_edge.store import DeviceStore
+
+    folder = load_edge(args.config).state_dir
+    with OwnFolder(folder):
+        sealing = renew_opening(folder).public()
+        device = SigningKey.load(folder / IDENTITY_FILE).public().fingerprint()
+        store = DeviceStore(folder / STORE_FILE)
+        store.tell_sealing(device, sealing.to_bytes(), time.time())
+        store.close()
+    print(f"device {device}: a new sealing key, which the proxy hears of at the next start")
+    return 0
 
 
 def _enrol(args: argparse.Namespace) -> int:
