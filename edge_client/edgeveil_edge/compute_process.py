@@ -22,9 +22,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, Pipe
 
 from edgeveil.data.records import Records
@@ -44,7 +46,8 @@ class ComputeProcess:
 
     The child keeps what is known and forks a worker from it that computes (`compute_child.py`).
     With its last job it may forget the devices that it met since the first one.
-    Calls come one at a time; `close` may come at any time.
+    Calls come one at a time, but for `forget`, which may come during another one and waits for its
+    end elsewhere than with its caller, and for `close`.
     """
 
     def __init__(self, shared: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
@@ -57,6 +60,8 @@ class ComputeProcess:
         self._trials: dict[tuple[bytes, bytes, bool, str, int], JobTrial] = {}
         self._number = 0
         self._closed = False
+        self._turn = threading.Lock()
+        self._ended: deque[bytes] = deque()  # jobs to forget once nothing is under way
 
     def fork_early(self) -> None:
         """Start the child from this process, whose memory it then shares; before it has threads."""
@@ -115,6 +120,10 @@ class ComputeProcess:
 
     def try_job(self, device: RemoteComputer, job: TaughtJob, *, trains: bool) -> JobTrial:
         """See `Compute.try_job`. Devices of one kind have one trial."""
+        with self._alone():
+            return self._trial(device, job, trains)
+
+    def _trial(self, device: RemoteComputer, job: TaughtJob, trains: bool) -> JobTrial:
         site = device.site
         graph, kept_bytes = hashlib.sha256(job.graph).digest(), site.limits.memory_bytes
         key = (digest_of(job), graph, trains, site.device, kept_bytes)
@@ -146,6 +155,10 @@ class ComputeProcess:
 
     def try_release(self, onnx: bytes) -> str:
         """See `Compute.try_release`; ended after RELEASE_TRIAL_S."""
+        with self._alone():
+            return self._try_release(onnx)
+
+    def _try_release(self, onnx: bytes) -> str:
         self.start()
         self._send(wire.TryRelease(onnx))
         try:
@@ -163,7 +176,7 @@ class ComputeProcess:
 
     def read_ahead(self, device: RemoteComputer, share: float) -> None:
         """Let the child read the device's records before a round asks for them."""
-        with suppress(ProtocolError):
+        with suppress(ProtocolError), self._alone():
             self._meet(device)
             self._tell(wire.ReadRecords(device.name, share))
 
@@ -176,11 +189,17 @@ class ComputeProcess:
         """
         if not isinstance(one.noise, DerivedRandom):
             raise PrivacyError("only derived noise can be drawn in another process")
+        with self._alone():
+            return self._answer(device, one, one.noise)
+
+    def _answer(
+        self, device: RemoteComputer, one: Computation, noise: DerivedRandom
+    ) -> ComputedAnswer:
         refused = self._teach(device, one.job, one.trains)
         if refused:
             raise PrivacyError(refused)
         self._number += 1
-        key = one.noise.to_bytes()
+        key = noise.to_bytes()
         asked = wire.ask(self._number, device.name, digest_of(one.job), one, key)
         halves = self._blank(asked, max(one.until_s, one.closes_s))
         without = self._with_records(halves, one.until_s)
@@ -224,7 +243,28 @@ class ComputeProcess:
 
     def forget(self, job: TaughtJob) -> None:
         """The job has ended."""
-        digest = digest_of(job)
+        self._ended.append(digest_of(job))
+        self._forget_ended()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Nothing else is told or asked meanwhile: the worker would be given up under it."""
+        try:
+            with self._turn:
+                yield
+        finally:
+            self._forget_ended()
+
+    def _forget_ended(self) -> None:
+        """Forget jobs that ended, unless a call is under way: it does so at its end."""
+        while self._ended and self._turn.acquire(blocking=False):
+            try:
+                while self._ended:
+                    self._forget(self._ended.popleft())
+            finally:
+                self._turn.release()
+
+    def _forget(self, digest: bytes) -> None:
         for key in [key for key in self._trials if key[0] == digest]:
             del self._trials[key]
         if digest in self._known:

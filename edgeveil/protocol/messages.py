@@ -291,7 +291,7 @@ class Bye(msgspec.Struct, frozen=True, array_like=True, tag="bye"):
     device: DeviceId
 
 
-class NewSealingKey(msgspec.Struct, frozen=True, array_like=True, tag="rekey"):
+class NewSealingKey(msgspec.Struct, frozen=True, array_like=True, tag="newsealingkey"):
     """A device's sealing key is another one from now on; its identity, who signs this, stays.
 
     `number` grows from key to key, so that an older one cannot be brought back.

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -435,6 +436,26 @@ def forked_early(folder: str, path: str) -> None:
     early.close()
     early.end()
     assert psutil.wait_procs(ended, timeout=30)[1] == []
+
+
+def test_a_job_that_ends_during_another_s_trial_does_not_end_that(process, tmp_path) -> None:
+    """The end comes on another thread; it is told once the trial is over."""
+    device = remote(process, tmp_path, records(tmp_path / "own.npz"))
+    ended, other = taught(), taught(job="other")
+    assert device.try_job(ended, trains=True).refused == ""
+    threads = []
+    receive = process._receive
+
+    def meanwhile(until_s: float) -> Any:
+        if not threads:
+            threads.append(threading.Thread(target=device.forget, args=(ended,)))
+            threads[0].start()
+            threads[0].join()
+        return receive(until_s)
+
+    process._receive = meanwhile
+    assert device.try_job(other, trains=True).refused == ""
+    assert threads and process._known == {digest_of(other)}
 
 
 def test_who_stops_gets_an_end_and_no_answer(process, tmp_path) -> None:

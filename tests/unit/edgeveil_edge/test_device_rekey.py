@@ -1,0 +1,115 @@
+"""A device's sealing key is renewed: identity, ledger and what is under way stay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from edge_kit import CENTRE, Device, Round, job
+
+from edgeveil.crypto.keys import SealingKey, SigningKey
+from edgeveil.errors import UsageError
+from edgeveil.jobs import compile_job
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.device import DeviceMachine
+from edgeveil.protocol.device_tasks import OpenPackage, SealingKeyTold
+from edgeveil.protocol.messages import Ack, NewSealingKey, PeerKeys, Signer, decode_body
+from edgeveil_edge.identity import BEFORE_FILE, OPENING_FILE, renew_opening
+from edgeveil_proxy.registry import Registry
+
+PLAN = compile_job(job())
+PROXY = SigningKey.generate()
+
+
+def test_what_is_sealed_to_the_key_before_opens_until_the_new_one_did(tmp_path: Path) -> None:
+    device = Device(tmp_path).knows(PLAN)
+    name, before = device.identity.device_id, device.keys()
+    old = Round(PLAN, CENTRE, before)
+    renew_opening(tmp_path)
+    again = device.restarted()
+    assert again.identity.device_id == name and again.key != before[0]
+    assert again.host.perform(OpenPackage(old.manifest, old.blob)).package is not None
+    new = Round(PLAN, CENTRE, again.keys(), attempt=2)
+    assert again.host.perform(OpenPackage(new.manifest, new.blob)).package is not None
+    assert not (tmp_path / BEFORE_FILE).exists()
+    assert again.host.perform(OpenPackage(old.manifest, old.blob)).package is None
+
+
+def test_a_lost_key_is_made_anew_and_nothing_else_is(tmp_path: Path) -> None:
+    device = Device(tmp_path).knows(PLAN)
+    device.answer(Round(PLAN, CENTRE, device.keys()))
+    spent = device.ledger.spent()
+    (tmp_path / OPENING_FILE).unlink()
+    with pytest.raises(UsageError, match="edgeveil edge rekey"):
+        device.restarted()
+    renew_opening(tmp_path)
+    again = device.restarted()
+    assert again.identity.device_id == device.identity.device_id
+    assert again.ledger.spent() == spent
+    with pytest.raises(UsageError, match="holds no identity"):
+        renew_opening(tmp_path / "nobody")
+
+
+def test_the_proxy_is_told_until_it_has_heard(tmp_path: Path) -> None:
+    device = Device(tmp_path)
+    name = device.identity.device_id
+    device.store.tell_sealing(name, device.key, 1000.0)
+    keys = PeerKeys.pinned(proxy=PROXY.public())
+    machine = DeviceMachine(Signer(name, device.identity.signing), keys, device.store.load())
+    for event in (fx.PeerConnected(fx.ProxyAddress()), fx.Timer("hello")):
+        note = machine.handle(event, 0.0)[0].message
+        assert decode_body(note.body) == NewSealingKey(name, device.key, 1000)
+    from hashlib import sha256
+
+    ack = Signer("proxy", PROXY).note(Ack(sha256(note.body.payload).digest(), "held"))
+    heard = machine.handle(fx.MessageReceived(fx.ProxyAddress(), ack), 0.0)
+    assert heard == [fx.Persist(SealingKeyTold())]
+    device.store.store(heard[0].item)
+    assert device.store.load().new_sealing is None
+    device.store.tell_sealing(name, device.key, 10.0)
+    assert device.store.load().new_sealing.number == 1001, "also where the clock stepped back"
+
+
+def test_the_registry_takes_newer_keys_alone(tmp_path: Path) -> None:
+    first, second = Device(tmp_path / "a"), Device(tmp_path / "b")
+    registry = Registry(tmp_path / "registry.sqlite")
+    for device in (first, second):
+        registry.admit(device.identity.enrolment())
+    name, epoch = first.identity.device_id, registry.roster()[0]
+    new = renew_opening(tmp_path / "a").public()
+    assert registry.renew_sealing(name, new, 5)
+    assert registry.roster()[0] == epoch + 1 and new.to_bytes() in registry.roster()[1]
+    assert first.key not in registry.roster()[1]
+    for sealing, number in (
+        (SealingKey(first.key), 5),
+        (SealingKey(first.key), 4),
+        (SealingKey(second.key), 6),
+        (SealingKey(bytes(32)), 6),
+    ):
+        assert not registry.renew_sealing(name, sealing, number)
+    registry.revoke(name)
+    assert not registry.renew_sealing(name, SealingKey(first.key), 9)
+
+
+def test_a_registry_of_the_version_before_is_taken_over(tmp_path: Path) -> None:
+    import sqlite3
+
+    path, device = tmp_path / "registry.sqlite", Device(tmp_path / "a")
+    enrolment = device.identity.enrolment()
+    with sqlite3.connect(path) as db:
+        db.executescript(
+            """CREATE TABLE device (id TEXT PRIMARY KEY, identity BLOB NOT NULL UNIQUE,
+                 sealing BLOB NOT NULL UNIQUE, note TEXT NOT NULL, admitted_s REAL NOT NULL,
+                 revoked_s REAL) STRICT;
+               CREATE TABLE roster (epoch INTEGER NOT NULL) STRICT;
+               INSERT INTO roster VALUES (7);
+               PRAGMA user_version = 1;"""
+        )
+        row = (enrolment.device_id, enrolment.identity.to_bytes(), device.key, "ward 3", 1.0, None)
+        db.execute("INSERT INTO device VALUES (?, ?, ?, ?, ?, ?)", row)
+    registry = Registry(path)
+    assert registry.roster() == (7, device.key) and len(registry.lineage) == 32
+    assert registry.devices()[0].note == "ward 3"
+    lineage = registry.lineage
+    registry.close()
+    assert Registry(path).lineage == lineage
