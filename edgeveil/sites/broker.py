@@ -39,11 +39,13 @@ class BrokerSite(Block):
     """A broker that `edgeveil broker` starts; any other MQTT broker serves as well."""
 
     engine: Literal["auto", "amqtt", "mosquitto"] = "auto"
-    """`auto`: mosquitto where it is installed, else amqtt."""
+    """`auto`: mosquitto where it is installed and can do what is asked, else amqtt."""
     host: str = Field(default="127.0.0.1", min_length=1, max_length=255)
     """Address to listen on; the default is reachable from this machine alone."""
     port: PortNumber = 1883
     """TCP port."""
+    websockets_port: PortNumber | None = Field(default=None, examples=[8080])
+    """TCP port of a second listener, MQTT over WebSockets with the same TLS; null: none."""
     users_file: SitePath | None = None
     """File of `name:password` lines; null: everybody may connect, from this machine alone."""
     acl: Literal["edge", "cloud"] | None = None
@@ -59,6 +61,16 @@ class BrokerSite(Block):
         return self
 
     def _mixes(self) -> Iterator[Mix]:
+        if self.engine == "mosquitto" and self.tls is not None and self.websockets_port is not None:
+            yield Mix(
+                ("engine", "websockets_port", "tls"),
+                "mosquitto stalls with WebSockets over TLS; set amqtt, or leave TLS to a server in "
+                "front",
+            )
+        if self.websockets_port == self.port:
+            yield Mix(
+                ("websockets_port", "port"), f"{self.port} is the port of plain MQTT; take another"
+            )
         if self.users_file is not None or (self.tls is not None and self.tls.ca_file is not None):
             return
         if self.acl is not None:

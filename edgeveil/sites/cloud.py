@@ -56,6 +56,6 @@ class CloudSite(Block):
         return self
 
     def _mixes(self) -> Iterator[Mix]:
-        yield from broker_mixes(self.broker, "broker")
+        yield from broker_mixes(self.broker, "broker", self.limits.packet_bytes)
         if self.test_data is not None:
             yield from data_mixes(self.test_data, "test_data")

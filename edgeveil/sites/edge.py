@@ -79,7 +79,7 @@ class EdgeSite(Block):
         return self
 
     def _mixes(self) -> Iterator[Mix]:
-        yield from broker_mixes(self.broker, "broker")
+        yield from broker_mixes(self.broker, "broker", self.limits.packet_bytes)
         yield from data_mixes(self.data, "data")
         allowed = {one.distribution for one in self.policy.allowed_plugins}
         for plugin in installed():

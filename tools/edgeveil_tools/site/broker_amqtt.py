@@ -19,10 +19,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from amqtt.adapters import StreamReaderAdapter, StreamWriterAdapter
+from amqtt.adapters import (
+    StreamReaderAdapter,
+    StreamWriterAdapter,
+    WebSocketsWriter,
+    WriterAdapter,
+)
 from amqtt.broker import Broker
 from amqtt.contexts import Action
 from amqtt.plugins.base import BaseAuthPlugin, BaseTopicPlugin
+from websockets.asyncio.server import ServerConnection
+from websockets.exceptions import ConnectionClosed
 
 from edgeveil.errors import BrokerError, ProtocolError
 from edgeveil.transport.mqtt_packets import body_place
@@ -91,13 +98,35 @@ class RulesPlugin(BaseTopicPlugin):  # type: ignore[misc]
         return bool(user and topic) and allows(self._rules, str(user), access, str(topic))
 
 
+class WebSocketBytes:
+    """The bytes that come over a WebSocket, as a stream; frames end where they like."""
+
+    def __init__(self, websocket: ServerConnection) -> None:
+        self._websocket, self._held = websocket, bytearray()
+
+    async def readexactly(self, n: int) -> bytes:
+        """Exactly `n` bytes. Raises asyncio.IncompleteReadError at the end."""
+        while len(self._held) < n:
+            try:
+                frame = await self._websocket.recv()
+            except ConnectionClosed:
+                raise asyncio.IncompleteReadError(bytes(self._held), n) from None
+            self._held += frame.encode() if isinstance(frame, str) else frame
+        taken = bytes(self._held[:n])
+        del self._held[:n]
+        return taken
+
+    def feed_eof(self) -> None:
+        """What the library calls when it ends the connection; the socket's own end serves."""
+
+
 class BoundedReader(StreamReaderAdapter):  # type: ignore[misc]
     """Ends the connection when a packet's part is longer than allowed."""
 
     def __init__(
         self,
-        reader: asyncio.StreamReader,
-        transport: asyncio.WriteTransport,
+        reader: asyncio.StreamReader | WebSocketBytes,
+        transport: asyncio.Transport | asyncio.WriteTransport,
         packet_bytes: int,
         first: bytes,
     ) -> None:
@@ -124,22 +153,36 @@ class BoundedBroker(Broker):  # type: ignore[misc]
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, listener_name: str
     ) -> None:
         """Refuse MQTT 5 at once (the library would wait for bytes that never come)."""
+        await self._serve(reader, StreamWriterAdapter(writer), writer.transport, listener_name)
+
+    async def ws_connected(self, websocket: ServerConnection, listener_name: str) -> None:
+        """The same over WebSockets, where the library's own reader loops at an early end."""
+        stream, writer = WebSocketBytes(websocket), WebSocketsWriter(websocket)
+        await self._serve(stream, writer, websocket.transport, listener_name)
+
+    async def _serve(
+        self,
+        reader: asyncio.StreamReader | WebSocketBytes,
+        writer: WriterAdapter,
+        transport: asyncio.Transport | asyncio.WriteTransport,
+        listener_name: str,
+    ) -> None:
         try:
             first = await asyncio.wait_for(first_bytes(reader), _FIRST_PACKET_S)
         except (TimeoutError, OSError, asyncio.IncompleteReadError, ProtocolError):
-            writer.close()
+            transport.close()
             return
         if first.endswith(_MQTT_5_HEAD):
             writer.write(_UNSUPPORTED_VERSION)
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ConnectionClosed):
                 await writer.drain()
-            writer.close()
+                await writer.close()
             return
-        bounded = BoundedReader(reader, writer.transport, self.packet_bytes, first)
-        await self.external_connected(bounded, StreamWriterAdapter(writer), listener_name)
+        bounded = BoundedReader(reader, transport, self.packet_bytes, first)
+        await self.external_connected(bounded, writer, listener_name)
 
 
-async def first_bytes(reader: asyncio.StreamReader) -> bytes:
+async def first_bytes(reader: asyncio.StreamReader | WebSocketBytes) -> bytes:
     """The first packet up to the protocol version, or its first byte when it is no CONNECT.
 
     Raises ProtocolError where its length is none.
@@ -155,23 +198,23 @@ async def first_bytes(reader: asyncio.StreamReader) -> bytes:
 def library_config(settings: dict[str, Any]) -> dict[str, Any]:
     """The library's configuration for what `edgeveil_tools.site.brokers` wrote."""
     host = f"[{settings['host']}]" if ":" in settings["host"] else settings["host"]
-    listener = {
-        "type": "tcp",
-        "bind": f"{host}:{settings['port']}",
-        "max_connections": settings["max_connections"],
-    }
+    every: dict[str, Any] = {"max_connections": settings["max_connections"]}
     if settings["cert_file"]:
-        listener |= {
+        every |= {
             "ssl": True,
             "certfile": settings["cert_file"],
             "keyfile": settings["key_file"],
         }
+    listeners = {"default": {"type": "tcp", "bind": f"{host}:{settings['port']}", **every}}
+    if settings["websockets_port"] is not None:
+        bind = f"{host}:{settings['websockets_port']}"
+        listeners["websockets"] = {"type": "ws", "bind": bind, **every}
     plugins: dict[str, Any] = {
         "edgeveil_tools.site.broker_amqtt.UsersPlugin": {"users_file": settings["users_file"]}
     }
     if settings["rules"] is not None:
         plugins["edgeveil_tools.site.broker_amqtt.RulesPlugin"] = {"rules": settings["rules"]}
-    return {"listeners": {"default": listener}, "plugins": plugins}
+    return {"listeners": listeners, "plugins": plugins}
 
 
 async def serve(settings: dict[str, Any]) -> None:

@@ -63,9 +63,9 @@ def test_keys_that_do_not_exist_are_for_the_process_to_see(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "old", "new", "key", "what"),
     [
-        ("cloud", "mqtt://127.0.0.1:1884 ", "http://x ", "cloud.broker.url", "must be mqtt://"),
-        ("cloud", "mqtt://127.0.0.1:1884 ", "mqtt:// ", "cloud.broker.url", "must be mqtt://"),
-        ("cloud", "127.0.0.1:1884 ", "h:99999 ", "cloud.broker.url", "no usable port"),
+        ("cloud", "mqtt://127.0.0.1:1884 ", "http://x ", "cloud.broker.url", "must begin mqtt://"),
+        ("cloud", "mqtt://127.0.0.1:1884 ", "mqtt:// ", "cloud.broker.url", "needs a host"),
+        ("cloud", "127.0.0.1:1884 ", "h:99999 ", "cloud.broker.url", "no usable host or port"),
         ("cloud", "127.0.0.1:1884 ", "h:1/x ", "cloud.broker.url", "must end after the port"),
         ("cloud", "# ca_file", "ca_file", "cloud.broker.ca_file", "write mqtts://"),
         ("cloud", "  username: cloud\n", "\n", "cloud.broker.password_file", "needs a user name"),
