@@ -8,6 +8,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from edgeveil.settings.base import Block, Mix, PortNumber, SitePath, refuse
+from edgeveil.sites.broker_profiles import ProfileName
 from edgeveil.sites.links import ByteLimit, PacketBytes
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -54,6 +55,9 @@ class BrokerSite(Block):
     """TLS of the listener; null: plain TCP."""
     limits: BrokerLimits = BrokerLimits()
     """Bounds."""
+    enforce_profile: ProfileName | None = None
+    """Cut off every client beyond the limits of that managed service (docs/brokers.md), to try a
+    site against them; with amqtt alone. null: none."""
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -67,6 +71,8 @@ class BrokerSite(Block):
                 "mosquitto stalls with WebSockets over TLS; set amqtt, or leave TLS to a server in "
                 "front",
             )
+        if self.engine == "mosquitto" and self.enforce_profile is not None:
+            yield Mix(("enforce_profile", "engine"), "mosquitto enforces none; set amqtt")
         if self.websockets_port == self.port:
             yield Mix(
                 ("websockets_port", "port"), f"{self.port} is the port of plain MQTT; take another"

@@ -32,12 +32,15 @@ from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
 
 from edgeveil.errors import BrokerError, ProtocolError
+from edgeveil.sites.broker_profiles import PROFILES, BrokerProfile
 from edgeveil.transport.mqtt_packets import body_place
 from edgeveil_tools.site.broker_rules import Access, Rule, allows, password_matches, read_users
+from edgeveil_tools.site.profile_guard import ProfileGuard
 
 _UNSUPPORTED_VERSION = bytes([0x20, 3, 0, 0x84, 0])  # an MQTT 5 CONNACK
 _CONNECT = 0x10
 _MQTT_5_HEAD = b"\x00\x04MQTT\x05"
+BEYOND_PROFILE = "a client was cut off beyond the profile"
 _FIRST_PACKET_S = 10.0
 _SHUTDOWN_S = 3.0
 
@@ -129,12 +132,23 @@ class BoundedReader(StreamReaderAdapter):  # type: ignore[misc]
         transport: asyncio.Transport | asyncio.WriteTransport,
         packet_bytes: int,
         first: bytes,
+        guard: ProfileGuard | None = None,
     ) -> None:
         super().__init__(reader)
         self._transport, self._packet_bytes, self._first = transport, packet_bytes, first
+        self._guard = guard
 
     async def read(self, n: int = -1) -> bytes:
         """Exactly `n` bytes."""
+        data = await self._read(n)
+        if self._guard is not None and (broken := self._guard.received(data)) is not None:
+            sys.stderr.write(f"{BEYOND_PROFILE}: {broken}\n")
+            sys.stderr.flush()
+            self._transport.abort()
+            raise asyncio.IncompleteReadError(b"", n)
+        return data
+
+    async def _read(self, n: int) -> bytes:
         if n > self._packet_bytes:
             self._transport.abort()
             raise asyncio.IncompleteReadError(b"", n)
@@ -148,6 +162,7 @@ class BoundedBroker(Broker):  # type: ignore[misc]
     """The library's broker behind a look at each connection's first bytes."""
 
     packet_bytes = 65536
+    profile: BrokerProfile | None = None
 
     async def stream_connected(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, listener_name: str
@@ -178,7 +193,8 @@ class BoundedBroker(Broker):  # type: ignore[misc]
                 await writer.drain()
                 await writer.close()
             return
-        bounded = BoundedReader(reader, transport, self.packet_bytes, first)
+        guard = ProfileGuard(self.profile) if self.profile is not None else None
+        bounded = BoundedReader(reader, transport, self.packet_bytes, first, guard)
         await self.external_connected(bounded, writer, listener_name)
 
 
@@ -225,6 +241,8 @@ async def serve(settings: dict[str, Any]) -> None:
     loop.add_reader(sys.stdin.fileno(), stop.set)
     broker = BoundedBroker(library_config(settings))
     broker.packet_bytes = settings["packet_bytes"]
+    if settings["enforce_profile"] is not None:
+        broker.profile = PROFILES[settings["enforce_profile"]]
     await broker.start()
     await stop.wait()
     with contextlib.suppress(Exception):

@@ -26,6 +26,7 @@ from typing import Literal
 from edgeveil.errors import BrokerError
 from edgeveil.sites.addresses import WEBSOCKET_PATH, BrokerAddress
 from edgeveil.sites.broker import BrokerSite
+from edgeveil.sites.broker_profiles import ProfileName
 from edgeveil_tools.site import broker_tied
 from edgeveil_tools.site.broker_rules import acl_text, read_users, rules_for, users_text
 
@@ -49,6 +50,7 @@ class BrokerPlan:
     """What to start. `port` None: a free one. `acl` `edge` or `cloud`; None: no access list.
 
     `websockets_port`: of a second listener, WebSockets with the same TLS; 0: a free one.
+    `enforce_profile`: end the connection of a client beyond that managed service's limits (amqtt).
     `wiretap` adds a user of that name who may read everything: for tests alone.
     """
 
@@ -61,6 +63,7 @@ class BrokerPlan:
     packet_bytes: int = 65536
     max_queued_bytes: int = 1 << 26
     max_connections: int = 20_000
+    enforce_profile: ProfileName | None = None
     wiretap: bool = False
 
 
@@ -133,12 +136,15 @@ def choose_engine(engine: Engine = "auto") -> Literal["amqtt", "mosquitto"]:
 
 def _engine_of(plan: BrokerPlan) -> Literal["amqtt", "mosquitto"]:
     """mosquitto 2.0 writes 85 KB/s to a WebSocket, and over TLS stops for good at some 600 KB."""
-    if plan.websockets_port is None:
-        return choose_engine(plan.engine)
-    if plan.engine == "mosquitto" and plan.tls is not None:
-        fix = "set the engine to amqtt, or leave TLS to a server in front"
-        raise BrokerError("mosquitto stalls with WebSockets over TLS", fix=fix)
-    return choose_engine("amqtt" if plan.engine == "auto" else plan.engine)
+    if plan.engine == "mosquitto":
+        if plan.websockets_port is not None and plan.tls is not None:
+            fix = "set the engine to amqtt, or leave TLS to a server in front"
+            raise BrokerError("mosquitto stalls with WebSockets over TLS", fix=fix)
+        if plan.enforce_profile is not None:
+            raise BrokerError("mosquitto enforces no profile", fix="set the engine to amqtt")
+    elif plan.websockets_port is not None or plan.enforce_profile is not None:
+        return choose_engine("amqtt")
+    return choose_engine(plan.engine)
 
 
 _SERVER_PORTS = range(22_000, 32_000)
@@ -273,6 +279,11 @@ class BrokerProcess:
         return text.count("\n")
 
     @property
+    def log(self) -> str:
+        """What it wrote so far, to read where it misbehaves."""
+        return self._log.read_text("utf-8", "replace")
+
+    @property
     def _log(self) -> Path:
         return self._directory / "broker.log"
 
@@ -309,7 +320,7 @@ class BrokerProcess:
             else:
                 if self._plan.tls is None or self._stays():
                     return
-        said = self._log.read_text("utf-8", "replace").strip().splitlines()
+        said = self.log.strip().splitlines()
         self.stop()
         raise BrokerError(
             f"{self.engine} did not start: {said[-1] if said else 'no answer'}",
@@ -359,6 +370,7 @@ class BrokerProcess:
             "key_file": str(tls.key_file) if tls else "",
             "packet_bytes": plan.packet_bytes,
             "max_connections": plan.max_connections,
+            "enforce_profile": plan.enforce_profile,
         }
         write_private(self._directory / "amqtt.json", json.dumps(settings))
         return [
@@ -388,6 +400,7 @@ def run_broker(site: BrokerSite) -> int:
         packet_bytes=site.limits.packet_bytes,
         max_queued_bytes=site.limits.max_queued_bytes,
         max_connections=site.limits.max_connections,
+        enforce_profile=site.enforce_profile,
     )
     return _run_until_signal(plan, site.users_file)
 
