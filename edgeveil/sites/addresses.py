@@ -66,7 +66,8 @@ class BrokerAddress:
         return f"{host}:{self.port}"
 
     def __str__(self) -> str:
-        return self._place if self.path is None else self.url
+        # What logs and errors show: without the query, where some services want a signature.
+        return self._place if self.path is None else self.url.partition("?")[0]
 
 
 @dataclass(frozen=True)

@@ -181,6 +181,7 @@ def test_addresses(url, host, port, tls):
     assert BrokerAddress.parse(address.url) == address
     assert (address.path is None) == url.startswith("mqtt")
     assert address.path in (None, "/mqtt", "/a/b?c=d")
+    assert "?" not in str(address)
 
 
 @pytest.mark.parametrize(
