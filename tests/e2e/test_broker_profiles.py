@@ -1,6 +1,10 @@
 """A whole job over WebSockets, and through brokers that enforce a managed service's limits."""
 
+from collections import Counter
+
+import psutil
 import pytest
+import yaml
 
 from edgeveil.sites.broker_profiles import PROFILES
 from edgeveil_tools.site.broker_amqtt import BEYOND_PROFILE
@@ -41,9 +45,27 @@ def test_a_job_that_does_not_pace_is_cut_off(tmp_path):
         )
 
 
-@pytest.mark.parametrize("engine", ["mosquitto", "amqtt"])
-def test_a_job_over_websockets(tmp_path, engine):
-    with LiveSite(tmp_path, engine=engine, websockets=True) as live:
+@pytest.mark.parametrize(
+    ("engine", "tls"), [("mosquitto", False), ("amqtt", False), ("amqtt", True)]
+)
+def test_a_job_over_websockets(tmp_path, engine, tls):
+    with LiveSite(tmp_path, engine=engine, tls=tls, websockets=True) as live:
         played(live)
         for name in ("cloud", "proxy", "edge"):
-            assert "connected to ws://127.0.0.1:" in live.log(name)
+            assert f"connected to {'wss' if tls else 'ws'}://127.0.0.1:" in live.log(name)
+
+
+def test_a_job_over_several_connections_of_the_proxy(tmp_path):
+    with LiveSite(tmp_path, engine="mosquitto") as live:
+        written = yaml.safe_load(live.site.proxy.read_text())
+        written["proxy"]["edge_broker"]["links"] = 3
+        written["proxy"]["cloud_broker"]["links"] = 2
+        live.site.proxy.write_text(yaml.safe_dump(written))
+        played(live)
+        ports = {live.plan.ports.edge: 3, live.plan.ports.cloud: 2}
+        open_to = Counter(
+            link.raddr.port
+            for link in psutil.Process(live.processes["proxy"].pid).net_connections("tcp")
+            if link.status == psutil.CONN_ESTABLISHED and link.raddr.port in ports
+        )
+        assert open_to == ports

@@ -14,7 +14,7 @@ from edgeveil.errors import UsageError
 from edgeveil.sites.broker_profiles import ProfileName
 from edgeveil.sites.policy import Policy
 from edgeveil_tools.cloud_client import Cloud
-from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, free_ports
+from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, ListenerTls, free_ports
 from edgeveil_tools.site.provision import Ports, SitePlan, provision
 
 WAIT_S = 60.0
@@ -45,6 +45,7 @@ class LiveSite:
         infer_only: int = 0,
         policy: Policy | None = None,
         protocol: int = 5,
+        tls: bool = False,
         websockets: bool = False,
         profile: ProfileName = "default",
         enforced: ProfileName | None = None,
@@ -58,6 +59,7 @@ class LiveSite:
             ports=ports,
             engine=engine,
             protocol=protocol,
+            tls=tls,
             websockets=websockets,
             profile=profile,
             policy=policy or Policy(max_inference_epsilon=500),
@@ -67,11 +69,13 @@ class LiveSite:
         self.logs.mkdir()
         self.brokers: dict[str, BrokerProcess] = {}
         for side in ("edge", "cloud"):
+            certificate = folder / "site" / "tls" / f"broker-{side}.crt"
             broker = BrokerPlan(
                 engine=engine,
                 port=getattr(ports, side),
                 websockets_port=getattr(ports, f"{side}_websockets") if websockets else None,
                 acl=side,
+                tls=ListenerTls(certificate, certificate.with_suffix(".key")) if tls else None,
                 enforce_profile=enforced or (None if profile == "default" else profile),
                 wiretap=True,
             )
