@@ -8,6 +8,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from edgeveil.settings.base import Block, Mix, PortNumber, SitePath, refuse
+from edgeveil.sites.broker_profiles import ProfileName
 from edgeveil.sites.links import ByteLimit, PacketBytes
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -39,11 +40,13 @@ class BrokerSite(Block):
     """A broker that `edgeveil broker` starts; any other MQTT broker serves as well."""
 
     engine: Literal["auto", "amqtt", "mosquitto"] = "auto"
-    """`auto`: mosquitto where it is installed, else amqtt."""
+    """`auto`: mosquitto where it is installed and can do what is asked, else amqtt."""
     host: str = Field(default="127.0.0.1", min_length=1, max_length=255)
     """Address to listen on; the default is reachable from this machine alone."""
     port: PortNumber = 1883
     """TCP port."""
+    websockets_port: PortNumber | None = Field(default=None, examples=[8080])
+    """TCP port of a second listener, MQTT over WebSockets with the same TLS; null: none."""
     users_file: SitePath | None = None
     """File of `name:password` lines; null: everybody may connect, from this machine alone."""
     acl: Literal["edge", "cloud"] | None = None
@@ -52,6 +55,9 @@ class BrokerSite(Block):
     """TLS of the listener; null: plain TCP."""
     limits: BrokerLimits = BrokerLimits()
     """Bounds."""
+    enforce_profile: ProfileName | None = None
+    """Cut off every client beyond the limits of that managed service (docs/brokers.md), to try a
+    site against them; with amqtt alone. null: none."""
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -59,6 +65,18 @@ class BrokerSite(Block):
         return self
 
     def _mixes(self) -> Iterator[Mix]:
+        if self.engine == "mosquitto" and self.tls is not None and self.websockets_port is not None:
+            yield Mix(
+                ("engine", "websockets_port", "tls"),
+                "mosquitto stalls with WebSockets over TLS; set amqtt, or leave TLS to a server in "
+                "front",
+            )
+        if self.engine == "mosquitto" and self.enforce_profile is not None:
+            yield Mix(("enforce_profile", "engine"), "mosquitto enforces none; set amqtt")
+        if self.websockets_port == self.port:
+            yield Mix(
+                ("websockets_port", "port"), f"{self.port} is the port of plain MQTT; take another"
+            )
         if self.users_file is not None or (self.tls is not None and self.tls.ca_file is not None):
             return
         if self.acl is not None:

@@ -67,6 +67,6 @@ class CloudSite(Block):
 
     def _mixes(self) -> Iterator[Mix]:
         yield from trust_mixes(self.trust_file, proxy_key_file=self.proxy_key_file)
-        yield from broker_mixes(self.broker, "broker")
+        yield from broker_mixes(self.broker, "broker", self.limits.packet_bytes)
         if self.test_data is not None:
             yield from data_mixes(self.test_data, "test_data")

@@ -84,7 +84,7 @@ class EdgeSite(Block):
         yield from trust_mixes(
             self.trust_file, cloud_key_file=self.cloud_key_file, proxy_key_file=self.proxy_key_file
         )
-        yield from broker_mixes(self.broker, "broker")
+        yield from broker_mixes(self.broker, "broker", self.limits.packet_bytes)
         yield from data_mixes(self.data, "data")
         allowed = {one.distribution for one in self.policy.allowed_plugins}
         for plugin in installed():

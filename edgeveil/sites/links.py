@@ -2,35 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema
 
+from edgeveil.errors import UsageError
 from edgeveil.settings.base import Block, Mix, PortNumber, SitePath
+from edgeveil.sites.addresses import BrokerAddress, HttpProxy
+from edgeveil.sites.broker_profiles import PROFILES, ProfileName
+
+
+def _broker_urls(value: object) -> str | tuple[str, ...]:
+    """One URL, or a list of them."""
+    if isinstance(value, str):
+        return _broker_url(value)
+    if not isinstance(value, (list, tuple)) or not all(isinstance(url, str) for url in value):
+        raise ValueError("must be a URL or a list of them; write mqtt://127.0.0.1:1883")
+    if not 1 <= len(value) <= MOST_ADDRESSES:
+        raise ValueError(f"must hold 1 to {MOST_ADDRESSES} addresses, got {len(value)}")
+    urls = tuple(_broker_url(url) for url in value)
+    if len(set(urls)) < len(urls):
+        raise ValueError("names an address twice; drop one")
+    return urls
 
 
 def _broker_url(url: str) -> str:
-    if "@" in url:  # never repeat it: it holds a password
-        raise ValueError("holds credentials; move them to username and password_file")
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
-        raise ValueError(f"'{url[:100]}' has no usable port; write mqtt://host:1883") from None
-    if parts.scheme not in ("mqtt", "mqtts") or not parts.hostname or port == 0:
-        raise ValueError(
-            f"must be mqtt://host:port or mqtts://host:port, got '{url[:100]}'; "
-            "write for example mqtt://127.0.0.1:1883"
-        )
-    if parts.path.strip("/") or parts.query or parts.fragment:
-        raise ValueError(f"must end after the port, got '{url[:100]}'; drop the rest")
+    if len(url) > _URL_CHARACTERS:
+        raise ValueError(f"must have at most {_URL_CHARACTERS} characters, got {len(url)}")
+    _parsed(BrokerAddress.parse, url)
     return url
 
 
-BrokerUrl = Annotated[str, Field(max_length=300), AfterValidator(_broker_url)]
+def _proxy_url(url: str) -> str:
+    _parsed(HttpProxy.parse, url)
+    return url
+
+
+def _parsed(parse: Callable[[str], object], url: str) -> None:
+    try:
+        parse(url)
+    except UsageError as error:
+        got = f", got '{error.where}'" if error.where else ""
+        raise ValueError(f"{error.what}{got}; {error.fix}") from None
+
+
+MOST_ADDRESSES = 8
+_URL_CHARACTERS = 300
+BrokerUrl = Annotated[str, Field(max_length=_URL_CHARACTERS), AfterValidator(_broker_url)]
+BrokerUrls = Annotated[
+    str | tuple[str, ...],
+    PlainValidator(_broker_urls),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "maxLength": _URL_CHARACTERS},
+                {
+                    "type": "array",
+                    "items": {"type": "string", "maxLength": _URL_CHARACTERS},
+                    "minItems": 1,
+                    "maxItems": MOST_ADDRESSES,
+                },
+            ]
+        }
+    ),
+]
 PacketBytes = Annotated[int, Field(ge=4096, le=268_435_455)]
 ByteLimit = Annotated[int, Field(ge=65536, le=1 << 50)]
 
@@ -38,8 +75,19 @@ ByteLimit = Annotated[int, Field(ge=65536, le=1 << 50)]
 class BrokerLink(Block):
     """How to reach an MQTT broker."""
 
-    url: BrokerUrl = Field(examples=["mqtt://127.0.0.1:1883"])
-    """`mqtt://host:port`, or `mqtts://host:port` for TLS."""
+    url: BrokerUrls = Field(examples=["mqtt://127.0.0.1:1883"])
+    """`mqtt://host:port`, `mqtts://host:port` for TLS, `ws://host:port/path` or `wss://…` over
+    WebSockets (path `/mqtt` when not given); or a list of them, tried in turn."""
+    http_proxy: Annotated[str, Field(max_length=300), AfterValidator(_proxy_url)] | None = Field(
+        default=None, repr=False, examples=["http://10.0.0.1:3128"]
+    )
+    """`http://[user@]host:port` of an HTTP proxy that all these addresses are reached through, by
+    CONNECT; none: directly."""
+    http_proxy_password_file: SitePath | None = None
+    """File whose first line is the password at that proxy; read when the process starts."""
+    profile: ProfileName = "default"
+    """The managed service whose limits the link keeps to (docs/brokers.md): publishes and bytes in
+    a second, what is unacknowledged, sizes, and a client id that stays the same."""
     protocol: Literal[5, 4] = 5
     """MQTT version: 5, or 4 for 3.1.1; brokers without 5 are spoken to in 4 anyway."""
     username: str | None = Field(default=None, min_length=1, max_length=128)
@@ -56,6 +104,11 @@ class BrokerLink(Block):
     """Seconds of silence after which the link is checked."""
     backoff_cap_s: float = Field(default=60.0, ge=0.1, le=3600)
     """Longest pause before a lost link is tried again; each pause is drawn at random below it."""
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """All addresses, in their order."""
+        return (self.url,) if isinstance(self.url, str) else self.url
 
 
 class Http(Block):
@@ -93,12 +146,17 @@ def trust_mixes(trust_file: Path | None, **keys: Path | None) -> Iterator[Mix]:
             yield Mix((key, "trust_file"), text)
 
 
-def broker_mixes(link: BrokerLink, at: str) -> Iterator[Mix]:
-    """Impossible mixes of one broker block that stands at key `at`."""
+def broker_mixes(link: BrokerLink, at: str, packet_bytes: int) -> Iterator[Mix]:
+    """Impossible mixes of one broker block at key `at`, also with `limits.packet_bytes`."""
+    for key, text in PROFILES[link.profile].misfits(packet_bytes, link.keepalive_s):
+        found = "limits.packet_bytes" if key == "packet_bytes" else f"{at}.{key}"
+        yield Mix((found, f"{at}.profile"), f"for {link.profile}: {text}")
     files = {"ca_file": link.ca_file, "cert_file": link.cert_file, "key_file": link.key_file}
     for key, path in files.items():
-        if path is not None and link.url.startswith("mqtt://"):
-            text = "is read for TLS alone but the URL says mqtt://; write mqtts://, or drop it"
+        if path is not None and not any(BrokerAddress.parse(url).tls for url in link.urls):
+            text = (
+                "is read for TLS alone but no URL asks for it; write mqtts:// or wss://, or drop it"
+            )
             yield Mix((f"{at}.{key}", f"{at}.url"), text)
     if (link.cert_file is None) != (link.key_file is None):
         given, other = ("key_file", "cert_file") if link.key_file else ("cert_file", "key_file")
@@ -107,3 +165,10 @@ def broker_mixes(link: BrokerLink, at: str) -> Iterator[Mix]:
     if link.password_file is not None and link.username is None:
         text = "a password needs a user name; add username"
         yield Mix((f"{at}.password_file", f"{at}.username"), text)
+    if link.http_proxy_password_file is not None:
+        proxy = HttpProxy.parse(link.http_proxy) if link.http_proxy is not None else None
+        keys = (f"{at}.http_proxy_password_file", f"{at}.http_proxy")
+        if proxy is None or proxy.username is None:
+            yield Mix(keys, "a password needs a user name; write http_proxy: http://user@host:port")
+        elif proxy.password is not None:
+            yield Mix(keys, "the password stands in http_proxy too; drop it there")

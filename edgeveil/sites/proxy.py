@@ -44,12 +44,20 @@ class ProxyLimits(Block):
     """Devices that may be enrolled."""
 
 
+class ProxyBrokerLink(BrokerLink):
+    """How the proxy reaches an MQTT broker."""
+
+    links: int = Field(default=1, ge=1, le=64)
+    """Connections; from two on the first listens and the others speak, each device over one of
+    them. What devices send arrives over the first alone. The cloud's side has use for two."""
+
+
 class ProxySite(Block):
     """The proxy process: knows the devices, never sees a model, an update or an inference."""
 
-    edge_broker: BrokerLink
+    edge_broker: ProxyBrokerLink
     """The broker that the devices use."""
-    cloud_broker: BrokerLink
+    cloud_broker: ProxyBrokerLink
     """The broker that the cloud uses."""
     state_dir: SitePath = Path("state/proxy")
     """Folder for keys, enrolled devices, cache and spool; made at first start."""
@@ -78,8 +86,13 @@ class ProxySite(Block):
 
     def _mixes(self) -> Iterator[Mix]:
         yield from trust_mixes(self.trust_file, cloud_key_file=self.cloud_key_file)
-        yield from broker_mixes(self.edge_broker, "edge_broker")
-        yield from broker_mixes(self.cloud_broker, "cloud_broker")
+        yield from broker_mixes(self.edge_broker, "edge_broker", self.limits.packet_bytes)
+        yield from broker_mixes(self.cloud_broker, "cloud_broker", self.limits.packet_bytes)
+        if self.cloud_broker.links > 2:
+            yield Mix(
+                ("cloud_broker.links",),
+                f"{self.cloud_broker.links} do no more than 2, one topic leads to the cloud; set 2",
+            )
         limits = self.limits
         rooms = (
             ("upload", limits.upload_bytes, "spool", limits.spool_bytes),

@@ -1,20 +1,26 @@
 """Reaching a broker: dialling, TLS, and in words why a broker cannot be used.
 
-Dialling (DNS, TCP, TLS) blocks: it runs in a thread, and is given up after a time. Whatever goes
-wrong on the way to a working connection is one `BrokerError` that says what, where and the fix.
+Dialling (DNS, TCP, a proxy's tunnel, TLS, the WebSocket handshake) blocks: it runs in a thread,
+and is given up after a time. Whatever goes wrong on the way to a working connection is one
+`BrokerError` that says what, where and the fix.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import http.client
 import socket
 import ssl
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from edgeveil.errors import BrokerError
-from edgeveil.transport.link import BrokerAddress
+from edgeveil.sites.addresses import BrokerAddress, HttpProxy
+from edgeveil.transport.websocket import WebSocketRefused, WebSocketStream
 
 _DIALLERS = ThreadPoolExecutor(max_workers=16, thread_name_prefix="edgeveil-dial")
 
@@ -37,6 +43,75 @@ async def dial_in_thread(
         if isinstance(error, (OSError, ValueError, TimeoutError)):
             raise dial_fault(error, address) from None
         raise
+
+
+def open_stream(
+    address: BrokerAddress,
+    proxy: HttpProxy | None,
+    context: ssl.SSLContext | None,
+    packet_bytes: int,
+    timeout_s: float,
+) -> socket.socket | WebSocketStream:
+    """Connect, blocking: through the proxy, with TLS and as a WebSocket as the address says.
+
+    Raises BrokerError where the proxy does not open the way, OSError for the rest.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    sock = _tunnel(address, proxy, timeout_s) if proxy else _connected(address, timeout_s)
+    try:
+        with suppress(OSError):  # without it, two-way traffic crawls (Nagle and delayed ACK)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if context is not None:
+            sock = context.wrap_socket(sock, server_hostname=address.host)
+        if address.path is None:
+            return sock
+        left_s = max(0.1, deadline_s - time.monotonic())
+        return WebSocketStream.open(sock, address.url, packet_bytes, left_s)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _connected(address: BrokerAddress, timeout_s: float) -> socket.socket:
+    return socket.create_connection((address.host, address.port), timeout=timeout_s)
+
+
+def _tunnel(address: BrokerAddress, proxy: HttpProxy, timeout_s: float) -> socket.socket:
+    """A connection to the broker that an HTTP proxy made for us (RFC 9110, CONNECT)."""
+    headers = {}
+    if proxy.username is not None:
+        pair = f"{proxy.username}:{proxy.password or ''}".encode()
+        headers["Proxy-Authorization"] = "Basic " + base64.b64encode(pair).decode("ascii")
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    connection = http.client.HTTPConnection(proxy.host, proxy.port, timeout=timeout_s)
+    connection.set_tunnel(host, address.port, headers)
+    try:
+        connection.connect()
+    except (OSError, http.client.HTTPException) as error:
+        connection.close()
+        what, fix = _explain_proxy(error)
+        raise BrokerError(f"{what}, on the way to {address}", where=str(proxy), fix=fix) from None
+    return connection.sock
+
+
+def _explain_proxy(error: Exception) -> tuple[str, str]:
+    check = "check http_proxy, network and firewall"
+    if isinstance(error, socket.gaierror):
+        return "the HTTP proxy's host name cannot be resolved", "check the name in http_proxy"
+    if isinstance(error, ConnectionRefusedError):
+        return "no HTTP proxy listens on this port", "check http_proxy"
+    if isinstance(error, TimeoutError):
+        return "the HTTP proxy does not answer", check
+    if isinstance(error, (ConnectionError, http.client.HTTPException)):
+        return "what listens there is no HTTP proxy", "check the port in http_proxy"
+    _, refused, status = str(error).partition("Tunnel connection failed: ")
+    if refused and status.startswith("407"):
+        fix = "check the user in http_proxy, and http_proxy_password_file"
+        return "the HTTP proxy wants another user name or password", fix
+    if refused:
+        fix = "let the proxy open tunnels to this host and port, or use a port that it allows (443)"
+        return f"the HTTP proxy refuses the tunnel (HTTP {status[:3]})", fix
+    return "the HTTP proxy cannot be reached", check
 
 
 # --- TLS ------------------------------------------------------------------------------------
@@ -137,6 +212,17 @@ def subscription_refused(topic: str, address: BrokerAddress) -> BrokerError:
     )
 
 
+def none_works(faults: Sequence[BrokerError]) -> BrokerError:
+    """The error for a list of addresses; it names each, and why it cannot be used."""
+    if len(faults) == 1:
+        return faults[0]
+    told = "; ".join(f"{fault.where}: {fault.what} ({fault.fix})" for fault in faults)
+    return BrokerError(
+        f"none of the {len(faults)} addresses can be used: {told}",
+        fix="at least one of the broker's addresses has to work",
+    )
+
+
 def dial_fault(error: BaseException, address: BrokerAddress) -> BrokerError:
     """The error for what went wrong in TCP or TLS."""
     what, fix = _explain(error, address)
@@ -151,6 +237,8 @@ def _explain(error: BaseException, address: BrokerAddress) -> tuple[str, str]:
             f"TLS failed: {error.reason or 'the broker hung up'}",
             _other_scheme(address) + ", and that certificate and key are the right ones",
         )
+    if isinstance(error, WebSocketRefused):
+        return f"what listens there {error}", f"check the path in the url; {_other_scheme(address)}"
     if isinstance(error, socket.gaierror):
         return "the host name cannot be resolved", "check the name in the broker's url"
     if isinstance(error, ConnectionRefusedError):
@@ -180,6 +268,8 @@ def _untrusted(error: ssl.SSLCertVerificationError, address: BrokerAddress) -> t
 
 
 def _other_scheme(address: BrokerAddress) -> str:
+    plain, secure = ("mqtt", "mqtts") if address.path is None else ("ws", "wss")
     if address.tls:
-        return "check that this port speaks TLS, else use mqtt://"
-    return "check that this port speaks plain MQTT, else use mqtts://"
+        return f"check that this port speaks TLS, else use {plain}://"
+    spoken = "MQTT" if address.path is None else "HTTP"
+    return f"check that this port speaks plain {spoken}, else use {secure}://"

@@ -11,16 +11,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import urlsplit
 
-from edgeveil.errors import BrokerError, UsageError
+from edgeveil.errors import BrokerError
 from edgeveil.protocol.effects import Address, AllDevices, CloudAddress, DeviceAddress, ProxyAddress
+from edgeveil.sites.addresses import BrokerAddress, HttpProxy
+from edgeveil.sites.broker_profiles import PROFILES, BrokerProfile
 
 MessageHandler = Callable[[str, bytes], Awaitable[None] | None]
 StateHandler = Callable[[bool, str], None]
 
-PLAIN_PORT = 1883
-TLS_PORT = 8883
 _HEADER_BYTES = 1 + 4 + 2 + 2 + 1  # type, length, topic length, packet id, empty properties
 
 
@@ -84,43 +83,6 @@ class Link(Protocol):
 
 
 @dataclass(frozen=True)
-class BrokerAddress:
-    """Where a broker listens."""
-
-    host: str
-    port: int
-    tls: bool
-
-    @classmethod
-    def parse(cls, url: str) -> BrokerAddress:
-        """`mqtt://host[:port]` or `mqtts://host[:port]`; ports 1883 and 8883 when not given.
-
-        Raises UsageError for anything else, credentials in the URL included.
-        """
-        fix = "write mqtt://host:1883, or mqtts://host:8883 for TLS"
-        try:
-            parts = urlsplit(url)
-            port = parts.port
-        except ValueError as error:
-            raise UsageError(f"not a broker address: {error}", where=url, fix=fix) from None
-        if "@" in parts.netloc:  # the URL itself would print the password
-            fix = "use the keys username and password_file"
-            raise UsageError("a broker address must not hold credentials", fix=fix)
-        if parts.scheme not in ("mqtt", "mqtts"):
-            raise UsageError("a broker address begins mqtt:// or mqtts://", where=url, fix=fix)
-        if not parts.hostname or port == 0:
-            raise UsageError("a broker address needs a host and a port", where=url, fix=fix)
-        if parts.path not in ("", "/") or parts.query or parts.fragment:
-            raise UsageError("a broker address ends at the port", where=url, fix=fix)
-        tls = parts.scheme == "mqtts"
-        return cls(parts.hostname, port or (TLS_PORT if tls else PLAIN_PORT), tls)
-
-    def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
-
-
-@dataclass(frozen=True)
 class Will:
     """What the broker publishes for us when the link breaks (QoS 1, not retained)."""
 
@@ -132,19 +94,22 @@ class Will:
 class LinkSettings:
     """How to reach a broker and what bounds to keep.
 
+    `url` is one address or several, tried in turn, all through `http_proxy` where there is one.
     `protocol` is 5 or 4 (MQTT 3.1.1); with 5 the link falls back to 4 by itself. `packet_bytes`
     bounds one whole packet. The window bounds what is sent and not acknowledged, the inbox what
-    is received and not handled. After the n-th failure the link waits a random time up to
-    min(`backoff_cap_s`, `backoff_base_s` · 2ⁿ).
+    is received and not handled; `profile` narrows both, and paces. After the n-th failure the
+    link waits a random time up to min(`backoff_cap_s`, `backoff_base_s` · 2ⁿ).
     """
 
-    url: str
+    url: str | tuple[str, ...]
     client_id: str
     username: str | None = None
     password: str | None = field(default=None, repr=False)
     ca_file: Path | None = None
     cert_file: Path | None = None
     key_file: Path | None = None
+    http_proxy: HttpProxy | None = None
+    profile: BrokerProfile = PROFILES["default"]
     protocol: int = 5
     keepalive_s: int = 60
     packet_bytes: int = 65536
@@ -156,9 +121,10 @@ class LinkSettings:
     backoff_cap_s: float = 60.0
 
     @property
-    def address(self) -> BrokerAddress:
-        """The parsed `url`. Raises UsageError."""
-        return BrokerAddress.parse(self.url)
+    def addresses(self) -> tuple[BrokerAddress, ...]:
+        """The parsed `url`, at least one. Raises UsageError."""
+        urls = (self.url,) if isinstance(self.url, str) else self.url
+        return tuple(BrokerAddress.parse(url) for url in urls)
 
 
 def overhead_bytes(topic: str) -> int:

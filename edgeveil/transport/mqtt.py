@@ -1,7 +1,7 @@
 """The MQTT client: the only file that knows paho. One `MqttConnection` is one connection.
 
 paho's own thread uses select(), which ends at 1024 descriptors; here the asyncio loop watches the
-socket, and only dialling (DNS, TCP, TLS) runs in a thread. No connection is reused: each one
+socket, and only dialling (`dialling.py`) runs in a thread. No connection is reused: each one
 starts clean, and what must survive lies in the caller's queue.
 """
 
@@ -22,18 +22,23 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from edgeveil.errors import BrokerError, ProtocolError
+from edgeveil.sites.addresses import BrokerAddress
 from edgeveil.transport import dialling
-from edgeveil.transport.dialling import client_context, dial_in_thread
+from edgeveil.transport.dialling import client_context, dial_in_thread, open_stream
 from edgeveil.transport.flow import Intake, SendWindow
 from edgeveil.transport.link import LinkDown, LinkSettings, overhead_bytes
+from edgeveil.transport.websocket import WebSocketStream
 
 _LOG = logging.getLogger("edgeveil.link")
 _MISC_S = 5.0
 _PACKETS_PER_WAKE = 32  # so that one busy link does not starve the others
 _SUBACK_S = 10.0
+_PACE_S = 1.0
+_UNLIMITED = 1 << 62
 _RECEIVE_MESSAGES = 256  # how many the broker may send before we acknowledge (MQTT 5)
 
 MQTT_5, MQTT_3_1_1 = 5, 4
+Stream = socket.socket | WebSocketStream
 
 
 class VersionNotSpoken(Exception):  # noqa: N818 - an outcome
@@ -44,18 +49,35 @@ class VersionNotSpoken(Exception):  # noqa: N818 - an outcome
         super().__init__(str(fault))
 
 
+class _DialledClient(paho.Client):
+    """paho's client on a connection that `dial(timeout_s)` makes: its own way over WebSockets masks
+    byte by byte in Python and reads a long frame anew at each piece of it."""
+
+    def __init__(self, dial: Callable[[float], Stream], *options: Any, **named: Any) -> None:
+        super().__init__(*options, **named)
+        self._dial = dial
+
+    def _create_socket(self) -> Any:
+        return self._dial(self._connect_timeout)
+
+
 class MqttConnection:
     """One connection from dialling to its end. Everything but `_dial` runs on the event loop."""
 
     def __init__(
-        self, settings: LinkSettings, protocol: int, on_packet: Callable[[str, bytes], None]
+        self,
+        settings: LinkSettings,
+        address: BrokerAddress,
+        protocol: int,
+        on_packet: Callable[[str, bytes], None],
     ) -> None:
         loop = asyncio.get_running_loop()
         self.protocol = protocol
         self.lost: asyncio.Future[str] = loop.create_future()
-        self._loop, self._settings, self._address = loop, settings, settings.address
+        self._loop, self._settings, self._address = loop, settings, address
         self._on_packet = on_packet
         self._packet_bytes = settings.packet_bytes
+        self._profile = settings.profile
         self._answer: asyncio.Future[tuple[int, Properties]] = loop.create_future()
         self._subacks: dict[int, asyncio.Future[list[ReasonCode]]] = {}
         self._unacknowledged: dict[int, int] = {}
@@ -66,6 +88,13 @@ class MqttConnection:
         self.watch = SocketLoop(self._client, self.end, _misc_s(settings.keepalive_s))
         self.intake = Intake(self.watch.pause, self.watch.resume, self._acknowledge)
         self._window = self._make_window(settings.window_messages)
+        # Room comes back a second after the acknowledgement: in no second of the broker's own
+        # clock do more messages or bytes reach it, however late either side was.
+        self._pace = SendWindow(
+            self._profile.publishes_per_s or _UNLIMITED,
+            self._profile.bytes_per_s or _UNLIMITED,
+            self.intake.await_answer,
+        )
 
     async def open(self, dial_s: float, answer_s: float) -> None:
         """Dial and log in. Raises BrokerError, or NotSpoken when another version may do better."""
@@ -99,6 +128,11 @@ class MqttConnection:
 
     async def subscribe(self, topics: Sequence[str]) -> None:
         """Subscribe with QoS 1 and wait for the answer. Raises BrokerError, LinkDown."""
+        at_once = self._profile.topics_per_subscribe or len(topics)
+        for begin in range(0, len(topics), at_once):
+            await self._subscribe(topics[begin : begin + at_once])
+
+    async def _subscribe(self, topics: Sequence[str]) -> None:
         result, mid = self._client.subscribe([(topic, 1) for topic in topics])
         if result != MQTTErrorCode.MQTT_ERR_SUCCESS or mid is None:
             raise self._down()
@@ -124,13 +158,18 @@ class MqttConnection:
             )
         if self.lost.done():
             raise self._down()
-        await self._window.acquire(size)
+        await self._pace.acquire(size)
+        try:
+            await self._window.acquire(size)
+        except BaseException:
+            self._pace.release(size)
+            raise
         info = self._client.publish(topic, payload, qos=qos)
         if info.rc != MQTTErrorCode.MQTT_ERR_SUCCESS:
-            self._window.release(size)
+            self._release(size)
             raise self._down()
         if qos == 0 and info.is_published():
-            self._window.release(size)
+            self._release(size)
         else:
             self._unacknowledged[info.mid] = size
 
@@ -156,6 +195,7 @@ class MqttConnection:
             sock.close()
         down = self._down()
         self._window.fail(down)
+        self._pace.fail(down)
         if not self._answer.done():
             self._answer.set_exception(down)
             self._answer.exception()  # seen: nobody may be waiting any more
@@ -171,7 +211,13 @@ class MqttConnection:
     def _make_client(self) -> paho.Client:
         settings = self._settings
         clean = None if self.protocol == MQTT_5 else True
-        client = paho.Client(
+        context = None
+        if self._address.tls:
+            context = client_context(settings.ca_file, settings.cert_file, settings.key_file)
+        client = _DialledClient(
+            lambda timeout_s: open_stream(
+                self._address, settings.http_proxy, context, settings.packet_bytes, timeout_s
+            ),
             CallbackAPIVersion.VERSION2,
             client_id=settings.client_id,
             clean_session=clean,
@@ -181,14 +227,9 @@ class MqttConnection:
         )
         if settings.username is not None:
             client.username_pw_set(settings.username, settings.password)
-        if self._address.tls:
-            client.tls_set_context(
-                client_context(settings.ca_file, settings.cert_file, settings.key_file)
-            )
         if settings.will is not None:
             client.will_set(settings.will.topic, settings.will.payload, qos=1)
         client.max_inflight_messages_set(settings.window_messages)
-        client.on_socket_open = self._on_socket_open
         client.on_socket_close = self._on_socket_close
         client.on_socket_register_write = self._on_want_write
         client.on_socket_unregister_write = self._on_written
@@ -204,7 +245,8 @@ class MqttConnection:
         if self.protocol == MQTT_5:
             properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
             properties.MaximumPacketSize = self._settings.packet_bytes
-            properties.ReceiveMaximum = _RECEIVE_MESSAGES
+            in_flight = self._profile.in_flight_messages or _RECEIVE_MESSAGES
+            properties.ReceiveMaximum = min(_RECEIVE_MESSAGES, in_flight)
             options = {"clean_start": True, "properties": properties}
         self._client.connect(
             self._address.host, self._address.port, self._settings.keepalive_s, **options
@@ -218,7 +260,7 @@ class MqttConnection:
     def _attach(self) -> None:
         self._dialled = True
         sock = self._client.socket()
-        if isinstance(sock, socket.socket):
+        if isinstance(sock, (socket.socket, WebSocketStream)):
             self.watch.attach(sock, want_write=self._client.want_write())
         else:
             self.end("closed while connecting")
@@ -232,17 +274,23 @@ class MqttConnection:
             self._window = self._make_window(in_flight)
 
     def _make_window(self, messages: int) -> SendWindow:
-        return SendWindow(messages, self._settings.window_bytes, self.intake.await_answer)
+        messages = min(messages, self._profile.in_flight_messages or messages)
+        own_bytes = self._settings.window_bytes
+        size_bytes = min(own_bytes, self._profile.in_flight_bytes or own_bytes)
+        return SendWindow(messages, size_bytes, self.intake.await_answer)
+
+    def _release(self, size: int) -> None:
+        self._window.release(size)
+        if self._profile.publishes_per_s or self._profile.bytes_per_s:
+            self._loop.call_later(_PACE_S, self._pace.release, size)
+        else:
+            self._pace.release(size)
 
     def _acknowledge(self, mid: int) -> None:
         if not self.lost.done():
             self._client.ack(mid, 1)
 
     # paho's callbacks: they note and return; the socket ones may run in the dialling thread.
-
-    def _on_socket_open(self, _client: paho.Client, _data: object, sock: Any) -> None:
-        with suppress(OSError):  # without it, two-way traffic crawls (Nagle and delayed ACK)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def _on_socket_close(self, _client: paho.Client, _data: object, sock: Any) -> None:
         if self.watch.attached:
@@ -279,7 +327,7 @@ class MqttConnection:
     ) -> None:
         self.watch.note_packet()
         if (size := self._unacknowledged.pop(mid, None)) is not None:
-            self._window.release(size)
+            self._release(size)
         if code.is_failure and code.value not in self._refused_reasons:
             self._refused_reasons.add(code.value)
             where = {"broker": str(self._address), "code": str(code)}
@@ -307,7 +355,7 @@ class SocketLoop:
     def __init__(self, client: paho.Client, on_end: Callable[[str], None], misc_s: float) -> None:
         self._loop = asyncio.get_running_loop()
         self._client, self._on_end, self._misc_s = client, on_end, misc_s
-        self._sock: socket.socket | None = None
+        self._sock: Stream | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._packets, self._paused = 0, False
 
@@ -316,7 +364,7 @@ class SocketLoop:
         """Whether a socket is being watched."""
         return self._sock is not None
 
-    def attach(self, sock: socket.socket, *, want_write: bool) -> None:
+    def attach(self, sock: Stream, *, want_write: bool) -> None:
         """Watch `sock`."""
         self._sock = sock
         if not self._paused:
@@ -325,7 +373,7 @@ class SocketLoop:
             self._loop.add_writer(sock, self._writable)
         self._timer = self._loop.call_later(self._misc_s, self._misc)
 
-    def detach(self) -> socket.socket | None:
+    def detach(self) -> Stream | None:
         """Watch no more; the socket, for its owner to close."""
         sock, self._sock = self._sock, None
         if sock is not None:
@@ -361,7 +409,7 @@ class SocketLoop:
         self._paused = False
         if self._sock is not None:
             self._loop.add_reader(self._sock, self._readable)
-            self._loop.call_soon(self._readable)  # TLS may hold bytes that no event announces
+            self._loop.call_soon(self._readable)  # a stream may hold bytes that no event announces
 
     def _readable(self) -> None:
         for _ in range(_PACKETS_PER_WAKE):
@@ -371,7 +419,7 @@ class SocketLoop:
             self._step(self._client.loop_read)
             if self._packets == seen:
                 break
-        if isinstance(self._sock, ssl.SSLSocket) and self._sock.pending():
+        if isinstance(self._sock, (ssl.SSLSocket, WebSocketStream)) and self._sock.pending():
             self._loop.call_soon(self._readable)
 
     def _writable(self) -> None:

@@ -11,12 +11,14 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
 from edgeveil.errors import BrokerError, UsageError
 from edgeveil.protocol import effects as fx
+from edgeveil.sites.addresses import BrokerAddress, HttpProxy
+from edgeveil.sites.broker_profiles import PROFILES
 from edgeveil.sites.links import BrokerLink
 from edgeveil.transport import dialling
 from edgeveil.transport.flow import Inbox
@@ -32,6 +34,7 @@ from edgeveil.transport.link import (
 )
 from edgeveil.transport.mqtt import MQTT_3_1_1, MQTT_5, MqttConnection, VersionNotSpoken
 from edgeveil.transport.runtime import Runtime
+from edgeveil.transport.spread_link import SpreadLink
 
 _LOG = logging.getLogger("edgeveil.link")
 _ATTEMPT_S = 10.0
@@ -70,7 +73,8 @@ class MqttLink:
         self.on_message: MessageHandler = on_message or (lambda topic, payload: None)
         self.on_state: StateHandler = on_state or (lambda connected, reason: None)
         self.counters = LinkCounters()
-        self._settings, self._address = settings, settings.address
+        self._settings, self._addresses = settings, settings.addresses
+        self._at = 0  # of the addresses: the one in use, or to be tried next
         self._uniform = uniform or secrets.SystemRandom().uniform
         self._protocols = (MQTT_5, MQTT_3_1_1) if settings.protocol == MQTT_5 else (MQTT_3_1_1,)
         self._topics: dict[str, None] = {}  # in the order of subscription
@@ -80,6 +84,10 @@ class MqttLink:
         self._said: tuple[bool, str] | None = None
         self._dispatcher: asyncio.Task[None] | None = None
         self._connecting, self._closing = asyncio.Lock(), asyncio.Event()
+
+    @property
+    def _address(self) -> BrokerAddress:
+        return self._addresses[self._at]
 
     @property
     def connected(self) -> bool:
@@ -109,6 +117,13 @@ class MqttLink:
     async def subscribe(self, topics: Sequence[str]) -> None:
         """Subscribe now and after every reconnection. Raises BrokerError when refused."""
         fresh = [topic for topic in topics if topic not in self._topics]
+        most = self._settings.profile.subscriptions
+        if most is not None and len(self._topics) + len(fresh) > most:
+            raise BrokerError(
+                f"the broker's profile allows {most} subscriptions on one connection",
+                where=str(self._address),
+                fix="subscribe to fewer topics, or use another broker",
+            )
         self._topics.update(dict.fromkeys(fresh))
         if fresh and self._session is not None and self.connected:
             try:
@@ -130,15 +145,27 @@ class MqttLink:
         await self._session.publish(topic, payload, qos)
 
     async def connect_or_raise(self, timeout_s: float = _ATTEMPT_S) -> None:
-        """Connect once. Raises BrokerError that says what failed, where, and the fix."""
+        """Try each address once, from the one that worked last, each for `timeout_s` at most.
+
+        Raises BrokerError that says what failed, where, and the fix, for every address.
+        """
         async with self._connecting:
             if self.connected:
                 return
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await self._connect(timeout_s)
-            except TimeoutError:
-                raise dialling.silence(self._address, timeout_s) from None
+            faults: list[BrokerError] = []
+            while len(faults) < len(self._addresses):
+                if faults:  # or a fleet whose broker ends falls upon the next one at once
+                    await self._pause_up_to(self._settings.backoff_base_s)
+                try:
+                    async with asyncio.timeout(timeout_s):
+                        await self._connect(timeout_s)
+                except (BrokerError, TimeoutError) as error:
+                    silent = dialling.silence(self._address, timeout_s)
+                    faults.append(error if isinstance(error, BrokerError) else silent)
+                    self._at = (self._at + 1) % len(self._addresses)
+                else:
+                    return
+            raise dialling.none_works(faults)
 
     async def run_forever(self) -> None:
         """Keep the link up until `close`, waiting longer and at random after each failure."""
@@ -172,7 +199,11 @@ class MqttLink:
 
     async def _pause_after(self, failures: int) -> None:
         settings = self._settings
-        longest_s = min(settings.backoff_cap_s, settings.backoff_base_s * 2 ** min(failures, 30))
+        await self._pause_up_to(
+            min(settings.backoff_cap_s, settings.backoff_base_s * 2 ** min(failures, 30))
+        )
+
+    async def _pause_up_to(self, longest_s: float) -> None:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._closing.wait(), self._uniform(0.0, longest_s))
 
@@ -201,7 +232,9 @@ class MqttLink:
         loop, fault, refused = asyncio.get_running_loop(), None, False
         deadline_s = loop.time() + timeout_s
         for protocol in self._protocols:
-            self._newest = session = MqttConnection(self._settings, protocol, self._receive)
+            self._newest = session = MqttConnection(
+                self._settings, self._address, protocol, self._receive
+            )
             session.intake.hold_back(self._inbox.paused)
             left_s = deadline_s - loop.time()
             last = protocol == self._protocols[-1]
@@ -213,7 +246,7 @@ class MqttLink:
                 session.end("not spoken")
                 fault = fault if refused else outcome.fault  # a clear answer tells more
                 refused = refused or outcome.certain
-                if outcome.certain and not last:
+                if outcome.certain and not last and len(self._addresses) == 1:
                     self._protocols = (MQTT_3_1_1,)
                 continue
             except BaseException:
@@ -285,20 +318,40 @@ def link_settings(
     broker: BrokerLink, client_id: str, packet_bytes: int, will: Will | None = None
 ) -> LinkSettings:
     """How to reach the broker; the password comes from its file. Raises UsageError."""
+    profile = PROFILES[broker.profile]
     return LinkSettings(
         url=broker.url,
-        client_id=f"{client_id}-{secrets.token_hex(4)}",
+        client_id=client_id if profile.stable_client_id else f"{client_id}-{secrets.token_hex(4)}",
         username=broker.username,
         password=read_password(broker.password_file),
         ca_file=broker.ca_file,
         cert_file=broker.cert_file,
         key_file=broker.key_file,
+        http_proxy=_http_proxy(broker),
+        profile=profile,
         protocol=broker.protocol,
         keepalive_s=broker.keepalive_s,
         backoff_cap_s=broker.backoff_cap_s,
         packet_bytes=packet_bytes,
         will=will,
     )
+
+
+def _spread(settings: LinkSettings, connections: int) -> SpreadLink:
+    """Each with a client id of its own, and the last will with the one that listens."""
+    every = [
+        replace(settings, client_id=f"{settings.client_id}-{number}", will=None)
+        for number in range(1, connections)
+    ]
+    return SpreadLink([MqttLink(one) for one in (settings, *every)])
+
+
+def _http_proxy(broker: BrokerLink) -> HttpProxy | None:
+    if broker.http_proxy is None:
+        return None
+    proxy = HttpProxy.parse(broker.http_proxy)
+    password = read_password(broker.http_proxy_password_file)
+    return proxy if password is None else replace(proxy, password=password)
 
 
 def read_password(path: Path | None) -> str | None:
@@ -337,8 +390,10 @@ class RuntimeLink:
         topics: Sequence[str],
         peer: fx.Address,
         topic_of: Callable[[fx.Address], str],
+        connections: int = 1,
     ) -> None:
-        self.link: Link = MqttLink(settings)
+        """Over so many connections to the broker (`SpreadLink`)."""
+        self.link: Link = MqttLink(settings) if connections == 1 else _spread(settings, connections)
         self.bytes: Counter[str] = Counter()
         self._topics, self._peer, self._topic_of = topics, peer, topic_of
 

@@ -54,12 +54,14 @@ class _ProxyProcess:
             [DEVICES_UP],
             fx.AllDevices(),
             proxy_topic,
+            site.edge_broker.links,
         )
         self.cloud = RuntimeLink(
             link_settings(site.cloud_broker, "proxy", packet_bytes),
             [CLOUD_OUT],
             fx.CloudAddress(),
             proxy_topic,
+            site.cloud_broker.links,
         )
         self.metrics = Metrics()
         self.runtime: Runtime

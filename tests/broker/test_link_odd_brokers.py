@@ -8,6 +8,7 @@ import pytest
 from broker_harness import WAIT_S, Ear
 
 from edgeveil.errors import BrokerError, ProtocolError
+from edgeveil.sites.broker_profiles import PROFILES
 from edgeveil.transport.link import LinkSettings
 from edgeveil.transport.mqtt_link import MqttLink
 
@@ -119,6 +120,27 @@ def test_the_brokers_limits_are_kept():
         third.cancel()
 
     asyncio.run(with_peer(lambda _: connack, play))
+
+
+@pytest.mark.parametrize(
+    ("profile", "payload_bytes", "most"),
+    [("hivemq_cloud", 1, 10), ("event_grid", 30_000, 2), ("aws_iot", 1, 64)],
+)
+def test_a_profile_bounds_what_is_unacknowledged(profile, payload_bytes, most):
+    """The broker never acknowledges; the link's own window is of 64 messages."""
+
+    async def play(link, ear):
+        await link.connect_or_raise()
+        for _ in range(most):
+            await asyncio.wait_for(link.publish("t", bytes(payload_bytes)), WAIT_S)
+        one_more = asyncio.create_task(link.publish("t", bytes(payload_bytes)))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not one_more.done()
+        assert link.unacknowledged == most
+        one_more.cancel()
+
+    asyncio.run(with_peer(lambda _: ACCEPTED_5, play, profile=PROFILES[profile]))
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgeveil.errors import UsageError
+from edgeveil.sites.broker_profiles import ProfileName
 from edgeveil.sites.policy import Policy
 from edgeveil_tools.cloud_client import Cloud
-from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, free_port
+from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, ListenerTls, free_ports
 from edgeveil_tools.site.provision import Ports, SitePlan, provision
 
 WAIT_S = 60.0
@@ -44,8 +45,13 @@ class LiveSite:
         infer_only: int = 0,
         policy: Policy | None = None,
         protocol: int = 5,
+        tls: bool = False,
+        websockets: bool = False,
+        profile: ProfileName = "default",
+        enforced: ProfileName | None = None,
     ) -> None:
-        ports = Ports(free_port(), free_port(), free_port(), free_port())
+        """`enforced` by the brokers; without it they enforce the links' own `profile`."""
+        ports = Ports(*free_ports(6))
         self.plan = SitePlan(
             folder / "site",
             devices=devices,
@@ -53,14 +59,26 @@ class LiveSite:
             ports=ports,
             engine=engine,
             protocol=protocol,
+            tls=tls,
+            websockets=websockets,
+            profile=profile,
             policy=policy or Policy(max_inference_epsilon=500),
         )
         self.site = provision(self.plan)
         self.logs = folder / "logs"
         self.logs.mkdir()
         self.brokers: dict[str, BrokerProcess] = {}
-        for side, port in (("edge", ports.edge), ("cloud", ports.cloud)):
-            broker = BrokerPlan(engine=engine, port=port, acl=side, wiretap=True)
+        for side in ("edge", "cloud"):
+            certificate = folder / "site" / "tls" / f"broker-{side}.crt"
+            broker = BrokerPlan(
+                engine=engine,
+                port=getattr(ports, side),
+                websockets_port=getattr(ports, f"{side}_websockets") if websockets else None,
+                acl=side,
+                tls=ListenerTls(certificate, certificate.with_suffix(".key")) if tls else None,
+                enforce_profile=enforced or (None if profile == "default" else profile),
+                wiretap=True,
+            )
             users = {**self.site.passwords[side], "wiretap": "tap-word"}
             self.brokers[side] = BrokerProcess(broker, folder / side, users=users)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}

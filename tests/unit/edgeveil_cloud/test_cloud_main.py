@@ -44,7 +44,7 @@ def test_a_broker_that_is_not_there_is_named_and_everything_is_given_back(site: 
     for _ in range(2):  # the second start finds the port free and the store unlocked
         with pytest.raises(BrokerError) as caught:
             start(site)
-        assert site.broker.url.removeprefix("mqtt://") in str(caught.value)
+        assert site.broker.urls[0].removeprefix("mqtt://") in str(caught.value)
         assert caught.value.fix
 
 

@@ -195,3 +195,38 @@ def test_mosquitto_takes_the_configuration(folder):
 def test_yaml_is_plain(folder):
     site = provision(small(folder))
     assert set(yaml.safe_load(site.cloud.read_text())) == {"cloud"}
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_with_websockets_every_link_uses_them_and_both_brokers_listen(folder, tls):
+    site = provision(small(folder, websockets=True, tls=tls))
+    ports = site.plan.ports
+    begin = "wss" if tls else "ws"
+    proxy = load_site(site.proxy)
+    assert proxy.edge_broker.url == f"{begin}://127.0.0.1:{ports.edge_websockets}/mqtt"
+    assert proxy.cloud_broker.url == f"{begin}://127.0.0.1:{ports.cloud_websockets}/mqtt"
+    assert load_site(site.cloud).broker.url == proxy.cloud_broker.url
+    for edge in map(load_site, site.edges):
+        assert edge.broker.url == proxy.edge_broker.url
+    for side in ("edge", "cloud"):
+        broker = load_site(site.brokers[side])
+        assert broker.websockets_port == getattr(ports, f"{side}_websockets")
+        lines = (folder / "mosquitto" / f"{side}.conf").read_text().splitlines()
+        at = lines.index(f"listener {broker.websockets_port} 127.0.0.1")
+        assert lines[at + 1] == "protocol websockets"
+    assert ("mosquitto -c" in guide(site)) == (not tls)  # it stalls with both
+
+
+def test_a_profile_is_in_every_link_and_in_force_at_the_brokers(folder):
+    site = provision(small(folder, profile="event_grid"))
+    proxy, cloud = load_site(site.proxy), load_site(site.cloud)
+    edges = [load_site(path) for path in site.edges]
+    links = [proxy.edge_broker, proxy.cloud_broker, cloud.broker, *(edge.broker for edge in edges)]
+    assert {link.profile for link in links} == {"event_grid"}
+    assert {one.limits.packet_bytes for one in (proxy, cloud, *edges)} == {64_000}
+    assert {load_site(path).enforce_profile for path in site.brokers.values()} == {"event_grid"}
+
+
+def test_mosquitto_enforces_no_profile(folder):
+    with pytest.raises(ConfigError, match="mosquitto enforces none"):
+        provision(small(folder, profile="aws_iot", engine="mosquitto"))

@@ -21,8 +21,8 @@ from edgeveil.crypto.keys import VerifyKey
 from edgeveil.errors import UsageError
 from edgeveil.protocol.device_tasks import ComputeAnswer
 from edgeveil.protocol.messages import ExchangeId
+from edgeveil.sites.addresses import BrokerAddress
 from edgeveil.transport.dialling import client_context, dial_fault
-from edgeveil.transport.link import BrokerAddress
 from edgeveil.transport.process import keep_heap
 from edgeveil_lab.load.counters import LoadMeter
 from edgeveil_lab.load.device import DeviceSetup, LoadDevice, SharedVerifyKey, SharedWork

@@ -36,13 +36,13 @@ from edgeveil.protocol.messages import (
 )
 from edgeveil.protocol.sealed import padded
 from edgeveil.protocol.transfer import FRAME_OVERHEAD_BYTES, describe, part_bytes, parts
+from edgeveil.sites.addresses import BrokerAddress
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.sites.proxy import ProxySite
 from edgeveil.transport.dialling import client_context
 from edgeveil.transport.link import (
     CLOUD_IN,
     DEVICES_UP,
-    BrokerAddress,
     LinkSettings,
     device_down,
     device_up,
@@ -168,7 +168,7 @@ class _Sender:
     def __init__(self, crowd: RawCrowd, counted: Any) -> None:
         self._crowd, self._counted, self._sent_bytes = crowd, counted, 0
         self._clients: list[tuple[BareClient, _RawOwner]] = []
-        self._address: BrokerAddress = crowd.edge.address
+        self._address: BrokerAddress = crowd.edge.addresses[0]
         self._tls: ssl.SSLContext | None = None
         if self._address.tls:
             edge = crowd.edge

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import get_args
 
+from edgeveil.sites.broker_profiles import ProfileName
 from edgeveil_tools.cli.common import Subparsers, command
 
 
@@ -51,6 +53,14 @@ def _add_provision(commands: Subparsers) -> None:
             metavar="PORT",
             help=f"of the broker of the {name} side, default {port}",
         )
+    for name, port in (("edge", 21885), ("cloud", 21886)):
+        made.add_argument(
+            f"--{name}-websockets-port",
+            type=_port,
+            default=port,
+            metavar="PORT",
+            help=f"of the broker of the {name} side with --websockets, default {port}",
+        )
     for name, port in (("cloud", 8701), ("proxy", 8702)):
         made.add_argument(
             f"--{name}-http-port",
@@ -63,6 +73,15 @@ def _add_provision(commands: Subparsers) -> None:
     made.add_argument("--broker", choices=("auto", "amqtt", "mosquitto"), default="auto")
     made.add_argument("--protocol", type=int, choices=(5, 4), default=5)
     made.add_argument("--tls", action="store_true", help="with an authority of the site's own")
+    made.add_argument(
+        "--websockets", action="store_true", help="brokers listen for them, every link uses them"
+    )
+    made.add_argument(
+        "--profile",
+        choices=get_args(ProfileName),
+        default="default",
+        help="links keep to that managed service's limits, and the brokers enforce them",
+    )
     made.add_argument(
         "--force",
         action="store_true",
@@ -86,9 +105,16 @@ def _provision(args: argparse.Namespace) -> int:
     if args.devices < 1 or not 0 <= args.infer_only < args.devices:
         fix = "use --devices 1 or more, and fewer --infer-only"
         raise UsageError("no device would train", where="edgeveil provision", fix=fix)
-    ports = Ports(args.edge_port, args.cloud_port, args.cloud_http_port, args.proxy_http_port)
+    ports = Ports(
+        args.edge_port,
+        args.cloud_port,
+        args.cloud_http_port,
+        args.proxy_http_port,
+        args.edge_websockets_port,
+        args.cloud_websockets_port,
+    )
     if len(set(vars(ports).values())) < len(vars(ports)):
-        fix = "give each of the four a port of its own"
+        fix = "give each of them a port of its own"
         raise UsageError("two ports are the same", where="edgeveil provision", fix=fix)
     plan = SitePlan(
         folder=args.dir,
@@ -97,6 +123,8 @@ def _provision(args: argparse.Namespace) -> int:
         host=args.host,
         ports=ports,
         tls=args.tls,
+        websockets=args.websockets,
+        profile=args.profile,
         engine=args.broker,
         protocol=args.protocol,
         policy=Policy(min_devices=min(5, args.devices)),

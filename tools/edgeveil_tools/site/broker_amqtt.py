@@ -19,18 +19,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from amqtt.adapters import StreamReaderAdapter, StreamWriterAdapter
+from amqtt.adapters import (
+    StreamReaderAdapter,
+    StreamWriterAdapter,
+    WebSocketsWriter,
+    WriterAdapter,
+)
 from amqtt.broker import Broker
 from amqtt.contexts import Action
 from amqtt.plugins.base import BaseAuthPlugin, BaseTopicPlugin
+from websockets.asyncio.server import ServerConnection
+from websockets.exceptions import ConnectionClosed
 
 from edgeveil.errors import BrokerError, ProtocolError
+from edgeveil.sites.broker_profiles import PROFILES, BrokerProfile
 from edgeveil.transport.mqtt_packets import body_place
 from edgeveil_tools.site.broker_rules import Access, Rule, allows, password_matches, read_users
+from edgeveil_tools.site.profile_guard import ProfileGuard
 
 _UNSUPPORTED_VERSION = bytes([0x20, 3, 0, 0x84, 0])  # an MQTT 5 CONNACK
 _CONNECT = 0x10
 _MQTT_5_HEAD = b"\x00\x04MQTT\x05"
+BEYOND_PROFILE = "a client was cut off beyond the profile"
 _FIRST_PACKET_S = 10.0
 _SHUTDOWN_S = 3.0
 
@@ -91,21 +101,54 @@ class RulesPlugin(BaseTopicPlugin):  # type: ignore[misc]
         return bool(user and topic) and allows(self._rules, str(user), access, str(topic))
 
 
+class WebSocketBytes:
+    """The bytes that come over a WebSocket, as a stream; frames end where they like."""
+
+    def __init__(self, websocket: ServerConnection) -> None:
+        self._websocket, self._held = websocket, bytearray()
+
+    async def readexactly(self, n: int) -> bytes:
+        """Exactly `n` bytes. Raises asyncio.IncompleteReadError at the end."""
+        while len(self._held) < n:
+            try:
+                frame = await self._websocket.recv()
+            except ConnectionClosed:
+                raise asyncio.IncompleteReadError(bytes(self._held), n) from None
+            self._held += frame.encode() if isinstance(frame, str) else frame
+        taken = bytes(self._held[:n])
+        del self._held[:n]
+        return taken
+
+    def feed_eof(self) -> None:
+        """What the library calls when it ends the connection; the socket's own end serves."""
+
+
 class BoundedReader(StreamReaderAdapter):  # type: ignore[misc]
     """Ends the connection when a packet's part is longer than allowed."""
 
     def __init__(
         self,
-        reader: asyncio.StreamReader,
-        transport: asyncio.WriteTransport,
+        reader: asyncio.StreamReader | WebSocketBytes,
+        transport: asyncio.Transport | asyncio.WriteTransport,
         packet_bytes: int,
         first: bytes,
+        guard: ProfileGuard | None = None,
     ) -> None:
         super().__init__(reader)
         self._transport, self._packet_bytes, self._first = transport, packet_bytes, first
+        self._guard = guard
 
     async def read(self, n: int = -1) -> bytes:
         """Exactly `n` bytes."""
+        data = await self._read(n)
+        if self._guard is not None and (broken := self._guard.received(data)) is not None:
+            sys.stderr.write(f"{BEYOND_PROFILE}: {broken}\n")
+            sys.stderr.flush()
+            self._transport.abort()
+            raise asyncio.IncompleteReadError(b"", n)
+        return data
+
+    async def _read(self, n: int) -> bytes:
         if n > self._packet_bytes:
             self._transport.abort()
             raise asyncio.IncompleteReadError(b"", n)
@@ -119,27 +162,43 @@ class BoundedBroker(Broker):  # type: ignore[misc]
     """The library's broker behind a look at each connection's first bytes."""
 
     packet_bytes = 65536
+    profile: BrokerProfile | None = None
 
     async def stream_connected(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, listener_name: str
     ) -> None:
         """Refuse MQTT 5 at once (the library would wait for bytes that never come)."""
+        await self._serve(reader, StreamWriterAdapter(writer), writer.transport, listener_name)
+
+    async def ws_connected(self, websocket: ServerConnection, listener_name: str) -> None:
+        """The same over WebSockets, where the library's own reader loops at an early end."""
+        stream, writer = WebSocketBytes(websocket), WebSocketsWriter(websocket)
+        await self._serve(stream, writer, websocket.transport, listener_name)
+
+    async def _serve(
+        self,
+        reader: asyncio.StreamReader | WebSocketBytes,
+        writer: WriterAdapter,
+        transport: asyncio.Transport | asyncio.WriteTransport,
+        listener_name: str,
+    ) -> None:
         try:
             first = await asyncio.wait_for(first_bytes(reader), _FIRST_PACKET_S)
         except (TimeoutError, OSError, asyncio.IncompleteReadError, ProtocolError):
-            writer.close()
+            transport.close()
             return
         if first.endswith(_MQTT_5_HEAD):
             writer.write(_UNSUPPORTED_VERSION)
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ConnectionClosed):
                 await writer.drain()
-            writer.close()
+                await writer.close()
             return
-        bounded = BoundedReader(reader, writer.transport, self.packet_bytes, first)
-        await self.external_connected(bounded, StreamWriterAdapter(writer), listener_name)
+        guard = ProfileGuard(self.profile) if self.profile is not None else None
+        bounded = BoundedReader(reader, transport, self.packet_bytes, first, guard)
+        await self.external_connected(bounded, writer, listener_name)
 
 
-async def first_bytes(reader: asyncio.StreamReader) -> bytes:
+async def first_bytes(reader: asyncio.StreamReader | WebSocketBytes) -> bytes:
     """The first packet up to the protocol version, or its first byte when it is no CONNECT.
 
     Raises ProtocolError where its length is none.
@@ -155,23 +214,23 @@ async def first_bytes(reader: asyncio.StreamReader) -> bytes:
 def library_config(settings: dict[str, Any]) -> dict[str, Any]:
     """The library's configuration for what `edgeveil_tools.site.brokers` wrote."""
     host = f"[{settings['host']}]" if ":" in settings["host"] else settings["host"]
-    listener = {
-        "type": "tcp",
-        "bind": f"{host}:{settings['port']}",
-        "max_connections": settings["max_connections"],
-    }
+    every: dict[str, Any] = {"max_connections": settings["max_connections"]}
     if settings["cert_file"]:
-        listener |= {
+        every |= {
             "ssl": True,
             "certfile": settings["cert_file"],
             "keyfile": settings["key_file"],
         }
+    listeners = {"default": {"type": "tcp", "bind": f"{host}:{settings['port']}", **every}}
+    if settings["websockets_port"] is not None:
+        bind = f"{host}:{settings['websockets_port']}"
+        listeners["websockets"] = {"type": "ws", "bind": bind, **every}
     plugins: dict[str, Any] = {
         "edgeveil_tools.site.broker_amqtt.UsersPlugin": {"users_file": settings["users_file"]}
     }
     if settings["rules"] is not None:
         plugins["edgeveil_tools.site.broker_amqtt.RulesPlugin"] = {"rules": settings["rules"]}
-    return {"listeners": {"default": listener}, "plugins": plugins}
+    return {"listeners": listeners, "plugins": plugins}
 
 
 async def serve(settings: dict[str, Any]) -> None:
@@ -182,6 +241,8 @@ async def serve(settings: dict[str, Any]) -> None:
     loop.add_reader(sys.stdin.fileno(), stop.set)
     broker = BoundedBroker(library_config(settings))
     broker.packet_bytes = settings["packet_bytes"]
+    if settings["enforce_profile"] is not None:
+        broker.profile = PROFILES[settings["enforce_profile"]]
     await broker.start()
     await stop.wait()
     with contextlib.suppress(Exception):

@@ -24,7 +24,9 @@ from pathlib import Path
 from typing import Literal
 
 from edgeveil.errors import BrokerError
+from edgeveil.sites.addresses import WEBSOCKET_PATH, BrokerAddress
 from edgeveil.sites.broker import BrokerSite
+from edgeveil.sites.broker_profiles import ProfileName
 from edgeveil_tools.site import broker_tied
 from edgeveil_tools.site.broker_rules import acl_text, read_users, rules_for, users_text
 
@@ -47,21 +49,27 @@ class ListenerTls:
 class BrokerPlan:
     """What to start. `port` None: a free one. `acl` `edge` or `cloud`; None: no access list.
 
+    `websockets_port`: of a second listener, WebSockets with the same TLS; 0: a free one.
+    `enforce_profile`: end the connection of a client beyond that managed service's limits (amqtt).
     `wiretap` adds a user of that name who may read everything: for tests alone.
     """
 
     engine: Engine = "auto"
     host: str = "127.0.0.1"
     port: int | None = None
+    websockets_port: int | None = None
     acl: Literal["edge", "cloud"] | None = None
     tls: ListenerTls | None = None
     packet_bytes: int = 65536
     max_queued_bytes: int = 1 << 26
     max_connections: int = 20_000
+    enforce_profile: ProfileName | None = None
     wiretap: bool = False
 
 
-def mosquitto_lines(plan: BrokerPlan, port: int, *, open_to_all: bool) -> list[str]:
+def mosquitto_lines(
+    plan: BrokerPlan, port: int, *, open_to_all: bool, websockets_port: int | None = None
+) -> list[str]:
     """mosquitto's configuration, users and access list aside."""
     certificates = plan.tls is not None and plan.tls.ca_file is not None
     lines = [
@@ -76,11 +84,19 @@ def mosquitto_lines(plan: BrokerPlan, port: int, *, open_to_all: bool) -> list[s
         f"max_queued_messages {_MAX_QUEUED}",
         f"max_queued_bytes {plan.max_queued_bytes}",
         f"max_packet_size {plan.packet_bytes}",
-        f"max_connections {plan.max_connections}",
         "log_dest stderr",
         "log_type error",
         "connection_messages false",
     ]
+    of_listener = _listener_lines(plan, certificates=certificates, open_to_all=open_to_all)
+    lines += of_listener
+    if websockets_port is not None:
+        lines += [f"listener {websockets_port} {plan.host}", "protocol websockets", *of_listener]
+    return lines
+
+
+def _listener_lines(plan: BrokerPlan, *, certificates: bool, open_to_all: bool) -> list[str]:
+    lines = [f"max_connections {plan.max_connections}"]
     if plan.tls is not None:
         lines += [f"certfile {plan.tls.cert_file}", f"keyfile {plan.tls.key_file}"]
         if certificates:
@@ -116,6 +132,19 @@ def choose_engine(engine: Engine = "auto") -> Literal["amqtt", "mosquitto"]:
         fix = "install it (apt install mosquitto), or set the engine to amqtt"
         raise BrokerError("mosquitto is not on the PATH", fix=fix)
     return "mosquitto"
+
+
+def _engine_of(plan: BrokerPlan) -> Literal["amqtt", "mosquitto"]:
+    """mosquitto 2.0 writes 85 KB/s to a WebSocket, and over TLS stops for good at some 600 KB."""
+    if plan.engine == "mosquitto":
+        if plan.websockets_port is not None and plan.tls is not None:
+            fix = "set the engine to amqtt, or leave TLS to a server in front"
+            raise BrokerError("mosquitto stalls with WebSockets over TLS", fix=fix)
+        if plan.enforce_profile is not None:
+            raise BrokerError("mosquitto enforces no profile", fix="set the engine to amqtt")
+    elif plan.websockets_port is not None or plan.enforce_profile is not None:
+        return choose_engine("amqtt")
+    return choose_engine(plan.engine)
 
 
 _SERVER_PORTS = range(22_000, 32_000)
@@ -156,8 +185,11 @@ class BrokerProcess:
         users: Mapping[str, str] | None = None,
         users_file: Path | None = None,
     ) -> None:
-        self.engine = choose_engine(plan.engine)
+        self.engine = _engine_of(plan)
         self.port = plan.port or free_port(plan.host)
+        self.websockets_port = plan.websockets_port
+        while self.websockets_port in (0, self.port):
+            self.websockets_port = free_port(plan.host)
         self._plan, self._directory = plan, directory.absolute()
         self._users, self._users_file = users, users_file
         self._child: subprocess.Popen[bytes] | None = None
@@ -173,8 +205,15 @@ class BrokerProcess:
     @property
     def url(self) -> str:
         """Address for clients."""
-        host = f"[{self._plan.host}]" if ":" in self._plan.host else self._plan.host
-        return f"{'mqtts' if self._plan.tls else 'mqtt'}://{host}:{self.port}"
+        return BrokerAddress(self._plan.host, self.port, self._plan.tls is not None).url
+
+    @property
+    def websockets_url(self) -> str | None:
+        """Address for clients that speak WebSockets."""
+        if self.websockets_port is None:
+            return None
+        tls = self._plan.tls is not None
+        return BrokerAddress(self._plan.host, self.websockets_port, tls, WEBSOCKET_PATH).url
 
     @property
     def protocols(self) -> tuple[int, ...]:
@@ -191,7 +230,7 @@ class BrokerProcess:
 
         Raises BrokerError: port taken, unusable TLS or users file, no start within 10 s.
         """
-        self._check_port()
+        self._check_ports()
         self._directory.mkdir(parents=True, exist_ok=True)
         self.refresh_users()
         command = self._mosquitto() if self.engine == "mosquitto" else self._amqtt()
@@ -240,6 +279,11 @@ class BrokerProcess:
         return text.count("\n")
 
     @property
+    def log(self) -> str:
+        """What it wrote so far, to read where it misbehaves."""
+        return self._log.read_text("utf-8", "replace")
+
+    @property
     def _log(self) -> Path:
         return self._directory / "broker.log"
 
@@ -247,16 +291,21 @@ class BrokerProcess:
     def _authenticated(self) -> bool:
         return self._users is not None or self._users_file is not None
 
-    def _check_port(self) -> None:
+    @property
+    def _ports(self) -> list[int]:
+        return [port for port in (self.port, self.websockets_port) if port is not None]
+
+    def _check_ports(self) -> None:
         family = socket.AF_INET6 if ":" in self._plan.host else socket.AF_INET
-        try:
-            socket.create_server((self._plan.host, self.port), family=family).close()
-        except OSError as error:
-            raise BrokerError(
-                f"cannot listen on port {self.port}: {error.strerror}",
-                where=f"{self._plan.host}:{self.port}",
-                fix="stop the process that uses it, or set another port",
-            ) from None
+        for port in self._ports:
+            try:
+                socket.create_server((self._plan.host, port), family=family).close()
+            except OSError as error:
+                raise BrokerError(
+                    f"cannot listen on port {port}: {error.strerror}",
+                    where=f"{self._plan.host}:{port}",
+                    fix="stop the process that uses it, or set another port",
+                ) from None
 
     def _wait_until_open(self) -> None:
         deadline_s = time.monotonic() + START_TIMEOUT_S
@@ -264,13 +313,14 @@ class BrokerProcess:
             if not self.running():
                 break
             try:
-                socket.create_connection((self._plan.host, self.port), timeout=1.0).close()
+                for port in self._ports:
+                    socket.create_connection((self._plan.host, port), timeout=1.0).close()
             except OSError:
                 time.sleep(0.02)
             else:
                 if self._plan.tls is None or self._stays():
                     return
-        said = self._log.read_text("utf-8", "replace").strip().splitlines()
+        said = self.log.strip().splitlines()
         self.stop()
         raise BrokerError(
             f"{self.engine} did not start: {said[-1] if said else 'no answer'}",
@@ -293,7 +343,12 @@ class BrokerProcess:
             lines.append(f"acl_file {self._directory / 'acl'}")
         if self._authenticated:
             lines.append(f"password_file {self._directory / 'users'}")
-        lines += mosquitto_lines(plan, self.port, open_to_all=not self._authenticated)
+        lines += mosquitto_lines(
+            plan,
+            self.port,
+            open_to_all=not self._authenticated,
+            websockets_port=self.websockets_port,
+        )
         write_private(self._directory / "mosquitto.conf", "\n".join(lines) + "\n")
         command = ["mosquitto", "-c", str(self._directory / "mosquitto.conf")]
         return [sys.executable, "-I", "-S", broker_tied.__file__, *command]
@@ -308,12 +363,14 @@ class BrokerProcess:
         settings = {
             "host": plan.host,
             "port": self.port,
+            "websockets_port": self.websockets_port,
             "users_file": str(self._directory / "users") if self._authenticated else "",
             "rules": None if rules is None else [[r.user or "", r.access, r.topic] for r in rules],
             "cert_file": str(tls.cert_file) if tls else "",
             "key_file": str(tls.key_file) if tls else "",
             "packet_bytes": plan.packet_bytes,
             "max_connections": plan.max_connections,
+            "enforce_profile": plan.enforce_profile,
         }
         write_private(self._directory / "amqtt.json", json.dumps(settings))
         return [
@@ -337,11 +394,13 @@ def run_broker(site: BrokerSite) -> int:
         engine=site.engine,
         host=site.host,
         port=site.port,
+        websockets_port=site.websockets_port,
         acl=site.acl,
         tls=tls,
         packet_bytes=site.limits.packet_bytes,
         max_queued_bytes=site.limits.max_queued_bytes,
         max_connections=site.limits.max_connections,
+        enforce_profile=site.enforce_profile,
     )
     return _run_until_signal(plan, site.users_file)
 
@@ -353,7 +412,8 @@ def _run_until_signal(plan: BrokerPlan, users_file: Path | None) -> int:
     with tempfile.TemporaryDirectory(prefix="edgeveil-broker-") as directory:
         broker = BrokerProcess(plan, Path(directory), users_file=users_file)
         broker.start()
-        sys.stdout.write(f"{broker.name} listens on {broker.url}\n")
+        urls = [url for url in (broker.url, broker.websockets_url) if url is not None]
+        sys.stdout.write(f"{broker.name} listens on {' and '.join(urls)}\n")
         sys.stdout.flush()
         known = _stamp(users_file)
         try:

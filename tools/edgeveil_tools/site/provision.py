@@ -19,7 +19,7 @@ import json
 import os
 import secrets
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from edgeveil.errors import UsageError
 from edgeveil.protocol.transfer import NEED_LIMIT
 from edgeveil.settings.base import Block
+from edgeveil.sites.addresses import WEBSOCKET_PATH, BrokerAddress
 from edgeveil.sites.broker import BrokerLimits
+from edgeveil.sites.broker_profiles import PROFILES, ProfileName
 from edgeveil.sites.cloud import CloudLimits
 from edgeveil.sites.data import DataSource, Partition
 from edgeveil.sites.edge import EdgeLimits, EdgeSite
@@ -59,6 +61,8 @@ class Ports:
     cloud: int = 21884
     cloud_http: int = 8701
     proxy_http: int = 8702
+    edge_websockets: int = 21885
+    cloud_websockets: int = 21886
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,9 @@ class SitePlan:
 
     The last `infer_only` devices only evaluate. Device k of n (from 1) takes share k − 1 of
     the data set `source`. Limits are raised, where the usual ones
-    are too small, so that all devices may upload `upload_bytes` in one round.
+    are too small, so that all devices may upload `upload_bytes` in one round. With `websockets` the
+    brokers listen for them too, and every link uses them; with a `profile` every link keeps to it
+    and the brokers enforce it.
     """
 
     folder: Path
@@ -76,6 +82,8 @@ class SitePlan:
     host: str = "127.0.0.1"
     ports: Ports = field(default_factory=Ports)
     tls: bool = False
+    websockets: bool = False
+    profile: ProfileName = "default"
     engine: str = "auto"
     protocol: int = 5
     source: DataSource = field(default=DataSource(name="digits", source="digits"))
@@ -110,6 +118,10 @@ class SitePlan:
             "users_file": f"passwords/{side}-broker.users",
             "acl": side,
         }
+        if self.websockets:
+            settings["websockets_port"] = getattr(self.ports, f"{side}_websockets")
+        if self.profile != "default":
+            settings["enforce_profile"] = self.profile
         if self.tls:
             settings["tls"] = {
                 "cert_file": f"tls/broker-{side}.crt",
@@ -127,7 +139,7 @@ class SitePlan:
                 "http": {"host": self.host, "port": self.ports.cloud_http},
                 "test_data": self.data(),
                 "allow_python_models": self.policy.allow_python_models,
-                "limits": _at_least(CloudLimits(), spool_bytes=self._batch_bytes),
+                "limits": self._limits(CloudLimits(), spool_bytes=self._batch_bytes),
                 "record_dir": None if self.record_dir is None else str(self.record_dir),
                 "log": self._log(),
             }
@@ -143,7 +155,7 @@ class SitePlan:
                 "cloud_key_file": "keys/cloud.pub",
                 "http": {"host": self.host, "port": self.ports.proxy_http},
                 "min_batch_floor": self.min_batch_floor,
-                "limits": _at_least(
+                "limits": self._limits(
                     ProxyLimits(),
                     blob_bytes=self._batch_bytes,
                     upload_bytes=self.upload_bytes,
@@ -175,7 +187,7 @@ class SitePlan:
                     },
                 },
                 "policy": policy.model_dump(mode="json"),
-                "limits": _at_least(EdgeLimits(), outbox_bytes=self.upload_bytes),
+                "limits": self._limits(EdgeLimits(), outbox_bytes=self.upload_bytes),
                 "log": self._log(),
             }
         }
@@ -194,10 +206,21 @@ class SitePlan:
         """The data set, as the cloud tests on it and a device takes its share of it."""
         return self.source.model_dump(mode="json", exclude_none=True)
 
+    def _limits(self, usual: Block, **wanted: int) -> Settings:
+        """The usual limits of a role, or what is wanted where that is more; packets that fit."""
+        found = {key: max(getattr(usual, key), value) for key, value in wanted.items()}
+        most = PROFILES[self.profile].largest_packet_bytes
+        packet_bytes: int = getattr(usual, "packet_bytes")  # noqa: B009 - every role's block has it
+        return found if most is None or packet_bytes <= most else {**found, "packet_bytes": most}
+
     def _link(self, side: str, username: str, password: str) -> Settings:
-        scheme = "mqtts" if self.tls else "mqtt"
+        address = BrokerAddress(self.host, getattr(self.ports, side), self.tls)
+        if self.websockets:
+            port = getattr(self.ports, f"{side}_websockets")
+            address = replace(address, port=port, path=WEBSOCKET_PATH)
         link: Settings = {
-            "url": f"{scheme}://{self.host}:{getattr(self.ports, side)}",
+            "url": address.url,
+            "profile": self.profile,
             "protocol": self.protocol,
             "username": username,
             "password_file": f"passwords/{password}",
@@ -206,11 +229,6 @@ class SitePlan:
 
     def _log(self) -> Settings:
         return {"level": "info", "format": self.log_format}
-
-
-def _at_least(usual: Block, **wanted: int) -> Settings:
-    """The usual limits of a role, or what is wanted where that is more."""
-    return {key: max(getattr(usual, key), value) for key, value in wanted.items()}
 
 
 DAYS = 825  # more is refused by common TLS clients
@@ -464,7 +482,12 @@ def _mosquitto(plan: SitePlan, side: str) -> None:
     lines = [
         f"acl_file {acl}",
         f"password_file {folder / 'passwords' / f'{side}-broker.users'}",
-        *mosquitto_lines(broker, getattr(plan.ports, side), open_to_all=False),
+        *mosquitto_lines(
+            broker,
+            getattr(plan.ports, side),
+            open_to_all=False,
+            websockets_port=getattr(plan.ports, f"{side}_websockets") if plan.websockets else None,
+        ),
     ]
     write_private(folder / "mosquitto" / f"{side}.conf", "\n".join(lines) + "\n")
 
@@ -506,8 +529,9 @@ def guide(site: Site) -> str:
     lines.append("Start each in a terminal of its own:")
     for what, line in commands(site):
         lines += [f"  # {what}", f"  {line}"]
-    lines += ["", "Plain mosquitto serves as well:"]
-    lines += [f"  {line}" for _, line in commands(site, mosquitto=True)[:2]]
+    if plan.profile == "default" and not (plan.websockets and plan.tls):
+        lines += ["", "Plain mosquitto serves as well:"]
+        lines += [f"  {line}" for _, line in commands(site, mosquitto=True)[:2]]
     job = plan.folder / "job.yaml"
     if job.exists():
         cloud = shlex.quote(str(site.cloud))

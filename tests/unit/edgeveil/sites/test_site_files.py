@@ -63,9 +63,9 @@ def test_keys_that_do_not_exist_are_for_the_process_to_see(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "old", "new", "key", "what"),
     [
-        ("cloud", "mqtt://127.0.0.1:1884 ", "http://x ", "cloud.broker.url", "must be mqtt://"),
-        ("cloud", "mqtt://127.0.0.1:1884 ", "mqtt:// ", "cloud.broker.url", "must be mqtt://"),
-        ("cloud", "127.0.0.1:1884 ", "h:99999 ", "cloud.broker.url", "no usable port"),
+        ("cloud", "mqtt://127.0.0.1:1884 ", "http://x ", "cloud.broker.url", "must begin mqtt://"),
+        ("cloud", "mqtt://127.0.0.1:1884 ", "mqtt:// ", "cloud.broker.url", "needs a host"),
+        ("cloud", "127.0.0.1:1884 ", "h:99999 ", "cloud.broker.url", "no usable host or port"),
         ("cloud", "127.0.0.1:1884 ", "h:1/x ", "cloud.broker.url", "must end after the port"),
         ("cloud", "# ca_file", "ca_file", "cloud.broker.ca_file", "write mqtts://"),
         ("cloud", "  username: cloud\n", "\n", "cloud.broker.password_file", "needs a user name"),
@@ -201,3 +201,78 @@ def test_one_file_is_for_one_process(tmp_path):
     path.write_text("edge:\n")
     with pytest.raises(ConfigError, match="edge: must be a block of keys"):
         load_site(path)
+
+
+URLS = {
+    "one": ("[mqtt://a]", ("mqtt://a",)),
+    "many": ("[mqtts://a, 'wss://b:444/x/y?z=1']", ("mqtts://a", "wss://b:444/x/y?z=1")),
+    "text": ("ws://b", ("ws://b",)),
+}
+
+
+@pytest.mark.parametrize(("written", "urls"), URLS.values(), ids=URLS)
+def test_a_link_has_one_address_or_several(tmp_path, written, urls):
+    path = changed(tmp_path, "proxy", "url: mqtt://127.0.0.1:1883", f"url: {written}")
+    assert load_site(path).edge_broker.urls == urls
+
+
+@pytest.mark.parametrize(
+    ("kind", "old", "new", "key", "what"),
+    [
+        ("cloud", "mqtt://127.0.0.1:1884 ", "[] ", "broker.url", "1 to 8 addresses"),
+        ("cloud", "mqtt://127.0.0.1:1884 ", "[mqtt://a, 3] ", "broker.url", "a list of them"),
+        ("cloud", "mqtt://127.0.0.1:1884 ", "[mqtt://a, ftp://b] ", "broker.url", "got 'ftp://b'"),
+        ("cloud", "mqtt://127.0.0.1:1884 ", "[mqtt://a, mqtt://a] ", "broker.url", "twice"),
+        ("cloud", "mqtt://127.0.0.1:1884 ", "ws://a/b#c ", "broker.url", "end after the path"),
+        ("cloud", "# http_proxy: ", "http_proxy: socks5://a:1 #", "broker.http_proxy", "http://"),
+        ("cloud", "# http_proxy_password", "http_proxy_password", "broker.http_proxy", "user name"),
+        ("cloud", "profile: default ", "profile: aws ", "broker.profile", "aws_iot"),
+        (
+            "proxy",
+            "links: 1 ",
+            "profile: aws_iot\n    keepalive_s: 10 ",
+            "edge_broker.keepalive_s",
+            "set 30 to 1200",
+        ),
+        (
+            "proxy",
+            "links: 1 ",
+            "profile: event_grid ",
+            "limits.packet_bytes",
+            "set 64000 or less",
+        ),
+        (
+            "proxy",
+            "password_file: ../site/passwords/proxy-cloud\n",
+            "password_file: x\n    links: 3\n",
+            "cloud_broker.links",
+            "set 2",
+        ),
+        ("broker", "engine: auto ", "engine: mosquitto ", "enforce_profile", "set amqtt"),
+        (
+            "broker",
+            "websockets_port: null ",
+            "websockets_port: 1883 ",
+            "websockets_port",
+            "another",
+        ),
+    ],
+)
+def test_what_a_link_cannot_do_is_named_with_the_fix(tmp_path, kind, old, new, key, what):
+    path = changed(tmp_path, kind, old, new)
+    text = path.read_text()
+    path.write_text(text.replace("enforce_profile: null", "enforce_profile: aws_iot"))
+    with pytest.raises(ConfigError) as caught:
+        load_site(path)
+    found = [line for line in caught.value.problems if f"{kind}.{key}" in line and what in line]
+    assert len(found) == 1, caught.value.problems
+
+
+def test_a_password_of_an_http_proxy_is_in_no_text(tmp_path):
+    new = "http_proxy: http://box:tunnel-word@10.0.0.1:3128 #"
+    site = load_site(changed(tmp_path, "cloud", "# http_proxy: ", new))
+    assert "tunnel-word" not in repr(site)
+    path = changed(tmp_path, "cloud", "# http_proxy: ", new.replace(":3128", ":x"))
+    with pytest.raises(ConfigError) as caught:
+        load_site(path)
+    assert "tunnel-word" not in str(caught.value)

@@ -169,13 +169,19 @@ def test_an_intake_that_is_held_back_reads_for_answers_and_acknowledges_later():
         ("mqtts://box", "box", 8883, True),
         ("mqtt://10.0.0.1:2000/", "10.0.0.1", 2000, False),
         ("mqtts://[::1]:9000", "::1", 9000, True),
+        ("ws://box", "box", 80, False),
+        ("wss://box/", "box", 443, True),
+        ("wss://[::1]:9000/a/b?c=d", "::1", 9000, True),
     ],
 )
 def test_addresses(url, host, port, tls):
     address = BrokerAddress.parse(url)
     assert (address.host, address.port, address.tls) == (host, port, tls)
-    assert str(address).endswith(f":{port}")
-    assert str(BrokerAddress.parse(f"mqtt://{address}")) == str(address)
+    assert f":{port}" in str(address)
+    assert BrokerAddress.parse(address.url) == address
+    assert (address.path is None) == url.startswith("mqtt")
+    assert address.path in (None, "/mqtt", "/a/b?c=d")
+    assert "?" not in str(address)
 
 
 @pytest.mark.parametrize(
@@ -192,6 +198,10 @@ def test_addresses(url, host, port, tls):
         "mqtt://box/path",
         "mqtt://box?x=1",
         "mqtt://[::1",
+        "ws://",
+        "ws://box/a#b",
+        "ws://box/a b",
+        "wss://box/caf\xe9",
     ],
 )
 def test_what_is_no_address_is_told_with_the_form(url):

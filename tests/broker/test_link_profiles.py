@@ -1,0 +1,117 @@
+"""A broker that enforces a managed service's limits: links of that profile stay, others are cut."""
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+from broker_harness import DOWN, PASSWORDS, UP, linked
+
+from edgeveil.sites.broker_profiles import PROFILES
+from edgeveil.transport.link import LinkDown
+from edgeveil_tools.site.broker_amqtt import BEYOND_PROFILE
+from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess
+
+HANG_S = 60  # only ends a test that hangs
+
+
+@pytest.fixture
+def enforcing(tmp_path):
+    """Starts brokers that enforce a profile, and stops them."""
+    started = []
+
+    def start(profile):
+        plan = BrokerPlan(acl="edge", enforce_profile=profile, packet_bytes=1 << 20)
+        started.append(BrokerProcess(plan, tmp_path / profile, users=PASSWORDS))
+        started[-1].start()
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.stop()
+
+
+def burst(broker, count, size, **changes):
+    """Publish so many messages of a size as fast as the link lets; the messages that arrived.
+
+    Raises LinkDown where the broker cut the sender off.
+    """
+
+    async def play():
+        listens = {"inbox_bytes": 1 << 26}
+        async with (
+            linked(broker, "proxy", [UP.format("+")], **listens) as (_, ear),
+            linked(broker, "ada", packet_bytes=1 << 20, **changes) as (ada, _),
+        ):
+
+            async def say():
+                for number in range(count):
+                    await ada.publish(UP.format("ada"), number.to_bytes(4, "big") + bytes(size))
+                while ada.unacknowledged:
+                    if not ada.connected:
+                        break
+                    await asyncio.sleep(0.01)
+                if not ada.connected:
+                    raise LinkDown("cut off")
+
+            said = asyncio.ensure_future(say())
+            with suppress(asyncio.CancelledError):
+                await said
+            return [int.from_bytes((await ear.message())[1][:4], "big") for _ in range(count)]
+
+    return asyncio.run(asyncio.wait_for(play(), HANG_S))
+
+
+TOO_MUCH = [
+    ("aws_iot", 250, 10, "publishes in a second"),
+    ("aws_iot", 20, 60_000, "bytes in a second"),
+    ("event_grid", 40, 60_000, "bytes in a second"),
+    ("emqx_serverless", 25, 10, "publishes in a second"),
+]
+
+
+@pytest.mark.parametrize(("profile", "count", "size", "limit"), TOO_MUCH)
+def test_who_keeps_to_the_profile_is_heard_in_full(enforcing, profile, count, size, limit):
+    broker = enforcing(profile)
+    heard = burst(broker, count, size, profile=PROFILES[profile])
+    assert heard == list(range(count))
+    assert BEYOND_PROFILE not in broker.log
+
+
+@pytest.mark.parametrize(("profile", "count", "size", "limit"), TOO_MUCH)
+def test_who_does_not_pace_is_cut_off(enforcing, profile, count, size, limit):
+    broker = enforcing(profile)
+    with pytest.raises(LinkDown):
+        burst(broker, count, size)
+    assert BEYOND_PROFILE in broker.log
+    assert limit in broker.log
+
+
+@pytest.mark.parametrize(
+    ("profile", "changes", "limit"),
+    [
+        ("aws_iot", {"keepalive_s": 10}, "a keep-alive of 10 s"),
+        ("aws_iot", {"client_id": "x" * 129}, "a client id of 129 bytes"),
+        ("event_grid", {"keepalive_s": 1161}, "a keep-alive of 1161 s"),
+    ],
+)
+def test_a_login_beyond_the_profile_is_refused(enforcing, profile, changes, limit):
+    broker = enforcing(profile)
+
+    async def play():
+        async with linked(broker, "ada", protocol=4, **changes):
+            pass
+
+    with pytest.raises(Exception, match="closed the connection without an answer"):
+        asyncio.run(asyncio.wait_for(play(), HANG_S))
+    assert limit in broker.log
+
+
+def test_topics_of_ours_fit_every_profile():
+    from edgeveil.transport import link
+
+    device = "0123456789abcdef"
+    topics = [DOWN.format(device), UP.format(device), link.ALL_DOWN, link.CLOUD_IN, link.CLOUD_OUT]
+    for profile in PROFILES.values():
+        for topic in topics:
+            assert profile.topic_levels is None or topic.count("/") < profile.topic_levels
+            assert profile.topic_bytes is None or len(topic) <= profile.topic_bytes

@@ -1,0 +1,98 @@
+"""Several connections as one link: who listens, who speaks, the order of each topic, the states."""
+
+import asyncio
+
+from broker_harness import DOWN, PASSWORDS, UP, Ear, linked
+
+from edgeveil.protocol import effects as fx
+from edgeveil.transport.link import LinkSettings, proxy_topic
+from edgeveil.transport.mqtt_link import RuntimeLink
+
+HANG_S = 60  # only ends a test that hangs
+
+
+def spread(broker, connections):
+    settings = LinkSettings(
+        broker.url,
+        "proxy-wide",
+        username="proxy",
+        password=PASSWORDS["proxy"],
+        backoff_base_s=0.01,
+        backoff_cap_s=0.01,
+    )
+    topics = [UP.format("+")]
+    return RuntimeLink(settings, topics, fx.AllDevices(), proxy_topic, connections).link
+
+
+def test_each_topic_keeps_its_order_and_what_comes_up_arrives_once(broker):
+    async def play():
+        link, ear = spread(broker, 4), Ear()
+        link.on_message, link.on_state = ear.on_message, ear.on_state
+        await link.subscribe([UP.format("+")])
+        await link.connect_or_raise()
+        assert (link.connected, link.connections) == (True, 1)
+        assert await ear.state()
+        async with (
+            linked(broker, "ada", [DOWN.format("ada")]) as (ada, to_ada),
+            linked(broker, "bob", [DOWN.format("bob")]) as (_, to_bob),
+        ):
+            said = [number.to_bytes(2, "big") for number in range(200)]
+            for payload in said:
+                await asyncio.gather(
+                    link.publish(DOWN.format("ada"), payload),
+                    link.publish(DOWN.format("bob"), payload),
+                )
+            for heard in (to_ada, to_bob):
+                assert [(await heard.message())[1] for _ in said] == said
+            for payload in said:
+                await ada.publish(UP.format("ada"), payload)
+            assert [(await ear.message())[1] for _ in said] == said
+            assert ear.messages.empty()
+        await link.close()
+
+    asyncio.run(asyncio.wait_for(play(), HANG_S))
+
+
+def test_many_devices_are_spoken_to_over_more_than_one_connection(broker):
+    link = None
+
+    async def play():
+        nonlocal link
+        link = spread(broker, 4)
+        spoken = {id(link._speaker(DOWN.format(f"{n:016x}"))) for n in range(100)}
+        assert len(spoken) == 3
+        assert id(link._links[0]) not in spoken
+
+    asyncio.run(play())
+
+
+def test_the_link_is_up_again_only_when_all_of_it_is(engine, tmp_path):
+    from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess
+
+    broker = BrokerProcess(BrokerPlan(engine=engine, acl="edge"), tmp_path / "b", users=PASSWORDS)
+    broker.start()
+
+    async def play():
+        link, ear = spread(broker, 3), Ear()
+        link.on_message, link.on_state = ear.on_message, ear.on_state
+        await link.subscribe([UP.format("+")])
+        running = asyncio.ensure_future(link.run_forever())
+        while not (await ear.state())[0]:
+            pass
+        assert link.connections == 1
+        await asyncio.to_thread(broker.stop)
+        assert not (await ear.state())[0]
+        await asyncio.to_thread(broker.start)
+        while not (await ear.state())[0]:
+            pass
+        assert (link.connected, link.connections) == (True, 2)
+        async with linked(broker, "ada") as (ada, _):
+            await ada.publish(UP.format("ada"), b"back")
+            assert await ear.message() == (UP.format("ada"), b"back")
+        await link.close()
+        await running
+
+    try:
+        asyncio.run(asyncio.wait_for(play(), HANG_S))
+    finally:
+        broker.stop()

@@ -1,0 +1,112 @@
+"""MQTT over WebSockets, with and without TLS, against both brokers of ours."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from broker_harness import PASSWORDS, UP, linked, listener_tls, make_link
+
+from edgeveil.errors import BrokerError
+from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess
+
+HANG_S = 60  # only ends a test that hangs
+
+
+@pytest.fixture(params=["ws-mosquitto", "ws-amqtt", "wss-amqtt"])
+def ws_broker(request, pki):
+    """A broker with a WebSocket listener, and the link settings that reach it."""
+    scheme, engine = request.param.split("-")
+    tls = listener_tls(pki) if scheme == "wss" else None
+    plan = BrokerPlan(engine=engine, acl="edge", tls=tls, websockets_port=0)
+    process = BrokerProcess(plan, pki / "broker", users=PASSWORDS)
+    process.start()
+    changes = {"url": process.websockets_url}
+    if tls is not None:
+        changes["ca_file"] = str(pki / "ca.crt")
+    yield process, changes
+    process.stop()
+
+
+def test_many_large_packets_cross_whole_and_in_order(ws_broker, protocol):
+    broker, reach = ws_broker
+    assert reach["url"].endswith("/mqtt")
+
+    async def play():
+        changes = {**reach, "protocol": protocol}
+        async with (
+            linked(broker, "proxy", [UP.format("+")], inbox_bytes=200_000, **changes) as (_, ear),
+            linked(broker, "ada", **changes) as (ada, _),
+        ):
+            count = 60 if broker.engine == "amqtt" else 4  # mosquitto takes 0.7 s for each
+            payloads = [bytes([number]) * (60000 - number) for number in range(count)]
+            for payload in payloads:
+                await ada.publish(UP.format("ada"), payload)
+            assert [(await ear.message())[1] for _ in payloads] == payloads
+
+    asyncio.run(asyncio.wait_for(play(), HANG_S))
+
+
+def test_both_listeners_are_one_broker(ws_broker, pki):
+    broker, reach = ws_broker
+
+    async def play():
+        plain = {"ca_file": str(pki / "ca.crt")} if broker.url.startswith("mqtts") else {}
+        async with (
+            linked(broker, "proxy", [UP.format("+")], **plain) as (_, ear),
+            linked(broker, "ada", **reach) as (ada, _),
+        ):
+            await ada.publish(UP.format("ada"), b"over")
+            assert await ear.message() == (UP.format("ada"), b"over")
+
+    asyncio.run(asyncio.wait_for(play(), HANG_S))
+
+
+def fault(broker, **changes):
+    async def play():
+        link = make_link(broker, "ada", **changes)
+        try:
+            await link.connect_or_raise(5.0)
+        finally:
+            await link.close()
+
+    with pytest.raises(BrokerError) as caught:
+        asyncio.run(asyncio.wait_for(play(), HANG_S))
+    assert caught.value.fix
+    return caught.value
+
+
+def test_a_wrong_password_is_told_as_over_tcp(ws_broker):
+    broker, reach = ws_broker
+    told = fault(broker, **reach, password="no")
+    assert "wrong user name or password" in told.what
+    assert told.where == reach["url"]
+
+
+def test_the_mqtt_port_is_no_websocket_server(ws_broker):
+    broker, reach = ws_broker
+    url = reach["url"].replace(str(broker.websockets_port), str(broker.port))
+    told = fault(broker, **{**reach, "url": url})
+    assert "WebSocket" in told.what or "hung up" in told.what or "does not answer" in told.what
+    assert told.where == url
+
+
+def test_mosquitto_is_not_taken_for_what_it_stalls_with(pki):
+    assert BrokerProcess(BrokerPlan(websockets_port=0), pki / "broker").engine == "amqtt"
+    plan = BrokerPlan(tls=listener_tls(pki), websockets_port=0)
+    assert BrokerProcess(plan, pki / "broker").engine == "amqtt"
+    with pytest.raises(BrokerError, match="mosquitto stalls"):
+        BrokerProcess(replace(plan, engine="mosquitto"), pki / "broker")
+
+
+def test_tls_is_checked_as_for_mqtts(pki):
+    plan = BrokerPlan(tls=listener_tls(pki, "elsewhere"), websockets_port=0)
+    broker = BrokerProcess(plan, pki / "broker")
+    broker.start()
+    try:
+        url = broker.websockets_url
+        told = fault(broker, url=url, ca_file=str(pki / "ca.crt"), username=None)
+        assert "is not for '127.0.0.1'" in told.what
+        told = fault(broker, url=url, ca_file=str(pki / "stranger.crt"), username=None)
+        assert "not signed by the trusted CA" in told.what
+    finally:
+        broker.stop()

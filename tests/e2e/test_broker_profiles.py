@@ -1,0 +1,71 @@
+"""A whole job over WebSockets, and through brokers that enforce a managed service's limits."""
+
+from collections import Counter
+
+import psutil
+import pytest
+import yaml
+
+from edgeveil.sites.broker_profiles import PROFILES
+from edgeveil_tools.site.broker_amqtt import BEYOND_PROFILE
+from tests.kits.live_site import LiveSite, wait_for
+
+pytestmark = pytest.mark.slow
+
+
+def played(live):
+    live.start_all()
+    done = live.finish(live.submit(rounds=1, every=0))
+    assert done["status"] == "completed", done
+
+
+MANY = 20  # devices, so that one step of the proxy speaks to more than 10
+
+
+@pytest.mark.parametrize("profile", [name for name in PROFILES if name != "default"])
+def test_a_job_keeps_to_the_profile(tmp_path, profile):
+    devices = MANY if profile == "emqx_serverless" else 5
+    with LiveSite(tmp_path, devices, engine="amqtt", profile=profile) as live:
+        played(live)
+        for broker in live.brokers.values():
+            assert BEYOND_PROFILE not in broker.log
+
+
+def test_a_job_that_does_not_pace_is_cut_off(tmp_path):
+    with LiveSite(tmp_path, MANY, engine="amqtt", enforced="emqx_serverless") as live:
+        live.start_all()
+        live.submit(rounds=1, every=0)
+        wait_for(
+            lambda: any(BEYOND_PROFILE in broker.log for broker in live.brokers.values()),
+            "the cutting off",
+        )
+        wait_for(
+            lambda: any("connection lost" in live.log(name) for name in ("cloud", "proxy", "edge")),
+            "a lost link",
+        )
+
+
+@pytest.mark.parametrize(
+    ("engine", "tls"), [("mosquitto", False), ("amqtt", False), ("amqtt", True)]
+)
+def test_a_job_over_websockets(tmp_path, engine, tls):
+    with LiveSite(tmp_path, engine=engine, tls=tls, websockets=True) as live:
+        played(live)
+        for name in ("cloud", "proxy", "edge"):
+            assert f"connected to {'wss' if tls else 'ws'}://127.0.0.1:" in live.log(name)
+
+
+def test_a_job_over_several_connections_of_the_proxy(tmp_path):
+    with LiveSite(tmp_path, engine="mosquitto") as live:
+        written = yaml.safe_load(live.site.proxy.read_text())
+        written["proxy"]["edge_broker"]["links"] = 3
+        written["proxy"]["cloud_broker"]["links"] = 2
+        live.site.proxy.write_text(yaml.safe_dump(written))
+        played(live)
+        ports = {live.plan.ports.edge: 3, live.plan.ports.cloud: 2}
+        open_to = Counter(
+            link.raddr.port
+            for link in psutil.Process(live.processes["proxy"].pid).net_connections("tcp")
+            if link.status == psutil.CONN_ESTABLISHED and link.raddr.port in ports
+        )
+        assert open_to == ports

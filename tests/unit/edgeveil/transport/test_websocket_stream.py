@@ -1,0 +1,196 @@
+"""MQTT's bytes in WebSocket frames, over real sockets: odd frames, hostile peers, odd servers."""
+
+import asyncio
+import base64
+import hashlib
+import socket
+import struct
+import threading
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from edgeveil.errors import BrokerError
+from edgeveil.transport.link import LinkSettings
+from edgeveil.transport.mqtt_link import MqttLink
+from edgeveil.transport.websocket import WebSocketRefused, WebSocketStream
+
+LIMIT_BYTES = 1 << 20
+GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, section 1.3
+
+
+def upgrade(request, *, protocol=b"mqtt"):
+    """A server's answer to this handshake request."""
+    key = next(
+        line.partition(b": ")[2]
+        for line in request.split(b"\r\n")
+        if line.lower().startswith(b"sec-websocket-key")
+    )
+    accept = base64.b64encode(hashlib.sha1(key + GUID).digest())
+    lines = [
+        b"HTTP/1.1 101 Switching Protocols",
+        b"Upgrade: websocket",
+        b"Connection: Upgrade",
+        b"Sec-WebSocket-Accept: " + accept,
+    ]
+    if protocol:
+        lines.append(b"Sec-WebSocket-Protocol: " + protocol)
+    return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+def frame(payload, *, first=0x82):
+    """A server's frame: unmasked, whole (FIN) and binary unless `first` says otherwise."""
+    size = len(payload)
+    if size < 126:
+        return bytes([first, size]) + payload
+    if size < 65536:
+        return bytes([first, 126]) + struct.pack("!H", size) + payload
+    return bytes([first, 127]) + struct.pack("!Q", size) + payload
+
+
+@contextmanager
+def stream_and_peer(*, with_answer=b"", answer=None, limit_bytes=LIMIT_BYTES):
+    """An open stream and the raw socket of its peer; `with_answer` comes with the handshake's."""
+    ours, theirs = socket.socketpair()
+
+    def shake_hands():
+        request = b""
+        while not request.endswith(b"\r\n\r\n"):
+            request += theirs.recv(4096)
+        theirs.sendall((upgrade(request) if answer is None else answer(request)) + with_answer)
+        if answer is not None:
+            theirs.close()
+
+    peer = threading.Thread(target=shake_hands)
+    peer.start()
+    try:
+        stream = WebSocketStream.open(ours, "ws://box/mqtt", limit_bytes, 10.0)
+        stream.setblocking(False)
+        yield stream, theirs
+    finally:
+        peer.join()
+        ours.close()
+        theirs.close()
+
+
+def read(stream, size):
+    """Exactly so many bytes, in small bites."""
+    taken = b""
+    while len(taken) < size:
+        part = stream.recv(min(7, size - len(taken)))
+        assert part
+        taken += part
+    return taken
+
+
+def test_frames_may_end_anywhere_and_pings_between_them_are_answered():
+    with stream_and_peer(with_answer=frame(b"early")) as (stream, peer):
+        assert stream.pending() == 5  # no event of the socket would tell of them
+        assert read(stream, 5) == b"early"
+        cut = frame(b"one", first=0x02) + frame(b"?", first=0x89) + frame(b"two", first=0x80)
+        peer.sendall(cut + frame(b"x" * 70_000)[:9])
+        assert read(stream, 6) == b"onetwo"
+        with pytest.raises(BlockingIOError):
+            stream.recv(10)
+        pong = peer.recv(100)
+        assert (pong[0], pong[1] & 0x7F) == (0x8A, 1)
+
+
+def test_what_is_sent_is_whole_although_the_other_side_reads_late():
+    with stream_and_peer() as (stream, peer):
+        said = bytes(range(256)) * 4000
+        heard = bytearray()
+
+        def listen():
+            while len(heard) < len(said):
+                head = exactly(peer, 2)
+                size = head[1] & 0x7F
+                if size == 126:
+                    (size,) = struct.unpack("!H", exactly(peer, 2))
+                elif size == 127:
+                    (size,) = struct.unpack("!Q", exactly(peer, 8))
+                mask = exactly(peer, 4)
+                body = exactly(peer, size)
+                whole = int.from_bytes((mask * (size // 4 + 1))[:size], "big")
+                heard.extend((int.from_bytes(body, "big") ^ whole).to_bytes(size, "big"))
+
+        blocked, at = 0, 0
+        try:
+            at += stream.send(said)
+        except BlockingIOError:
+            blocked += 1
+        assert (blocked, at) == (1, 0)  # the frame is larger than the socket takes
+        listener = threading.Thread(target=listen)
+        listener.start()
+        while at < len(said):
+            try:
+                at += stream.send(said[at:])
+            except BlockingIOError:
+                continue
+        listener.join()
+        assert bytes(heard) == said
+
+
+def exactly(sock, size):
+    found = b""
+    while len(found) < size:
+        found += sock.recv(size - len(found))
+    return found
+
+
+def test_a_frame_above_the_limit_ends_the_connection_by_its_length_alone():
+    with stream_and_peer() as (stream, peer):
+        peer.sendall(bytes([0x82, 127]) + struct.pack("!Q", LIMIT_BYTES + 1))
+        assert stream.recv(10) == b""
+        with pytest.raises(ConnectionError):
+            stream.send(b"more")
+
+
+def test_a_peer_that_pings_and_never_reads_is_cut_off():
+    with stream_and_peer() as (stream, peer):
+        peer.setblocking(False)
+        pings = frame(bytes(125), first=0x89) * 500
+        with pytest.raises(ConnectionResetError):
+            for _ in range(1000):
+                with suppress(BlockingIOError):
+                    peer.send(pings)
+                with suppress(BlockingIOError):
+                    stream.recv(10)
+
+
+@pytest.mark.parametrize(
+    ("answer", "what"),
+    [
+        (lambda _: b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "HTTP 404"),
+        (lambda _: b"220 mail.example ESMTP\r\n\r\n", "no valid answer"),
+        (lambda _: b"", "hung up"),
+        (lambda request: upgrade(request, protocol=None), "not MQTT"),
+        (lambda request: upgrade(request, protocol=b"chat"), "no valid answer"),
+        (lambda request: upgrade(request.replace(b"Key: ", b"Key: x")), "no valid answer"),
+    ],
+)
+def test_who_is_no_mqtt_server_is_told_apart(answer, what):
+    with pytest.raises(WebSocketRefused, match=what), stream_and_peer(answer=answer):
+        pass
+
+
+def test_a_link_names_the_address_and_the_fix():
+    async def play():
+        async def serve(reader, writer):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}/there?signature=secret"
+        link = MqttLink(LinkSettings(url, "x"))
+        with pytest.raises(BrokerError) as caught:
+            await link.connect_or_raise()
+        await link.close()
+        server.close()
+        assert caught.value.where == url.partition("?")[0]
+        assert "answered HTTP 403 to the WebSocket handshake" in caught.value.what
+        assert "check the path" in caught.value.fix
+        assert "secret" not in str(caught.value)
+
+    asyncio.run(asyncio.wait_for(play(), 60))
