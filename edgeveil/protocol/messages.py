@@ -273,6 +273,7 @@ Body = Ack | Hello | Here | Later | Cover | Want | Decline | Shortfall | Close |
 # --- bytes -----------------------------------------------------------------------------------
 
 VERSION = 1
+PART_START = bytes((VERSION, 0x95, 0xA4)) + b"part"  # of a `BlobPart`'s frame: an array of five
 
 _encoder = msgspec.msgpack.Encoder()
 _messages: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)

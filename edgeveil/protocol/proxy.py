@@ -46,6 +46,7 @@ from edgeveil.protocol.proxy_tasks import (
     ProxyContext,
     ProxyMemory,
     ProxySettings,
+    SetAside,
     ShuffleRound,
 )
 from edgeveil.protocol.transfer import answer_need, describe, part_bytes, sends
@@ -95,6 +96,8 @@ class ProxyMachine:
                 return self.rounds.resume()
             case fx.Command(what="roster_changed"):
                 return self._roster_changed()
+            case fx.Command(what=SetAside(device=device)):
+                return self.rounds.set_aside(device)
             case fx.WorkDone(task=ShuffleRound() as task, result=result):
                 return self.rounds.shuffled(task, result)
             case fx.WorkDone(task=KeepBroadcast() as task, result=result):
@@ -147,6 +150,7 @@ class ProxyMachine:
     def _roster_changed(self) -> list[fx.Effect]:
         known = self.registry.verify_key
         self.online -= {device for device in self.online if known(device) is None}
+        self.rounds.attendance.keep(self.registry.admitted())
         return self._send_roster()
 
     def _send_roster(self) -> list[fx.Effect]:

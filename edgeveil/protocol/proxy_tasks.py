@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -30,6 +31,10 @@ class DeviceRegistry(Protocol):
 
     def roster(self) -> tuple[int, bytes]:
         """Epoch and the sealing keys of all admitted devices, sorted, 32 bytes each."""
+        ...
+
+    def admitted(self) -> Collection[str]:
+        """The ids of all admitted devices."""
         ...
 
 
@@ -170,6 +175,16 @@ class ShuffledBatch:
     data: Data
 
 
+# --- what the process tells -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SetAside:
+    """A `Command`: this device's messages are dropped for a while, so no round waits for it."""
+
+    device: str
+
+
 # --- what the proxy keeps ------------------------------------------------------------------
 
 
@@ -206,6 +221,7 @@ class ProxySettings:
     ended_kept: int = 16
     hello_spread_s: float = 0.5  # over which devices come when the proxy (re)starts, at least
     cover_window_s: float = 0.0  # 0: no cover traffic
+    stalled_rounds: int = 3  # left unanswered in a row, before a device is waited for no more
 
 
 @dataclass

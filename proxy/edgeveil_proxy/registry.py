@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +98,10 @@ class Registry:
         """Epoch (grows with every change) and all active sealing keys, sorted, 32 bytes each."""
         keys = [entry.sealing.to_bytes() for entry in self._entries.values() if entry.active]
         return self._epoch, b"".join(sorted(keys))
+
+    def admitted(self) -> Collection[str]:
+        """The ids of all active devices."""
+        return [device for device, entry in self._entries.items() if entry.active]
 
     def changed(self) -> bool:
         """Look for changes of any process; True when there are some since the last call."""
