@@ -31,7 +31,7 @@ class ProxyLimits(Block):
     device_messages_per_s: float = Field(default=200, gt=0, le=1e6)
     """Messages taken from one device in a second, bursts of two seconds, counted before they are
     decoded; parts of an upload that the proxy asked for come on top."""
-    misbehaving_refusals: int = Field(default=100, ge=1, le=10**6)
+    misbehaving_refusals: int = Field(default=1000, ge=1, le=10**6)
     """Messages of one device that no sound device sends (malformed, forged, beyond the rate); one
     more of them within `misbehaving_window_s` begins a cool-down."""
     misbehaving_window_s: float = Field(default=60, gt=0, le=86400)
@@ -39,7 +39,7 @@ class ProxyLimits(Block):
     cool_down_s: float = Field(default=30, gt=0, le=86400)
     """Seconds for which a misbehaving device's messages are dropped unread and its uploads not
     waited for; twice as long each time in a row, once only after it behaved for as long."""
-    cool_down_cap_s: float = Field(default=3600, gt=0, le=86400)
+    cool_down_cap_s: float = Field(default=600, gt=0, le=86400)
     """Seconds that a cool-down lasts at most."""
     stalled_rounds: int = Field(default=3, ge=1, le=10**6)
     """Rounds in a row that a device leaves unanswered, all others being waited for, before a round
