@@ -203,7 +203,9 @@ class MqttLink:
         loop, fault, refused = asyncio.get_running_loop(), None, False
         deadline_s = loop.time() + timeout_s
         for protocol in self._protocols:
-            self._newest = session = MqttConnection(self._settings, protocol, self._receive)
+            self._newest = session = MqttConnection(
+                self._settings, protocol, self._receive, self._takes
+            )
             session.intake.hold_back(self._inbox.paused)
             left_s = deadline_s - loop.time()
             last = protocol == self._protocols[-1]
@@ -244,14 +246,15 @@ class MqttLink:
         except Exception as error:  # a handler's fault must not end the link
             self._note_fault("state", error)
 
-    def _receive(self, topic: str, payload: bytes) -> None:
+    def _takes(self, topic: str, payload: bytes) -> bool:
         self.counters.received_bytes += len(payload)
         try:
-            if not self.takes(topic, payload):
-                return
+            return self.takes(topic, payload)
         except Exception as error:  # a handler's fault must not end the link
             self._note_fault("filter", error)
-            return
+            return False
+
+    def _receive(self, topic: str, payload: bytes) -> None:
         self._inbox.put(topic, payload)
         if self._inbox.overfull and self._newest is not None and not self._newest.lost.done():
             self.counters.overflows += 1
