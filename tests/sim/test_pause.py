@@ -134,6 +134,19 @@ def test_a_stalled_device_costs_a_few_rounds_their_grace(tmp_path: Path) -> None
     assert waited == [True] * 3 + [False] * 3 + [True] + [False] * (len(waited) - 7)
 
 
+def test_no_round_waits_for_a_device_whose_messages_the_proxy_drops(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, 6, floor=3)
+    silent, conduct = fleet.devices[1], fleet.proxy.conduct
+    silent.runner.machine = Mute(silent.runner.machine)
+    while not conduct.cooling_down:
+        conduct.refused(fx.DeviceAddress(silent.id), "forged")
+    limits = {"deadline_s": 60.0, "min_batch": 3, "retries": 1, "grace_s": 20.0}
+    job = fleet.submit(small_job(round=limits))
+    assert fleet.finish(job) == "completed"
+    waited = [record.seconds > 20.0 for record in fleet.store.exchanges(job)]
+    assert waited == [False, False, False, True, False]  # it is tried again, once
+
+
 def test_a_job_whose_devices_were_revoked_pauses_and_says_so(
     stopped: tuple[Fleet, str],
 ) -> None:
