@@ -385,7 +385,7 @@ class SocketLoop:
         self._client, self._on_end, self._misc_s = client, on_end, misc_s
         self._sock: socket.socket | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._packets, self._paused = 0, False
+        self._packets, self._paused, self._reads_on = 0, False, False
 
     @property
     def attached(self) -> bool:
@@ -437,7 +437,7 @@ class SocketLoop:
         self._paused = False
         if self._sock is not None:
             self._loop.add_reader(self._sock, self._readable)
-            self._loop.call_soon(self._readable)  # bytes may be here that no event announces
+            self._read_on()  # bytes may be here that no event announces
 
     def _readable(self) -> None:
         enough = self._client.pieces + _PIECES_PER_WAKE
@@ -452,7 +452,17 @@ class SocketLoop:
                 break
         held_by_tls = isinstance(self._sock, ssl.SSLSocket) and self._sock.pending()
         if self._sock is not None and (held_by_tls or self._client.read_ahead):
-            self._loop.call_soon(self._readable)
+            self._read_on()
+
+    def _read_on(self) -> None:
+        """Read in the loop's next turn; once, however often that is wanted until then."""
+        if not self._reads_on:
+            self._reads_on = True
+            self._loop.call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._reads_on = False
+        self._readable()
 
     def _writable(self) -> None:
         self._step(self._client.loop_write)

@@ -7,7 +7,7 @@ import random
 import pytest
 from test_link_odd_brokers import ACCEPTED_4, ACCEPTED_5, with_peer
 
-from edgeveil.transport.mqtt import _READ_BYTES
+from edgeveil.transport.mqtt import _PACKETS_PER_WAKE, _READ_BYTES
 from edgeveil.transport.mqtt_packets import encoded_topic, packet, publish_head
 
 MESSAGES = 400
@@ -69,6 +69,23 @@ def test_a_filter_that_fails_takes_nothing_and_ends_no_link():
         assert link.connected and link.counters.handler_errors > 0
 
     asyncio.run(with_peer(lambda _version: ACCEPTED_4 + data, play, protocol=4))
+
+
+def test_a_flood_that_is_taken_leaves_the_loop_its_turns_too():
+    """However long it lasts: what is here is read on once in a turn, not ever more often."""
+    message = publish_head(encoded_topic("quiet"), 2, 0, 4) + b"xx"
+    seen = []
+
+    async def play(link, ear):
+        link.on_message = lambda _topic, _payload: None
+        await link.connect_or_raise()
+        while link.counters.received_bytes < 60_000 * 2:
+            seen.append(link.counters.received_bytes)
+            await asyncio.sleep(0)
+        longest = max(after - before for before, after in itertools.pairwise(seen))
+        assert longest <= 2 * 4 * _PACKETS_PER_WAKE
+
+    asyncio.run(with_peer(lambda _version: ACCEPTED_4 + message * 60_000, play, protocol=4))
 
 
 def test_a_flood_that_is_turned_down_leaves_the_loop_its_turns():
