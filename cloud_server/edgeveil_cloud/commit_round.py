@@ -13,7 +13,7 @@ from edgeveil.parts.aggregation.mean import mean
 from edgeveil.parts.aggregation.rule import Score
 from edgeveil.parts.exchange import TRAIN, Array
 from edgeveil.privacy.sampler import RandomBytes, os_random
-from edgeveil.protocol.cloud_tasks import RoundCommit, TooFewUploads
+from edgeveil.protocol.cloud_tasks import RoundAnswers, RoundCommit, TooFewUploads
 from edgeveil.protocol.messages import Batch, Commit, ExchangeId
 from edgeveil.protocol.sealed import Sealing, pack_tensors
 from edgeveil.protocol.transfer import Data, describe
@@ -98,7 +98,12 @@ class RoundCommitter:
         try:
             state, uploads = aggregate(context, before, valid, self._random_bytes, score)
         except TooFewDevices as error:
-            return TooFewUploads(str(error))
+            answers = RoundAnswers(
+                len(secret.recipients), batch.uploads, batch.declined, dict(valid.refused)
+            )
+            what = f"{error.what} ({answers})"
+            why = TooFewDevices(what, where=error.where, fix=error.fix)
+            return TooFewUploads(str(why), answers)
         if self._recorder is not None:
             sent = context.plan.cloud.package(before, context.exchange)
             model = self._evaluation.weights(context.plan, state)

@@ -118,7 +118,8 @@ class CloudHost:
             return
         if left.status == "paused":
             why = f"{self._why(left.reason)}; {self._next_step(entry.id, left.reason)}"
-            self._store.set_status(entry.id, "paused", why)
+            answers = {"answers": left.answers.to_dict()} if left.answers else None
+            self._store.set_status(entry.id, "paused", why, answers)
             return
         plan = self.jobs.plan(entry)
         reason = left.reason or (plan.stop_note if left.status == "completed" else "")

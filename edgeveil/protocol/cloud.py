@@ -46,6 +46,7 @@ from edgeveil.protocol.cloud_tasks import (
     RosterKept,
     RosterMark,
     RosterRefused,
+    RoundAnswers,
     RoundCommit,
     SealJob,
     SealRelease,
@@ -294,8 +295,8 @@ class CloudMachine:
                 return self._sealed(job, manifest, data)
             case RoundCommit(commit=commit, data=data):
                 return self._committed(job, commit, data)
-            case TooFewUploads(reason=reason):
-                return self._arrivals.acknowledge_batch() + self._repeat(job, reason)
+            case TooFewUploads(reason=reason, answers=answers):
+                return self._arrivals.acknowledge_batch() + self._repeat(job, reason, answers)
         return []
 
     def _sealed(self, job: RunningJob, manifest: Manifest, data: bytes) -> list[fx.Effect]:
@@ -355,23 +356,27 @@ class CloudMachine:
             return [*out, *self._announce_again(job)]
         return [*out, fx.Work(job.sealing)]
 
-    def _repeat(self, job: RunningJob, reason: str) -> list[fx.Effect]:
+    def _repeat(
+        self, job: RunningJob, reason: str, answers: RoundAnswers | None = None
+    ) -> list[fx.Effect]:
         if job.retries_left <= 0:
-            return self._pause(job, reason)
+            return self._pause(job, reason, answers)
         self._step("repeat")
         job.retries_left -= 1
         job.attempt += 1
         self._out.drop()
-        what = {"round": job.exchange, "attempt": job.attempt, "why": reason}
+        what = {"round": job.exchange, "attempt": job.attempt, "why": reason, **_told(answers)}
         report = fx.Report("round_repeated", what)
         if job.announce_again:
             return [report, *self._announce_again(job)]
         return [*self._arrivals.drop_batch(), report, fx.Work(job.sealing)]
 
-    def _pause(self, job: RunningJob, reason: str) -> list[fx.Effect]:
+    def _pause(
+        self, job: RunningJob, reason: str, answers: RoundAnswers | None = None
+    ) -> list[fx.Effect]:
         """Others are missing: the job keeps its round and its devices until somebody resumes it."""
         self._step("pause")
-        return self._leave(job, "paused", reason)
+        return self._leave(job, "paused", reason, answers)
 
     def _end(self, status: str, reason: str) -> list[fx.Effect]:
         if self.job is None:
@@ -379,7 +384,9 @@ class CloudMachine:
         self._step("end")
         return self._leave(self.job, status, reason)
 
-    def _leave(self, job: RunningJob, status: str, reason: str) -> list[fx.Effect]:
+    def _leave(
+        self, job: RunningJob, status: str, reason: str, answers: RoundAnswers | None = None
+    ) -> list[fx.Effect]:
         """The job runs no more; unless it is only paused, its end is told."""
         job_id, self.job = job.start.job_id, None
         self._out.drop()
@@ -388,7 +395,7 @@ class CloudMachine:
             *self._arrivals.drop_batch(),
             fx.CancelTimer("watchdog"),
             fx.CancelTimer("resend"),
-            fx.Persist(JobStatus(job_id, status, reason)),
+            fx.Persist(JobStatus(job_id, status, reason, answers)),
             *told,
             fx.Report("job_" + status, {"job_id": job_id.hex(), "reason": reason}),
         ]
@@ -454,8 +461,8 @@ class CloudMachine:
             what = {"round": job.exchange, "declined": short.declined}
             report = fx.Report("all_declined", what)
             return [report, *self._end("failed", _ALL_DECLINED.format(short.declined))]
-        why = f"{short.uploads} uploads, {short.declined} declined, below the minimum"
-        return self._repeat(job, why)
+        answers = RoundAnswers(job.selected, short.uploads, short.declined)
+        return self._repeat(job, f"{answers}: below the minimum", answers)
 
     # --- timers ---
 
@@ -480,6 +487,10 @@ class CloudMachine:
             return self._pause(job, _SILENT)
         job.retries_left -= 1
         return [*self._out.send(), fx.SetTimer("watchdog", self.settings.proxy_margin_s)]
+
+
+def _told(answers: RoundAnswers | None) -> dict[str, object]:
+    return {} if answers is None else {"answers": answers.to_dict()}
 
 
 # --- what passes between cloud and proxy -----------------------------------------------------

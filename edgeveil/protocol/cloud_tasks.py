@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from edgeveil.protocol.messages import Batch, Commit, Manifest
@@ -96,10 +97,49 @@ class RoundCommit:
 
 
 @dataclass(frozen=True)
+class RoundAnswers:
+    """What came of an attempt, as counts: `void` are segments that did not count, by their reason.
+
+    With cover traffic the uploads include the dummies, whose segments are `not_for_this_round`.
+    """
+
+    selected: int
+    uploaded: int
+    declined: int
+    void: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def absent(self) -> int:
+        """Devices that were selected and said nothing before the round was over."""
+        return max(0, self.selected - self.uploaded - self.declined)
+
+    def to_dict(self) -> dict[str, object]:
+        """For events."""
+        return {
+            "selected": self.selected,
+            "uploaded": self.uploaded,
+            "declined": self.declined,
+            "absent": self.absent,
+            "void": dict(self.void),
+        }
+
+    def __str__(self) -> str:
+        told = (
+            f"{self.selected} selected, {self.uploaded} uploaded, {self.declined} declined, "
+            f"{self.absent} late or absent"
+        )
+        if not self.void:
+            return told
+        why = ", ".join(f"{n} {reason.replace('_', ' ')}" for reason, n in self.void.items())
+        return f"{told}, {sum(self.void.values())} segments void: {why}"
+
+
+@dataclass(frozen=True)
 class TooFewUploads:
     """Too few valid segments were in the batch: the round is repeated."""
 
     reason: str
+    answers: RoundAnswers | None = None
 
 
 @dataclass(frozen=True)
@@ -158,6 +198,7 @@ class JobStatus:
     job_id: bytes
     status: str
     reason: str = ""
+    answers: RoundAnswers | None = None
 
 
 @dataclass(frozen=True)

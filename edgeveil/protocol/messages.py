@@ -308,6 +308,7 @@ Body = NewSealingKey | Ack | Hello | Here | Later | Cover | Want | Decline | Sho
 # --- bytes -----------------------------------------------------------------------------------
 
 VERSION = 1
+PART_START = bytes((VERSION, 0x95, 0xA4)) + b"part"  # of a `BlobPart`'s frame: an array of five
 
 _encoder = msgspec.msgpack.Encoder()
 _messages: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)

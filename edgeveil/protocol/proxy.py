@@ -49,6 +49,7 @@ from edgeveil.protocol.proxy_tasks import (
     ProxyMemory,
     ProxySettings,
     SealingKeyChanged,
+    SetAside,
     ShuffleRound,
     TrustDocuments,
 )
@@ -107,6 +108,8 @@ class ProxyMachine:
                 return self._believe(keys)
             case fx.WorkDone(task=fx.TakeTrust(), result=result):
                 return self._taken(result)
+            case fx.Command(what=SetAside(device=device)):
+                return self.rounds.set_aside(device)
             case fx.WorkDone(task=ShuffleRound() as task, result=result):
                 return self.rounds.shuffled(task, result)
             case fx.WorkDone(task=KeepBroadcast() as task, result=result):
@@ -161,6 +164,7 @@ class ProxyMachine:
     def _roster_changed(self) -> list[fx.Effect]:
         known = self.registry.verify_key
         self.online -= {device for device in self.online if known(device) is None}
+        self.rounds.attendance.keep(self.registry.admitted())
         return self._send_roster()
 
     def _send_roster(self) -> list[fx.Effect]:

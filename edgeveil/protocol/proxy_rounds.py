@@ -9,6 +9,11 @@ deadline, or a grace after the quorum; never with fewer uploads than the floor, 
 job's and this proxy's own. With cover traffic everybody answers, so those are waited for who are
 there (`pending`).
 
+Where all have to answer, because all who are admitted were selected or by cover traffic, the proxy
+knows who does not, and `Attendance` counts it. Such a round, once it has its quorum, does not wait
+for those who let several in a row pass (`aside`). Where some were selected the proxy cannot know
+whom, and waits for the number alone.
+
 A round below the floor is `short`: its ciphertexts are forgotten and the cloud is told counts,
 again and again, since it can only begin anew. Else the host shuffles every group by itself. When
 the batch is durable it is forgotten whose uploads it came from: who answered stays known, so that a
@@ -19,6 +24,8 @@ drops a round from any state, and a dropped round stays closed, after a restart 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -96,7 +103,8 @@ class Collection:
     """Uploads of one round. `floor` is the larger of the job's and this proxy's minimum.
 
     `pending`, with cover traffic: the devices that are there and have not answered; None while
-    that is not known, since not all have had their time to say hello.
+    that is not known, since not all have had their time to say hello. `due` are those who
+    have to answer and have not, as far as they are known; `aside` those of them who cost no grace.
     """
 
     manifest: Manifest
@@ -107,6 +115,8 @@ class Collection:
     declined: set[str] = field(default_factory=set)
     slots: dict[str, int] = field(default_factory=dict)
     pending: set[str] | None = None
+    due: set[str] = field(default_factory=set)
+    aside: set[str] = field(default_factory=set)
     told: int = 0  # how often a shortfall was
 
     def __post_init__(self) -> None:
@@ -153,29 +163,42 @@ class Collection:
     def hold(self, device: str, held: HeldUpload) -> None:
         """The device's upload is here."""
         self.uploads[device] = held
-        self.left(device)
+        self._answered(device)
 
     def decline(self, device: str) -> None:
         """The device will not upload."""
         self.declined.add(device)
-        self.left(device)
+        self._answered(device)
 
     def came(self, device: str) -> None:
         """With cover traffic a device that is there is waited for."""
         known = device in self.uploads or device in self.declined
         if self.pending is not None and self.open and not known:
             self.pending.add(device)
+            self.due.add(device)
 
     def left(self, device: str) -> None:
-        """The device is not waited for any more."""
+        """With cover traffic a device that is gone is not waited for any more."""
+        if self.pending is not None:
+            self._answered(device)
+
+    def set_aside(self, device: str) -> None:
+        """The quorum is enough, as far as this device goes."""
+        if device in self.due:
+            self.aside.add(device)
+
+    def _answered(self, device: str) -> None:
         if self.pending is not None:
             self.pending.discard(device)
+        self.due.discard(device)
+        self.aside.discard(device)
 
     def verdict(self, *, deadline: bool = False, grace_over: bool = False) -> str | None:
         """What the counts mean now: the transition to take, or None to keep waiting."""
         enough = len(self.uploads) >= self.floor
         answered = self._all_answered()
-        if self.open and enough and answered:
+        quorum = len(self.uploads) >= max(self._quorum(), self.floor)
+        if self.open and ((enough and answered) or (quorum and self._all_answered(self.aside))):
             return "all_answered"
         if self.open and enough and deadline:
             return "deadline_with_enough"
@@ -185,13 +208,13 @@ class Collection:
         hopeless = answered and not self.cover
         if self.state is CollectionState.COLLECTING and (deadline or hopeless):
             return "below_floor"
-        quorum = len(self.uploads) >= max(self._quorum(), self.floor)
         return "quorum" if quorum and self.state is CollectionState.COLLECTING else None
 
-    def _all_answered(self) -> bool:
-        if self.cover and (self.pending is None or self.pending):
+    def _all_answered(self, but: AbstractSet[str] = frozenset()) -> bool:
+        """All who were selected have, `but` these."""
+        if self.cover and (self.pending is None or not self.pending.issubset(but)):
             return False
-        return len(self.uploads) + len(self.declined) >= self.manifest.selected
+        return len(self.uploads) + len(self.declined) + len(but) >= self.manifest.selected
 
     def _quorum(self) -> float:
         """With cover traffic, the job's share of the selected is one of all who are there.
@@ -214,6 +237,41 @@ class Collection:
         self.slots.clear()
 
 
+class Attendance:
+    """Rounds in a row that devices left unanswered, of those that they had to answer.
+
+    From `stalled_rounds` on, a device is not waited for, but in every 2nd, 4th, 8th … time as many:
+    one that is only slower than the others must not be shut out by rounds that have become short.
+    """
+
+    def __init__(self, stalled_rounds: int) -> None:
+        self._stalled_rounds = stalled_rounds
+        self._missed: dict[str, int] = {}
+
+    def waits_for(self, device: str) -> bool:
+        """Whether a round that has its quorum waits for this device."""
+        times, rest = divmod(self._missed.get(device, 0), self._stalled_rounds)
+        return times == 0 or (times > 1 and not rest and not times & (times - 1))
+
+    def missed(self, devices: Iterable[str]) -> None:
+        """A round went by without these, who had to answer it."""
+        for device in devices:
+            self._missed[device] = self._missed.get(device, 0) + 1
+
+    def answered(self, device: str) -> None:
+        """The device gave what it had to."""
+        self._missed.pop(device, None)
+
+    def set_aside(self, device: str) -> None:
+        """It is not waited for from now on."""
+        self._missed[device] = self._stalled_rounds
+
+    def keep(self, admitted: Iterable[str]) -> None:
+        """Forget all others."""
+        known = set(admitted)
+        self._missed = {device: n for device, n in self._missed.items() if device in known}
+
+
 _TIMERS = ("deadline", "grace", "shuffle", "handover", "short")
 
 
@@ -225,6 +283,7 @@ class ProxyRounds:
         self.collections: dict[ExchangeId, Collection] = {}
         settings = context.settings
         self.arrivals = UploadArrivals(settings.credit_bytes, settings.credit_patience_s)
+        self.attendance = Attendance(settings.stalled_rounds)
         self._restore()
 
     def _restore(self) -> None:
@@ -275,8 +334,12 @@ class ProxyRounds:
     def begin(self, manifest: Manifest) -> list[fx.Effect]:
         """Open a round for uploads."""
         collection = self.collections[manifest.at] = self._collection(manifest)
+        admitted = self._context.registry.admitted()
         if collection.cover and self._context.all_came:
             self._wait_for_all(collection)
+        elif not collection.cover and manifest.selected >= len(admitted):
+            collection.due.update(admitted)
+            self._set_aside_stalled(collection)
         report = fx.Report("round_open", {"round": manifest.at.exchange, "phase": manifest.phase})
         asked = self._context.cover(fx.AllDevices())
         return [_set("deadline", manifest.at, manifest.deadline_s), report, *asked]
@@ -294,6 +357,21 @@ class ProxyRounds:
         collection.pending = set()
         for device in self._context.online:
             collection.came(device)
+        self._set_aside_stalled(collection)
+
+    def _set_aside_stalled(self, collection: Collection) -> None:
+        stalled = {d for d in collection.due if not self.attendance.waits_for(d)}
+        collection.aside |= stalled
+
+    def set_aside(self, device: str) -> list[fx.Effect]:
+        """The device's messages are dropped for a while: no round with its quorum waits for it."""
+        self.attendance.set_aside(device)
+        out: list[fx.Effect] = []
+        for collection in self.collections.values():
+            if collection.open:
+                collection.set_aside(device)
+                out += self.advance(collection)
+        return out
 
     def fits(self, manifest: Manifest) -> bool:
         """Whether the spool can take an upload of each who is there, where all will send one."""
@@ -342,6 +420,8 @@ class ProxyRounds:
             return [_set("grace", at, grace_s)]
         self.arrivals.end(at)
         if collection.state is not CollectionState.SHORT:
+            # A round that was short tells of the fleet, not of single devices.
+            self.attendance.missed(collection.due)
             return [self._shuffle(collection)]
         collection.forget_ciphertext()  # the cloud can only begin anew
         return [fx.Persist(UploadsDropped(at)), *self._short(at)]
@@ -564,6 +644,7 @@ class ProxyUploads:
         """A complete upload: durable first, then acknowledged, then counted."""
         held = HeldUpload(header.groups, header.blob.digest, collection.slots[device])
         collection.hold(device, held)
+        self._rounds.attendance.answered(device)
         return [
             fx.Persist(UploadKept(header.at, device, held)),
             fx.Send(fx.DeviceAddress(device), self._context.ack(held.digest, "held")),
@@ -577,6 +658,7 @@ class ProxyUploads:
         if collection is None or not collection.open or device in collection.uploads:
             raise ProtocolError("closed_round")
         collection.decline(device)
+        self._rounds.attendance.answered(device)
         self._rounds.arrivals.forget(device)
         more = self._rounds.advance(collection)
         return [self._answered(collection), *more, *self._rounds.arrivals.deal(now_s)]
@@ -585,6 +667,8 @@ class ProxyUploads:
         """A device is there (again): with cover traffic it will answer every open round."""
         for collection in self._rounds.collections.values():
             collection.came(device)
+            if not self._rounds.attendance.waits_for(device):
+                collection.set_aside(device)
         return self._rounds.arrivals.reconnected(device, now_s)
 
     def left(self, device: str) -> list[fx.Effect]:

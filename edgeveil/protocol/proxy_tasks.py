@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -31,6 +32,10 @@ class DeviceRegistry(Protocol):
 
     def roster(self) -> tuple[int, bytes]:
         """Epoch and the sealing keys of all admitted devices, sorted, 32 bytes each."""
+        ...
+
+    def admitted(self) -> Collection[str]:
+        """The ids of all admitted devices."""
         ...
 
     @property
@@ -197,6 +202,16 @@ class ShuffledBatch:
     data: Data
 
 
+# --- what the process tells -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SetAside:
+    """A `Command`: this device's messages are dropped for a while, so no round waits for it."""
+
+    device: str
+
+
 # --- what the proxy keeps ------------------------------------------------------------------
 
 
@@ -234,6 +249,7 @@ class ProxySettings:
     hello_spread_s: float = 0.5  # over which devices come when the proxy (re)starts, at least
     cover_window_s: float = 0.0  # 0: no cover traffic
     roster_again_s: float = 6 * 3600.0  # a roster is signed anew long before it is stale
+    stalled_rounds: int = 3  # left unanswered in a row, before a device is waited for no more
 
 
 @dataclass

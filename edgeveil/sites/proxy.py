@@ -37,7 +37,21 @@ class ProxyLimits(Block):
     hellos_per_s: float = Field(default=500, gt=0, le=1e6)
     """Devices heard in a second; those beyond are told when to come again."""
     device_messages_per_s: float = Field(default=200, gt=0, le=1e6)
-    """Offers, requests and notes taken from one device in a second, bursts of two seconds."""
+    """Messages taken from one device in a second, bursts of two seconds, counted before they are
+    decoded; parts of an upload that the proxy asked for come on top."""
+    misbehaving_refusals: int = Field(default=1000, ge=1, le=10**6)
+    """Messages of one device that no sound device sends (malformed, forged, beyond the rate); one
+    more of them within `misbehaving_window_s` begins a cool-down."""
+    misbehaving_window_s: float = Field(default=60, gt=0, le=86400)
+    """Seconds in which `misbehaving_refusals` are counted."""
+    cool_down_s: float = Field(default=30, gt=0, le=86400)
+    """Seconds for which a misbehaving device's messages are dropped unread and its uploads not
+    waited for; twice as long each time in a row, once only after it behaved for as long."""
+    cool_down_cap_s: float = Field(default=600, gt=0, le=86400)
+    """Seconds that a cool-down lasts at most."""
+    stalled_rounds: int = Field(default=3, ge=1, le=10**6)
+    """Rounds in a row that a device leaves unanswered, all others being waited for, before a round
+    with its quorum closes without waiting for it; it counts again as soon as it answers."""
     upload_bytes: ByteLimit = 1 << 26
     """Largest upload of one device in one round."""
     devices: int = Field(default=100_000, ge=1, le=10**7)
@@ -98,6 +112,12 @@ class ProxySite(Block):
             ("upload", limits.upload_bytes, "spool", limits.spool_bytes),
             ("blob", limits.blob_bytes, "cache", limits.cache_bytes),
         )
+        if limits.cool_down_s > limits.cool_down_cap_s:
+            yield Mix(
+                ("limits.cool_down_s", "limits.cool_down_cap_s"),
+                f"a first cool-down of {limits.cool_down_s:g} s is longer than the longest of "
+                f"{limits.cool_down_cap_s:g} s; raise limits.cool_down_cap_s or lower it",
+            )
         for key, size, room, most in rooms:
             if size > most:
                 yield Mix(

@@ -195,13 +195,17 @@ async def serve(app: web.Application, host: str, port: int) -> HttpServer:
     return HttpServer(runner, host, runner.addresses[0][1])
 
 
+def heard_here_alone(host: str) -> bool:
+    """Whether a server that listens on `host` can be reached from its own machine alone."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"
+
+
 def warn_of_plain_http(host: str, log: logging.Logger) -> None:
     """One line where others than this machine may reach what is served without encryption."""
-    try:
-        alone = ip_address(host).is_loopback
-    except ValueError:  # a name
-        alone = host == "localhost"
-    if not alone:
+    if not heard_here_alone(host):
         log.warning(
             "plain_http",
             extra={"host": host, "fix": "listen on 127.0.0.1, or behind what speaks TLS"},

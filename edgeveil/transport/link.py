@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +19,7 @@ from edgeveil.sites.addresses import BrokerAddress, HttpProxy
 from edgeveil.sites.broker_profiles import PROFILES, BrokerProfile
 
 MessageHandler = Callable[[str, bytes], Awaitable[None] | None]
+MessageFilter = Callable[[str, bytes], bool]
 StateHandler = Callable[[bool, str], None]
 
 _HEADER_BYTES = 1 + 4 + 2 + 2 + 1  # type, length, topic length, packet id, empty properties
@@ -30,12 +32,14 @@ class LinkDown(BrokerError):  # noqa: N818 - the state's name
 class Link(Protocol):
     """A connection to one broker that comes back by itself.
 
-    `on_message(topic, payload)` is called for one message at a time, in order, and may be a
-    coroutine function: while it works, no more is read than the link's inbox holds. Delivery is
-    at least once. `on_state(connected, reason)` says when the link comes, with every subscription
-    in place, and when it goes. Neither handler may block the event loop.
+    `takes(topic, payload)` is asked as each message is read: what it turns down takes no room in
+    the inbox and no turn of the event loop. `on_message(topic, payload)` is called for one message
+    at a time, in order, and may be a coroutine function: while it works, no more is read than the
+    link's inbox holds. Delivery is at least once. `on_state(connected, reason)` says when the link
+    comes, with every subscription in place, and when it goes. No handler may block the event loop.
     """
 
+    takes: MessageFilter
     on_message: MessageHandler
     on_state: StateHandler
 
@@ -153,6 +157,7 @@ def device_down(device: str) -> str:
     return f"{ROOT}/d/{device}/down"
 
 
+@lru_cache(maxsize=1024)
 def sender_of(topic: str) -> Address | None:
     """Who may publish here, by the brokers' access lists; None for a foreign topic."""
     if topic == CLOUD_OUT:

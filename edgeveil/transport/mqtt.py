@@ -26,12 +26,16 @@ from edgeveil.sites.addresses import BrokerAddress
 from edgeveil.transport import dialling
 from edgeveil.transport.dialling import client_context, dial_in_thread, open_stream
 from edgeveil.transport.flow import Intake, SendWindow
-from edgeveil.transport.link import LinkDown, LinkSettings, overhead_bytes
+from edgeveil.transport.link import LinkDown, LinkSettings, MessageFilter, overhead_bytes
+from edgeveil.transport.mqtt_packets import body_place, read_publish
 from edgeveil.transport.websocket import WebSocketStream
 
 _LOG = logging.getLogger("edgeveil.link")
 _MISC_S = 5.0
-_PACKETS_PER_WAKE = 32  # so that one busy link does not starve the others
+_READ_BYTES = 1 << 14
+_TYPE_AND_QOS, _PUBLISH_QOS_0 = 0xF6, 0x30  # of a packet's first byte
+_PIECES_PER_WAKE = 2  # so that one busy link does not starve the others
+_PACKETS_PER_WAKE = 32  # likewise
 _SUBACK_S = 10.0
 _PACE_S = 1.0
 _UNLIMITED = 1 << 62
@@ -70,12 +74,13 @@ class MqttConnection:
         address: BrokerAddress,
         protocol: int,
         on_packet: Callable[[str, bytes], None],
+        takes: MessageFilter,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.protocol = protocol
         self.lost: asyncio.Future[str] = loop.create_future()
         self._loop, self._settings, self._address = loop, settings, address
-        self._on_packet = on_packet
+        self._on_packet, self._takes = on_packet, takes
         self._packet_bytes = settings.packet_bytes
         self._profile = settings.profile
         self._answer: asyncio.Future[tuple[int, Properties]] = loop.create_future()
@@ -208,13 +213,13 @@ class MqttConnection:
         fix = "what was under way is sent again after the reconnection"
         return LinkDown(f"the link is down: {reason}", where=str(self._address), fix=fix)
 
-    def _make_client(self) -> paho.Client:
+    def _make_client(self) -> ReadAheadClient:
         settings = self._settings
         clean = None if self.protocol == MQTT_5 else True
         context = None
         if self._address.tls:
             context = client_context(settings.ca_file, settings.cert_file, settings.key_file)
-        client = _DialledClient(
+        client = ReadAheadClient(
             lambda timeout_s: open_stream(
                 self._address, settings.http_proxy, context, settings.packet_bytes, timeout_s
             ),
@@ -225,6 +230,7 @@ class MqttConnection:
             protocol=MQTTProtocolVersion(self.protocol),
             reconnect_on_failure=False,
         )
+        client.takes = self._takes
         if settings.username is not None:
             client.username_pw_set(settings.username, settings.password)
         if settings.will is not None:
@@ -318,7 +324,8 @@ class MqttConnection:
     def _on_message(self, _client: paho.Client, _data: object, message: Any) -> None:
         self.watch.note_packet()
         with suppress(UnicodeDecodeError):
-            self._on_packet(message.topic, message.payload)
+            if self._client.judged() or self._takes(message.topic, message.payload):
+                self._on_packet(message.topic, message.payload)
         if message.qos:
             self.intake.took(message.mid)
 
@@ -345,6 +352,70 @@ def _misc_s(keepalive_s: int) -> float:
     return max(0.2, min(_MISC_S, keepalive_s / 4))
 
 
+class ReadAheadClient(_DialledClient):
+    """Reads the socket in large pieces, and drops QoS 0 messages that nobody takes unparsed.
+
+    paho asks the socket for each packet three times and makes many objects of it, so a flood would
+    cost ten times what it needs to. This overrides one inner method of paho's; whatever is not a
+    whole, plain message of QoS 0 is left to paho as it came.
+    """
+
+    takes: MessageFilter
+    pieces = 0  # read so far
+    _ahead, _at, _judged = b"", 0, False
+
+    @property
+    def read_ahead(self) -> bool:
+        """Whether bytes wait here that the socket will not announce again."""
+        return self._at < len(self._ahead)
+
+    def judged(self) -> bool:
+        """Whether the message that is handed on now was taken already; asked once for each."""
+        judged, self._judged = self._judged, False
+        return judged
+
+    def _sock_recv(self, bufsize: int) -> bytes:
+        if not self.read_ahead:
+            if bufsize > _READ_BYTES:  # the rest of a large packet: nothing to look at
+                return super()._sock_recv(bufsize)
+            self._ahead, self._at = super()._sock_recv(_READ_BYTES), 0
+            self.pieces += 1
+            if not self._ahead:
+                return b""
+        if self._in_packet["command"] == 0:
+            self._drop_refused()
+            if not self.read_ahead:
+                raise BlockingIOError
+        start = self._at
+        self._at = min(start + bufsize, len(self._ahead))
+        return self._ahead[start : self._at]
+
+    def _drop_refused(self) -> None:
+        """Go on to the next packet that paho has to see."""
+        self._judged = False
+        while (found := self._plain_message()) is not None:
+            topic, payload, after = found
+            if self.takes(topic, payload):
+                self._judged = True
+                return
+            self._at = after
+
+    def _plain_message(self) -> tuple[str, bytes, int] | None:
+        """Topic, payload and end of a message of QoS 0 that is here as a whole; else None."""
+        data, here = self._ahead, self._at
+        if here >= len(data) or data[here] & _TYPE_AND_QOS != _PUBLISH_QOS_0:
+            return None
+        try:
+            place = body_place(data, here)
+            if place is None or place[1] > len(data):
+                return None
+            body = data[place[0] : place[1]]
+            _, begin = read_publish(data[here], body, int(self._protocol))
+            return body[2 : 2 + int.from_bytes(body[:2], "big")].decode(), body[begin:], place[1]
+        except (ProtocolError, UnicodeDecodeError):
+            return None  # paho knows what to do with it
+
+
 class SocketLoop:
     """Drives paho from the asyncio loop: watches its socket from `attach` to `detach`.
 
@@ -352,12 +423,14 @@ class SocketLoop:
     that was handled, so that a wake-up can go on while there is more to read.
     """
 
-    def __init__(self, client: paho.Client, on_end: Callable[[str], None], misc_s: float) -> None:
+    def __init__(
+        self, client: ReadAheadClient, on_end: Callable[[str], None], misc_s: float
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._client, self._on_end, self._misc_s = client, on_end, misc_s
         self._sock: Stream | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._packets, self._paused = 0, False
+        self._packets, self._paused, self._reads_on = 0, False, False
 
     @property
     def attached(self) -> bool:
@@ -409,18 +482,33 @@ class SocketLoop:
         self._paused = False
         if self._sock is not None:
             self._loop.add_reader(self._sock, self._readable)
-            self._loop.call_soon(self._readable)  # a stream may hold bytes that no event announces
+            self._read_on()  # bytes may be here that no event announces
 
     def _readable(self) -> None:
+        enough = self._client.pieces + _PIECES_PER_WAKE
         for _ in range(_PACKETS_PER_WAKE):
             if self._sock is None or self._paused:
                 return
+            if self._client.pieces >= enough:
+                break
             seen = self._packets
             self._step(self._client.loop_read)
             if self._packets == seen:
                 break
-        if isinstance(self._sock, (ssl.SSLSocket, WebSocketStream)) and self._sock.pending():
-            self._loop.call_soon(self._readable)
+        streams = (ssl.SSLSocket, WebSocketStream)
+        held_back = isinstance(self._sock, streams) and self._sock.pending()
+        if self._sock is not None and (held_back or self._client.read_ahead):
+            self._read_on()
+
+    def _read_on(self) -> None:
+        """Read in the loop's next turn; once, however often that is wanted until then."""
+        if not self._reads_on:
+            self._reads_on = True
+            self._loop.call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._reads_on = False
+        self._readable()
 
     def _writable(self) -> None:
         self._step(self._client.loop_write)

@@ -26,6 +26,7 @@ from edgeveil.transport.link import (
     Link,
     LinkDown,
     LinkSettings,
+    MessageFilter,
     MessageHandler,
     StateHandler,
     Will,
@@ -70,6 +71,7 @@ class MqttLink:
         on_state: StateHandler | None = None,
         uniform: Uniform | None = None,
     ) -> None:
+        self.takes: MessageFilter = lambda topic, payload: True
         self.on_message: MessageHandler = on_message or (lambda topic, payload: None)
         self.on_state: StateHandler = on_state or (lambda connected, reason: None)
         self.counters = LinkCounters()
@@ -233,7 +235,7 @@ class MqttLink:
         deadline_s = loop.time() + timeout_s
         for protocol in self._protocols:
             self._newest = session = MqttConnection(
-                self._settings, self._address, protocol, self._receive
+                self._settings, self._address, protocol, self._receive, self._takes
             )
             session.intake.hold_back(self._inbox.paused)
             left_s = deadline_s - loop.time()
@@ -275,8 +277,15 @@ class MqttLink:
         except Exception as error:  # a handler's fault must not end the link
             self._note_fault("state", error)
 
-    def _receive(self, topic: str, payload: bytes) -> None:
+    def _takes(self, topic: str, payload: bytes) -> bool:
         self.counters.received_bytes += len(payload)
+        try:
+            return self.takes(topic, payload)
+        except Exception as error:  # a handler's fault must not end the link
+            self._note_fault("filter", error)
+            return False
+
+    def _receive(self, topic: str, payload: bytes) -> None:
         self._inbox.put(topic, payload)
         if self._inbox.overfull and self._newest is not None and not self._newest.lost.done():
             self.counters.overflows += 1
@@ -400,16 +409,20 @@ class RuntimeLink:
     async def attach(self, runtime: Runtime, on_state: Callable[[bool, str], None]) -> None:
         """Route the link's messages and states into the runtime."""
 
-        async def on_message(topic: str, payload: bytes) -> None:
+        def takes(topic: str, payload: bytes) -> bool:
             self.bytes["in"] += len(payload)
-            await runtime.receive(sender_of(topic), payload)
+            return runtime.takes(sender_of(topic), payload)
+
+        async def on_message(topic: str, payload: bytes) -> None:
+            if (sender := sender_of(topic)) is not None:
+                await runtime.receive(sender, payload)
 
         def state(connected: bool, reason: str) -> None:
             on_state(connected, reason)
             if connected:
                 runtime.post(fx.PeerConnected(self._peer))
 
-        self.link.on_message, self.link.on_state = on_message, state
+        self.link.takes, self.link.on_message, self.link.on_state = takes, on_message, state
         await self.link.subscribe(self._topics)
 
     async def publish(self, to: fx.Address, frame: bytes) -> None:

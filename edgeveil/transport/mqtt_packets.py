@@ -1,8 +1,9 @@
 """MQTT 5 and 3.1.1 packets as bytes: cut out of a stream, read, and made.
 
 For programs that see packets themselves: generators of load, relays, brokers under test. A link of
-a process is `mqtt.py`'s, whose client library has its own. A packet stands here as its first byte
-(type and flags) and its body, which is everything behind the length.
+a process is `mqtt.py`'s, whose client library has its own; it reads with these what it drops. A
+packet stands here as its first byte (type and flags) and its body, which is everything behind the
+length.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from edgeveil.errors import EdgeVeilError, ProtocolError
 from edgeveil.logs import Place, follow
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import ExchangeId, Message, decode, encode
+from edgeveil.protocol.messages import ExchangeId, decode, encode
 from edgeveil.transport.flow import SendWindow
 from edgeveil.transport.link import LinkDown
 
@@ -66,6 +66,29 @@ class Runner(Protocol):
         ...
 
 
+class Gate(Protocol):
+    """Whose frames are taken, and what became of them."""
+
+    def refusal(self, sender: fx.Address, frame: bytes) -> str | None:
+        """Why this frame is dropped before it is decoded; None to take it. Must be cheap."""
+        ...
+
+    def refused(self, sender: fx.Address, reason: str) -> None:
+        """A frame of this sender that was taken turned out to be refused."""
+        ...
+
+
+class OpenGate:
+    """Takes every frame."""
+
+    def refusal(self, _sender: fx.Address, _frame: bytes) -> str | None:
+        """Never refused."""
+        return None
+
+    def refused(self, _sender: fx.Address, _reason: str) -> None:
+        """Not noted."""
+
+
 def short_name(job_id: bytes) -> str:
     """What log lines call a job whose name the process does not know."""
     return job_id.hex()[:_JOB_DIGITS]
@@ -75,7 +98,8 @@ class Runtime:
     """One machine with its host and its way out.
 
     Log lines of what runs after `follow_logs`, and of the machine's work, name its job and round;
-    `name_job` says what a job is called. A message that `allows` turns down is refused as `rate`.
+    `name_job` says what a job is called. `gate` is asked before a frame is decoded, and told what
+    was refused later.
     """
 
     def __init__(
@@ -87,13 +111,13 @@ class Runtime:
         log: logging.Logger,
         packet_bytes: int,
         name_job: Callable[[bytes], str] = short_name,
-        allows: Callable[[fx.Address, Message], bool] = lambda _sender, _message: True,
+        gate: Gate | None = None,
     ) -> None:
         self.machine, self.host, self._publish = machine, host, publish
         self._executor, self._log, self._packet_bytes = executor, log, packet_bytes
         self.refusals = Refusals(log)
         self._place, self._name_job = Place(), name_job
-        self._allows = allows
+        self._gate: Gate = OpenGate() if gate is None else gate
         self._at: ExchangeId | None = None
         self._since_s = 0.0
         self._events: asyncio.Queue[tuple[fx.Event, int]] = asyncio.Queue()
@@ -125,18 +149,20 @@ class Runtime:
         """Log lines of this task, and of those that it starts, name the machine's job and round."""
         follow(self._place)
 
-    async def receive(self, sender: fx.Address | None, frame: bytes) -> None:
-        """A frame from the link; waits while the machine is far behind, in events or in bytes."""
-        if sender is None:
-            self.refusals.add("foreign_topic")
-            return
+    def takes(self, sender: fx.Address | None, frame: bytes) -> bool:
+        """Whether to `receive` this frame; one that is not taken is counted, and that is all."""
+        reason = self._gate.refusal(sender, frame) if sender is not None else "foreign_topic"
+        if reason is not None:
+            self.refusals.add(reason)
+        return reason is None
+
+    async def receive(self, sender: fx.Address, frame: bytes) -> None:
+        """A frame that is taken; waits while the machine is far behind, in events or in bytes."""
         try:
             message = decode(frame, self._packet_bytes)
         except ProtocolError as error:
             self.refusals.add(error.reason)
-            return
-        if not self._allows(sender, message):
-            self.refusals.add("rate")
+            self._gate.refused(sender, error.reason)
             return
         await self._room.acquire(len(frame))
         self._events.put_nowait((fx.MessageReceived(sender, message), len(frame)))
@@ -189,7 +215,12 @@ class Runtime:
         """What the machine makes of them. Meanwhile the effects before may still be written."""
         effects: list[fx.Effect] = []
         for event in events:
-            effects += self.machine.handle(event, time.monotonic())
+            made = self.machine.handle(event, time.monotonic())
+            if isinstance(event, fx.MessageReceived):
+                for effect in made:
+                    if isinstance(effect, fx.Refuse):
+                        self._gate.refused(event.sender, effect.reason)
+            effects += made
             self._note_place(self.machine.at or self._at)  # a job's end still belongs to it
         return effects
 

@@ -11,7 +11,7 @@ import asyncio
 import zlib
 from collections.abc import Sequence
 
-from edgeveil.transport.link import Link, MessageHandler, StateHandler
+from edgeveil.transport.link import Link, MessageFilter, MessageHandler, StateHandler
 
 
 class SpreadLink:
@@ -32,6 +32,15 @@ class SpreadLink:
     @on_message.setter
     def on_message(self, handler: MessageHandler) -> None:
         self._links[0].on_message = handler
+
+    @property
+    def takes(self) -> MessageFilter:
+        """What the listening one asks."""
+        return self._links[0].takes
+
+    @takes.setter
+    def takes(self, takes: MessageFilter) -> None:
+        self._links[0].takes = takes
 
     @property
     def connected(self) -> bool:

@@ -1,13 +1,14 @@
 """The proxy process: two links, one role, one page of state.
 
-The page (`/healthz`, `/status`, `/metrics`) shows counts and bytes, never who or when, so it asks
-for no token.
+The page (`/healthz`, `/status`, `/metrics`) shows counts and bytes, so it asks for no token. It
+names the ids of devices whose messages were refused, to this machine alone: where others may reach
+the page, these lists are left out.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from prometheus_client import Counter as Count
@@ -23,6 +24,7 @@ from edgeveil.transport.http import (
     Health,
     PageContent,
     Probe,
+    heard_here_alone,
     serve_pages,
     warn_of_plain_http,
     writable,
@@ -92,7 +94,7 @@ class _ProxyProcess:
             None,
             LOG,
             self.site.limits.packet_bytes,
-            allows=proxy.rate.allows,
+            gate=proxy.conduct,
         )
         return self.runtime
 
@@ -141,7 +143,7 @@ class _ProxyProcess:
             self.proxy.look_at_registry()
 
     async def _status(self) -> PageContent:
-        status: Mapping[str, Any] = {
+        status: dict[str, Any] = {
             "enrolled": len(self.proxy.registry.devices()),
             "online": self.proxy.host.online,
             "round": self.proxy.host.round,
@@ -152,7 +154,11 @@ class _ProxyProcess:
                 "cloud_out": self.cloud.bytes["out"],
             },
             "refused": dict(self.runtime.refusals.counts),
+            "cooling_down": self.proxy.conduct.cooling_down,
         }
+        if heard_here_alone(self.site.http.host):
+            status["misbehaving"] = self.proxy.conduct.misbehaving()
+            status["refused_by_device"] = self.proxy.conduct.refused_by_device()
         return PageContent.of_json(status)
 
 
@@ -196,7 +202,11 @@ class ProxyMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Read at each scrape."""
         enrolled = len(self._proxy.registry.devices())
-        states = {"enrolled": float(enrolled), "online": float(self._proxy.host.online)}
+        states = {
+            "enrolled": float(enrolled),
+            "online": float(self._proxy.host.online),
+            "cooling_down": float(self._proxy.conduct.cooling_down),
+        }
         yield gauge("devices", "Devices by state.", states, "state")
         machine = self._proxy.machine
         yield gauge("spool_bytes", "Disk held by uploads and batches.", machine.spool_bytes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,6 +117,10 @@ class Registry:
     def roster_expires_s(self) -> float:
         """Until when a roster of this moment counts, in seconds since 1970."""
         return self._now_s() + ROSTER_VALID_S
+
+    def admitted(self) -> Collection[str]:
+        """The ids of all active devices."""
+        return [device for device, entry in self._entries.items() if entry.active]
 
     def changed(self) -> bool:
         """Look for changes of any process; True when there are some since the last call."""

@@ -16,12 +16,13 @@ from typing import Any
 from edgeveil.crypto.keys import SealingKey
 from edgeveil.errors import EdgeVeilError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import BlobPart, Message, PeerKeys, Signer, TrustMetadata
+from edgeveil.protocol.messages import PeerKeys, Signer, TrustMetadata
 from edgeveil.protocol.proxy import ProxyMachine
 from edgeveil.protocol.proxy_tasks import (
     KeepBroadcast,
     ProxySettings,
     SealingKeyChanged,
+    SetAside,
     ShuffleRound,
 )
 from edgeveil.sites.proxy import ProxySite
@@ -29,12 +30,12 @@ from edgeveil.transport.process import own_signing_key
 from edgeveil.transport.runtime import Runner
 from edgeveil.trust.believed import believed_keys, delegated_key, take_trust
 from edgeveil.trust.bundle import HeldTrust
+from edgeveil_proxy.conduct import DeviceConduct
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_proxy.shuffle import Shuffle
 from edgeveil_proxy.spool import SPOOL_FILE, Spool
 
 LOG = logging.getLogger("edgeveil.proxy")
-BURST_S = 2.0  # a device that was silent may say at once what it may say in this time
 
 
 class ProxyRole:
@@ -66,14 +67,23 @@ class ProxyRole:
             trust=self.trust.metadata if self.trust else None,
         )
         self.not_delegated = ""  # why it cannot speak with the key that the root names
-        self.rate = DeviceRate(
-            limits.device_messages_per_s, limits.devices, self.machine.asks, clock
+        self.conduct = DeviceConduct(
+            limits,
+            lambda device: self.registry.verify_key(device) is not None,
+            self.machine.asks,
+            self._set_aside,
+            clock,
         )
 
     def look_at_registry(self) -> None:
         """Tell the cloud where the operator admitted or revoked a device since the last look."""
         if self.registry.changed():
+            self.conduct.keep_enrolled()
             self.runner.post(fx.Command("roster_changed"))
+
+    def _set_aside(self, device: str) -> None:
+        """No round waits for a device whose messages are dropped."""
+        self.runner.post(fx.Command(SetAside(device)))
 
     def take_up_trust(self) -> None:
         """The operator has handed over newer metadata."""
@@ -131,6 +141,7 @@ def machine_settings(site: ProxySite) -> ProxySettings:
         hellos_per_s=limits.hellos_per_s,
         cover_window_s=site.cover_window_s if site.cover_traffic else 0.0,
         min_batch_floor=site.min_batch_floor,
+        stalled_rounds=limits.stalled_rounds,
     )
 
 
@@ -182,44 +193,3 @@ class ProxyHost:
         elif report.what == "answered":
             self.round = {**self.round, **data, "index": data["round"]}
         LOG.debug(report.what, extra=dict(data))
-
-
-class DeviceRate:
-    """How often one device may speak: what is beyond that is dropped before it is verified.
-
-    Parts of a device that is `asked` for some are not counted. Of each device it remembers one
-    number, and only while it speaks: until when its messages so far last at `per_s` a second.
-    Devices send again by their timers, so a dropped message costs them time alone.
-    """
-
-    def __init__(
-        self,
-        per_s: float,
-        devices: int,
-        asked: Callable[[str], bool],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._each_s, self._devices = 1.0 / per_s, devices
-        self._asked, self._clock = asked, clock
-        self._until_s: dict[str, float] = {}
-
-    def allows(self, sender: fx.Address, message: Message) -> bool:
-        """Whether to take this message."""
-        if not isinstance(sender, fx.DeviceAddress):
-            return True
-        if isinstance(message, BlobPart) and self._asked(sender.id):
-            return True
-        now_s = self._clock()
-        until_s = max(now_s, self._until_s.get(sender.id, now_s)) + self._each_s
-        if until_s - now_s > max(BURST_S, self._each_s):
-            return False
-        if len(self._until_s) >= self._devices and sender.id not in self._until_s:
-            self._forget(now_s)
-        self._until_s[sender.id] = until_s
-        return True
-
-    def _forget(self, now_s: float) -> None:
-        """Those who have been silent; if there are none, all: no table grows without end."""
-        self._until_s = {d: t for d, t in self._until_s.items() if t > now_s}
-        if len(self._until_s) >= self._devices:
-            self._until_s.clear()

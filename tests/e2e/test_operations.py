@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -11,6 +12,9 @@ from urllib.request import Request, urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from edgeveil.transport.link import LinkSettings, device_up
+from edgeveil.transport.mqtt_link import MqttLink
+from edgeveil_tools.cli import main
 from tests.kits.live_site import LiveSite, wait_for
 
 pytestmark = pytest.mark.slow
@@ -107,6 +111,44 @@ def test_metrics_tell_what_happened(watched: tuple[Watched, dict]) -> None:
         assert samples["process_cpu_seconds_total", ()] > 0
     said = str(sorted(cloud)) + str(sorted(proxy))
     assert not any(device in said for device in live.site.device_ids)
+
+
+def test_a_device_that_floods_is_named_to_the_operator_alone(
+    watched: tuple[Watched, dict], capsys: pytest.CaptureFixture[str]
+) -> None:
+    live, _ = watched
+    device, *others = live.site.device_ids
+
+    async def flood() -> None:
+        settings = LinkSettings(
+            live.brokers["edge"].url,
+            "flood",
+            username=device,
+            password=live.site.passwords["edge"][device],
+        )
+        link = MqttLink(settings)
+        await link.connect_or_raise()
+        for _ in range(3000):
+            await link.publish(device_up(device), b"\0\0")
+        await link.close()
+
+    def cooling() -> list[str]:
+        return [one["device"] for one in live.proxy_status().get("misbehaving", [])]
+
+    asyncio.run(flood())
+    wait_for(lambda: cooling() == [device], "the cool-down")
+    status = live.proxy_status()
+    assert status["cooling_down"] == 1
+    (shown,) = status["refused_by_device"]
+    assert shown["refused"]["rate"] > 500 and shown["refused"]["cooling_down"] > 0
+    samples = live.metrics("proxy")
+    assert found(samples, "devices", state="cooling_down") == 1
+    assert found(samples, "refused_total", reason="cooling_down") > 0
+    assert not any(one in str(sorted(samples)) for one in live.site.device_ids)
+    assert main(["proxy", "devices", "--config", str(live.site.proxy)]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert "refused, cooling down for " in lines[device]
+    assert not any("refused" in lines[other] for other in others)
 
 
 def test_the_clouds_metrics_want_its_token(watched: tuple[Watched, dict]) -> None:

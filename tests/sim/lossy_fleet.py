@@ -53,6 +53,9 @@ class FakeRegistry:
     def roster(self) -> tuple[int, bytes]:
         return 1, self._roster
 
+    def admitted(self) -> list[str]:
+        return list(self._keys)
+
 
 def fates(tape: bytes) -> Iterator[list[float]]:
     """What becomes of one frame after the other; when the tape is over, nothing is lost."""

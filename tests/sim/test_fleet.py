@@ -106,7 +106,7 @@ def test_below_the_floor_nothing_is_handed_over_and_the_job_says_why(folder: Pat
     for box in fleet.devices[:2]:
         box.runner.up = False
     assert fleet.finish(job) == "paused"
-    assert "3 uploads" in fleet.store.job(job).reason
+    assert "3 uploaded" in fleet.store.job(job).reason
     repeats = [e for e in fleet.store.events_after(0, job) if e.type == "round_repeated"]
     assert len(repeats) == 1
     assert committed(fleet, job) == []

@@ -6,12 +6,34 @@ from pathlib import Path
 
 import pytest
 
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.messages import ExchangeId, Note
 from edgeveil_cloud.broadcasts import RoundSecret
 from tests.kits.fleet import Fleet, small_job
+from tests.sim.hostile import Attacker, filled
 
 pytestmark = pytest.mark.slow
 
 JOB = small_job(round={"deadline_s": 5.0, "min_batch": 3, "retries": 1, "grace_s": 1.0})
+
+
+class Mute:
+    """A machine that hears of rounds and never answers one, though it is there."""
+
+    def __init__(self, machine: fx.Machine) -> None:
+        self._machine = machine
+
+    @property
+    def at(self) -> ExchangeId | None:
+        return self._machine.at
+
+    def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
+        made = self._machine.handle(event, now_s)
+        return [e for e in made if not isinstance(e, fx.Work | fx.Send) or self._says_hello(e)]
+
+    @staticmethod
+    def _says_hello(effect: fx.Effect) -> bool:
+        return isinstance(effect, fx.Send) and isinstance(effect.message, Note)
 
 
 def rounds(fleet: Fleet, job: str) -> list[tuple[int, int, int]]:
@@ -65,6 +87,64 @@ def test_a_resumed_job_whose_devices_are_still_away_pauses_again(
     assert fleet.finish(job) == "paused"
     attempts = [e.data["attempt"] for e in fleet.store.events_after(0, job) if "attempt" in e.data]
     assert max(attempts) == 4  # two of its first life, two more: the retries are fresh
+
+
+def test_a_job_says_what_it_lacked_where_one_device_sends_nan_and_one_stalls(
+    tmp_path: Path,
+) -> None:
+    fleet = Fleet(tmp_path, 6, floor=3)
+    Attacker(fleet, fleet.devices[0], filled(float("nan")))
+    fleet.devices[1].runner.machine = Mute(fleet.devices[1].runner.machine)
+    job = fleet.submit(
+        small_job(round={"deadline_s": 5.0, "min_batch": 5, "retries": 1, "grace_s": 1.0})
+    )
+    assert fleet.finish(job) == "paused"
+    reason, events = fleet.store.job(job).reason, fleet.store.events_after(0, job)
+    assert "4 valid uploads, at least 5 are needed" in reason
+    assert "6 selected, 5 uploaded, 0 declined, 1 late or absent" in reason
+    groups = 1  # the first exchange asks for one segment: the curvature
+    assert f"{groups} segments void: {groups} not finite" in reason
+    answers = [e.data["answers"] for e in events if "answers" in e.data]
+    assert [e.type for e in events if "answers" in e.data] == ["round_repeated", "job_paused"]
+    assert answers == 2 * [
+        {
+            "selected": 6,
+            "uploaded": 5,
+            "declined": 0,
+            "absent": 1,
+            "void": {"not_finite": groups},
+        }
+    ]
+
+
+def test_a_shortfall_at_the_proxy_is_told_by_the_same_counts(stopped: tuple[Fleet, str]) -> None:
+    fleet, job = stopped
+    assert "5 selected, 1 uploaded, 0 declined, 4 late or absent: below" in (
+        fleet.store.job(job).reason
+    )
+
+
+def test_a_stalled_device_costs_a_few_rounds_their_grace(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, 6, floor=3)
+    fleet.devices[1].runner.machine = Mute(fleet.devices[1].runner.machine)
+    limits = {"deadline_s": 60.0, "min_batch": 3, "retries": 1, "grace_s": 20.0}
+    job = fleet.submit(small_job(round=limits, train={"method": "fm", "rounds": 6}))
+    assert fleet.finish(job) == "completed"
+    waited = [record.seconds > 20.0 for record in fleet.store.exchanges(job)]
+    assert waited == [True] * 3 + [False] * 3 + [True] + [False] * (len(waited) - 7)
+
+
+def test_no_round_waits_for_a_device_whose_messages_the_proxy_drops(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, 6, floor=3)
+    silent, conduct = fleet.devices[1], fleet.proxy.conduct
+    silent.runner.machine = Mute(silent.runner.machine)
+    while not conduct.cooling_down:
+        conduct.refused(fx.DeviceAddress(silent.id), "forged")
+    limits = {"deadline_s": 60.0, "min_batch": 3, "retries": 1, "grace_s": 20.0}
+    job = fleet.submit(small_job(round=limits))
+    assert fleet.finish(job) == "completed"
+    waited = [record.seconds > 20.0 for record in fleet.store.exchanges(job)]
+    assert waited == [False, False, False, True, False]  # it is tried again, once
 
 
 def test_a_job_whose_devices_were_revoked_pauses_and_says_so(

@@ -91,6 +91,9 @@ class Admitted:
     def roster(self) -> tuple[int, bytes]:
         return 1, b""
 
+    def admitted(self) -> list[str]:
+        return list(self._keys)
+
 
 def manifest(model: bytes) -> Manifest:
     groups = [Group(f"g{n}", size - SEAL_OVERHEAD_BYTES) for n, size in enumerate(SEALED_BYTES)]

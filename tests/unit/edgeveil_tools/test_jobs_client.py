@@ -15,6 +15,7 @@ import pytest
 from edgeveil.errors import ConfigError, JobFailed, UsageError
 from edgeveil.jobs import Job, parse_job
 from edgeveil.parts.features import backbone_digests
+from edgeveil.protocol.cloud_tasks import RoundAnswers
 from edgeveil.transport.http import serve
 from edgeveil_cloud.http import ask_here, make_app
 from edgeveil_cloud.http_token import load_or_make_token
@@ -170,6 +171,21 @@ def test_a_job_that_waits_for_devices_says_so(tmp_path, capsys):
         shown = capsys.readouterr().out
         assert "waits for devices: 3 are enrolled, it asks for 20" in shown
         assert shown.index("3 are enrolled") < shown.index("completed")
+
+
+def test_what_a_paused_job_lacked_is_shown_by_attempt(tmp_path, capsys):
+    with cloud(tmp_path) as (url, token, store):
+        job = Cloud(url, token).submit_yaml(QUICKSTART.read_bytes())
+        store.set_status(job, "running")
+        answers = RoundAnswers(6, 5, 0, {"not_finite": 3})
+        store.append_event(job, "round_repeated", {"round": 2, "answers": answers.to_dict()})
+        store.set_status(job, "paused", f"{answers}: below", {"answers": answers.to_dict()})
+        assert jobs.show_job(job, Cloud(url, token)) == 0
+        shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+        counts = "selected 6, uploaded 5, declined 0, absent 1, not_finite 3"
+        assert (shown["repeated"], shown["paused"]) == (counts, counts)
+        assert (shown["job"], shown["status"], shown["rounds"]) == (job, "paused", "0 committed")
+        assert "1 late or absent, 3 segments void: 3 not finite: below" in shown["reason"]
 
 
 def test_a_pause_is_listed_shown_and_waited_out(tmp_path, capsys):

@@ -33,7 +33,7 @@ def add(commands: Subparsers) -> None:
     job = command(
         commands,
         "job",
-        "submit, list, watch, resume and cancel jobs, fetch their models",
+        "submit, list, show, watch, resume and cancel jobs, fetch their models",
         examples=(
             "edgeveil job submit configs/jobs/quickstart.yaml --config site/cloud.yaml\n"
             "edgeveil job watch quickstart-1a2b3c4d --cloud http://127.0.0.1:8701 "
@@ -50,6 +50,17 @@ def add(commands: Subparsers) -> None:
         "--wait-s", type=float, default=0.0, metavar="S", help="wait so long for the cloud's start"
     )
     listed = command(parts, "list", "list all jobs")
+    show = command(
+        parts,
+        "show",
+        "show how a job stands and what its failed attempts lacked",
+        about=(
+            "Of each attempt that had to be repeated, and of the one that the job paused at, the\n"
+            "counts: devices selected, uploads, declines, devices that were late or never came,\n"
+            "and segments that did not count, by their reason."
+        ),
+        examples="edgeveil job show quickstart-1a2b3c4d --config site/cloud.yaml",
+    )
     watch = command(parts, "watch", "follow a job until it has ended")
     resume = command(
         parts,
@@ -63,14 +74,15 @@ def add(commands: Subparsers) -> None:
     )
     cancel = command(parts, "cancel", "cancel a job that has not ended")
     fetch = _add_fetch(parts)
-    for one in (watch, resume, cancel, fetch):
+    for one in (show, watch, resume, cancel, fetch):
         one.add_argument("id", metavar="ID", help="a job's id, see `job list`")
     for one in (listed, watch):
         one.add_argument("--json", action="store_true", help="one JSON object a line")
-    for one in (submit, listed, watch, resume, cancel, fetch):
+    for one in (submit, listed, show, watch, resume, cancel, fetch):
         _add_cloud(one)
     submit.set_defaults(handler=_submit, extra="client")
     listed.set_defaults(handler=_list, extra="client")
+    show.set_defaults(handler=_show, extra="client")
     watch.set_defaults(handler=_watch, extra="client")
     resume.set_defaults(handler=_resume, extra="client")
     cancel.set_defaults(handler=_cancel, extra="client")
@@ -133,6 +145,10 @@ def _submit(args: argparse.Namespace) -> int:
 
 def _list(args: argparse.Namespace) -> int:
     return list_jobs(_cloud(args), as_json=args.json)
+
+
+def _show(args: argparse.Namespace) -> int:
+    return show_job(args.id, _cloud(args))
 
 
 def _watch(args: argparse.Namespace) -> int:
@@ -209,6 +225,22 @@ def list_jobs(cloud: Cloud, *, as_json: bool = False) -> int:
     for row in rows if jobs else [("no jobs yet",)]:
         line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False))
         print(line.rstrip())
+    return 0
+
+
+def show_job(job: str, cloud: Cloud) -> int:
+    """Print how a job stands, and the counts of the attempts that were not enough."""
+    entry, events = cloud.job(job), cloud.events(job)
+    print(f"{'job':10}{entry['id']}\n{'status':10}{entry['status']}")
+    print(f"{'rounds':10}{len(entry['exchanges'])} committed")
+    if reason := _reason(cloud, entry):
+        print(f"{'reason':10}{' '.join(reason.split())}")
+    for event in events:
+        if answers := event["data"].get("answers"):
+            void = answers["void"]
+            row = {name: count for name, count in answers.items() if name != "void"} | void
+            counts = ", ".join(f"{name} {count}" for name, count in row.items())
+            print(f"{'paused' if event['type'] == 'job_paused' else 'repeated':10}{counts}")
     return 0
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edgeveil.errors import UsageError
 from edgeveil_tools.cli.common import Subparsers, command, load_as, load_edge
@@ -109,7 +110,15 @@ def _add_proxy(commands: Subparsers) -> None:
     admit.add_argument("files", nargs="+", type=Path, metavar="FILE", help="enrolment file")
     admit.add_argument("--note", default="", help="your own words on these devices")
     admit.set_defaults(handler=_admit)
-    devices = command(parts, "devices", "list admitted devices")
+    devices = command(
+        parts,
+        "devices",
+        "list admitted devices",
+        about=(
+            "Lists the devices that were admitted. Where the proxy runs, and serves its pages to\n"
+            "this machine alone (http.host), also whose messages it refused, and whose it drops."
+        ),
+    )
     _config(devices)
     devices.add_argument("--json", action="store_true", help="one JSON object a line")
     devices.add_argument("--all", action="store_true", help="revoked ones too")
@@ -309,17 +318,47 @@ def _devices(args: argparse.Namespace) -> int:
     registry = _registry(args.config)
     entries = registry.devices(revoked=args.all)
     registry.close()
+    refused = _refused_by_device(args.config)
     for entry in entries:
         when = datetime.fromtimestamp(entry.admitted_s, UTC).isoformat(timespec="seconds")
         state = "active" if entry.active else "revoked"
         if args.json:
             shown = {"device": entry.device_id, "state": state, "admitted": when}
-            print(json.dumps({**shown, "note": entry.note}))
+            print(json.dumps({**shown, "note": entry.note, **refused.get(entry.device_id, {})}))
         else:
-            print(f"{entry.device_id}  {state:8} {when}  {entry.note}".rstrip())
+            told = _conduct(refused.get(entry.device_id))
+            print(f"{entry.device_id}  {state:8} {when}  {entry.note}{told}".rstrip())
     if not entries and not args.json:
         print("no devices; admit some with `edgeveil proxy admit`")
     return 0
+
+
+def _refused_by_device(config: Path) -> dict[str, dict[str, Any]]:
+    """What the running proxy refused, by device; nothing where it does not run or does not say."""
+    from edgeveil.sites.proxy import ProxySite
+    from edgeveil_tools.cloud_client import get_json
+
+    http = load_as(ProxySite, config).http
+    host = f"[{http.host}]" if ":" in http.host else http.host
+    try:
+        status = get_json(f"http://{host}:{http.port}/status")
+    except OSError:
+        return {}
+    told = ("refused", "cooling_down_s", "cool_downs")
+    try:
+        return {
+            one["device"]: {key: one[key] for key in told}
+            for one in status.get("refused_by_device", [])
+        }
+    except (KeyError, TypeError):  # whatever answers at that port, it is not this proxy
+        return {}
+
+
+def _conduct(told: Mapping[str, Any] | None) -> str:
+    if told is None:
+        return ""
+    text, cooling_s = f"  {sum(told['refused'].values())} refused", told["cooling_down_s"]
+    return f"{text}, cooling down for {cooling_s:g} s" if cooling_s > 0 else text
 
 
 def _revoke(args: argparse.Namespace) -> int:

@@ -82,6 +82,9 @@ class FakeRegistry:
     def roster(self) -> tuple[int, bytes]:
         return self.epoch, b"".join(sorted(key.to_bytes() for key in self.members.values()))
 
+    def admitted(self) -> list[str]:
+        return list(self.members)
+
 
 def at(round_: int = 1, attempt: int = 1, job: bytes = JOB) -> ExchangeId:
     return ExchangeId(job, round_, attempt)

@@ -75,6 +75,7 @@ def test_keys_that_do_not_exist_are_for_the_process_to_see(tmp_path):
         ("cloud", "proxy_key_file: ../", "proxy_key: ../", "cloud.proxy_key", "proxy_key_file"),
         ("cloud", "source: digits", "source: npz", "cloud.test_data.source", "add path"),
         ("proxy", "upload_bytes: 6", "upload_bytes: 966", "proxy.limits.upload_bytes", "spool"),
+        ("proxy", "cool_down_s: 30 ", "cool_down_s: 3000 ", "proxy.limits.cool_down_s", "longest"),
         ("proxy", "url: mqtt://127.0.0.1:1883\n", "\n", "proxy.edge_broker.url", "is missing"),
         ("edge", "role: train", "role: trian", "edge.role", "did you mean 'train'?"),
         ("edge", "index: 0", "index: 20", "edge.data.shard.index", "below shard.devices = 20"),

@@ -221,7 +221,7 @@ def test_bad_frames_are_counted_by_reason_and_never_raise() -> None:
         for frames in FRAMES.values():
             for frame in frames:
                 await runtime.receive(fx.CloudAddress(), frame)
-        await runtime.receive(None, encode(NEED))
+        assert not runtime.takes(None, encode(NEED))
         await runtime.receive(fx.CloudAddress(), encode(NEED))
         await until(lambda: script.seen)
 
@@ -394,24 +394,43 @@ def test_what_rests_on_no_store_does_not_wait_for_one():
     assert diary.lines == [("report", "early"), ("store", 2), "durable"]
 
 
-def test_what_is_not_allowed_never_reaches_the_machine() -> None:
+class Doorkeeper:
+    """Turns one device away, and hears what became of the others' frames."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[fx.Address, str]] = []
+
+    def refusal(self, sender: fx.Address, frame: bytes) -> str | None:
+        return "rate" if sender == fx.DeviceAddress("d") else None
+
+    def refused(self, sender: fx.Address, reason: str) -> None:
+        self.told.append((sender, reason))
+
+
+def test_what_the_gate_turns_away_is_counted_unread() -> None:
+    script, diary, gate = Script(started([])), Diary(), Doorkeeper()
+    runtime = Runtime(script, diary, diary.publish, None, LOG, LIMIT, gate=gate)
+    for frame in (encode(NEED), b"nonsense", bytes(LIMIT + 1)):
+        assert not runtime.takes(fx.DeviceAddress("d"), frame)
+    assert runtime.takes(fx.CloudAddress(), encode(NEED))
+    assert runtime.refusals.counts == {"rate": 3}
+    assert gate.told == []
+
+
+def test_the_gate_hears_of_whom_a_frame_was_refused_and_why() -> None:
+    def refuse(event: fx.Event) -> list[fx.Effect]:
+        return [fx.Refuse("forged")] if isinstance(event, fx.MessageReceived) else []
+
+    diary, gate, sender = Diary(), Doorkeeper(), fx.DeviceAddress("e")
+
     async def body() -> None:
-        script, diary = Script(started([])), Diary()
-        runtime = Runtime(
-            script,
-            diary,
-            diary.publish,
-            None,
-            LOG,
-            LIMIT,
-            allows=lambda sender, message: sender == fx.CloudAddress() and message == NEED,
-        )
-        await runtime.receive(fx.DeviceAddress("d"), encode(NEED))
-        assert (runtime.waiting_events, runtime.refusals.counts["rate"]) == (0, 1)
-        await runtime.receive(fx.CloudAddress(), encode(NEED))
-        assert (runtime.waiting_events, runtime.refusals.counts["rate"]) == (1, 1)
+        runtime = Runtime(Script(refuse), diary, diary.publish, None, LOG, LIMIT, gate=gate)
+        await runtime.receive(sender, b"nonsense")
+        await runtime.step(fx.MessageReceived(sender, NEED), fx.Command("start"))
+        assert runtime.refusals.counts == {"unknown_version": 1, "forged": 1}
 
     asyncio.run(body())
+    assert gate.told == [(sender, "unknown_version"), (sender, "forged")]
 
 
 def test_the_loop_goes_on_while_the_disk_is_written():

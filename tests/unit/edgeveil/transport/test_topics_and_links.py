@@ -12,7 +12,7 @@ from edgeveil.errors import UsageError
 from edgeveil.protocol import effects as fx
 from edgeveil.sites.links import BrokerLink
 from edgeveil.transport import link
-from edgeveil.transport.link import LinkSettings, MessageHandler, StateHandler
+from edgeveil.transport.link import LinkSettings, MessageFilter, MessageHandler, StateHandler
 from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
 
 ID = "0123456789abcdef"
@@ -105,6 +105,7 @@ def test_a_missing_password_file_is_named(tmp_path: Path) -> None:
 class Wire:
     """A link without a broker."""
 
+    takes: MessageFilter
     on_message: MessageHandler
     on_state: StateHandler
     connected = True
@@ -126,14 +127,17 @@ class Ear:
     def __init__(self) -> None:
         self.heard: list[object] = []
 
-    async def receive(self, sender: fx.Address | None, frame: bytes) -> None:
+    def takes(self, sender: fx.Address | None, frame: bytes) -> bool:
+        return sender is not None and frame != b"flood"
+
+    async def receive(self, sender: fx.Address, frame: bytes) -> None:
         self.heard.append((sender, frame))
 
     def post(self, event: fx.Event) -> None:
         self.heard.append(event)
 
 
-def test_a_link_routes_messages_states_and_publications() -> None:
+def test_a_link_routes_what_is_taken_states_and_publications() -> None:
     session = RuntimeLink(
         LinkSettings("mqtt://127.0.0.1:1", "x"),
         [link.CLOUD_IN],
@@ -147,8 +151,10 @@ def test_a_link_routes_messages_states_and_publications() -> None:
     async def scene() -> None:
         await session.attach(ear, lambda up, why: states.append((up, why)))  # type: ignore[arg-type]
         wire.on_state(True, "")
-        await wire.on_message(link.CLOUD_OUT, b"12345")  # type: ignore[misc]
-        await wire.on_message("strange", b"1")  # type: ignore[misc]
+        device = link.device_up(ID)
+        for topic, frame in ((link.CLOUD_OUT, b"12345"), ("strange", b"1"), (device, b"flood")):
+            if wire.takes(topic, frame):
+                await wire.on_message(topic, frame)  # type: ignore[misc]
         wire.on_state(False, "gone")
         await session.publish(fx.DeviceAddress(ID), b"123")
 
@@ -157,8 +163,7 @@ def test_a_link_routes_messages_states_and_publications() -> None:
     assert ear.heard == [
         fx.PeerConnected(fx.ProxyAddress()),
         (fx.CloudAddress(), b"12345"),
-        (None, b"1"),
     ]
     assert states == [(True, ""), (False, "gone")]
     assert wire.sent == [(link.device_down(ID), b"123")]
-    assert session.bytes == {"in": 6, "out": 3}
+    assert session.bytes == {"in": 11, "out": 3}

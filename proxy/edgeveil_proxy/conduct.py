@@ -1,0 +1,195 @@
+"""Each identity's rate, refusals and cool-downs: judged by its topic, before a frame is decoded.
+
+Theory of operation. A device may speak at `device_messages_per_s`, in bursts of two seconds; what
+is beyond that is refused as `rate`, whatever it says. Every refusal is counted under its sender.
+Those that no sound device causes (`UNSOUND`) are also counted against it: more than
+`misbehaving_refusals` in `misbehaving_window_s` begin a cool-down, in which all that comes from it
+is dropped for the price of one look-up. A cool-down ends by itself, and what is dropped in it does
+not prolong it. The next one is twice as long, up to `cool_down_cap_s`, unless the device first
+behaved for as long as the last one took. Devices send again by their timers, so a dropped message
+costs them time alone.
+
+An identity is what the broker's topic says: signatures are checked much later. So nothing here may
+do more than what the broker could do to the same device by dropping its messages.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.messages import PART_START
+from edgeveil.sites.proxy import ProxyLimits
+
+BURST_S = 2.0  # a device that was silent may say at once what it may say in this time
+OTHERS = 1024  # identities that nobody admitted, and of which something is known
+SHOWN = 100  # identities that a status page names
+
+# Reasons that tell of the sender. The others can meet a sound device: it is late, the disk is full.
+UNSOUND = frozenset(
+    {
+        "bad_digest",
+        "bad_part",
+        "forged",
+        "large_parts",
+        "malformed",
+        "oversized",
+        "oversized_blob",
+        "rate",
+        "tiny_parts",
+        "unexpected_body",
+        "unexpected_header",
+        "unknown_signer",
+        "unknown_version",
+        "wrong_groups",
+        "wrong_size",
+    }
+)
+
+
+@dataclass(slots=True)
+class _Record:
+    """What is known of one identity; times are the clock's."""
+
+    spoken_until_s: float = 0.0  # its messages so far last until then, at the rate
+    refused: Counter[str] = field(default_factory=Counter)
+    window_from_s: float = 0.0
+    unsound: int = 0  # refusals in the window that count against it
+    cooling_until_s: float = 0.0
+    repeats_until_s: float = 0.0  # a cool-down that begins before then is longer than the last
+    cool_downs: int = 0  # in a row
+
+
+class DeviceConduct:
+    """A runtime's `Gate` for what devices send.
+
+    `enrolled(id)` and `asked(id)` say whether the operator admitted a device, and whether parts
+    that it was asked for have not come yet: those are not counted. `on_cool_down(id)` is called as
+    an enrolled device's cool-down begins.
+    """
+
+    def __init__(
+        self,
+        limits: ProxyLimits,
+        enrolled: Callable[[str], bool],
+        asked: Callable[[str], bool],
+        on_cool_down: Callable[[str], None] = lambda _device: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limits, self._each_s = limits, 1.0 / limits.device_messages_per_s
+        self._burst_s = max(BURST_S, self._each_s)
+        self._is_enrolled, self._asked = enrolled, asked
+        self._on_cool_down, self._clock = on_cool_down, clock
+        self._enrolled: dict[str, _Record] = {}
+        self._others: dict[str, _Record] = {}
+
+    @property
+    def known(self) -> int:
+        """Identities of which something is kept."""
+        return len(self._enrolled) + len(self._others)
+
+    def refusal(self, sender: fx.Address, frame: bytes) -> str | None:
+        """`cooling_down`, `rate`, or None to take the frame. The cloud's are always taken."""
+        if not isinstance(sender, fx.DeviceAddress):
+            return None
+        record, now_s = self._record(sender.id), self._clock()
+        if now_s < record.cooling_until_s:
+            record.refused["cooling_down"] += 1
+            return "cooling_down"
+        if frame.startswith(PART_START) and self._asked(sender.id):
+            return None
+        until_s = max(now_s, record.spoken_until_s) + self._each_s
+        if until_s - now_s > self._burst_s:
+            self.refused(sender, "rate")
+            return "rate"
+        record.spoken_until_s = until_s
+        return None
+
+    def refused(self, sender: fx.Address, reason: str) -> None:
+        """Count it; enough that tell of the sender begin a cool-down."""
+        if not isinstance(sender, fx.DeviceAddress):
+            return
+        record, now_s = self._record(sender.id), self._clock()
+        record.refused[reason] += 1
+        if reason not in UNSOUND or now_s < record.cooling_until_s:
+            return
+        if now_s - record.window_from_s >= self._limits.misbehaving_window_s:
+            record.window_from_s, record.unsound = now_s, 0
+        record.unsound += 1
+        if record.unsound > self._limits.misbehaving_refusals:
+            self._cool_down(record, now_s)
+            if self._is_enrolled(sender.id):
+                self._on_cool_down(sender.id)
+
+    def keep_enrolled(self) -> None:
+        """Forget those who are not admitted any more."""
+        kept = self._enrolled.items()
+        self._enrolled = {device: record for device, record in kept if self._is_enrolled(device)}
+
+    # --- for the operator ---
+
+    @property
+    def cooling_down(self) -> int:
+        """How many identities are in a cool-down."""
+        return sum(1 for _ in self._cooling())
+
+    def misbehaving(self) -> list[dict[str, Any]]:
+        """Identities in a cool-down, the most refused first, `SHOWN` at most."""
+        return self._shown(dict(self._cooling()))
+
+    def refused_by_device(self) -> list[dict[str, Any]]:
+        """Identities of which something was refused, the most refused first, `SHOWN` at most."""
+        both = {**self._others, **self._enrolled}
+        return self._shown({device: record for device, record in both.items() if record.refused})
+
+    # --- inside ---
+
+    def _record(self, device: str) -> _Record:
+        record = self._enrolled.get(device)
+        if record is not None:
+            return record
+        if self._is_enrolled(device):
+            self._others.pop(device, None)  # what it did before it was admitted is no matter now
+            return self._enrolled.setdefault(device, _Record())
+        record = self._others.get(device)
+        if record is None:
+            if len(self._others) >= OTHERS:
+                del self._others[next(iter(self._others))]
+            record = self._others[device] = _Record()
+        return record
+
+    def _cool_down(self, record: _Record, now_s: float) -> None:
+        limits = self._limits
+        if now_s >= record.repeats_until_s:
+            record.cool_downs = 0
+        longer = 2.0 ** min(record.cool_downs, 40)
+        lasts_s = min(limits.cool_down_s * longer, limits.cool_down_cap_s)
+        record.cool_downs += 1
+        record.cooling_until_s = now_s + lasts_s
+        record.repeats_until_s = record.cooling_until_s + lasts_s
+        record.window_from_s, record.unsound = record.cooling_until_s, 0
+
+    def _cooling(self) -> Iterator[tuple[str, _Record]]:
+        now_s = self._clock()
+        for table in (self._enrolled, self._others):
+            for device, record in table.items():
+                if now_s < record.cooling_until_s:
+                    yield device, record
+
+    def _shown(self, records: dict[str, _Record]) -> list[dict[str, Any]]:
+        now_s = self._clock()
+        most = sorted(records.items(), key=lambda one: -one[1].refused.total())[:SHOWN]
+        return [
+            {
+                "device": device,
+                "enrolled": device in self._enrolled,
+                "refused": dict(record.refused),
+                "cooling_down_s": round(max(0.0, record.cooling_until_s - now_s), 1),
+                "cool_downs": record.cool_downs,
+            }
+            for device, record in most
+        ]

@@ -1,0 +1,111 @@
+"""What a link's filter turns down is neither parsed nor queued; all else arrives as it was sent."""
+
+import asyncio
+import itertools
+import random
+
+import pytest
+from test_link_odd_brokers import ACCEPTED_4, ACCEPTED_5, with_peer
+
+from edgeveil.transport.mqtt import _PACKETS_PER_WAKE, _READ_BYTES
+from edgeveil.transport.mqtt_packets import encoded_topic, packet, publish_head
+
+MESSAGES = 400
+SIZES = (0, 1, 2, 130, 17_000)  # the last one is more than the link reads at once
+
+
+def stream(protocol, cuts):
+    """Messages of QoS 0 and 1 on two topics, and what each topic was sent, in order."""
+    data, sent = b"", {"quiet": [], "loud": []}
+    for number in range(MESSAGES):
+        topic = cuts.choice(["quiet", "loud", "loud"])
+        payload = number.to_bytes(2, "big") + bytes(cuts.choice(SIZES) if number % 9 == 0 else 3)
+        sent[topic].append(payload)
+        qos_1 = number + 1 if cuts.random() < 0.3 else 0
+        data += publish_head(encoded_topic(topic), len(payload), qos_1, protocol) + payload
+        if number % 50 == 0:
+            data += packet(0xD0, b"")  # an answer to a ping stands between them
+    return data, sent
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("protocol", [4, 5])
+def test_only_what_is_taken_arrives_and_each_is_asked_about_once(protocol, seed):
+    data, sent = stream(protocol, random.Random(seed))
+    asked = []
+
+    async def play(link, ear):
+        def takes(topic, payload):
+            asked.append((topic, payload))
+            return topic == "quiet"
+
+        link.takes = takes
+        await link.connect_or_raise()
+        heard = [await ear.message() for _ in sent["quiet"]]
+        assert heard == [("quiet", payload) for payload in sent["quiet"]]
+        while len(asked) < MESSAGES:
+            await asyncio.sleep(0.01)
+        assert link.connected
+        for name, payloads in sent.items():
+            assert [payload for topic, payload in asked if topic == name] == payloads
+        assert link.counters.received_bytes == sum(len(p) for one in sent.values() for p in one)
+
+    answer = {4: ACCEPTED_4, 5: ACCEPTED_5}[protocol] + data
+    asyncio.run(with_peer(lambda _version: answer, play, protocol=protocol))
+
+
+def test_a_filter_that_fails_takes_nothing_and_ends_no_link():
+    data, sent = stream(4, random.Random(1))
+
+    async def play(link, ear):
+        def takes(topic, payload):
+            if topic == "loud":
+                raise RuntimeError("a fault of the filter's own")
+            return True
+
+        link.takes = takes
+        await link.connect_or_raise()
+        assert [(await ear.message())[1] for _ in sent["quiet"]] == sent["quiet"]
+        assert link.connected and link.counters.handler_errors > 0
+
+    asyncio.run(with_peer(lambda _version: ACCEPTED_4 + data, play, protocol=4))
+
+
+def test_a_flood_that_is_taken_leaves_the_loop_its_turns_too():
+    """However long it lasts: what is here is read on once in a turn, not ever more often."""
+    message = publish_head(encoded_topic("quiet"), 2, 0, 4) + b"xx"
+    seen = []
+
+    async def play(link, ear):
+        link.on_message = lambda _topic, _payload: None
+        await link.connect_or_raise()
+        while link.counters.received_bytes < 60_000 * 2:
+            seen.append(link.counters.received_bytes)
+            await asyncio.sleep(0)
+        longest = max(after - before for before, after in itertools.pairwise(seen))
+        assert longest <= 2 * 4 * _PACKETS_PER_WAKE
+
+    asyncio.run(with_peer(lambda _version: ACCEPTED_4 + message * 60_000, play, protocol=4))
+
+
+def test_a_flood_that_is_turned_down_leaves_the_loop_its_turns():
+    """Others of the process go on meanwhile: what is turned down never fills the inbox either."""
+    message = publish_head(encoded_topic("loud"), 2, 0, 4) + b"xx"
+    flood, turns = message * 200_000, [0]
+
+    async def play(link, ear):
+        refused = []
+        link.takes = lambda topic, _payload: topic == "quiet" or refused.append(topic)
+        await link.connect_or_raise()
+
+        async def others():
+            while len(refused) < 200_000:
+                turns.append(len(refused))
+                await asyncio.sleep(0)
+
+        await others()
+        longest = max(after - before for before, after in itertools.pairwise(turns))
+        assert longest * len(message) <= 8 * _READ_BYTES
+        assert (link.counters.overflows, link._inbox._held) == (0, 0)
+
+    asyncio.run(with_peer(lambda _version: ACCEPTED_4 + flood, play, protocol=4))

@@ -1,0 +1,223 @@
+"""What one identity may send: its rate, refusals and cool-downs, in tables that stay small."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.messages import BlobPart, Need, encode
+from edgeveil.sites.proxy import ProxyLimits
+from edgeveil_proxy.conduct import BURST_S, OTHERS, SHOWN, UNSOUND, DeviceConduct
+
+NEED, PART = encode(Need(b"b" * 32, (1,))), encode(BlobPart(b"b" * 32, 1, 0, b"x" * 300))
+A, B = fx.DeviceAddress("a" * 16), fx.DeviceAddress("b" * 16)
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Scene:
+    """Devices that speak to a proxy whose clock is the test's; `admitted` None: everybody is."""
+
+    def __init__(self, asked: Callable[[str], bool] = lambda _: False, **limits: Any) -> None:
+        self.clock, self.admitted, self.set_aside = Clock(), None, []
+        self.conduct = DeviceConduct(
+            ProxyLimits.model_validate(limits),
+            lambda device: self.admitted is None or device in self.admitted,
+            asked,
+            self.set_aside.append,
+            self.clock,
+        )
+
+    admitted: set[str] | None
+    set_aside: list[str]
+
+    def takes(self, device: fx.Address, frame: bytes = NEED) -> bool:
+        return self.conduct.refusal(device, frame) is None
+
+    def taken(self, device: fx.Address, times: int) -> int:
+        return sum(self.takes(device) for _ in range(times))
+
+    def misbehave(self, device: fx.Address = A, times: int = 4, reason: str = "malformed") -> None:
+        for _ in range(times):
+            self.conduct.refused(device, reason)
+
+
+def cooling(scene: Scene, device: fx.DeviceAddress = A) -> float:
+    """Seconds for which a device's frames are dropped from now on."""
+    shown = {one["device"]: one["cooling_down_s"] for one in scene.conduct.misbehaving()}
+    return shown.get(device.id, 0.0)
+
+
+STRICT = {
+    "misbehaving_refusals": 3,
+    "misbehaving_window_s": 10,
+    "cool_down_s": 20,
+    "cool_down_cap_s": 60,
+}
+
+
+# --- the rate ----------------------------------------------------------------------------------
+
+
+def test_a_burst_then_the_rate_and_nobody_elses_matter() -> None:
+    scene = Scene(device_messages_per_s=10, misbehaving_refusals=10**6)
+    burst = round(10 * BURST_S)
+    assert scene.taken(A, 100) == pytest.approx(burst, abs=1)
+    assert scene.taken(B, 5) == 5
+    scene.clock.now_s += 1.0
+    assert scene.taken(A, 100) == pytest.approx(10, abs=1)
+    scene.clock.now_s += 1000.0
+    assert scene.taken(A, 100) == pytest.approx(burst, abs=1)
+
+
+def test_what_is_no_message_counts_like_one() -> None:
+    scene = Scene(device_messages_per_s=10, misbehaving_refusals=10**6)
+    frames = (b"", b"\0\0", b"x" * 100_000)
+    assert sum(scene.takes(A, frames[n % 3]) for n in range(100)) == pytest.approx(
+        10 * BURST_S, abs=1
+    )
+    assert not scene.takes(A, NEED)
+
+
+def test_parts_that_were_asked_for_and_the_cloud_are_not_counted() -> None:
+    scene = Scene(A.id.__eq__, device_messages_per_s=0.1)
+    assert all(scene.takes(A, PART) for _ in range(1000))
+    assert scene.taken(fx.CloudAddress(), 1000) == 1000
+    scene.misbehave(fx.CloudAddress(), 1000)  # type: ignore[arg-type]
+    assert scene.takes(fx.CloudAddress())
+
+
+def test_parts_that_nobody_asked_for_are_counted() -> None:
+    scene = Scene(A.id.__eq__, device_messages_per_s=10)
+    assert sum(scene.takes(B, PART) for _ in range(100)) == pytest.approx(10 * BURST_S, abs=1)
+
+
+def test_a_slow_rate_still_takes_one_message_at_a_time() -> None:
+    scene = Scene(device_messages_per_s=0.1)
+    assert scene.taken(A, 3) == 1
+    scene.clock.now_s += 10.0
+    assert scene.taken(A, 3) == 1
+
+
+# --- cool-downs --------------------------------------------------------------------------------
+
+
+def test_a_misbehaving_device_is_dropped_for_a_while_and_no_other() -> None:
+    scene = Scene(**STRICT)
+    scene.misbehave(times=3)
+    assert scene.takes(A) and not scene.set_aside
+    scene.misbehave(times=1)
+    assert scene.conduct.refusal(A, NEED) == "cooling_down"
+    assert scene.conduct.refusal(A, PART) == "cooling_down"
+    assert scene.takes(B) and scene.set_aside == [A.id]
+    scene.clock.now_s += 20.0
+    assert scene.takes(A) and scene.conduct.cooling_down == 0
+
+
+def test_even_parts_that_were_asked_for_are_dropped_in_a_cool_down() -> None:
+    scene = Scene(lambda _: True, **STRICT)
+    scene.misbehave()
+    assert scene.conduct.refusal(A, PART) == "cooling_down"
+
+
+def test_what_is_dropped_or_found_late_prolongs_nothing() -> None:
+    scene = Scene(**STRICT)
+    scene.misbehave()
+    scene.taken(A, 1000)
+    scene.misbehave(times=1000)  # of frames that were taken before it began
+    assert cooling(scene) == 20.0 and scene.set_aside == [A.id]
+    scene.clock.now_s += 20.0
+    assert scene.takes(A)
+
+
+def test_cool_downs_grow_to_the_cap_and_good_behaviour_resets_them() -> None:
+    scene, lengths = Scene(**STRICT), []
+    for _ in range(4):
+        scene.misbehave()
+        lengths.append(cooling(scene))
+        scene.clock.now_s += lengths[-1]
+    assert lengths == [20.0, 40.0, 60.0, 60.0]
+    scene.clock.now_s += 59.0
+    scene.misbehave()
+    assert cooling(scene) == 60.0
+    scene.clock.now_s += 60.0 + 60.0
+    scene.misbehave()
+    assert cooling(scene) == 20.0
+
+
+def test_refusals_that_are_far_apart_do_not_add_up() -> None:
+    scene = Scene(**STRICT)
+    for _ in range(50):
+        scene.misbehave(times=1)
+        scene.clock.now_s += 4.0
+    assert scene.takes(A) and not scene.set_aside
+
+
+@pytest.mark.parametrize(
+    "reason", ["closed_round", "spool_full", "unknown_blob", "hello_too_often"]
+)
+def test_what_a_sound_device_can_meet_is_counted_and_not_held_against_it(reason: str) -> None:
+    scene = Scene(**STRICT)
+    scene.misbehave(times=1000, reason=reason)
+    assert scene.takes(A) and reason not in UNSOUND
+    (shown,) = scene.conduct.refused_by_device()
+    assert shown["refused"] == {reason: 1000}
+
+
+def test_a_flood_ends_in_a_cool_down_by_its_rate_alone() -> None:
+    scene = Scene(device_messages_per_s=10, **STRICT)
+    told = [scene.conduct.refusal(A, b"\0\0") for _ in range(1000)]
+    assert told.count("rate") == STRICT["misbehaving_refusals"] + 1
+    assert told[-1] == "cooling_down"
+
+
+# --- what is kept and shown --------------------------------------------------------------------
+
+
+def test_each_identity_has_its_counts_and_the_most_refused_come_first() -> None:
+    scene = Scene(**STRICT)
+    scene.admitted = {A.id}
+    scene.misbehave(B, 2)
+    scene.misbehave(A, 4, "forged")
+    scene.taken(A, 10)
+    assert scene.conduct.misbehaving() == [
+        {
+            "device": A.id,
+            "enrolled": True,
+            "refused": {"forged": 4, "cooling_down": 10},
+            "cooling_down_s": 20.0,
+            "cool_downs": 1,
+        }
+    ]
+    shown = scene.conduct.refused_by_device()
+    assert [(one["device"], one["enrolled"]) for one in shown] == [(A.id, True), (B.id, False)]
+
+
+def test_identities_that_nobody_admitted_take_little_room_and_no_page() -> None:
+    scene = Scene()
+    scene.admitted = {A.id}
+    assert scene.takes(A)
+    for number in range(3 * OTHERS):
+        scene.misbehave(fx.DeviceAddress(f"{number:016x}"), 1)
+        assert scene.conduct.known <= 1 + OTHERS
+    assert len(scene.conduct.refused_by_device()) == SHOWN
+
+
+def test_who_is_admitted_begins_anew_and_who_is_revoked_is_forgotten() -> None:
+    scene = Scene(**STRICT)
+    scene.admitted = set()
+    scene.misbehave()
+    assert not scene.takes(A) and not scene.set_aside
+    scene.admitted = {A.id}
+    assert scene.takes(A) and scene.conduct.known == 1
+    scene.admitted = set()
+    scene.conduct.keep_enrolled()
+    assert scene.conduct.known == 0
