@@ -195,13 +195,17 @@ async def serve(app: web.Application, host: str, port: int) -> HttpServer:
     return HttpServer(runner, host, runner.addresses[0][1])
 
 
+def is_loopback(host: str) -> bool:
+    """Whether an address is reached from this machine alone."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"
+
+
 def warn_of_plain_http(host: str, log: logging.Logger) -> None:
     """One line where others than this machine may reach what is served without encryption."""
-    try:
-        alone = ip_address(host).is_loopback
-    except ValueError:  # a name
-        alone = host == "localhost"
-    if not alone:
+    if not is_loopback(host):
         log.warning(
             "plain_http",
             extra={"host": host, "fix": "listen on 127.0.0.1, or behind what speaks TLS"},
