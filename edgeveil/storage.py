@@ -240,6 +240,11 @@ def write_durably(path: Path, content: bytes, *, mode: int) -> None:
         raise
 
 
+def open_to_others(descriptor: int) -> bool:
+    """Whether an open file may be read or changed by its group or by any user."""
+    return bool(os.fstat(descriptor).st_mode & 0o077)
+
+
 def sync_folder(folder: Path) -> None:
     """Make names that were made, changed or removed in `folder` durable. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -2,15 +2,16 @@
 
 Served on a thread of its own, so that it answers whatever holds the cloud's work up.
 
-Bound to 127.0.0.1 by default. Everything but `/healthz`, `/metrics` too, wants `Authorization:
-Bearer <token>` with the token of a file that only the cloud's owner can read. Answers are JSON; an
-error is `{"what": …, "fix": …}`, a refused job `{"problems": [...]}`.
+Bound to 127.0.0.1 by default. Everything but `/healthz` and `/v1/hello`, `/metrics` too, wants
+`Authorization: Bearer <token>` with the token of a file that only the cloud's owner can read, whose
+scope reaches: `read` for jobs, status and metrics, `submit` for what changes a job or takes its
+model away. Answers are JSON; an error is `{"what": …, "fix": …}`, a refused job
+`{"problems": [...]}`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
@@ -23,6 +24,15 @@ from edgeveil.errors import ConfigError, EdgeVeilError
 from edgeveil.parts.features.onnx import check_size
 from edgeveil.transport.http import Health, HttpServer, serve
 from edgeveil.transport.metrics import Metrics
+from edgeveil_cloud.http_token import (
+    NONCE,
+    PROOF_PATH,
+    TOKEN_FILES,
+    Scope,
+    Tokens,
+    proof,
+    scope_of,
+)
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import JobEntry, StoreAway, StoredEvent, StoreError, UnknownJob
 
@@ -80,31 +90,41 @@ class JobControl(Protocol):
 def make_app(
     store: Store,
     control: JobControl,
-    token: str,
+    tokens: Tokens,
     health: Health | None = None,
     metrics: Metrics | None = None,
     ask: Ask = ask_here,
 ) -> web.Application:
     """The application; pass it to `edgeveil.transport.http.serve`."""
-    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors, _guard(token)])
     routes = _Routes(store, control, metrics or Metrics(), ask)
+    open_to_all = [
+        web.get("/healthz", (health or Health({})).page),
+        web.get(PROOF_PATH, _hello(tokens)),
+    ]
+    reading = [
+        web.get("/metrics", routes.metrics),
+        web.get("/status", routes.status),
+        web.get("/jobs", routes.jobs),
+        web.get("/jobs/{id}", routes.job),
+        web.get("/jobs/{id}/events", routes.events),
+    ]
+    submitting = [
+        web.put("/backbones", routes.backbone),
+        web.post("/jobs", routes.submit),
+        web.post("/jobs/{id}/cancel", routes.cancel),
+        web.post("/jobs/{id}/resume", routes.resume),
+        web.get("/jobs/{id}/model.onnx", routes.model),
+        web.get("/jobs/{id}/model.safetensors", routes.model),
+    ]
+    wanted: dict[Handler, Scope | None] = {
+        **{route.handler: None for route in open_to_all},
+        **{route.handler: Scope.READ for route in reading},
+        **{route.handler: Scope.SUBMIT for route in submitting},
+    }
+    guard = _guard(tokens, wanted)
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors, guard])
     app.on_shutdown.append(routes.close)
-    app.add_routes(
-        [
-            web.get("/healthz", (health or Health({})).page),
-            web.get("/metrics", routes.metrics),
-            web.get("/status", routes.status),
-            web.put("/backbones", routes.backbone),
-            web.post("/jobs", routes.submit),
-            web.get("/jobs", routes.jobs),
-            web.get("/jobs/{id}", routes.job),
-            web.get("/jobs/{id}/events", routes.events),
-            web.post("/jobs/{id}/cancel", routes.cancel),
-            web.post("/jobs/{id}/resume", routes.resume),
-            web.get("/jobs/{id}/model.onnx", routes.model),
-            web.get("/jobs/{id}/model.safetensors", routes.model),
-        ]
-    )
+    app.add_routes([*open_to_all, *reading, *submitting])
     return app
 
 
@@ -224,18 +244,39 @@ def _number(request: web.Request, name: str, low: float, high: float) -> float:
     return value
 
 
-def _guard(token: str) -> Any:
-    wanted = f"Bearer {token}".encode()
+def _hello(tokens: Tokens) -> Handler:
+    """Proves to a client, before it shows its token, that this process knows the token."""
 
+    async def hello(request: web.Request) -> web.Response:
+        nonce = request.query.get("nonce", "")
+        if not NONCE.fullmatch(nonce):
+            raise ConfigError(["nonce: must be 32 random bytes in hex"])
+        return web.json_response({"proofs": [proof(one, nonce) for one in tokens().values()]})
+
+    return hello
+
+
+def _guard(tokens: Tokens, wanted: Mapping[Handler, Scope | None]) -> Any:
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         # Asked before anything else, so that a stranger cannot learn which jobs exist.
-        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-        if request.path != "/healthz" and not hmac.compare_digest(given, wanted):
-            return _refusal(401, "the token is missing or wrong", "pass the file http.token")
+        least = wanted.get(request.match_info.handler, Scope.READ)
+        if least is None:
+            return await handler(request)
+        has = scope_of(request.headers.get("Authorization", ""), tokens())
+        if has is None:
+            return _refusal(401, "the token is missing or wrong", f"pass {_files(least)}")
+        if has < least:
+            what = f"this wants a token of scope '{least.label}', the one given has '{has.label}'"
+            return _refusal(403, what, f"pass {_files(least)}")
         return await handler(request)
 
     return guard
+
+
+def _files(least: Scope) -> str:
+    names = " or ".join(name for scope, name in TOKEN_FILES.items() if scope >= least)
+    return f"the file {names} of the cloud's state_dir"
 
 
 @web.middleware

@@ -17,7 +17,7 @@ from edgeveil.transport.runtime import Runtime
 from edgeveil.trust.watch import TrustWatch
 from edgeveil_cloud.host import LOG
 from edgeveil_cloud.http import ControlDesk, HttpThread, make_app
-from edgeveil_cloud.http_token import load_or_make_token
+from edgeveil_cloud.http_token import TokenFolder
 from edgeveil_cloud.metrics import CloudMetrics
 from edgeveil_cloud.role import CloudRole, build
 from edgeveil_cloud.store_tables import StoreError
@@ -40,9 +40,9 @@ async def _run(site: CloudSite, stop: asyncio.Event) -> int:
         store, control, link = process.cloud.store, process.cloud.control, process.session.link
         process.runtime.follow_logs()
         await process.session.attach(process.runtime, _said)
-        token = load_or_make_token(site.state_dir)
+        tokens = TokenFolder(site.state_dir)
         desk = ControlDesk(asyncio.get_running_loop(), lambda: store.away)
-        app = make_app(store, control, token, process.health(), process.metrics, desk)
+        app = make_app(store, control, tokens, process.health(), process.metrics, desk)
         http = HttpThread()
         await http.start(app, site.http.host, site.http.port)
         warn_of_plain_http(site.http.host, LOG)

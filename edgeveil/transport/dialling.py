@@ -20,6 +20,7 @@ from pathlib import Path
 
 from edgeveil.errors import BrokerError
 from edgeveil.sites.addresses import BrokerAddress, HttpProxy
+from edgeveil.storage import open_to_others
 from edgeveil.transport.websocket import WebSocketRefused, WebSocketStream
 
 _DIALLERS = ThreadPoolExecutor(max_workers=16, thread_name_prefix="edgeveil-dial")
@@ -122,12 +123,13 @@ def client_context(
 ) -> ssl.SSLContext:
     """A context that checks the broker's certificate and name, with our own certificate if given.
 
-    The system's roots or one CA; TLS 1.2 or newer. Raises BrokerError when a file is missing or is
-    not what it should be.
+    The system's roots or one CA; TLS 1.2 or newer. Raises BrokerError when a file is missing, is
+    not what it should be, or holds a private key that others may read.
     """
     for path in (ca_file, cert_file, key_file):
         if path is not None and not Path(path).is_file():
             raise BrokerError("this TLS file does not exist", where=str(path), fix="check the path")
+    _refuse_open_key(key_file or cert_file)
     try:
         context = ssl.create_default_context(cafile=ca_file)
     except ssl.SSLError:
@@ -147,6 +149,20 @@ def client_context(
                 fix="give the certificate's own unencrypted key as key_file",
             ) from None
     return context
+
+
+def _refuse_open_key(path: Path | None) -> None:
+    """BrokerError where others may read a private key; without key_file, cert_file holds it."""
+    if path is None:
+        return
+    with Path(path).open("rb") as file:
+        open_to_all = open_to_others(file.fileno())
+    if open_to_all:
+        raise BrokerError(
+            "other users of this machine may read this private key",
+            where=str(path),
+            fix=f"chmod 600 {path}",
+        )
 
 
 # --- why a broker cannot be used, in words --------------------------------------------------

@@ -195,8 +195,8 @@ async def serve(app: web.Application, host: str, port: int) -> HttpServer:
     return HttpServer(runner, host, runner.addresses[0][1])
 
 
-def heard_here_alone(host: str) -> bool:
-    """Whether a server that listens on `host` can be reached from its own machine alone."""
+def is_loopback(host: str) -> bool:
+    """Whether an address is reached from this machine alone."""
     try:
         return ip_address(host).is_loopback
     except ValueError:  # a name
@@ -205,7 +205,7 @@ def heard_here_alone(host: str) -> bool:
 
 def warn_of_plain_http(host: str, log: logging.Logger) -> None:
     """One line where others than this machine may reach what is served without encryption."""
-    if not heard_here_alone(host):
+    if not is_loopback(host):
         log.warning(
             "plain_http",
             extra={"host": host, "fix": "listen on 127.0.0.1, or behind what speaks TLS"},

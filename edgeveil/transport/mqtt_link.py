@@ -20,6 +20,7 @@ from edgeveil.protocol import effects as fx
 from edgeveil.sites.addresses import BrokerAddress, HttpProxy
 from edgeveil.sites.broker_profiles import PROFILES
 from edgeveil.sites.links import BrokerLink
+from edgeveil.storage import open_to_others
 from edgeveil.transport import dialling
 from edgeveil.transport.flow import Inbox
 from edgeveil.transport.link import (
@@ -368,7 +369,9 @@ def read_password(path: Path | None) -> str | None:
     if path is None:
         return None
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        with path.open(encoding="utf-8") as file:
+            open_to_all = open_to_others(file.fileno())
+            lines = file.read().splitlines()
     except OSError as error:
         raise UsageError(
             f"the password file cannot be read ({error.strerror})",
@@ -381,6 +384,12 @@ def read_password(path: Path | None) -> str | None:
             where=str(path),
             fix="write the password on its first line, in UTF-8",
         ) from None
+    if open_to_all:
+        raise UsageError(
+            "other users of this machine may read this password file",
+            where=str(path),
+            fix=f"chmod 600 {path}",
+        )
     if not lines or not lines[0]:
         raise UsageError(
             "the password file is empty",

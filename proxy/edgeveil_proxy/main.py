@@ -24,7 +24,7 @@ from edgeveil.transport.http import (
     Health,
     PageContent,
     Probe,
-    heard_here_alone,
+    is_loopback,
     serve_pages,
     warn_of_plain_http,
     writable,
@@ -156,7 +156,7 @@ class _ProxyProcess:
             "refused": dict(self.runtime.refusals.counts),
             "cooling_down": self.proxy.conduct.cooling_down,
         }
-        if heard_here_alone(self.site.http.host):
+        if is_loopback(self.site.http.host):
             status["misbehaving"] = self.proxy.conduct.misbehaving()
             status["refused_by_device"] = self.proxy.conduct.refused_by_device()
         return PageContent.of_json(status)

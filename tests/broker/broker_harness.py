@@ -90,6 +90,7 @@ def issue(folder, name, *, issuer=None, hosts=()):
             serialization.NoEncryption(),
         )
     )
+    (folder / f"{name}.key").chmod(0o600)
     return key, subject
 
 

@@ -204,6 +204,7 @@ def _open(port: int) -> bool:
 def test_ones_own_broker_is_measured_with_one_command(tmp_path, both):
     """One account at the edge broker for the devices and the proxy; the rest is started here."""
     (tmp_path / "password").write_text("secret\n")
+    (tmp_path / "password").chmod(0o600)
     ports = free_ports(2)
     brokers = [
         BrokerProcess(

@@ -17,6 +17,7 @@ from aiohttp.test_utils import make_mocked_request
 from edgeveil.errors import ConfigError, ProtocolError
 from edgeveil.transport import mqtt_packets as mqtt
 from edgeveil_cloud.http import make_app
+from edgeveil_cloud.http_token import Scope
 from edgeveil_cloud.store import Store
 from edgeveil_tools.site.broker_amqtt import BoundedReader, first_bytes
 from tests.fuzz.target import Tape, Target, demand
@@ -79,7 +80,7 @@ class _Served:
     def __init__(self) -> None:
         self.inputs = 0
         self.store = Store()
-        self.app = make_app(self.store, _Control(self.store), _TOKEN)
+        self.app = make_app(self.store, _Control(self.store), lambda: {Scope.ADMIN: _TOKEN})
         self.job = _Control(self.store).submit("job: small")
         # Made once: a mock costs more than a request.
         self.protocol = mock.Mock(spec=BaseProtocol, _reading_paused=False)

@@ -5,12 +5,15 @@ For a desk that has the core's libraries alone.
 
 from __future__ import annotations
 
+import hmac
 import json
 import re
+import secrets
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator, Sequence
+from http import HTTPStatus
 from http.client import (
     BadStatusLine,
     HTTPConnection,
@@ -27,7 +30,8 @@ from urllib.parse import quote, urlsplit
 from edgeveil.errors import ConfigError, JobFailed, UsageError
 from edgeveil.jobs import Job
 from edgeveil.parts.features import read_backbones
-from edgeveil_cloud.http_token import read_token
+from edgeveil.transport.http import is_loopback
+from edgeveil_cloud.http_token import PROOF_PATH, proof, read_token
 from edgeveil_tools.checks import plan_of, rehearse
 from edgeveil_tools.local.job import submitted
 from edgeveil_tools.result import write_whole, writing
@@ -39,7 +43,7 @@ MAX_WAIT_S = 86_400.0
 AGAIN_S = 0.5
 MODEL_KINDS = ("onnx", "safetensors")
 _PAGE_BYTES = 1 << 20
-_AWAY_STATUS = 503
+_PROOF_BYTES = 4096
 _NO_HTTP = (BadStatusLine, LineTooLong, UnknownProtocol)
 _HOST = re.compile(r"[\w.:%-]+")
 _OF_A_JOB = ("id", "status", "reason", "ended_at", "exchanges")
@@ -55,10 +59,13 @@ class CloudAway(UsageError):  # noqa: N818 - the state's name
 class Cloud:
     """A running cloud at `url`, as `http://127.0.0.1:8701`.
 
-    `token` is the secret of its HTTP control: the text itself, or the path of the file
-    `http.token` in the cloud's state folder. What only reads is asked again for `patience_s` while
-    nothing answers: a cloud may restart. Each method raises UsageError or ConfigError with the fix,
-    CloudAway among them where nothing answers. Methods may be called from several threads.
+    `token` is a secret of its HTTP control: the text itself, or the path of one of the token files
+    in the cloud's state folder, `http-read.token`, `http-submit.token` or `http.token`. Over plain
+    HTTP it goes to this machine alone, or anywhere with `insecure_http`, and only after what
+    answers there has proved that it knows the token. What only reads is asked again for
+    `patience_s` while nothing answers: a cloud may restart. Each method raises UsageError or
+    ConfigError with the fix, CloudAway among them where nothing answers. Methods may be called from
+    several threads.
 
         cloud = Cloud("http://127.0.0.1:8701", Path("site/state/cloud/http.token"))
         job = cloud.submit("configs/jobs/quickstart.yaml")
@@ -66,7 +73,14 @@ class Cloud:
             print(event["type"])
     """
 
-    def __init__(self, url: str, token: str | Path, *, patience_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str | Path,
+        *,
+        patience_s: float = 0.0,
+        insecure_http: bool = False,
+    ) -> None:
         self._patience_s = patience_s
         try:
             parts = urlsplit(url)
@@ -79,6 +93,13 @@ class Cloud:
                 "is no address of a cloud",
                 where=re.sub("//.*@", "//…@", url),  # a password is for no log
                 fix="use http://127.0.0.1:8701",
+            )
+        if kind == "http" and not is_loopback(host) and not insecure_http:
+            raise UsageError(
+                "the token would cross the network unencrypted",
+                where=url,
+                fix="use https://, or a tunnel, ssh -L 8701:127.0.0.1:8701 HOST; if all who can"
+                " listen may have the token: --insecure-http (insecure_http=True)",
             )
         self.url = url.rstrip("/")
         self._tls, self._host, self._port = kind == "https", host, port
@@ -230,6 +251,8 @@ class Cloud:
         kind = HTTPSConnection if self._tls else HTTPConnection
         connection = kind(self._host, self._port, timeout=timeout_s)
         try:
+            if not self._tls:
+                self._have_proof(connection)
             headers = {"Authorization": f"Bearer {self._token}"}
             connection.request(method, self._prefix + path, body, headers)
             answer = connection.getresponse()
@@ -251,12 +274,37 @@ class Cloud:
             raise self._no_cloud()
         return content
 
+    def _have_proof(self, connection: HTTPConnection) -> None:
+        """Make sure that the other end of this very connection knows the token.
+
+        Else whoever took the port while the cloud was down would be handed it.
+        """
+        nonce = secrets.token_hex(32)
+        connection.request("GET", f"{self._prefix}{PROOF_PATH}?nonce={nonce}")
+        connection.auto_open = 0  # never on to another connection, whose end has proved nothing
+        answer = connection.getresponse()
+        found = _mapping(answer.read(_PROOF_BYTES)) or {}
+        if answer.status == HTTPStatus.SERVICE_UNAVAILABLE:
+            raise self._refused(answer.status, b"")
+        proofs = found.get("proofs")
+        if not isinstance(proofs, list):
+            raise self._no_cloud()
+        wanted = proof(self._token, nonce).encode()
+        given = (one.encode("utf-8", "replace") for one in proofs if isinstance(one, str))
+        if not any(hmac.compare_digest(one, wanted) for one in given):
+            raise UsageError(
+                "what answers there does not know the token, which was not sent",
+                where=self.url,
+                fix="pass a token file of this cloud's state_dir as it is now; if it is one,"
+                " something else holds the port",
+            )
+
     def _refused(self, status: int, content: bytes) -> ConfigError | UsageError:
         found = _mapping(content) or {}
         if isinstance(found.get("problems"), list):
             return ConfigError([str(problem) for problem in found["problems"]])
         what = str(found.get("what", f"answers HTTP status {status}"))
-        kind = CloudAway if status == _AWAY_STATUS else UsageError
+        kind = CloudAway if status == HTTPStatus.SERVICE_UNAVAILABLE else UsageError
         return kind(what, where=self.url, fix=str(found.get("fix", "")))
 
 
@@ -269,7 +317,7 @@ def _token(token: str | Path) -> str:
         raise UsageError(
             "no such token file",
             where=str(token),
-            fix="name the file http.token in the cloud's state_dir; its first start makes it",
+            fix="name a file *.token in the cloud's state_dir; its first start makes them",
         )
     return read_token(token)
 

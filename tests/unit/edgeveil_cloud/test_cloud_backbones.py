@@ -20,6 +20,7 @@ from edgeveil.transport.http import serve
 from edgeveil_cloud.broadcasts import BroadcastLimits
 from edgeveil_cloud.host import CloudHost
 from edgeveil_cloud.http import make_app
+from edgeveil_cloud.http_token import Scope
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.stored_jobs import wire_id
 from edgeveil_tools.local.job import submitted
@@ -28,6 +29,12 @@ from tests.kits.cloud_control import idle_control
 
 BACKBONE = small_backbone(side=2, features=3)
 TOKEN = "t" * 43
+
+
+def tokens():
+    return {Scope.ADMIN: TOKEN}
+
+
 YAML = """
 job: frozen
 data: {source: bench, classes: 3, input_shape: [4], nominal_records: 30}
@@ -99,7 +106,7 @@ def test_a_job_too_large_for_its_parties_fails_with_the_fix(store: Store, sent: 
 
 def test_backbones_are_put_over_http_up_to_their_limit(store: Store, sent: str) -> None:
     async def scenario() -> None:
-        server = await serve(make_app(store, idle_control(store), TOKEN), "127.0.0.1", 0)
+        server = await serve(make_app(store, idle_control(store), tokens), "127.0.0.1", 0)
         async with aiohttp.ClientSession(server.url) as session:
 
             async def ask(

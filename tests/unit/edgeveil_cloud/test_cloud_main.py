@@ -67,6 +67,7 @@ def test_the_state_folder_holds_the_cloud_alone_for_its_owner(site: CloudSite) -
         start(site)
     modes = {path.name: path.stat().st_mode & 0o777 for path in site.state_dir.iterdir()}
     assert modes["cloud.key"] == 0o600
-    assert modes["http.token"] == 0o600
+    for name in ("http.token", "http-submit.token", "http-read.token"):
+        assert modes[name] == 0o600
     assert {"cloud.pub", "cloud.sqlite"} <= modes.keys()
     assert site.state_dir.stat().st_mode & 0o077 == 0

@@ -16,11 +16,16 @@ from edgeveil.errors import UsageError
 from edgeveil.transport.http import Health
 from edgeveil_cloud import http
 from edgeveil_cloud.http import ControlDesk, HttpThread, make_app
+from edgeveil_cloud.http_token import Scope
 from edgeveil_cloud.store import Store
 from tests.kits.postgres_server import PostgresServer, postgres_server
 
 TOKEN = "t" * 43
 PATHS = ["/healthz", "/jobs", "/jobs/any", "/jobs/any/events?wait_s=20", "/status", "/metrics"]
+
+
+def tokens() -> dict[Scope, str]:
+    return {Scope.ADMIN: TOKEN}
 
 
 class Control:
@@ -51,7 +56,7 @@ def play(store: Store, held_up: Callable[[str], object]) -> None:
         desk = ControlDesk(asyncio.get_running_loop(), lambda: store.away)
         control = Control(store)
         http = HttpThread()
-        app = make_app(store, control, TOKEN, health, ask=desk)  # type: ignore[arg-type]
+        app = make_app(store, control, tokens, health, ask=desk)  # type: ignore[arg-type]
         await http.start(app, "127.0.0.1", 0)
         try:
             assert await asyncio.to_thread(get, f"{http.url}/status") == (200, {"enrolled": 0})
@@ -147,7 +152,7 @@ def test_a_port_that_is_taken_is_named_and_the_thread_ends() -> None:
     async def run() -> None:
         store = Store()
         desk = ControlDesk(asyncio.get_running_loop(), lambda: store.away)
-        apps = [make_app(store, Control(store), TOKEN, ask=desk) for _ in range(2)]  # type: ignore[arg-type]
+        apps = [make_app(store, Control(store), tokens, ask=desk) for _ in range(2)]  # type: ignore[arg-type]
         first, second = HttpThread(), HttpThread()
         await first.start(apps[0], "127.0.0.1", 0)
         port = int(first.url.rpartition(":")[2])

@@ -14,11 +14,15 @@ from edgeveil.errors import ConfigError, UsageError
 from edgeveil.transport.http import serve
 from edgeveil_cloud import database
 from edgeveil_cloud.http import MAX_BODY_BYTES, make_app
-from edgeveil_cloud.http_token import load_or_make_token
+from edgeveil_cloud.http_token import Scope, TokenFolder, load_or_make_token, rotate_token
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import ExchangeRecord
 
 TOKEN = "t" * 43
+
+
+def tokens():
+    return {Scope.ADMIN: TOKEN}
 
 
 class Control:
@@ -51,7 +55,7 @@ def play(scenario):
 
     async def run():
         store = Store()
-        server = await serve(make_app(store, Control(store), TOKEN), "127.0.0.1", 0)
+        server = await serve(make_app(store, Control(store), tokens), "127.0.0.1", 0)
         async with aiohttp.ClientSession(server.url) as session:
 
             async def ask(method, path, token=TOKEN, **options):
@@ -96,7 +100,7 @@ def test_what_may_take_long_is_checked_beside_the_loop():
     async def run():
         store = Store()
         control = Control(store)
-        server = await serve(make_app(store, control, TOKEN), "127.0.0.1", 0)
+        server = await serve(make_app(store, control, tokens), "127.0.0.1", 0)
         headers = {"Authorization": f"Bearer {TOKEN}"}
         async with (
             aiohttp.ClientSession(server.url, headers=headers) as session,
@@ -145,6 +149,84 @@ def test_nothing_but_health_is_told_without_the_token(token):
         assert await ask("GET", "/healthz", token=token) == (200, b'{"status": "ok"}')
 
     play(scenario)
+
+
+def test_a_token_reaches_as_far_as_its_scope(tmp_path):
+    reading, submitting = (Scope.READ, "http-read.token"), (Scope.SUBMIT, "http-submit.token")
+
+    async def run():
+        store, tokens = Store(), TokenFolder(tmp_path)
+        job = store.submit_job("a", b"", bytes(32)).id
+        store.put_release(job, b"ONNX", b"TENSORS")
+        server = await serve(make_app(store, Control(store), tokens), "127.0.0.1", 0)
+        wanted = {
+            ("GET", "/jobs"): reading,
+            ("HEAD", "/jobs"): reading,
+            ("GET", f"/jobs/{job}"): reading,
+            ("GET", f"/jobs/{job}/events"): reading,
+            ("GET", "/status"): reading,
+            ("GET", "/metrics"): reading,
+            ("GET", f"/jobs/{job}/model.onnx"): submitting,
+            ("HEAD", f"/jobs/{job}/model.onnx"): submitting,
+            ("GET", f"/jobs/{job}/model.safetensors"): submitting,
+            ("POST", "/jobs"): submitting,
+            ("PUT", "/backbones"): submitting,
+            ("POST", f"/jobs/{job}/cancel"): submitting,
+            ("POST", f"/jobs/{job}/resume"): submitting,
+        }
+        async with aiohttp.ClientSession(server.url) as session:
+            for scope, token in sorted(tokens().items()):
+                headers = {"Authorization": f"Bearer {token}"}
+                for (method, path), (least, file) in wanted.items():
+                    async with session.request(method, path, headers=headers) as answer:
+                        content = await answer.read()
+                    if scope >= least:
+                        assert answer.status not in (401, 403), (scope, method, path)
+                        continue
+                    assert answer.status == 403, (scope, method, path)
+                    assert store.job(job).status == "queued"
+                    if method != "HEAD":
+                        assert f"scope '{least.label}'" in json.loads(content)["what"]
+                        assert file in json.loads(content)["fix"]
+        await server.stop()
+        store.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("scope", list(Scope))
+def test_a_token_that_is_rotated_or_unfit_lets_nobody_in_any_more(tmp_path, scope):
+    async def run():
+        store, tokens = Store(), TokenFolder(tmp_path)
+        server = await serve(make_app(store, Control(store), tokens), "127.0.0.1", 0)
+        async with aiohttp.ClientSession(server.url) as session:
+
+            async def status(token):
+                headers = {"Authorization": f"Bearer {token}"}
+                async with session.get("/jobs", headers=headers) as answer:
+                    return answer.status
+
+            before = dict(tokens())
+            assert await status(before[scope]) == 200
+            path = rotate_token(tmp_path, scope)
+            assert path.stat().st_mode & 0o777 == 0o600
+            assert [one.name for one in tmp_path.iterdir() if one.name.endswith(".new")] == []
+            assert await status(before[scope]) == 401
+            for other in set(Scope) - {scope}:
+                assert await status(before[other]) == 200
+            after = load_or_make_token(tmp_path, scope)
+            assert after != before[scope]
+            assert await status(after) == 200
+            path.chmod(0o644)
+            assert await status(after) == 401
+            path.chmod(0o600)
+            assert await status(after) == 200
+            path.unlink()
+            assert await status(after) == 401
+        await server.stop()
+        store.close()
+
+    asyncio.run(run())
 
 
 def test_unknown_addresses_and_jobs_and_late_cancels_are_json_errors():
@@ -220,7 +302,7 @@ def test_a_long_poll_does_not_hold_up_the_end():
     async def run():
         store = Store()
         job = store.submit_job("a", b"", bytes(32)).id
-        server = await serve(make_app(store, Control(store), TOKEN), "127.0.0.1", 0)
+        server = await serve(make_app(store, Control(store), tokens), "127.0.0.1", 0)
         headers = {"Authorization": f"Bearer {TOKEN}"}
         async with aiohttp.ClientSession(server.url, headers=headers) as session:
             again = looked_again(store)
@@ -237,7 +319,7 @@ def test_a_long_poll_does_not_hold_up_the_end():
 def test_a_taken_port_is_named_with_the_fix():
     async def run(port):
         store = Store()
-        await serve(make_app(store, Control(store), TOKEN), "127.0.0.1", port)
+        await serve(make_app(store, Control(store), tokens), "127.0.0.1", port)
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

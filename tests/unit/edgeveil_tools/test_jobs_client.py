@@ -18,7 +18,7 @@ from edgeveil.parts.features import backbone_digests
 from edgeveil.protocol.cloud_tasks import RoundAnswers
 from edgeveil.transport.http import serve
 from edgeveil_cloud.http import ask_here, make_app
-from edgeveil_cloud.http_token import load_or_make_token
+from edgeveil_cloud.http_token import TokenFolder, load_or_make_token, proof
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import ExchangeRecord, StoreAway
 from edgeveil_tools.cli import jobs
@@ -57,10 +57,10 @@ class Control:
 def cloud(tmp_path, ask=ask_here):
     """(url, token file, store) of a control served by a thread."""
     store, ready, found = Store(), threading.Event(), {}
-    token = load_or_make_token(tmp_path)
+    tokens = TokenFolder(tmp_path)
 
     async def run():
-        server = await serve(make_app(store, Control(store), token, ask=ask), "127.0.0.1", 0)
+        server = await serve(make_app(store, Control(store), tokens, ask=ask), "127.0.0.1", 0)
         found.update(url=server.url, loop=asyncio.get_running_loop(), end=asyncio.Event())
         ready.set()
         await found["end"].wait()
@@ -284,9 +284,8 @@ def test_the_clouds_problems_and_refusals_are_shown(tmp_path):
             Cloud(url, token).cancel("none")
         with pytest.raises(ConfigError, match="no such file"):
             jobs.submit(tmp_path / "absent.yaml", partial(cloud_at, url, token))
-        token.write_text("x" * 43)
-        with pytest.raises(UsageError, match="token is missing or wrong"):
-            jobs.list_jobs(Cloud(url, token))
+        with pytest.raises(UsageError, match="does not know the token"):
+            jobs.list_jobs(Cloud(url, "x" * 43))
         assert store.jobs() == ()
 
 
@@ -327,7 +326,7 @@ def answering(raw):
             with suppress(OSError):
                 while True:
                     one, _ = server.accept()
-                    with one:
+                    with one, suppress(OSError):  # who has seen enough hangs up
                         one.sendall(raw)
                         one.shutdown(socket.SHUT_WR)
                         while one.recv(1 << 16):
@@ -368,6 +367,87 @@ def test_what_is_no_cloud_is_told(tmp_path, raw):
             with pytest.raises(UsageError, match="what answers there is no cloud"):
                 call()
     assert not list(tmp_path.iterdir())
+
+
+@contextmanager
+def recording(answer):
+    """(address, what all connections sent) of what answers a connection's first request so."""
+    heard = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def one_after_another():
+            with suppress(OSError):
+                while True:
+                    one, _ = server.accept()
+                    with one, suppress(OSError):
+                        said = one.recv(1 << 16)
+                        heard.append(said)
+                        one.sendall(answer(said))
+                        one.shutdown(socket.SHUT_WR)
+                        while more := one.recv(1 << 16):
+                            heard.append(more)
+
+        threading.Thread(target=one_after_another, daemon=True).start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}", heard
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def true_proof(token, said):
+    nonce = said.split(b"nonce=", 1)[1].split(b" ", 1)[0].decode()
+    return http(json.dumps({"proofs": [proof(token, nonce)]}).encode())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda _said: http(b'{"proofs": []}'),
+        lambda _said: http(b'{"proofs": ["%s", 5, null]}' % (b"0" * 64)),
+        lambda _said: http(b'{"proofs": "%s"}' % (b"0" * 64)),
+        lambda _said: http(b'{"jobs": []}'),
+        lambda _said: b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n",
+        lambda _said: b"HTTP/1.1 302 Found\r\nLocation: /jobs\r\nContent-Length: 0\r\n\r\n",
+        lambda said: true_proof("another" * 6, said),
+        lambda said: true_proof("secret" * 6, b"nonce=" + b"0" * 64 + b" "),  # an old one
+        lambda said: true_proof("secret" * 6, said).replace(
+            b"200 OK", b"200 OK\r\nConnection: close"
+        ),  # it goes away, and another end has proved nothing
+    ],
+)
+def test_whoever_merely_holds_the_port_gets_no_token(answer):
+    with recording(answer) as (url, heard):
+        other = Cloud(url, "secret" * 6)
+        for call in (other.list, partial(other.submit_yaml, b"job: x")):
+            with pytest.raises(UsageError):
+                call()
+    assert heard
+    assert b"/v1/hello" in heard[0]
+    assert all(b"secret" not in said and b"Authorization" not in said for said in heard)
+    connections = [said for said in heard if said.startswith(b"GET /v1/hello")]
+    assert len(connections) == 2  # one a call: a proof is good for its own connection
+
+
+def test_a_token_crosses_no_network_in_the_clear():
+    for host in ("cloud", "192.0.2.1", "[2001:db8::1]", "localhost.example"):
+        with pytest.raises(UsageError, match="unencrypted") as caught:
+            Cloud(f"http://{host}:8701", "t")
+        assert "--insecure-http" in caught.value.fix
+        Cloud(f"http://{host}:8701", "t", insecure_http=True)
+        Cloud(f"https://{host}:8701", "t")
+    for host in ("127.0.0.1", "127.8.8.8", "[::1]", "localhost"):
+        Cloud(f"http://{host}:8701", "t")
+
+
+def test_a_client_does_what_the_scope_of_its_token_allows(tmp_path):
+    with cloud(tmp_path) as (url, _, store):
+        reader = Cloud(url, tmp_path / "http-read.token")
+        submitter = Cloud(url, tmp_path / "http-submit.token")
+        job = submitter.submit_yaml(QUICKSTART.read_bytes())
+        assert [one["id"] for one in reader.list()] == [job]
+        with pytest.raises(UsageError, match="scope 'submit'") as caught:
+            reader.cancel(job)
+        assert "http-submit.token" in caught.value.fix
+        assert store.job(job).status == "queued"
+        assert submitter.cancel(job)["status"] == "cancelled"
 
 
 @pytest.mark.parametrize("url", ["http://[::1", "http://a b", f"http://{'a' * 70}.de", "http://"])

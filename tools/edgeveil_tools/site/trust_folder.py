@@ -26,7 +26,7 @@ from tuf.api.metadata import Metadata
 from edgeveil.audit_log import AUDIT_FILE, AuditLog
 from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.errors import CryptoError, UsageError
-from edgeveil.storage import write_durably
+from edgeveil.storage import open_to_others, write_durably
 from edgeveil.trust.bundle import TrustBundle
 from edgeveil.trust.metadata import (
     ROLES,
@@ -315,13 +315,14 @@ def save_root_key(path: Path, key: SigningKey, passphrase: Passphrase) -> None:
 def load_root_key(path: Path, passphrase: Passphrase) -> SigningKey:
     """Raises CryptoError for another kind of key, a wrong passphrase, or a file open to others."""
     where, fix = str(path), "give the passphrase that it was made with"
-    if path.stat().st_mode & 0o077:
-        raise CryptoError(
-            "other users of this machine may read this secret key",
-            where=where,
-            fix=f"chmod 600 {path}",
-        )
-    raw = path.read_bytes()
+    with path.open("rb") as file:
+        if open_to_others(file.fileno()):
+            raise CryptoError(
+                "other users of this machine may read this secret key",
+                where=where,
+                fix=f"chmod 600 {path}",
+            )
+        raw = file.read()
     secret = passphrase(path) if b"ENCRYPTED" in raw else None
     try:
         found = serialization.load_pem_private_key(raw, secret)

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from edgeveil.errors import UsageError
+from edgeveil.errors import BrokerError, UsageError
 from edgeveil.protocol import effects as fx
 from edgeveil.sites.links import BrokerLink
 from edgeveil.transport import link
+from edgeveil.transport.dialling import client_context
 from edgeveil.transport.link import LinkSettings, MessageFilter, MessageHandler, StateHandler
 from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
 
@@ -75,6 +76,7 @@ def broker(**changes: object) -> BrokerLink:
 def test_settings_take_the_first_line_of_the_password_file(tmp_path: Path) -> None:
     path = tmp_path / "password"
     path.write_text("pässword with spaces \nsecond line\n", encoding="utf-8")
+    path.chmod(0o600)
     settings = link_settings(broker(username="u", password_file=path), "cloud", 8192)
     assert (settings.username, settings.password) == ("u", "pässword with spaces ")
     assert "pässword" not in repr(settings)
@@ -91,10 +93,39 @@ def test_two_sessions_of_one_role_do_not_push_each_other_off_the_broker() -> Non
 def test_an_unusable_password_file_is_named_with_the_fix(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "password"
     path.write_bytes(content)
+    path.chmod(0o600)
     with pytest.raises(UsageError) as caught:
         link_settings(broker(username="u", password_file=path), "cloud", 8192)
     assert (caught.value.where, bool(caught.value.fix)) == (str(path), True)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o660, 0o644])
+def test_a_password_file_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "password"
+    path.write_text("secret\n")
+    path.chmod(mode)
+    with pytest.raises(UsageError, match="other users") as caught:
+        link_settings(broker(username="u", password_file=path), "cloud", 8192)
+    assert caught.value.fix == f"chmod 600 {path}"
+    assert "secret" not in str(caught.value)
+    path.chmod(0o600)
+    assert link_settings(broker(username="u", password_file=path), "cloud", 8192).password
+
+
+@pytest.mark.parametrize("apart", [True, False], ids=["key_file", "key-in-cert_file"])
+def test_a_tls_key_that_others_may_read_is_refused(tmp_path: Path, apart: bool) -> None:
+    certificate, key = tmp_path / "own.crt", tmp_path / "own.key"
+    for path in (certificate, key):
+        path.write_text("no PEM\n")
+        path.chmod(0o644)
+    holder = key if apart else certificate
+    with pytest.raises(BrokerError, match="other users") as caught:
+        client_context(None, certificate, key if apart else None)
+    assert caught.value.fix == f"chmod 600 {holder}"
+    holder.chmod(0o600)
+    with pytest.raises(BrokerError, match="do not fit together"):  # read now, and no key
+        client_context(None, certificate, key if apart else None)
 
 
 def test_a_missing_password_file_is_named(tmp_path: Path) -> None:
