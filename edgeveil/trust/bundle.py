@@ -38,6 +38,12 @@ class TrustBundle:
         plain = {"format": FORMAT, "roots": texts, "delegations": self.delegations.decode()}
         return json.dumps(plain, indent=1) + "\n"
 
+    def verified(self) -> TrustedMetadata:
+        """What a party believes that pins the first root, expired or not. Raises TrustError."""
+        found = TrustedMetadata(self.roots[0])
+        found.take(self.roots[1:], self.delegations, None)
+        return found
+
     @classmethod
     def load(cls, path: Path) -> TrustBundle:
         """Raises TrustError `malformed_metadata`."""
@@ -82,12 +88,10 @@ class HeldTrust:
     def __init__(self, state_dir: Path, given: Path, now: Callable[[], datetime] = now_utc) -> None:
         self._file, self._given, self._now = state_dir / STATE_FILE, given, now
         self.complaint = ""  # why the newest documents were not taken
-        kept = TrustBundle.load(self._file) if self._file.exists() else None
-        self.metadata = TrustedMetadata((kept or TrustBundle.load(given)).roots[0])
-        if kept is not None:  # verified before; it may have expired since, and stays what it is
-            self.metadata.take(
-                kept.roots[1:], kept.delegations, datetime.min.replace(tzinfo=now().tzinfo)
-            )
+        if self._file.exists():  # it may have expired since, and stays what it is
+            self.metadata = TrustBundle.load(self._file).verified()
+        else:
+            self.metadata = TrustedMetadata(TrustBundle.load(given).roots[0])
         self._seen: tuple[int, int] | None = None
         self.look(strict=True)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -113,10 +114,6 @@ class TrustedMetadata:
                 return f"the trust {what} expired on {ends:%Y-%m-%d}"
         return ""
 
-    def lacks(self, root_version: int, version: int) -> bool:
-        """Whether somebody who has these versions is ahead of this party."""
-        return root_version > self.root_version or version > self.version
-
     def after(self, root_version: int, version: int) -> tuple[tuple[bytes, ...], bytes]:
         """The roots above `root_version`, and the delegations where they are newer (else empty)."""
         first = self.root_version - len(self.roots) + 1
@@ -124,15 +121,15 @@ class TrustedMetadata:
         newer = version < self.version or bool(roots)
         return roots, self.document if newer else b""
 
-    def take(self, roots: Sequence[bytes], document: bytes, now: datetime) -> bool:
+    def take(self, roots: Sequence[bytes], document: bytes, now: datetime | None) -> bool:
         """Go forward to these roots, in their order, and delegations (may be empty), or not at all.
 
-        What is known already is passed over; False if nothing was new. Raises TrustError:
+        What is known already is passed over; False if nothing was new. Without `now` what has
+        expired is taken too, and stays what it is (`problem`). Raises TrustError:
         `malformed_metadata`, `too_few_signatures`, `metadata_gap`, `metadata_rollback`,
         `metadata_expired`.
         """
-        ahead = TrustedMetadata.__new__(TrustedMetadata)
-        ahead.__dict__.update(self.__dict__)
+        ahead = copy(self)
         changed = [ahead._take_root(raw) for raw in roots]
         if any(changed):
             _check_time("root", ahead.root_expires, now)
@@ -170,7 +167,7 @@ class TrustedMetadata:
         except TrustError:
             self._targets, self.delegated, self.document = None, None, b""
 
-    def _take_delegations(self, raw: bytes, now: datetime) -> bool:
+    def _take_delegations(self, raw: bytes, now: datetime | None) -> bool:
         if raw == self.document:
             return False
         signed = _document(raw, Targets)
@@ -304,8 +301,8 @@ def _verify(root: Root, signed: Metadata[Any], role: str) -> None:
         ) from None
 
 
-def _check_time(what: str, ends: datetime, now: datetime) -> None:
-    if ends <= now:
+def _check_time(what: str, ends: datetime, now: datetime | None) -> None:
+    if now is not None and ends <= now:
         raise TrustError(
             "metadata_expired",
             f"the {what} expired on {ends:%Y-%m-%d %H:%M} UTC",

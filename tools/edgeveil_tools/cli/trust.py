@@ -323,15 +323,11 @@ def _told(folder: TrustFolder, published: Published) -> int:
 
 def _show(args: argparse.Namespace) -> int:
     import json
-    from datetime import datetime
 
     from edgeveil.trust.bundle import TrustBundle
-    from edgeveil.trust.metadata import TrustedMetadata, now_utc
 
     file = args.dir / "trust.json" if args.dir.is_dir() else args.dir
-    bundle = TrustBundle.load(file)
-    found = TrustedMetadata(bundle.roots[0])
-    found.take(bundle.roots[1:], bundle.delegations, datetime.min.replace(tzinfo=now_utc().tzinfo))
+    found = TrustBundle.load(file).verified()
     if args.json:
         print(json.dumps(_plain(found), indent=2))
     else:

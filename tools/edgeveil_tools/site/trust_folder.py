@@ -89,12 +89,7 @@ class TrustFolder:
                 where=str(self.folder),
                 fix="make a root: edgeveil trust init",
             )
-        bundle = TrustBundle.load(self.bundle_file)
-        found = TrustedMetadata(bundle.roots[0])
-        found.take(
-            bundle.roots[1:], bundle.delegations, datetime.min.replace(tzinfo=self._now().tzinfo)
-        )
-        return found
+        return TrustBundle.load(self.bundle_file).verified()
 
     def delegated(self) -> Delegated:
         """The delegations in effect."""
