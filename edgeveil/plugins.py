@@ -308,6 +308,36 @@ def digest(distribution: str) -> str:
                 f"is not imported from its installed files in {root}",
                 fix="install it from a wheel, not in editable form",
             )
+    return _digest_of(root, files)
+
+
+@lru_cache(maxsize=64)
+def code_digest(function: str) -> str:
+    """SHA-256 (hex) of the files that `module:function` is imported from, imports none of them.
+
+    These are all files of the top package's folder, or the one module; lines as those of `digest`,
+    paths relative to where Python finds it. Raises UsageError for what is not found, or no file.
+    """
+    top = function.partition(":")[0].partition(".")[0]
+    try:
+        spec = find_spec(top)
+    except (ImportError, ValueError):
+        spec = None
+    folders = [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
+    if spec is None or len(folders) > 1 or not (folders or (spec.has_location and spec.origin)):
+        raise UsageError(
+            f"no module or package '{top}' with files of its own is installed", fix="install it"
+        )
+    base = folders[0] if folders else Path(str(spec.origin))
+    below = sorted(base.rglob("*")) if folders else [base]
+    if any(path.is_symlink() for path in (base, *below)):
+        raise UsageError(f"'{top}' holds a link", fix="install the files themselves")
+    root = base.parent
+    names = [path.relative_to(root).as_posix() for path in below if path.is_file()]
+    return _digest_of(root, [name for name in names if _counts(root, name)])
+
+
+def _digest_of(root: Path, files: Iterable[str]) -> str:
     lines = (
         f"{hashlib.sha256((root / path).read_bytes()).hexdigest()}  {path}\n" for path in files
     )

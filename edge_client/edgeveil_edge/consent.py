@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edgeveil import plugins
-from edgeveil.errors import PrivacyError
+from edgeveil.errors import PrivacyError, UsageError
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.features import backbone_digests
-from edgeveil.parts.models import runs_python
+from edgeveil.parts.models import python_function
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.privacy.policy import Limits
 from edgeveil.protocol.messages import Manifest
@@ -53,12 +53,15 @@ def refusals(policy: Policy, plan: Plan, *, trains: bool) -> Iterator[PrivacyErr
                 where="policy.allowed_backbones",
                 fix="add this digest if you know what the model does",
             )
-    if trains and runs_python(job.model) and not policy.allow_python_models:
-        yield PrivacyError(
-            "the job's model is Python code, which may not run here",
-            where="policy.allow_python_models",
-            fix="allow it if you know what the installed code does",
-        )
+    function = python_function(job.model)
+    if trains and function is not None:
+        why = _python_refusal(policy, function)
+        if why:
+            yield PrivacyError(
+                why,
+                where="policy.allowed_python_models",
+                fix=f"add what `edgeveil methods digest {function}` prints, if you trust the code",
+            )
     if job.proxy.shuffle == "none" and not policy.accept_unshuffled:
         yield PrivacyError(
             "the proxy would hand uploads over in the order in which they came",
@@ -71,6 +74,20 @@ def refusals(policy: Policy, plan: Plan, *, trains: bool) -> Iterator[PrivacyErr
             where="policy.max_budget_s",
             fix="raise it if the box may compute for so long",
         )
+
+
+def _python_refusal(policy: Policy, function: str) -> str:
+    """Why the job's Python code may not run here, or ""; imports none of it."""
+    allowed = {one.sha256 for one in policy.allowed_python_models if one.function == function}
+    if not allowed:
+        return f"the job's model is Python code, {function}, which may not run here"
+    try:
+        here = plugins.code_digest(function)
+    except UsageError as error:
+        return f"the job's model {function}: {error.what}"
+    if here in allowed:
+        return ""
+    return f"{function} has other files here than the owner allows, their digest is {here}"
 
 
 def too_few(policy: Policy, selected: int) -> PrivacyError | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
+from pydantic.json_schema import SkipJsonSchema
 
 from edgeveil.registry import known_names
 from edgeveil.settings.base import Block, named_in
@@ -22,7 +23,18 @@ def _every_method(schema: dict[str, Any]) -> None:
 
 
 DEFAULT_METHOD = "fm"
+_NAME = r"[A-Za-z_]\w{0,63}"
+FUNCTION = rf"^{_NAME}(\.{_NAME})*:{_NAME}$"  # `module:function`
 MethodName = Annotated[str, AfterValidator(_method_name), Field(json_schema_extra=_every_method)]
+
+
+def _named_alone(any_function: bool) -> bool:
+    if any_function:
+        raise ValueError(
+            "allow_python_models let any importable function run; name those that may in"
+            " allowed_python_models, as `edgeveil methods digest module:function` prints them"
+        )
+    return any_function
 
 
 class AllowedPlugin(Block):
@@ -34,6 +46,15 @@ class AllowedPlugin(Block):
     """Its name, as pip has it."""
     sha256: str = Field(pattern=SHA256_HEX)
     """The digest (hex) of its installed files, as `edgeveil methods digest NAME` prints it."""
+
+
+class AllowedPythonModel(Block):
+    """A function that makes a model, as its code was when the owner read it."""
+
+    function: str = Field(pattern=FUNCTION, max_length=256, examples=["mypackage.models:Net"])
+    """`module:function`, as a job's `model: {name: python}` names it."""
+    sha256: str = Field(pattern=SHA256_HEX)
+    """The digest (hex) of its code, as `edgeveil methods digest module:function` prints it."""
 
 
 class Policy(Block):
@@ -63,8 +84,11 @@ class Policy(Block):
 
     The owners that `edgeveil run` plays allow those of its own job.
     """
-    allow_python_models: bool = False
-    """Run the installed Python code that a job's `model: {name: python}` names, as this user."""
+    allowed_python_models: tuple[AllowedPythonModel, ...] = ()
+    """Installed Python code that a job's `model: {name: python}` may run here, as this user.
+
+    The owners that `edgeveil run` plays allow that of its own job.
+    """
     allowed_plugins: tuple[AllowedPlugin, ...] = ()
     """Installed plug-ins whose parts (methods, rules, feature maps, data sources, ...) may be
     imported and run on the data.
@@ -77,3 +101,8 @@ class Policy(Block):
     """Longest time budget of a job's rounds (`round.budget_s`), in seconds."""
     require_cover: bool = False
     """Answer no round without cover traffic (`cover_traffic` at the proxy), and say nothing."""
+
+    allow_python_models: SkipJsonSchema[Annotated[bool, AfterValidator(_named_alone)]] = Field(
+        default=False, exclude=True
+    )
+    """Of the version before: `true` is refused, and `false` says what is so anyway."""

@@ -7,6 +7,7 @@ mechanisms, shuffles, evaluations and presets, is said here.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import textwrap
@@ -31,6 +32,7 @@ from edgeveil.parts.sources import SOURCES
 from edgeveil.parts.stages import STAGES
 from edgeveil.privacy.mechanism_table import MECHANISMS
 from edgeveil.registry import nearest
+from edgeveil.sites.policy import FUNCTION
 
 _MIN_WIDTH = 60
 _MAX_WIDTH = 110
@@ -138,15 +140,19 @@ def _parts(name: str) -> list[Part]:
 
 
 def digests(names: list[str], *, as_json: bool) -> int:
-    """Print what an owner writes to allow each plug-in that is named, by itself or by a part.
+    """Print what an owner writes to allow each plug-in that is named, by itself or by a part, and
+    each `module:function` that makes a model.
 
     Imports none of them. UsageError for a name that no installed plug-in has or declares.
     """
     if not names:
         fix = "write methods digest, and the name of a part or its distribution"
         raise UsageError("names no plug-in", where="methods digest", fix=fix)
+    models = {name: _code_digest(name) for name in names if ":" in name}
     found: dict[str, str] = {}
     for name in names:
+        if name in models:
+            continue
         mine = [one for one in plugins.installed() if name in (one.name, one.distribution)]
         if not mine:
             known = [part for one in plugins.installed() for part in (one.name, one.distribution)]
@@ -159,12 +165,25 @@ def digests(names: list[str], *, as_json: bool) -> int:
                 raise UsageError(f"{one} {error.what}", fix=error.fix) from error
     if as_json:
         allowed = [{"distribution": name, "sha256": digest} for name, digest in found.items()]
+        allowed += [{"function": name, "sha256": digest} for name, digest in models.items()]
         print(json.dumps(allowed, indent=2))
         return 0
-    print("policy.allowed_plugins:")
-    for name, digest in found.items():
-        print(f"  - {{distribution: {name}, sha256: {digest}}}")
+    for title, kind, named in (
+        ("policy.allowed_plugins:", "distribution", found),
+        ("policy.allowed_python_models:", "function", models),
+    ):
+        if named:
+            print(title)
+        for name, digest in named.items():
+            text = f'"{name}"' if ":" in name else name
+            print(f"  - {{{kind}: {text}, sha256: {digest}}}")
     return 0
+
+
+def _code_digest(function: str) -> str:
+    if not re.fullmatch(FUNCTION, function, re.ASCII):
+        raise UsageError(f"'{function[:64]}' is no module:function", fix="write mypackage.net:Net")
+    return plugins.code_digest(function)
 
 
 def _identity(part: Part) -> dict[str, Any]:

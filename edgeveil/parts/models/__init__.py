@@ -26,6 +26,13 @@ def build_network(parameters: ModelParameters, input_shape: Shape, classes: int)
     return network
 
 
+def python_function(parameters: ModelParameters | None) -> str | None:
+    """The `module:function` of Python code that a `model` block names, None without any."""
+    if parameters is None or not parameters.runs_python:
+        return None
+    return str(getattr(parameters, "function", ""))
+
+
 def runs_python(parameters: ModelParameters | None) -> bool:
     """Whether a `model` block names Python code, which runs only where it is allowed."""
     return parameters is not None and parameters.runs_python

@@ -1,8 +1,8 @@
 """A model of the user's own: a torch.nn.Module from an installed Python package (`python`).
 
 The code never travels: it is installed wherever the model is trained, and runs only where that is
-allowed (`allow_python_models` of a device's policy and of the cloud's site). The job carries names
-and shapes of the weights, so that it is priced and judged without the code.
+allowed (`allowed_python_models` of a device's policy, `allow_python_models` of the cloud's site).
+The job carries names and shapes of the weights, so that it is priced and judged without the code.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from edgeveil.errors import OF_OTHERS_CODE, DataError
 from edgeveil.parts.features.onnx_nodes import OPSET
 from edgeveil.parts.models.layers import Shape, Weight
 from edgeveil.parts.models.network import START_SEED, ModelParameters, ModelPart, Network
+from edgeveil.sites.policy import FUNCTION
 
 if TYPE_CHECKING:
     import torch
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from edgeveil.parts.models.layers import Shape
 
 _CALLS = Lock()  # torch puts the weights into the module itself for a call
-_NAME = r"[A-Za-z_]\w{0,63}"
-_FUNCTION = rf"^{_NAME}(\.{_NAME})*:{_NAME}$"
 _Size = Annotated[int, Field(ge=1, le=1 << 24)]
 _Named = tuple[
     Annotated[str, Field(pattern=r"^[A-Za-z0-9_.]{1,128}$")],
@@ -50,7 +49,7 @@ class PythonParameters(ModelParameters):
     name: Literal["python"]
     """A torch.nn.Module of one's own, installed on the devices, whose owners allow it."""
     function: str = Field(
-        pattern=_FUNCTION,
+        pattern=FUNCTION,
         max_length=256,
         examples=["mypackage.models:Net"],
     )
@@ -64,7 +63,7 @@ class PythonParameters(ModelParameters):
         """Ask the module where a job file is read; a job that comes over the wire runs nothing."""
         given = _with_tuples(given)
         function = given.get("function") if isinstance(given, dict) else None
-        if not isinstance(function, str) or not re.match(_FUNCTION, function, re.ASCII):
+        if not isinstance(function, str) or not re.match(FUNCTION, function, re.ASCII):
             return given
         if (info.context or {}).get("folder") is None:
             return given

@@ -51,7 +51,6 @@ local_run:
   devices: 4
   simulate: true
   policy:
-    allow_python_models: true
     allowed_methods: [sgd]
     accept_unproven: true
     accept_unprotected: true

@@ -15,6 +15,7 @@ from edgeveil.errors import PrivacyError
 from edgeveil.jobs import Job, KnownFleet, Plan, compile_job, job_schema, job_tree
 from edgeveil.parts.aggregation import build_rule
 from edgeveil.parts.features import backbone_digests
+from edgeveil.parts.models import python_function
 from edgeveil.privacy.policy import Limits, check_job
 from edgeveil.selection import how_many
 from edgeveil.settings.base import Block, ImpossibleMixError, Mix
@@ -30,7 +31,7 @@ from edgeveil.sites.data import (
     source_name,
     unread_mixes,
 )
-from edgeveil.sites.policy import AllowedPlugin, Policy
+from edgeveil.sites.policy import AllowedPlugin, AllowedPythonModel, Policy
 from edgeveil_edge.consent import limits_of, refusals, too_few
 
 _NO_LIMITS = Limits(math.inf, math.inf, math.inf, math.inf, True, True)
@@ -212,6 +213,8 @@ def owners_policy(job: Job, run: LocalRun) -> Policy:
         ("partitions", run.partition.kind),
     ]
     own = [AllowedPlugin(**asdict(one)) for one in plugins.allowances(parts)]
+    function = python_function(job.model)
+    models = [] if function is None else [_allowed_model(function)]
     policy = run.policy
     return policy.model_copy(
         update={
@@ -223,8 +226,13 @@ def owners_policy(job: Job, run: LocalRun) -> Policy:
                 *policy.allowed_plugins,
                 *(one for one in own if one not in policy.allowed_plugins),
             ),
+            "allowed_python_models": (*policy.allowed_python_models, *models),
         }
     )
+
+
+def _allowed_model(function: str) -> AllowedPythonModel:
+    return AllowedPythonModel(function=function, sha256=plugins.code_digest(function))
 
 
 def _policy_mixes(plan: Plan, run: LocalRun) -> Iterator[Mix]:

@@ -138,7 +138,7 @@ class SitePlan:
                 "proxy_key_file": "keys/proxy.pub",
                 "http": {"host": self.host, "port": self.ports.cloud_http},
                 "test_data": self.data(),
-                "allow_python_models": self.policy.allow_python_models,
+                "allow_python_models": bool(self.policy.allowed_python_models),
                 "limits": self._limits(CloudLimits(), spool_bytes=self._batch_bytes),
                 "record_dir": None if self.record_dir is None else str(self.record_dir),
                 "log": self._log(),
