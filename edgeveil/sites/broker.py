@@ -18,7 +18,11 @@ class BrokerTls(Block):
     """TLS of the broker's listener."""
 
     ca_file: SitePath | None = None
-    """PEM file of the authorities that vouch for clients; set: clients need a certificate."""
+    """PEM file of the authorities that vouch for clients; set: clients need a certificate. Without
+    `users_file` its name (CN) is the user."""
+    crl_file: SitePath | None = None
+    """PEM file of the authorities' lists of revoked certificates. When it changes, every connection
+    is cut, and only who is not on it comes back."""
     cert_file: SitePath = Field(examples=["../site/tls/broker.crt"])
     """PEM file of the broker's certificate."""
     key_file: SitePath = Field(examples=["../site/tls/broker.key"])
@@ -73,11 +77,17 @@ class BrokerSite(Block):
             )
         if self.engine == "mosquitto" and self.enforce_profile is not None:
             yield Mix(("enforce_profile", "engine"), "mosquitto enforces none; set amqtt")
+        ca_file, crl_file = (self.tls.ca_file, self.tls.crl_file) if self.tls else (None, None)
+        if crl_file is not None and ca_file is None:
+            text = "clients show no certificate that could be revoked; add tls.ca_file"
+            yield Mix(("tls.crl_file", "tls.ca_file"), text)
+        if self.engine == "amqtt" and ca_file is not None:
+            yield Mix(("engine", "tls.ca_file"), "amqtt cannot demand certificates; set mosquitto")
         if self.websockets_port == self.port:
             yield Mix(
                 ("websockets_port", "port"), f"{self.port} is the port of plain MQTT; take another"
             )
-        if self.users_file is not None or (self.tls is not None and self.tls.ca_file is not None):
+        if self.users_file is not None or ca_file is not None:
             return
         if self.acl is not None:
             text = "an access list tells users apart, but nobody has to log in; add users_file"

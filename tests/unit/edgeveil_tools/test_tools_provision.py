@@ -109,14 +109,14 @@ def test_force_keeps_keys_passwords_the_authority_and_owners_policies(folder):
     text = first.edges[0].read_text()
     assert "lifetime_epsilon: 50.0" in text
     first.edges[0].write_text(text.replace("lifetime_epsilon: 50.0", "lifetime_epsilon: 11.0"))
-    authority = (folder / "tls" / "ca.crt").read_bytes()
+    authority = (folder / "tls" / "edge-ca.crt").read_bytes()
     server = (folder / "tls" / "broker-edge.crt").read_bytes()
     second = provision(small(folder, tls=True, devices=4), force=True)
     assert second.device_ids[:3] == first.device_ids
     assert [load_site(edge).policy.lifetime_epsilon for edge in second.edges] == [11, 50, 50, 50]
     assert first.passwords["edge"].items() < second.passwords["edge"].items()
     assert first.passwords["cloud"] == second.passwords["cloud"]
-    assert (folder / "tls" / "ca.crt").read_bytes() == authority
+    assert (folder / "tls" / "edge-ca.crt").read_bytes() == authority
     assert (folder / "tls" / "broker-edge.crt").read_bytes() != server
     assert _handshake(folder / "tls", "localhost")
     edge = load_site(second.edges[0])
@@ -133,7 +133,7 @@ def test_force_stops_at_a_policy_or_an_authority_that_it_cannot_read(folder):
     with pytest.raises(ConfigError, match=r"edge-2\.yaml"):
         provision(small(folder, tls=True), force=True)
     site.edges[1].unlink()
-    (folder / "tls" / "ca.key").write_text("damaged")
+    (folder / "tls" / "edge-ca.key").write_text("damaged")
     with pytest.raises(UsageError, match="put back both"):
         provision(small(folder, tls=True), force=True)
     assert not job.exists()
@@ -151,13 +151,15 @@ def test_the_certificates_hold_for_the_sites_addresses(folder):
         assert _handshake(tls, host)
     with pytest.raises(ssl.SSLCertVerificationError):
         _handshake(tls, "elsewhere.example")
+    with pytest.raises(ssl.SSLCertVerificationError):  # the other domain's authority is another
+        _handshake(tls, "localhost", broker="broker-cloud")
 
 
-def _handshake(tls, host):
+def _handshake(tls, host, broker="broker-edge"):
     """The name the server proved, by a handshake in memory."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(tls / "broker-edge.crt", tls / "broker-edge.key")
-    client = ssl.create_default_context(cafile=tls / "ca.crt")
+    server.load_cert_chain(tls / f"{broker}.crt", tls / f"{broker}.key")
+    client = ssl.create_default_context(cafile=tls / "edge-ca.crt")
     client.verify_flags |= ssl.VERIFY_X509_STRICT
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = [

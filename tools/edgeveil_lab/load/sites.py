@@ -29,6 +29,7 @@ from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_tools.cli.common import load_as
 from edgeveil_tools.cloud_client import get_json
 from edgeveil_tools.local.children import Children
+from edgeveil_tools.site.authorities import make_certificates
 from edgeveil_tools.site.broker_rules import users_text
 from edgeveil_tools.site.brokers import (
     BrokerPlan,
@@ -38,7 +39,7 @@ from edgeveil_tools.site.brokers import (
     free_ports,
     write_private,
 )
-from edgeveil_tools.site.provision import SIDES, Ports, SitePlan, make_certificates
+from edgeveil_tools.site.provision import SIDES, Ports, SitePlan
 
 # --- a fleet of simulated devices: keys and broker passwords in one file, made in seconds ---
 
@@ -217,7 +218,7 @@ class LocalSite:
         self._admit()
         if plan.tls:
             hosts = ["localhost", plan.host]
-            make_certificates(folder / "tls", hosts, [f"broker-{side}" for side in SIDES])
+            make_certificates(folder / "tls", hosts, SIDES)
         for side in SIDES:
             if self._outside[side] is None:
                 self._start_broker(side)
@@ -233,7 +234,7 @@ class LocalSite:
             cloud_key=keys["cloud"],
             proxy_key=keys["proxy"],
             proxy_http=f"http://{plan.host}:{plan.ports.proxy_http}",
-            ca=folder / "tls" / "ca.crt" if plan.tls and not self._outside["edge"] else None,
+            ca=folder / "tls" / "edge-ca.crt" if plan.tls and not self._outside["edge"] else None,
         )
 
     def pids(self) -> dict[str, int]:

@@ -38,11 +38,13 @@ _MAX_QUEUED = 100_000
 
 @dataclass(frozen=True)
 class ListenerTls:
-    """PEM files of the listener. With `ca_file`, clients must show a certificate of that CA."""
+    """PEM files of the listener. With `ca_file`, clients must show a certificate of that CA, which
+    `crl_file` may list as revoked."""
 
     cert_file: Path
     key_file: Path
     ca_file: Path | None = None
+    crl_file: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ def _listener_lines(plan: BrokerPlan, *, certificates: bool, open_to_all: bool) 
         lines += [f"certfile {plan.tls.cert_file}", f"keyfile {plan.tls.key_file}"]
         if certificates:
             lines += [f"cafile {plan.tls.ca_file}", "require_certificate true"]
+            lines += [f"crlfile {plan.tls.crl_file}"] if plan.tls.crl_file is not None else []
             lines += ["use_identity_as_username true"] if open_to_all else []
     return lines
 
@@ -136,6 +139,8 @@ def choose_engine(engine: Engine = "auto") -> Literal["amqtt", "mosquitto"]:
 
 def _engine_of(plan: BrokerPlan) -> Literal["amqtt", "mosquitto"]:
     """mosquitto 2.0 writes 85 KB/s to a WebSocket, and over TLS stops for good at some 600 KB."""
+    if plan.tls is not None and plan.tls.ca_file is not None and plan.engine == "auto":
+        return choose_engine("mosquitto")
     if plan.engine == "mosquitto":
         if plan.websockets_port is not None and plan.tls is not None:
             fix = "set the engine to amqtt, or leave TLS to a server in front"
@@ -385,11 +390,14 @@ class BrokerProcess:
 def run_broker(site: BrokerSite) -> int:
     """Run the broker of a site file until Ctrl-C or SIGTERM; the exit code.
 
-    A changed `users_file` takes effect within two seconds. Raises BrokerError.
+    A changed `users_file` takes effect within two seconds, and so do changed TLS files, for which
+    the broker starts anew: it reads them then alone, and a revoked certificate's connection ends.
+    Raises BrokerError.
     """
     tls = None
     if site.tls is not None:
-        tls = ListenerTls(site.tls.cert_file, site.tls.key_file, site.tls.ca_file)
+        given = site.tls
+        tls = ListenerTls(given.cert_file, given.key_file, given.ca_file, given.crl_file)
     plan = BrokerPlan(
         engine=site.engine,
         host=site.host,
@@ -415,12 +423,17 @@ def _run_until_signal(plan: BrokerPlan, users_file: Path | None) -> int:
         urls = [url for url in (broker.url, broker.websockets_url) if url is not None]
         sys.stdout.write(f"{broker.name} listens on {' and '.join(urls)}\n")
         sys.stdout.flush()
-        known = _stamp(users_file)
+        known, read = _stamp(users_file), _tls_stamps(plan.tls)
+        seen = read
         try:
             while broker.running() and not stop.wait(1.0):
                 if (stamp := _stamp(users_file)) != known:
                     known = stamp
                     _refresh(broker)
+                before, seen = seen, _tls_stamps(plan.tls)
+                if seen != read and seen == before:  # whoever replaces them has done so
+                    read = seen
+                    _start_anew(broker)
         finally:
             died = not broker.running()
             broker.stop()
@@ -429,6 +442,19 @@ def _run_until_signal(plan: BrokerPlan, users_file: Path | None) -> int:
             f"{broker.engine} ended by itself", where=broker.url, fix="start it again"
         )
     return 0
+
+
+def _start_anew(broker: BrokerProcess) -> None:
+    broker.stop()
+    broker.start()
+    sys.stdout.write(f"{broker.engine} started anew: its certificates or revocations changed\n")
+    sys.stdout.flush()
+
+
+def _tls_stamps(tls: ListenerTls | None) -> list[tuple[int, int]]:
+    if tls is None:
+        return []
+    return [_stamp(path) for path in (tls.cert_file, tls.key_file, tls.ca_file, tls.crl_file)]
 
 
 def _refresh(broker: BrokerProcess) -> None:

@@ -5,7 +5,7 @@
     DIR/keys/                   public keys that the parties pin of each other
     DIR/passwords/              broker passwords (0600); *.users hold them hashed
     DIR/mosquitto/              the same two brokers as plain mosquitto configurations
-    DIR/tls/                    with `tls`: an authority of the site's own, and certificates
+    DIR/tls/                    with `tls`: each broker's certificate, and the authority behind it
     DIR/state/                  keys, ledger and store of each process
 
 Secret keys are made where they stay: in the state folder of their owner.
@@ -13,10 +13,7 @@ Secret keys are made where they stay: in the state folder of their owner.
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import json
-import os
 import secrets
 import shlex
 from dataclasses import dataclass, field, replace
@@ -24,10 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from edgeveil.errors import UsageError
 from edgeveil.protocol.transfer import NEED_LIMIT
@@ -46,6 +39,7 @@ from edgeveil.transport.process import own_signing_key
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_tools.result import writing
+from edgeveil_tools.site.authorities import make_certificates
 from edgeveil_tools.site.broker_rules import acl_text, rules_for, users_text
 from edgeveil_tools.site.brokers import BrokerPlan, ListenerTls, mosquitto_lines, write_private
 
@@ -225,124 +219,10 @@ class SitePlan:
             "username": username,
             "password_file": f"passwords/{password}",
         }
-        return {**link, "ca_file": "tls/ca.crt"} if self.tls else link
+        return {**link, "ca_file": f"tls/{side}-ca.crt"} if self.tls else link
 
     def _log(self) -> Settings:
         return {"level": "info", "format": self.log_format}
-
-
-DAYS = 825  # more is refused by common TLS clients
-_SKEW = datetime.timedelta(hours=1)  # boxes' clocks drift
-
-
-def make_certificates(folder: Path, hosts: list[str], names: list[str]) -> None:
-    """Write `ca.crt`, `ca.key` and, for each of `names`, `<name>.crt` and `<name>.key`.
-
-    An authority that is there already, and not past its time, signs them: clients know it. `hosts`
-    are the DNS names and IP addresses that the servers answer to. Keys are P-256, files
-    of secrets have mode 0600.
-    """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    ca_name = _name("EdgeVeil site authority")
-    ca_key = _kept_authority(folder)
-    if ca_key is None:
-        ca_key = ec.generate_private_key(ec.SECP256R1())
-        ca = (
-            _builder(ca_name, ca_name, ca_key.public_key())
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(_usage(signs_certificates=True), critical=True)
-            .sign(ca_key, hashes.SHA256())
-        )
-        _write_pair(folder, "ca", ca, ca_key)
-    for name in names:
-        key = ec.generate_private_key(ec.SECP256R1())
-        certificate = (
-            _builder(_name(name), ca_name, key.public_key())
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_usage(signs_certificates=False), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-            .add_extension(x509.SubjectAlternativeName([_host(h) for h in hosts]), critical=False)
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()),
-                critical=False,
-            )
-            .sign(ca_key, hashes.SHA256())
-        )
-        _write_pair(folder, name, certificate, key)
-
-
-def _kept_authority(folder: Path) -> ec.EllipticCurvePrivateKey | None:
-    if not (folder / "ca.key").exists() or not (folder / "ca.crt").exists():
-        return None
-    try:
-        key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
-        certificate = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
-    except ValueError:
-        key, certificate = None, None
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or certificate is None:
-        raise UsageError(
-            "the authority's key or certificate is damaged",
-            where=str(folder),
-            fix="put back both, or remove both: then every client needs the new ca.crt",
-        )
-    ends = certificate.not_valid_after_utc
-    return key if ends > datetime.datetime.now(datetime.UTC) else None
-
-
-def _name(text: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
-
-
-def _builder(
-    subject: x509.Name, issuer: x509.Name, public_key: ec.EllipticCurvePublicKey
-) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(public_key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _SKEW)
-        .not_valid_after(now + datetime.timedelta(days=DAYS))
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
-    )
-
-
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
-def _host(text: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(text))
-    except ValueError:
-        return x509.DNSName(text)
-
-
-def _write_pair(
-    folder: Path, name: str, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey
-) -> None:
-    (folder / f"{name}.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    secret = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-    path = folder / f"{name}.key"
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(secret)
 
 
 SIDES = ("edge", "cloud")
@@ -399,7 +279,7 @@ def _write(plan: SitePlan) -> Site:
     passwords = _passwords(plan, device_ids)
     if plan.tls:
         hosts = list(dict.fromkeys(["localhost", "127.0.0.1", plan.host]))
-        make_certificates(folder / "tls", hosts, [f"broker-{side}" for side in SIDES])
+        make_certificates(folder / "tls", hosts, SIDES)
     brokers = {}
     for side in SIDES:
         brokers[side] = _site_file(folder / f"broker-{side}.yaml", plan.broker(side))

@@ -1,0 +1,226 @@
+"""Certificate authorities: one for each broker domain, which know nothing of each other.
+
+X.509 with P-256. An authority vouches for its domain's broker and for those who may connect to it;
+a certificate says which of the two its holder is, and a client's names its user: a device's id,
+`cloud` or `proxy`. A client's serial numbers follow from its name, so that its certificates can be
+revoked without having kept them.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import ipaddress
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from edgeveil.errors import UsageError
+from edgeveil.storage import write_durably
+
+DAYS = 825  # more is refused by common TLS clients
+AUTHORITY_DAYS = 3650
+CRL_DAYS = 365
+RENEWALS = 64  # certificates of one holder under one authority; all of them are revoked together
+_SKEW = datetime.timedelta(hours=1)  # boxes' clocks drift
+_P256 = ec.SECP256R1()
+
+PublicKey = ec.EllipticCurvePublicKey
+
+
+def new_key() -> ec.EllipticCurvePrivateKey:
+    """A private key for TLS."""
+    return ec.generate_private_key(_P256)
+
+
+def key_pem(key: ec.EllipticCurvePrivateKey, passphrase: bytes | None = None) -> bytes:
+    """PKCS#8 in PEM, encrypted where there is a passphrase."""
+    how: serialization.KeySerializationEncryption = serialization.NoEncryption()
+    if passphrase is not None:
+        how = serialization.BestAvailableEncryption(passphrase)
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, how)
+
+
+def certificate_pem(certificate: x509.Certificate) -> bytes:
+    """In PEM."""
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+@dataclass(frozen=True)
+class Authority:
+    """Signs certificates and the list of revoked ones."""
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+    @classmethod
+    def make(cls, name: str, *, days: int = AUTHORITY_DAYS) -> Authority:
+        """A new one, which vouches for itself."""
+        key, subject = new_key(), _name(name)
+        certificate = (
+            _builder(subject, subject, key.public_key(), x509.random_serial_number(), days)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_usage(signs_certificates=True), critical=True)
+            .sign(key, hashes.SHA256())
+        )
+        return cls(certificate, key)
+
+    @classmethod
+    def load(cls, certificate: Path, key: Path, passphrase: bytes | None = None) -> Authority:
+        """From two PEM files. Raises UsageError for damaged ones, or a wrong passphrase."""
+        try:
+            found = x509.load_pem_x509_certificate(certificate.read_bytes())
+            secret = serialization.load_pem_private_key(key.read_bytes(), passphrase)
+        except (ValueError, TypeError):
+            raise _damaged(key.parent) from None
+        if not isinstance(secret, ec.EllipticCurvePrivateKey):
+            raise _damaged(key.parent)
+        if secret.public_key() != found.public_key():
+            raise _damaged(key.parent)
+        return cls(found, secret)
+
+    def save(self, certificate: Path, key: Path, passphrase: bytes | None = None) -> None:
+        """To two PEM files, the key's with mode 0600."""
+        write_durably(certificate, certificate_pem(self.certificate), mode=0o644)
+        write_durably(key, key_pem(self.key, passphrase), mode=0o600)
+
+    @property
+    def expired(self) -> bool:
+        """Whether nothing that it signs counts any more."""
+        return self.certificate.not_valid_after_utc <= datetime.datetime.now(datetime.UTC)
+
+    def server(
+        self, name: str, key: PublicKey, hosts: Sequence[str], *, days: int = DAYS
+    ) -> x509.Certificate:
+        """For a broker that answers to these DNS names and IP addresses."""
+        named = x509.SubjectAlternativeName([_host(host) for host in hosts])
+        serial = x509.random_serial_number()
+        builder = self._leaf(name, key, serial, days, ExtendedKeyUsageOID.SERVER_AUTH)
+        return builder.add_extension(named, critical=False).sign(self.key, hashes.SHA256())
+
+    def client(
+        self, name: str, key: PublicKey, *, issue: int = 0, days: int = DAYS
+    ) -> x509.Certificate:
+        """For who connects as the user `name`; `issue` counts the holder's certificates.
+
+        Raises UsageError where there have been too many to revoke them all.
+        """
+        if not 0 <= issue < RENEWALS:
+            fix = "rotate the authority"
+            raise UsageError(f"has had {RENEWALS} certificates", where=name, fix=fix)
+        serial = serial_number(name, issue)
+        builder = self._leaf(name, key, serial, days, ExtendedKeyUsageOID.CLIENT_AUTH)
+        return builder.sign(self.key, hashes.SHA256())
+
+    def revocations(self, names: Iterable[str]) -> bytes:
+        """The signed list (PEM) of every certificate that holders of these names have or had."""
+        now = datetime.datetime.now(datetime.UTC)
+        builder = (
+            x509.CertificateRevocationListBuilder()
+            .issuer_name(self.certificate.subject)
+            .last_update(now - _SKEW)
+            .next_update(now + datetime.timedelta(days=CRL_DAYS))
+        )
+        for name in names:
+            for issue in range(RENEWALS):
+                builder = builder.add_revoked_certificate(
+                    x509.RevokedCertificateBuilder()
+                    .serial_number(serial_number(name, issue))
+                    .revocation_date(now - _SKEW)
+                    .build()
+                )
+        signed = builder.sign(self.key, hashes.SHA256())
+        return signed.public_bytes(serialization.Encoding.PEM)
+
+    def _leaf(
+        self, name: str, key: PublicKey, serial: int, days: int, use: x509.ObjectIdentifier
+    ) -> x509.CertificateBuilder:
+        return (
+            _builder(_name(name), self.certificate.subject, key, serial, days)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(signs_certificates=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([use]), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()),
+                critical=False,
+            )
+        )
+
+
+def serial_number(name: str, issue: int) -> int:
+    """Of a client's certificate: positive, 159 bits, its last 6 the count (RFC 5280, 4.1.2.2)."""
+    digest = hashlib.sha256(f"edgeveil certificate {name}".encode()).digest()
+    return (1 << 158) | (int.from_bytes(digest[:19], "big") << 6) | issue
+
+
+def make_certificates(folder: Path, hosts: list[str], domains: Iterable[str]) -> None:
+    """For each domain `<domain>-ca.crt` and `.key`, and its broker's `broker-<domain>.crt`, `.key`.
+
+    An authority that is there already, and not past its time, signs: clients know it.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for domain in domains:
+        certificate, key = folder / f"{domain}-ca.crt", folder / f"{domain}-ca.key"
+        kept = certificate.exists() and key.exists()
+        authority = Authority.load(certificate, key) if kept else None
+        if authority is None or authority.expired:
+            authority = Authority.make(f"EdgeVeil {domain} authority", days=DAYS)
+            authority.save(certificate, key)
+        secret = new_key()
+        shown = authority.server(f"broker-{domain}", secret.public_key(), hosts)
+        write_durably(folder / f"broker-{domain}.crt", certificate_pem(shown), mode=0o644)
+        write_durably(folder / f"broker-{domain}.key", key_pem(secret), mode=0o600)
+
+
+def _damaged(folder: Path) -> UsageError:
+    return UsageError(
+        "the authority's key or certificate is damaged, or the passphrase is another",
+        where=str(folder),
+        fix="put back both, or remove both: then every client needs the new certificate",
+    )
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, public_key: PublicKey, serial: int, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public_key)
+        .serial_number(serial)
+        .not_valid_before(now - _SKEW)
+        .not_valid_after(now + datetime.timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _host(text: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(text))
+    except ValueError:
+        return x509.DNSName(text)
