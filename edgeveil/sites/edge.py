@@ -66,6 +66,8 @@ class EdgeSite(Block):
     """The device's records."""
     policy: Policy = Policy()
     """What the owner allows."""
+    policy_file: SitePath | None = Field(default=None, examples=["policy.yaml"])
+    """The same in a file of the owner's own, with the one key `policy`; in place of that above."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """What training computes on; `auto`: cuda, else mps, else cpu."""
     conditions: Conditions = Conditions()

@@ -54,14 +54,36 @@ def _edge_site(tree: Tree, path: Path) -> EdgeSite:
     from pydantic import TypeAdapter, ValidationError
 
     from edgeveil.sites.edge import EdgeSite
-    from edgeveil.sites.policy import AllowedPlugin
+    from edgeveil.sites.policy import AllowedPlugin, Policy
 
+    own = _policy_tree(tree, path)
     allowed: tuple[AllowedPlugin, ...] = ()
     with suppress(KeyError, TypeError, ValidationError):  # told below, with their places
-        named = tree.value["edge"]["policy"]["allowed_plugins"]
-        allowed = TypeAdapter(tuple[AllowedPlugin, ...]).validate_python(named)
+        policy = own[0].value["policy"] if own else tree.value["edge"]["policy"]
+        allowed = TypeAdapter(tuple[AllowedPlugin, ...]).validate_python(policy["allowed_plugins"])
     with plugins.only(allowed):
+        if own is not None:
+            owners = only_block(Policy, "policy", *own)
+            tree.value["edge"]["policy"] = owners.model_dump(mode="json")
         return only_block(EdgeSite, "edge", tree, path)
+
+
+def _policy_tree(tree: Tree, path: Path) -> tuple[Tree, Path] | None:
+    """The owner's own file, where the site file names one."""
+    block = tree.value["edge"]
+    named = block.get("policy_file") if isinstance(block, dict) else None
+    if not isinstance(named, str) or not named:
+        return None
+    if "policy" in block:
+        at = ("edge", "policy")
+        text = "the policy stands in policy_file too; drop one of the two"
+        raise problems_error(str(path), [*tree.problems, Problem(at, tree.line(at), text)])
+    file = path.absolute().parent / Path(named).expanduser()
+    found = parsed(read(file), str(file))
+    if not isinstance(found.value, dict) or "policy" not in found.value:
+        text = "not a policy file, its one top-level key must be policy"
+        raise problems_error(str(file), [Problem((), found.line(()), text)])
+    return found, file
 
 
 def kind_of(value: Any) -> str:

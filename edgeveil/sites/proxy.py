@@ -79,6 +79,9 @@ class ProxySite(Block):
     """The cloud's public Ed25519 key, where it is pinned; else `trust_file`."""
     trust_file: SitePath | None = Field(default=None, examples=["../site/trust.json"])
     """What the fleet's offline root delegates, from `edgeveil trust`; newer ones come by wire."""
+    devices_file: SitePath | None = Field(default=None, examples=["../site/devices.jsonl"])
+    """Devices that the fleet's plan admits and revokes, from `edgeveil site apply`; read at start
+    and when it changes. Whoever is not in it stays as it is."""
     http: ProxyHttp = ProxyHttp()
     """Status."""
     min_batch_floor: int = Field(default=3, ge=1, le=10**6)

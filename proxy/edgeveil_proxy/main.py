@@ -77,6 +77,7 @@ class _ProxyProcess:
         self.health = Health(
             {
                 **({"trust": self.trust.healthy} if self.trust else {}),
+                **({"devices_file": self._plan_taken} if site.devices_file else {}),
                 "edge_broker": lambda: self.edge.link.connected,
                 "cloud_broker": lambda: self.cloud.link.connected,
                 "machine": lambda: self.runtime.step_s < STUCK_S,
@@ -136,6 +137,9 @@ class _ProxyProcess:
             self._folder.release()
         LOG.info("stopped")
         return 0
+
+    def _plan_taken(self) -> bool:
+        return not self.proxy.plan_problem
 
     async def _watch_registry(self) -> None:
         while True:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,20 +140,29 @@ class Registry:
         entries = sorted(self._entries.values(), key=lambda e: (e.admitted_s, e.device_id))
         return tuple(entry for entry in entries if entry.active or revoked)
 
-    def admit(self, enrolment: Enrolment, note: str = "") -> bool:
-        """Admit a device, or a revoked one again; False when it is active already.
+    def admit(self, enrolment: Enrolment, note: str = "", *, again: bool = False) -> bool:
+        """Admit a device, with `again` also a revoked one; False when it is active already.
 
-        Raises EnrolmentError: bad signature, unusable key, another sealing key than before, a
-        sealing key of another device, a note over 200 characters, no room.
+        Raises EnrolmentError: bad signature, unusable key, a device that was revoked, another
+        sealing key than before, a sealing key of another device, a note over 200 characters, no
+        room.
         """
-        return self.admit_many([enrolment], note) == 1
+        return self.admit_many([enrolment], note, again=again) == 1
 
-    def admit_many(self, enrolments: Iterable[Enrolment], note: str = "") -> int:
+    def admit_many(
+        self,
+        enrolments: Iterable[Enrolment],
+        note: str = "",
+        *,
+        again: bool = False,
+        notes: Mapping[str, str] | None = None,
+    ) -> int:
         """Admit devices in one transaction, all or none; how many were not active already.
 
-        Raises EnrolmentError, as `admit` does.
+        `notes`: those of single devices, by id. Raises EnrolmentError, as `admit` does.
         """
-        if len(note) > NOTE_CHARACTERS:
+        own = notes or {}
+        if any(len(text) > NOTE_CHARACTERS for text in (note, *own.values())):
             raise EnrolmentError(f"the note is over {NOTE_CHARACTERS} characters", fix="shorten it")
         devices = list(enrolments)
         for enrolment in devices:
@@ -163,12 +172,16 @@ class Registry:
             active = int(db.execute(query).fetchone()[0])
             admitted = 0
             for enrolment in devices:
-                admitted += self._admit(db, enrolment, note, room=self._limit - active - admitted)
+                room = self._limit - active - admitted
+                said = own.get(enrolment.device_id, note)
+                admitted += self._admit(db, enrolment, said, room=room, again=again)
             if admitted:
                 db.execute("UPDATE roster SET epoch = epoch + 1")
         return admitted
 
-    def _admit(self, db: sqlite3.Connection, enrolment: Enrolment, note: str, room: int) -> bool:
+    def _admit(
+        self, db: sqlite3.Connection, enrolment: Enrolment, note: str, *, room: int, again: bool
+    ) -> bool:
         device, sealing = enrolment.device_id, enrolment.sealing.to_bytes()
         rows = db.execute(
             "SELECT id, sealing, revoked_s IS NULL FROM device WHERE id = ? OR sealing = ?",
@@ -183,6 +196,11 @@ class Registry:
                 f"{self._limit} devices are admitted already",
                 where="limits.devices",
                 fix="raise it in the proxy's site file",
+            )
+        if rows and not again:
+            raise EnrolmentError(
+                f"device {device} was revoked",
+                fix="to admit it on purpose: edgeveil proxy admit --again",
             )
         if rows:
             db.execute("UPDATE device SET revoked_s = NULL WHERE id = ?", (device,))

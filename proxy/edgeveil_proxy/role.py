@@ -31,6 +31,7 @@ from edgeveil.transport.runtime import Runner
 from edgeveil.trust.believed import believed_keys, delegated_key, take_trust
 from edgeveil.trust.bundle import HeldTrust
 from edgeveil_proxy.conduct import DeviceConduct
+from edgeveil_proxy.devices_file import DevicesFile
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_proxy.shuffle import Shuffle
 from edgeveil_proxy.spool import SPOOL_FILE, Spool
@@ -54,6 +55,10 @@ class ProxyRole:
             key = delegated_key(site.state_dir, "proxy", keys.proxy)
         signer = Signer("proxy", key)
         self.registry = Registry(site.state_dir / REGISTRY_FILE, limit=limits.devices)
+        self._planned = None
+        if site.devices_file is not None:
+            self._planned = DevicesFile(site.devices_file, self.registry)
+            self._planned.look()
         self.spool = Spool(site.state_dir / SPOOL_FILE)
         self.host = ProxyHost(
             self.spool, random, lambda metadata: self._take(metadata), self.registry
@@ -66,6 +71,7 @@ class ProxyRole:
             machine_settings(site),
             trust=self.trust.metadata if self.trust else None,
         )
+        self.plan_problem = ""  # why devices_file could not be taken up
         self.not_delegated = ""  # why it cannot speak with the key that the root names
         self.conduct = DeviceConduct(
             limits,
@@ -77,9 +83,20 @@ class ProxyRole:
 
     def look_at_registry(self) -> None:
         """Tell the cloud where the operator admitted or revoked a device since the last look."""
+        if self._planned is not None:
+            self._follow(self._planned)
         if self.registry.changed():
             self.conduct.keep_enrolled()
             self.runner.post(fx.Command("roster_changed"))
+
+    def _follow(self, planned: DevicesFile) -> None:
+        try:
+            planned.look()
+            self.plan_problem = ""
+        except EdgeVeilError as error:
+            if str(error) != self.plan_problem:
+                LOG.error("devices_file_refused", extra={"problem": str(error)})
+            self.plan_problem = str(error)
 
     def _set_aside(self, device: str) -> None:
         """No round waits for a device whose messages are dropped."""

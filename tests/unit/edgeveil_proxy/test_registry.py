@@ -97,7 +97,10 @@ def test_a_revoked_device_is_out_until_it_is_admitted_again(path):
     assert registry.roster() == (2, b"")
     assert registry.devices() == ()
     assert [entry.active for entry in registry.devices(revoked=True)] == [False]
-    assert registry.admit(one)
+    with pytest.raises(EnrolmentError, match="was revoked"):
+        registry.admit(one)
+    assert registry.verify_key(one.device_id) is None
+    assert registry.admit(one, again=True)
     assert registry.verify_key(one.device_id) == one.identity
     assert registry.roster() == (3, one.sealing.to_bytes())
 

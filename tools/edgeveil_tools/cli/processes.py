@@ -133,6 +133,8 @@ def _add_proxy(commands: Subparsers) -> None:
     _config(admit)
     admit.add_argument("files", nargs="+", type=Path, metavar="FILE", help="enrolment file")
     admit.add_argument("--note", default="", help="your own words on these devices")
+    text = "also devices that were revoked before"
+    admit.add_argument("--again", action="store_true", help=text)
     admit.set_defaults(handler=_admit)
     devices = command(
         parts,
@@ -341,7 +343,7 @@ def _admit(args: argparse.Namespace) -> int:
     registry = _registry(args.config)
     try:
         for enrolment in enrolments:
-            new = registry.admit(enrolment, note=args.note)
+            new = registry.admit(enrolment, note=args.note, again=args.again)
             print(f"{enrolment.device_id}: {'admitted' if new else 'was admitted already'}")
     finally:
         registry.close()

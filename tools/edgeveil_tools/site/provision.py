@@ -318,11 +318,13 @@ def _site_file(path: Path, settings: dict[str, Any]) -> Path:
 def _devices(plan: SitePlan) -> list[str]:
     """Each device makes its keys in its own state folder; the proxy admits them."""
     registry = Registry(plan.folder / "state" / "proxy" / REGISTRY_FILE)
+    known = {device.device_id for device in registry.devices(revoked=True)}
     try:
         found = []
         for number in range(1, plan.devices + 1):
             identity = DeviceIdentity.load_or_create(plan.edge_state(number))
-            registry.admit(identity.enrolment(), note=f"provisioned, number {number}")
+            if identity.device_id not in known:  # who was revoked stays out
+                registry.admit(identity.enrolment(), note=f"provisioned, number {number}")
             found.append(identity.device_id)
         return found
     finally:

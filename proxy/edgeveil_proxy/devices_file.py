@@ -1,0 +1,94 @@
+"""`devices.jsonl`: which devices the fleet's plan admits, and which it has revoked.
+
+    {"enrolment": {…}, "note": "box-1", "revoked": false}
+
+One object a line. It only ever adds: a device that is not in it stays as it is, and one that the
+operator revoked here is not admitted again.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeveil.enrolment import Enrolment, EnrolmentError
+from edgeveil_proxy.registry import NOTE_CHARACTERS, Registry
+
+FILE_BYTES = 256 << 20
+_FIX = "make it again: edgeveil site apply"
+_KEYS = {"enrolment", "note", "revoked"}
+
+
+@dataclass(frozen=True)
+class PlannedDevice:
+    """One line."""
+
+    enrolment: Enrolment
+    note: str
+    revoked: bool
+
+    def to_line(self) -> str:
+        """As it stands in the file."""
+        said = {
+            "enrolment": json.loads(self.enrolment.to_line()),
+            "note": self.note,
+            "revoked": self.revoked,
+        }
+        return json.dumps(said) + "\n"
+
+
+def read_devices(path: Path) -> list[PlannedDevice]:
+    """All lines; signatures are checked where devices are admitted. Raises EnrolmentError."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(FILE_BYTES + 1)
+    except OSError as error:
+        what = f"cannot be read ({error.strerror})"
+        raise EnrolmentError(what, where=str(path), fix="check devices_file") from error
+    if len(raw) > FILE_BYTES:
+        raise EnrolmentError(f"is larger than {FILE_BYTES} bytes", where=str(path), fix=_FIX)
+    return [_line(line, f"{path}:{n}") for n, line in enumerate(raw.splitlines(), 1)]
+
+
+def _line(line: bytes, where: str) -> PlannedDevice:
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError):
+        raise EnrolmentError("is no JSON object", where=where, fix=_FIX) from None
+    if not isinstance(said, dict) or set(said) != _KEYS:
+        wanted = ", ".join(sorted(_KEYS))
+        raise EnrolmentError(f"must have the keys {wanted}", where=where, fix=_FIX)
+    note, revoked = said["note"], said["revoked"]
+    if not isinstance(note, str) or len(note) > NOTE_CHARACTERS or not isinstance(revoked, bool):
+        raise EnrolmentError("has an unusable note or revoked", where=where, fix=_FIX)
+    enrolment = Enrolment.from_json(json.dumps(said["enrolment"]).encode(), where)
+    return PlannedDevice(enrolment, note, revoked)
+
+
+class DevicesFile:
+    """Brings a registry up to what the file says, when it has changed."""
+
+    def __init__(self, path: Path, registry: Registry) -> None:
+        self._path, self._registry = path, registry
+        self._taken = (0, 0)
+
+    def look(self) -> bool:
+        """Take it up if it is another than at the last look; whether it was. EnrolmentError."""
+        try:
+            found = self._path.stat()
+            stamp = (found.st_mtime_ns, found.st_size)
+        except OSError:
+            stamp = (0, 0)
+        if stamp == self._taken and stamp != (0, 0):
+            return False
+        planned = read_devices(self._path)
+        self._taken = stamp
+        known = {device.device_id for device in self._registry.devices(revoked=True)}
+        new = [one for one in planned if one.enrolment.device_id not in known and not one.revoked]
+        notes = {one.enrolment.device_id: one.note for one in new}
+        if new:
+            self._registry.admit_many([one.enrolment for one in new], notes=notes)
+        out = [one.enrolment.device_id for one in planned if one.revoked]
+        self._registry.revoke_many(out)
+        return True
