@@ -14,6 +14,7 @@ HEADER = b"edgeveil/v1/header"
 BODY = b"edgeveil/v1/body"
 ENROLMENT = b"edgeveil/v1/enrolment"
 ADMIN_ACTION = b"edgeveil/v1/admin-action"
+BUNDLE = b"edgeveil/v1/bundle"
 
 # Sealing contexts (HPKE `info`) and the chunked stream.
 CONTENT_KEY = b"edgeveil/v1/content-key"

@@ -91,7 +91,7 @@ def add(commands: Subparsers) -> None:
     )
     _folder(revoke)
     revoke.add_argument("role", choices=_ROLES, metavar="ROLE", help=", ".join(_ROLES))
-    _passphrase(revoke)
+    passphrase_options(revoke)
     _days(revoke)
     revoke.set_defaults(handler=_revoke)
     recover = command(
@@ -111,12 +111,12 @@ def add(commands: Subparsers) -> None:
     _folder(recover)
     recover.add_argument("what", choices=("registry", "without"), metavar="registry|without")
     recover.add_argument("name", metavar="NAME", help="the lineage, or the lost key's fingerprint")
-    _passphrase(recover)
+    passphrase_options(recover)
     _days(recover)
     recover.set_defaults(handler=_recover)
     renew = command(parts, "renew", "the same for longer, before it expires")
     _folder(renew)
-    _passphrase(renew)
+    passphrase_options(renew)
     _days(renew)
     renew.set_defaults(handler=_renew)
     sign = command(
@@ -127,7 +127,7 @@ def add(commands: Subparsers) -> None:
         "each, and sign there.",
     )
     _folder(sign)
-    _passphrase(sign)
+    passphrase_options(sign)
     sign.set_defaults(handler=_sign)
     log = command(parts, "log", "list what was done with the root, each line checked")
     _folder(log)
@@ -139,7 +139,8 @@ def _folder(made: argparse.ArgumentParser) -> None:
     made.add_argument("dir", type=Path, metavar="DIR", help="the root's folder")
 
 
-def _passphrase(made: argparse.ArgumentParser) -> None:
+def passphrase_options(made: argparse.ArgumentParser) -> None:
+    """Where the passphrase of the secret keys comes from."""
     how = made.add_mutually_exclusive_group()
     text = "first line is the passphrase; without it you are asked"
     how.add_argument("--passphrase-file", type=Path, metavar="FILE", help=text)
@@ -151,7 +152,7 @@ def _root_options(made: argparse.ArgumentParser) -> None:
     made.add_argument("--keys", type=int, default=1, metavar="N", help="of the root, default 1")
     text = "so many of them must sign, default 1"
     made.add_argument("--threshold", type=int, default=1, metavar="T", help=text)
-    _passphrase(made)
+    passphrase_options(made)
 
 
 def _days(made: argparse.ArgumentParser) -> None:
@@ -167,7 +168,8 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _asks(args: argparse.Namespace, *, new: bool = False) -> Passphrase:
+def asks(args: argparse.Namespace, *, new: bool = False) -> Passphrase:
+    """Asks as the options say, once; `new`: twice, as it is a new one."""
     from edgeveil.errors import UsageError
 
     asked: list[bytes] = []
@@ -182,7 +184,7 @@ def _asks(args: argparse.Namespace, *, new: bool = False) -> Passphrase:
         if args.passphrase_file is not None:
             given: bytes = args.passphrase_file.read_bytes().split(b"\n")[0].rstrip(b"\r")
         else:
-            given = getpass.getpass(f"Passphrase of the root's keys ({path.name}): ").encode()
+            given = getpass.getpass(f"Passphrase of the secret keys ({path.name}): ").encode()
             if new and getpass.getpass("Again: ").encode() != given:
                 raise UsageError("the two passphrases differ", fix="try again")
         if not given:
@@ -196,7 +198,7 @@ def _asks(args: argparse.Namespace, *, new: bool = False) -> Passphrase:
 def _open(args: argparse.Namespace) -> TrustFolder:
     from edgeveil_tools.site.trust_folder import TrustFolder
 
-    return TrustFolder(args.dir, _asks(args))
+    return TrustFolder(args.dir, asks(args))
 
 
 def _new_keys(args: argparse.Namespace) -> list[SigningKey]:
@@ -224,7 +226,7 @@ def _init(args: argparse.Namespace) -> int:
         args.threshold,
         roles,
         {domain: _pem(file) for domain, file in files.items() if file is not None},
-        _asks(args, new=True),
+        asks(args, new=True),
         root_days=args.root_days,
         days=args.days,
     )
@@ -260,7 +262,7 @@ def _rotate(args: argparse.Namespace) -> int:
         folder.secret_root_keys()  # a wrong passphrase is told before anything is written
         for key in keys:  # kept before anybody trusts them
             path = args.dir / "keys" / f"root-{key.public().fingerprint()}.key"
-            save_root_key(path, key, _asks(args))
+            save_root_key(path, key, asks(args))
         public = [key.public() for key in keys]
         days = {"root_days": args.root_days, "days": args.days}
         return _told(folder, folder.new_root(public, args.threshold, "rotate", **days))

@@ -25,7 +25,7 @@ from edgeveil.storage import write_durably
 
 DAYS = 825  # more is refused by common TLS clients
 AUTHORITY_DAYS = 3650
-CRL_DAYS = 365
+CRL_DAYS = 3650  # a broker takes nobody once its list has ended
 RENEWALS = 64  # certificates of one holder under one authority; all of them are revoked together
 _SKEW = datetime.timedelta(hours=1)  # boxes' clocks drift
 _P256 = ec.SECP256R1()

@@ -1,0 +1,364 @@
+"""`edgeveil site`: a fleet from its plan to bundles, and a bundle to its place."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgeveil_tools.cli.common import Subparsers, command
+from edgeveil_tools.cli.trust import asks, passphrase_options
+
+if TYPE_CHECKING:
+    from edgeveil_tools.site.fleet_record import Change, Party
+    from edgeveil_tools.site.fleet_site import FleetSite
+
+_SHOWN = 5  # names of parties that change in the same way
+
+
+def add(commands: Subparsers) -> None:
+    """Add the commands of this file."""
+    site = command(
+        commands,
+        "site",
+        "plan a fleet, and make a bundle for each party",
+        about=(
+            "One folder plans a fleet: fleet.yaml says what there is, and each party gets a\n"
+            "bundle with its own files and nobody else's. Apply again after every change of the\n"
+            "plan: owners' policies, ledgers and keys stay as they are."
+        ),
+        examples=(
+            "edgeveil site init clinics --host broker.example.org --devices 20\n"
+            "edgeveil site plan clinics\n"
+            "edgeveil site apply clinics\n"
+            "edgeveil site install clinics/bundles/box-0001 /etc/edgeveil/box-0001"
+        ),
+    )
+    parts = site.add_subparsers(title="sub-commands", metavar="SUB-COMMAND", required=True)
+    _add_init(parts)
+    plan = _part(parts, "plan", "say what an apply would change", _plan)
+    plan.add_argument("--json", action="store_true", help="print JSON")
+    _part(parts, "apply", "make the bundles that the plan asks for", _apply, keys=True)
+    _add_devices(parts)
+    _add_certificates(parts)
+    status = _part(parts, "status", "list all parties, and what needs doing", _status)
+    status.add_argument("--json", action="store_true", help="print JSON")
+    log = _part(parts, "log", "list what was done with the site, each line checked", _log)
+    log.add_argument("--key", metavar="FINGERPRINT", help="of the site's key, as apply prints it")
+    log.add_argument("--json", action="store_true", help="print JSON")
+    _add_install(parts)
+
+
+def _part(
+    parts: Subparsers, name: str, text: str, handler: Any, *, keys: bool = False, **more: str
+) -> argparse.ArgumentParser:
+    made = command(parts, name, text, **more)
+    made.add_argument("dir", type=Path, metavar="DIR", help="the site's folder")
+    made.set_defaults(handler=handler)
+    if keys:
+        passphrase_options(made)
+    return made
+
+
+def _add_init(parts: Subparsers) -> None:
+    init = _part(
+        parts,
+        "init",
+        "write a plan to begin with",
+        _init,
+        examples="edgeveil site init clinics --host broker.example.org --devices 20",
+    )
+    text = "public name of the brokers, default 127.0.0.1"
+    init.add_argument("--host", default="127.0.0.1", metavar="NAME", help=text)
+    init.add_argument("--devices", type=int, default=3, metavar="N", help="default 3")
+
+
+def _add_devices(parts: Subparsers) -> None:
+    more = _part(
+        parts,
+        "add-device",
+        "add a device to the plan's table, and apply",
+        _add_device,
+        keys=True,
+        examples="edgeveil site add-device clinics ward-7 --role infer --set path=/data/ward-7.npz",
+    )
+    more.add_argument("name", metavar="NAME", help="unique in the fleet")
+    more.add_argument("--role", choices=("train", "infer"), default="")
+    more.add_argument("--host", default="", metavar="HOST", help="host name of its machine")
+    text = "value of a further column of the table; may stand several times"
+    more.add_argument("--set", action="append", default=[], metavar="COLUMN=VALUE", help=text)
+    revoke = _part(
+        parts,
+        "revoke",
+        "take a device out for good, and apply",
+        _revoke,
+        keys=True,
+        about=(
+            "Its certificate or account counts no more, and the proxy drops it: hand the bundles\n"
+            "of the edge broker and the proxy over. What the record knows of it stays."
+        ),
+        examples="edgeveil site revoke clinics box-0007",
+    )
+    revoke.add_argument("name", metavar="NAME", help="its name, or its id")
+
+
+def _add_certificates(parts: Subparsers) -> None:
+    renew = _part(
+        parts,
+        "renew",
+        "new certificates for the same keys, and apply",
+        _renew,
+        keys=True,
+        about="Of the parties named, or of all. An apply renews by itself what ends soon.",
+        examples="edgeveil site renew clinics box-0007",
+    )
+    renew.add_argument("names", nargs="*", metavar="NAME")
+    rotate = _part(
+        parts,
+        "rotate",
+        "replace a domain's certificate authority, and apply",
+        _rotate,
+        keys=True,
+        about=(
+            "In two steps: from the first on both authorities count, and every client's next\n"
+            "bundle has a certificate of the new one. Once all are installed, the brokers' first,\n"
+            "--finish drops the one before. The root's keys, and those that it names, are\n"
+            "replaced with `edgeveil trust rotate DIR/trust`."
+        ),
+        examples=(
+            "edgeveil site rotate clinics edge-authority\n"
+            "edgeveil site rotate clinics edge-authority --finish"
+        ),
+    )
+    rotate.add_argument("what", choices=("edge-authority", "cloud-authority"), metavar="WHAT")
+    rotate.add_argument("--finish", action="store_true", help="the second step")
+
+
+def _add_install(parts: Subparsers) -> None:
+    made = command(
+        parts,
+        "install",
+        "put a bundle in its place on this machine",
+        about=(
+            "All of the bundle is checked before the first file is written. What the party has\n"
+            "made or changed since (keys, ledger, the owner's policy) is never written over. A\n"
+            "running broker or proxy takes up certificates and devices by itself."
+        ),
+        examples=(
+            "edgeveil site install bundles/box-0001 /etc/edgeveil/box-0001\n"
+            "edgeveil site install box-0001 /etc/edgeveil/box-0001 --site 1a2b3c4d5e6f7081"
+        ),
+    )
+    made.add_argument("bundle", type=Path, metavar="BUNDLE")
+    made.add_argument("to", type=Path, metavar="FOLDER")
+    text = "fingerprint of the site's key, for a first installation"
+    made.add_argument("--site", metavar="FINGERPRINT", help=text)
+    made.add_argument("--json", action="store_true", help="print JSON")
+    made.set_defaults(handler=_install)
+
+
+def _init(args: argparse.Namespace) -> int:
+    from edgeveil.errors import UsageError
+    from edgeveil_tools.result import writing
+    from edgeveil_tools.site.fleet_plan import PLAN_FILE, devices_of, load_plan
+
+    if args.devices < 1:
+        raise UsageError("no device", where="--devices", fix="use 1 or more")
+    folder: Path = args.dir
+    name = re.sub(r"[^A-Za-z0-9]+", "-", folder.absolute().name).strip("-")[:64] or "fleet"
+    template = Path(__file__).parents[1] / "templates" / PLAN_FILE
+    text = template.read_text("utf-8").format(
+        name=name, host=args.host, devices=args.devices, min_devices=min(5, args.devices)
+    )
+    with writing(folder, "name a folder that you may write to"):
+        if folder.exists() and any(folder.iterdir()):
+            raise UsageError("is not empty", where=str(folder), fix="name a new folder")
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (folder / PLAN_FILE).write_text(text, "utf-8")
+    try:
+        devices_of(load_plan(folder), str(folder / PLAN_FILE))
+    except Exception:
+        (folder / PLAN_FILE).unlink()
+        raise
+    print(f"wrote {folder / PLAN_FILE}; edit it, then:")
+    print(f"  edgeveil site plan {folder}")
+    print(f"  edgeveil site apply {folder}")
+    return 0
+
+
+def _open(args: argparse.Namespace, *, new: bool = False) -> FleetSite:
+    from edgeveil_tools.site.fleet_site import FleetSite
+
+    return FleetSite(args.dir, asks(args, new=new))
+
+
+def _plan(args: argparse.Namespace) -> int:
+    import json
+
+    from edgeveil_tools.site.fleet_site import FleetSite
+
+    changes = FleetSite(args.dir, lambda _path: None).changes()
+    if args.json:
+        print(json.dumps([vars(one) for one in changes], indent=2))
+    else:
+        _show(changes)
+    return 0
+
+
+def _apply(args: argparse.Namespace) -> int:
+    from edgeveil_tools.site.fleet_site import SITE_KEY
+
+    site = _open(args, new=not (args.dir / SITE_KEY).exists())
+    changes = site.apply(_progress)
+    _show(changes)
+    _hand_over(site, changes)
+    return 0
+
+
+def _progress(done: int, total: int) -> None:
+    if sys.stderr.isatty() and (done % 10 == 0 or done + 1 >= total):
+        end = "\n" if done + 1 >= total else ""
+        print(f"\r{done + 1} of {total} bundles", end=end, file=sys.stderr, flush=True)
+
+
+def _show(changes: list[Change]) -> None:
+    """Alike changes together, names shortened."""
+    if not changes:
+        print("Nothing to change.")
+        return
+    alike: dict[tuple[str, str], list[str]] = {}
+    for change in changes:
+        alike.setdefault((change.what, change.difference), []).append(change.name)
+    for (what, difference), names in alike.items():
+        shown = ", ".join(names[:_SHOWN]) + (f" … {names[-1]}" if len(names) > _SHOWN else "")
+        count = f" ({len(names)})" if len(names) > 1 else ""
+        print(f"{what}{count}: {shown}")
+        for line in difference.splitlines():
+            print(f"    {line}")
+    if any(change.what == "unplanned" for change in changes):
+        print(
+            "What is no longer in the plan stays as it is: take it out with edgeveil site revoke."
+        )
+
+
+def _hand_over(site: FleetSite, changes: list[Change]) -> None:
+    if not any(change.what in ("new", "changed", "renewed") for change in changes):
+        return
+    print(f"\nHand each party its folder of {site.bundles}; its COMMANDS.md says what to do there.")
+    print(f"They are signed by {site.fingerprint} (--site at a first installation).")
+    print("Then take the bundles away: new parties' keys are in them, and nowhere else.")
+
+
+def _add_device(args: argparse.Namespace) -> int:
+    from edgeveil.errors import UsageError
+    from edgeveil_tools.site.fleet_plan import added_to_table, load_plan
+
+    values = {"name": args.name, "role": args.role, "host": args.host}
+    for text in args.set:
+        column, sign, value = text.partition("=")
+        if not sign:
+            raise UsageError("is no COLUMN=VALUE", where=text, fix="write path=/data/box.npz")
+        values[column] = value
+    site = _open(args)
+    if any(party.name == args.name for party in site.parties):
+        fix = "give the new box another name: what is known of the one before stays"
+        raise UsageError("there is, or was, a party of this name", where=args.name, fix=fix)
+    with added_to_table(load_plan(args.dir), {k: v for k, v in values.items() if v}):
+        changes = site.apply(_progress)
+    _show(changes)
+    _hand_over(site, changes)
+    return 0
+
+
+def _revoke(args: argparse.Namespace) -> int:
+    site = _open(args)
+    changes = site.revoke(args.name)
+    _show(changes)
+    _hand_over(site, changes)
+    return 0
+
+
+def _renew(args: argparse.Namespace) -> int:
+    site = _open(args)
+    changes = site.renew(args.names)
+    _show(changes)
+    _hand_over(site, changes)
+    return 0
+
+
+def _rotate(args: argparse.Namespace) -> int:
+    site = _open(args)
+    domain = args.what.removesuffix("-authority")
+    changes = site.finish_rotation(domain) if args.finish else site.rotate_authority(domain)
+    _show(changes)
+    _hand_over(site, changes)
+    return 0
+
+
+def _status(args: argparse.Namespace) -> int:
+    import json
+
+    from edgeveil_tools.site.fleet_site import FleetSite
+
+    parties = FleetSite(args.dir, lambda _path: None).parties
+    rows = [_row(party) for party in parties]
+    if args.json:
+        print(json.dumps(rows, indent=2))
+        return 0
+    for row in rows:
+        state = f"revoked {row['revoked'][:10]}" if row["revoked"] else "active"
+        ends = (
+            f"certificate until {row['certificate_ends'][:10]}" if row["certificate_ends"] else ""
+        )
+        device = row["device"] or ""
+        print(f"{row['name']:<20} {row['kind']:<7} {device:<16} {state:<18} {ends}".rstrip())
+    if not rows:
+        print("nothing was applied yet: edgeveil site apply DIR")
+    return 0
+
+
+def _row(party: Party) -> dict[str, Any]:
+    ends = party.ends()
+    return {
+        "name": party.name,
+        "kind": party.kind,
+        "device": party.device_id,
+        "revoked": party.revoked,
+        "certificate_ends": ends.isoformat() if ends else None,
+        "bundle": party.sequence,
+    }
+
+
+def _log(args: argparse.Namespace) -> int:
+    import json
+
+    from edgeveil.audit_log import AUDIT_FILE, read_audit
+    from edgeveil_tools.site.fleet_site import signers
+
+    for entry in read_audit(args.dir / AUDIT_FILE, signers(args.dir, args.key)):
+        if args.json:
+            print(json.dumps(entry))
+        else:
+            what = ", ".join(f"{key} {value}" for key, value in entry["what"].items())
+            print(f"{entry['number']:>4}  {entry['time']}  {entry['action']:<8} {what}")
+    return 0
+
+
+def _install(args: argparse.Namespace) -> int:
+    import json
+
+    from edgeveil_tools.site.bundles import install
+
+    done = install(args.bundle, args.to, site=args.site)
+    said = done.inventory
+    if args.json:
+        facts = {"party": said.party, "name": said.name, "sequence": said.sequence}
+        lists = {"changed": list(done.changed), "kept": list(done.kept)}
+        print(json.dumps({**facts, "folder": str(args.to), **lists}, indent=2))
+        return 0
+    print(f"{said.name} of fleet {said.fleet} is in {args.to}: {len(done.changed)} files written,")
+    print(f"{len(done.kept)} kept as they were. Start it:")
+    print(f"  edgeveil {said.party} --config {args.to / 'edgeveil.yaml'}")
+    return 0

@@ -1,0 +1,430 @@
+"""`fleet.yaml`: a fleet in words, from which every party's bundle is made.
+
+What listens and what others call it stand apart; devices come by list, from a table (CSV), or by
+count; what all devices share is a template, whose `{name}`, `{number}` and further columns of the
+table are filled in for each.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import ipaddress
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, ValidationError, model_validator
+
+from edgeveil.errors import UsageError
+from edgeveil.settings.base import Block, Mix, SitePath, refuse
+from edgeveil.settings.file import only_block, parsed, read
+from edgeveil.sites.addresses import BrokerAddress
+from edgeveil.sites.broker import BrokerLimits
+from edgeveil.sites.broker_profiles import ProfileName
+from edgeveil.sites.cloud import CloudLimits
+from edgeveil.sites.data import DataSource, DeviceData
+from edgeveil.sites.edge import Conditions, EdgeLimits
+from edgeveil.sites.links import Http, Log, ProxyHttp
+from edgeveil.sites.policy import Policy
+from edgeveil.sites.proxy import ProxyLimits
+from edgeveil.storage import write_durably
+
+PLAN_FILE = "fleet.yaml"
+MOST_DEVICES = 100_000
+TABLE_BYTES = 64 << 20
+RESERVED = ("cloud", "proxy", "broker-edge", "broker-cloud")
+
+_ROLES: dict[str, Literal["train", "infer"]] = {"train": "train", "infer": "infer"}
+_PLACEHOLDER = re.compile(r"\{([a-z][a-z0-9_]*)(?::(0?\d{1,2}))?\}")
+
+
+def _host_and_port(text: str) -> str:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host.strip("[]") or not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise ValueError(f"must be host:port, got '{text[:100]}'; write broker.example.org:8883")
+    return text
+
+
+def _public(text: str) -> str:
+    _host_and_port(text)
+    host = Place.parse(text).host
+    try:
+        everywhere = ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        everywhere = False
+    if everywhere:
+        raise ValueError(
+            f"{host} is where a server listens, not what others call it; write its public name"
+        )
+    return text
+
+
+@dataclass(frozen=True)
+class Place:
+    """A host and a port."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        """`host:port`, an IPv6 address in brackets."""
+        host, _, port = text.rpartition(":")
+        return cls(host.strip("[]"), int(port))
+
+
+ListenPlace = Annotated[str, Field(max_length=300), AfterValidator(_host_and_port)]
+PublicPlace = Annotated[str, Field(max_length=300), AfterValidator(_public)]
+HostKind = Literal["plain", "systemd", "compose", "kubernetes", "deb"]
+PartyName = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?$")]
+
+
+def _broker_url(url: str) -> str:
+    try:
+        address = BrokerAddress.parse(url)
+    except UsageError as error:
+        raise ValueError(f"{error.what}; {error.fix}") from None
+    if not address.tls:
+        raise ValueError("is not encrypted; write mqtts:// or wss://")
+    return url
+
+
+class Hosted(Block):
+    """What is known of the machine that a party runs on."""
+
+    host_kind: HostKind = "plain"
+    """How it is installed there: what its bundle's commands are for."""
+    host: str | None = Field(default=None, min_length=1, max_length=255, examples=["ward-3-pc"])
+    """The machine's host name; a bundle is refused on any other. null: any machine."""
+
+
+class PlannedBroker(Hosted):
+    """One domain's broker: of one's own (`listen` and `public`), or somebody else's (`url`)."""
+
+    listen: ListenPlace | None = Field(default=None, examples=["0.0.0.0:8883"])
+    """Where it listens."""
+    public: PublicPlace | None = Field(default=None, examples=["broker.example.org:8883"])
+    """What its clients call it; stands in its certificate and in their files."""
+    also: tuple[Annotated[str, Field(min_length=1, max_length=255)], ...] = ()
+    """Further names and addresses for its certificate."""
+    engine: Literal["auto", "amqtt", "mosquitto"] = "auto"
+    """`auto`: mosquitto where it is installed."""
+    limits: BrokerLimits = BrokerLimits()
+    """Bounds of one's own broker."""
+    url: Annotated[str, Field(max_length=300), AfterValidator(_broker_url)] | None = Field(
+        default=None, examples=["mqtts://fleet.example.net:8883"]
+    )
+    """Address of a broker that others run; `mqtts://` or `wss://`."""
+    ca_file: SitePath | None = None
+    """Of such a broker: PEM file of who vouches for it; null: the system's authorities."""
+    profile: ProfileName = "default"
+    """Of such a broker: the managed service whose limits all links keep to (docs/brokers.md)."""
+
+    @property
+    def own(self) -> bool:
+        """Whether the plan makes it."""
+        return self.url is None
+
+    @property
+    def address(self) -> str:
+        """The URL in its clients' files."""
+        if self.url is not None:
+            return self.url
+        place = Place.parse(self.public or "")
+        return BrokerAddress(place.host, place.port, tls=True).url
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What its certificate holds for."""
+        return (Place.parse(self.public or "").host, *self.also)
+
+
+class PlannedCloud(Hosted):
+    """The cloud."""
+
+    http: Http = Http()
+    """Where its control listens."""
+    test_data: DataSource | None = None
+    """Labelled records to test each round's model on; null: none."""
+    limits: CloudLimits = CloudLimits()
+    """Bounds."""
+    log: Log = Log()
+    """Console."""
+
+
+class PlannedProxy(Hosted):
+    """The proxy."""
+
+    http: ProxyHttp = ProxyHttp()
+    """Where its status page listens."""
+    min_batch_floor: int = Field(default=3, ge=1, le=10**6)
+    """Fewest uploads ever handed over in one batch, whatever a job says."""
+    cover_traffic: bool = False
+    """Every device answers every round, the unselected with dummies."""
+    limits: ProxyLimits = ProxyLimits()
+    """Bounds."""
+    log: Log = Log()
+    """Console."""
+
+
+class PlannedDevice(Block):
+    """One device of `list`; what it does not say is as for all."""
+
+    name: PartyName
+    """What the fleet calls it; unique."""
+    role: Literal["train", "infer"] | None = None
+    """`train` or `infer`."""
+    host: str | None = Field(default=None, min_length=1, max_length=255)
+    """Its machine's host name."""
+    data: dict[str, Any] | None = None
+    """Its own data block."""
+
+
+class PlannedDevices(Block):
+    """All devices."""
+
+    count: int = Field(default=0, ge=0, le=MOST_DEVICES)
+    """So many, named by `name`."""
+    name: str = Field(default="box-{number:04}", min_length=1, max_length=64)
+    """Names of those by count."""
+    list: tuple[PlannedDevice, ...] = Field(default=(), max_length=MOST_DEVICES)
+    """Devices one by one."""
+    csv: SitePath | None = Field(default=None, examples=["devices.csv"])
+    """A table with a first line of column names: `name`, and where it is wanted `role`, `host` and
+    further ones for the template. `edgeveil site add-device` adds to it."""
+    host_kind: HostKind = "plain"
+    """How they are installed."""
+    role: Literal["train", "infer"] = "train"
+    """What they do."""
+    data: dict[str, Any] = Field(examples=[{"name": "scans", "source": "npz", "path": "data.npz"}])
+    """Their data block as in a device's site file, `{name}`, `{number}` and columns filled in."""
+    policy: Policy = Policy()
+    """What is proposed to each owner: written once, and never again by the plan."""
+    conditions: Conditions = Conditions()
+    """When a box has time."""
+    limits: EdgeLimits = EdgeLimits()
+    """Bounds."""
+    log: Log = Log()
+    """Console."""
+
+
+class PlannedRoot(Block):
+    """The offline root."""
+
+    keys: int = Field(default=1, ge=1, le=16)
+    """So many keys; give each to another keeper once the plan stands."""
+    threshold: int = Field(default=1, ge=1, le=16)
+    """So many must sign."""
+
+
+class FleetPlan(Block):
+    """A whole fleet."""
+
+    name: PartyName = Field(examples=["clinics"])
+    """The fleet's name; stands in every bundle."""
+    authentication: Literal["certificates", "passwords"] = "certificates"
+    """How devices, proxy and cloud show the brokers who they are."""
+    certificate_days: int = Field(default=397, ge=1, le=825)
+    """Days that a party's certificate holds."""
+    renew_days: int = Field(default=60, ge=1, le=800)
+    """A certificate that ends within so many days is renewed by the next `edgeveil site apply`."""
+    root: PlannedRoot = PlannedRoot()
+    """The offline root, made once."""
+    edge_broker: PlannedBroker
+    """The broker that devices and proxy use."""
+    cloud_broker: PlannedBroker
+    """The broker that proxy and cloud use."""
+    cloud: PlannedCloud = PlannedCloud()
+    """The cloud."""
+    proxy: PlannedProxy = PlannedProxy()
+    """The proxy."""
+    devices: PlannedDevices
+    """The devices."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        refuse(self._mixes())
+        return self
+
+    def _mixes(self) -> Iterator[Mix]:
+        for at, broker in (("edge_broker", self.edge_broker), ("cloud_broker", self.cloud_broker)):
+            yield from self._broker_mixes(at, broker)
+        if self.renew_days >= self.certificate_days:
+            text = f"would renew every time, as they hold {self.certificate_days} days; lower it"
+            yield Mix(("renew_days", "certificate_days"), text)
+        if self.root.threshold > self.root.keys:
+            text = f"{self.root.keys} keys cannot sign so often; lower it, or raise root.keys"
+            yield Mix(("root.threshold", "root.keys"), text)
+
+    def _broker_mixes(self, at: str, broker: PlannedBroker) -> Iterator[Mix]:
+        if broker.own:
+            for key in ("listen", "public"):
+                if getattr(broker, key) is None:
+                    text = "one's own broker needs listen and public, another's needs url; add them"
+                    yield Mix((f"{at}.{key}", at), text)
+            if broker.profile != "default" or broker.ca_file is not None:
+                yield Mix((f"{at}.profile", f"{at}.ca_file"), "belong to a broker with url; drop")
+            if self.authentication == "certificates" and broker.engine == "amqtt":
+                text = "amqtt cannot demand certificates; set mosquitto, or passwords"
+                yield Mix((f"{at}.engine", "authentication"), text)
+        elif broker.listen is not None or broker.public is not None:
+            yield Mix((f"{at}.url", f"{at}.listen"), "is another's broker; drop listen and public")
+
+
+@dataclass(frozen=True)
+class DevicePlan:
+    """One device, its data block filled in."""
+
+    name: str
+    role: Literal["train", "infer"]
+    host: str | None
+    data: dict[str, Any]
+
+
+def load_plan(folder: Path) -> FleetPlan:
+    """The plan of a site's folder. Raises ConfigError with all problems."""
+    path = folder / PLAN_FILE
+    if not path.exists():
+        fix = "make one: edgeveil site init DIR"
+        raise UsageError(f"holds no {PLAN_FILE}", where=str(folder), fix=fix)
+    tree = parsed(read(path), str(path))
+    if not isinstance(tree.value, dict) or "fleet" not in tree.value:
+        fix = "begin it with the key fleet, as `edgeveil site init` does"
+        raise UsageError("is no plan", where=str(path), fix=fix)
+    return only_block(FleetPlan, "fleet", tree, path)
+
+
+def devices_of(plan: FleetPlan, where: str) -> list[DevicePlan]:
+    """All devices in their order: by list, by table, by count. Raises UsageError, ConfigError."""
+    found: list[DevicePlan] = []
+    rows = list(_rows(plan.devices, where))
+    names: set[str] = set()
+    for number, row in enumerate(rows, 1):
+        name = row.values["name"]
+        place = row.place
+        if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?", name):
+            fix = "use letters, digits, '.', '-' and '_'"
+            raise UsageError(f"'{name[:64]}' is no name for a device", where=place, fix=fix)
+        if name in names or name in RESERVED:
+            taken = "two parties have this name"
+            raise UsageError(f"{taken}: {name}", where=place, fix="name one of them otherwise")
+        names.add(name)
+        said = row.values.get("role") or plan.devices.role
+        role = _ROLES.get(said)
+        if role is None:
+            raise UsageError(f"role '{said[:64]}'", where=place, fix="write train or infer")
+        facts = {**row.values, "number": str(number), "devices": str(len(rows))}
+        facts["index"] = str(number - 1)
+        template = row.data if row.data is not None else plan.devices.data
+        data = _filled(template, facts, place)
+        _check_data(data, f"{place}, device {name}")
+        found.append(DevicePlan(name, role, row.values.get("host") or None, data))
+    if not found:
+        fix = "set devices.count, devices.list or devices.csv"
+        raise UsageError("has no devices", where=where, fix=fix)
+    return found
+
+
+@dataclass(frozen=True)
+class _Row:
+    place: str
+    values: dict[str, str]
+    data: dict[str, Any] | None = None
+
+
+def _rows(devices: PlannedDevices, where: str) -> Iterator[_Row]:
+    for one in devices.list:
+        values = {"name": one.name, "role": one.role or "", "host": one.host or ""}
+        yield _Row(f"{where} devices.list", values, one.data)
+    if devices.csv is not None:
+        yield from _table(devices.csv)
+    for number in range(1, devices.count + 1):
+        place = f"{where} devices.name"
+        name = _filled(devices.name, {"number": str(number)}, place)
+        yield _Row(place, {"name": str(name)})
+
+
+def _table(path: Path) -> Iterator[_Row]:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(TABLE_BYTES + 1)
+        text = raw.decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        fix = "correct devices.csv"
+        raise UsageError("the table cannot be read", where=str(path), fix=fix) from error
+    if len(raw) > TABLE_BYTES:
+        raise UsageError(f"is over {TABLE_BYTES} bytes", where=str(path), fix="split the fleet")
+    table = csv.DictReader(io.StringIO(text), strict=True)
+    columns = table.fieldnames or []
+    if "name" not in columns or len(set(columns)) < len(columns):
+        fix = "begin it with the line `name,role,host`"
+        raise UsageError("has no column name, or one twice", where=f"{path}:1", fix=fix)
+    for row in table:
+        place = f"{path}:{table.line_num}"
+        if None in row or None in row.values():
+            fix = f"give it {len(columns)} values, as the first line has"
+            raise UsageError("has another number of values", where=place, fix=fix)
+        yield _Row(place, {key: value.strip() for key, value in row.items()})
+
+
+@contextmanager
+def added_to_table(plan: FleetPlan, values: Mapping[str, str]) -> Iterator[None]:
+    """A further line in the plan's table; taken back where what follows fails. UsageError."""
+    path = plan.devices.csv
+    if path is None:
+        fix = "add `csv: devices.csv` to its devices, or change the plan by hand"
+        raise UsageError("the plan has no table of devices", fix=fix)
+    before = path.read_text("utf-8") if path.exists() else "name,role,host\n"
+    columns = next(csv.reader(io.StringIO(before)), [])
+    unknown = [column for column in values if column not in columns]
+    if unknown:
+        fix = f"add it to the first line, or use one of {', '.join(columns)}"
+        raise UsageError(f"the table has no column '{unknown[0][:64]}'", where=str(path), fix=fix)
+    line = io.StringIO()
+    csv.DictWriter(line, columns, lineterminator="\n", restval="").writerow(values)
+    end = "" if before.endswith("\n") else "\n"
+    write_durably(path, f"{before}{end}{line.getvalue()}".encode(), mode=0o600)
+    try:
+        yield
+    except BaseException:
+        write_durably(path, before.encode(), mode=0o600)
+        raise
+
+
+def _filled(template: Any, facts: Mapping[str, str], where: str) -> Any:
+    """The template with every `{column}` filled in; one that stands alone may become a number."""
+    if isinstance(template, dict):
+        return {key: _filled(value, facts, where) for key, value in template.items()}
+    if isinstance(template, list):
+        return [_filled(value, facts, where) for value in template]
+    if not isinstance(template, str):
+        return template
+
+    def fact(match: re.Match[str]) -> str:
+        name, form = match[1], match[2]
+        if name not in facts:
+            known = ", ".join(sorted(facts))
+            raise UsageError(f"there is no column '{name}'", where=where, fix=f"use one of {known}")
+        value = facts[name]
+        return f"{int(value):{form}}" if form and value.isdecimal() else value
+
+    text = _PLACEHOLDER.sub(fact, template)
+    alone = _PLACEHOLDER.fullmatch(template)
+    return int(text) if alone and alone[2] is None and text.isdecimal() else text
+
+
+def _check_data(data: dict[str, Any], where: str) -> None:
+
+    try:
+        DeviceData.model_validate_json(json.dumps(data), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = ".".join(str(step) for step in first["loc"])
+        raise UsageError(
+            f"its data block: {path}: {first['msg']}", where=where, fix="correct devices.data"
+        ) from None

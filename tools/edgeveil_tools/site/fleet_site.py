@@ -1,0 +1,492 @@
+"""The folder of who plans a fleet: a plan becomes bundles, again and again.
+
+    DIR/fleet.yaml        the plan
+    DIR/trust/            the offline root (see trust_folder)
+    DIR/authorities/      the certificate authorities of both broker domains, encrypted
+    DIR/site.key          signs bundles and the audit log, encrypted; site.pub: its public half
+    DIR/record.json       what was applied: public facts of every party, and no secret
+    DIR/audit.jsonl       what was done, chained and signed
+    DIR/bundles/NAME/     what to hand to each party
+
+A new party's own keys are made in its bundle and stand nowhere else. Take the bundles away once
+they are handed over: a later one holds none of the keys, and the record needs none.
+"""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+import fcntl
+import hashlib
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from edgeveil.audit_log import AUDIT_FILE, AuditLog
+from edgeveil.crypto.keys import SigningKey, VerifyKey
+from edgeveil.errors import UsageError
+from edgeveil.transport.process import own_signing_key
+from edgeveil_edge.identity import DeviceIdentity
+from edgeveil_tools.site.authorities import Authority, certificate_pem, key_pem, new_key
+from edgeveil_tools.site.broker_rules import hash_password
+from edgeveil_tools.site.bundles import (
+    INVENTORY,
+    STATE,
+    Bundle,
+    Inventory,
+    digest,
+    write_bundle,
+)
+from edgeveil_tools.site.fleet_files import (
+    POLICY_FILE,
+    SITE_FILE,
+    Facts,
+    broker_of,
+    files_of,
+    given_policy,
+    host,
+    host_kind,
+    password_domains,
+    tls_keys,
+)
+from edgeveil_tools.site.fleet_plan import PLAN_FILE, DevicePlan, FleetPlan, devices_of, load_plan
+from edgeveil_tools.site.fleet_record import Change, FleetRecord, Party
+from edgeveil_tools.site.trust_folder import (
+    BUNDLE_FILE,
+    Passphrase,
+    TrustFolder,
+    load_root_key,
+    save_root_key,
+)
+
+RECORD, SITE_KEY, PUBLIC_KEY = "record.json", "site.key", "site.pub"
+DOMAINS = ("edge", "cloud")
+_ROLES = {"cloud": ("cloud", "releases"), "proxy": ("proxy",)}
+_SECRET_WORD_BYTES = 24
+Progress = Callable[[int, int], None]
+
+
+class FleetSite:
+    """A site's folder. Everything may raise UsageError, ConfigError, CryptoError or OSError."""
+
+    def __init__(self, folder: Path, passphrase: Passphrase) -> None:
+        self.folder, self._passphrase = folder, passphrase
+        self._record = FleetRecord.load(folder / RECORD)
+        self._authorities: dict[str, Authority] = {}
+        self._key: SigningKey | None = None
+
+    # --- what is there ---
+
+    @property
+    def bundles(self) -> Path:
+        """The folder of all bundles."""
+        return self.folder / "bundles"
+
+    @property
+    def parties(self) -> tuple[Party, ...]:
+        """All that were ever made, revoked ones too, in the order of their making."""
+        return tuple(self._record.parties.values())
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the key that signs the bundles: what a first installation may ask for."""
+        return self._site_key().public().fingerprint()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """No other command changes the folder meanwhile."""
+        handle = os.open(self.folder, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._record = FleetRecord.load(self.folder / RECORD)
+            yield
+        except BlockingIOError:
+            raise UsageError(
+                "another command works in this folder", where=str(self.folder), fix="wait for it"
+            ) from None
+        finally:
+            os.close(handle)
+
+    def changes(self) -> list[Change]:
+        """What `apply` would do, in the order of the plan."""
+        plan, devices = self._planned()
+        found = self._news(plan, devices)
+        planned, facts = {device.name: device for device in devices}, self._facts()
+        ending = set(self._ending(plan))
+        for party in self._still(plan, devices):
+            if party.name in ending:
+                found.append(Change(party.name, "renewed"))
+            files = files_of(plan, party, planned.get(party.name), facts)
+            if {path: digest(raw) for path, raw in files.items()} != dict(party.files):
+                found.append(Change(party.name, "changed", _difference(party, files)))
+        return found
+
+    # --- changes ---
+
+    def apply(self, progress: Progress = lambda _done, _all: None) -> list[Change]:
+        """Make what the plan says. Bundles of parties that nothing changes stay as they are."""
+        plan, devices = self._planned()
+        done = self._news(plan, devices)
+        with self.alone():
+            self._prepare(plan)
+            new = [change.name for change in done if change.what == "new"]
+            by_name = {device.name: device for device in devices}
+            total = len(new) + len(self._record.parties)
+            for number, name in enumerate(new):
+                self._make(plan, name, by_name.get(name))
+                progress(number, total)
+            self._trust(plan)
+            for name in self._ending(plan):
+                self._certify(plan, name)
+                done.append(Change(name, "renewed"))
+            done += self._write(plan, devices, new, progress)
+            os.sync()
+            self._record.save(self.folder / RECORD)
+            told = [f"{one.what} {one.name}" for one in done if one.what != "unplanned"]
+            if told:
+                self._log("apply", {"changes": len(told), "sequence": self._record.sequence})
+        return done
+
+    def revoke(self, name: str) -> list[Change]:
+        """Take a device out for good; what is known of it stays. Its history is not removed."""
+        party = self._record.parties.get(name) or self._by_device(name)
+        if party is None or party.kind != "edge":
+            fix = "see edgeveil site status"
+            raise UsageError(f"there is no device '{name[:64]}'", where=str(self.folder), fix=fix)
+        if not party.active:
+            raise UsageError(f"{party.name} was revoked on {party.revoked}", fix="nothing to do")
+        with self.alone():
+            now = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"
+            self._record.parties[party.name] = replace(party, revoked=now)
+            self._list_revoked()
+            self._record.save(self.folder / RECORD)
+            self._log("revoke", {"name": party.name, "device": party.device_id})
+        return [Change(party.name, "revoked"), *self.apply()]
+
+    def renew(self, names: list[str]) -> list[Change]:
+        """New certificates for the same keys: of these parties, or of all."""
+        plan, _ = self._planned()
+        active = [party.name for party in self.parties if party.active and party.certificates]
+        unknown = [name for name in names if name not in active]
+        if unknown:
+            fix = "see edgeveil site status"
+            raise UsageError(f"there is no certificate of '{unknown[0][:64]}'", fix=fix)
+        with self.alone():
+            for name in names or active:
+                self._certify(plan, name)
+            self._record.save(self.folder / RECORD)
+            self._log("renew", {"parties": len(names or active)})
+        return [Change(name, "renewed") for name in names or active] + self.apply()
+
+    def rotate_authority(self, domain: str) -> list[Change]:
+        """A new authority beside the one before, which goes on counting until `finish_rotation`.
+
+        Clients get new certificates; the broker keeps its own until everybody knows the new one.
+        """
+        plan, _ = self._planned()
+        if len(self._record.authorities[domain]) > 1:
+            fix = f"edgeveil site rotate {self.folder} {domain}-authority --finish"
+            raise UsageError(f"the {domain} authority is being rotated already", fix=fix)
+        with self.alone():
+            self._new_authority(domain)
+            for party in self.parties:
+                if party.active and domain in party.certificates and party.kind != "broker":
+                    self._certify(plan, party.name, only=domain)
+            self._list_revoked()
+            self._record.save(self.folder / RECORD)
+            self._log("rotate", {"authority": domain})
+        return self.apply()
+
+    def finish_rotation(self, domain: str) -> list[Change]:
+        """The authority before counts no more; for when every party has its newest bundle."""
+        plan, _ = self._planned()
+        if len(self._record.authorities[domain]) == 1:
+            fix = f"edgeveil site rotate {self.folder} {domain}-authority"
+            raise UsageError(f"the {domain} authority is not being rotated", fix=fix)
+        with self.alone():
+            del self._record.authorities[domain][1:]
+            for party in self.parties:
+                if party.kind == "broker" and domain in party.certificates:
+                    self._certify(plan, party.name, only=domain)
+            self._list_revoked()
+            self._record.save(self.folder / RECORD)
+            self._log("rotate", {"authority": domain, "finished": True})
+        return self.apply()
+
+    # --- inside: what the plan asks for ---
+
+    def _planned(self) -> tuple[FleetPlan, list[DevicePlan]]:
+        plan = load_plan(self.folder)
+        if self._record.fleet not in ("", plan.name):
+            fix = f"name it {self._record.fleet} again, or begin a new site"
+            where = str(self.folder / PLAN_FILE)
+            raise UsageError("the fleet has another name than before", where=where, fix=fix)
+        return plan, devices_of(plan, str(self.folder / PLAN_FILE))
+
+    def _names(self, plan: FleetPlan, devices: list[DevicePlan]) -> list[str]:
+        own = [f"broker-{domain}" for domain in DOMAINS if broker_of(plan, domain).own]
+        return [*own, "cloud", "proxy", *(device.name for device in devices)]
+
+    def _news(self, plan: FleetPlan, devices: list[DevicePlan]) -> list[Change]:
+        """Who is new, and whom the plan names no more; who was revoked stays out."""
+        names, held = self._names(plan, devices), self._record.parties
+        found = [Change(name, "new") for name in names if name not in held]
+        gone = [one for one in held.values() if one.active and one.name not in set(names)]
+        return found + [Change(one.name, "unplanned") for one in gone]
+
+    def _still(self, plan: FleetPlan, devices: list[DevicePlan]) -> list[Party]:
+        held = self._record.parties
+        names = self._names(plan, devices)
+        return [held[name] for name in names if name in held and held[name].active]
+
+    def _ending(self, plan: FleetPlan) -> list[str]:
+        soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=plan.renew_days)
+        found = []
+        for party in self.parties:
+            ends = party.ends() if party.active else None
+            if ends is not None and ends <= soon:
+                found.append(party.name)
+        return found
+
+    # --- inside: making ---
+
+    def _prepare(self, plan: FleetPlan) -> None:
+        record = self._record
+        record.fleet = plan.name
+        self._site_key()
+        for domain in DOMAINS:
+            if domain not in record.authorities:
+                self._new_authority(domain)
+        if not record.revocations:
+            self._list_revoked()
+
+    def _make(self, plan: FleetPlan, name: str, device: DevicePlan | None) -> None:
+        """The keys of a new party, in its bundle alone."""
+        folder = self.bundles / name
+        kind = "edge" if device is not None else name.partition("-")[0]
+        party = Party(name=name, kind=kind)
+        if device is not None:
+            identity = DeviceIdentity.load_or_create(folder / STATE)
+            line = identity.enrolment().to_line()
+            party = replace(party, device_id=identity.device_id, enrolment=line)
+            _give(folder / POLICY_FILE, given_policy(plan))
+        for role in _ROLES.get(kind, ()):
+            own_signing_key(folder / STATE, role)
+        words = {}
+        for domain in password_domains(plan, party):
+            word = secrets.token_urlsafe(_SECRET_WORD_BYTES).encode()
+            word = _give(folder / "passwords" / domain, word + b"\n").strip()
+            words[domain] = hash_password(word.decode())
+            if not broker_of(plan, domain).own:
+                self._account(domain, party.device_id or name, word.decode())
+        self._record.parties[name] = replace(party, words=words)
+        for domain, file in tls_keys(plan, party).items():
+            key = load_pem_private_key(_give(folder / file, key_pem(new_key())), None)
+            self._issue(plan, name, domain, key.public_key())
+
+    def _account(self, domain: str, user: str, word: str) -> None:
+        """To be registered where others run the broker, and then removed."""
+        path = self.folder / f"accounts-{domain}.csv"
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(handle, "w") as file:
+            file.write(f"{user},{word}\n")
+
+    def _certify(self, plan: FleetPlan, name: str, *, only: str | None = None) -> None:
+        """New certificates for the keys that the ones before hold."""
+        for domain, pem in dict(self._record.parties[name].certificates).items():
+            if only in (None, domain):
+                key = x509.load_pem_x509_certificate(pem.encode()).public_key()
+                self._issue(plan, name, domain, key)
+
+    def _issue(self, plan: FleetPlan, name: str, domain: str, key: object) -> None:
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            fix = "take the bundle away, and apply again"
+            raise UsageError("is no key that was made here", where=name, fix=fix)
+        party = self._record.parties[name]
+        issue = party.issues.get(domain, 0)
+        authority, days = self._authority(domain), plan.certificate_days
+        if party.kind == "broker":
+            names = broker_of(plan, domain).names
+            shown = authority.server(name, key, names, days=days)
+        else:
+            user = party.device_id or party.name
+            shown = authority.client(user, key, issue=issue, days=days)
+        pems = {**party.certificates, domain: certificate_pem(shown).decode()}
+        issues = {**party.issues, domain: issue + 1}
+        self._record.parties[name] = replace(party, certificates=pems, issues=issues)
+
+    def _list_revoked(self) -> None:
+        out = [one.device_id for one in self.parties if not one.active and one.device_id]
+        for domain in DOMAINS:
+            names = out if domain == "edge" else []
+            count = len(self._record.authorities[domain])
+            lists = [self._authority(domain, at).revocations(names) for at in range(count)]
+            self._record.revocations[domain] = b"".join(lists).decode()
+
+    def _trust(self, plan: FleetPlan) -> None:
+        """Make the root at the first time; its keys are new, and so are those that it names."""
+        if (self.folder / "trust" / BUNDLE_FILE).exists():
+            return
+        roles = {
+            "cloud-jobs": self.bundles / "cloud" / "state" / "cloud.pub",
+            "cloud-releases": self.bundles / "cloud" / "state" / "releases.pub",
+            "proxy-rosters": self.bundles / "proxy" / "state" / "proxy.pub",
+        }
+        TrustFolder.init(
+            self.folder / "trust",
+            [SigningKey.generate() for _ in range(plan.root.keys)],
+            plan.root.threshold,
+            {role: VerifyKey.load(path) for role, path in roles.items()},
+            {domain: self._record.authorities[domain][0] for domain in DOMAINS},
+            self._passphrase,
+        )
+
+    def _write(
+        self, plan: FleetPlan, devices: list[DevicePlan], new: list[str], progress: Progress
+    ) -> list[Change]:
+        record, found = self._record, []
+        number = record.sequence + 1
+        fresh, parties = set(new), self._still(plan, devices)
+        planned, facts = {device.name: device for device in devices}, self._facts()
+        for at, party in enumerate(parties):
+            files = files_of(plan, party, planned.get(party.name), facts)
+            digests = {path: digest(raw) for path, raw in files.items()}
+            if digests == dict(party.files):
+                continue
+            if party.name not in fresh:
+                found.append(Change(party.name, "changed", _difference(party, files)))
+            folder = self.bundles / party.name
+            given = self._given(folder, party)
+            inventory = Inventory(
+                fleet=plan.name,
+                party=party.kind,
+                name=party.name,
+                host_kind=host_kind(plan, party),
+                sequence=number,
+                files=digests,
+                given=given,
+                host=host(plan, party, planned.get(party.name)),
+                device_id=party.device_id,
+            )
+            write_bundle(folder, inventory, files, self._site_key())
+            text = files["edgeveil.yaml"].decode()
+            record.parties[party.name] = replace(party, files=digests, sequence=number, text=text)
+            record.sequence = number
+            progress(len(fresh) + at, len(fresh) + len(parties))
+        return found
+
+    def _given(self, folder: Path, party: Party) -> dict[str, str]:
+        """What a party gets once, where its bundle still holds it."""
+        if not folder.exists():
+            return {}
+        if (folder / INVENTORY).exists():  # nobody may have changed it meanwhile
+            return dict(Bundle.open(folder).inventory.given)
+        return {
+            path.relative_to(folder).as_posix(): digest(path.read_bytes())
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        }
+
+    def _facts(self) -> Facts:
+        trust = self.folder / "trust" / BUNDLE_FILE
+        return Facts(
+            authorities={
+                domain: "".join(pems) for domain, pems in self._record.authorities.items()
+            },
+            revocations=self._record.revocations,
+            trust=trust.read_bytes() if trust.exists() else b"",
+            parties=self._record.parties,
+        )
+
+    # --- inside: keys ---
+
+    def _site_key(self) -> SigningKey:
+        path = self.folder / SITE_KEY
+        if self._key is None and path.exists():
+            self._key = load_root_key(path, self._passphrase)
+        elif self._key is None:
+            self._key = SigningKey.generate()
+            save_root_key(path, self._key, self._passphrase)
+            self._key.public().save(self.folder / PUBLIC_KEY, overwrite=True)
+        return self._key
+
+    def _authority(self, domain: str, at: int = 0) -> Authority:
+        """The newest, or the one before."""
+        pem = self._record.authorities[domain][at]
+        number = hashlib.sha256(pem.encode()).hexdigest()[:16]
+        if number not in self._authorities:
+            crt, key = self._authority_files(number)
+            self._authorities[number] = Authority.load(crt, key, self._passphrase(key))
+        return self._authorities[number]
+
+    def _new_authority(self, domain: str) -> None:
+        made = Authority.make(f"EdgeVeil {self._record.fleet} {domain} {secrets.token_hex(4)}")
+        pem = certificate_pem(made.certificate).decode()
+        number = hashlib.sha256(pem.encode()).hexdigest()[:16]
+        crt, key = self._authority_files(number)
+        crt.parent.mkdir(mode=0o700, exist_ok=True)
+        made.save(crt, key, self._passphrase(key))
+        self._authorities[number] = made
+        self._record.authorities[domain] = [pem, *self._record.authorities.get(domain, [])]
+
+    def _authority_files(self, number: str) -> tuple[Path, Path]:
+        folder = self.folder / "authorities"
+        return folder / f"{number}.crt", folder / f"{number}.key"
+
+    def _log(self, action: str, what: Mapping[str, Any]) -> None:
+        AuditLog(self.folder / AUDIT_FILE, self._site_key()).append(action, what)
+
+    def _by_device(self, device_id: str) -> Party | None:
+        return next((one for one in self.parties if one.device_id == device_id), None)
+
+
+def _give(path: Path, content: bytes) -> bytes:
+    """What a new party gets once; an apply that was cut short goes on with what it made."""
+    if not path.exists():
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        scratch = path.with_name(f".{path.name}")
+        scratch.unlink(missing_ok=True)
+        handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        scratch.rename(path)
+    return path.read_bytes()
+
+
+def _difference(party: Party, files: Mapping[str, bytes]) -> str:
+    """In the party's site file line by line, in other files by their names."""
+    before, after = party.text.splitlines(), files[SITE_FILE].decode().splitlines()
+    lines = [
+        line
+        for line in difflib.unified_diff(before, after, lineterm="", n=0)
+        if not line.startswith(("---", "+++", "@@"))
+    ]
+    for path in sorted({*files, *party.files} - {SITE_FILE}):
+        if path not in files:
+            lines.append(f"- {path}")
+        elif path not in party.files:
+            lines.append(f"+ {path}")
+        elif digest(files[path]) != party.files[path]:
+            lines.append(f"~ {path}")
+    return "\n".join(lines)
+
+
+def signers(folder: Path, fingerprint: str | None) -> frozenset[VerifyKey]:
+    """Who signs the audit log. Raises UsageError where that is not the key of `fingerprint`."""
+    path = folder / PUBLIC_KEY
+    if not path.exists():
+        fix = "edgeveil site apply DIR"
+        raise UsageError("nothing was applied yet", where=str(folder), fix=fix)
+    key = VerifyKey.load(path)
+    if fingerprint not in (None, key.fingerprint()):
+        fix = "ask who keeps the site"
+        raise UsageError(f"the site's key is {key.fingerprint()}", where=str(path), fix=fix)
+    return frozenset({key})
