@@ -166,7 +166,7 @@ class FleetSite:
         with self.alone():
             now = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"
             self._record.parties[party.name] = replace(party, revoked=now)
-            self._list_revoked()
+            self._list_revoked("edge")
             self._record.save(self.folder / RECORD)
             self._log("revoke", {"name": party.name, "device": party.device_id})
         return [Change(party.name, "revoked"), *self.apply()]
@@ -200,7 +200,7 @@ class FleetSite:
             for party in self.parties:
                 if party.active and domain in party.certificates and party.kind != "broker":
                     self._certify(plan, party.name, only=domain)
-            self._list_revoked()
+            self._list_revoked(domain)
             self._record.save(self.folder / RECORD)
             self._log("rotate", {"authority": domain})
         return self.apply()
@@ -216,7 +216,7 @@ class FleetSite:
             for party in self.parties:
                 if party.kind == "broker" and domain in party.certificates:
                     self._certify(plan, party.name, only=domain)
-            self._list_revoked()
+            self._list_revoked(domain)
             self._record.save(self.folder / RECORD)
             self._log("rotate", {"authority": domain, "finished": True})
         return self.apply()
@@ -266,7 +266,7 @@ class FleetSite:
             if domain not in record.authorities:
                 self._new_authority(domain)
         if not record.revocations:
-            self._list_revoked()
+            self._list_revoked(*DOMAINS)
 
     def _make(self, plan: FleetPlan, name: str, device: DevicePlan | None) -> None:
         """The keys of a new party, in its bundle alone."""
@@ -323,9 +323,9 @@ class FleetSite:
         issues = {**party.issues, domain: issue + 1}
         self._record.parties[name] = replace(party, certificates=pems, issues=issues)
 
-    def _list_revoked(self) -> None:
+    def _list_revoked(self, *domains: str) -> None:
         out = [one.device_id for one in self.parties if not one.active and one.device_id]
-        for domain in DOMAINS:
+        for domain in domains:
             names = out if domain == "edge" else []
             count = len(self._record.authorities[domain])
             lists = [self._authority(domain, at).revocations(names) for at in range(count)]

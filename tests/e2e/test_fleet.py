@@ -1,0 +1,128 @@
+"""A fleet from its plan: bundles are put in their places, a job runs, devices come and go."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from edgeveil.errors import UsageError
+from edgeveil_tools.cli import main
+from edgeveil_tools.cloud_client import Cloud
+from edgeveil_tools.site.brokers import free_ports
+from edgeveil_tools.site.fleet_plan import PLAN_FILE
+from tests.kits.live_site import wait_for
+
+JOB = Path(__file__).parents[2] / "tools" / "edgeveil_tools" / "templates" / "job.yaml"
+DEVICES = 4
+SERVERS = ("broker-edge", "broker-cloud", "cloud", "proxy")
+
+
+class PlannedFleet:
+    """A site's folder, and the places that its bundles are installed to."""
+
+    def __init__(self, folder: Path, authentication: str) -> None:
+        self.site, self.places, self.logs = folder / "site", folder / "places", folder / "logs"
+        for path in (self.places, self.logs):
+            path.mkdir()
+        edge, cloud, http, proxy_http = free_ports(4)
+        assert main(["site", "init", str(self.site), "--devices", str(DEVICES)]) == 0
+        plan = yaml.safe_load((self.site / PLAN_FILE).read_text())
+        fleet = plan["fleet"] | {"authentication": authentication}
+        for at, port in (("edge_broker", edge), ("cloud_broker", cloud)):
+            fleet[at] |= {"listen": f"127.0.0.1:{port}", "public": f"localhost:{port}"}
+        fleet["cloud"]["http"]["port"] = self.http = http
+        fleet["proxy"]["http"]["port"] = proxy_http
+        fleet["devices"]["csv"] = "devices.csv"
+        fleet["devices"]["data"]["shard"]["devices"] = 2 * DEVICES
+        (self.site / "devices.csv").write_text("name\n")
+        (self.site / PLAN_FILE).write_text(yaml.safe_dump(plan))
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.command("apply")
+
+    def command(self, name: str, *rest: str) -> None:
+        assert main(["site", name, str(self.site), *rest, "--no-passphrase"]) == 0
+
+    def install(self, *names: str) -> None:
+        for name in names:
+            bundle = self.site / "bundles" / name
+            assert main(["site", "install", str(bundle), str(self.places / name)]) == 0
+
+    def start(self, *names: str) -> None:
+        for name in names:
+            role = "edge" if name.startswith("box") else name.partition("-")[0]
+            config = str(self.places / name / "edgeveil.yaml")
+            command = [sys.executable, "-m", "edgeveil_tools.cli", role, "--config", config]
+            with (self.logs / name).open("ab") as log:
+                self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, cwd=os.sep)
+
+    def log(self, name: str) -> str:
+        return (self.logs / name).read_text(errors="replace")
+
+    def finish(self, devices: int) -> dict:
+        """One short job over so many devices."""
+        text = JOB.read_text().format(devices=devices, min_batch=3, nominal_records=100)
+        for old, new in (("rounds: 15", "rounds: 2"), ("every_rounds: 5", "every_rounds: 0")):
+            text = text.replace(old, new)
+        token = self.places / "cloud" / "state" / "http.token"
+        wait_for(token.exists, "the cloud's first start")
+        client = Cloud(f"http://127.0.0.1:{self.http}", token)
+
+        def answers() -> bool:
+            try:
+                return client.list() is not None
+            except UsageError:
+                return False
+
+        wait_for(answers, "the cloud's start")
+        job = client.submit_yaml(text.encode())
+        wait_for(lambda: client.job(job)["ended_at"], "the job's end")
+        return client.job(job)
+
+    def end(self) -> None:
+        for process in self.processes.values():
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+
+
+@pytest.fixture(params=["certificates", "passwords"])
+def fleet(request: pytest.FixtureRequest, tmp_path: Path):
+    found = PlannedFleet(tmp_path, request.param)
+    yield found
+    found.end()
+
+
+def test_bundles_make_a_fleet_whose_devices_come_and_go(fleet: PlannedFleet) -> None:
+    boxes = [f"box-{number:04}" for number in range(1, DEVICES + 1)]
+    fleet.install(*SERVERS, *boxes)
+    fleet.start(*SERVERS[:2])
+    wait_for(lambda: "listens on" in fleet.log("broker-cloud"), "the cloud's broker")
+    wait_for(lambda: "listens on" in fleet.log("broker-edge"), "the edge broker")
+    fleet.start("cloud", "proxy", *boxes)
+    found = fleet.finish(DEVICES)
+    assert (found["status"], found["reason"]) == ("completed", "")
+    assert {exchange["uploads"] for exchange in found["exchanges"]} == {DEVICES}
+
+    policy = fleet.places / boxes[0] / "policy.yaml"
+    owners = policy.read_text().replace("lifetime_epsilon: 50.0", "lifetime_epsilon: 11.0")
+    policy.write_text(owners)
+    ledger = (fleet.places / boxes[0] / "state" / "ledger.sqlite").read_bytes()
+    lost = fleet.log(boxes[1]).count("broker_lost")
+    fleet.command("add-device", "ward-7")
+    fleet.command("revoke", boxes[1])
+    fleet.install("broker-edge", "proxy", boxes[0], "ward-7")
+    assert policy.read_text() == owners
+    assert (fleet.places / boxes[0] / "state" / "ledger.sqlite").read_bytes() == ledger
+    wait_for(lambda: fleet.log(boxes[1]).count("broker_lost") > lost, "the revoked one's end")
+    fleet.places.joinpath("box-ward").symlink_to(fleet.places / "ward-7")
+    (fleet.logs / "box-ward").touch()
+    fleet.start("box-ward")
+    found = fleet.finish(DEVICES)  # as many as before: one went, one came
+    assert (found["status"], found["reason"]) == ("completed", "")
+    assert {exchange["uploads"] for exchange in found["exchanges"]} == {DEVICES}
+    assert "exchange" not in fleet.log(boxes[1]).partition("broker_lost")[2]

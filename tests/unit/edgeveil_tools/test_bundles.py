@@ -1,0 +1,186 @@
+"""Bundles: whole and signed or refused, and never over what is the owner's."""
+
+import json
+import shutil
+
+import pytest
+
+from edgeveil.crypto.keys import SigningKey
+from edgeveil.errors import UsageError
+from edgeveil_tools.site.bundles import (
+    INVENTORY,
+    Bundle,
+    BundleError,
+    Inventory,
+    digest,
+    install,
+    write_bundle,
+)
+
+SITE = SigningKey.generate()
+
+
+@pytest.fixture
+def make(tmp_path):
+    """A device's bundle, with its own keys unless it is an update."""
+
+    def made(number=1, *, name="box", key=SITE, text=b"edge: 1\n", given=True, **facts):
+        folder = tmp_path / f"{name}-{number}-{len(list(tmp_path.iterdir()))}"
+        files = {"edgeveil.yaml": text, "tls/ca.crt": b"ca"}
+        own = {"state/identity.key": b"secret of " + name.encode(), "policy.yaml": b"policy: {}\n"}
+        for path, content in own.items() if given else ():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(content)
+        inventory = Inventory(
+            **{"fleet": "clinics", "party": "edge", "name": name, "host_kind": "plain"} | facts,
+            sequence=number,
+            files={path: digest(content) for path, content in files.items()},
+            given={path: digest(content) for path, content in own.items()} if given else {},
+        )
+        write_bundle(folder, inventory, files, key)
+        return folder
+
+    return made
+
+
+@pytest.fixture
+def place(tmp_path):
+    return tmp_path / "etc" / "box"
+
+
+def contents(folder):
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_it_is_put_in_its_place_whole_and_secrets_are_the_owners_alone(make, place):
+    bundle = make()
+    done = install(bundle, place)
+    assert contents(place) == contents(bundle)
+    assert (place / "state" / "identity.key").stat().st_mode & 0o077 == 0
+    assert len(done.changed) == 4
+    assert install(bundle, place).changed == ()
+
+
+def test_a_later_one_changes_what_changed_and_leaves_what_is_the_owners(make, place):
+    install(make(), place)
+    (place / "policy.yaml").write_bytes(b"policy: mine\n")
+    (place / "state" / "ledger.sqlite").write_bytes(b"paid")
+    for update in (make(2, text=b"edge: 2\n", given=False), make(3, text=b"edge: 2\n")):
+        install(update, place)
+        assert (place / "edgeveil.yaml").read_bytes() == b"edge: 2\n"
+        assert (place / "policy.yaml").read_bytes() == b"policy: mine\n"
+        assert (place / "state" / "ledger.sqlite").read_bytes() == b"paid"
+
+
+def _change(folder):
+    (folder / "tls" / "ca.crt").write_bytes(b"other")
+
+
+def _lose(folder):
+    (folder / "policy.yaml").unlink()
+
+
+def _add(folder):
+    (folder / "tls" / "more.crt").write_bytes(b"more")
+
+
+def _link(folder):
+    (folder / "tls" / "ca.crt").unlink()
+    (folder / "tls" / "ca.crt").symlink_to("/etc/passwd")
+
+
+def _list_more(folder):
+    said = json.loads((folder / INVENTORY).read_bytes())
+    said["files"]["../../escape"] = "0" * 64
+    (folder / INVENTORY).write_text(json.dumps(said))
+
+
+def _unsign(folder):
+    (folder / "inventory.sig").write_text("{}")
+
+
+@pytest.mark.parametrize(
+    ("tamper", "told"),
+    [
+        (_change, "ca.crt: is not what the inventory says"),
+        (_lose, "policy.yaml: is missing"),
+        (_add, "more.crt: is not in the inventory"),
+        (_link, "ca.crt: is missing"),
+        (_list_more, "inventory.json: is not what was signed"),
+        (_unsign, "is no signature"),
+    ],
+)
+def test_a_tampered_bundle_is_refused_and_nothing_is_half_done(make, place, tamper, told):
+    bundle = make()
+    tamper(bundle)
+    with pytest.raises(BundleError, match=told):
+        install(bundle, place)
+    assert not place.exists()
+
+
+def test_a_signed_inventory_cannot_name_a_place_outside(tmp_path):
+    inventory = Inventory("f", "edge", "box", "plain", 1, {"../escape": "0" * 64})
+    with pytest.raises(BundleError, match="is no inventory"):
+        Inventory.from_bytes(inventory.to_bytes(), "here")
+
+
+def test_another_sites_bundle_is_refused(make, place):
+    known = SITE.public().fingerprint()
+    foreign = make(2, key=SigningKey.generate())
+    with pytest.raises(BundleError, match="is signed by site"):
+        install(foreign, place, site=known)
+    install(make(), place, site=known)
+    before = contents(place)
+    with pytest.raises(BundleError, match="another site than the one before"):
+        install(foreign, place)
+    assert contents(place) == before
+
+
+def test_it_goes_to_its_own_place_alone(make, place, tmp_path):
+    with pytest.raises(BundleError, match="for the machine ward-3, and this is ward-4"):
+        install(make(host="ward-3"), place, host="ward-4")
+    install(make(host="ward-3"), place, host="ward-3")
+    before = contents(place)
+    with pytest.raises(BundleError, match="is other's of fleet clinics, and here is box"):
+        install(make(2, name="other"), place)
+    with pytest.raises(BundleError, match="here is box of fleet clinics"):
+        install(make(2, fleet="schools"), place)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "letter.txt").write_text("dear")
+    with pytest.raises(UsageError, match="holds no bundle"):
+        install(make(), tmp_path / "home")
+    assert contents(place) == before
+
+
+def test_an_older_one_is_refused(make, place):
+    old = make(1)
+    install(make(2), place)
+    with pytest.raises(BundleError, match="is number 1, older than number 2"):
+        install(old, place)
+
+
+def test_an_update_makes_no_new_device_and_no_other(make, place):
+    with pytest.raises(BundleError, match="no keys for a new one"):
+        install(make(2, given=False), place)
+    install(make(), place)
+    (place / "state" / "identity.key").write_bytes(b"of another box")
+    with pytest.raises(BundleError, match="another identity"):
+        install(make(2), place)
+
+
+def test_an_installation_that_was_cut_short_is_done_again(make, place):
+    bundle = make()
+    install(bundle, place)
+    for path in (INVENTORY, "tls/ca.crt"):
+        (place / path).unlink()
+    shutil.rmtree(place)
+    place.mkdir()
+    (place / INVENTORY).write_bytes((bundle / INVENTORY).read_bytes())
+    (place / "inventory.sig").write_bytes((bundle / "inventory.sig").read_bytes())
+    install(bundle, place)
+    assert contents(place) == contents(bundle)
+    assert Bundle.open(place).inventory.name == "box"

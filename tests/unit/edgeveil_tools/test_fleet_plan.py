@@ -1,0 +1,123 @@
+"""A fleet's plan: what it may say, and which devices it comes to."""
+
+import pytest
+import yaml
+
+from edgeveil.errors import ConfigError, UsageError
+from edgeveil_tools.cli import main
+from edgeveil_tools.site.fleet_plan import PLAN_FILE, added_to_table, devices_of, load_plan
+
+
+@pytest.fixture
+def folder(tmp_path):
+    assert main(["site", "init", str(tmp_path / "site"), "--devices", "3"]) == 0
+    return tmp_path / "site"
+
+
+@pytest.fixture
+def change(folder):
+    def changed(*path, to):
+        plan = yaml.safe_load((folder / PLAN_FILE).read_text())
+        block = plan["fleet"]
+        for step in path[:-1]:
+            block = block[step]
+        block[path[-1]] = to
+        (folder / PLAN_FILE).write_text(yaml.safe_dump(plan))
+
+    return changed
+
+
+def devices(folder):
+    return devices_of(load_plan(folder), PLAN_FILE)
+
+
+def test_devices_come_by_list_table_and_count(folder, change):
+    change("devices", "csv", to="boxes.csv")
+    change("devices", "list", to=[{"name": "first", "role": "infer"}])
+    template = {"name": "scans", "source": "npz", "path": "/data/{ward}/{name}.npz"}
+    change("devices", "data", to=template)
+    change("devices", "count", to=0)
+    (folder / "boxes.csv").write_text("name,role,host,ward\nw-3,,pc-3,three\nw-4,infer,,four\n")
+    change("devices", "list", to=[])
+    three, four = devices(folder)
+    assert (three.name, three.role, three.host) == ("w-3", "train", "pc-3")
+    assert four.data == {"name": "scans", "source": "npz", "path": "/data/four/w-4.npz"}
+    change("devices", "data", to={"name": "digits", "source": "digits"})
+    change("devices", "list", to=[{"name": "first", "role": "infer"}])
+    change("devices", "count", to=2)
+    names = [device.name for device in devices(folder)]
+    assert names == ["first", "w-3", "w-4", "box-0001", "box-0002"]
+
+
+def test_a_placeholder_alone_may_be_a_number(folder):
+    shards = [device.data["shard"] for device in devices(folder)]
+    assert shards == [{"devices": 3, "index": index} for index in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "told"),
+    [
+        (("brokers",), {}, "unknown key"),
+        (("edge_broker", "public"), "0.0.0.0:8883", "write its public name"),
+        (("edge_broker", "public"), "[::]:8883", "write its public name"),
+        (("edge_broker", "public"), "broker", "must be host:port"),
+        (("edge_broker", "listen"), None, "needs listen and public"),
+        (("edge_broker", "url"), "mqtts://x:1", "drop listen and public"),
+        (("edge_broker", "url"), "mqtt://x:1", "not encrypted"),
+        (("edge_broker", "engine"), "amqtt", "set mosquitto, or passwords"),
+        (("root", "threshold"), 2, "cannot sign"),
+        (("renew_days",), 400, "renew every time"),
+        (("devices", "policy", "lifetime"), 1, "unknown key"),
+    ],
+)
+def test_an_impossible_plan_is_refused_by_name(folder, change, path, value, told):
+    change(*path, to=value)
+    with pytest.raises(ConfigError, match=told) as caught:
+        load_plan(folder)
+    assert PLAN_FILE in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ("name\nw-3\nw-3\n", "two parties have this name"),
+        ("name\ncloud\n", "two parties have this name"),
+        ("name,role\nw-3,teach\n", "write train or infer"),
+        ("name,role\nw-3\n", "another number of values"),
+        ("box\nw-3\n", "no column name"),
+        ("name\n../w-3\n", "is no name for a device"),
+    ],
+)
+def test_a_wrong_table_is_refused_at_its_line(folder, change, table, told):
+    change("devices", "csv", to="boxes.csv")
+    (folder / "boxes.csv").write_text(table)
+    with pytest.raises(UsageError, match=told) as caught:
+        devices(folder)
+    assert "boxes.csv:" in str(caught.value)
+
+
+def test_a_template_may_name_columns_alone_that_there_are(folder, change):
+    change("devices", "data", to={"name": "x", "source": "npz", "path": "{ward}"})
+    with pytest.raises(UsageError, match="no column 'ward'"):
+        devices(folder)
+    change("devices", "data", to={"name": "x", "source": "npz", "paths": "x"})
+    with pytest.raises(UsageError, match=r"device box-0001.*paths"):
+        devices(folder)
+
+
+def test_what_fails_after_a_line_was_added_takes_it_back(folder, change):
+    change("devices", "csv", to="boxes.csv")
+    (folder / "boxes.csv").write_text("name,role,host\nw-3,,")
+    with added_to_table(load_plan(folder), {"name": "w-4"}):
+        pass
+    assert (folder / "boxes.csv").read_text() == "name,role,host\nw-3,,\nw-4,,\n"
+    with pytest.raises(ValueError, match="no"), added_to_table(load_plan(folder), {"name": "w-5"}):
+        raise ValueError("no")
+    assert (folder / "boxes.csv").read_text() == "name,role,host\nw-3,,\nw-4,,\n"
+    with pytest.raises(UsageError, match="no column 'ward'"):
+        added_to_table(load_plan(folder), {"name": "w-5", "ward": "5"}).__enter__()
+
+
+def test_a_folder_in_use_is_left_alone(folder, capsys):
+    assert main(["site", "init", str(folder)]) == 2
+    assert "is not empty" in capsys.readouterr().err

@@ -1,0 +1,254 @@
+"""From plan to bundles, again and again: what changes, what stays, and what is never kept."""
+
+import shutil
+
+import pytest
+import yaml
+from cryptography import x509
+
+from edgeveil.errors import CryptoError, UsageError
+from edgeveil.sites.files import load_site
+from edgeveil.trust.bundle import TrustBundle
+from edgeveil_proxy.devices_file import read_devices
+from edgeveil_tools.cli import main
+from edgeveil_tools.site.authorities import serial_number
+from edgeveil_tools.site.bundles import Bundle, install
+from edgeveil_tools.site.fleet_plan import PLAN_FILE
+from edgeveil_tools.site.fleet_site import FleetSite
+
+EVERYBODY = ["broker-edge", "broker-cloud", "cloud", "proxy", "box-0001", "box-0002", "box-0003"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    assert main(["site", "init", str(tmp_path / "site"), "--devices", "3"]) == 0
+    return tmp_path / "site"
+
+
+def opened(folder, word=b"open"):
+    return FleetSite(folder, lambda _path: word)
+
+
+def plan(folder, **changes):
+    said = yaml.safe_load((folder / PLAN_FILE).read_text())
+    for key, value in changes.items():
+        block = said["fleet"].setdefault(key, {})
+        said["fleet"][key] = block | value if isinstance(value, dict) else value
+    (folder / PLAN_FILE).write_text(yaml.safe_dump(said, sort_keys=False))
+
+
+def contents(folder):
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_every_party_gets_a_whole_bundle_with_its_own_files_alone(folder):
+    done = opened(folder).apply()
+    assert [(one.what, one.name) for one in done] == [("new", name) for name in EVERYBODY]
+    secrets = {}
+    for name in EVERYBODY:
+        bundle = folder / "bundles" / name
+        inventory = Bundle.open(bundle).inventory
+        assert (inventory.fleet, inventory.name) == ("site", name)
+        load_site(bundle / "edgeveil.yaml")
+        for path, content in contents(bundle).items():
+            assert str(folder).encode() not in content, "no path of the site's own machine"
+            if path.endswith(".key"):
+                assert secrets.setdefault(content, name) == name, "nobody else's key"
+                assert (bundle / path).stat().st_mode & 0o077 == 0
+    elsewhere = {path: raw for path, raw in contents(folder).items() if "bundles/" not in path}
+    assert not [path for path, raw in elsewhere.items() if any(s in raw for s in secrets)]
+
+
+def test_both_domains_have_authorities_of_their_own(folder):
+    opened(folder).apply()
+    bundles = folder / "bundles"
+    edge = (bundles / "box-0001" / "tls" / "edge-ca.crt").read_bytes()
+    cloud = (bundles / "cloud" / "tls" / "cloud-ca.crt").read_bytes()
+    broker = x509.load_pem_x509_certificate((bundles / "broker-cloud/tls/broker.crt").read_bytes())
+    broker.verify_directly_issued_by(x509.load_pem_x509_certificate(cloud))
+    with pytest.raises(ValueError, match=r"[Ii]ssuer"):
+        broker.verify_directly_issued_by(x509.load_pem_x509_certificate(edge))
+
+
+def test_a_devices_certificate_names_its_id(folder):
+    opened(folder).apply()
+    for party in opened(folder).parties:
+        if party.kind == "edge":
+            shown = x509.load_pem_x509_certificate(party.certificates["edge"].encode())
+            assert shown.subject.rfc4514_string() == f"CN={party.device_id}"
+
+
+def test_a_second_apply_changes_what_the_plan_changed(folder):
+    opened(folder).apply()
+    before = contents(folder / "bundles")
+    assert opened(folder).changes() == []
+    assert opened(folder).apply() == []
+    assert contents(folder / "bundles") == before
+
+    plan(folder, proxy={"min_batch_floor": 5})
+    (told,) = opened(folder).changes()
+    assert (told.what, told.name) == ("changed", "proxy")
+    assert told.difference == "-  min_batch_floor: 3\n+  min_batch_floor: 5"
+    assert opened(folder).apply() == [told]
+    after = contents(folder / "bundles")
+    changed = {path for path in after if after[path] != before.get(path)}
+    assert changed == {f"proxy/{n}" for n in ("edgeveil.yaml", "inventory.json", "inventory.sig")}
+
+
+def test_bundles_that_were_handed_over_come_back_without_keys(folder, tmp_path):
+    opened(folder).apply()
+    place = tmp_path / "etc"
+    install(folder / "bundles" / "box-0001", place)
+    keys = {path: raw for path, raw in contents(place).items() if "state/" in path}
+    shutil.rmtree(folder / "bundles")
+    plan(folder, devices={"limits": {"receipts": 500}, "policy": {"lifetime_epsilon": 9}})
+    opened(folder).apply()
+    assert sorted(path.name for path in (folder / "bundles").iterdir()) == EVERYBODY[4:]
+    assert not [path for path in contents(folder / "bundles") if path.endswith(".key")]
+    install(folder / "bundles" / "box-0001", place)
+    assert {path: raw for path, raw in contents(place).items() if "state/" in path} == keys
+    site = load_site(place / "edgeveil.yaml")
+    assert (site.limits.receipts, site.policy.lifetime_epsilon) == (500, 50)
+
+
+def test_an_apply_that_was_cut_short_goes_on(folder, monkeypatch):
+    def cut(*_args):
+        raise KeyboardInterrupt
+
+    site = opened(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr("edgeveil_tools.site.fleet_record.FleetRecord.save", cut)
+        with pytest.raises(KeyboardInterrupt):
+            site.apply()
+    identity = (folder / "bundles" / "box-0001" / "state" / "identity.key").read_bytes()
+    trust = TrustBundle.load(folder / "trust" / "trust.json")
+    assert {one.what for one in opened(folder).apply()} == {"new"}
+    assert (folder / "bundles/box-0001/state/identity.key").read_bytes() == identity
+    assert TrustBundle.load(folder / "bundles" / "cloud" / "trust" / "trust.json") == trust
+    for name in EVERYBODY:
+        Bundle.open(folder / "bundles" / name)
+
+
+def test_who_is_revoked_stays_out_and_stays_known(folder):
+    opened(folder).apply()
+    done = opened(folder).revoke("box-0002")
+    assert [(one.what, one.name) for one in done] == [
+        ("revoked", "box-0002"),
+        ("changed", "broker-edge"),
+        ("changed", "proxy"),
+    ]
+    gone = next(party for party in opened(folder).parties if party.name == "box-0002")
+    lists = x509.load_pem_x509_crl((folder / "bundles/broker-edge/tls/revoked.pem").read_bytes())
+    serial = x509.load_pem_x509_certificate(gone.certificates["edge"].encode()).serial_number
+    assert lists.get_revoked_certificate_by_serial_number(serial) is not None
+    assert lists.get_revoked_certificate_by_serial_number(serial_number(gone.device_id, 3))
+    listed = read_devices(folder / "bundles" / "proxy" / "devices.jsonl")
+    assert {one.note: one.revoked for one in listed} == {
+        "box-0001": False,
+        "box-0002": True,
+        "box-0003": False,
+    }
+    assert opened(folder).apply() == []
+    with pytest.raises(UsageError, match="was revoked on"):
+        opened(folder).revoke(gone.device_id)
+    with pytest.raises(UsageError, match="no device"):
+        opened(folder).revoke("proxy")
+
+
+def test_passwords_leave_the_list_with_their_device(folder):
+    plan(folder, authentication="passwords")
+    opened(folder).apply()
+    users = folder / "bundles" / "broker-edge" / "passwords" / "users"
+    assert len(users.read_text().splitlines()) == 4  # three devices and the proxy
+    opened(folder).revoke("box-0002")
+    assert len(users.read_text().splitlines()) == 3
+
+
+def test_certificates_are_renewed_for_the_same_keys(folder):
+    opened(folder).apply()
+    before = (folder / "bundles" / "box-0001" / "tls" / "edge.crt").read_bytes()
+    key = (folder / "bundles" / "box-0001" / "tls" / "edge.key").read_bytes()
+    done = opened(folder).renew(["box-0001"])
+    assert {one.name for one in done} == {"box-0001"}
+    after = (folder / "bundles" / "box-0001" / "tls" / "edge.crt").read_bytes()
+    old, new = x509.load_pem_x509_certificate(before), x509.load_pem_x509_certificate(after)
+    assert new.public_key() == old.public_key()
+    assert new.serial_number == old.serial_number + 1
+    assert (folder / "bundles" / "box-0001" / "tls" / "edge.key").read_bytes() == key
+
+
+def test_what_ends_soon_is_renewed_by_the_next_apply(folder):
+    plan(folder, certificate_days=30, renew_days=10)
+    opened(folder).apply()
+    plan(folder, certificate_days=397, renew_days=60)
+    told = {(one.what, one.name) for one in opened(folder).changes()}
+    assert told == {("renewed", name) for name in EVERYBODY}
+    opened(folder).apply()
+    assert opened(folder).changes() == []
+
+
+def test_an_authority_is_rotated_in_two_steps(folder):
+    opened(folder).apply()
+    first = (folder / "bundles" / "box-0001" / "tls" / "edge-ca.crt").read_bytes()
+    broker = (folder / "bundles" / "broker-edge" / "tls" / "broker.crt").read_bytes()
+    opened(folder).rotate_authority("edge")
+    both = (folder / "bundles" / "box-0001" / "tls" / "edge-ca.crt").read_bytes()
+    assert both.endswith(first)
+    new = x509.load_pem_x509_certificate(both)
+    box = folder / "bundles" / "box-0001" / "tls" / "edge.crt"
+    x509.load_pem_x509_certificate(box.read_bytes()).verify_directly_issued_by(new)
+    assert (folder / "bundles/broker-edge/tls/broker.crt").read_bytes() == broker
+    assert (folder / "bundles/broker-edge/tls/revoked.pem").read_text().count("BEGIN") == 2
+    with pytest.raises(UsageError, match="being rotated already"):
+        opened(folder).rotate_authority("edge")
+    opened(folder).finish_rotation("edge")
+    assert (folder / "bundles/box-0001/tls/edge-ca.crt").read_bytes() == both.removesuffix(first)
+    server = x509.load_pem_x509_certificate(
+        (folder / "bundles/broker-edge/tls/broker.crt").read_bytes()
+    )
+    server.verify_directly_issued_by(new)
+    with pytest.raises(UsageError, match="not being rotated"):
+        opened(folder).finish_rotation("edge")
+
+
+def test_a_wrong_passphrase_changes_nothing(folder):
+    opened(folder).apply()
+    before = contents(folder)
+    plan(folder, proxy={"min_batch_floor": 5})
+    before[PLAN_FILE] = (folder / PLAN_FILE).read_bytes()
+    with pytest.raises(CryptoError, match="cannot be decrypted"):
+        opened(folder, b"wrong").apply()
+    assert contents(folder) == before
+
+
+def test_somebody_elses_broker_gets_its_accounts_and_no_bundle(folder):
+    plan(folder, authentication="passwords")
+    plan(folder, edge_broker={"listen": None, "public": None, "url": "mqtts://x.example:8883"})
+    opened(folder).apply()
+    assert not (folder / "bundles" / "broker-edge").exists()
+    accounts = (folder / "accounts-edge.csv").read_text().splitlines()
+    users = {line.partition(",")[0]: line.partition(",")[2] for line in accounts}
+    box = load_site(folder / "bundles" / "box-0001" / "edgeveil.yaml")
+    assert box.broker.url == "mqtts://x.example:8883"
+    assert users[box.broker.username] == box.broker.password_file.read_text().strip()
+
+
+def test_commands_by_hand(folder, capsys):
+    options = [str(folder), "--no-passphrase"]
+    assert main(["site", "apply", *options]) == 0
+    assert main(["site", "add-device", *options[:1], "ward-7", *options[1:]]) == 2
+    assert "has no table of devices" in capsys.readouterr().err
+    plan(folder, devices={"csv": "devices.csv"})
+    (folder / "devices.csv").write_text("name,role,host\n")
+    assert main(["site", "add-device", *options[:1], "ward-7", *options[1:]]) == 0
+    assert main(["site", "add-device", *options[:1], "ward-7", *options[1:]]) == 2
+    assert "a party of this name" in capsys.readouterr().err
+    assert main(["site", "status", str(folder)]) == 0
+    assert "ward-7" in capsys.readouterr().out
+    assert main(["site", "log", str(folder)]) == 0
+    assert main(["site", "log", str(folder), "--key", "0" * 16]) == 2
+    assert "the site's key is" in capsys.readouterr().err
