@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from edgeveil.sites.broker import BrokerSite
     from edgeveil.sites.cloud import CloudSite
     from edgeveil.sites.edge import EdgeSite
+    from edgeveil.sites.policy import Policy
     from edgeveil.sites.proxy import ProxySite
 
     Site = CloudSite | ProxySite | EdgeSite | BrokerSite
 
 SITES = ("cloud", "proxy", "edge", "broker")
+_OTHERS = ("policy", "fleet", "load")
 _OF_JOBS = ("job", "preset", "train", "privacy", "features")  # jobs have a `proxy` block too
 
 
@@ -68,6 +70,13 @@ def _edge_site(tree: Tree, path: Path) -> EdgeSite:
         return only_block(EdgeSite, "edge", tree, path)
 
 
+def load_policy(path: Path) -> Policy:
+    """An owner's policy by itself, as `policy_file` names it. Raises ConfigError."""
+    from edgeveil.sites.policy import Policy
+
+    return only_block(Policy, "policy", parsed(read(path), str(path)), path)
+
+
 def _policy_tree(tree: Tree, path: Path) -> tuple[Tree, Path] | None:
     """The owner's own file, where the site file names one."""
     block = tree.value["edge"]
@@ -87,7 +96,7 @@ def _policy_tree(tree: Tree, path: Path) -> tuple[Tree, Path] | None:
 
 
 def kind_of(value: Any) -> str:
-    """The kind of a file by its top-level keys: a site's own name or `load`, else `job`."""
+    """The kind of a file by its top-level keys: a site's own name, another's, else `job`."""
     keys = set(value) if isinstance(value, dict) else set()
-    found = [key for key in (*SITES, "load") if key in keys]
+    found = [key for key in (*SITES, *_OTHERS) if key in keys]
     return found[0] if found and keys.isdisjoint(_OF_JOBS) else "job"

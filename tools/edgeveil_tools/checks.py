@@ -29,24 +29,26 @@ from edgeveil.settings.file import parsed, read
 from edgeveil.sites.cloud import CloudLimits
 from edgeveil.sites.data import DataSource
 from edgeveil.sites.edge import EdgeSite
-from edgeveil.sites.files import SITES, kind_of, load_site, site_of
+from edgeveil.sites.files import SITES, kind_of, load_policy, load_site, site_of
 from edgeveil_tools.backbone.command import ensure_for_jobs
 from edgeveil_tools.local.local_run import LocalJob, load_local_job, local_job_schema
 from edgeveil_tools.result import PlainTable, html_table
 
 if TYPE_CHECKING:
     from edgeveil.sites.files import Site
+    from edgeveil.sites.policy import Policy
     from edgeveil_cloud.broadcasts import BroadcastLimits
     from edgeveil_lab.load.scenario import LoadOptions
+    from edgeveil_tools.site.fleet_plan import FleetPlan
 
-KINDS = ("job", *SITES, "load")
+KINDS = ("job", *SITES, "policy", "fleet", "load")
 DEFAULT_SHARE = 0.1
 LINES_SHOWN = 10
 
 # --- files ---
 
 
-def load(path: Path) -> tuple[str, tuple[LocalJob, Plan] | Site | LoadOptions]:
+def load(path: Path) -> tuple[str, tuple[LocalJob, Plan] | Site | Policy | FleetPlan | LoadOptions]:
     """Read a file of any kind; returns the kind's name, one of `KINDS`, with it.
 
     Of a job what its file says, and its plan. Raises ConfigError with all problems.
@@ -58,6 +60,14 @@ def load(path: Path) -> tuple[str, tuple[LocalJob, Plan] | Site | LoadOptions]:
         from edgeveil_lab.load.scenario import load_scenario
 
         return kind, load_scenario(path)
+    if kind == "fleet":
+        from edgeveil_tools.site.fleet_plan import devices_of, read_plan
+
+        plan = read_plan(path)
+        devices_of(plan, str(path))
+        return kind, plan
+    if kind == "policy":
+        return kind, load_policy(path)
     return kind, load_site(path)
 
 
@@ -141,6 +151,14 @@ def schema(kind: str) -> Schema:
 def _inner_schema(kind: str) -> Schema:
     if kind in SITES:
         return site_of(kind).model_json_schema()
+    if kind == "policy":
+        from edgeveil.sites.policy import Policy
+
+        return Policy.model_json_schema()
+    if kind == "fleet":
+        from edgeveil_tools.site.fleet_plan import FleetPlan
+
+        return FleetPlan.model_json_schema()
     from edgeveil_lab.load.scenario import LoadOptions
 
     return LoadOptions.model_json_schema()

@@ -12,7 +12,7 @@ from edgeveil_tools.cli.common import Subparsers, command
 from edgeveil_tools.cli.trust import asks, passphrase_options
 
 if TYPE_CHECKING:
-    from edgeveil_tools.site.fleet_record import Change, Party
+    from edgeveil_tools.site.fleet_record import Party, PartyChange
     from edgeveil_tools.site.fleet_site import FleetSite
 
 _SHOWN = 5  # names of parties that change in the same way
@@ -223,7 +223,7 @@ def _progress(done: int, total: int) -> None:
         print(f"\r{done + 1} of {total} bundles", end=end, file=sys.stderr, flush=True)
 
 
-def _show(changes: list[Change]) -> None:
+def _show(changes: list[PartyChange]) -> None:
     """Alike changes together, names shortened."""
     if not changes:
         print("Nothing to change.")
@@ -243,7 +243,7 @@ def _show(changes: list[Change]) -> None:
         )
 
 
-def _hand_over(site: FleetSite, changes: list[Change]) -> None:
+def _hand_over(site: FleetSite, changes: list[PartyChange]) -> None:
     if not any(change.what in ("new", "changed", "renewed") for change in changes):
         return
     print(f"\nHand each party its folder of {site.bundles}; its COMMANDS.md says what to do there.")

@@ -17,7 +17,7 @@ from edgeveil.enrolment import Enrolment
 from edgeveil.errors import UsageError
 from edgeveil.sites.files import site_of
 from edgeveil_proxy.devices_file import PlannedDevice
-from edgeveil_tools.site.fleet_plan import DevicePlan, FleetPlan, Place, PlannedBroker
+from edgeveil_tools.site.fleet_plan import DevicePlan, FleetPlan, HostAndPort, PlannedBroker
 from edgeveil_tools.site.fleet_record import Party
 
 Settings = dict[str, Any]
@@ -134,7 +134,7 @@ def _settings(plan: FleetPlan, party: Party, device: DevicePlan | None) -> Setti
 def _broker(plan: FleetPlan, party: Party) -> Settings:
     (domain,) = domains_of(plan, party)
     broker = broker_of(plan, domain)
-    place = Place.parse(broker.listen or "")
+    place = HostAndPort.parse(broker.listen or "")
     tls: Settings = {"cert_file": "tls/broker.crt", "key_file": "tls/broker.key"}
     settings: Settings = {
         "engine": broker.engine,

@@ -22,7 +22,8 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from edgeveil.errors import UsageError
 from edgeveil.settings.base import Block, Mix, SitePath, refuse
-from edgeveil.settings.file import only_block, parsed, read
+from edgeveil.settings.file import only_block, parsed, problems_error, read
+from edgeveil.settings.yaml_tree import Problem
 from edgeveil.sites.addresses import BrokerAddress
 from edgeveil.sites.broker import BrokerLimits
 from edgeveil.sites.broker_profiles import ProfileName
@@ -52,7 +53,7 @@ def _host_and_port(text: str) -> str:
 
 def _public(text: str) -> str:
     _host_and_port(text)
-    host = Place.parse(text).host
+    host = HostAndPort.parse(text).host
     try:
         everywhere = ipaddress.ip_address(host).is_unspecified
     except ValueError:
@@ -65,14 +66,14 @@ def _public(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Place:
+class HostAndPort:
     """A host and a port."""
 
     host: str
     port: int
 
     @classmethod
-    def parse(cls, text: str) -> Place:
+    def parse(cls, text: str) -> HostAndPort:
         """`host:port`, an IPv6 address in brackets."""
         host, _, port = text.rpartition(":")
         return cls(host.strip("[]"), int(port))
@@ -135,13 +136,13 @@ class PlannedBroker(Hosted):
         """The URL in its clients' files."""
         if self.url is not None:
             return self.url
-        place = Place.parse(self.public or "")
+        place = HostAndPort.parse(self.public or "")
         return BrokerAddress(place.host, place.port, tls=True).url
 
     @property
     def names(self) -> tuple[str, ...]:
         """What its certificate holds for."""
-        return (Place.parse(self.public or "").host, *self.also)
+        return (HostAndPort.parse(self.public or "").host, *self.also)
 
 
 class PlannedCloud(Hosted):
@@ -172,7 +173,7 @@ class PlannedProxy(Hosted):
     """Console."""
 
 
-class PlannedDevice(Block):
+class ListedDevice(Block):
     """One device of `list`; what it does not say is as for all."""
 
     name: PartyName
@@ -192,7 +193,7 @@ class PlannedDevices(Block):
     """So many, named by `name`."""
     name: str = Field(default="box-{number:04}", min_length=1, max_length=64)
     """Names of those by count."""
-    list: tuple[PlannedDevice, ...] = Field(default=(), max_length=MOST_DEVICES)
+    list: tuple[ListedDevice, ...] = Field(default=(), max_length=MOST_DEVICES)
     """Devices one by one."""
     csv: SitePath | None = Field(default=None, examples=["devices.csv"])
     """A table with a first line of column names: `name`, and where it is wanted `role`, `host` and
@@ -287,15 +288,20 @@ class DevicePlan:
 
 
 def load_plan(folder: Path) -> FleetPlan:
-    """The plan of a site's folder. Raises ConfigError with all problems."""
+    """The plan of a site's folder. Raises UsageError without one, and as `read_plan` does."""
     path = folder / PLAN_FILE
     if not path.exists():
         fix = "make one: edgeveil site init DIR"
         raise UsageError(f"holds no {PLAN_FILE}", where=str(folder), fix=fix)
+    return read_plan(path)
+
+
+def read_plan(path: Path) -> FleetPlan:
+    """A plan by itself. Raises ConfigError with all problems."""
     tree = parsed(read(path), str(path))
     if not isinstance(tree.value, dict) or "fleet" not in tree.value:
-        fix = "begin it with the key fleet, as `edgeveil site init` does"
-        raise UsageError("is no plan", where=str(path), fix=fix)
+        text = "not a plan, its one top-level key must be fleet"
+        raise problems_error(str(path), [Problem((), tree.line(()), text)])
     return only_block(FleetPlan, "fleet", tree, path)
 
 

@@ -52,7 +52,7 @@ class Party:
 
 
 @dataclass(frozen=True)
-class Change:
+class PartyChange:
     """What an apply does to one party: `new`, `changed`, `renewed`, `revoked`, `unplanned`."""
 
     name: str

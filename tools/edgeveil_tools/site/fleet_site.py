@@ -58,7 +58,7 @@ from edgeveil_tools.site.fleet_files import (
     tls_keys,
 )
 from edgeveil_tools.site.fleet_plan import PLAN_FILE, DevicePlan, FleetPlan, devices_of, load_plan
-from edgeveil_tools.site.fleet_record import Change, FleetRecord, Party
+from edgeveil_tools.site.fleet_record import FleetRecord, Party, PartyChange
 from edgeveil_tools.site.trust_folder import (
     BUNDLE_FILE,
     Passphrase,
@@ -115,7 +115,7 @@ class FleetSite:
         finally:
             os.close(handle)
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[PartyChange]:
         """What `apply` would do, in the order of the plan."""
         plan, devices = self._planned()
         found = self._news(plan, devices)
@@ -123,15 +123,15 @@ class FleetSite:
         ending = set(self._ending(plan))
         for party in self._still(plan, devices):
             if party.name in ending:
-                found.append(Change(party.name, "renewed"))
+                found.append(PartyChange(party.name, "renewed"))
             files = files_of(plan, party, planned.get(party.name), facts)
             if {path: digest(raw) for path, raw in files.items()} != dict(party.files):
-                found.append(Change(party.name, "changed", _difference(party, files)))
+                found.append(PartyChange(party.name, "changed", _difference(party, files)))
         return found
 
     # --- changes ---
 
-    def apply(self, progress: Progress = lambda _done, _all: None) -> list[Change]:
+    def apply(self, progress: Progress = lambda _done, _all: None) -> list[PartyChange]:
         """Make what the plan says. Bundles of parties that nothing changes stay as they are."""
         plan, devices = self._planned()
         done = self._news(plan, devices)
@@ -146,7 +146,7 @@ class FleetSite:
             self._trust(plan)
             for name in self._ending(plan):
                 self._certify(plan, name)
-                done.append(Change(name, "renewed"))
+                done.append(PartyChange(name, "renewed"))
             done += self._write(plan, devices, new, progress)
             os.sync()
             self._record.save(self.folder / RECORD)
@@ -155,7 +155,7 @@ class FleetSite:
                 self._log("apply", {"changes": len(told), "sequence": self._record.sequence})
         return done
 
-    def revoke(self, name: str) -> list[Change]:
+    def revoke(self, name: str) -> list[PartyChange]:
         """Take a device out for good; what is known of it stays. Its history is not removed."""
         party = self._record.parties.get(name) or self._by_device(name)
         if party is None or party.kind != "edge":
@@ -169,9 +169,9 @@ class FleetSite:
             self._list_revoked("edge")
             self._record.save(self.folder / RECORD)
             self._log("revoke", {"name": party.name, "device": party.device_id})
-        return [Change(party.name, "revoked"), *self.apply()]
+        return [PartyChange(party.name, "revoked"), *self.apply()]
 
-    def renew(self, names: list[str]) -> list[Change]:
+    def renew(self, names: list[str]) -> list[PartyChange]:
         """New certificates for the same keys: of these parties, or of all."""
         plan, _ = self._planned()
         active = [party.name for party in self.parties if party.active and party.certificates]
@@ -184,9 +184,9 @@ class FleetSite:
                 self._certify(plan, name)
             self._record.save(self.folder / RECORD)
             self._log("renew", {"parties": len(names or active)})
-        return [Change(name, "renewed") for name in names or active] + self.apply()
+        return [PartyChange(name, "renewed") for name in names or active] + self.apply()
 
-    def rotate_authority(self, domain: str) -> list[Change]:
+    def rotate_authority(self, domain: str) -> list[PartyChange]:
         """A new authority beside the one before, which goes on counting until `finish_rotation`.
 
         Clients get new certificates; the broker keeps its own until everybody knows the new one.
@@ -205,7 +205,7 @@ class FleetSite:
             self._log("rotate", {"authority": domain})
         return self.apply()
 
-    def finish_rotation(self, domain: str) -> list[Change]:
+    def finish_rotation(self, domain: str) -> list[PartyChange]:
         """The authority before counts no more; for when every party has its newest bundle."""
         plan, _ = self._planned()
         if len(self._record.authorities[domain]) == 1:
@@ -235,12 +235,12 @@ class FleetSite:
         own = [f"broker-{domain}" for domain in DOMAINS if broker_of(plan, domain).own]
         return [*own, "cloud", "proxy", *(device.name for device in devices)]
 
-    def _news(self, plan: FleetPlan, devices: list[DevicePlan]) -> list[Change]:
+    def _news(self, plan: FleetPlan, devices: list[DevicePlan]) -> list[PartyChange]:
         """Who is new, and whom the plan names no more; who was revoked stays out."""
         names, held = self._names(plan, devices), self._record.parties
-        found = [Change(name, "new") for name in names if name not in held]
+        found = [PartyChange(name, "new") for name in names if name not in held]
         gone = [one for one in held.values() if one.active and one.name not in set(names)]
-        return found + [Change(one.name, "unplanned") for one in gone]
+        return found + [PartyChange(one.name, "unplanned") for one in gone]
 
     def _still(self, plan: FleetPlan, devices: list[DevicePlan]) -> list[Party]:
         held = self._record.parties
@@ -351,7 +351,7 @@ class FleetSite:
 
     def _write(
         self, plan: FleetPlan, devices: list[DevicePlan], new: list[str], progress: Progress
-    ) -> list[Change]:
+    ) -> list[PartyChange]:
         record, found = self._record, []
         number = record.sequence + 1
         fresh, parties = set(new), self._still(plan, devices)
@@ -362,7 +362,7 @@ class FleetSite:
             if digests == dict(party.files):
                 continue
             if party.name not in fresh:
-                found.append(Change(party.name, "changed", _difference(party, files)))
+                found.append(PartyChange(party.name, "changed", _difference(party, files)))
             folder = self.bundles / party.name
             given = self._given(folder, party)
             inventory = Inventory(
