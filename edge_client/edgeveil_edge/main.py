@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from edgeveil import logs, plugins
 from edgeveil.data.records import Records
@@ -17,6 +18,7 @@ from edgeveil.transport.link import ALL_DOWN, Will, device_down, device_up
 from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
 from edgeveil.transport.process import EXIT_S, OwnFolder, first_of, run_until_stopped
 from edgeveil.transport.runtime import Runtime
+from edgeveil_edge.claim import is_unclaimed, take_up_claim
 from edgeveil_edge.compute_process import ComputeProcess, RemoteComputer
 from edgeveil_edge.host import LOG
 from edgeveil_edge.identity import DeviceIdentity
@@ -27,6 +29,9 @@ def run(sites: Sequence[EdgeSite]) -> int:
     """Run the devices until SIGINT or SIGTERM; 0 after a clean stop. Raises EdgeVeilError."""
     logs.setup(sites[0].log.level, sites[0].log.format)
     plugins.admit(one for site in sites for one in site.policy.allowed_plugins)
+    for site in filter(is_unclaimed, sites):
+        if run_until_stopped(partial(_claim, site)):
+            return 0
     Job.model_rebuild()  # all that a job may name, once for this process and its children
     computing = ComputeProcess(shared=len(sites))
     computing.fork_early()
@@ -34,6 +39,13 @@ def run(sites: Sequence[EdgeSite]) -> int:
         return run_until_stopped(lambda stop: _run(sites, computing, stop))
     finally:
         computing.end()
+
+
+async def _claim(site: EdgeSite, stop: asyncio.Event) -> int:
+    """Become a device; 1 where the process is to end before that."""
+    await first_of(stop, take_up_claim(site))
+    LOG.info("stopped" if stop.is_set() else "claimed")
+    return int(stop.is_set())
 
 
 async def _run(sites: Sequence[EdgeSite], computing: ComputeProcess, stop: asyncio.Event) -> int:

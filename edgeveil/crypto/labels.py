@@ -15,6 +15,8 @@ BODY = b"edgeveil/v1/body"
 ENROLMENT = b"edgeveil/v1/enrolment"
 ADMIN_ACTION = b"edgeveil/v1/admin-action"
 BUNDLE = b"edgeveil/v1/bundle"
+CLAIM = b"edgeveil/v1/claim"
+CLAIM_ANSWER = b"edgeveil/v1/claim-answer"
 
 # Sealing contexts (HPKE `info`) and the chunked stream.
 CONTENT_KEY = b"edgeveil/v1/content-key"

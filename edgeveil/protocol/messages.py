@@ -367,6 +367,11 @@ class Signer:
     def __init__(self, name: str, key: SigningKey) -> None:
         self.name, self._key = name, key
 
+    @property
+    def key(self) -> SigningKey:
+        """The one in use."""
+        return self._key
+
     def use(self, key: SigningKey) -> None:
         """Sign with another key from now on."""
         self._key = key

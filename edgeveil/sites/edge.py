@@ -45,6 +45,17 @@ class Conditions(Block):
     """Learn only while mains power is connected."""
 
 
+class ClaimUse(Block):
+    """How a box that nobody has prepared becomes a device, at its first start."""
+
+    cert_file: SitePath = Field(examples=["tls/claim.crt"])
+    """PEM file of the certificate that all such boxes show the broker, to claim and no more."""
+    key_file: SitePath = Field(examples=["tls/claim.key"])
+    """PEM file of its private key."""
+    claim_file: SitePath = Field(examples=["claim"])
+    """File with the box's own claim, as `edgeveil proxy claims add` made it; removed when used."""
+
+
 class EdgeSite(Block):
     """A device: learns from records that stay on the box, as far as its owner's policy allows."""
 
@@ -68,6 +79,9 @@ class EdgeSite(Block):
     """What the owner allows."""
     policy_file: SitePath | None = Field(default=None, examples=["policy.yaml"])
     """The same in a file of the owner's own, with the one key `policy`; in place of that above."""
+    claim: ClaimUse | None = None
+    """At the first start a certificate is claimed, and kept as broker.cert_file and key_file; null:
+    they are there."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """What training computes on; `auto`: cuda, else mps, else cpu."""
     conditions: Conditions = Conditions()
@@ -88,6 +102,9 @@ class EdgeSite(Block):
         )
         yield from broker_mixes(self.broker, "broker", self.limits.packet_bytes)
         yield from data_mixes(self.data, "data")
+        if self.claim is not None and self.broker.cert_file is None:
+            text = "is where the claimed certificate will be kept; add it, and broker.key_file"
+            yield Mix(("broker.cert_file", "claim"), text)
         allowed = {one.distribution for one in self.policy.allowed_plugins}
         for plugin in installed():
             named = (plugin.family, plugin.name) == ("sources", self.data.source)

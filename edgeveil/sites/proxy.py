@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -66,6 +66,21 @@ class ProxyBrokerLink(BrokerLink):
     them. What devices send arrives over the first alone. The cloud's side has use for two."""
 
 
+class ClaimDeskSettings(Block):
+    """Boxes that nobody has prepared are admitted by one-time claims (`edgeveil proxy claims`)."""
+
+    authority_cert_file: SitePath = Field(examples=["tls/claims-ca.crt"])
+    """PEM file of the authority that signs their certificates, which the edge broker trusts."""
+    authority_key_file: SitePath = Field(examples=["tls/claims-ca.key"])
+    """PEM file of its private key."""
+    certificate_days: int = Field(default=397, ge=1, le=825)
+    """Days that such a certificate holds."""
+    admit: Literal["at_once", "operator"] = "at_once"
+    """`at_once`: whoever holds a claim; `operator`: after `edgeveil proxy claims admit NAME`."""
+    per_minute: int = Field(default=600, ge=1, le=10**6)
+    """Requests that are looked at in one minute; more are dropped, and come again."""
+
+
 class ProxySite(Block):
     """The proxy process: knows the devices, never sees a model, an update or an inference."""
 
@@ -82,6 +97,8 @@ class ProxySite(Block):
     devices_file: SitePath | None = Field(default=None, examples=["../site/devices.jsonl"])
     """Devices that the fleet's plan admits and revokes, from `edgeveil site apply`; read at start
     and when it changes. Whoever is not in it stays as it is."""
+    claims: ClaimDeskSettings | None = None
+    """Admission by one-time claims; null: there is none."""
     http: ProxyHttp = ProxyHttp()
     """Status."""
     min_batch_floor: int = Field(default=3, ge=1, le=10**6)

@@ -9,9 +9,9 @@ import pytest
 import yaml
 from broker_harness import linked
 
+from edgeveil.crypto.authorities import Authority, certificate_pem, key_pem, new_key
 from edgeveil.errors import BrokerError
 from edgeveil.storage import write_durably
-from edgeveil_tools.site.authorities import Authority, certificate_pem, key_pem, new_key
 from edgeveil_tools.site.brokers import free_port
 
 ADA, BOB = "aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb"

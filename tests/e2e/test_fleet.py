@@ -26,7 +26,7 @@ SERVERS = ("broker-edge", "broker-cloud", "cloud", "proxy")
 class PlannedFleet:
     """A site's folder, and the places that its bundles are installed to."""
 
-    def __init__(self, folder: Path, authentication: str) -> None:
+    def __init__(self, folder: Path, authentication: str, *, claims: bool = False) -> None:
         self.site, self.places, self.logs = folder / "site", folder / "places", folder / "logs"
         for path in (self.places, self.logs):
             path.mkdir()
@@ -40,6 +40,9 @@ class PlannedFleet:
         fleet["proxy"]["http"]["port"] = proxy_http
         fleet["devices"]["csv"] = "devices.csv"
         fleet["devices"]["data"]["shard"]["devices"] = 2 * DEVICES
+        if claims:
+            fleet["devices"] |= {"claims": {"admit": "at_once"}}
+            fleet["devices"]["data"]["shard"] = {"devices": 4, "index": 0}
         (self.site / "devices.csv").write_text("name\n")
         (self.site / PLAN_FILE).write_text(yaml.safe_dump(plan))
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -126,3 +129,41 @@ def test_bundles_make_a_fleet_whose_devices_come_and_go(fleet: PlannedFleet) -> 
     assert (found["status"], found["reason"]) == ("completed", "")
     assert {exchange["uploads"] for exchange in found["exchanges"]} == {DEVICES}
     assert "exchange" not in fleet.log(boxes[1]).partition("broker_lost")[2]
+
+
+def test_one_image_serves_boxes_that_nobody_has_prepared(tmp_path: Path) -> None:
+    fleet = PlannedFleet(tmp_path, "certificates", claims=True)
+    try:
+        _claimed(fleet)
+    finally:
+        fleet.end()
+
+
+def _claimed(fleet: PlannedFleet) -> None:
+    boxes = [f"box-{number:04}" for number in range(1, DEVICES + 1)]
+    fleet.install(*SERVERS, *boxes)
+    image = fleet.site / "bundles" / "image"
+    config = str(fleet.places / "proxy" / "edgeveil.yaml")
+    lines = fleet.places / "claims.csv"
+    add = ["proxy", "claims", "add", "--config", config, "--out", str(lines)]
+    assert main([*add, "ward-1", "ward-2"]) == 0
+    claims = dict(line.split(",") for line in lines.read_text().splitlines())
+    for box, claim in (*claims.items(), ("thief", claims["ward-1"])):
+        place = fleet.places / f"box-{box}"
+        assert main(["site", "install", str(image), str(place)]) == 0
+        (place / "state" / "claim").write_text(claim)
+    fleet.start(*SERVERS[:2])
+    wait_for(lambda: "listens on" in fleet.log("broker-cloud"), "the cloud's broker")
+    wait_for(lambda: "listens on" in fleet.log("broker-edge"), "the edge broker")
+    fleet.start("cloud", "proxy", *boxes, "box-ward-1", "box-ward-2")
+    found = fleet.finish(DEVICES + 2)
+    assert (found["status"], found["reason"]) == ("completed", "")
+    assert {exchange["uploads"] for exchange in found["exchanges"]} == {DEVICES + 2}
+    state = fleet.places / "box-ward-1" / "state"
+    assert not (state / "claim").exists()
+    assert (state / "edge.crt").exists()
+    fleet.start("box-thief")
+    wait_for(lambda: fleet.processes["box-thief"].poll() is not None, "the thief's end")
+    assert fleet.processes["box-thief"].returncode == 2
+    assert "the claim was used by another device" in fleet.log("box-thief")
+    assert not (fleet.places / "box-thief" / "state" / "edge.crt").exists()

@@ -33,6 +33,7 @@ def make(tmp_path):
             (folder / path).write_bytes(content)
         inventory = Inventory(
             **{"fleet": "clinics", "party": "edge", "name": name, "host_kind": "plain"} | facts,
+            device_id="a" * 16,
             sequence=number,
             files={path: digest(content) for path, content in files.items()},
             given={path: digest(content) for path, content in own.items()} if given else {},

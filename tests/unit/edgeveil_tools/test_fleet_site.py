@@ -6,12 +6,12 @@ import pytest
 import yaml
 from cryptography import x509
 
+from edgeveil.crypto.authorities import serial_number
 from edgeveil.errors import CryptoError, UsageError
 from edgeveil.sites.files import load_site
 from edgeveil.trust.bundle import TrustBundle
 from edgeveil_proxy.devices_file import read_devices
 from edgeveil_tools.cli import main
-from edgeveil_tools.site.authorities import serial_number
 from edgeveil_tools.site.bundles import Bundle, install
 from edgeveil_tools.site.fleet_plan import PLAN_FILE
 from edgeveil_tools.site.fleet_site import FleetSite

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from edgeveil.crypto.authorities import make_certificates
 from edgeveil.crypto.keys import OpeningKey, SigningKey, VerifyKey
 from edgeveil.enrolment import Enrolment
 from edgeveil.errors import JobFailed, UsageError
@@ -29,7 +30,6 @@ from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_tools.cli.common import load_as
 from edgeveil_tools.cloud_client import get_json
 from edgeveil_tools.local.children import Children
-from edgeveil_tools.site.authorities import make_certificates
 from edgeveil_tools.site.broker_rules import users_text
 from edgeveil_tools.site.brokers import (
     BrokerPlan,

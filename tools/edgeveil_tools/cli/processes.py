@@ -12,6 +12,7 @@ from edgeveil.errors import UsageError
 from edgeveil_tools.cli.common import Subparsers, command, load_as, load_edge
 
 if TYPE_CHECKING:
+    from edgeveil_proxy.claims import ClaimBook
     from edgeveil_proxy.registry import Registry
 
 
@@ -174,8 +175,47 @@ def _add_proxy(commands: Subparsers) -> None:
     )
     _config(lineage)
     lineage.set_defaults(handler=_lineage)
+    _add_claims(parts)
     revoke.add_argument("ids", nargs="+", metavar="ID", help="device id, see `proxy devices`")
     revoke.set_defaults(handler=_revoke)
+
+
+def _add_claims(parts: Subparsers) -> None:
+    claims = command(
+        parts,
+        "claims",
+        "one-time claims, with which boxes that nobody has prepared enrol over the wire",
+        about=(
+            "A claim is handed to one box, in the file that claim.claim_file of its site file\n"
+            "names. At its first start the box makes its keys and is admitted under the claim's\n"
+            "name; then the claim works no more."
+        ),
+        examples=(
+            "edgeveil proxy claims add --config proxy.yaml ward-7 ward-8 --out claims.csv\n"
+            "edgeveil proxy claims list --config proxy.yaml"
+        ),
+    )
+    subs = claims.add_subparsers(title="sub-commands", metavar="SUB-COMMAND", required=True)
+    add = command(subs, "add", "make claims; an unused one of the same name ends")
+    _config(add)
+    add.add_argument("names", nargs="+", metavar="NAME", help="of the box, unique in the fleet")
+    text = "hours after which an unused claim ends, default 72"
+    add.add_argument("--valid-h", type=float, default=72.0, metavar="HOURS", help=text)
+    text = "`name,claim` lines, mode 0600, instead of standard output"
+    add.add_argument("--out", type=Path, metavar="FILE", help=text)
+    add.set_defaults(handler=_claims_add)
+    listed = command(subs, "list", "list claims, and what became of them")
+    _config(listed)
+    listed.add_argument("--json", action="store_true", help="one JSON object a line")
+    listed.set_defaults(handler=_claims_list)
+    for name, text in (
+        ("admit", "admit the box that used a claim, where the operator decides"),
+        ("withdraw", "end an unused claim"),
+    ):
+        made = command(subs, name, text)
+        _config(made)
+        made.add_argument("name", metavar="NAME")
+        made.set_defaults(handler=_claims_change, change=name)
 
 
 def _add_edge(commands: Subparsers) -> None:
@@ -398,6 +438,65 @@ def _conduct(told: Mapping[str, Any] | None) -> str:
         return ""
     text, cooling_s = f"  {sum(told['refused'].values())} refused", told["cooling_down_s"]
     return f"{text}, cooling down for {cooling_s:g} s" if cooling_s > 0 else text
+
+
+def _claim_book(config: Path) -> ClaimBook:
+    from edgeveil.sites.proxy import ProxySite
+    from edgeveil_proxy.claims import CLAIMS_FILE, ClaimBook
+
+    site = load_as(ProxySite, config)
+    if site.claims is None:
+        fix = "add claims to it, or devices.claims to the fleet's plan"
+        raise UsageError("admits nobody by claims", where=str(config), fix=fix)
+    return ClaimBook(site.state_dir / CLAIMS_FILE)
+
+
+def _claims_add(args: argparse.Namespace) -> int:
+    from edgeveil.claim import claim_text
+    from edgeveil.storage import write_durably
+
+    if not 0 < args.valid_h <= 24 * 366:
+        raise UsageError("is no number of hours", where="--valid-h", fix="use 1 up to a year")
+    book = _claim_book(args.config)
+    made = book.add(args.names, 3600 * args.valid_h)
+    book.close()
+    text = "".join(f"{name},{claim_text(key)}\n" for name, key in made)
+    if args.out is None:
+        print(text, end="")
+    else:
+        write_durably(args.out, text.encode(), mode=0o600)
+        print(f"{len(made)} claims in {args.out}, for {args.valid_h:g} hours", file=sys.stderr)
+    return 0
+
+
+def _claims_list(args: argparse.Namespace) -> int:
+    import json
+    import time
+    from datetime import UTC, datetime
+
+    book = _claim_book(args.config)
+    for claim in book.all():
+        state = "used" if claim.device else "open" if claim.expires_s > time.time() else "expired"
+        if args.json:
+            said = {"name": claim.name, "state": state, "device": claim.device}
+            print(json.dumps({**said, "expires_s": claim.expires_s, "issued": claim.issued}))
+        else:
+            until = datetime.fromtimestamp(claim.expires_s, UTC).isoformat(timespec="seconds")
+            shown = claim.device or (f"until {until}" if state == "open" else "")
+            print(f"{claim.name:<24} {state:<8} {shown}".rstrip())
+    book.close()
+    return 0
+
+
+def _claims_change(args: argparse.Namespace) -> int:
+    book = _claim_book(args.config)
+    if args.change == "admit":
+        book.approve(args.name)
+    else:
+        book.withdraw(args.name)
+    book.close()
+    print(f"{args.name}: {'admitted' if args.change == 'admit' else 'withdrawn'}")
+    return 0
 
 
 def _revoke(args: argparse.Namespace) -> int:

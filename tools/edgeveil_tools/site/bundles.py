@@ -248,7 +248,7 @@ def _check_place(given: Bundle, to: Path, site: str | None, host: str) -> None:
             fix="ask who keeps the site for its bundle and its key's fingerprint",
         )
     if not to.exists() or not any(to.iterdir()):
-        if new.party == "edge" and IDENTITY not in new.given and "claim" not in new.given:
+        if new.device_id is not None and IDENTITY not in new.given:
             raise BundleError(
                 "updates a device that is in place; it holds no keys for a new one",
                 where=where,

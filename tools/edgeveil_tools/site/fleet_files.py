@@ -17,12 +17,13 @@ from edgeveil.enrolment import Enrolment
 from edgeveil.errors import UsageError
 from edgeveil.sites.files import site_of
 from edgeveil_proxy.devices_file import PlannedDevice
-from edgeveil_tools.site.fleet_plan import DevicePlan, FleetPlan, HostAndPort, PlannedBroker
+from edgeveil_tools.site.fleet_plan import IMAGE, DevicePlan, FleetPlan, HostAndPort, PlannedBroker
 from edgeveil_tools.site.fleet_record import Party
 
 Settings = dict[str, Any]
 SITE_FILE, POLICY_FILE, DEVICES_FILE = "edgeveil.yaml", "policy.yaml", "devices.jsonl"
 TRUST_FILE = "trust/trust.json"
+CLAIMS_CA, CLAIMS_KEY, CLAIM_FILE = "tls/claims-ca.crt", "tls/claims-ca.key", "state/claim"
 DOMAINS = ("edge", "cloud")
 
 
@@ -49,6 +50,8 @@ def tls_keys(plan: FleetPlan, party: Party) -> dict[str, str]:
         return dict.fromkeys(domains_of(plan, party), "tls/broker.key")
     if plan.authentication == "passwords":
         return {}
+    if party.name == IMAGE:
+        return {"claims": "tls/claim.key"}
     return {domain: f"tls/{domain}.key" for domain in domains_of(plan, party)}
 
 
@@ -89,8 +92,12 @@ def files_of(
             files[f"tls/{domain}-ca.crt"] = _read(broker.ca_file)
         if domain in party.certificates:
             files[f"tls/{domain}.crt"] = party.certificates[domain].encode()
+    if party.name == IMAGE:
+        files["tls/claim.crt"] = party.certificates["claims"].encode()
     if party.kind == "proxy":
         files[DEVICES_FILE] = _devices(facts)
+        if plan.devices.claims is not None:
+            files[CLAIMS_CA] = facts.authorities["claims"].encode()
     return files
 
 
@@ -98,8 +105,9 @@ def _broker_files(plan: FleetPlan, party: Party, facts: Facts) -> dict[str, byte
     (domain,) = domains_of(plan, party)
     files = {"tls/broker.crt": party.certificates[domain].encode()}
     if plan.authentication == "certificates":
-        files["tls/clients-ca.crt"] = facts.authorities[domain].encode()
-        files["tls/revoked.pem"] = facts.revocations[domain].encode()
+        who = [domain, *(["claims"] if domain == "edge" and plan.devices.claims else [])]
+        files["tls/clients-ca.crt"] = "".join(facts.authorities[one] for one in who).encode()
+        files["tls/revoked.pem"] = "".join(facts.revocations[one] for one in who).encode()
         return files
     words = {
         one.device_id or one.name: one.words[domain]
@@ -128,7 +136,9 @@ def _settings(plan: FleetPlan, party: Party, device: DevicePlan | None) -> Setti
         return {"cloud": _cloud(plan, party)}
     if party.kind == "proxy":
         return {"proxy": _proxy(plan, party)}
-    return {"edge": _edge(plan, party, device)} if device is not None else {}
+    if device is None:
+        return {"edge": _image(plan, party)}
+    return {"edge": _edge(plan, party, device)}
 
 
 def _broker(plan: FleetPlan, party: Party) -> Settings:
@@ -172,12 +182,34 @@ def _proxy(plan: FleetPlan, party: Party) -> Settings:
         "state_dir": "state",
         "trust_file": TRUST_FILE,
         "devices_file": DEVICES_FILE,
+        "claims": _claim_desk(plan),
         "http": proxy.http.model_dump(mode="json"),
         "min_batch_floor": proxy.min_batch_floor,
         "cover_traffic": proxy.cover_traffic,
         "limits": proxy.limits.model_dump(mode="json"),
         "log": proxy.log.model_dump(mode="json"),
     }
+
+
+def _claim_desk(plan: FleetPlan) -> Settings | None:
+    claims = plan.devices.claims
+    if claims is None:
+        return None
+    return {
+        "authority_cert_file": CLAIMS_CA,
+        "authority_key_file": CLAIMS_KEY,
+        "certificate_days": plan.certificate_days,
+        **claims.model_dump(mode="json"),
+    }
+
+
+def _image(plan: FleetPlan, party: Party) -> Settings:
+    """A device's, which finds its certificate where its claim brings it."""
+    device = DevicePlan(IMAGE, plan.devices.role, None, plan.devices.data)
+    settings = _edge(plan, party, device)
+    settings["broker"] |= {"cert_file": "state/edge.crt", "key_file": "state/edge.key"}
+    files = {"cert_file": "tls/claim.crt", "key_file": "tls/claim.key"}
+    return {**settings, "claim": {**files, "claim_file": CLAIM_FILE}}
 
 
 def _edge(plan: FleetPlan, party: Party, device: DevicePlan) -> Settings:
@@ -218,6 +250,8 @@ def commands(plan: FleetPlan, party: Party) -> str:
         "",
         f"    edgeveil site install . {place}",
     ]
+    if party.name == IMAGE:
+        lines += [f"    cp CLAIM {place}/{CLAIM_FILE}   # of edgeveil proxy claims add NAME"]
     if kind == "plain":
         lines += [f"    edgeveil {role} --config {place}/{SITE_FILE}"]
     else:

@@ -38,7 +38,8 @@ from edgeveil.storage import write_durably
 PLAN_FILE = "fleet.yaml"
 MOST_DEVICES = 100_000
 TABLE_BYTES = 64 << 20
-RESERVED = ("cloud", "proxy", "broker-edge", "broker-cloud")
+IMAGE = "image"
+RESERVED = ("cloud", "proxy", "broker-edge", "broker-cloud", IMAGE)
 
 _ROLES: dict[str, Literal["train", "infer"]] = {"train": "train", "infer": "infer"}
 _PLACEHOLDER = re.compile(r"\{([a-z][a-z0-9_]*)(?::(0?\d{1,2}))?\}")
@@ -186,6 +187,15 @@ class ListedDevice(Block):
     """Its own data block."""
 
 
+class PlannedClaims(Block):
+    """Boxes that nobody has prepared: one bundle, `image`, serves them all."""
+
+    admit: Literal["at_once", "operator"] = "at_once"
+    """`at_once`: whoever holds a claim; `operator`: after `edgeveil proxy claims admit NAME`."""
+    per_minute: int = Field(default=600, ge=1, le=10**6)
+    """Requests that the proxy looks at in one minute."""
+
+
 class PlannedDevices(Block):
     """All devices."""
 
@@ -198,6 +208,8 @@ class PlannedDevices(Block):
     csv: SitePath | None = Field(default=None, examples=["devices.csv"])
     """A table with a first line of column names: `name`, and where it is wanted `role`, `host` and
     further ones for the template. `edgeveil site add-device` adds to it."""
+    claims: PlannedClaims | None = None
+    """Further devices enrol over the wire, each with a one-time claim; null: none does."""
     host_kind: HostKind = "plain"
     """How they are installed."""
     role: Literal["train", "infer"] = "train"
@@ -255,12 +267,23 @@ class FleetPlan(Block):
     def _mixes(self) -> Iterator[Mix]:
         for at, broker in (("edge_broker", self.edge_broker), ("cloud_broker", self.cloud_broker)):
             yield from self._broker_mixes(at, broker)
+        yield from self._claim_mixes()
         if self.renew_days >= self.certificate_days:
             text = f"would renew every time, as they hold {self.certificate_days} days; lower it"
             yield Mix(("renew_days", "certificate_days"), text)
         if self.root.threshold > self.root.keys:
             text = f"{self.root.keys} keys cannot sign so often; lower it, or raise root.keys"
             yield Mix(("root.threshold", "root.keys"), text)
+
+    def _claim_mixes(self) -> Iterator[Mix]:
+        if self.devices.claims is None:
+            return
+        if self.authentication == "passwords":
+            text = "a claim is answered with a certificate; drop it, or set certificates"
+            yield Mix(("devices.claims", "authentication"), text)
+        if _PLACEHOLDER.search(json.dumps(self.devices.data)):
+            text = "has placeholders, and one image serves all boxes with claims; write it without"
+            yield Mix(("devices.data", "devices.claims"), text)
 
     def _broker_mixes(self, at: str, broker: PlannedBroker) -> Iterator[Mix]:
         if broker.own:
@@ -330,8 +353,8 @@ def devices_of(plan: FleetPlan, where: str) -> list[DevicePlan]:
         data = _filled(template, facts, place)
         _check_data(data, f"{place}, device {name}")
         found.append(DevicePlan(name, role, row.values.get("host") or None, data))
-    if not found:
-        fix = "set devices.count, devices.list or devices.csv"
+    if not found and plan.devices.claims is None:
+        fix = "set devices.count, devices.list, devices.csv or devices.claims"
         raise UsageError("has no devices", where=where, fix=fix)
     return found
 

@@ -31,11 +31,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from edgeveil.audit_log import AUDIT_FILE, AuditLog
+from edgeveil.crypto.authorities import Authority, certificate_pem, key_pem, new_key
 from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.errors import UsageError
 from edgeveil.transport.process import own_signing_key
 from edgeveil_edge.identity import DeviceIdentity
-from edgeveil_tools.site.authorities import Authority, certificate_pem, key_pem, new_key
 from edgeveil_tools.site.broker_rules import hash_password
 from edgeveil_tools.site.bundles import (
     INVENTORY,
@@ -46,6 +46,8 @@ from edgeveil_tools.site.bundles import (
     write_bundle,
 )
 from edgeveil_tools.site.fleet_files import (
+    CLAIMS_CA,
+    CLAIMS_KEY,
     POLICY_FILE,
     SITE_FILE,
     Facts,
@@ -57,7 +59,14 @@ from edgeveil_tools.site.fleet_files import (
     password_domains,
     tls_keys,
 )
-from edgeveil_tools.site.fleet_plan import PLAN_FILE, DevicePlan, FleetPlan, devices_of, load_plan
+from edgeveil_tools.site.fleet_plan import (
+    IMAGE,
+    PLAN_FILE,
+    DevicePlan,
+    FleetPlan,
+    devices_of,
+    load_plan,
+)
 from edgeveil_tools.site.fleet_record import FleetRecord, Party, PartyChange
 from edgeveil_tools.site.trust_folder import (
     BUNDLE_FILE,
@@ -166,7 +175,7 @@ class FleetSite:
         with self.alone():
             now = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"
             self._record.parties[party.name] = replace(party, revoked=now)
-            self._list_revoked("edge")
+            self._list_revoked(*(one for one in self._record.authorities if one != "cloud"))
             self._record.save(self.folder / RECORD)
             self._log("revoke", {"name": party.name, "device": party.device_id})
         return [PartyChange(party.name, "revoked"), *self.apply()]
@@ -233,7 +242,8 @@ class FleetSite:
 
     def _names(self, plan: FleetPlan, devices: list[DevicePlan]) -> list[str]:
         own = [f"broker-{domain}" for domain in DOMAINS if broker_of(plan, domain).own]
-        return [*own, "cloud", "proxy", *(device.name for device in devices)]
+        image = [IMAGE] if plan.devices.claims is not None else []
+        return [*own, "cloud", "proxy", *image, *(device.name for device in devices)]
 
     def _news(self, plan: FleetPlan, devices: list[DevicePlan]) -> list[PartyChange]:
         """Who is new, and whom the plan names no more; who was revoked stays out."""
@@ -262,21 +272,22 @@ class FleetSite:
         record = self._record
         record.fleet = plan.name
         self._site_key()
-        for domain in DOMAINS:
+        claims = ("claims",) if plan.devices.claims is not None else ()
+        for domain in (*DOMAINS, *claims):
             if domain not in record.authorities:
                 self._new_authority(domain)
-        if not record.revocations:
-            self._list_revoked(*DOMAINS)
+                self._list_revoked(domain)
 
     def _make(self, plan: FleetPlan, name: str, device: DevicePlan | None) -> None:
         """The keys of a new party, in its bundle alone."""
         folder = self.bundles / name
-        kind = "edge" if device is not None else name.partition("-")[0]
+        kind = "edge" if device is not None or name == IMAGE else name.partition("-")[0]
         party = Party(name=name, kind=kind)
         if device is not None:
             identity = DeviceIdentity.load_or_create(folder / STATE)
             line = identity.enrolment().to_line()
             party = replace(party, device_id=identity.device_id, enrolment=line)
+        if kind == "edge":
             _give(folder / POLICY_FILE, given_policy(plan))
         for role in _ROLES.get(kind, ()):
             own_signing_key(folder / STATE, role)
@@ -317,7 +328,7 @@ class FleetSite:
             names = broker_of(plan, domain).names
             shown = authority.server(name, key, names, days=days)
         else:
-            user = party.device_id or party.name
+            user = "claim" if domain == "claims" else party.device_id or party.name
             shown = authority.client(user, key, issue=issue, days=days)
         pems = {**party.certificates, domain: certificate_pem(shown).decode()}
         issues = {**party.issues, domain: issue + 1}
@@ -326,7 +337,7 @@ class FleetSite:
     def _list_revoked(self, *domains: str) -> None:
         out = [one.device_id for one in self.parties if not one.active and one.device_id]
         for domain in domains:
-            names = out if domain == "edge" else []
+            names = [] if domain == "cloud" else out
             count = len(self._record.authorities[domain])
             lists = [self._authority(domain, at).revocations(names) for at in range(count)]
             self._record.revocations[domain] = b"".join(lists).decode()
@@ -365,6 +376,9 @@ class FleetSite:
                 found.append(PartyChange(party.name, "changed", _difference(party, files)))
             folder = self.bundles / party.name
             given = self._given(folder, party)
+            if CLAIMS_CA in digests and CLAIMS_CA not in party.files:  # the proxy signs with it
+                secret = _give(folder / CLAIMS_KEY, key_pem(self._authority("claims").key))
+                given[CLAIMS_KEY] = digest(secret)
             inventory = Inventory(
                 fleet=plan.name,
                 party=party.kind,

@@ -22,6 +22,7 @@ from typing import Any
 
 import yaml
 
+from edgeveil.crypto.authorities import make_certificates
 from edgeveil.errors import UsageError
 from edgeveil.protocol.transfer import NEED_LIMIT
 from edgeveil.settings.base import Block
@@ -39,7 +40,6 @@ from edgeveil.transport.process import own_signing_key
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_tools.result import writing
-from edgeveil_tools.site.authorities import make_certificates
 from edgeveil_tools.site.broker_rules import acl_text, rules_for, users_text
 from edgeveil_tools.site.brokers import BrokerPlan, ListenerTls, mosquitto_lines, write_private
 

@@ -1,0 +1,150 @@
+"""A new box's first minute: its keys, its one-time claim, and the certificate that comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from edgeveil.claim import DOWN, UP, ClaimAnswer, ClaimError, ClaimRequest, claim_key
+from edgeveil.crypto.authorities import key_pem, new_key
+from edgeveil.crypto.keys import VerifyKey
+from edgeveil.errors import BrokerError, CryptoError, UsageError
+from edgeveil.sites.edge import ClaimUse, EdgeSite
+from edgeveil.storage import write_durably
+from edgeveil.transport.mqtt_link import MqttLink, link_settings
+from edgeveil.transport.process import OwnFolder
+from edgeveil.trust.believed import believed_keys
+from edgeveil.trust.bundle import HeldTrust
+from edgeveil_edge.identity import DeviceIdentity
+
+ANSWER_S = 10.0
+AGAIN_S = 15.0
+
+
+def is_unclaimed(site: EdgeSite) -> bool:
+    """Whether the box has a claim to use and no certificate yet."""
+    certificate = site.broker.cert_file
+    return site.claim is not None and certificate is not None and not certificate.exists()
+
+
+async def take_up_claim(site: EdgeSite) -> str:
+    """Make the box's keys, ask with its claim until it is admitted; its device id.
+
+    The claim's file is removed then: it works no more. Raises ClaimError where it is refused,
+    UsageError for files that are not as they should be.
+    """
+    use, certificate, key_file = site.claim, site.broker.cert_file, site.broker.key_file
+    if use is None or certificate is None or key_file is None:
+        fix = "add claim, broker.cert_file and broker.key_file to its site file"
+        raise UsageError("has no claim to use", where=site.name, fix=fix)
+    folder = OwnFolder(site.state_dir)
+    try:
+        claim = claim_key(_text(use.claim_file))
+        identity = DeviceIdentity.load_or_create(site.state_dir)
+        key = _tls_key(key_file)
+        point = key.public_key().public_bytes(
+            serialization.Encoding.X962, serialization.PublicFormat.UncompressedPoint
+        )
+        request = ClaimRequest.make(claim, identity.enrolment(), point).to_bytes()
+        answer = await _asked(site, use, request, identity.device_id)
+        _check(answer.certificate, key, identity.device_id)
+        write_durably(certificate, answer.certificate.encode(), mode=0o644)
+        use.claim_file.unlink(missing_ok=True)
+        return identity.device_id
+    finally:
+        folder.release()
+
+
+async def _asked(site: EdgeSite, use: ClaimUse, request: bytes, device_id: str) -> ClaimAnswer:
+    """The proxy's admission; until then it is asked again from time to time."""
+    proxy = _proxy_key(site)
+    heard: asyncio.Queue[bytes] = asyncio.Queue(maxsize=64)
+
+    def on_message(_topic: str, payload: bytes) -> None:
+        if not heard.full():
+            heard.put_nowait(payload)
+
+    broker = site.broker.model_copy(update={"cert_file": use.cert_file, "key_file": use.key_file})
+    settings = link_settings(broker, "claim", site.limits.packet_bytes)
+    link = MqttLink(settings, on_message=on_message)
+    await link.subscribe([DOWN])
+    await link.connect_or_raise()
+    running = asyncio.ensure_future(link.run_forever())
+    try:
+        while True:
+            try:
+                await link.publish(UP, request)
+                answer = await asyncio.wait_for(_answer(heard, proxy, device_id), ANSWER_S)
+            except (TimeoutError, BrokerError):
+                answer = ClaimAnswer(device_id, "waiting", "nobody answers")
+            if answer.verdict == "admitted":
+                return answer
+            if answer.verdict == "refused":
+                fix = "ask the proxy's operator for a new claim"
+                raise ClaimError(answer.why, where=site.name, fix=fix)
+            print(f"{site.name}: waiting to be admitted: {answer.why}", flush=True)
+            await asyncio.sleep(AGAIN_S * (0.5 + secrets.randbelow(1000) / 1000))
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await link.close()
+
+
+async def _answer(heard: asyncio.Queue[bytes], proxy: VerifyKey, device_id: str) -> ClaimAnswer:
+    while True:
+        try:
+            answer = ClaimAnswer.from_bytes(await heard.get(), proxy)
+        except ClaimError:
+            continue  # not the proxy's: anybody with the image's certificate may write here
+        if answer.device_id == device_id:
+            return answer
+
+
+def _proxy_key(site: EdgeSite) -> VerifyKey:
+    trust = HeldTrust(site.state_dir, site.trust_file) if site.trust_file else None
+    found = believed_keys(trust, proxy=site.proxy_key_file).proxy
+    if found is None:
+        fix = "take the newest trust.json from who keeps the root"
+        raise UsageError("nobody is believed to be the proxy", where=site.name, fix=fix)
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("ascii")
+    except (OSError, UnicodeDecodeError):
+        raise UsageError(
+            "the box's claim is not there",
+            where=str(path),
+            fix="put the text of `edgeveil proxy claims add` into this file",
+        ) from None
+
+
+def _tls_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    if not path.exists():
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_durably(path, key_pem(new_key()), mode=0o600)
+    try:
+        found = serialization.load_pem_private_key(path.read_bytes(), None)
+    except (ValueError, TypeError):
+        found = None
+    if not isinstance(found, ec.EllipticCurvePrivateKey):
+        fix = "remove it; a new one is made"
+        raise CryptoError("is no P-256 key", where=str(path), fix=fix)
+    return found
+
+
+def _check(pem: str, key: ec.EllipticCurvePrivateKey, device_id: str) -> None:
+    try:
+        shown = x509.load_pem_x509_certificate(pem.encode())
+    except ValueError as error:
+        raise ClaimError("the proxy sent no certificate", fix="see the proxy's log") from error
+    names = [one.value for one in shown.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    if shown.public_key() != key.public_key() or names != [device_id]:
+        raise ClaimError("the proxy sent another's certificate", fix="see the proxy's log")

@@ -1,0 +1,145 @@
+"""How a box that nobody has prepared becomes a device: a one-time claim, over the edge broker.
+
+A claim is a signing key that works once, for one name, until it expires. The box signs its own new
+public keys with it; the proxy admits them and answers with a certificate for the broker, signed so
+that no other can answer. The claim itself never travels. Both messages are JSON, at most 8 KiB.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from edgeveil.crypto.keys import SigningKey, VerifyKey, sign, verify
+from edgeveil.crypto.labels import CLAIM, CLAIM_ANSWER
+from edgeveil.enrolment import Enrolment, EnrolmentError
+from edgeveil.errors import CryptoError, EdgeVeilError
+
+UP, DOWN = "edgeveil/v1/claim/up", "edgeveil/v1/claim/down"
+USER = "claim"  # at the broker, of every box that has no certificate of its own yet
+MESSAGE_BYTES = 8192
+_PREFIX = "evclaim1-"
+_FORMAT = "edgeveil-claim-1"
+_POINT_BYTES = 65  # an uncompressed P-256 public key, SEC 1
+_FIX = "ask the proxy's operator for a claim: edgeveil proxy claims add"
+
+Verdict = Literal["admitted", "waiting", "refused"]
+
+
+class ClaimError(EdgeVeilError):
+    """A claim is none, or was refused."""
+
+    exit_code = 2
+
+
+def claim_text(claim: SigningKey) -> str:
+    """What is handed to a box: `evclaim1-` and 43 characters. A secret."""
+    return _PREFIX + base64.urlsafe_b64encode(claim.to_bytes()).decode().rstrip("=")
+
+
+def claim_key(text: str) -> SigningKey:
+    """The key of a claim's text. Raises ClaimError, which shows none of it."""
+    bare = text.strip()
+    try:
+        if not bare.startswith(_PREFIX):
+            raise ValueError
+        return SigningKey(base64.urlsafe_b64decode(bare.removeprefix(_PREFIX) + "="))
+    except (ValueError, binascii.Error, CryptoError):
+        raise ClaimError("is no claim", fix=_FIX) from None
+
+
+@dataclass(frozen=True)
+class ClaimRequest:
+    """`tls_key`: the box's public P-256 key, 65 bytes."""
+
+    claim: VerifyKey
+    enrolment: Enrolment
+    tls_key: bytes
+    signature: bytes
+
+    @classmethod
+    def make(cls, claim: SigningKey, enrolment: Enrolment, tls_key: bytes) -> ClaimRequest:
+        """Signed with the claim."""
+        signature = sign(claim, CLAIM, _asked(enrolment, tls_key))
+        return cls(claim.public(), enrolment, tls_key, signature)
+
+    def verify(self) -> None:
+        """Raise ClaimError or EnrolmentError unless claim and identity vouch for the keys."""
+        if not verify(self.claim, CLAIM, _asked(self.enrolment, self.tls_key), self.signature):
+            raise ClaimError("the claim did not sign these keys", fix=_FIX)
+        self.enrolment.verify()
+
+    def to_bytes(self) -> bytes:
+        """As it travels."""
+        said = {
+            "format": _FORMAT,
+            "claim": self.claim.to_bytes().hex(),
+            "enrolment": json.loads(self.enrolment.to_line()),
+            "tls_key": self.tls_key.hex(),
+            "signature": self.signature.hex(),
+        }
+        return json.dumps(said).encode()
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> ClaimRequest:
+        """Raises ClaimError; nothing is verified yet."""
+        said = _object(raw, {"format", "claim", "enrolment", "tls_key", "signature"})
+        try:
+            enrolment = Enrolment.from_json(json.dumps(said["enrolment"]).encode(), "claim")
+            claim = VerifyKey(bytes.fromhex(said["claim"]))
+            tls_key, signature = bytes.fromhex(said["tls_key"]), bytes.fromhex(said["signature"])
+        except (ValueError, TypeError, CryptoError, EnrolmentError):
+            raise ClaimError("is no request with a claim") from None
+        if len(tls_key) != _POINT_BYTES:
+            raise ClaimError("holds no P-256 public key")
+        return cls(claim, enrolment, tls_key, signature)
+
+
+@dataclass(frozen=True)
+class ClaimAnswer:
+    """`certificate` (PEM) where the device is admitted; `why` where it is not."""
+
+    device_id: str
+    verdict: Verdict
+    why: str = ""
+    certificate: str = ""
+
+    def to_bytes(self, proxy: SigningKey) -> bytes:
+        """As it travels, signed by the proxy."""
+        said = {"format": _FORMAT, **vars(self)}
+        signature = sign(proxy, CLAIM_ANSWER, json.dumps(said, sort_keys=True).encode())
+        return json.dumps({**said, "signature": signature.hex()}).encode()
+
+    @classmethod
+    def from_bytes(cls, raw: bytes, proxy: VerifyKey) -> ClaimAnswer:
+        """Raises ClaimError for anything but the proxy's own words."""
+        keys = {"format", "device_id", "verdict", "why", "certificate", "signature"}
+        said = _object(raw, keys)
+        try:
+            signature = bytes.fromhex(said.pop("signature"))
+        except (ValueError, TypeError):
+            signature = b""
+        signed = json.dumps(said, sort_keys=True).encode()
+        if not verify(proxy, CLAIM_ANSWER, signed, signature):
+            raise ClaimError("is not signed by the proxy")
+        said.pop("format")
+        return cls(**said)
+
+
+def _asked(enrolment: Enrolment, tls_key: bytes) -> bytes:
+    return enrolment.identity.to_bytes() + enrolment.sealing.to_bytes() + tls_key
+
+
+def _object(raw: bytes, keys: set[str]) -> dict[str, Any]:
+    if len(raw) > MESSAGE_BYTES:
+        raise ClaimError(f"is over {MESSAGE_BYTES} bytes")
+    try:
+        said = json.loads(raw)
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict) or set(said) != keys or said["format"] != _FORMAT:
+        raise ClaimError("is no message about a claim")
+    return said

@@ -1,0 +1,226 @@
+"""One-time claims: each admits one box, once, under its name, and says nothing to others."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from edgeveil.claim import (
+    MESSAGE_BYTES,
+    ClaimAnswer,
+    ClaimError,
+    ClaimRequest,
+    claim_key,
+    claim_text,
+)
+from edgeveil.crypto.authorities import Authority, new_key
+from edgeveil.crypto.keys import OpeningKey, SigningKey
+from edgeveil.enrolment import Enrolment
+from edgeveil_proxy.claims import ClaimBook, ClaimBookError, ClaimDesk
+from edgeveil_proxy.registry import Registry
+
+PROXY = SigningKey.generate()
+HOUR_S = 3600.0
+
+
+class Box:
+    """A box with keys of its own."""
+
+    def __init__(self):
+        self.enrolment = Enrolment.make(SigningKey.generate(), OpeningKey.generate())
+        self.id = self.enrolment.device_id
+        self.key = new_key().public_key()
+        self.point = self.key.public_bytes(Encoding.X962, PublicFormat.UncompressedPoint)
+
+    def asks(self, claim):
+        return ClaimRequest.make(claim, self.enrolment, self.point).to_bytes()
+
+
+class Clock:
+    now_s = 1_000_000.0
+
+    def __call__(self):
+        return self.now_s
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def registry(tmp_path):
+    found = Registry(tmp_path / "registry.sqlite", limit=3)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def book(tmp_path, clock):
+    found = ClaimBook(tmp_path / "claims.sqlite", clock)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def authority():
+    return Authority.make("claims")
+
+
+@pytest.fixture
+def make_desk(book, registry, authority, clock):
+    def made(**changes):
+        settings = {"certificate_days": 9, "approved_by_operator": False, "per_minute": 100}
+        settings |= changes
+        return ClaimDesk(book, registry, authority, lambda: PROXY, clock=clock, **settings)
+
+    return made
+
+
+def said(raw):
+    return ClaimAnswer.from_bytes(raw, PROXY.public())
+
+
+def claim_of(book, name="ward-1", valid_s=HOUR_S):
+    ((_, key),) = book.add([name], valid_s)
+    return key
+
+
+def test_a_claim_admits_a_box_under_its_name_and_gives_it_a_certificate(
+    book, registry, authority, make_desk
+):
+    box, claim = Box(), claim_of(book)
+    answer = said(make_desk().answer(box.asks(claim)))
+    assert (answer.verdict, answer.device_id) == ("admitted", box.id)
+    shown = x509.load_pem_x509_certificate(answer.certificate.encode())
+    shown.verify_directly_issued_by(authority.certificate)
+    assert shown.public_key() == box.key
+    assert shown.subject.rfc4514_string() == f"CN={box.id}"
+    assert [(one.device_id, one.note) for one in registry.devices()] == [(box.id, "ward-1")]
+
+
+def test_the_same_box_may_ask_again_and_no_other(book, make_desk):
+    box, other, claim = Box(), Box(), claim_of(book)
+    desk = make_desk()
+    first, second = (said(desk.answer(box.asks(claim))) for _ in range(2))
+    serials = {
+        x509.load_pem_x509_certificate(one.certificate.encode()).serial_number
+        for one in (first, second)
+    }
+    assert len(serials) == 2
+    refused = said(desk.answer(other.asks(claim)))
+    assert (refused.verdict, refused.why) == ("refused", "the claim was used by another device")
+    assert refused.certificate == ""
+
+
+def test_expired_withdrawn_and_unknown_claims_are_refused(book, clock, registry, make_desk):
+    desk = make_desk()
+    late, gone = claim_of(book, "late"), claim_of(book, "gone")
+    book.withdraw("gone")
+    clock.now_s += HOUR_S
+    told = [said(desk.answer(Box().asks(key))).why for key in (late, gone, SigningKey.generate())]
+    assert told == ["the claim has expired", "the claim is unknown", "the claim is unknown"]
+    assert registry.devices() == ()
+    assert desk.refused == 3
+
+
+def test_a_used_claim_outlives_its_time_for_its_own_box(book, clock, make_desk):
+    box, claim = Box(), claim_of(book)
+    desk = make_desk()
+    desk.answer(box.asks(claim))
+    clock.now_s += 2 * HOUR_S
+    assert said(desk.answer(box.asks(claim))).verdict == "admitted"
+
+
+def test_a_new_claim_of_a_name_ends_the_one_before_but_no_used_one(book, make_desk):
+    desk = make_desk()
+    first, second = claim_of(book), claim_of(book)
+    assert said(desk.answer(Box().asks(first))).verdict == "refused"
+    box = Box()
+    assert said(desk.answer(box.asks(second))).verdict == "admitted"
+    with pytest.raises(ClaimBookError, match=f"is device {box.id} already"):
+        book.add(["ward-9", "ward-1"], HOUR_S)
+    assert [one.name for one in book.all()] == ["ward-1"], "all or none"
+    with pytest.raises(ClaimBookError, match="no unused claim"):
+        book.withdraw("ward-1")
+
+
+def test_the_operator_may_have_the_last_word(book, registry, make_desk):
+    box, claim = Box(), claim_of(book)
+    desk = make_desk(approved_by_operator=True)
+    assert said(desk.answer(box.asks(claim))).verdict == "waiting"
+    assert registry.devices() == ()
+    assert said(desk.answer(Box().asks(claim))).verdict == "refused", "it is the first one's"
+    book.approve("ward-1")
+    assert said(desk.answer(box.asks(claim))).verdict == "admitted"
+
+
+def test_a_revoked_box_stays_out(book, registry, make_desk):
+    box, claim = Box(), claim_of(book)
+    desk = make_desk()
+    desk.answer(box.asks(claim))
+    registry.revoke(box.id)
+    assert said(desk.answer(box.asks(claim))).why == "the device was revoked"
+
+
+def test_no_room_is_told(book, make_desk):
+    desk = make_desk()
+    for number in range(3):
+        assert said(desk.answer(Box().asks(claim_of(book, f"w-{number}")))).verdict == "admitted"
+    assert "admitted already" in said(desk.answer(Box().asks(claim_of(book, "w-9")))).why
+
+
+def test_what_is_not_signed_gets_no_answer(book, make_desk):
+    desk, claim, box = make_desk(), claim_of(book), Box()
+    request = ClaimRequest.from_bytes(box.asks(claim))
+    other = Box()
+    plain = json.loads(request.to_bytes())
+    for raw in (
+        replace(request, tls_key=other.point).to_bytes(),
+        replace(request, enrolment=other.enrolment).to_bytes(),
+        replace(request, claim=SigningKey.generate().public()).to_bytes(),
+        b"",
+        b"{}",
+        b"[" * 5000,
+        b"x" * (MESSAGE_BYTES + 1),
+        json.dumps(plain | {"tls_key": "00"}).encode(),
+        json.dumps(plain | {"claim": 3}).encode(),
+        json.dumps(plain | {"enrolment": []}).encode(),
+    ):
+        assert desk.answer(raw) is None
+    assert desk.refused == 10
+    assert all(one.device is None for one in book.all())
+
+
+def test_a_point_off_the_curve_is_refused(book, make_desk):
+    claim, box = claim_of(book), Box()
+    box.point = b"\x04" + bytes(64)
+    assert said(make_desk().answer(box.asks(claim))).why == "holds no P-256 public key"
+
+
+def test_a_flood_is_dropped_until_the_next_minute(book, clock, make_desk):
+    desk, claim, box = make_desk(per_minute=2), claim_of(book), Box()
+    assert [desk.answer(box.asks(claim)) is None for _ in range(4)] == [False, False, True, True]
+    assert desk.dropped == 2
+    clock.now_s += 60
+    assert desk.answer(box.asks(claim)) is not None
+
+
+def test_answers_are_the_proxys_alone(book, make_desk):
+    raw = make_desk().answer(Box().asks(claim_of(book)))
+    with pytest.raises(ClaimError, match="not signed"):
+        ClaimAnswer.from_bytes(raw, SigningKey.generate().public())
+    changed = json.loads(raw) | {"verdict": "refused"}
+    with pytest.raises(ClaimError, match="not signed"):
+        ClaimAnswer.from_bytes(json.dumps(changed).encode(), PROXY.public())
+
+
+def test_a_claims_text_is_its_key():
+    claim = SigningKey.generate()
+    assert claim_key(f" {claim_text(claim)}\n") == claim
+    for text in ("", "evclaim1-", "evclaim1-" + "A" * 42, claim_text(claim)[9:], "evclaim1-é"):
+        with pytest.raises(ClaimError, match="is no claim") as caught:
+            claim_key(text)
+        assert text[9:] == "" or text[9:] not in str(caught.value)
