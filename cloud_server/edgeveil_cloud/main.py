@@ -14,6 +14,7 @@ from edgeveil.transport.metrics import Linked, MeteredHost, Metrics
 from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
 from edgeveil.transport.process import OwnFolder, first_of, run_until_stopped
 from edgeveil.transport.runtime import Runtime
+from edgeveil.transport.service_manager import tell_ready
 from edgeveil.trust.watch import TrustWatch
 from edgeveil_cloud.host import LOG
 from edgeveil_cloud.http import ControlDesk, HttpThread, make_app
@@ -48,6 +49,7 @@ async def _run(site: CloudSite, stop: asyncio.Event) -> int:
         warn_of_plain_http(site.http.host, LOG)
         try:
             await link.connect_or_raise()
+            tell_ready()
             LOG.info("running", extra={"http": http.url, "enrolled": store.counts().enrolled})
             watch = [process.trust.run()] if process.trust else []
             await first_of(stop, link.run_forever(), process.runtime.run(), control.run(), *watch)

@@ -18,6 +18,7 @@ from edgeveil.transport.link import ALL_DOWN, Will, device_down, device_up
 from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
 from edgeveil.transport.process import EXIT_S, OwnFolder, first_of, run_until_stopped
 from edgeveil.transport.runtime import Runtime
+from edgeveil.transport.service_manager import tell_ready
 from edgeveil_edge.claim import is_unclaimed, take_up_claim
 from edgeveil_edge.compute_process import ComputeProcess, RemoteComputer
 from edgeveil_edge.host import LOG
@@ -54,6 +55,7 @@ async def _run(sites: Sequence[EdgeSite], computing: ComputeProcess, stop: async
         devices = [DeviceProcess(site, executor, computing) for site in sites]
         for device in devices:
             executor.submit(device.device.host.warm_up)
+        tell_ready()
         LOG.info("running", extra={"devices": len(devices)})
         try:
             await first_of(stop, *(device.run() for device in devices))

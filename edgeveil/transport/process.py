@@ -15,6 +15,7 @@ from types import TracebackType
 
 from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.errors import UsageError
+from edgeveil.transport.service_manager import keep_alive, tell_stopping
 
 EXIT_S = 3.0
 LOCK_FILE = "process.lock"
@@ -116,11 +117,16 @@ def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[object, object, 
             for number in _SIGNALS:
                 loop.remove_signal_handler(number)
                 signal.signal(number, signal.SIG_DFL)
+            tell_stopping()
             stop.set()
 
         for number in _SIGNALS:
             loop.add_signal_handler(number, asked)
-        return await main(stop)
+        alive = asyncio.ensure_future(keep_alive())
+        try:
+            return await main(stop)
+        finally:
+            alive.cancel()
 
     return asyncio.run(body())
 

@@ -38,6 +38,7 @@ from edgeveil.transport.metrics import Linked, MeteredHost, Metrics, gauge
 from edgeveil.transport.mqtt_link import MqttLink, RuntimeLink, link_settings
 from edgeveil.transport.process import OwnFolder, first_of, run_until_stopped
 from edgeveil.transport.runtime import Runtime
+from edgeveil.transport.service_manager import tell_ready
 from edgeveil.trust.watch import TrustWatch
 from edgeveil_proxy.claims import CLAIMS_FILE, ClaimBook, ClaimDesk
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
@@ -144,6 +145,7 @@ class _ProxyProcess:
             await self.cloud.link.connect_or_raise()
             self.runtime.post(fx.Command("started"))
             enrolled = len(self.proxy.registry.devices())
+            tell_ready()
             LOG.info("running", extra={"http": http.url, "enrolled": enrolled})
             await first_of(
                 stop,

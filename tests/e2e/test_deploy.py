@@ -36,8 +36,9 @@ def test_the_guide_makes_a_fleet_that_runs_a_job(tmp_path: Path) -> None:
     for old, new in (("rounds: 15", "rounds: 2"), ("every_rounds: 5", "every_rounds: 0")):
         text = text.replace(old, new)
     (tmp_path / "job.yaml").write_text(text)
+    targets = re.search(r"```sh targets\n(.*?)```", GUIDE.read_text("utf-8"), re.S)[1]
     started = next(number for number, block in enumerate(blocks) if "edgeveil cloud" in block)
-    script = "".join([*blocks[: started + 1], SUBMIT, *blocks[started + 1 :]])
+    script = "".join([*blocks[: started + 1], targets, SUBMIT, *blocks[started + 1 :]])
     environment = dict(os.environ, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     with (tmp_path / "log").open("wb") as log:
         run = subprocess.Popen(
@@ -55,5 +56,7 @@ def test_the_guide_makes_a_fleet_that_runs_a_job(tmp_path: Path) -> None:
     told = (tmp_path / "log").read_text()
     assert code == 0, told
     assert "completed" in told
+    for name in ("units/edgeveil-proxy.service", "compose/compose.yaml"):
+        assert (tmp_path / name).exists()
     assert "-  min_batch_floor: 3" in told
-    assert re.search(r"revoked .* box-0004", told), told
+    assert re.search(r"revoked  \S+  box-0004", told), told

@@ -33,7 +33,7 @@ def add(commands: Subparsers) -> None:
             "edgeveil site init clinics --host broker.example.org --devices 20\n"
             "edgeveil site plan clinics\n"
             "edgeveil site apply clinics\n"
-            "edgeveil site install clinics/bundles/box-0001 /etc/edgeveil/box-0001"
+            "edgeveil site install clinics/bundles/box-0001 /var/lib/edgeveil/box-0001"
         ),
     )
     parts = site.add_subparsers(title="sub-commands", metavar="SUB-COMMAND", required=True)
@@ -137,6 +137,18 @@ def _add_certificates(parts: Subparsers) -> None:
 
 
 def _add_install(parts: Subparsers) -> None:
+    check = command(
+        parts,
+        "check",
+        "say what of an installed bundle ends soon, or was changed",
+        about="Exit code 1 where something needs doing: for a daily timer.",
+        examples="edgeveil site check /var/lib/edgeveil/box-0001",
+    )
+    check.add_argument("place", type=Path, metavar="FOLDER")
+    check.add_argument(
+        "--days", type=int, default=30, metavar="N", help="warn so early, default 30"
+    )
+    check.set_defaults(handler=_check)
     made = command(
         parts,
         "install",
@@ -147,8 +159,8 @@ def _add_install(parts: Subparsers) -> None:
             "running broker or proxy takes up certificates and devices by itself."
         ),
         examples=(
-            "edgeveil site install bundles/box-0001 /etc/edgeveil/box-0001\n"
-            "edgeveil site install box-0001 /etc/edgeveil/box-0001 --site 1a2b3c4d5e6f7081"
+            "edgeveil site install bundles/box-0001 /var/lib/edgeveil/box-0001\n"
+            "edgeveil site install box-0001 /var/lib/edgeveil/box-0001 --site 1a2b3c4d5e6f7081"
         ),
     )
     made.add_argument("bundle", type=Path, metavar="BUNDLE")
@@ -346,6 +358,17 @@ def _log(args: argparse.Namespace) -> int:
     return 0
 
 
+def _check(args: argparse.Namespace) -> int:
+    from edgeveil_tools.site.place_check import problems_of
+
+    found = problems_of(args.place, args.days)
+    for problem in found:
+        print(problem)
+    if not found:
+        print("nothing to do")
+    return 1 if found else 0
+
+
 def _install(args: argparse.Namespace) -> int:
     import json
 
@@ -359,6 +382,8 @@ def _install(args: argparse.Namespace) -> int:
         print(json.dumps({**facts, "folder": str(args.to), **lists}, indent=2))
         return 0
     print(f"{said.name} of fleet {said.fleet} is in {args.to}: {len(done.changed)} files written,")
-    print(f"{len(done.kept)} kept as they were. Start it:")
+    wrote = f"{len(done.changed)} file{'s' * (len(done.changed) != 1)} written"
+    kept = f", {len(done.kept)} of its own kept" if done.kept else ""
+    print(f"{said.name} of fleet {said.fleet} is in {args.to}: {wrote}{kept}. Start it:")
     print(f"  edgeveil {said.party} --config {args.to / 'edgeveil.yaml'}")
     return 0

@@ -27,6 +27,7 @@ from edgeveil.errors import BrokerError
 from edgeveil.sites.addresses import WEBSOCKET_PATH, BrokerAddress
 from edgeveil.sites.broker import BrokerSite
 from edgeveil.sites.broker_profiles import ProfileName
+from edgeveil.transport.service_manager import tell, tell_ready, tell_stopping
 from edgeveil_tools.site import broker_tied
 from edgeveil_tools.site.broker_rules import acl_text, read_users, rules_for, users_text
 
@@ -423,10 +424,12 @@ def _run_until_signal(plan: BrokerPlan, users_file: Path | None) -> int:
         urls = [url for url in (broker.url, broker.websockets_url) if url is not None]
         sys.stdout.write(f"{broker.name} listens on {' and '.join(urls)}\n")
         sys.stdout.flush()
+        tell_ready()
         known, read = _stamp(users_file), _tls_stamps(plan.tls)
         seen = read
         try:
             while broker.running() and not stop.wait(1.0):
+                tell("WATCHDOG=1")
                 if (stamp := _stamp(users_file)) != known:
                     known = stamp
                     _refresh(broker)
@@ -436,6 +439,7 @@ def _run_until_signal(plan: BrokerPlan, users_file: Path | None) -> int:
                     _start_anew(broker)
         finally:
             died = not broker.running()
+            tell_stopping()
             broker.stop()
     if died and not stop.is_set():
         raise BrokerError(

@@ -189,6 +189,20 @@ def _tampered(path: Path, what: str) -> BundleError:
     return BundleError(what, where=str(path), fix=fix)
 
 
+def inventory_of(folder: Path) -> Inventory:
+    """Of a bundle or a place, its signature checked. Raises BundleError."""
+    return _signed(folder)[0]
+
+
+def altered(place: Path) -> list[str]:
+    """Which files of an installed bundle are not what was installed; what is the owner's aside."""
+    return [
+        path
+        for path, wanted in sorted(inventory_of(place).files.items())
+        if not (place / path).is_file() or digest((place / path).read_bytes()) != wanted
+    ]
+
+
 @dataclass(frozen=True)
 class Installed:
     """What an installation did: how many files are new or changed, and which were kept."""
@@ -247,13 +261,15 @@ def _check_place(given: Bundle, to: Path, site: str | None, host: str) -> None:
             where=where,
             fix="ask who keeps the site for its bundle and its key's fingerprint",
         )
-    if not to.exists() or not any(to.iterdir()):
-        if new.device_id is not None and IDENTITY not in new.given:
+    mine = to / IDENTITY
+    if not to.exists() or {path.name for path in to.iterdir()} <= {STATE}:
+        if new.device_id is not None and IDENTITY not in new.given and not mine.exists():
             raise BundleError(
                 "updates a device that is in place; it holds no keys for a new one",
                 where=where,
                 fix=f"name {new.name}'s folder, or revoke it and add a device of another name",
             )
+        _check_identity(given, mine)
         return
     if not (to / INVENTORY).exists():
         fix = "name a new folder, or the one of this party"
@@ -279,11 +295,16 @@ def _check_place(given: Bundle, to: Path, site: str | None, host: str) -> None:
             where=where,
             fix="take the newest bundle",
         )
-    mine, theirs = to / IDENTITY, given.folder / IDENTITY
-    if IDENTITY in new.given and mine.exists() and mine.read_bytes() != theirs.read_bytes():
+    _check_identity(given, mine)
+
+
+def _check_identity(given: Bundle, mine: Path) -> None:
+    theirs = given.folder / IDENTITY
+    new = IDENTITY in given.inventory.given
+    if new and mine.exists() and mine.read_bytes() != theirs.read_bytes():
         raise BundleError(
             "holds another identity than the device in place",
-            where=where,
+            where=str(given.folder),
             fix="its ledger is another's: install to a new folder",
         )
 

@@ -242,7 +242,7 @@ def commands(plan: FleetPlan, party: Party) -> str:
     """How the party is put in place and started, for its kind of host."""
     role = party.kind
     kind = host_kind(plan, party)
-    place = f"/etc/edgeveil/{party.name}"
+    place = f"/var/lib/edgeveil/{party.name}"
     lines = [
         f"# {party.name}, of fleet {plan.name}",
         "",
@@ -255,7 +255,7 @@ def commands(plan: FleetPlan, party: Party) -> str:
     if kind == "plain":
         lines += [f"    edgeveil {role} --config {place}/{SITE_FILE}"]
     else:
-        lines += [f"    edgeveil deploy {kind} {place} --out {party.name}-{kind}"]
+        lines += [f"    edgeveil deploy {kind} {place} --out {kind}   # then as it says"]
     lines += ["", "Then remove this folder: a new party's keys are in it."]
     return "\n".join(lines) + "\n"
 

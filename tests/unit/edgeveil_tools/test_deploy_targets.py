@@ -1,0 +1,124 @@
+"""What runs installed bundles: units, containers and manifests that their own tools accept."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from edgeveil_tools.cli import main
+
+PARTIES = ("broker-edge", "broker-cloud", "cloud", "proxy", "box-0001")
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory):
+    site = tmp_path_factory.mktemp("fleet") / "site"
+    assert main(["site", "init", str(site), "--devices", "1"]) == 0
+    assert main(["site", "apply", str(site), "--no-passphrase"]) == 0
+    return [str(site / "bundles" / name) for name in PARTIES]
+
+
+def deploy(target, out, *bundles):
+    assert main(["deploy", target, *bundles, "--out", str(out)]) == 0
+    return {path.name: path.read_text() for path in out.iterdir()}
+
+
+needs_systemd = pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed"
+)
+
+
+@pytest.fixture
+def units(bundles, tmp_path):
+    found = deploy("systemd", tmp_path / "units", *bundles)
+    for name, text in found.items():  # the program is looked for, and is not installed here
+        text = text.replace("/opt/edgeveil/bin/edgeveil", "/bin/true")
+        (tmp_path / "units" / name).write_text(text)
+    return tmp_path / "units"
+
+
+@needs_systemd
+def test_systemd_takes_the_units_as_they_are(units):
+    files = [*units.glob("*.service"), *units.glob("*.timer")]
+    assert len(files) == 3 * len(PARTIES)
+    told = subprocess.run(
+        ["systemd-analyze", "verify", *map(str, files)], capture_output=True, text=True
+    )
+    ours = [line for line in told.stderr.splitlines() if "edgeveil" in line]
+    assert (told.returncode, ours) == (0, [])
+
+
+@needs_systemd
+@pytest.mark.parametrize("name", [*PARTIES, "cloud-check"])
+def test_the_units_are_confined(units, name):
+    unit = units / f"edgeveil-{name}.service"
+    command = ["systemd-analyze", "security", "--offline=true", "--threshold=30", str(unit)]
+    told = subprocess.run(command, capture_output=True, text=True)
+    assert told.returncode == 0, told.stdout
+    level = re.search(r"exposure level for \S+: ([0-9.]+)", told.stdout)
+    assert float(level[1]) <= 3.0
+
+
+def test_a_unit_names_its_own_party_alone(bundles, tmp_path):
+    found = deploy("systemd", tmp_path, *bundles)
+    unit = found["edgeveil-box-0001.service"]
+    assert "ExecStart=/opt/edgeveil/bin/edgeveil edge --config /var/lib/edgeveil/box-0001/" in unit
+    assert "ReadWritePaths=/var/lib/edgeveil/box-0001/state" in unit
+    assert "PrivateDevices=yes" in unit
+    assert "MemoryDenyWriteExecute=yes" in found["edgeveil-proxy.service"]
+    with_gpu = tmp_path / "gpu"
+    assert main(["deploy", "systemd", bundles[-1], "--gpu", "--out", str(with_gpu)]) == 0
+    assert "PrivateDevices" not in (with_gpu / "edgeveil-box-0001.service").read_text()
+
+
+def test_compose_confines_each_service_and_asks_after_its_health(bundles, tmp_path):
+    plan = yaml.safe_load(deploy("compose", tmp_path, *bundles)["compose.yaml"])
+    assert set(plan["services"]) == set(PARTIES)
+    for name, service in plan["services"].items():
+        assert service["read_only"] and service["cap_drop"] == ["ALL"]
+        assert service["volumes"] == [
+            f"./{name}:/etc/edgeveil:ro",
+            f"./{name}/state:/etc/edgeveil/state",
+        ]
+        assert service["healthcheck"]["test"][:3] == ["CMD", "edgeveil", "health"]
+    assert plan["services"]["broker-edge"]["ports"] == ["8883:8883"]
+    assert set(plan["services"]["cloud"]["depends_on"]) == {"broker-edge", "broker-cloud"}
+
+
+def test_kubernetes_manifests_keep_to_the_schemas(bundles, tmp_path):
+    found = deploy("kubernetes", tmp_path, *bundles)
+    kustomization = yaml.safe_load(found.pop("kustomization.yaml"))
+    assert sorted(kustomization["resources"]) == sorted(found)
+    kinds = []
+    for text in found.values():
+        for manifest in yaml.safe_load_all(text):
+            kubernetes_validate.validate(manifest, "1.30", strict=True)
+            kinds.append(manifest["kind"])
+    assert kinds.count("StatefulSet") == kinds.count("NetworkPolicy") == len(PARTIES)
+    folder = Path(bundles[0]).parent
+    for secret in kustomization["secretGenerator"]:
+        for pair in secret["files"]:
+            assert (folder / pair.partition("=")[2]).is_file()
+
+
+def test_container_files_name_a_base_and_run_as_nobody_special(tmp_path):
+    for text in deploy("containers", tmp_path).values():
+        assert text.count("FROM ${BASE}") == 2
+        assert "\nUSER 10001:10001\n" in text
+        last = text.rpartition("FROM")[2]
+        assert "pip" not in last and "COPY --from=build" in last
+
+
+def test_what_is_no_bundle_is_refused(bundles, tmp_path, capsys):
+    assert main(["deploy", "compose", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert "is no bundle" in capsys.readouterr().err
+    assert main(["deploy", "compose", "--out", str(tmp_path / "out")]) == 2
+    assert "no bundle is named" in capsys.readouterr().err
+    twice = [bundles[0], bundles[0]]
+    assert main(["deploy", "systemd", *twice, "--out", str(tmp_path / "out")]) == 2
+    assert "two bundles are broker-edge's" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

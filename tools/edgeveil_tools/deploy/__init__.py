@@ -1,0 +1,1 @@
+"""How an installed bundle is run on each kind of host."""
