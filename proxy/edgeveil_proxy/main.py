@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import Counter as Count
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from edgeveil import logs
-from edgeveil.claim import DOWN, UP
-from edgeveil.crypto.authorities import Authority
-from edgeveil.errors import BrokerError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.proxy_tasks import BatchDelivered, BatchKept, KeptBroadcast, UploadKept
 from edgeveil.sites.proxy import ClaimDeskSettings, ProxySite
@@ -33,16 +29,17 @@ from edgeveil.transport.http import (
     warn_of_plain_http,
     writable,
 )
-from edgeveil.transport.link import CLOUD_OUT, DEVICES_UP, LinkSettings, proxy_topic
+from edgeveil.transport.link import CLOUD_OUT, DEVICES_UP, proxy_topic
 from edgeveil.transport.metrics import Linked, MeteredHost, Metrics, gauge
-from edgeveil.transport.mqtt_link import MqttLink, RuntimeLink, link_settings
+from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
 from edgeveil.transport.process import OwnFolder, first_of, run_until_stopped
 from edgeveil.transport.runtime import Runtime
 from edgeveil.transport.service_manager import tell_ready
 from edgeveil.trust.watch import TrustWatch
-from edgeveil_proxy.claims import CLAIMS_FILE, ClaimBook, ClaimDesk
-from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_proxy.role import LOG, ProxyRole, build
+
+if TYPE_CHECKING:
+    from edgeveil_proxy.claim_link import ClaimLink
 
 ROSTER_CHECK_S = 1.0
 
@@ -108,21 +105,9 @@ class _ProxyProcess:
         return self.runtime
 
     def _claim_desk(self, settings: ClaimDeskSettings) -> ClaimLink:
-        state_dir = self.site.state_dir
-        book = ClaimBook(state_dir / CLAIMS_FILE)
-        # A registry of its own: the desk works in a thread, as an operator's command does beside.
-        registry = Registry(state_dir / REGISTRY_FILE, limit=self.site.limits.devices)
-        desk = ClaimDesk(
-            book,
-            registry,
-            Authority.load(settings.authority_cert_file, settings.authority_key_file),
-            lambda: self.proxy.machine.signer.key,
-            certificate_days=settings.certificate_days,
-            approved_by_operator=settings.admit == "operator",
-            per_minute=settings.per_minute,
-        )
-        link = link_settings(self.site.edge_broker, "proxy-claims", self.site.limits.packet_bytes)
-        return ClaimLink(link, desk, book, registry)
+        from edgeveil_proxy.claim_link import ClaimLink  # where nobody claims, none of it is loaded
+
+        return ClaimLink(self.site, settings, lambda: self.proxy.machine.signer.key)
 
     async def _publish(self, to: fx.Address, frame: bytes) -> None:
         session = self.cloud if isinstance(to, fx.CloudAddress) else self.edge
@@ -194,38 +179,6 @@ class _ProxyProcess:
             status["misbehaving"] = self.proxy.conduct.misbehaving()
             status["refused_by_device"] = self.proxy.conduct.refused_by_device()
         return PageContent.of_json(status)
-
-
-class ClaimLink:
-    """The desk on a connection of its own: what comes over it can hold up no round."""
-
-    def __init__(
-        self, settings: LinkSettings, desk: ClaimDesk, book: ClaimBook, registry: Registry
-    ) -> None:
-        self._desk, self._files = desk, (book, registry)
-        self._link = MqttLink(settings, on_message=self._answer)
-
-    async def _answer(self, _topic: str, payload: bytes) -> None:
-        answer = await asyncio.to_thread(self._desk.answer, payload)
-        if answer is not None:
-            with suppress(BrokerError):  # it is asked again
-                await self._link.publish(DOWN, answer)
-
-    async def run(self) -> None:
-        """Until cancelled."""
-        await self._link.subscribe([UP])
-        await self._link.run_forever()
-
-    async def close(self) -> None:
-        """Leave the broker, and close the files."""
-        await self._link.close()
-        for file in self._files:
-            file.close()
-
-    def counts(self) -> dict[str, int]:
-        """Requests since the start, by what became of them."""
-        desk = self._desk
-        return {"admitted": desk.admitted, "refused": desk.refused, "dropped": desk.dropped}
 
 
 def _said(hop: str) -> Callable[[bool, str], None]:

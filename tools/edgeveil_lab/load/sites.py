@@ -140,7 +140,7 @@ def admit(registry_file: Path, enrolments: list[Enrolment], limit: int) -> None:
     """Admit all of them at once."""
     registry = Registry(registry_file, limit=limit)
     try:
-        registry.admit_many(enrolments, note="load test")
+        registry.admit_many(enrolments, note="load test", again=True)
     finally:
         registry.close()
 
