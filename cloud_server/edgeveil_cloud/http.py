@@ -5,16 +5,17 @@ Served on a thread of its own, so that it answers whatever holds the cloud's wor
 Bound to 127.0.0.1 by default. Everything but `/healthz` and `/v1/hello`, `/metrics` too, wants
 `Authorization: Bearer <token>` with the token of a file that only the cloud's owner can read, whose
 scope reaches: `read` for jobs, status and metrics, `submit` for what changes a job or takes its
-model away. Answers are JSON; an error is `{"what": …, "fix": …}`, a refused job
-`{"problems": [...]}`.
+model away; or, over TLS, the certificate of a client that the site file names with its scope.
+Answers are JSON; an error is `{"what": …, "fix": …}`, a refused job `{"problems": [...]}`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any, Protocol, TypeVar
 
@@ -23,6 +24,7 @@ from aiohttp import web
 from edgeveil.errors import ConfigError, EdgeVeilError
 from edgeveil.parts.features.onnx import check_size
 from edgeveil.transport.http import Health, HttpServer, serve
+from edgeveil.transport.listener import ListenAt, peer_names
 from edgeveil.transport.metrics import Metrics
 from edgeveil_cloud.http_token import (
     NONCE,
@@ -37,6 +39,8 @@ from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import JobEntry, StoreAway, StoredEvent, StoreError, UnknownJob
 
 MAX_BODY_BYTES = 1 << 20
+BODY_S = 30.0
+BACKBONE_S = 120.0
 MAX_WAIT_S = 30.0
 _POLL_S = 0.1
 _PAGE = 1000
@@ -94,8 +98,12 @@ def make_app(
     health: Health | None = None,
     metrics: Metrics | None = None,
     ask: Ask = ask_here,
+    clients: Mapping[str, Scope] | None = None,
 ) -> web.Application:
-    """The application; pass it to `edgeveil.transport.http.serve`."""
+    """The application; pass it to `edgeveil.transport.http.serve`.
+
+    `clients` need no token: what those may do who show a certificate of such a name.
+    """
     routes = _Routes(store, control, metrics or Metrics(), ask)
     open_to_all = [
         web.get("/healthz", (health or Health({})).page),
@@ -121,7 +129,7 @@ def make_app(
         **{route.handler: Scope.READ for route in reading},
         **{route.handler: Scope.SUBMIT for route in submitting},
     }
-    guard = _guard(tokens, wanted)
+    guard = _guard(tokens, wanted, clients or {})
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors, guard])
     app.on_shutdown.append(routes.close)
     app.add_routes([*open_to_all, *reading, *submitting])
@@ -143,7 +151,8 @@ class _Routes:
         return web.json_response(dict(await self._ask(self._control.status)))
 
     async def submit(self, request: web.Request) -> web.Response:
-        body = await request.read()
+        async with _in_time(BODY_S):
+            body = await request.read()
         try:
             text = body.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -155,9 +164,10 @@ class _Routes:
     async def backbone(self, request: web.Request) -> web.Response:
         """Before the job that names it: a feature extractor (ONNX), kept under its digest."""
         graph = bytearray()
-        async for chunk in request.content.iter_chunked(_CHUNK_BYTES):
-            graph += chunk
-            check_size(graph)
+        async with _in_time(BACKBONE_S):
+            async for chunk in request.content.iter_chunked(_CHUNK_BYTES):
+                graph += chunk
+                check_size(graph)
         digest = await self._ask(lambda: self._store.put_backbone(bytes(graph)))
         return web.json_response({"sha256": digest}, status=201)
 
@@ -226,6 +236,16 @@ class UnknownModel(UnknownJob):
         )
 
 
+@asynccontextmanager
+async def _in_time(limit_s: float) -> AsyncIterator[None]:
+    """Answers 408 to who sends a request's body for longer."""
+    try:
+        async with asyncio.timeout(limit_s):
+            yield
+    except TimeoutError:
+        raise web.HTTPRequestTimeout(reason=f"the body took over {limit_s:g} s") from None
+
+
 def _summary(entry: JobEntry) -> dict[str, Any]:
     """A job for JSON. Its digest as hex; its text is what the owner submitted."""
     shown = {**entry.__dict__, "digest": entry.digest.hex()}
@@ -256,14 +276,18 @@ def _hello(tokens: Tokens) -> Handler:
     return hello
 
 
-def _guard(tokens: Tokens, wanted: Mapping[Handler, Scope | None]) -> Any:
+def _guard(
+    tokens: Tokens, wanted: Mapping[Handler, Scope | None], clients: Mapping[str, Scope]
+) -> Any:
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         # Asked before anything else, so that a stranger cannot learn which jobs exist.
         least = wanted.get(request.match_info.handler, Scope.READ)
         if least is None:
             return await handler(request)
-        has = scope_of(request.headers.get("Authorization", ""), tokens())
+        known = [clients[name] for name in peer_names(request.transport) if name in clients]
+        given = scope_of(request.headers.get("Authorization", ""), tokens())
+        has = max([*known, *([given] if given else [])], default=None)
         if has is None:
             return _refusal(401, "the token is missing or wrong", f"pass {_files(least)}")
         if has < least:
@@ -356,7 +380,7 @@ class HttpThread:
         """Address for clients on this machine; empty while it is not served."""
         return self._server.url if self._server is not None else ""
 
-    async def start(self, app: web.Application, host: str, port: int) -> None:
+    async def start(self, app: web.Application, host: str | ListenAt, port: int = 0) -> None:
         """Serve `app`. Raises UsageError if the port cannot be had."""
         self._thread.start()
         try:

@@ -15,6 +15,7 @@ from types import TracebackType
 
 from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.errors import UsageError
+from edgeveil.transport.listener import raise_file_limit
 
 EXIT_S = 3.0
 LOCK_FILE = "process.lock"
@@ -104,7 +105,11 @@ def keep_heap() -> None:
 
 
 def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[object, object, int]]) -> int:
-    """Run `main(stop)`; SIGINT and SIGTERM set `stop`, a second one ends at once."""
+    """Run `main(stop)`; SIGINT and SIGTERM set `stop`, a second one ends at once.
+
+    Raises UsageError where the process may open too few files.
+    """
+    raise_file_limit()
     keep_heap()
 
     async def body() -> int:

@@ -30,7 +30,7 @@ from urllib.parse import quote, urlsplit
 from edgeveil.errors import ConfigError, JobFailed, UsageError
 from edgeveil.jobs import Job
 from edgeveil.parts.features import read_backbones
-from edgeveil.transport.http import is_loopback
+from edgeveil.transport.listener import is_loopback
 from edgeveil_cloud.http_token import PROOF_PATH, proof, read_token
 from edgeveil_tools.checks import plan_of, rehearse
 from edgeveil_tools.local.job import submitted
