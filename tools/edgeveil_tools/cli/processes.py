@@ -373,12 +373,10 @@ def _devices(args: argparse.Namespace) -> int:
 def _refused_by_device(config: Path) -> dict[str, dict[str, Any]]:
     """What the running proxy refused, by device; nothing where it does not run or does not say."""
     from edgeveil.sites.proxy import ProxySite
-    from edgeveil_tools.cloud_client import get_json
+    from edgeveil_tools.cloud_client import get_json, own_address
 
-    http = load_as(ProxySite, config).http
-    host = f"[{http.host}]" if ":" in http.host else http.host
     try:
-        status = get_json(f"http://{host}:{http.port}/status")
+        status = get_json(own_address(load_as(ProxySite, config).http), "/status")
     except OSError:
         return {}
     told = ("refused", "cooling_down_s", "cool_downs")
