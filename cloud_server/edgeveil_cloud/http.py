@@ -12,8 +12,16 @@ Answers are JSON; an error is `{"what": …, "fix": …}`, a refused job `{"prob
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -49,7 +57,10 @@ ANSWER_S = 30.0
 _LOOK_S = 0.1
 _BROUGHT = "what was asked for may still be done: look before you ask again"
 
+_BY = web.RequestKey("by", str)
+
 T = TypeVar("T")
+Audit = Callable[[str, Mapping[str, str]], None]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -64,6 +75,10 @@ class Ask(Protocol):
 async def ask_here(question: Callable[[], T]) -> T:
     """On the loop that serves HTTP."""
     return question()
+
+
+def unaudited(_action: str, _what: Mapping[str, str]) -> None:
+    """Where nothing is written down: tests and simulations."""
 
 
 class JobControl(Protocol):
@@ -99,12 +114,14 @@ def make_app(
     metrics: Metrics | None = None,
     ask: Ask = ask_here,
     clients: Mapping[str, Scope] | None = None,
+    audit: Audit = unaudited,
 ) -> web.Application:
     """The application; pass it to `edgeveil.transport.http.serve`.
 
-    `clients` need no token: what those may do who show a certificate of such a name.
+    `clients` need no token: what those may do who show a certificate of such a name. `audit` is
+    told what changes a job, and by whom, before it is done, in a thread of its own.
     """
-    routes = _Routes(store, control, metrics or Metrics(), ask)
+    routes = _Routes(store, control, metrics or Metrics(), ask, audit)
     open_to_all = [
         web.get("/healthz", (health or Health({})).page),
         web.get(PROOF_PATH, _hello(tokens)),
@@ -137,9 +154,11 @@ def make_app(
 
 
 class _Routes:
-    def __init__(self, store: Store, control: JobControl, metrics: Metrics, ask: Ask) -> None:
+    def __init__(
+        self, store: Store, control: JobControl, metrics: Metrics, ask: Ask, audit: Audit
+    ) -> None:
         self._store, self._control, self._metrics = store, control, metrics
-        self._ask, self._closing = ask, asyncio.Event()
+        self._ask, self._audit, self._closing = ask, audit, asyncio.Event()
 
     async def close(self, _app: web.Application) -> None:
         self._closing.set()
@@ -158,6 +177,7 @@ class _Routes:
         except UnicodeDecodeError as error:
             raise ConfigError([f"(posted):1 : not UTF-8 text at byte {error.start}"]) from error
         await asyncio.to_thread(self._control.check, text)
+        await self._note(request, "submit", sha256=hashlib.sha256(body).hexdigest())
         job = await self._ask(lambda: self._control.submit(text))
         return web.json_response({"id": job}, status=201)
 
@@ -200,11 +220,15 @@ class _Routes:
         return web.json_response({"events": [asdict(event) for event in found]})
 
     async def cancel(self, request: web.Request) -> web.Response:
-        await self._ask(lambda: self._control.cancel(request.match_info["id"]))
+        entry = await self._entry(request)
+        await self._note(request, "cancel", job=entry.id)
+        await self._ask(lambda: self._control.cancel(entry.id))
         return web.json_response(_summary(await self._entry(request)))
 
     async def resume(self, request: web.Request) -> web.Response:
-        await self._ask(lambda: self._control.resume(request.match_info["id"]))
+        entry = await self._entry(request)
+        await self._note(request, "resume", job=entry.id)
+        await self._ask(lambda: self._control.resume(entry.id))
         return web.json_response(_summary(await self._entry(request)))
 
     async def model(self, request: web.Request) -> web.Response:
@@ -219,6 +243,10 @@ class _Routes:
             content_type="application/octet-stream",
             headers={"Content-Disposition": f'attachment; filename="{name}"'},
         )
+
+    async def _note(self, request: web.Request, action: str, **what: str) -> None:
+        """Have written down who is about to do what. Raises AuditLogError."""
+        await asyncio.to_thread(self._audit, action, {**what, "by": request[_BY]})
 
     async def _entry(self, request: web.Request) -> JobEntry:
         """The job that the address names."""
@@ -285,14 +313,18 @@ def _guard(
         least = wanted.get(request.match_info.handler, Scope.READ)
         if least is None:
             return await handler(request)
-        known = [clients[name] for name in peer_names(request.transport) if name in clients]
+        names = [name for name in peer_names(request.transport) if name in clients]
+        found = {f"certificate {name}": clients[name] for name in names}
         given = scope_of(request.headers.get("Authorization", ""), tokens())
-        has = max([*known, *([given] if given else [])], default=None)
+        if given is not None:
+            found[f"token {given.label}"] = given
+        has = max(found.values(), default=None)
         if has is None:
             return _refusal(401, "the token is missing or wrong", f"pass {_files(least)}")
         if has < least:
             what = f"this wants a token of scope '{least.label}', the one given has '{has.label}'"
             return _refusal(403, what, f"pass {_files(least)}")
+        request[_BY] = max(found, key=lambda one: found[one])
         return await handler(request)
 
     return guard

@@ -20,7 +20,7 @@ from edgeveil.transport.link import CLOUD_IN, CLOUD_OUT
 from edgeveil.transport.listener import ListenAt
 from edgeveil.transport.metrics import Linked, MeteredHost, Metrics
 from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
-from edgeveil.transport.process import OwnFolder, first_of, run_until_stopped
+from edgeveil.transport.process import OwnFolder, first_of, own_audit_log, run_until_stopped
 from edgeveil.transport.runtime import Runtime
 from edgeveil.trust.watch import TrustWatch
 from edgeveil_cloud.host import LOG
@@ -50,9 +50,12 @@ async def _run(site: CloudSite, stop: asyncio.Event) -> int:
         process.runtime.follow_logs()
         await process.session.attach(process.runtime, _said)
         tokens = TokenFolder(site.state_dir)
+        audit = own_audit_log(site.state_dir, "cloud").append
         clients = {one.name: Scope[one.scope.upper()] for one in site.http.clients}
         desk = ControlDesk(asyncio.get_running_loop(), lambda: store.away)
-        app = make_app(store, control, tokens, process.health(at), process.metrics, desk, clients)
+        app = make_app(
+            store, control, tokens, process.health(at), process.metrics, desk, clients, audit
+        )
         http = HttpThread()
         await http.start(app, at)
         warn_of_plain_http(at, LOG)

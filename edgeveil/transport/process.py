@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+from edgeveil.audit_log import OwnAuditLog
 from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.errors import UsageError
 from edgeveil.transport.listener import raise_file_limit
@@ -77,6 +78,11 @@ def own_signing_key(state_dir: Path, role: str) -> SigningKey:
     if not path.with_suffix(".pub").exists():
         key.public().save(path.with_suffix(".pub"))
     return key
+
+
+def own_audit_log(state_dir: Path, role: str) -> OwnAuditLog:
+    """What administrators do at this process, signed with its key of the day."""
+    return OwnAuditLog(state_dir, lambda: own_signing_key(state_dir, role))
 
 
 def peer_key(path: Path, whose: str) -> VerifyKey:
