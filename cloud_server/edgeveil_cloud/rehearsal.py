@@ -30,6 +30,7 @@ from edgeveil.jobs.rehearsal import (
     training_kinds,
 )
 from edgeveil.jobs.round_context import RoundContext
+from edgeveil.jobs.round_traffic import BrokerUse, RoundTraffic, misfits
 from edgeveil.own_process import is_own, run_apart
 from edgeveil.parts.exchange import TRAIN, Array, Exchange, SegmentSpec
 from edgeveil.parts.features import backbone_digests, match_backbones
@@ -100,7 +101,9 @@ def play_apart(request: bytes) -> bytes:
     plan = compile_canonical(base64.b64decode(asked["job"]))
     graphs = [base64.b64decode(one) for one in asked["artifacts"]]
     plan = plan.with_artifacts(match_backbones(plan.job.features, graphs))
-    _Rehearsal(plan, BroadcastLimits(**asked["limits"]), True, asked["processor"]).play()
+    brokers = tuple(BrokerUse(**one) for one in asked["limits"].pop("brokers"))
+    limits = BroadcastLimits(**asked["limits"], brokers=brokers)
+    _Rehearsal(plan, limits, True, asked["processor"]).play()
     return b""
 
 
@@ -108,6 +111,7 @@ class _Rehearsal:
     """One job's stages in their order, each under the key of the job file that it follows from."""
 
     def __init__(self, plan: Plan, limits: BroadcastLimits, devices: bool, processor: str) -> None:
+        self._exchange_count = len(plan.exchanges)
         plan = brief(plan)
         self._plan, self._limits, self._processor = plan, limits, processor
         self._own = runs_python(plan.job.model)
@@ -216,7 +220,7 @@ class _Rehearsal:
         tensors = pack_tensors(cloud.package(self._state, exchange))
         model = pack_tensors(cloud.model(self._state)) if exchange.infer else b""
         with _stage(exchange.label, self._network):
-            self._check_blob(
+            size = self._check_blob(
                 "its broadcast",
                 RoundPackage(exchange.phase, exchange.number, exchange.infer, tensors, model),
             )
@@ -227,7 +231,21 @@ class _Rehearsal:
                     fix="raise limits.spool_bytes at cloud and proxy, or learn a smaller model",
                 )
 
-    def _check_blob(self, what: str, package: Package) -> None:
+        with _stage(exchange.label, "round"):
+            self._check_traffic(size, context.upload_bytes)
+
+    def _check_traffic(self, broadcast_bytes: int, upload_bytes: int) -> None:
+        """Of one round, over the brokers whose limits are known."""
+        job, uploads = self._plan.job, self._recipients
+        if isinstance(job.selection.devices, int):
+            uploads = max(uploads, job.selection.devices)
+        deadline_s = job.round.deadline_s
+        one = RoundTraffic(broadcast_bytes, upload_bytes, uploads, deadline_s, self._exchange_count)
+        for use in self._limits.brokers:
+            for what, fix in misfits(one, use):
+                raise DataError(what, where="round.deadline_s", fix=fix)
+
+    def _check_blob(self, what: str, package: Package) -> int:
         plain, limit = len(encode_package(package)), self._limits.blob_bytes
         size = stanza_area_bytes(self._recipients) + stream_bytes(plain)
         if size > limit:
@@ -235,6 +253,7 @@ class _Rehearsal:
                 f"{what} has {size} bytes when it is sealed, the limit is {limit}",
                 fix="learn a smaller model, or raise limits.blob_bytes at all parties",
             )
+        return size
 
     @property
     def _recipients(self) -> int:
