@@ -4,7 +4,8 @@
      "before": SHA-256 of the line before (hex), "key": 64 hex digits, "signature": 128 hex digits}
 
 A line that is changed, taken out of the middle or put elsewhere is found by anybody who has the
-public keys; lines cut off at the end by whoever remembers the newest number.
+public keys; lines cut off at the end by whoever remembers the newest number. A process's own log
+(`OwnAuditLog`) is signed with its key of the day: the first line of a new one vouches for the last.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ import os
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from edgeveil.crypto.keys import SigningKey, VerifyKey, sign, verify
 from edgeveil.crypto.labels import ADMIN_ACTION
 from edgeveil.errors import CryptoError, EdgeVeilError
 
 AUDIT_FILE = "audit.jsonl"
+NEW_KEY = "new_key"
 _FIRST = hashlib.sha256(b"").hexdigest()
 _LINE_BYTES = 1 << 16
 
@@ -34,33 +36,53 @@ class AuditLogError(EdgeVeilError):
 
 
 class AuditLog:
-    """The file `path`; lines are signed with `key`."""
+    """The file `path`; lines are signed with `key`.
+
+    With `succeeds` a key that is not the last line's vouches for that one in a line before its own.
+    """
 
     def __init__(
-        self, path: Path, key: SigningKey, now: Callable[[], datetime] = lambda: datetime.now(UTC)
+        self,
+        path: Path,
+        key: SigningKey,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        *,
+        succeeds: bool = False,
     ) -> None:
-        self._path, self._key, self._now = path, key, now
+        self._path, self._key, self._now, self._succeeds = path, key, now, succeeds
 
     def append(self, action: str, what: Mapping[str, Any]) -> None:
         """Add a line, durably. Raises OSError, and AuditLogError where the last line is damaged."""
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         with os.fdopen(descriptor, "r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            last = _last_line(file.read())
-            number = _entry(last, self._path)["number"] + 1 if last else 1
-            entry = {
-                "number": number,
-                "time": f"{self._now():%Y-%m-%dT%H:%M:%SZ}",
-                "action": action,
-                "what": dict(what),
-                "before": hashlib.sha256(last).hexdigest(),
-                "key": self._key.public().to_bytes().hex(),
-            }
-            entry["signature"] = sign(self._key, ADMIN_ACTION, _payload(entry)).hex()
-            file.seek(0, os.SEEK_END)
-            file.write(json.dumps(entry, ensure_ascii=True).encode() + b"\n")
+            last = _last_line(file)
+            entry = _entry(last, self._path) if last else None
+            own = self._key.public().to_bytes().hex()
+            if self._succeeds and entry is not None and entry["key"] != own:
+                last = self._line(last, entry, NEW_KEY, {"before": entry["key"]})
+                file.write(last + b"\n")
+                entry = _entry(last, self._path)
+            line = self._line(last, entry, action, what)
+            if len(line) > _LINE_BYTES:
+                raise AuditLogError("a line would be too long", where=str(self._path))
+            file.write(line + b"\n")
             file.flush()
             os.fsync(file.fileno())
+
+    def _line(
+        self, last: bytes, before: Mapping[str, Any] | None, action: str, what: Mapping[str, Any]
+    ) -> bytes:
+        entry = {
+            "number": before["number"] + 1 if before else 1,
+            "time": f"{self._now():%Y-%m-%dT%H:%M:%SZ}",
+            "action": action,
+            "what": dict(what),
+            "before": hashlib.sha256(last).hexdigest(),
+            "key": self._key.public().to_bytes().hex(),
+        }
+        entry["signature"] = sign(self._key, ADMIN_ACTION, _payload(entry)).hex()
+        return json.dumps(entry, ensure_ascii=True).encode()
 
 
 def read_audit(path: Path, keys: frozenset[VerifyKey] | None = None) -> list[Mapping[str, Any]]:
@@ -93,8 +115,48 @@ def read_audit(path: Path, keys: frozenset[VerifyKey] | None = None) -> list[Map
     return found
 
 
-def _last_line(raw: bytes) -> bytes:
-    lines = raw.splitlines()
+class OwnAuditLog:
+    """What a process's administrators did: `audit.jsonl` of its state folder.
+
+    Signed with the key that `key` gives at each line, as it may be rotated meanwhile.
+    """
+
+    def __init__(self, state_dir: Path, key: Callable[[], SigningKey]) -> None:
+        self._path, self._key = state_dir / AUDIT_FILE, key
+
+    def append(self, action: str, what: Mapping[str, Any]) -> None:
+        """Add a line, durably; to be called before what it tells is done.
+
+        Raises AuditLogError where it cannot be written: then nothing is to be done either.
+        """
+        try:
+            AuditLog(self._path, self._key(), succeeds=True).append(action, what)
+        except OSError as error:
+            what_failed = f"cannot be written ({error.strerror}), and nothing is done unlogged"
+            fix = "make room and check the rights of the folder"
+            raise AuditLogError(what_failed, where=str(self._path), fix=fix) from error
+
+    def read(self) -> list[Mapping[str, Any]]:
+        """All lines, the oldest first, each by the key of today or one that it succeeds.
+
+        Raises AuditLogError at a line that is not in order.
+        """
+        found = read_audit(self._path)
+        known = {self._key().public().to_bytes().hex()}
+        for entry in reversed(found):
+            if entry["key"] not in known:
+                where = f"{self._path}:{entry['number']}"
+                raise AuditLogError("is signed by a key that nobody vouches for", where=where)
+            if entry["action"] == NEW_KEY:
+                known.add(str(entry["what"].get("before", "")))
+        return found
+
+
+def _last_line(file: BinaryIO) -> bytes:
+    """Without the file's beginning, which may be long; the file is at its end afterwards."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - _LINE_BYTES - 1))
+    lines = file.read().splitlines()
     return lines[-1] if lines else b""
 
 

@@ -9,6 +9,7 @@ from edgeveil.crypto.keys import OpeningKey, SealingKey
 from edgeveil.errors import JobFailed
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.round_context import RoundContext
+from edgeveil.jobs.round_traffic import BrokerUse
 from edgeveil.parts.exchange import Array
 from edgeveil.parts.features import backbone_digests
 from edgeveil.protocol import sealed as real_sealing
@@ -127,11 +128,12 @@ def seal_round(
 
 @dataclass(frozen=True)
 class BroadcastLimits:
-    """What one broadcast, one of its parts, and one batch may have."""
+    """What one broadcast, one of its parts, and one batch may have, and the brokers they pass."""
 
     part_bytes: int
     blob_bytes: int = 256 << 20
     batch_bytes: int = 1 << 30
+    brokers: tuple[BrokerUse, ...] = ()
 
 
 @dataclass

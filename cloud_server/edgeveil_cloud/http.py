@@ -5,16 +5,25 @@ Served on a thread of its own, so that it answers whatever holds the cloud's wor
 Bound to 127.0.0.1 by default. Everything but `/healthz` and `/v1/hello`, `/metrics` too, wants
 `Authorization: Bearer <token>` with the token of a file that only the cloud's owner can read, whose
 scope reaches: `read` for jobs, status and metrics, `submit` for what changes a job or takes its
-model away. Answers are JSON; an error is `{"what": …, "fix": …}`, a refused job
-`{"problems": [...]}`.
+model away; or, over TLS, the certificate of a client that the site file names with its scope.
+Answers are JSON; an error is `{"what": …, "fix": …}`, a refused job `{"problems": [...]}`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any, Protocol, TypeVar
 
@@ -23,6 +32,7 @@ from aiohttp import web
 from edgeveil.errors import ConfigError, EdgeVeilError
 from edgeveil.parts.features.onnx import check_size
 from edgeveil.transport.http import Health, HttpServer, serve
+from edgeveil.transport.listener import ListenAt, peer_names
 from edgeveil.transport.metrics import Metrics
 from edgeveil_cloud.http_token import (
     NONCE,
@@ -37,6 +47,8 @@ from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import JobEntry, StoreAway, StoredEvent, StoreError, UnknownJob
 
 MAX_BODY_BYTES = 1 << 20
+BODY_S = 30.0
+BACKBONE_S = 120.0
 MAX_WAIT_S = 30.0
 _POLL_S = 0.1
 _PAGE = 1000
@@ -45,7 +57,10 @@ ANSWER_S = 30.0
 _LOOK_S = 0.1
 _BROUGHT = "what was asked for may still be done: look before you ask again"
 
+_BY = web.RequestKey("by", str)
+
 T = TypeVar("T")
+Audit = Callable[[str, Mapping[str, str]], None]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -60,6 +75,10 @@ class Ask(Protocol):
 async def ask_here(question: Callable[[], T]) -> T:
     """On the loop that serves HTTP."""
     return question()
+
+
+def unaudited(_action: str, _what: Mapping[str, str]) -> None:
+    """Where nothing is written down: tests and simulations."""
 
 
 class JobControl(Protocol):
@@ -94,9 +113,15 @@ def make_app(
     health: Health | None = None,
     metrics: Metrics | None = None,
     ask: Ask = ask_here,
+    clients: Mapping[str, Scope] | None = None,
+    audit: Audit = unaudited,
 ) -> web.Application:
-    """The application; pass it to `edgeveil.transport.http.serve`."""
-    routes = _Routes(store, control, metrics or Metrics(), ask)
+    """The application; pass it to `edgeveil.transport.http.serve`.
+
+    `clients` need no token: what those may do who show a certificate of such a name. `audit` is
+    told what changes a job, and by whom, before it is done, in a thread of its own.
+    """
+    routes = _Routes(store, control, metrics or Metrics(), ask, audit)
     open_to_all = [
         web.get("/healthz", (health or Health({})).page),
         web.get(PROOF_PATH, _hello(tokens)),
@@ -121,7 +146,7 @@ def make_app(
         **{route.handler: Scope.READ for route in reading},
         **{route.handler: Scope.SUBMIT for route in submitting},
     }
-    guard = _guard(tokens, wanted)
+    guard = _guard(tokens, wanted, clients or {})
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors, guard])
     app.on_shutdown.append(routes.close)
     app.add_routes([*open_to_all, *reading, *submitting])
@@ -129,9 +154,11 @@ def make_app(
 
 
 class _Routes:
-    def __init__(self, store: Store, control: JobControl, metrics: Metrics, ask: Ask) -> None:
+    def __init__(
+        self, store: Store, control: JobControl, metrics: Metrics, ask: Ask, audit: Audit
+    ) -> None:
         self._store, self._control, self._metrics = store, control, metrics
-        self._ask, self._closing = ask, asyncio.Event()
+        self._ask, self._audit, self._closing = ask, audit, asyncio.Event()
 
     async def close(self, _app: web.Application) -> None:
         self._closing.set()
@@ -143,21 +170,24 @@ class _Routes:
         return web.json_response(dict(await self._ask(self._control.status)))
 
     async def submit(self, request: web.Request) -> web.Response:
-        body = await request.read()
+        async with _in_time(BODY_S):
+            body = await request.read()
         try:
             text = body.decode("utf-8")
         except UnicodeDecodeError as error:
             raise ConfigError([f"(posted):1 : not UTF-8 text at byte {error.start}"]) from error
         await asyncio.to_thread(self._control.check, text)
+        await self._note(request, "submit", sha256=hashlib.sha256(body).hexdigest())
         job = await self._ask(lambda: self._control.submit(text))
         return web.json_response({"id": job}, status=201)
 
     async def backbone(self, request: web.Request) -> web.Response:
         """Before the job that names it: a feature extractor (ONNX), kept under its digest."""
         graph = bytearray()
-        async for chunk in request.content.iter_chunked(_CHUNK_BYTES):
-            graph += chunk
-            check_size(graph)
+        async with _in_time(BACKBONE_S):
+            async for chunk in request.content.iter_chunked(_CHUNK_BYTES):
+                graph += chunk
+                check_size(graph)
         digest = await self._ask(lambda: self._store.put_backbone(bytes(graph)))
         return web.json_response({"sha256": digest}, status=201)
 
@@ -190,11 +220,15 @@ class _Routes:
         return web.json_response({"events": [asdict(event) for event in found]})
 
     async def cancel(self, request: web.Request) -> web.Response:
-        await self._ask(lambda: self._control.cancel(request.match_info["id"]))
+        entry = await self._entry(request)
+        await self._note(request, "cancel", job=entry.id)
+        await self._ask(lambda: self._control.cancel(entry.id))
         return web.json_response(_summary(await self._entry(request)))
 
     async def resume(self, request: web.Request) -> web.Response:
-        await self._ask(lambda: self._control.resume(request.match_info["id"]))
+        entry = await self._entry(request)
+        await self._note(request, "resume", job=entry.id)
+        await self._ask(lambda: self._control.resume(entry.id))
         return web.json_response(_summary(await self._entry(request)))
 
     async def model(self, request: web.Request) -> web.Response:
@@ -210,6 +244,10 @@ class _Routes:
             headers={"Content-Disposition": f'attachment; filename="{name}"'},
         )
 
+    async def _note(self, request: web.Request, action: str, **what: str) -> None:
+        """Have written down who is about to do what. Raises AuditLogError."""
+        await asyncio.to_thread(self._audit, action, {**what, "by": request[_BY]})
+
     async def _entry(self, request: web.Request) -> JobEntry:
         """The job that the address names."""
         return await self._ask(lambda: self._store.job(request.match_info["id"]))
@@ -224,6 +262,16 @@ class UnknownModel(UnknownJob):
             f"job '{entry.id}' has no model: it is {entry.status}",
             fix="" if entry.ended else "wait until it is completed",
         )
+
+
+@asynccontextmanager
+async def _in_time(limit_s: float) -> AsyncIterator[None]:
+    """Answers 408 to who sends a request's body for longer."""
+    try:
+        async with asyncio.timeout(limit_s):
+            yield
+    except TimeoutError:
+        raise web.HTTPRequestTimeout(reason=f"the body took over {limit_s:g} s") from None
 
 
 def _summary(entry: JobEntry) -> dict[str, Any]:
@@ -256,19 +304,27 @@ def _hello(tokens: Tokens) -> Handler:
     return hello
 
 
-def _guard(tokens: Tokens, wanted: Mapping[Handler, Scope | None]) -> Any:
+def _guard(
+    tokens: Tokens, wanted: Mapping[Handler, Scope | None], clients: Mapping[str, Scope]
+) -> Any:
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         # Asked before anything else, so that a stranger cannot learn which jobs exist.
         least = wanted.get(request.match_info.handler, Scope.READ)
         if least is None:
             return await handler(request)
-        has = scope_of(request.headers.get("Authorization", ""), tokens())
+        names = [name for name in peer_names(request.transport) if name in clients]
+        found = {f"certificate {name}": clients[name] for name in names}
+        given = scope_of(request.headers.get("Authorization", ""), tokens())
+        if given is not None:
+            found[f"token {given.label}"] = given
+        has = max(found.values(), default=None)
         if has is None:
             return _refusal(401, "the token is missing or wrong", f"pass {_files(least)}")
         if has < least:
             what = f"this wants a token of scope '{least.label}', the one given has '{has.label}'"
             return _refusal(403, what, f"pass {_files(least)}")
+        request[_BY] = max(found, key=lambda one: found[one])
         return await handler(request)
 
     return guard
@@ -356,7 +412,7 @@ class HttpThread:
         """Address for clients on this machine; empty while it is not served."""
         return self._server.url if self._server is not None else ""
 
-    async def start(self, app: web.Application, host: str, port: int) -> None:
+    async def start(self, app: web.Application, host: str | ListenAt, port: int = 0) -> None:
         """Serve `app`. Raises UsageError if the port cannot be had."""
         self._thread.start()
         try:

@@ -8,17 +8,25 @@ from concurrent.futures import ThreadPoolExecutor
 from edgeveil import logs
 from edgeveil.protocol import effects as fx
 from edgeveil.sites.cloud import CloudSite
-from edgeveil.transport.http import STUCK_S, Health, Probe, warn_of_plain_http, writable
+from edgeveil.transport.http import (
+    STUCK_S,
+    Health,
+    Probe,
+    warn_of_plain_http,
+    warnings_of,
+    writable,
+)
 from edgeveil.transport.link import CLOUD_IN, CLOUD_OUT
+from edgeveil.transport.listener import ListenAt
 from edgeveil.transport.metrics import Linked, MeteredHost, Metrics
 from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
-from edgeveil.transport.process import OwnFolder, first_of, run_until_stopped
+from edgeveil.transport.process import OwnFolder, first_of, own_audit_log, run_until_stopped
 from edgeveil.transport.runtime import Runtime
 from edgeveil.transport.service_manager import tell_ready
 from edgeveil.trust.watch import TrustWatch
 from edgeveil_cloud.host import LOG
 from edgeveil_cloud.http import ControlDesk, HttpThread, make_app
-from edgeveil_cloud.http_token import TokenFolder
+from edgeveil_cloud.http_token import Scope, TokenFolder
 from edgeveil_cloud.metrics import CloudMetrics
 from edgeveil_cloud.role import CloudRole, build
 from edgeveil_cloud.store_tables import StoreError
@@ -36,17 +44,22 @@ async def _run_alone(site: CloudSite, stop: asyncio.Event) -> int:
 
 
 async def _run(site: CloudSite, stop: asyncio.Event) -> int:
+    at = ListenAt.of(site.http)
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="edgeveil-work") as executor:
         process = _CloudProcess(site, executor)
         store, control, link = process.cloud.store, process.cloud.control, process.session.link
         process.runtime.follow_logs()
         await process.session.attach(process.runtime, _said)
         tokens = TokenFolder(site.state_dir)
+        audit = own_audit_log(site.state_dir, "cloud").append
+        clients = {one.name: Scope[one.scope.upper()] for one in site.http.clients}
         desk = ControlDesk(asyncio.get_running_loop(), lambda: store.away)
-        app = make_app(store, control, tokens, process.health(), process.metrics, desk)
+        app = make_app(
+            store, control, tokens, process.health(at), process.metrics, desk, clients, audit
+        )
         http = HttpThread()
-        await http.start(app, site.http.host, site.http.port)
-        warn_of_plain_http(site.http.host, LOG)
+        await http.start(app, at)
+        warn_of_plain_http(at, LOG)
         try:
             await link.connect_or_raise()
             tell_ready()
@@ -91,7 +104,7 @@ class _CloudProcess:
         )
         return self.runtime
 
-    def health(self) -> Health:
+    def health(self, at: ListenAt) -> Health:
         """Link, machine and store."""
         store = self.cloud.store
 
@@ -109,7 +122,8 @@ class _CloudProcess:
                 "broker": lambda: self.session.link.connected,
                 "machine": lambda: self.runtime.step_s < STUCK_S,
                 "store": lambda: False if store.away else probe(),
-            }
+            },
+            warnings_of(at),
         )
 
 

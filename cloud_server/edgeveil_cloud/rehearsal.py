@@ -7,8 +7,11 @@ used. There are no devices, no ledger and no records of anybody, so that it cost
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 
 import numpy as np
 
@@ -17,6 +20,7 @@ from edgeveil.crypto.stream import stream_bytes
 from edgeveil.errors import DataError, EdgeVeilError
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import BATCH_RECORDS, MAX_GRAPH_BYTES, OnnxModel
+from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.rehearsal import (
     brief,
@@ -26,8 +30,10 @@ from edgeveil.jobs.rehearsal import (
     training_kinds,
 )
 from edgeveil.jobs.round_context import RoundContext
+from edgeveil.jobs.round_traffic import BrokerUse, RoundTraffic, misfits
+from edgeveil.own_process import is_own, run_apart
 from edgeveil.parts.exchange import TRAIN, Array, Exchange, SegmentSpec
-from edgeveil.parts.features import backbone_digests
+from edgeveil.parts.features import backbone_digests, match_backbones
 from edgeveil.parts.methods.own_code import check_own_code
 from edgeveil.parts.models import runs_python
 from edgeveil.parts.models.softmax_head import bake
@@ -47,6 +53,7 @@ from edgeveil_cloud.commit_round import aggregate
 from edgeveil_cloud.evaluation import Evaluation, clusters
 from edgeveil_cloud.validate_batch import ValidatedBatch
 
+REHEARSAL_S = 300.0  # imports on a slow box and every kind of round
 RECORDS = 16  # of a made-up device
 _FAR = 1e-3  # of a probability: rounding alone makes no such difference
 _KEYS = ("aggregation", "data", "features", "model", "privacy", "round", "selection", "train")
@@ -67,15 +74,44 @@ def rehearse_job(
 
     `limits` are those of the cloud that would run it. Without `devices` no device's half is
     played, and uploads of the public form are made up: nothing then needs torch, unless the
-    model is a user's own; that is always tried.
+    model is a user's own; that is always tried, in a process of its own.
     """
-    _Rehearsal(plan, limits, devices, processor).play()
+    if not runs_python(plan.job.model) or is_own():
+        _Rehearsal(plan, limits, devices, processor).play()
+        return
+    asked = {
+        "job": base64.b64encode(plan.job.canonical()).decode(),
+        "artifacts": [base64.b64encode(one).decode() for one in plan.artifacts.values()],
+        "limits": asdict(limits),
+        "processor": processor,
+    }
+    key = "model.function"
+    try:
+        run_apart(f"{__name__}:play_apart", json.dumps(asked).encode(), REHEARSAL_S, key)
+    except DataError as error:
+        known = error.where.split(".")[0] in _KEYS
+        raise RefusedJobError(
+            error.what, where=error.where if known else key, fix=error.fix or "correct the function"
+        ) from error
+
+
+def play_apart(request: bytes) -> bytes:
+    """`rehearse_job` for a process of its own."""
+    asked = json.loads(request)
+    plan = compile_canonical(base64.b64decode(asked["job"]))
+    graphs = [base64.b64decode(one) for one in asked["artifacts"]]
+    plan = plan.with_artifacts(match_backbones(plan.job.features, graphs))
+    brokers = tuple(BrokerUse(**one) for one in asked["limits"].pop("brokers"))
+    limits = BroadcastLimits(**asked["limits"], brokers=brokers)
+    _Rehearsal(plan, limits, True, asked["processor"]).play()
+    return b""
 
 
 class _Rehearsal:
     """One job's stages in their order, each under the key of the job file that it follows from."""
 
     def __init__(self, plan: Plan, limits: BroadcastLimits, devices: bool, processor: str) -> None:
+        self._exchange_count = len(plan.exchanges)
         plan = brief(plan)
         self._plan, self._limits, self._processor = plan, limits, processor
         self._own = runs_python(plan.job.model)
@@ -184,7 +220,7 @@ class _Rehearsal:
         tensors = pack_tensors(cloud.package(self._state, exchange))
         model = pack_tensors(cloud.model(self._state)) if exchange.infer else b""
         with _stage(exchange.label, self._network):
-            self._check_blob(
+            size = self._check_blob(
                 "its broadcast",
                 RoundPackage(exchange.phase, exchange.number, exchange.infer, tensors, model),
             )
@@ -195,7 +231,21 @@ class _Rehearsal:
                     fix="raise limits.spool_bytes at cloud and proxy, or learn a smaller model",
                 )
 
-    def _check_blob(self, what: str, package: Package) -> None:
+        with _stage(exchange.label, "round"):
+            self._check_traffic(size, context.upload_bytes)
+
+    def _check_traffic(self, broadcast_bytes: int, upload_bytes: int) -> None:
+        """Of one round, over the brokers whose limits are known."""
+        job, uploads = self._plan.job, self._recipients
+        if isinstance(job.selection.devices, int):
+            uploads = max(uploads, job.selection.devices)
+        deadline_s = job.round.deadline_s
+        one = RoundTraffic(broadcast_bytes, upload_bytes, uploads, deadline_s, self._exchange_count)
+        for use in self._limits.brokers:
+            for what, fix in misfits(one, use):
+                raise DataError(what, where="round.deadline_s", fix=fix)
+
+    def _check_blob(self, what: str, package: Package) -> int:
         plain, limit = len(encode_package(package)), self._limits.blob_bytes
         size = stanza_area_bytes(self._recipients) + stream_bytes(plain)
         if size > limit:
@@ -203,6 +253,7 @@ class _Rehearsal:
                 f"{what} has {size} bytes when it is sealed, the limit is {limit}",
                 fix="learn a smaller model, or raise limits.blob_bytes at all parties",
             )
+        return size
 
     @property
     def _recipients(self) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import EdgeVeilError
+from edgeveil.jobs.round_traffic import BrokerUse
 from edgeveil.parts.own_records import held_records
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol import effects as fx
@@ -81,7 +82,7 @@ class CloudRole:
         self.host = CloudHost(
             self.store,
             held_records(site.test_data) if site.test_data else None,
-            BroadcastLimits(part_bytes(limits.packet_bytes), limits.blob_bytes, limits.spool_bytes),
+            limits_of(site),
             spool_dir=site.state_dir,
             clock=clock,
             sealing=sealing,
@@ -121,6 +122,14 @@ class CloudRole:
     def close(self) -> None:
         """Close the store."""
         self.store.close()
+
+
+def limits_of(site: CloudSite) -> BroadcastLimits:
+    """What the cloud of this site file broadcasts at most, over which broker."""
+    limits = site.limits
+    part = part_bytes(limits.packet_bytes)
+    own = BrokerUse("cloud.broker", site.broker.profile, part)
+    return BroadcastLimits(part, limits.blob_bytes, limits.spool_bytes, (own,))
 
 
 def build(

@@ -13,10 +13,11 @@ from edgeveil.sites.data import DataSource, data_mixes
 from edgeveil.sites.links import (
     BrokerLink,
     ByteLimit,
-    Http,
+    CloudHttp,
     Log,
     PacketBytes,
     broker_mixes,
+    http_mixes,
     trust_mixes,
 )
 
@@ -47,7 +48,7 @@ class CloudSite(Block):
     """The proxy's public Ed25519 key, where it is pinned; else `trust_file`."""
     trust_file: SitePath | None = Field(default=None, examples=["../site/trust.json"])
     """What the fleet's offline root delegates, from `edgeveil trust`; newer ones come by wire."""
-    http: Http = Http()
+    http: CloudHttp = CloudHttp()
     """Status and control."""
     test_data: DataSource | None = None
     """Labelled records to test each round's model on; null: none."""
@@ -66,6 +67,7 @@ class CloudSite(Block):
         return self
 
     def _mixes(self) -> Iterator[Mix]:
+        yield from http_mixes(self.http)
         yield from trust_mixes(self.trust_file, proxy_key_file=self.proxy_key_file)
         yield from broker_mixes(self.broker, "broker", self.limits.packet_bytes)
         if self.test_data is not None:

@@ -111,6 +111,18 @@ class BrokerLink(Block):
         return (self.url,) if isinstance(self.url, str) else self.url
 
 
+class HttpTls(Block):
+    """TLS of the status and control pages."""
+
+    cert_file: SitePath
+    """PEM file of the certificate that is shown, with those that lead to its authority."""
+    key_file: SitePath
+    """PEM file of that certificate's private key, unencrypted, for this user's eyes only."""
+    client_ca_file: SitePath | None = None
+    """PEM file of the authorities that vouch for clients; each client then shows a certificate.
+    None: no client is asked for one."""
+
+
 class Http(Block):
     """Where the status and control pages listen."""
 
@@ -118,6 +130,28 @@ class Http(Block):
     """Address; the default is reachable from this machine alone."""
     port: PortNumber = 8701
     """TCP port."""
+    socket: SitePath | None = Field(default=None, examples=["../state/cloud.sock"])
+    """Unix socket to listen on in place of host and port, mode 0600; none: TCP."""
+    socket_group: str | None = Field(default=None, min_length=1, max_length=64)
+    """Group whose members may open `socket` too (mode 0660); none: this user alone."""
+    tls: HttpTls | None = None
+    """Speak HTTPS; none: plain HTTP."""
+
+
+class HttpClient(Block):
+    """A client that is known by its certificate."""
+
+    name: str = Field(min_length=1, max_length=255)
+    """The common name of its subject, or one of its alternative names (DNS, URI or e-mail)."""
+    scope: Literal["read", "submit", "admin"]
+    """What it may do without a token; each includes those before it."""
+
+
+class CloudHttp(Http):
+    """Where the cloud's control listens."""
+
+    clients: tuple[HttpClient, ...] = Field(default=(), max_length=1000)
+    """Clients that need no token, by the certificates that `tls.client_ca_file` vouches for."""
 
 
 class ProxyHttp(Http):
@@ -134,6 +168,24 @@ class Log(Block):
     """Least grave level that is written."""
     format: Literal["text", "json"] = "text"
     """`text` to read, `json` for one object a line."""
+
+
+def http_mixes(http: Http) -> Iterator[Mix]:
+    """Impossible mixes of the block `http`."""
+    if http.socket is not None:
+        for key in ("host", "port", "tls"):
+            if key in http.model_fields_set and getattr(http, key) is not None:
+                text = "a Unix socket stands in place of TCP; drop one of the two"
+                yield Mix((f"http.{key}", "http.socket"), text)
+    elif http.socket_group is not None:
+        yield Mix(("http.socket_group", "http.socket"), "is of a Unix socket; add http.socket")
+    clients = http.clients if isinstance(http, CloudHttp) else ()
+    if clients and (http.tls is None or http.tls.client_ca_file is None):
+        text = "nobody vouches for their certificates; add http.tls.client_ca_file"
+        yield Mix(("http.clients", "http.tls.client_ca_file", "http.tls"), text)
+    names = [one.name for one in clients]
+    for name in dict.fromkeys(name for name in names if names.count(name) > 1):
+        yield Mix(("http.clients",), f"names '{name}' twice; drop one")
 
 
 def trust_mixes(trust_file: Path | None, **keys: Path | None) -> Iterator[Mix]:

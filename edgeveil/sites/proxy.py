@@ -16,6 +16,7 @@ from edgeveil.sites.links import (
     PacketBytes,
     ProxyHttp,
     broker_mixes,
+    http_mixes,
     trust_mixes,
 )
 
@@ -119,6 +120,7 @@ class ProxySite(Block):
         return self
 
     def _mixes(self) -> Iterator[Mix]:
+        yield from http_mixes(self.http)
         yield from trust_mixes(self.trust_file, cloud_key_file=self.cloud_key_file)
         yield from broker_mixes(self.edge_broker, "edge_broker", self.limits.packet_bytes)
         yield from broker_mixes(self.cloud_broker, "cloud_broker", self.limits.packet_bytes)

@@ -7,20 +7,18 @@ more than these, as the proxy, loads no web framework; who serves an application
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
-from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from edgeveil.errors import UsageError
+from edgeveil.transport.listener import ListenAt, Listener, most_connections
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -29,6 +27,9 @@ SHUTDOWN_S = 2.0
 REQUEST_S = 10.0
 REQUEST_BYTES = 16384
 CONNECTIONS = 64  # of watchers at once; more are hung up on
+SILENT_S = 5.0  # until a request's head is whole, and between an answer and the next request
+HEAD_LINE_BYTES = 8190
+HEAD_LINES = 64
 
 
 class Served(Protocol):
@@ -75,37 +76,38 @@ class PageServer:
 
     def __init__(self, pages: Mapping[str, Page]) -> None:
         self._pages = pages
-        self._server: asyncio.Server | None = None
+        self._listener: Listener | None = None
         self._open: set[asyncio.Task[None]] = set()
 
-    async def listen(self, host: str, port: int) -> None:
+    async def listen(self, host: str | ListenAt, port: int = 0) -> None:
         """Serve on the running loop. Raises UsageError if the port cannot be had."""
-        try:
-            self._server = await asyncio.start_server(
-                self._connected, host, port, limit=REQUEST_BYTES
+
+        def connected() -> asyncio.BaseProtocol:
+            return asyncio.StreamReaderProtocol(
+                asyncio.StreamReader(limit=REQUEST_BYTES), self._connected
             )
-        except OSError as error:
-            raise _unheard(error, host, port) from error
+
+        most = min(CONNECTIONS, most_connections())
+        self._listener = Listener(_place(host, port), connected, most)
+        await self._listener.start()
 
     @property
     def url(self) -> str:
         """Address for clients on this machine."""
-        host, port = self._server.sockets[0].getsockname()[:2] if self._server else ("", 0)
-        return _url(host, port)
+        return self._listener.url if self._listener is not None else ""
 
     async def stop(self) -> None:
         """Stop listening; what is being answered is dropped."""
-        if self._server is not None:
-            self._server.close()
+        if self._listener is not None:
+            await self._listener.stop()
         for task in self._open:
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
-        if task is None or len(self._open) >= CONNECTIONS:
-            writer.close()
-            return
+        if task is None:
+            raise RuntimeError("a connection is served in no task")
         self._open.add(task)
         try:
             with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
@@ -154,76 +156,84 @@ def _plain(status: int) -> PageContent:
     return PageContent(text.encode(), "text/plain; charset=utf-8", status)
 
 
-async def serve_pages(pages: Mapping[str, Page], host: str, port: int) -> Served:
+async def serve_pages(pages: Mapping[str, Page], host: str | ListenAt, port: int = 0) -> Served:
     """Serve pages by their paths on the running loop. Raises UsageError for a port in use."""
     server = PageServer(pages)
     await server.listen(host, port)
     return server
 
 
+def _place(host: str | ListenAt, port: int) -> ListenAt:
+    return host if isinstance(host, ListenAt) else ListenAt(host, port)
+
+
 # --- applications -----------------------------------------------------------------------------
 
 
 class HttpServer:
-    """A served application; `port` is the one it got when 0 was asked for."""
+    """A served application; `url` has the port that it got when 0 was asked for."""
 
-    def __init__(self, runner: web.AppRunner, host: str, port: int) -> None:
-        self._runner, self.host, self.port = runner, host, port
+    def __init__(self, runner: web.AppRunner, listener: Listener) -> None:
+        self._runner, self._listener = runner, listener
+
+    @property
+    def port(self) -> int:
+        """The TCP port that it listens on."""
+        return self._listener.port
 
     @property
     def url(self) -> str:
         """Address for clients on this machine."""
-        return _url(self.host, self.port)
+        return self._listener.url
 
     async def stop(self) -> None:
         """Stop listening; open requests get SHUTDOWN_S seconds to end."""
+        await self._listener.stop()
         await self._runner.cleanup()
 
 
-async def serve(app: web.Application, host: str, port: int) -> HttpServer:
-    """Serve `app` on the running loop. Raises UsageError if the port cannot be had."""
+async def serve(app: web.Application, host: str | ListenAt, port: int = 0) -> HttpServer:
+    """Serve `app` on the running loop. Raises UsageError if the port cannot be had.
+
+    A request's head has HEAD_LINES lines of HEAD_LINE_BYTES at most; who has not sent it whole
+    after SILENT_S, or asks nothing more for so long after an answer, is hung up on. How large and
+    how late a body may be is the application's to say.
+    """
     from aiohttp import web
 
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        shutdown_timeout=SHUTDOWN_S,
+        keepalive_timeout=SILENT_S,
+        max_line_size=HEAD_LINE_BYTES,
+        max_field_size=HEAD_LINE_BYTES,
+        max_headers=HEAD_LINES,
+    )
     await runner.setup()
-    site = web.TCPSite(runner, host, port)
+    if runner.server is None:
+        raise RuntimeError("the runner was not set up")
+    listener = Listener(_place(host, port), runner.server, most_connections())
     try:
-        await site.start()
-    except OSError as error:
+        await listener.start()
+    except BaseException:
         await runner.cleanup()
-        raise _unheard(error, host, port) from error
-    return HttpServer(runner, host, runner.addresses[0][1])
+        raise
+    return HttpServer(runner, listener)
 
 
-def is_loopback(host: str) -> bool:
-    """Whether an address is reached from this machine alone."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:  # a name
-        return host == "localhost"
+def warnings_of(at: ListenAt) -> Sequence[str]:
+    """What the health page is to say of where it is served."""
+    return ("plain_http",) if at.is_readable_on_the_way else ()
 
 
-def warn_of_plain_http(host: str, log: logging.Logger) -> None:
+def warn_of_plain_http(at: ListenAt, log: logging.Logger) -> None:
     """One line where others than this machine may reach what is served without encryption."""
-    if not is_loopback(host):
+    if at.is_readable_on_the_way:
         log.warning(
             "plain_http",
-            extra={"host": host, "fix": "listen on 127.0.0.1, or behind what speaks TLS"},
+            extra={"host": at.host, "fix": "set http.tls or http.socket, or listen on 127.0.0.1"},
         )
-
-
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _unheard(error: OSError, host: str, port: int) -> UsageError:
-    if error.errno == errno.EADDRINUSE:
-        what, fix = f"port {port} is taken", "stop what uses it, or set another http.port"
-    elif error.errno == errno.EACCES:
-        what, fix = f"port {port} needs more rights", "set an http.port from 1024"
-    else:
-        what, fix = f"cannot listen ({error.strerror})", "check http.host and http.port"
-    return UsageError(what, where=f"{host}:{port}", fix=fix)
 
 
 # --- health ---------------------------------------------------------------------------------
@@ -238,10 +248,10 @@ Check = Callable[[], bool | Awaitable[bool]]
 
 
 class Health:
-    """Named checks; a process is well while all of them hold."""
+    """Named checks; a process is well while all of them hold. `warnings` are told beside them."""
 
-    def __init__(self, checks: Mapping[str, Check]) -> None:
-        self._checks = checks
+    def __init__(self, checks: Mapping[str, Check], warnings: Sequence[str] = ()) -> None:
+        self._checks, self._warnings = checks, list(warnings)
 
     async def failing(self) -> list[str]:
         """Names of the parts that do not work now."""
@@ -255,9 +265,12 @@ class Health:
     async def told(self) -> PageContent:
         """200 `ok`, or 503 `degraded` and which part: nothing that is worth hiding."""
         parts = await self.failing()
+        found: dict[str, Any] = {"status": "degraded" if parts else "ok"}
         if parts:
-            return PageContent.of_json({"status": "degraded", "parts": parts}, 503)
-        return PageContent.of_json({"status": "ok"})
+            found["parts"] = parts
+        if self._warnings:
+            found["warnings"] = self._warnings
+        return PageContent.of_json(found, 503 if parts else 200)
 
     async def page(self, _request: web.Request) -> web.Response:
         """The same for an application of aiohttp's."""

@@ -13,8 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+from edgeveil.audit_log import OwnAuditLog
 from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.errors import UsageError
+from edgeveil.transport.listener import raise_file_limit
 from edgeveil.transport.service_manager import keep_alive, tell_stopping
 
 EXIT_S = 3.0
@@ -79,6 +81,11 @@ def own_signing_key(state_dir: Path, role: str) -> SigningKey:
     return key
 
 
+def own_audit_log(state_dir: Path, role: str) -> OwnAuditLog:
+    """What administrators do at this process, signed with its key of the day."""
+    return OwnAuditLog(state_dir, lambda: own_signing_key(state_dir, role))
+
+
 def peer_key(path: Path, whose: str) -> VerifyKey:
     """The pinned public key of another party. Raises UsageError if there is none."""
     if not path.is_file():
@@ -105,7 +112,11 @@ def keep_heap() -> None:
 
 
 def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[object, object, int]]) -> int:
-    """Run `main(stop)`; SIGINT and SIGTERM set `stop`, a second one ends at once."""
+    """Run `main(stop)`; SIGINT and SIGTERM set `stop`, a second one ends at once.
+
+    Raises UsageError where the process may open too few files.
+    """
+    raise_file_limit()
     keep_heap()
 
     async def body() -> int:

@@ -24,12 +24,13 @@ from edgeveil.transport.http import (
     Health,
     PageContent,
     Probe,
-    is_loopback,
     serve_pages,
     warn_of_plain_http,
+    warnings_of,
     writable,
 )
 from edgeveil.transport.link import CLOUD_OUT, DEVICES_UP, proxy_topic
+from edgeveil.transport.listener import ListenAt
 from edgeveil.transport.metrics import Linked, MeteredHost, Metrics, gauge
 from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
 from edgeveil.transport.process import OwnFolder, first_of, run_until_stopped
@@ -52,7 +53,7 @@ def run(site: ProxySite) -> int:
 
 class _ProxyProcess:
     def __init__(self, site: ProxySite) -> None:
-        self.site = site
+        self.site, self._at = site, ListenAt.of(site.http)
         self._folder = OwnFolder(site.state_dir)
         packet_bytes = site.limits.packet_bytes
         self.edge = RuntimeLink(
@@ -87,7 +88,8 @@ class _ProxyProcess:
                 "cloud_broker": lambda: self.cloud.link.connected,
                 "machine": lambda: self.runtime.step_s < STUCK_S,
                 "store": Probe(lambda: writable(site.state_dir)),
-            }
+            },
+            warnings_of(self._at),
         )
 
     def _join(self, proxy: ProxyRole) -> Runtime:
@@ -114,7 +116,6 @@ class _ProxyProcess:
         await session.publish(to, frame)
 
     async def run(self, stop: asyncio.Event) -> int:
-        site = self.site
         self.runtime.follow_logs()
         await self.edge.attach(self.runtime, _said("edge"))
         await self.cloud.attach(self.runtime, _said("cloud"))
@@ -123,8 +124,8 @@ class _ProxyProcess:
             "/status": self._status,
             "/metrics": self.metrics.told,
         }
-        http = await serve_pages(pages, site.http.host, site.http.port)
-        warn_of_plain_http(site.http.host, LOG)
+        http = await serve_pages(pages, self._at)
+        warn_of_plain_http(self._at, LOG)
         try:
             await self.edge.link.connect_or_raise()
             await self.cloud.link.connect_or_raise()
@@ -175,7 +176,7 @@ class _ProxyProcess:
             "cooling_down": self.proxy.conduct.cooling_down,
             **({"claims": self.claims.counts()} if self.claims else {}),
         }
-        if is_loopback(self.site.http.host):
+        if self._at.is_local:
             status["misbehaving"] = self.proxy.conduct.misbehaving()
             status["refused_by_device"] = self.proxy.conduct.refused_by_device()
         return PageContent.of_json(status)

@@ -1,14 +1,7 @@
 """Links, ears and certificates for these tests."""
 
 import asyncio
-import datetime
-import ipaddress
 from contextlib import asynccontextmanager
-
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from edgeveil.transport.link import LinkSettings
 from edgeveil.transport.mqtt_link import MqttLink
@@ -57,41 +50,6 @@ async def linked(broker, user, topics=(), **changes):
         yield link, ear
     finally:
         await link.close()
-
-
-def issue(folder, name, *, issuer=None, hosts=()):
-    """A key and a certificate as PEM files; without `issuer`, a CA."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = datetime.datetime.now(datetime.UTC)
-    signer_key, signer_name = (key, subject) if issuer is None else issuer
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(signer_name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(hours=1))
-        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
-    )
-    if hosts:
-        names = [
-            x509.IPAddress(ipaddress.ip_address(host)) if host[0].isdigit() else x509.DNSName(host)
-            for host in hosts
-        ]
-        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-    certificate = builder.sign(signer_key, hashes.SHA256())
-    (folder / f"{name}.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    (folder / f"{name}.key").write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    (folder / f"{name}.key").chmod(0o600)
-    return key, subject
 
 
 def listener_tls(folder, name="here", *, ca=False):

@@ -1,9 +1,10 @@
 """Real brokers for these tests: both engines, none skipped."""
 
 import pytest
-from broker_harness import PASSWORDS, issue
+from broker_harness import PASSWORDS
 
 from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess
+from tests.kits.certificates import issue
 
 
 @pytest.fixture(params=["mosquitto", "amqtt"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -96,8 +97,17 @@ class LiveSite:
         for broker in self.brokers.values():
             broker.stop()
 
-    def start(self, name: str, *configs: Path, blocked: Path | None = None) -> subprocess.Popen:
-        """`edgeveil cloud|proxy|edge --config …`; its output goes to a log of that name."""
+    def start(
+        self,
+        name: str,
+        *configs: Path,
+        blocked: Path | None = None,
+        files: tuple[int, int] | None = None,
+    ) -> subprocess.Popen:
+        """`edgeveil cloud|proxy|edge --config …`; its output goes to a log of that name.
+
+        `files` are soft and hard limit of what it may open.
+        """
         command = [sys.executable, "-m", "edgeveil_tools.cli", name.split("-")[0], "--config"]
         env = dict(os.environ)
         if blocked:
@@ -107,6 +117,8 @@ class LiveSite:
             self.processes[name] = subprocess.Popen(
                 [*command, *map(str, configs)], stdout=log, stderr=log, env=env
             )
+        if files is not None:  # at once: it takes far longer until the process looks
+            resource.prlimit(self.processes[name].pid, resource.RLIMIT_NOFILE, files)
         return self.processes[name]
 
     def start_all(self) -> None:

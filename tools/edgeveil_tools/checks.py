@@ -8,8 +8,9 @@ its owner's console, and nothing of it is stored or sent.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,9 +72,10 @@ def load(path: Path) -> tuple[str, tuple[LocalJob, Plan] | Site | Policy | Fleet
     return kind, load_site(path)
 
 
-def validate(path: str | Path) -> list[ConfigProblem]:
+def validate(path: str | Path, limits: BroadcastLimits | None = None) -> list[ConfigProblem]:
     """Every problem of a configuration file of any kind; [] where it is sound.
 
+    `limits` are those of the site that would play a job (`site_limits`), None the usual ones.
     A job is also played on made-up records, where the cloud's libraries are installed. Whether the
     keys, passwords and data that a site file names exist is for the process to see when it starts.
     Nothing is trained: that the public encoder of digits is not made yet is a problem too.
@@ -82,7 +84,7 @@ def validate(path: str | Path) -> list[ConfigProblem]:
     try:
         _, found = load(Path(path))
         if isinstance(found, tuple):
-            rehearse(found[1], Path(path), needed=False)
+            rehearse(found[1], Path(path), limits=limits, needed=False)
     except ConfigError as error:
         return error.places
     return []
@@ -126,6 +128,37 @@ def usual_limits() -> BroadcastLimits:
     usual = CloudLimits()
     parts = part_bytes(usual.packet_bytes)
     return BroadcastLimits(parts, usual.blob_bytes, batch_bytes=usual.spool_bytes)
+
+
+def site_limits(paths: Iterable[Path], devices: int = 0) -> BroadcastLimits | None:
+    """What the cloud and the proxy of these files take of a round, their brokers' quotas too.
+
+    `devices` are connected to the proxy's edge broker; 0: as many as a round has at least. None
+    where no file is a sound cloud's or proxy's, or the cloud's libraries are missing.
+    """
+    from edgeveil.sites.cloud import CloudSite
+    from edgeveil.sites.proxy import ProxySite
+
+    sites: list[Site] = []
+    for path in paths:
+        with suppress(ConfigError):  # told of the file itself
+            if kind_of(parsed(read(path), str(path)).value) in ("cloud", "proxy"):
+                sites.append(load_site(path))
+    if not sites:
+        return None
+    try:
+        from edgeveil.jobs.round_traffic import BrokerUse
+        from edgeveil_cloud.role import limits_of
+    except ModuleNotFoundError:
+        return None
+    clouds = [limits_of(site) for site in sites if isinstance(site, CloudSite)]
+    limits, found = (clouds or [usual_limits()])[0], []
+    for site in sites:
+        if isinstance(site, ProxySite):
+            link, parts = site.edge_broker, part_bytes(site.limits.packet_bytes)
+            least = max(devices, site.min_batch_floor)
+            found.append(BrokerUse("proxy.edge_broker", link.profile, parts, link.links, least))
+    return replace(limits, brokers=(*limits.brokers, *found))
 
 
 def schema(kind: str) -> Schema:

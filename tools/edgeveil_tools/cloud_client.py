@@ -9,10 +9,11 @@ import hmac
 import json
 import re
 import secrets
+import socket
+import ssl
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import (
     BadStatusLine,
@@ -27,10 +28,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from edgeveil.errors import ConfigError, JobFailed, UsageError
+from edgeveil.errors import BrokerError, ConfigError, JobFailed, UsageError
 from edgeveil.jobs import Job
 from edgeveil.parts.features import read_backbones
-from edgeveil.transport.http import is_loopback
+from edgeveil.sites.links import Http
+from edgeveil.transport.dialling import client_context
+from edgeveil.transport.listener import is_loopback
 from edgeveil_cloud.http_token import PROOF_PATH, proof, read_token
 from edgeveil_tools.checks import plan_of, rehearse
 from edgeveil_tools.local.job import submitted
@@ -57,15 +60,17 @@ class CloudAway(UsageError):  # noqa: N818 - the state's name
 
 
 class Cloud:
-    """A running cloud at `url`, as `http://127.0.0.1:8701`.
+    """A running cloud at `url`: `http://127.0.0.1:8701`, `https://HOST:PORT` or `unix:PATH`.
 
     `token` is a secret of its HTTP control: the text itself, or the path of one of the token files
-    in the cloud's state folder, `http-read.token`, `http-submit.token` or `http.token`. Over plain
-    HTTP it goes to this machine alone, or anywhere with `insecure_http`, and only after what
-    answers there has proved that it knows the token. What only reads is asked again for
-    `patience_s` while nothing answers: a cloud may restart. Each method raises UsageError or
-    ConfigError with the fix, CloudAway among them where nothing answers. Methods may be called from
-    several threads.
+    in the cloud's state folder, `http-read.token`, `http-submit.token` or `http.token`; None where
+    the cloud knows this client by its certificate, `cert_file` with `key_file` (PEM), over https.
+    `ca_file` vouches for the cloud's own certificate; None: the system's authorities do. Over plain
+    HTTP the token goes to this machine alone, or anywhere with `insecure_http`; there and at a Unix
+    socket only after what answers has proved that it knows the token. What only reads is asked
+    again for `patience_s` while nothing answers: a cloud may restart. Each method raises UsageError
+    or ConfigError with the fix, CloudAway among them where nothing answers. Methods may be called
+    from several threads.
 
         cloud = Cloud("http://127.0.0.1:8701", Path("site/state/cloud/http.token"))
         job = cloud.submit("configs/jobs/quickstart.yaml")
@@ -76,35 +81,31 @@ class Cloud:
     def __init__(
         self,
         url: str,
-        token: str | Path,
+        token: str | Path | None = None,
         *,
+        ca_file: Path | None = None,
+        cert_file: Path | None = None,
+        key_file: Path | None = None,
         patience_s: float = 0.0,
         insecure_http: bool = False,
     ) -> None:
         self._patience_s = patience_s
-        try:
-            parts = urlsplit(url)
-            host, port, kind = parts.hostname or "", parts.port, parts.scheme
-            host.encode("idna")
-        except ValueError:
-            host, port, kind = "", None, ""
-        if kind not in ("http", "https") or not _HOST.fullmatch(host) or parts.username is not None:
-            raise UsageError(
-                "is no address of a cloud",
-                where=re.sub("//.*@", "//…@", url),  # a password is for no log
-                fix="use http://127.0.0.1:8701",
-            )
-        if kind == "http" and not is_loopback(host) and not insecure_http:
+        self._address = HttpAddress.parse(url, ca_file, cert_file, key_file)
+        self.url = self._address.url
+        if self._address.is_readable_on_the_way and token is not None and not insecure_http:
             raise UsageError(
                 "the token would cross the network unencrypted",
                 where=url,
                 fix="use https://, or a tunnel, ssh -L 8701:127.0.0.1:8701 HOST; if all who can"
                 " listen may have the token: --insecure-http (insecure_http=True)",
             )
-        self.url = url.rstrip("/")
-        self._tls, self._host, self._port = kind == "https", host, port
-        self._prefix = quote(parts.path.rstrip("/"))
-        self._token = _token(token)
+        if token is None and cert_file is None:
+            raise UsageError(
+                "neither a token nor a certificate is given",
+                where=url,
+                fix="pass --token-file, or --cert-file and --key-file over https://",
+            )
+        self._token = None if token is None else _token(token)
 
     def submit(self, job: str | Path | Job) -> str:
         """Queue a job, by its file or as it was loaded; returns its id.
@@ -201,6 +202,15 @@ class Cloud:
             write_whole(path, content)
         return path
 
+    def status(self) -> JsonObject:
+        """What the cloud does now: its state, job and round, counts of devices and jobs."""
+        return self._json("GET", "/status")
+
+    def metrics(self) -> str:
+        """Its metrics in Prometheus' text form."""
+        found = self._request("GET", "/metrics", None, TIMEOUT_S, "text/plain")
+        return found.decode("utf-8", "replace")
+
     def list(self) -> JsonRows:
         """All jobs, oldest first: id, status, reason, submitted_at, ended_at, …"""
         return self._rows("/jobs", "jobs", ("id", "status"))
@@ -248,15 +258,21 @@ class Cloud:
     def _request_once(
         self, method: str, path: str, body: bytes | None, timeout_s: float, content_type: str
     ) -> bytes:
-        kind = HTTPSConnection if self._tls else HTTPConnection
-        connection = kind(self._host, self._port, timeout=timeout_s)
+        connection = self._address.connection(timeout_s)
         try:
-            if not self._tls:
-                self._have_proof(connection)
-            headers = {"Authorization": f"Bearer {self._token}"}
-            connection.request(method, self._prefix + path, body, headers)
+            if self._token is not None and self._address.tls is None:
+                self._have_proof(connection, self._token)
+            headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+            connection.request(method, self._address.prefix + path, body, headers)
             answer = connection.getresponse()
             content = answer.read()
+        except ssl.SSLCertVerificationError as error:
+            raise UsageError(
+                f"its certificate is not to be trusted: {error.verify_message}",
+                where=self.url,
+                fix="name the authority that vouches for the cloud with --ca-file, and the host"
+                " that stands in its certificate",
+            ) from error
         except (OSError, HTTPException) as error:
             if isinstance(error, _NO_HTTP) and not isinstance(error, RemoteDisconnected):
                 raise self._no_cloud() from error
@@ -274,13 +290,13 @@ class Cloud:
             raise self._no_cloud()
         return content
 
-    def _have_proof(self, connection: HTTPConnection) -> None:
+    def _have_proof(self, connection: HTTPConnection, token: str) -> None:
         """Make sure that the other end of this very connection knows the token.
 
         Else whoever took the port while the cloud was down would be handed it.
         """
         nonce = secrets.token_hex(32)
-        connection.request("GET", f"{self._prefix}{PROOF_PATH}?nonce={nonce}")
+        connection.request("GET", f"{self._address.prefix}{PROOF_PATH}?nonce={nonce}")
         connection.auto_open = 0  # never on to another connection, whose end has proved nothing
         answer = connection.getresponse()
         found = _mapping(answer.read(_PROOF_BYTES)) or {}
@@ -289,7 +305,7 @@ class Cloud:
         proofs = found.get("proofs")
         if not isinstance(proofs, list):
             raise self._no_cloud()
-        wanted = proof(self._token, nonce).encode()
+        wanted = proof(token, nonce).encode()
         given = (one.encode("utf-8", "replace") for one in proofs if isinstance(one, str))
         if not any(hmac.compare_digest(one, wanted) for one in given):
             raise UsageError(
@@ -306,6 +322,84 @@ class Cloud:
         what = str(found.get("what", f"answers HTTP status {status}"))
         kind = CloudAway if status == HTTPStatus.SERVICE_UNAVAILABLE else UsageError
         return kind(what, where=self.url, fix=str(found.get("fix", "")))
+
+
+@dataclass(frozen=True)
+class HttpAddress:
+    """Where an HTTP server is reached, and how; a connection of its own for each request."""
+
+    url: str
+    host: str = ""
+    port: int | None = None
+    prefix: str = ""  # before the path of each request
+    socket: Path | None = None
+    tls: ssl.SSLContext | None = None
+
+    @classmethod
+    def parse(
+        cls,
+        url: str,
+        ca_file: Path | None = None,
+        cert_file: Path | None = None,
+        key_file: Path | None = None,
+    ) -> HttpAddress:
+        """`http://host:port`, `https://host:port` or `unix:PATH`. UsageError for anything else."""
+        files = {"--ca-file": ca_file, "--cert-file": cert_file, "--key-file": key_file}
+        given = [option for option, path in files.items() if path is not None]
+        if given and not url.startswith("https://"):
+            what = f"{given[0]} is of TLS, which this address does not speak"
+            raise UsageError(what, where=_shown(url), fix="use https://, or leave it out")
+        if url.startswith("unix:"):
+            path = Path(url.removeprefix("unix:")).expanduser()
+            return cls(f"unix:{path}", socket=path)
+        try:
+            parts = urlsplit(url)
+            host, port, kind = parts.hostname or "", parts.port, parts.scheme
+            host.encode("idna")
+        except ValueError:
+            host, port, kind = "", None, ""
+        if kind not in ("http", "https") or not _HOST.fullmatch(host) or parts.username is not None:
+            fix = "use http://127.0.0.1:8701, https://HOST:8701 or unix:PATH"
+            raise UsageError("is no address of a cloud", where=_shown(url), fix=fix)
+        context = _client_context(ca_file, cert_file, key_file) if kind == "https" else None
+        return cls(url.rstrip("/"), host, port, quote(parts.path.rstrip("/")), tls=context)
+
+    @property
+    def is_readable_on_the_way(self) -> bool:
+        """Whether what is sent leaves this machine unencrypted."""
+        return self.tls is None and self.socket is None and not is_loopback(self.host)
+
+    def connection(self, timeout_s: float) -> HTTPConnection:
+        """A new one, not yet connected."""
+        if self.socket is not None:
+            return _UnixConnection(self.socket, timeout_s)
+        if self.tls is not None:
+            return HTTPSConnection(self.host, self.port, timeout=timeout_s, context=self.tls)
+        return HTTPConnection(self.host, self.port, timeout=timeout_s)
+
+
+class _UnixConnection(HTTPConnection):
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+def _client_context(
+    ca_file: Path | None, cert_file: Path | None, key_file: Path | None
+) -> ssl.SSLContext:
+    try:
+        return client_context(ca_file, cert_file, key_file)
+    except BrokerError as error:
+        raise UsageError(error.what, where=error.where, fix=error.fix) from error
+
+
+def _shown(url: str) -> str:
+    return re.sub("//.*@", "//…@", url)  # a password is for no log
 
 
 def _token(token: str | Path) -> str:
@@ -334,22 +428,37 @@ def _holds(found: object, keys: Sequence[str]) -> bool:
     return isinstance(found, dict) and all(key in found for key in keys)
 
 
-def get_json(url: str, token: str = "") -> dict[str, Any]:
-    """A JSON object over HTTP, past any proxy of the system; OSError when there is none."""
-    found = _mapping(get_text(url, token).encode())
+def own_address(http: Http) -> str:
+    """Where this machine's own clients reach what listens so."""
+    if http.socket is not None:
+        return f"unix:{http.socket}"
+    # What listens on all addresses is asked on this machine's own.
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(http.host, http.host)  # noqa: S104
+    host = f"[{host}]" if ":" in host else host
+    return f"{'http' if http.tls is None else 'https'}://{host}:{http.port}"
+
+
+def get_json(url: str, page: str) -> dict[str, Any]:
+    """The JSON object of a page that wants no token, as `/status`; OSError when there is none."""
+    found = _mapping(get_text(url, page).encode())
     if found is None:
         raise OSError("no JSON object")
     return found
 
 
-def get_text(url: str, token: str = "", timeout_s: float = 2.0) -> str:
-    """A page over HTTP, past any proxy of the system; OSError when there is none."""
-    request = urllib.request.Request(url)  # noqa: S310 - our own address
-    if token:
-        request.add_header("Authorization", f"Bearer {token}")
+def get_text(url: str, page: str, timeout_s: float = 2.0) -> str:
+    """A page that wants no token, past any proxy of the system; OSError when there is none."""
     try:
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(request, timeout=timeout_s) as answer:
-            return str(answer.read(_PAGE_BYTES).decode("utf-8", "replace"))
-    except (ValueError, urllib.error.URLError, HTTPException) as error:
-        raise OSError(str(getattr(error, "reason", None) or error)) from error
+        address = HttpAddress.parse(url)
+        connection = address.connection(timeout_s)
+        try:
+            connection.request("GET", address.prefix + page)
+            answer = connection.getresponse()
+            content = answer.read(_PAGE_BYTES)
+        finally:
+            connection.close()
+    except (UsageError, HTTPException) as error:
+        raise OSError(str(error)) from error
+    if answer.status >= 400:
+        raise OSError(f"HTTP status {answer.status} {answer.reason}")
+    return content.decode("utf-8", "replace")

@@ -2,15 +2,18 @@
 
 The code never travels: it is installed wherever the model is trained, and runs only where that is
 allowed (`allowed_python_models` of a device's policy, `allow_python_models` of the cloud's site).
+It is asked for weights and ONNX form in a process of its own, which it may end.
 The job carries names and shapes of the weights, so that it is priced and judged without the code.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,9 +22,11 @@ from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, ValidationInfo, model_validator
 
 from edgeveil.errors import OF_OTHERS_CODE, DataError
+from edgeveil.own_process import is_own, run_apart
 from edgeveil.parts.features.onnx_nodes import OPSET
 from edgeveil.parts.models.layers import Shape, Weight
 from edgeveil.parts.models.network import START_SEED, ModelParameters, ModelPart, Network
@@ -33,6 +38,7 @@ if TYPE_CHECKING:
     from edgeveil.parts.features.onnx_nodes import NodeList
     from edgeveil.parts.models.layers import Shape
 
+LOAD_S = 180.0  # for the import of torch on a slow box too
 _CALLS = Lock()  # torch puts the weights into the module itself for a call
 _Size = Annotated[int, Field(ge=1, le=1 << 24)]
 _Named = tuple[
@@ -68,11 +74,10 @@ class PythonParameters(ModelParameters):
         if (info.context or {}).get("folder") is None:
             return given
         try:
-            found = loaded(function)
+            weights = json.loads(_run(weights_apart, function, {}))
         except DataError as error:
             raise ValueError(str(error)) from error
-        weights = tuple((name, tuple(value.shape)) for name, value in found.named_parameters())
-        return {**given, "weights": weights}
+        return _with_tuples({**given, "weights": weights})
 
     @model_validator(mode="after")
     def _known(self) -> Self:
@@ -150,11 +155,16 @@ class PythonNetwork(Network):
 
     def initial(self) -> dict[str, Any]:
         """The parameters that the function gives, with torch's seed fixed."""
-        first = {}
+        first: dict[str, Any] = {}
         for name, layer in self.layers:
             if isinstance(layer, Module):
-                for one, value in layer.loaded().named_parameters():
-                    first[f"{name}.{one}"] = value.detach().cpu().numpy().copy()
+                given = {"parameters": layer.parameters.model_dump(mode="json")}
+                found = unpack_arrays(_run(initial_apart, layer.parameters.function, given))
+                if {one: array.shape for one, array in found.items()} != dict(
+                    layer.parameters.weights
+                ):
+                    raise layer.refused("gave other weights than it said it has")
+                first.update({f"{name}.{one}": array for one, array in found.items()})
         return first
 
 
@@ -202,6 +212,60 @@ def _refused(function: str, what: str, fix: str = "correct the function") -> Dat
     return DataError(what, where=f"model python: {function}", fix=fix)
 
 
+# What a job asks of the code beside training, in a process of its own (`edgeveil.own_process`).
+
+
+def _run(apart: Callable[[bytes], bytes], function: str, given: Mapping[str, Any]) -> bytes:
+    """`apart` for this function and what is given, here where this process is such a one."""
+    request = json.dumps({"function": function, **given}).encode()
+    if is_own():
+        return apart(request)
+    return _ran(f"{__name__}:{apart.__name__}", request, f"model python: {function}")
+
+
+@lru_cache(maxsize=8)  # a job asks for the same several times
+def _ran(target: str, request: bytes, where: str) -> bytes:
+    return run_apart(target, request, LOAD_S, where)
+
+
+def weights_apart(request: bytes) -> bytes:
+    """Names and shapes of the parameters, as JSON."""
+    module = loaded(json.loads(request)["function"])
+    return json.dumps([[n, list(value.shape)] for n, value in module.named_parameters()]).encode()
+
+
+def initial_apart(request: bytes) -> bytes:
+    """The module's own first weights, as an NPZ file."""
+    found = _asked(request, 1).loaded().named_parameters()
+    return pack_arrays({name: value.detach().cpu().numpy().copy() for name, value in found})
+
+
+def exported_apart(request: bytes) -> bytes:
+    """The module as ONNX, as PyTorch exports it."""
+    asked = json.loads(request)
+    return _exported(_asked(request, asked["classes"]), tuple(asked["shape"]))
+
+
+def _asked(request: bytes, classes: int) -> Module:
+    return Module(PythonParameters.model_validate(json.loads(request)["parameters"]), classes)
+
+
+def pack_arrays(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """As an NPZ file."""
+    file = io.BytesIO()
+    np.savez(file, **arrays)  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+def unpack_arrays(raw: bytes) -> dict[str, NDArray[Any]]:
+    """Those of an NPZ file; DataError where it is none."""
+    try:
+        with np.load(io.BytesIO(raw), allow_pickle=False) as found:
+            return {name: found[name] for name in found.files}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError("are no arrays", where="model.function") from error
+
+
 # A torch.nn.Module as ONNX nodes among others.
 
 _RECORDS = 2  # of the traced batch
@@ -221,7 +285,16 @@ def exported_nodes(layer: Module, name: str, graph: NodeList, x: str, given: Sha
     import onnx
 
     weights = {name for name, _ in layer.parameters.weights}
-    parts = onnx.load_model_from_string(_exported(layer, given)).graph
+    asked = {
+        "parameters": layer.parameters.model_dump(mode="json"),
+        "classes": layer.classes,
+        "shape": list(given),
+    }
+    raw = _run(exported_apart, layer.parameters.function, asked)
+    try:
+        parts = onnx.load_model_from_string(raw).graph
+    except ValueError as error:  # it comes from where the user's code ran
+        raise layer.refused("gave no ONNX model") from error
     for node in parts.node:
         if any(one.HasField("g") for one in node.attribute):
             why = f"has no plain ONNX form: a branch or a loop (operator '{node.op_type}')"

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from edgeveil.errors import ConfigError, UsageError
 from edgeveil.transport.http import serve
-from edgeveil_cloud import database
+from edgeveil_cloud import database, http
 from edgeveil_cloud.http import MAX_BODY_BYTES, make_app
 from edgeveil_cloud.http_token import Scope, TokenFolder, load_or_make_token, rotate_token
 from edgeveil_cloud.store import Store
@@ -374,3 +374,23 @@ def test_a_store_that_is_away_is_no_conflict(monkeypatch):
             assert json.loads(content)["fix"]
 
     play(scenario)
+
+
+def test_a_body_that_does_not_come_takes_no_place_for_long(monkeypatch):
+    monkeypatch.setattr(http, "BODY_S", 0.1)
+    monkeypatch.setattr(http, "BACKBONE_S", 0.1)
+
+    async def run():
+        store = Store()
+        server = await serve(make_app(store, Control(store), tokens), "127.0.0.1", 0)
+        for line in (b"POST /jobs", b"PUT /backbones"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            head = f"Host: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 9".encode()
+            writer.write(line + b" HTTP/1.1\r\n" + head + b"\r\n\r\njob")
+            assert (await asyncio.wait_for(reader.readline(), 60)).split()[1] == b"408"
+            writer.close()
+        assert store.jobs() == ()
+        await server.stop()
+        store.close()
+
+    asyncio.run(run())

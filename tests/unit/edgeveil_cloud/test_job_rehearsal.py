@@ -181,6 +181,7 @@ def test_sizes_that_would_fail_late_are_refused(
     assert "limits." in caught.value.fix
 
 
+@pytest.mark.usefixtures("own_process_here")  # which sees what is set here
 def test_a_final_model_above_what_a_device_takes_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

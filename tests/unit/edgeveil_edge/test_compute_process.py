@@ -345,6 +345,22 @@ def test_a_trial_that_never_ends_is_ended_and_refused(process, tmp_path, monkeyp
     assert "did not end" in found.refused
 
 
+@pytest.mark.parametrize(
+    "ends",
+    [
+        ("class Net", "os.abort()\nclass Net"),
+        ("class Net", "raise SystemExit\nclass Net"),
+        ("super()", "os._exit(0)\n        super()"),
+        ("return self", "os.abort()\n        return self"),
+    ],
+)
+def test_code_that_ends_its_process_ends_a_trial_and_no_device(process, tmp_path, ends) -> None:
+    (tmp_path / "code" / f"{MODULE}.py").write_text(CODE.replace(*ends))
+    far = remote(process, tmp_path, records(tmp_path / "own.npz"))
+    assert far.try_job(own_net(), trains=True).refused
+    assert far.answer(computation(taught())).parts  # another job's round goes on
+
+
 def test_a_worker_begins_with_all_that_a_trial_loaded(process, tmp_path) -> None:
     job = taught(
         features=(),

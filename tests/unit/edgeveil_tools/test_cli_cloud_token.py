@@ -38,7 +38,11 @@ def test_a_scopes_token_is_named_kept_and_rotated(config, tmp_path, capsys, scop
     assert said.out.split() == [str(path)] * 3
     assert first not in said.out + said.err
     assert second not in said.out + said.err
-    assert [one.name for one in path.parent.iterdir()] == [name]
+    tokens = [one.name for one in path.parent.iterdir() if "token" in one.name]
+    assert tokens == [name]
+    assert cli.main(["cloud", "log", "--config", str(config)]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.split()[2:] == ["rotate_token", "scope", scope]
 
 
 def test_the_cloud_without_a_site_file_is_told(capsys):

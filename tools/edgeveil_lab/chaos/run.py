@@ -373,14 +373,13 @@ class ChaosRun:
         }
         with suppress(OSError):
             found["proxy"] = self._proxy_status()
-        with suppress(OSError):
-            token = self.site.site.token_file.read_text("ascii").strip()
-            found["cloud"] = get_json(f"{self.site.site.plan.url}/status", token)
+        with suppress(OSError, EdgeVeilError):
+            found["cloud"] = self._client().status()
         return found
 
     def _proxy_status(self) -> dict[str, Any]:
         plan = self.site.site.plan
-        return get_json(f"http://{plan.host}:{plan.ports.proxy_http}/status")
+        return get_json(f"http://{plan.host}:{plan.ports.proxy_http}", "/status")
 
     def _client(self) -> Cloud:
         return Cloud(self.site.site.plan.url, self.site.site.token_file)

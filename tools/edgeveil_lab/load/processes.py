@@ -15,9 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from edgeveil.errors import EdgeVeilError
 from edgeveil.transport.metrics import peak_rss_bytes
-from edgeveil_cloud.http_token import read_token
 from edgeveil_lab.load.sites import LocalSite, TargetSite
-from edgeveil_tools.cloud_client import get_text
+from edgeveil_tools.cloud_client import Cloud, get_text
 
 
 @dataclass(frozen=True)
@@ -157,8 +156,9 @@ def page(url: str | None, token_file: Path | None = None) -> Read:
     def read() -> ProcessFigures:
         if url is None:
             raise OSError("its HTTP address is not known: name it with --proxy-http URL")
-        token = read_token(token_file) if token_file else ""
-        return figures(get_text(f"{url.rstrip('/')}/metrics", token, _WAIT_S))
+        if token_file is None:
+            return figures(get_text(url, "/metrics", _WAIT_S))
+        return figures(Cloud(url, token_file, insecure_http=True).metrics())
 
     return read
 

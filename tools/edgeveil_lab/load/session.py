@@ -12,7 +12,6 @@ from typing import Any
 import yaml
 
 from edgeveil.errors import BrokerError, EdgeVeilError
-from edgeveil_cloud.http_token import read_token
 from edgeveil_lab.load.leader import Leader, SiteAccess, join_token
 from edgeveil_lab.load.processes import watch_of
 from edgeveil_lab.load.run_log import LEAST_S, LoadRunLog, RunMeasurements, SampleSeries, outcome
@@ -173,15 +172,15 @@ class LoadSession:
         """Whether the proxy heard every device and the cloud has every key."""
         wanted, target, proxy = self._options.devices, self._target, self._target.proxy_http
         with suppress(OSError, EdgeVeilError):
-            token, asked_s = read_token(target.token_file), time.time()
-            status = get_json(f"{target.cloud}/status", token)
+            asked_s = time.time()
+            status = Cloud(target.cloud, target.token_file, insecure_http=True).status()
             known = int(status.get("enrolled", 0))
             if "time_s" in status and self._site is None:  # else it is the same clock
                 self._run_log.ahead_s = float(status["time_s"]) - (asked_s + time.time()) / 2
             self.measured.enrolled = known
             if known < wanted:
                 return False
-            return not proxy or get_json(f"{proxy}/status").get("online", 0) >= wanted
+            return not proxy or get_json(proxy, "/status").get("online", 0) >= wanted
         return False
 
     async def _hold(self) -> None:

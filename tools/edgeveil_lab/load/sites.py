@@ -28,7 +28,7 @@ from edgeveil.transport.process import own_signing_key, peer_key
 from edgeveil_lab.load.scenario import LoadOptions
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_tools.cli.common import load_as
-from edgeveil_tools.cloud_client import get_json
+from edgeveil_tools.cloud_client import get_json, own_address
 from edgeveil_tools.local.children import Children
 from edgeveil_tools.site.broker_rules import users_text
 from edgeveil_tools.site.brokers import (
@@ -382,7 +382,7 @@ def _answering(proxy_http: str | None) -> str | None:
         return None
     url = proxy_http.rstrip("/")
     try:
-        get_json(f"{url}/status")
+        get_json(url, "/status")
     except OSError as error:
         raise UsageError(
             f"no proxy answers at {url} ({error})",
@@ -398,11 +398,11 @@ def _on_this_machine(options: LoadOptions, folder: Path) -> tuple[TargetSite, Lo
     cloud_key, proxy_key = _keys(folder / "keys")
     target = TargetSite(
         broker=_plain(proxy.edge_broker.urls),
-        cloud=f"http://{cloud.http.host}:{cloud.http.port}",
+        cloud=own_address(cloud.http),
         token_file=cloud.state_dir / "http.token",
         cloud_key=cloud_key,
         proxy_key=proxy_key,
-        proxy_http=f"http://{proxy.http.host}:{proxy.http.port}",
+        proxy_http=own_address(proxy.http),
         ca=proxy.edge_broker.ca_file,
     )
     return target, _admitted(folder, proxy, options.devices)

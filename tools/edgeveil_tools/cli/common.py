@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -59,6 +60,16 @@ def load_as(kind: type[S], path: Path) -> S:
         where=str(path),
         fix=f"pass it to `edgeveil {found}`",
     )
+
+
+def print_audit(entries: Iterable[Mapping[str, Any]], *, as_json: bool) -> None:
+    """Print what administrators did, a line each, the oldest first."""
+    for entry in entries:
+        if as_json:
+            print(json.dumps(entry))
+        else:
+            what = ", ".join(f"{key} {value}" for key, value in entry["what"].items())
+            print(f"{entry['number']:>4}  {entry['time']}  {entry['action']:<8} {what}".rstrip())
 
 
 def load_edge(path: Path) -> EdgeSite:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -114,13 +115,34 @@ def _add_cloud(one: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=f"the cloud's site file, for address and token (default {DEFAULT_CLOUD_CONFIG})",
     )
-    one.add_argument("--cloud", metavar="URL", help="address instead, http://127.0.0.1:8701")
+    one.add_argument(
+        "--cloud",
+        metavar="URL",
+        default=os.environ.get("EDGEVEIL_CLOUD"),
+        help="address instead: http://127.0.0.1:8701, https://HOST:8701 or unix:PATH"
+        " (EDGEVEIL_CLOUD)",
+    )
     one.add_argument(
         "--token-file",
         type=Path,
         metavar="FILE",
-        help="http-read.token, http-submit.token or http.token of the cloud's state_dir",
+        default=_named("EDGEVEIL_TOKEN_FILE"),
+        help="http-read.token, http-submit.token or http.token of the cloud's state_dir"
+        " (EDGEVEIL_TOKEN_FILE)",
     )
+    for option, what in (
+        ("ca", "authorities that vouch for the cloud's certificate"),
+        ("cert", "this client's own certificate, in place of a token"),
+        ("key", "private key of that certificate"),
+    ):
+        variable = f"EDGEVEIL_{option.upper()}_FILE"
+        one.add_argument(
+            f"--{option}-file",
+            type=Path,
+            metavar="PEM",
+            default=_named(variable),
+            help=f"{what} ({variable})",
+        )
     one.add_argument(
         "--insecure-http",
         action="store_true",
@@ -128,23 +150,35 @@ def _add_cloud(one: argparse.ArgumentParser) -> None:
     )
 
 
+def _named(variable: str) -> Path | None:
+    """The file that an environment variable names."""
+    name = os.environ.get(variable)
+    return Path(name) if name else None
+
+
 def _cloud(args: argparse.Namespace, patience_s: float = 0.0) -> Cloud:
-    """The cloud at the given address with the given token, else as its site file says."""
-    from edgeveil_tools.cloud_client import Cloud
+    """The cloud at the given address with the given token or certificate, else as its site file
+    says.
+    """
+    from edgeveil_tools.cloud_client import Cloud, own_address
 
-    if args.cloud and args.token_file:
-        return Cloud(
-            args.cloud, args.token_file, patience_s=patience_s, insecure_http=args.insecure_http
-        )
-    from edgeveil.sites.cloud import CloudSite
+    url, token_file = args.cloud, args.token_file
+    if not (url and (token_file or args.cert_file)):
+        from edgeveil.sites.cloud import CloudSite
 
-    site = load_as(CloudSite, args.config or DEFAULT_CLOUD_CONFIG)
-    # A cloud that listens on all addresses is asked on this machine's own.
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(site.http.host, site.http.host)  # noqa: S104
-    host = f"[{host}]" if ":" in host else host
-    url = args.cloud or f"http://{host}:{site.http.port}"
-    token_file = args.token_file or site.state_dir / "http.token"
-    return Cloud(url, token_file, patience_s=patience_s, insecure_http=args.insecure_http)
+        site = load_as(CloudSite, args.config or DEFAULT_CLOUD_CONFIG)
+        url = url or own_address(site.http)
+        if token_file is None and args.cert_file is None:
+            token_file = site.state_dir / "http.token"
+    return Cloud(
+        url,
+        token_file,
+        ca_file=args.ca_file,
+        cert_file=args.cert_file,
+        key_file=args.key_file,
+        patience_s=patience_s,
+        insecure_http=args.insecure_http,
+    )
 
 
 def _submit(args: argparse.Namespace) -> int:

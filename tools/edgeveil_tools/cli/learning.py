@@ -27,16 +27,25 @@ def add(commands: Subparsers) -> None:
         "check configuration files, start nothing",
         about=(
             "Prints every problem of every file as `file:line key: what, why, fix`. A job is also\n"
-            "played on made-up records, so that what would fail late fails here."
+            "played on made-up records, so that what would fail late fails here. With the site\n"
+            "files of cloud or proxy beside it, also whether its rounds fit the brokers' quotas."
         ),
         examples=(
             "edgeveil validate configs/*.yaml configs/jobs/*.yaml\n"
-            "edgeveil validate configs/jobs/digits_preset.yaml --show"
+            "edgeveil validate configs/jobs/digits_preset.yaml --show\n"
+            "edgeveil validate job.yaml site/cloud.yaml site/proxy.yaml --devices 200"
         ),
     )
     validate.add_argument("files", nargs="+", type=Path, metavar="FILE")
     validate.add_argument(
         "--show", action="store_true", help="print jobs whole, with what presets and defaults give"
+    )
+    validate.add_argument(
+        "--devices",
+        type=int,
+        default=0,
+        metavar="N",
+        help="devices of the fleet, where cloud.yaml and proxy.yaml stand beside jobs",
     )
     validate.add_argument("--json", action="store_true", help="one JSON object a file and line")
     validate.set_defaults(handler=_validate)
@@ -145,11 +154,11 @@ def _run(args: argparse.Namespace) -> int:
 
 def _validate(args: argparse.Namespace) -> int:
     from edgeveil.errors import ConfigError
-    from edgeveil_tools.checks import load, validate
+    from edgeveil_tools.checks import load, site_limits, validate
 
-    code = 0
+    code, limits = 0, site_limits(args.files, args.devices)
     for path in args.files:
-        problems = [str(problem) for problem in validate(path)]
+        problems = [str(problem) for problem in validate(path, limits)]
         kind, found = ("", None) if problems else load(path)
         job, plan = found if isinstance(found, tuple) else (None, None)
         if problems:

@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgeveil.audit_log import AUDIT_FILE
 from edgeveil.errors import UsageError
-from edgeveil_tools.cli.common import Subparsers, command, load_as, load_edge
+from edgeveil_tools.cli.common import Subparsers, command, load_as, load_edge, print_audit
 
 if TYPE_CHECKING:
+    from edgeveil.audit_log import OwnAuditLog
     from edgeveil_proxy.claims import ClaimBook
     from edgeveil_proxy.registry import Registry
 
@@ -34,6 +36,23 @@ def add(commands: Subparsers) -> None:
 
 def _next(made: argparse.ArgumentParser) -> None:
     made.add_argument("--next", action="store_true", help="those that follow the ones in use")
+
+
+def _add_log(parts: Subparsers, role: str, what: str) -> argparse.ArgumentParser:
+    log = command(
+        parts,
+        "log",
+        "print what administrators did, and check that it is whole",
+        about=(
+            f"{what}, a line before each\n"
+            f"is done. Lines are chained and signed with the {role}'s key; one that was changed,\n"
+            "removed or put elsewhere is told. `what` holds no secret and no name of a device."
+        ),
+        examples=f"edgeveil {role} log --config configs/{role}.yaml --json",
+    )
+    _config(log)
+    log.add_argument("--json", action="store_true", help="one JSON object a line")
+    return log
 
 
 def _config(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
@@ -107,6 +126,8 @@ def _add_cloud(commands: Subparsers) -> None:
     )
     _config(accept)
     accept.set_defaults(handler=_accept_registry, extra="cloud")
+    what = "Jobs submitted, cancelled and resumed, tokens and keys replaced, registries accepted"
+    _add_log(parts, "cloud", what).set_defaults(handler=_cloud_log)
 
 
 def _add_proxy(commands: Subparsers) -> None:
@@ -178,6 +199,8 @@ def _add_proxy(commands: Subparsers) -> None:
     _add_claims(parts)
     revoke.add_argument("ids", nargs="+", metavar="ID", help="device id, see `proxy devices`")
     revoke.set_defaults(handler=_revoke)
+    what = "Devices admitted and revoked, keys made"
+    _add_log(parts, "proxy", what).set_defaults(handler=_proxy_log)
 
 
 def _add_claims(parts: Subparsers) -> None:
@@ -288,12 +311,39 @@ def _cloud(args: argparse.Namespace) -> int:
     return run(site)
 
 
+def _cloud_log(args: argparse.Namespace) -> int:
+    from edgeveil.sites.cloud import CloudSite
+
+    return _log(load_as(CloudSite, args.config).state_dir, "cloud", args)
+
+
+def _proxy_log(args: argparse.Namespace) -> int:
+    from edgeveil.sites.proxy import ProxySite
+
+    return _log(load_as(ProxySite, args.config).state_dir, "proxy", args)
+
+
+def _log(state_dir: Path, role: str, args: argparse.Namespace) -> int:
+    if (state_dir / AUDIT_FILE).exists():
+        print_audit(_own_log(state_dir, role).read(), as_json=args.json)
+    elif not args.json:
+        print("nothing was done yet")
+    return 0
+
+
+def _own_log(state_dir: Path, role: str) -> OwnAuditLog:
+    from edgeveil.transport.process import own_audit_log
+
+    return own_audit_log(state_dir, role)
+
+
 def _token(args: argparse.Namespace) -> int:
     from edgeveil.sites.cloud import CloudSite
     from edgeveil_cloud.http_token import TOKEN_FILES, Scope, load_or_make_token, rotate_token
 
     state_dir, scope = load_as(CloudSite, args.config).state_dir, Scope[args.scope.upper()]
     if args.rotate:
+        _own_log(state_dir, "cloud").append("rotate_token", {"scope": scope.label})
         rotate_token(state_dir, scope)
     else:
         load_or_make_token(state_dir, scope)
@@ -319,6 +369,7 @@ def _keys(state_dir: Path, names: tuple[str, ...], following: bool) -> int:
 
     for name in names:
         if following:
+            _own_log(state_dir, names[0]).append("next_key", {"key": name})
             print(next_key(state_dir, name))
         else:
             own_signing_key(state_dir, name)
@@ -334,6 +385,7 @@ def _accept_registry(args: argparse.Namespace) -> int:
     from edgeveil_cloud.role import store_of
 
     with OwnFolder(site.state_dir):  # a running cloud remembers the registry before
+        _own_log(site.state_dir, "cloud").append("accept_registry", {})
         store = store_of(site)
         store.accept_registry()
         store.close()
@@ -380,9 +432,10 @@ def _admit(args: argparse.Namespace) -> int:
     enrolments = [one for path in args.files for one in Enrolment.load_all(path)]
     for enrolment in enrolments:  # all or none: a bad file is found before anything changes
         enrolment.verify()
-    registry = _registry(args.config)
+    registry, log = _registry(args.config), _registry_log(args.config)
     try:
         for enrolment in enrolments:
+            log.append("admit", {"device": enrolment.device_id})
             new = registry.admit(enrolment, note=args.note, again=args.again)
             print(f"{enrolment.device_id}: {'admitted' if new else 'was admitted already'}")
     finally:
@@ -415,12 +468,10 @@ def _devices(args: argparse.Namespace) -> int:
 def _refused_by_device(config: Path) -> dict[str, dict[str, Any]]:
     """What the running proxy refused, by device; nothing where it does not run or does not say."""
     from edgeveil.sites.proxy import ProxySite
-    from edgeveil_tools.cloud_client import get_json
+    from edgeveil_tools.cloud_client import get_json, own_address
 
-    http = load_as(ProxySite, config).http
-    host = f"[{http.host}]" if ":" in http.host else http.host
     try:
-        status = get_json(f"http://{host}:{http.port}/status")
+        status = get_json(own_address(load_as(ProxySite, config).http), "/status")
     except OSError:
         return {}
     told = ("refused", "cooling_down_s", "cool_downs")
@@ -458,6 +509,7 @@ def _claims_add(args: argparse.Namespace) -> int:
     if not 0 < args.valid_h <= 24 * 366:
         raise UsageError("is no number of hours", where="--valid-h", fix="use 1 up to a year")
     book = _claim_book(args.config)
+    _registry_log(args.config).append("claims", {"names": args.names, "valid_h": args.valid_h})
     made = book.add(args.names, 3600 * args.valid_h)
     book.close()
     text = "".join(f"{name},{claim_text(key)}\n" for name, key in made)
@@ -490,6 +542,7 @@ def _claims_list(args: argparse.Namespace) -> int:
 
 def _claims_change(args: argparse.Namespace) -> int:
     book = _claim_book(args.config)
+    _registry_log(args.config).append(f"claim-{args.change}", {"name": args.name})
     if args.change == "admit":
         book.approve(args.name)
     else:
@@ -500,14 +553,21 @@ def _claims_change(args: argparse.Namespace) -> int:
 
 
 def _revoke(args: argparse.Namespace) -> int:
-    registry = _registry(args.config)
+    registry, log = _registry(args.config), _registry_log(args.config)
     try:
         for device in args.ids:
+            log.append("revoke", {"device": device})
             done = registry.revoke(device)
             print(f"{device}: {'revoked' if done else 'was revoked already'}")
     finally:
         registry.close()
     return 0
+
+
+def _registry_log(config: Path) -> OwnAuditLog:
+    from edgeveil.sites.proxy import ProxySite
+
+    return _own_log(load_as(ProxySite, config).state_dir, "proxy")
 
 
 def _registry(config: Path) -> Registry:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgeveil_tools.cli.common import Subparsers, command
+from edgeveil_tools.cli.common import Subparsers, command, print_audit
 
 if TYPE_CHECKING:
     from edgeveil.crypto.keys import SigningKey
@@ -383,18 +383,11 @@ def _table(found: TrustedMetadata) -> None:
 
 
 def _log(args: argparse.Namespace) -> int:
-    import json
-
     from edgeveil.audit_log import AUDIT_FILE, read_audit
     from edgeveil.trust.metadata import root_keys
     from edgeveil_tools.site.trust_folder import TrustFolder
 
     trusted = TrustFolder(args.dir, lambda _path: None).trusted()
     keys = frozenset(key for root in trusted.roots for key in root_keys(root)[0])
-    for entry in read_audit(args.dir / AUDIT_FILE, keys):
-        if args.json:
-            print(json.dumps(entry))
-        else:
-            what = ", ".join(f"{key} {value}" for key, value in entry["what"].items())
-            print(f"{entry['number']:>4}  {entry['time']}  {entry['action']:<8} {what}")
+    print_audit(read_audit(args.dir / AUDIT_FILE, keys), as_json=args.json)
     return 0

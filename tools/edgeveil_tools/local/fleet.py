@@ -25,7 +25,6 @@ from edgeveil.errors import EdgeVeilError, JobFailed
 from edgeveil.jobs import Job
 from edgeveil.parts.features import read_backbones
 from edgeveil.testing import MemoryFleet, PlainSealing, device_sites
-from edgeveil_cloud.http_token import read_token
 from edgeveil_tools.cloud_client import Cloud, get_json
 from edgeveil_tools.local.children import Children, MemoryPeak, tail
 from edgeveil_tools.local.data import is_published
@@ -130,7 +129,7 @@ class FleetProcesses:
         self._run = run
         self._brokers: dict[str, BrokerProcess] = {}
         self._broker_name, self._protocol = "", int(run.settings.protocol)
-        self._proxy_status = ""
+        self._proxy_url = ""
         self._hops: dict[str, int] = {}
         self._stop = threading.Event()
 
@@ -182,7 +181,7 @@ class FleetProcesses:
             protocol=self._protocol,
             upload_bytes=self._run.log.plan.upload_bytes,
         )
-        self._proxy_status = f"http://{plan.host}:{ports.proxy_http}/status"
+        self._proxy_url = f"http://{plan.host}:{ports.proxy_http}"
         return provision(plan)
 
     def _start_brokers(self, site: Site) -> None:
@@ -225,8 +224,7 @@ class FleetProcesses:
         while time.monotonic() < deadline:
             self._look()
             with suppress(OSError, EdgeVeilError):
-                token = read_token(site.token_file)
-                known = int(get_json(f"{site.plan.url}/status", token).get("enrolled", 0))
+                known = int(Cloud(site.plan.url, site.token_file).status().get("enrolled", 0))
             if self._run.progress.view.online >= wanted and known >= wanted:
                 return
             time.sleep(_LOOK_S)
@@ -280,7 +278,7 @@ class FleetProcesses:
         view = self._run.progress.view
         view.memory_bytes = self._run.memory.look()
         with suppress(OSError):
-            status = get_json(self._proxy_status)
+            status = get_json(self._proxy_url, "/status")
             view.online = int(status.get("online", 0))
             self._hops = {
                 _HOPS[k]: int(v) for k, v in status.get("bytes", {}).items() if k in _HOPS

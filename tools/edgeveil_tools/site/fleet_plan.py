@@ -30,7 +30,7 @@ from edgeveil.sites.broker_profiles import ProfileName
 from edgeveil.sites.cloud import CloudLimits
 from edgeveil.sites.data import DataSource, DeviceData
 from edgeveil.sites.edge import Conditions, EdgeLimits
-from edgeveil.sites.links import Http, Log, ProxyHttp
+from edgeveil.sites.links import CloudHttp, Log, ProxyHttp
 from edgeveil.sites.policy import Policy
 from edgeveil.sites.proxy import ProxyLimits
 from edgeveil.storage import write_durably
@@ -149,7 +149,7 @@ class PlannedBroker(Hosted):
 class PlannedCloud(Hosted):
     """The cloud."""
 
-    http: Http = Http()
+    http: CloudHttp = CloudHttp()
     """Where its control listens."""
     test_data: DataSource | None = None
     """Labelled records to test each round's model on; null: none."""

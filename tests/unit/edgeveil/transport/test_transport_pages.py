@@ -12,6 +12,7 @@ import pytest
 from edgeveil.errors import UsageError
 from edgeveil.transport import http
 from edgeveil.transport.http import PageContent, PageServer, serve_pages
+from edgeveil.transport.listener import ListenAt
 
 
 async def counts() -> PageContent:
@@ -122,5 +123,7 @@ def test_a_port_that_is_taken_is_named() -> None:
 def test_plain_http_for_others_is_told(
     caplog: pytest.LogCaptureFixture, host: str, told: int
 ) -> None:
-    http.warn_of_plain_http(host, logging.getLogger("edgeveil.test"))
+    http.warn_of_plain_http(ListenAt(host), logging.getLogger("edgeveil.test"))
     assert [record.message for record in caplog.records] == told * ["plain_http"]
+    health = asyncio.run(http.Health({}, http.warnings_of(ListenAt(host))).told())
+    assert json.loads(health.body).get("warnings", []) == told * ["plain_http"]

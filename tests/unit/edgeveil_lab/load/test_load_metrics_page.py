@@ -6,11 +6,13 @@ import asyncio
 
 import psutil
 import pytest
-from aiohttp import web
 
 from edgeveil.errors import EdgeVeilError
 from edgeveil.transport.http import serve
 from edgeveil.transport.metrics import Metrics
+from edgeveil_cloud.http import make_app
+from edgeveil_cloud.http_token import Scope
+from edgeveil_cloud.store import Store
 from edgeveil_lab.load.processes import ProcessFigures, figures, page
 
 TOKEN = "t" * 43
@@ -22,17 +24,11 @@ process_start_time_seconds 1.7e+09
 
 
 def fetched(path: str, token_file=None) -> ProcessFigures:
-    """Read from a page that wants TOKEN, in a process that is this one."""
+    """Read from the page of a cloud that wants TOKEN, in a process that is this one."""
     metrics = Metrics()
 
-    async def guarded(request: web.Request) -> web.Response:
-        if request.headers.get("Authorization") != f"Bearer {TOKEN}":
-            raise web.HTTPUnauthorized
-        return await metrics.page(request)
-
     async def body() -> ProcessFigures:
-        app = web.Application()
-        app.add_routes([web.get("/metrics", guarded)])
+        app = make_app(Store(), None, lambda: {Scope.READ: TOKEN}, metrics=metrics)
         server = await serve(app, "127.0.0.1", 0)
         try:
             return await asyncio.to_thread(page(server.url + path, token_file))
@@ -61,12 +57,15 @@ def test_a_page_tells_what_the_kernel_says_of_the_process(token_file, path):
 def test_a_page_that_wants_another_token_or_is_not_there_says_so(token_file, tmp_path):
     with pytest.raises(OSError, match="Unauthorized"):
         fetched("")
-    with pytest.raises(OSError, match="Not Found"):
+    with pytest.raises(EdgeVeilError, match="no cloud"):
         fetched("/elsewhere", token_file)
     with pytest.raises(OSError, match="refused"):
         page("http://127.0.0.1:1")()
     with pytest.raises(OSError, match="--proxy-http URL"):
         page(None)()
+    token_file.write_text("x" * 43)
+    with pytest.raises(EdgeVeilError, match="does not know the token, which was not sent"):
+        fetched("", token_file)
     token_file.chmod(0o644)
     with pytest.raises(EdgeVeilError, match="can be read by others"):
         fetched("", token_file)

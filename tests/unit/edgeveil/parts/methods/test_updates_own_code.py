@@ -13,6 +13,8 @@ from edgeveil.parts.models import python_model
 from edgeveil.privacy.sampler import SeededRandom
 from tests.kits.own_models import check_own_model
 
+pytestmark = pytest.mark.usefixtures("own_process_here")
+
 HERE = __name__
 JOB = """
 job: own_model

@@ -18,6 +18,8 @@ from edgeveil_edge.predict import predict
 from edgeveil_edge.releases import ReleaseStore
 from edgeveil_tools.cli import main
 
+pytestmark = pytest.mark.usefixtures("own_process_here")
+
 PAGE = (Path(__file__).parents[5] / "docs" / "models.md").read_text("utf-8")
 METHODS = {
     "sgd": "{method: sgd, rounds: 1, batch_size: 4}",

@@ -1,0 +1,112 @@
+"""Code of others that ends its process, never ends, or answers with something else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgeveil.errors import DataError
+from edgeveil.own_process import is_own, run_apart
+
+LONG_S = 120.0
+
+
+def echo(request: bytes) -> bytes:
+    print("what code prints is no reply")
+    return request[::-1] + bytes([is_own()])
+
+
+def pid(_request: bytes) -> bytes:
+    return str(os.getpid()).encode()
+
+
+def abort(_request: bytes) -> bytes:
+    os.abort()
+
+
+def leave(_request: bytes) -> bytes:
+    os._exit(0)
+
+
+def exits(_request: bytes) -> bytes:
+    sys.exit(0)
+
+
+def refuses(_request: bytes) -> bytes:
+    raise DataError("is odd", where="model.x", fix="even it")
+
+
+def lacks(_request: bytes) -> bytes:
+    raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+
+def hangs(request: bytes) -> bytes:
+    child = subprocess.Popen(["sleep", "600"])
+    Path(request.decode()).write_text(f"{os.getpid()} {child.pid}")
+    signal.pause()
+    return b""
+
+
+def forges(_request: bytes) -> bytes:
+    descriptor = int(sys.argv[2])
+    os.write(descriptor, (9).to_bytes(8, "big") + b"[1, 2]\nab")
+    os._exit(0)
+
+
+def floods(_request: bytes) -> bytes:
+    os.write(int(sys.argv[2]), b"\xff" * 4096)
+    signal.pause()
+    return b""
+
+
+def apart(name: str, request: bytes = b"", limit_s: float = LONG_S) -> bytes:
+    return run_apart(f"{__name__}:{name}", request, limit_s, "the code")
+
+
+def test_the_reply_comes_from_another_process_that_is_for_this() -> None:
+    assert apart("echo", b"abc") == b"cba\x01"
+    assert not is_own()
+    assert apart("pid") != str(os.getpid()).encode()
+
+
+def test_a_request_and_a_reply_of_megabytes_pass() -> None:
+    assert apart("echo", b"ab" * (4 << 20)) == b"ba" * (4 << 20) + b"\x01"
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("abort", r"ended the process that it ran in \(SIGABRT\)"),
+        ("leave", "ended the process that it ran in"),
+        ("exits", "ended the process that it ran in"),
+        ("forges", "something else than its reply"),
+        ("floods", "ended the process"),
+    ],
+)
+def test_code_that_ends_its_process_or_forges_a_reply_is_told(name: str, what: str) -> None:
+    with pytest.raises(DataError, match=what) as caught:
+        apart(name)
+    assert caught.value.where == "the code"
+
+
+def test_the_functions_own_error_comes_back() -> None:
+    with pytest.raises(DataError, match="is odd") as caught:
+        apart("refuses")
+    assert (caught.value.where, caught.value.fix) == ("model.x", "even it")
+    with pytest.raises(ModuleNotFoundError) as missing:
+        apart("lacks")
+    assert missing.value.name == "torch"
+
+
+def test_code_that_never_ends_is_ended_with_what_it_started(tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    with pytest.raises(DataError, match="did not end within 20 s"):
+        apart("hangs", str(started).encode(), 20.0)
+    for one in started.read_text().split():
+        state = Path(f"/proc/{one}/stat")
+        assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"

@@ -1,0 +1,196 @@
+"""The cloud's control over a Unix socket and over TLS, by tokens and by certificates."""
+
+import asyncio
+import json
+import threading
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from edgeveil.errors import ConfigError, UsageError
+from edgeveil.sites.files import load_site
+from edgeveil.transport import listener
+from edgeveil.transport.http import serve
+from edgeveil.transport.listener import ListenAt
+from edgeveil_cloud.http import make_app
+from edgeveil_cloud.http_token import Scope, TokenFolder
+from edgeveil_cloud.store import Store
+from edgeveil_tools.cli import main
+from edgeveil_tools.cloud_client import Cloud, CloudAway, HttpAddress, get_json
+from tests.kits.certificates import Authority
+
+
+class Control:
+    def __init__(self, store):
+        self.store = store
+
+    def cancel(self, job):
+        self.store.cancel(job)
+
+    def status(self):
+        return {"enrolled": 3}
+
+
+@contextmanager
+def cloud_at(at, state_dir, clients=None):
+    """(url, store) of a control that a thread serves there."""
+    store, ready, found = Store(), threading.Event(), {}
+
+    async def run():
+        app = make_app(store, Control(store), TokenFolder(state_dir), clients=clients)
+        server = await serve(app, at)
+        found.update(url=server.url, loop=asyncio.get_running_loop(), end=asyncio.Event())
+        ready.set()
+        await found["end"].wait()
+        await server.stop()
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),))
+    thread.start()
+    assert ready.wait(20)
+    try:
+        yield found["url"], store
+    finally:
+        found["loop"].call_soon_threadsafe(found["end"].set)
+        thread.join()
+        store.close()
+
+
+@pytest.fixture
+def authority(tmp_path):
+    return Authority(tmp_path / "authority")
+
+
+def tls_at(authority, *, clients):
+    ca = authority.cert_file if clients else None
+    return ListenAt("127.0.0.1", tls=listener.server_context(*authority.issue("127.0.0.1"), ca))
+
+
+def test_a_unix_socket_serves_library_and_command_line(tmp_path, capsys, monkeypatch):
+    at = ListenAt(socket=tmp_path / "cloud.sock")
+    with cloud_at(at, tmp_path) as (url, store):
+        job = store.submit_job("a", b"", bytes(32)).id
+        token = tmp_path / "http-read.token"
+        assert [one["id"] for one in Cloud(url, token).list()] == [job]
+        assert Cloud(url, token).status() == {"enrolled": 3}
+        assert "process_cpu_seconds_total" in Cloud(url, token).metrics()
+        assert get_json(url, "/healthz") == {"status": "ok"}
+        options = ["--cloud", url, "--token-file", str(token)]
+        assert main(["job", "list", "--json", *options]) == 0
+        assert json.loads(capsys.readouterr().out)["id"] == job
+        monkeypatch.setenv("EDGEVEIL_CLOUD", url)
+        monkeypatch.setenv("EDGEVEIL_TOKEN_FILE", str(tmp_path / "http.token"))
+        assert main(["job", "cancel", job]) == 0
+        assert store.job(job).status == "cancelled"
+        with pytest.raises(UsageError, match="does not know the token"):
+            Cloud(url, "t" * 43).list()
+    with pytest.raises(CloudAway):
+        Cloud(url, token).list()
+
+
+def test_certificates_stand_for_scopes_and_a_token_for_more(tmp_path, authority):
+    clients = {"watcher": Scope.READ, "desk.example": Scope.ADMIN}
+    with cloud_at(tls_at(authority, clients=True), tmp_path, clients) as (url, store):
+        job = store.submit_job("a", b"", bytes(32)).id
+
+        def cloud(name, token=None):
+            cert_file, key_file = authority.issue(name)
+            connect = partial(Cloud, url, token, ca_file=authority.cert_file)
+            return connect(cert_file=cert_file, key_file=key_file)
+
+        assert [one["id"] for one in cloud("watcher").list()] == [job]
+        with pytest.raises(UsageError, match="scope 'submit', the one given has 'read'"):
+            cloud("watcher").cancel(job)
+        with pytest.raises(UsageError, match="token is missing or wrong"):
+            cloud("stranger").list()
+        assert len(cloud("stranger", tmp_path / "http-read.token").list()) == 1
+        assert store.job(job).status == "queued"
+        assert cloud("watcher", tmp_path / "http.token").cancel(job)["status"] == "cancelled"
+        other = store.submit_job("a", b"", bytes(32)).id
+        assert cloud("desk.example").cancel(other)["status"] == "cancelled"
+
+
+def test_the_environment_names_the_tls_files(tmp_path, authority, capsys, monkeypatch):
+    with cloud_at(tls_at(authority, clients=True), tmp_path, {"desk": Scope.READ}) as (url, _):
+        cert_file, key_file = authority.issue("desk")
+        monkeypatch.setenv("EDGEVEIL_CLOUD", url)
+        monkeypatch.setenv("EDGEVEIL_CA_FILE", str(authority.cert_file))
+        monkeypatch.setenv("EDGEVEIL_CERT_FILE", str(cert_file))
+        monkeypatch.setenv("EDGEVEIL_KEY_FILE", str(key_file))
+        assert main(["job", "list"]) == 0
+        assert "no jobs yet" in capsys.readouterr().out
+
+
+def test_a_cloud_whose_certificate_nobody_vouches_for_hears_no_token(tmp_path, authority):
+    heard = []
+    with cloud_at(tls_at(authority, clients=False), tmp_path) as (url, store):
+        store.jobs = lambda: heard.append(1) or ()
+        for others in (None, Authority(tmp_path / "others").cert_file):
+            with pytest.raises(UsageError, match="not to be trusted") as caught:
+                Cloud(url, tmp_path / "http.token", ca_file=others).list()
+            assert "--ca-file" in caught.value.fix
+        assert heard == []
+        assert Cloud(url, tmp_path / "http.token", ca_file=authority.cert_file).list() == []
+        assert heard == [1]
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "what"),
+    [
+        ("http://127.0.0.1:1", {"ca_file": Path("ca")}, "--ca-file is of TLS"),
+        ("unix:/x", {"cert_file": Path("c"), "key_file": Path("k")}, "--cert-file is of TLS"),
+        ("ftp://127.0.0.1", {}, "is no address of a cloud"),
+        ("http://127.0.0.1:1", {}, "neither a token nor a certificate"),
+        ("https://127.0.0.1:1", {"cert_file": Path("absent")}, "does not exist"),
+    ],
+)
+def test_addresses_that_cannot_be_asked_are_refused(url, options, what):
+    with pytest.raises(UsageError, match=what) as caught:
+        Cloud(url, **options)
+    assert caught.value.fix
+
+
+def test_an_address_of_a_socket_leaves_no_machine():
+    assert not HttpAddress.parse("unix:/run/x.sock").is_readable_on_the_way
+    assert HttpAddress.parse("http://10.0.0.1:8701").is_readable_on_the_way
+
+
+SITE = """cloud:
+  broker: {{url: "mqtt://127.0.0.1:1883"}}
+  proxy_key_file: proxy.pub
+  http: {http}
+"""
+
+
+@pytest.mark.parametrize(
+    ("http", "problem"),
+    [
+        ("{socket: a.sock, port: 8701}", "http.port: a Unix socket stands in place of TCP"),
+        ("{socket: a.sock, host: '::1'}", "http.host: a Unix socket stands in place of TCP"),
+        ("{socket_group: users}", "http.socket_group: is of a Unix socket"),
+        ("{clients: [{name: a, scope: read}]}", "nobody vouches for their certificates"),
+        ("{clients: [{name: a, scope: root}]}", "scope"),
+        ("{tls: {cert_file: a}}", "key_file"),
+        (
+            "{tls: {cert_file: a, key_file: b, client_ca_file: c},"
+            " clients: [{name: a, scope: read}, {name: a, scope: admin}]}",
+            "names 'a' twice",
+        ),
+    ],
+)
+def test_a_site_file_that_mixes_ways_to_listen_is_refused(tmp_path, http, problem):
+    path = tmp_path / "cloud.yaml"
+    path.write_text(SITE.format(http=http))
+    with pytest.raises(ConfigError) as caught:
+        load_site(path)
+    assert problem in str(caught.value)
+
+
+def test_a_job_command_finds_the_socket_in_the_site_file(tmp_path, capsys):
+    path = tmp_path / "cloud.yaml"
+    path.write_text(SITE.format(http="{socket: cloud.sock}") + "  state_dir: .\n")
+    site = load_site(path)
+    with cloud_at(ListenAt.of(site.http), tmp_path):
+        assert main(["job", "list", "--config", str(path)]) == 0
+    assert "no jobs yet" in capsys.readouterr().out
