@@ -6,15 +6,16 @@ import fcntl
 import json
 import os
 import socket
+from http import HTTPStatus
+from http.client import HTTPException
 from pathlib import Path
-from urllib.error import HTTPError
-from urllib.request import urlopen
 
 from edgeveil.sites.broker import BrokerSite
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.sites.proxy import ProxySite
 from edgeveil.transport.process import LOCK_FILE
+from edgeveil_tools.cloud_client import HttpAddress, own_address
 
 TIMEOUT_S = 5.0
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where it is asked instead
@@ -26,7 +27,9 @@ def problem_of(site: CloudSite | ProxySite | EdgeSite | BrokerSite) -> str | Non
         return _listens(site.host, site.port)
     if isinstance(site, EdgeSite):
         return None if _held(site.state_dir) else "the device does not run"
-    return _page(site.http.host, site.http.port)
+    if site.http.tls is not None:  # it may answer known clients alone
+        return _listens(site.http.host, site.http.port)
+    return _page(own_address(site.http))
 
 
 def _listens(host: str, port: int) -> str | None:
@@ -52,17 +55,19 @@ def _held(state_dir: Path) -> bool:
     return False
 
 
-def _page(host: str, port: int) -> str | None:
-    name = _EVERYWHERE.get(host, host)
-    where = f"[{name}]" if ":" in name else name
+def _page(address: str) -> str | None:
+    connection = HttpAddress.parse(address).connection(TIMEOUT_S)
     try:
-        with urlopen(f"http://{where}:{port}/healthz", timeout=TIMEOUT_S):
+        connection.request("GET", "/healthz")
+        answer = connection.getresponse()
+        if answer.status == HTTPStatus.OK:
             return None
-    except HTTPError as error:
-        parts = _parts(error.read(1 << 16))
-        return f"not well: {', '.join(parts)}" if parts else f"answers {error.code}"
-    except OSError as error:
-        return f"does not answer on port {port}: {getattr(error, 'reason', error)}"
+        parts = _parts(answer.read(1 << 16))
+        return f"not well: {', '.join(parts)}" if parts else f"answers {answer.status}"
+    except (OSError, HTTPException) as error:
+        return f"does not answer at {address}: {error}"
+    finally:
+        connection.close()
 
 
 def _parts(raw: bytes) -> list[str]:
