@@ -28,6 +28,7 @@ from edgeveil_lab.load.counters import LoadMeter
 from edgeveil_lab.load.device import DeviceSetup, LoadDevice, SharedVerifyKey, SharedWork
 from edgeveil_lab.load.leader import FleetShare, GeneratorReport, JoinRequest, LeaderReply
 from edgeveil_lab.load.scenario import LoadOptions
+from edgeveil_lab.load.websocket import dial
 
 # --- work, one device after the other on the loop ---
 
@@ -156,16 +157,9 @@ class Dialler:
         self._fill()
 
     async def _connect(self, device: LoadDevice) -> None:
-        loop, name = asyncio.get_running_loop(), self._address.host
         try:
             async with asyncio.timeout(_TIMEOUT_S):
-                await loop.create_connection(
-                    device.client,
-                    self._host,
-                    self._address.port,
-                    ssl=self._context,
-                    server_hostname=name if self._context else None,
-                )
+                await dial(device.client, self._address, self._context, self._host)
         except (OSError, TimeoutError) as error:
             device.on_down(dial_fault(error, self._address).what)
             return

@@ -54,6 +54,7 @@ from edgeveil_lab.load.generator import on_fast_loop
 from edgeveil_lab.load.mqtt import BareClient
 from edgeveil_lab.load.processes import ProcessWatch
 from edgeveil_lab.load.scenario import LoadOptions
+from edgeveil_lab.load.websocket import dial
 from edgeveil_tools.cli.common import load_as
 from edgeveil_tools.lifeline import end_with_starter
 
@@ -192,10 +193,7 @@ class _Sender:
         async with gate, asyncio.timeout(CONNECT_S):
             owner = _RawOwner()
             client = BareClient(owner, login, edge.protocol, down, up)
-            where = (self._address.host, self._address.port)
-            await asyncio.get_running_loop().create_connection(
-                lambda: client, *where, ssl=self._tls
-            )
+            await dial(lambda: client, self._address, self._tls)
             await owner.up
         self._clients.append((client, owner))
 

@@ -12,18 +12,9 @@ from edgeveil.errors import ConfigError
 from edgeveil.settings.base import Block, Mix, Seconds, SitePath, refuse
 from edgeveil.settings.file import checked, only_block, parsed, problems_error, read
 from edgeveil.settings.yaml_tree import Problem, Tree
-from edgeveil.sites.addresses import BrokerAddress
 from edgeveil.sites.files import kind_of
 from edgeveil.sites.links import BrokerUrl, PacketBytes
 
-
-def _no_websocket(url: str) -> str:
-    if BrokerAddress.parse(url).path is not None:
-        raise ValueError("a load test does not speak WebSockets; write mqtt:// or mqtts://")
-    return url
-
-
-_PlainBrokerUrl = Annotated[BrokerUrl, AfterValidator(_no_websocket)]
 _RUNNING = ("cloud", "token_file", "fleet", "keys")  # beside `broker`, of a running site
 VALUE_BYTES = 4  # uploads and packages are float32
 
@@ -98,10 +89,10 @@ class LoadOptions(Block):
     """Largest MQTT packet, at every party."""
     processes: int = Field(default=1, ge=1, le=256)
     """Generator processes on this machine."""
-    broker: _PlainBrokerUrl | None = Field(default=None, examples=["mqtt://127.0.0.1:1883"])
+    broker: BrokerUrl | None = Field(default=None, examples=["mqtt://127.0.0.1:1883"])
     """The edge broker; alone: cloud and proxy are started here, to measure that broker. None:
     everything is."""
-    cloud_broker: _PlainBrokerUrl | None = Field(default=None, examples=["mqtt://127.0.0.1:1884"])
+    cloud_broker: BrokerUrl | None = Field(default=None, examples=["mqtt://127.0.0.1:1884"])
     """With a broker alone: the broker between cloud and proxy; none: one is started here."""
     cloud: str | None = Field(default=None, max_length=300, examples=["http://127.0.0.1:8701"])
     """Address of the running cloud's control page."""

@@ -19,7 +19,6 @@ from edgeveil.enrolment import Enrolment
 from edgeveil.errors import JobFailed, UsageError
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES
 from edgeveil.protocol.sealed import padded
-from edgeveil.sites.addresses import BrokerAddress
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.sites.files import load_site
 from edgeveil.sites.proxy import ProxySite
@@ -397,7 +396,7 @@ def _on_this_machine(options: LoadOptions, folder: Path) -> tuple[TargetSite, Lo
     proxy = load_as(ProxySite, folder / "proxy.yaml")
     cloud_key, proxy_key = _keys(folder / "keys")
     target = TargetSite(
-        broker=_plain(proxy.edge_broker.urls),
+        broker=proxy.edge_broker.urls[0],
         cloud=own_address(cloud.http),
         token_file=cloud.state_dir / "http.token",
         cloud_key=cloud_key,
@@ -406,18 +405,6 @@ def _on_this_machine(options: LoadOptions, folder: Path) -> tuple[TargetSite, Lo
         ca=proxy.edge_broker.ca_file,
     )
     return target, _admitted(folder, proxy, options.devices)
-
-
-def _plain(urls: Sequence[str]) -> str:
-    """The first address that is no WebSocket: the generators speak MQTT over TCP alone."""
-    for url in urls:
-        if BrokerAddress.parse(url).path is None:
-            return url
-    raise UsageError(
-        "a load test does not speak WebSockets",
-        where="proxy.edge_broker.url",
-        fix="name an mqtt:// or mqtts:// address of the broker there too",
-    )
 
 
 def _admitted(folder: Path, proxy: ProxySite, devices: int) -> LoadFleet:
