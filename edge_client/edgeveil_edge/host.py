@@ -97,6 +97,11 @@ class DeviceHost:
         self._releases = ReleaseStore(site.state_dir / "releases", site.limits.releases)
         self._membership: dict[bytes, bytes] = {}
 
+    @property
+    def moment(self) -> Callable[[], float]:
+        """The device's chance: numbers in [0, 1)."""
+        return self._moment
+
     def pause(self, paused: bool) -> None:
         """Whether to decline rounds from the next one on, by the owner's word."""
         self._work.paused = paused

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from edgeveil.plugins import installed
 from edgeveil.settings.base import Block, Mix, SitePath, refuse
+from edgeveil.sites.conditions import Conditions
 from edgeveil.sites.data import DeviceData, data_mixes
 from edgeveil.sites.links import BrokerLink, ByteLimit, Log, PacketBytes, broker_mixes, trust_mixes
 from edgeveil.sites.policy import Policy
@@ -34,15 +35,6 @@ class EdgeLimits(Block):
     """Uploads whose fate is remembered, the newest."""
     releases: int = Field(default=5, ge=2, le=1000)
     """Final models kept for roll-back, each of at most blob_bytes."""
-
-
-class Conditions(Block):
-    """When the box has time for learning; else it sits the round out."""
-
-    max_load: float | None = Field(default=None, gt=0)
-    """Largest load average per core over one minute; null: any."""
-    require_power: bool = False
-    """Learn only while mains power is connected."""
 
 
 class EdgeSite(Block):

@@ -92,6 +92,13 @@ def test_keys_that_do_not_exist_are_for_the_process_to_see(tmp_path):
         ),
         ("edge", "../site/keys/cloud.pub", "''", "edge.cloud_key_file", "must be a path"),
         ("edge", "max_load: null", "max_load: 0", "edge.conditions.max_load", "more than 0"),
+        (
+            "edge",
+            "between: []",
+            "between: [22-6]",
+            "edge.conditions.between[0]",
+            "write 22:00-06:00",
+        ),
         ("broker", "  users_file", "  # users_file", "broker.acl", "add users_file"),
         ("broker", "engine: auto", "engine: emqx", "broker.engine", "got 'emqx'"),
     ],
