@@ -21,6 +21,7 @@ from edgeveil_edge import conditions
 from edgeveil_edge.compute_process import ComputeProcess, RemoteComputer
 from edgeveil_edge.host import LOG
 from edgeveil_edge.identity import DeviceIdentity
+from edgeveil_edge.inference import InferenceService
 from edgeveil_edge.presence import Presence
 from edgeveil_edge.role import DeviceRole, build
 
@@ -76,6 +77,7 @@ class DeviceProcess:
         self.runtime: Runtime
         self._records = records
         self.device = build(site, link=self._join, say=say or self._say, compute=self._compute)
+        self.inference = InferenceService(site.inference, self.device.host.releases)
         sensors = sensors or conditions.BoxSensors()
         self.presence = Presence(
             lambda: conditions.unmet(site.conditions, site.state_dir, sensors),
@@ -112,6 +114,7 @@ class DeviceProcess:
     async def run(self) -> None:
         """Until cancelled; a lost broker is tried again, with jitter."""
         self.runtime.follow_logs()
+        await self.inference.start()
         await self.presence.settle()
         await self.session.attach(self.runtime, _state_line())
         await asyncio.gather(
@@ -132,6 +135,7 @@ class DeviceProcess:
             except TimeoutError:
                 LOG.warning("no_good_bye")
         await self.session.link.close()
+        await self.inference.stop()
         self.device.close()
         self._folder.release()
 
