@@ -1,10 +1,8 @@
-"""The owner's word: a job is judged by policy and budget, a moment by the box, never by records."""
+"""The owner's word: a job is judged by policy and budget, never by records."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 from edgeveil import plugins
 from edgeveil.errors import PrivacyError, UsageError
@@ -14,10 +12,8 @@ from edgeveil.parts.models import python_function
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.privacy.policy import Limits
 from edgeveil.protocol.messages import Manifest
-from edgeveil.sites.edge import Conditions, EdgeSite
+from edgeveil.sites.edge import EdgeSite
 from edgeveil.sites.policy import Policy
-
-POWER = Path("/sys/class/power_supply")
 
 
 def limits_of(policy: Policy) -> Limits:
@@ -120,33 +116,3 @@ def consent(site: EdgeSite, plan: Plan, manifest: Manifest, ledger: Ledger) -> N
         raise refusal
     request = plan.request(manifest.at.job_id.hex(), trains=site.role == "train")
     ledger.open_job(request, limits_of(site.policy))
-
-
-# --- whether the box may work now ---
-
-
-def why_not_now(conditions: Conditions, power: Path = POWER) -> str:
-    """The reason to decline this round, or an empty string. Never depends on records."""
-    if conditions.max_load is not None:
-        load = os.getloadavg()[0] / (os.cpu_count() or 1)
-        if load > conditions.max_load:
-            return f"load {load:.2f} per core is above conditions.max_load {conditions.max_load:g}"
-    if conditions.require_power and not on_power(power):
-        return "the box runs on battery and conditions.require_power is set"
-    return ""
-
-
-def on_power(power: Path = POWER) -> bool:
-    """True on mains, or where no battery is reported."""
-    supplies = list(power.glob("*")) if power.is_dir() else []
-    kinds = {supply: _read(supply / "type") for supply in supplies}
-    if "Battery" not in kinds.values():
-        return True
-    return any(_read(s / "online") == "1" for s, kind in kinds.items() if kind != "Battery")
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""

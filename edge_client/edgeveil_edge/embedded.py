@@ -259,7 +259,7 @@ class Device:
 
     def _tell_paused(self) -> None:
         if self._process is not None:
-            self._process.device.host.pause(self._paused)
+            self._process.pause(self._paused)
 
     def _hear(self, line: str) -> None:
         self._said = line

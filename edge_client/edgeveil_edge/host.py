@@ -94,8 +94,13 @@ class DeviceHost:
         noise_for, self._moment = chance.noise_for or noise_from(ledger.noise_key()), chance.moment
         compute = compute or Computer(site, identity.split_key, load)
         self._work = RoundWork(site, identity, store, ledger, noise_for, compute, sealing, say)
-        self._releases = ReleaseStore(site.state_dir / "releases", site.limits.releases)
+        self.releases = ReleaseStore(site.state_dir / "releases", site.limits.releases)
         self._membership: dict[bytes, bytes] = {}
+
+    @property
+    def moment(self) -> Callable[[], float]:
+        """The device's chance: numbers in [0, 1)."""
+        return self._moment
 
     def pause(self, paused: bool) -> None:
         """Whether to decline rounds from the next one on, by the owner's word."""
@@ -191,7 +196,7 @@ class DeviceHost:
             self._say(f"a release of job '{package.job_name[:64]}' is not put in use: {why}")
             return fx.WorkFailed("refused_release")
         meta = {"job_id": manifest.at.job_id.hex(), "sequence": manifest.sequence}
-        self._releases.install(package.job_name, package.onnx, meta)
+        self.releases.install(package.job_name, package.onnx, meta)
         self._store.put_fact("release_sequence", str(manifest.sequence))
         return Installation()
 
@@ -201,10 +206,10 @@ class DeviceHost:
         A release that is damaged makes room for the one before it.
         """
         try:
-            self._releases.current()
+            self.releases.current()
         except DataError as error:
             try:
-                earlier = self._releases.rollback().version
+                earlier = self.releases.rollback().version
             except EdgeVeilError:
                 self._say(f"the release in use is damaged, and none is there before it: {error}")
             else:

@@ -19,10 +19,13 @@ from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
 from edgeveil.transport.process import EXIT_S, OwnFolder, first_of, run_until_stopped
 from edgeveil.transport.runtime import Runtime
 from edgeveil.transport.service_manager import tell_ready
+from edgeveil_edge import conditions
 from edgeveil_edge.claim import is_unclaimed, take_up_claim
 from edgeveil_edge.compute_process import ComputeProcess, RemoteComputer
 from edgeveil_edge.host import LOG
 from edgeveil_edge.identity import DeviceIdentity
+from edgeveil_edge.inference import InferenceService
+from edgeveil_edge.presence import Presence
 from edgeveil_edge.role import DeviceRole, build
 
 
@@ -77,8 +80,10 @@ class DeviceProcess:
         *,
         records: Records | None = None,
         say: Callable[[str], None] | None = None,
+        sensors: conditions.Sensors | None = None,
     ) -> None:
-        """`records` stand in place of the site's data source, `say` in place of the console."""
+        """`records` stand in place of the site's data source, `say` in place of the console,
+        `sensors` in place of this machine's."""
         self._folder = OwnFolder(site.state_dir)
         self._executor, self._computing = executor, computing
         self.site = site
@@ -86,6 +91,14 @@ class DeviceProcess:
         self.runtime: Runtime
         self._records = records
         self.device = build(site, link=self._join, say=say or self._say, compute=self._compute)
+        self.inference = InferenceService(site.inference, self.device.host.releases)
+        sensors = sensors or conditions.BoxSensors()
+        self.presence = Presence(
+            lambda: conditions.unmet(site.conditions, site.state_dir, sensors),
+            self.runtime.post,
+            self.device.host.moment,
+            site.conditions.presence_interval_s,
+        )
 
     def _join(self, device: DeviceRole) -> Runtime:
         """Its frames go over a link of its own."""
@@ -115,8 +128,18 @@ class DeviceProcess:
     async def run(self) -> None:
         """Until cancelled; a lost broker is tried again, with jitter."""
         self.runtime.follow_logs()
+        await self.inference.start()
+        await self.presence.settle()
         await self.session.attach(self.runtime, _state_line())
-        await asyncio.gather(self.session.link.run_forever(), self.runtime.run())
+        await asyncio.gather(
+            self.session.link.run_forever(), self.runtime.run(), self.presence.run()
+        )
+
+    def pause(self, paused: bool) -> None:
+        """By the owner's word: rounds are declined at once, and the device goes with the next
+        change of presence."""
+        self.presence.paused = paused
+        self.device.host.pause(paused)
 
     async def stop(self) -> None:
         """Say good-bye where there is a link, and close the files."""
@@ -126,6 +149,7 @@ class DeviceProcess:
             except TimeoutError:
                 LOG.warning("no_good_bye")
         await self.session.link.close()
+        await self.inference.stop()
         self.device.close()
         self._folder.release()
 

@@ -77,13 +77,13 @@ def predict(model: str | Path, records: str | Path | NDArray[Any]) -> Prediction
         )
     if isinstance(records, str | Path):
         file = require_file(Path(records), "the input file")
-        x = _shaped(_read(file), session.input_shape, str(file))
+        x = as_records(_read(file), session.input_shape, str(file))
     else:
         try:
             given = np.asarray(records)
         except ValueError:
             raise DataError("are no numbers", where="records", fix="pass an array") from None
-        x = _shaped(given, session.input_shape, "records")
+        x = as_records(given, session.input_shape, "records")
     return Predictions(name, session.probabilities(x, {}))
 
 
@@ -115,7 +115,9 @@ def _read(file: Path) -> NDArray[Any]:
     raise UsageError(f"unknown kind '{file.suffix}'", where=str(file), fix="use npz, npy, csv")
 
 
-def _shaped(values: NDArray[Any], shape: tuple[int | None, ...], where: str) -> NDArray[np.float32]:
+def as_records(
+    values: NDArray[Any], shape: tuple[int | None, ...], where: str
+) -> NDArray[np.float32]:
     """The values as records of the model's shape. Raises DataError."""
     per_record = int(np.prod([axis or 1 for axis in shape], dtype=np.int64))
     values = _numbers(values, where)

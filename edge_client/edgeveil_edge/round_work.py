@@ -38,7 +38,7 @@ from edgeveil.protocol.sealed import (
 )
 from edgeveil.sites.edge import EdgeSite
 from edgeveil_edge.compute import Computation, Compute, JobTrial, TaughtJob
-from edgeveil_edge.consent import consent, judge, why_not_now
+from edgeveil_edge.consent import consent, judge
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.release_check import against
 from edgeveil_edge.store import DeviceStore, trial_name
@@ -190,8 +190,7 @@ class RoundWork:
         if self.site.role != "train" and not context.exchange.infer:
             return NoAnswer("this round asks for no inference, and the role is infer")
         why = "the owner has paused the device" * self.paused
-        why = why or why_not_now(self.site.conditions) or self._too_large(manifest)
-        why = why or self._too_often(manifest, job.plan)
+        why = why or self._too_large(manifest) or self._too_often(manifest, job.plan)
         if why:
             return NoAnswer(why)
         price = context.price(trains=self.site.role == "train")

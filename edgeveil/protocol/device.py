@@ -14,6 +14,9 @@ budget for nothing. What is older than what was seen, or a second text of the sa
 (`is_new`). The proxy's notes acknowledge an upload, ask for a hello or for cover traffic; the
 cloud's end a job.
 
+A device whose owner's conditions do not hold is not there (`Command("leave")`, `Command("come")`):
+it takes up nothing new and greets nobody, but what it has begun it ends before it says `Bye`.
+
 Whom it believes may change at any moment, by metadata that the offline root signed (`TakeTrust`).
 Where a key of the cloud's was replaced, what was heard under the one before counts no more.
 """
@@ -112,14 +115,18 @@ class DeviceMachine:
         """Take an event; hostile or stale input ends as one `Refuse`."""
         self._now_s = now_s
         try:
-            return self._handle(event)
+            return [*self._handle(event), *self._leave_if_free()]
         except ProtocolError as error:
             return [fx.Refuse(error.reason)]
+
+    def _leave_if_free(self) -> list[fx.Effect]:
+        return [] if self.round.under_way else self._greeting.leave()
 
     def _handle(self, event: fx.Event) -> list[fx.Effect]:
         match event:
             case fx.PeerConnected():
-                return [*self._tell_key(), *self._greeting.begin(), *self.round.connected()]
+                key = [] if self._greeting.away else self._tell_key()
+                return [*key, *self._greeting.begin(), *self.round.connected()]
             case fx.MessageReceived(message=Offer() as offer):
                 return self._offer(offer)
             case fx.MessageReceived(message=BlobPart() as part):
@@ -137,6 +144,11 @@ class DeviceMachine:
                 return self._taken(result)
             case fx.WorkDone(task=task, result=result):
                 return self._done(task, result)
+            case fx.Command(what="leave"):
+                self._greeting.away = True
+            case fx.Command(what="come") if self._greeting.away:
+                self._greeting.away = False
+                return [*self._tell_key(), *self._greeting.begin()]
             case fx.Command(what="stop"):
                 return [fx.Send(fx.ProxyAddress(), self.signer.note(Bye(self.signer.name)))]
         return []
@@ -197,6 +209,8 @@ class DeviceMachine:
             return self._fetch(offer, header)
         if header.stanza_bytes > header.blob.size_bytes:
             raise ProtocolError("malformed")
+        if self._greeting.away and (header.kind != "round" or header.at != self.at):
+            return []  # what is open by then comes again after the next hello
         if header.kind == "release":
             return self._release(offer, header)
         self._jobs.check_open(header.at.job_id)
@@ -338,7 +352,7 @@ class DeviceMachine:
     def _timer(self, name: str) -> list[fx.Effect]:
         match name:
             case "hello":
-                return [*self._tell_key(), *self._greeting.hello()]
+                return [] if self._greeting.away else [*self._tell_key(), *self._greeting.hello()]
             case "repair":
                 return self.fetches.repair()
             case "want":
@@ -381,6 +395,8 @@ class DeviceGreeting:
         self.versions = versions  # of the trust metadata, as a hello says them
         self._tries = 0
         self._said = b""  # digest of the hello that is not acknowledged yet
+        self.away = False  # by its owner's conditions, perhaps once the round at hand is over
+        self._greeted = False
 
     def begin(self) -> list[fx.Effect]:
         """The link is up (again)."""
@@ -388,7 +404,10 @@ class DeviceGreeting:
         return self.hello()
 
     def hello(self) -> list[fx.Effect]:
-        """Say hello, and again, ever more slowly, until the proxy has heard it."""
+        """Say hello, and again, ever more slowly, until the proxy has heard it; not while away."""
+        if self.away:
+            return []
+        self._greeted = True
         note = self._signer.note(Hello(self._signer.name, *self.versions))
         self._said = hashlib.sha256(note.body.payload).digest()
         settings = self._settings
@@ -398,14 +417,26 @@ class DeviceGreeting:
         unheard = self._tries == UNHEARD_TRIES + 1
         return [*out, fx.Report("unheard", {"tries": UNHEARD_TRIES})] if unheard else out
 
+    def leave(self) -> list[fx.Effect]:
+        """Say good-bye, once, where it is away and was there before."""
+        if not self.away or not self._greeted:
+            return []
+        self._greeted, self._said = False, b""
+        bye = self._signer.note(Bye(self._signer.name))
+        return [fx.CancelTimer("hello"), fx.Send(fx.ProxyAddress(), bye)]
+
     def asked(self, here: Here) -> list[fx.Effect]:
         """Come at a moment of one's own in the spread, so that a fleet does not come at once."""
+        if self.away:
+            return []
         self._tries = 0
         moment = int(self._signer.name[:8], 16) / 2**32
         return [fx.SetTimer("hello", min(here.spread_s, LATER_CAP_S) * moment)]
 
     def put_off(self, later: Later) -> list[fx.Effect]:
         """The proxy has heard the hello and asks for it again, after the delay that it gave."""
+        if self.away:
+            return []
         self._tries = 0
         return [fx.SetTimer("hello", min(later.delay_s, LATER_CAP_S))]
 

@@ -109,6 +109,11 @@ class DeviceRound:
         item = self.outbox.item
         return self.manifest.at if self.manifest else item.at if item else None
 
+    @property
+    def under_way(self) -> bool:
+        """Whether the device still owes this round something: until the proxy holds its answer."""
+        return self.state not in (DeviceState.IDLE, DeviceState.ANSWERED)
+
     def connected(self) -> list[fx.Effect]:
         """The link is up (again): what was not acknowledged is sent."""
         self.cover.connected()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from ipaddress import ip_address
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from edgeveil.plugins import installed
-from edgeveil.settings.base import Block, Mix, SitePath, refuse
+from edgeveil.settings.base import Block, Mix, PortNumber, SitePath, refuse
+from edgeveil.sites.conditions import Conditions
 from edgeveil.sites.data import DeviceData, data_mixes
 from edgeveil.sites.links import BrokerLink, ByteLimit, Log, PacketBytes, broker_mixes, trust_mixes
 from edgeveil.sites.policy import Policy
@@ -36,13 +38,36 @@ class EdgeLimits(Block):
     """Final models kept for roll-back, each of at most blob_bytes."""
 
 
-class Conditions(Block):
-    """When the box has time for learning; else it sits the round out."""
+def _loopback(host: str) -> str:
+    try:
+        fine = host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        fine = False
+    if not fine:
+        raise ValueError(f"must be of this machine alone, got '{host[:64]}'; write 127.0.0.1")
+    return host
 
-    max_load: float | None = Field(default=None, gt=0)
-    """Largest load average per core over one minute; null: any."""
-    require_power: bool = False
-    """Learn only while mains power is connected."""
+
+class InferenceHttp(Block):
+    """Where the inference service listens for HTTP."""
+
+    host: Annotated[str, Field(min_length=1, max_length=255), AfterValidator(_loopback)] = (
+        "127.0.0.1"
+    )
+    """A loopback address."""
+    port: PortNumber = 8710
+    """TCP port."""
+
+
+class Inference(Block):
+    """Predictions of the release in use for programs on this box; off without an address."""
+
+    socket: SitePath | None = None
+    """Unix socket, for this user alone (mode 0600)."""
+    http: InferenceHttp | None = None
+    """Loopback address; any user of the box may ask there."""
+    request_bytes: int = Field(default=1 << 20, ge=1024, le=1 << 26)
+    """Largest body of a request."""
 
 
 class ClaimUse(Block):
@@ -86,6 +111,8 @@ class EdgeSite(Block):
     """What training computes on; `auto`: cuda, else mps, else cpu."""
     conditions: Conditions = Conditions()
     """When the box has time."""
+    inference: Inference = Inference()
+    """Predictions for programs on this box."""
     limits: EdgeLimits = EdgeLimits()
     """Bounds."""
     log: Log = Log()

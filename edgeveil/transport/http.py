@@ -1,7 +1,8 @@
 """HTTP next to a process's other work: pages of its state, or an application of aiohttp's.
 
-Pages are for watchers on the same machine: GET, one answer a connection. A process that shows no
-more than these, as the proxy, loads no web framework; who serves an application loads aiohttp.
+Pages are for watchers on the same machine: GET, one answer a connection; and POST where a process
+takes questions. A process that shows no more than these, as the proxy, loads no web framework; who
+serves an application loads aiohttp.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from edgeveil.transport.listener import ListenAt, Listener, most_connections
+from edgeveil.transport.listener import ListenAt, Listener, is_loopback, most_connections
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 SHUTDOWN_S = 2.0
 REQUEST_S = 10.0
 REQUEST_BYTES = 16384
+_LENGTH_DIGITS = 18  # of a body's length; more are not read as a number
 CONNECTIONS = 64  # of watchers at once; more are hung up on
 SILENT_S = 5.0  # until a request's head is whole, and between an answer and the next request
 HEAD_LINE_BYTES = 8190
@@ -71,11 +73,31 @@ Page = Callable[[], Awaitable[PageContent]]
 """Makes a page anew for each request."""
 
 
-class PageServer:
-    """Pages by their paths. A request is read for REQUEST_S seconds and REQUEST_BYTES at most."""
+@dataclass(frozen=True)
+class PostedBody:
+    """What came with a POST; `content_type` in small letters, without parameters."""
 
-    def __init__(self, pages: Mapping[str, Page]) -> None:
-        self._pages = pages
+    content: bytes
+    content_type: str
+
+
+Post = Callable[[PostedBody], Awaitable[PageContent]]
+"""Answers what is posted to its path."""
+
+
+class PageServer:
+    """Pages by their paths. A request is read for REQUEST_S seconds and REQUEST_BYTES at most.
+
+    `posts` take bodies of `body_bytes` at most beside that: a longer one is refused by its header.
+    """
+
+    def __init__(
+        self,
+        pages: Mapping[str, Page],
+        posts: Mapping[str, Post] | None = None,
+        body_bytes: int = 0,
+    ) -> None:
+        self._pages, self._posts, self._body_bytes = pages, posts or {}, body_bytes
         self._listener: Listener | None = None
         self._open: set[asyncio.Task[None]] = set()
 
@@ -123,7 +145,7 @@ class PageServer:
         except asyncio.LimitOverrunError:
             method, found = "GET", _plain(431)
         else:
-            method, found = await self._answered(head)
+            method, found = await self._answered(head, reader)
         reason = HTTPStatus(found.status).phrase
         lines = (
             f"HTTP/1.1 {found.status} {reason}",
@@ -136,19 +158,51 @@ class PageServer:
             writer.write(found.body)
         await writer.drain()
 
-    async def _answered(self, head: bytes) -> tuple[str, PageContent]:
+    async def _answered(self, head: bytes, reader: asyncio.StreamReader) -> tuple[str, PageContent]:
         line = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
         if len(line) != 3 or not line[2].startswith("HTTP/1."):
             return "GET", _plain(400)
         method, page = line[0], self._pages.get(line[1].partition("?")[0])
+        post = self._posts.get(line[1])
+        if method == "POST" and post is not None:
+            return method, await self._posted(post, head, reader)
         if page is None:
-            return method, _plain(404)
+            return method, _plain(404 if post is None else 405)
         if method not in ("GET", "HEAD"):
             return method, _plain(405)
         try:
             return method, await page()
         except Exception:  # which page failed is no matter of who asks
             return method, _plain(500)
+
+    async def _posted(self, post: Post, head: bytes, reader: asyncio.StreamReader) -> PageContent:
+        headers = _headers(head)
+        if not is_loopback(_name_of(headers.get("host", "localhost"))):
+            return _plain(403)  # a page of another's in a browser of this machine (DNS rebinding)
+        told = headers.get("content-length", "")
+        if not told.isdecimal() or "transfer-encoding" in headers:
+            return _plain(411)
+        if len(told) > _LENGTH_DIGITS or int(told) > self._body_bytes:
+            return _plain(413)
+        content = await reader.readexactly(int(told))
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        try:
+            return await post(PostedBody(content, kind))
+        except Exception:  # as for a page
+            return _plain(500)
+
+
+def _name_of(host: str) -> str:
+    """A Host header without its port: `127.0.0.1:8710`, `[::1]:8710`."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]
+
+
+def _headers(head: bytes) -> dict[str, str]:
+    lines = head.decode("latin-1").split("\r\n")[1:]
+    pairs = (line.partition(":") for line in lines if line)
+    return {name.strip().lower(): value.strip() for name, _, value in pairs}
 
 
 def _plain(status: int) -> PageContent:

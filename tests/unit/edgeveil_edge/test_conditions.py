@@ -1,64 +1,217 @@
-"""Power and load: when the box may work now."""
-
-from __future__ import annotations
+"""The owner's conditions: what holds, by what the box says of itself."""
 
 import os
+import sys
+from collections import namedtuple
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import psutil
 import pytest
+from pydantic import ValidationError
 
-from edgeveil.sites.edge import Conditions
-from edgeveil_edge.consent import on_power, why_not_now
+from edgeveil.sites.conditions import Conditions
+from edgeveil_edge import conditions
+from edgeveil_edge.conditions import BoxSensors, unmet, within
 
-
-def supplies(folder: Path, **kinds: tuple[str, str]) -> Path:
-    for name, (kind, online) in kinds.items():
-        (folder / name).mkdir()
-        (folder / name / "type").write_text(kind + "\n")
-        if online:
-            (folder / name / "online").write_text(online + "\n")
-    return folder
+GIB = 1 << 30
+DISK = Path("/anywhere")
 
 
-def test_mains_and_battery(tmp_path: Path) -> None:
-    folder = supplies(tmp_path, AC=("Mains", "1"), BAT0=("Battery", ""))
-    assert on_power(folder)
-    (folder / "AC" / "online").write_text("0\n")
-    assert not on_power(folder)
-    supplies(folder, usb=("USB", "1"))
-    assert on_power(folder)
+@dataclass(frozen=True)
+class Box:
+    """A box that says what the test wants."""
+
+    charge: tuple[float, bool] | None = (80.0, True)
+    people: bool = False
+    by_the_byte: bool | None = False
+    free: int = 50 * GIB
+    heat: float | None = 40.0
+    work: float = 0.1
+    minute: int = 12 * 60
+    answer: bool = True
+
+    def battery(self):
+        return self.charge
+
+    def in_use(self):
+        return self.people
+
+    def metered(self, _patterns):
+        return self.by_the_byte
+
+    def storage_bytes(self, _folder):
+        return self.free, 100 * GIB
+
+    def temperature_celsius(self):
+        return self.heat
+
+    def load(self):
+        return self.work
+
+    def minute_of_day(self):
+        return self.minute
+
+    def holds(self, _command, _timeout_s):
+        return self.answer
 
 
-def test_a_battery_that_says_online_is_no_mains(tmp_path: Path) -> None:
-    assert not on_power(supplies(tmp_path, BAT0=("Battery", "1")))
+WELL = Box()
 
 
-def test_a_box_without_a_battery_is_on_mains(tmp_path: Path) -> None:
-    assert on_power(tmp_path / "none")
-    assert on_power(tmp_path)
-    assert on_power(supplies(tmp_path, AC=("Mains", "0")))
+@pytest.mark.parametrize(
+    ("asked", "bad", "said"),
+    [
+        ({"charging": True}, {"charge": (80.0, False)}, "charging: the box runs on battery"),
+        ({"require_power": True}, {"charge": (80.0, False)}, "charging: the box runs on battery"),
+        ({"battery_not_low": True}, {"charge": (15.0, False)}, "battery_not_low: 15 % are left"),
+        ({"idle": True}, {"people": True}, "idle: somebody uses the box"),
+        ({"unmetered": True}, {"by_the_byte": True}, "unmetered: the network is metered"),
+        ({"unmetered": True}, {"by_the_byte": None}, "unmetered: no network is found"),
+        ({"storage_not_low": True}, {"free": 499 << 20}, "storage_not_low: 499 MiB are free"),
+        (
+            {"max_temperature_celsius": 70},
+            {"heat": 71.0},
+            "max_temperature_celsius: 71 °C are above 70 °C",
+        ),
+        (
+            {"max_temperature_celsius": 70},
+            {"heat": None},
+            "max_temperature_celsius: the box has no temperature sensor",
+        ),
+        ({"max_load": 0.5}, {"work": 0.51}, "max_load: 0.51 per core is above 0.5"),
+        (
+            {"between": ["22:00-06:00"]},
+            {"minute": 21 * 60 + 59},
+            "between: it is none of 22:00-06:00",
+        ),
+        ({"command": ["/bin/ask"]}, {"answer": False}, "command: /bin/ask says no"),
+    ],
+)
+def test_a_condition_that_does_not_hold_is_named_and_counts_only_where_asked_for(asked, bad, said):
+    box = replace(WELL, **{"minute": 23 * 60, **bad})
+    # As of a file: lists are tuples there.
+    wanted = Conditions(**{k: tuple(v) if isinstance(v, list) else v for k, v in asked.items()})
+    assert unmet(wanted, DISK, box) == [said]
+    assert unmet(Conditions(), DISK, box) == []
+    assert unmet(wanted, DISK, replace(WELL, minute=23 * 60)) == []
 
 
-def test_odd_entries_are_no_error(tmp_path: Path) -> None:
-    folder = supplies(tmp_path, BAT0=("Battery", ""), odd=("Mains", ""))
-    (folder / "bare").mkdir()
-    (folder / "odd" / "online").write_bytes(b"\xff\xfe")
-    assert not on_power(folder)
+def test_a_plugged_battery_is_never_low_and_a_box_without_one_is_on_power():
+    wanted = Conditions(charging=True, battery_not_low=True)
+    assert unmet(wanted, DISK, replace(WELL, charge=(3.0, True))) == []
+    assert unmet(wanted, DISK, replace(WELL, charge=None)) == []
 
 
-def test_power_is_asked_for_only_where_the_owner_says_so(tmp_path: Path) -> None:
-    folder = supplies(tmp_path, BAT0=("Battery", ""))
-    assert why_not_now(Conditions(), folder) == ""
-    assert "require_power" in why_not_now(Conditions(require_power=True), folder)
-    supplies(folder, AC=("Mains", "1"))
-    assert why_not_now(Conditions(require_power=True), folder) == ""
+def test_all_that_does_not_hold_is_told_at_once():
+    wanted = Conditions(charging=True, idle=True)
+    found = unmet(wanted, DISK, replace(WELL, charge=(80.0, False), people=True))
+    assert [line.partition(":")[0] for line in found] == ["charging", "idle"]
 
 
-def test_the_load_is_per_core(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    limit = Conditions(max_load=0.5)
-    for load, busy in ((1.9, False), (2.1, True)):
-        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 9.0, 9.0))
-        assert bool(why_not_now(limit, tmp_path)) is busy
-    assert "conditions.max_load 0.5" in why_not_now(limit, tmp_path)
-    assert why_not_now(Conditions(), tmp_path) == ""
+@pytest.mark.parametrize(
+    ("minute", "holds"),
+    [(22 * 60 - 1, False), (22 * 60, True), (0, True), (6 * 60 - 1, True), (6 * 60, False)],
+)
+def test_a_window_may_pass_midnight_and_its_end_is_outside(minute, holds):
+    assert within(("22:00-06:00",), minute) is holds
+
+
+def test_one_of_several_windows_is_enough():
+    windows = ("01:00-02:00", "12:30-13:00")
+    assert [within(windows, minute) for minute in (90, 770, 600)] == [True, True, False]
+
+
+@pytest.mark.parametrize("window", ["22-6", "25:00-06:00", "22:00-22:00", "22:60-23:00", ""])
+def test_what_is_no_window_is_refused(window):
+    with pytest.raises(ValidationError):
+        Conditions(between=(window,))
+
+
+# --- this machine ---
+
+
+def test_a_command_answers_by_its_exit_code_within_its_time(tmp_path):
+    sensors, stuck = BoxSensors(), tmp_path / "fifo"
+    os.mkfifo(stuck)
+    python = (sys.executable, "-c")
+    assert sensors.holds((*python, "raise SystemExit(0)"), 60)
+    assert not sensors.holds((*python, "raise SystemExit(3)"), 60)
+    assert not sensors.holds((*python, f"open({str(stuck)!r})"), 0.2)  # nobody ever writes there
+    assert not sensors.holds((str(tmp_path / "none"),), 60)
+
+
+def test_the_disk_is_asked_for_before_the_folder_is_made(tmp_path):
+    free, total = BoxSensors().storage_bytes(tmp_path / "not" / "yet")
+    assert 0 < free <= total
+
+
+def test_a_battery_that_does_not_say_counts_as_plugged_in(monkeypatch):
+    battery = namedtuple("battery", "percent secsleft power_plugged")
+    for plugged, expected in ((None, True), (False, False), (True, True)):
+        monkeypatch.setattr(
+            psutil, "sensors_battery", lambda p=plugged: battery(50, 0, p), raising=False
+        )
+        assert BoxSensors().battery() == (50, expected)
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: None, raising=False)
+    assert BoxSensors().battery() is None
+
+
+def test_the_hottest_sensor_counts(monkeypatch):
+    sensor = namedtuple("sensor", "current")
+    chips = {"cpu": [sensor(41.0), sensor(67.5)], "disk": [sensor(38.0)], "odd": []}
+    monkeypatch.setattr(psutil, "sensors_temperatures", lambda: chips, raising=False)
+    assert BoxSensors().temperature_celsius() == 67.5
+    monkeypatch.setattr(psutil, "sensors_temperatures", dict, raising=False)
+    assert BoxSensors().temperature_celsius() is None
+
+
+def test_the_load_is_per_core(monkeypatch):
+    monkeypatch.setattr(psutil, "cpu_count", lambda: 4)
+    monkeypatch.setattr(psutil, "getloadavg", lambda: (2.0, 9.0, 9.0))
+    assert BoxSensors().load() == 0.5
+
+
+@pytest.mark.parametrize(
+    ("word", "metered"),
+    [("1", True), ("2", False), ("3", True), ("4", False), ("0", True), ("", True)],
+)
+def test_network_manager_is_believed_and_else_the_interface_s_name(monkeypatch, word, metered):
+    monkeypatch.setattr(conditions, "_bus", lambda *_property: word)
+    monkeypatch.setattr(conditions, "_interface_out", lambda: "wwan0")
+    assert BoxSensors().metered(("wwan*",)) is metered
+    if word in ("", "0"):
+        assert BoxSensors().metered(("ppp*",)) is False
+        monkeypatch.setattr(conditions, "_interface_out", lambda: None)
+        assert BoxSensors().metered(("ppp*",)) is None
+
+
+def test_busctl_is_asked_in_its_own_words(monkeypatch, tmp_path):
+    program = tmp_path / "busctl"
+    program.write_text('#!/bin/sh\n[ "$3" = org.freedesktop.NetworkManager ] && echo "u 4"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert BoxSensors().metered(("*",)) is False
+    program.write_text("#!/bin/sh\nexit 1\n")
+    monkeypatch.setattr(conditions, "_interface_out", lambda: "eth0")
+    assert BoxSensors().metered(("*",)) is True
+
+
+def test_somebody_is_there_by_the_idle_hint_or_by_a_terminal_that_was_touched(
+    monkeypatch, tmp_path
+):
+    user = namedtuple("user", "terminal")
+    told = {"hint": "false", "users": [user(None)]}
+    monkeypatch.setattr(conditions, "_bus", lambda *_property: told["hint"])
+    monkeypatch.setattr(psutil, "users", lambda: told["users"])
+    assert BoxSensors().in_use()
+    told["hint"] = "true"
+    assert not BoxSensors().in_use()
+    told.update(hint="false", users=[])
+    assert not BoxSensors().in_use()
+    terminal = tmp_path / "tty"
+    terminal.touch()
+    told.update(hint="", users=[user(str(terminal))])
+    assert BoxSensors().in_use()
+    os.utime(terminal, (1.0, 1.0))
+    assert not BoxSensors().in_use()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,17 +53,15 @@ def test_unreadable_data_decline_the_round_until_they_are_mended(tmp_path: Path)
     assert list(sealed.tensors(device.answer(sealed))) == ["quadratic"]
 
 
-def test_a_busy_box_and_a_small_outbox_sit_the_round_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_paused_device_and_a_small_outbox_sit_the_round_out(tmp_path: Path) -> None:
     unread = Loader(AssertionError("read"))
-    busy = Device(tmp_path / "a", unread, conditions={"max_load": 1e-9}).knows(PLAN)
-    monkeypatch.setattr(os, "getloadavg", lambda: (1.0, 1.0, 1.0))
-    assert "conditions.max_load" in why(busy, Round(PLAN, CENTRE, busy.keys()))
+    paused = Device(tmp_path / "a", unread).knows(PLAN)
+    paused.host.pause(True)
+    assert "paused" in why(paused, Round(PLAN, CENTRE, paused.keys()))
     wide = compile_job(job(data={**PLAN.job.data.model_dump(), "input_shape": (200,)}))
     small = Device(tmp_path / "b", unread, limits={"outbox_bytes": 65536}).knows(wide)
     assert "limits.outbox_bytes 65536" in why(small, Round(wide, QUADRATIC, small.keys()))
-    assert small.ledger.spent().epsilon == busy.ledger.spent().epsilon == 0
+    assert small.ledger.spent().epsilon == paused.ledger.spent().epsilon == 0
 
 
 def test_participations_that_are_used_up_are_refused_before_a_record_is_read(

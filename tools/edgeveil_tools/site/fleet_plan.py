@@ -28,8 +28,9 @@ from edgeveil.sites.addresses import BrokerAddress
 from edgeveil.sites.broker import BrokerLimits
 from edgeveil.sites.broker_profiles import ProfileName
 from edgeveil.sites.cloud import CloudLimits
+from edgeveil.sites.conditions import Conditions
 from edgeveil.sites.data import DataSource, DeviceData
-from edgeveil.sites.edge import Conditions, EdgeLimits
+from edgeveil.sites.edge import EdgeLimits
 from edgeveil.sites.links import CloudHttp, Log, ProxyHttp
 from edgeveil.sites.policy import Policy
 from edgeveil.sites.proxy import ProxyLimits

@@ -1,0 +1,208 @@
+"""Whether the box has time: its owner's conditions, held against what the box says of itself.
+
+`unmet` decides and reads nothing; `BoxSensors` reads and decides nothing. Neither sees a record.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from datetime import datetime
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+from edgeveil.sites.conditions import Conditions, minutes_of
+
+LOW_BATTERY_PERCENT = 15.0  # as on Android, where a device says that its battery is low
+LOW_STORAGE_SHARE, LOW_STORAGE_BYTES = 0.05, 500 << 20  # the lesser of both
+IDLE_S = 600.0  # a terminal that nobody touched for so long is left
+BUS_S = 2.0
+_UNROUTED = ("192.0.2.1", 9)  # of documentation (RFC 5737): connecting a UDP socket sends nothing
+_METERED, _UNMETERED = ("1", "3"), ("2", "4")  # NMMetered: yes and guessed yes; no and guessed no
+
+
+class Sensors(Protocol):
+    """What a box says of itself. None: it cannot tell."""
+
+    def battery(self) -> tuple[float, bool] | None:
+        """Charge in percent, and whether it is plugged in; None without a battery."""
+        ...
+
+    def in_use(self) -> bool:
+        """Whether somebody works at the box."""
+        ...
+
+    def metered(self, patterns: Sequence[str]) -> bool | None:
+        """Whether the way out costs by the byte; `patterns` are names of interfaces that do."""
+        ...
+
+    def storage_bytes(self, folder: Path) -> tuple[int, int]:
+        """Free and all bytes of the disk that holds `folder`."""
+        ...
+
+    def temperature_celsius(self) -> float | None:
+        """The hottest sensor."""
+        ...
+
+    def load(self) -> float:
+        """Load average over one minute per core."""
+        ...
+
+    def minute_of_day(self) -> int:
+        """Local time, in minutes since midnight."""
+        ...
+
+    def holds(self, command: Sequence[str], timeout_s: float) -> bool:
+        """Whether the command ended in time with exit code 0."""
+        ...
+
+
+def unmet(conditions: Conditions, state_dir: Path, sensors: Sensors) -> list[str]:
+    """The owner's conditions that do not hold now, each with what was found."""
+    return list(_unmet(conditions, state_dir, sensors))
+
+
+def _unmet(conditions: Conditions, state_dir: Path, sensors: Sensors) -> Iterator[str]:
+    battery = sensors.battery() or (100.0, True)
+    if (conditions.charging or conditions.require_power) and not battery[1]:
+        yield "charging: the box runs on battery"
+    if conditions.battery_not_low and not battery[1] and battery[0] <= LOW_BATTERY_PERCENT:
+        yield f"battery_not_low: {battery[0]:.0f} % are left"
+    if conditions.idle and sensors.in_use():
+        yield "idle: somebody uses the box"
+    if conditions.unmetered:
+        metered = sensors.metered(conditions.metered_interfaces)
+        if metered is None:
+            yield "unmetered: no network is found"
+        elif metered:
+            yield "unmetered: the network is metered"
+    if conditions.storage_not_low:
+        free, total = sensors.storage_bytes(state_dir)
+        if free < min(LOW_STORAGE_SHARE * total, LOW_STORAGE_BYTES):
+            yield f"storage_not_low: {free >> 20} MiB are free"
+    if conditions.max_temperature_celsius is not None:
+        found, most = sensors.temperature_celsius(), conditions.max_temperature_celsius
+        if found is None:
+            yield "max_temperature_celsius: the box has no temperature sensor"
+        elif found > most:
+            yield f"max_temperature_celsius: {found:.0f} °C are above {most:g} °C"
+    if conditions.max_load is not None and (load := sensors.load()) > conditions.max_load:
+        yield f"max_load: {load:.2f} per core is above {conditions.max_load:g}"
+    if conditions.between and not within(conditions.between, sensors.minute_of_day()):
+        yield f"between: it is none of {', '.join(conditions.between)}"
+    # Last: it is the owner's own and may cost most.
+    if conditions.command and not sensors.holds(conditions.command, conditions.command_timeout_s):
+        yield f"command: {conditions.command[0]} says no"
+
+
+def within(windows: Sequence[str], minute: int) -> bool:
+    """Whether the minute of the day lies in a window; one may pass midnight, its end is outside."""
+    for window in windows:
+        begin, end = minutes_of(window)
+        if begin <= minute < end if begin < end else minute >= begin or minute < end:
+            return True
+    return False
+
+
+class BoxSensors:
+    """This machine, by psutil and, where they run, NetworkManager and systemd-logind."""
+
+    def battery(self) -> tuple[float, bool] | None:
+        """Charge in percent, and whether it is plugged in (or does not say)."""
+        read = getattr(psutil, "sensors_battery", None)  # psutil has it not on every system
+        found = read() if read else None
+        return (found.percent, found.power_plugged is not False) if found else None
+
+    def in_use(self) -> bool:
+        """By logind's idle hint; else by terminals that were touched of late."""
+        login = "org.freedesktop.login1"
+        hint = _bus(login, "/org/freedesktop/login1", f"{login}.Manager", "IdleHint")
+        if hint in ("true", "false"):
+            # Some systems say "false" of a box at which nobody is logged in.
+            return hint == "false" and bool(psutil.users())
+        return any(_touched(user.terminal) for user in psutil.users())
+
+    def metered(self, patterns: Sequence[str]) -> bool | None:
+        """By NetworkManager where it knows; else by the name of the interface that leads out."""
+        manager = "org.freedesktop.NetworkManager"
+        word = _bus(manager, "/org/freedesktop/NetworkManager", manager, "Metered")
+        if word in (*_METERED, *_UNMETERED):
+            return word in _METERED
+        name = _interface_out()
+        return None if name is None else any(fnmatch(name, pattern) for pattern in patterns)
+
+    def storage_bytes(self, folder: Path) -> tuple[int, int]:
+        """Free and all bytes; of the nearest folder above where this one is not made yet."""
+        there = next((one for one in (folder, *folder.parents) if one.exists()), Path.cwd())
+        found = psutil.disk_usage(str(there))
+        return found.free, found.total
+
+    def temperature_celsius(self) -> float | None:
+        """The hottest of all sensors that psutil finds."""
+        read = getattr(psutil, "sensors_temperatures", None)
+        chips = read().values() if read else ()
+        return max((one.current for chip in chips for one in chip), default=None)
+
+    def load(self) -> float:
+        """One-minute load average over the number of logical cores."""
+        return float(psutil.getloadavg()[0]) / (psutil.cpu_count() or 1)
+
+    def minute_of_day(self) -> int:
+        """By the machine's own clock and time zone."""
+        now = datetime.now().astimezone()
+        return now.hour * 60 + now.minute
+
+    def holds(self, command: Sequence[str], timeout_s: float) -> bool:
+        """Run without a shell, an input or our console; a command that cannot run says no."""
+        quiet = subprocess.DEVNULL
+        try:
+            ended = subprocess.run(
+                list(command),
+                stdin=quiet,
+                stdout=quiet,
+                stderr=quiet,
+                timeout=timeout_s,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return False
+        return ended.returncode == 0
+
+
+def _bus(service: str, path: str, interface: str, name: str) -> str:
+    """A property on the system's D-Bus, without its type; "" where nobody answers."""
+    command = ["busctl", "--system", "get-property", service, path, interface, name]
+    with suppress(OSError, subprocess.TimeoutExpired):
+        told = subprocess.run(command, capture_output=True, text=True, timeout=BUS_S, check=False)
+        if told.returncode == 0:
+            return told.stdout.strip().rpartition(" ")[2]
+    return ""
+
+
+def _interface_out() -> str | None:
+    """The interface that packets to the world would leave by; None where there is no way out."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(_UNROUTED)
+        except OSError:
+            return None
+        own = probe.getsockname()[0]
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(one.address == own for one in addresses):
+            return str(name)
+    return None
+
+
+def _touched(terminal: str | None) -> bool:
+    try:
+        return (
+            bool(terminal) and time.time() - Path("/dev", terminal or "").stat().st_atime < IDLE_S
+        )
+    except OSError:  # a graphical session without a device: somebody is there
+        return True

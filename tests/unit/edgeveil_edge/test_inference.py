@@ -1,0 +1,272 @@
+"""The inference service: what programs of the same box are answered, by which release."""
+
+import asyncio
+import json
+import stat
+
+import numpy as np
+import pytest
+
+from edgeveil.errors import UsageError
+from edgeveil.parts.features.identity import Identity, IdentityParameters
+from edgeveil.parts.models.softmax_head import bake, build_graph
+from edgeveil.sites.edge import Inference, InferenceHttp
+from edgeveil_edge import inference
+from edgeveil_edge.inference import InferenceService
+from edgeveil_edge.predict import predict
+from edgeveil_edge.releases import ReleaseStore
+
+GRAPH = build_graph(Identity(IdentityParameters()), (2,), 3)
+X = [[1, 0], [0, 1], [3, 3]]
+JSON = "application/json"
+
+
+def model(turn=0):
+    head = np.roll(np.array([[5, 0, 1], [0, 5, 1]], np.float32), turn, axis=1)
+    return bake(
+        GRAPH,
+        {"centre": np.zeros(2, np.float32), "radius": np.full(1, 0.1, np.float32), "weight": head},
+    )
+
+
+def served(folder, body, onnx=None, **settings):
+    """`body(ask, releases)` while a service with this release listens in `folder`."""
+    releases = ReleaseStore(folder / "releases")
+    releases.install("first", model() if onnx is None else onnx, {})
+    path = folder / "predict.sock"
+
+    async def ask(method, target, content=b"", kind=JSON, extra=()):
+        reader, writer = await asyncio.open_unix_connection(path)
+        lines = [f"{method} {target} HTTP/1.1", f"Content-Type: {kind}", *extra]
+        lines += [f"Content-Length: {len(content)}"] * (method == "POST" and not extra)
+        writer.write("\r\n".join([*lines, "", ""]).encode() + content)
+        head, _, text = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        return int(head.split(b" ")[1]), text
+
+    async def run():
+        service = InferenceService(Inference(socket=path, **settings), releases)
+        await service.start()
+        try:
+            await body(ask, releases)
+        finally:
+            await service.stop()
+
+    asyncio.run(run())
+
+
+def asked(**what):
+    return json.dumps(what).encode()
+
+
+def test_one_record_and_a_batch_are_answered_as_predict_answers(tmp_path):
+    async def body(ask, releases):
+        expected = predict(releases.current().path, np.array(X)).plain()
+        status, text = await ask("POST", "/v1/predict", asked(records=X))
+        assert (status, json.loads(text)) == (
+            200,
+            {"release": "0001-first", "predictions": expected},
+        )
+        for content, kind in (
+            (asked(record=X[1]), JSON),
+            (np.array(X[1], "<f4").tobytes(), "application/octet-stream"),
+        ):
+            status, text = await ask("POST", "/v1/predict", content, kind)
+            found = json.loads(text)["predictions"]
+            assert [one["label"] for one in found] == [expected[1]["label"]]
+
+    served(tmp_path, body)
+
+
+def test_what_answers_is_told(tmp_path):
+    async def body(ask, releases):
+        status, text = await ask("GET", "/v1/model")
+        told = {"release": "0001-first", "job": "first", "digest": releases.current().digest}
+        assert (status, json.loads(text)) == (200, {**told, "input_shape": [2]})
+
+    served(tmp_path, body)
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "status", "said"),
+    [
+        (b"{", JSON, 400, "is no JSON"),
+        (b"[" * 100_000, JSON, 400, "is no JSON"),
+        (b"[]", JSON, 400, "names no records"),
+        (asked(records=[]), JSON, 400, "has shape"),
+        (asked(records=[[1, 2, 3]]), JSON, 400, "has shape (1, 3)"),
+        (asked(records=[[1, 2], [3]]), JSON, 400, "differ in length"),
+        (asked(record=["1", "2"]), JSON, 400, "no real numbers"),
+        (asked(record=[1, None]), JSON, 400, "no real numbers"),
+        (b"", "application/octet-stream", 400, "has 0 bytes"),
+        (bytes(12), "application/octet-stream", 400, "has 12 bytes"),
+        (asked(record=[1, 2]), "text/plain", 415, "send application/json"),
+    ],
+)
+def test_what_holds_no_records_is_refused_with_the_reason(tmp_path, content, kind, status, said):
+    async def body(ask, _releases):
+        got, text = await ask("POST", "/v1/predict", content, kind)
+        assert got == status
+        assert said in json.loads(text)["error"]
+        assert (await ask("GET", "/v1/model"))[0] == 200  # it goes on
+
+    served(tmp_path, body)
+
+
+def test_a_body_is_bounded_by_its_header_before_it_is_read(tmp_path):
+    async def body(ask, _releases):
+        for length in (1025, 10**17, 10**40):  # nothing of them is ever sent
+            extra = (f"Content-Length: {length}",)
+            assert (await ask("POST", "/v1/predict", extra=extra))[0] == 413
+        for extra in (("Transfer-Encoding: chunked",), ("Content-Length: -1",), ("X: y",)):
+            assert (await ask("POST", "/v1/predict", extra=extra))[0] == 411
+        at_most = asked(record=[1, 2]).ljust(1024)
+        assert (await ask("POST", "/v1/predict", at_most))[0] == 200
+        assert (await ask("GET", "/v1/predict"))[0] == 405
+        assert (await ask("POST", "/v1/model"))[0] == 405
+
+    served(tmp_path, body, request_bytes=1024)
+
+
+def test_a_page_of_another_host_in_a_browser_cannot_ask(tmp_path):
+    async def body(ask, _releases):
+        content = asked(record=[1, 2])
+        for host, status in (
+            ("evil.example", 403),
+            ("evil.example:8710", 403),
+            ("127.0.0.1:8710", 200),
+            ("[::1]:8710", 200),
+            ("localhost", 200),
+        ):
+            extra = (f"Content-Length: {len(content)}", f"Host: {host}")
+            assert (await ask("POST", "/v1/predict", content, extra=extra))[0] == status
+
+    served(tmp_path, body)
+
+
+def test_a_new_release_and_a_rollback_answer_without_a_lost_request(tmp_path):
+    async def body(ask, releases):
+        first, second = (
+            predict_labels(turn, tmp_path) for turn in (0, 1)
+        )  # of the same records, by each model alone
+        assert first != second
+        stop = asyncio.Event()
+        answers = []
+
+        async def client():
+            while not stop.is_set():
+                answers.append(await ask("POST", "/v1/predict", asked(records=X)))
+
+        clients = [asyncio.create_task(client()) for _ in range(4)]
+        for change, release in (
+            (lambda: releases.install("second", model(1), {}), "0002-second"),
+            (releases.rollback, "0001-first"),
+        ):
+            await asyncio.to_thread(change)
+            known = len(answers)
+            while len(answers) < known + 12:
+                await asyncio.sleep(0)
+            text = json.loads(answers[-1][1])
+            assert text["release"] == release
+        stop.set()
+        await asyncio.gather(*clients)
+        of = {"0001-first": first, "0002-second": second}
+        for status, text in answers:
+            assert status == 200
+            told = json.loads(text)
+            assert [one["label"] for one in told["predictions"]] == of[told["release"]]
+
+    served(tmp_path, body)
+
+
+def predict_labels(turn, folder):
+    path = folder / f"alone-{turn}.onnx"
+    path.write_bytes(model(turn))
+    return predict(path, np.array(X)).labels.tolist()
+
+
+def test_a_release_that_may_not_run_leaves_the_one_before_at_work(tmp_path, monkeypatch):
+    async def body(ask, releases):
+        releases.install("second", b"no graph at all", {})
+        status, text = await ask("POST", "/v1/predict", asked(record=[1, 0]))
+        assert (status, json.loads(text)["release"]) == (200, "0001-first")
+        releases.install("third", GRAPH, {})  # a graph without weights of its own
+        assert json.loads((await ask("GET", "/v1/model"))[1])["release"] == "0001-first"
+        releases.install("fourth", model(1), {})
+        assert json.loads((await ask("GET", "/v1/model"))[1])["release"] == "0004-fourth"
+
+    served(tmp_path, body)
+
+
+def test_graphs_are_judged_as_releases_are(tmp_path, monkeypatch):
+    judged = []
+    monkeypatch.setattr(inference, "check_graph", lambda graph, *, released: judged.append(graph))
+
+    async def body(ask, _releases):
+        assert (await ask("GET", "/v1/model"))[0] == 200
+        assert judged == [model()]
+
+    served(tmp_path, body)
+
+
+def test_before_the_first_release_it_says_so(tmp_path):
+    async def run():
+        path = tmp_path / "predict.sock"
+        service = InferenceService(Inference(socket=path), ReleaseStore(tmp_path / "releases"))
+        await service.start()
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(b"GET /v1/model HTTP/1.1\r\n\r\n")
+        assert b" 503 " in await reader.readline()
+        writer.close()
+        await service.stop()
+        assert not path.exists()
+
+    asyncio.run(run())
+
+
+def test_it_is_off_without_an_address(tmp_path):
+    async def run():
+        service = InferenceService(Inference(), ReleaseStore(tmp_path / "releases"))
+        await service.start()
+        assert service.urls == []
+        await service.stop()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.2", "::", "example.org"])
+def test_other_addresses_than_of_this_machine_are_refused(host):
+    with pytest.raises(ValueError, match="this machine alone"):
+        InferenceHttp(host=host)
+
+
+def test_over_tcp_it_answers_the_same(tmp_path, unused_port=0):
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    async def run():
+        releases = ReleaseStore(tmp_path / "releases")
+        releases.install("first", model(), {})
+        service = InferenceService(Inference(http=InferenceHttp(port=port)), releases)
+        await service.start()
+        assert service.urls == [f"http://127.0.0.1:{port}"]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /v1/model HTTP/1.1\r\n\r\n")
+        assert b" 200 " in await reader.readline()
+        writer.close()
+        await service.stop()
+
+    asyncio.run(run())
+
+
+def test_a_socket_that_somebody_listens_on_is_not_taken(tmp_path):
+    async def body(_ask, releases):
+        second = InferenceService(Inference(socket=tmp_path / "predict.sock"), releases)
+        with pytest.raises(UsageError, match="another process listens"):
+            await second.start()
+
+    served(tmp_path, body)

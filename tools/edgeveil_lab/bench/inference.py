@@ -1,0 +1,95 @@
+"""`python -m edgeveil_lab.bench.inference`: what one record costs at a device's inference service.
+
+A client of its own process asks for one record of the digits' form after the other, each over a
+connection of its own, as a program on the box does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import tempfile
+import time
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+import numpy as np
+
+from edgeveil.parts.features.identity import Identity, IdentityParameters
+from edgeveil.parts.models.softmax_head import bake, build_graph
+from edgeveil.sites.edge import Inference
+from edgeveil.transport.local_socket import connect_locally
+from edgeveil_edge.inference import InferenceService
+from edgeveil_edge.releases import ReleaseStore
+
+RECORD, CLASSES = 64, 10
+START_S = ANSWER_S = 60.0
+
+
+def digits_model() -> bytes:
+    """A release of the digits' form, with made-up weights."""
+    chance = np.random.default_rng(0)
+    weights = {
+        "centre": np.zeros(RECORD, np.float32),
+        "radius": np.ones(1, np.float32),
+        "weight": chance.normal(size=(RECORD, CLASSES)).astype(np.float32),
+    }
+    return bake(build_graph(Identity(IdentityParameters()), (RECORD,), CLASSES), weights)
+
+
+def latencies_s(requests: int) -> list[float]:
+    """Seconds of each request, from the connection to the whole answer."""
+    with tempfile.TemporaryDirectory() as folder:
+        ReleaseStore(Path(folder) / "releases").install("digits", digits_model(), {})
+        context = multiprocessing.get_context("spawn")
+        ready, stop = context.Event(), context.Event()
+        server = context.Process(target=_serve, args=(Path(folder), ready, stop))
+        server.start()
+        try:
+            if not ready.wait(START_S):
+                raise TimeoutError("the service did not start")
+            return [_ask(Path(folder) / "predict.sock") for _ in range(requests)]
+        finally:
+            stop.set()
+            server.join()
+
+
+def _serve(folder: Path, ready: Event, stop: Event) -> None:
+    async def run() -> None:
+        settings = Inference(socket=folder / "predict.sock")
+        service = InferenceService(settings, ReleaseStore(folder / "releases"))
+        await service.start()
+        ready.set()
+        await asyncio.to_thread(stop.wait)
+        await service.stop()
+
+    asyncio.run(run())
+
+
+def _ask(path: Path) -> float:
+    content = json.dumps({"record": [0.5] * RECORD}).encode()
+    head = f"POST /v1/predict HTTP/1.1\r\nContent-Length: {len(content)}\r\n"
+    begun_s = time.perf_counter()
+    with connect_locally(path, ANSWER_S) as connection:
+        connection.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + content)
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    elapsed_s = time.perf_counter() - begun_s
+    if b" 200 " not in answer.partition(b"\r\n")[0]:
+        raise ValueError("the service refused the record")
+    return elapsed_s
+
+
+def main() -> None:
+    """Print median and 99th percentile."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=5000)
+    requests = parser.parse_args().requests
+    found_ms = 1e3 * np.array(latencies_s(requests + 100)[100:])
+    median, p99 = np.percentile(found_ms, (50, 99))
+    print(f"one record, {requests} requests: median {median:.2f} ms, p99 {p99:.2f} ms")
+
+
+if __name__ == "__main__":
+    main()
