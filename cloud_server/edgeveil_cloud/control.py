@@ -15,9 +15,11 @@ from edgeveil.parts.models import runs_python
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CloudMachine, CloudState
 from edgeveil.protocol.cloud_tasks import CancelJob, RepeatEnd, StartJob
+from edgeveil.sites.cloud import ReleaseValidity
 from edgeveil.transport.runtime import Runner
 from edgeveil_cloud.host import LOG, CloudHost
 from edgeveil_cloud.rehearsal import rehearse_job
+from edgeveil_cloud.rollouts import RolloutDriver
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import JobEntry
 from edgeveil_cloud.stored_jobs import wire_id
@@ -38,9 +40,13 @@ class Control:
         queue: int,
         *,
         python_models: bool = False,
+        validity: ReleaseValidity | None = None,
     ) -> None:
         self._store, self._host, self._machine = store, host, machine
         self._runner, self._queue, self._python_models = runner, queue, python_models
+        self.rollouts = RolloutDriver(
+            store, host.jobs, machine, runner, validity or ReleaseValidity()
+        )
         self._poke = asyncio.Event()
         self._waiting: tuple[str, int] | None = None
         self._given = ""  # the job that the machine was given last
@@ -134,7 +140,8 @@ class Control:
             self._runner.post(fx.Command(RepeatEnd(wire_id(old.id), old.status)))
 
     def look(self) -> None:
-        """Start the next job if none runs."""
+        """Start the next job if none runs; see to the releases of those before."""
+        self.rollouts.look()
         if self._machine.state is not CloudState.IDLE:
             return
         if self._cancelled:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
+import os
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -18,17 +20,23 @@ from edgeveil.privacy.policy import INFER
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.device_tasks import (
+    AdoptRelease,
+    ApplyStatement,
     ComputeAnswer,
     Installation,
     InstallJob,
     InstallRelease,
     JobClosed,
+    MadeReport,
     NoAnswer,
     OpenedPackage,
     OpenPackage,
     SealDummies,
+    SealReport,
+    StatementApplied,
 )
-from edgeveil.protocol.messages import Manifest
+from edgeveil.protocol.messages import Manifest, ReleaseStatement
+from edgeveil.protocol.release_health import HEALTH, ReleaseOutcome, wants_reports
 from edgeveil.protocol.sealed import (
     JobPackage,
     ReleasePackage,
@@ -46,12 +54,14 @@ from edgeveil_edge.round_work import RoundWork
 from edgeveil_edge.store import DeviceStore
 
 LOG = logging.getLogger("edgeveil.edge")
+_MEMBERSHIP_BYTES = 32
 _SLUG = re.compile(r"[a-z_]{1,40}")
 # What the owner reads on the console, and whether the log warns of it too.
 _LINES = {
     "counted": (False, "round {round}: {counted} of {segments} counted"),
     "declined": (True, "round {round} declined: {why}"),
     "failed_work": (True, "work for the cloud failed: {why}"),
+    "release_withdrawn": (True, "the cloud withdrew the release that was in use"),
     "model_installed": (False, "the job's final model is in use; try edgeveil predict"),
     "trust_changed": (False, "the root's delegations, version {version}, are in use"),
     "uncovered": (True, "round {round} is not covered: {why}"),
@@ -149,6 +159,12 @@ class DeviceHost:
                 return self._work.dummies(manifest)
             case InstallRelease(manifest=manifest, package=package):
                 return self._install(manifest, package)
+            case AdoptRelease(manifest=manifest):
+                return self._adopt(manifest)
+            case SealReport(manifest=manifest):
+                return self._report(manifest)
+            case ApplyStatement(statement=statement):
+                return self._apply(statement)
         return fx.WorkFailed("malformed_package")
 
     # --- tasks ---
@@ -166,6 +182,8 @@ class DeviceHost:
             return OpenedPackage(None, chance)
         package, membership = opened
         if manifest.kind != "round":
+            if wants_reports(manifest):
+                self._note_fate(manifest, membership)
             return OpenedPackage(decode_package(package), chance)
         # A release may be opened while a round waits for its work.
         self._membership = {manifest.blob.digest: membership}
@@ -186,14 +204,82 @@ class DeviceHost:
 
     def _install(self, manifest: Manifest, package: ReleasePackage) -> object:
         """Put a release in use, if the owner lets it and it runs."""
-        why = self._work.against_release(manifest, package)
+        if manifest.sequence in json.loads(self._store.fact("releases_withdrawn") or "[]"):
+            return fx.WorkFailed("withdrawn_release")
+        outcome, why = self._work.judge_release(manifest, package)
+        digest = hashlib.sha256(package.onnx).hexdigest()
+        if self._releases.left(digest):
+            outcome = ReleaseOutcome.ROLLED_BACK if not why else outcome
+        self._note_fate(manifest, None, outcome, digest)
         if why:
             self._say(f"a release of job '{package.job_name[:64]}' is not put in use: {why}")
             return fx.WorkFailed("refused_release")
         meta = {"job_id": manifest.at.job_id.hex(), "sequence": manifest.sequence}
+        meta |= {"package": manifest.package_digest.hex(), "expires_s": package.expires_s}
         self._releases.install(package.job_name, package.onnx, meta)
         self._store.put_fact("release_sequence", str(manifest.sequence))
+        self._store.put_fact("release_package", manifest.package_digest.hex())
         return Installation()
+
+    def _adopt(self, manifest: Manifest) -> Installation:
+        """It was in use, and still is unless the owner went back since."""
+        now = self._releases.current()
+        if now is not None and now.meta.get("package") == manifest.package_digest.hex():
+            self._releases.adopt(manifest.sequence)
+        self._store.put_fact("release_sequence", str(manifest.sequence))
+        return Installation()
+
+    # --- what is said of releases ---
+
+    def _note_fate(
+        self,
+        manifest: Manifest,
+        membership: bytes | None,
+        outcome: ReleaseOutcome | None = None,
+        digest: str = "",
+    ) -> None:
+        """Keep what a report on this release will need; None: what is known stays."""
+        known = self._fate(manifest)
+        fate = {
+            "blob": manifest.blob.digest.hex(),
+            "membership": membership.hex() if membership else known.get("membership", ""),
+            "outcome": outcome.value if outcome else known.get("outcome", ""),
+            "digest": digest or known.get("digest", ""),
+        }
+        self._store.put_fact("release_fate", json.dumps(fate))
+
+    def _fate(self, manifest: Manifest) -> dict[str, str]:
+        fate: dict[str, str] = json.loads(self._store.fact("release_fate") or "{}")
+        return fate if fate.get("blob") == manifest.blob.digest.hex() else {}
+
+    def _report(self, manifest: Manifest) -> MadeReport:
+        """What became of a release, as it is now; of one that was not opened here a dummy.
+
+        No record is read: see `RoundWork.judge_release`. So it costs no budget.
+        """
+        fate = self._fate(manifest)
+        membership, said = bytes.fromhex(fate.get("membership", "")), b""
+        if membership and fate["outcome"]:
+            outcome = ReleaseOutcome(fate["outcome"])
+            if outcome is ReleaseOutcome.IN_USE and self._releases.left(fate["digest"]):
+                outcome = ReleaseOutcome.ROLLED_BACK
+            said = outcome.to_bytes()
+        membership = membership or os.urandom(_MEMBERSHIP_BYTES)
+        return MadeReport(self._sealing.seal_segment(manifest, HEALTH, membership, said))
+
+    def _apply(self, said: ReleaseStatement) -> StatementApplied:
+        self._store.put_fact("releases_withdrawn", json.dumps(said.withdrawn))
+        left = self._releases.apply(said.renewed, said.withdrawn, said.expires_s)
+        if left:
+            self._store.put_fact("release_package", "")
+            try:
+                now = self._releases.current()
+            except DataError as error:
+                self._say(f"the release before the withdrawn one is damaged: {error}")
+            else:
+                self._say(f"{now.version if now else 'no release'} is in use from now on")
+        self._store.put_fact("release_statement", str(said.number))
+        return StatementApplied(left)
 
     def warm_up(self) -> None:
         """At a start: load what rounds will need, before the next one.

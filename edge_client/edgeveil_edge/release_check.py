@@ -15,6 +15,7 @@ from edgeveil.protocol.sealed import ReleasePackage
 from edgeveil.sites.edge import EdgeSite
 from edgeveil_edge.consent import judge, limits_of
 
+CHECKED = "the graph check refuses it: "  # how a reason of `try_release` begins that it gave
 _TRIED_RECORDS = 8
 _RECORD_NUMBERS = 1 << 24  # of one record: 64 MiB
 
@@ -50,6 +51,9 @@ def try_release(onnx: bytes) -> str:
     """
     try:
         check_graph(onnx, released=True)
+    except EdgeVeilError as error:
+        return f"{CHECKED}{error}"
+    try:
         model = OnnxModel(onnx)
         if model.weight_names:
             raise DataError("has no weights of its own", where="the release")
