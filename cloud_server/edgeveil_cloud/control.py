@@ -111,6 +111,20 @@ class Control:
             self._given = ""
         self._poke.set()
 
+    def releases(self, job: str | None = None) -> list[dict[str, Any]]:
+        """All releases, or that of one job, as HTTP shows them."""
+        return self.rollouts.shown(job)
+
+    def withdraw(self, job: str) -> None:
+        """Have devices leave a release. Raises UnknownJob, or StoreError where there is none."""
+        self.rollouts.withdraw(job)
+        self._poke.set()
+
+    def promote(self, job: str) -> None:
+        """Bring a release to all devices now. Raises as `withdraw`, and of a withdrawn one."""
+        self.rollouts.promote(job)
+        self._poke.set()
+
     def status(self) -> Mapping[str, Any]:
         """What the cloud does now; counts only."""
         job, counts = self._machine.job, self._store.counts()

@@ -74,7 +74,11 @@ class RolloutStore:
         """A job's release is to go to these keys first (none: to all); a second call is nothing."""
         table = tables.rollouts
         if db.scalar(sa.select(table.c.job).where(table.c.job == job)) is None:
-            row: dict[str, Any] = {"job": job, "data_set": data_set, "stage": "canary" if canary else "all"}
+            row: dict[str, Any] = {
+                "job": job,
+                "data_set": data_set,
+                "stage": "canary" if canary else "all",
+            }
             row |= {"reason": "", "expires_s": expires_s, "started_at": self._now_s()}
             db.execute(table.insert().values(**row, canary=b"".join(canary)))
 

@@ -105,6 +105,8 @@ class DeviceHost:
         compute = compute or Computer(site, identity.split_key, load)
         self._work = RoundWork(site, identity, store, ledger, noise_for, compute, sealing, say)
         self._releases = ReleaseStore(site.state_dir / "releases", site.limits.releases)
+        self._releases.follow(site.policy.on_expired_release)
+        self._stale = ""  # what the owner was told of a release that is not renewed
         self._membership: dict[bytes, bytes] = {}
 
     def pause(self, paused: bool) -> None:
@@ -220,6 +222,21 @@ class DeviceHost:
         self._store.put_fact("release_sequence", str(manifest.sequence))
         self._store.put_fact("release_package", manifest.package_digest.hex())
         return Installation()
+
+    def look_at_release(self, now_s: float) -> str:
+        """Why the release in use may not be the newest, or ""; `now_s` since 1970. Told once."""
+        try:
+            release = self._releases.current()
+        except EdgeVeilError:
+            return ""
+        told = ""
+        if release is not None and release.expired(now_s):
+            told = f"{release.version} is not renewed: a newer one may be withheld"
+        if told and told != self._stale:
+            LOG.warning("release_stale")
+            self._say(f"the release {told}")
+        self._stale = told
+        return told
 
     def _adopt(self, manifest: Manifest) -> Installation:
         """It was in use, and still is unless the owner went back since."""

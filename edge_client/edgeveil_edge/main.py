@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -21,6 +22,8 @@ from edgeveil_edge.compute_process import ComputeProcess, RemoteComputer
 from edgeveil_edge.host import LOG
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.role import DeviceRole, build
+
+RELEASE_LOOK_S = 300.0
 
 
 def run(sites: Sequence[EdgeSite]) -> int:
@@ -102,7 +105,18 @@ class DeviceProcess:
         """Until cancelled; a lost broker is tried again, with jitter."""
         self.runtime.follow_logs()
         await self.session.attach(self.runtime, _state_line())
-        await asyncio.gather(self.session.link.run_forever(), self.runtime.run())
+        await asyncio.gather(
+            self.session.link.run_forever(), self.runtime.run(), self._look_at_release()
+        )
+
+    async def _look_at_release(self) -> None:
+        """Tell the owner when the release in use is not renewed any more."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await loop.run_in_executor(
+                self._executor, self.device.host.look_at_release, time.time()
+            )
+            await asyncio.sleep(RELEASE_LOOK_S)
 
     async def stop(self) -> None:
         """Say good-bye where there is a link, and close the files."""

@@ -3,7 +3,8 @@
     releases/
       versions/0001-quickstart/{model.onnx, manifest.json}
       current.json            {"history": ["0001-quickstart"], "withdrawn": [digest, ...],
-                               "marks": {"0001-quickstart": {"sequences": [...], "expires_s": ...}}}
+                               "marks": {"0001-quickstart": {"sequences": [...], "expires_s": ...}},
+                               "on_expired": "warn"}
 
 `current.json` alone says what is in use; it is replaced by a rename, so a crash at any point
 leaves the old version or the new one. `marks` say under which sequences the cloud sealed a version,
@@ -59,6 +60,7 @@ class _Pointer(TypedDict):
     history: list[str]
     withdrawn: list[str]
     marks: dict[str, _Marks]
+    on_expired: str  # the owner's word, for who uses the release: "warn" or "stop"
 
 
 class ReleaseStore:
@@ -138,6 +140,19 @@ class ReleaseStore:
             self._point(pointer)
         return pointer["history"][-1:] != before["history"][-1:]
 
+    @property
+    def stops_expired(self) -> bool:
+        """Whether a release that is stale may not be used."""
+        return self._pointer()["on_expired"] == "stop"
+
+    def follow(self, on_expired: str) -> None:
+        """The owner's word on releases that are stale (`policy.on_expired_release`)."""
+        pointer = self._pointer()
+        if pointer["on_expired"] != on_expired:
+            pointer["on_expired"] = on_expired
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._point(pointer)
+
     def left(self, digest: str) -> bool:
         """Whether this model was in use and is not to be again."""
         return digest in self._pointer()["withdrawn"]
@@ -192,7 +207,7 @@ class ReleaseStore:
     def _pointer(self) -> _Pointer:
         path = self.folder / "current.json"
         if not path.exists():
-            return {"history": [], "withdrawn": [], "marks": {}}
+            return {"history": [], "withdrawn": [], "marks": {}, "on_expired": "warn"}
         found = _json(path)
         history, withdrawn = found.get("history"), found.get("withdrawn")
         if not isinstance(history, list) or not isinstance(withdrawn, list):
@@ -202,7 +217,13 @@ class ReleaseStore:
         marks = found.get("marks", {})
         if not isinstance(marks, dict):
             raise DataError("has no marks of versions", where=str(path), fix="remove the file")
-        return {"history": history, "withdrawn": withdrawn, "marks": marks}
+        on_expired = str(found.get("on_expired", "warn"))
+        return {
+            "history": history,
+            "withdrawn": withdrawn,
+            "marks": marks,
+            "on_expired": on_expired,
+        }
 
     def _point(self, pointer: _Pointer) -> None:
         kept = pointer["history"][-self._keep :]

@@ -41,7 +41,8 @@ from edgeveil.sites.edge import EdgeSite
 from edgeveil_edge.compute import Computation, Compute, JobTrial, TaughtJob
 from edgeveil_edge.consent import consent, judge, why_not_now
 from edgeveil_edge.identity import DeviceIdentity
-from edgeveil_edge.release_check import CHECKED, against
+from edgeveil_edge.release_check import against
+from edgeveil_edge.release_trial import CHECKED
 from edgeveil_edge.store import DeviceStore, trial_name
 
 USUAL_SHARE = float(JobData.model_fields["evaluation_share"].default)

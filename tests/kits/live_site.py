@@ -96,12 +96,21 @@ class LiveSite:
         for broker in self.brokers.values():
             broker.stop()
 
-    def start(self, name: str, *configs: Path, blocked: Path | None = None) -> subprocess.Popen:
-        """`edgeveil cloud|proxy|edge --config …`; its output goes to a log of that name."""
+    def start(
+        self,
+        name: str,
+        *configs: Path,
+        blocked: Path | None = None,
+        begins_with: str = BLOCK_TORCH,
+    ) -> subprocess.Popen:
+        """`edgeveil cloud|proxy|edge --config …`; its output goes to a log of that name.
+
+        `blocked` is a folder for what its interpreter `begins_with`.
+        """
         command = [sys.executable, "-m", "edgeveil_tools.cli", name.split("-")[0], "--config"]
         env = dict(os.environ)
         if blocked:
-            (blocked / "sitecustomize.py").write_text(BLOCK_TORCH)
+            (blocked / "sitecustomize.py").write_text(begins_with)
             env["PYTHONPATH"] = os.pathsep.join([str(blocked), *sys.path])
         with (self.logs / name).open("ab") as log:
             self.processes[name] = subprocess.Popen(
