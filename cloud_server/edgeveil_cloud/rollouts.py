@@ -55,6 +55,11 @@ def verdict(rollout: Rollout, asked: ReleaseRollout, now_s: float) -> tuple[str,
     return "all", f"{counted - bad} of {rollout.canary} devices in the canary use it"
 
 
+def shown_rollout(rollout: Rollout, expires_at: float | None = None) -> dict[str, Any]:
+    """A release for JSON: counts, and no device's key. It is good until `expires_at`."""
+    return {**asdict(rollout), "sequences": list(rollout.sequences), "expires_at": expires_at}
+
+
 class RolloutDriver:
     """Asks the machine for what the store says is missing."""
 
@@ -97,7 +102,7 @@ class RolloutDriver:
     def shown(self, job: str | None = None) -> list[dict[str, Any]]:
         """All releases, or that of one job, for JSON. Counts only."""
         return [
-            {**asdict(one), "sequences": list(one.sequences), "expires_at": self._expires(one)}
+            shown_rollout(one, self._expires(one))
             for one in self._store.rollouts.all()
             if job in (None, one.job)
         ]
