@@ -210,8 +210,8 @@ class DeviceHost:
             return fx.WorkFailed("withdrawn_release")
         outcome, why = self._work.judge_release(manifest, package)
         digest = hashlib.sha256(package.onnx).hexdigest()
-        if self._releases.left(digest):
-            outcome = ReleaseOutcome.ROLLED_BACK if not why else outcome
+        if not why and self._releases.broke(digest):
+            outcome = ReleaseOutcome.ROLLED_BACK
         self._note_fate(manifest, None, outcome, digest)
         if why:
             self._say(f"a release of job '{package.job_name[:64]}' is not put in use: {why}")
@@ -272,13 +272,15 @@ class DeviceHost:
     def _report(self, manifest: Manifest) -> MadeReport:
         """What became of a release, as it is now; of one that was not opened here a dummy.
 
-        No record is read: see `RoundWork.judge_release`. So it costs no budget.
+        No record is read (`RoundWork.judge_release`), so it costs no budget. A release counts as
+        rolled back if it failed on made-up records, or its file was damaged. That its owner went
+        back is not told: it may follow from what it said of records.
         """
         fate = self._fate(manifest)
         membership, said = bytes.fromhex(fate.get("membership", "")), b""
         if membership and fate["outcome"]:
             outcome = ReleaseOutcome(fate["outcome"])
-            if outcome is ReleaseOutcome.IN_USE and self._releases.left(fate["digest"]):
+            if outcome is ReleaseOutcome.IN_USE and self._releases.broke(fate["digest"]):
                 outcome = ReleaseOutcome.ROLLED_BACK
             said = outcome.to_bytes()
         membership = membership or os.urandom(_MEMBERSHIP_BYTES)
@@ -307,7 +309,7 @@ class DeviceHost:
             self._releases.current()
         except DataError as error:
             try:
-                earlier = self._releases.rollback().version
+                earlier = self._releases.rollback(broken=True).version
             except EdgeVeilError:
                 self._say(f"the release in use is damaged, and none is there before it: {error}")
             else:

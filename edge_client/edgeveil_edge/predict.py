@@ -108,7 +108,7 @@ def _leave_broken(store: ReleaseStore, release: InstalledRelease, error: Excepti
     if not run_trial(release.path.read_bytes()):
         return
     try:
-        then = f"{store.rollback().version} takes its place"
+        then = f"{store.rollback(broken=True).version} takes its place"
     except EdgeVeilError:
         then = "and none is there before it"
     raise DataError(

@@ -4,7 +4,7 @@
       versions/0001-quickstart/{model.onnx, manifest.json}
       current.json            {"history": ["0001-quickstart"], "withdrawn": [digest, ...],
                                "marks": {"0001-quickstart": {"sequences": [...], "expires_s": ...}},
-                               "on_expired": "warn"}
+                               "broken": [digest, ...], "on_expired": "warn"}
 
 `current.json` alone says what is in use; it is replaced by a rename, so a crash at any point
 leaves the old version or the new one. `marks` say under which sequences the cloud sealed a version,
@@ -60,6 +60,7 @@ class _Pointer(TypedDict):
     history: list[str]
     withdrawn: list[str]
     marks: dict[str, _Marks]
+    broken: list[str]  # of those withdrawn, the digests of what did not run any more
     on_expired: str  # the owner's word, for who uses the release: "warn" or "stop"
 
 
@@ -153,9 +154,9 @@ class ReleaseStore:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._point(pointer)
 
-    def left(self, digest: str) -> bool:
-        """Whether this model was in use and is not to be again."""
-        return digest in self._pointer()["withdrawn"]
+    def broke(self, digest: str) -> bool:
+        """Whether this model was in use, and was left because it did not run any more."""
+        return digest in self._pointer()["broken"]
 
     def current(self) -> InstalledRelease | None:
         """The release in use, its digest checked; None if there never was one.
@@ -165,8 +166,11 @@ class ReleaseStore:
         history = self._pointer()["history"]
         return self._load(history[-1]) if history else None
 
-    def rollback(self) -> InstalledRelease:
-        """Put the version before this one in use again; UsageError if none is kept."""
+    def rollback(self, *, broken: bool = False) -> InstalledRelease:
+        """Put the version before this one in use again; UsageError if none is kept.
+
+        `broken`: this one does not run any more; else somebody chose so, for reasons of their own.
+        """
         pointer = self._pointer()
         history = pointer["history"]
         if len(history) < 2:
@@ -176,7 +180,10 @@ class ReleaseStore:
                 fix="wait for the next release",
             )
         earlier = self._load(history[-2])  # checked before anything changes
-        pointer["withdrawn"].append(self._digest(history.pop()))
+        left = self._digest(history.pop())
+        pointer["withdrawn"].append(left)
+        if broken:
+            pointer["broken"].append(left)
         self._point(pointer)
         return earlier
 
@@ -207,7 +214,7 @@ class ReleaseStore:
     def _pointer(self) -> _Pointer:
         path = self.folder / "current.json"
         if not path.exists():
-            return {"history": [], "withdrawn": [], "marks": {}, "on_expired": "warn"}
+            return {"history": [], "withdrawn": [], "marks": {}, "broken": [], "on_expired": "warn"}
         found = _json(path)
         history, withdrawn = found.get("history"), found.get("withdrawn")
         if not isinstance(history, list) or not isinstance(withdrawn, list):
@@ -222,6 +229,7 @@ class ReleaseStore:
             "history": history,
             "withdrawn": withdrawn,
             "marks": marks,
+            "broken": [str(digest) for digest in found.get("broken", [])],
             "on_expired": on_expired,
         }
 

@@ -144,12 +144,29 @@ def test_a_model_that_takes_too_large_records_fails_its_trial(
     assert in_use(device) == ""
 
 
-def test_one_that_was_left_before_the_report_is_told_as_rolled_back(device: Device) -> None:
+def test_one_that_was_damaged_before_the_report_is_told_as_rolled_back(device: Device) -> None:
     cloud = SealingCloud()
     brought(device, cloud, package(model()), 1)
     manifest = brought(device, cloud, package(model(1)), 2)
-    ReleaseStore(device.folder / RELEASES).rollback()
+    found = ReleaseStore(device.folder / RELEASES).current()
+    assert found is not None
+    found.path.write_bytes(b"damaged")
+    device.host.warm_up()
+    assert in_use(device) == "0001-boxed"
     assert outcome(device, cloud, manifest) is ReleaseOutcome.ROLLED_BACK
+
+
+def test_that_an_owner_went_back_is_nobody_else_s_business(device: Device) -> None:
+    """It may follow from what the model said of their records."""
+    cloud = SealingCloud()
+    brought(device, cloud, package(model()), 1)
+    bad = package(model(1))
+    manifest = brought(device, cloud, bad, 2)
+    ReleaseStore(device.folder / RELEASES).rollback()
+    assert outcome(device, cloud, manifest) is ReleaseOutcome.IN_USE
+    again = brought(device, cloud, bad, 3)
+    assert outcome(device, cloud, again) is ReleaseOutcome.IN_USE
+    assert in_use(device) == "0001-boxed"
 
 
 def test_who_could_not_open_a_release_seals_a_dummy_of_the_same_size(device: Device) -> None:
