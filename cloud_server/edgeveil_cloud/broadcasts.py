@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from edgeveil.crypto.keys import OpeningKey, SealingKey
 from edgeveil.errors import JobFailed
@@ -13,8 +14,9 @@ from edgeveil.jobs.round_traffic import BrokerUse
 from edgeveil.parts.exchange import Array
 from edgeveil.parts.features import backbone_digests
 from edgeveil.protocol import sealed as real_sealing
-from edgeveil.protocol.cloud_tasks import Broadcast, SealRound
+from edgeveil.protocol.cloud_tasks import Broadcast, CountReports, ReportsCounted, SealRound
 from edgeveil.protocol.messages import ExchangeId, Manifest
+from edgeveil.protocol.release_health import HEALTH, ReleaseOutcome
 from edgeveil.protocol.sealed import (
     JobPackage,
     Package,
@@ -27,6 +29,7 @@ from edgeveil.protocol.sealed import (
 )
 from edgeveil.selection import how_many, rounded_up, uniform
 from edgeveil_cloud.evaluation import Evaluation
+from edgeveil_cloud.rollout_store import Stage, report_digest
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import JobEntry
 from edgeveil_cloud.stored_jobs import StoredJobs, wire_id
@@ -157,7 +160,10 @@ class Sealer:
         clock: Callable[[], float],
         sealing: Sealing,
         choose: Choose,
+        valid_s: float,
     ) -> None:
+        """A release is stale `valid_s` after it was made, unless it is renewed."""
+        self._valid_s = valid_s
         self._store, self._jobs, self._evaluation = store, jobs, evaluation
         self._limits, self._marks, self._clock = limits, marks, clock
         self._sealing, self._choose = sealing, choose
@@ -172,7 +178,8 @@ class Sealer:
         self._evaluation.check(plan)
         backbones = tuple(plan.artifacts[one] for one in backbone_digests(plan.job.features))
         package = JobPackage(entry.canonical, self._jobs.graph(entry), backbones)
-        return self._to_all(entry, "job", package)
+        manifest, data, _ = self._sealed(entry, "job", package, self._store.enrolled())
+        return Broadcast(manifest, data)
 
     def round(self, task: SealRound) -> Broadcast:
         """A round's model for the devices selected; the round's secret is kept first."""
@@ -198,15 +205,70 @@ class Sealer:
         return Broadcast(manifest, data)
 
     def release(self, entry: JobEntry) -> Broadcast:
-        """The final model, kept and sealed for every enrolled device."""
+        """The final model, kept and sealed for the devices that get it first."""
         from edgeveil.parts.models.softmax_head import bake
 
         plan = self._jobs.plan(entry)
         weights = self._evaluation.weights(plan, self._jobs.state(entry))
         onnx = bake(self._jobs.graph(entry), weights)
         self._store.put_release(entry.id, onnx, pack_tensors(weights))
-        package = ReleasePackage(entry.name, onnx, plan.job.data.source)
-        return self._to_all(entry, "release", package)
+        self._check_roster()
+        rollouts, enrolled = self._store.rollouts, self._store.enrolled()
+        asked, source = plan.job.release, plan.job.data.source
+        count = max(asked.canary_floor, rounded_up(len(enrolled), asked.canary_share))
+        chosen = self._choose(enrolled, count) if count < len(enrolled) else []
+        rollouts.begin(entry.id, source, chosen, self._store.now_s() + self._valid_s)
+        first = [key for key in rollouts.canary(entry.id) if key in enrolled]
+        return self._release(entry, onnx, first)
+
+    def publication(self, entry: JobEntry) -> Broadcast:
+        """A release, sealed (again) for every enrolled device."""
+        self._check_roster()
+        kept = self._store.release(entry.id)
+        if kept is None:
+            raise JobFailed("the job has no release")
+        return self._release(entry, kept.onnx, [])
+
+    def _release(self, entry: JobEntry, onnx: bytes, canary: Sequence[bytes]) -> Broadcast:
+        """For the canary, or for all; the secret that opens the reports is kept first.
+
+        The package's bytes are the same each time: a device that has it need not fetch it again.
+        """
+        plan, opening = self._jobs.plan(entry), OpeningKey.generate()
+        rollout = next(one for one in self._store.rollouts.all() if one.job == entry.id)
+        source = plan.job.data.source
+        package = ReleasePackage(entry.name, onnx, source, rollout.expires_s)
+        manifest, data, membership = self._sealed(
+            entry,
+            "release",
+            package,
+            canary or self._store.enrolled(),
+            groups=(HEALTH,),
+            deadline_s=plan.job.release.soak_s / 2,
+            cloud_key=opening.public().to_bytes(),
+        )
+        secret = RoundSecret(opening, membership).to_bytes()
+        stage: Stage = "canary" if canary else "all"
+        self._store.rollouts.sent(entry.id, manifest.sequence, stage, manifest.selected, secret)
+        return Broadcast(manifest, data)
+
+    def count_reports(self, task: CountReports) -> ReportsCounted:
+        """Open reports, and count each once; what is not of a device that was asked is dropped."""
+        job = self._jobs.name(task.at.job_id)
+        found = self._store.rollouts.secret(job, task.at.attempt)
+        if found is None:
+            return ReportsCounted()
+        sequence, secret = found[0], RoundSecret.from_bytes(found[1])
+        digest, counted = self._store.job(job).digest, dict[bytes, str]()
+        for sealed in task.sealed:
+            opened = self._sealing.open_segment(
+                secret.opening, task.at, digest, HEALTH, secret.membership, sealed
+            )
+            outcome = ReleaseOutcome.from_bytes(opened) if opened is not None else None
+            if outcome is not None:
+                counted[report_digest(sealed)] = outcome.value
+        self._store.rollouts.count(sequence, counted)
+        return ReportsCounted()
 
     def _check_roster(self) -> None:
         problem = self._store.roster_problem()
@@ -218,8 +280,16 @@ class Sealer:
         data = {"kind": kind, "selected": selected, "round": at}
         return self._store.announce(entry.id, data)
 
-    def _to_all(self, entry: JobEntry, kind: str, package: Package) -> Broadcast:
-        keys = [SealingKey(raw) for raw in self._store.enrolled()]
+    def _sealed(
+        self,
+        entry: JobEntry,
+        kind: str,
+        package: Package,
+        recipients: Sequence[bytes],
+        **terms_of_it: Any,
+    ) -> tuple[Manifest, bytes, bytes]:
+        """Manifest, blob and membership tag of what is sealed whole, beside the rounds."""
+        keys = [SealingKey(raw) for raw in recipients]
         if not keys:
             raise TooFewDevices(
                 "no device is enrolled",
@@ -232,17 +302,20 @@ class Sealer:
             sequence=sequence,
             job_digest=entry.digest,
             phase=kind,
+            **terms_of_it,
         )
         plain = encode_package(package)
         limits = self._limits
-        manifest, data, _ = self._sealing.seal_broadcast(terms, plain, keys, limits.part_bytes)
+        manifest, data, membership = self._sealing.seal_broadcast(
+            terms, plain, keys, limits.part_bytes
+        )
         if len(data) > limits.blob_bytes:
             raise JobFailed(
                 f"the sealed {kind} has {len(data)} bytes, the limit is {limits.blob_bytes}",
                 where=kind,
                 fix="use a smaller backbone, or raise limits.blob_bytes at all parties",
             )
-        return Broadcast(manifest, data)
+        return manifest, data, membership
 
     def _recipients(self, entry: JobEntry, plan: Plan, task: SealRound) -> list[bytes]:
         """Whom this attempt asks: as the first one did, else newly drawn; never a revoked key.

@@ -15,9 +15,11 @@ from edgeveil.parts.models import runs_python
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CloudMachine, CloudState
 from edgeveil.protocol.cloud_tasks import CancelJob, RepeatEnd, StartJob
+from edgeveil.sites.cloud import ReleaseValidity
 from edgeveil.transport.runtime import Runner
 from edgeveil_cloud.host import LOG, CloudHost
 from edgeveil_cloud.rehearsal import rehearse_job
+from edgeveil_cloud.rollouts import RolloutDriver
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import JobEntry
 from edgeveil_cloud.stored_jobs import wire_id
@@ -38,9 +40,13 @@ class Control:
         queue: int,
         *,
         python_models: bool = False,
+        validity: ReleaseValidity | None = None,
     ) -> None:
         self._store, self._host, self._machine = store, host, machine
         self._runner, self._queue, self._python_models = runner, queue, python_models
+        self.rollouts = RolloutDriver(
+            store, host.jobs, machine, runner, validity or ReleaseValidity()
+        )
         self._poke = asyncio.Event()
         self._waiting: tuple[str, int] | None = None
         self._given = ""  # the job that the machine was given last
@@ -105,6 +111,20 @@ class Control:
             self._given = ""
         self._poke.set()
 
+    def releases(self, job: str | None = None) -> list[dict[str, Any]]:
+        """All releases, or that of one job, as HTTP shows them."""
+        return self.rollouts.shown(job)
+
+    def withdraw(self, job: str) -> None:
+        """Have devices leave a release. Raises UnknownJob, or StoreError where there is none."""
+        self.rollouts.withdraw(job)
+        self._poke.set()
+
+    def promote(self, job: str) -> None:
+        """Bring a release to all devices now. Raises as `withdraw`, and of a withdrawn one."""
+        self.rollouts.promote(job)
+        self._poke.set()
+
     def status(self) -> Mapping[str, Any]:
         """What the cloud does now; counts only."""
         job, counts = self._machine.job, self._store.counts()
@@ -134,7 +154,8 @@ class Control:
             self._runner.post(fx.Command(RepeatEnd(wire_id(old.id), old.status)))
 
     def look(self) -> None:
-        """Start the next job if none runs."""
+        """Start the next job if none runs; see to the releases of those before."""
+        self.rollouts.look()
         if self._machine.state is not CloudState.IDLE:
             return
         if self._cancelled:

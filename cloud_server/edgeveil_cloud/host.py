@@ -18,17 +18,21 @@ from edgeveil.protocol.cloud_tasks import (
     Absorb,
     BatchDropped,
     BatchPart,
+    CountReports,
     JobStatus,
     Obstacle,
+    ReleaseHeld,
     RosterKept,
     RosterMark,
     RosterRefused,
     SealJob,
+    SealPublication,
     SealRelease,
     SealRound,
     pause_advice,
 )
 from edgeveil.protocol.sealed import Sealing
+from edgeveil.sites.cloud import ReleaseValidity
 from edgeveil_cloud.broadcasts import (
     BroadcastLimits,
     Choose,
@@ -56,7 +60,7 @@ class CloudHost:
     """The cloud's work; everything it decides is in the store before the machine goes on.
 
     `spool_dir` holds the batch under way (None: the system's folder for temporary files).
-    `random_bytes` is what aggregation rules draw from.
+    `random_bytes` is what aggregation rules draw from; a release is stale after `valid_s`.
     """
 
     def __init__(
@@ -71,6 +75,7 @@ class CloudHost:
         choose: Choose = draw,
         recorder: Recorder | None = None,
         random_bytes: RandomBytes = os_random,
+        valid_s: float = ReleaseValidity().valid_s,
     ) -> None:
         self._store, self._clock = store, clock
         self.jobs = StoredJobs(store)
@@ -79,7 +84,7 @@ class CloudHost:
         evaluation = self.evaluation = Evaluation(test)
         self.limits = limits
         self._sealer = Sealer(
-            store, self.jobs, evaluation, limits, self._marks, clock, sealing, choose
+            store, self.jobs, evaluation, limits, self._marks, clock, sealing, choose, valid_s
         )
         self._committer = RoundCommitter(
             store,
@@ -108,6 +113,8 @@ class CloudHost:
                 self._store.take_roster(RosterMark(roster.lineage, roster.epoch), roster.expires_s)
             case RosterRefused(reason=reason, lineage=lineage):
                 self._store.refuse_roster(reason, lineage)
+            case ReleaseHeld(sequence=sequence):
+                self._store.rollouts.held(sequence)
             case JobStatus():
                 self._left(item)
 
@@ -175,4 +182,8 @@ class CloudHost:
                 return self._committer.commit(batch, lambda: self._spool.whole(batch.blob))
             case SealRelease(job_id=job_id):
                 return self._sealer.release(self.jobs.entry(job_id))
+            case SealPublication(job_id=job_id):
+                return self._sealer.publication(self.jobs.entry(job_id))
+            case CountReports():
+                return self._sealer.count_reports(task)
         return fx.WorkFailed("unknown task")

@@ -1,4 +1,4 @@
-"""The cloud's local HTTP control: submit, list, watch, resume and cancel jobs, fetch the models.
+"""The cloud's local HTTP control: jobs and releases, what they do, and the models they made.
 
 Served on a thread of its own, so that it answers whatever holds the cloud's work up.
 
@@ -101,6 +101,18 @@ class JobControl(Protocol):
         """Let a paused job go on. UnknownJob, or StoreError if it is not paused."""
         ...
 
+    def releases(self, job: str | None = None) -> list[dict[str, Any]]:
+        """All releases, or that of one job, JSON-able: counts, and no device's name."""
+        ...
+
+    def withdraw(self, job: str) -> None:
+        """Have devices leave a release. UnknownJob, or StoreError where there is none."""
+        ...
+
+    def promote(self, job: str) -> None:
+        """Bring a release to all devices. As `withdraw`, and StoreError for a withdrawn one."""
+        ...
+
     def status(self) -> Mapping[str, Any]:
         """What the process does now, JSON-able; without secrets and device names."""
         ...
@@ -132,12 +144,16 @@ def make_app(
         web.get("/jobs", routes.jobs),
         web.get("/jobs/{id}", routes.job),
         web.get("/jobs/{id}/events", routes.events),
+        web.get("/releases", routes.releases),
+        web.get("/releases/{id}", routes.release),
     ]
     submitting = [
         web.put("/backbones", routes.backbone),
         web.post("/jobs", routes.submit),
         web.post("/jobs/{id}/cancel", routes.cancel),
         web.post("/jobs/{id}/resume", routes.resume),
+        web.post("/releases/{id}/withdraw", routes.withdraw),
+        web.post("/releases/{id}/promote", routes.promote),
         web.get("/jobs/{id}/model.onnx", routes.model),
         web.get("/jobs/{id}/model.safetensors", routes.model),
     ]
@@ -199,7 +215,27 @@ class _Routes:
         entry = await self._entry(request)
         records = await self._ask(lambda: self._store.exchanges(entry.id))
         rounds = [asdict(record) for record in records]
-        return web.json_response({**_summary(entry), "exchanges": rounds})
+        found = await self._ask(lambda: self._control.releases(entry.id))
+        release = found[0] if found else None
+        return web.json_response({**_summary(entry), "exchanges": rounds, "release": release})
+
+    async def releases(self, _request: web.Request) -> web.Response:
+        return web.json_response({"releases": await self._ask(self._control.releases)})
+
+    async def release(self, request: web.Request) -> web.Response:
+        entry = await self._entry(request)
+        found = await self._ask(lambda: self._control.releases(entry.id))
+        if not found:
+            raise UnknownModel(entry)
+        return web.json_response(found[0])
+
+    async def withdraw(self, request: web.Request) -> web.Response:
+        await self._ask(lambda: self._control.withdraw(request.match_info["id"]))
+        return await self.release(request)
+
+    async def promote(self, request: web.Request) -> web.Response:
+        await self._ask(lambda: self._control.promote(request.match_info["id"]))
+        return await self.release(request)
 
     async def events(self, request: web.Request) -> web.Response:
         job = (await self._entry(request)).id

@@ -16,6 +16,7 @@ from edgeveil.privacy.policy import Quote
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CloudMachine
 from edgeveil.protocol.cloud_tasks import Absorb, Broadcast, RoundCommit, SealRound
+from edgeveil.protocol.release_health import ReleaseOutcome
 from edgeveil.transport.metrics import Metrics, gauge
 from edgeveil_cloud.host import CloudHost
 from edgeveil_cloud.store import Store
@@ -27,6 +28,7 @@ _EPSILON = (
     "What the job's releases cost one device at most, if the job ended now. NaN: no proven "
     "guarantee. Training and inference count together; neither alone is the job's epsilon."
 )
+_REPORTS = "Devices by what became of a job's release; of the canary until it went to all."
 
 
 class CloudMetrics(Collector):
@@ -87,6 +89,12 @@ class CloudMetrics(Collector):
         yield gauge("jobs", "Jobs by status.", by_status, "status")
         enrolled = {"enrolled": float(counts.enrolled)}
         yield gauge("devices", "Devices by state; the cloud knows keys alone.", enrolled, "state")
+        family = GaugeMetricFamily("edgeveil_release_reports", _REPORTS, labels=["job", "outcome"])
+        for rollout in self._store.rollouts.all()[-JOBS_KEPT:]:
+            outcomes = rollout.reports.get("all") or rollout.reports.get("canary", {})
+            for outcome in ReleaseOutcome:
+                family.add_metric([rollout.job, outcome.value], outcomes.get(outcome.value, 0))
+        yield family
         at = self._machine.at
         yield gauge("current_round", "Round of the running job; 0: none.", at.exchange if at else 0)
         family = GaugeMetricFamily("edgeveil_epsilon_spent", _EPSILON, labels=["job", "kind"])

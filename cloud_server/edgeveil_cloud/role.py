@@ -89,6 +89,7 @@ class CloudRole:
             choose=random.choose,
             recorder=Recorder(site.record_dir) if site.record_dir else None,
             random_bytes=random.random_bytes,
+            valid_s=site.releases.valid_s,
         )
 
     def _own_keys(self) -> tuple[SigningKey, SigningKey, PeerKeys, TrustMetadata | None]:
@@ -155,5 +156,6 @@ def build(
         role.runner,
         site.limits.jobs_queued,
         python_models=site.allow_python_models,
+        validity=site.releases,
     )
     return role

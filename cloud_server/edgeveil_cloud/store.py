@@ -23,6 +23,7 @@ import sqlalchemy as sa
 from edgeveil.protocol.cloud_tasks import RosterMark
 from edgeveil_cloud import store_tables as tables
 from edgeveil_cloud.database import MEMORY, forget_old_pages, open_engine, transaction
+from edgeveil_cloud.rollout_store import RolloutStore
 from edgeveil_cloud.store_tables import (
     ENDED,
     TRANSITIONS,
@@ -51,10 +52,12 @@ class Store:
     """
 
     def __init__(self, url: str = MEMORY, *, now_s: Callable[[], float] = time.time) -> None:
-        self._engine, self._now_s, self._lock = open_engine(url), now_s, threading.RLock()
+        self._engine, self._lock = open_engine(url), threading.RLock()
+        self.now_s = self._now_s = now_s
         self.away = False  # whether a transaction waits for the database's return at this moment
         self._said: set[str] = set()  # jobs with events that are not committed yet
         self._heard: Counter[str] = Counter()
+        self.rollouts = RolloutStore(self, now_s)
         self._prepare()
 
     @transaction
@@ -214,6 +217,14 @@ class Store:
         1970), so that it goes on growing when a cloud starts over with a new store.
         """
         self._event(db, job, "broadcast", data)
+        return self._next_number(db)
+
+    @transaction
+    def next_number(self, db: sa.Connection) -> int:
+        """A number as those of `announce`, for a statement."""
+        return self._next_number(db)
+
+    def _next_number(self, db: sa.Connection) -> int:
         last = db.scalar(sa.select(tables.sequence.c.last))
         number = max(int(self._now_s() * 1000), 0 if last is None else last + 1)
         change = tables.sequence.insert() if last is None else tables.sequence.update()

@@ -266,3 +266,39 @@ releases = sa.Table(
     sa.Column("onnx", sa.LargeBinary, nullable=False),
     sa.Column("safetensors", sa.LargeBinary, nullable=False),
 )
+
+# A release on its way: `canary` are the keys that get it first, 32 bytes each.
+rollouts = sa.Table(
+    "rollouts",
+    metadata,
+    sa.Column("job", sa.ForeignKey("jobs.id"), primary_key=True),
+    sa.Column("data_set", sa.String(64), nullable=False),
+    sa.Column("stage", sa.String(16), nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("canary", sa.LargeBinary, nullable=False),
+    sa.Column("started_at", sa.Float, nullable=False),
+    sa.Column("expires_s", sa.Float, nullable=False),
+)
+
+# Each time it was sealed; `secret` opens the reports that came of it.
+release_broadcasts = sa.Table(
+    "release_broadcasts",
+    metadata,
+    sa.Column("sequence", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("job", sa.ForeignKey("jobs.id"), nullable=False, index=True),
+    sa.Column("stage", sa.String(16), nullable=False),
+    sa.Column("selected", sa.Integer, nullable=False),
+    sa.Column("secret", sa.LargeBinary, nullable=False),
+    sa.Column("sent_at", sa.Float, nullable=False),
+    sa.Column("held", sa.Boolean, nullable=False),
+)
+
+release_reports = sa.Table(
+    "release_reports",
+    metadata,
+    sa.Column("sequence", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("digest", sa.LargeBinary, primary_key=True),
+    sa.Column("job", sa.ForeignKey("jobs.id"), nullable=False, index=True),
+    sa.Column("stage", sa.String(16), nullable=False),
+    sa.Column("outcome", sa.String(32), nullable=False),
+)

@@ -29,7 +29,7 @@ from edgeveil.privacy.sampler import RandomBytes
 from edgeveil.protocol.sealed import RoundPackage, unpack_tensors
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.subnormals import flushed
-from edgeveil_edge.release_check import try_release
+from edgeveil_edge.release_trial import try_release
 
 _WARM_RECORDS = 8
 _TRIES = 3  # the least counts: what the box can do, whatever else it did meanwhile

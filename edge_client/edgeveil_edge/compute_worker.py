@@ -38,7 +38,7 @@ from edgeveil_edge.compute import (
     load_own,
     trial_seconds,
 )
-from edgeveil_edge.release_check import try_release
+from edgeveil_edge.release_trial import try_release
 
 # --- requests ---
 

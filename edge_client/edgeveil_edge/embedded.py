@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -34,7 +35,7 @@ from edgeveil.transport.process import first_of
 from edgeveil_edge.compute_process import ComputeProcess
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.main import DeviceProcess
-from edgeveil_edge.predict import RELEASES, Predictions, predict
+from edgeveil_edge.predict import RELEASES, Predictions, predict, stale_since
 from edgeveil_edge.releases import ReleaseStore
 from edgeveil_edge.spending import as_plain
 
@@ -51,7 +52,8 @@ class DeviceStatus:
 
     `state` is `online` where its broker is reached, `paused` where it declines rounds, `failed`
     where it ended by itself, `error` then says why. `release` is the version of the model in use,
-    "" before the first; `said` is what the owner was told last.
+    "" before the first; `stale` says that it was not renewed in time, so that a newer one may be
+    withheld, else "". `said` is what the owner was told last.
     """
 
     id: str
@@ -60,6 +62,7 @@ class DeviceStatus:
     release: str
     said: str
     error: str
+    stale: str = ""
 
 
 class Device:
@@ -193,6 +196,7 @@ class Device:
             current.version if current else "",
             self._said,
             str(self._error or ""),
+            stale_since(current, time.time()) if current else "",
         )
 
     def ledger(self) -> dict[str, Any]:

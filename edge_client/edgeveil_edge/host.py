@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
+import os
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -18,17 +20,23 @@ from edgeveil.privacy.policy import INFER
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.device_tasks import (
+    AdoptRelease,
+    ApplyStatement,
     ComputeAnswer,
     Installation,
     InstallJob,
     InstallRelease,
     JobClosed,
+    MadeReport,
     NoAnswer,
     OpenedPackage,
     OpenPackage,
     SealDummies,
+    SealReport,
+    StatementApplied,
 )
-from edgeveil.protocol.messages import Manifest
+from edgeveil.protocol.messages import Manifest, ReleaseStatement
+from edgeveil.protocol.release_health import HEALTH, ReleaseOutcome, wants_reports
 from edgeveil.protocol.sealed import (
     JobPackage,
     ReleasePackage,
@@ -46,12 +54,14 @@ from edgeveil_edge.round_work import RoundWork
 from edgeveil_edge.store import DeviceStore
 
 LOG = logging.getLogger("edgeveil.edge")
+_MEMBERSHIP_BYTES = 32
 _SLUG = re.compile(r"[a-z_]{1,40}")
 # What the owner reads on the console, and whether the log warns of it too.
 _LINES = {
     "counted": (False, "round {round}: {counted} of {segments} counted"),
     "declined": (True, "round {round} declined: {why}"),
     "failed_work": (True, "work for the cloud failed: {why}"),
+    "release_withdrawn": (True, "the cloud withdrew the release that was in use"),
     "model_installed": (False, "the job's final model is in use; try edgeveil predict"),
     "trust_changed": (False, "the root's delegations, version {version}, are in use"),
     "uncovered": (True, "round {round} is not covered: {why}"),
@@ -95,6 +105,8 @@ class DeviceHost:
         compute = compute or Computer(site, identity.split_key, load)
         self._work = RoundWork(site, identity, store, ledger, noise_for, compute, sealing, say)
         self.releases = ReleaseStore(site.state_dir / "releases", site.limits.releases)
+        self.releases.follow(site.policy.on_expired_release)
+        self._stale = ""  # what the owner was told of a release that is not renewed
         self._membership: dict[bytes, bytes] = {}
 
     @property
@@ -154,6 +166,12 @@ class DeviceHost:
                 return self._work.dummies(manifest)
             case InstallRelease(manifest=manifest, package=package):
                 return self._install(manifest, package)
+            case AdoptRelease(manifest=manifest):
+                return self._adopt(manifest)
+            case SealReport(manifest=manifest):
+                return self._report(manifest)
+            case ApplyStatement(statement=statement):
+                return self._apply(statement)
         return fx.WorkFailed("malformed_package")
 
     # --- tasks ---
@@ -171,6 +189,8 @@ class DeviceHost:
             return OpenedPackage(None, chance)
         package, membership = opened
         if manifest.kind != "round":
+            if wants_reports(manifest):
+                self._note_fate(manifest, membership)
             return OpenedPackage(decode_package(package), chance)
         # A release may be opened while a round waits for its work.
         self._membership = {manifest.blob.digest: membership}
@@ -191,14 +211,99 @@ class DeviceHost:
 
     def _install(self, manifest: Manifest, package: ReleasePackage) -> object:
         """Put a release in use, if the owner lets it and it runs."""
-        why = self._work.against_release(manifest, package)
+        if manifest.sequence in json.loads(self._store.fact("releases_withdrawn") or "[]"):
+            return fx.WorkFailed("withdrawn_release")
+        outcome, why = self._work.judge_release(manifest, package)
+        digest = hashlib.sha256(package.onnx).hexdigest()
+        if not why and self.releases.broke(digest):
+            outcome = ReleaseOutcome.ROLLED_BACK
+        self._note_fate(manifest, None, outcome, digest)
         if why:
             self._say(f"a release of job '{package.job_name[:64]}' is not put in use: {why}")
             return fx.WorkFailed("refused_release")
         meta = {"job_id": manifest.at.job_id.hex(), "sequence": manifest.sequence}
+        meta |= {"package": manifest.package_digest.hex(), "expires_s": package.expires_s}
         self.releases.install(package.job_name, package.onnx, meta)
         self._store.put_fact("release_sequence", str(manifest.sequence))
+        self._store.put_fact("release_package", manifest.package_digest.hex())
         return Installation()
+
+    def look_at_release(self, now_s: float) -> str:
+        """Why the release in use may not be the newest, or ""; `now_s` since 1970. Told once."""
+        try:
+            release = self.releases.current()
+        except EdgeVeilError:
+            return ""
+        told = ""
+        if release is not None and release.expired(now_s):
+            told = f"{release.version} is not renewed: a newer one may be withheld"
+        if told and told != self._stale:
+            LOG.warning("release_stale")
+            self._say(f"the release {told}")
+        self._stale = told
+        return told
+
+    def _adopt(self, manifest: Manifest) -> Installation:
+        """It was in use, and still is unless the owner went back since."""
+        now = self.releases.current()
+        if now is not None and now.meta.get("package") == manifest.package_digest.hex():
+            self.releases.adopt(manifest.sequence)
+        self._store.put_fact("release_sequence", str(manifest.sequence))
+        return Installation()
+
+    # --- what is said of releases ---
+
+    def _note_fate(
+        self,
+        manifest: Manifest,
+        membership: bytes | None,
+        outcome: ReleaseOutcome | None = None,
+        digest: str = "",
+    ) -> None:
+        """Keep what a report on this release will need; None: what is known stays."""
+        known = self._fate(manifest)
+        fate = {
+            "blob": manifest.blob.digest.hex(),
+            "membership": membership.hex() if membership else known.get("membership", ""),
+            "outcome": outcome.value if outcome else known.get("outcome", ""),
+            "digest": digest or known.get("digest", ""),
+        }
+        self._store.put_fact("release_fate", json.dumps(fate))
+
+    def _fate(self, manifest: Manifest) -> dict[str, str]:
+        fate: dict[str, str] = json.loads(self._store.fact("release_fate") or "{}")
+        return fate if fate.get("blob") == manifest.blob.digest.hex() else {}
+
+    def _report(self, manifest: Manifest) -> MadeReport:
+        """What became of a release, as it is now; of one that was not opened here a dummy.
+
+        No record is read (`RoundWork.judge_release`), so it costs no budget. A release counts as
+        rolled back if it failed on made-up records, or its file was damaged. That its owner went
+        back is not told: it may follow from what it said of records.
+        """
+        fate = self._fate(manifest)
+        membership, said = bytes.fromhex(fate.get("membership", "")), b""
+        if membership and fate["outcome"]:
+            outcome = ReleaseOutcome(fate["outcome"])
+            if outcome is ReleaseOutcome.IN_USE and self.releases.broke(fate["digest"]):
+                outcome = ReleaseOutcome.ROLLED_BACK
+            said = outcome.to_bytes()
+        membership = membership or os.urandom(_MEMBERSHIP_BYTES)
+        return MadeReport(self._sealing.seal_segment(manifest, HEALTH, membership, said))
+
+    def _apply(self, said: ReleaseStatement) -> StatementApplied:
+        self._store.put_fact("releases_withdrawn", json.dumps(said.withdrawn))
+        left = self.releases.apply(said.renewed, said.withdrawn, said.expires_s)
+        if left:
+            self._store.put_fact("release_package", "")
+            try:
+                now = self.releases.current()
+            except DataError as error:
+                self._say(f"the release before the withdrawn one is damaged: {error}")
+            else:
+                self._say(f"{now.version if now else 'no release'} is in use from now on")
+        self._store.put_fact("release_statement", str(said.number))
+        return StatementApplied(left)
 
     def warm_up(self) -> None:
         """At a start: load what rounds will need, before the next one.
@@ -209,7 +314,7 @@ class DeviceHost:
             self.releases.current()
         except DataError as error:
             try:
-                earlier = self.releases.rollback().version
+                earlier = self.releases.rollback(broken=True).version
             except EdgeVeilError:
                 self._say(f"the release in use is damaged, and none is there before it: {error}")
             else:

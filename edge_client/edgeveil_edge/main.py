@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -27,6 +28,8 @@ from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.inference import InferenceService
 from edgeveil_edge.presence import Presence
 from edgeveil_edge.role import DeviceRole, build
+
+RELEASE_LOOK_S = 300.0
 
 
 def run(sites: Sequence[EdgeSite]) -> int:
@@ -132,7 +135,10 @@ class DeviceProcess:
         await self.presence.settle()
         await self.session.attach(self.runtime, _state_line())
         await asyncio.gather(
-            self.session.link.run_forever(), self.runtime.run(), self.presence.run()
+            self.session.link.run_forever(),
+            self.runtime.run(),
+            self.presence.run(),
+            self._look_at_release(),
         )
 
     def pause(self, paused: bool) -> None:
@@ -140,6 +146,15 @@ class DeviceProcess:
         change of presence."""
         self.presence.paused = paused
         self.device.host.pause(paused)
+
+    async def _look_at_release(self) -> None:
+        """Tell the owner when the release in use is not renewed any more."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await loop.run_in_executor(
+                self._executor, self.device.host.look_at_release, time.time()
+            )
+            await asyncio.sleep(RELEASE_LOOK_S)
 
     async def stop(self) -> None:
         """Say good-bye where there is a link, and close the files."""

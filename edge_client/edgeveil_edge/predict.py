@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.data.records import require_file
-from edgeveil.errors import DataError, UsageError, needs_extra
+from edgeveil.errors import DataError, EdgeVeilError, UsageError, needs_extra
 from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.parts.sources.csvfile import read_matrix
 from edgeveil.parts.sources.npz import npy_array, npz_array
-from edgeveil_edge.releases import ReleaseStore
+from edgeveil_edge.release_trial import run_trial
+from edgeveil_edge.releases import InstalledRelease, ReleaseStore
 
 RELEASES = "releases"  # the folder of models inside a device's state folder
 
@@ -28,6 +31,7 @@ class Predictions:
 
     model: str
     probabilities: NDArray[np.float64]
+    stale: str = ""  # why a newer release than this one may be withheld, or ""
 
     @property
     def labels(self) -> NDArray[np.int64]:
@@ -65,9 +69,56 @@ def predict(model: str | Path, records: str | Path | NDArray[Any]) -> Prediction
 
     `model` is an ONNX file or a device's state folder, whose release in use is then taken.
     `records` is an array (records, …) or a file: .npz (array `x`), .npy or .csv (values alone);
-    one record may come without its record axis. Raises DataError or UsageError.
+    one record may come without its record axis. A release that does not run any more is left for
+    the one before it. Raises DataError or UsageError.
     """
-    path, name = _model_file(Path(model))
+    if not Path(model).is_dir():
+        path = require_file(Path(model), "the model")
+        return Predictions(path.name, _probabilities(path, records))
+    store = ReleaseStore(Path(model) / RELEASES)
+    release = _in_use(store, Path(model))
+    stale = stale_since(release, time.time())
+    if stale and store.stops_expired:
+        raise UsageError(
+            stale,
+            where=str(model),
+            fix="see that this device reaches the proxy, or set policy.on_expired_release: warn",
+        )
+    try:
+        found = _probabilities(release.path, records)
+    except Exception as error:
+        _leave_broken(store, release, error)
+        raise
+    return Predictions(release.version, found, stale)
+
+
+def stale_since(release: InstalledRelease, now_s: float) -> str:
+    """That the cloud has not renewed this release in time, or ""."""
+    if not release.expired(now_s):
+        return ""
+    since = datetime.fromtimestamp(release.expires_s, UTC)
+    return f"the release {release.version} is stale since {since:%F %R} UTC: it was not renewed"
+
+
+def _leave_broken(store: ReleaseStore, release: InstalledRelease, error: Exception) -> None:
+    """Go back where the release itself fails, on made-up records too, and not the input.
+
+    The device's process then reports it as rolled back. Raises DataError in place of `error`.
+    """
+    if not run_trial(release.path.read_bytes()):
+        return
+    try:
+        then = f"{store.rollback(broken=True).version} takes its place"
+    except EdgeVeilError:
+        then = "and none is there before it"
+    raise DataError(
+        f"does not run any more ({error}); {then}",
+        where=release.version,
+        fix="run it again, or wait for the next release",
+    ) from error
+
+
+def _probabilities(path: Path, records: str | Path | NDArray[Any]) -> NDArray[np.float64]:
     session = OnnxModel(path.read_bytes())
     if session.weight_names:
         raise DataError(
@@ -84,7 +135,7 @@ def predict(model: str | Path, records: str | Path | NDArray[Any]) -> Prediction
         except ValueError:
             raise DataError("are no numbers", where="records", fix="pass an array") from None
         x = as_records(given, session.input_shape, "records")
-    return Predictions(name, session.probabilities(x, {}))
+    return session.probabilities(x, {})
 
 
 def rollback(state_dir: str | Path) -> str:
@@ -92,17 +143,15 @@ def rollback(state_dir: str | Path) -> str:
     return ReleaseStore(Path(state_dir) / RELEASES).rollback().version
 
 
-def _model_file(model: Path) -> tuple[Path, str]:
-    if not model.is_dir():
-        return require_file(model, "the model"), model.name
-    release = ReleaseStore(model / RELEASES).current()
+def _in_use(store: ReleaseStore, model: Path) -> InstalledRelease:
+    release = store.current()
     if release is None:
         raise UsageError(
             "holds no released model yet",
             where=str(model),
             fix="wait until a job is completed, or name an ONNX file",
         )
-    return release.path, release.version
+    return release
 
 
 def _read(file: Path) -> NDArray[Any]:

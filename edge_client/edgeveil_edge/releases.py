@@ -2,10 +2,13 @@
 
     releases/
       versions/0001-quickstart/{model.onnx, manifest.json}
-      current.json            {"history": ["0001-quickstart"], "withdrawn": [digest, ...]}
+      current.json            {"history": ["0001-quickstart"], "withdrawn": [digest, ...],
+                               "marks": {"0001-quickstart": {"sequences": [...], "expires_s": ...}},
+                               "broken": [digest, ...], "on_expired": "warn"}
 
 `current.json` alone says what is in use; it is replaced by a rename, so a crash at any point
-leaves the old version or the new one.
+leaves the old version or the new one. `marks` say under which sequences the cloud sealed a version,
+and until when (since 1970; 0: for ever) it said that none is newer.
 """
 
 from __future__ import annotations
@@ -14,16 +17,17 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from edgeveil.errors import DataError, UsageError
 from edgeveil.storage import sync_folder, write_durably
 
 KEEP_VERSIONS = 5
+SEQUENCES_KEPT = 64  # of one version
 _NAME = re.compile(r"[0-9]{4,}-[a-z0-9_-]{1,64}")
 
 
@@ -36,6 +40,28 @@ class InstalledRelease:
     digest: str  # SHA-256 of the ONNX file, hex
     path: Path
     meta: Mapping[str, Any]
+    expires_s: float = 0.0  # since 1970; 0: never
+
+    def expired(self, now_s: float) -> bool:
+        """Whether the cloud has not said for too long that nothing newer is there."""
+        return 0 < self.expires_s <= now_s
+
+
+class _Marks(TypedDict):
+    """What the cloud said of one version."""
+
+    sequences: list[int]
+    expires_s: float
+
+
+class _Pointer(TypedDict):
+    """`current.json`."""
+
+    history: list[str]
+    withdrawn: list[str]
+    marks: dict[str, _Marks]
+    broken: list[str]  # of those withdrawn, the digests of what did not run any more
+    on_expired: str  # the owner's word, for who uses the release: "warn" or "stop"
 
 
 class ReleaseStore:
@@ -61,6 +87,9 @@ class ReleaseStore:
         except DataError:  # a damaged version is best left by installing a new one
             in_use = None
         if in_use is not None and (in_use.digest == digest or digest in pointer["withdrawn"]):
+            if in_use.digest == digest:
+                self._mark(pointer, in_use.version, meta)
+                self._point(pointer)
             return in_use
         version = f"{self._last_number() + 1:04d}-{job}"
         if not _NAME.fullmatch(version):
@@ -73,9 +102,61 @@ class ReleaseStore:
         _write(draft / "manifest.json", json.dumps(manifest, sort_keys=True).encode())
         draft.rename(self._versions / version)
         sync_folder(self._versions)
-        self._point([*pointer["history"], version], pointer["withdrawn"])
+        pointer["history"].append(version)
+        self._mark(pointer, version, meta)
+        self._point(pointer)
         self._prune()
         return self._load(version)
+
+    @staticmethod
+    def _mark(pointer: _Pointer, version: str, meta: Mapping[str, Any]) -> None:
+        """The cloud sealed this version under the sequence in `meta`."""
+        marks = pointer["marks"].setdefault(version, {"sequences": [], "expires_s": 0.0})
+        if isinstance(meta.get("sequence"), int):
+            marks["sequences"] = [*marks["sequences"], meta["sequence"]][-SEQUENCES_KEPT:]
+        marks["expires_s"] = max(marks["expires_s"], float(meta.get("expires_s", 0.0)))
+
+    def adopt(self, sequence: int) -> None:
+        """The version in use was sealed anew under this sequence."""
+        pointer = self._pointer()
+        self._mark(pointer, pointer["history"][-1], {"sequence": sequence})
+        self._point(pointer)
+
+    def apply(self, renewed: Collection[int], withdrawn: Collection[int], expires_s: float) -> bool:
+        """What the cloud says of its releases, by their sequences; True if that in use was left.
+
+        A withdrawn version leaves the history and is not put in use again; without one before it
+        none is in use. What is renewed is good until `expires_s`.
+        """
+        pointer, before = self._pointer(), self._pointer()
+        for version in before["history"]:
+            marks = pointer["marks"].get(version)
+            known = set(marks["sequences"]) if marks else set()
+            if known & set(withdrawn):
+                pointer["history"].remove(version)
+                pointer["withdrawn"].append(self._digest(version))
+            elif marks and known & set(renewed):
+                marks["expires_s"] = max(marks["expires_s"], expires_s)
+        if pointer != before:
+            self._point(pointer)
+        return pointer["history"][-1:] != before["history"][-1:]
+
+    @property
+    def stops_expired(self) -> bool:
+        """Whether a release that is stale may not be used."""
+        return self._pointer()["on_expired"] == "stop"
+
+    def follow(self, on_expired: str) -> None:
+        """The owner's word on releases that are stale (`policy.on_expired_release`)."""
+        pointer = self._pointer()
+        if pointer["on_expired"] != on_expired:
+            pointer["on_expired"] = on_expired
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._point(pointer)
+
+    def broke(self, digest: str) -> bool:
+        """Whether this model was in use, and was left because it did not run any more."""
+        return digest in self._pointer()["broken"]
 
     def current(self) -> InstalledRelease | None:
         """The release in use, its digest checked; None if there never was one.
@@ -85,8 +166,11 @@ class ReleaseStore:
         history = self._pointer()["history"]
         return self._load(history[-1]) if history else None
 
-    def rollback(self) -> InstalledRelease:
-        """Put the version before this one in use again; UsageError if none is kept."""
+    def rollback(self, *, broken: bool = False) -> InstalledRelease:
+        """Put the version before this one in use again; UsageError if none is kept.
+
+        `broken`: this one does not run any more; else somebody chose so, for reasons of their own.
+        """
         pointer = self._pointer()
         history = pointer["history"]
         if len(history) < 2:
@@ -96,12 +180,17 @@ class ReleaseStore:
                 fix="wait for the next release",
             )
         earlier = self._load(history[-2])  # checked before anything changes
-        manifest = self._versions / history[-1] / "manifest.json"
-        withdrawn = list(pointer["withdrawn"])
-        if manifest.is_file():  # a lost version must not stop the owner from leaving it
-            withdrawn.append(str(_json(manifest).get("digest", "")))
-        self._point(history[:-1], withdrawn)
+        left = self._digest(history.pop())
+        pointer["withdrawn"].append(left)
+        if broken:
+            pointer["broken"].append(left)
+        self._point(pointer)
         return earlier
+
+    def _digest(self, version: str) -> str:
+        """Of the model; "" of a lost version, which must not stop the owner from leaving it."""
+        manifest = self._versions / version / "manifest.json"
+        return str(_json(manifest).get("digest", "")) if manifest.is_file() else ""
 
     def history(self) -> list[str]:
         """Versions from the oldest one kept to the one in use."""
@@ -117,22 +206,37 @@ class ReleaseStore:
             raise DataError(f"cannot be read: {error}", where=str(path), fix=_FIX) from error
         if digest != manifest.get("digest"):
             raise DataError("was changed after it was installed", where=str(path), fix=_FIX)
-        return InstalledRelease(version, str(manifest["job"]), digest, path, manifest["meta"])
+        marks = self._pointer()["marks"].get(version)
+        expires_s = float(marks["expires_s"]) if marks else 0.0
+        job = str(manifest["job"])
+        return InstalledRelease(version, job, digest, path, manifest["meta"], expires_s)
 
-    def _pointer(self) -> dict[str, list[str]]:
+    def _pointer(self) -> _Pointer:
         path = self.folder / "current.json"
         if not path.exists():
-            return {"history": [], "withdrawn": []}
+            return {"history": [], "withdrawn": [], "marks": {}, "broken": [], "on_expired": "warn"}
         found = _json(path)
         history, withdrawn = found.get("history"), found.get("withdrawn")
         if not isinstance(history, list) or not isinstance(withdrawn, list):
             raise DataError("is not a list of versions", where=str(path), fix="remove the file")
         if not all(isinstance(name, str) and _NAME.fullmatch(name) for name in history):
             raise DataError("names no versions", where=str(path), fix="remove the file")
-        return {"history": history, "withdrawn": withdrawn}
+        marks = found.get("marks", {})
+        if not isinstance(marks, dict):
+            raise DataError("has no marks of versions", where=str(path), fix="remove the file")
+        on_expired = str(found.get("on_expired", "warn"))
+        return {
+            "history": history,
+            "withdrawn": withdrawn,
+            "marks": marks,
+            "broken": [str(digest) for digest in found.get("broken", [])],
+            "on_expired": on_expired,
+        }
 
-    def _point(self, history: list[str], withdrawn: list[str]) -> None:
-        text = json.dumps({"history": history[-self._keep :], "withdrawn": withdrawn})
+    def _point(self, pointer: _Pointer) -> None:
+        kept = pointer["history"][-self._keep :]
+        marks = {version: marks for version, marks in pointer["marks"].items() if version in kept}
+        text = json.dumps({**pointer, "history": kept, "marks": marks})
         write_durably(self.folder / "current.json", text.encode(), mode=0o644)
 
     def _last_number(self) -> int:

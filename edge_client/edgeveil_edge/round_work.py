@@ -28,6 +28,7 @@ from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.device_round import WORK_SHARE
 from edgeveil.protocol.device_tasks import ComputeAnswer, NoAnswer, SealedAnswer
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Manifest
+from edgeveil.protocol.release_health import ReleaseOutcome
 from edgeveil.protocol.sealed import (
     ReleasePackage,
     RoundPackage,
@@ -41,6 +42,7 @@ from edgeveil_edge.compute import Computation, Compute, JobTrial, TaughtJob
 from edgeveil_edge.consent import consent, judge
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.release_check import against
+from edgeveil_edge.release_trial import CHECKED
 from edgeveil_edge.store import DeviceStore, trial_name
 
 USUAL_SHARE = float(JobData.model_fields["evaluation_share"].default)
@@ -106,12 +108,25 @@ class RoundWork:
         trial = JobTrial(found.needed_s, why)
         self._store.put_fact(trial_name(job_id), json.dumps(asdict(trial)))
 
-    def against_release(self, manifest: Manifest, package: ReleasePackage) -> str:
-        """Why a final model is not put in use, or ""."""
+    def judge_release(
+        self, manifest: Manifest, package: ReleasePackage
+    ) -> tuple[ReleaseOutcome, str]:
+        """What becomes of a final model, and why it is not put in use, or "".
+
+        Neither depends on a record: `against` looks at the policy, the job and its price, and
+        the trial at records that it makes up.
+        """
         job_id = manifest.at.job_id
         plan = self._known(job_id).plan if self._store.job(job_id) is not None else None
         why = against(self.site, package, job_id.hex(), plan, self._ledger)
-        return why or self._compute.try_release(package.onnx)
+        if why:
+            return ReleaseOutcome.REFUSED_BY_POLICY, why
+        why = self._compute.try_release(package.onnx)
+        if not why:
+            return ReleaseOutcome.IN_USE, ""
+        checked = why.startswith(CHECKED)
+        outcome = ReleaseOutcome.REFUSED_BY_CHECK if checked else ReleaseOutcome.FAILED_TRIAL
+        return outcome, why
 
     def warm_up(self) -> None:
         """At a start: read the records, and load what jobs under way need.

@@ -27,14 +27,18 @@ from edgeveil.protocol.device_tasks import (
     OutboxHeld,
     OutboxPut,
     Outcome,
+    ReportDue,
+    ReportSettled,
     SealingKeyTold,
 )
 from edgeveil.protocol.messages import (
     Envelope,
     ExchangeId,
+    Manifest,
     NewSealingKey,
     Upload,
     decode_header,
+    encode_inner,
 )
 from edgeveil.storage import SqliteFile
 
@@ -57,7 +61,17 @@ CREATE TABLE IF NOT EXISTS receipts (job BLOB, round INTEGER, attempt INTEGER, s
 RECEIPTS_KEPT = 1000
 _HASH_BYTES = 32
 
+# Facts of what the cloud's keys said of releases: another key's numbers begin anew.
+_RELEASE_MARKS = (
+    "release_sequence",
+    "release_package",
+    "release_reported",
+    "release_statement",
+    "release_report",
+)
+
 _encode = msgspec.msgpack.encode
+_headers = msgspec.msgpack.Decoder(Manifest)
 
 ReceiptState = Literal["stored", "held", "counted", "missing", "refused", "dropped"]
 
@@ -132,8 +146,16 @@ class DeviceStore:
                     db.execute("DELETE FROM facts WHERE name = 'new_sealing'")
                 case CloudEpoch(epoch=epoch):
                     db.execute("DELETE FROM seen")
-                    db.execute("DELETE FROM facts WHERE name = 'release_sequence'")
+                    marks = [(name,) for name in _RELEASE_MARKS]
+                    db.executemany("DELETE FROM facts WHERE name = ?", marks)
                     db.execute("INSERT OR REPLACE INTO facts VALUES ('epoch', ?)", (str(epoch),))
+                case ReportDue(manifest=manifest):
+                    due = ("release_report", encode_inner(manifest).hex())
+                    db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", due)
+                case ReportSettled(sequence=sequence):
+                    db.execute("DELETE FROM facts WHERE name = 'release_report'")
+                    told = ("release_reported", str(sequence))
+                    db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", told)
                 case JobClosed(job_id=job_id, status=status):
                     db.execute("INSERT OR REPLACE INTO closed VALUES (?, ?)", (job_id, status))
                     db.execute(
@@ -173,6 +195,12 @@ class DeviceStore:
             for (job,) in db.execute("SELECT job FROM closed ORDER BY rowid"):
                 memory.closed[job] = None
             memory.release_sequence = int(self.fact("release_sequence") or -1)
+            memory.release_package = bytes.fromhex(self.fact("release_package") or "")
+            memory.reported = int(self.fact("release_reported") or -1)
+            memory.statement = int(self.fact("release_statement") or -1)
+            due = self.fact("release_report")
+            if due:
+                memory.report_due = _headers.decode(bytes.fromhex(due))
             memory.epoch = int(self.fact("epoch") or 0)
             new = self.fact("new_sealing")
             if new:

@@ -129,6 +129,20 @@ class Proxy(Block):
     """
 
 
+class ReleaseRollout(Block):
+    """How the final model reaches the devices."""
+
+    canary_share: float = Field(default=1.0, gt=0, le=1, examples=[0.1])
+    """Share of the enrolled devices that get it first, drawn uniformly; 1: all at once."""
+    canary_floor: int = Field(default=5, ge=2, le=10**6)
+    """Fewest devices of a canary, and fewest of their reports on which the rest follows."""
+    soak_s: Seconds = 3600.0
+    """Seconds until a canary in good health is followed by the rest; reports come in the first
+    half."""
+    max_failed_share: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the canary that may fail; beyond it the release is withdrawn everywhere."""
+
+
 class LaplaceEval(Block):
     """The Laplace mechanism on inference uploads."""
 
@@ -208,6 +222,8 @@ class Job(Block):
     """How inference uploads are protected."""
     unsupervised: Unsupervised = Unsupervised(every_rounds=0)
     """Evaluation on the devices; without this block there is none."""
+    release: ReleaseRollout = ReleaseRollout()
+    """Who gets the final model first."""
 
     @property
     def rounds(self) -> int:
@@ -226,8 +242,13 @@ class Job(Block):
         return 0 if unsupervised.eval_type == "NOT_EVAL" else unsupervised.every_rounds
 
     def canonical(self) -> bytes:
-        """The job as JSON with sorted keys and all defaults."""
+        """The job as JSON with sorted keys and all defaults.
+
+        But for a `release` that says nothing: jobs from before there was one keep their digest.
+        """
         plain = self.model_dump(mode="json", include=set(Job.model_fields))
+        if self.release == ReleaseRollout():
+            del plain["release"]
         text = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return text.encode("ascii")
 

@@ -16,7 +16,8 @@ that ends a wait for the proxy: it starts anew with every sign of the proxy, so 
 batch may take as long as it moves.
 
 Beside the job, and in any state, stand the roster, which the proxy hands over when it changes, and
-the ends of jobs, which are told until the proxy confirms them (`JobEnds`).
+the ends of jobs, which are told until the proxy confirms them (`JobEnds`), and what follows a
+release (`CloudReleases`).
 
 Whom the cloud believes, and with which keys it speaks, may change while a job runs, by metadata
 that the offline root signed. What was signed with the key before is believed no more: the job is
@@ -33,6 +34,8 @@ from typing import Literal
 from edgeveil.crypto.keys import KEY_BYTES, SigningKey
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol.cloud_outgoing import JobEnds, OutgoingBroadcast
+from edgeveil.protocol.cloud_releases import CloudReleases
 from edgeveil.protocol.cloud_tasks import (
     Absorb,
     BatchDropped,
@@ -40,8 +43,11 @@ from edgeveil.protocol.cloud_tasks import (
     Broadcast,
     CancelJob,
     CloudSettings,
+    CountReports,
     JobStatus,
     Obstacle,
+    PublishRelease,
+    ReleaseHeld,
     RepeatEnd,
     RosterKept,
     RosterMark,
@@ -49,6 +55,7 @@ from edgeveil.protocol.cloud_tasks import (
     RoundAnswers,
     RoundCommit,
     SealJob,
+    SealPublication,
     SealRelease,
     SealRound,
     StartJob,
@@ -59,7 +66,6 @@ from edgeveil.protocol.messages import (
     Ack,
     Batch,
     BlobPart,
-    Close,
     Commit,
     Envelope,
     ExchangeId,
@@ -69,15 +75,16 @@ from edgeveil.protocol.messages import (
     Note,
     Offer,
     PeerKeys,
+    ReleaseReports,
+    ReleaseStatement,
     Roster,
     Shortfall,
     Signer,
     TrustMetadata,
-    decode_body,
     verified_body,
     verified_header,
 )
-from edgeveil.protocol.transfer import Fetch, answer_need, check_fetchable, first_data, sends
+from edgeveil.protocol.transfer import Fetch, check_fetchable, first_data, sends
 
 
 class CloudState(Enum):
@@ -192,6 +199,7 @@ class CloudMachine:
         self._out = OutgoingBroadcast(signer, self._releases, self.settings)
         self._arrivals = CloudArrivals(signer, self.settings, roster)
         self._ends = JobEnds(signer, self.settings)
+        self.releases = CloudReleases(signer, self._releases, self.settings)
 
     @property
     def at(self) -> ExchangeId | None:
@@ -214,11 +222,16 @@ class CloudMachine:
                 return self._end("cancelled", "cancelled by the operator") if running else []
             case fx.Command(what=RepeatEnd(job_id=job_id, status=status)):
                 return self._ends.tell(job_id, status)
+            case fx.Command(what=PublishRelease() as asked):
+                return self.releases.publish(asked)
+            case fx.Command(what=ReleaseStatement() as said):
+                return self.releases.state(said)
             case fx.Command(what=OwnKeys() as keys):
                 return self._rekeyed(keys)
             case fx.PeerConnected():
                 here = fx.Send(fx.ProxyAddress(), self.signer.note(Here(0.0)))
-                return [*self._tell_trust(), here, *self._out.send(), *self._ends.send()]
+                beside = [*self._ends.send(), *self.releases.send()]
+                return [*self._tell_trust(), here, *self._out.send(), *beside]
             case fx.MessageReceived(message=Offer() as offer):
                 return self._offer(offer)
             case fx.MessageReceived(message=BlobPart() as part):
@@ -229,6 +242,10 @@ class CloudMachine:
                 return self._note(envelope)
             case fx.Timer(name=name):
                 return self._timer(name)
+            case fx.WorkDone(task=SealPublication() as task, result=result):
+                return self.releases.sealed(task, result)
+            case fx.WorkDone(task=CountReports() as task, result=result):
+                return self.releases.counted(task, result)
             case fx.WorkDone(task=task, result=result):
                 return self._done(task, result)
         return []
@@ -254,7 +271,7 @@ class CloudMachine:
         out: list[fx.Effect] = [*self._tell_trust(), report]
         if not changed:
             return out
-        out += self._ends.sign_anew()
+        out += [*self._ends.sign_anew(), *self.releases.sign_anew()]
         if self.job is None:
             return out
         if not self._may("rekeyed"):
@@ -317,6 +334,9 @@ class CloudMachine:
 
     def _answer(self, need: Need) -> list[fx.Effect]:
         """A proxy that asks for parts is there, however long the broadcast takes."""
+        published = self.releases.answer(need)
+        if published is not None:
+            return published
         out = self._out.answer(need)
         return [*out, fx.SetTimer("watchdog", self.job.patience_s)] if self.job else out
 
@@ -327,11 +347,12 @@ class CloudMachine:
         announced = self.state is CloudState.ANNOUNCING
         trained = announced and job.exchange > job.start.exchanges
         self._step("held_all_committed" if trained else "held")
+        sequence = self._out.sequence
         self._out.drop()
         if announced:
             job.retries_left = job.start.retries
         if released:
-            return self._leave(job, "completed", "")
+            return [fx.Persist(ReleaseHeld(sequence)), *self._leave(job, "completed", "")]
         report = fx.Report("held", {"round": job.exchange})
         out: list[fx.Effect] = [fx.CancelTimer("resend"), report]
         if trained:
@@ -440,11 +461,16 @@ class CloudMachine:
         body = verified_body(envelope, "proxy", self.keys.proxy)
         if isinstance(body, Shortfall):
             return self._short(body)
+        if isinstance(body, ReleaseReports):
+            return self.releases.reports(body, hashlib.sha256(envelope.payload).digest())
         if not isinstance(body, Ack):
             raise ProtocolError("unexpected_body")
         confirmed = self._ends.confirmed(body.blob)
         if confirmed is not None:
             return confirmed
+        published = self.releases.confirmed(body)
+        if published is not None:
+            return published
         if self.job is None or not self._out.is_blob(body.blob):
             return []
         if body.status == "held":
@@ -472,6 +498,10 @@ class CloudMachine:
                 return self._out.send()
             case "close":
                 return self._ends.send()
+            case "release":
+                return self.releases.resend()
+            case "statement":
+                return self.releases.tell()
             case "repair":
                 return self._arrivals.look()
             case "watchdog" if self.job is not None:
@@ -494,44 +524,6 @@ def _told(answers: RoundAnswers | None) -> dict[str, object]:
 
 
 # --- what passes between cloud and proxy -----------------------------------------------------
-
-
-class OutgoingBroadcast:
-    """The broadcast that is offered until the proxy holds it, at most one; one timer, `resend`."""
-
-    def __init__(self, signer: Signer, releases: Signer, settings: CloudSettings) -> None:
-        self._signer, self._releases, self._settings = signer, releases, settings
-        self._manifest: Manifest | None = None
-        self._data = b""
-
-    def offer(self, manifest: Manifest, data: bytes) -> list[fx.Effect]:
-        """Begin with this one, in place of the one before."""
-        self._manifest, self._data = manifest, data
-        return self.send(push=manifest.blob.size_bytes <= self._settings.push_bytes)
-
-    def drop(self) -> None:
-        """The proxy holds it, or nobody needs it any more."""
-        self._manifest, self._data = None, b""
-
-    def send(self, *, push: bool = False) -> list[fx.Effect]:
-        """Say it (again); the proxy asks for parts that did not come with the first offer."""
-        if self._manifest is None:
-            return []
-        signer = self._releases if self._manifest.kind == "release" else self._signer
-        signed, packet_bytes = signer.header(self._manifest), self._settings.packet_bytes
-        blob = self._manifest.blob
-        packets = sends(fx.ProxyAddress(), signed, blob, self._data, packet_bytes, push=push)
-        return [*packets, fx.SetTimer("resend", self._settings.resend_s)]
-
-    def is_blob(self, digest: bytes) -> bool:
-        """Whether this is the digest of the broadcast under way."""
-        return self._manifest is not None and self._manifest.blob.digest == digest
-
-    def answer(self, need: Need) -> list[fx.Effect]:
-        """The parts asked for. Raises ProtocolError `unknown_blob` or `bad_index`."""
-        if self._manifest is None or not self.is_blob(need.blob):
-            raise ProtocolError("unknown_blob")
-        return answer_need(fx.ProxyAddress(), need, self._manifest.blob, self._data)
 
 
 BATCH_CREDIT = 64  # parts under way from the proxy: they go to the disk, not into memory
@@ -672,44 +664,3 @@ class CloudArrivals:
 
 def _asked(need: Need | None) -> list[fx.Effect]:
     return [fx.Send(fx.ProxyAddress(), need)] if need else []
-
-
-class JobEnds:
-    """Ends of jobs, told until the proxy confirms them, since owners' reserved budgets wait for it;
-    one timer, `close`, for all.
-    """
-
-    def __init__(self, signer: Signer, settings: CloudSettings) -> None:
-        self._signer, self._settings = signer, settings
-        self._open: dict[bytes, Note] = {}
-        self._wait_s = settings.resend_s
-
-    def tell(self, job_id: bytes, status: str) -> list[fx.Effect]:
-        """A job has ended as `status`."""
-        self._open[job_id] = self._signer.note(Close(job_id, status))  # type: ignore[arg-type]
-        self._wait_s = self._settings.resend_s
-        return self.send()
-
-    def sign_anew(self) -> list[fx.Effect]:
-        """The key that signed them is believed no more."""
-        told = [decode_body(note.body) for note in self._open.values()]
-        ends = [body for body in told if isinstance(body, Close)]
-        self._open = {end.job_id: self._signer.note(end) for end in ends}
-        self._wait_s = self._settings.resend_s
-        return self.send()
-
-    def send(self) -> list[fx.Effect]:
-        """Say all of them (again), ever more rarely."""
-        if not self._open:
-            return []
-        wait_s, self._wait_s = self._wait_s, min(2 * self._wait_s, self._settings.close_cap_s)
-        notes = [fx.Send(fx.ProxyAddress(), note) for note in self._open.values()]
-        return [*notes, fx.SetTimer("close", wait_s)]
-
-    def confirmed(self, digest: bytes) -> list[fx.Effect] | None:
-        """The proxy acknowledged a note of this digest; None if it is none of these."""
-        for job_id, note in self._open.items():
-            if hashlib.sha256(note.body.payload).digest() == digest:
-                del self._open[job_id]
-                return [] if self._open else [fx.CancelTimer("close")]
-        return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from edgeveil.protocol.messages import Batch, Commit, Manifest
+from edgeveil.protocol.messages import Batch, Commit, ExchangeId, Manifest
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,50 @@ class SealRound:
 
 @dataclass(frozen=True)
 class SealRelease:
-    """Seal the final model to all enrolled keys.
+    """Seal the final model, to a canary's keys or to all enrolled ones, as the job says.
 
     Outcome `Broadcast`, `Obstacle` or `WorkFailed`.
     """
 
     job_id: bytes
+
+
+@dataclass(frozen=True)
+class PublishRelease:
+    """Bring the release of this job, which has ended, to all enrolled devices."""
+
+    job_id: bytes
+
+
+@dataclass(frozen=True)
+class SealPublication:
+    """Seal a release to all enrolled keys; outcome `Broadcast`, `Obstacle` or `WorkFailed`."""
+
+    job_id: bytes
+
+
+@dataclass(frozen=True)
+class ReleaseHeld:
+    """The proxy holds the release broadcast of this sequence."""
+
+    sequence: int
+
+
+@dataclass(frozen=True)
+class CountReports:
+    """Open devices' reports on a release and count each once; outcome `ReportsCounted`.
+
+    `note` is the digest of what handed them over.
+    """
+
+    at: ExchangeId
+    sealed: tuple[bytes, ...]
+    note: bytes
+
+
+@dataclass(frozen=True)
+class ReportsCounted:
+    """The counts are durable."""
 
 
 @dataclass(frozen=True)

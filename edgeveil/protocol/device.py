@@ -3,7 +3,8 @@
 Theory of operation. The work itself (opening stanzas, pricing, training, sealing) is done by the
 host, which tells the result; the machines decide what is fresh, what is answered, and when to send
 again. This one takes what comes and gives it to whose business it is: jobs and blobs on their way
-to `device_jobs.py`, the round at hand, whose states and guards stand there, to `device_round.py`.
+to `device_jobs.py`, the round at hand, whose states and guards stand there, to `device_round.py`,
+what is said of releases beside them to `device_releases.py`.
 
 Three kinds of broadcast come from the cloud, each signed, each fetched as a blob and opened by the
 host. A *job* is for every enrolled device and is learnt once. A *round* is for those who can open
@@ -29,8 +30,11 @@ import re
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device_jobs import FetchedBlob, Fetches, KnownJobs
+from edgeveil.protocol.device_releases import DeviceReleases
 from edgeveil.protocol.device_round import DeviceRound, DeviceState, Outbox
 from edgeveil.protocol.device_tasks import (
+    AdoptRelease,
+    ApplyStatement,
     CloudEpoch,
     ComputeAnswer,
     DeviceMemory,
@@ -38,6 +42,7 @@ from edgeveil.protocol.device_tasks import (
     Installation,
     InstallJob,
     InstallRelease,
+    MadeReport,
     ManifestMark,
     NoAnswer,
     OpenedPackage,
@@ -45,6 +50,8 @@ from edgeveil.protocol.device_tasks import (
     SealDummies,
     SealedAnswer,
     SealingKeyTold,
+    SealReport,
+    StatementApplied,
 )
 from edgeveil.protocol.messages import (
     Ack,
@@ -64,6 +71,7 @@ from edgeveil.protocol.messages import (
     Note,
     Offer,
     PeerKeys,
+    ReleaseStatement,
     Signer,
     TrustMetadata,
     encode_inner,
@@ -92,6 +100,7 @@ class DeviceMachine:
         backoff = Backoff(signer.name)
         self.fetches = Fetches(self.settings, backoff)
         self.round = DeviceRound(signer, memory, self.settings, backoff)
+        self._releases = DeviceReleases(signer, memory, self.settings, backoff)
         self._jobs = KnownJobs(signer, memory, self.settings, backoff, self.fetches)
         self._greeting = DeviceGreeting(signer, self.settings, backoff, keys.versions)
         self._at_work: TrustMetadata | None = None  # the host verifies it
@@ -126,7 +135,8 @@ class DeviceMachine:
         match event:
             case fx.PeerConnected():
                 key = [] if self._greeting.away else self._tell_key()
-                return [*key, *self._greeting.begin(), *self.round.connected()]
+                again = [*self.round.connected(), *self._releases.connected()]
+                return [*key, *self._greeting.begin(), *again]
             case fx.MessageReceived(message=Offer() as offer):
                 return self._offer(offer)
             case fx.MessageReceived(message=BlobPart() as part):
@@ -179,6 +189,8 @@ class DeviceMachine:
             return [report]
         self.memory.epoch, self.memory.release_sequence, self._newest_release = keys.epoch, -1, -1
         self.memory.seen.clear()
+        self.memory.statement, self.memory.reported, self.memory.report_due = -1, -1, None
+        self.memory.release_package = b""
         self.fetches.forget(lambda _old: True)
         return [fx.Persist(CloudEpoch(keys.epoch)), report]
 
@@ -227,6 +239,9 @@ class DeviceMachine:
             raise ProtocolError("replayed_release")
         if header.sequence == self.memory.release_sequence:
             return []  # in use
+        if header.package_digest == self.memory.release_package:
+            self._newest_release = header.sequence
+            return [fx.Work(AdoptRelease(header))]
         self.fetches.make_room(offer, header, over=lambda old: old.kind == "release")
         self._newest_release = header.sequence
         return self._fetch(offer, header)
@@ -284,15 +299,27 @@ class DeviceMachine:
             case SealDummies(manifest=manifest), NoAnswer(why=why) | fx.WorkFailed(reason=why):
                 return self.round.uncovered(manifest, why)
             case InstallRelease(manifest=manifest), Installation():
-                newest = max(manifest.sequence, self.memory.release_sequence)
-                self.memory.release_sequence = newest
-                return [fx.Report("model_installed", {"job_id": manifest.at.job_id.hex()})]
-            case InstallRelease(), fx.WorkFailed(reason=reason):
+                self._in_use(manifest)
+                report = fx.Report("model_installed", {"job_id": manifest.at.job_id.hex()})
+                return [report, *self._releases.settled(manifest)]
+            case AdoptRelease(manifest=manifest), Installation():
+                self._in_use(manifest)
+                return self._releases.settled(manifest)
+            case (InstallRelease() | AdoptRelease()) as work, fx.WorkFailed(reason=reason):
                 self._newest_release = self.memory.release_sequence  # it counts as never heard of
-                return _failed(reason)
+                return [*_failed(reason), *self._releases.settled(work.manifest)]
+            case SealReport(manifest=manifest), MadeReport(sealed=report):
+                return self._releases.sealed(manifest, report)
+            case ApplyStatement(statement=said), StatementApplied(left=left):
+                return self._releases.applied(said, left=left)
             case _, fx.WorkFailed(reason=reason):
                 return _failed(reason)
         return []
+
+    def _in_use(self, release: Manifest) -> None:
+        if release.sequence >= self.memory.release_sequence:
+            self.memory.release_sequence = release.sequence
+            self.memory.release_package = release.package_digest
 
     def _opened(self, manifest: Manifest, package: Package | None) -> list[fx.Effect]:
         if package is None:
@@ -307,6 +334,8 @@ class DeviceMachine:
         return self.round.opened(manifest, package)
 
     def _not_for_me(self, manifest: Manifest) -> list[fx.Effect]:
+        if manifest.kind == "release":
+            return self._releases.settled(manifest)
         if manifest.kind != "job":
             return self.round.not_for_me(manifest)
         self._jobs.of_no_use(manifest)
@@ -320,9 +349,11 @@ class DeviceMachine:
 
     def _note(self, envelope: Envelope) -> list[fx.Effect]:
         if envelope.signer == "cloud":
-            body = verified_body(envelope, "cloud", self.keys.cloud)
+            body = self.keys.cloud_body(envelope)
             if isinstance(body, Close):
                 return self._close(body)
+            if isinstance(body, ReleaseStatement):
+                return self._releases.stated(body)
             raise ProtocolError("unexpected_body")
         match verified_body(envelope, "proxy", self.keys.proxy):
             case Here() as here:
@@ -335,6 +366,9 @@ class DeviceMachine:
             case Ack() as ack:
                 if self._key_told(ack):
                     return [fx.Persist(SealingKeyTold())]
+                reported = self._releases.acknowledged(ack)
+                if reported is not None:
+                    return reported
                 heard = self._greeting.heard(ack.blob)
                 return self.round.acknowledged(ack) if heard is None else heard
         raise ProtocolError("unexpected_body")
@@ -355,6 +389,8 @@ class DeviceMachine:
                 return [] if self._greeting.away else [*self._tell_key(), *self._greeting.hello()]
             case "repair":
                 return self.fetches.repair()
+            case "report":
+                return self._releases.tell()
             case "want":
                 return self._jobs.want_again(self._now_s)
             case "resend":

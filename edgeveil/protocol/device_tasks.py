@@ -6,7 +6,14 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from edgeveil.protocol.messages import Envelope, ExchangeId, Manifest, NewSealingKey, Upload
+from edgeveil.protocol.messages import (
+    Envelope,
+    ExchangeId,
+    Manifest,
+    NewSealingKey,
+    ReleaseStatement,
+    Upload,
+)
 from edgeveil.protocol.sealed import JobPackage, Package, ReleasePackage
 
 # --- work for the host, and its outcomes ---------------------------------------------------
@@ -104,6 +111,44 @@ class InstallRelease:
     package: ReleasePackage
 
 
+@dataclass(frozen=True)
+class AdoptRelease:
+    """The release in use was sealed anew, under another sequence; outcome as `InstallRelease`."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class SealReport:
+    """Seal what became of a release; outcome `MadeReport` or `WorkFailed`. Reads no record."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class MadeReport:
+    """A report, or a dummy that looks like one."""
+
+    sealed: bytes
+
+
+@dataclass(frozen=True)
+class ApplyStatement:
+    """Keep what the cloud says of releases, and leave one that it withdraws.
+
+    Outcome `StatementApplied` or `WorkFailed`.
+    """
+
+    statement: ReleaseStatement
+
+
+@dataclass(frozen=True)
+class StatementApplied:
+    """It is durable; `left`: the release that was in use was withdrawn."""
+
+    left: bool
+
+
 # --- what the device keeps ------------------------------------------------------------------
 
 
@@ -181,6 +226,20 @@ class SealingKeyTold:
     """The proxy knows the newest sealing key."""
 
 
+@dataclass(frozen=True)
+class ReportDue:
+    """The cloud is to be told what became of this release."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class ReportSettled:
+    """The report on the release of this sequence need not be said any more."""
+
+    sequence: int
+
+
 @dataclass
 class DeviceMemory:
     """What survives a restart; the host loads it and applies the `Persist` items to it."""
@@ -189,6 +248,10 @@ class DeviceMemory:
     jobs: dict[bytes, None] = field(default_factory=dict)  # known, the oldest first
     closed: dict[bytes, None] = field(default_factory=dict)  # the oldest first
     release_sequence: int = -1
+    release_package: bytes = b""  # digest of the package in use
+    statement: int = -1  # the number of the newest one on releases
+    report_due: Manifest | None = None
+    reported: int = -1  # the sequence of the release that was reported on last
     epoch: int = 0  # of the cloud's keys, in which these numbers were said
     outbox: OutboxPut | None = None
     new_sealing: NewSealingKey | None = None  # that the proxy is to be told of

@@ -302,7 +302,59 @@ class NewSealingKey(msgspec.Struct, frozen=True, array_like=True, tag="newsealin
     number: Annotated[int, Meta(ge=1, le=2**62)]
 
 
-Body = NewSealingKey | Ack | Hello | Here | Later | Cover | Want | Decline | Shortfall | Close | Bye
+RELEASES_NAMED = 64  # sequences in each list of a statement
+SealedReport = Annotated[bytes, Meta(min_length=1, max_length=4096)]
+Sequences = Annotated[
+    tuple[Annotated[int, Meta(ge=0, le=2**62)], ...], Meta(max_length=RELEASES_NAMED)
+]
+
+
+class ReleaseReport(msgspec.Struct, frozen=True, array_like=True, tag="releasereport"):
+    """What became of a release on this device, sealed for the cloud: once for each broadcast.
+
+    Every device says one, those that could not open the release a dummy of the same size.
+    """
+
+    at: ExchangeId
+    sealed: SealedReport
+
+
+class ReleaseReports(msgspec.Struct, frozen=True, array_like=True, tag="releasereports"):
+    """The proxy's hand-over of reports, sorted by their bytes: an order that says nothing."""
+
+    at: ExchangeId
+    sealed: Annotated[tuple[SealedReport, ...], Meta(min_length=1, max_length=4096)]
+
+
+class ReleaseStatement(msgspec.Struct, frozen=True, array_like=True, tag="releasestatement"):
+    """The cloud's word on all its releases, by their sequence; a larger `number` replaces it.
+
+    Those `renewed` are good until `expires_s` (since 1970). Who has one of those `withdrawn` goes
+    back to the release before. Signed with the key for releases.
+    """
+
+    number: Annotated[int, Meta(ge=0, le=2**62)]
+    expires_s: Annotated[float, Meta(ge=0, le=2**40)]
+    renewed: Sequences
+    withdrawn: Sequences
+
+
+Body = (
+    NewSealingKey
+    | Ack
+    | Hello
+    | Here
+    | Later
+    | Cover
+    | Want
+    | Decline
+    | Shortfall
+    | Close
+    | Bye
+    | ReleaseReport
+    | ReleaseReports
+    | ReleaseStatement
+)
 
 
 # --- bytes -----------------------------------------------------------------------------------
@@ -455,3 +507,11 @@ class PeerKeys:
         if (isinstance(header, Manifest) and header.kind == "release") != release:
             raise ProtocolError("forged", "signed with the key of another role")
         return header
+
+    def cloud_body(self, envelope: Envelope) -> Body:
+        """The body that the cloud signed, a statement on releases with its key for these.
+
+        Raises as `verified_body`.
+        """
+        stated = isinstance(decode_body(envelope), ReleaseStatement)
+        return verified_body(envelope, "cloud", self.releases if stated else self.cloud)

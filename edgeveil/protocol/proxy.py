@@ -4,9 +4,10 @@ Theory of operation. It sees ciphertext only. Towards the cloud it says counts, 
 This file takes what comes from either side and gives it to whose business it is: the cloud's
 broadcasts and what devices ask of them to `proxy_broadcasts.py`, uploads and batches, with the
 states and guards of a round, to `proxy_rounds.py`, the turns in which uploads come to
-`proxy_arrivals.py`. Here stand the roster, told to the cloud whenever it changes or the cloud
-comes, and who is there: a device says hello at a pace that the proxy can hear, and one that comes
-too early is told when to come again, before its signature is even looked at.
+`proxy_arrivals.py`, what is said of releases to `proxy_releases.py`. Here stand the roster, told to
+the cloud whenever it changes or the cloud comes, and who is there: a device says hello at a pace
+that the proxy can hear, and one that comes too early is told when to come again, before its
+signature is even looked at.
 """
 
 from __future__ import annotations
@@ -32,15 +33,17 @@ from edgeveil.protocol.messages import (
     Note,
     Offer,
     PeerKeys,
+    ReleaseReport,
+    ReleaseStatement,
     Roster,
     Signer,
     TrustMetadata,
     Want,
     check_signature,
     decode_body,
-    verified_body,
 )
 from edgeveil.protocol.proxy_broadcasts import Broadcasts, Serving
+from edgeveil.protocol.proxy_releases import ProxyReleases
 from edgeveil.protocol.proxy_rounds import ProxyRounds, ProxyUploads
 from edgeveil.protocol.proxy_tasks import (
     DeviceRegistry,
@@ -77,7 +80,8 @@ class ProxyMachine:
         self.rounds = ProxyRounds(context)
         self.uploads = ProxyUploads(context, self.rounds)
         self.serving = Serving(context)
-        self.broadcasts = Broadcasts(context, self.rounds, self.serving)
+        self.releases = ProxyReleases(context)
+        self.broadcasts = Broadcasts(context, self.rounds, self.serving, self.releases.withdrawn)
         self.online = context.online
         self._greeting = ProxyGreeting(context)
         self._roster: tuple[Envelope, Roster, bytes] | None = None
@@ -129,6 +133,8 @@ class ProxyMachine:
             return self._greeting.spread_over(now_s) or self.rounds.all_came()
         if name == "roster":
             return self._offer_roster(push=False)
+        if name == "reports":
+            return self.releases.look()
         if name == "roster_again":
             return self._send_roster()
         return self.broadcasts.repair() if name == "repair" else self.rounds.timer(name)
@@ -223,7 +229,9 @@ class ProxyMachine:
             case Need() as need:
                 return self._cloud_need(need)
             case Note(body=signed) as note:
-                body = verified_body(signed, "cloud", self._context.keys.cloud)
+                body = self._context.keys.cloud_body(signed)
+                if isinstance(body, ReleaseStatement):
+                    return self.releases.stated(body, note)
                 if isinstance(body, Ack):
                     return self._cloud_ack(body)
                 if isinstance(body, Close):
@@ -241,7 +249,8 @@ class ProxyMachine:
         if self._roster and self._roster[1].blob.digest == ack.blob:
             self._roster = None
             return [fx.CancelTimer("roster")]
-        return self.rounds.delivered(ack)
+        reported = self.releases.acknowledged(ack)
+        return self.rounds.delivered(ack) if reported is None else reported
 
     # --- from devices ---
 
@@ -253,11 +262,12 @@ class ProxyMachine:
                 return self.uploads.part(device, part, now_s)
             case Need() as need:
                 return self.serving.need(device, need, now_s)
-            case Note(body=signed):
-                return self._device_note(device, signed, now_s)
+            case Note() as note:
+                return self._device_note(device, note, now_s)
         raise ProtocolError("unexpected_body")
 
-    def _device_note(self, device: str, signed: Envelope, now_s: float) -> list[fx.Effect]:
+    def _device_note(self, device: str, note: Note, now_s: float) -> list[fx.Effect]:
+        signed = note.body
         body = decode_body(signed)
         if isinstance(body, Hello) and not self._greeting.rate.free(now_s):
             return self._greeting.later(device, now_s)  # its signature is checked when it is heard
@@ -279,13 +289,17 @@ class ProxyMachine:
                 return self.serving.want(device, job_id, now_s)
             case Decline(at=at):
                 return self.uploads.decline(device, at, now_s)
+            case ReleaseReport() as report:
+                return self.releases.report(device, report, note)
         raise ProtocolError("unexpected_body")
 
     def _came(self, device: str, hello: Envelope, now_s: float) -> list[fx.Effect]:
         heard = self._greeting.heard(device, hello, now_s)
         self.online.add(device)
         coming = self.uploads.came(device, now_s)
-        return [*heard, *self.serving.welcome(device, self.rounds.open), *coming, self._presence()]
+        # What is withdrawn is known before a release is: none comes back by an old copy of it.
+        kept = [*self.releases.welcome(device), *self.serving.welcome(device, self.rounds.open)]
+        return [*heard, *kept, *coming, self._presence()]
 
     def _presence(self) -> fx.Effect:
         return fx.Report("devices_online", {"count": len(self.online)})

@@ -55,8 +55,16 @@ class Broadcasts:
     All of it lies on the disk; here are headers and marks of what has come.
     """
 
-    def __init__(self, context: ProxyContext, rounds: ProxyRounds, serving: Serving) -> None:
+    def __init__(
+        self,
+        context: ProxyContext,
+        rounds: ProxyRounds,
+        serving: Serving,
+        withdrawn: Callable[[Manifest], bool],
+    ) -> None:
+        """`withdrawn` says whether the cloud has taken a release back."""
         self._context, self._rounds, self._serving = context, rounds, serving
+        self._withdrawn = withdrawn
         self.arriving: dict[bytes, Fetch[BroadcastHeader]] = {}  # by blob digest
 
     @property
@@ -108,6 +116,8 @@ class Broadcasts:
             return "closed_job"
         if isinstance(header, Commit):
             return ""
+        if kind == "release" and self._withdrawn(header):
+            return "withdrawn_release"
         if kind != "round":
             kept = [k.header for k in self._context.memory.kept.values()]
             newer = [h for h in kept if isinstance(h, Manifest) and h.sequence > header.sequence]

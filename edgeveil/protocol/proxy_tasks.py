@@ -155,6 +155,14 @@ class RoundDropped:
 
 
 @dataclass(frozen=True)
+class ReleaseStated:
+    """The cloud's newest statement on releases; the blobs of those that it withdrew may go."""
+
+    note: Note
+    gone: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True)
 class JobEnded:
     """Everything of this job but its release may go; `note` tells devices that come later."""
 
@@ -224,6 +232,7 @@ class ProxyMemory:
     batches: dict[ExchangeId, BatchKept] = field(default_factory=dict)
     delivered: set[ExchangeId] = field(default_factory=set)
     ended: dict[bytes, Note] = field(default_factory=dict)
+    statement: Note | None = None  # on releases
 
 
 @dataclass(frozen=True)

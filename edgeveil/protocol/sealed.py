@@ -68,11 +68,13 @@ class ReleasePackage(msgspec.Struct, frozen=True, array_like=True, tag="release"
     """The final model, ready to use: `edgeveil predict`.
 
     `data_set` is the data that it is for, the job's `data.source` (empty: by an earlier version).
+    From `expires_s` on (since 1970; 0: never) it is stale, unless a statement has renewed it.
     """
 
     job_name: str
     onnx: bytes
     data_set: str = ""
+    expires_s: float = 0.0
 
 
 Package = JobPackage | RoundPackage | ReleasePackage

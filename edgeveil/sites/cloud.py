@@ -35,6 +35,21 @@ class CloudLimits(Block):
     """Jobs that may wait."""
 
 
+class ReleaseValidity(Block):
+    """How long devices take a release for the newest one."""
+
+    valid_s: float = Field(default=7 * 86400.0, ge=60, le=366 * 86400)
+    """Seconds from each renewal after which a release is stale: a newer one may be withheld."""
+    renew_s: float = Field(default=86400.0, ge=1, le=366 * 86400)
+    """Seconds between two renewals; below valid_s, so that a device may miss some."""
+
+    @model_validator(mode="after")
+    def _renewed_in_time(self) -> Self:
+        if self.renew_s >= self.valid_s:
+            raise ValueError(f"renew_s {self.renew_s:g} must be below valid_s {self.valid_s:g}")
+        return self
+
+
 class CloudSite(Block):
     """The cloud process: runs jobs, never sees who sent what."""
 
@@ -56,6 +71,8 @@ class CloudSite(Block):
     """Keeps what the cloud sees of a job here, for a demonstration of one's own; null: none."""
     allow_python_models: bool = False
     """Run the installed Python code that a submitted job's `model: {name: python}` names."""
+    releases: ReleaseValidity = ReleaseValidity()
+    """Renewal of what devices have in use."""
     limits: CloudLimits = CloudLimits()
     """Bounds."""
     log: Log = Log()

@@ -75,6 +75,9 @@ class Policy(Block):
     accept_releases: Literal["none", "joined", "data_set"] = "data_set"
     """Final models that are put in use: `data_set`: those for this data set, but of jobs that this
     policy refuses; `joined`: of jobs that this device answered; `none`."""
+    on_expired_release: Literal["warn", "stop"] = "warn"
+    """What `edgeveil predict` does with a release that the cloud has not renewed in time, as when
+    somebody withholds a newer one: say so, or refuse to run it."""
     accept_unshuffled: bool = False
     """Take part in jobs with `proxy.shuffle: none`, whose uploads are not mixed at the proxy."""
     allowed_methods: tuple[MethodName, ...] = (DEFAULT_METHOD,)

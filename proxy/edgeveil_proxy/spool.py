@@ -38,6 +38,7 @@ from edgeveil.protocol.proxy_tasks import (
     KeptBroadcast,
     ProxyMemory,
     ProxySettings,
+    ReleaseStated,
     RoundDropped,
     ShuffledBatch,
     ShuffleRound,
@@ -59,6 +60,7 @@ CREATE TABLE IF NOT EXISTS batches (job BLOB, round INTEGER, attempt INTEGER, si
   delivered INTEGER DEFAULT 0, PRIMARY KEY (job, round, attempt));
 CREATE TABLE IF NOT EXISTS ended (number INTEGER PRIMARY KEY AUTOINCREMENT,
   job BLOB UNIQUE, note BLOB);
+CREATE TABLE IF NOT EXISTS statement (one INTEGER PRIMARY KEY CHECK (one = 1), note BLOB);
 """
 
 ENDED_KEPT = ProxySettings.ended_kept
@@ -154,6 +156,10 @@ class Spool:
                     self._files.drop(kept_of(digest))
             case JobEnded(job_id=job_id, note=note):
                 self._end(db, job_id, note)
+            case ReleaseStated(note=note, gone=gone):
+                db.execute("INSERT OR REPLACE INTO statement VALUES (1, ?)", (_encode(note),))
+                for digest in gone:
+                    self._drop_kept(db, "digest = ?", digest)
 
     def _forget_uploads(self, db: sqlite3.Connection, at: ExchangeId) -> None:
         """Who answered stays known."""
@@ -284,6 +290,8 @@ class Spool:
                 memory.batches[at] = BatchKept(at, signed, header, data)
         for job, note in db.execute("SELECT job, note FROM ended ORDER BY number"):
             memory.ended[job] = msgspec.msgpack.decode(note, type=Note)
+        for (note,) in db.execute("SELECT note FROM statement"):
+            memory.statement = msgspec.msgpack.decode(note, type=Note)
         return memory
 
 

@@ -18,6 +18,7 @@ from edgeveil.errors import ConfigError, ProtocolError
 from edgeveil.transport import mqtt_packets as mqtt
 from edgeveil_cloud.http import make_app
 from edgeveil_cloud.http_token import Scope
+from edgeveil_cloud.rollouts import shown_rollout
 from edgeveil_cloud.store import Store
 from edgeveil_tools.site.broker_amqtt import BoundedReader, first_bytes
 from tests.fuzz.target import Tape, Target, demand
@@ -71,6 +72,15 @@ class _Control:
 
     def resume(self, job: str) -> None:
         self._store.set_status(job, "running")
+
+    def releases(self, job: str | None = None) -> list[dict[str, Any]]:
+        return [shown_rollout(one) for one in self._store.rollouts.all() if job in (None, one.job)]
+
+    def withdraw(self, job: str) -> None:
+        self._store.rollouts.move(job, "withdrawn", "")
+
+    def promote(self, job: str) -> None:
+        self._store.rollouts.move(job, "all", "")
 
     def status(self) -> Mapping[str, Any]:
         return {"jobs": len(self._store.jobs())}

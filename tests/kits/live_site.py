@@ -103,15 +103,17 @@ class LiveSite:
         *configs: Path,
         blocked: Path | None = None,
         files: tuple[int, int] | None = None,
+        begins_with: str = BLOCK_TORCH,
     ) -> subprocess.Popen:
         """`edgeveil cloud|proxy|edge --config …`; its output goes to a log of that name.
 
-        `files` are soft and hard limit of what it may open.
+        `files` are soft and hard limit of what it may open; `blocked` is a folder for what its
+        interpreter `begins_with`.
         """
         command = [sys.executable, "-m", "edgeveil_tools.cli", name.split("-")[0], "--config"]
         env = dict(os.environ)
         if blocked:
-            (blocked / "sitecustomize.py").write_text(BLOCK_TORCH)
+            (blocked / "sitecustomize.py").write_text(begins_with)
             env["PYTHONPATH"] = os.pathsep.join([str(blocked), *sys.path])
         with (self.logs / name).open("ab") as log:
             self.processes[name] = subprocess.Popen(

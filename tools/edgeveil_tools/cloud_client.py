@@ -49,6 +49,7 @@ _PAGE_BYTES = 1 << 20
 _PROOF_BYTES = 4096
 _NO_HTTP = (BadStatusLine, LineTooLong, UnknownProtocol)
 _HOST = re.compile(r"[\w.:%-]+")
+_OF_A_RELEASE = ("job", "stage", "reason", "reports", "expires_at")
 _OF_A_JOB = ("id", "status", "reason", "ended_at", "exchanges")
 
 JsonObject = dict[str, Any]
@@ -214,6 +215,23 @@ class Cloud:
     def list(self) -> JsonRows:
         """All jobs, oldest first: id, status, reason, submitted_at, ended_at, …"""
         return self._rows("/jobs", "jobs", ("id", "status"))
+
+    def releases(self) -> JsonRows:
+        """All releases, oldest first: job, stage, reason, counts of reports, …"""
+        return self._rows("/releases", "releases", _OF_A_RELEASE)
+
+    def release(self, job: str) -> JsonObject:
+        """The release of one job."""
+        return self._json("GET", f"/releases/{quote(job, safe='')}", holds=_OF_A_RELEASE)
+
+    def withdraw(self, job: str) -> JsonObject:
+        """Have all devices leave the release of this job; returns it."""
+        path = f"/releases/{quote(job, safe='')}/withdraw"
+        return self._json("POST", path, holds=_OF_A_RELEASE)
+
+    def promote(self, job: str) -> JsonObject:
+        """Bring the release of this job to all devices now; returns it."""
+        return self._json("POST", f"/releases/{quote(job, safe='')}/promote", holds=_OF_A_RELEASE)
 
     def _rows(
         self, path: str, key: str, holds: Sequence[str], *, timeout_s: float = TIMEOUT_S

@@ -15,6 +15,7 @@ from edgeveil.transport.http import serve
 from edgeveil_cloud import database, http
 from edgeveil_cloud.http import MAX_BODY_BYTES, make_app
 from edgeveil_cloud.http_token import Scope, TokenFolder, load_or_make_token, rotate_token
+from edgeveil_cloud.rollouts import shown_rollout
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import ExchangeRecord
 
@@ -45,6 +46,15 @@ class Control:
 
     def resume(self, job):
         self.store.resume(job)
+
+    def releases(self, job=None):
+        return [shown_rollout(one) for one in self.store.rollouts.all() if job in (None, one.job)]
+
+    def withdraw(self, job):
+        self.store.rollouts.move(self.store.job(job).id, "withdrawn", "by hand")
+
+    def promote(self, job):
+        self.store.rollouts.move(self.store.job(job).id, "all", "by hand")
 
     def status(self):
         return {"running": None}
@@ -173,6 +183,10 @@ def test_a_token_reaches_as_far_as_its_scope(tmp_path):
             ("PUT", "/backbones"): submitting,
             ("POST", f"/jobs/{job}/cancel"): submitting,
             ("POST", f"/jobs/{job}/resume"): submitting,
+            ("GET", "/releases"): reading,
+            ("GET", f"/releases/{job}"): reading,
+            ("POST", f"/releases/{job}/withdraw"): submitting,
+            ("POST", f"/releases/{job}/promote"): submitting,
         }
         async with aiohttp.ClientSession(server.url) as session:
             for scope, token in sorted(tokens().items()):
@@ -394,3 +408,27 @@ def test_a_body_that_does_not_come_takes_no_place_for_long(monkeypatch):
         store.close()
 
     asyncio.run(run())
+
+
+def test_a_release_is_shown_by_counts_and_withdrawn_for_good():
+    async def scenario(ask, store):
+        job = store.submit_job("a", b"", bytes(32)).id
+        assert (await ask("GET", f"/releases/{job}"))[0] == 404
+        assert body(await ask("GET", f"/jobs/{job}"))["release"] is None
+        store.rollouts.begin(job, "digits", [b"k" * 32], 9.0)
+        store.rollouts.sent(job, 5, "canary", 1, b"secret" * 11)
+        store.rollouts.count(5, {b"d" * 32: "failed_trial"})
+        (shown,) = body(await ask("GET", "/releases"))["releases"]
+        assert shown["stage"] == "canary"
+        assert shown["reports"] == {"canary": {"failed_trial": 1}}
+        assert "kkkk" not in str(shown)
+        assert "secret" not in str(shown)
+        assert body(await ask("GET", f"/jobs/{job}"))["release"] == shown
+        withdrawn = body(await ask("POST", f"/releases/{job}/withdraw"))
+        assert withdrawn["stage"] == "withdrawn"
+        status, content = await ask("POST", f"/releases/{job}/promote")
+        assert status == 409
+        assert b"was withdrawn" in content
+        assert (await ask("POST", "/releases/none/withdraw"))[0] == 404
+
+    play(scenario)

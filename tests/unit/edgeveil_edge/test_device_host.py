@@ -291,7 +291,8 @@ def test_a_release_is_installed_and_its_number_remembered(device: Device) -> Non
     current = ReleaseStore(device.folder / "releases").current()
     assert current is not None
     assert current.path.read_bytes() == onnx
-    assert current.meta == {"job_id": JOB_ID.hex(), "sequence": 99}
+    assert current.meta["job_id"] == JOB_ID.hex()
+    assert current.meta["sequence"] == 99
     assert device.restarted().store.load().release_sequence == 99
 
 

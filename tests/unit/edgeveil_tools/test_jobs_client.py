@@ -19,9 +19,10 @@ from edgeveil.protocol.cloud_tasks import RoundAnswers
 from edgeveil.transport.http import serve
 from edgeveil_cloud.http import ask_here, make_app
 from edgeveil_cloud.http_token import TokenFolder, load_or_make_token, proof
+from edgeveil_cloud.rollouts import shown_rollout
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import ExchangeRecord, StoreAway
-from edgeveil_tools.cli import jobs
+from edgeveil_tools.cli import jobs, main
 from edgeveil_tools.cloud_client import Cloud, CloudAway
 from tests.kits.backbone_files import small_backbone
 
@@ -48,6 +49,15 @@ class Control:
 
     def resume(self, job):
         self.store.resume(job)
+
+    def releases(self, job=None):
+        return [shown_rollout(one) for one in self.store.rollouts.all() if job in (None, one.job)]
+
+    def withdraw(self, job):
+        self.store.rollouts.move(job, "withdrawn", "withdrawn by the operator")
+
+    def promote(self, job):
+        self.store.rollouts.move(job, "all", "promoted by the operator")
 
     def status(self):
         return {}
@@ -467,3 +477,29 @@ def test_odd_words_to_a_cloud_are_refused():
         Cloud("http://localhost:1", "a\nb")
     with pytest.raises(UsageError, match="wait_s"):
         Cloud("http://localhost:1", "t").events("0" * 32, wait_s=float("nan"))
+
+
+def test_an_operator_lists_shows_promotes_and_withdraws_a_release(tmp_path, capsys):
+    with cloud(tmp_path) as (url, token, store):
+
+        def releases(*arguments):
+            capsys.readouterr()
+            code = main(["releases", *arguments, "--cloud", url, "--token-file", str(token)])
+            return code, capsys.readouterr().out
+
+        assert releases("list") == (0, "no releases yet\n")
+        job = Cloud(url, token).submit(QUICKSTART)
+        store.rollouts.begin(job, "digits", [b"k" * 32, b"l" * 32], 9.0)
+        store.rollouts.sent(job, 5, "canary", 2, bytes(64))
+        store.rollouts.count(5, {b"d" * 32: "failed_trial", b"e" * 32: "in_use"})
+        assert job in releases("list")[1]
+        assert json.loads(releases("list", "--json")[1])["canary"] == 2
+        assert "2 of 2 reported: 1 in use, 1 failed the trial" in releases("show", job)[1]
+        assert "promoted by the operator" in releases("promote", job)[1]
+        assert json.loads(releases("withdraw", job, "--json")[1])["stage"] == "withdrawn"
+        assert releases("promote", job)[0] == UsageError.exit_code
+        capsys.readouterr()
+        jobs.show_job(job, Cloud(url, token))
+        shown = capsys.readouterr().out
+        assert "withdrawn by the operator" in shown
+        assert "1 failed the trial" in shown

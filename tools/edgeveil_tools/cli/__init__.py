@@ -24,6 +24,7 @@ from edgeveil_tools.cli import learning as cli_learning
 from edgeveil_tools.cli import ledger as cli_ledger
 from edgeveil_tools.cli import parts as cli_parts
 from edgeveil_tools.cli import processes as cli_processes
+from edgeveil_tools.cli import releases as cli_releases
 from edgeveil_tools.cli import sites as cli_sites
 from edgeveil_tools.cli import trust as cli_trust
 from edgeveil_tools.cli.common import CommandParser
@@ -51,8 +52,8 @@ def parser() -> argparse.ArgumentParser:
     top.set_defaults(extra="tools")
     commands = top.add_subparsers(title="commands", metavar="COMMAND")
     own = (
-        *(cli_learning, cli_jobs, cli_processes, cli_sites, cli_fleet, cli_deploy),
-        *(cli_trust, cli_parts, cli_ledger, cli_lab),
+        *(cli_learning, cli_jobs, cli_releases, cli_processes, cli_sites, cli_fleet),
+        *(cli_deploy, cli_trust, cli_parts, cli_ledger, cli_lab),
     )
     for part in own:
         part.add(commands)

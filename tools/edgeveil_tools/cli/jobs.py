@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgeveil.errors import JobFailed, UsageError
 from edgeveil_tools.cli.common import Subparsers, command, load_as
+from edgeveil_tools.release_text import release_lines
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -80,7 +81,7 @@ def add(commands: Subparsers) -> None:
     for one in (listed, watch):
         one.add_argument("--json", action="store_true", help="one JSON object a line")
     for one in (submit, listed, show, watch, resume, cancel, fetch):
-        _add_cloud(one)
+        add_cloud(one)
     submit.set_defaults(handler=_submit, extra="client")
     listed.set_defaults(handler=_list, extra="client")
     show.set_defaults(handler=_show, extra="client")
@@ -107,7 +108,8 @@ def _add_fetch(parts: Subparsers) -> argparse.ArgumentParser:
     return fetch
 
 
-def _add_cloud(one: argparse.ArgumentParser) -> None:
+def add_cloud(one: argparse.ArgumentParser) -> None:
+    """Add the options that say which cloud, and with which token."""
     one.add_argument(
         "--config",
         type=Path,
@@ -156,7 +158,7 @@ def _named(variable: str) -> Path | None:
     return Path(name) if name else None
 
 
-def _cloud(args: argparse.Namespace, patience_s: float = 0.0) -> Cloud:
+def cloud_of(args: argparse.Namespace, patience_s: float = 0.0) -> Cloud:
     """The cloud at the given address with the given token or certificate, else as its site file
     says.
     """
@@ -185,30 +187,30 @@ def _submit(args: argparse.Namespace) -> int:
 
     return submit(
         args.file,
-        lambda patience_s: _cloud(args, patience_s),
+        lambda patience_s: cloud_of(args, patience_s),
         wait_s=args.wait_s,
         follow=args.watch,
     )
 
 
 def _list(args: argparse.Namespace) -> int:
-    return list_jobs(_cloud(args), as_json=args.json)
+    return list_jobs(cloud_of(args), as_json=args.json)
 
 
 def _show(args: argparse.Namespace) -> int:
-    return show_job(args.id, _cloud(args))
+    return show_job(args.id, cloud_of(args))
 
 
 def _watch(args: argparse.Namespace) -> int:
-    return watch(args.id, _cloud(args, AWAY_S), as_json=args.json)
+    return watch(args.id, cloud_of(args, AWAY_S), as_json=args.json)
 
 
 def _resume(args: argparse.Namespace) -> int:
-    return _print_status(_cloud(args).resume(args.id))
+    return _print_status(cloud_of(args).resume(args.id))
 
 
 def _cancel(args: argparse.Namespace) -> int:
-    return _print_status(_cloud(args).cancel(args.id))
+    return _print_status(cloud_of(args).cancel(args.id))
 
 
 def _print_status(job: Mapping[str, Any]) -> int:
@@ -217,7 +219,7 @@ def _print_status(job: Mapping[str, Any]) -> int:
 
 
 def _fetch(args: argparse.Namespace) -> int:
-    print(_cloud(args).fetch(args.id, args.out))
+    print(cloud_of(args).fetch(args.id, args.out))
     return 0
 
 
@@ -289,6 +291,8 @@ def show_job(job: str, cloud: Cloud) -> int:
             row = {name: count for name, count in answers.items() if name != "void"} | void
             counts = ", ".join(f"{name} {count}" for name, count in row.items())
             print(f"{'paused' if event['type'] == 'job_paused' else 'repeated':10}{counts}")
+    if release := entry.get("release"):
+        print("\n".join(release_lines(release)))
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -208,6 +209,8 @@ def _predict(args: argparse.Namespace) -> int:
     if args.input is None:
         raise UsageError("no records given", where="edgeveil predict", fix="name a file of records")
     found = predict(args.model, args.input)
+    if found.stale:
+        print(f"edgeveil: {found.stale}", file=sys.stderr)
     if args.json:
         print(json.dumps({"model": found.model, "predictions": found.plain()}))
         return 0

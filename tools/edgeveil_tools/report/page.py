@@ -46,6 +46,9 @@ def write_report(
     write_page(path, "report.html", content, filters)
 
 
+_RELEASED = ("release_promoted", "release_withdrawn")
+
+
 def _content(result: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     rows = _proven(result)
     committed = [e["data"] for e in events if e["type"] == "exchange_committed"]
@@ -68,6 +71,7 @@ def _content(result: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> 
         "result": result,
         "unprotected": UNPROTECTED,
         "course": progress_text(result),
+        "release": [event["data"]["reason"] for event in events if event["type"] in _RELEASED],
         "rows": rows,
         "planned": [f"per {units[key]} ({key})" for key in plots.spent(rows)],
         "pictures": {name: Markup(svg) for name, svg in pictures.items()},  # noqa: S704 - our own

@@ -44,6 +44,7 @@ from edgeveil.protocol.cloud_tasks import (
     Absorb,
     Broadcast,
     JobStatus,
+    ReleaseHeld,
     RoundCommit,
     SealJob,
     SealRelease,
@@ -65,7 +66,7 @@ def test_a_job_goes_from_its_announcement_to_its_release():
     broadcast(machine, SealRound(JOB, 2, 1))
     assert tasks(absorb(machine, at(2))) == [SealRelease(JOB)]
     out = broadcast(machine, SealRelease(JOB))
-    assert stored(out) == [JobStatus(JOB, "completed")]
+    assert stored(out) == [ReleaseHeld(1), JobStatus(JOB, "completed")]
     assert bodies(out, Close) == [Close(JOB, "completed")]
     assert machine.state is CloudState.IDLE and machine.job is None
 
@@ -220,7 +221,8 @@ def test_a_job_resumed_after_its_last_commit_goes_on_to_the_release():
     machine = cloud()
     start(machine, StartJob(JOB, 3, 1, exchanges=2, retries=1))
     assert tasks(broadcast(machine, SealJob(JOB))) == [SealRelease(JOB)]
-    assert stored(broadcast(machine, SealRelease(JOB))) == [JobStatus(JOB, "completed")]
+    out = broadcast(machine, SealRelease(JOB))
+    assert stored(out) == [ReleaseHeld(1), JobStatus(JOB, "completed")]
 
 
 def test_the_watchdog_waits_for_the_round_s_own_deadline():

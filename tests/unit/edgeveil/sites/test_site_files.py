@@ -111,7 +111,9 @@ def test_one_fault_is_named_with_its_line(tmp_path, kind, old, new, key, what):
     assert len(at) == 1, caught.value.problems
     number = int(re.match(re.escape(str(path)) + r":(\d+) ", at[0])[1])
     if "is missing" not in what:
-        assert f"{key.split('.')[-1].partition('[')[0]}:" in path.read_text().splitlines()[number - 1]
+        assert (
+            f"{key.split('.')[-1].partition('[')[0]}:" in path.read_text().splitlines()[number - 1]
+        )
 
 
 def test_a_python_source_is_two_names(tmp_path):

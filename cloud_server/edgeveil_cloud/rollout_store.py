@@ -1,0 +1,198 @@
+"""The part of the cloud's store that follows a release: to whom it went, and what became of it.
+
+A rollout is a job's release on its way: first to a canary, then to all, or withdrawn. Each time it
+is sealed is a broadcast, with the secret that opens its reports; of a report its hash is kept, so
+that one is counted once, and its outcome. Which device said what is not known here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import sqlalchemy as sa
+
+from edgeveil_cloud import store_tables as tables
+from edgeveil_cloud.database import Database, transaction
+from edgeveil_cloud.store_tables import StoreError
+
+Stage = Literal["canary", "all", "withdrawn"]
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One job's release. `reports` are counts by stage (`canary`, `all`), then by outcome."""
+
+    job: str
+    data_set: str
+    stage: Stage
+    reason: str
+    canary: int  # devices that get it first; 0: all at once
+    started_at: float
+    expires_s: float  # as it stands in the package
+    sequences: tuple[int, ...] = ()
+    held: bool = False  # the proxy has a broadcast of this stage
+    sent_at: float = 0.0  # when the newest broadcast of this stage was sealed
+    reports: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+class RolloutStore:
+    """Rollouts, on the tables of a store and in its transactions."""
+
+    def __init__(self, store: Database, now_s: Callable[[], float]) -> None:
+        self._store, self._now_s = store, now_s
+        self._engine: sa.Engine = store._engine
+        self._lock: threading.RLock = store._lock
+
+    @property
+    def away(self) -> bool:
+        """As the store's."""
+        return self._store.away
+
+    @away.setter
+    def away(self, away: bool) -> None:
+        self._store.away = away
+
+    def _committed(self) -> None:
+        """A transaction has been committed."""
+
+    # --- a release on its way ---
+
+    @transaction
+    def begin(
+        self,
+        db: sa.Connection,
+        job: str,
+        data_set: str,
+        canary: Collection[bytes],
+        expires_s: float,
+    ) -> None:
+        """A job's release is to go to these keys first (none: to all); a second call is nothing."""
+        table = tables.rollouts
+        if db.scalar(sa.select(table.c.job).where(table.c.job == job)) is None:
+            row: dict[str, Any] = {
+                "job": job,
+                "data_set": data_set,
+                "stage": "canary" if canary else "all",
+            }
+            row |= {"reason": "", "expires_s": expires_s, "started_at": self._now_s()}
+            db.execute(table.insert().values(**row, canary=b"".join(canary)))
+
+    @transaction
+    def canary(self, db: sa.Connection, job: str) -> list[bytes]:
+        """The keys that get it first; empty once it goes to all."""
+        table = tables.rollouts
+        query = sa.select(table.c.canary).where(table.c.job == job, table.c.stage == "canary")
+        keys = bytes(db.scalar(query) or b"")
+        return [keys[i : i + 32] for i in range(0, len(keys), 32)]
+
+    @transaction
+    def sent(
+        self, db: sa.Connection, job: str, sequence: int, stage: Stage, selected: int, secret: bytes
+    ) -> None:
+        """It was sealed under this sequence for so many; `secret` opens its reports."""
+        values = {"job": job, "sequence": sequence, "stage": stage, "selected": selected}
+        values |= {"secret": secret, "sent_at": self._now_s(), "held": False}
+        db.execute(tables.release_broadcasts.insert().values(values))
+
+    @transaction
+    def held(self, db: sa.Connection, sequence: int) -> None:
+        """The proxy has it."""
+        table = tables.release_broadcasts
+        db.execute(table.update().where(table.c.sequence == sequence).values(held=True))
+
+    @transaction
+    def move(self, db: sa.Connection, job: str, stage: Stage, reason: str) -> None:
+        """To all, or withdrawn. StoreError for what was withdrawn, or was never released."""
+        table = tables.rollouts
+        row = db.execute(sa.select(table).where(table.c.job == job)).mappings().first()
+        if row is None:
+            raise StoreError(f"job '{job}' has no release on its way", fix="see releases list")
+        if row["stage"] == stage:
+            return
+        if row["stage"] == "withdrawn":
+            raise StoreError(
+                f"the release of job '{job}' was withdrawn, and devices have left it",
+                fix="submit the job again",
+            )
+        change = table.update().where(table.c.job == job)
+        db.execute(change.values(stage=stage, reason=reason, canary=b""))
+
+    # --- reports ---
+
+    @transaction
+    def secret(self, db: sa.Connection, job: str, attempt: int) -> tuple[int, bytes] | None:
+        """(sequence, secret) of the broadcast whose number on the wire is `attempt`, or None."""
+        table = tables.release_broadcasts
+        rows = db.execute(sa.select(table).where(table.c.job == job)).mappings()
+        found = [row for row in rows if row["sequence"] % 2**31 == attempt]
+        return (found[0]["sequence"], bytes(found[0]["secret"])) if found else None
+
+    @transaction
+    def count(self, db: sa.Connection, sequence: int, reports: Mapping[bytes, str]) -> None:
+        """Count outcomes by the hash of each report; what was counted before is not again."""
+        table, sent = tables.release_reports, tables.release_broadcasts
+        at = db.execute(sa.select(sent).where(sent.c.sequence == sequence)).mappings().one()
+        of_it = sa.select(table.c.digest).where(table.c.sequence == sequence)
+        known = {bytes(digest) for digest in db.scalars(of_it)}
+        rows = [
+            {"sequence": sequence, "digest": digest, "job": at["job"], "stage": at["stage"]}
+            | {"outcome": outcome}
+            for digest, outcome in reports.items()
+            if digest not in known
+        ]
+        room = at["selected"] - len(known)  # more devices than were asked cannot answer
+        if rows[:room]:
+            db.execute(table.insert(), rows[:room])
+
+    # --- how things stand ---
+
+    @transaction
+    def all(self, db: sa.Connection) -> tuple[Rollout, ...]:
+        """All rollouts, the oldest first."""
+        table, sent, told = tables.rollouts, tables.release_broadcasts, tables.release_reports
+        sequences: dict[str, list[sa.RowMapping]] = {}
+        order = sa.select(sent).order_by(sent.c.sequence)
+        for row in db.execute(order).mappings():
+            sequences.setdefault(row["job"], []).append(row)
+        counts: dict[str, dict[str, Counter[str]]] = {}
+        group = (told.c.job, told.c.stage, told.c.outcome)
+        for job, stage, outcome, number in db.execute(
+            sa.select(*group, sa.func.count()).group_by(*group)
+        ):
+            counts.setdefault(job, {}).setdefault(stage, Counter())[outcome] += number
+        rows = db.execute(sa.select(table).order_by(table.c.started_at, table.c.job)).mappings()
+        return tuple(
+            _rollout(row, sequences.get(row["job"], []), counts.get(row["job"], {})) for row in rows
+        )
+
+    @transaction
+    def newest_key_at(self, db: sa.Connection) -> float:
+        """When the newest enrolled key came; 0 without any."""
+        return float(db.scalar(sa.select(sa.func.max(tables.enrolled_keys.c.added_at))) or 0.0)
+
+
+def _rollout(
+    row: sa.RowMapping, sent: list[sa.RowMapping], counts: Mapping[str, Mapping[str, int]]
+) -> Rollout:
+    of_stage = [one for one in sent if one["stage"] == row["stage"]]
+    first: dict[str, Any] = {name: row[name] for name in ("job", "data_set", "stage", "reason")}
+    return Rollout(
+        **first,
+        canary=next((one["selected"] for one in sent if one["stage"] == "canary"), 0),
+        started_at=row["started_at"],
+        expires_s=row["expires_s"],
+        sequences=tuple(one["sequence"] for one in sent),
+        held=any(one["held"] for one in of_stage),
+        sent_at=max((one["sent_at"] for one in of_stage), default=0.0),
+        reports={stage: dict(outcomes) for stage, outcomes in counts.items()},
+    )
+
+
+def report_digest(sealed: bytes) -> bytes:
+    """By which a report is counted once, 32 bytes."""
+    return hashlib.sha256(sealed).digest()

@@ -1,0 +1,194 @@
+"""The course of a release after its job: canary, then all devices, or withdrawn.
+
+Theory of operation. `RolloutDriver.look` reads the store and asks the machine for what is missing,
+again and again, so that a restart at any point goes on where it stood. A canary is judged by
+`verdict`: too many failures withdraw the release at once, and the rest never get it; enough good
+reports at the end of the soak time bring it to all; without enough of them it stays where it is,
+for its operator to decide. What goes to all is sealed anew for devices that were admitted since,
+and after a withdrawal for those that the withdrawn one had kept it from. The statement that renews
+and withdraws is said anew with every change, and every `renew_s`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from edgeveil.jobs.job import ReleaseRollout
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.cloud import CloudMachine, CloudState
+from edgeveil.protocol.cloud_tasks import PublishRelease
+from edgeveil.protocol.messages import RELEASES_NAMED, ReleaseStatement
+from edgeveil.protocol.release_health import ReleaseOutcome
+from edgeveil.sites.cloud import ReleaseValidity
+from edgeveil.transport.runtime import Runner
+from edgeveil_cloud.rollout_store import Rollout
+from edgeveil_cloud.store import Store
+from edgeveil_cloud.store_tables import StoreError
+from edgeveil_cloud.stored_jobs import StoredJobs, wire_id
+
+LOG = logging.getLogger("edgeveil.cloud")
+PUBLISH_AGAIN_S = 10.0
+QUIET_S = 1.0  # without a new device, before a release is sealed for those that came
+
+
+def failed(counts: Mapping[str, int]) -> tuple[int, int]:
+    """(reports that speak against a release, reports that count): an owner's policy does not."""
+    bad = sum(counts.get(one.value, 0) for one in ReleaseOutcome if one.failed)
+    return bad, bad + counts.get(ReleaseOutcome.IN_USE.value, 0)
+
+
+def verdict(rollout: Rollout, asked: ReleaseRollout, now_s: float) -> tuple[str, str]:
+    """What follows for a canary, and why: `all`, `withdrawn` or `canary` (it stays one)."""
+    bad, counted = failed(rollout.reports.get("canary", {}))
+    if bad > asked.max_failed_share * rollout.canary:
+        why = (
+            f"of {rollout.canary} devices in the canary {bad} could not use it"
+            f" (release.max_failed_share: {asked.max_failed_share:g})"
+        )
+        return "withdrawn", why
+    enough = min(asked.canary_floor, rollout.canary)
+    if now_s < rollout.sent_at + asked.soak_s or counted < enough:
+        return "canary", ""
+    return "all", f"{counted - bad} of {rollout.canary} devices in the canary use it"
+
+
+def shown_rollout(rollout: Rollout, expires_at: float | None = None) -> dict[str, Any]:
+    """A release for JSON: counts, and no device's key. It is good until `expires_at`."""
+    return {**asdict(rollout), "sequences": list(rollout.sequences), "expires_at": expires_at}
+
+
+class RolloutDriver:
+    """Asks the machine for what the store says is missing."""
+
+    def __init__(
+        self,
+        store: Store,
+        jobs: StoredJobs,
+        machine: CloudMachine,
+        runner: Runner,
+        validity: ReleaseValidity,
+    ) -> None:
+        self._store, self._jobs, self._machine = store, jobs, machine
+        self._runner, self._validity = runner, validity
+        self._said: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+        self._said_at = self._asked_at = 0.0
+
+    def look(self) -> None:
+        """Judge canaries, publish what is missing, say what is new."""
+        found = self._found()
+        if not found:
+            return
+        now_s = self._store.now_s()
+        for rollout in found:
+            if rollout.stage == "canary" and rollout.held:
+                asked = self._jobs.plan(self._store.job(rollout.job)).job.release
+                stage, why = verdict(rollout, asked, now_s)
+                if stage != "canary":
+                    self._move(rollout.job, stage, why)
+        found = self._found()
+        self._state(found, now_s)
+        self._publish(found, now_s)
+
+    def _found(self) -> tuple[Rollout, ...]:
+        """Those of jobs that are over: before that the job itself brings its release out."""
+        found = self._store.rollouts.all()
+        return tuple(one for one in found if self._store.job(one.job).ended)
+
+    # --- for the operator ---
+
+    def shown(self, job: str | None = None) -> list[dict[str, Any]]:
+        """All releases, or that of one job, for JSON. Counts only."""
+        return [
+            shown_rollout(one, self._expires(one))
+            for one in self._store.rollouts.all()
+            if job in (None, one.job)
+        ]
+
+    def _expires(self, rollout: Rollout) -> float | None:
+        """Until when devices were told that it is good; None once it is withdrawn."""
+        if rollout.stage == "withdrawn":
+            return None
+        renewed = set(rollout.sequences) & set(self._said[0])
+        said_s = self._said_at + self._validity.valid_s if renewed else 0.0
+        return max(rollout.expires_s, said_s)
+
+    def withdraw(self, job: str) -> None:
+        """Have devices leave a release. Raises UnknownJob, or StoreError without a release."""
+        self._move(self._store.job(job).id, "withdrawn", "withdrawn by the operator")
+
+    def promote(self, job: str) -> None:
+        """Bring a release to all devices now. Raises as `withdraw`, and for a withdrawn one."""
+        entry = self._store.job(job)
+        if self._store.release(job) is None or entry.status != "completed":
+            raise StoreError(f"job '{job}' has no release: it is {entry.status}")
+        if not self.shown(job):  # of a version of this program that kept no rollouts
+            source = self._jobs.plan(entry).job.data.source
+            expires_s = self._store.now_s() + self._validity.valid_s
+            self._store.rollouts.begin(job, source, [], expires_s)
+        self._move(job, "all", "promoted by the operator")
+
+    def _move(self, job: str, stage: str, why: str) -> None:
+        self._store.rollouts.move(job, stage, why)  # type: ignore[arg-type]
+        what = "release_withdrawn" if stage == "withdrawn" else "release_promoted"
+        self._store.append_event(job, what, {"reason": why})
+        LOG.warning(what, extra={"job": job, "reason": why})
+        self._asked_at = 0.0
+
+    # --- what is said ---
+
+    def _state(self, found: tuple[Rollout, ...], now_s: float) -> None:
+        """Say which releases are good, and which are not, if that is new or long ago."""
+        good = [one for one in found if self._counts(one, found)]
+        bad = [one for one in found if one.stage == "withdrawn"]
+        said = _sequences(good), _sequences(bad)
+        if said == self._said and now_s < self._said_at + self._validity.renew_s:
+            return
+        self._said, self._said_at = said, now_s
+        number, expires_s = self._store.next_number(), now_s + self._validity.valid_s
+        self._runner.post(fx.Command(ReleaseStatement(number, expires_s, *said)))
+
+    @staticmethod
+    def _counts(rollout: Rollout, found: tuple[Rollout, ...]) -> bool:
+        """Whether nothing newer of its data set has gone to all."""
+        if rollout.stage == "withdrawn":
+            return False
+        newest = _newest(found, rollout.data_set)
+        return newest is None or rollout.started_at >= newest.started_at
+
+    # --- what is published ---
+
+    def _publish(self, found: tuple[Rollout, ...], now_s: float) -> None:
+        sealing = self._machine.state in (CloudState.SEALING_RELEASE, CloudState.RELEASING)
+        waits = now_s < self._asked_at + PUBLISH_AGAIN_S
+        if sealing or waits or self._machine.releases.publishing:
+            return
+        newest_key_at = self._store.rollouts.newest_key_at()
+        came = newest_key_at if now_s > newest_key_at + QUIET_S else 0.0
+        for data_set in dict.fromkeys(one.data_set for one in found):
+            newest = _newest(found, data_set)
+            if newest is None:
+                continue
+            later = [one for one in found if one.started_at > newest.started_at]
+            of_it = [one for one in later if one.data_set == data_set]
+            if any(one.stage == "canary" for one in of_it):
+                continue  # the proxy keeps the newest release alone: that of the canary, for now
+            last = max(newest.sequences, default=-1)
+            hidden = any(last < max(one.sequences, default=-1) for one in of_it)
+            if not newest.held or hidden or came >= newest.sent_at:
+                self._asked_at = now_s
+                self._runner.post(fx.Command(PublishRelease(wire_id(newest.job))))
+                return
+
+
+def _newest(found: tuple[Rollout, ...], data_set: str) -> Rollout | None:
+    """The release of a data set that went to all last."""
+    gone = [one for one in found if one.stage == "all" and one.data_set == data_set]
+    return gone[-1] if gone else None
+
+
+def _sequences(rollouts: list[Rollout]) -> tuple[int, ...]:
+    """The newest ones, as many as a statement may name."""
+    return tuple(sorted(seq for one in rollouts for seq in one.sequences))[-RELEASES_NAMED:]

@@ -1,0 +1,349 @@
+"""Releases after they were sealed: reports, the statement, what each party does about them."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+from cloud_bench import cloud, seal
+from device_bench import ME, device, done, fire, receive
+from protocol_kit import (
+    CLOUD,
+    JOB,
+    PROXY,
+    at,
+    bodies,
+    headers,
+    manifest,
+    messages,
+    offer,
+    refused,
+    stored,
+    tasks,
+    timers,
+)
+from proxy_bench import FLEET, cloud_says, proxy, says, to_cloud, to_devices
+
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.cloud_tasks import (
+    Broadcast,
+    CountReports,
+    Obstacle,
+    PublishRelease,
+    ReleaseHeld,
+    ReportsCounted,
+    SealPublication,
+    SealRelease,
+)
+from edgeveil.protocol.device_tasks import (
+    AdoptRelease,
+    ApplyStatement,
+    DeviceMemory,
+    Installation,
+    InstallRelease,
+    MadeReport,
+    OpenedPackage,
+    OpenPackage,
+    ReportDue,
+    ReportSettled,
+    SealReport,
+    StatementApplied,
+)
+from edgeveil.protocol.messages import (
+    Ack,
+    Bye,
+    Hello,
+    Manifest,
+    Note,
+    Offer,
+    ReleaseReport,
+    ReleaseReports,
+    ReleaseStatement,
+)
+from edgeveil.protocol.proxy_tasks import ReleaseStated
+from edgeveil.protocol.release_health import HEALTH, REPORT_BYTES, ReleaseOutcome
+from edgeveil.protocol.sealed import ReleasePackage
+
+MODEL = b"sealed model"
+PACKAGE = ReleasePackage("job", b"onnx", "digits")
+
+
+def release(sequence: int = 7, **changes: object) -> Manifest:
+    """A release that asks for reports."""
+    values: dict = {"kind": "release", "groups": (HEALTH,), "sequence": sequence, "selected": 4}
+    data = MODEL + bytes([sequence])
+    return manifest(data, at(0, sequence), **(values | {"deadline_s": 100.0} | changes))
+
+
+def bytes_of(header: Manifest) -> bytes:
+    return MODEL + bytes([header.sequence])
+
+
+def ack_of(note: Note, signer=PROXY, status: str = "held") -> Note:
+    return signer.note(Ack(hashlib.sha256(note.body.payload).digest(), status))
+
+
+def notes(effects: list[fx.Effect], kind: type) -> list[Note]:
+    return [note for note in messages(effects, Note) if bodies([fx.Send(None, note)], kind)]
+
+
+# --- a device ---------------------------------------------------------------------------------
+
+
+def installed(machine, header: Manifest) -> list[fx.Effect]:
+    receive(machine, offer(header, bytes_of(header)))
+    done(machine, OpenPackage(header, bytes_of(header)), OpenedPackage(PACKAGE))
+    return done(machine, InstallRelease(header, PACKAGE), Installation())
+
+
+def refused_here(machine, header: Manifest) -> list[fx.Effect]:
+    receive(machine, offer(header, bytes_of(header)))
+    done(machine, OpenPackage(header, bytes_of(header)), OpenedPackage(PACKAGE))
+    return done(machine, InstallRelease(header, PACKAGE), fx.WorkFailed("refused_release"))
+
+
+def not_mine(machine, header: Manifest) -> list[fx.Effect]:
+    receive(machine, offer(header, bytes_of(header)))
+    return done(machine, OpenPackage(header, bytes_of(header)), OpenedPackage(None))
+
+
+def test_when_and_that_a_device_reports_says_nothing_about_how_it_went():
+    header = release()
+    waits = set()
+    for course in (installed, refused_here, not_mine):
+        out = course(device(), header)
+        assert ReportDue(header) in stored(out)
+        waits.add(timers(out)["report"])
+    assert len(waits) == 1
+    assert 0 <= waits.pop() < header.deadline_s
+
+
+def test_a_report_is_made_at_its_moment_and_said_until_the_cloud_has_it():
+    machine, header = device(), release()
+    installed(machine, header)
+    assert tasks(fire(machine, "report")) == [SealReport(header)]
+    out = done(machine, SealReport(header), MadeReport(b"r" * REPORT_BYTES))
+    (note,) = notes(out, ReleaseReport)
+    assert bodies(out, ReleaseReport) == [ReleaseReport(header.at, b"r" * REPORT_BYTES)]
+    assert notes(fire(machine, "report"), ReleaseReport) == [note]
+    assert ReportSettled(header.sequence) in stored(receive(machine, ack_of(note)))
+    assert not messages(fire(machine, "report"), Note)
+    assert not timers(not_mine(machine, header)).get("report")  # once for each broadcast
+
+
+def test_a_device_that_starts_again_still_owes_its_report():
+    header = release()
+    memory = DeviceMemory(jobs={JOB: None}, report_due=header)
+    machine = device(memory)
+    assert "report" in timers(machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0))
+    assert tasks(fire(machine, "report")) == [SealReport(header)]
+
+
+def test_a_release_that_asks_for_none_is_not_reported():
+    out = installed(device(), release(groups=()))
+    assert not any(isinstance(item, ReportDue) for item in stored(out))
+
+
+def test_what_is_in_use_is_taken_over_under_its_new_sequence_without_a_fetch():
+    machine, first, again = device(), release(7), release(9)
+    installed(machine, first)
+    assert tasks(receive(machine, offer(again))) == [AdoptRelease(again)]
+    done(machine, AdoptRelease(again), Installation())
+    assert machine.memory.release_sequence == 9
+    assert refused(receive(machine, offer(first))) == ["replayed_release"]
+    other = release(11, package_digest=b"q" * 32)
+    assert tasks(receive(machine, offer(other, bytes_of(other)))) == [
+        OpenPackage(other, bytes_of(other))
+    ]
+
+
+def test_a_newer_statement_is_applied_and_an_older_one_refused():
+    machine = device()
+    newer = ReleaseStatement(5, 100.0, (7,), (8,))
+    assert tasks(receive(machine, CLOUD.note(newer))) == [ApplyStatement(newer)]
+    done(machine, ApplyStatement(newer), StatementApplied(left=True))
+    assert machine.memory.statement == 5
+    assert receive(machine, CLOUD.note(newer)) == []
+    older = CLOUD.note(ReleaseStatement(4, 900.0, (8,), ()))
+    assert refused(receive(machine, older)) == ["replayed_statement"]
+
+
+def test_a_statement_is_the_clouds_alone():
+    said = ReleaseStatement(5, 100.0, (7,), (8,))
+    assert refused(receive(device(), PROXY.note(said))) == ["unexpected_body"]
+    assert refused(receive(device(), ME.signer.note(said)))
+
+
+# --- the proxy --------------------------------------------------------------------------------
+
+
+def holding(header: Manifest | None = None, **settings: object):
+    machine = proxy(min_batch_floor=3, **settings)
+    header = header or release()
+    cloud_says(machine, offer(header, bytes_of(header)))
+    for one in FLEET[:4]:
+        says(machine, one, one.signer.note(Hello(one.id)))
+    return machine
+
+
+def report(machine, number: int, header: Manifest | None = None, fill: int | None = None):
+    sealed = bytes([number if fill is None else fill]) * REPORT_BYTES
+    where = (header or release()).at
+    return says(machine, FLEET[number], FLEET[number].signer.note(ReleaseReport(where, sealed)))
+
+
+def look(machine) -> list[fx.Effect]:
+    return machine.handle(fx.Timer("reports"), 0.0)
+
+
+def handed(effects: list[fx.Effect]) -> list[tuple[bytes, ...]]:
+    return [body.sealed for body in bodies(effects, ReleaseReports)]
+
+
+def test_reports_are_handed_over_together_and_in_an_order_that_says_nothing():
+    machine = holding()
+    for number in (3, 1):
+        assert not to_cloud(report(machine, number))
+    assert not handed(look(machine))
+    report(machine, 0)
+    (sealed,) = handed(look(machine))
+    assert sealed == tuple(sorted(sealed))
+    assert len(sealed) == 3
+
+
+def test_all_who_are_there_have_reported_so_nobody_is_waited_for():
+    machine = holding()
+    out = [effect for number in range(4) for effect in report(machine, number)]
+    assert [len(sealed) for sealed in handed(out)] == [4]
+
+
+def test_a_device_hears_that_its_report_is_counted_once_the_cloud_has_it():
+    machine = holding()
+    out = [effect for number in range(4) for effect in report(machine, number)]
+    assert not [s for s in out if isinstance(s, fx.Send) and s.to != fx.CloudAddress()]
+    (note,) = notes(out, ReleaseReports)
+    assert notes(look(machine), ReleaseReports) == [note]
+    told = cloud_says(machine, ack_of(note, CLOUD))
+    assert len(bodies(told, Ack)) == 4
+    assert not handed(look(machine))
+    assert [one.status for one in bodies(report(machine, 2), Ack)] == ["held"]  # said again
+    assert not handed(look(machine))
+
+
+def test_one_device_reports_once():
+    machine = holding()
+    for fill in (5, 6, 7, 8):
+        report(machine, 1, fill=fill)
+    assert not handed(look(machine))
+
+
+def test_a_release_for_too_few_gives_the_cloud_no_counts():
+    header = release(selected=2)
+    machine = holding(header)
+    out = [effect for number in range(4) for effect in report(machine, number, header)]
+    assert not handed(out + look(machine))
+
+
+def test_a_report_of_another_size_or_of_another_release_is_not_taken():
+    machine = holding()
+    short = FLEET[0].signer.note(ReleaseReport(release().at, b"x"))
+    assert refused(says(machine, FLEET[0], short)) == ["wrong_size"]
+    out = report(machine, 0, release(8))
+    assert [one.status for one in bodies(out, Ack)] == ["closed"]
+
+
+def test_a_forged_report_is_refused():
+    machine = holding()
+    forged = FLEET[1].signer.note(ReleaseReport(release().at, b"x" * REPORT_BYTES))
+    assert refused(says(machine, FLEET[0], forged)) == ["unknown_signer"]
+
+
+def test_the_newest_statement_is_kept_passed_on_and_told_to_who_comes():
+    machine = holding()
+    note = CLOUD.note(ReleaseStatement(5, 100.0, (7,), ()))
+    out = cloud_says(machine, note)
+    assert to_devices(out) == [note]
+    assert stored(out) == [ReleaseStated(note)]
+    assert to_devices(cloud_says(machine, note)) == []
+    older = CLOUD.note(ReleaseStatement(4, 100.0, (), (7,)))
+    assert refused(cloud_says(machine, older)) == ["replayed_statement"]
+    says(machine, FLEET[0], FLEET[0].signer.note(Bye(FLEET[0].id)))
+    out = says(machine, FLEET[0], FLEET[0].signer.note(Hello(FLEET[0].id)))
+    assert note in messages(out, Note)
+    assert len(headers(out)) == 1
+
+
+def test_a_withdrawn_release_is_served_no_more_and_not_taken_again():
+    machine, header = holding(), release()
+    note = CLOUD.note(ReleaseStatement(5, 100.0, (), (7,)))
+    out = cloud_says(machine, note)
+    assert stored(out) == [ReleaseStated(note, (header.blob.digest,))]
+    assert not messages(says(machine, FLEET[5], FLEET[5].signer.note(Hello(FLEET[5].id))), Offer)
+    again = cloud_says(machine, offer(header, bytes_of(header)))
+    assert refused(again) == ["withdrawn_release"]
+
+
+def test_nobody_but_the_cloud_withdraws():
+    machine = holding()
+    said = ReleaseStatement(5, 100.0, (), (7,))
+    assert refused(cloud_says(machine, PROXY.note(said))) == ["unknown_signer"]
+    assert refused(says(machine, FLEET[0], FLEET[0].signer.note(said))) == ["unexpected_body"]
+    assert machine.memory.kept
+
+
+# --- the cloud --------------------------------------------------------------------------------
+
+
+def told(machine, message) -> list[fx.Effect]:
+    return machine.handle(fx.MessageReceived(fx.ProxyAddress(), message), 0.0)
+
+
+def test_a_publication_is_offered_beside_the_job_until_it_is_held():
+    machine = cloud()
+    asked = fx.Command(PublishRelease(JOB))
+    assert tasks(machine.handle(asked, 0.0)) == [SealPublication(JOB)]
+    assert machine.handle(asked, 0.0) == []  # one at a time
+    header, data = seal(machine, SealRelease(JOB))[0], repr(SealRelease(JOB)).encode()
+    out = machine.handle(fx.WorkDone(SealPublication(JOB), Broadcast(header, data)), 0.0)
+    assert headers(out) == [header]
+    assert headers(machine.handle(fx.Timer("release"), 0.0)) == [header]
+    out = told(machine, PROXY.note(Ack(header.blob.digest, "held")))
+    assert stored(out) == [ReleaseHeld(header.sequence)]
+    assert not headers(machine.handle(fx.Timer("release"), 0.0))
+    assert not machine.releases.publishing
+
+
+@pytest.mark.parametrize("refusal", [Obstacle("no roster"), fx.WorkFailed("disk")])
+def test_what_cannot_be_sealed_now_may_be_asked_for_again(refusal):
+    machine = cloud()
+    machine.handle(fx.Command(PublishRelease(JOB)), 0.0)
+    machine.handle(fx.WorkDone(SealPublication(JOB), refusal), 0.0)
+    assert not machine.releases.publishing
+
+
+def test_reports_are_acknowledged_once_they_are_counted():
+    machine = cloud()
+    note = PROXY.note(ReleaseReports(at(0, 7), (b"a" * REPORT_BYTES,)))
+    (task,) = tasks(told(machine, note))
+    assert task == CountReports(
+        at(0, 7), (b"a" * REPORT_BYTES,), hashlib.sha256(note.body.payload).digest()
+    )
+    assert machine.handle(fx.WorkDone(task, Obstacle("disk")), 0.0) == []
+    out = machine.handle(fx.WorkDone(task, ReportsCounted()), 0.0)
+    assert bodies(out, Ack) == [Ack(task.note, "held")]
+
+
+def test_the_statement_is_said_until_the_proxy_confirms_it():
+    machine = cloud()
+    said = ReleaseStatement(5, 100.0, (7,), ())
+    (note,) = messages(machine.handle(fx.Command(said), 0.0), Note)
+    assert messages(machine.handle(fx.Timer("statement"), 0.0), Note) == [note]
+    told(machine, ack_of(note))
+    assert machine.handle(fx.Timer("statement"), 0.0) == []
+
+
+def test_every_outcome_survives_its_padding_and_nothing_else_is_one():
+    for outcome in ReleaseOutcome:
+        assert ReleaseOutcome.from_bytes(outcome.to_bytes().ljust(64, b"\0")) is outcome
+    assert ReleaseOutcome.from_bytes(bytes(64)) is None
+    assert ReleaseOutcome.from_bytes(b"in_use of box-1".ljust(64, b"\0")) is None

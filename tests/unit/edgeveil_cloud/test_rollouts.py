@@ -1,0 +1,314 @@
+"""A release after its job: the canary's verdict, what is published, what is said of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from round_kit import job
+from test_cloud_host import Desk
+
+from edgeveil.crypto.keys import OpeningKey
+from edgeveil.jobs.job import ReleaseRollout
+from edgeveil.protocol.cloud import CloudState
+from edgeveil.protocol.cloud_tasks import (
+    Broadcast,
+    CountReports,
+    JobStatus,
+    PublishRelease,
+    ReleaseHeld,
+    SealPublication,
+    SealRelease,
+)
+from edgeveil.protocol.messages import Manifest, ReleaseStatement
+from edgeveil.protocol.release_health import HEALTH, ReleaseOutcome
+from edgeveil.protocol.sealed import decode_package, open_broadcast, seal_segment
+from edgeveil.sites.cloud import ReleaseValidity
+from edgeveil_cloud.rollout_store import Rollout
+from edgeveil_cloud.rollouts import RolloutDriver, verdict
+from edgeveil_cloud.store import Store
+from edgeveil_cloud.store_tables import StoreError
+
+ASKED = ReleaseRollout(canary_share=0.5, canary_floor=3, soak_s=100.0)
+CANARY = Rollout("a", "bench", "canary", "", canary=4, started_at=0.0, expires_s=9.0, held=True)
+
+
+def counted(**counts: int) -> Rollout:
+    return replace(CANARY, reports={"canary": counts})
+
+
+@pytest.mark.parametrize(
+    ("counts", "now_s", "stage"),
+    [
+        ({}, 1000.0, "canary"),
+        ({"in_use": 2}, 1000.0, "canary"),
+        ({"in_use": 2, "refused_by_policy": 2}, 1000.0, "canary"),
+        ({"in_use": 3}, 99.0, "canary"),
+        ({"in_use": 3}, 100.0, "all"),
+        ({"in_use": 3, "refused_by_policy": 1}, 100.0, "all"),
+        ({"in_use": 3, "failed_trial": 1}, 1.0, "withdrawn"),
+        ({"refused_by_check": 1}, 1.0, "withdrawn"),
+        ({"rolled_back": 1}, 1.0, "withdrawn"),
+    ],
+)
+def test_a_canary_is_judged_by_its_counts(counts, now_s, stage):
+    assert verdict(counted(**counts), ASKED, now_s)[0] == stage
+
+
+def test_as_many_may_fail_as_the_job_says():
+    asked = ASKED.model_copy(update={"max_failed_share": 0.25})
+    assert verdict(counted(in_use=3, failed_trial=1), asked, 100.0)[0] == "all"
+    assert verdict(counted(in_use=2, failed_trial=2), asked, 1.0)[0] == "withdrawn"
+
+
+class Course:
+    """A host whose jobs have ended, and the driver of their releases at a time that tests set."""
+
+    def __init__(self, devices: int = 6) -> None:
+        self.now_s = 1_700_000_000.0
+        self.store = Store(now_s=lambda: self.now_s)
+        self.keys = [OpeningKey.generate() for _ in range(devices)]
+        self.enrol(self.keys)
+        self.posted: list[object] = []
+        releases = SimpleNamespace(publishing=False)
+        self.machine = SimpleNamespace(state=CloudState.IDLE, releases=releases)
+        runner = Mock()
+        runner.post = lambda event: self.posted.append(event.what)
+        self.desk = Desk(self.store)
+        self.validity = ReleaseValidity(valid_s=1000.0, renew_s=300.0)
+        self.driver = RolloutDriver(
+            self.store, self.desk.host.jobs, self.machine, runner, self.validity
+        )
+        self.store.set_status(self.desk.id, "failed")
+
+    def enrol(self, keys: list[OpeningKey]) -> None:
+        self.store.set_enrolled({key.public().to_bytes() for key in keys})
+
+    def release(self, **asked: Any) -> tuple[str, Broadcast]:
+        """A job from its start to its release, which the proxy holds."""
+        desk = self.desk
+        self.now_s += 1
+        desk.id = desk.run(job(release=asked))
+        for index in (1, 2, 3, 4):
+            desk.commit(index)
+        broadcast = desk.perform(SealRelease(desk.wire))
+        assert isinstance(broadcast, Broadcast)
+        self.held(broadcast)
+        desk.host.store(JobStatus(desk.wire, "completed"))
+        return desk.id, broadcast
+
+    def held(self, broadcast: Broadcast) -> None:
+        self.desk.host.store(ReleaseHeld(broadcast.manifest.sequence))
+
+    def openers(self, broadcast: Broadcast) -> list[tuple[OpeningKey, bytes]]:
+        """Who can open a broadcast, each with the membership tag."""
+        opened = [
+            (key, open_broadcast(key, broadcast.manifest, broadcast.data)) for key in self.keys
+        ]
+        return [(key, found[1]) for key, found in opened if found is not None]
+
+    def tell(self, broadcast: Broadcast, *outcomes: ReleaseOutcome) -> None:
+        """So many of those who can open it report."""
+        reports = tuple(
+            sealed_report(broadcast.manifest, membership, outcome)
+            for (_, membership), outcome in zip(self.openers(broadcast), outcomes, strict=False)
+        )
+        self.desk.perform(CountReports(broadcast.manifest.at, reports, b"n" * 32))
+
+    def look(self) -> list[object]:
+        """What the driver asks of the machine."""
+        self.posted.clear()
+        self.driver.look()
+        return list(self.posted)
+
+    def publish(self) -> Broadcast:
+        broadcast = self.desk.perform(SealPublication(self.desk.wire))
+        assert isinstance(broadcast, Broadcast)
+        self.held(broadcast)
+        return broadcast
+
+    def stage(self, name: str) -> str:
+        (shown,) = self.driver.shown(name)
+        return str(shown["stage"])
+
+
+def sealed_report(manifest: Manifest, membership: bytes, outcome: ReleaseOutcome) -> bytes:
+    return seal_segment(manifest, HEALTH, membership, outcome.to_bytes())
+
+
+def statement(asked: list[object]) -> ReleaseStatement:
+    (said,) = [one for one in asked if isinstance(one, ReleaseStatement)]
+    return said
+
+
+GOOD, BAD = ReleaseOutcome.IN_USE, ReleaseOutcome.FAILED_TRIAL
+SOME = {"canary_share": 0.5, "canary_floor": 3, "soak_s": 100.0}
+
+
+def test_a_canary_alone_can_open_a_release_before_it_is_judged():
+    course = Course()
+    _, broadcast = course.release(**SOME)
+    assert broadcast.manifest.selected == 3
+    assert len(course.openers(broadcast)) == 3
+
+
+def test_a_good_canary_is_followed_by_the_rest_after_the_soak_time():
+    course = Course()
+    name, broadcast = course.release(**SOME)
+    course.tell(broadcast, GOOD, GOOD, GOOD)
+    assert not [one for one in course.look() if isinstance(one, PublishRelease)]
+    course.now_s += 100
+    assert PublishRelease(course.desk.wire) in course.look()
+    assert course.stage(name) == "all"
+    everyone = course.publish()
+    assert len(course.openers(everyone)) == 6
+    assert everyone.manifest.package_digest == broadcast.manifest.package_digest
+    course.now_s += 100
+    assert not [one for one in course.look() if isinstance(one, PublishRelease)]
+
+
+def test_a_bad_canary_withdraws_the_release_and_brings_the_one_before_back():
+    course = Course()
+    first, _ = course.release()
+    first_wire = course.desk.wire
+    course.look()
+    second, broadcast = course.release(**SOME)
+    course.tell(broadcast, GOOD, BAD)
+    asked = course.look()
+    assert course.stage(second) == "withdrawn"
+    assert course.stage(first) == "all"
+    said = statement(asked)
+    assert said.withdrawn == (broadcast.manifest.sequence,)
+    assert broadcast.manifest.sequence not in said.renewed
+    assert said.renewed
+    # The proxy keeps the newest release alone: devices that were away need the older one again.
+    assert PublishRelease(first_wire) in asked
+    (event,) = [e for e in course.store.events_after(0, second) if e.type == "release_withdrawn"]
+    assert "could not use it" in event.data["reason"]
+    with pytest.raises(StoreError, match="withdrawn"):
+        course.driver.promote(second)
+
+
+def test_a_report_counts_once_and_only_of_a_device_that_was_asked():
+    course = Course()
+    name, broadcast = course.release(**SOME)
+    manifest, (_, membership) = broadcast.manifest, course.openers(broadcast)[0]
+    report = sealed_report(manifest, membership, GOOD)
+    stranger = sealed_report(manifest, bytes(32), BAD)
+    dummy = seal_segment(manifest, HEALTH, membership, b"")
+    for _ in range(2):
+        course.desk.perform(CountReports(manifest.at, (report, stranger, dummy), b"n" * 32))
+    many = tuple(sealed_report(manifest, membership, GOOD) for _ in range(9))
+    course.desk.perform(CountReports(manifest.at, (report,), b"n" * 32))
+    assert course.driver.shown(name)[0]["reports"] == {"canary": {"in_use": 1}}
+    course.desk.perform(CountReports(manifest.at, many, b"n" * 32))
+    assert course.driver.shown(name)[0]["reports"] == {"canary": {"in_use": 3}}
+
+
+def test_a_device_that_is_admitted_later_gets_the_release_of_its_data_set():
+    course = Course()
+    course.release()
+    assert not [one for one in course.look() if isinstance(one, PublishRelease)]
+    course.now_s += 60
+    course.keys.append(OpeningKey.generate())
+    course.enrol(course.keys)
+    assert course.look() == []  # more may come in a moment
+    course.now_s += 2
+    assert course.look() == [PublishRelease(course.desk.wire)]
+    broadcast = course.publish()
+    assert len(course.openers(broadcast)) == 7
+    opened = open_broadcast(course.keys[-1], broadcast.manifest, broadcast.data)
+    assert opened is not None
+    assert decode_package(opened[0]).data_set == "bench"  # type: ignore[union-attr]
+    course.now_s += 60
+    assert not [one for one in course.look() if isinstance(one, PublishRelease)]
+
+
+def test_what_is_good_is_renewed_again_and_again_and_what_was_replaced_is_not():
+    course = Course()
+    _, old = course.release()
+    said = statement(course.look())
+    assert said.renewed == (old.manifest.sequence,)
+    assert said.expires_s == course.now_s + 1000.0
+    course.now_s += 299
+    assert course.look() == []
+    course.now_s += 1
+    again = statement(course.look())
+    assert again.number > said.number
+    assert again.expires_s == course.now_s + 1000.0
+    _, new = course.release()
+    assert statement(course.look()).renewed == (new.manifest.sequence,)
+
+
+def test_while_a_canary_is_judged_the_release_before_it_is_still_good():
+    course = Course()
+    _, old = course.release()
+    _, new = course.release(**SOME)
+    said = statement(course.look())
+    assert said.renewed == (old.manifest.sequence, new.manifest.sequence)
+
+
+def test_an_operator_promotes_a_canary_and_withdraws_what_went_to_all():
+    course = Course()
+    name, _ = course.release(**SOME)
+    course.driver.promote(name)
+    assert PublishRelease(course.desk.wire) in course.look()
+    everyone = course.publish()
+    course.driver.withdraw(name)
+    said = statement(course.look())
+    assert everyone.manifest.sequence in said.withdrawn
+    assert said.renewed == ()
+
+
+def test_a_release_of_a_job_that_runs_is_left_to_the_job():
+    course = Course()
+    desk = course.desk
+    desk.id = desk.run(job())
+    for index in (1, 2, 3, 4):
+        desk.commit(index)
+    assert isinstance(desk.perform(SealRelease(desk.wire)), Broadcast)
+    assert course.look() == []
+
+
+def test_a_canary_that_is_sealed_again_asks_the_same_devices():
+    course = Course(devices=12)
+    desk = course.desk
+    desk.id = desk.run(job(release=SOME))
+    for index in (1, 2, 3, 4):
+        desk.commit(index)
+    first, second = (desk.perform(SealRelease(desk.wire)) for _ in range(2))
+    assert isinstance(first, Broadcast)
+    assert isinstance(second, Broadcast)
+    who = [[key for key, _ in course.openers(one)] for one in (first, second)]
+    assert who[0] == who[1]
+    assert len(who[0]) == 6
+
+
+def test_rollouts_go_on_where_they_stood_after_a_restart(tmp_path):
+    url = f"sqlite:///{tmp_path / 'cloud.sqlite'}"
+    store = Store(url)
+    name = store.submit_job("a", b"", bytes(32)).id
+    store.rollouts.begin(name, "bench", [b"k" * 32], 9.0)
+    store.rollouts.sent(name, 5, "canary", 1, bytes(64))
+    store.rollouts.held(5)
+    store.close()
+    again = Store(url)
+    (found,) = again.rollouts.all()
+    assert (found.stage, found.sequences, found.held) == ("canary", (5,), True)
+    assert again.rollouts.canary(name) == [b"k" * 32]
+    assert again.rollouts.secret(name, 5) == (5, bytes(64))
+    again.close()
+
+
+def test_what_the_machine_is_at_is_not_disturbed():
+    course = Course()
+    name, _ = course.release(**SOME)
+    course.driver.promote(name)
+    course.machine.state = CloudState.RELEASING
+    assert PublishRelease(course.desk.wire) not in course.look()
+    course.machine.state = CloudState.IDLE
+    course.machine.releases.publishing = True
+    assert PublishRelease(course.desk.wire) not in course.look()
