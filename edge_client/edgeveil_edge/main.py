@@ -6,10 +6,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from edgeveil import logs, plugins
 from edgeveil.data.records import Records
 from edgeveil.jobs import Job
+from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import Bye, encode
 from edgeveil.sites.edge import EdgeSite
@@ -19,11 +21,13 @@ from edgeveil.transport.process import EXIT_S, OwnFolder, first_of, run_until_st
 from edgeveil.transport.runtime import Runtime
 from edgeveil_edge import conditions
 from edgeveil_edge.compute_process import ComputeProcess, RemoteComputer
+from edgeveil_edge.control import ControlSocket
 from edgeveil_edge.host import LOG
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.inference import InferenceService
 from edgeveil_edge.presence import Presence
 from edgeveil_edge.role import DeviceRole, build
+from edgeveil_edge.spending import as_plain
 
 
 def run(sites: Sequence[EdgeSite]) -> int:
@@ -53,6 +57,9 @@ async def _run(sites: Sequence[EdgeSite], computing: ComputeProcess, stop: async
             await asyncio.gather(*(device.stop() for device in devices))
     LOG.info("stopped")
     return 0
+
+
+_PAUSED = "paused"  # a fact of the device's store
 
 
 class DeviceProcess:
@@ -85,6 +92,9 @@ class DeviceProcess:
             self.device.host.moment,
             site.conditions.presence_interval_s,
         )
+        self._control = ControlSocket(site.state_dir, self._obey)
+        if self.device.store.fact(_PAUSED):
+            self.pause(True)
 
     def _join(self, device: DeviceRole) -> Runtime:
         """Its frames go over a link of its own."""
@@ -114,8 +124,9 @@ class DeviceProcess:
     async def run(self) -> None:
         """Until cancelled; a lost broker is tried again, with jitter."""
         self.runtime.follow_logs()
-        await self.inference.start()
         await self.presence.settle()
+        await self._control.start()
+        await self.inference.start()
         await self.session.attach(self.runtime, _state_line())
         await asyncio.gather(
             self.session.link.run_forever(), self.runtime.run(), self.presence.run()
@@ -126,6 +137,37 @@ class DeviceProcess:
         change of presence."""
         self.presence.paused = paused
         self.device.host.pause(paused)
+        if not paused:
+            self.device.store.put_fact(_PAUSED, "")
+
+    def status(self) -> dict[str, Any]:
+        """How it stands, for its owner alone. Reads the ledger: not for the loop's thread.
+
+        Raises PrivacyError where the ledger's chain is broken.
+        """
+        path, name = self.site.state_dir / LEDGER_FILE, self.site.data.name
+        plain = as_plain(path, read_ledger(path), {name: self.site.policy})
+        spent: dict[str, Any] = next((one for one in plain["data_sets"] if one["name"] == name), {})
+        counted = [one for one in self.device.store.receipts() if one.state == "counted"]
+        current = self.device.host.releases.current()
+        unmet = self.presence.unmet
+        return {
+            "device": self.device.id,
+            "name": self.site.name,
+            "state": "paused" if self.presence.paused else "waiting" if unmet else "running",
+            "waiting_for": list(unmet),
+            "connected": self.session.link.connected,
+            "last_counted_round": counted[-1].round if counted else None,
+            "release": current.version if current else None,
+            "budget": {key: spent.get(key) for key in ("training", "inference", "left")},
+        }
+
+    async def _obey(self, command: str) -> dict[str, Any]:
+        if command == "pause":
+            self.device.store.put_fact(_PAUSED, "yes")  # the owner's word outlives a restart
+        if command != "status":
+            self.pause(command == "pause")
+        return await asyncio.to_thread(self.status)
 
     async def stop(self) -> None:
         """Say good-bye where there is a link, and close the files."""
@@ -135,6 +177,7 @@ class DeviceProcess:
             except TimeoutError:
                 LOG.warning("no_good_bye")
         await self.session.link.close()
+        await self._control.stop()
         await self.inference.stop()
         self.device.close()
         self._folder.release()

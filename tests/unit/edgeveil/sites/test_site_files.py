@@ -114,6 +114,11 @@ def test_one_fault_is_named_with_its_line(tmp_path, kind, old, new, key, what):
         assert f"{key.split('.')[-1]}:" in path.read_text().splitlines()[number - 1]
 
 
+def test_a_window_of_time_that_is_none_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"conditions.between\[0\]: .* write 22:00-06:00"):
+        load_site(changed(tmp_path, "edge", "between: []", "between: [22-6]"))
+
+
 def test_a_python_source_is_two_names(tmp_path):
     path = changed(tmp_path, "edge", "source: digits ", "source: 'python: own.data:read' ")
     path.write_text(
