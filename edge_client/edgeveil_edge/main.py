@@ -27,6 +27,7 @@ from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.inference import InferenceService
 from edgeveil_edge.presence import Presence
 from edgeveil_edge.role import DeviceRole, build
+from edgeveil_edge.self_check import self_check
 from edgeveil_edge.spending import as_plain
 
 
@@ -83,7 +84,8 @@ class DeviceProcess:
         self.session: RuntimeLink
         self.runtime: Runtime
         self._records = records
-        self.device = build(site, link=self._join, say=say or self._say, compute=self._compute)
+        self._tell = say or self._say
+        self.device = build(site, link=self._join, say=self._tell, compute=self._compute)
         self.inference = InferenceService(site.inference, self.device.host.releases)
         sensors = sensors or conditions.BoxSensors()
         self.presence = Presence(
@@ -92,6 +94,7 @@ class DeviceProcess:
             self.device.host.moment,
             site.conditions.presence_interval_s,
         )
+        self._problems: list[str] = []
         self._control = ControlSocket(site.state_dir, self._obey)
         if self.device.store.fact(_PAUSED):
             self.pause(True)
@@ -124,6 +127,9 @@ class DeviceProcess:
     async def run(self) -> None:
         """Until cancelled; a lost broker is tried again, with jitter."""
         self.runtime.follow_logs()
+        self._problems = await asyncio.to_thread(self_check, self.site)
+        for problem in self._problems:
+            self._tell(problem)
         await self.presence.settle()
         await self._control.start()
         await self.inference.start()
@@ -156,6 +162,7 @@ class DeviceProcess:
             "name": self.site.name,
             "state": "paused" if self.presence.paused else "waiting" if unmet else "running",
             "waiting_for": list(unmet),
+            "problems": self._problems,
             "connected": self.session.link.connected,
             "last_counted_round": counted[-1].round if counted else None,
             "release": current.version if current else None,

@@ -237,6 +237,18 @@ def _add_edge(commands: Subparsers) -> None:
     )
     _config(rekey)
     rekey.set_defaults(handler=_rekey)
+    check = command(
+        parts,
+        "check",
+        "find out whether this box can do a device's work",
+        about=(
+            "Libraries for the role and the methods of the policy, clock, disk, memory, and that\n"
+            "the records can be read. Exit code 0: all well; 1: what is printed stands against it."
+        ),
+        examples="edgeveil edge check --config configs/edge.yaml",
+    )
+    _config(check)
+    check.set_defaults(handler=_check)
     for word, help_text, about in (
         ("pause", "have the running device decline rounds", _PAUSE),
         ("resume", "have the running device take part again", _RESUME),
@@ -463,6 +475,14 @@ def _rekey(args: argparse.Namespace) -> int:
     return 0
 
 
+def _check(args: argparse.Namespace) -> int:
+    from edgeveil_edge.self_check import self_check
+
+    problems = self_check(load_edge(args.config), read_records=True)
+    print("\n".join(problems) or "this box can do the device's work")
+    return 1 if problems else 0
+
+
 def _control(args: argparse.Namespace) -> int:
     import json
 
@@ -473,6 +493,8 @@ def _control(args: argparse.Namespace) -> int:
         print(json.dumps(told))
         return 0
     waiting = f" for {'; '.join(told['waiting_for'])}" if told["state"] == "waiting" else ""
+    for problem in told["problems"]:
+        print(f"problem: {problem}")
     counted, budget = told["last_counted_round"], told["budget"]
     print(f"{told['name']}: {told['state']}{waiting}")
     print(f"connected: {'yes' if told['connected'] else 'no'}")
