@@ -184,7 +184,7 @@ class Device:
         process, alive = self._process, self._thread is not None and self._thread.is_alive()
         if not alive:
             state: DeviceState = "stopped" if self._error is None else "failed"
-        elif self._paused:
+        elif self._paused or (process is not None and process.presence.paused):
             state = "paused"
         else:
             state = "online" if process and process.session.link.connected else "offline"
@@ -252,7 +252,8 @@ class Device:
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="edgeveil-work") as executor:
             process = DeviceProcess(self.site, executor, computing, records=given, say=self._hear)
             self._process, self._id = process, process.device.id
-            self._tell_paused()
+            if self._paused:  # else as its owner said at the box
+                self._tell_paused()
             executor.submit(process.device.host.warm_up)
             ready.set()
             try:

@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 from edgeveil import logs, plugins
 from edgeveil.data.records import Records
 from edgeveil.jobs import Job
+from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import Bye, encode
 from edgeveil.sites.edge import EdgeSite
@@ -23,11 +25,14 @@ from edgeveil.transport.service_manager import tell_ready
 from edgeveil_edge import conditions
 from edgeveil_edge.claim import is_unclaimed, take_up_claim
 from edgeveil_edge.compute_process import ComputeProcess, RemoteComputer
+from edgeveil_edge.control import ControlSocket
 from edgeveil_edge.host import LOG
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.inference import InferenceService
 from edgeveil_edge.presence import Presence
 from edgeveil_edge.role import DeviceRole, build
+from edgeveil_edge.self_check import self_check
+from edgeveil_edge.spending import as_plain
 
 RELEASE_LOOK_S = 300.0
 
@@ -72,6 +77,9 @@ async def _run(sites: Sequence[EdgeSite], computing: ComputeProcess, stop: async
     return 0
 
 
+_PAUSED = "paused"  # a fact of the device's store
+
+
 class DeviceProcess:
     """One device on its link; several share a process, its executor and its computing child."""
 
@@ -93,7 +101,8 @@ class DeviceProcess:
         self.session: RuntimeLink
         self.runtime: Runtime
         self._records = records
-        self.device = build(site, link=self._join, say=say or self._say, compute=self._compute)
+        self._tell = say or self._say
+        self.device = build(site, link=self._join, say=self._tell, compute=self._compute)
         self.inference = InferenceService(site.inference, self.device.host.releases)
         sensors = sensors or conditions.BoxSensors()
         self.presence = Presence(
@@ -102,6 +111,10 @@ class DeviceProcess:
             self.device.host.moment,
             site.conditions.presence_interval_s,
         )
+        self._problems: list[str] = []
+        self._control = ControlSocket(site.state_dir, self._obey)
+        if self.device.store.fact(_PAUSED):
+            self.pause(True)
 
     def _join(self, device: DeviceRole) -> Runtime:
         """Its frames go over a link of its own."""
@@ -131,8 +144,12 @@ class DeviceProcess:
     async def run(self) -> None:
         """Until cancelled; a lost broker is tried again, with jitter."""
         self.runtime.follow_logs()
-        await self.inference.start()
+        self._problems = await asyncio.to_thread(self_check, self.site)
+        for problem in self._problems:
+            self._tell(problem)
         await self.presence.settle()
+        await self._control.start()
+        await self.inference.start()
         await self.session.attach(self.runtime, _state_line())
         await asyncio.gather(
             self.session.link.run_forever(),
@@ -146,6 +163,38 @@ class DeviceProcess:
         change of presence."""
         self.presence.paused = paused
         self.device.host.pause(paused)
+        if not paused:
+            self.device.store.put_fact(_PAUSED, "")
+
+    def status(self) -> dict[str, Any]:
+        """How it stands, for its owner alone. Reads the ledger: not for the loop's thread.
+
+        Raises PrivacyError where the ledger's chain is broken.
+        """
+        path, name = self.site.state_dir / LEDGER_FILE, self.site.data.name
+        plain = as_plain(path, read_ledger(path), {name: self.site.policy})
+        spent: dict[str, Any] = next((one for one in plain["data_sets"] if one["name"] == name), {})
+        counted = [one for one in self.device.store.receipts() if one.state == "counted"]
+        current = self.device.host.releases.current()
+        unmet = self.presence.unmet
+        return {
+            "device": self.device.id,
+            "name": self.site.name,
+            "state": "paused" if self.presence.paused else "waiting" if unmet else "running",
+            "waiting_for": list(unmet),
+            "problems": self._problems,
+            "connected": self.session.link.connected,
+            "last_counted_round": counted[-1].round if counted else None,
+            "release": current.version if current else None,
+            "budget": {key: spent.get(key) for key in ("training", "inference", "left")},
+        }
+
+    async def _obey(self, command: str) -> dict[str, Any]:
+        if command == "pause":
+            self.device.store.put_fact(_PAUSED, "yes")  # the owner's word outlives a restart
+        if command != "status":
+            self.pause(command == "pause")
+        return await asyncio.to_thread(self.status)
 
     async def _look_at_release(self) -> None:
         """Tell the owner when the release in use is not renewed any more."""
@@ -164,6 +213,7 @@ class DeviceProcess:
             except TimeoutError:
                 LOG.warning("no_good_bye")
         await self.session.link.close()
+        await self._control.stop()
         await self.inference.stop()
         self.device.close()
         self._folder.release()

@@ -241,6 +241,17 @@ def _add_claims(parts: Subparsers) -> None:
         made.set_defaults(handler=_claims_change, change=name)
 
 
+_PAUSE = (
+    "Rounds are declined at once, and the device goes at its next change of presence; an answer\n"
+    "that is under way still leaves. Holds over restarts, until `edgeveil edge resume`."
+)
+_RESUME = "The device comes back at its next change of presence (conditions.presence_interval_s)."
+_STATUS = (
+    "Running, paused, or waiting for which conditions; whether it is connected, the last round\n"
+    "that counted it, the release in use, and what the ledger says is spent."
+)
+
+
 def _add_edge(commands: Subparsers) -> None:
     edge = command(
         commands,
@@ -291,6 +302,33 @@ def _add_edge(commands: Subparsers) -> None:
     )
     _config(rekey)
     rekey.set_defaults(handler=_rekey)
+    check = command(
+        parts,
+        "check",
+        "find out whether this box can do a device's work",
+        about=(
+            "Libraries for the role and the methods of the policy, clock, disk, memory, and that\n"
+            "the records can be read. Exit code 0: all well; 1: what is printed stands against it."
+        ),
+        examples="edgeveil edge check --config configs/edge.yaml",
+    )
+    _config(check)
+    check.set_defaults(handler=_check)
+    for word, help_text, about in (
+        ("pause", "have the running device decline rounds", _PAUSE),
+        ("resume", "have the running device take part again", _RESUME),
+        ("status", "tell how the running device stands", _STATUS),
+    ):
+        made = command(
+            parts,
+            word,
+            help_text,
+            about=about,
+            examples=f"edgeveil edge {word} --config configs/edge.yaml",
+        )
+        _config(made)
+        made.add_argument("--json", action="store_true", help="one JSON object")
+        made.set_defaults(handler=_control, word=word)
 
 
 def _broker(args: argparse.Namespace) -> int:
@@ -595,6 +633,41 @@ def _rekey(args: argparse.Namespace) -> int:
         store.tell_sealing(device, sealing.to_bytes(), time.time())
         store.close()
     print(f"device {device}: a new sealing key, which the proxy hears of at the next start")
+    return 0
+
+
+def _check(args: argparse.Namespace) -> int:
+    from edgeveil_edge.self_check import self_check
+
+    problems = self_check(load_edge(args.config), read_records=True)
+    print("\n".join(problems) or "this box can do the device's work")
+    return 1 if problems else 0
+
+
+def _control(args: argparse.Namespace) -> int:
+    import json
+
+    from edgeveil_edge.control import ask
+
+    told = ask(load_edge(args.config).state_dir, args.word)
+    if args.json:
+        print(json.dumps(told))
+        return 0
+    waiting = f" for {'; '.join(told['waiting_for'])}" if told["state"] == "waiting" else ""
+    for problem in told["problems"]:
+        print(f"problem: {problem}")
+    counted, budget = told["last_counted_round"], told["budget"]
+    print(f"{told['name']}: {told['state']}{waiting}")
+    print(f"connected: {'yes' if told['connected'] else 'no'}")
+    print(f"last counted round: {'none yet' if counted is None else counted}")
+    print(f"release in use: {told['release'] or 'none yet'}")
+    for purpose in ("training", "inference"):
+        if budget[purpose] is None:
+            print(f"{purpose}: nothing spent")
+        else:
+            epsilon = budget[purpose]["epsilon"]
+            shown = "no proven guarantee" if epsilon is None else f"ε = {epsilon:.4g}"
+            print(f"{purpose}: {shown} spent")
     return 0
 
 

@@ -92,13 +92,7 @@ def test_keys_that_do_not_exist_are_for_the_process_to_see(tmp_path):
         ),
         ("edge", "../site/keys/cloud.pub", "''", "edge.cloud_key_file", "must be a path"),
         ("edge", "max_load: null", "max_load: 0", "edge.conditions.max_load", "more than 0"),
-        (
-            "edge",
-            "between: []",
-            "between: [22-6]",
-            "edge.conditions.between[0]",
-            "write 22:00-06:00",
-        ),
+        ("edge", "socket: null", "socket: ''", "edge.inference.socket", "must be a path"),
         ("broker", "  users_file", "  # users_file", "broker.acl", "add users_file"),
         ("broker", "engine: auto", "engine: emqx", "broker.engine", "got 'emqx'"),
     ],
@@ -114,6 +108,11 @@ def test_one_fault_is_named_with_its_line(tmp_path, kind, old, new, key, what):
         assert (
             f"{key.split('.')[-1].partition('[')[0]}:" in path.read_text().splitlines()[number - 1]
         )
+
+
+def test_a_window_of_time_that_is_none_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"conditions.between\[0\]: .* write 22:00-06:00"):
+        load_site(changed(tmp_path, "edge", "between: []", "between: [22-6]"))
 
 
 def test_a_python_source_is_two_names(tmp_path):

@@ -1,0 +1,94 @@
+"""The owner's word to a running device: one line of JSON each way, over a socket of the owner's.
+
+    {"command": "pause"}  ->  {"state": "paused", …}
+
+`pause`, `resume` and `status` are all answered with how the device then stands; anything else with
+`{"error": …}`. The socket stands in the device's state folder, mode 0600.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from edgeveil.errors import UsageError
+from edgeveil.transport.local_socket import connect_locally, listen_locally
+
+CONTROL_FILE = "control.sock"
+COMMANDS = ("pause", "resume", "status")
+ASKED_BYTES, TOLD_BYTES = 1024, 1 << 20
+EXCHANGE_S = 10.0
+
+Obey = Callable[[str], Awaitable[dict[str, Any]]]
+
+
+class ControlSocket:
+    """Where a running device hears its owner; `obey` does one of COMMANDS and tells the state."""
+
+    def __init__(self, state_dir: Path, obey: Obey) -> None:
+        self._path, self._obey = state_dir / CONTROL_FILE, obey
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Listen. Raises UsageError."""
+        self._server = await asyncio.start_unix_server(
+            self._connected, sock=listen_locally(self._path), limit=ASKED_BYTES
+        )
+
+    async def stop(self) -> None:
+        """Listen no more."""
+        if self._server is not None:
+            self._server.close()
+            self._path.unlink(missing_ok=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            with suppress(OSError, TimeoutError):
+                async with asyncio.timeout(EXCHANGE_S):
+                    told = await self._answer(reader)
+                    writer.write(json.dumps(told).encode() + b"\n")
+                    await writer.drain()
+        finally:
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader) -> dict[str, Any]:
+        try:
+            asked = json.loads(await reader.readuntil(b"\n"))
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError, RecursionError):
+            return {"error": f"asks in no line of JSON of at most {ASKED_BYTES} bytes"}
+        command = asked.get("command") if isinstance(asked, dict) else None
+        if command not in COMMANDS:
+            return {"error": f"names no command; one of {', '.join(COMMANDS)}"}
+        try:
+            return await self._obey(command)
+        except Exception as error:  # as a broken ledger: told to the owner, and the device goes on
+            return {"error": str(error) or type(error).__name__}
+
+
+def ask(state_dir: Path, command: str) -> dict[str, Any]:
+    """Give a running device one of COMMANDS; how it stands then. Raises UsageError."""
+    try:
+        with connect_locally(state_dir / CONTROL_FILE, EXCHANGE_S) as connection:
+            connection.sendall(json.dumps({"command": command}).encode() + b"\n")
+            with connection.makefile("rb") as stream:
+                told = json.loads(stream.readline(TOLD_BYTES))
+    except (FileNotFoundError, ConnectionRefusedError):
+        raise UsageError(
+            "no device runs in this state folder",
+            where=str(state_dir),
+            fix="start it with `edgeveil edge --config FILE`",
+        ) from None
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"the device does not answer ({error})",
+            where=str(state_dir),
+            fix="try again, as the user that runs it",
+        ) from None
+    if not isinstance(told, dict) or "error" in told:
+        what = told["error"] if isinstance(told, dict) else "the device's answer is no mapping"
+        raise UsageError(str(what), where=str(state_dir), fix="see the device's own console")
+    return told

@@ -1,0 +1,98 @@
+"""Whether a device can do its work on this box, told to its owner before a round finds out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+
+from edgeveil.errors import EdgeVeilError, UsageError
+from edgeveil.parts.methods import trains_model
+from edgeveil.parts.own_records import own_records
+from edgeveil.sites.edge import EdgeSite
+from edgeveil_edge.conditions import BoxSensors
+
+EARLIEST_S = 1_735_689_600.0  # the beginning of 2025: no clock of this program's time is before
+AHEAD_S = 86400.0  # a file may be of a clock that was set since
+LEAST_MEMORY_BYTES = 256 << 20  # the device, its computing process and their libraries
+
+
+@dataclass(frozen=True)
+class BoxFacts:
+    """What the check asks the box, each to be put in place of."""
+
+    now_s: Callable[[], float] = time.time
+    installed: Callable[[str], bool] = lambda library: find_spec(library) is not None
+    free_bytes: Callable[[Path], int] = lambda folder: BoxSensors().storage_bytes(folder)[0]
+    memory_bytes: Callable[[], int] = lambda: int(psutil.virtual_memory().available)
+
+
+def self_check(
+    site: EdgeSite, facts: BoxFacts | None = None, *, read_records: bool = False
+) -> list[str]:
+    """What stands against this device's work, each with its fix; empty: nothing.
+
+    With `read_records` all records are read, which may take long; else only that files are there.
+    """
+    facts = facts or BoxFacts()
+    found = [*_extras(site, facts), *_clock(site, facts), *_room(site, facts)]
+    return [str(one) for one in (*found, *_data(site, read_records))]
+
+
+def _extras(site: EdgeSite, facts: BoxFacts) -> Iterator[UsageError]:
+    if not facts.installed("onnxruntime"):
+        what, fix = "ONNX Runtime is not installed", "pip install 'edgeveil[infer]'"
+        yield UsageError(what, where=f"role {site.role}", fix=fix)
+    if site.role != "train" or facts.installed("torch"):
+        return
+    for method in filter(trains_model, site.policy.allowed_methods):
+        yield UsageError(
+            f"method '{method}' needs torch, which is not installed",
+            where="policy.allowed_methods",
+            fix="pip install 'edgeveil[train]', or allow it no longer",
+        )
+
+
+def _clock(site: EdgeSite, facts: BoxFacts) -> Iterator[UsageError]:
+    now_s = facts.now_s()
+    files = site.state_dir.glob("*") if site.state_dir.is_dir() else ()
+    newest_s = max((one.lstat().st_mtime for one in files), default=0.0)
+    if now_s < max(EARLIEST_S, newest_s - AHEAD_S):
+        shown = time.strftime("%Y-%m-%d", time.gmtime(now_s))
+        what = f"the clock says {shown}, before this device's own files or this program"
+        yield UsageError(what, where="clock", fix="set it, as by a time service (NTP)")
+
+
+def _room(site: EdgeSite, facts: BoxFacts) -> Iterator[UsageError]:
+    asked, free = (
+        site.limits.blob_bytes + site.limits.outbox_bytes,
+        facts.free_bytes(site.state_dir),
+    )
+    if free < asked:
+        yield UsageError(
+            f"{free >> 20} MiB are free, a round may take {asked >> 20} MiB",
+            where=str(site.state_dir),
+            fix="make room, or lower limits.blob_bytes and limits.outbox_bytes",
+        )
+    memory_bytes = facts.memory_bytes()
+    if memory_bytes < LEAST_MEMORY_BYTES:
+        yield UsageError(
+            f"{memory_bytes >> 20} MiB are available, it takes {LEAST_MEMORY_BYTES >> 20} MiB",
+            where="memory",
+            fix="end other programs, or set conditions for a time when there is more",
+        )
+
+
+def _data(site: EdgeSite, read_records: bool) -> Iterator[EdgeVeilError]:
+    path = site.data.path
+    if path is not None and not path.exists():
+        yield UsageError("is not there", where=str(path), fix="check data.path of the site file")
+    elif read_records:
+        try:
+            own_records(site.data)
+        except EdgeVeilError as error:
+            yield error

@@ -1,0 +1,182 @@
+"""The owner's word to a running device, over the socket in its state folder."""
+
+import asyncio
+import json
+import stat
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from edgeveil.crypto.keys import SigningKey
+from edgeveil.errors import UsageError
+from edgeveil_edge import main as main_module
+from edgeveil_edge.compute_process import ComputeProcess
+from edgeveil_edge.control import CONTROL_FILE, ControlSocket, ask
+from edgeveil_edge.main import DeviceProcess
+from edgeveil_tools.cli import main
+from tests.unit.edgeveil_edge.edge_kit import site
+from tests.unit.edgeveil_edge.test_conditions import WELL, replace
+
+
+def heard(folder, work, obey=None):
+    """`work()` in a thread while a device of this folder listens."""
+
+    async def echo(command):
+        return {"state": command}
+
+    async def run():
+        control = ControlSocket(folder, obey or echo)
+        await control.start()
+        try:
+            return await asyncio.to_thread(work)
+        finally:
+            await control.stop()
+
+    return asyncio.run(run())
+
+
+def raw(folder, line):
+    """What is answered to a line of whatever form."""
+    from edgeveil.transport.local_socket import connect_locally
+
+    with connect_locally(folder / CONTROL_FILE, 30.0) as connection:
+        connection.sendall(line)
+        with connection.makefile("rb") as stream:
+            return json.loads(stream.readline())
+
+
+@pytest.mark.parametrize("command", ["pause", "resume", "status"])
+def test_a_command_is_obeyed_and_answered(tmp_path, command):
+    assert heard(tmp_path, lambda: ask(tmp_path, command)) == {"state": command}
+
+
+def test_the_socket_is_the_owner_s_alone_and_goes_with_the_device(tmp_path):
+    path = tmp_path / CONTROL_FILE
+    assert heard(tmp_path, lambda: stat.S_IMODE(path.stat().st_mode)) == 0o600
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"pause\n", "no line of JSON"),
+        (b"[" * 1000 + b"\n", "no line of JSON"),
+        (b"x" * 100_000 + b"\n", "no line of JSON"),
+        (b"[]\n", "names no command"),
+        (b'{"command": "stop"}\n', "names no command"),
+        (b'{"command": ["pause"]}\n', "names no command"),
+    ],
+)
+def test_anything_else_changes_nothing_and_is_told(tmp_path, line, said):
+    obeyed = []
+
+    async def obey(command):
+        obeyed.append(command)
+
+    assert said in heard(tmp_path, lambda: raw(tmp_path, line), obey)["error"]
+    assert obeyed == []
+
+
+def test_what_fails_at_the_device_is_told_and_it_goes_on(tmp_path):
+    async def obey(_command):
+        raise UsageError("the ledger is broken", where="ledger.sqlite")
+
+    def twice():
+        for _ in range(2):
+            with pytest.raises(UsageError, match="the ledger is broken"):
+                ask(tmp_path, "status")
+
+    heard(tmp_path, twice, obey)
+
+
+def test_where_no_device_runs_it_says_so(tmp_path):
+    with pytest.raises(UsageError, match="no device runs"):
+        ask(tmp_path, "status")
+
+
+# --- a device ---
+
+
+@pytest.fixture
+def own(tmp_path):
+    for peer in ("cloud", "proxy"):
+        SigningKey.generate().public().save(tmp_path / f"{peer}.pub")
+    return site(tmp_path, conditions={"charging": True})
+
+
+def running(own, box, work):
+    """`work(process)` in a thread while a device of this site runs, without a broker."""
+
+    async def run():
+        computing = ComputeProcess()
+        with ThreadPoolExecutor(max_workers=1) as executor:
+            process = DeviceProcess(own, executor, computing, say=lambda _: None, sensors=box)
+            living = asyncio.ensure_future(process.run())
+            while not (own.state_dir / CONTROL_FILE).exists():
+                await asyncio.wait([living], timeout=0.01)
+                assert not living.done()
+            try:
+                return await asyncio.to_thread(work, process)
+            finally:
+                living.cancel()
+                await asyncio.gather(living, return_exceptions=True)
+                await process.stop()
+                computing.end()
+
+    return asyncio.run(run())
+
+
+def test_a_pause_holds_over_a_restart_until_it_is_taken_back(own):
+    def pause(process):
+        assert ask(own.state_dir, "status")["state"] == "running"
+        assert ask(own.state_dir, "pause")["state"] == "paused"
+        assert process.device.host._work.paused
+
+    def resume(process):
+        assert process.device.host._work.paused
+        assert ask(own.state_dir, "status")["state"] == "paused"
+        assert ask(own.state_dir, "resume")["state"] == "running"
+        assert not process.device.host._work.paused
+
+    running(own, WELL, pause)
+    running(own, WELL, resume)
+    running(own, WELL, lambda _: ask(own.state_dir, "status")["state"] == "running" or 1 / 0)
+
+
+def test_what_it_waits_for_is_told(own, capsys, monkeypatch):
+    path = own.state_dir / "edge.yaml"
+    path.write_text(
+        f"""edge:
+  name: kitchen
+  broker: {{url: "mqtt://127.0.0.1:1"}}
+  state_dir: {own.state_dir}
+  cloud_key_file: {own.cloud_key_file}
+  proxy_key_file: {own.proxy_key_file}
+  data: {{name: bench, source: digits}}
+"""
+    )
+
+    monkeypatch.setattr(main_module, "self_check", lambda _site: [])  # of this very machine
+
+    def status(process):
+        assert main(["edge", "status", "--config", str(path), "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert told == {
+            "device": process.device.id,
+            "name": own.name,
+            "state": "waiting",
+            "waiting_for": ["charging: the box runs on battery"],
+            "problems": [],
+            "connected": False,
+            "last_counted_round": None,
+            "release": None,
+            "budget": {"training": None, "inference": None, "left": None},
+        }
+        assert main(["edge", "status", "--config", str(path)]) == 0
+        shown = capsys.readouterr().out
+        assert "waiting for charging: the box runs on battery" in shown
+        assert "last counted round: none yet" in shown
+
+    running(own, replace(WELL, charge=(50.0, False)), status)
+    assert main(["edge", "status", "--config", str(path)]) == 2
+    assert "no device runs" in capsys.readouterr().err
