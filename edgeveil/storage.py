@@ -176,7 +176,7 @@ class SqliteFile:
     def _pending(self, schema: str, version: int, steps: Mapping[int, str]) -> list[str]:
         """The scripts that lead from what the file holds to `version`."""
         found = self._version()
-        if self._is_empty():
+        if found == 0 and self._is_empty():  # with a number, its tables were there and are gone
             return [schema] if schema or found != version else []
         missing = range(found, version)
         if found > version or any(number not in steps for number in missing):
