@@ -14,8 +14,8 @@ import secrets
 import sqlite3
 import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from edgeveil.errors import EdgeVeilError
@@ -57,7 +57,9 @@ class SqliteFile:
     Safe to share between threads. Every method raises `error` in place of an `sqlite3.Error`;
     `damaged_fix` is what to do about a file that is no database. With `rollback_journal` there is
     no write-ahead log beside the file; with `secure_delete` what is deleted is overwritten. With
-    `version` a new file gets this number, and one with another number, or none, is refused unread.
+    `version` a new file gets this number. One of an earlier version is copied to
+    `<file>.before-<version>` and brought up by `steps`, all of them or none: `steps[n]` are the
+    statements that lead from version n to the next. One of another version is refused unread.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class SqliteFile:
         rollback_journal: bool = False,
         secure_delete: bool = False,
         version: int | None = None,
+        steps: Mapping[int, str] | None = None,
     ) -> None:
         self._path, self._name, self._error, self._damaged_fix = path, name, error, damaged_fix
         self._lock = threading.RLock()
@@ -82,7 +85,7 @@ class SqliteFile:
             self.db = sqlite3.connect(
                 path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
             )
-            self._prepare(schema, rollback_journal, secure_delete, version)
+            self._prepare(schema, rollback_journal, secure_delete, version, steps or {})
 
     def close(self) -> None:
         """Close the file."""
@@ -147,33 +150,67 @@ class SqliteFile:
             ) from error
 
     def _prepare(
-        self, schema: str, rollback_journal: bool, secure_delete: bool, version: int | None
+        self,
+        schema: str,
+        rollback_journal: bool,
+        secure_delete: bool,
+        version: int | None,
+        steps: Mapping[int, str],
     ) -> None:
         try:
             if version is not None:
-                numbered = f"BEGIN IMMEDIATE; {schema}; PRAGMA user_version = {version}; COMMIT;"
-                schema = numbered if self._is_new(version) else ""
+                self._pending(schema, version, steps)  # refuses, before anything is written
             if not rollback_journal:
                 self.db.execute("PRAGMA journal_mode=WAL")
             self.db.execute("PRAGMA synchronous=FULL")
             if secure_delete:
                 self.db.execute("PRAGMA secure_delete=ON")
-            self.db.executescript(schema)
-        except (*_FAULTS, EdgeVeilError):
+            if version is None:
+                self.db.executescript(schema)
+            elif self._pending(schema, version, steps):
+                self._bring_up(schema, version, steps)
+        except (*_FAULTS, OSError, EdgeVeilError):
             self.db.close()
             raise
 
-    def _is_new(self, version: int) -> bool:
-        """Whether the file is empty; if it is not, its version is checked."""
-        (found,) = self.db.execute("PRAGMA user_version").fetchone()
-        new = self.db.execute("SELECT 1 FROM sqlite_master").fetchone() is None
-        if found != version and not new:
+    def _pending(self, schema: str, version: int, steps: Mapping[int, str]) -> list[str]:
+        """The scripts that lead from what the file holds to `version`."""
+        found = self._version()
+        if found == 0 and self._is_empty():  # with a number, its tables were there and are gone
+            return [schema] if schema or found != version else []
+        missing = range(found, version)
+        if found > version or any(number not in steps for number in missing):
             raise self._error(
                 f"{self._name} has version {found}, this program knows {version}",
                 where=str(self._path),
                 fix="use the version of edgeveil that wrote it",
             )
-        return new
+        return [steps[number] for number in missing]
+
+    def _bring_up(self, schema: str, version: int, steps: Mapping[int, str]) -> None:
+        with self.transaction() as db:
+            scripts = self._pending(schema, version, steps)  # another process may have done it
+            if scripts and not self._is_empty():
+                before = Path(f"{self._path}.before-{version}")
+                try:
+                    copy_database(Path(self._path), before)
+                except OSError as error:
+                    raise self._error(
+                        f"{self._name} cannot be copied before its upgrade: {error.strerror}",
+                        where=str(before),
+                        fix="free some space on its disk, and check its folder's rights",
+                    ) from error
+            for script in scripts:
+                for statement in _statements(script):
+                    db.execute(statement)
+            db.execute(f"PRAGMA user_version = {version}")
+
+    def _version(self) -> int:
+        (found,) = self.db.execute("PRAGMA user_version").fetchone()
+        return int(found)
+
+    def _is_empty(self) -> bool:
+        return self.db.execute("SELECT 1 FROM sqlite_master").fetchone() is None
 
     def _fix(self, error: Exception) -> str:
         if isinstance(error, UnicodeDecodeError):
@@ -185,6 +222,52 @@ class SqliteFile:
         if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             return self._damaged_fix
         return _FIXES.get(primary, "check the disk and the file's rights")
+
+
+def _statements(script: str) -> Iterator[str]:
+    """One by one: sqlite3's `executescript` would end the transaction around it."""
+    statement = ""
+    for part in script.split(";"):
+        statement += part
+        if sqlite3.complete_statement(statement + ";"):
+            if statement.strip():
+                yield statement
+            statement = ""
+        else:
+            statement += ";"
+    if statement.strip("; \n"):
+        raise ValueError("the script ends inside a statement")
+
+
+def copy_database(path: Path, copy: Path) -> None:
+    """One moment of a SQLite file, in use or not, as a file of its own, durable, mode 0600.
+
+    It takes the place of `copy` as a whole. Raises OSError, sqlite3.Error.
+    """
+    scratch = copy.with_name(f".{copy.name}.{secrets.token_hex(8)}")
+    try:
+        os.close(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        with (
+            closing(sqlite3.connect(path, timeout=BUSY_S)) as source,
+            closing(sqlite3.connect(scratch)) as target,
+        ):
+            source.backup(target)
+            target.execute("PRAGMA journal_mode=DELETE")  # whole without a log beside it
+        _sync_file(scratch)
+        scratch.replace(copy)
+        sync_folder(copy.parent)
+    except (OSError, sqlite3.Error):
+        with suppress(OSError):
+            scratch.unlink()
+        raise
+
+
+def _sync_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 class FileData:

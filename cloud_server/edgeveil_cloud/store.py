@@ -23,6 +23,7 @@ import sqlalchemy as sa
 from edgeveil.protocol.cloud_tasks import RosterMark
 from edgeveil_cloud import store_tables as tables
 from edgeveil_cloud.database import MEMORY, forget_old_pages, open_engine, transaction
+from edgeveil_cloud.migrate import migrate
 from edgeveil_cloud.rollout_store import RolloutStore
 from edgeveil_cloud.store_tables import (
     ENDED,
@@ -62,15 +63,7 @@ class Store:
 
     @transaction
     def _prepare(self, db: sa.Connection) -> None:
-        tables.metadata.create_all(db)
-        version = db.scalar(sa.select(tables.info.c.version))
-        if version is None:
-            db.execute(tables.info.insert().values(version=tables.VERSION))
-        elif version != tables.VERSION:
-            raise StoreError(
-                f"the store has version {version}, this program knows {tables.VERSION}",
-                fix="install the version that wrote it, or choose another store_url",
-            )
+        migrate(db)
 
     def close(self) -> None:
         """Release the database; the store cannot be used afterwards."""

@@ -143,7 +143,7 @@ class StoredRelease:
 
 # --- tables ---
 
-VERSION = 2
+VERSION = 3
 
 metadata = sa.MetaData()
 _serial = sa.BigInteger().with_variant(sa.Integer(), "sqlite")

@@ -36,6 +36,7 @@ from edgeveil.privacy.policy import (
 from edgeveil.storage import SqliteFile
 
 LEDGER_FILE = "ledger.sqlite"
+_VERSION = 0  # of the tables; the links have their own label
 _KEPT = """CREATE TABLE IF NOT EXISTS kept (
   dataset TEXT, job TEXT, kept BLOB NOT NULL, PRIMARY KEY (dataset, job))"""
 _MADE_BY_LEDGER = object()
@@ -379,6 +380,7 @@ def _open(path: Path) -> SqliteFile:
         path,
         "the privacy ledger",
         error=PrivacyError,
+        version=_VERSION,
         secure_delete=True,  # what a device keeps to itself holds no noise
         damaged_fix="restore it from a backup; a new file would forget what was spent",
     )

@@ -25,29 +25,27 @@ NOTE_CHARACTERS = 200
 ROSTER_VALID_S = 24 * 3600.0
 _VERSION = 2
 
-_SCHEMA = (
-    """CREATE TABLE device (
-        id TEXT PRIMARY KEY,
-        identity BLOB NOT NULL UNIQUE,
-        sealing BLOB NOT NULL UNIQUE,
-        note TEXT NOT NULL,
-        admitted_s REAL NOT NULL,
-        revoked_s REAL,
-        sealing_number INTEGER NOT NULL DEFAULT 0
-    ) STRICT""",
-    "CREATE TABLE roster (epoch INTEGER NOT NULL, lineage TEXT NOT NULL) STRICT",
-    "INSERT INTO roster VALUES (0, lower(hex(randomblob(16))))",
-    f"PRAGMA user_version = {_VERSION}",
-)
-
+_SCHEMA = """
+CREATE TABLE device (
+  id TEXT PRIMARY KEY,
+  identity BLOB NOT NULL UNIQUE,
+  sealing BLOB NOT NULL UNIQUE,
+  note TEXT NOT NULL,
+  admitted_s REAL NOT NULL,
+  revoked_s REAL,
+  sealing_number INTEGER NOT NULL DEFAULT 0
+) STRICT;
+CREATE TABLE roster (epoch INTEGER NOT NULL, lineage TEXT NOT NULL) STRICT;
+INSERT INTO roster VALUES (0, lower(hex(randomblob(16))));
+"""
 
 # From each version to the next one.
 _STEPS = {
-    1: (
-        "ALTER TABLE roster ADD COLUMN lineage TEXT NOT NULL DEFAULT ''",
-        "UPDATE roster SET lineage = lower(hex(randomblob(16)))",
-        "ALTER TABLE device ADD COLUMN sealing_number INTEGER NOT NULL DEFAULT 0",
-    ),
+    1: """
+ALTER TABLE roster ADD COLUMN lineage TEXT NOT NULL DEFAULT '';
+UPDATE roster SET lineage = lower(hex(randomblob(16)));
+ALTER TABLE device ADD COLUMN sealing_number INTEGER NOT NULL DEFAULT 0;
+""",
 }
 
 
@@ -90,9 +88,14 @@ class Registry:
             ) from error
         # Several processes open it, the first two maybe at once: that a write-ahead log cannot.
         self._file = SqliteFile(
-            path, "the registry of devices", error=RegistryError, rollback_journal=True
+            path,
+            "the registry of devices",
+            _SCHEMA,
+            error=RegistryError,
+            rollback_journal=True,
+            version=_VERSION,
+            steps=_STEPS,
         )
-        self._prepare()
         self._seen_version = self._seen_epoch = self._epoch = -1
         self.lineage = ""  # 32 hexadecimal digits: a registry that is rebuilt has others
         self._entries: dict[str, AdmittedDevice] = {}
@@ -262,24 +265,6 @@ class Registry:
         return max(0, out)
 
     # --- inside ---
-
-    def _prepare(self) -> None:
-        with self._file.transaction() as db:
-            version = int(db.execute("PRAGMA user_version").fetchone()[0])
-            if version == 0:
-                for statement in _SCHEMA:
-                    db.execute(statement)
-            elif version in _STEPS:
-                for number in range(version, _VERSION):
-                    for statement in _STEPS[number]:
-                        db.execute(statement)
-                db.execute(f"PRAGMA user_version = {_VERSION}")
-            elif version != _VERSION:
-                raise RegistryError(
-                    f"has version {version}, this program knows {_VERSION}",
-                    where=str(self._path),
-                    fix="use the version of edgeveil that wrote it",
-                )
 
     def _load(self) -> None:
         with self._file.transaction("BEGIN") as db:  # one moment for both reads

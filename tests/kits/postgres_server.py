@@ -96,4 +96,6 @@ def empty(url: str, metadata: sa.MetaData) -> None:
     """Drop all tables."""
     engine = sa.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
     metadata.drop_all(engine)
+    with engine.begin() as db:
+        db.execute(sa.text("DROP TABLE IF EXISTS alembic_version"))
     engine.dispose()

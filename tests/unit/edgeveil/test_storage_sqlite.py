@@ -167,3 +167,70 @@ def test_threads_take_turns() -> None:
         thread.join(20)
     assert file.db.execute("SELECT v FROM n").fetchone() == (200,)
     file.close()
+
+
+# --- versions ---
+
+STEPS = {
+    1: "ALTER TABLE t ADD COLUMN y TEXT DEFAULT 'one; two'; CREATE TABLE u (z INTEGER);",
+    2: "INSERT INTO u VALUES (7);",
+}
+
+
+def versioned(path: Path, version: int, steps: dict[int, str] | None = None) -> SqliteFile:
+    return SqliteFile(path, "the file", "CREATE TABLE t (x INTEGER);", version=version, steps=steps)
+
+
+def filled(path: Path) -> None:
+    file = versioned(path, 1)
+    with file.transaction() as db:
+        db.execute("INSERT INTO t VALUES (5)")
+    file.close()
+
+
+def test_steps_lead_from_version_to_version_and_a_copy_stays(path: Path) -> None:
+    filled(path)
+    file = versioned(path, 3, STEPS)
+    with file.guard() as db:
+        assert db.execute("SELECT x, y, z FROM t, u").fetchall() == [(5, "one; two", 7)]
+        assert db.execute("PRAGMA user_version").fetchone() == (3,)
+    file.close()
+    copy = path.with_name(f"{path.name}.before-3")
+    assert copy.stat().st_mode & 0o777 == 0o600
+    before = versioned(copy, 1)
+    with before.guard() as db:
+        assert db.execute("SELECT * FROM t").fetchall() == [(5,)]
+    before.close()
+
+
+def test_a_step_that_fails_leaves_all_as_it_was(path: Path) -> None:
+    filled(path)
+    with pytest.raises(StorageError, match="no such table"):
+        versioned(path, 3, {**STEPS, 2: "INSERT INTO v VALUES (7);"})
+    file = versioned(path, 1)
+    with file.guard() as db:
+        assert db.execute("SELECT * FROM t").fetchall() == [(5,)]
+        assert db.execute("SELECT count(*) FROM sqlite_master").fetchone() == (1,)
+    file.close()
+
+
+@pytest.mark.parametrize(("version", "steps"), [(1, {}), (3, {2: STEPS[2]}), (4, STEPS)])
+def test_what_no_step_leads_to_is_refused_unread(
+    path: Path, version: int, steps: dict[int, str]
+) -> None:
+    """An older program, and newer ones that lack the first step or the last."""
+    filled(path)
+    if version == 1:
+        versioned(path, 3, STEPS).close()
+    content = path.read_bytes()
+    with pytest.raises(StorageError, match=rf"has version \d, this program knows {version}"):
+        versioned(path, version, steps)
+    assert path.read_bytes() == content
+
+
+def test_an_upgrade_without_room_for_the_copy_does_not_begin(path: Path) -> None:
+    filled(path)
+    path.with_name(f"{path.name}.before-3").mkdir()  # nothing can take its place
+    with pytest.raises(StorageError, match="cannot be copied before its upgrade"):
+        versioned(path, 3, STEPS)
+    versioned(path, 1).close()

@@ -347,3 +347,14 @@ def test_a_database_exchanged_under_an_open_ledger_is_not_written_past(path, tmp
     assert read_ledger(path).links == 6
     ledger.commit("j2", 2, [LINEAR], b"four")
     assert read_ledger(path).links == 7
+
+
+def test_a_ledger_of_a_later_version_is_refused_by_it_and_left_alone(path):
+    change(path, "PRAGMA user_version = 1")
+    content = path.read_bytes()
+    for use in (lambda: Ledger(path, "digits"), lambda: read_ledger(path)):
+        with pytest.raises(PrivacyError, match="ledger has version 1, this program knows 0"):
+            use()
+    assert path.read_bytes() == content
+    change(path, "PRAGMA user_version = 0")
+    assert read_ledger(path).links == 6

@@ -1,0 +1,137 @@
+"""The store's schema and its Alembic revisions: they agree, older ones go up, later ones stay."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+
+from edgeveil_cloud.database import open_engine
+from edgeveil_cloud.migrate import REVISIONS, migrate
+from edgeveil_cloud.store import Store
+from edgeveil_cloud.store_tables import VERSION, StoreError, metadata
+
+DIGEST = b"d" * 32
+ADDED = """
+from alembic import op
+import sqlalchemy as sa
+revision, down_revision = "0003", "0002"
+def upgrade():
+    op.add_column("jobs", sa.Column("colour", sa.Text, server_default="blue"))
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "cloud.sqlite"
+
+
+def store_at(path: Path) -> Store:
+    return Store(f"sqlite:///{path}")
+
+
+def later_revisions(folder: Path, script: str) -> Path:
+    """The revisions of a later program, in a folder of their own."""
+    shutil.copytree(REVISIONS, folder)
+    (folder / "versions" / "v0003_later.py").write_text(script)
+    return folder
+
+
+def upgrade_with(path: Path, folder: Path) -> None:
+    engine = open_engine(f"sqlite:///{path}")
+    try:
+        with engine.begin() as db:
+            migrate(db, folder)
+    finally:
+        engine.dispose()
+
+
+def rows(path: Path, query: str) -> list[tuple[object, ...]]:
+    with closing(sqlite3.connect(path)) as db:
+        return db.execute(query).fetchall()
+
+
+def test_the_revisions_lead_to_the_tables_of_the_models(path: Path) -> None:
+    store_at(path).close()
+    engine = sa.create_engine(f"sqlite:///{path}")
+    with engine.connect() as db:
+        context = MigrationContext.configure(db, opts={"compare_type": True})
+        assert compare_metadata(context, metadata) == []
+    engine.dispose()
+    assert rows(path, "SELECT version FROM info") == [(VERSION,)]
+
+
+def test_an_autogenerate_diff_would_be_seen(path: Path) -> None:
+    store_at(path).close()
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("ALTER TABLE jobs DROP COLUMN reason")
+        db.commit()
+    engine = sa.create_engine(f"sqlite:///{path}")
+    with engine.connect() as db:
+        assert compare_metadata(MigrationContext.configure(db), metadata)
+    engine.dispose()
+
+
+@pytest.mark.parametrize("numbered", [True, False], ids=["first revision", "before revisions"])
+def test_an_earlier_store_is_taken_up_with_its_jobs(
+    path: Path, tmp_path: Path, numbered: bool
+) -> None:
+    first = tmp_path / "first"
+    shutil.copytree(REVISIONS, first)
+    (first / "versions" / "v0002_rollouts.py").unlink()
+    upgrade_with(path, first)
+    with closing(sqlite3.connect(path)) as db:
+        columns = "id, name, canonical, digest, status, reason, submitted_at"
+        job = "'a', 'digits', x'00', x'00', 'queued', '', 1.0"
+        db.execute(f"INSERT INTO jobs ({columns}) VALUES ({job})")
+        if not numbered:
+            db.execute("DROP TABLE alembic_version")
+        db.commit()
+    assert rows(path, "SELECT version FROM info") == [(2,)]
+    again = store_at(path)
+    assert [entry.id for entry in again.jobs()] == ["a"]
+    again.close()
+    assert rows(path, "SELECT version_num FROM alembic_version") == [("0002",)]
+    assert rows(path, "SELECT version FROM info") == [(VERSION,)]
+    assert rows(tmp_path / "cloud.sqlite.before-0002", "SELECT version FROM info") == [(2,)]
+
+
+def test_before_an_upgrade_the_store_is_copied(path: Path, tmp_path: Path) -> None:
+    store = store_at(path)
+    job = store.submit_job("digits", b"job", DIGEST).id
+    store.close()
+    upgrade_with(path, later_revisions(tmp_path / "later", ADDED))
+    assert rows(path, "SELECT id, colour FROM jobs") == [(job, "blue")]
+    copy = tmp_path / "cloud.sqlite.before-0003"
+    assert copy.stat().st_mode & 0o777 == 0o600
+    kept = store_at(copy)  # the copy is a whole store of this program
+    assert [entry.id for entry in kept.jobs()] == [job]
+    kept.close()
+
+
+def test_a_later_store_is_refused_by_name_and_left_alone(path: Path, tmp_path: Path) -> None:
+    store_at(path).close()
+    upgrade_with(path, later_revisions(tmp_path / "later", ADDED))
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match=r"version 0003, this program knows 0002.*install"):
+        store_at(path)
+    assert path.read_bytes() == before
+
+
+def test_a_revision_that_breaks_midway_changes_nothing(path: Path, tmp_path: Path) -> None:
+    store = store_at(path)
+    store.submit_job("digits", b"job", DIGEST)
+    store.close()
+    broken = ADDED + '    op.execute("SELECT nothing FROM nowhere")\n'
+    with pytest.raises(sa.exc.OperationalError):
+        upgrade_with(path, later_revisions(tmp_path / "later", broken))
+    again = store_at(path)
+    assert len(again.jobs()) == 1
+    again.close()
+    assert "colour" not in str(rows(path, "SELECT sql FROM sqlite_master"))
