@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 
 from edgeveil.errors import INTERRUPTED, ConfigError, EdgeVeilError, UsageError, needs_extra
 from edgeveil_tools import lifeline
+from edgeveil_tools.cli import backup as cli_backup
 from edgeveil_tools.cli import deploy as cli_deploy
 from edgeveil_tools.cli import fleet as cli_fleet
 from edgeveil_tools.cli import jobs as cli_jobs
@@ -53,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(title="commands", metavar="COMMAND")
     own = (
         *(cli_learning, cli_jobs, cli_releases, cli_processes, cli_sites, cli_fleet),
-        *(cli_deploy, cli_trust, cli_parts, cli_ledger, cli_lab),
+        *(cli_deploy, cli_backup, cli_trust, cli_parts, cli_ledger, cli_lab),
     )
     for part in own:
         part.add(commands)

@@ -1,0 +1,281 @@
+"""Backups of what a process must not lose, and a way back that forgets nothing that was paid."""
+
+import io
+import json
+import shutil
+import tarfile
+
+import pytest
+
+from edgeveil.errors import UsageError
+from edgeveil.privacy.events import TwoValueEvent
+from edgeveil.privacy.ledger import LEDGER_FILE, Ledger, read_ledger
+from edgeveil.privacy.policy import JobRequest, Limits
+from edgeveil.sites.cloud import CloudSite
+from edgeveil.sites.edge import EdgeSite
+from edgeveil.sites.proxy import ProxySite
+from edgeveil.transport.process import OwnFolder, own_signing_key
+from edgeveil_cloud.store import Store
+from edgeveil_edge.identity import DeviceIdentity
+from edgeveil_proxy.claims import ClaimBook
+from edgeveil_proxy.registry import Registry
+from edgeveil_tools.cli import main
+from edgeveil_tools.site.state_backup import BackupError, back_up, restore
+
+EVENT = TwoValueEvent(
+    what="answer",
+    unit="record",
+    purpose="infer",
+    coordinates=1,
+    epsilon_numerator=1,
+    epsilon_denominator=1,
+)
+WIDE = Limits(9, 9, 0.5, max_inference_epsilon=99)
+LINK = {"url": "mqtt://127.0.0.1:1883"}
+
+
+@pytest.fixture
+def edge(tmp_path):
+    site = EdgeSite(
+        name="box",
+        broker=LINK,
+        state_dir=tmp_path / "edge",
+        trust_file=tmp_path / "trust.json",
+        data={"name": "digits", "source": "digits"},
+    )
+    DeviceIdentity.load_or_create(site.state_dir)
+    (site.state_dir / "releases").mkdir()
+    (site.state_dir / "releases" / "model.onnx").write_bytes(b"model")
+    pay(site, "first")
+    return site
+
+
+def pay(site, job):
+    ledger = Ledger(site.state_dir / LEDGER_FILE, "digits")
+    ledger.open_job(JobRequest(job, 0.0, (EVENT,)), WIDE)
+    ledger.commit(job, 0, [EVENT], b"answer")
+    ledger.close()
+
+
+def paid(site):
+    account = read_ledger(site.state_dir / LEDGER_FILE).account("digits")
+    return account.spent(purpose="infer").epsilon
+
+
+def contents(folder):
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_a_device_is_as_it_was_and_the_archive_is_its_owners_alone(edge, tmp_path):
+    archive = tmp_path / "box.backup"
+    made = back_up(edge, archive)
+    assert archive.stat().st_mode & 0o777 == 0o600
+    assert {"identity.key", LEDGER_FILE, "ledger.key", "ledger.head", "releases/model.onnx"} <= set(
+        made.files
+    )
+    keys = {path: raw for path, raw in contents(edge.state_dir).items() if path.endswith(".key")}
+    shutil.rmtree(edge.state_dir)
+    restore(edge, archive, nothing_since=True)
+    assert keys.items() <= contents(edge.state_dir).items()
+    assert paid(edge) == pytest.approx(1)
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_a_backup_while_the_device_pays_holds_together(edge, tmp_path):
+    with OwnFolder(edge.state_dir):
+        ledger = Ledger(edge.state_dir / LEDGER_FILE, "digits")
+        back_up(edge, tmp_path / "box.backup")
+        ledger.close()
+    shutil.rmtree(edge.state_dir)
+    restore(edge, tmp_path / "box.backup", nothing_since=True)
+    assert paid(edge) == pytest.approx(1)
+
+
+def test_an_older_ledger_never_comes_back_under_a_device_that_went_on(edge, tmp_path):
+    back_up(edge, tmp_path / "old")
+    pay(edge, "second")
+    before = contents(edge.state_dir)
+    for word in (False, True):
+        with pytest.raises(BackupError, match="has gone on to link 4"):
+            restore(edge, tmp_path / "old", replace=True, nothing_since=word)
+    assert contents(edge.state_dir).items() >= before.items()
+    back_up(edge, tmp_path / "new")
+    restore(edge, tmp_path / "new", replace=True)
+    assert paid(edge) == pytest.approx(2)
+    kept = tmp_path / "edge-before-restore-1"
+    assert (kept / "identity.key").exists(), "what was there is kept"
+
+
+def test_without_a_ledger_it_takes_the_owners_word(edge, tmp_path):
+    back_up(edge, tmp_path / "box.backup")
+    (edge.state_dir / "ledger.head").write_bytes(b"damaged")
+    with pytest.raises(BackupError, match="nobody knows what was paid"):
+        restore(edge, tmp_path / "box.backup", replace=True)
+    shutil.rmtree(edge.state_dir)
+    with pytest.raises(BackupError, match="nobody knows what was paid"):
+        restore(edge, tmp_path / "box.backup")
+    assert not edge.state_dir.exists()
+
+
+def test_a_running_process_and_a_folder_in_use_are_left_alone(edge, tmp_path):
+    back_up(edge, tmp_path / "box.backup")
+    with pytest.raises(UsageError, match="is in use"):
+        restore(edge, tmp_path / "box.backup")
+    with OwnFolder(edge.state_dir), pytest.raises(UsageError, match="another process"):
+        restore(edge, tmp_path / "box.backup", replace=True)
+    with pytest.raises(UsageError, match="is there already"):
+        back_up(edge, tmp_path / "box.backup")
+    with pytest.raises(UsageError, match="holds no state"):
+        back_up(edge.model_copy(update={"state_dir": tmp_path / "none"}), tmp_path / "other")
+
+
+def test_another_partys_archive_is_refused(edge, tmp_path):
+    other = edge.model_copy(update={"state_dir": tmp_path / "other"})
+    DeviceIdentity.load_or_create(other.state_dir)
+    pay(other, "theirs")
+    back_up(other, tmp_path / "theirs")
+    with pytest.raises(BackupError, match="another party's"):
+        restore(edge, tmp_path / "theirs", replace=True)
+    proxy = ProxySite(
+        edge_broker=LINK,
+        cloud_broker=LINK,
+        state_dir=tmp_path / "proxy",
+        trust_file=tmp_path / "trust.json",
+    )
+    with pytest.raises(BackupError, match="is a backup of the edge"):
+        restore(proxy, tmp_path / "theirs")
+
+
+def rewrite(archive, change):
+    """The archive with each (name, bytes, info) as `change` gives it back."""
+    with tarfile.open(archive) as tar:
+        found = [(info, tar.extractfile(info).read()) for info in tar.getmembers()]
+    with tarfile.open(archive, "w") as tar:
+        for info, raw in found:
+            changed = change(info.name, raw)
+            for name, content in changed.items():
+                said = tarfile.TarInfo(name)
+                said.size = len(content)
+                tar.addfile(said, io.BytesIO(content))
+
+
+def _other_bytes(name, raw):
+    return {name: b"other" if name.endswith("model.onnx") else raw}
+
+
+def _lost(name, raw):
+    return {} if name.endswith("model.onnx") else {name: raw}
+
+
+def _more(name, raw):
+    more = {"state/more": b""} if name.endswith("model.onnx") else {}
+    return {name: raw, **more}
+
+
+def _outside(name, raw):
+    if name != "manifest.json":
+        return {name: raw}
+    said = json.loads(raw)
+    said["files"]["../../escape"] = "0" * 64
+    return {name: json.dumps(said).encode(), "state/../../escape": b"x"}
+
+
+def _unlisted(name, raw):
+    return {} if name == "manifest.json" else {name: raw}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (_other_bytes, "releases/model.onnx is missing or not what was backed up"),
+        (_lost, "releases/model.onnx is missing"),
+        (_more, "holds state/more, which is not in its list"),
+        (_outside, "names files outside its folder"),
+        (_unlisted, "is no backup"),
+    ],
+)
+def test_a_tampered_archive_changes_nothing(edge, tmp_path, change, told):
+    archive = tmp_path / "box.backup"
+    back_up(edge, archive)
+    rewrite(archive, change)
+    before = contents(edge.state_dir)
+    with pytest.raises(BackupError, match=told):
+        restore(edge, archive, replace=True)
+    assert contents(edge.state_dir) == before
+    assert not (tmp_path / "escape").exists()
+
+
+def test_a_link_in_an_archive_is_refused(edge, tmp_path):
+    archive = tmp_path / "box.backup"
+    back_up(edge, archive)
+    with tarfile.open(archive, "a") as tar:
+        link = tarfile.TarInfo("state/releases/model.onnx")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(link)
+    with pytest.raises(BackupError, match="not in its list"):
+        restore(edge, archive, replace=True)
+    (tmp_path / "text").write_text("hello")
+    with pytest.raises(BackupError, match="is no whole archive"):
+        restore(edge, tmp_path / "text", replace=True)
+
+
+def test_a_proxy_comes_back_as_a_registry_that_was_rebuilt(tmp_path):
+    site = ProxySite(
+        edge_broker=LINK,
+        cloud_broker=LINK,
+        state_dir=tmp_path / "proxy",
+        trust_file=tmp_path / "trust.json",
+    )
+    own_signing_key(site.state_dir, "proxy")
+    registry = Registry(site.state_dir / "registry.sqlite")
+    device = DeviceIdentity.load_or_create(tmp_path / "device").enrolment()
+    registry.admit(device)
+    lineage = registry.lineage
+    registry.close()
+    book = ClaimBook(site.state_dir / "claims.sqlite")
+    book.add(["unused"], 3600)
+    book.close()
+    back_up(site, tmp_path / "proxy.backup")
+    restore(site, tmp_path / "proxy.backup", replace=True)
+    registry = Registry(site.state_dir / "registry.sqlite")
+    assert registry.admitted() == [device.device_id]
+    assert registry.lineage != lineage
+    registry.close()
+    book = ClaimBook(site.state_dir / "claims.sqlite")
+    assert book.all() == []
+    book.close()
+
+
+def test_a_cloud_comes_back_with_its_jobs_and_numbers_on(tmp_path):
+    site = CloudSite(broker=LINK, state_dir=tmp_path / "cloud", trust_file=tmp_path / "trust.json")
+    own_signing_key(site.state_dir, "cloud")
+    url = f"sqlite:///{site.state_dir / 'cloud.sqlite'}"
+    store = Store(url)
+    job = store.submit_job("digits", b"job", bytes(32)).id
+    back_up(site, tmp_path / "cloud.backup")
+    number = store.next_number()
+    store.close()
+    shutil.rmtree(site.state_dir)
+    restore(site, tmp_path / "cloud.backup")
+    store = Store(url)
+    assert [one.id for one in store.jobs()] == [job]
+    assert store.next_number() > number
+    store.close()
+
+
+def test_commands_by_hand(edge, tmp_path, capsys):
+    config = tmp_path / "edge.yaml"
+    config.write_text(
+        "edge:\n  name: box\n  broker: {url: 'mqtt://127.0.0.1:1883'}\n  state_dir: edge\n"
+        "  trust_file: trust.json\n  data: {name: digits, source: digits}\n"
+    )
+    archive = str(tmp_path / "box.backup")
+    assert main(["backup", "--config", str(config), "--out", archive]) == 0
+    assert main(["restore", "--config", str(config), "--from", archive]) == 2
+    assert "pass --replace" in capsys.readouterr().err
+    assert main(["restore", "--config", str(config), "--from", archive, "--replace"]) == 0
+    assert "is as it was at" in capsys.readouterr().out

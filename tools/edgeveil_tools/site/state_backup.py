@@ -1,0 +1,345 @@
+"""One archive of what a process must not lose, made while it runs; and the way back.
+
+    manifest.json      role, whose it is, when, and the SHA-256 digest of each file
+    state/…            the state folder: SQLite files each as of one moment, the rest as it is
+
+It holds secret keys: keep it as one does (mode 0600, never on another party's machine).
+
+Going back is where promises break, so each role has its rule. A *device* never gets an older ledger
+than the one in place, and on an empty disk only where its owner says that it has answered nothing
+since: what the archive does not know of was still paid for. A *proxy* may have forgotten who was
+revoked: its registry comes back as a new lineage, which root or operator must vouch for, and unused
+claims end. A *cloud* numbers what it signs by its clock, so that nothing it says counts as a replay.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import io
+import json
+import sqlite3
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Literal
+
+from edgeveil.crypto.keys import SigningKey
+from edgeveil.errors import CryptoError, EdgeVeilError, PrivacyError, UsageError
+from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
+from edgeveil.privacy.ledger_chain import ChainHead
+from edgeveil.sites.cloud import CloudSite
+from edgeveil.sites.edge import EdgeSite
+from edgeveil.sites.proxy import ProxySite
+from edgeveil.storage import copy_database, sync_folder
+from edgeveil.transport.process import LOCK_FILE, OwnFolder
+
+FORMAT = 1
+MANIFEST, STATE = "manifest.json", "state"
+MANIFEST_BYTES = 64 << 20
+_CHUNK_BYTES = 1 << 20
+_TRIES = 20
+_SQLITE = b"SQLite format 3\0"
+_LEFT_OUT = (LOCK_FILE, "health.probe")
+_BESIDE = ("-wal", "-shm", "-journal")
+_KEYS = {"cloud": "cloud.key", "proxy": "proxy.key", "edge": "identity.key"}
+
+BackedUp = CloudSite | ProxySite | EdgeSite
+Role = Literal["cloud", "proxy", "edge"]
+
+
+class BackupError(EdgeVeilError):
+    """An archive is damaged, another party's, or older than what must not go back."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class BackupManifest:
+    """`owner`: the fingerprint of the role's own key. `files`: SHA-256 digests (hex) by path."""
+
+    role: str
+    owner: str
+    made: str
+    files: dict[str, str]
+
+
+def backed_up(site: object) -> BackedUp:
+    """The site of a role that has a state of its own. Raises UsageError for a broker's."""
+    if isinstance(site, (CloudSite, ProxySite, EdgeSite)):
+        return site
+    fix = "name the site file of the cloud, the proxy or a device"
+    raise UsageError("keeps no state", where="broker", fix=fix)
+
+
+def _role(site: BackedUp) -> Role:
+    if isinstance(site, CloudSite):
+        return "cloud"
+    return "proxy" if isinstance(site, ProxySite) else "edge"
+
+
+# --- there ----------------------------------------------------------------------------------
+
+
+def back_up(site: BackedUp, archive: Path) -> BackupManifest:
+    """Write the archive, mode 0600; the process may run. UsageError, BackupError, OSError."""
+    role, state = _role(site), site.state_dir
+    if archive.exists():
+        raise UsageError("is there already", where=str(archive), fix="name a new file")
+    owner = _owner(state, role)
+    with tempfile.TemporaryDirectory(dir=archive.absolute().parent, prefix=".backup-") as scratch:
+        copies = _copied(state, Path(scratch))
+        files = {path: _digest(file) for path, file in sorted(copies.items())}
+        now = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"
+        manifest = BackupManifest(role, owner, now, files)
+        made = Path(scratch) / "archive"
+        with made.open("xb") as out:
+            made.chmod(0o600)
+            with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
+                raw = json.dumps({"format": FORMAT, **vars(manifest)}, indent=1).encode()
+                _add(tar, MANIFEST, io.BytesIO(raw), len(raw))
+                for path, file in sorted(copies.items()):
+                    with file.open("rb") as content:
+                        _add(tar, f"{STATE}/{path}", content, file.stat().st_size)
+        made.rename(archive)
+    sync_folder(archive.absolute().parent)
+    return manifest
+
+
+def _add(tar: tarfile.TarFile, name: str, content: IO[bytes], size: int) -> None:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = size, 0o600
+    tar.addfile(info, content)
+
+
+def _owner(state: Path, role: Role) -> str:
+    path = state / _KEYS[role]
+    try:
+        return SigningKey.load(path).public().fingerprint()
+    except (OSError, CryptoError) as error:
+        fix = "start the process once, or check state_dir"
+        raise UsageError("holds no state to back up", where=str(state), fix=fix) from error
+
+
+def _copied(state: Path, scratch: Path) -> dict[str, Path]:
+    """Every file of the state folder, as copies that belong together."""
+    for _ in range(_TRIES):
+        head = _head(state)
+        found = dict(_copies(state, scratch))
+        if _head(state) == head:  # else a link came between the ledger and its head
+            return found
+    fix = "try again when the device is not in a round"
+    raise BackupError("its ledger changes all the time", where=str(state), fix=fix)
+
+
+def _head(state: Path) -> bytes:
+    path = (state / LEDGER_FILE).with_suffix(".head")
+    return path.read_bytes() if path.exists() else b""
+
+
+def _copies(state: Path, scratch: Path) -> Iterator[tuple[str, Path]]:
+    for path in sorted(state.rglob("*")):
+        name = path.relative_to(state).as_posix()
+        if path.is_symlink() or not path.is_file() or _left_out(path):
+            continue
+        copy = scratch / STATE / name
+        copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        copy.unlink(missing_ok=True)
+        try:
+            with path.open("rb") as file:
+                database = file.read(len(_SQLITE)) == _SQLITE
+            if database:
+                copy_database(path, copy)
+            else:
+                copy.write_bytes(path.read_bytes())
+        except FileNotFoundError:  # it was there a moment ago
+            continue
+        yield name, copy
+
+
+def _left_out(path: Path) -> bool:
+    name = path.name
+    return (
+        name in _LEFT_OUT
+        or name.startswith(".")
+        or ".before-" in name
+        or any(name.endswith(f".sqlite{end}") for end in _BESIDE)
+    )
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# --- and back -------------------------------------------------------------------------------
+
+
+def restore(
+    site: BackedUp, archive: Path, *, replace: bool = False, nothing_since: bool = False
+) -> BackupManifest:
+    """Put an archive in place of the state folder; what is there is kept beside it, with `replace`.
+
+    `nothing_since`: a device's owner vouches that it has answered nothing since the backup. All is
+    checked before anything changes. Raises BackupError: damaged, of another party or role, older
+    than the ledger in place, or without the owner's word where no ledger is; UsageError: the
+    process runs, or the folder is in use and `replace` is not given.
+    """
+    role, state = _role(site), site.state_dir
+    used = state.exists() and any(path.name != LOCK_FILE for path in state.iterdir())
+    if used and not replace:
+        fix = "pass --replace: it is then kept beside, as …-before-restore"
+        raise UsageError("is in use", where=str(state), fix=fix)
+    state.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=state.absolute().parent, prefix=".restore-") as scratch:
+        manifest = _unpacked(archive, Path(scratch))
+        new = Path(scratch) / STATE
+        _check_party(manifest, role, state if used else None, str(archive))
+        if role == "edge":
+            _check_ledger(new, state, nothing_since=nothing_since)
+        with OwnFolder(state):
+            _go_on(role, new)
+            if used:
+                state.rename(_beside(state))
+            else:
+                (state / LOCK_FILE).unlink()
+                state.rmdir()
+            new.rename(state)
+    sync_folder(state.absolute().parent)
+    return manifest
+
+
+def _unpacked(archive: Path, scratch: Path) -> BackupManifest:
+    """Every file of the archive below `scratch`, whole and as its manifest says."""
+    (scratch / STATE).mkdir(mode=0o700)
+    try:
+        with tarfile.open(archive, "r:") as tar:
+            manifest = _manifest(tar.next(), tar, archive)
+            found: dict[str, str] = {}
+            while (member := tar.next()) is not None:
+                name = member.name.removeprefix(f"{STATE}/")
+                if not member.isreg() or name not in manifest.files or name in found:
+                    raise _damaged(archive, f"holds {member.name[:200]}, which is not in its list")
+                found[name] = _unpack(tar, member, scratch / STATE / name)
+    except (tarfile.TarError, EOFError) as error:
+        raise _damaged(archive, "is no whole archive") from error
+    for name, wanted in manifest.files.items():
+        if found.get(name) != wanted:
+            raise _damaged(archive, f"{name} is missing or not what was backed up")
+    return manifest
+
+
+def _manifest(
+    member: tarfile.TarInfo | None, tar: tarfile.TarFile, archive: Path
+) -> BackupManifest:
+    content = tar.extractfile(member) if member is not None and member.isreg() else None
+    if member is None or content is None or member.name != MANIFEST:
+        raise _damaged(archive, "is no backup")
+    if member.size > MANIFEST_BYTES:
+        raise _damaged(archive, f"has a list of over {MANIFEST_BYTES} bytes")
+    try:
+        said = json.loads(content.read())
+        if said.pop("format") != FORMAT:
+            fix = "restore it with the edgeveil that made it"
+            raise BackupError("is of another format", where=str(archive), fix=fix)
+        manifest = BackupManifest(**said)
+        sound = all(_inside(name) and len(d) == 64 for name, d in manifest.files.items())
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise _damaged(archive, "has no sound list of its files") from None
+    if not sound:
+        raise _damaged(archive, "names files outside its folder")
+    return manifest
+
+
+def _inside(name: str) -> bool:
+    pure = PurePosixPath(name)
+    return bool(name) and not pure.is_absolute() and ".." not in pure.parts and "\0" not in name
+
+
+def _unpack(tar: tarfile.TarFile, member: tarfile.TarInfo, to: Path) -> str:
+    to.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    content, digest = tar.extractfile(member), hashlib.sha256()
+    with to.open("xb") as out:
+        to.chmod(0o600)
+        while content is not None and (chunk := content.read(_CHUNK_BYTES)):
+            digest.update(chunk)
+            out.write(chunk)
+    return digest.hexdigest()
+
+
+def _damaged(archive: Path, what: str) -> BackupError:
+    return BackupError(what, where=str(archive), fix="take another archive")
+
+
+def _check_party(manifest: BackupManifest, role: Role, state: Path | None, where: str) -> None:
+    if manifest.role != role:
+        fix = f"name the {manifest.role}'s site file"
+        raise BackupError(f"is a backup of the {manifest.role}", where=where, fix=fix)
+    if (
+        state is not None
+        and (state / _KEYS[role]).exists()
+        and manifest.owner != _owner(state, role)
+    ):
+        fix = "restore it to a folder of its own"
+        raise BackupError("is another party's than the one in place", where=where, fix=fix)
+
+
+def _check_ledger(new: Path, state: Path, *, nothing_since: bool) -> None:
+    """A ledger never goes back under a device that went on."""
+    archived, here = new / LEDGER_FILE, state / LEDGER_FILE
+    if archived.exists():
+        read_ledger(archived)  # its whole chain
+    mine = _newest_link(here)
+    if mine is None or mine.number == 0:
+        if nothing_since:
+            return
+        raise BackupError(
+            "no sound ledger is in place, so nobody knows what was paid since the backup",
+            where=str(state),
+            fix="if the device has surely answered nothing since, pass --nothing-since; else enrol"
+            " a new device with a state_dir of its own",
+        )
+    if not archived.exists() or not _has_link(archived, mine):
+        raise BackupError(
+            f"the ledger in place has gone on to link {mine.number}, which the archive has not",
+            where=str(here),
+            fix="keep the state that is there: an older ledger would forget what was paid",
+        )
+
+
+def _newest_link(ledger: Path) -> ChainHead | None:
+    """Of the ledger in place, by its head: the database itself may be what was lost."""
+    try:
+        return ChainHead.load(ledger.with_suffix(".head"))
+    except (OSError, CryptoError, PrivacyError):
+        return None
+
+
+def _has_link(ledger: Path, head: ChainHead) -> bool:
+    query = "SELECT 1 FROM links WHERE number = ? AND mac = ?"
+    with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as db:
+        return db.execute(query, (head.number, head.mac)).fetchone() is not None
+
+
+def _go_on(role: Role, new: Path) -> None:
+    """What a role must change in what comes back, so that others can tell and nothing repeats."""
+    if role == "proxy":
+        _change(new / "registry.sqlite", "UPDATE roster SET lineage = lower(hex(randomblob(16)))")
+        if (new / "claims.sqlite").exists():
+            _change(new / "claims.sqlite", "DELETE FROM claim WHERE device IS NULL")
+
+
+def _change(database: Path, statement: str) -> None:
+    with closing(sqlite3.connect(database)) as db, db:
+        db.execute(statement)
+
+
+def _beside(state: Path) -> Path:
+    for number in range(1, 10_000):
+        path = state.with_name(f"{state.name}-before-restore-{number}")
+        if not path.exists():
+            return path
+    raise UsageError("too many are kept", where=str(state), fix="remove …-before-restore-… folders")
