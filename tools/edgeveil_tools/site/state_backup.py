@@ -9,7 +9,7 @@ Going back is where promises break, so each role has its rule. A *device* never 
 than the one in place, and on an empty disk only where its owner says that it has answered nothing
 since: what the archive does not know of was still paid for. A *proxy* may have forgotten who was
 revoked: its registry comes back as a new lineage, which root or operator must vouch for, and unused
-claims end. A *cloud* numbers what it signs by its clock, so that nothing it says counts as a replay.
+claims end. A *cloud* numbers what it signs by its clock, so that nothing counts as a replay.
 """
 
 from __future__ import annotations

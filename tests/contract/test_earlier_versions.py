@@ -1,0 +1,128 @@
+"""Stores that earlier versions wrote: each is opened, brought up, and goes on.
+
+The files under `tests/fixtures` are never made anew; a new version adds a folder of its own
+(`python -m tests.kits.store_fixtures tests/fixtures/vN`).
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from edgeveil.crypto.keys import OpeningKey, SigningKey
+from edgeveil.enrolment import Enrolment, EnrolmentError
+from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
+from edgeveil.sites.cloud import CloudSite
+from edgeveil.sites.edge import EdgeSite
+from edgeveil.sites.proxy import ProxySite
+from edgeveil_cloud.store import Store
+from edgeveil_edge.identity import DeviceIdentity
+from edgeveil_edge.releases import ReleaseStore
+from edgeveil_edge.store import DeviceStore
+from edgeveil_proxy.registry import Registry
+from edgeveil_proxy.spool import Spool
+from edgeveil_tools.site.state_backup import BackedUp, restore
+
+VERSIONS = sorted((Path(__file__).parents[1] / "fixtures").iterdir())
+LINK = {"url": "mqtt://127.0.0.1:1883"}
+
+
+@pytest.fixture(params=VERSIONS, ids=lambda folder: folder.name)
+def version(request: pytest.FixtureRequest) -> Path:
+    return request.param
+
+
+@pytest.fixture
+def facts(version: Path) -> dict:
+    return json.loads((version / "facts.json").read_text())
+
+
+def put_back(site: BackedUp, version: Path, role: str, folder: Path) -> Path:
+    archive = folder / f"{role}.backup"
+    archive.write_bytes(gzip.decompress((version / f"{role}.backup.gz").read_bytes()))
+    restore(site, archive, nothing_since=True)
+    return site.state_dir
+
+
+@pytest.fixture
+def edge(version: Path, tmp_path: Path) -> Path:
+    data = {"name": "digits", "source": "digits"}
+    trust = tmp_path / "trust.json"
+    site = EdgeSite(
+        name="box", broker=LINK, state_dir=tmp_path / "edge", trust_file=trust, data=data
+    )
+    return put_back(site, version, "edge", tmp_path)
+
+
+@pytest.fixture
+def proxy(version: Path, tmp_path: Path) -> Path:
+    trust, state = tmp_path / "trust.json", tmp_path / "proxy"
+    site = ProxySite(edge_broker=LINK, cloud_broker=LINK, state_dir=state, trust_file=trust)
+    return put_back(site, version, "proxy", tmp_path)
+
+
+@pytest.fixture
+def cloud(version: Path, tmp_path: Path) -> Path:
+    trust, state = tmp_path / "trust.json", tmp_path / "cloud"
+    return put_back(
+        CloudSite(broker=LINK, state_dir=state, trust_file=trust), version, "cloud", tmp_path
+    )
+
+
+def test_they_are_small(version: Path) -> None:
+    assert sum(path.stat().st_size for path in version.iterdir()) < 200_000
+
+
+def test_a_device_keeps_its_identity_its_release_and_what_it_paid(edge: Path, facts: dict) -> None:
+    assert DeviceIdentity.load_or_create(edge).device_id == facts["devices"][0]
+    account = read_ledger(edge / LEDGER_FILE).account("digits")
+    assert account.spent().epsilon == facts["training_epsilon"]
+    assert account.spent(purpose="infer").epsilon == facts["inference_epsilon"]
+    store = DeviceStore(edge / "device.sqlite")
+    assert [receipt.state for receipt in store.receipts()] == ["counted"] * 4
+    assert store.load().release_sequence > 0
+    store.put_fact("more", "yes")
+    store.close()
+    release = ReleaseStore(edge / "releases").current()
+    assert release is not None
+    assert release.job == "digits"
+
+
+def test_a_proxy_keeps_its_devices_and_who_was_revoked(proxy: Path, facts: dict) -> None:
+    registry = Registry(proxy / "registry.sqlite")
+    admitted = set(facts["devices"]) - {facts["revoked"]}
+    assert set(registry.admitted()) == admitted
+    known = {one.device_id for one in registry.devices(revoked=True)}
+    assert known == set(facts["devices"])
+    assert registry.admit(Enrolment.make(SigningKey.generate(), OpeningKey.generate()))
+    registry.close()
+    spool = Spool(proxy / "spool.sqlite")
+    spool.load()
+    spool.close()
+
+
+def test_a_revoked_device_stays_out(proxy: Path, facts: dict) -> None:
+    registry = Registry(proxy / "registry.sqlite")
+    (revoked,) = (one for one in registry.devices(revoked=True) if not one.active)
+    assert revoked.device_id == facts["revoked"]
+    assert registry.verify_key(revoked.device_id) is None
+    with pytest.raises(EnrolmentError, match="no device"):
+        registry.revoke("f" * 16)
+    registry.close()
+
+
+def test_a_cloud_keeps_its_jobs_and_goes_on(cloud: Path, facts: dict) -> None:
+    store = Store(f"sqlite:///{cloud / 'cloud.sqlite'}")
+    found = {job.id: job.status for job in store.jobs()}
+    assert found == {facts["done"]: "completed", facts["waiting"]: "running"}
+    assert [one.uploads for one in store.exchanges(facts["done"])] == [5] * 4
+    assert store.release(facts["done"]) is not None
+    following = store.next_job()
+    assert following is not None
+    assert following.id == facts["waiting"]
+    assert store.cancel(facts["waiting"]).status == "cancelled"
+    store.submit_job("another", b"job", bytes(32))
+    store.close()

@@ -1,0 +1,57 @@
+"""Stores of this version, kept for all later ones: `python -m tests.kits.store_fixtures FOLDER`.
+
+A real site runs a job to its end and has another one under way; then cloud, proxy and one device are
+backed up. Keep a version's files as they are: later programs must open them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
+from edgeveil.sites.files import load_site
+from edgeveil_tools.cli import main
+from edgeveil_tools.site.state_backup import back_up
+from tests.kits.live_site import LiveSite
+
+DEVICES = 5
+
+
+def make(folder: Path, scratch: Path) -> None:
+    """Write `cloud.backup.gz`, `proxy.backup.gz`, `edge.backup.gz` and `facts.json`."""
+    with LiveSite(scratch, devices=DEVICES) as live:
+        live.start_all()
+        done = live.submit(rounds=2, every=1)
+        assert live.finish(done)["status"] == "completed"
+        revoked = live.site.device_ids[-1]
+        assert main(["proxy", "revoke", "--config", str(live.site.proxy), revoked]) == 0
+        live.stop("edge")
+        live.stop("proxy")
+        waiting = live.submit(rounds=2, every=0)
+        live.stop("cloud")
+        folder.mkdir(parents=True)
+        files = {"cloud": live.site.cloud, "proxy": live.site.proxy, "edge": live.site.edges[0]}
+        for role, config in files.items():
+            archive = scratch / f"{role}.backup"
+            back_up(load_site(config), archive)
+            with (folder / f"{role}.backup.gz").open("wb") as out:
+                out.write(gzip.compress(archive.read_bytes(), 9, mtime=0))
+        account = read_ledger(live.plan.edge_state(1) / LEDGER_FILE).account("digits")
+        facts = {
+            "done": done,
+            "waiting": waiting,
+            "devices": list(live.site.device_ids),
+            "revoked": revoked,
+            "training_epsilon": account.spent().epsilon,
+            "inference_epsilon": account.spent(purpose="infer").epsilon,
+        }
+        (folder / "facts.json").write_text(json.dumps(facts, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as made:
+        make(Path(sys.argv[1]), Path(made))
