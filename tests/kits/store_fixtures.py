@@ -1,7 +1,7 @@
 """Stores of this version, kept for all later ones: `python -m tests.kits.store_fixtures FOLDER`.
 
-A real site runs a job to its end and has another one under way; then cloud, proxy and one device are
-backed up. Keep a version's files as they are: later programs must open them.
+A real site runs a job to its end and has another one under way; then cloud, proxy and one device
+are backed up. Keep a version's files as they are: later programs must open them.
 """
 
 from __future__ import annotations

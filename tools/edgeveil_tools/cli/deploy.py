@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edgeveil_tools.cli.common import Subparsers, command
 
-_TARGETS = ("systemd", "compose", "kubernetes", "containers")
+_TARGETS = ("systemd", "compose", "kubernetes", "containers", "deb")
 
 
 def add(commands: Subparsers) -> None:
@@ -21,11 +21,13 @@ def add(commands: Subparsers) -> None:
             "systemd: hardened units that say when they are ready and are watched, and a daily\n"
             "check. compose: services with health checks, read-only but for their state.\n"
             "kubernetes: a kustomization under the restricted profile. containers: the files\n"
-            "that the images of both are built from; it takes no bundles."
+            "that the images of both are built from. deb: a Debian package of one role. These two\n"
+            "take no bundles."
         ),
         examples=(
             "edgeveil deploy systemd /var/lib/edgeveil/box-0001 --out units\n"
-            "edgeveil deploy compose clinics/bundles/* --out clinics/bundles"
+            "edgeveil deploy compose clinics/bundles/* --out clinics/bundles\n"
+            "edgeveil deploy deb --role edge-infer --wheel edgeveil-0.1.0-py3-none-any.whl --out ."
         ),
     )
     deploy.add_argument("target", choices=_TARGETS, metavar="TARGET", help=", ".join(_TARGETS))
@@ -34,6 +36,10 @@ def add(commands: Subparsers) -> None:
     deploy.add_argument("--gpu", action="store_true", help="devices may open graphics devices")
     text = "of the images, default the version of edgeveil"
     deploy.add_argument("--tag", default="", metavar="TAG", help=text)
+    deploy.add_argument("--role", default="", metavar="ROLE", help="of a Debian package")
+    deploy.add_argument("--wheel", type=Path, metavar="FILE", help="of EdgeVeil, for a package")
+    text = "exact versions for a package, as .ci/constraints.txt"
+    deploy.add_argument("--constraints", type=Path, metavar="FILE", help=text)
     deploy.set_defaults(handler=_deploy)
     health = command(
         commands,
@@ -54,6 +60,8 @@ def _deploy(args: argparse.Namespace) -> int:
     from edgeveil_tools.result import writing
     from edgeveil_tools.site.bundles import inventory_of
 
+    if args.target == "deb":
+        return _deb(args)
     parties = parties_of(args.bundles)
     tag = args.tag or metadata.version("edgeveil")
     if not parties and args.target != "containers":
@@ -80,6 +88,18 @@ def _deploy(args: argparse.Namespace) -> int:
         for name, text in files.items():
             (args.out / name).write_text(text, "utf-8")
     print(f"wrote {len(files)} files to {args.out}; then, {then}")
+    return 0
+
+
+def _deb(args: argparse.Namespace) -> int:
+    from edgeveil.errors import UsageError
+    from edgeveil_tools.deploy.deb import build
+
+    if not args.role or args.wheel is None:
+        fix = "add --role edge-infer --wheel FILE"
+        raise UsageError("names no role or no wheel", where="edgeveil deploy deb", fix=fix)
+    made = build(args.role, args.wheel, args.out, args.constraints)
+    print(f"wrote {made}; on the host: apt install ./{made.name}")
     return 0
 
 
