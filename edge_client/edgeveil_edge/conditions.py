@@ -64,12 +64,20 @@ class Sensors(Protocol):
 
 
 def unmet(conditions: Conditions, state_dir: Path, sensors: Sensors) -> list[str]:
-    """The owner's conditions that do not hold now, each with what was found."""
-    return list(_unmet(conditions, state_dir, sensors))
+    """The owner's conditions that do not hold now, each with what was found.
+
+    Where a box cannot be asked, as without `/proc`, what is asked of it does not hold.
+    """
+    try:
+        return list(_unmet(conditions, state_dir, sensors))
+    except OSError as error:
+        return [f"the box cannot be asked: {error.filename or ''} {error.strerror}"]
 
 
 def _unmet(conditions: Conditions, state_dir: Path, sensors: Sensors) -> Iterator[str]:
-    battery = sensors.battery() or (100.0, True)
+    battery = (100.0, True)
+    if conditions.charging or conditions.require_power or conditions.battery_not_low:
+        battery = sensors.battery() or battery
     if (conditions.charging or conditions.require_power) and not battery[1]:
         yield "charging: the box runs on battery"
     if conditions.battery_not_low and not battery[1] and battery[0] <= LOW_BATTERY_PERCENT:

@@ -68,16 +68,28 @@ def _clock(site: EdgeSite, facts: BoxFacts) -> Iterator[UsageError]:
 
 
 def _room(site: EdgeSite, facts: BoxFacts) -> Iterator[UsageError]:
-    asked, free = (
-        site.limits.blob_bytes + site.limits.outbox_bytes,
-        facts.free_bytes(site.state_dir),
-    )
+    try:
+        yield from _disk(site, facts)
+        yield from _memory(facts)
+    except OSError as error:
+        what = f"how much room there is cannot be told ({error.strerror})"
+        yield UsageError(
+            what, where=str(error.filename or "box"), fix="mount /proc, where it lacks"
+        )
+
+
+def _disk(site: EdgeSite, facts: BoxFacts) -> Iterator[UsageError]:
+    asked = site.limits.blob_bytes + site.limits.outbox_bytes
+    free = facts.free_bytes(site.state_dir)
     if free < asked:
         yield UsageError(
             f"{free >> 20} MiB are free, a round may take {asked >> 20} MiB",
             where=str(site.state_dir),
             fix="make room, or lower limits.blob_bytes and limits.outbox_bytes",
         )
+
+
+def _memory(facts: BoxFacts) -> Iterator[UsageError]:
     memory_bytes = facts.memory_bytes()
     if memory_bytes < LEAST_MEMORY_BYTES:
         yield UsageError(

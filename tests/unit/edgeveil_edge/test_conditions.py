@@ -215,3 +215,13 @@ def test_somebody_is_there_by_the_idle_hint_or_by_a_terminal_that_was_touched(
     assert BoxSensors().in_use()
     os.utime(terminal, (1.0, 1.0))
     assert not BoxSensors().in_use()
+
+
+def test_a_box_that_cannot_be_asked_does_not_hold_a_condition():
+    class Bare(Box):
+        def load(self):
+            raise FileNotFoundError(2, "No such file or directory", "/proc/loadavg")
+
+    assert unmet(Conditions(), DISK, Bare()) == []
+    (said,) = unmet(Conditions(max_load=1), DISK, Bare())
+    assert said == "the box cannot be asked: /proc/loadavg No such file or directory"

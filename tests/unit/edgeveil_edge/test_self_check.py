@@ -1,5 +1,6 @@
 """What a device lacks is said before a round finds out, with the fix."""
 
+import errno
 import os
 from dataclasses import replace
 
@@ -33,6 +34,14 @@ def test_each_want_is_said_alone(tmp_path, lacks, said):
     assert self_check(box, WELL) == []
     (only,) = self_check(box, replace(WELL, **lacks))
     assert said in only
+
+
+def test_a_box_that_cannot_be_asked_is_no_end(tmp_path):
+    def without_proc():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "/proc/meminfo")
+
+    (only,) = self_check(site(tmp_path), replace(WELL, memory_bytes=without_proc))
+    assert "/proc/meminfo: how much room there is cannot be told" in only
 
 
 def test_torch_is_asked_for_by_the_methods_that_need_it_alone(tmp_path):
