@@ -7,6 +7,7 @@ on a database server the copy is the operator's (`pg_dump`).
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -21,6 +22,7 @@ from edgeveil_cloud.store_tables import StoreError
 
 REVISIONS = Path(__file__).parent / "migrations"
 FIRST = "0001"
+_ALONE = threading.Lock()  # Alembic keeps what it works on in its module
 _EARLIER = {"0001": 2}  # `info.version` of revisions that other programs wrote
 
 
@@ -29,6 +31,11 @@ def migrate(db: sa.Connection, folder: Path = REVISIONS) -> None:
 
     Raises StoreError for a database of a later program, and where the copy cannot be made.
     """
+    with _ALONE:
+        _migrate(db, folder)
+
+
+def _migrate(db: sa.Connection, folder: Path) -> None:
     config = Config()
     config.set_main_option("path_separator", "os")
     config.set_main_option("script_location", str(folder).replace("%", "%%"))

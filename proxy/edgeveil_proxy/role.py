@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgeveil.crypto.keys import SealingKey
 from edgeveil.errors import EdgeVeilError
@@ -31,10 +31,12 @@ from edgeveil.transport.runtime import Runner
 from edgeveil.trust.believed import believed_keys, delegated_key, take_trust
 from edgeveil.trust.bundle import HeldTrust
 from edgeveil_proxy.conduct import DeviceConduct
-from edgeveil_proxy.devices_file import DevicesFile
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_proxy.shuffle import Shuffle
 from edgeveil_proxy.spool import SPOOL_FILE, Spool
+
+if TYPE_CHECKING:
+    from edgeveil_proxy.devices_file import DevicesFile
 
 LOG = logging.getLogger("edgeveil.proxy")
 
@@ -55,8 +57,10 @@ class ProxyRole:
             key = delegated_key(site.state_dir, "proxy", keys.proxy)
         signer = Signer("proxy", key)
         self.registry = Registry(site.state_dir / REGISTRY_FILE, limit=limits.devices)
-        self._planned = None
+        self._planned: DevicesFile | None = None
         if site.devices_file is not None:
+            from edgeveil_proxy.devices_file import DevicesFile  # only where a plan has one
+
             self._planned = DevicesFile(site.devices_file, self.registry)
             self._planned.look()
         self.spool = Spool(site.state_dir / SPOOL_FILE)

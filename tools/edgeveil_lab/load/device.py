@@ -27,17 +27,22 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol import sealed as sealing
 from edgeveil.protocol.device import DeviceMachine
 from edgeveil.protocol.device_tasks import (
+    AdoptRelease,
+    ApplyStatement,
     ComputeAnswer,
     DeviceMemory,
     DeviceSettings,
     Installation,
     InstallJob,
     InstallRelease,
+    MadeReport,
     OpenedPackage,
     OpenPackage,
     OutboxPut,
     SealDummies,
     SealedAnswer,
+    SealReport,
+    StatementApplied,
 )
 from edgeveil.protocol.messages import (
     Ack,
@@ -56,6 +61,7 @@ from edgeveil.protocol.messages import (
     decode_header,
     encode,
 )
+from edgeveil.protocol.release_health import HEALTH, ReleaseOutcome
 from edgeveil.protocol.sealed import decode_package
 from edgeveil.protocol.transfer import Assembly
 from edgeveil.transport.link import ALL_DOWN, device_down, device_up
@@ -205,14 +211,16 @@ class GoodSignatures:
 class NoiseWorker:
     """One device's opening key and the membership of its newest round.
 
-    `total` is the sum of the newest upload's values.
+    `total` is the sum of the newest upload's values. Every release is put in use at once, and that
+    is what it reports.
     """
 
-    __slots__ = ("_membership", "_opening", "_shared", "total")
+    __slots__ = ("_membership", "_opening", "_released", "_shared", "total")
 
     def __init__(self, shared: SharedWork, opening: OpeningKey) -> None:
         self._shared, self._opening = shared, opening
-        self._membership, self.total = b"", 0.0
+        self._membership = self._released = b""
+        self.total = 0.0
 
     def perform(self, task: object) -> object:
         """The outcome of one task; `Failed` where it cannot be done."""
@@ -227,8 +235,14 @@ class NoiseWorker:
                     return self._seal(manifest, self._membership, dummy=False)
                 case SealDummies(manifest=manifest):
                     return self._seal(manifest, os.urandom(32), dummy=True)
-                case InstallRelease():
+                case InstallRelease() | AdoptRelease():
                     return Installation()
+                case SealReport(manifest=manifest):
+                    said = ReleaseOutcome.IN_USE.to_bytes() if self._released else b""
+                    membership = self._released or os.urandom(32)
+                    return MadeReport(sealing.seal_segment(manifest, HEALTH, membership, said))
+                case ApplyStatement():
+                    return StatementApplied(left=False)
         except ProtocolError as error:
             return fx.WorkFailed(error.reason)
         except EdgeVeilError as error:
@@ -237,12 +251,16 @@ class NoiseWorker:
 
     def _open(self, manifest: Manifest, blob: bytes) -> OpenedPackage:
         opened = sealing.open_broadcast(self._opening, manifest, blob)
+        if manifest.kind == "release":
+            self._released = b""
         chance = self._shared.chance.random()
         if opened is None:
             return OpenedPackage(None, chance)
         package, membership = opened
         if manifest.kind == "round":
             self._membership = membership
+        else:
+            self._released = membership
         return OpenedPackage(decode_package(package), chance)
 
     def _seal(self, manifest: Manifest, membership: bytes, *, dummy: bool) -> SealedAnswer:
