@@ -15,8 +15,9 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.sites.edge import Inference
 from edgeveil.transport.http import PageContent, PageServer, PostedBody
 from edgeveil.transport.listener import ListenAt
-from edgeveil_edge.predict import Predictions, as_records
+from edgeveil_edge.predict import Predictions, as_records, stale_since
 from edgeveil_edge.releases import InstalledRelease, ReleaseStore
 
 RUN_S = 5.0  # of one batch of a request
@@ -70,6 +71,7 @@ class InferenceService:
         self._settings, self._releases = settings, releases
         self._servers: list[PageServer] = []
         self._model: ServedModel | None = None
+        self._stops_stale = False
         self._seen: tuple[int, ...] = ()  # of the file that says what is in use
         # One thread: a session runs on one core, and a swap stands between two requests.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="edgeveil-infer")
@@ -124,6 +126,9 @@ class InferenceService:
         model = self._current()
         if model is None:
             return _NO_RELEASE
+        stale = stale_since(model.release, time.time())
+        if stale and self._stops_stale:
+            return _told(503, stale)
         try:
             found = model.predict(body)
         except DataError as error:
@@ -137,10 +142,13 @@ class InferenceService:
             return self._model
         try:
             release = self._releases.current()
-            if release is not None and (
-                self._model is None or release.version != self._model.release.version
-            ):
+            if release is None:  # the only one was withdrawn
+                self._model = None
+            elif self._model is None or release.version != self._model.release.version:
                 self._model = ServedModel.load(release)
+            else:  # renewed, perhaps
+                self._model = replace(self._model, release=release)
+            self._stops_stale = self._releases.stops_expired
         except (EdgeVeilError, OSError):  # said by the device itself, when it starts or installs
             return self._model  # and looked at again with the next request
         self._seen = seen

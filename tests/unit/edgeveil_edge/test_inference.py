@@ -270,3 +270,28 @@ def test_a_socket_that_somebody_listens_on_is_not_taken(tmp_path):
             await second.start()
 
     served(tmp_path, body)
+
+
+def test_a_stale_release_answers_unless_its_owner_said_stop(tmp_path):
+    async def body(ask, releases):
+        releases.install("first", model(), {"sequence": 7, "expires_s": 1.0})
+        assert (await ask("POST", "/v1/predict", asked(record=X[1])))[0] == 200
+        releases.follow("stop")
+        status, text = await ask("POST", "/v1/predict", asked(record=X[1]))
+        assert status == 503
+        assert "was not renewed" in json.loads(text)["error"]
+        releases.apply([7], [], 1e12)
+        assert (await ask("POST", "/v1/predict", asked(record=X[1])))[0] == 200
+
+    served(tmp_path, body)
+
+
+def test_a_withdrawn_release_answers_no_more(tmp_path):
+    async def body(ask, releases):
+        releases.install("first", model(), {"sequence": 7})
+        assert releases.apply([], [7], 0.0)
+        status, text = await ask("POST", "/v1/predict", asked(record=X[1]))
+        assert status == 503
+        assert "no model is released" in json.loads(text)["error"]
+
+    served(tmp_path, body)
