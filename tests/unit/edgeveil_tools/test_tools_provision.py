@@ -139,6 +139,13 @@ def test_force_stops_at_a_policy_or_an_authority_that_it_cannot_read(folder):
     assert not job.exists()
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_an_address_to_listen_on_is_no_clients_address(folder, host):
+    with pytest.raises(UsageError, match="not what clients call it"):
+        provision(small(folder, host=host))
+    assert not folder.exists()
+
+
 def test_a_plan_that_cannot_work_is_refused(folder):
     with pytest.raises(ConfigError, match=r"broker\.engine"):
         provision(small(folder, engine="nanomq"))

@@ -27,12 +27,14 @@ from edgeveil.errors import BrokerError
 from edgeveil.sites.addresses import WEBSOCKET_PATH, BrokerAddress
 from edgeveil.sites.broker import BrokerSite
 from edgeveil.sites.broker_profiles import ProfileName
+from edgeveil.transport.listener import raise_file_limit
 from edgeveil.transport.service_manager import tell, tell_ready, tell_stopping
 from edgeveil_tools.site import broker_tied
 from edgeveil_tools.site.broker_rules import acl_text, read_users, rules_for, users_text
 
 Engine = Literal["auto", "amqtt", "mosquitto"]
 
+_OTHER_FILES = 64  # of a broker: listeners, log, lists, what is being accepted
 _MAX_INFLIGHT = 200
 _MAX_QUEUED = 100_000
 
@@ -395,6 +397,8 @@ def run_broker(site: BrokerSite) -> int:
     the broker starts anew: it reads them then alone, and a revoked certificate's connection ends.
     Raises BrokerError.
     """
+    # A broker without files left takes nobody, for minutes: it refuses the last ones instead.
+    files = raise_file_limit() - _OTHER_FILES
     tls = None
     if site.tls is not None:
         given = site.tls
@@ -408,7 +412,7 @@ def run_broker(site: BrokerSite) -> int:
         tls=tls,
         packet_bytes=site.limits.packet_bytes,
         max_queued_bytes=site.limits.max_queued_bytes,
-        max_connections=site.limits.max_connections,
+        max_connections=min(site.limits.max_connections, files),
         enforce_profile=site.enforce_profile,
     )
     return _run_until_signal(plan, site.users_file)

@@ -252,10 +252,17 @@ def provision(plan: SitePlan, *, force: bool = False) -> Site:
     """Write the site. With `force` a folder in use is written over: what the plan says. Keys,
     ledgers, passwords, the authority and the policy in each device's file stay.
 
-    Raises UsageError when the folder is not empty or cannot be written, ConfigError for a device's
-    file that cannot be read: its owner's policy would be lost.
+    Raises UsageError when the folder is not empty or cannot be written, and for a host that no
+    client can reach; ConfigError for a device's file that cannot be read: its owner's policy would
+    be lost.
     """
     folder = plan.folder
+    if plan.host in ("0.0.0.0", "::"):  # noqa: S104 - what is refused
+        raise UsageError(
+            f"{plan.host} is where a server listens, not what clients call it",
+            where="--host",
+            fix="name this machine's address, or tell the two apart in a plan: edgeveil site init",
+        )
     with writing(folder, "name a folder that you may write to"):
         if folder.exists() and any(folder.iterdir()) and not force:
             raise UsageError(
