@@ -113,6 +113,22 @@ def test_container_files_name_a_base_and_run_as_nobody_special(tmp_path):
         assert "pip" not in last and "COPY --from=build" in last
 
 
+def test_recipes_are_of_these_devices_alone(bundles, tmp_path, capsys):
+    balena = deploy("balena", tmp_path / "balena", bundles[-1])
+    service = yaml.safe_load(balena["docker-compose.yml"])["services"]["edge"]
+    assert service["volumes"] == ["edgeveil:/etc/edgeveil"]  # the manager allows no bound folders
+    assert "# box-0001" in balena["README.md"]
+    greengrass = deploy("greengrass", tmp_path / "greengrass", bundles[-1])
+    recipe = yaml.safe_load(greengrass["box-0001.recipe.yaml"])
+    assert recipe["ComponentName"] == "edgeveil.box-0001"
+    (manifest,) = recipe["Manifests"]
+    assert "edge --config {work:path}/place/edgeveil.yaml" in manifest["Lifecycle"]["run"]
+    for target in ("balena", "greengrass"):
+        assert main(["deploy", target, bundles[0], "--out", str(tmp_path / "no")]) == 2
+        assert "broker-edge is no device" in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()
+
+
 def test_what_is_no_bundle_is_refused(bundles, tmp_path, capsys):
     assert main(["deploy", "compose", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     assert "is no bundle" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edgeveil_tools.cli.common import Subparsers, command
 
-_TARGETS = ("systemd", "compose", "kubernetes", "containers", "deb")
+_TARGETS = ("systemd", "compose", "kubernetes", "containers", "deb", "balena", "greengrass")
 
 
 def add(commands: Subparsers) -> None:
@@ -22,7 +22,7 @@ def add(commands: Subparsers) -> None:
             "check. compose: services with health checks, read-only but for their state.\n"
             "kubernetes: a kustomization under the restricted profile. containers: the files\n"
             "that the images of both are built from. deb: a Debian package of one role. These two\n"
-            "take no bundles."
+            "take no bundles. balena, greengrass: recipes for these fleet managers."
         ),
         examples=(
             "edgeveil deploy systemd /var/lib/edgeveil/box-0001 --out units\n"
@@ -55,7 +55,7 @@ def _deploy(args: argparse.Namespace) -> int:
     from importlib import metadata
 
     from edgeveil.errors import UsageError
-    from edgeveil_tools.deploy import compose, containers, kubernetes, systemd
+    from edgeveil_tools.deploy import compose, containers, kubernetes, recipes, systemd
     from edgeveil_tools.deploy.parties import parties_of
     from edgeveil_tools.result import writing
     from edgeveil_tools.site.bundles import inventory_of
@@ -73,6 +73,9 @@ def _deploy(args: argparse.Namespace) -> int:
     elif args.target == "systemd":
         files = systemd.files(parties, gpu=args.gpu)
         then = f"in {args.out}, as root: sh install.sh"
+    elif args.target in ("balena", "greengrass"):
+        files = getattr(recipes, args.target)(parties, tag=tag)
+        then = f"as {args.out / 'README.md'} says"
     elif args.target == "compose":
         files = compose.files(parties, tag=tag)
         then = f"with the bundles beside it: docker compose -f {args.out / 'compose.yaml'} up -d"
