@@ -8,7 +8,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 export PATH := $(PATH):/usr/sbin:/usr/local/sbin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all check bench fuzz long docs mosquitto postgresql clean
+.PHONY: help setup run test test-all check bench fuzz long docs mosquitto postgresql rootfs clean
 
 help:            ## list all targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -22,7 +22,7 @@ run: $(VENV)/.tools  ## run the quickstart job: brokers, cloud, proxy, 20 device
 test: mosquitto postgresql setup run  ## the quickstart, then all tests but the slow ones, on WORKERS=2 cores
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not slow'
 
-test-all: mosquitto postgresql setup run  ## the quickstart, then every test, on WORKERS=2 cores
+test-all: mosquitto postgresql rootfs setup run  ## the quickstart, then every test, on WORKERS=2 cores
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 check: $(VENV)/.all  ## ruff, mypy --strict, import-linter
@@ -64,6 +64,13 @@ postgresql:      # where it cannot be installed, the tests of that store are ski
 	  if [ "$$(id -u)" = 0 ]; then sudo=; else sudo="sudo -n"; fi; \
 	  { $$sudo apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -y -qq postgresql; } >/dev/null 2>&1; \
 	} || echo "PostgreSQL could not be installed: its tests are skipped" >&2
+
+rootfs:          # likewise: what builds images and bare roots, and plays another processor
+	@{ command -v debootstrap && command -v buildah && command -v qemu-aarch64-static; } >/dev/null 2>&1 || { \
+	  if [ "$$(id -u)" = 0 ]; then sudo=; else sudo="sudo -n"; fi; \
+	  { $$sudo apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -y -qq --no-install-recommends \
+	    debootstrap buildah qemu-user-static; } >/dev/null 2>&1; \
+	} || echo "debootstrap, buildah and qemu-user-static could not be installed: tests of images are skipped" >&2
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "EdgeVeil needs Python 3.11 or newer; set PYTHON=python3.11")'

@@ -16,8 +16,9 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from edgeveil.crypto.keys import SigningKey, VerifyKey, sign, verify
 from edgeveil.crypto.labels import ADMIN_ACTION
@@ -54,21 +55,27 @@ class AuditLog:
     def append(self, action: str, what: Mapping[str, Any]) -> None:
         """Add a line, durably. Raises OSError, and AuditLogError where the last line is damaged."""
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
-        with os.fdopen(descriptor, "r+b") as file:
+        with os.fdopen(descriptor, "r+b", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             last = _last_line(file)
-            entry = _entry(last, self._path) if last else None
-            own = self._key.public().to_bytes().hex()
+            end = file.tell()
+            entry = _entry(last, str(self._path)) if last else None
+            own, taken_up = self._key.public().to_bytes().hex(), b""
             if self._succeeds and entry is not None and entry["key"] != own:
                 last = self._line(last, entry, NEW_KEY, {"before": entry["key"]})
-                file.write(last + b"\n")
-                entry = _entry(last, self._path)
+                taken_up = last + b"\n"
+                entry = _entry(last, str(self._path))
             line = self._line(last, entry, action, what)
             if len(line) > _LINE_BYTES:
                 raise AuditLogError("a line would be too long", where=str(self._path))
-            file.write(line + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+            try:
+                rest = taken_up + line + b"\n"
+                while rest:
+                    rest = rest[file.write(rest) :]
+                os.fsync(descriptor)
+            except OSError:  # half a line would stand in the way of every later one
+                os.ftruncate(descriptor, end)
+                raise
 
     def _line(
         self, last: bytes, before: Mapping[str, Any] | None, action: str, what: Mapping[str, Any]
@@ -97,8 +104,8 @@ def read_audit(path: Path, keys: frozenset[VerifyKey] | None = None) -> list[Map
     found: list[Mapping[str, Any]] = []
     before = _FIRST
     for number, line in enumerate(raw.splitlines(), 1):
-        entry = _entry(line, path)
         where = f"{path}:{number}"
+        entry = _entry(line, where)
         if entry["number"] != number or entry["before"] != before:
             raise AuditLogError("does not follow the line before", where=where)
         try:
@@ -152,11 +159,22 @@ class OwnAuditLog:
         return found
 
 
-def _last_line(file: BinaryIO) -> bytes:
-    """Without the file's beginning, which may be long; the file is at its end afterwards."""
+def _last_line(file: FileIO) -> bytes:
+    """Without the file's beginning, which may be long; the file is at its end afterwards.
+
+    A line without its end was never written whole, so what it says was not done: it is cut off.
+    """
     size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - _LINE_BYTES - 1))
-    lines = file.read().splitlines()
+    start = max(0, size - 2 * _LINE_BYTES - 2)
+    file.seek(start)
+    raw = file.read()
+    whole = raw[: raw.rfind(b"\n") + 1]
+    if start and not whole:
+        return raw  # longer than any line
+    if len(whole) < len(raw):
+        file.truncate(start + len(whole))
+        file.seek(0, os.SEEK_END)
+    lines = whole.splitlines()
     return lines[-1] if lines else b""
 
 
@@ -165,7 +183,7 @@ def _payload(entry: Mapping[str, Any]) -> bytes:
     return json.dumps(said, sort_keys=True).encode()
 
 
-def _entry(line: bytes, path: Path) -> dict[str, Any]:
+def _entry(line: bytes, where: str) -> dict[str, Any]:
     kinds = {
         "number": int,
         "time": str,
@@ -184,5 +202,6 @@ def _entry(line: bytes, path: Path) -> dict[str, Any]:
         or set(found) != set(kinds)
         or any(type(found[key]) is not kind for key, kind in kinds.items())
     ):
-        raise AuditLogError("holds a line that is damaged", where=str(path))
+        fix = "keep it aside for whoever looks into it; a new one begins without it"
+        raise AuditLogError("holds a line that is damaged", where=where, fix=fix)
     return found

@@ -53,7 +53,10 @@ def claim_key(text: str) -> SigningKey:
 
 @dataclass(frozen=True)
 class ClaimRequest:
-    """`tls_key`: the box's public P-256 key, 65 bytes."""
+    """`tls_key`: the box's public P-256 key, 65 bytes.
+
+    A device that was admitted signs with its identity in the claim's place: a renewal.
+    """
 
     claim: VerifyKey
     enrolment: Enrolment
@@ -71,6 +74,11 @@ class ClaimRequest:
         if not verify(self.claim, CLAIM, _asked(self.enrolment, self.tls_key), self.signature):
             raise ClaimError("the claim did not sign these keys", fix=_FIX)
         self.enrolment.verify()
+
+    @property
+    def is_renewal(self) -> bool:
+        """Whether a device asks in its own name, without a claim."""
+        return self.claim == self.enrolment.identity
 
     def to_bytes(self) -> bytes:
         """As it travels."""

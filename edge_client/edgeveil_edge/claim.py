@@ -1,8 +1,12 @@
-"""A new box's first minute: its keys, its one-time claim, and the certificate that comes back."""
+"""A new box's first minute: its keys, its one-time claim, and the certificate that comes back.
+
+Later its identity asks for the next certificate, over the same way.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import datetime
 import secrets
 from pathlib import Path
 
@@ -13,9 +17,9 @@ from cryptography.x509.oid import NameOID
 
 from edgeveil.claim import DOWN, UP, ClaimAnswer, ClaimError, ClaimRequest, claim_key
 from edgeveil.crypto.authorities import key_pem, new_key
-from edgeveil.crypto.keys import VerifyKey
+from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.errors import BrokerError, CryptoError, UsageError
-from edgeveil.sites.edge import ClaimUse, EdgeSite
+from edgeveil.sites.edge import EdgeSite
 from edgeveil.storage import write_durably
 from edgeveil.transport.mqtt_link import MqttLink, link_settings
 from edgeveil.transport.process import OwnFolder
@@ -25,6 +29,10 @@ from edgeveil_edge.identity import DeviceIdentity
 
 ANSWER_S = 10.0
 AGAIN_S = 15.0
+_RENEW = datetime.timedelta(days=7)
+
+
+TlsFiles = tuple[Path, Path]  # a certificate and its key
 
 
 def is_unclaimed(site: EdgeSite) -> bool:
@@ -45,23 +53,79 @@ async def take_up_claim(site: EdgeSite) -> str:
         raise UsageError("has no claim to use", where=site.name, fix=fix)
     folder = OwnFolder(site.state_dir)
     try:
-        claim = claim_key(_text(use.claim_file))
+        claim = _claim(use.claim_file)
         identity = DeviceIdentity.load_or_create(site.state_dir)
-        key = _tls_key(key_file)
-        point = key.public_key().public_bytes(
-            serialization.Encoding.X962, serialization.PublicFormat.UncompressedPoint
-        )
-        request = ClaimRequest.make(claim, identity.enrolment(), point).to_bytes()
-        answer = await _asked(site, use, request, identity.device_id)
-        _check(answer.certificate, key, identity.device_id)
-        write_durably(certificate, answer.certificate.encode(), mode=0o644)
+        image = (use.cert_file, use.key_file)
+        await _certified(site, image, (certificate, key_file), identity, claim)
         use.claim_file.unlink(missing_ok=True)
         return identity.device_id
     finally:
         folder.release()
 
 
-async def _asked(site: EdgeSite, use: ClaimUse, request: bytes, device_id: str) -> ClaimAnswer:
+def is_due(site: EdgeSite, now: datetime.datetime) -> bool:
+    """Whether a certificate that came with a claim is a week old, or has little time left.
+
+    So often that an authority can be replaced within days.
+    """
+    shown = _shown(site)
+    if shown is None:
+        return False
+    return now - shown.not_valid_before_utc > _RENEW or ends_soon(site, now)
+
+
+def ends_soon(site: EdgeSite, now: datetime.datetime) -> bool:
+    """Whether less than a third of the life of a certificate that came with a claim is left."""
+    shown = _shown(site)
+    if shown is None:
+        return False
+    ends, life = shown.not_valid_after_utc, shown.not_valid_after_utc - shown.not_valid_before_utc
+    return ends - now < life / 3
+
+
+def _shown(site: EdgeSite) -> x509.Certificate | None:
+    path = site.broker.cert_file
+    if site.claim is None or path is None:
+        return None
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError):
+        return None  # the link tells of it
+
+
+async def renew(site: EdgeSite, identity: DeviceIdentity) -> None:
+    """The device's next certificate, in place of the one there; its connection takes it up when
+    it is made anew. Raises ClaimError where the proxy refuses, BrokerError or CryptoError."""
+    if site.claim is None or site.broker.cert_file is None or site.broker.key_file is None:
+        return
+    files = (site.broker.cert_file, site.broker.key_file)
+    try:
+        await _certified(site, files, files, identity, identity.signing)
+    except BrokerError:  # where the broker takes the device's own no more, the image's still counts
+        image = (site.claim.cert_file, site.claim.key_file)
+        await _certified(site, image, files, identity, identity.signing)
+
+
+async def _certified(
+    site: EdgeSite,
+    shown: TlsFiles,
+    files: TlsFiles,
+    identity: DeviceIdentity,
+    signing: SigningKey,
+) -> None:
+    """Ask, `shown` to the broker, until there is a certificate, and keep it in `files`."""
+    certificate, key_file = files
+    key = _tls_key(key_file)
+    point = key.public_key().public_bytes(
+        serialization.Encoding.X962, serialization.PublicFormat.UncompressedPoint
+    )
+    request = ClaimRequest.make(signing, identity.enrolment(), point).to_bytes()
+    answer = await _asked(site, shown, request, identity.device_id)
+    _check(answer.certificate, key, identity.device_id)
+    write_durably(certificate, answer.certificate.encode(), mode=0o644)
+
+
+async def _asked(site: EdgeSite, shown: TlsFiles, request: bytes, device_id: str) -> ClaimAnswer:
     """The proxy's admission; until then it is asked again from time to time."""
     proxy = _proxy_key(site)
     heard: asyncio.Queue[bytes] = asyncio.Queue(maxsize=64)
@@ -70,8 +134,8 @@ async def _asked(site: EdgeSite, use: ClaimUse, request: bytes, device_id: str) 
         if not heard.full():
             heard.put_nowait(payload)
 
-    broker = site.broker.model_copy(update={"cert_file": use.cert_file, "key_file": use.key_file})
-    settings = link_settings(broker, "claim", site.limits.packet_bytes)
+    broker = site.broker.model_copy(update=dict(zip(("cert_file", "key_file"), shown, strict=True)))
+    settings = link_settings(broker, f"claim-{device_id}", site.limits.packet_bytes)
     link = MqttLink(settings, on_message=on_message)
     await link.subscribe([DOWN])
     await link.connect_or_raise()
@@ -113,6 +177,14 @@ def _proxy_key(site: EdgeSite) -> VerifyKey:
         fix = "take the newest trust.json from who keeps the root"
         raise UsageError("nobody is believed to be the proxy", where=site.name, fix=fix)
     return found
+
+
+def _claim(path: Path) -> SigningKey:
+    text = _text(path)
+    try:
+        return claim_key(text)
+    except ClaimError as error:
+        raise ClaimError(error.what, where=str(path), fix=error.fix) from None
 
 
 def _text(path: Path) -> str:

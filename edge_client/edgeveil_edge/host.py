@@ -23,6 +23,7 @@ from edgeveil.protocol.device_tasks import (
     AdoptRelease,
     ApplyStatement,
     ComputeAnswer,
+    CountElsewhere,
     Installation,
     InstallJob,
     InstallRelease,
@@ -35,7 +36,7 @@ from edgeveil.protocol.device_tasks import (
     SealReport,
     StatementApplied,
 )
-from edgeveil.protocol.messages import Manifest, ReleaseStatement
+from edgeveil.protocol.messages import Behind, Manifest, ReleaseStatement
 from edgeveil.protocol.release_health import HEALTH, ReleaseOutcome, wants_reports
 from edgeveil.protocol.sealed import (
     JobPackage,
@@ -106,6 +107,7 @@ class DeviceHost:
         self._work = RoundWork(site, identity, store, ledger, noise_for, compute, sealing, say)
         self.releases = ReleaseStore(site.state_dir / "releases", site.limits.releases)
         self.releases.follow(site.policy.on_expired_release)
+        self.unheard = False  # whether the proxy did not know it, once
         self._stale = ""  # what the owner was told of a release that is not renewed
         self._membership: dict[bytes, bytes] = {}
 
@@ -139,6 +141,7 @@ class DeviceHost:
 
     def report(self, report: fx.Report) -> None:
         """A line on the owner's console, without the name in the log."""
+        self.unheard |= report.what == "unheard"
         warns, line = _LINES.get(report.what, (False, ""))
         # A reason in words may quote a path or a record: that is for the console alone.
         told = {k: v for k, v in report.data.items() if k != "why" or _SLUG.fullmatch(str(v))}
@@ -172,6 +175,8 @@ class DeviceHost:
                 return self._report(manifest)
             case ApplyStatement(statement=statement):
                 return self._apply(statement)
+            case CountElsewhere(behind=behind):
+                return self._count_elsewhere(behind)
         return fx.WorkFailed("malformed_package")
 
     # --- tasks ---
@@ -304,6 +309,23 @@ class DeviceHost:
                 self._say(f"{now.version if now else 'no release'} is in use from now on")
         self._store.put_fact("release_statement", str(said.number))
         return StatementApplied(left)
+
+    def _count_elsewhere(self, behind: Behind) -> Installation:
+        """The ledger first: before it counts, nothing more is answered."""
+        for job in behind.jobs:
+            self._ledger.count_elsewhere(job.job_id.hex(), job.deposit)
+            self._work.forget(job.job_id)
+        if not behind.whole:
+            self._ledger.count_untold()
+        self._store.put_fact("answered", str(behind.answered))
+        spent = self._ledger.spent()
+        self._say(
+            "this state is older than what the proxy knows: a copy of this device has answered, or"
+            " an older state was put back. What was answered since counts here, each job with all"
+            f" that it reserved; spent on '{self.site.data.name}' so far: training: {spent}"
+        )
+        LOG.warning("behind", extra={"jobs": len(behind.jobs), "whole": behind.whole})
+        return Installation()
 
     def warm_up(self) -> None:
         """At a start: load what rounds will need, before the next one.

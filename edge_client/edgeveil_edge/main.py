@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 from edgeveil import logs, plugins
 from edgeveil.data.records import Records
+from edgeveil.errors import EdgeVeilError
 from edgeveil.jobs import Job
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.protocol import effects as fx
@@ -23,7 +25,7 @@ from edgeveil.transport.process import EXIT_S, OwnFolder, first_of, run_until_st
 from edgeveil.transport.runtime import Runtime
 from edgeveil.transport.service_manager import tell_ready
 from edgeveil_edge import conditions
-from edgeveil_edge.claim import is_unclaimed, take_up_claim
+from edgeveil_edge.claim import ends_soon, is_due, is_unclaimed, renew, take_up_claim
 from edgeveil_edge.compute_process import ComputeProcess, RemoteComputer
 from edgeveil_edge.control import ControlSocket
 from edgeveil_edge.host import LOG
@@ -35,6 +37,7 @@ from edgeveil_edge.self_check import self_check
 from edgeveil_edge.spending import as_plain
 
 RELEASE_LOOK_S = 300.0
+CERTIFICATE_LOOK_S = 6 * 3600.0
 
 
 def run(sites: Sequence[EdgeSite]) -> int:
@@ -156,6 +159,7 @@ class DeviceProcess:
             self.runtime.run(),
             self.presence.run(),
             self._look_at_release(),
+            self._look_at_certificate(),
         )
 
     def pause(self, paused: bool) -> None:
@@ -204,6 +208,25 @@ class DeviceProcess:
                 self._executor, self.device.host.look_at_release, time.time()
             )
             await asyncio.sleep(RELEASE_LOOK_S)
+
+    async def _look_at_certificate(self) -> None:
+        """One that came with a claim is renewed, long before it ends.
+
+        So is one of a device that the proxy does not know: it may have lost its registry, and its
+        operator admit the device again.
+        """
+        while True:
+            unheard, self.device.host.unheard = self.device.host.unheard, False
+            now = datetime.datetime.now(datetime.UTC)
+            if unheard or is_due(self.site, now):
+                try:
+                    await renew(self.site, self.device.identity)
+                    LOG.info("certificate_renewed")
+                except EdgeVeilError as error:
+                    LOG.warning("certificate_not_renewed")
+                    if unheard or ends_soon(self.site, now):
+                        self._tell(f"there is no new certificate for the broker: {error}")
+            await asyncio.sleep(CERTIFICATE_LOOK_S)
 
     async def stop(self) -> None:
         """Say good-bye where there is a link, and close the files."""

@@ -219,7 +219,8 @@ class RoundWork:
         except (PrivacyError, DataError, UsageError) as error:
             return NoAnswer(str(error))
         sealed = seal_release(*earlier, context, manifest, membership, self._sealing)
-        return replace(sealed, at_once=not price)
+        deposit = self._ledger.deposit(manifest.at.job_id.hex())
+        return replace(sealed, at_once=not price, deposit=deposit)
 
     def dummies(self, manifest: Manifest) -> SealedAnswer | NoAnswer:
         """What an answer of this device would look like, under a membership that nobody has.
@@ -233,7 +234,8 @@ class RoundWork:
         inferred = [index for index in every if manifest.groups[index].name == SOFTMAX]
         groups = every if self.site.role == "train" else inferred or every
         membership = os.urandom(_MEMBERSHIP_BYTES)
-        return seal_dummies(manifest, groups, membership, self._sealing)
+        dummies = seal_dummies(manifest, groups, membership, self._sealing)
+        return replace(dummies, deposit=self._ledger.deposit())
 
     def _too_large(self, manifest: Manifest) -> str:
         """The reason to decline an upload that the outbox may not hold, or an empty string."""

@@ -52,6 +52,7 @@ def _job(job: str, entry: JobAccount) -> dict[str, Any]:
     return {
         "job": job,
         "open": entry.is_open,
+        "elsewhere": entry.elsewhere,
         "delta": entry.request.delta,
         **{name: _guarantee(value) for name, value in guarantees(entry.spent)},
         "reserved": {name: _guarantee(value) for name, value in guarantees(reserved)},

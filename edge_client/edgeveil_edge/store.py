@@ -128,6 +128,8 @@ class DeviceStore:
                         "INSERT OR REPLACE INTO outbox VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?)",
                         (at.job_id, at.exchange, at.attempt, *kept),
                     )
+                    counted = ("answered", str(put.upload.number))
+                    db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", counted)
                     _add_receipt(db, put, self._receipts_kept)
                     _count(db, put)
                 case OutboxHeld(at=at):
@@ -202,6 +204,7 @@ class DeviceStore:
             if due:
                 memory.report_due = _headers.decode(bytes.fromhex(due))
             memory.epoch = int(self.fact("epoch") or 0)
+            memory.answered = int(self.fact("answered") or 0)
             new = self.fact("new_sealing")
             if new:
                 device, sealing, number = json.loads(new)

@@ -190,12 +190,27 @@ class LedgerKey(SecretKey):
         derive = HKDF(SHA256(), KEY_BYTES, salt=None, info=labels.separated(labels.NOISE_KEY))
         return NoiseKey(derive.derive(self._raw))
 
+    def deposit_key(self) -> DepositKey:
+        """The key of what the device deposits with the proxy for its own eyes; HKDF as well."""
+        derive = HKDF(SHA256(), KEY_BYTES, salt=None, info=labels.separated(labels.DEPOSIT_KEY))
+        return DepositKey(derive.derive(self._raw))
+
 
 class NoiseKey(SecretKey):
     """Key that all of a device's noise is derived from: who has it can take the noise away."""
 
     __slots__ = ()
     tag = "edgeveil-noise-key-1"
+
+
+class DepositKey(SecretKey):
+    """Key of what a device deposits with the proxy for its own eyes alone."""
+
+    __slots__ = ()
+    tag = "edgeveil-deposit-key-1"
+
+
+DEPOSIT_BYTES = 1024  # of what is deposited, whatever it holds
 
 
 # --- signatures -----------------------------------------------------------------------------

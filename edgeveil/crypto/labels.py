@@ -30,6 +30,7 @@ STANZA_TAG = b"edgeveil/v1/stanza-tag"
 SEGMENT_MARK = b"edgeveil/v1/segment-mark"
 COMMITMENT = b"edgeveil/v1/commitment"
 NOISE_KEY = b"edgeveil/v1/noise-key"
+DEPOSIT_KEY = b"edgeveil/v1/deposit-key"
 
 # Keyed hashes: one link of a device's privacy ledger, an evaluation record's slot; and a device's
 # noise: one question's key, its secret samples, the noise on one exact sum. A change in how bytes

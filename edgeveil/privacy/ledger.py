@@ -20,10 +20,12 @@ from pathlib import Path
 from edgeveil.crypto.keys import NoiseKey
 from edgeveil.errors import PrivacyError, UsageError
 from edgeveil.privacy.accountant import weakest
-from edgeveil.privacy.events import Event, event_from_dict, to_dict
+from edgeveil.privacy.deposit import opened_deposit, sealed_deposit
+from edgeveil.privacy.events import Event, UnprotectedEvent, event_from_dict, to_dict
 from edgeveil.privacy.guarantee import Guarantee
 from edgeveil.privacy.ledger_chain import Change, LedgerChain, broken, require_database
 from edgeveil.privacy.policy import (
+    INFER,
     TRAIN,
     JobRequest,
     Limits,
@@ -70,6 +72,7 @@ class JobAccount:
 
     request: JobRequest
     is_open: bool = True
+    elsewhere: bool = False  # a copy of this device answered it: all that was reserved counts
     releases: dict[int, Release] = field(default_factory=dict)
 
     @property
@@ -87,7 +90,7 @@ class JobAccount:
     @property
     def counted(self) -> tuple[Event, ...]:
         """What was spent for good: see `JobRequest.counted`."""
-        return self.request.counted(self.events)
+        return self.request.events if self.elsewhere else self.request.counted(self.events)
 
     @property
     def spent(self) -> Quote:
@@ -95,11 +98,27 @@ class JobAccount:
         return price(self.counted, self.request.delta)
 
 
+# What stands for answers of a copy of which nobody knows the jobs.
+_UNTOLD = JobRequest(
+    "",
+    0.0,
+    tuple(
+        UnprotectedEvent(what="answers of a copy, unknown", unit="record", purpose=purpose)
+        for purpose in (TRAIN, INFER)
+    ),
+)
+
+
 @dataclass
 class Account:
     """All jobs of one data set, in the order in which they came."""
 
     jobs: dict[str, JobAccount] = field(default_factory=dict)
+
+    @property
+    def untold(self) -> bool:
+        """Whether a copy of the device answered nobody knows what."""
+        return _UNTOLD.job_id in self.jobs
 
     def spent(self, job_id: str | None = None, purpose: str = TRAIN) -> Guarantee:
         """What was spent: by one job, or (None) over the data set's life.
@@ -137,6 +156,10 @@ class Book:
             jobs[change.job] = JobAccount(JobRequest.from_json(change.body))
         elif change.kind == "released":
             jobs[change.job].releases[change.exchange] = Release.from_body(number, change.body)
+        elif change.kind == "elsewhere":
+            request = JobRequest.from_json(change.body) if change.body else _UNTOLD
+            entry = jobs.setdefault(change.job, JobAccount(request))
+            entry.request, entry.is_open, entry.elsewhere = request, False, True
         else:
             jobs[change.job].is_open = False
         self.links = number
@@ -200,6 +223,14 @@ class Ledger:
         Reads no record and changes nothing. Other jobs count with all they reserved while open,
         then with what they spent. A job's request may not change once it is open.
         """
+        if self._account().untold:
+            raise PrivacyError(
+                f"what a copy of this device answered of '{self.dataset}' is not known, so nothing"
+                " is left to spend",
+                where=str(self._path),
+                fix="put back the newest state that there is, or enrol a new device with a"
+                " state_dir of its own",
+            )
         jobs = {job: entry.counting for job, entry in self._account().jobs.items()}
         known = jobs.pop(request.job_id, None)
         if known is not None and not known.same_as(request):
@@ -304,9 +335,46 @@ class Ledger:
             if entry is None or not entry.is_open:
                 return
             self._chain.append(db, Change(self.dataset, "closed", job_id))
-            numbers = [(release.number,) for release in entry.releases.values()]
-            db.executemany("DELETE FROM payloads WHERE number = ?", numbers)
-            self._keep(db, job_id, b"")
+            self._forget(db, job_id, entry)
+
+    def _forget(self, db: sqlite3.Connection, job_id: str, entry: JobAccount) -> None:
+        numbers = [(release.number,) for release in entry.releases.values()]
+        db.executemany("DELETE FROM payloads WHERE number = ?", numbers)
+        self._keep(db, job_id, b"")
+
+    def deposit(self, job_id: str = "") -> bytes:
+        """An open job's request, for this device's own eyes: `DEPOSIT_BYTES` that look the same
+        whatever they hold, or none."""
+        entry = self._account().jobs.get(job_id)
+        return sealed_deposit(self._chain.deposit_key(), entry.request if entry else None)
+
+    def count_elsewhere(self, job_id: str, deposit: bytes) -> None:
+        """A copy of this device answered this job: all that its `deposit` reserved counts here.
+
+        Nothing more is answered in it. A deposit that holds nothing was a dummy's; where it cannot
+        be read, nobody knows what was spent, and nothing is left.
+        """
+        try:
+            request = opened_deposit(self._chain.deposit_key(), deposit)
+        except PrivacyError:
+            self.count_untold()
+            return
+        if request is None:
+            return
+        with self._written() as db:
+            known = self._account().jobs.get(job_id)
+            if known is not None and known.elsewhere:
+                return
+            body = request.to_json()
+            self._chain.append(db, Change(self.dataset, "elsewhere", job_id, body=body))
+            if known is not None:
+                self._forget(db, job_id, known)
+
+    def count_untold(self) -> None:
+        """A copy of this device answered, nobody knows what: nothing is left to spend."""
+        with self._written() as db:
+            if not self._account().untold:
+                self._chain.append(db, Change(self.dataset, "elsewhere", _UNTOLD.job_id))
 
     def answered(self, job_id: str) -> bool:
         """Whether anything was released in this job."""

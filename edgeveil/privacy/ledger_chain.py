@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from edgeveil.crypto import labels
-from edgeveil.crypto.keys import LedgerKey, NoiseKey, read_key, write_key
+from edgeveil.crypto.keys import DepositKey, LedgerKey, NoiseKey, read_key, write_key
 from edgeveil.errors import CryptoError, PrivacyError
 from edgeveil.storage import SqliteFile
 
@@ -42,7 +42,7 @@ _FIX = (
 )
 
 
-Kind = Literal["opened", "released", "closed"]
+Kind = Literal["opened", "released", "closed", "elsewhere"]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,8 @@ class Change:
     """One change of one data set's account; `body` is the text that its kind needs.
 
     `opened`: the job's request. `released`: the events and the digest of the stored tensors, for
-    one `exchange`. `closed`: nothing.
+    one `exchange`. `closed`: nothing. `elsewhere`: the request of a job that a copy of this device
+    answered, or nothing where nobody knows what was.
     """
 
     dataset: str
@@ -129,6 +130,10 @@ class LedgerChain:
     def noise_key(self) -> NoiseKey:
         """What the open chain's key says of noise."""
         return self._key.noise_key()
+
+    def deposit_key(self) -> DepositKey:
+        """What the open chain's key says of deposits."""
+        return self._key.deposit_key()
 
     def make_tables(self) -> None:
         """Make what a new ledger lacks, in a transaction before `open`'s, which writes the key.

@@ -276,6 +276,10 @@ _ADVICE = (
     ("refused the broadcast", _PROXY),
     ("did not answer in time", "see that the proxy runs and that both reach their broker"),
     ("limits.spool_bytes is", "raise limits.spool_bytes at the cloud and start it again"),
+    (
+        "0 uploaded, 0 declined",
+        f"{_AWAY}; a cloud whose store was begun anew may number behind: rotate its keys",
+    ),
     ("below the minimum", _AWAY),
     ("valid upload", f"see what the devices' consoles say; {_AWAY}"),
     ("no device answered", _AWAY),

@@ -37,6 +37,7 @@ from edgeveil.protocol.device_tasks import (
     ApplyStatement,
     CloudEpoch,
     ComputeAnswer,
+    CountElsewhere,
     DeviceMemory,
     DeviceSettings,
     Installation,
@@ -55,6 +56,7 @@ from edgeveil.protocol.device_tasks import (
 )
 from edgeveil.protocol.messages import (
     Ack,
+    Behind,
     BlobPart,
     BroadcastHeader,
     Bye,
@@ -102,7 +104,7 @@ class DeviceMachine:
         self.round = DeviceRound(signer, memory, self.settings, backoff)
         self._releases = DeviceReleases(signer, memory, self.settings, backoff)
         self._jobs = KnownJobs(signer, memory, self.settings, backoff, self.fetches)
-        self._greeting = DeviceGreeting(signer, self.settings, backoff, keys.versions)
+        self._greeting = DeviceGreeting(signer, memory, self.settings, backoff, keys.versions)
         self._at_work: TrustMetadata | None = None  # the host verifies it
 
     @property
@@ -221,7 +223,7 @@ class DeviceMachine:
             return self._fetch(offer, header)
         if header.stanza_bytes > header.blob.size_bytes:
             raise ProtocolError("malformed")
-        if self._greeting.away and (header.kind != "round" or header.at != self.at):
+        if not self._greeting.is_there and (header.kind != "round" or header.at != self.at):
             return []  # what is open by then comes again after the next hello
         if header.kind == "release":
             return self._release(offer, header)
@@ -305,6 +307,9 @@ class DeviceMachine:
             case AdoptRelease(manifest=manifest), Installation():
                 self._in_use(manifest)
                 return self._releases.settled(manifest)
+            case CountElsewhere(behind=behind), Installation():
+                self.memory.answered = max(self.memory.answered, behind.answered)
+                return [fx.Report("was_behind", {}), *self._greeting.begin()]
             case (InstallRelease() | AdoptRelease()) as work, fx.WorkFailed(reason=reason):
                 self._newest_release = self.memory.release_sequence  # it counts as never heard of
                 return [*_failed(reason), *self._releases.settled(work.manifest)]
@@ -360,6 +365,10 @@ class DeviceMachine:
                 return self._greeting.asked(here)
             case Later() as later:
                 return self._greeting.put_off(later)
+            case Behind() as behind:
+                # Of another hello: this one may have been played again.
+                told = self._greeting.is_said(behind.hello)
+                return [fx.Work(CountElsewhere(behind))] if told else []
             case Cover() as cover:
                 self.round.cover.asked(cover)
                 return []
@@ -423,16 +432,25 @@ class DeviceGreeting:
     def __init__(
         self,
         signer: Signer,
+        memory: DeviceMemory,
         settings: DeviceSettings,
         backoff: Backoff,
         versions: tuple[int, int] = (0, 0),
     ) -> None:
-        self._signer, self._settings, self._backoff = signer, settings, backoff
+        self._signer, self._memory = signer, memory
+        self._settings, self._backoff = settings, backoff
         self.versions = versions  # of the trust metadata, as a hello says them
         self._tries = 0
         self._said = b""  # digest of the hello that is not acknowledged yet
         self.away = False  # by its owner's conditions, perhaps once the round at hand is over
         self._greeted = False
+        # Who counts its answers takes up nothing until the proxy knows no later ones.
+        self._was_heard = memory.answered < 0
+
+    @property
+    def is_there(self) -> bool:
+        """Whether to take up what is offered: not while away, nor before it was heard once."""
+        return self._was_heard and not self.away
 
     def begin(self) -> list[fx.Effect]:
         """The link is up (again)."""
@@ -444,7 +462,8 @@ class DeviceGreeting:
         if self.away:
             return []
         self._greeted = True
-        note = self._signer.note(Hello(self._signer.name, *self.versions))
+        hello = Hello(self._signer.name, *self.versions, self._memory.answered)
+        note = self._signer.note(hello)
         self._said = hashlib.sha256(note.body.payload).digest()
         settings = self._settings
         wait_s = self._backoff.wait_s(settings.repair_s, self._tries, settings.waits_cap_s)
@@ -478,7 +497,11 @@ class DeviceGreeting:
 
     def heard(self, digest: bytes) -> list[fx.Effect] | None:
         """The proxy acknowledged a note of this digest; None if it was not the hello."""
-        if digest != self._said:
+        if not self.is_said(digest):
             return None
-        self._said = b""
+        self._said, self._was_heard = b"", True
         return [fx.CancelTimer("hello")]
+
+    def is_said(self, digest: bytes) -> bool:
+        """Whether this is the hello that is not acknowledged yet."""
+        return digest == self._said

@@ -398,7 +398,9 @@ class Outbox:
             return [fx.SetTimer("resend", after_s)]
         self._waiting = None
         blob = describe(sealed.data, part_bytes(self._settings.packet_bytes))
-        upload = Upload(at, sealed.groups, blob)
+        self._memory.answered += self._memory.answered >= 0
+        number = max(0, self._memory.answered)
+        upload = Upload(at, sealed.groups, blob, number, sealed.deposit)
         header = self._signer.header(upload)
         item = OutboxPut(at, header, upload, sealed.marks, sealed.data, sealed.dummy)
         self._memory.outbox, self._resends = item, 0

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from edgeveil.protocol.messages import (
+    Behind,
     Envelope,
     ExchangeId,
     Manifest,
@@ -94,6 +95,7 @@ class SealedAnswer:
     marks: tuple[bytes, ...]
     dummy: bool = False
     at_once: bool = False
+    deposit: bytes = b""  # for the upload's header
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,13 @@ class AdoptRelease:
     """The release in use was sealed anew, under another sequence; outcome as `InstallRelease`."""
 
     manifest: Manifest
+
+
+@dataclass(frozen=True)
+class CountElsewhere:
+    """What a copy of this device answered counts here; outcome `Installation` or `WorkFailed`."""
+
+    behind: Behind
 
 
 @dataclass(frozen=True)
@@ -255,6 +264,7 @@ class DeviceMemory:
     epoch: int = 0  # of the cloud's keys, in which these numbers were said
     outbox: OutboxPut | None = None
     new_sealing: NewSealingKey | None = None  # that the proxy is to be told of
+    answered: int = -1  # the number of the newest answer, dummies among them; -1: none is counted
 
 
 CLOSED_KEPT = 1000  # ends of jobs that a device remembers; its ledger remembers all it took part in

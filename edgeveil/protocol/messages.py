@@ -20,7 +20,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from edgeveil.crypto.keys import SigningKey, VerifyKey, sign, verify
+from edgeveil.crypto.keys import DEPOSIT_BYTES, SigningKey, VerifyKey, sign, verify
 from edgeveil.crypto.labels import BODY, HEADER
 from edgeveil.errors import ProtocolError
 
@@ -32,6 +32,8 @@ Name = Annotated[str, Meta(pattern=r"^[a-z0-9_.-]{1,64}\Z")]
 Count = Annotated[int, Meta(ge=0, le=2**31)]
 Bytes = Annotated[int, Meta(ge=0, le=2**40)]
 Seconds = Annotated[float, Meta(ge=0, le=10 * 86400)]
+Answers = Annotated[int, Meta(ge=-1, le=2**62)]
+Deposit = Annotated[bytes, Meta(max_length=DEPOSIT_BYTES)]
 
 
 class Blob(msgspec.Struct, frozen=True, array_like=True):
@@ -161,11 +163,16 @@ SEAL_OVERHEAD_BYTES = 48  # HPKE: an encapsulated key of 32 bytes and a tag of 1
 
 
 class Upload(msgspec.Struct, frozen=True, array_like=True, tag="upload"):
-    """A device's sealed segments: the blob holds the groups listed, in that order."""
+    """A device's sealed segments: the blob holds the groups listed, in that order.
+
+    The proxy keeps number and deposit, and gives them back to a device that lost them (`Behind`).
+    """
 
     at: ExchangeId
     groups: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=1024)]
     blob: Blob
+    number: Answers = 0  # of this answer in the device's life; 0: it does not count them
+    deposit: Deposit = b""  # what the job may cost, for the device's own eyes
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
@@ -226,12 +233,14 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     """A device is there; said again until the proxy acknowledges it and sends what is open.
 
     With the versions of the root and the delegations that it knows: the proxy sends newer ones.
-    Zeros where it pins keys one by one, or is of an earlier version.
+    Zeros where it pins keys one by one, or is of an earlier version. `answered` is the number of
+    its newest answer; below zero, it does not count them.
     """
 
     device: DeviceId
     root_version: Count = 0
     trust_version: Count = 0
+    answered: Answers = -1
 
 
 class Here(msgspec.Struct, frozen=True, array_like=True, tag="here"):
@@ -248,6 +257,27 @@ class Later(msgspec.Struct, frozen=True, array_like=True, tag="later"):
     """The proxy's answer to a hello while many come: this one again, after `delay_s`."""
 
     delay_s: Seconds
+
+
+class JobDeposit(msgspec.Struct, frozen=True, array_like=True):
+    """The deposit of a device's newest answer in a job."""
+
+    job_id: JobId
+    deposit: Deposit
+
+
+class Behind(msgspec.Struct, frozen=True, array_like=True, tag="behind"):
+    """The proxy's answer to a hello that counts fewer answers than this identity has given: what
+    says so is a copy, or was put back from one.
+
+    `jobs` are those answered since, up to answer number `answered`; not `whole`: there may have
+    been others. What is still missing then, the next hello brings.
+    """
+
+    hello: Digest
+    answered: Answers
+    jobs: Annotated[tuple[JobDeposit, ...], Meta(max_length=64)]
+    whole: bool
 
 
 class Cover(msgspec.Struct, frozen=True, array_like=True, tag="cover"):
@@ -345,6 +375,7 @@ Body = (
     | Hello
     | Here
     | Later
+    | Behind
     | Cover
     | Want
     | Decline

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import hashlib
 
+from edgeveil.crypto.keys import DEPOSIT_BYTES
 from edgeveil.crypto.labels import BODY
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import (
     Ack,
+    Behind,
     BlobPart,
     Bye,
     Close,
@@ -46,7 +48,10 @@ from edgeveil.protocol.proxy_broadcasts import Broadcasts, Serving
 from edgeveil.protocol.proxy_releases import ProxyReleases
 from edgeveil.protocol.proxy_rounds import ProxyRounds, ProxyUploads
 from edgeveil.protocol.proxy_tasks import (
+    Answered,
+    AnswersFrom,
     DeviceRegistry,
+    FindAnswered,
     KeepBroadcast,
     ProxyContext,
     ProxyMemory,
@@ -116,6 +121,8 @@ class ProxyMachine:
                 return self.rounds.set_aside(device)
             case fx.WorkDone(task=ShuffleRound() as task, result=result):
                 return self.rounds.shuffled(task, result)
+            case fx.WorkDone(task=FindAnswered() as task, result=Answered() as found):
+                return self._greeting.found(task, found)
             case fx.WorkDone(task=KeepBroadcast() as task, result=result):
                 return self.broadcasts.kept(task, result)
             case fx.MessageReceived(sender=fx.CloudAddress(), message=message):
@@ -257,7 +264,7 @@ class ProxyMachine:
     def _device_message(self, device: str, message: object, now_s: float) -> list[fx.Effect]:
         match message:
             case Offer() as offer:
-                return self.uploads.offer(device, offer, now_s)
+                return [*self.uploads.offer(device, offer, now_s), *self._greeting.ask(device)]
             case BlobPart() as part:
                 return self.uploads.part(device, part, now_s)
             case Need() as need:
@@ -273,11 +280,11 @@ class ProxyMachine:
             return self._greeting.later(device, now_s)  # its signature is checked when it is heard
         check_signature(signed, device, self.registry.verify_key(device), BODY)
         match body:
-            case Hello(device=said, root_version=root_version, trust_version=version) if (
-                said == device
-            ):
-                newer = self._send_trust(fx.DeviceAddress(device), root_version, version)
-                return [*newer, *self._came(device, signed, now_s)]
+            case Hello(device=said) as hello if said == device:
+                to = fx.DeviceAddress(device)
+                newer = self._send_trust(to, hello.root_version, hello.trust_version)
+                behind = self._greeting.behind(hello, signed, now_s)
+                return [*newer, *(behind or self._came(hello, signed, now_s))]
             case Bye(device=said) if said == device:
                 self.online.discard(device)
                 return [*self.uploads.left(device), self._presence()]
@@ -293,8 +300,9 @@ class ProxyMachine:
                 return self.releases.report(device, report, note)
         raise ProtocolError("unexpected_body")
 
-    def _came(self, device: str, hello: Envelope, now_s: float) -> list[fx.Effect]:
-        heard = self._greeting.heard(device, hello, now_s)
+    def _came(self, hello: Hello, signed: Envelope, now_s: float) -> list[fx.Effect]:
+        device = hello.device
+        heard = self._greeting.heard(hello, signed, now_s)
         self.online.add(device)
         coming = self.uploads.came(device, now_s)
         # What is withdrawn is known before a release is: none comes back by an old copy of it.
@@ -309,6 +317,7 @@ class ProxyMachine:
 
 _DELAY_STEP_S = 0.1  # delays are rounded, so that one signed note serves many devices
 _LATEST_S = 600.0
+_MOST_JOBS = 64  # in one `Behind`
 _EACH_HELLOS, _EACH_S = 5, 10.0  # of one device: a sound one comes, is asked once, and tries again
 
 
@@ -367,6 +376,12 @@ class ProxyGreeting:
         self._context.all_came = True
         return []
 
+    def ask(self, device: str) -> list[fx.Effect]:
+        """One that answers and is held to be away is asked for a hello: a copy of it said bye."""
+        if device in self._context.online or not self._context.all_came:
+            return []
+        return [fx.Send(fx.DeviceAddress(device), self._context.signer.note(Here(0.0)))]
+
     def later(self, device: str, now_s: float) -> list[fx.Effect]:
         """The same hello again, later. Its signature is checked when it is heard.
 
@@ -382,18 +397,47 @@ class ProxyGreeting:
         to = fx.DeviceAddress(device)
         return [*self._context.cover(to), fx.Send(to, self._later[steps])]
 
-    def heard(self, device: str, hello: Envelope, now_s: float) -> list[fx.Effect]:
+    def heard(self, hello: Hello, signed: Envelope, now_s: float) -> list[fx.Effect]:
         """A hello that is the device's own.
 
         Raises ProtocolError `hello_too_often`: one device must not take the others' place.
         """
-        self._count(device, now_s)
+        self._count(hello.device, now_s)
         self.rate.heard()
-        ack = self._context.ack(hashlib.sha256(hello.payload).digest(), "held")
-        return [
-            fx.Send(fx.DeviceAddress(device), ack),
-            *self._context.cover(fx.DeviceAddress(device)),
-        ]
+        to = fx.DeviceAddress(hello.device)
+        ack = self._context.ack(hashlib.sha256(signed.payload).digest(), "held")
+        return [*self._answers(hello), fx.Send(to, ack), *self._context.cover(to)]
+
+    def _answers(self, hello: Hello) -> list[fx.Effect]:
+        """How many it counts is remembered; that it counts them at all, for good."""
+        if hello.answered < 0:
+            return []
+        answered = self._context.memory.answered
+        known = answered.get(hello.device)
+        answered[hello.device] = max(known or 0, hello.answered)
+        return [] if known is not None else [fx.Persist(AnswersFrom(hello.device, hello.answered))]
+
+    def behind(self, hello: Hello, signed: Envelope, now_s: float) -> list[fx.Effect]:
+        """Where a hello counts fewer answers than this identity gave, look up which: it is not
+        heard before it counts them too. Else nothing.
+
+        Raises ProtocolError `hello_too_often`.
+        """
+        known = self._context.memory.answered.get(hello.device)
+        if known is None or not 0 <= hello.answered < known:
+            return []
+        self._count(hello.device, now_s)
+        self.rate.heard()
+        digest = hashlib.sha256(signed.payload).digest()
+        most = self._context.settings.packet_bytes // (2 * DEPOSIT_BYTES)
+        most = min(max(1, most), _MOST_JOBS)
+        find = FindAnswered(hello.device, digest, hello.answered, known, most)
+        return [fx.Refuse("behind"), fx.Work(find)]
+
+    def found(self, asked: FindAnswered, answered: Answered) -> list[fx.Effect]:
+        """Tell it, and hear it again once it has counted them."""
+        behind = Behind(asked.hello, answered.number, answered.jobs, answered.whole)
+        return [fx.Send(fx.DeviceAddress(asked.device), self._context.signer.note(behind))]
 
     def _count(self, device: str, now_s: float) -> None:
         since_s, count = self._each.get(device, (now_s, 0))

@@ -13,7 +13,8 @@ bounds.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from edgeveil.errors import ProtocolError
@@ -81,7 +82,7 @@ class Broadcasts:
         if not isinstance(header, Manifest | Commit):
             raise ProtocolError("unexpected_header")
         digest = header.blob.digest
-        for kept in self._context.memory.kept.values():
+        for kept in self._believed():
             if _slot(kept.header) == _slot(header):
                 if kept.signed.payload == offer.header.payload:
                     return [fx.Send(fx.CloudAddress(), self._context.ack(digest, "held"))]
@@ -119,7 +120,7 @@ class Broadcasts:
         if kind == "release" and self._withdrawn(header):
             return "withdrawn_release"
         if kind != "round":
-            kept = [k.header for k in self._context.memory.kept.values()]
+            kept = [one.header for one in self._believed()]
             newer = [h for h in kept if isinstance(h, Manifest) and h.sequence > header.sequence]
             over = any(_supersedes(header, old) for old in newer)
             return f"replayed_{kind}" if over else ""
@@ -128,6 +129,13 @@ class Broadcasts:
         if header.selected < max(header.min_batch, self._context.settings.min_batch_floor):
             return "selected_below_floor"
         return "" if self._rounds.fits(header) else "spool_too_small_for_cover"
+
+    def _believed(self) -> Iterator[KeptBroadcast]:
+        """What is kept and signed with a key that still counts: a leaked one's holds up nothing."""
+        for kept in self._context.memory.kept.values():
+            with suppress(ProtocolError):
+                self._context.keys.cloud_header(kept.signed)
+                yield kept
 
     def _forget_fetches(self, over: Callable[[Fetch[BroadcastHeader]], bool]) -> list[fx.Effect]:
         """The cloud has moved on: what it no longer offers cannot be completed."""

@@ -14,6 +14,7 @@ it withdraws is served no more.
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from edgeveil.errors import ProtocolError
@@ -26,7 +27,6 @@ from edgeveil.protocol.messages import (
     ReleaseReport,
     ReleaseReports,
     ReleaseStatement,
-    decode_body,
 )
 from edgeveil.protocol.proxy_tasks import KeptBroadcast, ProxyContext, ReleaseStated
 from edgeveil.protocol.release_health import REPORT_BYTES, wants_reports
@@ -161,14 +161,20 @@ class ProxyReleases:
 
     def withdrawn(self, header: Manifest) -> bool:
         """Whether the cloud has taken this release back."""
-        note = self._context.memory.statement
-        said = decode_body(note.body) if note else None
-        return isinstance(said, ReleaseStatement) and header.sequence in said.withdrawn
+        said = self._said()
+        return said is not None and header.sequence in said.withdrawn
 
     def _number(self) -> int:
+        said = self._said()
+        return -1 if said is None else said.number
+
+    def _said(self) -> ReleaseStatement | None:
+        """The newest statement; none where its key counts no more: numbers begin anew then."""
         note = self._context.memory.statement
-        said = decode_body(note.body) if note else None
-        return said.number if isinstance(said, ReleaseStatement) else -1
+        with suppress(ProtocolError):
+            said = self._context.keys.cloud_body(note.body) if note else None
+            return said if isinstance(said, ReleaseStatement) else None
+        return None
 
 
 def _is_withdrawn(kept: KeptBroadcast, said: ReleaseStatement) -> bool:

@@ -242,11 +242,13 @@ class Attendance:
 
     From `stalled_rounds` on, a device is not waited for, but in every 2nd, 4th, 8th … time as many:
     one that is only slower than the others must not be shut out by rounds that have become short.
+    Nor is one that was away and has come again: its first answer would be paid for in vain.
     """
 
     def __init__(self, stalled_rounds: int) -> None:
         self._stalled_rounds = stalled_rounds
         self._missed: dict[str, int] = {}
+        self._came: set[str] = set()  # of those not waited for, and gave nothing since
 
     def waits_for(self, device: str) -> bool:
         """Whether a round that has its quorum waits for this device."""
@@ -261,15 +263,24 @@ class Attendance:
     def answered(self, device: str) -> None:
         """The device gave what it had to."""
         self._missed.pop(device, None)
+        self._came.discard(device)
+
+    def came(self, device: str) -> None:
+        """It said hello: the next round waits for it, once until it answers."""
+        if self._missed.get(device, 0) >= self._stalled_rounds and device not in self._came:
+            self._came.add(device)
+            self._missed[device] = self._stalled_rounds - 1
 
     def set_aside(self, device: str) -> None:
-        """It is not waited for from now on."""
+        """It is not waited for from now on, nor for its hello."""
         self._missed[device] = self._stalled_rounds
+        self._came.add(device)
 
     def keep(self, admitted: Iterable[str]) -> None:
         """Forget all others."""
         known = set(admitted)
         self._missed = {device: n for device, n in self._missed.items() if device in known}
+        self._came &= known
 
 
 _TIMERS = ("deadline", "grace", "shuffle", "handover", "short")
@@ -645,8 +656,11 @@ class ProxyUploads:
         held = HeldUpload(header.groups, header.blob.digest, collection.slots[device])
         collection.hold(device, held)
         self._rounds.attendance.answered(device)
+        answered = self._context.memory.answered
+        if header.number > answered.get(device, header.number):
+            answered[device] = header.number
         return [
-            fx.Persist(UploadKept(header.at, device, held)),
+            fx.Persist(UploadKept(header.at, device, held, header.number, header.deposit)),
             fx.Send(fx.DeviceAddress(device), self._context.ack(held.digest, "held")),
             self._answered(collection),
             *self._rounds.advance(collection),
@@ -665,9 +679,12 @@ class ProxyUploads:
 
     def came(self, device: str, now_s: float) -> list[fx.Effect]:
         """A device is there (again): with cover traffic it will answer every open round."""
+        self._rounds.attendance.came(device)
         for collection in self._rounds.collections.values():
             collection.came(device)
-            if not self._rounds.attendance.waits_for(device):
+            if self._rounds.attendance.waits_for(device):
+                collection.aside.discard(device)
+            else:
                 collection.set_aside(device)
         return self._rounds.arrivals.reconnected(device, now_s)
 

@@ -16,6 +16,7 @@ from edgeveil.protocol.messages import (
     Cover,
     Envelope,
     ExchangeId,
+    JobDeposit,
     Note,
     PeerKeys,
     Signer,
@@ -121,6 +122,39 @@ class UploadKept:
     at: ExchangeId
     device: str
     held: HeldUpload
+    number: int = 0  # as the device counts its answers
+    deposit: bytes = b""
+
+
+@dataclass(frozen=True)
+class AnswersFrom:
+    """From this number on the proxy knows what a device answers."""
+
+    device: str
+    number: int
+
+
+@dataclass(frozen=True)
+class FindAnswered:
+    """What jobs has this identity answered after answer number `since`; at most so many.
+
+    Outcome `Answered`. `hello` is the digest of the one that asks by what it says.
+    """
+
+    device: str
+    hello: bytes
+    since: int
+    known: int  # number of its newest answer
+    most: int
+
+
+@dataclass(frozen=True)
+class Answered:
+    """Those jobs, the earliest first, up to answer `number`; `whole`: there were no others."""
+
+    number: int
+    jobs: tuple[JobDeposit, ...]
+    whole: bool
 
 
 @dataclass(frozen=True)
@@ -233,6 +267,7 @@ class ProxyMemory:
     delivered: set[ExchangeId] = field(default_factory=set)
     ended: dict[bytes, Note] = field(default_factory=dict)
     statement: Note | None = None  # on releases
+    answered: dict[str, int] = field(default_factory=dict)  # by device, its newest answer's number
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import datetime
 import http.client
 import socket
 import ssl
@@ -209,8 +210,22 @@ def silence(address: BrokerAddress, timeout_s: float) -> BrokerError:
     )
 
 
-def hung_up(address: BrokerAddress) -> BrokerError:
-    """The error for a connection that ends before the broker answered."""
+def hung_up(address: BrokerAddress, cert_file: Path | None = None) -> BrokerError:
+    """The error for a connection that ends before the broker answered.
+
+    Where it came with the certificate in `cert_file`, that one was probably not taken.
+    """
+    if cert_file is not None:
+        from cryptography import x509  # not a part of dialling itself
+
+        ends = x509.load_pem_x509_certificate(Path(cert_file).read_bytes()).not_valid_after_utc
+        over = ends <= datetime.datetime.now(datetime.UTC)
+        why = "has ended" if over else "may be revoked, or of an authority that the broker lacks"
+        return BrokerError(
+            f"the broker hung up on our certificate, which holds until {ends:%Y-%m-%d}: it {why}",
+            where=str(address),
+            fix=f"ask who keeps the site for a new bundle ({cert_file})",
+        )
     return BrokerError(
         "the broker closed the connection without an answer",
         where=str(address),

@@ -114,7 +114,8 @@ class MqttConnection:
                 dialling.silence(self._address, answer_s), certain=False
             ) from None
         except LinkDown:
-            raise VersionNotSpoken(dialling.hung_up(self._address), certain=False) from None
+            fault = dialling.hung_up(self._address, self._settings.cert_file)
+            raise VersionNotSpoken(fault, certain=False) from None
         if code == dialling.UNSUPPORTED_PROTOCOL:
             raise VersionNotSpoken(dialling.refusal(code, self._address), certain=True)
         if code:

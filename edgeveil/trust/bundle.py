@@ -156,7 +156,7 @@ class HeldTrust:
                 "another_root",
                 "begins with another root than the one that was pinned here",
                 where=str(self._given),
-                fix="put back the file of this fleet, or give the party a new state_dir",
+                fix="put back the file of this fleet",
             )
 
     def _keep(self) -> None:

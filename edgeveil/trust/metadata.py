@@ -273,6 +273,11 @@ def read_document(raw: bytes) -> Metadata[Any]:
     return _document(raw, Root, Targets)
 
 
+def read_delegations(raw: bytes) -> Delegated:
+    """What delegations say, whoever signed them. Raises TrustError `malformed_metadata`."""
+    return _delegated(_document(raw, Targets).signed)
+
+
 def _document(raw: bytes, *kinds: type[Any]) -> Metadata[Any]:
     if len(raw) > DOCUMENT_BYTES:
         raise TrustError("malformed_metadata", f"a document of more than {DOCUMENT_BYTES} bytes")

@@ -1,7 +1,8 @@
 """One-time claims: who made them, what became of them, and the desk that takes them.
 
 A claim is kept as its public key. It admits the first identity that it signs for, before it
-expires; the same identity may ask again, as answers get lost.
+expires; the same identity may ask again, as answers get lost. Once admitted it asks in its own name
+for its next certificate.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from edgeveil_proxy.registry import NOTE_CHARACTERS, Registry
 
 CLAIMS_FILE = "claims.sqlite"
 _MINUTE_S = 60.0
+_READ_TIMES = 10
 _SCHEMA = """CREATE TABLE IF NOT EXISTS claim (
     key BLOB PRIMARY KEY,
     name TEXT NOT NULL UNIQUE,
@@ -118,6 +120,11 @@ class ClaimBook:
             fix = "see edgeveil proxy claims list"
             raise ClaimBookError(f"there is no claim of '{name[:64]}'", fix=fix)
 
+    def disapprove(self, device: str) -> None:
+        """The operator takes out whoever used these claims: none of them admits it again."""
+        with self._file.transaction() as db:
+            db.execute("UPDATE claim SET approved = 0 WHERE device = ?", (device,))
+
     def use(self, key: bytes, device: str) -> HeldClaim:
         """Bind the claim to this device. ClaimError: unknown, expired, or another's by now."""
         with self._file.transaction() as db:
@@ -132,20 +139,41 @@ class ClaimBook:
             db.execute("UPDATE claim SET device = ? WHERE key = ?", (device, key))
         return found
 
-    def next_issue(self, key: bytes) -> int:
-        """The number of its next certificate, which is then taken. ClaimError: there were many."""
+    def knows(self, request: ClaimRequest) -> bool:
+        """Whether there is such a claim, or one that the device has used."""
+        device = request.enrolment.device_id if request.is_renewal else None
+        query = "SELECT count(*) FROM claim WHERE key = ? OR device = ?"
+        with self._file.guard() as db:
+            (count,) = db.execute(query, (request.claim.to_bytes(), device)).fetchone()
+        return bool(count)
+
+    def of_device(self, device: str) -> HeldClaim:
+        """The claim that it used last. ClaimError: none."""
+        with self._file.guard() as db:
+            query = "SELECT * FROM claim WHERE device = ? ORDER BY expires_s DESC"
+            row = db.execute(query, (device,)).fetchone()
+        if row is None:
+            raise ClaimError("the device has used no claim")
+        return _held(row)
+
+    def next_issue(self, key: bytes, device: str) -> int:
+        """The number of the device's next certificate, over all its claims; then it is taken.
+
+        Numbers come again after `RENEWALS`, all of which are revoked together: at one a week, those
+        before have ended by then.
+        """
         with self._file.transaction() as db:
-            (issued,) = db.execute("SELECT issued FROM claim WHERE key = ?", (key,)).fetchone()
-            if issued >= RENEWALS:
-                raise ClaimError("the claim was answered too often")
+            query = "SELECT sum(issued) FROM claim WHERE device = ?"
+            (issued,) = db.execute(query, (device,)).fetchone()
             db.execute("UPDATE claim SET issued = issued + 1 WHERE key = ?", (key,))
-        return int(issued)
+        return int(issued) % RENEWALS
 
 
 class ClaimDesk:
     """Judges requests: admits a device, and signs its certificate and the answer.
 
-    At most `per_minute` requests are looked at, by `clock` (seconds, monotonic).
+    At most `per_minute` requests with a claim that is known are answered, by `clock` (seconds,
+    monotonic), and ten times as many read: junk does not take the place of boxes with claims.
     """
 
     def __init__(
@@ -163,13 +191,13 @@ class ClaimDesk:
         self._book, self._registry, self._authority = book, registry, authority
         self._signer, self._days = signer, certificate_days
         self._waits = approved_by_operator
-        self._per_minute, self._clock = per_minute, clock
-        self._left, self._since_s = per_minute, clock()
+        self._read = _Allowance(_READ_TIMES * per_minute, clock)
+        self._answered = _Allowance(per_minute, clock)
         self.admitted = self.refused = self.dropped = 0
 
     def answer(self, raw: bytes) -> bytes | None:
         """The signed answer; None for what nobody could use an answer to."""
-        if not self._room():
+        if not self._read.take():
             self.dropped += 1
             return None
         try:
@@ -177,6 +205,9 @@ class ClaimDesk:
             request.verify()
         except (ClaimError, EnrolmentError):
             self.refused += 1
+            return None
+        if self._book.knows(request) and not self._answered.take():
+            self.dropped += 1
             return None
         device = request.enrolment.device_id
         try:
@@ -192,20 +223,35 @@ class ClaimDesk:
         except ValueError:
             raise ClaimError("holds no P-256 public key") from None
         self._registry.changed()  # an operator may have revoked it meanwhile
-        held = self._book.use(request.claim.to_bytes(), device)
-        if self._waits and not held.approved:
-            return ClaimAnswer(device, "waiting", "the proxy's operator has to admit it")
         known = {one.device_id: one for one in self._registry.devices(revoked=True)}
+        if request.is_renewal:
+            held = self._book.of_device(device)
+        else:
+            held = self._book.use(request.claim.to_bytes(), device)
+        # A claim that was used admits nobody anew by itself: the registry was lost, and with it
+        # who was revoked.
+        waits = self._waits or (held.issued > 0 and device not in known)
+        if waits and not held.approved:
+            return ClaimAnswer(device, "waiting", "the proxy's operator has to admit it")
         if device not in known:
             self._registry.admit(request.enrolment, note=held.name)
             self.admitted += 1
         elif not known[device].active:
             raise ClaimError("the device was revoked")
-        issue = self._book.next_issue(held.key)
+        issue = self._book.next_issue(held.key, device)
         shown = self._authority.client(device, point, issue=issue, days=self._days)
         return ClaimAnswer(device, "admitted", certificate=certificate_pem(shown).decode())
 
-    def _room(self) -> bool:
+
+class _Allowance:
+    """So many in each minute."""
+
+    def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
+        self._per_minute, self._clock = per_minute, clock
+        self._left, self._since_s = per_minute, clock()
+
+    def take(self) -> bool:
+        """Whether there is one more."""
         now_s = self._clock()
         if now_s - self._since_s >= _MINUTE_S:
             self._left, self._since_s = self._per_minute, now_s

@@ -19,6 +19,7 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import PeerKeys, Signer, TrustMetadata
 from edgeveil.protocol.proxy import ProxyMachine
 from edgeveil.protocol.proxy_tasks import (
+    FindAnswered,
     KeepBroadcast,
     ProxySettings,
     SealingKeyChanged,
@@ -200,6 +201,8 @@ class ProxyHost:
                 return self._spool.keep(task)
             case ShuffleRound():
                 return self._spool.shuffled(task, self._shuffle)
+            case FindAnswered():
+                return self._spool.answered(task)
             case fx.TakeTrust(metadata=metadata):
                 return self._take_trust(metadata)
         return fx.WorkFailed("no_such_work")

@@ -23,15 +23,19 @@ from edgeveil.protocol.messages import (
     Commit,
     Envelope,
     ExchangeId,
+    JobDeposit,
     Manifest,
     Note,
     decode_header,
 )
 from edgeveil.protocol.proxy_tasks import (
+    Answered,
+    AnswersFrom,
     BatchDelivered,
     BatchKept,
     BroadcastDropped,
     BroadcastPart,
+    FindAnswered,
     HeldUpload,
     JobEnded,
     KeepBroadcast,
@@ -50,7 +54,7 @@ from edgeveil.storage import FileData, SqliteFile, StorageError, sync_folder
 from edgeveil_proxy.shuffle import Shuffle, shuffle_round
 
 SPOOL_FILE = "spool.sqlite"
-_VERSION = 1  # of the tables below
+_VERSION = 2  # of the tables below
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS kept (number INTEGER PRIMARY KEY AUTOINCREMENT,
   digest BLOB UNIQUE, job BLOB, kind TEXT, signed BLOB);
@@ -62,6 +66,14 @@ CREATE TABLE IF NOT EXISTS ended (number INTEGER PRIMARY KEY AUTOINCREMENT,
   job BLOB UNIQUE, note BLOB);
 CREATE TABLE IF NOT EXISTS statement (one INTEGER PRIMARY KEY CHECK (one = 1), note BLOB);
 """
+# The last answer of each device to each job; of no job: since when all are known.
+_ANSWERED = """
+CREATE TABLE answered (device TEXT, job BLOB, number INTEGER, deposit BLOB,
+  PRIMARY KEY (device, job)) WITHOUT ROWID;
+"""
+_STEPS = {1: _ANSWERED}
+_SINCE = b""  # in place of a job
+ANSWERED_JOBS_KEPT = 256  # of each device
 
 ENDED_KEPT = ProxySettings.ended_kept
 _encode = msgspec.msgpack.encode
@@ -75,7 +87,14 @@ class Spool:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = SqliteFile(path, "the spool", _SCHEMA, secure_delete=True, version=_VERSION)
+        self._file = SqliteFile(
+            path,
+            "the spool",
+            _SCHEMA + _ANSWERED,
+            secure_delete=True,
+            version=_VERSION,
+            steps=_STEPS,
+        )
         self._together = self._emptied = False
         self._counted_on: set[str] = set()  # files that rows of this transaction count on
         with self._told():
@@ -122,7 +141,7 @@ class Spool:
             case _:
                 with self._file.transaction() as db:
                     self._change(db, item)
-                self._emptied |= not isinstance(item, UploadKept)
+                self._emptied |= not isinstance(item, UploadKept | AnswersFrom)
 
     def _change(self, db: sqlite3.Connection, item: object) -> None:
         match item:
@@ -134,6 +153,10 @@ class Spool:
                     (*structs.astuple(at), device, _encode(held.groups), held.digest, held.slot),
                 )
                 self._counted_on.add(uploads_of(at))
+                _add_answer(db, item)
+            case AnswersFrom(device=device, number=number):
+                row = (device, _SINCE, number, b"")
+                db.execute("INSERT OR REPLACE INTO answered VALUES (?, ?, ?, ?)", row)
             case BatchKept(at=at, signed=signed):
                 db.execute(
                     "INSERT OR IGNORE INTO batches VALUES (?, ?, ?, ?, 0)",
@@ -210,6 +233,18 @@ class Spool:
         with self._told():
             uploads, batch = (self._files.path(name) for name in names)
             return shuffle_round(task, uploads, batch, shuffle)
+
+    def answered(self, asked: FindAnswered) -> Answered:
+        """The jobs that a device answered lately; no more than `most`, the earliest first."""
+        query = "SELECT number, job, deposit FROM answered WHERE device = ? AND number > ?"
+        with self._file.guard() as db:
+            newer = (asked.device, asked.since)
+            rows = db.execute(f"{query} AND job <> x'' ORDER BY number", newer).fetchall()
+            since = db.execute(f"{query} AND job = x''", (asked.device, -1)).fetchone()
+        told = rows[: asked.most]
+        number = told[-1][0] if len(told) < len(rows) else asked.known
+        jobs = tuple(JobDeposit(job, deposit) for _number, job, deposit in told)
+        return Answered(number, jobs, since is not None and since[0] <= asked.since)
 
     # --- rows ---
 
@@ -290,9 +325,31 @@ class Spool:
                 memory.batches[at] = BatchKept(at, signed, header, data)
         for job, note in db.execute("SELECT job, note FROM ended ORDER BY number"):
             memory.ended[job] = msgspec.msgpack.decode(note, type=Note)
+        counts = "SELECT device, max(number) FROM answered GROUP BY device"
+        memory.answered = dict(db.execute(counts).fetchall())
         for (note,) in db.execute("SELECT note FROM statement"):
             memory.statement = msgspec.msgpack.decode(note, type=Note)
         return memory
+
+
+def _add_answer(db: sqlite3.Connection, kept: UploadKept) -> None:
+    """Of a device that counts its answers, and of its latest jobs."""
+    device = (kept.device,)
+    since = db.execute("SELECT 1 FROM answered WHERE device = ? AND job = x''", device).fetchone()
+    if since is None or not kept.number:
+        return
+    row = (kept.device, kept.at.job_id, kept.number, kept.deposit)
+    db.execute("INSERT OR REPLACE INTO answered VALUES (?, ?, ?, ?)", row)
+    oldest = db.execute(
+        "SELECT number FROM answered WHERE device = ? AND job <> x''"
+        " ORDER BY number DESC LIMIT 1 OFFSET ?",
+        (kept.device, ANSWERED_JOBS_KEPT),
+    ).fetchone()
+    if oldest is not None:  # what goes is not known any more
+        gone = (kept.device, oldest[0])
+        db.execute("DELETE FROM answered WHERE device = ? AND number <= ? AND job <> x''", gone)
+        row = (kept.device, _SINCE, oldest[0], b"")
+        db.execute("INSERT OR REPLACE INTO answered VALUES (?, ?, ?, ?)", row)
 
 
 def _run(db: sqlite3.Connection, statement: str, at: ExchangeId) -> None:

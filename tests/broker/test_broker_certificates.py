@@ -12,6 +12,7 @@ from broker_harness import linked
 from edgeveil.crypto.authorities import Authority, certificate_pem, key_pem, new_key
 from edgeveil.errors import BrokerError
 from edgeveil.storage import write_durably
+from edgeveil_tools.cli import main
 from edgeveil_tools.site.brokers import free_port
 
 ADA, BOB = "aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb"
@@ -47,7 +48,10 @@ class _Running:
     def __init__(self, folder):
         command = [sys.executable, "-m", "edgeveil_tools.cli", "broker", "--config"]
         self.process = subprocess.Popen(
-            [*command, str(folder / "broker.yaml")], stdout=subprocess.PIPE, text=True
+            [*command, str(folder / "broker.yaml")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         self.url = self.process.stdout.readline().split()[-1]
         assert self.url.startswith("mqtts://")
@@ -60,6 +64,7 @@ def broker(site):
     running.process.send_signal(signal.SIGTERM)
     assert running.process.wait(10) == 0
     running.process.stdout.close()
+    running.process.stderr.close()
 
 
 def _files(site, name):
@@ -102,8 +107,28 @@ def test_who_is_revoked_is_cut_off_and_stays_out(site, broker, authority):
             return link.connected
 
     assert asyncio.run(again(ADA))
-    with pytest.raises(BrokerError):
+    with pytest.raises(BrokerError, match=r"hung up on our certificate, .* may be revoked"):
         asyncio.run(again(BOB))
+
+
+def test_damaged_files_do_not_end_a_broker(site, broker, authority):
+    async def play():
+        async with linked(broker, None, **_files(site, BOB), client_id="b") as (_, ear):
+            assert (await ear.state())[0]
+            told = asyncio.to_thread(broker.process.stderr.readline)
+            await asyncio.to_thread(write_durably, site / "revoked.pem", b"", mode=0o644)
+            assert "revoked.pem: cannot be used" in await told
+            revoked = authority.revocations([BOB])
+            await asyncio.to_thread(write_durably, site / "revoked.pem", revoked, mode=0o644)
+            assert not (await ear.state())[0]
+
+    asyncio.run(play())
+
+
+def test_a_key_that_others_may_read_is_refused(site, capsys):
+    (site / "broker.key").chmod(0o640)
+    assert main(["broker", "--config", str(site / "broker.yaml")]) == 3
+    assert f"chmod 600 {site / 'broker.key'}" in capsys.readouterr().err
 
 
 def test_amqtt_says_that_it_cannot(site):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import signal
 import subprocess
@@ -10,7 +11,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
 
+from edgeveil.crypto.authorities import Authority, certificate_pem
 from edgeveil.errors import UsageError
 from edgeveil_tools.cli import main
 from edgeveil_tools.cloud_client import Cloud
@@ -139,6 +143,29 @@ def test_one_image_serves_boxes_that_nobody_has_prepared(tmp_path: Path) -> None
         fleet.end()
 
 
+def _renewed(fleet: PlannedFleet, box: str, *, left_days: int) -> None:
+    """A box whose certificate ends soon, or has ended, gets its next one by itself."""
+    path = fleet.places / box / "state" / "edge.crt"
+    before = x509.load_pem_x509_certificate(path.read_bytes())
+    tls = fleet.places / "proxy" / "tls"
+    authority = Authority.load(tls / "claims-ca.crt", *tls.glob("claims-ca-*.key"))
+    now = datetime.datetime.now(datetime.UTC)
+    copied = x509.CertificateBuilder(before.issuer, before.subject, before.public_key())
+    copied = copied.serial_number(before.serial_number)
+    copied = copied.not_valid_before(now - datetime.timedelta(days=396))
+    copied = copied.not_valid_after(now + datetime.timedelta(days=left_days))
+    for one in before.extensions:
+        copied = copied.add_extension(one.value, one.critical)
+    path.write_bytes(certificate_pem(copied.sign(authority.key, hashes.SHA256())))
+    fleet.processes[box].send_signal(signal.SIGTERM)
+    fleet.processes[box].wait(30)
+    fleet.start(box)
+    wait_for(lambda: "certificate_renewed" in fleet.log(box), "the next certificate")
+    after = x509.load_pem_x509_certificate(path.read_bytes())
+    assert after.not_valid_after_utc - now > datetime.timedelta(days=300)
+    assert after.serial_number != before.serial_number
+
+
 def _claimed(fleet: PlannedFleet) -> None:
     boxes = [f"box-{number:04}" for number in range(1, DEVICES + 1)]
     fleet.install(*SERVERS, *boxes)
@@ -162,6 +189,10 @@ def _claimed(fleet: PlannedFleet) -> None:
     state = fleet.places / "box-ward-1" / "state"
     assert not (state / "claim").exists()
     assert (state / "edge.crt").exists()
+    _renewed(fleet, "box-ward-1", left_days=1)
+    _renewed(fleet, "box-ward-2", left_days=-1)
+    found = fleet.finish(DEVICES + 2)
+    assert {exchange["uploads"] for exchange in found["exchanges"]} == {DEVICES + 2}
     fleet.start("box-thief")
     wait_for(lambda: fleet.processes["box-thief"].poll() is not None, "the thief's end")
     assert fleet.processes["box-thief"].returncode == 2

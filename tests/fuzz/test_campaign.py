@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -122,9 +123,14 @@ def started(*options):
 @NEEDS_ATHERIS
 def test_ctrl_c_ends_all_targets(tmp_path):
     driver, children = started("--jobs", "2", "--runs", "1000000000", "--out", str(tmp_path))
-    driver.send_signal(signal.SIGINT)
-    assert driver.wait(30) == 130
-    assert psutil.wait_procs(children, timeout=10)[1] == []
+    try:
+        driver.send_signal(signal.SIGINT)
+        assert driver.wait(30) == 130
+        assert psutil.wait_procs(children, timeout=10)[1] == []
+    finally:  # one that went on would take a core from all tests after it
+        for process in (driver, *children):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 @NEEDS_ATHERIS

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from edgeveil.parts.features.onnx_nodes import NodeList
 
 BLOCK_RECORDS = 64
+COLOURS = 3
 CHANNEL_FLOOR = 0.05  # keeps an empty channel from being blown up
 Float32 = NDArray[np.float32]
 
@@ -56,8 +57,9 @@ class GaborParameters(MapParameters):
 class Gabor:
     """φ(x) = f/‖f‖, f the channels' pooled moduli less their mean, each over its norm.
 
-    The image is rounded to 255 levels and the filters hold integers, so that all sums up to the
-    channels' means are exact in whatever order; modulus and norms are correctly rounded.
+    A colour image is three grey ones, each with channels of its own. They are rounded to 255
+    levels and the filters hold integers, so that all sums up to the channels' means are exact in
+    whatever order; modulus and norms are correctly rounded.
     """
 
     name = "gabor"
@@ -66,13 +68,13 @@ class Gabor:
         self.parameters = parameters
 
     def output_dim(self, input_shape: tuple[int, ...]) -> int:
-        """Channels times pooling windows; DataError unless a record is one grey image."""
+        """Colours times channels times pooling windows; DataError unless a record is an image."""
         grid, p = self._grid(input_shape), self.parameters
-        return (1 + p.orientations * p.scales) * grid.windows
+        return grid.colours * (1 + p.orientations * p.scales) * grid.windows
 
     @flushed()
     def __call__(self, x: Float32) -> Float64:
-        """Features (n, d) float64 of records (n, rows, columns)."""
+        """Features (n, d) float64 of records (n, rows, columns) or (n, colours, rows, columns)."""
         grid, (rows, valid) = self._grid(x.shape[1:]), usable(x)
         found = np.zeros((len(rows), self.output_dim(x.shape[1:])))
         for start in range(0, len(rows), BLOCK_RECORDS):
@@ -82,7 +84,8 @@ class Gabor:
                 )
             levels = np.rint(np.clip(scaled, 0, 1) * np.float32(LEVELS))
             pooled = self._pooled(levels.reshape(-1, grid.height, grid.width), grid)
-            found[start : start + BLOCK_RECORDS] = unit_rows(self._normalised(pooled))
+            even = self._normalised(pooled).reshape(len(levels), -1)
+            found[start : start + BLOCK_RECORDS] = unit_rows(even)
         found[~valid] = 0.0
         return found
 
@@ -111,22 +114,24 @@ class Gabor:
         norms = graph.add("Sqrt", graph.add("ReduceSum", squares, graph.whole(2), keepdims=1))
         divisor = graph.add("Add", norms, graph.number(CHANNEL_FLOOR))
         even = graph.add("Div", centred, divisor)
-        return graph.unit_rows(graph.add("Reshape", even, graph.whole(0, -1)))
+        whole = graph.whole(-1, self.output_dim(input_shape))
+        return graph.unit_rows(graph.add("Reshape", even, whole))
 
     def _grid(self, input_shape: tuple[int, ...]) -> _Grid:
         """How an image lies under the windows."""
-        image = self.parameters.image
-        if image is None and len(input_shape) == 3 and input_shape[0] == 1:
-            input_shape = input_shape[1:]
+        image, colours = self.parameters.image, 1
+        if image is None and len(input_shape) == 3 and input_shape[0] in (1, COLOURS):
+            colours, input_shape = input_shape[0], input_shape[1:]
         if image is not None and size_of(image) == size_of(input_shape) and min(image) > 0:
-            return _Grid(*image, self.parameters.pool)
+            return _Grid(*image, self.parameters.pool, colours)
         if image is not None or len(input_shape) != 2:
             raise DataError(
-                f"gabor takes one grey image a record, not the shape {list(input_shape)}"
+                f"gabor takes one image a record, not the shape {list(input_shape)}"
                 + (f" as {list(image)}" if image else ""),
-                fix="use records of shape [rows, columns], or say `image: [rows, columns]`",
+                fix="use records of shape [rows, columns] or [3, rows, columns], or say"
+                " `image: [rows, columns]`",
             )
-        return _Grid(*input_shape, self.parameters.pool)
+        return _Grid(*input_shape, self.parameters.pool, colours)
 
     def _filters(self) -> tuple[Filters, ...]:
         return filters(self.parameters.orientations, self.parameters.scales)
@@ -163,8 +168,9 @@ class Gabor:
 class _Grid:
     """Pooling windows of side `pool` every pool/2 pixels over an image with a margin of pool/4."""
 
-    def __init__(self, height: int, width: int, pool: int) -> None:
+    def __init__(self, height: int, width: int, pool: int, colours: int) -> None:
         self.height, self.width, self.pad, self.stride = height, width, pool // 4, pool // 2
+        self.colours = colours
         down, across = -(-height // self.stride), -(-width // self.stride)
         self.windows = down * across
         self.padded = ((down + 1) * self.stride, (across + 1) * self.stride)

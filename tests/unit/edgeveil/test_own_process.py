@@ -12,6 +12,7 @@ import pytest
 
 from edgeveil.errors import DataError
 from edgeveil.own_process import is_own, run_apart
+from tests.kits.live_site import wait_for
 
 LONG_S = 120.0
 
@@ -108,5 +109,13 @@ def test_code_that_never_ends_is_ended_with_what_it_started(tmp_path: Path) -> N
     with pytest.raises(DataError, match="did not end within 20 s"):
         apart("hangs", str(started).encode(), 20.0)
     for one in started.read_text().split():
-        state = Path(f"/proc/{one}/stat")
-        assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+        wait_for(lambda one=one: has_ended(one), f"the end of process {one}")
+
+
+def has_ended(process: str) -> bool:
+    """Whether it is gone, or a zombie whose parent has yet to ask for it."""
+    try:
+        state = Path(f"/proc/{process}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state.rpartition(")")[2].split()[0] == "Z"

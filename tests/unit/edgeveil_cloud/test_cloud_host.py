@@ -466,6 +466,7 @@ def test_a_full_cache_is_told_with_the_paused_jobs_that_fill_it(desk: Desk) -> N
     [
         ("the proxy did not answer in time", "see that the proxy runs"),
         ("1 uploads, 2 declined, below the minimum", "look at the devices"),
+        ("6 selected, 0 uploaded, 0 declined, 6 late: below the minimum", "rotate its keys"),
         ("the batch has 9 bytes, limits.spool_bytes is 8", "raise limits.spool_bytes at the cloud"),
         ("the disk cannot be used (No space left on device)", "make room in the cloud's state_dir"),
         ("the proxy refused the broadcast: closed_job", "cancel it and submit it anew"),

@@ -6,6 +6,7 @@ Each life is a process of its own, with the real machine, host, store and ledger
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import signal
@@ -30,6 +31,7 @@ from edgeveil.protocol.messages import (
     Ack,
     Commit,
     Message,
+    Note,
     Offer,
     PeerKeys,
     Signer,
@@ -66,6 +68,8 @@ class World:
         return [CLOUD.offer(sealed.manifest, sealed.blob)]
 
     def heard(self, message: Message) -> list[Message]:
+        if isinstance(message, Note):  # its hello
+            return [PROXY.note(Ack(hashlib.sha256(message.body.payload).digest(), "held"))]
         if not isinstance(message, Offer):
             return []
         upload = decode_header(message.header)

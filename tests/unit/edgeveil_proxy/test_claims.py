@@ -29,7 +29,8 @@ class Box:
     """A box with keys of its own."""
 
     def __init__(self):
-        self.enrolment = Enrolment.make(SigningKey.generate(), OpeningKey.generate())
+        self.signing = SigningKey.generate()
+        self.enrolment = Enrolment.make(self.signing, OpeningKey.generate())
         self.id = self.enrolment.device_id
         self.key = new_key().public_key()
         self.point = self.key.public_bytes(Encoding.X962, PublicFormat.UncompressedPoint)
@@ -208,6 +209,20 @@ def test_a_flood_is_dropped_until_the_next_minute(book, clock, make_desk):
     assert desk.answer(box.asks(claim)) is not None
 
 
+def test_junk_does_not_take_the_place_of_boxes_with_claims(book, clock, make_desk):
+    desk, claim, box = make_desk(per_minute=2), claim_of(book), Box()
+    unknown = SigningKey.generate()
+    for number in range(18):
+        if number % 2:
+            assert desk.answer(b"junk") is None
+        else:
+            assert said(desk.answer(Box().asks(unknown))).why == "the claim is unknown"
+    assert said(desk.answer(box.asks(claim))).verdict == "admitted"
+    assert (desk.refused, desk.dropped) == (18, 0)
+    assert desk.answer(box.asks(claim)) is not None
+    assert desk.answer(box.asks(claim)) is None, "more are not read in this minute"
+
+
 def test_answers_are_the_proxys_alone(book, make_desk):
     raw = make_desk().answer(Box().asks(claim_of(book)))
     with pytest.raises(ClaimError, match="not signed"):
@@ -224,3 +239,68 @@ def test_a_claims_text_is_its_key():
         with pytest.raises(ClaimError, match="is no claim") as caught:
             claim_key(text)
         assert text[9:] == "" or text[9:] not in str(caught.value)
+
+
+def renewal(box):
+    return ClaimRequest.make(box.signing, box.enrolment, box.point).to_bytes()
+
+
+def test_a_device_that_used_a_claim_renews_its_certificate_in_its_own_name(
+    book, clock, registry, make_desk
+):
+    box, claim, desk = Box(), claim_of(book), make_desk()
+    first = said(desk.answer(box.asks(claim)))
+    clock.now_s += 400 * 24 * HOUR_S
+    second = said(desk.answer(renewal(box)))
+    shown = [x509.load_pem_x509_certificate(one.certificate.encode()) for one in (first, second)]
+    assert shown[0].serial_number != shown[1].serial_number
+    assert shown[1].public_key() == box.key
+    registry.revoke(box.id)
+    assert said(desk.answer(renewal(box))).why == "the device was revoked"
+
+
+def test_nobody_renews_without_having_claimed(book, registry, make_desk):
+    box = Box()
+    assert said(make_desk().answer(renewal(box))).why == "the device has used no claim"
+    registry.admit(box.enrolment)
+    assert said(make_desk().answer(renewal(box))).verdict == "refused"
+
+
+def test_one_that_waits_for_the_operator_gets_nothing_by_renewing(book, registry, make_desk):
+    box, claim, desk = Box(), claim_of(book), make_desk(approved_by_operator=True)
+    assert said(desk.answer(box.asks(claim))).verdict == "waiting"
+    assert said(desk.answer(renewal(box))).verdict == "waiting"
+    assert registry.devices() == ()
+
+
+@pytest.mark.parametrize("renews", [True, False])
+def test_after_a_registry_was_lost_a_used_claim_admits_by_the_operator_s_word_alone(
+    book, registry, authority, make_desk, tmp_path, clock, renews
+):
+    box, claim = Box(), claim_of(book)
+    assert said(make_desk().answer(box.asks(claim))).verdict == "admitted"
+    again = renewal(box) if renews else box.asks(claim)
+    empty = Registry(tmp_path / "rebuilt.sqlite", limit=3)
+    settings = {"certificate_days": 9, "approved_by_operator": False, "per_minute": 100}
+    desk = ClaimDesk(book, empty, authority, lambda: PROXY, clock=clock, **settings)
+    assert said(desk.answer(again)).verdict == "waiting" and empty.devices() == ()
+    book.approve("ward-1")
+    assert said(desk.answer(again)).verdict == "admitted"
+    assert [one.device_id for one in empty.devices()] == [box.id]
+    empty.close()
+
+
+def test_who_was_taken_out_is_not_admitted_by_an_earlier_word(book, registry, make_desk):
+    box, claim, desk = Box(), claim_of(book), make_desk(approved_by_operator=True)
+    assert said(desk.answer(box.asks(claim))).verdict == "waiting"
+    book.approve("ward-1")
+    assert said(desk.answer(box.asks(claim))).verdict == "admitted"
+    book.disapprove(box.id)
+    assert said(desk.answer(box.asks(claim))).verdict == "waiting"
+
+
+def test_a_second_claim_of_one_device_repeats_no_serial_number(book, make_desk):
+    box, desk = Box(), make_desk()
+    answers = [said(desk.answer(box.asks(claim_of(book, name)))) for name in ("a", "b")]
+    shown = [x509.load_pem_x509_certificate(one.certificate.encode()) for one in answers]
+    assert shown[0].serial_number != shown[1].serial_number

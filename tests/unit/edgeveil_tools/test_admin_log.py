@@ -7,7 +7,7 @@ import aiohttp
 import pytest
 import yaml
 
-from edgeveil.audit_log import AUDIT_FILE, AuditLog, AuditLogError, OwnAuditLog
+from edgeveil.audit_log import AUDIT_FILE, AuditLog, AuditLogError, OwnAuditLog, read_audit
 from edgeveil.crypto.keys import OpeningKey, SigningKey
 from edgeveil.enrolment import Enrolment
 from edgeveil.transport.http import serve
@@ -39,6 +39,29 @@ def enrolment(folder):
     path = folder / f"{made.device_id}.json"
     path.write_text(made.to_json())
     return path, made.device_id
+
+
+def test_half_a_line_stands_in_nobodys_way(tmp_path, monkeypatch):
+    path, key = tmp_path / AUDIT_FILE, SigningKey.generate()
+    log = AuditLog(path, key)
+    log.append("admit", {"device": "a"})
+    log.append("admit", {"device": "b"})
+    path.write_bytes(path.read_bytes()[:-40])  # the power failed meanwhile: it was not done
+    log.append("revoke", {"device": "a"})
+    assert [one["action"] for one in read_audit(path)] == ["admit", "revoke"]
+    before = path.read_bytes()
+
+    def full(_descriptor):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("edgeveil.audit_log.os.fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            log.append("revoke", {"device": "b"})
+    assert path.read_bytes() == before
+    path.write_bytes(b"{}\n" + before)
+    with pytest.raises(AuditLogError, match=r"audit\.jsonl:1: holds a line that is damaged. keep"):
+        read_audit(path)
 
 
 def test_the_proxys_operator_reads_who_was_admitted_and_revoked(proxy, tmp_path, capsys):

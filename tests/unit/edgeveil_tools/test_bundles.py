@@ -1,23 +1,26 @@
 """Bundles: whole and signed or refused, and never over what is the owner's."""
 
 import json
-import shutil
 
 import pytest
 
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import UsageError
+from edgeveil_tools.site import bundles
 from edgeveil_tools.site.bundles import (
     INVENTORY,
     Bundle,
     BundleError,
     Inventory,
+    altered,
     digest,
     install,
+    inventory_of,
     write_bundle,
 )
 
 SITE = SigningKey.generate()
+WRITE = bundles.write_durably
 
 
 @pytest.fixture
@@ -75,6 +78,32 @@ def test_a_later_one_changes_what_changed_and_leaves_what_is_the_owners(make, pl
         assert (place / "edgeveil.yaml").read_bytes() == b"edge: 2\n"
         assert (place / "policy.yaml").read_bytes() == b"policy: mine\n"
         assert (place / "state" / "ledger.sqlite").read_bytes() == b"paid"
+
+
+@pytest.mark.parametrize("link", ["state", "tls", "edgeveil.yaml", "inventory.json"])
+def test_who_owns_the_place_does_not_choose_where_else_it_is_put(make, place, tmp_path, link):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    place.mkdir(parents=True)
+    (place / link).symlink_to(outside)
+    with pytest.raises(BundleError, match=f"{link}: is a symbolic link"):
+        install(make(), place)
+    assert list(outside.iterdir()) == [] and [path.name for path in place.iterdir()] == [link]
+
+
+def test_the_place_itself_may_be_linked_to_but_not_to_nowhere(make, place, tmp_path):
+    place.parent.mkdir()
+    place.symlink_to(tmp_path / "disk")
+    with pytest.raises(BundleError, match="is a symbolic link"):
+        install(make(), place)
+    (tmp_path / "disk").mkdir()
+    install(make(), place)
+    assert (tmp_path / "disk" / "edgeveil.yaml").exists()
+
+
+def test_the_state_is_its_owners_alone(make, place):
+    install(make(), place)
+    assert (place / "state").stat().st_mode & 0o777 == 0o700
 
 
 def _change(folder):
@@ -173,15 +202,57 @@ def test_an_update_makes_no_new_device_and_no_other(make, place):
         install(make(2), place)
 
 
-def test_an_installation_that_was_cut_short_is_done_again(make, place):
+class _PowerFailure(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("update", [False, True])
+@pytest.mark.parametrize("whole", range(7))
+def test_an_installation_that_was_cut_short_is_done_again(make, place, monkeypatch, whole, update):
+    if update:
+        install(make(), place)
+    bundle = make(2, text=b"edge: 2\n")
+    left = whole
+
+    def write(path, content, *, mode):
+        nonlocal left
+        left -= 1
+        if left < 0:
+            path.with_name(f".{path.name}.0123456789abcdef").write_bytes(content[:1])
+            raise _PowerFailure
+        return WRITE(path, content, mode=mode)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bundles, "write_durably", write)
+        try:
+            install(bundle, place)
+        except _PowerFailure:
+            left = -9
+        assert (left == -9) is (whole < (4 if update else 7))
+    if whole:  # what was begun goes on, and not back
+        with pytest.raises(BundleError, match="older than number 2"):
+            install(make(1), place)
+    newest = make(3, text=b"edge: 3\n")
+    install(newest, place)
+    assert altered(place) == []
+    assert inventory_of(place).sequence == 3
+    for path in Bundle.open(newest).inventory.given:
+        assert (place / path).read_bytes() == (newest / path).read_bytes()
+    assert not (place / bundles.UNDER_WAY).exists()
+
+
+def test_a_begun_device_without_keys_is_no_place_for_an_update(make, place):
     bundle = make()
-    install(bundle, place)
-    for path in (INVENTORY, "tls/ca.crt"):
-        (place / path).unlink()
-    shutil.rmtree(place)
-    place.mkdir()
-    (place / INVENTORY).write_bytes((bundle / INVENTORY).read_bytes())
-    (place / "inventory.sig").write_bytes((bundle / "inventory.sig").read_bytes())
-    install(bundle, place)
-    assert contents(place) == contents(bundle)
-    assert Bundle.open(place).inventory.name == "box"
+    place.mkdir(parents=True)
+    signed = {name: (bundle / name).read_text() for name in (INVENTORY, bundles.SIGNATURE)}
+    (place / bundles.UNDER_WAY).write_text(json.dumps(signed))
+    with pytest.raises(BundleError, match="it holds no keys for a new one"):
+        install(make(2, given=False), place)
+
+
+def test_what_is_put_is_what_was_checked(make, place):
+    bundle = make()
+    opened = Bundle.open(bundle)
+    (bundle / "tls" / "ca.crt").write_bytes(b"another's")
+    with pytest.raises(BundleError, match="is not what the inventory says"):
+        opened.content("tls/ca.crt")

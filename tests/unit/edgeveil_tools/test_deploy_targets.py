@@ -1,8 +1,10 @@
 """What runs installed bundles: units, containers and manifests that their own tools accept."""
 
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import kubernetes_validate
@@ -39,6 +41,14 @@ def units(bundles, tmp_path):
         text = text.replace("/opt/edgeveil/bin/edgeveil", "/bin/true")
         (tmp_path / "units" / name).write_text(text)
     return tmp_path / "units"
+
+
+def test_an_update_is_not_deployed(bundles, tmp_path, capsys):
+    update = tmp_path / "update"
+    shutil.copytree(bundles[-1], update)
+    (update / "policy.yaml").unlink()
+    assert main(["deploy", "compose", str(update), "--out", str(tmp_path / "out")]) == 2
+    assert "update: is an update, which holds no keys" in capsys.readouterr().err
 
 
 @needs_systemd
@@ -105,9 +115,34 @@ def test_kubernetes_manifests_keep_to_the_schemas(bundles, tmp_path):
             assert (folder / pair.partition("=")[2]).is_file()
 
 
+def test_kubernetes_installs_a_secret_as_it_is_shown(bundles, tmp_path):
+    found = deploy("kubernetes", tmp_path / "out", *bundles)
+    manifests = list(yaml.safe_load_all(found["edgeveil-proxy.yaml"]))
+    pod = next(one for one in manifests if one["kind"] == "StatefulSet")["spec"]["template"]["spec"]
+    given, place = tmp_path / "given", tmp_path / "place"
+    shutil.copytree(bundles[PARTIES.index("proxy")], given / "..2026_11_23")
+    (given / "..data").symlink_to("..2026_11_23")
+    for path in (given / "..data").iterdir():  # as a kubelet does
+        (given / path.name).symlink_to(f"..data/{path.name}")
+    program = tmp_path / "bin" / "edgeveil"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m edgeveil_tools.cli "$@"\n')
+    program.chmod(0o755)
+    (shell, option, line) = pod["initContainers"][0]["command"]
+    line = line.replace("/etc/edgeveil", str(place)).replace("/given", str(given))
+    line = line.replace("/tmp/bundle", str(tmp_path / "bundle"))
+    path = f"{program.parent}:{os.environ['PATH']}"
+    told = subprocess.run(
+        [shell, option, line], env={**os.environ, "PATH": path}, capture_output=True, text=True
+    )
+    assert told.returncode == 0, told.stderr
+    assert (place / "tls" / "edge.key").stat().st_mode & 0o077 == 0
+    assert not (tmp_path / "bundle").exists()
+
+
 def test_container_files_name_a_base_and_run_as_nobody_special(tmp_path):
     for text in deploy("containers", tmp_path).values():
-        assert text.count("FROM ${BASE}") == 2
+        assert text.count("FROM ${BASE}") == text.count("FROM ${BUILDER}") == 1
         assert "\nUSER 10001:10001\n" in text
         last = text.rpartition("FROM")[2]
         assert "pip" not in last and "COPY --from=build" in last

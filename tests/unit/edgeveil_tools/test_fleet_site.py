@@ -6,12 +6,14 @@ import pytest
 import yaml
 from cryptography import x509
 
-from edgeveil.crypto.authorities import serial_number
+from edgeveil.audit_log import AuditLogError
+from edgeveil.crypto.authorities import Authority, serial_number
 from edgeveil.errors import CryptoError, UsageError
 from edgeveil.sites.files import load_site
 from edgeveil.trust.bundle import TrustBundle
 from edgeveil_proxy.devices_file import read_devices
 from edgeveil_tools.cli import main
+from edgeveil_tools.site import bundles
 from edgeveil_tools.site.bundles import Bundle, install
 from edgeveil_tools.site.fleet_plan import PLAN_FILE
 from edgeveil_tools.site.fleet_site import FleetSite
@@ -121,7 +123,7 @@ def test_an_apply_that_was_cut_short_goes_on(folder, monkeypatch):
 
     site = opened(folder)
     with monkeypatch.context() as patch:
-        patch.setattr("edgeveil_tools.site.fleet_record.FleetRecord.save", cut)
+        patch.setattr("edgeveil_tools.site.fleet_site.os.sync", cut)
         with pytest.raises(KeyboardInterrupt):
             site.apply()
     identity = (folder / "bundles" / "box-0001" / "state" / "identity.key").read_bytes()
@@ -131,6 +133,183 @@ def test_an_apply_that_was_cut_short_goes_on(folder, monkeypatch):
     assert TrustBundle.load(folder / "bundles" / "cloud" / "trust" / "trust.json") == trust
     for name in EVERYBODY:
         Bundle.open(folder / "bundles" / name)
+    assert trust.verified().delegated.authorities == {
+        domain: (folder / f"bundles/cloud/tls/{domain}-ca.crt").read_text()
+        if domain == "cloud"
+        else (folder / "bundles/box-0001/tls/edge-ca.crt").read_text()
+        for domain in ("edge", "cloud")
+    }
+
+
+class _PowerFailure(BaseException):
+    pass
+
+
+def _cut_at(number):
+    """Fails at this write of a bundle's file, half of it on the disk."""
+    left = number
+
+    def write(path, content, *, secret=False):
+        nonlocal left
+        left -= 1
+        if left < 0:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+            path.write_bytes(content[: len(content) // 2])
+            raise _PowerFailure
+        return _WRITE(path, content, secret=secret)
+
+    return write
+
+
+_WRITE = bundles._write
+
+
+@pytest.mark.parametrize("number", [0, 1, 4, 5, 9, 17, 30])
+@pytest.mark.parametrize("later", [False, True])
+def test_bundles_are_whole_wherever_their_writing_was_cut_short(
+    folder, tmp_path, monkeypatch, number, later
+):
+    if later:
+        opened(folder).apply()
+        keys = {path: raw for path, raw in contents(folder).items() if path.endswith(".key")}
+        plan(folder, edge_broker={"public": "other:8883"}, cloud_broker={"public": "other:8884"})
+    with monkeypatch.context() as patch:
+        patch.setattr(bundles, "_write", _cut_at(number))
+        with pytest.raises(_PowerFailure):
+            opened(folder).apply()
+    opened(folder).apply()
+    for party in opened(folder).parties:
+        made = folder / "bundles" / party.name
+        assert Bundle.open(made).inventory.files == party.files
+        install(made, tmp_path / "places" / party.name)
+    assert sorted(path.name for path in (folder / "bundles").iterdir()) == sorted(EVERYBODY)
+    if later:
+        now = {path: raw for path, raw in contents(folder).items() if path.endswith(".key")}
+        assert now == keys
+
+
+def test_a_bundle_is_whole_where_only_its_place_was_not_taken_yet(folder):
+    opened(folder).apply()
+    made = folder / "bundles" / "box-0001"
+    keys = (made / "state" / "identity.key").read_bytes()
+    shutil.copytree(made, made.with_name(".new-box-0001"))
+    made.rename(made.with_name(".old-box-0001"))  # and then the power failed
+    opened(folder).apply()
+    assert (made / "state" / "identity.key").read_bytes() == keys
+    assert sorted(path.name for path in (folder / "bundles").iterdir()) == sorted(EVERYBODY)
+
+
+def test_a_root_that_was_cut_short_is_made_anew(folder, monkeypatch):
+    def cut(*_args):
+        raise _PowerFailure
+
+    with monkeypatch.context() as patch:
+        patch.setattr("edgeveil_tools.site.trust_folder.TrustFolder._publish", cut)
+        with pytest.raises(_PowerFailure):
+            opened(folder).apply()
+    opened(folder).apply()
+    TrustBundle.load(folder / "trust" / "trust.json").verified()
+    assert not list(folder.glob(".new-*"))
+
+
+def test_a_root_that_was_taken_away_is_never_made_anew(folder, tmp_path):
+    opened(folder).apply()
+    (folder / "trust").rename(tmp_path / "trust")
+    plan(folder, proxy={"min_batch_floor": 9})
+    before = contents(folder)
+    for command in (opened(folder).changes, opened(folder).apply):
+        with pytest.raises(UsageError, match=r"trust\.json: is gone.*copy the root's trust\.json"):
+            command()
+    assert contents(folder) == before
+    (folder / "trust").mkdir()
+    shutil.copy(tmp_path / "trust" / "trust.json", folder / "trust")
+    assert [one.name for one in opened(folder).apply()] == ["proxy"]
+
+
+def test_an_authoritys_key_that_others_may_read_is_refused(folder):
+    opened(folder).apply()
+    for path in (folder / "authorities").glob("*.key"):
+        path.chmod(0o640)
+    with pytest.raises(UsageError, match="chmod 600"):
+        opened(folder).renew([])
+
+
+def test_what_cannot_be_written_down_is_not_done(folder):
+    opened(folder).apply()
+    with (folder / "audit.jsonl").open("a") as log:
+        log.write("{}\n")
+    before = contents(folder)
+    with pytest.raises(AuditLogError, match="damaged"):
+        opened(folder).revoke("box-0002")
+    assert contents(folder) == before
+    assert all(party.active for party in opened(folder).parties)
+
+
+def test_a_device_that_is_not_added_leaves_no_line(folder):
+    plan(folder, devices={"csv": "devices.csv"})
+    (folder / "devices.csv").write_text("name\n")
+    opened(folder).apply()
+    other = opened(folder)
+    with other.alone(), pytest.raises(UsageError, match="another command works"):
+        opened(folder).add_device({"name": "ward-7"})
+    with pytest.raises(UsageError, match="a party of this name"):
+        opened(folder).add_device({"name": "box-0001"})
+    assert (folder / "devices.csv").read_text() == "name\n"
+    opened(folder).add_device({"name": "ward-7"})
+    assert (folder / "devices.csv").read_text() == "name\nward-7\n"
+
+
+def test_without_its_record_nobody_is_made_anew(folder):
+    opened(folder).apply()
+    (folder / "record.json").unlink()
+    before = contents(folder)
+    with pytest.raises(UsageError, match=r"record\.json: is gone.*restore it from a backup"):
+        opened(folder).apply()
+    assert contents(folder) == before
+
+
+def test_with_an_older_record_numbers_go_on_from_what_was_applied(folder, tmp_path):
+    opened(folder).apply()
+    older = (folder / "record.json").read_bytes()
+    for floor in (4, 5):
+        plan(folder, proxy={"min_batch_floor": floor})
+        opened(folder).apply()
+    install(folder / "bundles" / "proxy", tmp_path / "etc")
+    (folder / "record.json").write_bytes(older)
+    plan(folder, proxy={"min_batch_floor": 6})
+    opened(folder).apply()
+    install(folder / "bundles" / "proxy", tmp_path / "etc")
+    assert load_site(tmp_path / "etc" / "edgeveil.yaml").min_batch_floor == 6
+
+
+def test_who_was_made_meanwhile_is_not_made_again(folder):
+    late = opened(folder)
+    opened(folder).apply()
+    before = contents(folder)
+    assert late.apply() == []
+    assert contents(folder) == before
+
+
+def test_who_came_with_a_claim_is_revoked_by_its_id(folder):
+    plan(
+        folder, devices={"claims": {"admit": "at_once"}, "data": {"name": "x", "source": "digits"}}
+    )
+    opened(folder).apply()
+    device = "0123456789abcdef"
+    assert "broker-edge" in [one.name for one in opened(folder).revoke(device)]
+    lists = (folder / "bundles/broker-edge/tls/revoked.pem").read_bytes()
+    pems = [
+        x509.load_pem_x509_crl(one + b"-----END X509 CRL-----\n")
+        for one in lists.split(b"-----END X509 CRL-----\n")
+        if one.strip()
+    ]
+    serial = serial_number(device, 0)
+    assert all(one.get_revoked_certificate_by_serial_number(serial) for one in pems)
+    with pytest.raises(UsageError, match="was revoked on"):
+        opened(folder).revoke(device)
+    with pytest.raises(UsageError, match="there is no device"):
+        opened(folder).revoke("ward-7")
 
 
 def test_who_is_revoked_stays_out_and_stays_known(folder):
@@ -213,6 +392,37 @@ def test_an_authority_is_rotated_in_two_steps(folder):
     server.verify_directly_issued_by(new)
     with pytest.raises(UsageError, match="not being rotated"):
         opened(folder).finish_rotation("edge")
+
+
+def test_the_authority_of_claims_is_rotated_too(folder):
+    opened(folder).apply()
+    with pytest.raises(UsageError, match="no claims authority yet"):
+        opened(folder).rotate_authority("claims")
+    plan(
+        folder,
+        devices={"claims": {"admit": "at_once"}, "data": {"name": "own", "source": "digits"}},
+    )
+    opened(folder).apply()
+    bundles = folder / "bundles"
+    first = (bundles / "proxy" / "tls" / "claims-ca.crt").read_bytes()
+    (key,) = (bundles / "proxy" / "tls").glob("claims-ca-*.key")
+    place = folder.parent / "proxy"
+    install(bundles / "proxy", place)
+
+    opened(folder).rotate_authority("claims")
+    install(bundles / "proxy", place)
+    second = (place / "tls" / "claims-ca.crt").read_bytes()
+    desk = load_site(place / "edgeveil.yaml").claims
+    assert desk.authority_key_file.name != key.name
+    Authority.load(desk.authority_cert_file, desk.authority_key_file)
+    image = x509.load_pem_x509_certificate((bundles / "image/tls/claim.crt").read_bytes())
+    image.verify_directly_issued_by(x509.load_pem_x509_certificate(second))
+    known = (bundles / "broker-edge" / "tls" / "clients-ca.crt").read_bytes()
+    assert first in known and second in known
+    opened(folder).finish_rotation("claims")
+    known = (bundles / "broker-edge" / "tls" / "clients-ca.crt").read_bytes()
+    assert first not in known and second in known
+    assert (bundles / "broker-edge/tls/revoked.pem").read_text().count("BEGIN") == 2
 
 
 def test_a_wrong_passphrase_changes_nothing(folder):

@@ -4,6 +4,7 @@ import io
 import json
 import shutil
 import tarfile
+from pathlib import Path
 
 import pytest
 
@@ -119,6 +120,64 @@ def test_without_a_ledger_it_takes_the_owners_word(edge, tmp_path):
     with pytest.raises(BackupError, match="nobody knows what was paid"):
         restore(edge, tmp_path / "box.backup")
     assert not edge.state_dir.exists()
+
+
+def test_the_owners_word_does_not_count_against_the_ledger_in_place(edge, tmp_path):
+    back_up(edge, tmp_path / "old")
+    pay(edge, "second")
+    (edge.state_dir / "ledger.head").unlink()
+    before = contents(edge.state_dir)
+    with pytest.raises(BackupError, match="has gone on to link 4"):
+        restore(edge, tmp_path / "old", replace=True, nothing_since=True)
+    assert contents(edge.state_dir).items() >= before.items()
+    (edge.state_dir / LEDGER_FILE).write_bytes(b"no database")
+    restore(edge, tmp_path / "old", replace=True, nothing_since=True)
+    assert paid(edge) == pytest.approx(1)
+
+
+def test_the_proxy_is_asked_where_no_ledger_is_and_nowhere_else(edge, tmp_path):
+    back_up(edge, tmp_path / "old")
+    pay(edge, "second")
+    with pytest.raises(BackupError, match="has gone on to link 4"):
+        restore(edge, tmp_path / "old", replace=True, ask_proxy=True)
+    shutil.rmtree(edge.state_dir)
+    restore(edge, tmp_path / "old", ask_proxy=True)
+    assert paid(edge) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("whole", [0, 1])
+def test_a_restore_that_was_cut_short_is_done_again(edge, tmp_path, monkeypatch, whole):
+    back_up(edge, tmp_path / "box.backup")
+    before = contents(edge.state_dir)
+    pay(edge, "second")
+    left, rename = whole, Path.rename
+
+    def cut(path, to):
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise _PowerFailure
+        return rename(path, to)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", cut)
+        patch.setattr("tempfile.TemporaryDirectory.__exit__", lambda *_: None)
+        patch.setattr("tempfile.TemporaryDirectory._cleanup", lambda *_, **__: None)
+        back_up_now = tmp_path / "new.backup"
+        left = 1
+        back_up(edge, back_up_now)
+        left = whole
+        with pytest.raises(_PowerFailure):
+            restore(edge, back_up_now, replace=True)
+    with pytest.raises(BackupError, match="has gone on to link 4"):  # and not: nobody knows
+        restore(edge, tmp_path / "box.backup", replace=True)
+    assert paid(edge) == pytest.approx(2)
+    assert before.keys() <= contents(edge.state_dir).keys()
+    assert not list(tmp_path.glob(".restore-*"))
+
+
+class _PowerFailure(BaseException):
+    pass
 
 
 def test_a_running_process_and_a_folder_in_use_are_left_alone(edge, tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgeveil.audit_log import AuditLog, AuditLogError, read_audit
-from edgeveil.crypto.keys import SigningKey
+from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.trust.bundle import TrustBundle
 from edgeveil.trust.metadata import TrustedMetadata, now_utc
 from edgeveil_tools.cli import main
@@ -90,6 +90,31 @@ def test_keys_on_several_machines_sign_one_after_the_other(
     assert root("sign") == 0
     assert root.believed().delegated.roles["proxy-rosters"].epoch == 1
     assert root("sign") == 2 and "nothing is pending" in capsys.readouterr().err
+
+
+def test_what_awaits_signatures_is_not_replaced_by_the_next_change(
+    root: Root, keys: dict[str, Path], tmp_path: Path, capsys
+):
+    assert root.init("--keys", 2, "--threshold", 2) == 0
+    away = tmp_path / "root-2.key"
+    (root.folder / "keys" / "root-2.key").rename(away)
+    assert root("rotate", "cloud-jobs", keys["next"]) == 0
+    SigningKey.generate().public().save(tmp_path / "other.pub")
+    assert root("rotate", "cloud-releases", tmp_path / "other.pub") == 2
+    assert root("renew") == 2
+    assert "a change awaits signatures. edgeveil trust sign" in capsys.readouterr().err
+    new = VerifyKey.load(keys["next"]).fingerprint()
+    assert root("show") == 0
+    pending = capsys.readouterr().out.partition("awaiting signatures:\n")[2]
+    assert f"+   cloud-jobs      {new}  epoch 1" in pending
+    assert "cloud-releases" not in pending and "root" not in pending
+    away.rename(root.folder / "keys" / "root-2.key")
+    assert root("sign") == 0
+    assert f"+   cloud-jobs      {new}" in capsys.readouterr().out, "who signs sees it"
+    assert root("show") == 0 and "awaiting" not in capsys.readouterr().out
+    delegated = root.believed().delegated
+    assert delegated is not None
+    assert delegated.roles["cloud-jobs"].key == VerifyKey.load(keys["next"])
 
 
 def test_the_root_s_own_keys_are_rotated_and_a_lost_one_left_out(root: Root, capsys):

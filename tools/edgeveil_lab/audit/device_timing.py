@@ -8,6 +8,7 @@ mend: answers are computed in the device's own process and leave when they are r
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 import math
@@ -29,8 +30,10 @@ from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import (
+    Ack,
     Decline,
     ExchangeId,
+    Hello,
     Manifest,
     Note,
     Offer,
@@ -108,6 +111,7 @@ class TimedDevice:
         self._loop = asyncio.new_event_loop()
         self._left: asyncio.Future[float] | None = None
         self._started = False
+        self._heard = asyncio.Event()  # the hello, before which it takes up nothing
         self._executor = ThreadPoolExecutor(max_workers=1)
         self._process = ComputeProcess()
         self._build(folder, guarded)
@@ -142,6 +146,11 @@ class TimedDevice:
 
     async def _publish(self, _to: fx.Address, frame: bytes) -> None:
         left, message = self._left, decode(frame, PACKET_BYTES)
+        if isinstance(message, Note) and isinstance(decode_body(message.body), Hello):
+            held = Ack(hashlib.sha256(message.body.payload).digest(), "held")
+            note = Signer("proxy", self._proxy).note(held)
+            await self._runtime.receive(fx.ProxyAddress(), encode(note))
+            self._heard.set()
         if left is None or left.done():
             return
         if isinstance(message, Offer):
@@ -161,6 +170,8 @@ class TimedDevice:
         if not self._started:
             self._started = True
             self._feed = asyncio.ensure_future(self._runtime.run())
+            self._runtime.post(fx.PeerConnected(fx.ProxyAddress()))
+            await self._heard.wait()
             await self._hear(*self._announcement())
         exchange = next(self._rounds)
         self._sequence += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -373,12 +373,14 @@ CHECKS: tuple[Callable[[Evidence, ChaosFacts], Iterator[str | int]], ...] = (
 
 
 def check_all(found: Evidence, facts: ChaosFacts) -> list[CheckOutcome]:
-    """All checks, in their order. A check yields how many things it looked at, and violations."""
-    result = []
-    for check in CHECKS:
-        yielded = list(check(found, facts))
-        violations = [item for item in yielded if isinstance(item, str)]
-        looked = sum(item for item in yielded if isinstance(item, int))
-        about = (check.__doc__ or "").strip()
-        result.append(CheckOutcome(check.__name__.replace("_", " "), about, looked, violations))
-    return result
+    """All checks, in their order."""
+    return [outcome(check, check(found, facts)) for check in CHECKS]
+
+
+def outcome(check: Callable[..., object], found: Iterable[str | int]) -> CheckOutcome:
+    """What a check yielded: how many things it looked at, and violations."""
+    yielded = list(found)
+    violations = [item for item in yielded if isinstance(item, str)]
+    looked = sum(item for item in yielded if isinstance(item, int))
+    about = (check.__doc__ or "").strip()
+    return CheckOutcome(check.__name__.replace("_", " "), about, looked, violations)

@@ -59,7 +59,7 @@ def run_chaos(
     job, run = local_job(path, overrides)
     check_data(job, run)
     choose_engine(run.broker)
-    logs = _prepare(out)
+    logs = prepare(out, FILES)
     view = ChaosView(sys.stderr if as_json else sys.stdout)
     # A second Ctrl-C must not leave processes behind; stopping takes a few seconds at most.
     with (
@@ -70,7 +70,7 @@ def run_chaos(
         chaos: ChaosRun | None = None
         interrupted = False
         try:
-            with signals(_interrupt), view:
+            with signals(interrupt), view:
                 chaos = ChaosRun(job, run, asked, disks, folder, logs, view.show)
                 view.note(f"{len(chaos.faults)} faults from seed {asked.seed}; logs in {logs}")
                 chaos.run()
@@ -103,18 +103,19 @@ def _tell(result: dict[str, Any], out: Path, view: ChaosView, *, as_json: bool) 
         view.note(f"Files: {out}/ with {', '.join(FILES)}, logs/")
 
 
-def _prepare(out: Path) -> Path:
+def prepare(out: Path, files: Sequence[str]) -> Path:
     """Make DIR with an empty `logs`, and take away what an earlier run left. Raises UsageError."""
     logs = out.absolute() / "logs"
     with writing(out):
         shutil.rmtree(logs, ignore_errors=True)
         logs.mkdir(parents=True)
-        for name in FILES:
+        for name in files:
             (out / name).unlink(missing_ok=True)
     return logs
 
 
-def _interrupt(*_: object) -> None:
+def interrupt(*_: object) -> None:
+    """A handler of signals."""
     raise KeyboardInterrupt
 
 
@@ -169,20 +170,25 @@ def result_of(
             for commit in job.commits
         ],
         "receipts": dict(Counter(r.state for device in found.devices for r in device.receipts)),
-        "checks": [
-            {
-                "name": one.name,
-                "about": one.about,
-                "looked": one.looked,
-                "violations": one.violations[:SHOWN],
-                "more": max(0, len(one.violations) - SHOWN),
-            }
-            for one in checked
-        ],
+        "checks": checks_json(checked),
         "stalled": chaos.stalled,
         "schedule": [asdict(fault) for fault in chaos.faults],
         "ends": [asdict(end) for end in chaos.site.supervisor.ends],
     }
+
+
+def checks_json(checked: Sequence[CheckOutcome]) -> list[dict[str, Any]]:
+    """Each check, with the first of its violations."""
+    return [
+        {
+            "name": one.name,
+            "about": one.about,
+            "looked": one.looked,
+            "violations": one.violations[:SHOWN],
+            "more": max(0, len(one.violations) - SHOWN),
+        }
+        for one in checked
+    ]
 
 
 def _processes(chaos: ChaosRun) -> dict[str, dict[str, int]]:
@@ -318,23 +324,28 @@ def show_result(console: Console, result: Mapping[str, Any]) -> None:
     grid = Table.grid(padding=(0, 2))
     for name, value in rows:
         grid.add_row(name, value)
+    console.print()
+    console.print(grid)
+    show_checks(console, result["checks"])
+    for line in result["warnings"]:
+        console.print(f"  warning: {escape(line)}", style="yellow", soft_wrap=True)
+    console.print()
+
+
+def show_checks(console: Console, checks: Sequence[Mapping[str, Any]]) -> None:
+    """What each looked at and whether it holds, then every violation."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("check", "looked at", "outcome"):
         table.add_column(column, justify="right" if column == "looked at" else "left")
-    for check in result["checks"]:
+    for check in checks:
         count = len(check["violations"]) + check["more"]
         outcome = f"[red]{count} violations[/]" if count else "[green]holds[/]"
         table.add_row(check["about"], str(check["looked"]), outcome)
     console.print()
-    console.print(grid)
-    console.print()
     console.print(table)
-    for check in result["checks"]:
+    for check in checks:
         for line in check["violations"]:
             console.print(f"  {escape(line)}", style="red", soft_wrap=True)
-    for line in result["warnings"]:
-        console.print(f"  warning: {escape(line)}", style="yellow", soft_wrap=True)
-    console.print()
 
 
 def _figures(state: ChaosProgress) -> list[str]:

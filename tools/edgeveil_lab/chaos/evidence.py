@@ -91,9 +91,9 @@ def collect(site: Site, logs: Path) -> Evidence:
         texts[path.parent.name] = path.read_text("utf-8", "replace")
     secrets = [word for users in site.passwords.values() for word in users.values()]
     return Evidence(
-        jobs=tuple(_jobs(folder / "state" / "cloud" / "cloud.sqlite")),
+        jobs=tuple(stored_jobs(folder / "state" / "cloud" / "cloud.sqlite")),
         devices=tuple(
-            _device(plan.edge_state(number), number, number <= plan.devices - plan.infer_only)
+            device_facts(plan.edge_state(number), number, number <= plan.devices - plan.infer_only)
             for number in range(1, plan.devices + 1)
         ),
         logs=texts,
@@ -102,7 +102,8 @@ def collect(site: Site, logs: Path) -> Evidence:
     )
 
 
-def _jobs(path: Path) -> list[JobFacts]:
+def stored_jobs(path: Path) -> list[JobFacts]:
+    """All jobs of a cloud's store, the oldest first."""
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
         jobs = db.execute("SELECT id, status, reason, canonical FROM jobs ORDER BY number")
         return [_job(db, *row) for row in jobs.fetchall()]
@@ -130,7 +131,8 @@ def _job(db: sqlite3.Connection, job: str, status: str, reason: str, canonical: 
     return JobFacts(job, status, reason, plan, commits, digest, packed, tuple(faults))
 
 
-def _device(state: Path, number: int, trains: bool) -> DeviceFacts:
+def device_facts(state: Path, number: int, trains: bool) -> DeviceFacts:
+    """A device's state folder; what is wrong with it stands in `faults`."""
     faults: list[str] = []
     receipts: Sequence[UploadReceipt] = ()
     links: tuple[tuple[str, int], ...] = ()

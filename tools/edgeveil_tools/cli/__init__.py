@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -97,6 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = 0
     except OSError as error:
         text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            text += ". Free some space, and say it again: what was begun is ended then"
         code = _say(text, EdgeVeilError.exit_code)
     except Exception as error:
         if os.environ.get("EDGEVEIL_DEBUG"):

@@ -28,13 +28,15 @@ def add(commands: Subparsers) -> None:
         "restore",
         "put an archive in place of a state folder",
         about=(
-            "With the process stopped. A device never gets an older ledger than the one in place;\n"
-            "on an empty disk its owner vouches that it has answered nothing since the backup. A\n"
-            "proxy's registry comes back as one that was rebuilt (edgeveil trust recover)."
+            "With the process stopped. A device never gets an older ledger than the one in place.\n"
+            "On an empty disk its proxy tells it what it has answered since the backup, and that\n"
+            "counts as spent before it answers anything; where the proxy is another one by now,\n"
+            "its owner vouches that there was nothing. A proxy's registry comes back as one that\n"
+            "was rebuilt (edgeveil trust recover)."
         ),
         examples=(
             "edgeveil restore --config proxy.yaml --from proxy.backup --replace\n"
-            "edgeveil restore --config edge.yaml --from box-0001.backup --nothing-since"
+            "edgeveil restore --config edge.yaml --from box-0001.backup --ask-proxy"
         ),
     )
     _config(restore)
@@ -43,7 +45,10 @@ def add(commands: Subparsers) -> None:
     text = "what is in place is kept beside it, as …-before-restore-N"
     restore.add_argument("--replace", action="store_true", help=text)
     text = "of a device without a ledger: it has surely answered nothing since the backup"
-    restore.add_argument("--nothing-since", action="store_true", help=text)
+    vouch = restore.add_mutually_exclusive_group()
+    vouch.add_argument("--nothing-since", action="store_true", help=text)
+    text = "of a device without a ledger: its proxy still knows what it answered since"
+    vouch.add_argument("--ask-proxy", action="store_true", help=text)
     restore.set_defaults(handler=_restore)
 
 
@@ -69,6 +74,7 @@ def _restore(args: argparse.Namespace) -> int:
         args.archive,
         replace=args.replace,
         nothing_since=args.nothing_since,
+        ask_proxy=args.ask_proxy,
     )
     print(f"{done.role} {done.owner} is as it was at {done.made}")
     if done.role == "proxy":

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from edgeveil_tools.site.fleet_record import Party, PartyChange
     from edgeveil_tools.site.fleet_site import FleetSite
 
+_AUTHORITIES = ("edge-authority", "cloud-authority", "claims-authority")
 _SHOWN = 5  # names of parties that change in the same way
 
 
@@ -124,15 +125,16 @@ def _add_certificates(parts: Subparsers) -> None:
         about=(
             "In two steps: from the first on both authorities count, and every client's next\n"
             "bundle has a certificate of the new one. Once all are installed, the brokers' first,\n"
-            "--finish drops the one before. The root's keys, and those that it names, are\n"
-            "replaced with `edgeveil trust rotate DIR/trust`."
+            "--finish drops the one before. Boxes that came with a claim take up a certificate of\n"
+            "the new claims-authority within a week. The root's keys, and those that it names,\n"
+            "are replaced with `edgeveil trust rotate DIR/trust`."
         ),
         examples=(
             "edgeveil site rotate clinics edge-authority\n"
             "edgeveil site rotate clinics edge-authority --finish"
         ),
     )
-    rotate.add_argument("what", choices=("edge-authority", "cloud-authority"), metavar="WHAT")
+    rotate.add_argument("what", choices=_AUTHORITIES, metavar="WHAT", help=", ".join(_AUTHORITIES))
     rotate.add_argument("--finish", action="store_true", help="the second step")
 
 
@@ -265,7 +267,6 @@ def _hand_over(site: FleetSite, changes: list[PartyChange]) -> None:
 
 def _add_device(args: argparse.Namespace) -> int:
     from edgeveil.errors import UsageError
-    from edgeveil_tools.site.fleet_plan import added_to_table, load_plan
 
     values = {"name": args.name, "role": args.role, "host": args.host}
     for text in args.set:
@@ -274,11 +275,7 @@ def _add_device(args: argparse.Namespace) -> int:
             raise UsageError("is no COLUMN=VALUE", where=text, fix="write path=/data/box.npz")
         values[column] = value
     site = _open(args)
-    if any(party.name == args.name for party in site.parties):
-        fix = "give the new box another name: what is known of the one before stays"
-        raise UsageError("there is, or was, a party of this name", where=args.name, fix=fix)
-    with added_to_table(load_plan(args.dir), {k: v for k, v in values.items() if v}):
-        changes = site.apply(_progress)
+    changes = site.add_device({k: v for k, v in values.items() if v}, _progress)
     _show(changes)
     _hand_over(site, changes)
     return 0
@@ -381,7 +378,6 @@ def _install(args: argparse.Namespace) -> int:
         lists = {"changed": list(done.changed), "kept": list(done.kept)}
         print(json.dumps({**facts, "folder": str(args.to), **lists}, indent=2))
         return 0
-    print(f"{said.name} of fleet {said.fleet} is in {args.to}: {len(done.changed)} files written,")
     wrote = f"{len(done.changed)} file{'s' * (len(done.changed) != 1)} written"
     kept = f", {len(done.kept)} of its own kept" if done.kept else ""
     print(f"{said.name} of fleet {said.fleet} is in {args.to}: {wrote}{kept}. Start it:")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -263,12 +265,18 @@ def _add_chaos(commands: Subparsers) -> None:
             "filled. Then everything may come back, and what the parties hold on their disks is\n"
             "compared: jobs, rounds, acknowledgements, sums, ledgers, models, logs.\n"
             "\n"
+            "--drill plays what befalls trust instead, on a planned fleet with certificates: the\n"
+            "cloud's key leaks and says a release with the last number there is, the registry is\n"
+            "lost, certificates expire, a device is cloned, a store is rolled back; each is\n"
+            "mended as an operator would. It takes three minutes.\n"
+            "\n"
             "Ends with 0 when every check holds, 1 on any violation, 130 after Ctrl-C."
         ),
         examples=(
             "edgeveil chaos --kills 20 --out out/chaos\n"
             "edgeveil chaos --kills 200 --seed 7 --broker amqtt --json\n"
-            "edgeveil chaos configs/jobs/quickstart.yaml --kills 50 --devices 20"
+            "edgeveil chaos configs/jobs/quickstart.yaml --kills 50 --devices 20\n"
+            "edgeveil chaos --drill --out out/drill"
         ),
     )
     chaos.add_argument(
@@ -285,8 +293,9 @@ def _add_chaos(commands: Subparsers) -> None:
         metavar="SECONDS",
         help="about so long between two kills, default 1.5",
     )
+    chaos.add_argument("--drill", action="store_true", help="play the trust drill instead")
     chaos.add_argument(
-        "--out", type=Path, default=Path("out/chaos"), metavar="DIR", help="default out/chaos"
+        "--out", type=Path, metavar="DIR", help="default out/chaos, of the drill out/drill"
     )
     chaos.add_argument("--devices", type=int, metavar="N", help="instead of the job's")
     chaos.add_argument("--workers", type=int, metavar="N", help="processes that host the devices")
@@ -301,10 +310,14 @@ def _add_chaos(commands: Subparsers) -> None:
     )
     chaos.add_argument("--keep", action="store_true", help="keep the site's folder")
     chaos.add_argument("--json", action="store_true", help="print chaos.json, progress to stderr")
-    chaos.set_defaults(handler=_chaos, extra="lab")
+    others = {"job", "kills", "seed", "every", "devices", "workers", "broker", "protocol", "stall"}
+    unset = {name: chaos.get_default(name) for name in others}
+    chaos.set_defaults(handler=partial(_chaos, unset), extra="lab")
 
 
-def _chaos(args: argparse.Namespace) -> int:
+def _chaos(unset: Mapping[str, object], args: argparse.Namespace) -> int:
+    if args.drill:
+        return _drill(unset, args)
     if args.kills < 0 or args.every <= 0 or args.stall <= 0:
         raise UsageError(
             "a number is too small",
@@ -320,12 +333,25 @@ def _chaos(args: argparse.Namespace) -> int:
     )
     return run_chaos(
         args.job or JOB,
-        args.out,
+        args.out or Path("out/chaos"),
         overrides,
         ChaosOptions(args.kills, args.seed, args.every, args.stall),
         as_json=args.json,
         keep=args.keep,
     )
+
+
+def _drill(unset: Mapping[str, object], args: argparse.Namespace) -> int:
+    given = sorted(name for name, value in unset.items() if getattr(args, name) != value)
+    if given:
+        raise UsageError(
+            f"the drill is always the same and takes no {' or '.join(given)}",
+            where="edgeveil chaos --drill",
+            fix="leave it out, or leave out --drill",
+        )
+    from edgeveil_lab.chaos.trust_drill import run_drill
+
+    return run_drill(args.out or Path("out/drill"), as_json=args.json, keep=args.keep)
 
 
 def _add_privacy(commands: Subparsers) -> None:

@@ -121,8 +121,10 @@ def _print(path: Path, book: Book, policies: dict[str, Policy]) -> None:
             console.print(f"  left by the policy: {rest}", soft_wrap=True)
         for job, entry in account.jobs.items():
             state = "open" if entry.is_open else "closed"
+            if entry.elsewhere:
+                state = "answered by a copy of this device: all that it reserved counts"
             prices = ", ".join(f"{k} {v}" for k, v in guarantees(entry.spent))
-            console.print(f"\n  job {job} ({state}): {prices}", soft_wrap=True)
+            console.print(f"\n  job {job or 'unknown'} ({state}): {prices}", soft_wrap=True)
             console.print(_table(entry))
 
 

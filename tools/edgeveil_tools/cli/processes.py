@@ -546,7 +546,16 @@ def _claims_add(args: argparse.Namespace) -> int:
 
     if not 0 < args.valid_h <= 24 * 366:
         raise UsageError("is no number of hours", where="--valid-h", fix="use 1 up to a year")
-    book = _claim_book(args.config)
+    if args.out is not None and args.out.exists():
+        text = "is there, and may hold claims that nobody has yet"
+        raise UsageError(text, where=str(args.out), fix="name another file")
+    book, registry = _claim_book(args.config), _registry(args.config)
+    devices = {one.note: one.device_id for one in registry.devices(revoked=True)}
+    registry.close()
+    for name in args.names:
+        if name in devices:
+            what = f"{name} is device {devices[name]} already"
+            raise UsageError(what, fix="give a new box a new name")
     _registry_log(args.config).append("claims", {"names": args.names, "valid_h": args.valid_h})
     made = book.add(args.names, 3600 * args.valid_h)
     book.close()
@@ -591,14 +600,22 @@ def _claims_change(args: argparse.Namespace) -> int:
 
 
 def _revoke(args: argparse.Namespace) -> int:
+    from edgeveil.sites.proxy import ProxySite
+
     registry, log = _registry(args.config), _registry_log(args.config)
+    claims = load_as(ProxySite, args.config).claims is not None
+    book = _claim_book(args.config) if claims else None
     try:
         for device in args.ids:
             log.append("revoke", {"device": device})
             done = registry.revoke(device)
+            if book is not None:
+                book.disapprove(device)
             print(f"{device}: {'revoked' if done else 'was revoked already'}")
     finally:
         registry.close()
+        if book is not None:
+            book.close()
     return 0
 
 

@@ -10,7 +10,7 @@ from edgeveil_tools.cli.common import Subparsers, command, print_audit
 
 if TYPE_CHECKING:
     from edgeveil.crypto.keys import SigningKey
-    from edgeveil.trust.metadata import TrustedMetadata
+    from edgeveil.trust.metadata import Delegated, TrustedMetadata
     from edgeveil_tools.site.trust_folder import Passphrase, Published, TrustFolder
 
 _ROLES = ("cloud-jobs", "cloud-releases", "proxy-rosters")
@@ -124,7 +124,7 @@ def add(commands: Subparsers) -> None:
         "sign",
         "add this folder's signatures to what is pending",
         about="For a root of several keys on several machines: copy the folder without keys/ to\n"
-        "each, and sign there.",
+        "each, and sign there. What changes is printed first; edgeveil trust show prints it too.",
     )
     _folder(sign)
     passphrase_options(sign)
@@ -310,6 +310,7 @@ def _renew(args: argparse.Namespace) -> int:
 
 def _sign(args: argparse.Namespace) -> int:
     folder = _open(args)
+    _show_pending(folder)  # nobody signs what they have not seen
     return _told(folder, folder.sign())
 
 
@@ -327,14 +328,33 @@ def _show(args: argparse.Namespace) -> int:
     import json
 
     from edgeveil.trust.bundle import TrustBundle
+    from edgeveil_tools.site.trust_folder import TrustFolder
 
-    file = args.dir / "trust.json" if args.dir.is_dir() else args.dir
-    found = TrustBundle.load(file).verified()
+    folder = TrustFolder(args.dir, asks(args)) if args.dir.is_dir() else None
+    found = TrustBundle.load(folder.bundle_file if folder else args.dir).verified()
     if args.json:
         print(json.dumps(_plain(found), indent=2))
-    else:
-        _table(found)
+        return 0
+    _table(found)
+    if folder is not None:
+        _show_pending(folder)
     return 0
+
+
+def _show_pending(folder: TrustFolder) -> None:
+    """What awaits signatures, line by line beside what is in effect."""
+    import difflib
+
+    root, said = folder.pending()
+    held = folder.trusted() if folder.bundle_file.exists() else None
+    now = [*_root_lines(held.roots[-1]), *_delegated_lines(held.delegated)] if held else []
+    wanted = [
+        *(_root_lines(root) if root else now[:1]),
+        *(_delegated_lines(said) if said else now[1:]),
+    ]
+    changes = [line for line in difflib.ndiff(now, wanted) if line[0] in "+-"]
+    if changes:
+        print("awaiting signatures:", *changes, sep="\n  ")
 
 
 def _plain(found: TrustedMetadata) -> dict[str, Any]:
@@ -367,19 +387,36 @@ def _plain(found: TrustedMetadata) -> dict[str, Any]:
 
 
 def _table(found: TrustedMetadata) -> None:
-    plain = _plain(found)
-    root, said = plain["root"], plain.get("delegations")
-    print(f"root {root['version']}, until {root['expires'][:10]}: {root['threshold']} of", end=" ")
-    print(", ".join(root["keys"]))
-    if said is not None:
-        print(f"delegations {said['version']}, until {said['expires'][:10]}")
-        for name, one in said["roles"].items():
-            print(f"  {name:<15} {one['key']}  epoch {one['epoch']}")
-        print(f"  registry        {said['lineage'] or 'the first one that is seen'}")
-        for domain in said["authorities"]:
-            print(f"  authority of the {domain} broker")
-    if plain["problem"]:
-        print(f"Nobody is believed: {plain['problem']}")
+    print(*_root_lines(found.roots[-1]), *_delegated_lines(found.delegated), sep="\n")
+
+
+def _root_lines(raw: bytes) -> list[str]:
+    from edgeveil.trust.metadata import read_document, root_keys
+
+    said, (keys, threshold) = read_document(raw).signed, root_keys(raw)
+    named = ", ".join(key.fingerprint() for key in keys)
+    return [f"root {said.version}, until {said.expires:%Y-%m-%d}: {threshold} of {named}"]
+
+
+def _delegated_lines(said: Delegated | None) -> list[str]:
+    import hashlib
+
+    if said is None:
+        return []
+    roles = [
+        f"  {name:<15} {one.key.fingerprint()}  epoch {one.epoch}"
+        for name, one in said.roles.items()
+    ]
+    authorities = [
+        f"  authority of the {domain} broker: {hashlib.sha256(pem.encode()).hexdigest()[:16]}"
+        for domain, pem in sorted(said.authorities.items())
+    ]
+    return [
+        f"delegations {said.version}, until {said.expires:%Y-%m-%d}",
+        *roles,
+        f"  registry        {said.lineage or 'the first one that is seen'}",
+        *authorities,
+    ]
 
 
 def _log(args: argparse.Namespace) -> int:

@@ -2,6 +2,8 @@
 
 The first stage installs into a virtual environment, the second holds that and nothing to build
 with. `docker build --build-arg BASE=… -f edge.Containerfile .` in a folder with the wheel beside.
+`BUILDER` is another image for the first stage, where the base has no `venv`; its Python must be the
+same.
 """
 
 from __future__ import annotations
@@ -15,10 +17,11 @@ EXTRAS = {
     "edge-train-fm": ("train-fm",),
     "edge-train": ("train",),
 }
-# Folders of libraries that nothing here imports: 15 MB of an image that infers.
+# What nothing here imports, 45 MB of an image that infers: folders of libraries, and ONNX Runtime
+# once more, for programs in C (Python's module holds its own).
 _UNUSED = " -o ".join(
     [
-        "-name __pycache__ -o -name tests",
+        "-name __pycache__ -o -name tests -o -name test_data",
         *(f"-path '*/onnxruntime/{n}'" for n in ("transformers", "tools", "quantization")),
         *(f"-path '*/onnxruntime/{n}'" for n in ("datasets", "backend")),
         *(f"-path '*/numpy/{n}'" for n in ("f2py", "distutils")),
@@ -40,14 +43,15 @@ def _containerfile(name: str) -> str:
 # docker build -t edgeveil/{name} -f {name}.Containerfile .
 # with edgeveil-*.whl and constraints.txt in this folder.
 ARG BASE={BASE}
-FROM ${{BASE}} AS build
+ARG BUILDER=${{BASE}}
+FROM ${{BUILDER}} AS build
 RUN python3 -m venv /opt/edgeveil
 COPY constraints.txt edgeveil-*.whl /tmp/
 RUN wheel="$(ls /tmp/edgeveil-*.whl)" \\
  && /opt/edgeveil/bin/pip install --no-cache-dir -c /tmp/constraints.txt "$wheel{extras}" \\
  && /opt/edgeveil/bin/pip uninstall -y pip setuptools \\
  && find /opt/edgeveil -type d \\( {_UNUSED} \\) -prune -exec rm -rf {{}} + \\
- && find /opt/edgeveil -name '*.pyi' -delete
+ && find /opt/edgeveil \\( -name '*.pyi' -o -name 'libonnxruntime.so.*' \\) -delete
 
 FROM ${{BASE}}
 LABEL org.opencontainers.image.title="EdgeVeil {name}"{more}

@@ -148,7 +148,7 @@ def _confined() -> Manifest:
 
 
 _INSTALL = (  # a Secret is shown as links, which no bundle may hold
-    "cp -rL /given /tmp/bundle && rm -rf /tmp/bundle/..* && "
+    "cp -rL /given /tmp/bundle && rm -rf /tmp/bundle/..?* && "
     f"edgeveil site install /tmp/bundle {PLACE} && rm -r /tmp/bundle"
 )
 

@@ -10,7 +10,7 @@ from edgeveil.errors import UsageError
 from edgeveil.settings.file import parsed, read
 from edgeveil.sites.files import SITES, kind_of, load_site
 from edgeveil_tools.site.bundles import INVENTORY, inventory_of
-from edgeveil_tools.site.fleet_files import SITE_FILE
+from edgeveil_tools.site.fleet_files import POLICY_FILE, SITE_FILE
 
 ROOT = Path("/var/lib/edgeveil")
 
@@ -54,6 +54,9 @@ def _party(folder: Path) -> DeployedParty:
         fix = "name bundles: edgeveil site apply makes them, edgeveil site install puts them"
         raise UsageError("is no bundle", where=str(folder), fix=fix)
     inventory, path = inventory_of(folder), folder / SITE_FILE
+    if inventory.party == "edge" and not (folder / POLICY_FILE).exists():
+        fix = "name the folder where the device is installed"
+        raise UsageError("is an update, which holds no keys", where=str(folder), fix=fix)
     kind = kind_of(parsed(read(path), str(path)).value)
     if kind not in SITES or kind != inventory.party:
         raise UsageError("holds another party's site file", where=str(path), fix="take it anew")

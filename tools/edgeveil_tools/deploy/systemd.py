@@ -40,6 +40,8 @@ def _unit(party: DeployedParty, *, gpu: bool) -> str:
         "" if party.kind in _MAKES_CODE else "MemoryDenyWriteExecute=yes",
         "" if edge and gpu else "PrivateDevices=yes",
         "" if edge else "ProcSubset=pid",
+        # to hold silent connections back from mosquitto (site/deferred_accept.py)
+        "SystemCallFilter=pidfd_getfd" if party.kind == "broker" else "",
     ]
     return f"""[Unit]
 Description=EdgeVeil {party.kind} {party.name}

@@ -39,8 +39,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule(None, "write", "edgeveil/v1/d/%u/up"),
         Rule(None, "read", "edgeveil/v1/d/%u/down"),
         Rule(None, "read", "edgeveil/v1/all/down"),
-        Rule("claim", "write", "edgeveil/v1/claim/up"),
-        Rule("claim", "read", "edgeveil/v1/claim/down"),
+        Rule(None, "write", "edgeveil/v1/claim/up"),  # devices renew what came with a claim
+        Rule(None, "read", "edgeveil/v1/claim/down"),
         Rule("proxy", "read", "edgeveil/v1/claim/up"),
         Rule("proxy", "write", "edgeveil/v1/claim/down"),
         Rule("proxy", "read", "edgeveil/v1/d/+/up"),

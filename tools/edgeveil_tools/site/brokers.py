@@ -5,12 +5,14 @@ from __future__ import annotations
 import atexit
 import errno
 import json
+import logging
 import os
 import pwd
 import secrets
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -27,10 +29,14 @@ from edgeveil.errors import BrokerError
 from edgeveil.sites.addresses import WEBSOCKET_PATH, BrokerAddress
 from edgeveil.sites.broker import BrokerSite
 from edgeveil.sites.broker_profiles import ProfileName
+from edgeveil.storage import open_to_others
 from edgeveil.transport.listener import raise_file_limit
 from edgeveil.transport.service_manager import tell, tell_ready, tell_stopping
 from edgeveil_tools.site import broker_tied
 from edgeveil_tools.site.broker_rules import acl_text, read_users, rules_for, users_text
+from edgeveil_tools.site.deferred_accept import defer_accepts
+
+LOG = logging.getLogger("edgeveil.broker")
 
 Engine = Literal["auto", "amqtt", "mosquitto"]
 
@@ -252,6 +258,7 @@ class BrokerProcess:
             )
         atexit.register(self.stop)
         self._wait_until_open()
+        self._hold_back()
 
     def stop(self) -> None:
         """Terminate, and kill if that takes too long. Does nothing when it is not running."""
@@ -336,6 +343,15 @@ class BrokerProcess:
             fix=f"see {self._log}",
         )
 
+    def _hold_back(self) -> None:
+        """Who says nothing takes nobody's place at mosquitto."""
+        if self.engine != "mosquitto" or self._child is None:
+            return
+        try:
+            defer_accepts(self._child.pid)
+        except OSError as error:
+            LOG.warning("idle_connections_are_taken", extra={"reason": error.strerror})
+
     def _stays(self) -> bool:
         """mosquitto listens first, and then ends where it cannot read its certificate."""
         with suppress(subprocess.TimeoutExpired):
@@ -402,6 +418,7 @@ def run_broker(site: BrokerSite) -> int:
     tls = None
     if site.tls is not None:
         given = site.tls
+        _check_key(given.key_file)
         tls = ListenerTls(given.cert_file, given.key_file, given.ca_file, given.crl_file)
     plan = BrokerPlan(
         engine=site.engine,
@@ -416,6 +433,18 @@ def run_broker(site: BrokerSite) -> int:
         enforce_profile=site.enforce_profile,
     )
     return _run_until_signal(plan, site.users_file)
+
+
+def _check_key(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            others = open_to_others(file.fileno())
+    except OSError as error:
+        what = f"this TLS file cannot be read ({error.strerror})"
+        raise BrokerError(what, where=str(path), fix="check tls.key_file") from error
+    if others:
+        what = "other users of this machine may read this private key"
+        raise BrokerError(what, where=str(path), fix=f"chmod 600 {path}")
 
 
 def _run_until_signal(plan: BrokerPlan, users_file: Path | None) -> int:
@@ -440,7 +469,7 @@ def _run_until_signal(plan: BrokerPlan, users_file: Path | None) -> int:
                 before, seen = seen, _tls_stamps(plan.tls)
                 if seen != read and seen == before:  # whoever replaces them has done so
                     read = seen
-                    _start_anew(broker)
+                    _start_anew(broker, plan.tls)
         finally:
             died = not broker.running()
             tell_stopping()
@@ -452,11 +481,27 @@ def _run_until_signal(plan: BrokerPlan, users_file: Path | None) -> int:
     return 0
 
 
-def _start_anew(broker: BrokerProcess) -> None:
+def _start_anew(broker: BrokerProcess, tls: ListenerTls | None) -> None:
+    if tls is not None and (problem := _problem(tls)):  # half edited: those that it read go on
+        sys.stderr.write(f"{problem}; those before are used. install its newest bundle\n")
+        return
     broker.stop()
     broker.start()
     sys.stdout.write(f"{broker.engine} started anew: its certificates or revocations changed\n")
     sys.stdout.flush()
+
+
+def _problem(tls: ListenerTls) -> str:
+    """Why a broker would not start with these files, or ""."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    path = tls.cert_file
+    try:
+        context.load_cert_chain(path, tls.key_file, password=b"")
+        for path in (one for one in (tls.ca_file, tls.crl_file) if one is not None):
+            context.load_verify_locations(path)
+    except OSError as error:  # of which ssl.SSLError is one
+        return f"{path}: cannot be used ({error.strerror or error})"
+    return ""
 
 
 def _tls_stamps(tls: ListenerTls | None) -> list[tuple[int, int]]:

@@ -15,8 +15,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -27,6 +28,7 @@ from edgeveil.storage import write_durably
 
 FORMAT = 1
 INVENTORY, SIGNATURE = "inventory.json", "inventory.sig"
+UNDER_WAY = ".installing"  # what is being put in a place, until all of it is there
 STATE = "state"
 IDENTITY = f"{STATE}/identity.key"
 INVENTORY_BYTES = 4 << 20
@@ -104,16 +106,46 @@ def is_secret(path: str) -> bool:
 def write_bundle(
     folder: Path, inventory: Inventory, files: Mapping[str, bytes], key: SigningKey
 ) -> None:
-    """Put `files` and the signed inventory in `folder`, and take out what it no longer lists."""
+    """Put `files` and the signed inventory in `folder`, with what is given from the bundle there.
+
+    All of it is made beside and then put in its place: a bundle that is seen is a whole one.
+    """
+    new, old = _beside(folder)
+    settle(folder)
+    for path in inventory.given:
+        (new / path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _same(folder / path, new / path)
     for path, content in files.items():
-        _write(folder / path, content, secret=is_secret(path))
+        _write(new / path, content, secret=is_secret(path))
     raw = inventory.to_bytes()
     said = {"key": key.public().to_bytes().hex(), "signature": sign(key, BUNDLE, raw).hex()}
-    _write(folder / INVENTORY, raw)
-    _write(folder / SIGNATURE, (json.dumps(said) + "\n").encode())
-    listed = {*inventory.files, *inventory.given, INVENTORY, SIGNATURE}
-    for extra in _paths(folder) - listed:
-        (folder / extra).unlink()
+    _write(new / INVENTORY, raw)
+    _write(new / SIGNATURE, (json.dumps(said) + "\n").encode())
+    if folder.exists():
+        folder.rename(old)
+    new.rename(folder)
+    settle(folder)
+
+
+def settle(folder: Path) -> None:
+    """End the writing of a bundle that was cut short: the one before stands, or the new one."""
+    new, old = _beside(folder)
+    if old.exists() and not folder.exists():
+        new.rename(folder)
+    for rest in (new, old):
+        if rest.exists():
+            shutil.rmtree(rest)
+
+
+def _beside(folder: Path) -> tuple[Path, Path]:
+    return folder.with_name(f".new-{folder.name}"), folder.with_name(f".old-{folder.name}")
+
+
+def _same(source: Path, to: Path) -> None:
+    try:
+        to.hardlink_to(source)
+    except OSError:  # a disk without links
+        shutil.copy2(source, to)
 
 
 def _write(path: Path, content: bytes, *, secret: bool = False) -> None:
@@ -140,6 +172,7 @@ class Bundle:
     folder: Path
     inventory: Inventory
     signer: VerifyKey
+    signed: Mapping[str, str]  # inventory and signature as they stand in their files
 
     @classmethod
     def open(cls, folder: Path) -> Bundle:
@@ -147,7 +180,8 @@ class Bundle:
 
         Whether `signer` is the right one is another question.
         """
-        inventory, signer = _signed(folder)
+        signed = _read_signed(folder)
+        inventory, signer = _verified(folder, signed)
         listed = {**inventory.files, **inventory.given}
         found = _paths(folder) - {INVENTORY, SIGNATURE}
         for path in sorted(found - set(listed)):
@@ -158,17 +192,35 @@ class Bundle:
                 raise _tampered(file, "is missing")
             if file.stat().st_size > FILE_BYTES or digest(file.read_bytes()) != wanted:
                 raise _tampered(file, "is not what the inventory says")
-        return cls(folder, inventory, signer)
+        return cls(folder, inventory, signer, signed)
+
+    def content(self, path: str) -> bytes:
+        """Of a listed file. Raises BundleError where it was changed since it was checked."""
+        raw = (self.folder / path).read_bytes()
+        if digest(raw) not in (self.inventory.files.get(path), self.inventory.given.get(path)):
+            raise _tampered(self.folder / path, "is not what the inventory says")
+        return raw
 
 
 def _signed(folder: Path) -> tuple[Inventory, VerifyKey]:
-    file = folder / INVENTORY
+    return _verified(folder, _read_signed(folder))
+
+
+def _read_signed(folder: Path) -> dict[str, str]:
     try:
-        raw, signed = _read(file), json.loads(_read(folder / SIGNATURE))
-        key, signature = VerifyKey(bytes.fromhex(signed["key"])), bytes.fromhex(signed["signature"])
+        return {name: _read(folder / name).decode() for name in (INVENTORY, SIGNATURE)}
     except FileNotFoundError:
         fix = "name a folder that `edgeveil site apply` made"
         raise BundleError("is no bundle", where=str(folder), fix=fix) from None
+    except UnicodeDecodeError:
+        raise _tampered(folder / INVENTORY, "is no text") from None
+
+
+def _verified(folder: Path, signed: Mapping[str, str]) -> tuple[Inventory, VerifyKey]:
+    file = folder / INVENTORY
+    try:
+        raw, said = signed[INVENTORY].encode(), json.loads(signed[SIGNATURE])
+        key, signature = VerifyKey(bytes.fromhex(said["key"])), bytes.fromhex(said["signature"])
     except (ValueError, TypeError, KeyError, RecursionError, CryptoError):
         raise _tampered(folder / SIGNATURE, "is no signature") from None
     if not verify(key, BUNDLE, raw, signature):
@@ -224,30 +276,42 @@ def install(
     that holds something else.
     """
     given = Bundle.open(bundle)
-    _check_place(given, to, site, host or socket.gethostname())
     new = given.inventory
+    _check_links(to, [*new.files, *new.given, *given.signed])
+    before = _check_place(given, to, site, host or socket.gethostname())
     to.mkdir(mode=0o750, parents=True, exist_ok=True)
-    before = _signed(to)[0] if (to / INVENTORY).exists() else None
+    _put(json.dumps(dict(given.signed)).encode(), to / UNDER_WAY)
+    _folder(to / STATE)
     changed, kept = [], []
     for path in sorted(new.given):
         if (to / path).exists():
             kept.append(path)
         else:
             changed.append(path)
-            _put(bundle / path, to / path, secret=is_secret(path))
+            _put(given.content(path), to / path, secret=is_secret(path))
     for path, wanted in sorted(new.files.items()):
         if not (to / path).is_file() or digest((to / path).read_bytes()) != wanted:
             changed.append(path)
-            _put(bundle / path, to / path, secret=is_secret(path))
-    for path in sorted(set(before.files if before else ()) - {*new.files, *new.given}):
+            _put(given.content(path), to / path, secret=is_secret(path))
+    for path in sorted({path for one in before for path in one.files} - {*new.files, *new.given}):
         (to / path).unlink(missing_ok=True)
-    (to / STATE).mkdir(mode=0o700, exist_ok=True)
-    for path in (SIGNATURE, INVENTORY):
-        _put(bundle / path, to / path)
+    for path, text in given.signed.items():
+        _put(text.encode(), to / path)
+    (to / UNDER_WAY).unlink()
     return Installed(new, tuple(changed), tuple(kept))
 
 
-def _check_place(given: Bundle, to: Path, site: str | None, host: str) -> None:
+def _check_links(to: Path, paths: Iterable[str]) -> None:
+    """Whoever owns the place does not choose where else root writes."""
+    written = {part for path in paths for part in ((to / path), *(to / path).parents)}
+    for part in sorted(written):
+        if part.is_relative_to(to) and part.is_symlink() and (part != to or not part.exists()):
+            fix = "put a folder there, or mount one"
+            raise BundleError("is a symbolic link", where=str(part), fix=fix)
+
+
+def _check_place(given: Bundle, to: Path, site: str | None, host: str) -> list[Inventory]:
+    """What is in the place, whole or begun."""
     new, where = given.inventory, str(given.folder)
     if new.host is not None and new.host != host:
         raise BundleError(
@@ -262,19 +326,47 @@ def _check_place(given: Bundle, to: Path, site: str | None, host: str) -> None:
             fix="ask who keeps the site for its bundle and its key's fingerprint",
         )
     mine = to / IDENTITY
-    if not to.exists() or {path.name for path in to.iterdir()} <= {STATE}:
-        if new.device_id is not None and IDENTITY not in new.given and not mine.exists():
-            raise BundleError(
-                "updates a device that is in place; it holds no keys for a new one",
-                where=where,
-                fix=f"name {new.name}'s folder, or revoke it and add a device of another name",
-            )
-        _check_identity(given, mine)
-        return
-    if not (to / INVENTORY).exists():
+    found = _in_place(to)
+    keys = IDENTITY in new.given or mine.exists()
+    if new.device_id is not None and not keys and not (to / INVENTORY).exists():
+        raise BundleError(
+            "updates a device that is in place; it holds no keys for a new one",
+            where=where,
+            fix=f"name {new.name}'s folder, or revoke it and add a device of another name",
+        )
+    for old, signer in found:
+        _check_successor(given, old, signer)
+    _check_identity(given, mine)
+    return [old for old, _ in found]
+
+
+def _in_place(to: Path) -> list[tuple[Inventory, VerifyKey]]:
+    """The bundle of a place, and one whose installation was cut short; none in an empty one."""
+    found = []
+    begun = to / UNDER_WAY
+    if begun.exists():
+        try:
+            found.append(_verified(to, json.loads(_read(begun))))
+        except (ValueError, TypeError, AttributeError):
+            raise _tampered(begun, "is no inventory") from None
+    if (to / INVENTORY).exists():
+        try:
+            found.append(_signed(to))
+        except BundleError:  # its two files may have been cut apart
+            if not found:
+                raise
+    if not found and to.exists() and any(_foreign(path.name) for path in to.iterdir()):
         fix = "name a new folder, or the one of this party"
         raise UsageError("is not empty and holds no bundle", where=str(to), fix=fix)
-    old, signer = _signed(to)
+    return found
+
+
+def _foreign(name: str) -> bool:
+    return name != STATE and not name.startswith(f".{UNDER_WAY}.")  # write_durably's own
+
+
+def _check_successor(given: Bundle, old: Inventory, signer: VerifyKey) -> None:
+    new, where = given.inventory, str(given.folder)
     ours = (old.fleet, old.party, old.name)
     if ours != (new.fleet, new.party, new.name):
         raise BundleError(
@@ -295,7 +387,6 @@ def _check_place(given: Bundle, to: Path, site: str | None, host: str) -> None:
             where=where,
             fix="take the newest bundle",
         )
-    _check_identity(given, mine)
 
 
 def _check_identity(given: Bundle, mine: Path) -> None:
@@ -309,10 +400,19 @@ def _check_identity(given: Bundle, mine: Path) -> None:
         )
 
 
-def _put(source: Path, to: Path, *, secret: bool = False) -> None:
+def _folder(state: Path) -> None:
+    """For who owns the place alone."""
+    if not state.exists():
+        state.mkdir(mode=0o700)
+        if os.geteuid() == 0:
+            owner = state.parent.stat()
+            os.chown(state, owner.st_uid, owner.st_gid)
+
+
+def _put(content: bytes, to: Path, *, secret: bool = False) -> None:
     made = [folder for folder in (to.parent, *to.parents) if not folder.exists()]
     to.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-    write_durably(to, source.read_bytes(), mode=0o600 if secret else 0o640)
+    write_durably(to, content, mode=0o600 if secret else 0o640)
     if os.geteuid() == 0:  # who owns the place owns what is put there
         owner = next(folder for folder in to.parents if folder not in made).stat()
         for path in (*reversed(made), to):

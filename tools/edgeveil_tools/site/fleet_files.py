@@ -17,13 +17,14 @@ from edgeveil.enrolment import Enrolment
 from edgeveil.errors import UsageError
 from edgeveil.sites.files import site_of
 from edgeveil_proxy.devices_file import PlannedDevice
+from edgeveil_tools.site.bundles import digest
 from edgeveil_tools.site.fleet_plan import IMAGE, DevicePlan, FleetPlan, HostAndPort, PlannedBroker
 from edgeveil_tools.site.fleet_record import Party
 
 Settings = dict[str, Any]
 SITE_FILE, POLICY_FILE, DEVICES_FILE = "edgeveil.yaml", "policy.yaml", "devices.jsonl"
 TRUST_FILE = "trust/trust.json"
-CLAIMS_CA, CLAIMS_KEY, CLAIM_FILE = "tls/claims-ca.crt", "tls/claims-ca.key", "state/claim"
+CLAIMS_CA, CLAIM_FILE = "tls/claims-ca.crt", "state/claim"
 DOMAINS = ("edge", "cloud")
 
 
@@ -35,6 +36,17 @@ class Facts:
     revocations: Mapping[str, str]
     trust: bytes
     parties: Mapping[str, Party]
+
+    @property
+    def claims_authority(self) -> str:
+        """The newest authority of claims, PEM: the one that the proxy signs with."""
+        end = "-----END CERTIFICATE-----\n"
+        return self.authorities["claims"].partition(end)[0] + end
+
+    @property
+    def claims_key(self) -> str:
+        """Where its key lies at the proxy: what is given once is never replaced."""
+        return f"tls/claims-ca-{digest(self.claims_authority.encode())[:8]}.key"
 
 
 def domains_of(plan: FleetPlan, party: Party) -> tuple[str, ...]:
@@ -76,7 +88,7 @@ def files_of(
     plan: FleetPlan, party: Party, device: DevicePlan | None, facts: Facts
 ) -> dict[str, bytes]:
     """All public files of a party's bundle. Raises UsageError for what no process would take."""
-    settings = _settings(plan, party, device)
+    settings = _settings(plan, party, device, facts)
     kind = next(iter(settings))
     _check(kind, settings[kind], party.name)
     files = {SITE_FILE: _yaml(settings), "COMMANDS.md": commands(plan, party).encode()}
@@ -97,7 +109,7 @@ def files_of(
     if party.kind == "proxy":
         files[DEVICES_FILE] = _devices(facts)
         if plan.devices.claims is not None:
-            files[CLAIMS_CA] = facts.authorities["claims"].encode()
+            files[CLAIMS_CA] = facts.claims_authority.encode()
     return files
 
 
@@ -129,13 +141,13 @@ def _devices(facts: Facts) -> bytes:
     return "".join(lines).encode()
 
 
-def _settings(plan: FleetPlan, party: Party, device: DevicePlan | None) -> Settings:
+def _settings(plan: FleetPlan, party: Party, device: DevicePlan | None, facts: Facts) -> Settings:
     if party.kind == "broker":
         return {"broker": _broker(plan, party)}
     if party.kind == "cloud":
         return {"cloud": _cloud(plan, party)}
     if party.kind == "proxy":
-        return {"proxy": _proxy(plan, party)}
+        return {"proxy": _proxy(plan, party, facts)}
     if device is None:
         return {"edge": _image(plan, party)}
     return {"edge": _edge(plan, party, device)}
@@ -174,7 +186,7 @@ def _cloud(plan: FleetPlan, party: Party) -> Settings:
     }
 
 
-def _proxy(plan: FleetPlan, party: Party) -> Settings:
+def _proxy(plan: FleetPlan, party: Party, facts: Facts) -> Settings:
     proxy = plan.proxy
     return {
         "edge_broker": _link(plan, party, "edge"),
@@ -182,7 +194,7 @@ def _proxy(plan: FleetPlan, party: Party) -> Settings:
         "state_dir": "state",
         "trust_file": TRUST_FILE,
         "devices_file": DEVICES_FILE,
-        "claims": _claim_desk(plan),
+        "claims": _claim_desk(plan, facts),
         "http": proxy.http.model_dump(mode="json"),
         "min_batch_floor": proxy.min_batch_floor,
         "cover_traffic": proxy.cover_traffic,
@@ -191,13 +203,13 @@ def _proxy(plan: FleetPlan, party: Party) -> Settings:
     }
 
 
-def _claim_desk(plan: FleetPlan) -> Settings | None:
+def _claim_desk(plan: FleetPlan, facts: Facts) -> Settings | None:
     claims = plan.devices.claims
     if claims is None:
         return None
     return {
         "authority_cert_file": CLAIMS_CA,
-        "authority_key_file": CLAIMS_KEY,
+        "authority_key_file": facts.claims_key,
         "certificate_days": plan.certificate_days,
         **claims.model_dump(mode="json"),
     }

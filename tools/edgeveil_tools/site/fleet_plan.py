@@ -13,7 +13,7 @@ import ipaddress
 import json
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -43,6 +43,7 @@ IMAGE = "image"
 RESERVED = ("cloud", "proxy", "broker-edge", "broker-cloud", IMAGE)
 
 _ROLES: dict[str, Literal["train", "infer"]] = {"train": "train", "infer": "infer"}
+_HOST_NAME = re.compile(r"([A-Za-z0-9_-]+\.)*[A-Za-z0-9_-]*[A-Za-z_-][A-Za-z0-9_-]*\.?")
 _PLACEHOLDER = re.compile(r"\{([a-z][a-z0-9_]*)(?::(0?\d{1,2}))?\}")
 
 
@@ -53,18 +54,43 @@ def _host_and_port(text: str) -> str:
     return text
 
 
+def _listen(text: str) -> str:
+    _host_and_port(text)
+    _host(HostAndPort.parse(text).host)
+    return text
+
+
 def _public(text: str) -> str:
     _host_and_port(text)
-    host = HostAndPort.parse(text).host
-    try:
-        everywhere = ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        everywhere = False
-    if everywhere:
+    _named(HostAndPort.parse(text).host)
+    return text
+
+
+def _certified(name: str) -> str:
+    _named(name.removeprefix("*."))
+    return name
+
+
+def _named(host: str) -> None:
+    """Raise ValueError for what nobody can be called."""
+    address = _host(host)
+    mapped = getattr(address, "ipv4_mapped", None)
+    if address is not None and (mapped or address).is_unspecified:
         raise ValueError(
             f"{host} is where a server listens, not what others call it; write its public name"
         )
-    return text
+
+
+def _host(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address; None: it is a name. ValueError: neither, or an address in an odd form."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(text)
+    if not _HOST_NAME.fullmatch(text):  # what ends with a number would be read as an address
+        shown = text[:100]
+        raise ValueError(
+            f"'{shown}' is no host name or address; write broker.example.org"
+        ) from None
+    return None
 
 
 @dataclass(frozen=True)
@@ -81,7 +107,8 @@ class HostAndPort:
         return cls(host.strip("[]"), int(port))
 
 
-ListenPlace = Annotated[str, Field(max_length=300), AfterValidator(_host_and_port)]
+ListenPlace = Annotated[str, Field(max_length=300), AfterValidator(_listen)]
+CertifiedName = Annotated[str, Field(min_length=1, max_length=255), AfterValidator(_certified)]
 PublicPlace = Annotated[str, Field(max_length=300), AfterValidator(_public)]
 HostKind = Literal["plain", "systemd", "compose", "kubernetes", "deb"]
 PartyName = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?$")]
@@ -113,7 +140,7 @@ class PlannedBroker(Hosted):
     """Where it listens."""
     public: PublicPlace | None = Field(default=None, examples=["broker.example.org:8883"])
     """What its clients call it; stands in its certificate and in their files."""
-    also: tuple[Annotated[str, Field(min_length=1, max_length=255)], ...] = ()
+    also: tuple[CertifiedName, ...] = ()
     """Further names and addresses for its certificate."""
     engine: Literal["auto", "amqtt", "mosquitto"] = "auto"
     """`auto`: mosquitto where it is installed."""

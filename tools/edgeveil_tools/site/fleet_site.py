@@ -19,7 +19,9 @@ import difflib
 import fcntl
 import hashlib
 import os
+import re
 import secrets
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,8 +32,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from edgeveil.audit_log import AUDIT_FILE, AuditLog
-from edgeveil.crypto.authorities import Authority, certificate_pem, key_pem, new_key
+from edgeveil.audit_log import AUDIT_FILE, AuditLog, read_audit
+from edgeveil.crypto.authorities import (
+    AUTHORITY_DAYS,
+    Authority,
+    certificate_pem,
+    key_pem,
+    new_key,
+)
 from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.errors import UsageError
 from edgeveil.transport.process import own_signing_key
@@ -43,13 +51,14 @@ from edgeveil_tools.site.bundles import (
     Bundle,
     Inventory,
     digest,
+    settle,
     write_bundle,
 )
 from edgeveil_tools.site.fleet_files import (
     CLAIMS_CA,
-    CLAIMS_KEY,
     POLICY_FILE,
     SITE_FILE,
+    TRUST_FILE,
     Facts,
     broker_of,
     files_of,
@@ -64,6 +73,7 @@ from edgeveil_tools.site.fleet_plan import (
     PLAN_FILE,
     DevicePlan,
     FleetPlan,
+    added_to_table,
     devices_of,
     load_plan,
 )
@@ -80,6 +90,7 @@ RECORD, SITE_KEY, PUBLIC_KEY = "record.json", "site.key", "site.pub"
 DOMAINS = ("edge", "cloud")
 _ROLES = {"cloud": ("cloud", "releases"), "proxy": ("proxy",)}
 _SECRET_WORD_BYTES = 24
+_DEVICE_ID = re.compile(r"[0-9a-f]{16}")
 Progress = Callable[[int, int], None]
 
 
@@ -142,42 +153,63 @@ class FleetSite:
 
     def apply(self, progress: Progress = lambda _done, _all: None) -> list[PartyChange]:
         """Make what the plan says. Bundles of parties that nothing changes stay as they are."""
+        with self.alone():
+            return self._apply(progress)
+
+    def add_device(
+        self, values: Mapping[str, str], progress: Progress = lambda _done, _all: None
+    ) -> list[PartyChange]:
+        """A line in the plan's table, by its columns, and what an apply makes of it."""
+        with self.alone():
+            if values["name"] in self._record.parties:
+                fix = "give the new box another name: what is known of the one before stays"
+                what = "there is, or was, a party of this name"
+                raise UsageError(what, where=values["name"], fix=fix)
+            with added_to_table(load_plan(self.folder), values):
+                return self._apply(progress)
+
+    def _apply(self, progress: Progress) -> list[PartyChange]:
         plan, devices = self._planned()
         done = self._news(plan, devices)
-        with self.alone():
-            self._prepare(plan)
-            new = [change.name for change in done if change.what == "new"]
-            by_name = {device.name: device for device in devices}
-            total = len(new) + len(self._record.parties)
-            for number, name in enumerate(new):
-                self._make(plan, name, by_name.get(name))
-                progress(number, total)
-            self._trust(plan)
-            for name in self._ending(plan):
-                self._certify(plan, name)
-                done.append(PartyChange(name, "renewed"))
-            done += self._write(plan, devices, new, progress)
-            os.sync()
-            self._record.save(self.folder / RECORD)
-            told = [f"{one.what} {one.name}" for one in done if one.what != "unplanned"]
-            if told:
-                self._log("apply", {"changes": len(told), "sequence": self._record.sequence})
+        self._prepare(plan, devices)
+        new = [change.name for change in done if change.what == "new"]
+        by_name = {device.name: device for device in devices}
+        total = len(new) + len(self._record.parties)
+        for number, name in enumerate(new):
+            self._make(plan, name, by_name.get(name))
+            progress(number, total)
+        self._trust(plan)
+        for name in self._ending(plan):
+            self._certify(plan, name)
+            done.append(PartyChange(name, "renewed"))
+        done += self._write(plan, devices, new, progress)
+        os.sync()
+        told = [f"{one.what} {one.name}" for one in done if one.what != "unplanned"]
+        if told:
+            self._log("apply", {"changes": len(told), "sequence": self._record.sequence})
+        self._record.save(self.folder / RECORD)
         return done
 
     def revoke(self, name: str) -> list[PartyChange]:
         """Take a device out for good; what is known of it stays. Its history is not removed."""
-        party = self._record.parties.get(name) or self._by_device(name)
-        if party is None or party.kind != "edge":
-            fix = "see edgeveil site status"
-            raise UsageError(f"there is no device '{name[:64]}'", where=str(self.folder), fix=fix)
-        if not party.active:
-            raise UsageError(f"{party.name} was revoked on {party.revoked}", fix="nothing to do")
+        plan, _ = self._planned()
         with self.alone():
+            party = self._record.parties.get(name) or self._by_device(name)
+            if party is None and plan.devices.claims is not None and _DEVICE_ID.fullmatch(name):
+                party = Party(name=name, kind="edge", device_id=name)  # it came with a claim
+            if party is None or party.kind != "edge":
+                fix = "see edgeveil site status; one that came with a claim, by its id"
+                what = f"there is no device '{name[:64]}'"
+                raise UsageError(what, where=str(self.folder), fix=fix)
+            if not party.active:
+                what = f"{party.name} was revoked on {party.revoked}"
+                fix = "edgeveil site apply makes bundles that do not say so yet"
+                raise UsageError(what, fix=fix)
             now = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"
             self._record.parties[party.name] = replace(party, revoked=now)
             self._list_revoked(*(one for one in self._record.authorities if one != "cloud"))
-            self._record.save(self.folder / RECORD)
             self._log("revoke", {"name": party.name, "device": party.device_id})
+            self._record.save(self.folder / RECORD)
         return [PartyChange(party.name, "revoked"), *self.apply()]
 
     def renew(self, names: list[str]) -> list[PartyChange]:
@@ -191,16 +223,18 @@ class FleetSite:
         with self.alone():
             for name in names or active:
                 self._certify(plan, name)
-            self._record.save(self.folder / RECORD)
             self._log("renew", {"parties": len(names or active)})
+            self._record.save(self.folder / RECORD)
         return [PartyChange(name, "renewed") for name in names or active] + self.apply()
 
     def rotate_authority(self, domain: str) -> list[PartyChange]:
         """A new authority beside the one before, which goes on counting until `finish_rotation`.
 
         Clients get new certificates; the broker keeps its own until everybody knows the new one.
+        Of `claims`, the proxy gives boxes theirs from then on, and the image's is a new one.
         """
         plan, _ = self._planned()
+        self._check_rotates(plan, domain)
         if len(self._record.authorities[domain]) > 1:
             fix = f"edgeveil site rotate {self.folder} {domain}-authority --finish"
             raise UsageError(f"the {domain} authority is being rotated already", fix=fix)
@@ -210,13 +244,14 @@ class FleetSite:
                 if party.active and domain in party.certificates and party.kind != "broker":
                     self._certify(plan, party.name, only=domain)
             self._list_revoked(domain)
-            self._record.save(self.folder / RECORD)
             self._log("rotate", {"authority": domain})
+            self._record.save(self.folder / RECORD)
         return self.apply()
 
     def finish_rotation(self, domain: str) -> list[PartyChange]:
         """The authority before counts no more; for when every party has its newest bundle."""
         plan, _ = self._planned()
+        self._check_rotates(plan, domain)
         if len(self._record.authorities[domain]) == 1:
             fix = f"edgeveil site rotate {self.folder} {domain}-authority"
             raise UsageError(f"the {domain} authority is not being rotated", fix=fix)
@@ -226,9 +261,15 @@ class FleetSite:
                 if party.kind == "broker" and domain in party.certificates:
                     self._certify(plan, party.name, only=domain)
             self._list_revoked(domain)
-            self._record.save(self.folder / RECORD)
             self._log("rotate", {"authority": domain, "finished": True})
+            self._record.save(self.folder / RECORD)
         return self.apply()
+
+    def _check_rotates(self, plan: FleetPlan, domain: str) -> None:
+        if domain not in self._record.authorities:
+            fix = "set devices.claims, and apply"
+            where = str(self.folder / PLAN_FILE)
+            raise UsageError(f"the fleet has no {domain} authority yet", where=where, fix=fix)
 
     # --- inside: what the plan asks for ---
 
@@ -238,6 +279,16 @@ class FleetSite:
             fix = f"name it {self._record.fleet} again, or begin a new site"
             where = str(self.folder / PLAN_FILE)
             raise UsageError("the fleet has another name than before", where=where, fix=fix)
+        record = self.folder / RECORD
+        if not record.exists() and (self.folder / AUDIT_FILE).exists():
+            fix = "restore it from a backup; every party would be made anew without it"
+            raise UsageError("is gone", where=str(record), fix=fix)
+        trust = self.folder / "trust" / BUNDLE_FILE
+        if not trust.exists() and any(TRUST_FILE in party.files for party in self.parties):
+            fix = "copy the root's trust.json there; its keys may stay where they are"
+            raise UsageError(
+                "is gone, and who is in place has pinned it", where=str(trust), fix=fix
+            )
         return plan, devices_of(plan, str(self.folder / PLAN_FILE))
 
     def _names(self, plan: FleetPlan, devices: list[DevicePlan]) -> list[str]:
@@ -268,7 +319,7 @@ class FleetSite:
 
     # --- inside: making ---
 
-    def _prepare(self, plan: FleetPlan) -> None:
+    def _prepare(self, plan: FleetPlan, devices: list[DevicePlan]) -> None:
         record = self._record
         record.fleet = plan.name
         self._site_key()
@@ -277,6 +328,9 @@ class FleetSite:
             if domain not in record.authorities:
                 self._new_authority(domain)
                 self._list_revoked(domain)
+        record.save(self.folder / RECORD)  # the root names these authorities from its first day on
+        for name in self._names(plan, devices):
+            settle(self.bundles / name)
 
     def _make(self, plan: FleetPlan, name: str, device: DevicePlan | None) -> None:
         """The keys of a new party, in its bundle alone."""
@@ -328,7 +382,9 @@ class FleetSite:
             names = broker_of(plan, domain).names
             shown = authority.server(name, key, names, days=days)
         else:
-            user = "claim" if domain == "claims" else party.device_id or party.name
+            user = party.device_id or party.name
+            if domain == "claims":  # in boxes that nobody visits; it opens nothing but the desk
+                user, days = "claim", AUTHORITY_DAYS
             shown = authority.client(user, key, issue=issue, days=days)
         pems = {**party.certificates, domain: certificate_pem(shown).decode()}
         issues = {**party.issues, domain: issue + 1}
@@ -344,27 +400,31 @@ class FleetSite:
 
     def _trust(self, plan: FleetPlan) -> None:
         """Make the root at the first time; its keys are new, and so are those that it names."""
-        if (self.folder / "trust" / BUNDLE_FILE).exists():
+        folder = self.folder / "trust"
+        if (folder / BUNDLE_FILE).exists():
             return
+        scratch = self.folder / ".new-trust"
+        shutil.rmtree(scratch, ignore_errors=True)  # an apply was cut short
         roles = {
             "cloud-jobs": self.bundles / "cloud" / "state" / "cloud.pub",
             "cloud-releases": self.bundles / "cloud" / "state" / "releases.pub",
             "proxy-rosters": self.bundles / "proxy" / "state" / "proxy.pub",
         }
         TrustFolder.init(
-            self.folder / "trust",
+            scratch,
             [SigningKey.generate() for _ in range(plan.root.keys)],
             plan.root.threshold,
             {role: VerifyKey.load(path) for role, path in roles.items()},
             {domain: self._record.authorities[domain][0] for domain in DOMAINS},
             self._passphrase,
         )
+        scratch.rename(folder)
 
     def _write(
         self, plan: FleetPlan, devices: list[DevicePlan], new: list[str], progress: Progress
     ) -> list[PartyChange]:
         record, found = self._record, []
-        number = record.sequence + 1
+        number = max(record.sequence, self._applied()) + 1
         fresh, parties = set(new), self._still(plan, devices)
         planned, facts = {device.name: device for device in devices}, self._facts()
         for at, party in enumerate(parties):
@@ -376,9 +436,9 @@ class FleetSite:
                 found.append(PartyChange(party.name, "changed", _difference(party, files)))
             folder = self.bundles / party.name
             given = self._given(folder, party)
-            if CLAIMS_CA in digests and CLAIMS_CA not in party.files:  # the proxy signs with it
-                secret = _give(folder / CLAIMS_KEY, key_pem(self._authority("claims").key))
-                given[CLAIMS_KEY] = digest(secret)
+            if CLAIMS_CA in digests and facts.claims_key not in party.text:  # the proxy's, to sign
+                secret = _give(folder / facts.claims_key, key_pem(self._authority("claims").key))
+                given[facts.claims_key] = digest(secret)
             inventory = Inventory(
                 fleet=plan.name,
                 party=party.kind,
@@ -396,6 +456,12 @@ class FleetSite:
             record.sequence = number
             progress(len(fresh) + at, len(fresh) + len(parties))
         return found
+
+    def _applied(self) -> int:
+        """The last bundle's number that was written down; the record may come from a backup."""
+        path = self.folder / AUDIT_FILE
+        lines = read_audit(path) if path.exists() else []
+        return max((one["what"].get("sequence", 0) for one in lines), default=0)
 
     def _given(self, folder: Path, party: Party) -> dict[str, str]:
         """What a party gets once, where its bundle still holds it."""

@@ -18,6 +18,7 @@ import datetime
 import hashlib
 import io
 import json
+import shutil
 import sqlite3
 import tarfile
 import tempfile
@@ -179,27 +180,35 @@ def _digest(path: Path) -> str:
 
 
 def restore(
-    site: BackedUp, archive: Path, *, replace: bool = False, nothing_since: bool = False
+    site: BackedUp,
+    archive: Path,
+    *,
+    replace: bool = False,
+    nothing_since: bool = False,
+    ask_proxy: bool = False,
 ) -> BackupManifest:
     """Put an archive in place of the state folder; what is there is kept beside it, with `replace`.
 
-    `nothing_since`: a device's owner vouches that it has answered nothing since the backup. All is
+    `nothing_since`: a device's owner vouches that it has answered nothing since the backup;
+    `ask_proxy`: that its proxy, which has counted its answers, will say what it was. All is
     checked before anything changes. Raises BackupError: damaged, of another party or role, older
     than the ledger in place, or without the owner's word where no ledger is; UsageError: the
     process runs, or the folder is in use and `replace` is not given.
     """
     role, state = _role(site), site.state_dir
+    _settle(state)
     used = state.exists() and any(path.name != LOCK_FILE for path in state.iterdir())
     if used and not replace:
         fix = "pass --replace: it is then kept beside, as …-before-restore"
         raise UsageError("is in use", where=str(state), fix=fix)
     state.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=state.absolute().parent, prefix=".restore-") as scratch:
+    folder = state.absolute().parent
+    with tempfile.TemporaryDirectory(dir=folder, prefix=_scratch(state)) as scratch:
         manifest = _unpacked(archive, Path(scratch))
         new = Path(scratch) / STATE
         _check_party(manifest, role, state if used else None, str(archive))
         if role == "edge":
-            _check_ledger(new, state, nothing_since=nothing_since)
+            _check_ledger(new, state, vouched=nothing_since or ask_proxy)
         with OwnFolder(state):
             _go_on(role, new)
             if used:
@@ -208,8 +217,22 @@ def restore(
                 (state / LOCK_FILE).unlink()
                 state.rmdir()
             new.rename(state)
-    sync_folder(state.absolute().parent)
+    sync_folder(folder)
     return manifest
+
+
+def _scratch(state: Path) -> str:
+    return f".restore-{state.name}-"
+
+
+def _settle(state: Path) -> None:
+    """Undo a restore that was cut short; what it had unpacked holds secret keys."""
+    rests = list(state.absolute().parent.glob(f"{_scratch(state)}*"))
+    kept = state.with_name(f"{_beside_name(state)}{_kept(state)}")
+    if rests and not state.exists() and kept.exists():
+        kept.rename(state)
+    for rest in rests:
+        shutil.rmtree(rest)
 
 
 def _unpacked(archive: Path, scratch: Path) -> BackupManifest:
@@ -287,26 +310,44 @@ def _check_party(manifest: BackupManifest, role: Role, state: Path | None, where
         raise BackupError("is another party's than the one in place", where=where, fix=fix)
 
 
-def _check_ledger(new: Path, state: Path, *, nothing_since: bool) -> None:
+def _check_ledger(new: Path, state: Path, *, vouched: bool) -> None:
     """A ledger never goes back under a device that went on."""
     archived, here = new / LEDGER_FILE, state / LEDGER_FILE
     if archived.exists():
         read_ledger(archived)  # its whole chain
     mine = _newest_link(here)
     if mine is None or mine.number == 0:
-        if nothing_since:
+        if vouched:
+            _check_links(archived, here)
             return
         raise BackupError(
             "no sound ledger is in place, so nobody knows what was paid since the backup",
             where=str(state),
-            fix="if the device has surely answered nothing since, pass --nothing-since; else enrol"
-            " a new device with a state_dir of its own",
+            fix="if its proxy is the one that it had, pass --ask-proxy, and it will count what it"
+            " answered since; if it has surely answered nothing, --nothing-since; else enrol a new"
+            " device with a state_dir of its own",
         )
     if not archived.exists() or not _has_link(archived, mine):
         raise BackupError(
             f"the ledger in place has gone on to link {mine.number}, which the archive has not",
             where=str(here),
             fix="keep the state that is there: an older ledger would forget what was paid",
+        )
+
+
+def _check_links(archived: Path, here: Path) -> None:
+    """A ledger that lost its head alone still shows whether the device went on."""
+    try:
+        with closing(sqlite3.connect(f"file:{here}?mode=ro", uri=True)) as db:
+            query = "SELECT number, mac FROM links ORDER BY number DESC LIMIT 1"
+            newest = db.execute(query).fetchone()
+    except sqlite3.Error:
+        return  # it was what was lost
+    if newest is not None and not (archived.exists() and _has_link(archived, ChainHead(*newest))):
+        raise BackupError(
+            f"the ledger in place has gone on to link {newest[0]}, which the archive has not",
+            where=str(here),
+            fix="keep the state that is there, and enrol a new device: ledger.head is lost",
         )
 
 
@@ -338,8 +379,15 @@ def _change(database: Path, statement: str) -> None:
 
 
 def _beside(state: Path) -> Path:
-    for number in range(1, 10_000):
-        path = state.with_name(f"{state.name}-before-restore-{number}")
-        if not path.exists():
-            return path
-    raise UsageError("too many are kept", where=str(state), fix="remove …-before-restore-… folders")
+    return state.with_name(f"{_beside_name(state)}{_kept(state) + 1}")
+
+
+def _beside_name(state: Path) -> str:
+    return f"{state.name}-before-restore-"
+
+
+def _kept(state: Path) -> int:
+    """The newest number of what is kept beside; 0 without any."""
+    name = _beside_name(state)
+    ends = [path.name.removeprefix(name) for path in state.parent.glob(f"{name}*")]
+    return max((int(end) for end in ends if end.isdecimal()), default=0)

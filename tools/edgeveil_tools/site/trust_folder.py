@@ -40,6 +40,7 @@ from edgeveil.trust.metadata import (
     make_root,
     next_delegations,
     now_utc,
+    read_delegations,
     read_document,
     root_keys,
     sign_document,
@@ -186,6 +187,7 @@ class TrustFolder:
         days: int = DELEGATION_DAYS,
     ) -> Published:
         """The root is held by these keys from now on; signed by those before, and by these."""
+        self._check_nothing_pending()
         trusted = self.trusted()
         held = self.delegated()
         version = trusted.root_version + 1
@@ -215,6 +217,17 @@ class TrustFolder:
         self._log(signers[0] if signers else None, "sign", {"documents": names})
         return published
 
+    def pending(self) -> tuple[bytes | None, Delegated | None]:
+        """What awaits signatures: a root, the newest of them, and delegations."""
+        roots, said = [], None
+        for path in (self.folder / "pending").glob("*.json"):
+            if path.name == _DELEGATIONS:
+                said = read_delegations(path.read_bytes())
+            else:
+                roots.append(path.read_bytes())
+        newest = max(roots, key=lambda raw: read_document(raw).signed.version, default=None)
+        return newest, said
+
     def secret_root_keys(self) -> list[SigningKey]:
         """The root's secret keys at hand."""
         return self._secret_keys()
@@ -224,6 +237,7 @@ class TrustFolder:
     def _delegate(
         self, action: str, what: Mapping[str, Any], days: int, **changed: Any
     ) -> Published:
+        self._check_nothing_pending()
         held, ends = self.delegated(), self._now() + timedelta(days=days)
         said = next_delegations(held, ends, **changed)
         signers = self._secret_keys()
@@ -274,6 +288,13 @@ class TrustFolder:
             for path in (self.folder / "pending").glob("*.json"):
                 path.unlink()
         return Published(missing)
+
+    def _check_nothing_pending(self) -> None:
+        """A further change would take the place of one that awaits signatures, unseen."""
+        pending = self.folder / "pending"
+        if any(pending.glob("*.json")):
+            fix = "edgeveil trust sign, with the missing keys; or remove its files, to give it up"
+            raise UsageError("a change awaits signatures", where=str(pending), fix=fix)
 
     def _check(self, bundle: TrustBundle) -> None:
         """As every party will: raises TrustError before anything is written."""

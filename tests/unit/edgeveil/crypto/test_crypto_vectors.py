@@ -19,6 +19,7 @@ from edgeveil.crypto.keys import (
 )
 from edgeveil.crypto.sealing import open_sealed, open_stanzas
 from edgeveil.crypto.stream import commit, open_stream
+from edgeveil.privacy.deposit import opened_deposit
 from edgeveil.privacy.derived import DerivedRandom, Question, question_key
 
 VECTORS = json.loads((Path(__file__).parents[3] / "vectors" / "crypto.json").read_text())
@@ -78,6 +79,14 @@ def test_stanzas(case):
     key = OpeningKey.from_bytes(unhex(case, "opening_key"))
     expected = case["content_key"] and ContentKey.from_bytes(unhex(case, "content_key"))
     assert open_stanzas(key, unhex(case, "info"), unhex(case, "area")) == expected
+
+
+@pytest.mark.parametrize("case", VECTORS["deposit"])
+def test_deposits(case):
+    key = LedgerKey.from_bytes(unhex(case, "ledger_key")).deposit_key()
+    assert key.to_bytes() == unhex(case, "deposit_key")
+    request = opened_deposit(key, unhex(case, "deposit"))
+    assert (request and request.to_json()) == case["request"]
 
 
 @pytest.mark.parametrize("case", VECTORS["noise"])

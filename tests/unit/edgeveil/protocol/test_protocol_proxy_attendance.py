@@ -72,6 +72,38 @@ def test_it_counts_again_as_soon_as_it_delivers(machine):
     assert play(machine, 5, range(5)) == (5, True)
 
 
+def hello(machine):
+    device = FLEET[STALLED]
+    says(machine, device, device.signer.note(Hello(device.id)))
+
+
+def test_one_that_was_away_is_waited_for_when_it_comes_again(machine):
+    assert play(machine, 4, range(5)) == (5, False)
+    hello(machine)
+    opened(machine, 5)
+    assert uploads(answer(machine, 5, range(5))) == []
+    assert uploads(answer(machine, 5, [STALLED])) == [6]
+    assert [play(machine, n, range(5))[1] for n in (6, 7, 8, 9)] == [True] * 3 + [False]
+    hello(machine)  # it has answered since
+    assert play(machine, 10, range(5)) == (5, True)
+
+
+def test_one_that_comes_during_a_round_is_waited_for_there(machine):
+    opened(machine, 4)
+    assert uploads(answer(machine, 4, range(4))) == []
+    hello(machine)
+    assert uploads(answer(machine, 4, [4])) == []
+    assert uploads(answer(machine, 4, [STALLED])) == [6]
+
+
+def test_one_that_comes_again_and_again_and_never_answers_costs_one_grace(machine):
+    graced = []
+    for number in (4, 5, 6):
+        hello(machine)
+        graced.append(play(machine, number, range(5))[1])
+    assert graced == [True, False, False]
+
+
 def test_a_decline_is_an_answer(machine):
     opened(machine, 4)
     device = FLEET[STALLED]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from protocol_kit import bodies, member, of, refused, timers
-from proxy_bench import FLEET, proxy, says
+from proxy_bench import FLEET, open_round, proxy, says, upload
 
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import Ack, Bye, Cover, Hello, Here, Later
@@ -112,6 +112,21 @@ def test_cover_traffic_is_announced_to_all_and_to_each_who_comes(window_s):
         notes = of(greeted, fx.Send)
         assert [send.to for send in notes[:2]] == [fx.DeviceAddress(FLEET[0].id)] * 2
     assert timers(greeted) == {}
+
+
+def test_who_answers_after_its_copy_said_bye_is_asked_for_a_hello():
+    machine = proxy()
+    machine.handle(fx.PeerConnected(fx.AllDevices()), 0.0)
+    hello(machine, FLEET[0])
+    says(machine, FLEET[0], FLEET[0].signer.note(Bye(FLEET[0].id)))
+    open_round(machine)
+    assert bodies(upload(machine, 0), Here) == []  # all are still coming
+    machine.handle(fx.Timer("hellos"), 60.0)
+    out = upload(machine, 0)
+    assert of(out, fx.Send)[-1].to == fx.DeviceAddress(FLEET[0].id)
+    assert bodies(out, Here) == [Here(0.0)]
+    hello(machine, FLEET[0], 60.0)
+    assert bodies(upload(machine, 0), Here) == []
 
 
 def test_a_revoked_device_is_not_online_any_more():

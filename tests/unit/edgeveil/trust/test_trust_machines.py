@@ -21,12 +21,14 @@ from edgeveil.protocol.messages import (
     Manifest,
     Note,
     PeerKeys,
+    ReleaseStatement,
     Roster,
     Signer,
     TrustMetadata,
     decode_body,
 )
 from edgeveil.protocol.proxy import ProxyMachine
+from edgeveil.protocol.proxy_tasks import KeptBroadcast, ProxyMemory
 from edgeveil.protocol.transfer import describe
 
 LEAKED, NEW, RELEASES, PROXY, DEVICE = (SigningKey(bytes([n]) * 32) for n in range(31, 36))
@@ -173,6 +175,28 @@ def test_a_device_is_sent_exactly_what_it_lacks(knows, sent):
 def test_devices_hear_of_a_rotation_before_the_proxy_says_anything_with_it():
     out = proxy().handle(fx.Command(ROTATED), 0.0)
     assert out[0] == fx.Send(fx.AllDevices(), TrustMetadata((b"2", b"3"), b"delegations"))
+
+
+def test_what_a_leaked_key_said_holds_up_no_release_at_the_proxy():
+    forged = manifest(2**62)
+    kept = KeptBroadcast(Signer("cloud", RELEASES).header(forged), forged, b"sealed")
+    said = ReleaseStatement(2**62, 0.0, (), (7,))
+    memory = ProxyMemory(kept={forged.blob.digest: kept}, statement=note_of(RELEASES, said))
+    machine = proxy(replace(UNDER_ROOT, releases=RELEASES.public()), memory=memory)
+    cloud = fx.CloudAddress()
+    genuine, word = manifest(7), ReleaseStatement(1, 1e9, (), ())
+    assert refusals(told(machine, offered(RELEASES, genuine), cloud)) == ["forked_manifest"]
+    assert refusals(told(machine, note_of(RELEASES, word), cloud)) == ["replayed_statement"]
+
+    machine.handle(fx.Command(replace(ROTATED, releases=NEW.public())), 0.0)
+    assert refusals(told(machine, offered(NEW, genuine), cloud)) == []
+    assert refusals(told(machine, offered(NEW, manifest(8)), cloud)) == []
+    assert refusals(told(machine, offered(RELEASES, forged), cloud)) == ["forged"]
+    assert refusals(told(machine, note_of(NEW, word), cloud)) == []
+
+
+def note_of(key: SigningKey, said: ReleaseStatement) -> Note:
+    return Signer("cloud", key).note(said)
 
 
 def test_metadata_that_do_not_fit_one_packet_come_in_order():

@@ -77,5 +77,5 @@ def test_a_pca_elsewhere_is_refused_when_the_job_is_made(order):
 
 
 def test_a_map_that_does_not_take_the_records_is_refused_when_the_job_is_made():
-    with pytest.raises(ConfigError, match="gabor takes one grey image"):
+    with pytest.raises(ConfigError, match="gabor takes one image"):
         job(ONE, GaborParameters(name="gabor"))

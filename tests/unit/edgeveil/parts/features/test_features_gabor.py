@@ -114,9 +114,24 @@ def test_a_direction_answers_to_its_own_strokes():
     assert found[1][2] > found[1][1]
 
 
-@pytest.mark.parametrize("shape", [(64,), (3, 8, 8), (2, 2, 2, 2)])
-def test_records_that_are_no_grey_image_are_refused(shape):
-    with pytest.raises(DataError, match="one grey image") as caught:
+def test_a_colour_image_is_three_grey_ones():
+    rng = np.random.default_rng(1)
+    x = rng.integers(0, 17, (70, 3, 8, 8)).astype(np.float32)
+    phi = build_features([SMALL])
+    grey = [phi(x[:, colour]) for colour in range(3)]
+    assert phi.output_dim((3, 8, 8)) == 3 * phi.output_dim((8, 8))
+    np.testing.assert_allclose(phi(x), np.concatenate(grey, axis=1) / np.sqrt(3), atol=0.02)
+    np.testing.assert_array_equal(phi(x[33:]), phi(x)[33:])
+    one = x.copy()
+    one[:, 1:] = 0
+    third = phi.output_dim((8, 8))
+    np.testing.assert_allclose(phi(one)[:, :third], grey[0], atol=1e-12)
+    assert not phi(one)[:, third:].any()
+
+
+@pytest.mark.parametrize("shape", [(64,), (4, 8, 8), (2, 2, 2, 2)])
+def test_records_that_are_no_image_are_refused(shape):
+    with pytest.raises(DataError, match="takes one image") as caught:
         build_features([SMALL]).output_dim(shape)
     assert "image: [rows, columns]" in caught.value.fix
 

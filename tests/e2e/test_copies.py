@@ -1,0 +1,140 @@
+"""A device's folder is copied, and put back: what was answered since counts, and rounds go on."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from edgeveil.privacy.ledger import LEDGER_FILE, JobAccount, read_ledger
+from edgeveil_cloud.stored_jobs import wire_id
+from edgeveil_tools.cli import main
+from tests.kits.live_site import LiveSite, wait_for
+
+pytestmark = pytest.mark.slow
+DEVICES = 5
+SOUGHT = "older than what the proxy knows"
+
+
+class CopiedSite(LiveSite):
+    """Five devices in processes of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, devices=DEVICES)
+        self.copies = folder / "copies"
+
+    def begin(self) -> None:
+        self.start("cloud", self.site.cloud)
+        self.start("proxy", self.site.proxy)
+        for number in range(1, DEVICES + 1):
+            self.start_device(number)
+        self.wait_ready()
+
+    def start_device(self, number: int) -> None:
+        self.start(f"edge-{number}", self.site.edges[number - 1])
+
+    def copy(self, number: int) -> Path:
+        """Its state as it is now."""
+        copied = self.copies / str(len(list(self.copies.glob("*"))))
+        shutil.copytree(self.plan.edge_state(number), copied)
+        return copied
+
+    def put_back(self, number: int, copied: Path) -> None:
+        shutil.rmtree(self.plan.edge_state(number))
+        shutil.copytree(copied, self.plan.edge_state(number))
+
+    def job(self, rounds: int = 2) -> tuple[str, list[int]]:
+        """One job; its name in ledgers, and the uploads of each exchange."""
+        found = self.finish(self.submit(rounds=rounds, every=0))
+        assert found["status"] == "completed", found["reason"]
+        return wire_id(found["id"]).hex(), [exchange["uploads"] for exchange in found["exchanges"]]
+
+    def accounts(self, number: int) -> dict[str, JobAccount]:
+        state = self.plan.edge_state(number)
+        assert main(["ledger", "verify", "--state-dir", str(state)]) == 0
+        (account,) = read_ledger(state / LEDGER_FILE).accounts.values()
+        return account.jobs
+
+
+@pytest.fixture
+def live(tmp_path: Path):
+    with CopiedSite(tmp_path) as site:
+        yield site
+
+
+def test_a_state_that_is_put_back_forgets_no_answer(live: CopiedSite) -> None:
+    live.begin()
+    live.job()
+    live.stop("edge-1")
+    early = live.copy(1)
+    live.start_device(1)
+    wait_for(lambda: live.proxy_status()["online"] == DEVICES, "the device again")
+    _job, uploads = live.job()
+    assert set(uploads) == {DEVICES}
+    live.stop("edge-1")
+    whole = live.accounts(1)
+
+    live.put_back(1, early)
+    assert len(live.accounts(1)) == len(whole) - 1, "the copy knows nothing of the second job"
+    live.start_device(1)
+    wait_for(lambda: SOUGHT in live.log("edge-1"), "the word that it is behind")
+    _job, uploads = live.job()
+    assert set(uploads) == {DEVICES}, "it answers again, without a visit"
+    after = live.accounts(1)
+    for job, entry in whole.items():
+        assert after[job].spent.training.epsilon >= entry.spent.training.epsilon > 0
+        assert after[job].spent.inference.epsilon >= entry.spent.inference.epsilon
+    assert [entry.elsewhere for entry in after.values()] == [False, True, False]
+
+
+def test_of_two_copies_neither_keeps_its_answers_from_the_other(live: CopiedSite) -> None:
+    live.begin()
+    live.job()
+    live.stop("edge-1")
+    twin = live.copy(1)
+    live.start_device(1)
+    wait_for(lambda: live.proxy_status()["online"] == DEVICES, "the device again")
+    first, _uploads = live.job()
+    live.stop("edge-1")
+    original = live.copy(1)
+
+    live.put_back(1, twin)  # the twin, on a box of its own
+    live.start_device(1)
+    wait_for(lambda: SOUGHT in live.log("edge-1"), "the twin's word")
+    second, uploads = live.job()
+    assert set(uploads) == {DEVICES}
+    live.stop("edge-1")
+    assert live.accounts(1)[first].elsewhere and not live.accounts(1)[second].elsewhere
+
+    live.put_back(1, original)
+    words = live.log("edge-1").count(SOUGHT)
+    live.start_device(1)
+    wait_for(lambda: live.log("edge-1").count(SOUGHT) > words, "the original's word")
+    assert live.accounts(1)[second].elsewhere and not live.accounts(1)[first].elsewhere
+
+
+def test_two_copies_at_once_hold_up_no_job_and_forget_no_answer(
+    live: CopiedSite, tmp_path: Path
+) -> None:
+    live.begin()
+    live.job()
+    live.stop("edge-1")
+    twin = live.copy(1)
+    live.start_device(1)
+    wait_for(lambda: live.proxy_status()["online"] == DEVICES, "the device again")
+    text = yaml.safe_load(live.site.edges[0].read_text())
+    text["edge"]["state_dir"] = str(twin)
+    config = live.site.edges[0].with_name("twin.yaml")
+    config.write_text(yaml.safe_dump(text))
+    live.start("edge-twin", config)
+    wait_for(lambda: "broker_connected" in live.log("edge-twin"), "the twin's connection")
+    job, uploads = live.job(rounds=4)
+    assert min(uploads) >= DEVICES - 1
+    live.stop("edge-twin")
+    live.stop("edge-1")
+    rounds = uploads.count(DEVICES)
+    for state in (live.plan.edge_state(1), twin):  # whichever was first at the proxy: both paid
+        (account,) = read_ledger(state / LEDGER_FILE).accounts.values()
+        assert account.jobs[job].elsewhere or len(account.jobs[job].releases) >= rounds

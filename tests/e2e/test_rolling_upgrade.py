@@ -1,0 +1,90 @@
+"""A fleet is brought from earlier code to today's, party by party, while a job runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
+from tests.kits.earlier_code import earlier_code
+from tests.kits.live_site import LiveSite, wait_for
+
+pytestmark = pytest.mark.slow
+DEVICES = 5
+ROUNDS = 24
+
+
+class UpgradedSite(LiveSite):
+    """Every party in a process of its own, by today's code or by earlier one."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, devices=DEVICES)
+        self._earlier = earlier_code(folder / "earlier")
+        self.configs = {"cloud": self.site.cloud, "proxy": self.site.proxy}
+        self.configs |= {f"edge-{n}": path for n, path in enumerate(self.site.edges, start=1)}
+
+    def begin(self, name: str, *, earlier: bool) -> None:
+        command = [sys.executable, "-m", "edgeveil_tools.cli", name.split("-")[0], "--config"]
+        with (self.logs / name).open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [*command, str(self.configs[name])],
+                stdout=log,
+                stderr=log,
+                env=self._earlier if earlier else dict(os.environ),
+                cwd=self.logs,
+            )
+
+    def upgrade(self, name: str) -> None:
+        assert self.stop(name) == 0, self.log(name)
+        self.begin(name, earlier=False)
+
+    def committed(self, job: str) -> int:
+        return len(self.client.job(job)["exchanges"])
+
+    def goes_on(self, job: str, after: str) -> None:
+        """The job gets further, or has come to its end."""
+        wait_for(self.answers, "the cloud's answer")
+        before = self.committed(job)
+        wait_for(
+            lambda: self.committed(job) > before or self.client.job(job)["ended_at"],
+            f"a round after {after} was brought up",
+        )
+
+
+@pytest.fixture
+def live(tmp_path: Path):
+    with UpgradedSite(tmp_path) as site:
+        yield site
+
+
+SERVERS, BOXES = ["proxy", "cloud"], [f"edge-{number}" for number in range(1, DEVICES + 1)]
+
+
+@pytest.mark.parametrize("first", ["servers", "devices"])
+def test_a_job_runs_through_while_every_party_is_brought_up(live: UpgradedSite, first: str) -> None:
+    for name in live.configs:
+        live.begin(name, earlier=True)
+    live.wait_ready()
+    job = live.submit(rounds=ROUNDS, every=0)
+    wait_for(lambda: live.committed(job) >= 1, "the first exchange, all by earlier code")
+    order = [*SERVERS, *BOXES] if first == "servers" else [*BOXES, *reversed(SERVERS)]
+    for name in order:
+        live.upgrade(name)
+        live.goes_on(job, name)
+    found = live.finish(job)
+    assert (found["status"], found["reason"]) == ("completed", "")
+    assert min(exchange["uploads"] for exchange in found["exchanges"]) >= DEVICES - 1
+    again = live.finish(live.submit(rounds=1, every=0))
+    assert {exchange["uploads"] for exchange in again["exchanges"]} == {DEVICES}
+    for number in range(1, DEVICES + 1):
+        book = read_ledger(live.plan.edge_state(number) / LEDGER_FILE)
+        (account,) = book.accounts.values()
+        assert not any(entry.elsewhere for entry in account.jobs.values())
+    for name in live.configs:
+        assert "Traceback" not in live.log(name)
+        for word in ("malformed", "unknown_version", "unexpected_body"):
+            assert word not in live.log(name), live.log(name)

@@ -1,0 +1,62 @@
+"""`edgeveil chaos --drill` as a user calls it: what befalls trust, mended as an operator would."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from edgeveil_lab.chaos.trust_acts import TrustActs
+from edgeveil_lab.chaos.trust_checks import CHECKS
+
+pytestmark = pytest.mark.slow
+
+
+def command(out: Path, *more: str) -> list[str]:
+    return [
+        sys.executable, "-m", "edgeveil_tools.cli", "chaos", "--drill", "--out", str(out), *more
+    ]  # fmt: skip
+
+
+def test_all_recover_without_a_visit_and_pay_for_nothing_in_vain(tmp_path: Path) -> None:
+    out = tmp_path / "drill"
+    done = subprocess.run(command(out, "--json"), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-4000:]
+    found = json.loads(done.stdout)
+    assert found == json.loads((out / "drill.json").read_text())
+    assert found["ok"] is True
+    assert [act["name"] for act in found["acts"]] == list(TrustActs.ACTS)
+    assert len(found["checks"]) == len(CHECKS)
+    assert all(check["looked"] and not check["violations"] for check in found["checks"])
+    assert found["revoked"] == ["box-0007"]
+    assert "every check holds" in (out / "report.html").read_text()
+
+
+def test_ctrl_c_ends_the_whole_fleet(tmp_path: Path) -> None:
+    run = subprocess.Popen(command(tmp_path / "drill"), stdout=subprocess.PIPE, text=True)
+    assert run.stdout is not None
+    for line in run.stdout:
+        if "devices are there" in line:
+            break
+    children = psutil.Process(run.pid).children(recursive=True)
+    assert len(children) >= 11
+    run.send_signal(signal.SIGINT)
+    said = run.stdout.read()
+    assert run.wait(60) == 130
+    assert "Interrupted" in said
+    assert psutil.wait_procs(children, timeout=10)[1] == []
+    assert not (tmp_path / "drill" / "drill.json").exists()
+
+
+def test_what_belongs_to_the_faults_is_refused_by_name(tmp_path: Path) -> None:
+    done = subprocess.run(
+        command(tmp_path / "drill", "--kills", "5", "--seed", "9"), capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "takes no kills or seed" in done.stderr
+    assert not (tmp_path / "drill").exists()

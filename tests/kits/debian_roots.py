@@ -1,0 +1,74 @@
+"""Bare Debian roots with Python, and EdgeVeil's wheel, for what must run where nothing else is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ("edgeveil", "edge_client", "cloud_server", "proxy", "tools")
+SUITE = "bookworm"
+CONSTRAINTS = ROOT / ".ci" / "constraints.txt"
+
+
+def need(*programs: str) -> None:
+    """Skip where one of them is not installed (`make rootfs` installs them), or without root."""
+    for program in programs:
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not installed")
+    if os.geteuid() != 0:
+        pytest.skip("making a system's root takes root")
+
+
+def run(*command: str | Path, **options) -> subprocess.CompletedProcess[str]:
+    """It must succeed; what it said is shown where it does not."""
+    done = subprocess.run(command, capture_output=True, text=True, **options)
+    assert done.returncode == 0, f"{command}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
+    return done
+
+
+def build_wheel(folder: Path) -> Path:
+    """Made of this checkout, in `folder`."""
+    source = folder / "source"
+    for name in SOURCES:
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "-q", "--no-deps"]
+    run(*pip, "-w", folder, source)
+    shutil.rmtree(source)
+    [found] = folder.glob("edgeveil-*.whl")
+    return found
+
+
+def debian_root(folder: Path, *packages: str) -> Path:
+    """A Debian of nothing but what Python needs."""
+    include = ",".join(("python3", *packages))
+    run("debootstrap", "--variant=minbase", f"--include={include}", SUITE, folder)
+    return folder
+
+
+def foreign_files(folder: Path, processor: str) -> Path:
+    """The files of such a Debian for another processor; nothing in it is set up."""
+    got = folder.with_name(folder.name + "-packages")
+    command = ("debootstrap", f"--arch={processor}", "--variant=minbase", "--include=python3")
+    run(*command, "--download-only", SUITE, got)
+    folder.mkdir()
+    for package in sorted((got / "var" / "cache" / "apt" / "archives").glob("*.deb")):
+        run("dpkg-deb", "-x", package, folder)
+    shutil.rmtree(got)
+    return folder
+
+
+def write_records(path: Path, seed: int, records: int = 120) -> None:
+    """A device's own records, in the form of the digits."""
+    draw = np.random.default_rng(seed)
+    labels = draw.integers(0, 10, records)
+    pictures = draw.uniform(0, 4, (records, 64)) + 12 * (np.arange(64) % 10 == labels[:, None])
+    np.savez(path, x=pictures.astype(np.float32), y=labels.astype(np.int64))

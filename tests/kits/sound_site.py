@@ -1,0 +1,85 @@
+"""What a sound site of one completed job leaves on its disks, for checks to find nothing wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import sha256
+
+import numpy as np
+
+from edgeveil.jobs import load_plan
+from edgeveil.jobs.round_context import RoundContext
+from edgeveil.privacy.ledger import JobAccount, Release
+from edgeveil.protocol.sealed import pack_tensors
+from edgeveil_cloud.commit_round import aggregate
+from edgeveil_cloud.validate_batch import ValidatedBatch
+from edgeveil_edge.store import UploadReceipt
+from edgeveil_lab.chaos.command import JOB
+from edgeveil_lab.chaos.evidence import CommittedExchange, DeviceFacts, Evidence, JobFacts
+
+PLAN = load_plan(JOB)
+DEVICES = 4
+NAME = "chaos-0001"
+ROUNDS = range(1, len(PLAN.exchanges) + 1)
+
+
+def segments(device: int, index: int) -> tuple[bytes, ...]:
+    groups = PLAN.groups(PLAN.exchange(index))
+    return tuple(sha256(f"{device} {index} {k}".encode()).digest() for k in range(len(groups)))
+
+
+def sound() -> Evidence:
+    commits = tuple(
+        CommittedExchange(
+            index,
+            1,
+            DEVICES,
+            tuple(h for device in range(DEVICES) for h in segments(device, index)),
+            float(index),
+        )
+        for index in ROUNDS
+    )
+    job = JobFacts(NAME, "completed", "", PLAN, commits, "digest", state_of(range(DEVICES)))
+    devices = tuple(device_of(job, number) for number in range(DEVICES))
+    return Evidence((job,), devices, {"cloud": "running", "worker-1": "box-1: counted"})
+
+
+def tensors(device: int, index: int) -> dict[str, np.ndarray]:
+    random = np.random.default_rng((device, index))
+    specs = PLAN.segments(PLAN.exchange(index))
+    return {s.name: random.normal(size=s.shape).astype(s.dtype) for s in specs}
+
+
+def state_of(counted: Iterable[int], only: int | None = None) -> bytes:
+    """As the cloud itself makes it; `only`: all devices count but in this round."""
+    state = PLAN.cloud.initial_state()
+    for index in ROUNDS:
+        chosen = counted if only in (None, index) else range(DEVICES)
+        found = [tensors(device, index) for device in chosen]
+        arrays = {name: [one[name] for one in found] for name in found[0]}
+        state, _ = aggregate(RoundContext.of(PLAN, index), state, ValidatedBatch(arrays))
+    return pack_tensors(state)
+
+
+def device_of(job: JobFacts, number: int) -> DeviceFacts:
+    wire = job.wire.hex()
+    priced = {
+        index: (
+            *PLAN.device.price(PLAN.exchange(index)),
+            *((PLAN.softmax_event(),) if PLAN.exchange(index).infer else ()),
+        )
+        for index in ROUNDS
+    }
+    releases = {index: Release(index, events, b"") for index, events in priced.items()}
+    return DeviceFacts(
+        number=number + 1,
+        trains=True,
+        receipts=tuple(
+            UploadReceipt(job.wire, index, 1, "counted", segments(number, index))
+            for index in ROUNDS
+        ),
+        links=tuple((wire, index) for index in ROUNDS),
+        ledger={wire: JobAccount(PLAN.request(wire), releases=releases)},
+        release=(wire, "digest"),
+        releases={(wire, index): pack_tensors(tensors(number, index)) for index in ROUNDS},
+    )

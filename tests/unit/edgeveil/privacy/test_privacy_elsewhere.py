@@ -1,0 +1,131 @@
+"""What a copy of the device answered counts in its ledger, by what came with the answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgeveil.crypto.keys import DEPOSIT_BYTES, LedgerKey
+from edgeveil.errors import PrivacyError
+from edgeveil.privacy.deposit import opened_deposit, sealed_deposit
+from edgeveil.privacy.events import UnprotectedEvent
+from edgeveil.privacy.gaussian_mechanism import gaussian_event
+from edgeveil.privacy.laplace_mechanism import softmax_event
+from edgeveil.privacy.ledger import Ledger, read_ledger
+from edgeveil.privacy.policy import INFER, JobRequest, Limits, price
+
+LINEAR = gaussian_event("linear", 2**24, 0.5, 30, grid_bits=24)
+SOFTMAX = softmax_event(10, 4.0)
+WIDE = Limits(
+    max_epsilon_per_job=20, lifetime_epsilon=50, lifetime_delta=1e-4, max_inference_epsilon=100
+)
+KEY = LedgerKey.generate().deposit_key()
+
+
+def request(job: str, rounds: int = 3) -> JobRequest:
+    return JobRequest(job, 1e-5, (*[LINEAR] * rounds, SOFTMAX))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.sqlite"
+
+
+@pytest.fixture
+def ledger(path: Path):
+    ledger = Ledger(path, "digits")
+    yield ledger
+    ledger.close()
+
+
+def answered(ledger: Ledger, job: str) -> bytes:
+    """One answer of a job, and its deposit."""
+    ledger.open_job(request(job), WIDE)
+    ledger.commit(job, 1, [LINEAR], b"noised")
+    return ledger.deposit(job)
+
+
+def test_a_deposit_looks_the_same_whatever_it_holds(ledger: Ledger) -> None:
+    sizes = {len(answered(ledger, "j1")), len(ledger.deposit()), len(ledger.deposit("unknown"))}
+    assert sizes == {DEPOSIT_BYTES}
+    assert ledger.deposit("j1") != ledger.deposit("j1")
+
+
+def test_only_the_same_ledger_reads_it() -> None:
+    deposit = sealed_deposit(KEY, request("j1"))
+    assert opened_deposit(KEY, deposit) == request("j1")
+    assert opened_deposit(KEY, sealed_deposit(KEY, None)) is None
+    other = LedgerKey.generate().deposit_key()
+    for key, said in ((other, deposit), (KEY, deposit[:-1] + b"!"), (KEY, b""), (KEY, b"short")):
+        with pytest.raises(PrivacyError, match="cannot be read"):
+            opened_deposit(key, said)
+
+
+def test_a_request_that_does_not_fit_is_unreadable_and_not_forgotten() -> None:
+    events = tuple(UnprotectedEvent(what=f"{n:x}" * 9, unit="record") for n in range(4000))
+    deposit = sealed_deposit(KEY, JobRequest("j1", 1e-5, events))
+    assert len(deposit) == DEPOSIT_BYTES
+    with pytest.raises(PrivacyError):
+        opened_deposit(KEY, deposit)
+
+
+def test_a_job_that_a_copy_answered_counts_with_all_that_it_reserved(
+    ledger: Ledger, path: Path
+) -> None:
+    deposit = sealed_deposit(ledger._chain.deposit_key(), request("elsewhere"))
+    ledger.count_elsewhere("elsewhere", deposit)
+    whole = price(request("elsewhere").events, 1e-5)
+    assert ledger.spent() == whole.training
+    assert ledger.spent(purpose=INFER) == whole.inference
+    with pytest.raises(PrivacyError, match="closed on this device"):
+        ledger.open_job(request("elsewhere"), WIDE)
+    account = read_ledger(path).account("digits")
+    assert account.jobs["elsewhere"].elsewhere and not account.jobs["elsewhere"].releases
+
+
+def test_a_known_job_counts_once_and_whole_and_goes_no_further(ledger: Ledger) -> None:
+    deposit = answered(ledger, "j1")
+    before = ledger.spent("j1", INFER).epsilon
+    for _ in range(2):
+        ledger.count_elsewhere("j1", deposit)
+    assert ledger.spent("j1") == price(request("j1").events, 1e-5).training
+    assert ledger.spent("j1", INFER).epsilon > before == 0
+    with pytest.raises(PrivacyError, match="not open"):
+        ledger.admit("j1", [LINEAR])
+    with pytest.raises(PrivacyError, match="released and forgotten"):
+        ledger.recall("j1", 1)
+
+
+def test_it_counts_against_the_limits_of_later_jobs(ledger: Ledger) -> None:
+    each = price(request("any").events, 1e-5).training.epsilon
+    tight = Limits(
+        max_epsilon_per_job=20,
+        lifetime_epsilon=1.5 * each,
+        lifetime_delta=1e-4,
+        max_inference_epsilon=100,
+    )
+    ledger.check(request("next"), tight)
+    ledger.count_elsewhere("j1", sealed_deposit(ledger._chain.deposit_key(), request("j1")))
+    with pytest.raises(PrivacyError, match="lifetime_epsilon"):
+        ledger.check(request("next"), tight)
+
+
+def test_a_dummy_s_deposit_counts_nothing(ledger: Ledger) -> None:
+    ledger.count_elsewhere("j1", ledger.deposit())
+    assert ledger.spent().epsilon == 0 and "j1" not in ledger._account().jobs
+
+
+@pytest.mark.parametrize("how", ["nobody knows", "damaged"])
+def test_after_answers_that_nobody_knows_nothing_is_left(
+    ledger: Ledger, path: Path, how: str
+) -> None:
+    if how == "damaged":
+        ledger.count_elsewhere("j1", bytes(DEPOSIT_BYTES))
+    else:
+        ledger.count_untold()
+        ledger.count_untold()
+    assert not ledger.spent().proven and not ledger.spent(purpose=INFER).proven
+    with pytest.raises(PrivacyError, match="is not known, so nothing is left"):
+        ledger.open_job(request("next"), WIDE)
+    assert read_ledger(path).links == 1
